@@ -1,0 +1,57 @@
+# The course's commands. `make` alone lists them; CONTRIBUTING.md gives them without make.
+#
+#   PYTHON=python3.12      another Python to build .venv with
+#   TORCH_INDEX=URL        another package index for torch, such as its small CPU build
+#   LAB_ARGS=--no-browser  more arguments for JupyterLab
+
+PYTHON ?= python3
+RUN := .venv/bin/python
+NOTEBOOKS := notebooks labs solutions
+NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=300
+
+# Without it the profiler writes its start lines into the outputs of cells.
+export KINETO_LOG_LEVEL := 99
+export TORCH_INDEX
+
+# JupyterLab refuses to run as root unless told: containers and some WSL set-ups do run as root.
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lab test course bench record notebooks my-labs constraints badges
+
+help:  ## List these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup:  ## Install everything into .venv (a second call does no work)
+	@command -v $(PYTHON) >/dev/null || { echo "No $(PYTHON) on this machine: install Python 3.11 or newer, or name one: make setup PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) utils/install.py
+
+lab: setup  ## Set up, then open JupyterLab on the first notebook
+	@$(RUN) -m jupyter lab --ip=127.0.0.1 $(AS_ROOT) $(LAB_ARGS) notebooks/00_start_here.ipynb
+
+test: export CUDA_VISIBLE_DEVICES :=
+test: setup  ## Set up, then run every test, notebook, lab and solution
+	@$(RUN) -m pytest tests
+	@$(RUN) sources/build.py --check
+	@$(RUN) -m pytest $(NBVAL) $(NOTEBOOKS)
+
+course: setup  ## Set up, then run the whole course headless into build/course/
+	@$(RUN) sources/course.py
+
+bench: setup  ## Print each speed beside its budget
+	@$(RUN) -m pytest benchmarks
+
+record: setup  ## Measure on this machine's device and write results/
+	@$(RUN) -m utils.record
+
+notebooks: setup  ## Build notebooks, labs and solutions from sources/
+	@$(RUN) sources/build.py
+
+my-labs: setup  ## Copy the labs into my_labs/, where you work on them
+	@$(RUN) -m utils.labs
+
+constraints: setup  ## Write the versions installed in .venv to constraints.txt
+	@$(RUN) sources/constraints.py
+
+badges: setup  ## Rewrite all badges from the address in pyproject.toml
+	@$(RUN) sources/badges.py

@@ -1,0 +1,82 @@
+"""Writes every badge and every public address from the one line in pyproject.toml.
+
+`python sources/badges.py` rewrites README.md and sources/bootstrap.py in place; the builder
+calls `badge_markdown` for the notebooks. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from urllib.parse import quote
+
+ROOT = Path(__file__).resolve().parents[1]
+_BADGES = re.compile(r"<!-- badges: (?P<notebook>\S+) -->.*?<!-- /badges -->")
+_ADDRESS = re.compile(r'(?<=open_course\(repository=")[^"]*(?="\):)')
+
+
+def repository_url(root: Path = ROOT) -> str:
+    """The public address of the repository, from pyproject.toml."""
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    return settings["project"]["urls"]["Repository"].rstrip("/")
+
+
+def badge_markdown(notebook_path: str, repository_url: str) -> str:
+    """The Colab and Binder badges of one notebook, such as "notebooks/00_start_here.ipynb".
+
+    Raises:
+        ValueError: the address is not one of GitHub, which both services need.
+    """
+    match = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+)", repository_url)
+    if not match:
+        raise ValueError(
+            f"{repository_url!r} has no badges: Colab and Binder open addresses "
+            "of the form https://github.com/OWNER/NAME. Change Repository in pyproject.toml."
+        )
+    colab = f"https://colab.research.google.com/github/{match[1]}/blob/main/{quote(notebook_path)}"
+    binder = f"https://mybinder.org/v2/gh/{match[1]}/main?labpath={quote(notebook_path, safe='')}"
+    return (
+        f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({colab}) "
+        f"[![Open in Binder](https://mybinder.org/badge_logo.svg)]({binder})"
+    )
+
+
+def with_badges(text: str, url: str) -> str:
+    """The text with what stands between its badge comments written anew."""
+
+    def rewrite(match: re.Match[str]) -> str:
+        badges = badge_markdown(match["notebook"], url)
+        return f"<!-- badges: {match['notebook']} -->{badges}<!-- /badges -->"
+
+    return _BADGES.sub(rewrite, text)
+
+
+def with_address(text: str, url: str) -> str:
+    """The bootstrap cell with the address that Colab clones."""
+    return _ADDRESS.sub(url, text)
+
+
+def outdated(root: Path = ROOT) -> dict[Path, str]:
+    """The files whose badges or address differ from pyproject.toml, with their right text."""
+    url = repository_url(root)
+    writers = {"README.md": with_badges, "sources/bootstrap.py": with_address}
+    old = {root / name: (root / name).read_text(encoding="utf-8") for name in writers}
+    new = {path: write(old[path], url) for path, write in zip(old, writers.values(), strict=True)}
+    return {path: text for path, text in new.items() if text != old[path]}
+
+
+def main() -> None:
+    """Rewrite what is outdated, and say what was."""
+    changed = outdated()
+    for path, text in changed.items():
+        path.write_text(text, encoding="utf-8", newline="\n")
+        print(f"rewrote {path.relative_to(ROOT)}")
+    if not changed:
+        print("badges already agree with pyproject.toml")
+    else:
+        print("now run `make notebooks`: the notebooks carry the same address")
+
+
+if __name__ == "__main__":
+    main()
