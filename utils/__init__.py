@@ -1,0 +1,40 @@
+"""The course's shared package: `from utils import setup, measure, compare, ...`.
+
+Names are imported when they are first used, so that parts without torch need no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "setup": "utils.start",
+    "Evidence": "utils.units",
+    "format_bytes": "utils.units",
+    "format_count": "utils.units",
+    "format_seconds": "utils.units",
+    "parse_bytes": "utils.units",
+    "GB": "utils.units",
+    "GIB": "utils.units",
+    "MB": "utils.units",
+    "MIB": "utils.units",
+    "Category": "utils.memory",
+    "Measurement": "utils.memory",
+    "OverBudgetError": "utils.memory",
+    "budget": "utils.memory",
+    "measure": "utils.memory",
+    "phase": "utils.memory",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'utils' has no name {name!r}; it offers: {sorted(_HOME)}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,13 @@
+"""The meter: allocation events, their timeline, and the peak by category."""
+
+from utils.memory.budget import Budget, OverBudgetError, budget
+from utils.memory.events import Allocation, AllocationEvent, Category, Phase
+from utils.memory.measurement import Measurement
+from utils.memory.meter import measure
+from utils.memory.observer import phase
+from utils.memory.timeline import Breakdown, Crossing, MemoryTimeline
+
+__all__ = [
+    "Allocation", "AllocationEvent", "Breakdown", "Budget", "Category", "Crossing",
+    "Measurement", "MemoryTimeline", "OverBudgetError", "Phase", "budget", "measure", "phase",
+]  # fmt: skip

@@ -1,0 +1,114 @@
+"""Build the counting allocator once and keep it: `python -m utils.memory.compile`.
+
+One call of the C++ compiler, about two seconds; the result is cached per torch version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("counting.cpp")
+COMPILE_TIMEOUT_SECONDS = 180
+
+
+class CompilerError(RuntimeError):
+    """The counting allocator cannot be built here. The message is one sentence."""
+
+
+def find_compiler() -> str:
+    """Return the C++ compiler's path.
+
+    Raises:
+        CompilerError: there is none.
+    """
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        found = shutil.which(name) if name else None
+        if found:
+            return found
+    raise CompilerError(
+        "No C++ compiler was found (looked for $CXX, c++, g++, clang++); install one, "
+        "for example with 'apt install g++' or 'xcode-select --install'."
+    )
+
+
+def cache_folder() -> Path:
+    """The first folder of the usual cache places that can be written."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    for parent in (Path(base), Path(tempfile.gettempdir())):
+        folder = parent / "big-models-small-memory"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    raise CompilerError("No folder for the compiled allocator can be written; set XDG_CACHE_HOME.")
+
+
+def library_path() -> Path:
+    """Where the library for this torch, this source and this machine belongs."""
+    import torch
+
+    key = f"{torch.__version__} {platform.system()} {platform.machine()}".encode()
+    digest = hashlib.sha256(key + SOURCE.read_bytes()).hexdigest()[:16]
+    return cache_folder() / f"counting-{digest}.so"
+
+
+def compile_library() -> Path:
+    """Return the compiled library, building it unless it is there.
+
+    Raises:
+        CompilerError: no compiler, no writable folder, or the compiler failed.
+    """
+    target = library_path()
+    if not target.exists():
+        _build(find_compiler(), target)
+    return target
+
+
+def _build(compiler: str, target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        output = Path(folder) / target.name
+        try:
+            done = subprocess.run(
+                _command(compiler, output),
+                capture_output=True,
+                text=True,
+                timeout=COMPILE_TIMEOUT_SECONDS,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CompilerError(f"{compiler} could not build the allocator: {error}.") from error
+        if done.returncode != 0:
+            lines = done.stderr.strip().splitlines() or ["no message"]
+            raise CompilerError(f"{compiler} could not build the allocator: {lines[0]}")
+        os.replace(output, target)  # atomic: a second process never loads half a file
+
+
+def _command(compiler: str, output: Path) -> list[str]:
+    import torch
+
+    root = Path(torch.__file__).parent
+    abi = int(torch.compiled_with_cxx11_abi())
+    return [
+        compiler, "-O2", "-std=c++20", "-fPIC", "-shared",
+        f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
+        f"-I{root / 'include'}", str(SOURCE), "-o", str(output),
+        f"-L{root / 'lib'}", "-lc10", f"-Wl,-rpath,{root / 'lib'}",
+    ]  # fmt: skip
+
+
+def main() -> None:
+    """Build, and say in one line which source of CPU events the meter will use."""
+    from utils.memory.source import prepare
+
+    print(prepare())
+
+
+if __name__ == "__main__":
+    main()

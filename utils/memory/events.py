@@ -1,0 +1,97 @@
+"""The records that all parts of the meter exchange."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Category(enum.Enum):
+    """What a byte on the device is there for. Every byte belongs to exactly one."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATE = "optimizer state"
+    BUFFERS = "buffers"
+    INPUTS = "inputs"
+    ACTIVATIONS = "activations"
+    CAST_WEIGHTS = "cast weights"
+    RECOMPUTED = "recomputed activations"
+    LOGITS_AND_LOSS = "logits and loss"
+    COMMUNICATION = "communication buffers"
+    TEMPORARIES = "temporaries"
+    OTHER = "other"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Phase(enum.Enum):
+    """The part of a training step in which something happens."""
+
+    BEFORE_FORWARD = "before forward"
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    OPTIMIZER_STEP = "optimizer step"
+    AFTER_STEP = "after step"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class AllocationEvent(NamedTuple):
+    """One message of an allocator: `bytes` > 0 was taken at `address`, < 0 given back."""
+
+    time_ns: int
+    address: int
+    bytes: int
+
+
+class Mark(NamedTuple):
+    """From `time_ns` on the step is in `phase`; `label` is a name given by hand, or empty."""
+
+    time_ns: int
+    phase: Phase
+    label: str = ""
+
+
+class ModuleSpan(NamedTuple):
+    """One forward call of the module at `path`.
+
+    `cast_bytes` are the sizes of the copies that autocast makes of the module's own
+    parameters during this call; empty where it makes none.
+    """
+
+    start_ns: int
+    end_ns: int
+    path: str
+    cast_bytes: tuple[int, ...] = ()
+
+
+class KnownStorage(NamedTuple):
+    """At `time_ns`, the storage at `address` held something of this category."""
+
+    time_ns: int
+    address: int
+    bytes: int
+    category: Category
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A block from birth to death; `died_ns` is None if it outlives the step.
+
+    Times are the source's own clock in nanoseconds. `module` is the path of the innermost
+    module whose forward was running at birth, empty outside of any.
+    """
+
+    address: int
+    bytes: int
+    born_ns: int
+    died_ns: int | None
+    category: Category
+    born_in: Phase
+    module: str

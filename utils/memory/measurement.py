@@ -1,0 +1,79 @@
+"""What a measurement holds: one frozen record, whatever device or evidence it comes from."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from utils.memory.timeline import Breakdown, MemoryTimeline
+from utils.units import Evidence, format_bytes, format_seconds
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Memory and speed of one training (or inference) step.
+
+    `step_seconds` are the timed steps, run without the meter; `items` are processed per step.
+    `allocator_bytes` is what else the device's allocator says, by name (on CUDA allocated,
+    reserved and the driver's own figure; on CPU the process's resident memory).
+    """
+
+    name: str
+    timeline: MemoryTimeline
+    evidence: Evidence
+    device: str
+    step_seconds: tuple[float, ...] = ()
+    items: int = 1
+    unit: str = "items"
+    source: str = ""
+    allocator_bytes: Mapping[str, int] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.timeline.peak_bytes
+
+    @property
+    def peak_phase(self) -> str:
+        return self.timeline.peak_phase
+
+    @property
+    def breakdown(self) -> Breakdown:
+        """Bytes by category at the peak."""
+        return self.timeline.peak
+
+    @property
+    def median_step_seconds(self) -> float | None:
+        return statistics.median(self.step_seconds) if self.step_seconds else None
+
+    @property
+    def spread_seconds(self) -> tuple[float, float] | None:
+        """The fastest and the slowest timed step."""
+        return (min(self.step_seconds), max(self.step_seconds)) if self.step_seconds else None
+
+    @property
+    def items_per_second(self) -> float | None:
+        median = self.median_step_seconds
+        return self.items / median if median else None
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.name}: {self.evidence} on {self.device}",
+            f"peak {format_bytes(self.peak_bytes)}, reached in {self.peak_phase}",
+            str(self.breakdown),
+            *self._speed_lines(),
+            *self.notes,
+        ]
+        return "\n".join(lines)
+
+    def _speed_lines(self) -> list[str]:
+        if self.median_step_seconds is None or self.spread_seconds is None:
+            return []
+        low, high = (format_seconds(seconds) for seconds in self.spread_seconds)
+        return [
+            f"{self.items_per_second:,.3g} {self.unit}/s; median step "
+            f"{format_seconds(self.median_step_seconds)} ({low} to {high}, "
+            f"{len(self.step_seconds)} steps)"
+        ]

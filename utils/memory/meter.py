@@ -1,0 +1,224 @@
+"""`measure`: run a step a few times and say where its bytes were and how fast it was."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+
+from utils.memory.budget import Budget
+from utils.memory.events import AllocationEvent, Phase
+from utils.memory.ledger import Observations, allocations
+from utils.memory.measurement import Measurement
+from utils.memory.observer import StepObserver
+from utils.memory.source import EventSource, source_for
+from utils.memory.timeline import MemoryTimeline
+from utils.units import Evidence
+
+Step = Callable[[], Any]
+
+
+def measure(
+    step: Step,
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    items: int = 1,
+    unit: str = "items",
+    name: str = "",
+    within: Budget | None = None,
+    timed_steps: int = 5,
+    source: EventSource | None = None,
+) -> Measurement:
+    """Measure the peak memory, its breakdown, and the speed of `step()`.
+
+    Runs warm-up steps, one metered step and `timed_steps` steps without the meter; all of them
+    are real and change the model and the optimizer.
+
+    Args:
+        step: one whole training step (or one inference), without arguments.
+        model: the model that the step runs; its parameters, buffers and gradients are counted.
+        optimizer: the optimizer that the step uses; its state is counted. None for inference.
+        items: how many items (images, tokens) one step processes, for the throughput.
+        unit: what an item is called.
+        within: a memory budget; the step must stay inside it.
+        timed_steps: how many steps are timed; 0 leaves the speed out.
+        source: where allocation events come from; the best one for the model's device if None.
+
+    Raises:
+        ValueError: an argument cannot be used, or an optimizer is given and the step never
+            calls backward().
+        OverBudgetError: the step goes over the budget.
+    """
+    device = _checked_device(step, model, optimizer, items, timed_steps)
+    events_from = source or source_for(device)
+    limit = within.enforced(device) if within else _nothing()
+    with limit, _progress(_warmup_steps(model) + 1 + timed_steps, name) as advance:
+        timeline, resident = _metered(step, model, optimizer, events_from, device, advance)
+        if within is not None:
+            within.check(timeline)
+        seconds = _timed(step, timed_steps, device, advance)
+    return Measurement(
+        name=name or type(model).__name__,
+        timeline=timeline,
+        evidence=Evidence.MEASURED,
+        device=_device_name(device),
+        step_seconds=seconds,
+        items=items,
+        unit=unit,
+        source=events_from.name,
+        allocator_bytes=resident,
+        versions={"torch": torch.__version__, "python": platform.python_version()},
+        notes=_notes(timeline, optimizer, timed_steps + 1 + _warmup_steps(model)),
+    )
+
+
+def _metered(
+    step: Step,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    source: EventSource,
+    device: torch.device,
+    advance: Callable[[], None],
+) -> tuple[MemoryTimeline, dict[str, int]]:
+    """Warm up and meter inside one recording, so that frees of the first are seen in the second."""
+    with _recording(source) as events, StepObserver(model, optimizer, source.now_ns) as observer:
+        for _ in range(_warmup_steps(model)):
+            step()
+            advance()
+        _synchronize(device)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        start_ns = observer.begin_step()
+        step()
+        _synchronize(device)
+        end_ns = source.now_ns()
+        observer.note_states()
+        advance()
+    _check_backward(observer, optimizer)
+    seen = Observations(
+        start_ns, end_ns, observer.marks, observer.spans, observer.known, _bucket_bytes(model)
+    )
+    blocks = allocations(events, seen, source.granularity_bytes)
+    return MemoryTimeline(blocks, observer.marks, start_ns, end_ns), _allocator_bytes(device)
+
+
+@contextmanager
+def _recording(source: EventSource) -> Iterator[list[AllocationEvent]]:
+    """A list that holds the events once the block is left; the source always stops."""
+    events: list[AllocationEvent] = []
+    source.start()
+    try:
+        yield events
+    finally:
+        events.extend(source.stop())
+
+
+def _timed(
+    step: Step, count: int, device: torch.device, advance: Callable[[], None]
+) -> tuple[float, ...]:
+    seconds = []
+    for _ in range(count):
+        _synchronize(device)
+        start = time.perf_counter()
+        step()
+        _synchronize(device)
+        seconds.append(time.perf_counter() - start)
+        advance()
+    return tuple(seconds)
+
+
+def _checked_device(
+    step: Any, model: Any, optimizer: Any, items: int, timed_steps: int
+) -> torch.device:
+    if not callable(step):
+        raise ValueError("step must be a function without arguments that runs one training step.")
+    if not isinstance(model, nn.Module):
+        raise ValueError("measure() needs model=, the nn.Module that the step trains or runs.")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError("optimizer= must be a torch.optim optimizer, or None for inference.")
+    if items < 1:
+        raise ValueError(f"items= must be at least 1, the number processed per step; got {items}.")
+    if timed_steps < 0:
+        raise ValueError(f"timed_steps= cannot be negative; got {timed_steps}.")
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) != 1:
+        where = ", ".join(sorted(map(str, devices))) or "nowhere: it has no parameters"
+        raise ValueError(f"measure() needs a model on one device; this one is on {where}.")
+    return devices.pop()
+
+
+def _check_backward(observer: StepObserver, optimizer: torch.optim.Optimizer | None) -> None:
+    phases = {mark.phase for mark in observer.marks}
+    if optimizer is not None and Phase.BACKWARD not in phases:
+        raise ValueError(
+            "The step never called backward() through this model, although an optimizer was "
+            "given. Call loss.backward() in the step, or leave out optimizer= for inference."
+        )
+
+
+def _warmup_steps(model: nn.Module) -> int:
+    # DistributedDataParallel rebuilds its buckets at the start of its second step.
+    return 2 if isinstance(model, nn.parallel.DistributedDataParallel) else 1
+
+
+def _bucket_bytes(model: nn.Module) -> tuple[int, ...]:
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
+        return ()
+    logged = model._get_ddp_logging_data()
+    text = str(logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or "")
+    return tuple(int(part) for part in text.split(",") if part.strip())
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _allocator_bytes(device: torch.device) -> dict[str, int]:
+    if device.type != "cuda":
+        return {"process resident": psutil.Process().memory_info().rss}
+    stats = torch.cuda.memory_stats(device)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return {
+        "requested peak": stats["requested_bytes.all.peak"],
+        "allocated peak": torch.cuda.max_memory_allocated(device),
+        "reserved peak": torch.cuda.max_memory_reserved(device),
+        "used on the device": total_bytes - free_bytes,
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU ({platform.machine()})"
+
+
+def _notes(
+    timeline: MemoryTimeline, optimizer: torch.optim.Optimizer | None, steps: int
+) -> tuple[str, ...]:
+    notes = [f"The step ran {steps} times for real: model and optimizer have moved on."]
+    trains = any(mark.phase is Phase.BACKWARD for mark in timeline.marks)
+    if trains and optimizer is None:
+        notes.append("No optimizer was given: its state, if any, is not told apart.")
+    return tuple(notes)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _progress(total: int, name: str) -> Iterator[Callable[[], None]]:
+    """A bar that appears only if measuring takes longer than two seconds."""
+    label = f"measuring {name}".strip()
+    with tqdm(total=total, desc=label, delay=2, leave=False, unit="step") as bar:
+        yield bar.update

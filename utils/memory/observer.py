@@ -1,0 +1,221 @@
+"""Hooks that tell which phase a step is in, which module runs, and which storages are known.
+
+The learner's loop is not rewritten: the hooks are PyTorch's public ones, and all of them are
+gone when the observer closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from utils.memory.events import Category, KnownStorage, Mark, ModuleSpan, Phase
+
+_active: contextvars.ContextVar[StepObserver | None] = contextvars.ContextVar(
+    "active_observer", default=None
+)
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Name a part of the step by hand: `with phase("clip"): ...`.
+
+    The name appears in the meter's timeline and, as a `record_function` range, in profilers.
+    """
+    observer = _active.get()
+    with torch.profiler.record_function(name):
+        if observer is None:
+            yield
+            return
+        observer.label(name)
+        try:
+            yield
+        finally:
+            observer.label("")
+
+
+class StepObserver:
+    """Watches a model and its optimizer while it is open (`with StepObserver(...) as seen`).
+
+    `marks`, `spans` and `known` fill up as the step runs, on the clock `now_ns`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        now_ns: Callable[[], int],
+    ) -> None:
+        self.marks: list[Mark] = []
+        self.spans: list[ModuleSpan] = []
+        self.known: list[KnownStorage] = []
+        self._model, self._optimizer, self._now_ns = model, optimizer, now_ns
+        self._phase, self._label = Phase.BEFORE_FORWARD, ""
+        self._running: list[tuple[nn.Module, int, tuple[int, ...]]] = []
+        self._cast: set[int] = set()
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> StepObserver:
+        self._paths = dict(_hookable(self._model))
+        for module in self._paths:
+            self._handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
+            hook = module.register_forward_hook(self._leave, always_call=True)
+            self._handles.append(hook)
+        for parameter in self._model.parameters():
+            if parameter.requires_grad and parameter.is_leaf:
+                hook = parameter.register_post_accumulate_grad_hook(self._gradient_ready)
+                self._handles.append(hook)
+        if self._optimizer is not None:
+            self._handles.append(self._optimizer.register_step_pre_hook(self._step_begins))
+            self._handles.append(self._optimizer.register_step_post_hook(self._step_ends))
+        self._token = _active.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _active.reset(self._token)
+        while self._handles:
+            self._handles.pop().remove()
+
+    def begin_step(self) -> int:
+        """Forget what was seen, note the storages that exist, return the time."""
+        self.marks, self.spans, self.known = [], [], []
+        self.note_states()
+        self._phase = Phase.BEFORE_FORWARD
+        start_ns = self._now_ns()
+        self.marks.append(Mark(start_ns, self._phase))
+        return start_ns
+
+    def note_states(self) -> None:
+        """Note where parameters, buffers, gradients and optimizer state are now."""
+        self._note(Category.PARAMETERS, self._model.parameters())
+        self._note(Category.BUFFERS, self._model.buffers())
+        self._note_gradients()
+        self._note_optimizer_state()
+
+    def label(self, name: str) -> None:
+        """Give the time from now on a name of its own; the empty string ends it."""
+        self._label = name
+        self.marks.append(Mark(self._now_ns(), self._phase, name))
+
+    def _mark(self, phase: Phase) -> None:
+        if phase is not self._phase:
+            self._phase = phase
+            self.marks.append(Mark(self._now_ns(), phase, self._label))
+
+    def _note(self, category: Category, tensors: Iterable[Any]) -> None:
+        now_ns = self._now_ns()
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor):
+                storage = _local(tensor).untyped_storage()
+                row = KnownStorage(now_ns, storage.data_ptr(), storage.nbytes(), category)
+                self.known.append(row)
+
+    def _note_gradients(self) -> None:
+        self._note(Category.GRADIENTS, (p.grad for p in self._model.parameters()))
+
+    def _note_optimizer_state(self) -> None:
+        if self._optimizer is not None:
+            states = list(self._optimizer.state.values())
+            self._note(Category.OPTIMIZER_STATE, tree_leaves(states))
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self._running:
+            self._mark(Phase.RECOMPUTE if _inside_backward() else Phase.FORWARD)
+            self._cast = set()
+            if self._phase is Phase.FORWARD:
+                self._note(Category.INPUTS, tree_leaves((args, kwargs)))
+        self._running.append((module, self._now_ns(), self._cast_bytes(module)))
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        while self._running:  # an exception may have skipped the hooks of inner modules
+            entered, start_ns, cast_bytes = self._running.pop()
+            path = self._paths[entered]
+            self.spans.append(ModuleSpan(start_ns, self._now_ns(), path, cast_bytes))
+            if entered is module:
+                break
+        if not self._running:
+            self._outermost_left(output)
+
+    def _outermost_left(self, output: Any) -> None:
+        if self._phase is Phase.RECOMPUTE:
+            self._mark(Phase.BACKWARD)
+            return
+        outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+        self._note(Category.LOGITS_AND_LOSS, outputs)
+        for tensor in outputs:
+            if tensor.requires_grad:
+                self._handles.append(tensor.register_hook(self._output_gradient_ready))
+        self._mark(Phase.LOSS)
+
+    def _cast_bytes(self, module: nn.Module) -> tuple[int, ...]:
+        """Sizes of the copies that autocast will make: each trainable weight once a forward.
+
+        Only modules with a matrix are cast; norms keep their own dtype.
+        """
+        own = [p for p in module.parameters(recurse=False) if p.dtype is torch.float32]
+        if not any(p.dim() > 1 for p in own):
+            return ()
+        device_type = own[0].device.type
+        if not torch.is_autocast_enabled(device_type):
+            return ()
+        element_bytes = torch.get_autocast_dtype(device_type).itemsize
+        fresh = [p for p in own if id(p) not in self._cast]
+        self._cast.update(id(p) for p in fresh if p.requires_grad)
+        return tuple(p.numel() * element_bytes for p in fresh)
+
+    def _output_gradient_ready(self, gradient: torch.Tensor) -> None:
+        self._mark(Phase.BACKWARD)
+
+    def _gradient_ready(self, parameter: torch.Tensor) -> None:
+        self._mark(Phase.BACKWARD)
+        self._note(Category.GRADIENTS, [parameter.grad])
+
+    def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._note_gradients()
+        self._mark(Phase.OPTIMIZER_STEP)
+
+    def _step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._note_optimizer_state()
+        self._mark(Phase.AFTER_STEP)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part: a DTensor reports the size of the whole."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _inside_backward() -> bool:
+    # torch.autograd.graph uses the same call to tell a recomputation from a forward.
+    return torch._C._current_graph_task_id() != -1
+
+
+def _hookable(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Modules that can carry hooks without changing what a compiler makes of them.
+
+    Raises:
+        ValueError: the model itself was compiled in place.
+    """
+    if getattr(model, "_compiled_call_impl", None) is not None:
+        raise ValueError(
+            "model.compile() would pull the meter's hooks into the compiled code. "
+            "Measure `compiled = torch.compile(model)` instead, and call `compiled` in the step."
+        )
+    seen: set[nn.Module] = set()
+    pending = [(model, "")]
+    while pending:
+        module, path = pending.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        yield module, path
+        if isinstance(module, torch._dynamo.OptimizedModule):
+            continue  # inside is compiled code
+        for name, child in module.named_children():
+            if getattr(child, "_compiled_call_impl", None) is None:
+                pending.append((child, f"{path}.{name}" if path else name))
