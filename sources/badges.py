@@ -1,6 +1,6 @@
 """Writes every badge and every public address from the one line in pyproject.toml.
 
-`python sources/badges.py` rewrites README.md and sources/bootstrap.py in place; the builder
+`python sources/badges.py` rewrites the files that carry it; the builder
 calls `badge_markdown` for the notebooks. Standard library only.
 """
 
@@ -12,8 +12,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 ROOT = Path(__file__).resolve().parents[1]
+CARRIERS = ("README.md", "CONTRIBUTING.md", "sources/bootstrap.py")
 _BADGES = re.compile(r"<!-- badges: (?P<notebook>\S+) -->.*?<!-- /badges -->")
-_ADDRESS = re.compile(r'(?<=open_course\(repository=")[^"]*(?="\):)')
+_ADDRESS = re.compile(r'(?<=repository=")https://[^"\s]*|(?<=git clone )https://\S+')
 
 
 def repository_url(root: Path = ROOT) -> str:
@@ -43,26 +44,20 @@ def badge_markdown(notebook_path: str, repository_url: str) -> str:
 
 
 def with_badges(text: str, url: str) -> str:
-    """The text with what stands between its badge comments written anew."""
+    """The text with its badge comments filled anew, and the address wherever it is cloned."""
 
     def rewrite(match: re.Match[str]) -> str:
         badges = badge_markdown(match["notebook"], url)
         return f"<!-- badges: {match['notebook']} -->{badges}<!-- /badges -->"
 
-    return _BADGES.sub(rewrite, text)
-
-
-def with_address(text: str, url: str) -> str:
-    """The bootstrap cell with the address that Colab clones."""
-    return _ADDRESS.sub(url, text)
+    return _ADDRESS.sub(url, _BADGES.sub(rewrite, text))
 
 
 def outdated(root: Path = ROOT) -> dict[Path, str]:
-    """The files whose badges or address differ from pyproject.toml, with their right text."""
+    """The files that differ from pyproject.toml's address, with the text they should have."""
     url = repository_url(root)
-    writers = {"README.md": with_badges, "sources/bootstrap.py": with_address}
-    old = {root / name: (root / name).read_text(encoding="utf-8") for name in writers}
-    new = {path: write(old[path], url) for path, write in zip(old, writers.values(), strict=True)}
+    old = {root / name: (root / name).read_text(encoding="utf-8") for name in CARRIERS}
+    new = {path: with_badges(text, url) for path, text in old.items()}
     return {path: text for path, text in new.items() if text != old[path]}
 
 
