@@ -25,6 +25,15 @@ _HOME = {
     "budget": "utils.memory",
     "measure": "utils.memory",
     "phase": "utils.memory",
+    "compare": "utils.views",
+    "draw_breakdown": "utils.views",
+    "draw_memory_by_batch": "utils.views",
+    "draw_throughput": "utils.views",
+    "draw_timeline": "utils.views",
+    "explore": "utils.views",
+    "predicted": "utils.views",
+    "reconcile": "utils.views",
+    "show": "utils.views",
 }
 
 __all__ = list(_HOME)

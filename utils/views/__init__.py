@@ -1,0 +1,13 @@
+"""Every figure, table and widget of the course, in one style."""
+
+from utils.views.breakdown import Bar, draw_breakdown, predicted
+from utils.views.compare import Comparison, compare, reconcile
+from utils.views.curves import draw_memory_by_batch, draw_throughput
+from utils.views.explore import explore
+from utils.views.show import show
+from utils.views.timeline import draw_timeline
+
+__all__ = [
+    "Bar", "Comparison", "compare", "draw_breakdown", "draw_memory_by_batch",
+    "draw_throughput", "draw_timeline", "explore", "predicted", "reconcile", "show",
+]  # fmt: skip

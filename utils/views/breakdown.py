@@ -1,0 +1,115 @@
+"""Bars of memory by category: one per measurement or prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from utils.memory.events import Category
+from utils.memory.measurement import Measurement
+from utils.memory.timeline import Breakdown
+from utils.units import Evidence, format_bytes, parse_bytes
+from utils.views.style import LOOKS, byte_unit, course_style, empty_figure, print_evidence
+
+NARROWEST_LABELLED = 0.07  # of the longest bar: a narrower part gets no number inside
+NARROWEST_VISIBLE = 1 / 400  # of the longest bar: less than that is no line on a screen
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: a name, bytes by category, and where the numbers come from."""
+
+    name: str
+    breakdown: Breakdown
+    evidence: Evidence
+    device: str = ""
+
+
+def predicted(name: str, bytes_by_category: Mapping[str, float]) -> Bar:
+    """A prediction to draw beside measurements: `predicted("my formula", {"parameters": 4 * P})`.
+
+    Raises:
+        ValueError: a name is no category, or a size is negative.
+    """
+    categories = {str(category): category for category in Category}
+    for key, size in bytes_by_category.items():
+        if key not in categories:
+            raise ValueError(f"{key!r} is no category; use one of {list(categories)}.")
+        if size < 0:
+            raise ValueError(f"A size cannot be negative; {key!r} is {size}.")
+    sizes = {categories[key]: int(size) for key, size in bytes_by_category.items()}
+    return Bar(name, Breakdown(sizes), Evidence.PREDICTED)
+
+
+def as_bar(item: Measurement | Bar) -> Bar:
+    """A measurement as a bar of its peak."""
+    if isinstance(item, Bar):
+        return item
+    return Bar(item.name, item.breakdown, item.evidence, item.device)
+
+
+def draw_breakdown(
+    items: Sequence[Measurement | Bar], *, title: str = "Memory at the peak", limit: str = ""
+) -> Figure:
+    """Stacked horizontal bars of bytes by category; `limit` ("16GB") draws a card's memory.
+
+    Raises:
+        ValueError: nothing to draw.
+    """
+    if not items:
+        raise ValueError("draw_breakdown() needs at least one measurement or prediction.")
+    bars = [as_bar(item) for item in items]
+    with course_style():
+        figure, axes = empty_figure(height=1.9 + 0.75 * len(bars))
+        widest_bytes = max(bar.breakdown.total_bytes for bar in bars)
+        unit_bytes, unit = byte_unit(widest_bytes)
+        for row, bar in enumerate(bars):
+            _draw_bar(axes, row, bar, unit_bytes, widest_bytes / unit_bytes)
+        axes.set_yticks(range(len(bars)), [f"{bar.name}\n({bar.evidence})" for bar in bars])
+        axes.invert_yaxis()
+        axes.set_xlabel(f"memory ({unit})")
+        axes.set_title(title)
+        axes.grid(False, axis="y")
+        axes.margins(x=0.14)
+        _draw_limit(axes, limit, unit_bytes)
+        _draw_legend(figure, bars, widest_bytes)
+        places = {bar.device for bar in bars if bar.device}
+        print_evidence(figure, [bar.evidence for bar in bars], ", ".join(sorted(places)))
+    return figure
+
+
+def _draw_bar(axes: Axes, row: int, bar: Bar, unit_bytes: int, widest: float) -> None:
+    left = 0.0
+    for category in bar.breakdown:
+        width = bar.breakdown[category] / unit_bytes
+        look = LOOKS[category]
+        axes.barh(row, width, left=left, height=0.6, color=look.color, hatch=look.hatch)
+        if width > NARROWEST_LABELLED * widest:
+            _label(axes, left + width / 2, row, f"{width:.3g}")
+        left += width
+    axes.text(left, row, "  " + format_bytes(bar.breakdown.total_bytes), va="center", fontsize=11)
+
+
+def _draw_limit(axes: Axes, limit: str, unit_bytes: int) -> None:
+    if limit:
+        axes.axvline(parse_bytes(limit) / unit_bytes, color="black", linestyle="--", label=limit)
+        axes.annotate(
+            limit, (parse_bytes(limit) / unit_bytes, 1), xycoords=("data", "axes fraction"),
+            ha="right", va="bottom", fontsize=10,
+        )  # fmt: skip
+
+
+def _label(axes: Axes, x: float, y: float, text: str) -> None:
+    box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.85, "linewidth": 0}
+    axes.text(x, y, text, ha="center", va="center", fontsize=10, bbox=box)
+
+
+def _draw_legend(figure: Figure, bars: Sequence[Bar], widest_bytes: int) -> None:
+    visible = widest_bytes * NARROWEST_VISIBLE
+    present = [c for c in Category if any(bar.breakdown[c] > visible for bar in bars)]
+    handles = [Patch(facecolor=LOOKS[c].color, hatch=LOOKS[c].hatch, label=str(c)) for c in present]
+    figure.legend(handles=handles, loc="outside right upper")

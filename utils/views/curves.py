@@ -1,0 +1,112 @@
+"""Curves and bars over a whole comparison: memory against batch size, throughput."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from utils.memory.events import Category
+from utils.memory.measurement import Measurement
+from utils.units import Evidence, parse_bytes
+from utils.views.breakdown import NARROWEST_VISIBLE
+from utils.views.style import LOOKS, byte_unit, course_style, empty_figure, print_evidence
+
+
+def draw_memory_by_batch(
+    measurements: Sequence[Measurement],
+    *,
+    predicted_bytes: Mapping[int, float] | None = None,
+    limit: str = "",
+    title: str = "What grows with the batch, and what does not",
+) -> Figure:
+    """Memory at the peak, by category, against the items per step.
+
+    Args:
+        measurements: at least two, with different `items`.
+        predicted_bytes: a formula's totals by batch size, drawn as a dashed line.
+        limit: a card's memory, such as "16GB".
+
+    Raises:
+        ValueError: fewer than two batch sizes.
+    """
+    ordered = sorted(measurements, key=lambda m: m.items)
+    if len({m.items for m in ordered}) < 2:
+        raise ValueError("A curve over the batch size needs measurements of two sizes or more.")
+    highest = max([m.peak_bytes for m in ordered] + list((predicted_bytes or {}).values()))
+    unit_bytes, unit = byte_unit(highest)
+    with course_style():
+        figure, axes = empty_figure()
+        _stack(axes, ordered, unit_bytes)
+        if predicted_bytes:
+            sizes = sorted(predicted_bytes)
+            totals = [predicted_bytes[size] / unit_bytes for size in sizes]
+            axes.plot(sizes, totals, "k--", label="predicted total")
+        _limit_line(axes, limit, unit_bytes)
+        axes.set_xlabel(f"batch size ({ordered[0].unit})")
+        axes.set_ylabel(f"memory at the peak ({unit})")
+        axes.set_ylim(bottom=0)
+        axes.set_title(title)
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles[::-1], labels[::-1], loc="outside right upper")
+        axes.set_xticks(sorted({m.items for m in ordered} | set(predicted_bytes or {})))
+        kinds = [m.evidence for m in ordered] + [Evidence.PREDICTED] * bool(predicted_bytes)
+        print_evidence(figure, kinds, ordered[0].device)
+    return figure
+
+
+def _stack(axes: Axes, ordered: Sequence[Measurement], unit_bytes: int) -> None:
+    sizes = [m.items for m in ordered]
+    floor = np.zeros(len(ordered))
+    for category in Category:
+        values = np.array([m.breakdown[category] for m in ordered]) / unit_bytes
+        if values.max() * unit_bytes < NARROWEST_VISIBLE * ordered[-1].peak_bytes:
+            continue
+        look = LOOKS[category]
+        axes.fill_between(
+            sizes, floor, floor + values, facecolor=look.color, hatch=look.hatch,
+            edgecolor="white", linewidth=0, label=str(category),
+        )  # fmt: skip
+        floor = floor + values
+    totals = [m.peak_bytes / unit_bytes for m in ordered]
+    axes.plot(sizes, totals, "ko-", lw=1.5, ms=6, label="total")
+
+
+def _limit_line(axes: Axes, limit: str, unit_bytes: int) -> None:
+    if limit:
+        axes.axhline(parse_bytes(limit) / unit_bytes, color="black", ls=":", label=f"{limit} card")
+
+
+def draw_throughput(measurements: Sequence[Measurement], *, title: str = "Throughput") -> Figure:
+    """Items per second of each measurement; the whisker spans the fastest and slowest step.
+
+    Raises:
+        ValueError: a measurement was taken without timed steps.
+    """
+    untimed = [m.name for m in measurements if not m.step_seconds]
+    if untimed or not measurements:
+        raise ValueError(f"Throughput needs timed steps; none in {untimed or 'an empty list'}.")
+    with course_style():
+        figure, axes = empty_figure(height=1.6 + 0.6 * len(measurements))
+        for row, m in enumerate(measurements):
+            _draw_speed(axes, row, m)
+        axes.set_yticks(range(len(measurements)), [m.name for m in measurements])
+        axes.invert_yaxis()
+        axes.set_xlim(left=0)
+        axes.margins(x=0.15)
+        axes.grid(False, axis="y")
+        axes.set_xlabel(f"{measurements[0].unit} per second")
+        axes.set_title(title)
+        print_evidence(figure, [m.evidence for m in measurements], measurements[0].device)
+    return figure
+
+
+def _draw_speed(axes: Axes, row: int, m: Measurement) -> None:
+    rate = m.items_per_second or 0.0
+    rates = [m.items / seconds for seconds in m.step_seconds]
+    whisker = [[rate - min(rates)], [max(rates) - rate]]
+    axes.barh(row, rate, height=0.55, color=LOOKS[Category.PARAMETERS].color)
+    axes.errorbar(rate, row, xerr=whisker, color="black", capsize=4, lw=1.5)
+    axes.text(max(rates), row, f"  {rate:,.3g}", va="center", fontsize=11)
