@@ -23,7 +23,9 @@ COUNTING_SOURCE = "utils/memory/counting.cpp"
 GB = 10**9
 # The CUDA build unpacks to 5.4 GB beside 2.6 GB of downloads; the CPU build to 1.5 GB.
 SPACE_FOR_CUDA, SPACE_FOR_CPU, SPACE_FOR_REPAIR = 8 * GB, 3 * GB, 1 * GB
-BIG_DOWNLOAD = re.compile(r"\s*(?:Downloading|Using cached) (\S+?)-(\d[^-]*)-\S* \((\d{3,}\.\d MB)\)")
+BIG_DOWNLOAD = re.compile(
+    r"\s*(?:Downloading|Using cached) (\S+?)-(\d[^-]*)-\S* \((\d{3,}\.\d MB)\)"
+)
 
 # What pip's output says when it fails, and what to do then. The first that is found counts:
 # without a network pip ends with "No matching distribution" too.
@@ -112,8 +114,8 @@ def check_space(free: int, needed: int) -> str:
     if free < needed:
         raise SetupError(
             f"{needed / GB:.0f} GB are needed here and {free / GB:.1f} GB are free. Free some "
-            "space, or take PyTorch's small CPU build (3 GB): `make setup TORCH_INDEX=URL`, with the "
-            "index address that pytorch.org/get-started shows for CPU."
+            "space, or take PyTorch's small CPU build (3 GB): `make setup TORCH_INDEX=URL`, with "
+            "the index address that pytorch.org/get-started shows for CPU."
         )
     return f"{free / GB:.0f} GB free, up to {needed / GB:.0f} GB needed"
 
@@ -151,7 +153,7 @@ class Setup:
 
     def space(self) -> str:
         """Disk space, by the build of torch that is to come."""
-        has_torch = any(self.venv.glob("[lL]ib*/**/site-packages/torch/version.py"))
+        has_torch = any(folder.joinpath("torch").is_dir() for folder in self.site_packages())
         small = "cpu" in self.torch_index or not sys.platform.startswith("linux")
         needed = SPACE_FOR_REPAIR if has_torch else SPACE_FOR_CPU if small else SPACE_FOR_CUDA
         return check_space(shutil.disk_usage(str(self.root)).free, needed)
@@ -159,7 +161,8 @@ class Setup:
     def environment(self) -> str:
         """Keep a .venv that works; make a new one in place of one that does not."""
         pip_works = [str(self.python), "-c", "import pip"]
-        if self.python.exists() and is_adequate(str(self.python)) and not subprocess.call(pip_works):
+        runs = self.python.exists() and is_adequate(str(self.python))
+        if runs and subprocess.call(pip_works) == 0:
             return "kept" + self.without_half_installed()
         command = [sys.executable, "-m", "venv", "--clear", str(self.venv)]
         made = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -168,9 +171,14 @@ class Setup:
             raise SetupError(f"`{' '.join(command)}` failed, for the reason above.")
         return "made"
 
+    def site_packages(self) -> List[Path]:
+        """Where packages lie; the pattern leaves out lib64, which is a link to lib."""
+        unix, windows = self.venv.glob("lib/python*/site-packages"), self.venv / "Lib/site-packages"
+        return list(unix) or [windows]
+
     def without_half_installed(self) -> str:
-        """Forget packages whose installation was interrupted: pip names itself in INSTALLER last."""
-        records = self.venv.glob("[lL]ib*/**/site-packages/*.dist-info")
+        """Forget packages whose installation was interrupted: pip writes INSTALLER last."""
+        records = [path for folder in self.site_packages() for path in folder.glob("*.dist-info")]
         half = [path for path in records if not (path / "INSTALLER").is_file()]
         for path in half:
             shutil.rmtree(str(path))
@@ -180,7 +188,8 @@ class Setup:
         """The one list of pyproject.toml, with the tests' tools."""
         import tomllib  # Python 3.11; by now the version is checked
 
-        project = tomllib.loads((self.root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        text = (self.root / "pyproject.toml").read_text(encoding="utf-8")
+        project = tomllib.loads(text)["project"]
         return project["dependencies"] + project["optional-dependencies"]["test"]
 
     def packages(self) -> str:
@@ -219,7 +228,9 @@ class Setup:
 
     def allocator(self) -> str:
         """Build the counting allocator; without a compiler this says what is used instead."""
-        done = subprocess.run([str(self.python), "-m", "utils.memory.compile"], cwd=str(self.root))
+        # Not `-m`: importing the package would import the module before it runs.
+        build = "from utils.memory.compile import main; main()"
+        done = subprocess.run([str(self.python), "-c", build], cwd=str(self.root))
         if done.returncode:
             raise SetupError("The counting allocator could not be built, for the reason above.")
         return "ready"

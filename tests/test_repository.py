@@ -1,0 +1,136 @@
+"""What several files say in common, they say alike."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "sources"))
+
+import badges  # noqa: E402
+import constraints  # noqa: E402
+
+CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+# Somebody's home, or the very folder this runs in.
+MACHINE_PATH = re.compile(rf"(?<![\w.:/-])/(?:home|Users|root)/[\w.-]+|{re.escape(str(ROOT))}/")
+TEXT = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".cpp", ".json", ".ipynb", ".cfg", ""}
+
+
+def tracked() -> list[Path]:
+    """The repository's own files, as git knows them."""
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    names = done.stdout.decode().strip("\0").split("\0")
+    return [ROOT / name for name in names if (ROOT / name).is_file()]
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_conda_has_the_same_list() -> None:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    wanted = [Requirement(line) for line in project()["dependencies"]]
+    renamed = [f"{CONDA_NAMES.get(need.name, need.name)}{need.specifier}" for need in wanted]
+    assert environment["dependencies"] == [f"python{project()['requires-python']}", *renamed]
+    assert environment["name"] == project()["name"]
+
+
+def test_constraints_meet_the_lower_bounds() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    for need in constraints.declared():
+        assert need.specifier.contains(pins[need.name]), need
+    assert not [name for name in pins if name.startswith(constraints.CHOSEN_BY_TORCH)]
+    assert not [version for version in pins.values() if "+" in version or "/" in version]
+
+
+def test_constraints_follow_extras_and_markers() -> None:
+    versions = constraints.closure(constraints.declared())
+    assert {"torch", "pytest", "jinja2", "pyzmq"} <= versions.keys()
+    text = constraints.render(versions)
+    assert f"torch=={versions['torch']}\n" in text
+    assert text.startswith("# The exact versions that were tested.")
+
+
+def test_badges_and_addresses_follow_pyproject() -> None:
+    assert badges.repository_url() == project()["urls"]["Repository"]
+    assert list(badges.outdated()) == [], "run `make badges`"
+
+
+def test_badges_are_rewritten_from_one_setting(tmp_path: Path) -> None:
+    for name in (*badges.CARRIERS, "pyproject.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"))
+    settings = (tmp_path / "pyproject.toml").read_text()
+    moved = settings.replace(badges.repository_url(), "https://github.com/someone/course")
+    (tmp_path / "pyproject.toml").write_text(moved)
+    changed = badges.outdated(tmp_path)
+    assert set(changed) == {tmp_path / name for name in badges.CARRIERS}
+    for text in changed.values():
+        assert "someone/course" in text
+        assert badges.repository_url() not in text
+
+
+def test_every_lesson_has_its_row_and_every_row_its_lesson() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| \[.*?\]\((notebooks/\S+\.ipynb)\)", text, flags=re.MULTILINE))
+    badged = set(re.findall(r"<!-- badges: (\S+) -->\[!\[", text))
+    lessons = {str(path.relative_to(ROOT)) for path in tracked() if path.suffix == ".ipynb"}
+    assert rows == badged == {name for name in lessons if name.startswith("notebooks/")}
+
+
+def test_badges_need_an_address_of_github() -> None:
+    with pytest.raises(ValueError, match="Change Repository in pyproject.toml"):
+        badges.badge_markdown("notebooks/a.ipynb", "https://example.org/a/b")
+    badge = badges.badge_markdown("notebooks/a.ipynb", "https://github.com/me/course")
+    assert "colab.research.google.com/github/me/course/blob/main/notebooks/a.ipynb" in badge
+    assert "mybinder.org/v2/gh/me/course/main?labpath=notebooks%2Fa.ipynb" in badge
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    script = ROOT / ".ci/run"
+    assert script.stat().st_mode & 0o111, ".ci/run must be executable"
+    lines = script.read_text(encoding="utf-8").strip().splitlines()
+    assert lines[-1] == "make test"
+    assert "`make test`" in (ROOT / "README.md").read_text(encoding="utf-8")
+    workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8"))
+    commands = [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step]
+    assert commands == ["make test"]
+
+
+def test_the_commands_in_contributing_are_those_of_make() -> None:
+    flags = re.search(r"^NBVAL := (.*)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert flags
+    assert f"pytest {flags[1]} notebooks" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def test_make_lists_its_commands() -> None:
+    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for command in ("setup", "lab", "test", "course", "bench", "notebooks", "my-labs", "badges"):
+        assert f"make {command} " in done.stdout
+
+
+def test_files_stay_short() -> None:
+    code = [p for p in tracked() if p.suffix in {".py", ".cpp"}]
+    parts = ("utils", "tests", "benchmarks")
+    code = [p for p in code if p.relative_to(ROOT).parts[0] in parts or p.name == "build.py"]
+    lengths = {p: len(p.read_text(encoding="utf-8").splitlines()) for p in code}
+    assert {p: n for p, n in lengths.items() if n > 300} == {}
+
+
+def test_no_file_names_a_path_of_a_machine() -> None:
+    found = {}
+    for path in tracked():
+        if path.suffix in TEXT and path != Path(__file__):
+            hits = MACHINE_PATH.findall(path.read_text(encoding="utf-8"))
+            if hits:
+                found[path.relative_to(ROOT)] = hits[:3]
+    assert found == {}
