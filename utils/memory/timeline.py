@@ -185,9 +185,9 @@ def _sorted_deltas(allocations: Iterable[Allocation]) -> tuple[np.ndarray, ...]:
     """Times, byte changes and owners (index of the allocation) of all births and deaths."""
     rows = []
     for index, a in enumerate(allocations):
-        rows.append((a.born_ns, 0, a.bytes, index))
-        if a.died_ns is not None:
-            rows.append((a.died_ns, 1, -a.bytes, index))
+        rows.append((a.born_ns, 1, a.bytes, index))
+        if a.died_ns is not None:  # before births at its time: the two were never alive together
+            rows.append((a.died_ns, 0, -a.bytes, index))
     rows.sort(key=lambda row: row[:2])
     table = np.array(rows, dtype=np.int64).reshape(-1, 4)
     return table[:, 0], table[:, 2], table[:, 3]
