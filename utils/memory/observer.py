@@ -33,11 +33,11 @@ def phase(name: str) -> Iterator[None]:
         if observer is None:
             yield
             return
-        observer.label(name)
+        outer = observer.label(name)
         try:
             yield
         finally:
-            observer.label("")
+            observer.label(outer)
 
 
 class StepObserver:
@@ -98,10 +98,11 @@ class StepObserver:
         self._note_gradients()
         self._note_optimizer_state()
 
-    def label(self, name: str) -> None:
-        """Give the time from now on a name of its own; the empty string ends it."""
-        self._label = name
+    def label(self, name: str) -> str:
+        """Give the time from now on a name of its own (none if empty); return the one before."""
+        before, self._label = self._label, name
         self.marks.append(Mark(self._now_ns(), self._phase, name))
+        return before
 
     def _mark(self, phase: Phase) -> None:
         if phase is not self._phase:
