@@ -57,6 +57,7 @@ class StepObserver:
         self.known: list[KnownStorage] = []
         self._model, self._optimizer, self._now_ns = model, optimizer, now_ns
         self._phase, self._label = Phase.BEFORE_FORWARD, ""
+        self._device = next(model.parameters()).device
         self._running: list[tuple[nn.Module, int, tuple[int, ...]]] = []
         self._cast: set[int] = set()
         self._handles: list[Any] = []
@@ -112,7 +113,7 @@ class StepObserver:
     def _note(self, category: Category, tensors: Iterable[Any]) -> None:
         now_ns = self._now_ns()
         for tensor in tensors:
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and tensor.device == self._device:
                 storage = _local(tensor).untyped_storage()
                 row = KnownStorage(now_ns, storage.data_ptr(), storage.nbytes(), category)
                 self.known.append(row)
