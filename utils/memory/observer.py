@@ -160,7 +160,11 @@ class StepObserver:
 
         Only modules with a matrix are cast; norms keep their own dtype.
         """
-        own = [p for p in module.parameters(recurse=False) if p.dtype is torch.float32]
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            return ()  # a look-up is not cast; a tied head casts the weight when it runs
+        # Attention uses its output projection's weight without calling that module.
+        recurse = isinstance(module, nn.MultiheadAttention)
+        own = [p for p in module.parameters(recurse) if p.dtype is torch.float32]
         if not any(p.dim() > 1 for p in own):
             return ()
         device_type = own[0].device.type
