@@ -1,0 +1,206 @@
+"""The catalog's figures agree with what was published, and its look-ups help."""
+
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from utils.catalog import (
+    DEVICES,
+    LINKS,
+    MODELS,
+    device,
+    link,
+    model_shape,
+    price,
+    read_prices,
+)
+from utils.catalog.prices import COLUMNS
+from utils.units import GB, GIB, MIB
+
+
+@pytest.mark.parametrize("shape", MODELS.values(), ids=list(MODELS))
+def test_computed_parameters_are_the_published_ones(shape):
+    difference = abs(shape.parameter_count - shape.published_count)
+    assert difference <= (shape.published_step / 2 if shape.published_step > 1 else 0)
+    assert shape.source
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("gpt2-124m", 124_439_808),
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-3-8b", 8_030_261_248),
+        ("mistral-7b", 7_241_732_096),
+        ("bloom-176b", 176_247_271_424),
+        ("llama-3.1-405b", 405_853_388_800),
+    ],
+)
+def test_exact_counts(name, count):
+    assert MODELS[name].parameter_count == count
+
+
+def test_parts_of_gpt2_by_hand():
+    h = 768
+    assert MODELS["gpt2-124m"].parameter_counts() == {
+        "embedding": (50_257 + 1024) * h,
+        "attention": 12 * (h * 3 * h + 3 * h + h * h + h),
+        "mlp": 12 * (h * 4 * h + 4 * h + 4 * h * h + h),
+        "norms": (12 * 2 + 1) * 2 * h,
+        "head": 0,
+    }
+
+
+def test_grouped_queries_and_biases_change_attention_alone():
+    dense, grouped, biased = (model_shape("llama-2-7b") for _ in range(3))
+    grouped = replace(dense, kv_heads=8)
+    biased = replace(dense, qkv_bias=True)
+    saved = dense.layer_parameter_counts()["attention"]
+    assert saved - grouped.layer_parameter_counts()["attention"] == 2 * 4096 * 24 * 128
+    assert biased.parameter_count - dense.parameter_count == 32 * 3 * 4096
+    assert grouped.layer_parameter_counts()["mlp"] == dense.layer_parameter_counts()["mlp"]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"family": "rnn"}, "write one of gpt, llama"),
+        ({"positions": "sine"}, "write one of learned, rotary, alibi"),
+        ({"layers": 0}, "layers is 0"),
+        ({"heads": 33}, "33 heads do not divide 4096"),
+        ({"kv_heads": 5}, "5 key-value heads"),
+    ],
+)
+def test_impossible_shapes_are_refused(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        replace(model_shape("llama-2-7b"), **change)
+
+
+@pytest.mark.parametrize(
+    ("look_up", "spelling", "name"),
+    [
+        (device, "rtx4090", "RTX 4090"),
+        (device, " A100 80GB", "A100-80GB"),
+        (device, "h100", "H100"),
+        (link, "nvlink3", "NVLink 3"),
+        (link, "pcie 4 X16", "PCIe 4 x16"),
+        (model_shape, "Llama 2 7B", "llama-2-7b"),
+    ],
+)
+def test_case_and_spaces_do_not_matter(look_up, spelling, name):
+    assert look_up(spelling).name == name
+
+
+@pytest.mark.parametrize(
+    ("look_up", "wrong", "nearest"),
+    [
+        (device, "A100", "A100-80GB"),
+        (device, "H20", "H200"),
+        (link, "NVLink 9", "NVLink 4"),
+        (model_shape, "llama7b", "llama-2-7b"),
+        (model_shape, "", "gpt2-124m"),
+    ],
+)
+def test_an_unknown_name_gets_the_nearest(look_up, wrong, nearest):
+    with pytest.raises(ValueError, match=nearest):
+        look_up(wrong)
+
+
+def test_nvlink_is_per_direction():
+    assert device("A100-80GB").peer_link.link_bytes_per_second == 300 * GB
+    assert device("V100-16GB").peer_link.link_bytes_per_second == 150 * GB
+    assert device("T4").peer_link == link("PCIe 3 x16")
+
+
+def test_pcie_doubles_by_generation_and_loses_two_bits_in_130():
+    rates = [link(f"PCIe {generation} x16").link_bytes_per_second for generation in (3, 4, 5)]
+    assert rates[0] == pytest.approx(15.754e9, rel=1e-4)
+    assert rates[1] == 2 * rates[0] and rates[2] == 4 * rates[0]
+
+
+def test_network_ports_are_bytes_not_bits():
+    assert link("InfiniBand HDR").link_bytes_per_second == 25 * GB
+    assert link("InfiniBand NDR").link_bytes_per_second == 50 * GB
+
+
+def test_every_figure_has_a_source():
+    assert all(row.source for row in LINKS.values())
+    for row in DEVICES.values():
+        assert row.memory_source and row.flops_source
+        assert (row.matmul_ceiling_tflops is None) == (row.ceiling_source == "")
+
+
+@pytest.mark.parametrize("row", DEVICES.values(), ids=list(DEVICES))
+def test_reported_memory_is_a_little_below_the_chips(row):
+    # The label counts GiB up to 80; the later cards' 141 and 180 are GB.
+    chips = row.memory_gb * (GIB if row.memory_gb <= 80 else GB)
+    assert 0.91 < row.memory_bytes / chips < 1.07
+    assert row.memory_bytes % MIB == 0
+
+
+@pytest.mark.parametrize("row", DEVICES.values(), ids=list(DEVICES))
+def test_peaks_are_dense_and_ordered(row):
+    assert row.bf16_native == (row.bf16_tflops is not None)
+    assert (row.tf32_tflops is not None) == row.bf16_native  # both came with capability 8.0
+    assert row.fp16_tflops >= 1.99 * row.fp32_tflops
+    assert row.fp8_tflops is None or row.fp8_tflops == pytest.approx(2 * row.fp16_tflops, rel=0.01)
+    if row.matmul_ceiling_tflops is not None:
+        assert 0.75 < row.matmul_ceiling_tflops / row.bf16_tflops < 0.9
+
+
+def test_peak_by_name():
+    assert device("A100-40GB").peak_flops_per_second("bf16") == 312e12
+    with pytest.raises(ValueError, match="T4 has no units for 'bf16'; it has them for fp32, fp16"):
+        device("T4").peak_flops_per_second("bf16")
+    with pytest.raises(ValueError, match="int3"):
+        device("H100").peak_flops_per_second("int3")
+
+
+def test_rows_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        device("T4").memory_bytes = 0
+
+
+def test_the_lowest_price_or_one_provider_s():
+    assert price("h100").provider == "Lambda"
+    assert price("H100", "aws capacity block").usd_per_gpu_hour == 4.916
+    assert all(row.as_of and row.source for row in read_prices())
+
+
+def test_unknown_prices_name_what_there_is():
+    with pytest.raises(ValueError, match="No provider is called 'Initech'.*Lambda"):
+        price("H100", "Initech")
+    with pytest.raises(ValueError, match="No Lambda GPU is called 'H200'.*H100"):
+        price("H200", "Lambda")
+
+
+@pytest.mark.parametrize("dollars", ["-1", "0", "", "free", "inf", "nan"])
+def test_a_price_must_be_above_zero(tmp_path, dollars):
+    file = tmp_path / "mine.csv"
+    file.write_text(f"# mine\n{','.join(COLUMNS)}\nMe,T4,1,{dollars},today,me\n")
+    with pytest.raises(ValueError, match="mine.csv, Me T4: usd_per_gpu_hour"):
+        read_prices(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "lacks the columns provider"),
+        ("provider,gpu,instance_gpus,usd_per_gpu_hour,as_of\n", "lacks the columns source"),
+        (f"{','.join(COLUMNS)}\nMe,T4,1,2.0,,me\n", "as_of is empty"),
+        (f"{','.join(COLUMNS)}\nMe,T4\n", "usd_per_gpu_hour is ''"),
+    ],
+)
+def test_a_broken_price_file_says_what_it_lacks(tmp_path, text, sentence):
+    file = tmp_path / "mine.csv"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=sentence):
+        read_prices(file)
+
+
+def test_the_catalog_needs_no_torch():
+    code = "import sys, utils.catalog; print({'torch', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

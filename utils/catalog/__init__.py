@@ -1,0 +1,26 @@
+"""Published facts: model shapes, devices, links and dated prices, every figure with its source.
+
+Pure Python: nothing here needs torch or numpy.
+"""
+
+from utils.catalog.devices import DEVICES, Device, device
+from utils.catalog.links import LINKS, Link, link
+from utils.catalog.models import MODELS, RESNET_PARAMETER_COUNTS, model_shape
+from utils.catalog.prices import Price, price, read_prices
+from utils.catalog.shapes import ModelShape
+
+__all__ = [
+    "DEVICES",
+    "LINKS",
+    "MODELS",
+    "RESNET_PARAMETER_COUNTS",
+    "Device",
+    "Link",
+    "ModelShape",
+    "Price",
+    "device",
+    "link",
+    "model_shape",
+    "price",
+    "read_prices",
+]

@@ -1,0 +1,76 @@
+"""Links between devices: bytes per second in ONE direction.
+
+Data sheets print the sum of both directions: an A100's "600 GB/s" NVLink is 300 GB/s a direction,
+and a collective is bound by the one direction. These are line rates; what NCCL reaches is lower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from utils.catalog.lookup import find
+from utils.units import GB
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link between two devices or two nodes.
+
+    Attributes:
+        name: What `link` finds it by.
+        link_bytes_per_second: Per direction; of all lanes and sub-links of one GPU or one port.
+        source: Where the figure was read.
+    """
+
+    name: str
+    link_bytes_per_second: float
+    source: str
+
+
+def _pcie_x16(gigatransfers_per_second: float) -> float:
+    """16 lanes, one bit a transfer, 128 of 130 bits are data (PCI Express base specification)."""
+    return 16 * gigatransfers_per_second * GB * 128 / 130 / 8
+
+
+def _gigabits(gigabits_per_second: float) -> float:
+    return gigabits_per_second * GB / 8
+
+
+_NVLINK = "stas00/ml-engineering, network/README.md, NVLink table (unidirectional column)"
+_PCIE = "PCI Express base specification: 16 lanes, 128b/130b encoding"
+_INFINIBAND = "NVIDIA DGX SuperPOD cabling guide, NDR overview: 4 lanes of 50 (HDR), 100 (NDR) Gb/s"
+_ETHERNET = "IEEE 802.3: Gb/s of one port"
+
+NVLINK_2 = Link("NVLink 2", 150 * GB, f"{_NVLINK}: V100, 6 links of 25 GB/s")
+NVLINK_3 = Link("NVLink 3", 300 * GB, f"{_NVLINK}: A100, 12 links of 25 GB/s")
+NVLINK_4 = Link("NVLink 4", 450 * GB, f"{_NVLINK}: H100 and H200, 18 links of 25 GB/s")
+NVLINK_5 = Link("NVLink 5", 900 * GB, f"{_NVLINK}: B200, 18 links of 50 GB/s")
+PCIE_3_X16 = Link("PCIe 3 x16", _pcie_x16(8), f"{_PCIE}, 8 GT/s")
+PCIE_4_X16 = Link("PCIe 4 x16", _pcie_x16(16), f"{_PCIE}, 16 GT/s")
+PCIE_5_X16 = Link("PCIe 5 x16", _pcie_x16(32), f"{_PCIE}, 32 GT/s")
+
+_NETWORK = [
+    Link("InfiniBand HDR", _gigabits(200), _INFINIBAND),
+    Link("InfiniBand NDR", _gigabits(400), _INFINIBAND),
+    Link(
+        "Omni-Path 100",
+        _gigabits(100),
+        "BigScience train/tr11-176B-ml/chronicles-prequel.md: 4 x 100 Gb/s a node",
+    ),
+    Link("Ethernet 10G", _gigabits(10), _ETHERNET),
+    Link("Ethernet 25G", _gigabits(25), _ETHERNET),
+    Link("Ethernet 100G", _gigabits(100), _ETHERNET),
+    Link("Ethernet 400G", _gigabits(400), _ETHERNET),
+]
+_INSIDE_A_NODE = [NVLINK_2, NVLINK_3, NVLINK_4, NVLINK_5, PCIE_3_X16, PCIE_4_X16, PCIE_5_X16]
+
+LINKS: dict[str, Link] = {row.name: row for row in _INSIDE_A_NODE + _NETWORK}
+
+
+def link(name: str) -> Link:
+    """The link called `name`, in any case and spacing: `link("nvlink3")`.
+
+    Raises:
+        ValueError: no such link; the sentence gives the nearest names.
+    """
+    return find(LINKS, name, "link")

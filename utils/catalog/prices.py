@@ -1,0 +1,89 @@
+"""Dated prices of a GPU hour, read from `prices.csv` beside this file. Edit that file freely."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.catalog.lookup import find, plain
+
+PRICES_CSV = Path(__file__).with_name("prices.csv")
+COLUMNS = ("provider", "gpu", "instance_gpus", "usd_per_gpu_hour", "as_of", "source")
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one provider asked for one GPU.
+
+    Attributes:
+        provider: Who asked.
+        gpu: The GPU, named as in `devices` where it has a row there.
+        instance_gpus: GPUs in the instance that was priced.
+        usd_per_gpu_hour: US dollars for one GPU and one hour.
+        as_of: The day it was read, or the commit of the catalog it was read in.
+        source: Where it was read.
+    """
+
+    provider: str
+    gpu: str
+    instance_gpus: int
+    usd_per_gpu_hour: float
+    as_of: str
+    source: str
+
+
+def read_prices(path: Path = PRICES_CSV) -> list[Price]:
+    """All prices of a file, in its order. Lines that begin with # are comments.
+
+    Raises:
+        ValueError: a column is missing, or a price is missing, not a number or not above zero.
+    """
+    with open(path, newline="", encoding="utf-8") as lines:
+        rows = [row for row in csv.reader(lines) if row and not row[0].startswith("#")]
+    header = [name.strip() for name in rows[0]] if rows else []
+    missing = [name for name in COLUMNS if name not in header]
+    if missing:
+        raise ValueError(
+            f"{path.name} lacks the columns {', '.join(missing)}. "
+            f"Its first line must be: {','.join(COLUMNS)}"
+        )
+    return [_price(dict(zip(header, row, strict=False)), path.name) for row in rows[1:]]
+
+
+def _price(row: dict[str, str], file: str) -> Price:
+    where = f"{file}, {row.get('provider', '?')} {row.get('gpu', '?')}"
+    dollars = _positive(row, "usd_per_gpu_hour", where)
+    gpus = int(_positive(row, "instance_gpus", where))
+    text = {name: row.get(name, "").strip() for name in ("provider", "gpu", "as_of", "source")}
+    for name, value in text.items():
+        if not value:
+            raise ValueError(f"{where}: {name} is empty. Every price needs one.")
+    return Price(instance_gpus=gpus, usd_per_gpu_hour=dollars, **text)
+
+
+def _positive(row: dict[str, str], column: str, where: str) -> float:
+    text = row.get(column, "").strip()
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{where}: {column} is {text!r}; write a number above zero.")
+    return value
+
+
+def price(gpu: str, provider: str | None = None, path: Path = PRICES_CSV) -> Price:
+    """The price of a GPU at one provider, or the lowest of all of them.
+
+    Raises:
+        ValueError: the file has no such price, or is not readable as prices.
+    """
+    rows = read_prices(path)
+    if provider is not None:
+        named = find({row.provider: row.provider for row in rows}, provider, "provider")
+        rows = [row for row in rows if row.provider == named]
+    find({row.gpu: row for row in rows}, gpu, "priced GPU" if not provider else f"{provider} GPU")
+    return min(
+        (row for row in rows if plain(row.gpu) == plain(gpu)), key=lambda row: row.usd_per_gpu_hour
+    )
