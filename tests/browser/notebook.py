@@ -1,0 +1,80 @@
+"""One notebook, open in JupyterLab in a browser page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from playwright.sync_api import Page
+
+READY = """async () => {
+  await jupyterapp.restored;
+  const panel = jupyterapp.shell.currentWidget;
+  if (!panel?.sessionContext) return false;
+  await panel.sessionContext.ready;
+  await panel.revealed;
+  return panel.sessionContext.session?.kernel?.status === 'idle';
+}"""
+# Code cells that have source, and how each stands.
+CELLS = """() => [...jupyterapp.shell.currentWidget.content.model.cells]
+  .filter(cell => cell.type === 'code' && cell.sharedModel.getSource().trim())
+  .map(cell => ({
+    source: cell.sharedModel.getSource(),
+    running: cell.executionState === 'running' || cell.sharedModel.execution_count === null,
+    errors: cell.sharedModel.outputs.filter(o => o.output_type === 'error')
+      .map(o => o.ename + ': ' + o.evalue),
+  }))"""
+IDLE = "() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'"
+IMAGES = "() => [...document.querySelectorAll('.jp-Notebook .jp-OutputArea img')].map(i => i.src)"
+ERRORS = ".jp-Notebook [data-mime-type='application/vnd.jupyter.error']"
+
+
+class Notebook:
+    """What a learner does with an open notebook."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+
+    @classmethod
+    def open(cls, page: Page, server: str, token: str, path: str) -> Notebook:
+        """Open a notebook and wait until its kernel is ready."""
+        page.goto(f"{server}lab/tree/{path}?token={token}", wait_until="domcontentloaded")
+        page.wait_for_function("() => globalThis.jupyterapp !== undefined", timeout=60_000)
+        page.wait_for_function(READY, timeout=60_000)
+        return cls(page)
+
+    def run_all(self, timeout_s: int) -> None:
+        """Clear what was stored, then run all cells from the menu and wait for the last one."""
+        self.page.evaluate("() => jupyterapp.commands.execute('notebook:clear-all-cell-outputs')")
+        self.page.locator(".jp-Notebook .jp-Cell").first.click()  # the menu acts on what has focus
+        self.page.locator(".lm-MenuBar-item", has_text="Run").click()
+        # By command: the label of this entry changes between versions of JupyterLab.
+        self.page.locator(".lm-Menu-item[data-command='runmenu:run-all']").click()
+        finished = f"() => ({CELLS})().every(cell => !cell.running) && ({IDLE})()"
+        stopped = f"({CELLS})().some(cell => cell.errors.length)"
+        self.page.wait_for_function(f"() => ({finished})() || {stopped}", timeout=timeout_s * 1000)
+
+    def errors(self) -> list[str]:
+        """Error outputs of the cells, and those that widgets show."""
+        of_cells = [error for cell in self.page.evaluate(CELLS) for error in cell["errors"]]
+        return of_cells + self.page.locator(ERRORS).all_inner_texts()
+
+    def images(self) -> list[str]:
+        """The addresses of all images in outputs; their bytes are part of the address."""
+        return self.page.evaluate(IMAGES)
+
+    def move_first_slider(self) -> None:
+        """Press the right arrow on the first slider and wait until a figure has changed."""
+        handle = self.page.locator(".jp-Notebook .widget-slider .noUi-handle").first
+        handle.scroll_into_view_if_needed()
+        before = self.images()
+        handle.focus()
+        self.page.keyboard.press("ArrowRight")
+        changed = f"before => JSON.stringify(({IMAGES})()) !== JSON.stringify(before)"
+        self.page.wait_for_function(changed, arg=before, timeout=60_000)
+        self.page.wait_for_function(IDLE, timeout=60_000)
+        handle.evaluate("element => element.scrollIntoView({block: 'start'})")
+
+    def screenshot(self, path: Path) -> None:
+        """Keep what stands in the window."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=path)
