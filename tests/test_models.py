@@ -1,0 +1,227 @@
+"""The lessons' models: parameter counts, behaviour, and every way the course runs them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from utils.catalog import MODELS, RESNET_PARAMETER_COUNTS, model_shape
+from utils.models import Transformer, TransformerConfig, resnet
+
+TINY = TransformerConfig(vocabulary=97, hidden=32, layers=2, heads=4, kv_heads=2, feedforward=48)
+LLAMAS = [name for name, shape in MODELS.items() if shape.family == "llama"]
+
+
+def parameters(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def tiny(**changes):
+    torch.manual_seed(0)
+    return Transformer(replace(TINY, **changes))
+
+
+def tokens(batch=2, sequence=12):
+    return torch.randint(97, (batch, sequence), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("depth", RESNET_PARAMETER_COUNTS)
+def test_resnet_has_the_published_parameters(depth):
+    with torch.device("meta"):
+        model = resnet(depth, stem="imagenet", num_classes=1000)
+    assert parameters(model) == RESNET_PARAMETER_COUNTS[depth]
+
+
+def test_cifar_stem_keeps_the_image_whole():
+    # The 3x3 stem has 64 * 3 * (49 - 9) fewer weights; the head 2048 * 990 + 990.
+    with torch.device("meta"):
+        cifar, imagenet = resnet(50), resnet(50, "imagenet", 1000)
+        images = torch.empty(2, 3, 32, 32)
+    assert parameters(imagenet) - parameters(cifar) == 64 * 3 * 40 + 2048 * 990 + 990
+    sizes = {}
+    for name, model in (("cifar", cifar), ("imagenet", imagenet)):
+        model.layer1.register_forward_hook(
+            lambda module, inputs, output, name=name: sizes.update({name: output.shape[-1]})
+        )
+        assert model(images).shape == (2, 10 if name == "cifar" else 1000)
+    assert sizes == {"cifar": 32, "imagenet": 8}
+
+
+def test_group_norm_replaces_every_batch_norm():
+    model = resnet(18, norm="group")
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    assert not list(model.buffers())
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"depth": 20}, "depth is 20; write one of 18, 34, 50, 101, 152"),
+        ({"stem": "mnist"}, "stem is 'mnist'; write one of 'cifar', 'imagenet'"),
+        ({"norm": "layer"}, "norm is 'layer'; write one of 'batch', 'group'"),
+        ({"num_classes": 0}, "num_classes is 0"),
+    ],
+)
+def test_resnet_refuses_what_it_cannot_build(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        resnet(**arguments)
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_a_catalog_shape_builds_its_published_model(name):
+    with torch.device("meta"):
+        model = Transformer(TransformerConfig.from_shape(model_shape(name)))
+    assert parameters(model) == MODELS[name].published_count
+
+
+def test_parts_have_the_catalog_s_counts():
+    shape = model_shape("llama-3-8b")
+    with torch.device("meta"):
+        model = Transformer(TransformerConfig.from_shape(shape))
+    counts = shape.parameter_counts()
+    assert parameters(model.embed) == counts["embedding"]
+    assert sum(parameters(block.attention) for block in model.blocks) == counts["attention"]
+    assert sum(parameters(block.feedforward) for block in model.blocks) == counts["mlp"]
+    assert parameters(model.head) == counts["head"]
+
+
+def test_only_llama_shapes_become_configurations():
+    with pytest.raises(ValueError, match="gpt2-124m is no Llama-style model"):
+        TransformerConfig.from_shape(model_shape("gpt2-124m"))
+    assert TransformerConfig.from_shape(model_shape("llama-2-7b"), layers=3).layers == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"layers": 0}, "layers is 0"),
+        ({"heads": 32}, "make hidden a multiple of 64"),
+        ({"kv_heads": 3}, "kv_heads must divide heads"),
+        ({"kv_heads": 0}, "kv_heads must divide heads"),
+        ({"checkpoint_every": -1}, "0 turns it off"),
+    ],
+)
+def test_impossible_configurations_are_refused(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        replace(TINY, **change)
+
+
+def test_no_position_sees_a_later_one():
+    model, inputs = tiny(), tokens()
+    changed = inputs.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % 97
+    before, after = model(inputs), model(changed)
+    assert before.shape == (2, 12, 97)
+    torch.testing.assert_close(before[:, :7], after[:, :7], rtol=0, atol=1e-6)
+    assert not torch.allclose(before[:, 7:], after[:, 7:], rtol=0, atol=1e-4)
+
+
+def test_order_of_the_past_matters():
+    model, inputs = tiny(), tokens()
+    swapped = inputs[:, [1, 0, *range(2, 12)]]
+    difference = (model(inputs)[:, -1] - model(swapped)[:, -1]).abs().max()
+    assert difference > 1e-4  # without positions, attention would not notice
+
+
+@pytest.mark.parametrize("changes", [{}, {"tied": True, "qkv_bias": True}, {"checkpoint_every": 1}])
+def test_gradient_reaches_all_parameters(changes):
+    model = tiny(**changes)
+    model(tokens()).square().mean().backward()
+    for name, parameter in model.named_parameters():
+        # The key's bias adds the same to all scores of a query, which softmax ignores.
+        if not name.endswith("key.bias"):
+            assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+def test_tied_head_shares_its_storage_even_after_to_empty():
+    model = tiny(tied=True)
+    assert parameters(tiny()) - parameters(model) == 97 * 32
+    with torch.device("meta"):
+        late = Transformer(replace(TINY, tied=True))
+    late = late.to_empty(device="cpu")
+    for tied in (model, late, late.to(torch.bfloat16)):
+        assert tied.head.weight is tied.embed.weight
+    assert parameters(late) == parameters(model)
+
+
+def test_grouped_queries_equal_full_heads_with_repeated_keys():
+    grouped, full = tiny(), tiny(kv_heads=None)
+    weights = grouped.state_dict()
+    for name, weight in weights.items():
+        if ".key." in name or ".value." in name:
+            weights[name] = weight.view(2, 8, 32).repeat_interleave(2, dim=0).flatten(0, 1)
+    full.load_state_dict(weights)
+    torch.testing.assert_close(grouped(tokens()), full(tokens()))
+
+
+def test_attention_works_with_a_rank_s_share_of_the_heads():
+    model = tiny()
+    whole, captured = model.blocks[0].attention, []
+    whole.register_forward_hook(lambda module, inputs, output: captured.append((inputs, output)))
+    model(tokens())
+    (inputs, expected), total = captured[0], 0
+    for rank in range(2):
+        share = tiny().blocks[0].attention
+        for name in ("query", "key", "value"):
+            getattr(share, name).weight = nn.Parameter(
+                getattr(whole, name).weight.chunk(2, dim=0)[rank]
+            )
+        share.output.weight = nn.Parameter(whole.output.weight.chunk(2, dim=1)[rank])
+        total = total + share(*inputs)
+    torch.testing.assert_close(total, expected)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_checkpointing_changes_memory_and_not_the_gradients(every):
+    saved, gradients = {}, {}
+    for setting in (0, every):
+        model, sizes = tiny(checkpoint_every=setting), []
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, sizes=sizes: (sizes.append(tensor.nbytes), tensor)[1], lambda kept: kept
+        )
+        with hooks:
+            loss = model(tokens()).square().mean()
+        saved[setting] = sum(sizes)
+        loss.backward()
+        gradients[setting] = [parameter.grad for parameter in model.parameters()]
+    assert saved[every] < saved[0] * (0.6 if every == 1 else 0.8)
+    torch.testing.assert_close(gradients[every], gradients[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype):
+    model = tiny()
+    with torch.autocast("cpu", dtype):
+        logits = model(tokens())
+    assert logits.dtype == dtype
+    torch.testing.assert_close(logits.float(), model(tokens()), rtol=0.1, atol=0.02)
+
+
+def test_meta_then_to_empty_then_init_equals_a_model_built_in_place():
+    with torch.device("meta"):
+        late = Transformer(TINY)
+        assert late(torch.empty(2, 12, dtype=torch.int64)).is_meta
+    late.to_empty(device="cpu")
+    late.load_state_dict(tiny().state_dict())
+    torch.testing.assert_close(late(tokens()), tiny()(tokens()))
+    late.init_weights()
+    assert late.embed.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert not list(late.buffers())
+
+
+def test_fake_mode_takes_a_whole_step():
+    with FakeTensorMode():
+        model = Transformer(replace(TINY, checkpoint_every=1))
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.randint(97, (2, 12))).mean().backward()
+        optimizer.step()
+        assert all(isinstance(parameter.grad, FakeTensor) for parameter in model.parameters())
+
+
+def test_compiles_as_one_graph():
+    model = tiny()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(tokens()), model(tokens()))

@@ -1,0 +1,139 @@
+"""A Llama-style transformer, small enough to read in one sitting.
+
+Shapes in comments: B batch, S sequence, H hidden, A heads, K key-value heads, D width of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from utils.models.config import TransformerConfig
+
+Rotation = tuple[Tensor, Tensor]
+
+
+def rotary(length: int, head_dim: int, base: float, device: torch.device) -> Rotation:
+    """Cosines and sines (S, D/2) of rotary positions; Su et al. 2021, equation 34.
+
+    Computed anew in every forward: a buffer made on the meta device would hold garbage after
+    `to_empty`, and would count as memory of the model.
+    """
+    channels = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
+    positions = torch.arange(length, device=device, dtype=torch.float32)
+    angles = torch.outer(positions, base ** (-channels / head_dim))
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Turn each pair of channels of (B, heads, S, D) by the angle of its position."""
+    cos, sin = (part.to(x.dtype) for part in rotation)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    """Causal attention with grouped queries: A query heads share K key and value heads."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        inner = (config.kv_heads or config.heads) * config.head_dim
+        self.query = nn.Linear(config.hidden, config.hidden, bias=config.qkv_bias)
+        self.key = nn.Linear(config.hidden, inner, bias=config.qkv_bias)
+        self.value = nn.Linear(config.hidden, inner, bias=config.qkv_bias)
+        self.output = nn.Linear(config.hidden, config.hidden, bias=False)
+
+    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """(B, S, H) -> (B, S, H)."""
+        query = rotate(self._split(self.query(x)), rotation)  # (B, A, S, D)
+        key = rotate(self._split(self.key(x)), rotation)  # (B, K, S, D)
+        value = self._split(self.value(x))
+        grouped = key.shape[1] != query.shape[1]
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=grouped
+        )
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+    def _split(self, x: Tensor) -> Tensor:
+        # -1 heads: under tensor parallelism a rank's projections hold only some of them.
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (Shazeer 2020): one projection opens and closes the channels of another."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.hidden, config.feedforward, bias=False)
+        self.up = nn.Linear(config.hidden, config.feedforward, bias=False)
+        self.down = nn.Linear(config.feedforward, config.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, S, H) -> (B, S, H)."""
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward, each on a normed copy and added to the residual stream."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
+        self.attention = Attention(config)
+        self.feedforward_norm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
+        self.feedforward = FeedForward(config)
+
+    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """(B, S, H) -> (B, S, H)."""
+        x = x + self.attention(self.attention_norm(x), rotation)
+        return x + self.feedforward(self.feedforward_norm(x))
+
+
+class Transformer(nn.Module):
+    """Tokens (B, S) -> logits (B, S, vocabulary)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocabulary, config.hidden)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
+        self.head = nn.Linear(config.hidden, config.vocabulary, bias=False)
+        self._tie()
+        self.init_weights()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the next token at every position; no position sees a later one."""
+        x = self.embed(tokens)
+        config = self.config
+        rotation = rotary(tokens.shape[1], config.head_dim, config.rotary_base, x.device)
+        for index, block in enumerate(self.blocks):
+            if config.checkpoint_every and index % config.checkpoint_every == 0:
+                x = checkpoint(block, x, rotation, use_reentrant=False)
+            else:
+                x = block(x, rotation)
+        return self.head(self.norm(x))
+
+    @torch.no_grad()
+    def init_weights(self, std: float = 0.02) -> None:
+        """Draw all matrices from N(0, std); call it again after `to_empty`."""
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=std)
+                if getattr(module, "bias", None) is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.RMSNorm):
+                nn.init.ones_(module.weight)
+
+    def to_empty(self, *, device: torch.device | str | None, recurse: bool = True) -> Transformer:
+        """Give a model from the meta device memory, without values (see `init_weights`)."""
+        super().to_empty(device=device, recurse=recurse)
+        self._tie()  # PyTorch makes two tensors of a shared one here
+        return self
+
+    def _tie(self) -> None:
+        if self.config.tied:
+            self.head.weight = self.embed.weight
