@@ -1,0 +1,182 @@
+"""Runs the whole course headless: `make course`.
+
+Every notebook and solution runs in a kernel of its own, in the course's order. The executed
+copies go to build/course/ as web pages, with an index that shows seconds, memory and the
+scoreboard. The notebooks in the repository stay as they are.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import psutil
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, DeadKernelError
+from nbconvert import HTMLExporter
+from nbconvert.filters import strip_ansi
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from utils.units import format_bytes, format_seconds  # noqa: E402
+
+TIERS = ("", "beginner", "intermediate", "advanced")
+CELL_TIMEOUT_SECONDS = 600
+SAMPLE_SECONDS = 0.2
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Big Models, Small Memory</title>
+<style>body {{ font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }}
+td, th {{ padding: .2em 1em; text-align: left }} td.number {{ text-align: right }}</style>
+<h1>Big Models, Small Memory</h1>
+<table><tr><th>notebook</th><th>result</th><th>time</th><th>peak memory of its processes</th></tr>
+{rows}
+</table>
+<h2>Scoreboard</h2>
+{scoreboard}
+</html>
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one notebook did."""
+
+    path: Path
+    error: str
+    seconds: float
+    peak_bytes: int
+    scoreboard: str
+
+
+class MemoryWatch:
+    """Samples the memory of a process and its children: what they hold, shared pages by share."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, pid: int) -> None:
+        """Begin to sample."""
+        self._thread = threading.Thread(target=self._sample, args=(pid,), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End sampling."""
+        self._stop.set()
+        if self._thread:
+            self._thread.join()
+
+    def _sample(self, pid: int) -> None:
+        while not self._stop.is_set():
+            with suppress(psutil.Error):  # a process may end between two looks
+                kernel = psutil.Process(pid)
+                processes = [kernel, *kernel.children(recursive=True)]
+                self.peak_bytes = max(self.peak_bytes, sum(map(held_bytes, processes)))
+            self._stop.wait(SAMPLE_SECONDS)
+
+
+def held_bytes(process: psutil.Process) -> int:
+    """Proportional memory where the system tells it (Linux), else resident memory."""
+    memory = process.memory_full_info()
+    return getattr(memory, "pss", 0) or memory.rss
+
+
+def notebooks(root: Path = ROOT) -> list[Path]:
+    """Lessons and solutions in the order of the course: a lesson, then its lab's solution."""
+    found = [*root.glob("notebooks/**/*.ipynb"), *root.glob("solutions/**/*.ipynb")]
+    found = [path for path in found if ".ipynb_checkpoints" not in path.parts]
+    return sorted(found, key=lambda path: place(path.relative_to(root)))
+
+
+def place(path: Path) -> tuple[int, str, str]:
+    """The sorting key of a notebook: tier, number and name, lesson before solution."""
+    tier = path.parts[1] if len(path.parts) > 2 else ""
+    return TIERS.index(tier), path.stem, path.parts[0]
+
+
+def run(path: Path, target: Path) -> Run:
+    """Run one notebook and write it as a web page."""
+    notebook = nbformat.read(path, as_version=4)
+    watch, started = MemoryWatch(), time.perf_counter()
+    bar = tqdm(total=len(notebook.cells), desc=path.stem[:28].ljust(28), unit="cell", leave=True)
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT_SECONDS,
+        kernel_name="python3",
+        extra_arguments=["--log-level=40"],  # no warning about plain TCP on the loopback address
+        resources={"metadata": {"path": str(path.parent)}},
+        on_cell_complete=lambda **_: bar.update(),
+    )
+    error = ""
+    try:
+        with bar, client.setup_kernel():
+            watch.start(client.km.provisioner.pid)
+            for index, cell in enumerate(notebook.cells):
+                client.execute_cell(cell, index)
+    except (CellExecutionError, DeadKernelError, TimeoutError) as problem:
+        error = strip_ansi(str(problem)).strip().splitlines()[-1]
+    finally:
+        watch.stop()
+    seconds = time.perf_counter() - started
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(HTMLExporter().from_notebook_node(notebook)[0], encoding="utf-8")
+    return Run(path, error, seconds, watch.peak_bytes, last_scoreboard(notebook))
+
+
+def last_scoreboard(notebook: nbformat.NotebookNode) -> str:
+    """What the notebook's last call of scoreboard() showed, as HTML."""
+    shown = ""
+    for cell in notebook.cells:
+        if re.search(r"^scoreboard\(", cell.source, flags=re.MULTILINE):
+            for output in cell.get("outputs", []):
+                data = output.get("data", {"text/plain": output.get("text", "")})
+                plain = f"<pre>{html.escape(data.get('text/plain', ''))}</pre>"
+                shown = data.get("text/html", plain)
+    return shown
+
+
+def index_page(runs: list[Run], root: Path = ROOT) -> str:
+    """The table of all runs and the last scoreboard."""
+    boards = [result.scoreboard for result in runs if result.scoreboard]
+    rows = "\n".join(index_row(result, root) for result in runs)
+    return PAGE.format(rows=rows, scoreboard=boards[-1] if boards else "<p>No entries yet.</p>")
+
+
+def index_row(result: Run, root: Path) -> str:
+    """One row of the index."""
+    name = result.path.relative_to(root).with_suffix("")
+    state = html.escape(result.error) or "passed"
+    return (
+        f'<tr><td><a href="{name}.html">{name}</a></td><td>{state}</td>'
+        f'<td class="number">{format_seconds(result.seconds)}</td>'
+        f'<td class="number">{format_bytes(result.peak_bytes)}</td></tr>'
+    )
+
+
+def main(root: Path = ROOT) -> int:
+    """Run everything; 0 when every notebook ran to its end."""
+    folder = root / "build" / "course"
+    runs = []
+    for path in notebooks(root):
+        runs.append(run(path, folder / path.relative_to(root).with_suffix(".html")))
+        folder.joinpath("index.html").write_text(index_page(runs, root), encoding="utf-8")
+    for result in runs:
+        figures = f"{format_seconds(result.seconds):>8}  {format_bytes(result.peak_bytes):>10}"
+        print(f"{figures}  {result.path.relative_to(root)}  {result.error or 'passed'}")
+    failed = sum(bool(result.error) for result in runs)
+    print(f"build/course/index.html: {len(runs) - failed} passed, {failed} failed")
+    return 1 if failed or not runs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
