@@ -39,7 +39,7 @@ course: setup  ## Set up, then run the whole course headless into build/course/
 	@$(RUN) sources/course.py
 
 bench: setup  ## Print each speed beside its budget
-	@$(RUN) -m pytest benchmarks
+	@$(RUN) -m pytest benchmarks --benchmark-columns=median,iqr,rounds
 
 record: setup  ## Measure on this machine's device and write results/
 	@$(RUN) -m utils.record
