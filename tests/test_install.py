@@ -17,8 +17,7 @@ from utils.install import ROOT, Setup, SetupError
 def setup(tmp_path: Path) -> Setup:
     """A set-up of a small stand-in repository, whose .venv looks finished."""
     (tmp_path / "pyproject.toml").write_text(
-        '[project]\ndependencies = ["a>=1"]\n'
-        '[project.optional-dependencies]\ntest = ["b>=2"]\n'
+        '[project]\ndependencies = ["a>=1"]\n[project.optional-dependencies]\ntest = ["b>=2"]\n'
     )
     (tmp_path / "constraints.txt").write_text("a==1.5\n")
     made = Setup(tmp_path)
