@@ -99,7 +99,7 @@ def test_a_notebook_cell_keeps_its_source_in_the_traceback():
 def test_an_endless_loop_is_stopped_within_its_timeout():
     started = time.monotonic()
     outcome = run_to_outcome(loop, timeout_seconds=0.5)
-    assert outcome.failure.kind == "timeout" and "0.5 s" in outcome.failure.sentence
+    assert outcome.failure.kind == "timeout" and "0.5 s" in outcome.failure.what
     assert time.monotonic() - started < 5  # a loop without end would go on for ever
 
 
@@ -125,8 +125,8 @@ def test_a_signal_is_named(number, words):
 
 
 def test_leaving_by_exit_is_no_result():
-    assert "exit code 3" in run_to_outcome(os._exit, 3, timeout_seconds=10).failure.sentence
-    assert "SystemExit" in run_to_outcome(sys.exit, 3, timeout_seconds=10).failure.sentence
+    assert "exit code 3" in run_to_outcome(os._exit, 3, timeout_seconds=10).failure.what
+    assert "SystemExit" in run_to_outcome(sys.exit, 3, timeout_seconds=10).failure.what
 
 
 def test_what_cannot_travel_is_refused_with_a_reason():

@@ -37,7 +37,6 @@ class KillableProcess:
     """
 
     def __init__(self, function: Callable[..., Any], *args: Any, timeout_seconds: float) -> None:
-        self.name = getattr(function, "__name__", type(function).__name__)
         self.timeout_seconds = timeout_seconds
         self._payload = pack(function, args)
         self._process: BaseProcess | None = None
@@ -56,7 +55,7 @@ class KillableProcess:
         self._messages, for_messages = context.Pipe()
         self._prints, for_prints = context.Pipe(duplex=False)
         ends = (for_messages, for_prints)
-        self._process = context.Process(target=serve, args=(self._payload, *ends), name=self.name)
+        self._process = context.Process(target=serve, args=(self._payload, *ends))
         try:
             with without_main():
                 self._process.start()
@@ -113,14 +112,14 @@ class KillableProcess:
         try:
             kind, content = cloudpickle.loads(data)
         except Exception as error:
-            sentence = f"The result of {self.name} cannot be read here: {error}"
-            return self._finish(failure=Failure("raised", sentence))
+            what = f"has a result that cannot be read here: {error}"
+            return self._finish(failure=Failure("raised", what))
         if kind == READY:
             self._deadline, self._is_called = time.monotonic() + self.timeout_seconds, True
             return None
         if kind == RAISED:
             summary, traceback = content
-            return self._finish(failure=Failure("raised", f"{self.name} raised {summary}", traceback))
+            return self._finish(failure=Failure("raised", f"raised {summary}", traceback))
         return self._finish(value=content)
 
     def _finish(self, value: Any = None, failure: Failure | None = None) -> Outcome:
@@ -145,14 +144,14 @@ class KillableProcess:
 
     def _timeout(self) -> Failure:
         if self._is_called:
-            sentence = f"did not finish within {self.timeout_seconds:g} s and was stopped."
+            what = f"did not finish within {self.timeout_seconds:g} s and was stopped."
         else:
-            sentence = f"had no process within {START_SECONDS:g} s; run this again."
-        return Failure("timeout", f"{self.name} {sentence}")
+            what = f"had no process to run in within {START_SECONDS:g} s; try once more."
+        return Failure("timeout", what)
 
     def _death(self) -> Failure:
         self._process.join(EXIT_SECONDS)
-        return Failure("died", f"The process of {self.name} {describe_exit(self._process.exitcode)}")
+        return Failure("died", describe_exit(self._process.exitcode))
 
 
 def run_killable(function: Callable[..., Any], *args: Any, timeout_seconds: float) -> Any:
@@ -169,7 +168,7 @@ def run_killable(function: Callable[..., Any], *args: Any, timeout_seconds: floa
     outcome = run_to_outcome(function, *args, timeout_seconds=timeout_seconds)
     sys.stdout.write(outcome.output)
     if outcome.failure:
-        raise ChildError(outcome.failure)
+        raise ChildError(_name_of(function), outcome.failure)
     return outcome.value
 
 
@@ -184,3 +183,7 @@ def run_to_outcome(function: Callable[..., Any], *args: Any, timeout_seconds: fl
     finally:
         process.kill()
     return outcome
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)

@@ -13,11 +13,12 @@ _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGABRT")
 class Failure:
     """Why a call has no result.
 
-    `kind` is "raised", "timeout" or "died"; `traceback` is the child's own, where it raised.
+    `kind` is "raised", "timeout" or "died". `what` goes on from a name: "was killed by SIGKILL."
+    `traceback` is the child's own, where it raised.
     """
 
     kind: str
-    sentence: str
+    what: str
     traceback: str = ""
 
 
@@ -33,13 +34,13 @@ class Outcome:
 class ChildError(RuntimeError):
     """A call in another process that gave no result; `failure` says why."""
 
-    def __init__(self, failure: Failure) -> None:
-        super().__init__("\n\n".join(filter(None, [failure.sentence, failure.traceback])))
+    def __init__(self, name: str, failure: Failure) -> None:
+        super().__init__("\n\n".join(filter(None, [f"{name} {failure.what}", failure.traceback])))
         self.failure = failure
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """How a process ended that sent no result; goes on from its name."""
+    """How a process ended that sent no result, as it goes on from a name."""
     if exit_code is None:
         return "closed its connection without a result."
     if exit_code >= 0:
