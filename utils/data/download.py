@@ -93,7 +93,8 @@ def _answer(request: Request, connect_seconds: float, stall_seconds: float) -> H
 
 
 def _reason(error: Exception) -> str:
-    return str(getattr(error, "reason", "") or error) or type(error).__name__
+    cause = getattr(error, "reason", error)  # urllib wraps the socket's own error
+    return getattr(cause, "strerror", None) or str(cause) or type(error).__name__
 
 
 def _receive(response: HTTPResponse, part: Path, name: str) -> None:
