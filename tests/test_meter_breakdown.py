@@ -132,6 +132,39 @@ def test_cast_weights_of_attention_include_its_output_projection() -> None:
     assert timeline.at(end_of(timeline, "forward"))[Category.CAST_WEIGHTS] == expected
 
 
+def test_a_frozen_weight_is_cast_at_every_call() -> None:
+    """Autocast keeps the copy of a weight only if the weight is trained."""
+    frozen, trained = nn.Linear(16, 16), nn.Linear(16, 16)
+    model = nn.Sequential(frozen.requires_grad_(False), trained, frozen, trained)
+    x = torch.ones(4, 16, requires_grad=True)
+
+    def step() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model(x).sum().backward()
+
+    timeline = measure(step, model=model, timed_steps=0).timeline
+    cast = [a for a in timeline.allocations if a.category is Category.CAST_WEIGHTS]
+    assert sum(a.bytes for a in cast) == 2 * 3 * (16 * 16 + 16)
+
+
+def test_gradients_that_the_step_replaces_are_gradients() -> None:
+    """Such as a loop that scales them into new tensors, steps, and then drops them."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters())
+    x = torch.ones(8, 20)
+
+    def step() -> None:
+        model(x).sum().backward()
+        for parameter in model.parameters():
+            parameter.grad = parameter.grad * 0.5
+        optimizer.step()
+        optimizer.zero_grad()
+
+    timeline = metered(Case(model, optimizer, step, (x,))).timeline
+    now = timeline.at(end_of(timeline, "optimizer step"))
+    assert now[Category.GRADIENTS] == total_bytes(model.parameters())
+
+
 def test_without_autocast_nothing_is_cast() -> None:
     timeline = metered(speak(Transformer())).timeline
     assert Category.CAST_WEIGHTS not in timeline.series()

@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.meter_cases import Case, classify, mlp
 from utils.memory import Category, OverBudgetError, budget, measure, phase
+from utils.memory.events import AllocationEvent
 from utils.memory.source import CountingSource, ProfilerSource
 from utils.units import parse_bytes
 
@@ -119,6 +120,20 @@ def test_a_step_that_raises(case: Case, source: Callable[[], Any], fails: str) -
         case.step, model=case.model, optimizer=case.optimizer, timed_steps=0, source=source()
     )
     assert again.peak_bytes == expected.peak_bytes
+
+
+def test_the_recording_stops_when_a_step_raises(case: Case) -> None:
+    class Watched(CountingSource):
+        stopped = 0
+
+        def stop(self) -> list[AllocationEvent]:
+            self.stopped += 1
+            return super().stop()
+
+    source = Watched()
+    with pytest.raises(ZeroDivisionError):
+        measure(lambda: 1 / 0, model=case.model, source=source)
+    assert source.stopped == 1
 
 
 def test_the_learners_own_hooks_stay(case: Case) -> None:
