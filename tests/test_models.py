@@ -138,6 +138,12 @@ def test_a_pair_of_channels_turns_by_its_position_s_angle():
     torch.testing.assert_close(turned, expected)
 
 
+def test_the_model_uses_its_rotary_base():
+    inputs, plain, other = tokens(), tiny(), tiny(rotary_base=10.0)
+    assert torch.equal(plain.embed.weight, other.embed.weight)
+    assert not torch.allclose(plain(inputs), other(inputs), rtol=0, atol=1e-4)
+
+
 def test_attention_is_the_textbook_s():
     attention = tiny(kv_heads=None).blocks[0].attention
     x, rotation = torch.randn(2, 12, 32), rotary(12, 8, 10_000.0, torch.device("cpu"))
