@@ -117,8 +117,9 @@ def scoreboard() -> Scoreboard:
 
 
 def scoreboard_path() -> Path:
-    """Where the rows lie."""
-    return Path(os.environ.get("COURSE_SCOREBOARD") or ROOT / "my_labs" / "scoreboard.json")
+    """Where the rows lie; COURSE_SCOREBOARD may be relative to the repository."""
+    # Relative to the kernel's folder, it would litter the one that the notebook lies in.
+    return ROOT / (os.environ.get("COURSE_SCOREBOARD") or "my_labs/scoreboard.json")
 
 
 def read_rows(path: Path) -> list[Row]:
