@@ -138,7 +138,7 @@ def test_the_stack_reaches_what_is_alive() -> None:
 
 def test_a_long_timeline_keeps_its_peak() -> None:
     blocks = [
-        Allocation(i, 1000 + (i == 7777), 10 * i + 5, 10 * i + 9, Category.OTHER, Phase.FORWARD, "")
+        Allocation(i, 1000 + (i == 7780), 10 * i + 5, 10 * i + 9, Category.OTHER, Phase.FORWARD, "")
         for i in range(10_000)
     ]
     timeline = MemoryTimeline(blocks, [Mark(0, Phase.FORWARD)], 0, 10**5 + 10)
