@@ -45,7 +45,9 @@ def targets(root: Path) -> list[Target]:
     sources = root / "sources"
     found = [path.relative_to(sources) for path in sources.rglob("[0-9][0-9]_*.py")]
     # Numbers run through all tiers, so that the name alone gives the order.
-    return [target for path in sorted(found, key=lambda p: (p.name, p)) for target in _made_by(path)]
+    return [
+        target for path in sorted(found, key=lambda p: (p.name, p)) for target in _made_by(path)
+    ]
 
 
 def _made_by(script: Path) -> list[Target]:

@@ -12,7 +12,10 @@ from nbformat import NotebookNode
 _BAR = re.compile(r"\d+%\|.*\|.*\[|\d+(it|B) \[|\[\d\d:\d\d[<,]")  # what tqdm draws
 _WARNING = re.compile(r"^.*?(\w*Warning: .*|\[W\d{3,}.*)$", re.MULTILINE)
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-WIDGET, STATE = "application/vnd.jupyter.widget-view+json", "application/vnd.jupyter.widget-state+json"
+WIDGET, STATE = (
+    "application/vnd.jupyter.widget-view+json",
+    "application/vnd.jupyter.widget-state+json",
+)
 
 
 def name_of(position: int, cell: NotebookNode) -> str:

@@ -42,7 +42,10 @@ class Row:
     evidence: str
 
     def __post_init__(self) -> None:
-        texts, numbers = (self.lesson, self.what, self.evidence), (self.peak_bytes, self.step_seconds)
+        texts, numbers = (
+            (self.lesson, self.what, self.evidence),
+            (self.peak_bytes, self.step_seconds),
+        )
         right_texts = all(isinstance(text, str) for text in texts)
         if not right_texts or not all(isinstance(n, (int, float, type(None))) for n in numbers):
             raise TypeError(f"a row of the scoreboard takes names and numbers, not {self!r}")
