@@ -170,8 +170,8 @@ def _warmup_steps(model: nn.Module) -> int:
 
 
 def _bucket_bytes(model: nn.Module) -> tuple[int, ...]:
-    if not isinstance(model, nn.parallel.DistributedDataParallel):
-        return ()
+    if not isinstance(model, nn.parallel.DistributedDataParallel) or model.gradient_as_bucket_view:
+        return ()  # as views, the gradients tell where the buckets are
     logged = model._get_ddp_logging_data()
     text = str(logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or "")
     return tuple(int(part) for part in text.split(",") if part.strip())
