@@ -1,0 +1,224 @@
+"""Memory of a plan: formulas of the papers, properties that must hold, and bad input."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from utils.catalog import model_shape
+from utils.planner import Batch, Cluster, Lora, Plan, framework, memory, worst
+from utils.planner.activations import block_bytes, saved_tensors
+from utils.planner.adapters import adapter_parameters
+from utils.planner.memory import CATEGORIES
+from utils.planner.stages import block_parameters, padded_vocabulary, stage_parameters, stages
+from utils.planner.states import state_bytes
+from utils.units import GIB
+
+GPT = model_shape("megatron-7.5b")
+LLAMA = model_shape("llama-2-7b")
+BATCH = Batch(sequences=64, sequence_length=2048)
+PAPER = {"attention": "unfused", "dropout": True}
+
+
+def _peak(plan, model=GPT, batch=BATCH):
+    return worst(memory(model, plan, batch)).allocated_bytes
+
+
+@pytest.mark.parametrize("t", [1, 2, 8])
+def test_activations_are_equations_1_2_and_4_of_korthikanti(t):
+    s, b, h, a = 2048, 4, GPT.hidden, GPT.heads
+    plan = Plan(tp=t, micro_batch=b, **PAPER)
+    scores = 5 * a * s / (h * t)
+    assert block_bytes(GPT, plan, s, "none") == pytest.approx(s * b * h * (10 + 24 / t + scores))
+    if t > 1:
+        both = replace(plan, sequence_parallel=True)
+        assert block_bytes(GPT, both, s, "none") == pytest.approx(s * b * h * (34 / t + scores))
+        assert block_bytes(GPT, both, s, "selective") == pytest.approx(s * b * h * 34 / t)
+    assert block_bytes(GPT, plan, s, "full") == 2 * s * b * h
+
+
+def test_a_llama_block_by_hand():
+    model = model_shape("llama-3-8b")
+    h, f, kv, a = 4096, 14_336, 1024, 32
+    by_hand = 4 * h + 4 * h + 2 * h + 2 * h + 4 * kv + 4 * f + 2 * f + 4 * a
+    assert block_bytes(model, Plan(), 1000, "none") == 1000 * by_hand
+
+
+def test_the_175b_model_on_64_gpus_holds_what_figure_1_shows():
+    plan = Plan(tp=8, pp=8, virtual_stages=3, sequence_parallel=True, recompute="selective",
+                **PAPER)  # fmt: skip
+    first = memory(model_shape("megatron-175b"), plan, BATCH)[0]
+    assert first.bytes_by_category["activations"] / GIB == pytest.approx(12.35, abs=0.01)
+    # The figure divides all parameters by all ranks; the first stage has the embedding besides.
+    assert 45.6 < first.state_bytes / GIB < 48
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("name", ["megatron", "nanotron", "fsdp", "deepspeed", "fp32"])
+def test_zero_on_one_rank_holds_what_no_zero_holds(stage, name):
+    plain = Plan(framework=name)
+    assert memory(GPT, replace(plain, zero_stage=stage), BATCH) == memory(GPT, plain, BATCH)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_zero_does_not_move_activations(stage):
+    held = memory(GPT, Plan(dp=8, zero_stage=stage), BATCH)[0].bytes_by_category
+    assert held["activations"] == memory(GPT, Plan(dp=8), BATCH)[0].bytes_by_category["activations"]
+
+
+def test_zero_stages_shard_what_the_paper_says():
+    rules = framework("zero-paper")
+    total = {k: sum(state_bytes(1e9, rules, k, 16).values()) for k in range(4)}
+    assert total == {0: 16e9, 1: 4e9 + 12e9 / 16, 2: 2e9 + 14e9 / 16, 3: 16e9 / 16}
+
+
+def test_hsdp_shards_over_its_group_alone():
+    whole = Plan(dp=16, zero_stage=3, framework="fsdp")
+    inside = replace(whole, shard_ranks=8)
+    ratio = memory(GPT, inside, BATCH)[0].state_bytes / memory(GPT, whole, BATCH)[0].state_bytes
+    assert ratio == pytest.approx(2)
+
+
+def test_zero_3_pays_for_gathered_blocks():
+    held = memory(GPT, Plan(dp=64, zero_stage=3, framework="fsdp"), BATCH)[0].bytes_by_category
+    assert held["gathered parameters"] >= 2 * 2 * block_parameters(GPT, 1)
+    assert held["gathered parameters"] > held["parameters"]
+
+
+PLANS = st.builds(
+    Plan,
+    dp=st.sampled_from([1, 2, 4]),
+    tp=st.sampled_from([1, 2, 4]),
+    pp=st.sampled_from([1, 2, 4]),
+    zero_stage=st.integers(0, 3),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    attention=st.sampled_from(["flash", "unfused"]),
+    dropout=st.booleans(),
+    micro_batch=st.sampled_from([1, 2, 4]),
+    framework=st.sampled_from(["megatron", "nanotron", "fsdp", "deepspeed", "fp32"]),
+    schedule=st.sampled_from(["1f1b", "gpipe"]),
+    partition=st.sampled_from(["even", "ends", "compute"]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plan=PLANS, model=st.sampled_from([GPT, LLAMA]))
+def test_properties_of_every_plan(plan, model):
+    rows = memory(model, plan, BATCH)
+    for row in rows:
+        assert set(row.bytes_by_category) == set(CATEGORIES)
+        assert min(row.bytes_by_category.values()) >= 0
+        assert row.state_bytes <= row.lasting_bytes <= row.allocated_bytes
+        assert row.allocated_bytes <= row.reserved_bytes < row.device_bytes
+    assert sum(row.stage.layers for row in rows) == model.layers
+    peak = worst(rows).allocated_bytes
+    larger = replace(plan, micro_batch=2 * plan.micro_batch)  # as many micro-batches, each larger
+    assert _peak(larger, model, Batch(sequences=128, sequence_length=2048)) >= peak
+    longer = Batch(sequences=64, sequence_length=4096)
+    assert _peak(plan, model, longer) >= peak
+    assert _peak(replace(plan, recompute="full"), model) <= _peak(
+        replace(plan, recompute="none"), model
+    )
+    assert _peak(replace(plan, offload="optimizer"), model) <= peak
+
+
+def test_recompute_keeps_less():
+    sizes = [block_bytes(GPT, Plan(**PAPER), 2048, name) for name in ("none", "selective", "full")]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_every_parameter_is_on_some_rank():
+    """Without replication the ranks' shares add up to the model, padded vocabulary included."""
+    model = replace(LLAMA, vocabulary=32_000)
+    plan = Plan(pp=4, framework=replace(framework("megatron"), vocabulary_multiple=1))
+    held = sum(
+        sum(stage_parameters(model, plan, stage).values()) for stage in stages(model, plan)
+    )
+    assert held == model.parameter_count
+
+
+def test_a_tied_head_is_a_second_copy_on_the_last_stage():
+    one, two = stages(GPT, Plan()), stages(GPT, Plan(pp=2))
+    table = padded_vocabulary(GPT, Plan()) * GPT.hidden
+    alone = stage_parameters(GPT, Plan(), one[0])
+    assert alone["head"] == GPT.norm_parameters
+    assert stage_parameters(GPT, Plan(pp=2), two[1])["head"] == table + GPT.norm_parameters
+
+
+def test_the_vocabulary_is_padded_for_tensor_parallelism():
+    gpt2 = model_shape("gpt2-1.5b")
+    assert padded_vocabulary(gpt2, Plan()) == 50_304
+    assert padded_vocabulary(gpt2, Plan(tp=8)) == 51_200
+
+
+def test_key_value_heads_are_copied_where_they_are_fewer_than_ranks():
+    model = model_shape("llama-3-70b")  # 8 key-value heads of 128
+    copied = 2 * model.hidden * 128 * 8 / 16
+    share = (block_parameters(model, 8) - 2 * model.hidden) / 2
+    assert block_parameters(model, 16) - 2 * model.hidden == pytest.approx(share + copied)
+
+
+def test_partitions():
+    model = replace(GPT, layers=10)
+    layers = {name: [s.layers for s in stages(model, Plan(pp=4, partition=name))]
+              for name in ("even", "ends")}  # fmt: skip
+    assert layers == {"even": [3, 3, 2, 2], "ends": [2, 3, 3, 2]}
+    nanotron = replace(LLAMA, layers=16, hidden=2048, heads=32, feedforward=8192,
+                       vocabulary=131_072, tied=True)  # fmt: skip
+    placed = stages(nanotron, Plan(pp=4, partition="compute"))
+    assert [s.layers for s in placed] == [5, 5, 5, 1]
+
+
+def test_frozen_matrices_keep_no_inputs():
+    names = {t.name for t in saved_tensors(LLAMA, Plan(framework="bf16", lora=Lora()), 1024)}
+    full = {t.name for t in saved_tensors(LLAMA, Plan(framework="bf16"), 1024)}
+    assert full - names == {"norm 1 normalized", "norm 2 normalized", "q, k, v input",
+                            "feed-forward input", "gated product"}  # fmt: skip
+    assert names - full == {"adapter inputs", "adapter dropout masks", "adapter inner"}
+
+
+def test_lora_trains_little_and_qlora_stores_little():
+    lora = Lora(rank=8)
+    assert adapter_parameters(LLAMA, lora) == 32 * 2 * 8 * 2 * 4096
+    batch = Batch(sequences=1, sequence_length=512)
+    held = {base: memory(LLAMA, Plan(framework="bf16", lora=replace(lora, base=base)), batch)[0]
+            for base in ("bf16", "nf4", "nf4-dq")}  # fmt: skip
+    states = {base: row.bytes_by_category["parameters"] / 1e9 for base, row in held.items()}
+    assert 13.4 < states["bf16"] < 13.6
+    assert 3.8 < states["nf4-dq"] < states["nf4"] < 4.3
+    full = memory(LLAMA, Plan(framework="bf16"), batch)[0]
+    assert held["bf16"].allocated_bytes < full.allocated_bytes / 2
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Plan(tp=0), "tp is 0"),
+        (lambda: Plan(framework="megatorn"), "megatorn"),
+        (lambda: Plan(zero_stage=4), "zero_stage is 4"),
+        (lambda: Plan(recompute="some"), "'selective'"),
+        (lambda: Plan(virtual_stages=2), "Write 1"),
+        (lambda: Plan(sequence_parallel=True), "tp=2"),
+        (lambda: Plan(offload="parameters"), "zero_stage=3"),
+        (lambda: Plan(dp=8, shard_ranks=3), "Nearest that does: 2 or 4"),
+        (lambda: Plan(tp=3).check(GPT, BATCH), "Nearest that does: 2 or 4"),
+        (lambda: Plan(dp=3).check(GPT, BATCH), "2 or 4"),
+        (lambda: Plan(micro_batch=65).check(GPT, BATCH), "Largest micro_batch here: 64"),
+        (lambda: Plan(dp=128).check(GPT, BATCH), "lower dp"),
+        (lambda: Plan(pp=64).check(GPT, BATCH), "Largest pp at this: 36"),
+        (lambda: Plan(pp=8, virtual_stages=2).check(GPT, BATCH), "36"),
+        (lambda: Plan(pp=6, virtual_stages=2).check(GPT, BATCH), "micro-batches"),
+        (lambda: Plan(cp=3).check(GPT, BATCH), "sequence_length"),
+        (lambda: Batch(sequences=0, sequence_length=1), "sequences is 0"),
+        (lambda: Lora(base="fp4"), "'nf4'"),
+        (lambda: Lora(targets=("query",)), "'q'"),
+        (lambda: adapter_parameters(GPT, Lora(targets=("gate",))), "megatron-7.5b"),
+        (lambda: Cluster(gpu="A1000", nodes=1), "A100-80GB"),
+        (lambda: Cluster(gpu="H100", nodes=0), "nodes is 0"),
+        (lambda: Cluster(gpu="H100", nodes=1, usd_per_gpu_hour=-1), "price is 0 or more"),
+    ],
+)
+def test_bad_input_is_refused_with_the_rule(make, words):
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+        make()

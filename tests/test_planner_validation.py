@@ -1,0 +1,94 @@
+"""Predictions stay as near to what was published as they are now."""
+
+import pytest
+
+from utils.validation import compare_all, source, summarize, table, validate
+from utils.validation.bloom import fits
+from utils.validation.comparison import Comparison, quantile
+from utils.validation.report import SOURCES
+from utils.validation.states import printed, zero_cells
+from utils.validation.tables import FOLDER
+
+
+@pytest.fixture(scope="module")
+def summaries():
+    rows = compare_all()
+    return {(row.source, row.quantity): row for row in summarize(rows)}
+
+
+def test_every_cell_of_zero_table_1_is_as_printed():
+    cells = zero_cells()
+    assert len(cells) == 54
+    assert [cell for cell in cells if cell.printed != cell.ours] == []
+
+
+@pytest.mark.parametrize(
+    ("source_name", "quantity", "figure", "bar"),
+    [
+        ("Korthikanti Figure 1", "fig1_param_opt_gib", "worst", 0.03),
+        ("Korthikanti Figure 1", "fig1_act_none_gib", "worst", 0.001),
+        ("Korthikanti Figure 1", "fig1_act_seqsel_gib", "worst", 0.001),
+        ("Megatron-LM CI, 7B and up", "bytes between steps", "worst", 0.05),
+        ("Megatron-LM CI, 7B and up", "peak bytes", "worst", 0.05),
+        ("Megatron-LM CI, small", "peak bytes", "median", 0.03),
+        ("Ultra-Scale sweep", "reserved GiB", "median", 0.06),
+        ("Ultra-Scale sweep", "reserved GiB", "p90", 0.15),
+        ("BLOOM prequel", "nvidia-smi GB", "mean", 0.05),
+        ("litgpt LoRA and QLoRA", "peak GB", "median", 0.10),
+        ("PEFT LoRA", "reserved GB", "median", 0.10),
+    ],
+)
+def test_memory_is_within_its_bar(summaries, source_name, quantity, figure, bar):
+    assert getattr(summaries[source_name, quantity], figure) <= bar
+
+
+@pytest.mark.parametrize("source_name", ["Ultra-Scale sweep", "BLOOM prequel"])
+def test_rows_that_set_no_constant_do_as_well(summaries, source_name):
+    row = next(row for key, row in summaries.items() if key[0] == source_name)
+    assert row.unfitted is not None
+    assert row.unfitted <= 1.25 * row.median
+
+
+@pytest.mark.parametrize("source_name", ["Ultra-Scale sweep", "BLOOM prequel"])
+def test_bytes_per_parameter_alone_are_far_worse(summaries, source_name):
+    row = next(row for key, row in summaries.items() if key[0] == source_name)
+    assert row.baseline is not None
+    assert row.baseline > 3 * row.median
+
+
+def test_bloom_ooms_are_flagged_and_nothing_else():
+    verdicts = fits()
+    assert sum(not ran for _, ran, _ in verdicts) == 2
+    assert [case for case, ran, fit in verdicts if ran != fit] == []
+
+
+def test_printing_as_zero_does():
+    assert [printed(x) for x in (4187.5, 41.25, 35.625, 1.875, 0.1171875, 62.5, 30.0)] == [
+        "4187", "41.3", "35.6", "1.88", "0.12", "62.5", "30",
+    ]  # fmt: skip
+
+
+def test_every_table_names_its_source():
+    names = [path.stem for path in FOLDER.glob("*.csv")]
+    assert names
+    for name in names:
+        assert len(source(name)) > 30, name
+        assert table(name), name
+    with pytest.raises(ValueError, match="zero_table1"):
+        table("zero_table2")
+
+
+def test_errors_are_signed_shares():
+    rows = [Comparison("s", "q", "a", 10, 11, size=10), Comparison("s", "q", "b", 10, 8, size=20)]
+    row = summarize(rows)[0]
+    assert (row.median, row.worst) == pytest.approx((0.15, 0.2))
+    assert row.baseline == pytest.approx(0.375)
+    assert quantile([0, 1, 2, 3], 0.5) == 1.5
+
+
+def test_validate_prints_every_source(capsys):
+    found = validate(("bloom-memory", "adapters"))
+    text = capsys.readouterr().out
+    assert all(row.source in text for row in found)
+    assert "54 of 54 cells as printed" in text
+    assert set(SOURCES) >= {"megatron", "ultrascale-memory"}

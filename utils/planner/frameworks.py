@@ -1,0 +1,132 @@
+"""Conventions of precision and buffers: the same plan holds other bytes in other frameworks.
+
+Every figure is read off the framework's own code (named in `source`) and none is fitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from utils.catalog.lookup import find
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """How one framework stores a parameter's states and a block's activations.
+
+    Attributes:
+        name: What `framework` finds it by.
+        parameter_bytes: The copy that computes.
+        gradient_bytes: Kept from the first backward to the step. Gradients that are only alive
+            inside one backward pass are `backward_gradient_bytes`.
+        master_bytes: Second, finer copy of the parameters; 0 where there is none.
+        moment_bytes: Adam's two moments together.
+        bucket_bytes: Per parameter, a lasting communication copy of gradients with dp above 1.
+        fixed_buffer_bytes: Reduce and gather buckets of a fixed size, with dp above 1.
+        backward_gradient_bytes: Per parameter, gradients that pile up during one backward pass
+            before they are added to the lasting ones.
+        step_gradient_bytes: Per parameter of the rank's optimizer shard, a finer copy of the
+            gradient while the optimizer steps.
+        gathered_bytes: Per parameter of a block gathered by ZeRO-3 (its compute type).
+        gathered_blocks: Blocks alive at once under ZeRO-3: the one computing and those prefetched.
+        residual_bytes: Width of one element of the residual stream and of block inputs.
+        eager_norm: RMSNorm is plain PyTorch, which keeps more than a fused kernel does.
+        fused_gate: SwiGLU keeps its two inputs alone; unfused it also keeps silu(gate).
+        gathered_inputs: Under sequence parallelism, the share (0 to 1) of inputs of
+            column-parallel matrices that are kept gathered instead of gathered again in backward.
+        loss_bytes: Per logit on the rank at the peak of the loss, with the logits themselves.
+        vocabulary_multiple: The vocabulary is padded to a multiple of this times tp.
+        source: Where this was read.
+    """
+
+    name: str
+    parameter_bytes: float = 2
+    gradient_bytes: float = 4
+    master_bytes: float = 4
+    moment_bytes: float = 8
+    bucket_bytes: float = 0
+    fixed_buffer_bytes: float = 0
+    backward_gradient_bytes: float = 0
+    step_gradient_bytes: float = 0
+    gathered_bytes: float = 2
+    gathered_blocks: int = 2
+    residual_bytes: int = 2
+    eager_norm: bool = False
+    fused_gate: bool = True
+    gathered_inputs: float = 0
+    loss_bytes: float = 6
+    vocabulary_multiple: int = 128
+    source: str = ""
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes per parameter of an unsharded rank: 16 for the ZeRO paper's mixed precision."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    @property
+    def optimizer_bytes(self) -> float:
+        """Master copy and moments, what ZeRO-1 shards."""
+        return self.master_bytes + self.moment_bytes
+
+
+_ROWS = [
+    Framework(
+        name="zero-paper", gradient_bytes=2,
+        source="Rajbhandari et al. 2019, arXiv:1910.02054, section 3.1: 2 + 2 + K, K = 12",
+    ),
+    Framework(
+        name="megatron",
+        source="Megatron-LM: float32 main gradients, float32 main parameters and moments in "
+        "distrib_optimizer.py; logits cast to float32 in cross_entropy.py, in place after that",
+    ),
+    Framework(
+        name="megatron-deepspeed-fp16", gradient_bytes=2, step_gradient_bytes=4,
+        fixed_buffer_bytes=2e9, loss_bytes=10,
+        source="Megatron-DeepSpeed with DeepSpeed's stage_1_and_2.py: float16 gradients, a "
+        "float32 copy of the partition's gradient at the step, buckets of 5e8 elements",
+    ),
+    Framework(
+        name="megatron-deepspeed-bf16", gradient_bytes=6, fixed_buffer_bytes=3e9, loss_bytes=10,
+        source="DeepSpeed's bf16_optimizer.py: float32 gradients, and the bfloat16 ones are "
+        "zeroed after they are added, not freed; buckets of 5e8 elements, float32 to reduce",
+    ),
+    Framework(
+        name="nanotron", bucket_bytes=2, backward_gradient_bytes=2, fused_gate=False,
+        gathered_inputs=0.2, loss_bytes=10, vocabulary_multiple=1,
+        source="nanotron: gradient_accumulator.py (float32 gradients of all parameters), "
+        "DistributedDataParallel buckets in bfloat16, tensor_parallel/functional.py",
+    ),
+    Framework(
+        name="deepspeed", gradient_bytes=2, step_gradient_bytes=4, fixed_buffer_bytes=2e9,
+        fused_gate=False,
+        loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
+        source="DeepSpeed's stage_1_and_2.py and stage3.py",
+    ),
+    Framework(
+        name="fsdp", parameter_bytes=4, gradient_bytes=4, master_bytes=0, gathered_bytes=2,
+        fused_gate=False, loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
+        source="PyTorch FSDP2 with MixedPrecisionPolicy(bf16, reduce fp32): float32 shards are "
+        "master and parameter in one",
+    ),
+    Framework(
+        name="fp32", parameter_bytes=4, gradient_bytes=4, master_bytes=0, gathered_bytes=4,
+        residual_bytes=4, fused_gate=False, loss_bytes=16,
+        vocabulary_multiple=1, source="Plain PyTorch, everything in float32",
+    ),
+    Framework(
+        name="bf16", gradient_bytes=2, master_bytes=0, moment_bytes=4, fused_gate=False,
+        loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
+        source="Plain PyTorch with the whole model and its optimizer in bfloat16",
+    ),
+]  # fmt: skip
+
+FRAMEWORKS: dict[str, Framework] = {row.name: row for row in _ROWS}
+
+
+def framework(name: str) -> Framework:
+    """The conventions called `name`: `framework("megatron")`.
+
+    Raises:
+        ValueError: no such framework; the sentence gives the nearest names.
+    """
+    return find(FRAMEWORKS, name, "framework")

@@ -1,0 +1,174 @@
+"""What is planned: how a model is laid out over ranks, and the batch of one optimizer step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from utils.catalog import ModelShape
+from utils.planner.adapters import Lora
+from utils.planner.frameworks import FRAMEWORKS, Framework, framework
+from utils.planner.rules import divides, one_of, positive
+
+RECOMPUTE = ("none", "selective", "full")
+SCHEDULES = ("1f1b", "gpipe")
+PARTITIONS = ("even", "ends", "compute")
+OFFLOADS = ("none", "optimizer", "parameters")
+ATTENTIONS = ("flash", "unfused")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The batch of one optimizer step, over all ranks.
+
+    Attributes:
+        sequences: Sequences in the global batch.
+        sequence_length: Tokens in one sequence, s.
+    """
+
+    sequences: int
+    sequence_length: int
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where a count is below one."""
+        positive("batch", sequences=self.sequences, sequence_length=self.sequence_length)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.sequences * self.sequence_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A layout: which rank holds and computes what.
+
+    Attributes:
+        dp: Data-parallel replicas.
+        tp: Ranks that share each matrix (tensor parallelism).
+        pp: Pipeline stages.
+        cp: Ranks that share each sequence (context parallelism).
+        virtual_stages: Chunks of layers that each stage holds; above 1 the schedule is interleaved
+            (Narayanan et al. 2021, section 2.2).
+        schedule: "1f1b" or "gpipe".
+        partition: How layers are dealt to stages. "even": alike, the first stages one more where
+            they do not divide. "ends": embedding and head count as a layer each. "compute":
+            nanotron's, a stage is full once its matrix products pass its share.
+        sequence_parallel: Norms, dropouts and residuals are split over the tp ranks as well
+            (Korthikanti et al. 2022, section 4.2.2).
+        zero_stage: 0 to 3: optimizer state, then gradients, then parameters are sharded over the
+            data-parallel ranks (Rajbhandari et al. 2019). FSDP's full sharding is 3.
+        shard_ranks: Ranks over which ZeRO shards; None for all dp * cp of them. Fewer is HSDP:
+            sharded inside the group, replicated between groups.
+        recompute: "none", "selective" (the attention scores, Korthikanti section 5) or "full"
+            (every block from its input).
+        attention: "flash" keeps no scores; "unfused" keeps them all.
+        dropout: Dropout of 0.1 is on, so that its masks are kept.
+        micro_batch: Sequences that one rank passes through the model at once, b.
+        framework: Whose conventions of precision and buffers hold, by name or your own.
+        offload: "none"; "optimizer": master copy and moments live in host memory; "parameters":
+            these and the sharded parameters, which needs zero_stage 3.
+        lora: Low-rank adapters on a frozen base; None trains every parameter.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    virtual_stages: int = 1
+    schedule: str = "1f1b"
+    partition: str = "even"
+    sequence_parallel: bool = False
+    zero_stage: int = 0
+    shard_ranks: int | None = None
+    recompute: str = "none"
+    attention: str = "flash"
+    dropout: bool = False
+    micro_batch: int = 1
+    framework: Framework | str = field(default="megatron")
+    offload: str = "none"
+    lora: Lora | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse layouts that contradict themselves. Raises ValueError with the rule."""
+        positive(
+            "plan", dp=self.dp, tp=self.tp, pp=self.pp, cp=self.cp, micro_batch=self.micro_batch,
+            virtual_stages=self.virtual_stages, shard_ranks=self.shard_group,
+        )  # fmt: skip
+        one_of("schedule", self.schedule, SCHEDULES)
+        one_of("partition", self.partition, PARTITIONS)
+        one_of("recompute", self.recompute, RECOMPUTE)
+        one_of("attention", self.attention, ATTENTIONS)
+        one_of("offload", self.offload, OFFLOADS)
+        one_of("zero_stage", self.zero_stage, (0, 1, 2, 3))
+        if isinstance(self.framework, str):
+            one_of("framework", self.framework, tuple(FRAMEWORKS))
+        divides("shard_ranks", self.shard_group, "dp * cp", self.dp * self.cp)
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.virtual_stages > 1 and (self.pp == 1 or self.schedule != "1f1b"):
+            raise ValueError(
+                f"virtual_stages is {self.virtual_stages}, but only 1f1b over two or more stages "
+                f"interleaves; pp is {self.pp} and the schedule {self.schedule!r}. Write 1."
+            )
+        if self.sequence_parallel and self.tp == 1:
+            raise ValueError("sequence_parallel splits over tp, and tp is 1. Write False, or tp=2.")
+        if self.offload == "parameters" and self.zero_stage != 3:
+            raise ValueError(
+                f"offload='parameters' needs sharded parameters, zero_stage 3, not "
+                f"{self.zero_stage}. Write zero_stage=3 or offload='optimizer'."
+            )
+
+    @property
+    def ranks(self) -> int:
+        """GPUs that the plan uses: dp * tp * pp * cp."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def shard_group(self) -> int:
+        """Ranks over which ZeRO shards states."""
+        return self.dp * self.cp if self.shard_ranks is None else self.shard_ranks
+
+    @property
+    def rules(self) -> Framework:
+        """The conventions of the plan's framework."""
+        return framework(self.framework) if isinstance(self.framework, str) else self.framework
+
+    def micro_batches(self, batch: Batch) -> int:
+        """Micro-batches that one replica passes through in one step, m.
+
+        Raises:
+            ValueError: the batch does not divide into them.
+        """
+        share = self.dp * self.micro_batch
+        if share > batch.sequences:
+            raise ValueError(
+                f"micro_batch {self.micro_batch} on {self.dp} replicas needs {share} sequences, "
+                f"and the batch has {batch.sequences}. Largest micro_batch here: "
+                f"{batch.sequences // self.dp or 'none, lower dp'}."
+            )
+        divides("dp * micro_batch", share, "sequences of the batch", batch.sequences)
+        return batch.sequences // share
+
+    def check(self, model: ModelShape, batch: Batch) -> None:
+        """Hold the plan against a model and a batch.
+
+        Raises:
+            ValueError: something does not divide, with the rule, the numbers and what does.
+        """
+        divides("tp", self.tp, "attention heads", model.heads)
+        divides("tp", self.tp, "feed-forward width", model.feedforward)
+        divides("cp", self.cp, "sequence_length", batch.sequence_length)
+        if self.sequence_parallel:
+            divides("tp * cp", self.tp * self.cp, "sequence_length", batch.sequence_length)
+        if self.pp * self.virtual_stages > model.layers:
+            raise ValueError(
+                f"{self.pp} stages of {self.virtual_stages} chunks need as many layers, and "
+                f"{model.name} has {model.layers}. Largest pp at this: "
+                f"{model.layers // self.virtual_stages}."
+            )
+        if self.virtual_stages > 1:
+            divides("pp * virtual_stages", self.pp * self.virtual_stages, "layers", model.layers)
+        m = self.micro_batches(batch)
+        if self.virtual_stages > 1:
+            divides("pp, where stages interleave,", self.pp, "micro-batches", m)

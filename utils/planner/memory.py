@@ -1,0 +1,203 @@
+"""Bytes of one rank, by category and pipeline stage, at the moment when they are most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from utils.catalog import Device, ModelShape
+from utils.planner import calibration
+from utils.planner.activations import block_bytes, working_bytes
+from utils.planner.adapters import matrix_shapes
+from utils.planner.layout import Batch, Plan
+from utils.planner.schedules import in_flight_closed
+from utils.planner.stages import (
+    Stage,
+    block_parameters,
+    padded_vocabulary,
+    stage_parameters,
+    stages,
+)
+from utils.planner.states import buffer_bytes, states
+
+CATEGORIES = (
+    "parameters", "gradients", "optimizer state", "communication buffers", "gathered parameters",
+    "activations", "logits and loss", "temporaries", "workspaces",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """What one rank of a stage holds at its peak.
+
+    Attributes:
+        stage: The stage.
+        phase: When the peak is: "forward", "backward" or "step".
+        bytes_by_category: Bytes at that moment, for each of `CATEGORIES`.
+        parameters: Parameters that the rank computes with.
+        in_flight: Blocks whose activations it holds at once.
+    """
+
+    stage: Stage
+    phase: str
+    bytes_by_category: dict[str, float]
+    parameters: float
+    in_flight: float
+
+    @property
+    def allocated_bytes(self) -> float:
+        """Peak of the allocator: `torch.cuda.max_memory_allocated`."""
+        return sum(self.bytes_by_category.values())
+
+    @property
+    def lasting_bytes(self) -> float:
+        """Between steps: states, communication buffers and workspaces."""
+        names = ("communication buffers", "workspaces")
+        return self.state_bytes + sum(self.bytes_by_category[name] for name in names)
+
+    @property
+    def reserved_bytes(self) -> float:
+        """The allocator's segments with their gaps: `torch.cuda.max_memory_reserved`.
+
+        Gaps come with what comes and goes; lasting bytes are allocated once, in large pieces.
+        """
+        passing = self.allocated_bytes - self.lasting_bytes
+        return self.allocated_bytes + calibration.FRAGMENTATION * passing
+
+    @property
+    def device_bytes(self) -> float:
+        """What `nvidia-smi` shows: segments, CUDA's context and NCCL's buffers."""
+        return self.reserved_bytes + calibration.CONTEXT_BYTES
+
+    def fits(self, gpu: Device) -> bool:
+        """Whether the device has room for it all."""
+        return self.device_bytes <= gpu.memory_bytes
+
+    @property
+    def state_bytes(self) -> float:
+        """What lasts from step to step: parameters, gradients and optimizer state."""
+        names = ("parameters", "gradients", "optimizer state")
+        return sum(self.bytes_by_category[name] for name in names)
+
+
+def memory(model: ModelShape, plan: Plan, batch: Batch) -> tuple[StageMemory, ...]:
+    """Peak memory of each pipeline stage, first to last.
+
+    Raises:
+        ValueError: plan, model and batch do not divide, see `Plan.check`.
+    """
+    plan.check(model, batch)
+    return tuple(_stage_memory(model, plan, batch, stage) for stage in stages(model, plan))
+
+
+def worst(rows: tuple[StageMemory, ...]) -> StageMemory:
+    """The stage that holds most."""
+    return max(rows, key=lambda row: row.allocated_bytes)
+
+
+def _stage_memory(model: ModelShape, plan: Plan, batch: Batch, stage: Stage) -> StageMemory:
+    parameters = sum(stage_parameters(model, plan, stage).values())
+    blocks = in_flight_blocks(plan, batch, stage)
+    lasting = states(model, plan, stage) | {
+        "gathered parameters": gathered_bytes(model, plan, stage),
+        "workspaces": float(calibration.WORKSPACE_BYTES),
+        "communication buffers": buffer_bytes(model, plan, stage)
+        + _received_bytes(model, plan, batch),
+    }
+    phases = _phases(model, plan, batch, stage, blocks)
+    held = {name: _fill(lasting | {k: lasting.get(k, 0.0) + v for k, v in moment.items()})
+            for name, moment in phases.items()}  # fmt: skip
+    phase = max(held, key=lambda name: sum(held[name].values()))
+    return StageMemory(stage, phase, held[phase], parameters, blocks)
+
+
+def _fill(amounts: dict[str, float]) -> dict[str, float]:
+    return {name: amounts.get(name, 0.0) for name in CATEGORIES}
+
+
+def in_flight_blocks(plan: Plan, batch: Batch, stage: Stage) -> float:
+    """Blocks whose activations a rank of the stage holds at once, over all micro-batches."""
+    m, v = plan.micro_batches(batch), plan.virtual_stages
+    chunks = in_flight_closed(plan.schedule, stage.index, plan.pp, m, v)
+    return chunks * stage.layers / v
+
+
+def gathered_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:
+    """Whole parameters that ZeRO-3 holds while it computes.
+
+    The block at work and the prefetched ones; and on a stage that holds them, the largest of
+    embedding and head, where that is more than a block.
+    """
+    if plan.zero_stage < 3 or plan.shard_group == 1:
+        return 0.0
+    block = block_parameters(model, plan.tp)
+    table = padded_vocabulary(model, plan) * model.hidden / plan.tp
+    ends = table if stage.embedding or stage.head else 0.0
+    blocks = min(plan.rules.gathered_blocks, stage.layers)
+    return plan.rules.gathered_bytes * max(blocks * block, ends + (blocks - 1) * block)
+
+
+def _phases(
+    model: ModelShape, plan: Plan, batch: Batch, stage: Stage, blocks: float
+) -> dict[str, dict[str, float]]:
+    """What comes on top of the lasting bytes, at each moment that can be the peak."""
+    s = batch.sequence_length
+    kept = block_bytes(model, plan, s, plan.recompute)
+    tokens = plan.micro_batch * s / plan.cp
+    logits = stage.head * tokens * padded_vocabulary(model, plan) / plan.tp
+    passing = stage.layers / plan.virtual_stages  # blocks of the micro-batch at work
+    working = working_bytes(model, plan, s)
+    if plan.recompute != "none":  # backward first makes the rest of the block's tensors again
+        working += block_bytes(model, plan, s, "none") - kept
+    grads = _backward_gradients(model, plan, stage) + _dequantized(model, plan, stage)
+    return {
+        "forward": {
+            "activations": blocks * kept,
+            "logits and loss": logits * plan.rules.loss_bytes,
+            "temporaries": _dequantized(model, plan, stage),
+        },
+        "backward": {
+            "activations": blocks * kept,
+            "logits and loss": 0.0,
+            "temporaries": working + grads / max(passing, 1),
+        },
+        "end of backward": {
+            "activations": (blocks - passing + min(passing, 1)) * kept,
+            "temporaries": working + grads,
+        },
+        "step": {"temporaries": _step_bytes(model, plan, stage)},
+    }
+
+
+def _received_bytes(model: ModelShape, plan: Plan, batch: Batch) -> float:
+    """Block inputs and their gradients that interleaving receives and keeps, one pair a chunk.
+
+    Inferred: Megatron-LM's interleaved schedule is a nest of closures, whose lists Python frees
+    late; its CI logs 2 * (v - 1) such tensors more than the states between steps.
+    """
+    tensor = block_bytes(model, plan, batch.sequence_length, "full")
+    return 2 * (plan.virtual_stages - 1) * tensor
+
+
+def _backward_gradients(model: ModelShape, plan: Plan, stage: Stage) -> float:
+    if plan.lora is not None:
+        return 0.0
+    count = sum(stage_parameters(model, plan, stage).values())
+    return count * plan.rules.backward_gradient_bytes
+
+
+def _dequantized(model: ModelShape, plan: Plan, stage: Stage) -> float:
+    """The largest matrix while it multiplies: float32 as bitsandbytes restores it, and 16 bits."""
+    if plan.lora is None or plan.lora.base == "bf16":
+        return 0.0
+    largest = max(rows * columns for rows, columns in matrix_shapes(model).values())
+    if stage.head and plan.lora.quantized_head:
+        largest = max(largest, model.vocabulary * model.hidden)
+    return (4 + 2) * largest / plan.tp
+
+
+def _step_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:
+    if plan.lora is not None:
+        return 0.0
+    count = sum(stage_parameters(model, plan, stage).values())
+    sharded = plan.shard_group if plan.zero_stage >= 1 else 1
+    return count / sharded * plan.rules.step_gradient_bytes

@@ -1,0 +1,103 @@
+"""Which layers, and how many parameters, each pipeline stage holds on each tensor-parallel rank."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from utils.catalog import ModelShape
+from utils.planner.layout import Plan
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pipeline stage.
+
+    Attributes:
+        index: Its place, from 0.
+        layers: Transformer blocks it holds, over all its chunks.
+        embedding: It holds the embedding, so it is the first.
+        head: It holds the last norm, the head and the loss, so it is the last.
+    """
+
+    index: int
+    layers: int
+    embedding: bool
+    head: bool
+
+
+def stages(model: ModelShape, plan: Plan) -> tuple[Stage, ...]:
+    """The plan's stages, first to last."""
+    if plan.partition == "compute":
+        counts, head = _compute(model, plan.pp)
+    else:
+        counts = (_even if plan.partition == "even" else _ends)(model, plan.pp)
+        head = plan.pp - 1
+    return tuple(Stage(i, count, i == 0, i == head) for i, count in enumerate(counts))
+
+
+def _even(model: ModelShape, p: int) -> list[int]:
+    whole, extra = divmod(model.layers, p)
+    return [whole + (i < extra) for i in range(p)]
+
+
+def _ends(model: ModelShape, p: int) -> list[int]:
+    """Embedding and head count as a layer each: (L + 2) / p a stage."""
+    whole, extra = divmod(model.layers + 2, p)
+    counts = [whole + (i < extra) for i in range(p)]
+    counts[0] -= 1
+    counts[-1] -= 1
+    return counts
+
+
+def _compute(model: ModelShape, p: int) -> tuple[list[int], int]:
+    """nanotron's rule (models/base.py): a stage is full once it passes its share of products.
+
+    The head goes where the last block left off, which need not be the last stage.
+    """
+    block = sum(model.layer_parameter_counts().values()) - 2 * model.norm_parameters
+    total = model.layers * block + model.vocabulary * model.hidden
+    counts, stage, passed = [0] * p, 0, 0
+    for _ in range(model.layers):
+        counts[stage] += 1
+        passed += block
+        if passed * p >= total * (stage + 1):
+            stage += 1
+    return counts, stage
+
+
+def padded_vocabulary(model: ModelShape, plan: Plan) -> int:
+    """Rows of the embedding after padding, so that tp divides them."""
+    multiple = plan.rules.vocabulary_multiple * plan.tp
+    return math.ceil(model.vocabulary / multiple) * multiple
+
+
+def block_parameters(model: ModelShape, tp: int) -> float:
+    """Parameters of one block on one tp rank.
+
+    Matrices and the biases of column-parallel ones are divided; norms and the biases of
+    row-parallel ones are on every rank, and so are key-value heads where there are fewer than tp.
+    """
+    counts = model.layer_parameter_counts()
+    row_biases = 2 * model.hidden if model.family == "gpt" else 0
+    copies = max(1, tp // model.key_value_heads)
+    key_value = 2 * model.hidden * model.key_value_heads * model.head_dim * (copies - 1)
+    split = counts["attention"] + counts["mlp"] - row_biases + key_value
+    return split / tp + row_biases + counts["norms"]
+
+
+def stage_parameters(model: ModelShape, plan: Plan, stage: Stage) -> dict[str, float]:
+    """Parameters on one rank of a stage: "blocks", "embedding", "head".
+
+    A tied head on another stage than the embedding is a second copy (Megatron-LM, nanotron).
+    """
+    table = padded_vocabulary(model, plan) * model.hidden / plan.tp
+    counts = {"blocks": stage.layers * block_parameters(model, plan.tp)}
+    counts["embedding"] = 0.0
+    if stage.embedding:
+        positions = model.max_sequence + model.extra_positions
+        counts["embedding"] = table + model.embedding_norm * model.norm_parameters
+        counts["embedding"] += positions * model.hidden * (model.positions == "learned")
+    shared = model.tied and stage.embedding
+    counts["head"] = stage.head * (model.norm_parameters + (0.0 if shared else table))
+    return counts

@@ -1,0 +1,69 @@
+"""Parameters, gradients and optimizer state: the bytes that last from step to step.
+
+ZeRO (Rajbhandari et al. 2019, arXiv:1910.02054, section 5 and Table 1): with 2 + 2 + K bytes per
+parameter, K = 12, N ranks hold 4 + 12/N, 2 + 14/N and 16/N bytes per parameter at stages 1, 2, 3.
+"""
+
+from __future__ import annotations
+
+from utils.catalog import ModelShape
+from utils.planner.adapters import adapter_parameters
+from utils.planner.frameworks import Framework
+from utils.planner.layout import Plan
+from utils.planner.stages import Stage, stage_parameters
+
+
+def state_bytes(
+    parameters: float, rules: Framework, zero_stage: int, ranks: int, offload: str = "none"
+) -> dict[str, float]:
+    """Bytes of one rank's "parameters", "gradients" and "optimizer state".
+
+    Args:
+        parameters: Parameters that the rank computes with, before ZeRO shards them.
+        rules: The framework's bytes per parameter.
+        zero_stage: 0 to 3.
+        ranks: N, over which ZeRO shards.
+        offload: "none", "optimizer" or "parameters", see `Plan`.
+    """
+    share = {level: parameters / (ranks if zero_stage >= level else 1) for level in (1, 2, 3)}
+    return {
+        "parameters": share[3] * rules.parameter_bytes * (offload != "parameters"),
+        "gradients": share[2] * rules.gradient_bytes,
+        "optimizer state": share[1] * rules.optimizer_bytes * (offload == "none"),
+    }
+
+
+def states(model: ModelShape, plan: Plan, stage: Stage) -> dict[str, float]:
+    """`state_bytes` of one rank of a stage."""
+    if plan.lora is not None:
+        return _adapter_states(model, plan, stage)
+    count = sum(stage_parameters(model, plan, stage).values())
+    return state_bytes(count, plan.rules, plan.zero_stage, plan.shard_group, plan.offload)
+
+
+def buffer_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:
+    """Lasting communication buffers of the data-parallel ranks."""
+    if plan.dp * plan.cp == 1 or plan.lora is not None:
+        return 0.0
+    count = sum(stage_parameters(model, plan, stage).values())
+    copies = plan.rules.bucket_bytes if plan.zero_stage < 2 else 0.0
+    return count * copies + plan.rules.fixed_buffer_bytes
+
+
+def _adapter_states(model: ModelShape, plan: Plan, stage: Stage) -> dict[str, float]:
+    """Frozen base in its own type, adapters with gradients and moments in theirs."""
+    lora = plan.lora
+    assert lora is not None
+    counts = stage_parameters(model, plan, stage)
+    norms = stage.layers * 2 * model.norm_parameters
+    matrices = counts["blocks"] - norms + counts["head"] * lora.quantized_head
+    plain = sum(counts.values()) - matrices
+    base = matrices * lora.base_bytes + plain * plan.rules.parameter_bytes
+    trained = adapter_parameters(model, lora) * stage.layers / model.layers / plan.tp
+    adapters = trained * lora.adapter_bytes
+    n = {level: plan.shard_group if plan.zero_stage >= level else 1 for level in (1, 2, 3)}
+    return {
+        "parameters": (base + adapters) / n[3] * (plan.offload != "parameters"),
+        "gradients": adapters / n[2],
+        "optimizer state": 2 * adapters / n[1] * (plan.offload == "none"),
+    }

@@ -1,0 +1,69 @@
+"""The Ultra-Scale Playbook's sweep: nanotron on 8 to 512 H100, thousands of layouts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from utils.catalog import ModelShape
+from utils.planner import Batch, Plan, memory
+from utils.planner.frameworks import framework
+from utils.units import GIB
+from utils.validation.comparison import Comparison
+from utils.validation.tables import table, whole
+
+# nanotron's scripts/scaling_benchmarks.py: no grouped queries, heads of the embedding tied in
+# models with a feed-forward width below 10,000.
+MODELS = {
+    "1B": ModelShape(name="nanotron-1b", family="llama", layers=16, hidden=2048, heads=32,
+                     feedforward=8192, vocabulary=131_072, max_sequence=4096, tied=True),
+    "8B": ModelShape(name="nanotron-8b", family="llama", layers=32, hidden=4096, heads=32,
+                     feedforward=14_336, vocabulary=131_072, max_sequence=4096),
+}  # fmt: skip
+SEQUENCE_LENGTH = 4096
+
+# The same script repeats the runs with stages under a later nanotron ("pp==1: skip ... job_id <
+# 14097150"), so the table holds two versions. They differ in whether column-parallel inputs stay
+# gathered: these shares describe the mixture of each and were set on the even lines.
+GATHERED_ONE_STAGE = 0.8
+
+
+def measured() -> list[tuple[int, dict[str, str]]]:
+    """Line number and row of the layouts that ran within nodes (tp up to 8)."""
+    rows = enumerate(table("ultrascale_nanotron_h100"))
+    return [(i, r) for i, r in rows if r["status"] == "measured" and int(r["tp"]) <= 8]
+
+
+def memory_comparisons() -> list[Comparison]:
+    """Reserved GiB of the first stage, the one that the run logged."""
+    rows = []
+    for line, row in measured():
+        model, plan, batch = setup(row)
+        first = memory(model, plan, batch)[0]
+        rows.append(
+            Comparison("Ultra-Scale sweep", "reserved GiB", case(row), float(row["gpu_memory_gb"]),
+                       first.reserved_bytes / GIB, first.parameters, line % 2 == 0)
+        )  # fmt: skip
+    return rows
+
+
+def setup(row: dict[str, str]) -> tuple[ModelShape, Plan, Batch]:
+    """Model, plan and batch of one row."""
+    dp, tp, pp = (whole(row[name]) for name in ("dp", "tp", "pp"))
+    rules = framework("nanotron")
+    if pp == 1:
+        rules = replace(rules, gathered_inputs=GATHERED_ONE_STAGE)
+    plan = Plan(
+        dp=dp, tp=tp, pp=pp, zero_stage=whole(row["zero"]) if dp > 1 else 0,
+        sequence_parallel=tp > 1, micro_batch=whole(row["mbs"]), partition="compute",
+        framework=rules,
+    )  # fmt: skip
+    sequences = dp * plan.micro_batch * whole(row["grad_acc"])
+    return MODELS[row["model"]], plan, Batch(sequences=sequences, sequence_length=SEQUENCE_LENGTH)
+
+
+def case(row: dict[str, str]) -> str:
+    """A row's name."""
+    return (
+        f"{row['model']} dp{row['dp']} tp{row['tp']} pp{row['pp']} zero{row['zero']} "
+        f"mbs{row['mbs']} x{row['grad_acc']}"
+    )
