@@ -2,20 +2,51 @@
 
 from utils.planner.adapters import Lora
 from utils.planner.cluster import Cluster, network
+from utils.planner.compare import compare_plans, plan_name
+from utils.planner.cost import Cost, cost
+from utils.planner.estimate import Estimate, estimate
+from utils.planner.explain import (
+    Neighbour,
+    explain,
+    one_change_that_fits,
+    why_it_does_not_fit,
+)
 from utils.planner.frameworks import FRAMEWORKS, Framework, framework
+from utils.planner.goodput import FailureRate, Goodput, goodput
 from utils.planner.layout import Batch, Plan
 from utils.planner.memory import StageMemory, memory, worst
+from utils.planner.search import Plans, Space, candidates, search
+from utils.planner.step_time import StepTime, step_time
 
 __all__ = [
     "FRAMEWORKS",
     "Batch",
     "Cluster",
+    "Cost",
+    "Estimate",
+    "FailureRate",
     "Framework",
+    "Goodput",
     "Lora",
+    "Neighbour",
     "Plan",
+    "Plans",
+    "Space",
     "StageMemory",
+    "StepTime",
+    "candidates",
+    "compare_plans",
+    "cost",
+    "estimate",
+    "explain",
     "framework",
+    "goodput",
     "memory",
     "network",
+    "one_change_that_fits",
+    "plan_name",
+    "search",
+    "step_time",
+    "why_it_does_not_fit",
     "worst",
 ]

@@ -13,10 +13,33 @@ from utils.units import GB, MIB
 # Set on the even lines of the Ultra-Scale sweep (reserved over predicted bytes).
 FRAGMENTATION = 0.13
 
-# CUDA's context, loaded kernels and NCCL's buffers: what nvidia-smi shows beyond the allocator.
-# Set on the BLOOM prequel rows of 2022-02-17 to 02-20 (A100, CUDA 11, many NCCL communicators).
-CONTEXT_BYTES = 6 * GB
+# Buffers of one NCCL communicator. CUDA's context is 0.6 GB (not fitted); together they are what
+# nvidia-smi shows beyond the allocator. Set on the BLOOM prequel rows of 2022-02-17 to 02-20, which
+# run eight communicators: world, tensor, data, model and pipeline groups, embedding, and a pair
+# with each neighbouring stage.
+COMMUNICATOR_BYTES = 0.67 * GB
+CUDA_CONTEXT_BYTES = 0.6 * GB
 
 # Not fitted: two workspaces of cuBLAS, PyTorch's and Transformer Engine's, of 32 MiB each
 # (PyTorch documentation, CUBLAS_WORKSPACE_CONFIG=:4096:8).
 WORKSPACE_BYTES = 2 * 32 * MIB
+
+# Matrix products inside a training step, beside the fastest product ever measured on the device:
+# clocks fall under the power limit, most of all on Hopper. Set on Korthikanti's Table 5 (Ampere)
+# and on the even lines of the Ultra-Scale sweep with 15% MFU or more (Hopper).
+AMPERE_SUSTAINED = 0.93
+HOPPER_SUSTAINED = 0.69
+
+# Kernels that only move data, beside the memory's peak bandwidth. Set on the same rows.
+MEMORY_SUSTAINED = 0.84
+
+# Collectives and sends, beside the line rate of the link. Set on the same rows.
+LINK_SUSTAINED = 0.62
+
+# One hop of a ring between nodes. Set on the lines of the Ultra-Scale sweep with ZeRO-1 and many
+# replicas.
+HOP_SECONDS = 8e-6
+
+# Host time to launch one block's forward and backward pass in a framework of plain Python. Set on
+# the lines of the Ultra-Scale sweep whose device work is shorter than that.
+HOST_SECONDS = 4.5e-3

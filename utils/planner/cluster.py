@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from utils.catalog import Device, Link, device, link
 from utils.planner.rules import positive
@@ -43,7 +44,7 @@ class Cluster:
     @property
     def device(self) -> Device:
         """The device's row."""
-        return device(self.gpu) if isinstance(self.gpu, str) else self.gpu
+        return _row(self.gpu) if isinstance(self.gpu, str) else self.gpu
 
     @property
     def gpus(self) -> int:
@@ -59,6 +60,11 @@ class Cluster:
     def network_bytes_per_second_per_gpu(self) -> float:
         """One device's share of the node's network ports, one direction."""
         return self.network_bytes_per_second / self.gpus_per_node
+
+
+@lru_cache
+def _row(name: str) -> Device:
+    return device(name)
 
 
 def network(name: str | Link, ports: int) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.catalog.lookup import find
+from utils.planner import calibration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,19 @@ class Framework:
         gathered_inputs: Under sequence parallelism, the share (0 to 1) of inputs of
             column-parallel matrices that are kept gathered instead of gathered again in backward.
         loss_bytes: Per logit on the rank at the peak of the loss, with the logits themselves.
+        reduce_bytes: Per parameter, what the data-parallel reduction of gradients sends.
+        bucket_size_bytes: Gradients in 16 bits that are reduced in one call.
+        overlap_gradients, overlap_parameters: Their collectives run behind the last backward pass
+            and the first forward pass.
+        one_port: Data-parallel collectives between nodes run at one network port's rate, whatever
+            the number of ports.
+        scattered_sends: Stages send each rank a share and gather it there (Narayanan et al. 2021,
+            section 4.1).
+        host_seconds: To launch one block's forward and backward pass; the device waits for it
+            where its own work is shorter.
+        host_exposed: The host waits for the device at every block, so that launching adds to the
+            device's time instead of hiding behind it.
+        accumulate_bytes: Per parameter and micro-batch, moved to add new gradients to the old.
         vocabulary_multiple: The vocabulary is padded to a multiple of this times tp.
         source: Where this was read.
     """
@@ -55,6 +69,15 @@ class Framework:
     fused_gate: bool = True
     gathered_inputs: float = 0
     loss_bytes: float = 6
+    reduce_bytes: float = 4
+    bucket_size_bytes: float = 80e6
+    overlap_gradients: bool = True
+    overlap_parameters: bool = True
+    one_port: bool = False
+    scattered_sends: bool = True
+    host_seconds: float = 0.0
+    host_exposed: bool = False
+    accumulate_bytes: float = 0.0
     vocabulary_multiple: int = 128
     source: str = ""
 
@@ -81,26 +104,33 @@ _ROWS = [
     ),
     Framework(
         name="megatron-deepspeed-fp16", gradient_bytes=2, step_gradient_bytes=4,
-        fixed_buffer_bytes=2e9, loss_bytes=10,
+        fixed_buffer_bytes=2e9, loss_bytes=10, reduce_bytes=2,
+        bucket_size_bytes=1e9, overlap_gradients=False, overlap_parameters=False,
+        host_seconds=calibration.HOST_SECONDS, host_exposed=True, accumulate_bytes=6,
         source="Megatron-DeepSpeed with DeepSpeed's stage_1_and_2.py: float16 gradients, a "
         "float32 copy of the partition's gradient at the step, buckets of 5e8 elements",
     ),
     Framework(
         name="megatron-deepspeed-bf16", gradient_bytes=6, fixed_buffer_bytes=3e9, loss_bytes=10,
+        bucket_size_bytes=1e9, overlap_gradients=False, overlap_parameters=False,
+        host_seconds=calibration.HOST_SECONDS, host_exposed=True, accumulate_bytes=14,
         source="DeepSpeed's bf16_optimizer.py: float32 gradients, and the bfloat16 ones are "
         "zeroed after they are added, not freed; buckets of 5e8 elements, float32 to reduce",
     ),
     Framework(
         name="nanotron", bucket_bytes=2, backward_gradient_bytes=2, fused_gate=False,
-        gathered_inputs=0.2, loss_bytes=10, vocabulary_multiple=1,
+        gathered_inputs=0.2, loss_bytes=10, vocabulary_multiple=1, bucket_size_bytes=25e6,
+        overlap_parameters=False, host_seconds=calibration.HOST_SECONDS, accumulate_bytes=10,
         source="nanotron: gradient_accumulator.py (float32 gradients of all parameters), "
         "DistributedDataParallel buckets in bfloat16, tensor_parallel/functional.py",
     ),
     Framework(
         name="deepspeed", gradient_bytes=2, step_gradient_bytes=4, fixed_buffer_bytes=2e9,
+        reduce_bytes=2, bucket_size_bytes=1e9, overlap_gradients=False, one_port=True,
         fused_gate=False,
         loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
-        source="DeepSpeed's stage_1_and_2.py and stage3.py",
+        source="DeepSpeed's stage_1_and_2.py and stage3.py; one port: the time that does not move "
+        "from 768 to 1,536 GPUs in Narayanan et al. 2021, Table 2",
     ),
     Framework(
         name="fsdp", parameter_bytes=4, gradient_bytes=4, master_bytes=0, gathered_bytes=2,

@@ -13,6 +13,7 @@ from utils.planner.schedules import in_flight_closed
 from utils.planner.stages import (
     Stage,
     block_parameters,
+    distinct,
     padded_vocabulary,
     stage_parameters,
     stages,
@@ -35,6 +36,7 @@ class StageMemory:
         bytes_by_category: Bytes at that moment, for each of `CATEGORIES`.
         parameters: Parameters that the rank computes with.
         in_flight: Blocks whose activations it holds at once.
+        context_bytes: Outside the allocator: CUDA's context and NCCL's buffers.
     """
 
     stage: Stage
@@ -42,6 +44,7 @@ class StageMemory:
     bytes_by_category: dict[str, float]
     parameters: float
     in_flight: float
+    context_bytes: float
 
     @property
     def allocated_bytes(self) -> float:
@@ -65,12 +68,17 @@ class StageMemory:
 
     @property
     def device_bytes(self) -> float:
-        """What `nvidia-smi` shows: segments, CUDA's context and NCCL's buffers."""
-        return self.reserved_bytes + calibration.CONTEXT_BYTES
+        """What `nvidia-smi` shows: the allocator's segments and what is outside it."""
+        return self.reserved_bytes + self.context_bytes
 
     def fits(self, gpu: Device) -> bool:
-        """Whether the device has room for it all."""
-        return self.device_bytes <= gpu.memory_bytes
+        """Whether the device has room. Gaps do not count: near the limit they are given back."""
+        return self.needed_bytes <= gpu.memory_bytes
+
+    @property
+    def needed_bytes(self) -> float:
+        """The least that a device must have: no gaps, but what is outside the allocator."""
+        return self.allocated_bytes + self.context_bytes
 
     @property
     def state_bytes(self) -> float:
@@ -87,6 +95,12 @@ def memory(model: ModelShape, plan: Plan, batch: Batch) -> tuple[StageMemory, ..
     """
     plan.check(model, batch)
     return tuple(_stage_memory(model, plan, batch, stage) for stage in stages(model, plan))
+
+
+def fullest(model: ModelShape, plan: Plan, batch: Batch) -> StageMemory:
+    """`worst` of `memory`, computed for one stage of each kind alone; for plans already checked."""
+    places = distinct(stages(model, plan))
+    return worst(tuple(_stage_memory(model, plan, batch, stage) for stage in places))
 
 
 def worst(rows: tuple[StageMemory, ...]) -> StageMemory:
@@ -107,7 +121,17 @@ def _stage_memory(model: ModelShape, plan: Plan, batch: Batch, stage: Stage) -> 
     held = {name: _fill(lasting | {k: lasting.get(k, 0.0) + v for k, v in moment.items()})
             for name, moment in phases.items()}  # fmt: skip
     phase = max(held, key=lambda name: sum(held[name].values()))
-    return StageMemory(stage, phase, held[phase], parameters, blocks)
+    return StageMemory(stage, phase, held[phase], parameters, blocks, context_bytes(plan))
+
+
+def context_bytes(plan: Plan) -> float:
+    """CUDA's context, and the buffers of the plan's NCCL communicators."""
+    axes = [plan.tp > 1, plan.dp * plan.cp > 1, plan.pp > 1]
+    groups = sum(axes) if sum(axes) > 1 else 0  # one axis alone talks through the world's
+    stages_talk = 3 * (plan.pp > 1)  # embedding, and a pair with each neighbour
+    joined = plan.pp > 1 and plan.tp > 1  # the model-parallel group
+    count = (plan.ranks > 1) + groups + stages_talk + joined
+    return calibration.CUDA_CONTEXT_BYTES + count * calibration.COMMUNICATOR_BYTES
 
 
 def _fill(amounts: dict[str, float]) -> dict[str, float]:
@@ -143,7 +167,7 @@ def _phases(
     s = batch.sequence_length
     kept = block_bytes(model, plan, s, plan.recompute)
     tokens = plan.micro_batch * s / plan.cp
-    logits = stage.head * tokens * padded_vocabulary(model, plan) / plan.tp
+    logits = stage.loss * tokens * padded_vocabulary(model, plan) / plan.tp
     passing = stage.layers / plan.virtual_stages  # blocks of the micro-batch at work
     working = working_bytes(model, plan, s)
     if plan.recompute != "none":  # backward first makes the rest of the block's tensors again

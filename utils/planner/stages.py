@@ -17,13 +17,20 @@ class Stage:
         index: Its place, from 0.
         layers: Transformer blocks it holds, over all its chunks.
         embedding: It holds the embedding, so it is the first.
-        head: It holds the last norm, the head and the loss, so it is the last.
+        head: It holds the last norm and the head.
+        loss: It computes the loss; the head's stage, but for nanotron's rule.
     """
 
     index: int
     layers: int
     embedding: bool
     head: bool
+    loss: bool
+
+    @property
+    def kind(self) -> tuple[int, bool, bool, bool]:
+        """What two stages must share to hold and do the same, but for what is in flight."""
+        return self.layers, self.embedding, self.head, self.loss
 
 
 def stages(model: ModelShape, plan: Plan) -> tuple[Stage, ...]:
@@ -33,7 +40,16 @@ def stages(model: ModelShape, plan: Plan) -> tuple[Stage, ...]:
     else:
         counts = (_even if plan.partition == "even" else _ends)(model, plan.pp)
         head = plan.pp - 1
-    return tuple(Stage(i, count, i == 0, i == head) for i, count in enumerate(counts))
+    loss = min(head + 1, plan.pp - 1) if plan.partition == "compute" else head
+    return tuple(Stage(i, n, i == 0, i == head, i == loss) for i, n in enumerate(counts))
+
+
+def distinct(places: tuple[Stage, ...]) -> list[Stage]:
+    """The first stage of each kind: of alike stages it has most in flight, so it holds most."""
+    first: dict[tuple[int, bool, bool, bool], Stage] = {}
+    for stage in places:
+        first.setdefault(stage.kind, stage)
+    return list(first.values())
 
 
 def _even(model: ModelShape, p: int) -> list[int]:
@@ -53,7 +69,8 @@ def _ends(model: ModelShape, p: int) -> list[int]:
 def _compute(model: ModelShape, p: int) -> tuple[list[int], int]:
     """nanotron's rule (models/base.py): a stage is full once it passes its share of products.
 
-    The head goes where the last block left off, which need not be the last stage.
+    The head goes where the last block left off, which need not be the last stage, and fills it, so
+    that the loss comes after it.
     """
     block = sum(model.layer_parameter_counts().values()) - 2 * model.norm_parameters
     total = model.layers * block + model.vocabulary * model.hidden

@@ -41,6 +41,13 @@ def states(model: ModelShape, plan: Plan, stage: Stage) -> dict[str, float]:
     return state_bytes(count, plan.rules, plan.zero_stage, plan.shard_group, plan.offload)
 
 
+def trained_parameters(model: ModelShape, plan: Plan, stage: Stage) -> float:
+    """Parameters of one rank that get gradients: all, or the adapters."""
+    if plan.lora is None:
+        return sum(stage_parameters(model, plan, stage).values())
+    return adapter_parameters(model, plan.lora) * stage.layers / model.layers / plan.tp
+
+
 def buffer_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:
     """Lasting communication buffers of the data-parallel ranks."""
     if plan.dp * plan.cp == 1 or plan.lora is not None:
@@ -59,8 +66,7 @@ def _adapter_states(model: ModelShape, plan: Plan, stage: Stage) -> dict[str, fl
     matrices = counts["blocks"] - norms + counts["head"] * lora.quantized_head
     plain = sum(counts.values()) - matrices
     base = matrices * lora.base_bytes + plain * plan.rules.parameter_bytes
-    trained = adapter_parameters(model, lora) * stage.layers / model.layers / plan.tp
-    adapters = trained * lora.adapter_bytes
+    adapters = trained_parameters(model, plan, stage) * lora.adapter_bytes
     n = {level: plan.shard_group if plan.zero_stage >= level else 1 for level in (1, 2, 3)}
     return {
         "parameters": (base + adapters) / n[3] * (plan.offload != "parameters"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from utils.catalog import ModelShape, device
-from utils.planner import Batch, Plan, memory, worst
+from utils.planner import Batch, Cluster, Plan, memory, step_time, worst
+from utils.planner.flops import model_flops
 from utils.units import GB
 from utils.validation.comparison import Comparison
 from utils.validation.tables import number, table, whole
@@ -39,10 +40,53 @@ def fits() -> list[tuple[str, bool, bool]]:
     return verdicts
 
 
+def seconds_comparisons() -> list[Comparison]:
+    """Seconds of the second iteration."""
+    rows = []
+    for row in table("bloom_prequel"):
+        published = number(row["sec_per_it"])
+        if published is not None:
+            size = model_flops(_model(row), setup(row)[2]) / whole(row["n_gpus"])
+            rows.append(
+                Comparison("BLOOM prequel", "seconds", _case(row), published, seconds(row), size)
+            )
+    return rows
+
+
+def seconds(row: dict[str, str]) -> float:
+    """Predicted seconds of one row."""
+    model, plan, batch = setup(row)
+    return step_time(model, jean_zay(plan.ranks), plan, batch).total
+
+
+def jean_zay(gpus: int) -> Cluster:
+    """Eight A100 and four ports of Omni-Path 100 a node (chronicles-prequel.md)."""
+    return Cluster(gpu=GPU, nodes=gpus // 8, network_bytes_per_second=4 * 12.5 * GB)
+
+
+def effects() -> dict[str, tuple[float, float]]:
+    """Two effects of shape, published and predicted: how much longer the worse shape takes.
+
+    "hidden": 14400 against 13824 wide, per FLOP. "heads": 128 against 64, at 13824.
+    """
+    by_line = {row["line"]: row for row in table("bloom_prequel")}
+    pairs = {"hidden": ("518", "584"), "heads": ("740", "738")}
+    found = {}
+    for name, (worse, better) in pairs.items():
+        rows = by_line[worse], by_line[better]
+        work = [model_flops(_model(row), setup(row)[2]) for row in rows]
+        per_flop = work[1] / work[0]
+        found[name] = (
+            per_flop * float(rows[0]["sec_per_it"]) / float(rows[1]["sec_per_it"]) - 1,
+            per_flop * seconds(rows[0]) / seconds(rows[1]) - 1,
+        )
+    return found
+
+
 def setup(row: dict[str, str]) -> tuple[ModelShape, Plan, Batch]:
     """Model, plan and batch of one row."""
     plan = _plan(row)
-    sequences = whole(row["gbs"], 2048)
+    sequences = 512 if plan.ranks == 8 else whole(row["gbs"], 2048)  # by their printed TFLOP/s
     sequences -= sequences % (plan.dp * plan.micro_batch)  # some notes name a batch cut short
     return _model(row), plan, Batch(sequences=sequences, sequence_length=2048)
 
@@ -59,11 +103,18 @@ def _model(row: dict[str, str]) -> ModelShape:
 def _plan(row: dict[str, str]) -> Plan:
     late = row["grad_mode"] == BF16
     return Plan(
-        dp=whole(row["dp"]), tp=whole(row["tp"]), pp=whole(row["pp"]),
+        dp=_replicas(row), tp=whole(row["tp"]), pp=whole(row["pp"]),
         micro_batch=whole(row["mbs"]), zero_stage=whole(row["zero_stage"]), recompute="full",
         attention="unfused", dropout=True, partition="ends" if late else "even",
         framework="megatron-deepspeed-bf16" if late else "megatron-deepspeed-fp16",
     )  # fmt: skip
+
+
+def _replicas(row: dict[str, str]) -> int:
+    """dp by the GPUs; one note names 8 where its 320 GPUs make 4."""
+    gpus = whole(row["n_gpus"])
+    stages = whole(row["tp"]) * whole(row["pp"])
+    return gpus // stages if gpus % stages == 0 else whole(row["dp"])
 
 
 def _case(row: dict[str, str]) -> str:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from utils.validation import adapters, bloom, megatron, states, ultrascale
+from utils.validation import (
+    adapters,
+    bloom,
+    failures,
+    foundry,
+    megatron,
+    states,
+    times,
+    ultrascale,
+)
 from utils.validation.comparison import Comparison, Summary, summarize
 
 SOURCES: dict[str, Callable[[], list[Comparison]]] = {
@@ -13,6 +22,10 @@ SOURCES: dict[str, Callable[[], list[Comparison]]] = {
     "ultrascale-memory": ultrascale.memory_comparisons,
     "bloom-memory": bloom.memory_comparisons,
     "adapters": adapters.comparisons,
+    "korthikanti-seconds": times.korthikanti_comparisons,
+    "ultrascale-speed": ultrascale.speed_comparisons,
+    "bloom-seconds": bloom.seconds_comparisons,
+    "foundry": foundry.comparisons,
 }
 
 
@@ -32,13 +45,33 @@ def validate(sources: tuple[str, ...] = tuple(SOURCES)) -> list[Summary]:
           f"{'worst':>7}{'bias':>7}{'naive':>7}{'unfitted':>9}")  # fmt: skip
     for row in summaries:
         print(_line(row))
-    wrong = [cell for cell in states.zero_cells() if cell.printed != cell.ours]
-    print(f"ZeRO Table 1: {len(states.zero_cells()) - len(wrong)} of {len(states.zero_cells())} "
-          "cells as printed")  # fmt: skip
-    verdicts = bloom.fits()
-    missed = [case for case, ran, fit in verdicts if ran != fit]
-    print(f"BLOOM prequel: {len(verdicts) - len(missed)} of {len(verdicts)} fits and OOMs right")
+    for line in verdicts():
+        print(line)
     return summaries
+
+
+def verdicts() -> list[str]:
+    """What is right or wrong rather than near or far, one sentence each."""
+    cells, fits, lost = states.zero_cells(), bloom.fits(), ultrascale.regrets()
+    losses = sorted(row.loss for row in lost)
+    failed = sorted(row.loss for row in ultrascale.regrets(pathologies=True))
+    foundry_fits = [fit for _, fit in foundry.fits()]
+    inside = [row.inside for row in failures.intervals()]
+    lines = [
+        f"ZeRO Table 1: {sum(c.printed == c.ours for c in cells)} of {len(cells)} cells as printed",
+        f"BLOOM prequel: {sum(ran == fit for _, ran, fit in fits)} of {len(fits)} fits and OOMs "
+        "right",
+        f"llm-foundry: {sum(foundry_fits)} of {len(foundry_fits)} micro-batches fit",
+        f"Ultra-Scale regret: median {losses[len(losses) // 2]:.1%}, worst {losses[-1]:.1%} "
+        f"of {len(losses)}; with the network's failures on 64 nodes median "
+        f"{failed[len(failed) // 2]:.1%}, worst {failed[-1]:.1%}",
+        f"failures: {sum(inside)} of {len(inside)} inside the stated interval",
+        f"ZeRO-3 at 530B on 560 GPUs, micro-batch 4: "
+        f"{'fits' if times.zero_3_at_530b_on_560_gpus_fits() else 'does not fit'}",
+    ]
+    for name, (published, predicted) in bloom.effects().items():
+        lines.append(f"BLOOM effect of {name}: {published:+.1%} published, {predicted:+.1%} ours")
+    return lines
 
 
 def _line(row: Summary) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from utils.catalog import ModelShape
-from utils.planner import Batch, Plan, memory
+from utils.planner import Batch, Cluster, Plan, memory, step_time
+from utils.planner.flops import model_flops
 from utils.planner.frameworks import framework
-from utils.units import GIB
+from utils.units import GB, GIB
 from utils.validation.comparison import Comparison
 from utils.validation.tables import table, whole
 
@@ -44,6 +45,70 @@ def memory_comparisons() -> list[Comparison]:
                        first.reserved_bytes / GIB, first.parameters, line % 2 == 0)
         )  # fmt: skip
     return rows
+
+
+def speed_comparisons() -> list[Comparison]:
+    """Tokens per second and GPU, where no network pathology held the run under 15% MFU."""
+    rows = []
+    for line, row in measured():
+        if float(row["mfu_pct"]) >= 15:
+            model, plan, batch = setup(row)
+            size = batch.tokens / model_flops(model, batch)
+            rows.append(
+                Comparison("Ultra-Scale sweep", "tokens/s/GPU", case(row), float(row["tok_s_gpu"]),
+                           tokens_per_second_per_gpu(row), size, line % 2 == 0)
+            )  # fmt: skip
+    return rows
+
+
+def tokens_per_second_per_gpu(row: dict[str, str]) -> float:
+    """Predicted for one row."""
+    model, plan, batch = setup(row)
+    seconds = step_time(model, cluster(plan.ranks), plan, batch).total
+    return batch.tokens / seconds / plan.ranks
+
+
+def cluster(gpus: int) -> Cluster:
+    """Eight H100 and 3,200 Gb/s a node (AWS p5.48xlarge)."""
+    return Cluster(gpu="H100", nodes=max(1, gpus // 8), network_bytes_per_second=400 * GB)
+
+
+@dataclass(frozen=True)
+class Regret:
+    """What following the planner costs, for one model on so many nodes.
+
+    Attributes:
+        model, nodes: Which.
+        choices: Measured layouts to choose from.
+        loss: 1 - measured speed of the layout that we would pick / speed of the best measured.
+    """
+
+    model: str
+    nodes: int
+    choices: int
+    loss: float
+
+
+def regrets(pathologies: bool = False) -> list[Regret]:
+    """For every model and number of nodes, among its measured layouts within nodes.
+
+    Args:
+        pathologies: Also choose among the runs on 64 nodes that stayed under 10% MFU, where it was
+            the network that failed, not the layout.
+    """
+    groups: dict[tuple[str, int], list[dict[str, str]]] = {}
+    for _, row in measured():
+        if setup(row)[2].sequences != whole(row["gbs"]):
+            continue  # three lines ran another global batch
+        if row["nodes"] == "64" and float(row["mfu_pct"]) < 10 and not pathologies:
+            continue
+        groups.setdefault((row["model"], whole(row["nodes"])), []).append(row)
+    found = []
+    for (model, nodes), rows in sorted(groups.items()):
+        pick = max(rows, key=tokens_per_second_per_gpu)
+        best = max(float(row["tok_s_gpu"]) for row in rows)
+        found.append(Regret(model, nodes, len(rows), 1 - float(pick["tok_s_gpu"]) / best))
+    return found
 
 
 def setup(row: dict[str, str]) -> tuple[ModelShape, Plan, Batch]:

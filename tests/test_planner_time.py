@@ -1,0 +1,237 @@
+"""Time of a plan: parts that must add up, effects that must have their sign, bad input."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from utils.catalog import device, model_shape
+from utils.planner import (
+    Batch,
+    Cluster,
+    FailureRate,
+    Lora,
+    Plan,
+    compare_plans,
+    cost,
+    estimate,
+    goodput,
+    plan_name,
+    step_time,
+)
+from utils.planner.collectives import Group, all_gather_seconds, all_reduce_seconds, send_seconds
+from utils.planner.flops import hardware_flops, model_flops
+from utils.planner.goodput import best_interval_seconds, working_share
+from utils.planner.kernels import (
+    ceiling_flops_per_second,
+    matmul_seconds,
+    memory_seconds,
+    shape_efficiency,
+)
+from utils.planner.schedules import order, run
+from utils.units import GB, Evidence
+
+GPT = model_shape("megatron-7.5b")
+BIG = model_shape("megatron-175b")
+NODE = Cluster(gpu="A100-80GB", nodes=1)
+BATCH = Batch(sequences=64, sequence_length=2048)
+A100, H100 = device("A100-80GB"), device("H100")
+
+
+def _cluster(gpus, **fields):
+    return Cluster(gpu="A100-80GB", nodes=max(1, gpus // 8), gpus_per_node=min(8, gpus), **fields)
+
+
+def _estimate(model=GPT, batch=BATCH, **fields):
+    plan = Plan(**fields)
+    return estimate(model, _cluster(plan.ranks), plan, batch)
+
+
+def test_model_flops_are_korthikanti_appendix_a():
+    b, s, layers, h, v = 64, 2048, GPT.layers, GPT.hidden, GPT.vocabulary
+    formula = 72 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (12 * layers * h))
+    assert model_flops(GPT, BATCH) == pytest.approx(formula)
+    full = hardware_flops(GPT, Plan(recompute="full"), BATCH)
+    assert full == pytest.approx(
+        96 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
+    )
+
+
+def test_the_175b_step_takes_what_table_5_says():
+    plan = Plan(tp=8, pp=8, virtual_stages=3, sequence_parallel=True, recompute="selective",
+                attention="unfused", dropout=True)  # fmt: skip
+    found = estimate(BIG, Cluster(gpu="A100-80GB", nodes=8), plan, BATCH)
+    assert found.step_seconds == pytest.approx(13.75, rel=0.08)
+    low, high = found.step_seconds_interval
+    assert low < 13.75 < high
+
+
+PLANS = st.builds(
+    Plan,
+    dp=st.sampled_from([1, 2, 4]),
+    tp=st.sampled_from([1, 2, 4]),
+    pp=st.sampled_from([1, 2, 4]),
+    zero_stage=st.integers(0, 3),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    attention=st.sampled_from(["flash", "unfused"]),
+    micro_batch=st.sampled_from([1, 2, 4]),
+    framework=st.sampled_from(["megatron", "nanotron", "fsdp", "deepspeed", "fp32"]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plan=PLANS)
+def test_properties_of_every_plan(plan):
+    found = estimate(GPT, _cluster(plan.ranks), plan, BATCH)
+    assert min(vars(found.time).values()) >= 0
+    assert found.step_seconds == pytest.approx(sum(vars(found.time).values()))
+    ceiling = ceiling_flops_per_second(A100) / A100.peak_flops_per_second("bf16")
+    assert 0 < found.mfu <= found.hfu <= ceiling
+    assert found.evidence is Evidence.PREDICTED
+    slower = replace(_cluster(plan.ranks), network_bytes_per_second=20 * GB)
+    assert step_time(GPT, slower, plan, BATCH).total >= found.step_seconds
+    more = Batch(sequences=128, sequence_length=2048)
+    assert step_time(GPT, _cluster(plan.ranks), plan, more).total > found.step_seconds
+
+
+def test_the_formula_of_a_pipeline_is_what_running_it_takes():
+    """Equal stages: m * t + (p - 1) * t / v, from the parts and from the executed schedule."""
+    for p, v, m in ((4, 1, 8), (4, 3, 8), (2, 4, 6)):
+        forward, backward = 1.0, 2.0
+        ran = run(order("1f1b", p, m, v), forward / v, backward / v, chunks=v)
+        work = forward + backward
+        assert ran.total == pytest.approx((m * work) + (p * work - work) / v)
+
+
+def test_recompute_costs_time_and_interleaving_saves_bubble():
+    none, full = _estimate(tp=8), _estimate(tp=8, recompute="full")
+    assert 1.15 < full.step_seconds / none.step_seconds < 1.45
+    plain, interleaved = _estimate(pp=4), _estimate(pp=4, virtual_stages=3)
+    assert interleaved.time.pipeline < plain.time.pipeline
+    assert interleaved.step_seconds < plain.step_seconds
+
+
+def test_tensor_parallelism_is_dear_between_nodes():
+    inside = _estimate(BIG, tp=8, pp=8).time.tensor_parallel
+    across = _estimate(BIG, tp=16, pp=4).time.tensor_parallel
+    assert across > 3 * inside
+
+
+def test_tiles_and_waves():
+    assert shape_efficiency(256 * 108, 128, 108) == 1.0
+    assert shape_efficiency(256 * 109, 128, 108) < 0.75  # one tile too many: a second wave
+    assert shape_efficiency(256 * 108, 129, 108) < shape_efficiency(256 * 108, 256, 108)
+
+
+def test_odd_dimensions_leave_the_tensor_cores():
+    even, odd = (matmul_seconds(A100, 4096, 4096, k) for k in (4096, 4098))
+    assert odd > 5 * even
+    assert matmul_seconds(H100, 4096, 4096, 4096) < even
+
+
+def test_small_products_are_bound_by_memory():
+    moved = 2 * (8 * 8192 + 8192 * 8192 + 8 * 8192)
+    assert matmul_seconds(A100, 8, 8192, 8192) == pytest.approx(
+        memory_seconds(A100, moved), rel=0.6
+    )
+
+
+def test_collectives():
+    two = Cluster(gpu="A100-80GB", nodes=2)
+    inside, across = Group(8), Group(16)
+    whole = 1 * GB
+    assert all_reduce_seconds(NODE, Group(1), whole) == 0
+    reduce, gather = (f(NODE, inside, whole) for f in (all_reduce_seconds, all_gather_seconds))
+    assert reduce == pytest.approx(2 * gather)
+    assert all_gather_seconds(two, across, whole) > gather
+    assert Group(2, stride=8).per_node(two) == 1
+    assert Group(2, stride=8).nodes(two) == 2
+    assert all_gather_seconds(two, replace(across, one_port=True), whole) > 3 * (
+        all_gather_seconds(two, across, whole)
+    )
+    assert send_seconds(two, 8, whole) > send_seconds(two, 1, whole)
+
+
+def test_zero_2_reduces_for_every_micro_batch_and_zero_1_once():
+    slow = replace(_cluster(64), network_bytes_per_second=1 * GB)
+    times = {z: step_time(GPT, slow, Plan(dp=64, zero_stage=z), Batch(
+        sequences=256, sequence_length=2048)) for z in (1, 2, 3)}  # fmt: skip
+    assert times[2].data_parallel > 1.5 * times[1].data_parallel
+    assert times[3].data_parallel > times[2].data_parallel
+
+
+def test_lora_saves_the_gradients_of_the_base():
+    llama = model_shape("llama-2-7b")
+    full = _estimate(llama, framework="bf16")
+    lora = _estimate(llama, framework="bf16", lora=Lora())
+    assert 0.6 < lora.step_seconds / full.step_seconds < 0.8
+
+
+def test_offload_costs_time():
+    on, off = _estimate(dp=8, zero_stage=3), _estimate(dp=8, zero_stage=3, offload="optimizer")
+    streamed = _estimate(dp=8, zero_stage=3, offload="parameters")
+    assert on.step_seconds < off.step_seconds < streamed.step_seconds
+    assert on.peak.allocated_bytes > off.peak.allocated_bytes > streamed.peak.allocated_bytes
+
+
+def test_prices_scale_dollars_and_tokens_scale_days():
+    cheap, dear = (
+        estimate(GPT, _cluster(8, usd_per_gpu_hour=usd), Plan(dp=8), BATCH) for usd in (1.5, 3.0)
+    )
+    one, two = cost(cheap, 1e9), cost(dear, 1e9)
+    assert two.usd == pytest.approx(2 * one.usd)
+    assert cost(cheap, 3e9).days == pytest.approx(3 * one.days)
+    assert one.days_interval[0] < one.days < one.days_interval[1]
+    assert one.gpu_hours == pytest.approx(24 * 8 * one.days)
+    assert one.price_source == "given with the cluster"
+    listed = cost(estimate(GPT, _cluster(8), Plan(dp=8), BATCH), 1e9)
+    assert listed.usd_per_gpu_hour > 0
+    assert listed.price_source != one.price_source
+
+
+def test_175b_on_64_gpus_takes_about_a_year_for_300b_tokens():
+    found = estimate(BIG, _cluster(64), Plan(tp=8, pp=8, sequence_parallel=True), BATCH)
+    assert found.fits
+    assert 200 < cost(found, 300e9).days < 500
+
+
+def test_young_and_daly():
+    day = 86_400.0
+    assert best_interval_seconds(60, 30 * day) == pytest.approx((2 * 60 * 30 * day) ** 0.5, rel=0.01)
+    best = best_interval_seconds(60, day)
+    share = working_share(best, 60, 300, day)
+    for other in (best / 2, 2 * best):
+        assert working_share(other, 60, 300, day) < share
+    assert best_interval_seconds(100, 10) == 10
+
+
+def test_larger_clusters_fail_more_and_keep_less():
+    small, large = (goodput(Cluster(gpu="H100", nodes=nodes)) for nodes in (8, 2048))
+    assert 0 < large.share[0] < large.share[1] < small.share[1] < 1
+    assert large.seconds_between_failures[0] < small.seconds_between_failures[0]
+
+
+def test_plans_side_by_side():
+    rows = [_estimate(tp=8, recompute="full"), _estimate(tp=2, pp=4, virtual_stages=3)]
+    table = compare_plans(rows).splitlines()
+    assert len(table) == 3
+    assert "dp1 tp8 pp1 b1 zero0 full" in table[1]
+    assert plan_name(rows[1]) == "dp1 tp2 pp4 v3 b1 zero0 none"
+    assert len({len(line) for line in table}) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: estimate(GPT, NODE, Plan(dp=4), BATCH), "the cluster has 8"),
+        (lambda: estimate(GPT, NODE, Plan(tp=16), BATCH), "Lower tp, pp or cp"),
+        (lambda: cost(_estimate(dp=8), 0), "tokens is 0"),
+        (lambda: FailureRate(low=5, high=2), "lower one first"),
+        (lambda: goodput(NODE, checkpoint_seconds=0), "checkpoint_seconds"),
+        (lambda: compare_plans([]), "one plan"),
+    ],
+)
+def test_bad_input_is_refused_with_the_rule(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()

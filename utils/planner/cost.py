@@ -1,0 +1,71 @@
+"""Days and dollars of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from utils.catalog import price
+from utils.planner.cluster import Cluster
+from utils.planner.estimate import SECONDS_INTERVAL, Estimate
+from utils.planner.goodput import DAY, Goodput, goodput
+from utils.planner.rules import positive
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What training on a number of tokens takes.
+
+    Attributes:
+        tokens: How many.
+        days: Wall time in the middle of the goodput's range.
+        days_interval: With the goodput's range and the interval of step times.
+        gpu_hours: Of all GPUs together, at `days`.
+        usd: Dollars at `days`.
+        usd_per_million_tokens: The same, per 1e6 tokens.
+        usd_per_gpu_hour: The price that was used.
+        price_source: Where the price is from.
+    """
+
+    tokens: float
+    days: float
+    days_interval: tuple[float, float]
+    gpu_hours: float
+    usd: float
+    usd_per_million_tokens: float
+    usd_per_gpu_hour: float
+    price_source: str
+
+
+def cost(plan: Estimate, tokens: float, failures: Goodput | None = None) -> Cost:
+    """Days and dollars of training on so many tokens.
+
+    Args:
+        plan: What `estimate` or `search` gave.
+        tokens: Tokens of the whole run.
+        failures: What failures leave; by default `goodput` of the cluster.
+
+    Raises:
+        ValueError: fewer than 1 token, or a GPU without a price.
+    """
+    positive("cost", tokens=tokens)
+    left = goodput(plan.cluster) if failures is None else failures
+    share = sum(left.share) / 2
+    bare = tokens / plan.tokens_per_second / DAY
+    interval = (bare * SECONDS_INTERVAL[0] / left.share[1],
+                bare * SECONDS_INTERVAL[1] / left.share[0])  # fmt: skip
+    hours = 24 * bare / share * plan.cluster.gpus
+    dollars, source = hourly_price(plan.cluster)
+    usd = hours * dollars
+    return Cost(tokens, bare / share, interval, hours, usd, 1e6 * usd / tokens, dollars, source)
+
+
+def hourly_price(cluster: Cluster) -> tuple[float, str]:
+    """US dollars of one GPU hour and where they are from: the cluster's, else the lowest listed.
+
+    Raises:
+        ValueError: neither the cluster nor the price list has one.
+    """
+    if cluster.usd_per_gpu_hour is not None:
+        return cluster.usd_per_gpu_hour, "given with the cluster"
+    row = price(cluster.device.name)
+    return row.usd_per_gpu_hour, f"{row.provider}, {row.as_of}"

@@ -1,0 +1,107 @@
+"""`estimate`: memory, time, utilization and cost of one plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from utils.catalog import ModelShape
+from utils.planner.cluster import Cluster
+from utils.planner.flops import hardware_flops, model_flops
+from utils.planner.layout import Batch, Plan
+from utils.planner.memory import StageMemory, memory, worst
+from utils.planner.step_time import StepTime, step_time
+from utils.units import Evidence
+
+# Of the published numbers in utils.validation, 80% lie between these multiples of the prediction:
+# seconds on the Ultra-Scale sweep, bytes on the same; the other sources lie closer.
+SECONDS_INTERVAL = (0.94, 1.38)
+BYTES_INTERVAL = (0.92, 1.16)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a plan needs and gives.
+
+    Attributes:
+        model, cluster, plan, batch: What was asked.
+        stages: Peak memory of each pipeline stage.
+        time: Where the seconds of a step go.
+        evidence: Always predicted.
+    """
+
+    model: ModelShape
+    cluster: Cluster
+    plan: Plan
+    batch: Batch
+    stages: tuple[StageMemory, ...]
+    time: StepTime
+    evidence: Evidence = Evidence.PREDICTED
+
+    @property
+    def peak(self) -> StageMemory:
+        """The stage that holds most."""
+        return worst(self.stages)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage has room on the device."""
+        return self.peak.fits(self.cluster.device)
+
+    @property
+    def missing_bytes(self) -> float:
+        """What the fullest stage lacks; 0 where the plan fits."""
+        return max(0.0, self.peak.needed_bytes - self.cluster.device.memory_bytes)
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of one optimizer step."""
+        return self.time.total
+
+    @property
+    def step_seconds_interval(self) -> tuple[float, float]:
+        """Between these 80% of measured steps lie."""
+        low, high = SECONDS_INTERVAL
+        return low * self.step_seconds, high * self.step_seconds
+
+    @property
+    def peak_bytes_interval(self) -> tuple[float, float]:
+        """Between these 80% of measured peaks lie, for the fullest stage."""
+        low, high = BYTES_INTERVAL
+        return low * self.peak.reserved_bytes, high * self.peak.reserved_bytes
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over all GPUs."""
+        return self.batch.tokens / self.step_seconds
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP/s over peak FLOP/s, see `flops`."""
+        return model_flops(self.model, self.batch) / self._peak_flops
+
+    @property
+    def hfu(self) -> float:
+        """The same with what is recomputed."""
+        return hardware_flops(self.model, self.plan, self.batch) / self._peak_flops
+
+    @property
+    def _peak_flops(self) -> float:
+        gpu = self.cluster.device
+        peak = gpu.peak_flops_per_second("bf16" if gpu.bf16_native else "fp16")
+        return self.cluster.gpus * peak * self.step_seconds
+
+    @property
+    def bubble(self) -> float:
+        """Share of the step that the slowest stage idles or sends between stages."""
+        return self.time.pipeline / self.step_seconds
+
+
+def estimate(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> Estimate:
+    """Predict memory and time of one plan.
+
+    Raises:
+        ValueError: plan, model, batch and cluster do not go together; the sentence has the rule,
+            the numbers and the nearest valid choice.
+    """
+    seconds = step_time(model, cluster, plan, batch)
+    return Estimate(model, cluster, plan, batch, memory(model, plan, batch), seconds)

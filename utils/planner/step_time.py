@@ -1,0 +1,226 @@
+"""Seconds of one optimizer step, from its parts.
+
+A pipeline of stages with t_i seconds a micro-batch takes (m - 1) * max t_i for the slowest stage's
+steady work and sum t_i once for filling and draining; interleaving v chunks divides the filling by
+v. With equal stages that is m * t * (1 + (p - 1) / (v * m)), the bubble of Narayanan et al. 2021,
+arXiv:2104.04473, section 2.2; tests hold it equal to the executed schedule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from utils.catalog import ModelShape
+from utils.planner import calibration
+from utils.planner.block_time import BlockTime, Parts, block_time, head_time, loss_time
+from utils.planner.cluster import Cluster
+from utils.planner.collectives import (
+    Group,
+    all_gather_seconds,
+    all_reduce_seconds,
+    send_seconds,
+)
+from utils.planner.kernels import memory_seconds
+from utils.planner.layout import Batch, Plan
+from utils.planner.stages import Stage, distinct, stages
+from utils.planner.states import trained_parameters
+
+# Adam on one parameter: reads gradient, master and both moments, writes the last three and the
+# 16-bit copy; before that clipping reads every gradient, after it they are set to zero.
+ADAM_BYTES, CLIP_BYTES = 30, 8
+# DeepSpeed's CPU Adam takes about a quarter of a second for 1e9 parameters on a node's processors
+# (Ren et al. 2021, arXiv:2101.06840, Table 4).
+HOST_ADAM_SECONDS = 0.25e-9
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Where the seconds of a step go, on the ranks of the slowest stage.
+
+    Attributes:
+        matmul: Matrix products of forward and backward passes.
+        memory: Their kernels that only move data.
+        recompute: Forward work done again.
+        tensor_parallel: Collectives inside blocks, tensor and context parallel.
+        launch: Waiting for the host to launch kernels.
+        pipeline: Bubble, and sending between stages.
+        data_parallel: Collectives of gradients and parameters that no compute hides.
+        optimizer: Clipping and the update.
+    """
+
+    matmul: float
+    memory: float
+    recompute: float
+    tensor_parallel: float
+    launch: float
+    pipeline: float
+    data_parallel: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return sum(vars(self).values())
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """One stage, one micro-batch: its parts, in seconds."""
+
+    matmul: float
+    memory: float
+    recompute: float
+    communication: float
+    launch: float
+    accumulate: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return sum(vars(self).values())
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What stages are made of: seconds of one block, the head and the loss, for one micro-batch."""
+
+    block: BlockTime
+    head: BlockTime
+    loss: BlockTime
+
+    def forward(self, stage: Stage) -> Parts:
+        """A stage's forward pass."""
+        ends = self.head.forward.times(stage.head) + self.loss.forward.times(stage.loss)
+        return self.block.forward.times(stage.layers) + ends
+
+    def backward(self, stage: Stage) -> Parts:
+        """A stage's backward pass, without recomputation."""
+        ends = self.head.backward.times(stage.head) + self.loss.backward.times(stage.loss)
+        return self.block.backward.times(stage.layers) + ends
+
+
+def step_time(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> StepTime:
+    """Seconds of one optimizer step.
+
+    Raises:
+        ValueError: plan, model and batch do not divide, or the plan is not of the cluster's size.
+    """
+    plan.check(model, batch)
+    _check_size(plan, cluster)
+    pieces = Pieces(
+        block_time(model, cluster, plan, batch),
+        head_time(model, cluster, plan, batch),
+        loss_time(model, cluster, plan, batch),
+    )
+    places = stages(model, plan)
+    kinds = {s.kind: stage_work(model, cluster, plan, s, pieces) for s in distinct(places)}
+    work, m = max(kinds.values(), key=lambda w: w.total), plan.micro_batches(batch)
+    all_stages = sum(kinds[stage.kind].total for stage in places)
+    fill = (all_stages - work.total) / plan.virtual_stages
+    sends = _sends(model, cluster, plan, batch)
+    exposed, update = _step_end(model, cluster, plan, distinct(places), pieces, m)
+    return StepTime(
+        matmul=m * work.matmul, memory=m * (work.memory + work.accumulate),
+        recompute=m * work.recompute, tensor_parallel=m * work.communication,
+        launch=m * work.launch, pipeline=fill + sends, data_parallel=exposed, optimizer=update,
+    )  # fmt: skip
+
+
+def _check_size(plan: Plan, cluster: Cluster) -> None:
+    if plan.ranks == cluster.gpus:
+        return
+    dp = cluster.gpus // (plan.tp * plan.pp * plan.cp)
+    advice = f"With the same tp, pp and cp, dp is {dp}" if dp else "Lower tp, pp or cp"
+    raise ValueError(
+        f"The plan is for {plan.ranks} GPUs (dp * tp * pp * cp = {plan.dp} * {plan.tp} * "
+        f"{plan.pp} * {plan.cp}), the cluster has {cluster.gpus}. {advice}."
+    )
+
+
+def stage_work(
+    model: ModelShape, cluster: Cluster, plan: Plan, stage: Stage, pieces: Pieces
+) -> StageWork:
+    """A stage's work for one micro-batch."""
+    passes = pieces.forward(stage) + pieces.backward(stage)
+    recompute = pieces.block.recompute.times(stage.layers)
+    count = trained_parameters(model, plan, stage)
+    added = memory_seconds(cluster.device, count * plan.rules.accumulate_bytes)
+    device = passes.total + recompute.total + added
+    again = 1.5 if plan.recompute == "full" else 1.0  # a third pass to launch
+    host = again * plan.rules.host_seconds * (stage.layers + stage.head)
+    waiting = host if plan.rules.host_exposed else max(0.0, host - device)
+    return StageWork(
+        passes.matmul, passes.memory, recompute.total, passes.communication, waiting, added
+    )
+
+
+def _sends(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> float:
+    """Activations and their gradients between stages, on the critical path.
+
+    Each micro-batch of the slowest stage waits for one send a pass and chunk, and filling the
+    pipeline for one from each stage. Megatron-LM scatters them over tp where it can.
+    """
+    if plan.pp == 1:
+        return 0.0
+    tokens = plan.micro_batch * batch.sequence_length / plan.cp
+    sent = plan.rules.residual_bytes * tokens * model.hidden
+    sent /= plan.tp if plan.sequence_parallel or plan.rules.scattered_sends else 1
+    one = send_seconds(cluster, plan.tp * plan.cp * plan.dp, sent)
+    m = plan.micro_batches(batch)
+    return 2 * one * (m * plan.virtual_stages + plan.pp - 1)
+
+
+def _step_end(
+    model: ModelShape, cluster: Cluster, plan: Plan, places: list[Stage], pieces: Pieces, m: int
+) -> tuple[float, float]:
+    """Exposed data-parallel communication, and the optimizer, of the stage with most of both.
+
+    ZeRO-2 reduces the gradients of every micro-batch, since none keeps them whole; ZeRO-3 gathers
+    the parameters for every forward and backward pass besides; the others do both once a step.
+    """
+    largest = max(places, key=lambda stage: trained_parameters(model, plan, stage))
+    count = trained_parameters(model, plan, largest)
+    forward = pieces.forward(largest).total
+    backward = pieces.backward(largest).total + largest.layers * pieces.block.recompute.total
+    gradients, parameters = data_parallel_seconds(cluster, plan, count)
+    if plan.zero_stage == 3:
+        seen = [max(0.0, parameters - forward * plan.rules.overlap_parameters),
+                max(0.0, parameters + gradients * plan.rules.overlap_gradients
+                    - backward * plan.rules.overlap_parameters),
+                gradients * (not plan.rules.overlap_gradients)]  # fmt: skip
+        exposed = m * sum(seen)
+    elif plan.zero_stage == 2:
+        exposed = m * max(0.0, gradients - backward * plan.rules.overlap_gradients)
+        exposed += max(0.0, parameters - forward * plan.rules.overlap_parameters)
+    else:
+        exposed = max(0.0, gradients - backward * plan.rules.overlap_gradients)
+        exposed += max(0.0, parameters - forward * plan.rules.overlap_parameters)
+    return exposed, _update_seconds(cluster, plan, count, m)
+
+
+def _update_seconds(cluster: Cluster, plan: Plan, count: float, m: int) -> float:
+    """Clipping and Adam on the device; or on the host, with the way there and back.
+
+    Offloaded parameters also travel to the device for every forward and backward pass.
+    """
+    shard = count / (plan.shard_group if plan.zero_stage >= 1 else 1)
+    held = count / (plan.shard_group if plan.zero_stage >= 2 else 1)
+    if plan.offload == "none":
+        return memory_seconds(cluster.device, ADAM_BYTES * shard + CLIP_BYTES * held)
+    pcie = cluster.device.pcie.link_bytes_per_second * calibration.LINK_SUSTAINED
+    there = shard * (plan.rules.gradient_bytes + plan.rules.gathered_bytes) / pcie
+    on_host = shard * cluster.gpus_per_node * HOST_ADAM_SECONDS
+    streamed = 2 * m * shard * plan.rules.gathered_bytes / pcie * (plan.offload == "parameters")
+    return there + on_host + streamed + memory_seconds(cluster.device, CLIP_BYTES * held)
+
+
+def data_parallel_seconds(cluster: Cluster, plan: Plan, count: float) -> tuple[float, float]:
+    """Seconds of reducing the gradients of `count` parameters, and of gathering parameters back."""
+    group = Group(plan.dp * plan.cp, plan.tp, plan.rules.one_port)
+    width = plan.rules.reduce_bytes
+    calls = max(1.0, 2 * count / plan.rules.bucket_size_bytes)
+    if plan.zero_stage == 0:
+        return all_reduce_seconds(cluster, group, width * count, calls), 0.0
+    reduce = all_gather_seconds(cluster, group, width * count, calls)
+    gather = all_gather_seconds(cluster, group, plan.rules.gathered_bytes * count, calls)
+    return reduce, gather
