@@ -117,7 +117,8 @@ def test_one_change_makes_a_rejected_plan_fit():
 
 
 def test_what_cannot_fit_names_the_closest_plans():
-    found = search(BIG, Cluster(gpu="A100-80GB", nodes=2), Batch(sequences=64, sequence_length=2048))
+    cluster, batch = Cluster(gpu="A100-80GB", nodes=2), Batch(sequences=64, sequence_length=2048)
+    found = search(BIG, cluster, batch)
     assert found.best is None
     assert found.pareto == ()
     assert 1 <= len(found.closest) <= 3

@@ -198,7 +198,8 @@ def test_175b_on_64_gpus_takes_about_a_year_for_300b_tokens():
 
 def test_young_and_daly():
     day = 86_400.0
-    assert best_interval_seconds(60, 30 * day) == pytest.approx((2 * 60 * 30 * day) ** 0.5, rel=0.01)
+    young = (2 * 60 * 30 * day) ** 0.5
+    assert best_interval_seconds(60, 30 * day) == pytest.approx(young, rel=0.01)
     best = best_interval_seconds(60, day)
     share = working_share(best, 60, 300, day)
     for other in (best / 2, 2 * best):

@@ -2,11 +2,13 @@
 
 import pytest
 
+from utils.planner import memory, worst
 from utils.validation import (
     bloom,
     compare_all,
     failures,
     foundry,
+    peers,
     source,
     summarize,
     table,
@@ -140,6 +142,21 @@ def test_errors_are_signed_shares():
     assert (row.median, row.worst) == pytest.approx((0.15, 0.2))
     assert row.baseline == pytest.approx(0.375)
     assert quantile([0, 1, 2, 3], 0.5) == 1.5
+
+
+def test_tools_that_are_not_installed_are_left_out(monkeypatch):
+    def missing(*asked):
+        raise ImportError("not installed")
+
+    def half(model, plan, batch, gpu):
+        return worst(memory(model, plan, batch)).device_bytes / 2
+
+    monkeypatch.setattr(peers, "TOOLS", {"missing": missing, "half": half})
+    found = peers.compare_peers()
+    assert {row.tool for row in found} == {"this planner", "half"}
+    bloom_rows = {row.tool: row for row in found if row.source == "BLOOM prequel"}
+    assert bloom_rows["half"].median > 0.4
+    assert bloom_rows["this planner"].median < 0.05
 
 
 def test_validate_prints_every_source(capsys):
