@@ -64,7 +64,7 @@ device = here.meter_device  # where the meter can count: CUDA or CPU
 # tensors. "Out of memory" always means the large one. The cell prints the sizes of one published
 # device.
 
-# %%
+# %% tags=["nbval-check-output"]
 KIB, MIB = 2**10, 2**20
 a100_memories = {  # NVIDIA A100 Tensor Core GPU whitepaper (2020): 108 multiprocessors
     "registers": 108 * 256 * KIB,
@@ -117,7 +117,7 @@ else:
 #
 # These are the **model states**. Nothing in the formula knows the batch. Predict first:
 
-# %%
+# %% tags=["nbval-check-output"]
 model = resnet(50, stem="cifar").to(device)
 P = sum(parameter.numel() for parameter in model.parameters())
 
@@ -220,7 +220,7 @@ check("01.momentum_bytes", momentum_bytes_per_parameter)
 # *are* the answer, not a factor to multiply again. Compare for Llama-2-7B, with its published
 # parameter count:
 
-# %%
+# %% tags=["nbval-check-output"]
 from utils.catalog import model_shape
 
 llama = model_shape("llama-2-7b")
