@@ -15,9 +15,10 @@
 # |---|---|---|
 # | 2 of 5 | 45 | lesson 01; any laptop |
 #
-# Six exercises. Each asks for one function or one answer, and ends in a `check` that says
-# *not attempted*, *not yet* with a nudge, or *correct*. Hints are folded away. The lesson lies in
-# `notebooks/beginner/01_where_memory_goes.ipynb`.
+# Six exercises. Each asks you to put code or answers in place of the `...`, and ends in a `check`
+# that says *not attempted*, *not yet* with a nudge, or *correct*. Hints are folded away: click one
+# to open it. The exercises follow the
+# [lesson](../../notebooks/beginner/01_where_memory_goes.ipynb). Work in a copy (`make my-labs`).
 
 # %% tags=["setup"]
 here = setup("labs/beginner/01")
@@ -35,8 +36,8 @@ device = here.meter_device
 # ## Exercise 1: predict the states
 #
 # **Spec.** `state_bytes(parameter_count, optimizer)` returns the bytes of parameters, gradients and
-# optimizer state together, for fp32 training. `optimizer` is `"sgd"`, `"momentum"` or `"adam"`. Leave out Adam's step
-# counters.
+# optimizer state together, for fp32 training. `optimizer` is `"sgd"`, `"momentum"` (SGD with
+# momentum) or `"adam"`. Leave out Adam's step counters.
 
 # %%
 def state_bytes(parameter_count: int, optimizer: str) -> int:
@@ -50,15 +51,17 @@ check("01.state_bytes", state_bytes)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>Weights and gradients are always there: two numbers per parameter.</details>
-# <details><summary>Hint 2</summary>Momentum keeps one running mean, Adam a running mean and a running variance.</details>
+# <details><summary>Hint 2</summary>Momentum keeps one running mean of the gradients. Adam keeps that, and a
+# running mean of their squares.</details>
 # <details><summary>Hint 3</summary>Every number is fp32: 4 bytes.</details>
 
 # %% [markdown]
 # ## Exercise 2: the saved-tensor ledger
 #
 # **Spec.** `saved_bytes(model, inputs)` runs one forward and returns how many bytes autograd keeps for
-# backward. Each *storage* counts once, however many tensors view it. The model's own parameters
-# and buffers do not count. Use `torch.autograd.graph.saved_tensors_hooks`.
+# backward. Each *storage* counts once and whole, however many tensors view it. The model's own
+# parameters and buffers do not count; the inputs do, where autograd keeps them. Use
+# `torch.autograd.graph.saved_tensors_hooks`.
 
 # %%
 def saved_bytes(model: nn.Module, inputs: torch.Tensor) -> int:
@@ -86,16 +89,18 @@ check("01.saved_bytes", saved_bytes)
 # will get back. Return <code>tensor.detach()</code>: the tensor itself would keep the graph alive.</details>
 # <details><summary>Hint 2</summary><code>tensor.untyped_storage()</code> has <code>data_ptr()</code> and
 # <code>nbytes()</code>. A view shares its storage.</details>
-# <details><summary>Hint 3</summary>Keep the output alive while you count: once it is gone, so is the graph,
-# and addresses are used again.</details>
+# <details><summary>Hint 3</summary>A dictionary from address to bytes counts each storage once. Keep the
+# model's output in a variable until you have counted: once it is gone, so is the graph, and addresses
+# are used again.</details>
 
 # %% [markdown]
 # ## Exercise 3: the largest batch under a budget
 #
 # **Spec.** `largest_batch(peak_bytes_at, limit_bytes)` returns the largest batch size whose peak stays
 # within the limit, or 0 if not even 1 fits. `peak_bytes_at(batch)` measures a step, and measuring
-# is slow: **your score is the number of calls**. The peak never falls as the batch grows. Trying 1, 2, 3, ...
-# takes too many.
+# is slow: **your score is the number of calls**. The peak never falls as the batch grows. Trying
+# 1, 2, 3, ... takes too many. Do not begin with a huge batch: a real step of that size would run out
+# of memory before it could be measured.
 
 # %%
 def largest_batch(peak_bytes_at, limit_bytes: int) -> int:
@@ -124,7 +129,8 @@ check("01.largest_batch", largest_batch)
 # %% [markdown]
 # ### Use it
 #
-# Here your function meets a real step. Its peak is measured, and the budget is 40 MB.
+# Here your function meets a real step. Its peak is measured, and the budget is 40 MB, which is
+# 38.15 MiB. Until your function returns a number, the cell prints nothing.
 
 # %%
 def peak_of_a_real_step(batch_size: int) -> int:
@@ -146,8 +152,8 @@ if isinstance(found, int):
 # %% [markdown]
 # ## Exercise 4: read a timeline
 #
-# This network has a wide embedding and a short batch. A step uses only a handful of its rows. Look at
-# the timeline, then fill in the three answers.
+# This network has a large embedding, a table of 20,000 rows, and a small batch. A step uses only a
+# few of the rows. Look at the timeline, then fill in the three answers below it.
 
 # %%
 torch.manual_seed(0)
@@ -167,8 +173,10 @@ wide = measure(step, model=network, optimizer=optimizer, items=8, name="wide and
 show(draw_timeline(wide), alt="Timeline of the step; the questions below ask where its peak is.")
 
 # %% [markdown]
-# In which phase is the peak (its name as in the figure)? How many times the parameters are the
-# temporaries there? Would half the batch lower the peak by a tenth or more (`True` or `False`)?
+# 1. In which phase is the peak? Write its name as in the figure, in quotes.
+# 2. How large are the temporaries at the peak, as a multiple of the parameters? Read both heights
+#    off the figure.
+# 3. Would half the batch lower the peak by a tenth or more? Write `True` or `False`.
 
 # %%
 # BEGIN SOLUTION
@@ -186,7 +194,9 @@ check("01.read_timeline", {
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>The triangle marks the peak; the background names the phase.</details>
-# <details><summary>Hint 2</summary>What does the batch touch here: which colours would shrink?</details>
+# <details><summary>Hint 2</summary>The temporaries are the grey block below the triangle. The parameters
+# are the blue block at the bottom.</details>
+# <details><summary>Hint 3</summary>What depends on the batch here: which colours would shrink?</details>
 
 # %% [markdown]
 # ## Exercise 5: break it, diagnose it
@@ -233,17 +243,19 @@ def cured_step(model, optimizer, inputs, labels, history):
 check("01.cured_step", cured_step)
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>Two lines keep the graph alive. Either one would be enough.</details>
+# <details><summary>Hint 1</summary>Two lines make the leak together: one keeps what backward would have
+# freed, the other keeps the graph from step to step.</details>
 # <details><summary>Hint 2</summary><code>retain_graph=True</code> is for a second backward through the same
 # graph. Is there one?</details>
-# <details><summary>Hint 3</summary><code>loss.item()</code> is a Python number without a history.</details>
+# <details><summary>Hint 3</summary>A loss in a list brings its graph along. <code>loss.item()</code> is a
+# Python number without a history.</details>
 
 # %% [markdown]
 # ## Exercise 6: the leanest step
 #
 # **Spec.** `lean_step` trains exactly like the step below, with a lower peak. **Your score is the peak in
 # bytes.** You may reorder, free and rewrite anything, as long as the parameters after the step are
-# the same.
+# the same. To see the peak that you have to beat, give `wasteful_step` itself to the check.
 
 # %%
 def wasteful_step(model, optimizer, inputs, labels):
@@ -271,4 +283,5 @@ check("01.lean_step", lean_step)
 # <details><summary>Hint 2</summary>By default <code>zero_grad()</code> frees the gradients. Where does that help
 # most?</details>
 #
-# The solution of this lab, executed, lies in `solutions/beginner/01_where_memory_goes.ipynb`.
+# Here is the [solution](../../solutions/beginner/01_where_memory_goes.ipynb) of this lab, with its
+# outputs.
