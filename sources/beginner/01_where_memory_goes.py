@@ -395,7 +395,7 @@ print(f"sum of the categories' own maxima: {format_bytes(maxima)},",
 # activations. The sum of the categories' own maxima is a number that the step never needs.
 
 # %% [markdown]
-# **Question.** You halve the activations of this model and nothing else. Does the peak fall by
+# **Question.** You halve the activations of this step, with its small batch, and nothing else. Does the peak fall by
 # half of the activations' share, or by less? Think of where the peak can move. Answer `"half"` or
 # `"less"`.
 

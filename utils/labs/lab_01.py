@@ -19,6 +19,8 @@ LEAN_LIMIT_BYTES = 6_400_000  # between freeing gradients before forward and aft
 
 def momentum_bytes(answer: Any) -> Verdict:
     """Lesson 01: bytes per parameter of SGD with momentum, in fp32."""
+    if not isinstance(answer, (int, float)):
+        return not_yet("one number of bytes is wanted: add them up", got=repr(answer))
     if answer == 12:
         return correct("weights 4, gradients 4, momentum 4")
     nudges = {
@@ -71,6 +73,8 @@ def state_bytes(function: Callable[[int, str], int]) -> Verdict:
 
 
 def _state_nudge(found: Any, right: int) -> str:
+    if found is None:
+        return "Your function returns nothing. Is there a `return`?"
     if found == right // 4:
         return "That counts numbers. Each takes four bytes."
     if found == right - 4000:
@@ -79,57 +83,49 @@ def _state_nudge(found: Any, right: int) -> str:
 
 
 def saved_bytes(function: Callable[[nn.Module, torch.Tensor], int]) -> Verdict:
-    """Exercise 2: the saved-tensor ledger, on a network with views, shared storage and types."""
-    model, inputs = _ledger_case()
-    found, right = function(model, inputs), _reference_ledger(model, inputs, once=True, own=False)
+    """Exercise 2: the ledger, on a network that saves a view, a buffer and parameters."""
+    torch.manual_seed(1)
+    model, inputs = _SavesAView(), torch.randn(16, 32)
+    found, right = function(model, inputs), _ledger(model, inputs)
     if found == right:
         return correct("every storage once, none of the model's own", score=format_bytes(right))
     wrong = {
-        _reference_ledger(model, inputs, once=True, own=True): (
-            "That counts the parameters too. They exist anyway: leave out the model's storages."
-        ),
-        _reference_ledger(model, inputs, once=False, own=False): (
-            "Some tensors share a storage and were counted more than once."
-        ),
-        _reference_ledger(model, inputs, once=False, own=True): (
-            "Shared storages are counted more than once, and the parameters are counted too."
-        ),
+        _ledger(model, inputs, own=[]): "That counts what the model owns. Leave its storages out.",
+        _ledger(model, inputs, own=[*model.parameters()]): "That counts a buffer of the model.",
+        _ledger(model, inputs, once=False): "A storage with two views was counted twice.",
     }
-    return not_yet(expected=right, got=found, nudge=wrong.get(found, _LEDGER_NUDGE))
+    nudge = "Bytes of whole storages, not of views or elements? Is the output alive while you count?"
+    return not_yet(expected=right, got=found, nudge=wrong.get(found, nudge))
 
 
-_LEDGER_NUDGE = (
-    "Is the output alive until the sum is taken? Do you count bytes of storages, not elements?"
-)
-
-
-class _SharedViews(nn.Module):
-    """Saves one storage through two views, and its own weight."""
+class _SavesAView(nn.Module):
+    """Saves a storage and a view of its half, a buffer, and its own weights."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(32, 64)
-        self.last = nn.Linear(32, 8)
+        self.first, self.last = nn.Linear(32, 64), nn.Linear(32, 8)
+        self.register_buffer("scale", torch.ones(32))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        left, right = torch.relu(self.first(inputs)).chunk(2, dim=1)
-        return self.last(left * right)
+        half = torch.relu(self.first(inputs))[:, :32]
+        return self.last(half.sin() * self.scale)
 
 
-def _ledger_case() -> tuple[nn.Module, torch.Tensor]:
-    torch.manual_seed(1)
-    return _SharedViews(), torch.randn(16, 32)
-
-
-def _reference_ledger(model: nn.Module, inputs: torch.Tensor, *, once: bool, own: bool) -> int:
-    mine = {p.untyped_storage().data_ptr() for p in model.parameters()}
+def _ledger(
+    model: nn.Module,
+    inputs: torch.Tensor,
+    own: list[torch.Tensor] | None = None,
+    once: bool = True,
+) -> int:
+    owned = [*model.parameters(), *model.buffers()] if own is None else own
+    mine = {tensor.untyped_storage().data_ptr() for tensor in owned}
     kept: list[tuple[int, int]] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if own or storage.data_ptr() not in mine:
+        if storage.data_ptr() not in mine:
             kept.append((storage.data_ptr(), storage.nbytes()))
-        return tensor
+        return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = model(inputs)
@@ -146,7 +142,8 @@ def largest_batch(function: Callable[[Callable[[int], int], int], int]) -> Verdi
     """Exercise 3: the answer must be exact, in few calls."""
     most = 0
     for per_item, limit in [(10, 1000), (1, 1000), (7, 100_000), (600, 1000), (2000, 1000)]:
-        right = max(0, (limit - 100) // per_item)
+        sizes = range(limit // per_item + 1)
+        right = max((b for b in sizes if _peak(per_item, b) <= limit), default=0)
         calls: list[int] = []
         try:
             found = function(_counted_peak(per_item, calls), limit)
@@ -154,7 +151,7 @@ def largest_batch(function: Callable[[Callable[[int], int], int], int]) -> Verdi
             nudge = "Double the batch until it fails, then halve the distance."
             return not_yet(f"more than {MOST_CALLS} measurements", nudge=nudge)
         if found != right:
-            note = f"a step of 100 + {per_item} x batch bytes, limit {limit}"
+            note = f"a step that grows by {per_item} bytes an item and more at times, limit {limit}"
             return not_yet(note, expected=right, got=found, nudge=_batch_nudge(found, right))
         most = max(most, len(calls))
     return correct(score=f"{most} measurements at most")
@@ -165,12 +162,19 @@ def _counted_peak(per_item: int, calls: list[int]) -> Callable[[int], int]:
         calls.append(batch)
         if len(calls) > MOST_CALLS:
             raise _TooManyCalls
-        return 100 + per_item * batch
+        return _peak(per_item, batch)
 
     return peak_bytes_at
 
 
+def _peak(per_item: int, batch: int) -> int:
+    """Grows with the batch, with a step every 32 items, so that no straight line fits."""
+    return 100 + per_item * batch + 64 * (batch // 32)
+
+
 def _batch_nudge(found: Any, right: int) -> str:
+    if found is None:
+        return "Your function returns nothing. Is there a `return`?"
     if right == 0:
         return "Not even one item fits here. What does your function return then?"
     if found == right + 1:
@@ -184,16 +188,16 @@ def read_timeline(answer: dict[str, Any]) -> Verdict:
     """Exercise 4: the same network is measured again, and the answers are compared."""
     right = _wide_and_short()
     ratio = right.breakdown[Category.TEMPORARIES] / right.breakdown[Category.PARAMETERS]
-    if answer["phase of the peak"] != right.peak_phase:
+    phase, multiple, helps = answer.values()
+    if str(phase).strip().lower() != right.peak_phase:
         nudge = "The triangle marks the peak. Which name stands above that background?"
-        return not_yet("the phase", got=answer["phase of the peak"], nudge=nudge)
-    if abs(float(answer["temporaries / parameters at the peak"]) - ratio) > 0.25:
-        got = answer["temporaries / parameters at the peak"]
-        nudge = "Compare the heights of the grey and the blue block below the triangle."
-        return not_yet("the temporaries", got=got, nudge=nudge)
-    if answer["half the batch lowers the peak by a tenth or more"] is not False:
-        nudge = "Nothing that grows with the batch is alive in that phase."
-        return not_yet("the batch", got=True, nudge=nudge)
+        return not_yet("the phase", got=phase, nudge=nudge)
+    if not isinstance(multiple, (int, float)) or abs(multiple - ratio) > 0.25:
+        nudge = "A number: compare the heights of the grey and the blue block below the triangle."
+        return not_yet("the temporaries", got=repr(multiple), nudge=nudge)
+    if helps is not False:
+        nudge = "True or False: does anything that grows with the batch live in that phase?"
+        return not_yet("the batch", got=repr(helps), nudge=nudge)
     return correct(f"{right.peak_phase}, {ratio:.1f} times the parameters, and the batch is innocent")
 
 
@@ -225,7 +229,7 @@ def cured_step(function: Callable[..., Any]) -> Verdict:
         return not_yet(f"the step could not be measured: {error}")
     if [type(entry) for entry in history] != [float] * 3:
         got = f"{len(history)} entries of {type(history[-1]).__name__ if history else 'nothing'}"
-        nudge = "An entry with a history keeps its graph. `loss.item()` is a number."
+        nudge = "A tensor takes memory, and one with a history keeps its graph. `loss.item()` is a number."
         return not_yet("one Python number per step", got=got, nudge=nudge)
     left = run.timeline.at(run.timeline.end_ns)
     if left[Category.ACTIVATIONS] + left[Category.OTHER] > 0:
@@ -234,7 +238,7 @@ def cured_step(function: Callable[..., Any]) -> Verdict:
     if not _close(history, _reference_losses(3)):
         nudge = "The order is zero_grad, forward, backward, step; the value is that step's loss."
         return not_yet("the losses differ", expected=_reference_losses(3), got=history, nudge=nudge)
-    return correct("nothing stays but the states", score=format_bytes(left.total_bytes))
+    return correct("nothing stays but the states")
 
 
 def _reference_losses(steps: int) -> list[float]:
@@ -272,7 +276,7 @@ def lean_step(function: Callable[..., Any]) -> Verdict:
     except ValueError as error:
         return not_yet(f"the step could not be measured: {error}")
     if not _same_parameters(model, steps=2):
-        nudge = "Are the gradients of the step before still there when backward adds to them?"
+        nudge = "Do old gradients stay and add up? Is the loss the mean over the whole batch?"
         return not_yet("the parameters after the step are not the same", nudge=nudge)
     if run.peak_bytes > LEAN_LIMIT_BYTES:
         nudge = "The old gradients are alive during forward. When could they go?"
