@@ -9,9 +9,10 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
@@ -93,8 +94,9 @@ def wait_for_server(server: subprocess.Popen, runtime: Path, log: Path) -> str:
             break
         if record.is_file() and (text := record.read_text()):
             url = json.loads(text)["url"]
-            urllib.request.urlopen(f"{url}api", timeout=30).close()
-            return url
+            with suppress(urllib.error.URLError):  # the record is written before it listens
+                urllib.request.urlopen(f"{url}api", timeout=30).close()
+                return url
         time.sleep(0.1)
     raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()}")
 
