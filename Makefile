@@ -18,7 +18,7 @@ LAB := jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root)
 FIRST_PAGE := --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test course bench record notebooks my-labs constraints badges
+.PHONY: help setup lab test course bench validate record notebooks my-labs constraints badges
 
 help:  ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ course: setup  ## Set up, then run the whole course headless into build/course/
 
 bench: setup  ## Print each speed beside its budget
 	@$(RUN) -m pytest benchmarks --benchmark-columns=median,iqr,rounds
+
+validate: setup  ## Print predicted against published, source by source
+	@$(RUN) -m utils.validation
 
 record: setup  ## Measure on this machine's device and write results/
 	@$(RUN) -m utils.record

@@ -1,6 +1,9 @@
 """The search finds what trying everything finds, and explains what it leaves."""
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -133,6 +136,13 @@ def test_a_thousand_gpus_need_few_estimates():
     assert found.best.plan.ranks == 1024
     assert found.considered > 1000
     assert found.estimated < found.considered / 5
+
+
+def test_the_planner_needs_no_torch():
+    code = "from utils import search, validate; import sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                          cwd=Path(__file__).parent.parent)  # fmt: skip
+    assert done.stdout.strip() == "False"
 
 
 def test_bad_input():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from utils.planner import memory, worst
+from utils.planner import calibration, memory, worst
+from utils.planner.estimate import BYTES_INTERVAL, SECONDS_INTERVAL
 from utils.validation import (
     bloom,
     compare_all,
@@ -82,6 +83,25 @@ def test_naive_rules_are_worse(summaries, source_name, quantity, times):
     assert row.baseline > times * row.median
 
 
+def test_stated_intervals_hold_what_they_say():
+    """80% of the sweep lies inside; what set the intervals is the same table."""
+    seconds = [row.predicted / row.published for row in ultrascale.speed_comparisons()]
+    sizes = [row.published / row.predicted for row in ultrascale.memory_comparisons()]
+    for ratios, (low, high) in ((seconds, SECONDS_INTERVAL), (sizes, BYTES_INTERVAL)):
+        inside = sum(low <= ratio <= high for ratio in ratios) / len(ratios)
+        assert 0.77 <= inside <= 0.83
+
+
+@pytest.mark.parametrize("source_name", ["bloom-seconds", "foundry", "korthikanti-seconds"])
+def test_sources_that_set_no_interval_lie_inside_it_as_often(source_name):
+    rows = compare_all((source_name,))
+    ratios = [row.published / row.predicted for row in rows]
+    if source_name == "foundry":
+        ratios = [1 / ratio for ratio in ratios]  # a rate, not seconds
+    low, high = SECONDS_INTERVAL
+    assert sum(low <= ratio <= high for ratio in ratios) >= 0.8 * len(ratios)
+
+
 def test_following_the_planner_costs_little():
     losses = sorted(row.loss for row in ultrascale.regrets())
     assert losses[len(losses) // 2] <= 0.03
@@ -134,6 +154,15 @@ def test_every_table_names_its_source():
         assert table(name), name
     with pytest.raises(ValueError, match="zero_table1"):
         table("zero_table2")
+
+
+def test_few_constants_were_set_on_measurements():
+    documented = {"CUDA_CONTEXT_BYTES", "WORKSPACE_BYTES"}
+    fitted = {name for name in vars(calibration) if name.isupper()} - {"GB", "MIB"} - documented
+    assert fitted == {
+        "FRAGMENTATION", "COMMUNICATOR_BYTES", "AMPERE_SUSTAINED", "HOPPER_SUSTAINED",
+        "MEMORY_SUSTAINED", "LINK_SUSTAINED", "HOP_SECONDS", "HOST_SECONDS",
+    }  # fmt: skip
 
 
 def test_errors_are_signed_shares():

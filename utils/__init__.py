@@ -46,6 +46,20 @@ _HOME = {
     "predicted": "utils.views",
     "reconcile": "utils.views",
     "show": "utils.views",
+    "Batch": "utils.planner",
+    "Cluster": "utils.planner",
+    "Lora": "utils.planner",
+    "Plan": "utils.planner",
+    "Space": "utils.planner",
+    "compare_plans": "utils.planner",
+    "cost": "utils.planner",
+    "estimate": "utils.planner",
+    "explain": "utils.planner",
+    "goodput": "utils.planner",
+    "one_change_that_fits": "utils.planner",
+    "search": "utils.planner",
+    "why_it_does_not_fit": "utils.planner",
+    "validate": "utils.validation",
 }
 
 __all__ = list(_HOME)

@@ -1,6 +1,6 @@
 """Conventions of precision and buffers: the same plan holds other bytes in other frameworks.
 
-Every figure is read off the framework's own code (named in `source`) and none is fitted.
+Every figure is read off the framework's own code, or off a measurement where `source` says so.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ _ROWS = [
     ),
     Framework(
         name="nanotron", bucket_bytes=2, backward_gradient_bytes=2, fused_gate=False,
-        gathered_inputs=0.2, loss_bytes=10, vocabulary_multiple=1, bucket_size_bytes=25e6,
+        loss_bytes=10, vocabulary_multiple=1, bucket_size_bytes=25e6,
         overlap_parameters=False, host_seconds=calibration.HOST_SECONDS, accumulate_bytes=10,
         source="nanotron: gradient_accumulator.py (float32 gradients of all parameters), "
         "DistributedDataParallel buckets in bfloat16, tensor_parallel/functional.py",
