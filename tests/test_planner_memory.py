@@ -176,6 +176,9 @@ def test_frozen_matrices_keep_no_inputs():
     assert full - names == {"norm 1 normalized", "norm 2 normalized", "q, k, v input",
                             "feed-forward input", "gated product"}  # fmt: skip
     assert names - full == {"adapter inputs", "adapter dropout masks", "adapter inner"}
+    old = Lora(base="nf4", keeps_inputs=True)
+    kept = {t.name for t in saved_tensors(LLAMA, Plan(framework="bf16", lora=old), 1024)}
+    assert full - kept == {"norm 1 normalized", "norm 2 normalized"}
 
 
 def test_lora_trains_little_and_qlora_stores_little():

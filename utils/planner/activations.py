@@ -34,6 +34,7 @@ class Saved:
         scores: It is part of the attention scores, which selective recompute drops.
         for_weights: It is kept only for the gradient of the matrix that reads it, so not under
             LoRA, where that matrix is frozen.
+        of_norm: It belongs to a norm, whose weights are never quantized.
     """
 
     name: str
@@ -41,15 +42,19 @@ class Saved:
     split: str = "tp"
     scores: bool = False
     for_weights: bool = False
+    of_norm: bool = False
 
 
 def saved_tensors(model: ModelShape, plan: Plan, sequence_length: int) -> tuple[Saved, ...]:
     """Every tensor that one block keeps without recomputation."""
     feedforward = _gelu(model, plan) if model.family == "gpt" else _swiglu(model, plan)
     tensors = _attention(model, plan, sequence_length) + feedforward
-    if plan.lora is None:
+    lora = plan.lora
+    if lora is None:
         return tensors
-    return tuple(t for t in tensors if not t.for_weights) + _adapters(model, plan, plan.lora)
+    inputs_kept = lora.keeps_inputs and lora.base != "bf16"
+    tensors = tuple(t for t in tensors if not t.for_weights or (inputs_kept and not t.of_norm))
+    return tensors + _adapters(model, plan, lora)
 
 
 def _norm(model: ModelShape, plan: Plan, number: int) -> tuple[Saved, ...]:
@@ -59,7 +64,7 @@ def _norm(model: ModelShape, plan: Plan, number: int) -> tuple[Saved, ...]:
         return (Saved(f"norm {number} input", width * h, "sequence"),)
     return (
         Saved(f"norm {number} input in float32", 4 * h, "sequence"),
-        Saved(f"norm {number} normalized", width * h, "sequence", for_weights=True),
+        Saved(f"norm {number} normalized", width * h, "sequence", for_weights=True, of_norm=True),
     )
 
 

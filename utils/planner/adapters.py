@@ -28,6 +28,8 @@ class Lora:
         quantized_head: The head is quantized like the blocks (litgpt does, transformers does not).
         adapter_bytes: Of one adapter parameter: 4 in PEFT, 2 where all is bfloat16.
         adapter_dropout: Adapters see their input through a dropout of their own.
+        keeps_inputs: Quantized matrices keep their inputs although they are frozen, as bitsandbytes
+            did in 2023 (0.41, autograd/_functions.py: ctx.tensors = (A, B)).
         fused: q, k and v share one adapter input (litgpt); else each adapter keeps its own.
     """
 
@@ -37,6 +39,7 @@ class Lora:
     quantized_head: bool = False
     adapter_bytes: int = 4
     adapter_dropout: bool = False
+    keeps_inputs: bool = False
     fused: bool = False
 
     def __post_init__(self) -> None:

@@ -210,13 +210,13 @@ def _backward_gradients(model: ModelShape, plan: Plan, stage: Stage) -> float:
 
 
 def _dequantized(model: ModelShape, plan: Plan, stage: Stage) -> float:
-    """The largest matrix while it multiplies: float32 as bitsandbytes restores it, and 16 bits."""
+    """The largest matrix, back in 16 bits while it multiplies."""
     if plan.lora is None or plan.lora.base == "bf16":
         return 0.0
     largest = max(rows * columns for rows, columns in matrix_shapes(model).values())
     if stage.head and plan.lora.quantized_head:
         largest = max(largest, model.vocabulary * model.hidden)
-    return (4 + 2) * largest / plan.tp
+    return 2 * largest / plan.tp
 
 
 def _step_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:

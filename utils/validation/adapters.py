@@ -55,10 +55,12 @@ def comparisons() -> list[Comparison]:
 
 
 def litgpt_memory(row: dict[str, str]) -> StageMemory:
-    """litgpt's LoRA of query and value, everything in bfloat16."""
+    """litgpt's LoRA of query and value, everything in bfloat16, bitsandbytes 0.41.1."""
     model, length = LITGPT[row["model"], row["size"]]
-    lora = Lora(rank=8, targets=("q", "v"), base=BASES[row["quantization"]], adapter_bytes=2,
-                quantized_head=True, adapter_dropout=True, fused=True)  # fmt: skip
+    lora = Lora(
+        rank=8, targets=("q", "v"), base=BASES[row["quantization"]], adapter_bytes=2,
+        quantized_head=True, adapter_dropout=True, keeps_inputs=True, fused=True,
+    )  # fmt: skip
     size = whole(row["micro_batch"])
     plan = Plan(micro_batch=size, framework="bf16", lora=lora)
     return memory(model, plan, Batch(sequences=size, sequence_length=length))[0]
