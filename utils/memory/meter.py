@@ -89,7 +89,7 @@ def _metered(
     advance: Callable[[], None],
 ) -> tuple[MemoryTimeline, dict[str, int]]:
     """Warm up and meter inside one recording, so that frees of the first are seen in the second."""
-    with _recording(source) as events, StepObserver(model, optimizer, source.now_ns) as observer:
+    with _recording(source) as events, StepObserver(model, optimizer, source) as observer:
         for _ in range(_warmup_steps(model)):
             step()
             advance()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from utils.memory.events import Category, KnownStorage, Mark, ModuleSpan, Phase
+from utils.memory.source import EventSource
 
 _active: contextvars.ContextVar[StepObserver | None] = contextvars.ContextVar(
     "active_observer", default=None
@@ -43,19 +44,20 @@ def phase(name: str) -> Iterator[None]:
 class StepObserver:
     """Watches a model and its optimizer while it is open (`with StepObserver(...) as seen`).
 
-    `marks`, `spans` and `known` fill up as the step runs, on the clock `now_ns`.
+    `marks`, `spans` and `known` fill up as the step runs, on the clock of the source of events.
     """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
-        now_ns: Callable[[], int],
+        source: EventSource,
     ) -> None:
         self.marks: list[Mark] = []
         self.spans: list[ModuleSpan] = []
         self.known: list[KnownStorage] = []
-        self._model, self._optimizer, self._now_ns = model, optimizer, now_ns
+        self._model, self._optimizer = model, optimizer
+        self._now_ns, self._address = source.now_ns, source.address
         self._phase, self._label = Phase.BEFORE_FORWARD, ""
         self._device = next(model.parameters()).device
         self._running: list[tuple[nn.Module, int, tuple[int, ...]]] = []
@@ -115,7 +117,7 @@ class StepObserver:
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor) and tensor.device == self._device:
                 storage = _local(tensor).untyped_storage()
-                row = KnownStorage(now_ns, storage.data_ptr(), storage.nbytes(), category)
+                row = KnownStorage(now_ns, self._address(storage), storage.nbytes(), category)
                 self.known.append(row)
 
     def _note_gradients(self) -> None:

@@ -1,0 +1,102 @@
+"""A source of allocation events for tensors without data.
+
+Under `FakeTensorMode` an operation computes shapes only, yet its results own storages, and those
+live and die exactly as real ones do. The watcher notes each new storage once and its end.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from utils.memory.events import AllocationEvent
+from utils.memory.source import rounded
+
+
+class StorageWatcher(TorchDispatchMode):
+    """Events of all storages that are born while it is entered, on a clock that counts events.
+
+    It is an event source for the meter. `granularity_bytes` is the simulated allocator's.
+    """
+
+    name = "simulated storages"
+
+    def __init__(self, granularity_bytes: int = 1) -> None:
+        super().__init__()
+        self.granularity_bytes = granularity_bytes
+        self._clock = 0
+        self._alive: dict[int, tuple[int, Any]] = {}
+        self._events: list[AllocationEvent] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if DTensor in types:
+            return NotImplemented  # come back with this rank's local tensors
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self.note(leaf.untyped_storage())
+        return out
+
+    def __enter__(self) -> StorageWatcher:
+        super().__enter__()
+        return self
+
+    def start(self) -> None:
+        self._events = []
+
+    def now_ns(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    def stop(self) -> list[AllocationEvent]:
+        return self._events
+
+    def address(self, storage: torch.UntypedStorage) -> int:
+        """What stands in for an address: fake storages have no data pointer."""
+        return storage._cdata
+
+    def note(self, storage: torch.UntypedStorage) -> None:
+        """Record a storage that is seen for the first time."""
+        address = storage._cdata
+        if address in self._alive:
+            return
+        size = rounded(storage.nbytes(), self.granularity_bytes)
+        guard = weakref.finalize(storage, self._died, address)
+        guard.atexit = False
+        self._alive[address] = (size, guard)
+        self._record(address, size)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Record that a storage changed its size in place, as FSDP's parameters do."""
+        address = storage._cdata
+        old = self._alive.get(address)
+        if old is None:
+            return self.note(storage)
+        size = rounded(storage.nbytes(), self.granularity_bytes)
+        if size != old[0]:
+            self._record(address, -old[0])
+            self._record(address, size)
+            self._alive[address] = (size, old[1])
+        return None
+
+    def workspace(self, size_bytes: int) -> None:
+        """Record memory that a kernel takes and gives back before it returns."""
+        size = rounded(size_bytes, self.granularity_bytes)
+        self._record(-1, size)
+        self._record(-1, -size)
+
+    def _died(self, address: int) -> None:
+        size, _ = self._alive.pop(address)
+        self._record(address, -size)
+
+    def _record(self, address: int, size: int) -> None:
+        if size:
+            self._clock += 1
+            self._events.append(AllocationEvent(self._clock, address, size))
