@@ -14,7 +14,8 @@ export KINETO_LOG_LEVEL := 99
 export TORCH_INDEX
 
 # JupyterLab refuses to run as root unless told: containers and some WSL set-ups do run as root.
-AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+LAB := jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root)
+FIRST_PAGE := --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab test course bench record notebooks my-labs constraints badges
@@ -27,7 +28,7 @@ setup:  ## Install everything into .venv (a second call does no work)
 	@$(PYTHON) utils/install.py
 
 lab: setup  ## Set up, then open JupyterLab on the first notebook
-	@$(RUN) -m jupyter lab --ip=127.0.0.1 $(AS_ROOT) $(LAB_ARGS) notebooks/00_start_here.ipynb
+	@$(RUN) -m $(LAB) $(FIRST_PAGE) $(LAB_ARGS)
 
 test: export CUDA_VISIBLE_DEVICES :=
 test: setup  ## Set up, then run every test, notebook, lab and solution

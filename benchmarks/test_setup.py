@@ -18,9 +18,7 @@ READY_BUDGET_SECONDS = 5
 def test_second_set_up(benchmark: BenchmarkFixture, report: Report) -> None:
     """`make setup` when there is nothing to do."""
     options = {"cwd": ROOT, "check": True, "stdout": subprocess.DEVNULL}
-    benchmark.pedantic(
-        subprocess.run, (["make", "setup"],), options, rounds=5, warmup_rounds=1
-    )
+    benchmark.pedantic(subprocess.run, (["make", "setup"],), options, rounds=5, warmup_rounds=1)
     report("second make setup", benchmark.stats.stats.median, READY_BUDGET_SECONDS, "s")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -17,8 +18,7 @@ from utils.install import ROOT, Setup, SetupError
 def setup(tmp_path: Path) -> Setup:
     """A set-up of a small stand-in repository, whose .venv looks finished."""
     (tmp_path / "pyproject.toml").write_text(
-        '[project]\ndependencies = ["a>=1"]\n'
-        '[project.optional-dependencies]\ntest = ["b>=2"]\n'
+        '[project]\ndependencies = ["a>=1"]\n[project.optional-dependencies]\ntest = ["b>=2"]\n'
     )
     (tmp_path / "constraints.txt").write_text("a==1.5\n")
     made = Setup(tmp_path)
@@ -53,10 +53,9 @@ def test_python_without_venv_names_the_package() -> None:
 
 
 def test_the_source_parses_in_python_3_6() -> None:
-    import ast
-
-    for path in (ROOT / "utils/install.py", ROOT / "utils/__init__.py"):
-        ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 6))
+    source = (ROOT / "utils/install.py").read_text(encoding="utf-8")
+    ast.parse(source, feature_version=(3, 6))
+    assert "from __future__ import annotations" not in source  # Python 3.7
 
 
 def test_an_old_python_hands_over_to_a_newer_one(tmp_path: Path) -> None:
@@ -70,9 +69,11 @@ def test_an_old_python_hands_over_to_a_newer_one(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_a_sentence() -> None:
-    with pytest.raises(SetupError, match=r"8 GB are needed here and 2\.5 GB are free.*TORCH_INDEX"):
+    with pytest.raises(
+        SetupError, match=r"12 GB are needed here and 2\.5 GB are free.*TORCH_INDEX"
+    ):
         install.check_space(free=int(2.5e9), needed=install.SPACE_FOR_CUDA)
-    assert "9 GB free" in install.check_space(free=9 * 10**9, needed=install.SPACE_FOR_CUDA)
+    assert "13 GB free" in install.check_space(free=13 * 10**9, needed=install.SPACE_FOR_CUDA)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,11 @@ def test_a_full_disk_is_a_sentence() -> None:
 )
 def test_failures_of_pip_have_a_way_out(output: str, way_out: str) -> None:
     assert way_out in install.explain(output)
+
+
+def test_the_end_of_pips_output_is_short() -> None:
+    output = "\n".join(["Collecting a", *["WARNING: noise"] * 9, "Installing " + "b, " * 500])
+    assert [len(line) for line in install.last_words(output)] == [12, 160]
 
 
 def test_pip_without_a_network_ends_in_its_sentence(

@@ -25,8 +25,9 @@ TEXT = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".cpp", ".json", ".ipynb
 
 
 def tracked() -> list[Path]:
-    """The repository's own files, as git knows them."""
-    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    """The repository's own files: what git knows, and what is new and not ignored."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     names = done.stdout.decode().strip("\0").split("\0")
     return [ROOT / name for name in names if (ROOT / name).is_file()]
 
@@ -87,8 +88,22 @@ def test_every_lesson_has_its_row_and_every_row_its_lesson() -> None:
     assert rows == badged == {name for name in lessons if name.startswith("notebooks/")}
 
 
+def test_lessons_take_the_minutes_that_the_readme_says() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[.*?\]\(notebooks/(\S+)\.ipynb\) \| (\d+) \|", text, re.MULTILINE)
+    for name, minutes in rows:
+        source = (ROOT / f"sources/{name}.py").read_text(encoding="utf-8")
+        assert re.search(r"^# \| (\d+) \|", source, re.MULTILINE)[1] == minutes, name
+
+
+def test_the_readme_says_whether_a_gpu_was_recorded() -> None:
+    recorded = list((ROOT / "results").glob("*/*.json"))
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert ("No GPU has been recorded yet" in text) == (not recorded)
+
+
 def test_badges_need_an_address_of_github() -> None:
-    with pytest.raises(ValueError, match="Change Repository in pyproject.toml"):
+    with pytest.raises(ValueError, match=r"Change Repository in pyproject\.toml"):
         badges.badge_markdown("notebooks/a.ipynb", "https://example.org/a/b")
     badge = badges.badge_markdown("notebooks/a.ipynb", "https://github.com/me/course")
     assert "colab.research.google.com/github/me/course/blob/main/notebooks/a.ipynb" in badge

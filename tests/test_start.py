@@ -101,13 +101,13 @@ def test_scale_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COURSE_SCALE", "full")
     assert start.setup("labs/beginner/01").scale == "full"
     monkeypatch.setenv("COURSE_SCALE", "huge")
-    with pytest.raises(ValueError, match="COURSE_SCALE is 'huge'. Set it to one of tiny, small"):
+    with pytest.raises(ValueError, match=r"COURSE_SCALE is 'huge'\. Set it to one of tiny, small"):
         start.setup("labs/beginner/01")
 
 
 @pytest.mark.parametrize("lesson", ["", "1", "beginner", "beginner/1", "expert/01", 1, None])
 def test_a_name_that_is_no_lesson(lesson: object) -> None:
-    with pytest.raises(ValueError, match="names no lesson. Write tier and number"):
+    with pytest.raises(ValueError, match=r"names no lesson\. Write tier and number"):
         start.setup(lesson)
 
 

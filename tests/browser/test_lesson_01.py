@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("playwright")
 
-from .course import ROOT, browser_page, copy_course, find_browser, jupyter_lab  # noqa: E402
-from .notebook import Notebook  # noqa: E402
+from .course import ROOT, browser_page, copy_course, find_browser, jupyter_lab
+from .notebook import Notebook
 
 LESSON = "notebooks/beginner/01_where_memory_goes.ipynb"
 PICTURES = ROOT / "build/browser"

@@ -58,6 +58,12 @@ class Measurement:
         median = self.median_step_seconds
         return self.items / median if median else None
 
+    @property
+    def throughput(self) -> str:
+        """Items per second to three digits, such as "2,010 images/s"; empty without timed steps."""
+        rate = self.items_per_second
+        return f"{float(f'{rate:.3g}'):,.10g} {self.unit}/s" if rate else ""
+
     def __str__(self) -> str:
         lines = [
             f"{self.name}: {self.evidence} on {self.device}",
@@ -73,7 +79,7 @@ class Measurement:
             return []
         low, high = (format_seconds(seconds) for seconds in self.spread_seconds)
         return [
-            f"{self.items_per_second:,.3g} {self.unit}/s; median step "
+            f"{self.throughput}; median step "
             f"{format_seconds(self.median_step_seconds)} ({low} to {high}, "
             f"{len(self.step_seconds)} steps)"
         ]

@@ -13,9 +13,16 @@ from utils.memory.events import Category
 from utils.memory.measurement import Measurement
 from utils.memory.timeline import Breakdown
 from utils.units import Evidence, format_bytes, parse_bytes
-from utils.views.style import LOOKS, byte_unit, course_style, empty_figure, print_evidence
+from utils.views.style import (
+    LOOKS,
+    byte_unit,
+    course_style,
+    empty_figure,
+    print_evidence,
+    wrapped,
+)
 
-NARROWEST_LABELLED = 0.07  # of the longest bar: a narrower part gets no number inside
+NARROWEST_LABELLED = 0.1  # of the axis: a narrower part gets no number inside
 NARROWEST_VISIBLE = 1 / 400  # of the longest bar: less than that is no line on a screen
 
 
@@ -65,20 +72,21 @@ def draw_breakdown(
     bars = [as_bar(item) for item in items]
     with course_style():
         figure, axes = empty_figure(height=1.9 + 0.75 * len(bars))
-        widest_bytes = max(bar.breakdown.total_bytes for bar in bars)
+        longest_bytes = max(bar.breakdown.total_bytes for bar in bars)
+        widest_bytes = max(longest_bytes, parse_bytes(limit) if limit else 0)
         unit_bytes, unit = byte_unit(widest_bytes)
         for row, bar in enumerate(bars):
             _draw_bar(axes, row, bar, unit_bytes, widest_bytes / unit_bytes)
-        axes.set_yticks(range(len(bars)), [f"{bar.name}\n({bar.evidence})" for bar in bars])
+        names = [f"{wrapped(bar.name)}\n({bar.evidence})" for bar in bars]
+        axes.set_yticks(range(len(bars)), names)
         axes.invert_yaxis()
         axes.set_xlabel(f"memory ({unit})")
         axes.set_title(title)
         axes.grid(False, axis="y")
         axes.margins(x=0.14)
         _draw_limit(axes, limit, unit_bytes)
-        _draw_legend(figure, bars, widest_bytes)
-        places = {bar.device for bar in bars if bar.device}
-        print_evidence(figure, [bar.evidence for bar in bars], ", ".join(sorted(places)))
+        _draw_legend(figure, bars, longest_bytes)
+        print_evidence(figure, [bar.evidence for bar in bars], [bar.device for bar in bars])
     return figure
 
 
@@ -108,8 +116,8 @@ def _label(axes: Axes, x: float, y: float, text: str) -> None:
     axes.text(x, y, text, ha="center", va="center", fontsize=10, bbox=box)
 
 
-def _draw_legend(figure: Figure, bars: Sequence[Bar], widest_bytes: int) -> None:
-    visible = widest_bytes * NARROWEST_VISIBLE
+def _draw_legend(figure: Figure, bars: Sequence[Bar], longest_bytes: int) -> None:
+    visible = longest_bytes * NARROWEST_VISIBLE
     present = [c for c in Category if any(bar.breakdown[c] > visible for bar in bars)]
     handles = [Patch(facecolor=LOOKS[c].color, hatch=LOOKS[c].hatch, label=str(c)) for c in present]
     figure.legend(handles=handles, loc="outside right upper")

@@ -62,9 +62,9 @@ def _row(item: Measurement | Bar) -> dict[str, str]:
     }  # fmt: skip
     if isinstance(item, Measurement):
         row["peak in"] = item.peak_phase
-        if item.median_step_seconds and item.items_per_second:
+        if item.median_step_seconds:
             row["median step"] = format_seconds(item.median_step_seconds)
-            row["throughput"] = f"{item.items_per_second:,.3g} {item.unit}/s"
+            row["throughput"] = item.throughput
     return row
 
 
@@ -86,18 +86,19 @@ def reconcile(
     found = timeline.peak if at_ns is None else timeline.at(at_ns)
     bar = Bar(measurement.name, found, measurement.evidence, measurement.device)
     categories = [c for c in Category if guess.breakdown[c] or found[c]]
-    rows = [_ratio_row(str(c), guess.breakdown[c], found[c]) for c in categories]
-    rows.append(_ratio_row("total", guess.breakdown.total_bytes, found.total_bytes))
-    figure = draw_breakdown([guess, bar], title="Predicted and measured")
-    alt = "; ".join(f"{row['category']}: {row['predicted']} / {row['measured']}" for row in rows)
-    return Comparison(pd.DataFrame(rows), figure, f"Predicted and measured memory: {alt}")
+    kind = str(measurement.evidence)
+    rows = [_ratio_row(str(c), guess.breakdown[c], found[c], kind) for c in categories]
+    rows.append(_ratio_row("total", guess.breakdown.total_bytes, found.total_bytes, kind))
+    figure = draw_breakdown([guess, bar], title=f"Predicted and {kind}")
+    alt = "; ".join(f"{row['category']}: {row['predicted']} / {row[kind]}" for row in rows)
+    return Comparison(pd.DataFrame(rows), figure, f"Predicted and {kind} memory: {alt}")
 
 
-def _ratio_row(name: str, guess_bytes: int, found_bytes: int) -> dict[str, str]:
+def _ratio_row(name: str, guess_bytes: int, found_bytes: int, kind: str) -> dict[str, str]:
     ratio = f"{found_bytes / guess_bytes:.3f}" if guess_bytes else "not predicted"
     return {
         "category": name,
         "predicted": format_bytes(guess_bytes),
-        "measured": format_bytes(found_bytes),
-        "measured / predicted": ratio,
+        kind: format_bytes(found_bytes),
+        f"{kind} / predicted": ratio,
     }

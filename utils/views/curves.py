@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,7 +12,16 @@ from utils.memory.events import Category
 from utils.memory.measurement import Measurement
 from utils.units import Evidence, parse_bytes
 from utils.views.breakdown import NARROWEST_VISIBLE
-from utils.views.style import LOOKS, byte_unit, course_style, empty_figure, print_evidence
+from utils.views.style import (
+    LOOKS,
+    byte_unit,
+    course_style,
+    empty_figure,
+    print_evidence,
+    wrapped,
+)
+
+CLOSEST_TICKS = 0.05  # of the axis
 
 
 def draw_memory_by_batch(
@@ -35,8 +44,9 @@ def draw_memory_by_batch(
     ordered = sorted(measurements, key=lambda m: m.items)
     if len({m.items for m in ordered}) < 2:
         raise ValueError("A curve over the batch size needs measurements of two sizes or more.")
-    highest = max([m.peak_bytes for m in ordered] + list((predicted_bytes or {}).values()))
-    unit_bytes, unit = byte_unit(highest)
+    peaks = [m.peak_bytes for m in ordered]
+    card = [parse_bytes(limit)] if limit else []
+    unit_bytes, unit = byte_unit(max(peaks + card + list((predicted_bytes or {}).values())))
     with course_style():
         figure, axes = empty_figure()
         _stack(axes, ordered, unit_bytes)
@@ -51,23 +61,35 @@ def draw_memory_by_batch(
         axes.set_title(title)
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles[::-1], labels[::-1], loc="outside right upper")
-        axes.set_xticks(sorted({m.items for m in ordered} | set(predicted_bytes or {})))
+        axes.set_xticks(_spaced({m.items for m in ordered} | set(predicted_bytes or {})))
         kinds = [m.evidence for m in ordered] + [Evidence.PREDICTED] * bool(predicted_bytes)
-        print_evidence(figure, kinds, ordered[0].device)
+        print_evidence(figure, kinds, [m.device for m in ordered])
     return figure
+
+
+def _spaced(sizes: Iterable[int]) -> list[int]:
+    """The sizes whose numbers have room on the axis, from the largest down."""
+    kept: list[int] = []
+    largest = max(sizes)
+    for size in sorted(sizes, reverse=True):
+        if not kept or kept[-1] - size > CLOSEST_TICKS * largest:
+            kept.append(size)
+    return kept[::-1]
 
 
 def _stack(axes: Axes, ordered: Sequence[Measurement], unit_bytes: int) -> None:
     sizes = [m.items for m in ordered]
+    highest_bytes = max(m.peak_bytes for m in ordered)
     floor = np.zeros(len(ordered))
     for category in Category:
         values = np.array([m.breakdown[category] for m in ordered]) / unit_bytes
-        if values.max() * unit_bytes < NARROWEST_VISIBLE * ordered[-1].peak_bytes:
+        if not values.any():
             continue
+        visible = values.max() * unit_bytes >= NARROWEST_VISIBLE * highest_bytes
         look = LOOKS[category]
         axes.fill_between(
             sizes, floor, floor + values, facecolor=look.color, hatch=look.hatch,
-            edgecolor="white", linewidth=0, label=str(category),
+            edgecolor="white", linewidth=0, label=str(category) if visible else "",
         )  # fmt: skip
         floor = floor + values
     totals = [m.peak_bytes / unit_bytes for m in ordered]
@@ -83,23 +105,26 @@ def draw_throughput(measurements: Sequence[Measurement], *, title: str = "Throug
     """Items per second of each measurement; the whisker spans the fastest and slowest step.
 
     Raises:
-        ValueError: a measurement was taken without timed steps.
+        ValueError: a measurement was taken without timed steps, or units differ.
     """
     untimed = [m.name for m in measurements if not m.step_seconds]
     if untimed or not measurements:
         raise ValueError(f"Throughput needs timed steps; none in {untimed or 'an empty list'}.")
+    units = sorted({m.unit for m in measurements})
+    if len(units) > 1:
+        raise ValueError(f"One axis cannot show {' and '.join(units)}: draw a figure for each.")
     with course_style():
         figure, axes = empty_figure(height=1.6 + 0.6 * len(measurements))
         for row, m in enumerate(measurements):
             _draw_speed(axes, row, m)
-        axes.set_yticks(range(len(measurements)), [m.name for m in measurements])
+        axes.set_yticks(range(len(measurements)), [wrapped(m.name) for m in measurements])
         axes.invert_yaxis()
         axes.set_xlim(left=0)
         axes.margins(x=0.15)
         axes.grid(False, axis="y")
         axes.set_xlabel(f"{measurements[0].unit} per second")
         axes.set_title(title)
-        print_evidence(figure, [m.evidence for m in measurements], measurements[0].device)
+        print_evidence(figure, [m.evidence for m in measurements], [m.device for m in measurements])
     return figure
 
 
@@ -109,4 +134,4 @@ def _draw_speed(axes: Axes, row: int, m: Measurement) -> None:
     whisker = [[rate - min(rates)], [max(rates) - rate]]
     axes.barh(row, rate, height=0.55, color=LOOKS[Category.PARAMETERS].color)
     axes.errorbar(rate, row, xerr=whisker, color="black", capsize=4, lw=1.5)
-    axes.text(max(rates), row, f"  {rate:,.3g}", va="center", fontsize=11)
+    axes.text(max(rates), row, f"  {m.throughput}", va="center", fontsize=11)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,10 +16,11 @@ from utils.memory.events import Category, Phase
 from utils.units import GIB, KIB, MIB, Evidence
 
 STYLE_FILE = Path(__file__).with_name("course.mplstyle")
+LONGEST_LINE = 22  # characters
 
 
 class Look(NamedTuple):
-    """How a category is filled. Hatches keep neighbours apart in grey."""
+    """How a category is filled. In grey any two differ in hatch or clearly in brightness."""
 
     color: str
     hatch: str = ""
@@ -29,15 +31,15 @@ LOOKS: dict[Category, Look] = {
     Category.PARAMETERS: Look("#3f90da"),
     Category.GRADIENTS: Look("#ffa90e", "//"),
     Category.OPTIMIZER_STATE: Look("#832db6"),
-    Category.BUFFERS: Look("#717581"),
+    Category.BUFFERS: Look("#717581", "||"),
     Category.INPUTS: Look("#94a4a2", ".."),
     Category.ACTIVATIONS: Look("#bd1f01", "\\\\"),
-    Category.CAST_WEIGHTS: Look("#92dadd", "//"),
+    Category.CAST_WEIGHTS: Look("#92dadd", "++"),
     Category.RECOMPUTED: Look("#e76300", "xx"),
-    Category.LOGITS_AND_LOSS: Look("#b9ac70", ".."),
+    Category.LOGITS_AND_LOSS: Look("#b9ac70", "oo"),
     Category.COMMUNICATION: Look("#a96b59", "--"),
     Category.TEMPORARIES: Look("#c9c9c9"),
-    Category.OTHER: Look("#4d4d4d"),
+    Category.OTHER: Look("#4d4d4d", "||"),
 }
 
 PHASE_SHADES: dict[Phase, str] = {
@@ -66,11 +68,22 @@ def byte_unit(largest_bytes: float) -> tuple[int, str]:
     return 1, "bytes"
 
 
-def print_evidence(figure: Figure, evidences: Iterable[Evidence], where: str = "") -> None:
-    """Say in the figure's corner what kind of numbers it shows."""
-    kinds = ", ".join(sorted({str(evidence) for evidence in evidences}))
-    text = f"{kinds} on {where}" if where else kinds
+def print_evidence(
+    figure: Figure, evidences: Iterable[Evidence], devices: Iterable[str] = ()
+) -> None:
+    """Say in the figure's corner what kind of numbers it shows, and from which devices."""
+    kinds = set(evidences)
+    placed = ", ".join(sorted(str(kind) for kind in kinds - {Evidence.PREDICTED}))
+    where = ", ".join(sorted({device for device in devices if device}))
+    parts = [f"{placed} on {where}" if placed and where else placed]
+    parts += [str(Evidence.PREDICTED)] * (Evidence.PREDICTED in kinds)
+    text = ", ".join(filter(None, parts))
     figure.supxlabel(text, x=0.995, ha="right", fontsize=10, color="#555555", style="italic")
+
+
+def wrapped(name: str) -> str:
+    """A name for an axis, in lines short enough to leave room for the bars."""
+    return textwrap.fill(name, LONGEST_LINE)
 
 
 def empty_figure(width: float = 9.0, height: float = 4.5) -> tuple[Figure, Axes]:

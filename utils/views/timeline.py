@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.memory.events import Category
+from utils.memory.events import Phase
 from utils.memory.measurement import Measurement
-from utils.memory.timeline import MemoryTimeline
+from utils.memory.timeline import MemoryTimeline, PhaseSpan
 from utils.units import format_bytes
 from utils.views.breakdown import NARROWEST_VISIBLE
 from utils.views.style import (
@@ -21,7 +23,12 @@ from utils.views.style import (
 )
 
 MOST_POINTS = 1500
-NARROWEST_NAMED = 0.05  # of the width: a narrower phase gets no room for its name
+NARROWEST_NAMED = 0.05  # of the width: a narrower phase gets no name
+CHARACTER_WIDTH = 0.0125  # of the width, in a phase's name
+WITH_RECOMPUTE = "backward with recompute"
+
+_PHASE_NAMES = {*map(str, Phase), WITH_RECOMPUTE}
+_BACKWARD = {str(Phase.BACKWARD), str(Phase.RECOMPUTE), WITH_RECOMPUTE}
 
 
 def draw_timeline(measurement: Measurement, *, title: str = "") -> Figure:
@@ -31,6 +38,7 @@ def draw_timeline(measurement: Measurement, *, title: str = "") -> Figure:
     with course_style():
         figure, axes = empty_figure()
         _shade_phases(axes, timeline)
+        _name_phases(axes, timeline)
         _stack_categories(axes, timeline, unit_bytes)
         _mark_peak(axes, timeline, unit_bytes)
         axes.set_xlim(0, _ms(timeline, timeline.end_ns))
@@ -40,7 +48,7 @@ def draw_timeline(measurement: Measurement, *, title: str = "") -> Figure:
         axes.set_title(title or f"{measurement.name}: one step", pad=22)
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles[::-1], labels[::-1], loc="outside right upper")
-        print_evidence(figure, [measurement.evidence], measurement.device)
+        print_evidence(figure, [measurement.evidence], [measurement.device])
     return figure
 
 
@@ -49,31 +57,73 @@ def _ms(timeline: MemoryTimeline, time_ns: int) -> float:
 
 
 def _shade_phases(axes: Axes, timeline: MemoryTimeline) -> None:
-    whole_ms = _ms(timeline, timeline.end_ns)
     for span in timeline.spans:
         left, right = _ms(timeline, span.start_ns), _ms(timeline, span.end_ns)
         axes.axvspan(left, right, color=PHASE_SHADES[span.phase], zorder=0, linewidth=0)
-        if right - left > NARROWEST_NAMED * whole_ms:
-            axes.annotate(
-                span.name, ((left + right) / 2, 1.01), xycoords=("data", "axes fraction"),
-                ha="center", va="bottom", fontsize=10, color="#444444",
-            )  # fmt: skip
+
+
+class _Label(NamedTuple):
+    """A phase's name and the place it takes, in fractions of the axes."""
+
+    name: str
+    height: float
+    left: float
+    right: float
+
+    def collides(self, other: _Label) -> bool:
+        apart = self.right <= other.left or other.right <= self.left
+        return self.height == other.height and not apart
+
+
+def _name_phases(axes: Axes, timeline: MemoryTimeline) -> None:
+    """The phases' names above the axes, and below their edge those that were given by hand."""
+    placed: list[_Label] = []
+    for span in sorted(_stretches(timeline), key=lambda s: s.start_ns - s.end_ns):  # long ones win
+        label = _label(span, timeline)
+        if label is not None and not any(map(label.collides, placed)):
+            placed.append(label)
+    for label in placed:
+        axes.annotate(
+            label.name, ((label.left + label.right) / 2, label.height), xycoords="axes fraction",
+            ha="center", va="bottom", fontsize=10, color="#444444",
+        )  # fmt: skip
+
+
+def _label(span: PhaseSpan, timeline: MemoryTimeline) -> _Label | None:
+    """Where the span's name goes; None if the span is too narrow and its name the meter's own."""
+    whole_ns = max(timeline.end_ns - timeline.start_ns, 1)
+    by_hand = span.name not in _PHASE_NAMES
+    if not by_hand and span.end_ns - span.start_ns < NARROWEST_NAMED * whole_ns:
+        return None
+    half = CHARACTER_WIDTH * len(span.name) / 2
+    middle = ((span.start_ns + span.end_ns) / 2 - timeline.start_ns) / whole_ns
+    middle = max(half, min(middle, 1 - half))
+    return _Label(span.name, 0.95 if by_hand else 1.01, middle - half, middle + half)
+
+
+def _stretches(timeline: MemoryTimeline) -> list[PhaseSpan]:
+    """The phases to name. Recomputation cuts backward into slices: they get one name together."""
+    joined: list[PhaseSpan] = []
+    for span in timeline.spans:
+        if span.name in _BACKWARD and joined and joined[-1].name in _BACKWARD:
+            span = span._replace(name=WITH_RECOMPUTE, start_ns=joined.pop().start_ns)
+        joined.append(span)
+    return joined
 
 
 def _stack_categories(axes: Axes, timeline: MemoryTimeline, unit_bytes: int) -> None:
     keep = _points(timeline)
-    times_ms = (timeline.times_ns[keep] - timeline.start_ns) / 1e6
+    keep = np.append(keep, keep[-1])  # what is alive after the last event stays until the end
+    times_ns = np.append(timeline.times_ns[keep[:-1]], timeline.end_ns)
+    times_ms = (times_ns - timeline.start_ns) / 1e6
     floor = np.zeros(len(keep))
-    series = timeline.series()
-    for category in Category:
-        curve = series.get(category)
-        if curve is None or curve.max() < timeline.peak_bytes * NARROWEST_VISIBLE:
-            continue
+    for category, curve in timeline.series().items():
         top = floor + curve[keep] / unit_bytes
+        visible = curve.max() >= timeline.peak_bytes * NARROWEST_VISIBLE
         look = LOOKS[category]
         axes.fill_between(
-            times_ms, floor, top, step="post", label=str(category), facecolor=look.color,
-            hatch=look.hatch, edgecolor="white", linewidth=0,
+            times_ms, floor, top, step="post", label=str(category) if visible else "",
+            facecolor=look.color, hatch=look.hatch, edgecolor="white", linewidth=0,
         )  # fmt: skip
         floor = top
     axes.step(times_ms, timeline.alive_bytes[keep] / unit_bytes, where="post", color="black", lw=1)

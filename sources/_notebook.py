@@ -1,0 +1,139 @@
+"""Turns one percent script into a notebook: cells, ids, bootstrap, badges. Runs nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import jupytext
+import nbformat
+from _regions import SourceError, lab_text, lesson_text, solution_text
+from badges import badge_markdown, repository_url
+from nbformat import NotebookNode
+
+BADGES = "{{badges}}"
+BOOTSTRAP_TITLE = "bootstrap"
+_CELL_OPTIONS = {"tags", "jupyter"}
+_TEXT_OF = {"lesson": lesson_text, "lab": lab_text, "solution": solution_text}
+_KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+# Without the version, which differs between machines.
+_LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python",
+             "nbconvert_exporter": "python", "pygments_lexer": "ipython3"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Target:
+    """A notebook to build: its script, its place, and "lesson", "lab" or "solution".
+
+    Both paths are relative to the repository.
+    """
+
+    source: Path
+    path: Path
+    kind: str
+
+    @property
+    def is_executed(self) -> bool:
+        return self.kind != "lab"
+
+
+def targets(root: Path) -> list[Target]:
+    """Every notebook that the scripts under sources/ make, in the order of the course."""
+    sources = root / "sources"
+    found = [path.relative_to(sources) for path in sources.rglob("[0-9][0-9]_*.py")]
+    # Numbers run through all tiers, so that the name alone gives the order.
+    return [target for path in sorted(found, key=lambda p: (p.name, p)) for target in _made_by(path)]
+
+
+def _made_by(script: Path) -> list[Target]:
+    source, notebook = "sources" / script, script.with_suffix(".ipynb")
+    if script.parts[0] != "labs":
+        return [Target(source, "notebooks" / notebook, "lesson")]
+    inner = notebook.relative_to("labs")
+    return [
+        Target(source, "labs" / inner, "lab"),
+        Target(source, "solutions" / inner, "solution"),
+    ]
+
+
+def make(target: Target, root: Path) -> NotebookNode:
+    """The notebook of a target, without outputs.
+
+    Raises:
+        SourceError: its script cannot be built.
+    """
+    name = target.source.as_posix()
+    text = _TEXT_OF[target.kind]((root / target.source).read_text(encoding="utf-8"), name)
+    cells = [_plain(cell, name) for cell in jupytext.reads(text, fmt="py:percent").cells]
+    cells = _with_bootstrap(cells, root, name)
+    _fill_badges(cells, target, root)
+    _set_ids(cells, target.path)
+    course = {"source": name, "kind": target.kind}
+    metadata = {"kernelspec": _KERNEL, "language_info": _LANGUAGE, "course": course}
+    return nbformat.v4.new_notebook(cells=cells, metadata=metadata)
+
+
+def code_sha256(notebook: NotebookNode) -> str:
+    """The hash of a notebook's code cells, by which stale outputs are known."""
+    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()
+
+
+def _plain(cell: NotebookNode, file: str) -> NotebookNode:
+    """A cell with the options that the course uses, and nothing of jupytext's own."""
+    options = {k: v for k, v in cell.metadata.items() if not k.startswith("lines_to_")}
+    if unknown := set(options) - _CELL_OPTIONS:
+        first = cell.source.partition("\n")[0]
+        raise SourceError(
+            f"{file}: the cell that begins {first!r} has the option {min(unknown)!r}; "
+            f"cells take {' and '.join(sorted(_CELL_OPTIONS))}, and no title."
+        )
+    new = {"code": nbformat.v4.new_code_cell, "markdown": nbformat.v4.new_markdown_cell}
+    if cell.cell_type not in new:
+        raise SourceError(f"{file}: {cell.cell_type} cells are not used in the course.")
+    return new[cell.cell_type](cell.source, metadata=options)
+
+
+def _with_bootstrap(cells: list[NotebookNode], root: Path, file: str) -> list[NotebookNode]:
+    """Put the bootstrap before the set-up cell, folded away, and import `setup` in that."""
+    where = [i for i, cell in enumerate(cells) if "setup" in cell.metadata.get("tags", [])]
+    if len(where) != 1:
+        raise SourceError(f'{file}: one cell must be tagged "setup", and {len(where)} are.')
+    code = (root / "sources" / "bootstrap.py").read_text(encoding="utf-8").strip()
+    options = {"tags": [BOOTSTRAP_TITLE], "jupyter": {"source_hidden": True}}
+    bootstrap = nbformat.v4.new_code_cell(code, metadata=options)
+    setup = cells[where[0]]
+    setup.source = f"from utils import setup\n\n{setup.source}"
+    return [*cells[: where[0]], bootstrap, *cells[where[0] :]]
+
+
+def _fill_badges(cells: list[NotebookNode], target: Target, root: Path) -> None:
+    """Write the badges into the first cell, where its script asks for them."""
+    for position, cell in enumerate(cells):
+        if BADGES not in cell.source:
+            continue
+        if position or cell.cell_type != "markdown":
+            raise SourceError(f"{target.source.as_posix()}: {BADGES} belongs into the first cell.")
+        cell.source = cell.source.replace(BADGES, _badges(target.path, root))
+
+
+def _badges(path: Path, root: Path) -> str:
+    try:
+        return badge_markdown(path.as_posix(), repository_url(root))
+    except KeyError as error:
+        raise SourceError("pyproject.toml lacks Repository under [project.urls].") from error
+    except ValueError as error:
+        raise SourceError(str(error)) from error
+
+
+def _set_ids(cells: list[NotebookNode], path: Path) -> None:
+    # By content, not by position: a cell put in between leaves the other ids as they were.
+    seen: Counter[tuple[str, str]] = Counter()
+    for cell in cells:
+        key = (cell.cell_type, cell.source)
+        text = json.dumps([path.as_posix(), *key, seen[key]])
+        cell["id"] = hashlib.sha256(text.encode()).hexdigest()[:12]
+        seen[key] += 1

@@ -1,0 +1,220 @@
+"""The killable process: what it returns, how it fails, and that it leaves nothing behind."""
+
+import linecache
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from utils.ranks import ChildError, KillableProcess, run_killable, run_to_outcome
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def double(x):
+    return 2 * x
+
+
+def loop():
+    while True:
+        pass
+
+
+def wait_until(condition, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def is_gone(pid):
+    """Whether a process has ended; where nobody reaps orphans it stays as a zombie."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """Every test: as many processes and open files after it as before."""
+    run_killable(double, 0, timeout_seconds=30)  # the server is meant to stay
+    me = psutil.Process()
+    before = len(me.children(recursive=True)), me.num_fds()
+    yield
+    assert wait_until(lambda: (len(me.children(recursive=True)), me.num_fds()) == before)
+    assert not multiprocessing.active_children()
+
+
+def test_returns_the_result_and_prints_what_was_printed(capsys):
+    def talk(x):
+        print("from the child")
+        print("to stderr", file=sys.stderr)
+        return {"x": x, "pid": os.getpid()}
+
+    result = run_killable(talk, [1, 2], timeout_seconds=10)
+    assert result["x"] == [1, 2] and result["pid"] != os.getpid()
+    assert capsys.readouterr().out == "from the child\nto stderr\n"
+
+
+def test_large_arguments_and_results_do_not_block():
+    assert len(run_killable(double, b"x" * 20_000_000, timeout_seconds=30)) == 40_000_000
+
+
+def test_more_prints_than_a_pipe_holds(capsys):
+    assert run_killable(lambda: print("x" * 150_000), timeout_seconds=10) is None
+    assert len(capsys.readouterr().out) == 150_001
+
+
+def test_an_exception_brings_the_childs_own_traceback():
+    def broken():
+        nothing = {}
+        return nothing["key"]
+
+    with pytest.raises(ChildError, match="broken raised KeyError: 'key'") as caught:
+        run_killable(broken, timeout_seconds=10)
+    failure = caught.value.failure
+    assert failure.kind == "raised"
+    assert 'return nothing["key"]' in failure.traceback
+    assert "utils/ranks" not in failure.traceback  # the learner's frames alone
+
+
+def test_a_notebook_cell_keeps_its_source_in_the_traceback():
+    source = "def cell_function():\n    return 1 / 0\n"
+    # As IPython does it: no file, a cache entry without a time of change, and __main__.
+    linecache.cache["<cell 7>"] = (len(source), None, source.splitlines(True), "<cell 7>")
+    namespace = {"__name__": "__main__"}
+    exec(compile(source, "<cell 7>", "exec"), namespace)
+    outcome = run_to_outcome(namespace["cell_function"], timeout_seconds=10)
+    assert "return 1 / 0" in outcome.failure.traceback
+
+
+def test_an_endless_loop_is_stopped_within_its_timeout():
+    started = time.monotonic()
+    outcome = run_to_outcome(loop, timeout_seconds=0.5)
+    assert outcome.failure.kind == "timeout" and "0.5 s" in outcome.failure.what
+    assert time.monotonic() - started < 5  # a loop without end would go on for ever
+
+
+def test_endless_printing_is_stopped_and_cut():
+    def chatter():
+        print("first line")
+        while True:
+            print("and so on " * 100)
+
+    outcome = run_to_outcome(chatter, timeout_seconds=0.5)
+    assert outcome.failure.kind == "timeout"
+    assert outcome.output.startswith("first line\n") and len(outcome.output) < 300_000
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(signal.SIGKILL, "SIGKILL.*memory"), (signal.SIGSEGV, "SIGSEGV.*Compiled code")],
+)
+def test_a_signal_is_named(number, words):
+    with pytest.raises(ChildError, match=words) as caught:
+        run_killable(lambda: os.kill(os.getpid(), number), timeout_seconds=10)
+    assert caught.value.failure.kind == "died"
+
+
+def test_leaving_by_exit_is_no_result():
+    assert "exit code 3" in run_to_outcome(os._exit, 3, timeout_seconds=10).failure.what
+    assert "SystemExit" in run_to_outcome(sys.exit, 3, timeout_seconds=10).failure.what
+
+
+def test_what_cannot_travel_is_refused_with_a_reason():
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="cannot be sent to another process.*inside the function"):
+        run_killable(lambda: lock, timeout_seconds=10)
+    with pytest.raises(ChildError, match="the result, a lock, cannot be sent back"):
+        run_killable(threading.Lock, timeout_seconds=10)
+
+
+def test_an_interrupt_ends_the_child():
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_killable(loop, timeout_seconds=20)
+
+
+def test_what_the_child_started_ends_with_it():
+    def start_another():
+        return subprocess.Popen(["sleep", "600"]).pid
+
+    pid = run_killable(start_another, timeout_seconds=10)
+    assert wait_until(lambda: is_gone(pid))
+
+
+def test_several_can_be_waited_for_together():
+    processes = [KillableProcess(double, n, timeout_seconds=10) for n in range(3)]
+    outcomes = {}
+    try:
+        for process in processes:
+            process.start()
+        while len(outcomes) < 3:
+            running = [p for p in processes if p not in outcomes]
+            multiprocessing.connection.wait([w for p in running for w in p.waitables], timeout=10)
+            found = {p: p.poll() for p in running}
+            outcomes |= {p: outcome for p, outcome in found.items() if outcome}
+    finally:
+        for process in processes:
+            process.kill()
+    assert [outcomes[p].value for p in processes] == [0, 2, 4]
+
+
+def test_children_use_one_thread_and_leave_cuda_alone():
+    def look():
+        import torch
+
+        return torch.get_num_threads(), torch.cuda.is_initialized(), "torch._dynamo" in sys.modules
+
+    assert run_killable(look, timeout_seconds=10) == (1, False, True)
+
+
+def test_windows_is_told_about_wsl(monkeypatch):
+    def no_such_context(method):
+        raise ValueError(f"cannot find context for {method!r}")
+
+    monkeypatch.setattr(multiprocessing, "get_context", no_such_context)
+    with pytest.raises(RuntimeError, match="WSL2"):
+        run_killable(double, 1, timeout_seconds=10)
+
+
+SCRIPT = """
+import os, sys, time
+sys.path.insert(0, {root!r})
+from utils.ranks import run_killable
+
+print("script runs", flush=True)
+
+def speak():
+    print("function runs")
+
+def report_and_loop():
+    open("pid", "w").write(str(os.getpid()))
+    while True:
+        pass
+
+run_killable(speak, timeout_seconds=30)
+sys.stdout.flush()
+run_killable(report_and_loop, timeout_seconds=30)
+"""
+
+
+def test_a_script_without_a_guard_runs_once_and_takes_its_child_along(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT.format(root=str(ROOT)))
+    command = [sys.executable, "script.py"]
+    pid_file = tmp_path / "pid"
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as script:
+        try:
+            assert wait_until(lambda: pid_file.is_file() and pid_file.read_text(), seconds=60)
+        finally:
+            script.kill()  # as a kernel is killed: no chance to clean up
+        assert script.stdout.read() == "script runs\nfunction runs\n"
+    assert wait_until(lambda: is_gone(int(pid_file.read_text())))

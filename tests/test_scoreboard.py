@@ -1,0 +1,88 @@
+"""The running scoreboard: rows are kept, replaced, shown; a bad file or folder is a sentence."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from utils import files
+from utils.labs.scoreboard import ROOT, score, scoreboard, scoreboard_path
+from utils.units import Evidence
+
+
+@pytest.fixture(autouse=True)
+def board(tmp_path, monkeypatch):
+    path = tmp_path / "my_labs" / "scoreboard.json"
+    monkeypatch.setenv("COURSE_SCOREBOARD", str(path))
+    return path
+
+
+def test_rows_are_kept_and_shown_by_lesson():
+    score("02", "AMP", peak_bytes=3 * 2**30, step_seconds=0.25, evidence=Evidence.SIMULATED)
+    score("01", "ResNet-50, batch <32>", peak_bytes=2**30)
+    lines = str(scoreboard()).splitlines()
+    assert [line.split()[0] for line in lines] == ["lesson", "01", "02"]
+    assert lines[2].split() == ["02", "AMP", "3.00", "GiB", "250", "ms", "simulated"]
+    html = scoreboard()._repr_html_()
+    assert "batch &lt;32&gt;" in html and html.count("<tr>") == 3
+
+
+def test_a_measurement_is_a_row():
+    measured = SimpleNamespace(
+        name="Adam", peak_bytes=2**20, median_step_seconds=None, evidence=Evidence.MEASURED
+    )
+    score("01", measured)
+    assert str(scoreboard()).splitlines()[1].split() == ["01", "Adam", "1.00", "MiB", "measured"]
+
+
+def test_a_second_run_replaces_its_row():
+    for peak in (2**20, 2**30):
+        score("01", "Adam", peak_bytes=peak)
+    assert [row.peak_bytes for row in scoreboard().rows] == [2**30]
+
+
+def test_an_empty_board_says_so():
+    assert "no rows" in str(scoreboard()) and "no rows" in scoreboard()._repr_html_()
+
+
+@pytest.mark.parametrize("text", ["", "{", "3", '["x"]', '[{"lesson": 1}]', '{"a": 1}',
+                                  '[{"lesson": 1, "what": "", "peak_bytes": null, '
+                                  '"step_seconds": null, "evidence": ""}]'])  # fmt: skip
+def test_a_damaged_file_is_a_sentence_and_left_alone(board, capsys, text):
+    board.parent.mkdir()
+    board.write_text(text)
+    score("01", "Adam", peak_bytes=1)
+    assert "is damaged" in capsys.readouterr().out
+    assert "is damaged" in str(scoreboard()) and "is damaged" in scoreboard()._repr_html_()
+    assert board.read_text() == text
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(board, capsys):
+    board.parent.write_text("a file where the folder should be")
+    score("01", "Adam", peak_bytes=1)
+    assert "cannot be" in capsys.readouterr().out
+
+
+def test_a_full_disk_leaves_the_old_rows_and_no_part(board, capsys, monkeypatch):
+    score("01", "Adam", peak_bytes=1)
+
+    def no_space(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "replace", no_space)
+    score("01", "SGD", peak_bytes=1)
+    assert "No space left" in capsys.readouterr().out
+    assert [row["what"] for row in json.loads(board.read_text())] == ["Adam"]
+    assert list(board.parent.iterdir()) == [board]
+
+
+def test_an_unknown_evidence_is_refused():
+    with pytest.raises(ValueError, match="guessed"):
+        score("01", "Adam", evidence="guessed")
+    assert scoreboard().rows == ()
+
+
+def test_the_default_file_is_ignored_by_git(monkeypatch):
+    monkeypatch.delenv("COURSE_SCOREBOARD")
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert f"{scoreboard_path().relative_to(ROOT).parts[0]}/" in ignored

@@ -1,0 +1,15 @@
+"""What the lessons train on: CIFAR-10, real or generated, and text as byte tokens."""
+
+from utils.data.cifar import Cifar10, cifar10, normalize
+from utils.data.download import DownloadError, download
+from utils.data.text import text_batches, text_tokens
+
+__all__ = [
+    "Cifar10",
+    "DownloadError",
+    "cifar10",
+    "download",
+    "normalize",
+    "text_batches",
+    "text_tokens",
+]

@@ -1,0 +1,6 @@
+"""Labs: checks of answers, the learner's copies, and the running scoreboard."""
+
+from utils.labs.checking import check
+from utils.labs.verdict import Report, Status, Verdict, correct, not_yet
+
+__all__ = ["Report", "Status", "Verdict", "check", "correct", "not_yet"]

@@ -1,0 +1,118 @@
+"""`check("01.adam_states", answer)`: finds the check, runs it, and always answers."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import pkgutil
+import sysconfig
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from utils.labs.stubs import untouched
+from utils.labs.verdict import Report, Status, Verdict, not_yet
+from utils.ranks.killable import run_to_outcome
+
+Check = Callable[[Any], Verdict]
+TIMEOUT_SECONDS = 10.0
+_PACKAGE = "utils.labs"
+_LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+_NOT_LEARNERS = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], *_LIBRARIES))
+
+
+def check(name: str, answer: Any, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Report:
+    """Check an answer to an exercise, such as `check("01.adam_states", adam_states)`.
+
+    An answer that can be called runs in a process of its own: a crash or an endless loop ends in
+    a "not yet", and the kernel lives on.
+
+    Raises:
+        ValueError: there is no exercise of that name; the message offers the nearest.
+    """
+    function = find(name)
+    if reason := untouched(answer):
+        return Report(name, Verdict(Status.NOT_ATTEMPTED, f"{reason}."))
+    if not _runs_code(answer):
+        return Report(name, run_check(function, answer))
+    return _check_in_process(name, function, answer, timeout_seconds)
+
+
+def find(name: str) -> Check:
+    """The check of an exercise.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    number, _, exercise = str(name).partition(".")
+    if number not in lab_numbers():
+        raise ValueError(
+            f"{name!r} names no lab. Write number and exercise, such as '01.adam_states'; "
+            f"there are labs {', '.join(lab_numbers()) or 'none yet'}."
+        )
+    checks = checks_of(number)
+    if exercise not in checks:
+        near = difflib.get_close_matches(exercise, checks, cutoff=0.4)
+        offers = ", ".join(f"{number}.{match}" for match in near or checks)
+        hint = f"Did you mean {offers}?" if near else f"It has {offers}."
+        raise ValueError(f"Lab {number} has no exercise {exercise!r}. {hint}")
+    return checks[exercise]
+
+
+def lab_numbers() -> list[str]:
+    """The labs that have checks: "01" for the module `lab_01`."""
+    modules = pkgutil.iter_modules(importlib.import_module(_PACKAGE).__path__)
+    return sorted(m.name.removeprefix("lab_") for m in modules if m.name.startswith("lab_"))
+
+
+def checks_of(number: str) -> dict[str, Check]:
+    """The checks of a lab by exercise: the public functions that its module defines."""
+    module = importlib.import_module(f"{_PACKAGE}.lab_{number}")
+    functions = inspect.getmembers(module, inspect.isfunction)
+    return {
+        name: function
+        for name, function in functions
+        if function.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+def run_check(function: Check, answer: Any) -> Verdict:
+    """The check's verdict; what the learner's code raises becomes a "not yet"."""
+    try:
+        return function(answer)
+    except Exception as error:
+        return _verdict_on(error, function)
+
+
+def _check_in_process(name: str, function: Check, answer: Any, timeout_seconds: float) -> Report:
+    try:
+        outcome = run_to_outcome(run_check, function, answer, timeout_seconds=timeout_seconds)
+    except (TypeError, RuntimeError) as error:  # cannot be sent there, or cannot be started
+        return Report(name, not_yet(str(error)))
+    if outcome.failure is None:
+        return Report(name, outcome.value, outcome.output)
+    nudge = "Which loop in it may never end?" if outcome.failure.kind == "timeout" else ""
+    return Report(name, not_yet(f"your code {outcome.failure.what}", nudge=nudge), outcome.output)
+
+
+def _runs_code(answer: Any) -> bool:
+    if isinstance(answer, dict):
+        answer = tuple(answer.values())
+    if isinstance(answer, (tuple, list)):
+        return any(map(_runs_code, answer))
+    return callable(answer)
+
+
+def _verdict_on(error: Exception, function: Check) -> Verdict:
+    """A "not yet" with the innermost line of the learner's own code."""
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    others = ("<frozen", function.__code__.co_filename, *_NOT_LEARNERS)
+    frames = traceback.extract_tb(error.__traceback__)
+    learners = [frame for frame in frames if not frame.filename.startswith(others)]
+    if not learners:
+        return not_yet(f"your answer could not be used: {summary}")
+    line = learners[-1]
+    return not_yet(f"your code raised {summary}", got=f"line {line.lineno}, in {line.name}: {line.line}")

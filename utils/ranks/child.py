@@ -1,0 +1,98 @@
+"""What runs inside a killable process: receive a function, call it, send back what came of it."""
+
+from __future__ import annotations
+
+import importlib
+import linecache
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import cloudpickle
+
+READY, VALUE, RAISED = "ready", "value", "raised"
+
+
+def pack(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """A call as bytes, with the source of notebook cells, which no file holds.
+
+    Raises:
+        TypeError: the function or an argument cannot be sent to another process.
+    """
+    cells = {name: entry for name, entry in linecache.cache.items() if entry[1:2] == (None,)}
+    try:
+        return cloudpickle.dumps((function, args, cells))
+    except Exception as error:
+        name = getattr(function, "__name__", repr(function))
+        raise TypeError(
+            f"{name} and its arguments cannot be sent to another process ({error}). Open files, "
+            "locks, generators and running threads cannot travel: create them inside the function."
+        ) from error
+
+
+def serve(payload: bytes, messages: Connection, prints: Connection) -> None:
+    """Answer one call: first READY, then VALUE with the result or RAISED with a traceback.
+
+    The process leads a group of its own, so that killing the group ends what it started.
+    """
+    os.setpgid(0, 0)
+    threading.Thread(target=_end_with_parent, args=(messages,), daemon=True).start()
+    _print_into(prints)
+    answer = _answer(payload, messages)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    messages.send_bytes(answer)
+
+
+def _end_with_parent(messages: Connection) -> None:
+    # The parent sends nothing: what can be read is the end of a pipe that it closed, because
+    # it gave up on this process or is no more.
+    wait([messages])
+    os.killpg(0, signal.SIGKILL)
+
+
+def _print_into(prints: Connection) -> None:
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(prints.fileno(), descriptor)
+        # By lines (buffering=1): what was printed before a kill is seen.
+        stream = open(descriptor, "w", 1, encoding="utf-8", errors="replace", closefd=False)
+        setattr(sys, name, stream)
+    prints.close()
+
+
+def _answer(payload: bytes, messages: Connection) -> bytes:
+    try:
+        function, args = _unpack(payload)
+        messages.send_bytes(cloudpickle.dumps((READY, None)))
+        result = function(*args)
+    except BaseException as error:  # SystemExit as well: the parent decides what it means
+        return _packed_error(error)
+    try:
+        return cloudpickle.dumps((VALUE, result))
+    except Exception as error:
+        unsendable = TypeError(f"the result, a {type(result).__name__}, cannot be sent back: {error}")
+        return _packed_error(unsendable)
+
+
+def _unpack(payload: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The call, in a process made ready for it."""
+    importlib.import_module("utils.ranks.preload")  # no work where the server did it
+    torch = importlib.import_module("torch")
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+    function, args, cells = cloudpickle.loads(payload)
+    linecache.cache.update(cells)
+    return function, args
+
+
+def _packed_error(error: BaseException) -> bytes:
+    # The outermost frame is _answer above: the reader's traceback starts with their function.
+    tail = error.__traceback__.tb_next if error.__traceback__ else None
+    text = "".join(traceback.format_exception(type(error), error, tail))
+    summary = "".join(traceback.format_exception_only(type(error), error)).strip()
+    return cloudpickle.dumps((RAISED, (summary, text)))

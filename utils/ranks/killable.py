@@ -1,0 +1,189 @@
+"""One function call in a process that can be killed: the core under checks and ranks.
+
+The first launch takes seconds, while the server imports torch; each later one about 0.1 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import cloudpickle
+
+from utils.ranks.child import RAISED, READY, pack, serve
+from utils.ranks.outcome import ChildError, Failure, Outcome, describe_exit
+from utils.ranks.server import start_server, without_main
+
+START_SECONDS = 120.0  # for the first launch on a slow disk; no part of a call's timeout
+EXIT_SECONDS = 2.0  # for threads that outlive their function
+OUTPUT_BYTES = 200_000  # of prints that are kept: an endless loop prints without end
+
+
+class KillableProcess:
+    """A call in a process of its own: `start` it, `poll` until there is an outcome, `kill` it.
+
+    Whoever starts one must end with `kill`, whatever happened in between; a second call of it
+    does nothing. `timeout_seconds` counts from the moment the function is called.
+
+    Raises:
+        TypeError: the function or an argument cannot be sent to another process.
+    """
+
+    def __init__(self, function: Callable[..., Any], *args: Any, timeout_seconds: float) -> None:
+        self.timeout_seconds = timeout_seconds
+        self._payload = pack(function, args)
+        self._process: BaseProcess | None = None
+        self._messages: Connection | None = None
+        self._prints: Connection | None = None
+        self._output = bytearray()
+        self._deadline, self._is_called = 0.0, False
+
+    def start(self) -> None:
+        """Launch the process; blocks until the server is ready, then about 0.1 s.
+
+        Raises:
+            RuntimeError: this system cannot start one, or the server broke down.
+        """
+        context = start_server()
+        self._messages, for_messages = context.Pipe()
+        self._prints, for_prints = context.Pipe(duplex=False)
+        ends = (for_messages, for_prints)
+        self._process = context.Process(target=serve, args=(self._payload, *ends))
+        try:
+            with without_main():
+                self._process.start()
+        except (EOFError, ConnectionError) as error:
+            raise RuntimeError("The helper process could not start; run this again.") from error
+        finally:
+            for end in ends:
+                end.close()
+        self._deadline = time.monotonic() + START_SECONDS
+
+    @property
+    def waitables(self) -> list[Any]:
+        """What `multiprocessing.connection.wait` takes, to wait for one process or many."""
+        pipes = [pipe for pipe in (self._messages, self._prints) if pipe]
+        return [*pipes, self._process.sentinel] if self._process else []
+
+    def poll(self, seconds: float = 0.0) -> Outcome | None:
+        """Wait up to `seconds` for news, and return the outcome if that was it."""
+        remaining = self._deadline - time.monotonic()
+        ready = wait(self.waitables, timeout=max(0.0, min(seconds, remaining)))
+        if self._prints in ready:
+            self._read_prints()
+        if self._messages in ready:
+            return self._receive()
+        if self._process and self._process.sentinel in ready:
+            return self._finish(failure=self._death())
+        if time.monotonic() >= self._deadline:
+            return self._finish(failure=self._timeout())
+        return None
+
+    def kill(self) -> None:
+        """End the process and whatever it started; leave nothing behind."""
+        self._end_process()
+        for pipe in filter(None, (self._messages, self._prints)):
+            pipe.close()
+        self._messages = self._prints = None
+
+    def _end_process(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.pid is not None:
+            # It leads a group of its own. One that has just ended leaves the group's number
+            # free, or taken by what it started.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            process.join()
+            process.close()
+
+    def _receive(self) -> Outcome | None:
+        try:
+            data = self._messages.recv_bytes()
+        except (EOFError, OSError):
+            return self._finish(failure=self._death())
+        try:
+            kind, content = cloudpickle.loads(data)
+        except Exception as error:
+            what = f"has a result that cannot be read here: {error}"
+            return self._finish(failure=Failure("raised", what))
+        if kind == READY:
+            self._deadline, self._is_called = time.monotonic() + self.timeout_seconds, True
+            return None
+        if kind == RAISED:
+            summary, traceback = content
+            return self._finish(failure=Failure("raised", f"raised {summary}", traceback))
+        return self._finish(value=content)
+
+    def _finish(self, value: Any = None, failure: Failure | None = None) -> Outcome:
+        if self._process and (failure is None or failure.kind == "raised"):
+            self._process.join(EXIT_SECONDS)
+        self._end_process()
+        # Only now: before, a thread that never stops printing would have kept this going.
+        while self._prints and len(self._output) <= OUTPUT_BYTES and self._prints.poll():
+            self._read_prints()
+        self.kill()
+        text = self._output[:OUTPUT_BYTES].decode(errors="replace")
+        cut = "\n(more was printed, and not kept)\n" if len(self._output) > OUTPUT_BYTES else ""
+        return Outcome(value, failure, text + cut)
+
+    def _read_prints(self) -> None:
+        data = os.read(self._prints.fileno(), 65536)
+        if not data:
+            self._prints.close()
+            self._prints = None
+        elif len(self._output) <= OUTPUT_BYTES:
+            self._output += data
+
+    def _timeout(self) -> Failure:
+        if self._is_called:
+            what = f"did not finish within {self.timeout_seconds:g} s and was stopped."
+        else:
+            what = f"had no process to run in within {START_SECONDS:g} s; try once more."
+        return Failure("timeout", what)
+
+    def _death(self) -> Failure:
+        self._process.join(EXIT_SECONDS)
+        return Failure("died", describe_exit(self._process.exitcode))
+
+
+def run_killable(function: Callable[..., Any], *args: Any, timeout_seconds: float) -> Any:
+    """Call `function(*args)` in a process of its own and return its result.
+
+    The function may be defined in a notebook or script. It runs on one thread; what it prints is
+    printed here once it has ended. However this call ends, the process is gone afterwards.
+
+    Raises:
+        ChildError: it raised (with its own traceback), died, or took more than `timeout_seconds`.
+        TypeError: the function or an argument cannot be sent to another process.
+        RuntimeError: this system cannot start such processes.
+    """
+    outcome = run_to_outcome(function, *args, timeout_seconds=timeout_seconds)
+    sys.stdout.write(outcome.output)
+    if outcome.failure:
+        raise ChildError(_name_of(function), outcome.failure)
+    return outcome.value
+
+
+def run_to_outcome(function: Callable[..., Any], *args: Any, timeout_seconds: float) -> Outcome:
+    """Like `run_killable`, with failure and output returned instead of raised and printed."""
+    process = KillableProcess(function, *args, timeout_seconds=timeout_seconds)
+    outcome = None
+    try:
+        process.start()
+        while outcome is None:
+            outcome = process.poll(seconds=60.0)
+    finally:
+        process.kill()
+    return outcome
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)

@@ -1,0 +1,55 @@
+"""What can come of a call in another process, and the words for it."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+_CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGABRT")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a call has no result.
+
+    `kind` is "raised", "timeout" or "died". `what` goes on from a name: "was killed by SIGKILL."
+    `traceback` is the child's own, where it raised.
+    """
+
+    kind: str
+    what: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a call: a value or a failure, and all that was printed."""
+
+    value: Any = None
+    failure: Failure | None = None
+    output: str = ""
+
+
+class ChildError(RuntimeError):
+    """A call in another process that gave no result; `failure` says why."""
+
+    def __init__(self, name: str, failure: Failure) -> None:
+        super().__init__("\n\n".join(filter(None, [f"{name} {failure.what}", failure.traceback])))
+        self.failure = failure
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """How a process ended that sent no result, as it goes on from a name."""
+    if exit_code is None:
+        return "closed its connection without a result."
+    if exit_code >= 0:
+        return f"ended by itself with exit code {exit_code}, before there was a result."
+    names = {item.value: item.name for item in signal.Signals}
+    name = names.get(-exit_code, f"signal {-exit_code}")
+    hint = ""
+    if name == "SIGKILL":
+        hint = " So does the system when memory runs out: try a smaller model or batch."
+    elif name in _CRASHES:
+        hint = " Compiled code crashed: look at the last operation before it."
+    return f"was killed by {name}.{hint}"
