@@ -31,6 +31,8 @@ lab: setup  ## Set up, then open JupyterLab on the first notebook
 	@$(RUN) -m $(LAB) $(FIRST_PAGE) $(LAB_ARGS)
 
 test: export CUDA_VISIBLE_DEVICES :=
+test: export COURSE_OFFLINE := 1
+test: export COURSE_SCOREBOARD := build/test-scoreboard.json
 test: setup  ## Set up, then run every test, notebook, lab and solution
 	@$(RUN) -m pytest tests
 	@$(RUN) sources/build.py --check

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from _notebook import code_sha256
-from _outputs import clean, name_of, problems
+from _outputs import ANSI, clean, name_of, problems
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
@@ -36,13 +36,7 @@ def execute(
         extra_arguments=["--log-level=40"],  # no warning about plain TCP on the loopback address
     )  # fmt: skip
     environment = os.environ | {"KINETO_LOG_LEVEL": "99"} | settings
-    failure = ""
-    try:
-        client.execute(env=environment, cleanup_kc=True)
-    except CellExecutionError as error:
-        failure = str(error)
-    except (CellTimeoutError, DeadKernelError) as error:
-        raise RunError(f"{_last_begun(notebook)} did not end: {error}") from error
+    failure = _run_cells(client, environment)
     found = problems(notebook, private)
     if found:
         raise RunError("\n".join(filter(None, [*found, failure])))
@@ -58,8 +52,19 @@ def _kernel() -> AsyncKernelManager:
     return AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
 
 
-def _last_begun(notebook: NotebookNode) -> str:
-    """The cell that a run stopped in: the first without a count after the last with one."""
-    code = [(i, c) for i, c in enumerate(notebook.cells) if c.cell_type == "code"]
-    waiting = [(i, c) for i, c in code if c.source.strip() and c.execution_count is None]
-    return name_of(*(waiting or code)[0])
+def _run_cells(client: NotebookClient, environment: dict[str, str]) -> str:
+    """Run cell by cell; the traceback of the cell that failed, "" if none did."""
+    # Not client.execute(): it handles an interrupt itself, and trips over its own clean-up.
+    with client.setup_kernel(env=environment, cleanup_kc=True):
+        for position, cell in enumerate(client.nb.cells):
+            try:
+                client.execute_cell(cell, position, execution_count=client.code_cells_executed + 1)
+            except CellExecutionError as error:
+                return ANSI.sub("", str(error))
+            except (CellTimeoutError, DeadKernelError) as error:
+                raise RunError(f"{name_of(position, cell)} did not end: {error}") from error
+            except KeyboardInterrupt:
+                client.shutdown_kernel = "immediate"  # else the interrupted cell still answers
+                raise
+        client.set_widgets_metadata()
+    return ""

@@ -54,7 +54,8 @@ def _differences(made: NotebookNode, stored: NotebookNode) -> Iterator[str]:
     if wanted != there:
         pairs = enumerate(zip(wanted, there, strict=False), start=1)
         first = next((i for i, (w, t) in pairs if w != t), min(len(wanted), len(there)) + 1)
-        yield f"differs from {made.metadata.course.source} from cell {first} on; run `make notebooks`."
+        source = made.metadata.course.source
+        yield f"differs from {source} from cell {first} on; run `make notebooks`."
     if _course(made) != _course(stored):
         yield "has other metadata than its source makes; run `make notebooks`."
 

@@ -15,7 +15,7 @@ from badges import badge_markdown, repository_url
 from nbformat import NotebookNode
 
 BADGES = "{{badges}}"
-BOOTSTRAP_TITLE = "bootstrap"
+BOOTSTRAP = "bootstrap"
 _CELL_OPTIONS = {"tags", "jupyter"}
 _TEXT_OF = {"lesson": lesson_text, "lab": lab_text, "solution": solution_text}
 _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
@@ -45,7 +45,9 @@ def targets(root: Path) -> list[Target]:
     sources = root / "sources"
     found = [path.relative_to(sources) for path in sources.rglob("[0-9][0-9]_*.py")]
     # Numbers run through all tiers, so that the name alone gives the order.
-    return [target for path in sorted(found, key=lambda p: (p.name, p)) for target in _made_by(path)]
+    return [
+        target for path in sorted(found, key=lambda p: (p.name, p)) for target in _made_by(path)
+    ]
 
 
 def _made_by(script: Path) -> list[Target]:
@@ -77,8 +79,13 @@ def make(target: Target, root: Path) -> NotebookNode:
 
 
 def code_sha256(notebook: NotebookNode) -> str:
-    """The hash of a notebook's code cells, by which stale outputs are known."""
-    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    """The hash of a notebook's code cells, by which stale outputs are known.
+
+    Without the bootstrap, which shows nothing: a new address of the repository is no reason to
+    run the course again.
+    """
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    sources = [cell.source for cell in code if BOOTSTRAP not in cell.metadata.get("tags", [])]
     return hashlib.sha256(json.dumps(sources).encode()).hexdigest()
 
 
@@ -103,7 +110,7 @@ def _with_bootstrap(cells: list[NotebookNode], root: Path, file: str) -> list[No
     if len(where) != 1:
         raise SourceError(f'{file}: one cell must be tagged "setup", and {len(where)} are.')
     code = (root / "sources" / "bootstrap.py").read_text(encoding="utf-8").strip()
-    options = {"tags": [BOOTSTRAP_TITLE], "jupyter": {"source_hidden": True}}
+    options = {"tags": [BOOTSTRAP], "jupyter": {"source_hidden": True}}
     bootstrap = nbformat.v4.new_code_cell(code, metadata=options)
     setup = cells[where[0]]
     setup.source = f"from utils import setup\n\n{setup.source}"

@@ -11,8 +11,11 @@ from nbformat import NotebookNode
 
 _BAR = re.compile(r"\d+%\|.*\|.*\[|\d+(it|B) \[|\[\d\d:\d\d[<,]")  # what tqdm draws
 _WARNING = re.compile(r"^.*?(\w*Warning: .*|\[W\d{3,}.*)$", re.MULTILINE)
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
-WIDGET, STATE = "application/vnd.jupyter.widget-view+json", "application/vnd.jupyter.widget-state+json"
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+WIDGET, STATE = (
+    "application/vnd.jupyter.widget-view+json",
+    "application/vnd.jupyter.widget-state+json",
+)
 
 
 def name_of(position: int, cell: NotebookNode) -> str:
@@ -32,7 +35,7 @@ def problems(notebook: NotebookNode, private: tuple[str, ...] = ()) -> list[str]
 
 def _problems_of(output: NotebookNode, private: tuple[str, ...]) -> Iterator[str]:
     if output.output_type == "error":
-        yield f"ended in {output.ename}: {_ANSI.sub('', output.evalue)}"
+        yield f"ended in {output.ename}: {ANSI.sub('', output.evalue)}"
     if output.get("name") == "stderr":
         yield from (f"gave a warning: {match[1]}" for match in _WARNING.finditer(output.text))
     text = json.dumps(output.get("text", output.get("data", "")))

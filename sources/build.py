@@ -1,9 +1,9 @@
 """Builds the course's notebooks from the scripts beside this file.
 
-    python sources/build.py             builds all, runs those whose code changed
-    python sources/build.py PATH ...    only these (a script or a notebook)
-    python sources/build.py --force     runs all
-    python sources/build.py --check     builds and runs nothing; lists what is out of date
+python sources/build.py             builds all, runs those whose code changed
+python sources/build.py PATH ...    only these (a script or a notebook)
+python sources/build.py --force     runs all
+python sources/build.py --check     builds and runs nothing; lists what is out of date
 """
 
 from __future__ import annotations
@@ -113,4 +113,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("Interrupted. What was built is kept; the same command goes on from here.")

@@ -1,6 +1,6 @@
 """Runs the whole course headless: `make course`.
 
-Every notebook and solution runs in a kernel of its own, in the course's order. The executed
+Every notebook, lab and solution runs in a kernel of its own, in the course's order. The executed
 copies go to build/course/ as web pages, with an index that shows seconds, memory and the
 scoreboard. The notebooks in the repository stay as they are.
 """
@@ -8,6 +8,7 @@ scoreboard. The notebooks in the repository stay as they are.
 from __future__ import annotations
 
 import html
+import os
 import re
 import sys
 import threading
@@ -29,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from utils.units import format_bytes, format_seconds  # noqa: E402
 
+FOLDERS = ("notebooks", "labs", "solutions")
 TIERS = ("", "beginner", "intermediate", "advanced")
 CELL_TIMEOUT_SECONDS = 600
 SAMPLE_SECONDS = 0.2
@@ -92,20 +94,20 @@ def held_bytes(process: psutil.Process) -> int:
 
 
 def notebooks(root: Path = ROOT) -> list[Path]:
-    """Lessons and solutions in the order of the course: a lesson, then its lab's solution."""
-    found = [*root.glob("notebooks/**/*.ipynb"), *root.glob("solutions/**/*.ipynb")]
+    """Everything in the order of the course: a lesson, its lab as handed out, the solution."""
+    found = [path for folder in FOLDERS for path in root.glob(f"{folder}/**/*.ipynb")]
     found = [path for path in found if ".ipynb_checkpoints" not in path.parts]
     return sorted(found, key=lambda path: place(path.relative_to(root)))
 
 
-def place(path: Path) -> tuple[int, str, str]:
-    """The sorting key of a notebook: tier, number and name, lesson before solution."""
+def place(path: Path) -> tuple[int, str, int]:
+    """The sorting key of a notebook: tier, number and name, then lesson, lab, solution."""
     tier = path.parts[1] if len(path.parts) > 2 else ""
-    return TIERS.index(tier), path.stem, path.parts[0]
+    return TIERS.index(tier), path.stem, FOLDERS.index(path.parts[0])
 
 
-def run(path: Path, target: Path) -> Run:
-    """Run one notebook and write it as a web page."""
+def run(path: Path, target: Path, scoreboard: Path) -> Run:
+    """Run one notebook and write it as a web page; its scores go to the file `scoreboard`."""
     notebook = nbformat.read(path, as_version=4)
     watch, started = MemoryWatch(), time.perf_counter()
     bar = tqdm(total=len(notebook.cells), desc=path.stem[:28].ljust(28), unit="cell", leave=True)
@@ -119,7 +121,7 @@ def run(path: Path, target: Path) -> Run:
     )
     error = ""
     try:
-        with bar, client.setup_kernel():
+        with bar, client.setup_kernel(env=os.environ | {"COURSE_SCOREBOARD": str(scoreboard)}):
             watch.start(client.km.provisioner.pid)
             for index, cell in enumerate(notebook.cells):
                 client.execute_cell(cell, index)
@@ -166,9 +168,13 @@ def index_row(result: Run, root: Path) -> str:
 def main(root: Path = ROOT) -> int:
     """Run everything; 0 when every notebook ran to its end."""
     folder = root / "build" / "course"
+    folder.mkdir(parents=True, exist_ok=True)
+    scoreboard = folder / "scoreboard.json"
+    scoreboard.unlink(missing_ok=True)  # this run's rows alone
     runs = []
     for path in notebooks(root):
-        runs.append(run(path, folder / path.relative_to(root).with_suffix(".html")))
+        page = folder / path.relative_to(root).with_suffix(".html")
+        runs.append(run(path, page, scoreboard))
         folder.joinpath("index.html").write_text(index_page(runs, root), encoding="utf-8")
     for result in runs:
         figures = f"{format_seconds(result.seconds):>8}  {format_bytes(result.peak_bytes):>10}"

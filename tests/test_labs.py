@@ -113,7 +113,7 @@ def stub_with_docstring(x):
 
 def stub_in_a_frame(values):
     total = 0
-    for value in values:
+    for _ in values:
         ...  # your code here
     return total
 

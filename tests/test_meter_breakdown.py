@@ -240,7 +240,6 @@ def test_memory_of_another_device_is_not_counted() -> None:
     assert timeline.at(timeline.start_ns)[Category.INPUTS] == tensor_bytes(x)
 
 
-@pytest.mark.xfail(strict=True, reason="a sparse gradient has no storage of its own to ask for")
 def test_sparse_gradients() -> None:
     model = nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Linear(4, 2))
     optimizer, tokens = torch.optim.SGD(model.parameters()), torch.arange(10)

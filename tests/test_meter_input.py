@@ -147,7 +147,6 @@ def test_the_learners_own_hooks_stay(case: Case) -> None:
     assert seen == ["forward", "gradient", "step"] * 3
 
 
-@pytest.mark.xfail(strict=True, reason="an error while hooks are set leaves the first of them")
 def test_a_scripted_part_leaves_no_hooks() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scripting is deprecated, and still in use

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from utils.catalog import MODELS, RESNET_PARAMETER_COUNTS, model_shape
 from utils.models import Transformer, TransformerConfig, resnet
+from utils.models.transformer import rotary, rotate
 
 TINY = TransformerConfig(vocabulary=97, hidden=32, layers=2, heads=4, kv_heads=2, feedforward=48)
 LLAMAS = [name for name, shape in MODELS.items() if shape.family == "llama"]
@@ -119,11 +120,42 @@ def test_no_position_sees_a_later_one():
     assert not torch.allclose(before[:, 7:], after[:, 7:], rtol=0, atol=1e-4)
 
 
-def test_order_of_the_past_matters():
-    model, inputs = tiny(), tokens()
-    swapped = inputs[:, [1, 0, *range(2, 12)]]
-    difference = (model(inputs)[:, -1] - model(swapped)[:, -1]).abs().max()
-    assert difference > 1e-4  # without positions, attention would not notice
+def test_scores_depend_on_the_distance_alone():
+    torch.manual_seed(0)
+    rotation = rotary(10, 8, 100.0, torch.device("cpu"))
+    query, key = (torch.randn(8).expand(1, 1, 10, 8) for _ in range(2))
+    scores = (rotate(query, rotation) @ rotate(key, rotation).transpose(-1, -2))[0, 0]
+    torch.testing.assert_close(scores[2, 0].expand(8), scores.diagonal(-2))
+    assert (scores[2, 0] - scores[3, 0]).abs() > 1e-3
+    torch.testing.assert_close(scores[0, 0], query[0, 0, 0] @ key[0, 0, 0])
+
+
+def test_a_pair_of_channels_turns_by_its_position_s_angle():
+    x = torch.tensor([1.0, 1, 0, 0]).expand(1, 1, 4, 4)
+    turned = rotate(x, rotary(4, 4, 100.0, torch.device("cpu")))[0, 0]
+    fast, slow = torch.arange(4.0), torch.arange(4.0) / 10  # 100 ** (-2 / 4)
+    expected = torch.stack([fast.cos(), slow.cos(), fast.sin(), slow.sin()], dim=1)
+    torch.testing.assert_close(turned, expected)
+
+
+def test_the_model_uses_its_rotary_base():
+    inputs, plain, other = tokens(), tiny(), tiny(rotary_base=10.0)
+    assert torch.equal(plain.embed.weight, other.embed.weight)
+    assert not torch.allclose(plain(inputs), other(inputs), rtol=0, atol=1e-4)
+
+
+def test_attention_is_the_textbook_s():
+    attention = tiny(kv_heads=None).blocks[0].attention
+    x, rotation = torch.randn(2, 12, 32), rotary(12, 8, 10_000.0, torch.device("cpu"))
+    query, key, value = (
+        layer(x).view(2, 12, 4, 8).transpose(1, 2)
+        for layer in (attention.query, attention.key, attention.value)
+    )
+    scores = rotate(query, rotation) @ rotate(key, rotation).transpose(-1, -2) / 8**0.5
+    future = torch.ones(12, 12, dtype=torch.bool).triu(1)
+    mixed = scores.masked_fill(future, -torch.inf).softmax(-1) @ value
+    expected = attention.output(mixed.transpose(1, 2).reshape(2, 12, 32))
+    torch.testing.assert_close(attention(x, rotation), expected)
 
 
 @pytest.mark.parametrize("changes", [{}, {"tied": True, "qkv_bias": True}, {"checkpoint_every": 1}])

@@ -119,8 +119,9 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 
 def test_a_new_record_replaces_the_old_one(tmp_path: Path) -> None:
-    write(a_record(rows=[{"batch": 1}]), tmp_path)
-    write(a_record(rows=[{"batch": 2}]), tmp_path)
+    with write(a_record(rows=[{"batch": 1}]), tmp_path).open() as reader:
+        write(a_record(rows=[{"batch": 2}]), tmp_path)
+        assert json.load(reader)["rows"] == [{"batch": 1}], "who reads the old one reads all of it"
     assert [record.rows for record in recorded("resnet50", tmp_path)] == [[{"batch": 2}]]
     assert files(tmp_path) == ["nvidia-h200/resnet50.json"]
 

@@ -85,4 +85,10 @@ def test_an_unknown_evidence_is_refused():
 def test_the_default_file_is_ignored_by_git(monkeypatch):
     monkeypatch.delenv("COURSE_SCOREBOARD")
     ignored = (ROOT / ".gitignore").read_text().splitlines()
-    assert f"{scoreboard_path().relative_to(ROOT).parts[0]}/" in ignored
+    assert f"/{scoreboard_path().relative_to(ROOT).parts[0]}/" in ignored
+
+
+def test_another_file_is_relative_to_the_repository(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COURSE_SCOREBOARD", "build/rows.json")
+    assert scoreboard_path() == ROOT / "build/rows.json"

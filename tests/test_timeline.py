@@ -59,7 +59,7 @@ def streams(draw: st.DrawFn) -> Stream:
         elif now > start_ns and kind == "module":
             cast = tuple(event.bytes for event in events[-2:] if event.bytes > 0)
             spans.append(ModuleSpan(now, now + TICK * (size % 7) + 3, f"m{address}", cast))
-    seen = Observations(start_ns, end_ns, marks, spans, known, (events[0].bytes,) if events else ())
+    seen = Observations(start_ns, end_ns, marks, spans, known)
     blocks = allocations(events, seen)
     return Stream(events, seen, MemoryTimeline(blocks, marks, start_ns, end_ns))
 
@@ -159,9 +159,7 @@ def test_order_of_allocations_and_of_known_storages_is_of_no_matter(stream, rand
     assert dict(other.peak) == dict(timeline.peak)
     known = list(seen.known)
     random.shuffle(known)
-    mixed = Observations(
-        seen.start_ns, seen.end_ns, seen.marks, seen.spans, known, seen.communication_bytes
-    )
+    mixed = Observations(seen.start_ns, seen.end_ns, seen.marks, seen.spans, known)
     assert allocations(stream.events, mixed) == list(timeline.allocations)
 
 

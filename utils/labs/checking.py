@@ -115,4 +115,6 @@ def _verdict_on(error: Exception, function: Check) -> Verdict:
     if not learners:
         return not_yet(f"your answer could not be used: {summary}")
     line = learners[-1]
-    return not_yet(f"your code raised {summary}", got=f"line {line.lineno}, in {line.name}: {line.line}")
+    return not_yet(
+        f"your code raised {summary}", got=f"line {line.lineno}, in {line.name}: {line.line}"
+    )

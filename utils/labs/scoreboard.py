@@ -42,7 +42,10 @@ class Row:
     evidence: str
 
     def __post_init__(self) -> None:
-        texts, numbers = (self.lesson, self.what, self.evidence), (self.peak_bytes, self.step_seconds)
+        texts, numbers = (
+            (self.lesson, self.what, self.evidence),
+            (self.peak_bytes, self.step_seconds),
+        )
         right_texts = all(isinstance(text, str) for text in texts)
         if not right_texts or not all(isinstance(n, (int, float, type(None))) for n in numbers):
             raise TypeError(f"a row of the scoreboard takes names and numbers, not {self!r}")
@@ -117,8 +120,9 @@ def scoreboard() -> Scoreboard:
 
 
 def scoreboard_path() -> Path:
-    """Where the rows lie."""
-    return Path(os.environ.get("COURSE_SCOREBOARD") or ROOT / "my_labs" / "scoreboard.json")
+    """Where the rows lie; COURSE_SCOREBOARD may be relative to the repository."""
+    # Relative to the kernel's folder, it would litter the one that the notebook lies in.
+    return ROOT / (os.environ.get("COURSE_SCOREBOARD") or "my_labs/scoreboard.json")
 
 
 def read_rows(path: Path) -> list[Row]:

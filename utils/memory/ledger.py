@@ -135,7 +135,20 @@ def allocations(
     for _, _, handle, item in heapq.merge(*_streams(sweep, events, seen)):
         handle(item)
     kept = [b for b in sweep.blocks if b.died_ns is None or b.died_ns > seen.start_ns]
-    return [_allocation(block, seen) for block in kept]
+    return [*_unseen_buckets(sweep, kept), *(_allocation(block, seen) for block in kept)]
+
+
+def _unseen_buckets(sweep: _Sweep, kept: list[_Block]) -> Iterator[Allocation]:
+    """Buckets made before the recording began: a wrapper has them, and no event tells of them."""
+    seen = sweep.seen
+    here = [b.bytes for b in kept if b.born_ns <= seen.start_ns and b.category is None]
+    for size in (rounded(size, sweep.granularity_bytes) for size in seen.communication_bytes):
+        if size in here:
+            here.remove(size)
+        else:
+            yield Allocation(
+                0, size, seen.start_ns, None, Category.COMMUNICATION, Phase.BEFORE_FORWARD, ""
+            )
 
 
 def _streams(sweep: _Sweep, events: Sequence[AllocationEvent], seen: Observations) -> Iterable[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -65,6 +66,7 @@ def measure(
         if within is not None:
             within.check(timeline)
         seconds = _timed(step, timed_steps, device, advance)
+    _give_back_free_memory()
     return Measurement(
         name=name or type(model).__name__,
         timeline=timeline,
@@ -170,11 +172,21 @@ def _warmup_steps(model: nn.Module) -> int:
 
 
 def _bucket_bytes(model: nn.Module) -> tuple[int, ...]:
-    if not isinstance(model, nn.parallel.DistributedDataParallel):
-        return ()
+    if not isinstance(model, nn.parallel.DistributedDataParallel) or model.gradient_as_bucket_view:
+        return ()  # as views, the gradients tell where the buckets are
     logged = model._get_ddp_logging_data()
     text = str(logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or "")
     return tuple(int(part) for part in text.split(",") if part.strip())
+
+
+def _give_back_free_memory() -> None:
+    """Let a C library that can do so (glibc) return freed memory to the system.
+
+    Else a notebook that measures many models keeps the sum of their fragments.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _synchronize(device: torch.device) -> None:

@@ -65,6 +65,15 @@ class StepObserver:
         self._handles: list[Any] = []
 
     def __enter__(self) -> StepObserver:
+        self._token = _active.set(self)
+        try:
+            self._hook_up()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _hook_up(self) -> None:
         self._paths = dict(_hookable(self._model))
         for module in self._paths:
             self._handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
@@ -77,8 +86,6 @@ class StepObserver:
         if self._optimizer is not None:
             self._handles.append(self._optimizer.register_step_pre_hook(self._step_begins))
             self._handles.append(self._optimizer.register_step_post_hook(self._step_ends))
-        self._token = _active.set(self)
-        return self
 
     def __exit__(self, *_: object) -> None:
         _active.reset(self._token)
@@ -116,9 +123,11 @@ class StepObserver:
         now_ns = self._now_ns()
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor) and tensor.device == self._device:
-                storage = _local(tensor).untyped_storage()
-                row = KnownStorage(now_ns, self._address(storage), storage.nbytes(), category)
-                self.known.append(row)
+                for part in _dense_parts(_local(tensor)):
+                    storage = part.untyped_storage()
+                    size = storage.nbytes()
+                    row = KnownStorage(now_ns, self._address(storage), size, category)
+                    self.known.append(row)
 
     def _note_gradients(self) -> None:
         self._note(Category.GRADIENTS, (p.grad for p in self._model.parameters()))
@@ -198,6 +207,13 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors that hold the bytes: a sparse one has no storage of its own."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    return (tensor,) if tensor.layout is torch.strided else ()
+
+
 def _inside_backward() -> bool:
     # torch.autograd.graph uses the same call to tell a recomputation from a forward.
     return torch._C._current_graph_task_id() != -1
@@ -207,8 +223,13 @@ def _hookable(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     """Modules that can carry hooks without changing what a compiler makes of them.
 
     Raises:
-        ValueError: the model itself was compiled in place.
+        ValueError: the model itself was compiled in place, or is a scripted one.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(
+            "A TorchScript model takes no hooks, so its phases cannot be told apart. "
+            "Measure the Python module that it was made from."
+        )
     if getattr(model, "_compiled_call_impl", None) is not None:
         raise ValueError(
             "model.compile() would pull the meter's hooks into the compiled code. "
@@ -225,5 +246,6 @@ def _hookable(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
         if isinstance(module, torch._dynamo.OptimizedModule):
             continue  # inside is compiled code
         for name, child in module.named_children():
-            if getattr(child, "_compiled_call_impl", None) is None:
+            scripted = isinstance(child, torch.jit.ScriptModule)  # refuses hooks
+            if not scripted and getattr(child, "_compiled_call_impl", None) is None:
                 pending.append((child, f"{path}.{name}" if path else name))

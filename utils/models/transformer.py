@@ -28,7 +28,10 @@ def rotary(length: int, head_dim: int, base: float, device: torch.device) -> Rot
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn each pair of channels of (B, heads, S, D) by the angle of its position."""
+    """Turn each pair of channels of (B, heads, S, D) by the angle of its position.
+
+    Channels i and i + D/2 are a pair, as in the checkpoints that transformers reads.
+    """
     cos, sin = (part.to(x.dtype) for part in rotation)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -75,7 +75,9 @@ def _answer(payload: bytes, messages: Connection) -> bytes:
     try:
         return cloudpickle.dumps((VALUE, result))
     except Exception as error:
-        unsendable = TypeError(f"the result, a {type(result).__name__}, cannot be sent back: {error}")
+        unsendable = TypeError(
+            f"the result, a {type(result).__name__}, cannot be sent back: {error}"
+        )
         return _packed_error(unsendable)
 
 

@@ -1,0 +1,591 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 01 Where does the memory go?
+#
+# {{badges}}
+#
+# **Promise.** At the end of this notebook you account for one training step of ResNet-50 on
+# this machine: 100% of the bytes, in named categories, with nothing left in a corner called
+# "overhead".
+#
+# | minutes | hardware | runs |
+# |---|---|---|
+# | 30 | any laptop; a GPU if you have one | about 40 seconds of computing on two CPU cores |
+
+# %% [markdown]
+# ## A bet
+#
+# ResNet-50 has 25.6 million parameters with its ImageNet head, a little fewer with ten classes.
+# You train it with Adam on a small batch of CIFAR-10 sized images. Before you read on: which
+# share of the memory, at the worst moment of a step, is the *parameters*? Write your guess in
+# percent. It is compared with the measurement further down.
+
+# %%
+my_bet_percent = 50
+
+# %% tags=["setup"]
+here = setup("beginner/01")
+
+# %%
+import psutil
+import torch
+import torch.nn.functional as F
+
+from utils import Evidence, check, compare, draw_memory_by_batch, draw_timeline, explore
+from utils import draw_throughput, format_bytes, measure, predicted, reconcile, recorded_table
+from utils import score, scoreboard, show
+from utils.models import Transformer, TransformerConfig, resnet
+
+device = here.meter_device  # where the meter can count: CUDA or CPU
+
+# %% [markdown]
+# ## What you will be able to do
+#
+# - Name the categories of memory of a training step, and predict four of them by formula.
+# - Measure all of them, and explain the difference between formula and measurement.
+# - Say what grows with the batch and what does not.
+# - Read the timeline of a step, and say why its peak is where it is.
+#
+# Every technique of this course trades between three things: **memory**, **compute** and
+# **communication**. This lesson is about the first one alone: you cannot save what you cannot see.
+
+# %% [markdown]
+# ## 1. What "the memory of a device" is
+#
+# A GPU has several memories. Small ones sit beside the arithmetic and are managed by hardware and
+# kernels: registers, caches. One large one, the **HBM** (high-bandwidth memory), holds your
+# tensors. "Out of memory" always means the large one. The cell prints the sizes of one published
+# device.
+
+# %% tags=["nbval-check-output"]
+KIB, MIB = 2**10, 2**20
+a100_memories = {  # NVIDIA A100 Tensor Core GPU whitepaper (2020): 108 multiprocessors
+    "registers": 108 * 256 * KIB,
+    "L1 cache and shared memory": 108 * 192 * KIB,
+    "L2 cache": 40 * MIB,
+    "HBM (the 40 GB card)": 40 * 10**9,
+}
+for name, size_bytes in a100_memories.items():
+    print(f"{name:<28}{format_bytes(size_bytes):>12}   {Evidence.PUBLISHED}")
+
+# %% [markdown]
+# **Read it.** The caches together are less than one percent of the HBM. A tensor of a training
+# step lives in HBM from the moment it is allocated to the moment its last reference is gone. So
+# the question "where does the memory go?" is a question about *allocations and their lifetimes*.
+#
+# Three programs count these bytes, and they disagree on purpose:
+#
+# | who counts | what it counts |
+# |---|---|
+# | `torch.cuda.memory_allocated()` | bytes of tensors that are alive |
+# | `torch.cuda.memory_reserved()` | what PyTorch took from the driver, in large segments, and keeps for reuse |
+# | `nvidia-smi` | reserved, plus the CUDA context (hundreds of MiB of kernels and driver state), plus other processes |
+#
+# On a CPU there is no reserve: the meter counts tensors, the operating system counts the process.
+
+# %%
+if torch.cuda.is_available():
+    print(torch.cuda.memory_summary(abbreviated=True))
+else:
+    process_bytes = psutil.Process().memory_info().rss
+    print("No CUDA device here, so torch.cuda.memory_summary() has nothing to say.")
+    print("This Python process holds", format_bytes(process_bytes), "before any model exists:")
+    print("the interpreter, and the libraries of PyTorch.")
+
+# %% [markdown]
+# <div class="alert alert-warning"><b>Trap.</b> <code>nvidia-smi</code> shows a high number and the
+# step seems to fill the card. Often most of it is <i>reserved</i>, not <i>allocated</i>: memory
+# that is free for the next tensor. Judge a technique by the peak of allocated bytes
+# (<code>torch.cuda.max_memory_allocated()</code>). PyTorch's
+# <a href="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management">notes on CUDA
+# memory management</a> describe both.</div>
+
+# %% [markdown]
+# ## 2. The states: a formula without surprises
+#
+# Training keeps some tensors from step to step. For $P$ parameters in fp32 (4 bytes each):
+#
+# $$\underbrace{4P}_{\text{parameters}} + \underbrace{4P}_{\text{gradients}} +
+# \underbrace{4P + 4P}_{\text{Adam: mean and variance}} = 16P \ \text{bytes}$$
+#
+# These are the **model states**. Nothing in the formula knows the batch. Predict first:
+
+# %% tags=["nbval-check-output"]
+model = resnet(50, stem="cifar").to(device)
+P = sum(parameter.numel() for parameter in model.parameters())
+
+
+def adam_states(parameter_count: int) -> dict[str, int]:
+    weights = 4 * parameter_count
+    return {"parameters": weights, "gradients": weights, "optimizer state": 2 * weights}
+
+
+print(f"P = {P:,} parameters, so the states take {format_bytes(16 * P)}")
+
+# %% [markdown]
+# Now the real thing: a plain training step. The values of the images do not matter for memory,
+# only their shapes do, so random ones will serve. `measure` runs the step for real, once to warm
+# up, once with every allocation recorded, and a few times for the clock.
+
+# %%
+batch = {"tiny": 6, "small": 64, "full": 256}[here.scale]
+
+
+def make_step(model, optimizer, batch_size):
+    images = torch.randn(batch_size, 3, 32, 32, device=device)
+    labels = torch.randint(0, 10, (batch_size,), device=device)
+
+    def step():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+# %%
+optimizer = torch.optim.Adam(model.parameters())
+step = make_step(model, optimizer, batch)
+first = measure(step, model=model, optimizer=optimizer, items=batch, unit="images",
+                name=f"ResNet-50, batch {batch}")  # fmt: skip
+print(first)
+
+# %% [markdown]
+# The formula speaks of what stays, so compare it with what is alive when the step is over. The
+# last column is the measurement divided by the prediction.
+
+# %%
+after = first.timeline.at(first.timeline.end_ns)
+sizes = {str(category): after[category] for category in after}
+tensors = len(list(model.parameters()))
+assert sizes["parameters"] == sizes["gradients"] == 4 * P
+assert sizes["optimizer state"] == 8 * P + 4 * tensors
+print(f"optimizer state - 8 P = {sizes['optimizer state'] - 8 * P} bytes for {tensors} tensors")
+reconcile(adam_states(P), first, at_ns=first.timeline.end_ns)
+
+# %% [markdown]
+# **Read it.** Parameters and gradients are equal to the formula, to the byte. Adam holds a little
+# more: a step counter of 4 bytes for each parameter tensor. Not predicted are the buffers (the
+# running statistics of batch norm) and the inputs. Both are small here. The formula was about
+# tensors, and tensors are what you found.
+
+# %% [markdown]
+# ### Which optimizer, which states
+#
+# SGD keeps nothing, SGD with momentum one number per parameter, Adam two. A smaller model, ResNet-18,
+# with three optimizers, and a batch of 2 so that the states dominate the picture.
+
+# %%
+def with_optimizer(name, build):
+    model = resnet(18, stem="cifar").to(device)
+    optimizer = build(model.parameters())
+    return measure(make_step(model, optimizer, 2), model=model, optimizer=optimizer,
+                   items=2, unit="images", name=name, timed_steps=2)  # fmt: skip
+
+
+three = [
+    with_optimizer("SGD", lambda p: torch.optim.SGD(p, lr=0.1)),
+    with_optimizer("SGD, momentum", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+    with_optimizer("Adam", torch.optim.Adam),
+]
+compare(three, title="ResNet-18, three optimizers, batch 2")
+
+# %% [markdown]
+# **Question.** How many bytes per parameter do the states of SGD *with momentum* take, in fp32:
+# weights, gradients and optimizer state together? Put a number in place of the dots.
+
+# %%
+momentum_bytes_per_parameter = ...
+check("01.momentum_bytes", momentum_bytes_per_parameter)
+
+# %% [markdown]
+# <div class="alert alert-warning"><b>Trap.</b> "It ran with SGD, so it runs with Adam." Adam
+# creates its state inside the <i>first</i> <code>optimizer.step()</code>, after forward and
+# backward have succeeded. A script can pass its first backward and fail one line later, or fail
+# only in the second step. <a href="https://github.com/pytorch/pytorch/issues/9439">A user of a
+# VGG model</a> met exactly this: batch 8 with SGD, out of memory with Adam, batch 4 at most.</div>
+
+# %% [markdown]
+# ### A folklore formula
+#
+# You may read that training takes "18 x parameters x bytes per parameter". The bytes per parameter
+# *are* the answer, not a factor to multiply again. Compare for Llama-2-7B, with its published
+# parameter count:
+
+# %% tags=["nbval-check-output"]
+from utils.catalog import model_shape
+
+llama = model_shape("llama-2-7b")
+count = llama.parameter_count
+assert count == llama.published_count
+rows = {"fp32 with Adam, 16 bytes": 16 * count, "mixed precision, fp32 gradients, 18 bytes": 18 * count,
+        "the folklore, 18 x 4 bytes": 72 * count}  # fmt: skip
+for name, total_bytes in rows.items():
+    print(f"{name:<44}{total_bytes / 1e9:8.1f} GB   {Evidence.PREDICTED}")
+
+# %% [markdown]
+# ## 3. Activations: what grows with the batch
+#
+# Backward needs the inputs of most operations again. Autograd therefore keeps them from forward
+# until backward has used them: the **activations**. You can watch it do so.
+# `saved_tensors_hooks` calls your function with every tensor that autograd keeps. A ledger of a
+# dozen lines is a meter already. Each storage counts once, and parameters do not count: they
+# exist anyway.
+
+# %%
+def saved_for_backward(model, inputs):
+    """Bytes that autograd keeps from a forward, each storage once, without the model's own."""
+    own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
+    ledger = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            ledger[storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()  # the tensor itself would hold the graph that holds it: a leak
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = model(inputs)  # holds the graph, so no address is reused while we count
+    assert output.requires_grad
+    return sum(ledger.values())
+
+
+# %% [markdown]
+# Run your ledger and compare it with the meter, at the moment when backward begins: that is when
+# all activations are alive.
+
+# %%
+def when(measurement, phase):
+    return next(span.start_ns for span in measurement.timeline.spans if span.name == phase)
+
+
+images = torch.randn(batch, 3, 32, 32, device=device)
+mine = saved_for_backward(model, images)
+found = first.timeline.at(when(first, "backward"))
+metered = {str(category): found[category] for category in found}
+print("your ledger                ", format_bytes(mine))
+print("the meter: activations     ", format_bytes(metered["activations"]))
+print("the meter: inputs          ", format_bytes(metered["inputs"]))
+ratio = mine / (metered["activations"] + metered["inputs"])
+print(f"ledger / (activations + inputs) = {ratio:.4f}")
+assert abs(ratio - 1) < 0.01
+
+# %% [markdown]
+# **Read it.** Two meters that share no code agree to within one percent. The ledger sees what autograd
+# *keeps*; the meter also sees what the allocator *handed out* in forward and did not get back.
+
+# %% [markdown]
+# ### One batch after the other
+#
+# Predict before you run: double the batch, and which categories double?
+
+# %%
+def at_batch(batch_size):
+    return measure(make_step(model, optimizer, batch_size), model=model, optimizer=optimizer,
+                   items=batch_size, unit="images", name=f"batch {batch_size}", timed_steps=3)  # fmt: skip
+
+
+sizes = [batch // 6, batch // 3, 2 * batch // 3, batch]
+sweep = [*(at_batch(size) for size in sizes[:-1]), first]
+
+# %%
+def activation_bytes(measurement):
+    moment = measurement.timeline.at(when(measurement, "backward"))
+    return next(moment[category] for category in moment if str(category) == "activations")
+
+
+small, large = sweep[0], sweep[-1]
+per_image = (activation_bytes(large) - activation_bytes(small)) / (large.items - small.items)
+total = {size: 16 * P + per_image * size for size in [*sizes, 2 * batch]}
+print(f"activations per image: {per_image / 1e6:.2f} MB")
+
+# %%
+figure = draw_memory_by_batch(sweep, predicted_bytes=total)
+show(figure, alt="Memory at the peak against batch size: parameters and optimizer state are flat, "
+     "activations grow in proportion, and the dashed prediction runs a little above the total.")  # fmt: skip
+
+# %% [markdown]
+# **Read it.** Parameters and optimizer state are flat. Activations are proportional to the batch.
+# The dashed line is 16 P plus activations per image times batch: it adds *all* gradients to *all*
+# activations, and the step never holds both at once. That is why it lies above the measurement. Section 4 shows
+# when each of them is alive.
+
+# %%
+figure = draw_throughput(sweep)
+show(figure, alt="Images per second for each batch size, with whiskers from slowest to fastest step.")
+
+# %% [markdown]
+# **Question.** A step at batch $b$ peaks at 6 GiB, of which 2 GiB are states. About how much does
+# it need at batch $2b$, in GiB?
+
+# %%
+doubled_batch_gib = ...
+check("01.doubled_batch", doubled_batch_gib)
+
+# %% [markdown]
+# ## 4. The timeline of one step
+#
+# A peak is one moment. To lower it you must know which moment, and who is alive *then*. The figure
+# stacks all categories over the time of one step.
+
+# %%
+figure = draw_timeline(first)
+show(figure, alt="Stacked memory over one training step: activations rise through forward, gradients "
+     "replace them during backward, and the peak lies between the two.")  # fmt: skip
+
+# %%
+found = first.breakdown
+shares = {str(category): 100 * found[category] / found.total_bytes for category in found}
+print(f"peak: {format_bytes(first.peak_bytes)} in {first.peak_phase}")
+print(f"parameters are {shares['parameters']:.0f}% of it; your bet was {my_bet_percent}%")
+maxima = sum(int(curve.max()) for curve in first.timeline.series().values())
+print(f"sum of the categories' own maxima: {format_bytes(maxima)},",
+      f"{100 * maxima / first.peak_bytes - 100:.0f}% more than the peak")  # fmt: skip
+
+# %% [markdown]
+# **Read it.** Forward builds the activations up. Backward walks through the layers from the last to the
+# first: it frees activations and creates gradients as it goes. So the peak holds *part* of the
+# gradients and *most* of the activations. Adding up each category's own maximum gives a number that the step never
+# needs. Always ask who is alive at the peak.
+
+# %% [markdown]
+# **Question.** You halve the activations of this model and nothing else. Does the peak fall by
+# half of the activations' share, or by less? Think of where the peak can move. Answer `"half"` or
+# `"less"`.
+
+# %%
+peak_moves = ...
+check("01.peak_moves", peak_moves)
+
+# %% [markdown]
+# ## 5. A transformer: the last layer can be the largest
+#
+# A language model ends in one score for each token of the vocabulary, at each position: the
+# **logits**, of shape (batch, sequence, vocabulary). In fp32 that is
+#
+# $$4 \cdot B \cdot T \cdot V \ \text{bytes}$$
+#
+# and the loss makes more tensors of the same shape: the log-probabilities, and the gradient. Predict: for a small
+# transformer with the vocabulary of Llama 2, which category is the largest?
+
+# %%
+del optimizer, step  # Adam's state of ResNet-50: make room first
+model.zero_grad()
+B, T, V = 2, 128, 32_000
+language_model = Transformer(TransformerConfig(
+    vocabulary=V, hidden=128, layers=4, heads=4, feedforward=352)).to(device)  # fmt: skip
+language_optimizer = torch.optim.AdamW(language_model.parameters())
+tokens = torch.randint(0, V, (B, T + 1), device=device)
+
+
+def language_step():
+    language_optimizer.zero_grad()
+    logits = language_model(tokens[:, :-1])
+    loss = F.cross_entropy(logits.reshape(-1, V), tokens[:, 1:].reshape(-1))
+    loss.backward()
+    language_optimizer.step()
+
+
+text = measure(language_step, model=language_model, optimizer=language_optimizer,
+               items=B * T, unit="tokens", name="small transformer", timed_steps=3)  # fmt: skip
+print("one tensor of logits:", format_bytes(4 * B * T * V))
+print(text)
+
+# %%
+figure = draw_timeline(text)
+show(figure, alt="Memory over one step of a small transformer: a tall and short spike of logits and "
+     "loss between forward and backward.")  # fmt: skip
+
+# %% [markdown]
+# **Read it.** The model is small, its vocabulary is not. The peak is a spike between forward and
+# backward, made of a few tensors of the logits' shape. Checkpointing the layers or a smaller optimizer
+# would not lower this peak at all. The technique has to fit the category. One block of logits even
+# stays to the end of the step: the variable `logits` holds it until the function returns.
+# [A fine-tuning library](https://github.com/meta-pytorch/torchtune/pull/1046) added `del logits` for that.
+
+# %%
+peak = {str(category): text.breakdown[category] for category in text.breakdown}
+in_logits = peak["logits and loss"]
+print(f"logits and loss: {in_logits / (4 * B * T * V):.2f} tensors of the logits' shape,",
+      f"{100 * in_logits / text.peak_bytes:.0f}% of the peak")  # fmt: skip
+del language_model, language_optimizer, language_step  # or they stay for the rest of the notebook
+
+# %% [markdown]
+# <div class="alert alert-warning"><b>Trap.</b> One line, <code>logits = logits.float()</code>, stood
+# in nearly every language model of a popular library.
+# <a href="https://github.com/huggingface/transformers/pull/33902">Removing it</a> took the peak of
+# Llama 3.1 8B inference from 18.5 to 10.6 GiB, as the author measured (published figure).</div>
+
+# %% [markdown]
+# ## 6. Predict beside measure
+#
+# Move the controls. Each change predicts with your two formulas (states, and activations per item
+# from the ledger) and then measures for real. Where do they part, and which category is to blame?
+
+# %%
+def build(kind):
+    if kind == "ResNet-18":
+        return resnet(18, stem="cifar").to(device)
+    return resnet(50, stem="cifar").to(device)
+
+
+OPTIMIZERS = {
+    "SGD": (0, lambda p: torch.optim.SGD(p, lr=0.1)),
+    "SGD, momentum": (4, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+    "Adam": (8, torch.optim.Adam),
+}
+
+
+def predicted_and_measured(batch_size, model, optimizer):
+    network, (state_bytes, make) = build(model), OPTIMIZERS[optimizer]
+    count = sum(p.numel() for p in network.parameters())
+    one = saved_for_backward(network, torch.randn(2, 3, 32, 32, device=device)) / 2
+    guess = predicted("your formulas", {"parameters": 4 * count, "gradients": 4 * count,
+        "optimizer state": state_bytes * count, "activations": one * batch_size})  # fmt: skip
+    chosen = make(network.parameters())
+    run = measure(make_step(network, chosen, batch_size), model=network, optimizer=chosen,
+                  items=batch_size, name=f"{model}, batch {batch_size}", timed_steps=0)  # fmt: skip
+    both = compare([guess, run], title="Predicted and measured")
+    return both.figure, both.alt
+
+
+# %%
+explore(predicted_and_measured, batch_size=[1, 2, 4, 8, 16], model=["ResNet-18", "ResNet-50"],
+        optimizer=["Adam", "SGD, momentum", "SGD"])  # fmt: skip
+
+# %% [markdown]
+# The same figure without a kernel behind it, for a batch of 16:
+
+# %%
+figure, alt = predicted_and_measured(16, "ResNet-18", "Adam")
+show(figure, alt)
+
+# %% [markdown]
+# **Read it.** At a small batch the formula says too much: gradients and activations do not meet.
+# At a large batch the activations decide, and the formula becomes good.
+
+# %% [markdown]
+# ## 7. Scale up
+#
+# The same arithmetic at real size. With the CIFAR stem, how many images fill a 16 GB card? This
+# is a *prediction*: your formula with the activations per image that you measured. No recorded
+# GPU row stands beside it until somebody records one; the last line of the cell says so.
+
+# %%
+card_bytes = 16 * 10**9
+images_that_fit = int((card_bytes - 16 * P) / per_image)
+print(f"ResNet-50, Adam, fp32: about {images_that_fit} images fill 16 GB   ({Evidence.PREDICTED})")
+zero_paper = {"GPT-2, 1.5B": (1.5e9, 24e9), "Megatron, 7.5B": (7.5e9, 120e9)}
+for name, (parameters, published_bytes) in zero_paper.items():
+    print(f"{name:<16} 16 P = {16 * parameters / 1e9:6.1f} GB ({Evidence.PREDICTED}),",
+          f"{published_bytes / 1e9:6.1f} GB ({Evidence.PUBLISHED}: ZeRO, arXiv:1910.02054)")  # fmt: skip
+recorded_table("resnet50")
+
+# %% [markdown]
+# ## Which technique for which category
+#
+# | category | grows with | what shrinks it | what does not |
+# |---|---|---|---|
+# | parameters | model | sharding, quantization, low precision | a smaller batch |
+# | gradients | model | sharding, accumulating in place, freeing early | a smaller batch |
+# | optimizer state | model, optimizer | SGD, 8-bit states, sharding, offload | mixed precision |
+# | activations | batch, sequence, depth | checkpointing, mixed precision, smaller micro-batch | sharding the states |
+# | logits and loss | batch, sequence, vocabulary | chunked loss, smaller micro-batch | checkpointing the layers |
+# | temporaries | operation | fused kernels | all of the above |
+
+# %% [markdown]
+# ### The scoreboard
+#
+# Every lesson adds its rows here. Beat them in the lessons to come.
+
+# %%
+score("01", first)
+score("01", text)
+scoreboard()
+
+# %% [markdown]
+# ## Break it, diagnose it
+#
+# A validation loop adds up its losses. It never calls `backward`, so nothing should stay. Watch
+# the memory that is alive when the step is over.
+
+# %%
+total_loss = torch.zeros((), device=device)
+
+
+def validate():
+    global total_loss
+    total_loss = total_loss + F.cross_entropy(model(images), labels)
+
+
+labels = torch.randint(0, 10, (batch,), device=device)
+leak = measure(validate, model=model, name="validation, as written", timed_steps=0)
+kept = leak.timeline.at(leak.timeline.end_ns)
+print(kept)
+
+# %% [markdown]
+# **Diagnose it.** Activations are alive after the step, and "other" holds as much again: what the
+# step before left behind. `total_loss` has a history, the history holds the graph, the graph holds the activations of every batch so far.
+# The cure is one line.
+
+# %%
+total_loss = torch.zeros((), device=device)
+
+
+@torch.no_grad()
+def validate_without_history():
+    global total_loss
+    total_loss = total_loss + F.cross_entropy(model(images), labels)
+
+
+clean = measure(validate_without_history, model=model, name="validation, cured", timed_steps=0)
+alive_after = [m.timeline.at(m.timeline.end_ns).total_bytes for m in (leak, clean)]
+print("alive after the step:", *map(format_bytes, alive_after))
+assert alive_after[1] < alive_after[0] / 2
+compare([leak, clean], title="A validation step, before and after the cure")
+
+# %% [markdown]
+# <div class="alert alert-warning"><b>Trap.</b> A ResNet-50 example of a well-known framework
+# averaged a loss <i>with</i> its history and
+# <a href="https://github.com/horovod/horovod/pull/641">ran out of memory</a> for it. PyTorch's
+# <a href="https://docs.pytorch.org/docs/stable/notes/faq.html">frequently asked questions</a> list
+# the mistake first: do not accumulate history across your training loop.</div>
+
+# %% [markdown]
+# ## Recap
+#
+# - States do not depend on the batch: 16 bytes per parameter for fp32 with Adam.
+# - Activations are proportional to the batch, and logits to the vocabulary.
+# - The peak is a moment. Only what is alive then counts.
+# - A formula is a prediction. Measure, then explain the ratio.
+#
+# ### Test yourself
+#
+# Name the components of a training step's memory, and one technique for each. Then open the
+# answer.
+#
+# <details><summary>Answer</summary>
+#
+# Parameters (quantize or shard), gradients (shard, or free them early), optimizer state (another
+# optimizer, 8-bit states, sharding, offload), activations (checkpointing, mixed precision,
+# smaller micro-batch), logits and loss (chunked loss), temporaries (fused kernels), communication
+# buffers (smaller buckets). On a GPU also the context and what the allocator reserves.
+#
+# </details>
+#
+# ### Where next
+#
+# Do the lab: `labs/beginner/01_where_memory_goes.ipynb`. Its solution lies in `solutions/beginner/`.
+#
+# **References.** Rajbhandari and others, *ZeRO: Memory Optimizations Toward Training Trillion
+# Parameter Models*, arXiv:1910.02054, sections 3 and 8. PyTorch,
+# [Understanding CUDA memory usage](https://docs.pytorch.org/docs/stable/torch_cuda_memory.html).
+# NVIDIA, *A100 Tensor Core GPU Architecture*, 2020.

@@ -1,0 +1,228 @@
+"""The checks of lab 01: right answers, the untouched lab, and plausible wrong answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from utils.labs import check, lab_01
+from utils.labs.verdict import Status, Verdict
+
+LAB = Path(__file__).parents[1] / "sources/labs/beginner/01_where_memory_goes.py"
+READ_RIGHT = {
+    "phase of the peak": "optimizer step",
+    "temporaries / parameters at the peak": 2,
+    "half the batch lowers the peak by a tenth or more": False,
+}
+
+
+def nudged(verdict: Verdict, words: str) -> None:
+    assert verdict.status is Status.NOT_YET
+    assert words in f"{verdict.note} {verdict.nudge}"
+
+
+@pytest.fixture(scope="module")
+def solved() -> dict[str, Any]:
+    """The functions of the solved lab, by running its function cells alone."""
+    names: dict[str, Any] = {"torch": torch, "F": F, "nn": nn}
+    for cell in jupytext.read(LAB).cells:
+        if cell.cell_type == "code" and cell.source.startswith("def "):
+            exec(cell.source.split("\ncheck(")[0].split("\nfound = ")[0], names)
+    return names
+
+
+EXERCISES = ["state_bytes", "saved_bytes", "largest_batch", "cured_step", "lean_step"]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_solution_is_correct(solved: dict[str, Any], exercise: str) -> None:
+    assert getattr(lab_01, exercise)(solved[exercise]).status is Status.CORRECT
+
+
+def test_the_questions_accept_the_right_answers() -> None:
+    assert lab_01.momentum_bytes(12).status is Status.CORRECT
+    assert lab_01.doubled_batch(10).status is Status.CORRECT
+    assert lab_01.peak_moves("less").status is Status.CORRECT
+    assert lab_01.read_timeline(READ_RIGHT).status is Status.CORRECT
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "words"),
+    [
+        ("momentum_bytes", 16, "That is Adam"),
+        ("momentum_bytes", 3, "how many numbers"),
+        ("momentum_bytes", "twelve", "four bytes each"),
+        ("doubled_batch", 12, "doubles everything"),
+        ("doubled_batch", 8, "Which part"),
+        ("doubled_batch", "10 GiB", "a number of GiB"),
+        ("peak_moves", "half", "end of backward"),
+        ("peak_moves", True, '"half" or "less"'),
+    ],
+)
+def test_wrong_answers_to_questions_are_nudged(question: str, answer: Any, words: str) -> None:
+    nudged(getattr(lab_01, question)(answer), words)
+
+
+@pytest.mark.parametrize(
+    ("key", "answer", "words"),
+    [
+        ("phase of the peak", "backward", "triangle"),
+        ("temporaries / parameters at the peak", 1, "blue block"),
+        ("half the batch lowers the peak by a tenth or more", True, "grows with the batch"),
+    ],
+)
+def test_a_misread_timeline_is_nudged(key: str, answer: Any, words: str) -> None:
+    nudged(lab_01.read_timeline(READ_RIGHT | {key: answer}), words)
+
+
+def test_states_in_numbers_instead_of_bytes() -> None:
+    numbers = {"sgd": 2, "momentum": 3, "adam": 4}
+    nudged(lab_01.state_bytes(lambda p, name: numbers[name] * p), "counts numbers")
+
+
+def test_states_without_gradients() -> None:
+    numbers = {"sgd": 1, "momentum": 2, "adam": 3}
+    nudged(lab_01.state_bytes(lambda p, name: 4 * numbers[name] * p), "is missing")
+
+
+def test_states_of_adam_for_all() -> None:
+    nudged(lab_01.state_bytes(lambda p, name: 16 * p), "does this optimizer keep")
+
+
+def ledger(counted: Callable[[list[torch.Tensor], set[int]], int]) -> Callable[..., int]:
+    def saved_bytes(model: nn.Module, inputs: torch.Tensor) -> int:
+        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        kept: list[torch.Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: kept.append(t) or t, lambda t: t
+        ):
+            output = model(inputs)
+        total = counted(kept, own)
+        del output
+        return total
+
+    return saved_bytes
+
+
+def storages(kept: list[torch.Tensor]) -> list[tuple[int, int]]:
+    return [(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in kept]
+
+
+def test_a_ledger_that_counts_views_twice() -> None:
+    answer = ledger(lambda kept, own: sum(n for p, n in storages(kept) if p not in own))
+    nudged(lab_01.saved_bytes(answer), "counted more than once")
+
+
+def test_a_ledger_that_counts_parameters() -> None:
+    answer = ledger(lambda kept, own: sum(dict(storages(kept)).values()))
+    nudged(lab_01.saved_bytes(answer), "counts the parameters too")
+
+
+def test_a_ledger_that_counts_elements() -> None:
+    answer = ledger(lambda kept, own: sum(t.numel() for t in kept))
+    nudged(lab_01.saved_bytes(answer), "not elements")
+
+
+def test_a_search_that_tries_every_batch() -> None:
+    def largest_batch(peak_bytes_at: Callable[[int], int], limit_bytes: int) -> int:
+        batch = 0
+        while peak_bytes_at(batch + 1) <= limit_bytes:
+            batch += 1
+        return batch
+
+    nudged(lab_01.largest_batch(largest_batch), "halve the distance")
+
+
+def test_a_search_that_only_doubles() -> None:
+    def largest_batch(peak_bytes_at: Callable[[int], int], limit_bytes: int) -> int:
+        batch = 1
+        while peak_bytes_at(2 * batch) <= limit_bytes:
+            batch *= 2
+        return batch
+
+    nudged(lab_01.largest_batch(largest_batch), "power of two")
+
+
+def test_a_search_that_is_one_too_high(solved: dict[str, Any]) -> None:
+    nudged(lab_01.largest_batch(lambda p, n: solved["largest_batch"](p, n) + 1), "does not fit")
+
+
+def test_a_search_that_forgets_that_one_may_fail(solved: dict[str, Any]) -> None:
+    nudged(lab_01.largest_batch(lambda p, n: max(1, solved["largest_batch"](p, n))), "Not even one")
+
+
+def training(model: Any, optimizer: Any, inputs: Any, labels: Any, **backward: Any) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(inputs), labels)
+    loss.backward(**backward)
+    optimizer.step()
+    return loss
+
+
+def test_a_cure_that_still_keeps_tensors() -> None:
+    def cured_step(*args: Any) -> None:
+        args[-1].append(training(*args[:4]))
+
+    nudged(lab_01.cured_step(cured_step), "loss.item()")
+
+
+def test_a_cure_that_hides_the_graph_elsewhere() -> None:
+    kept = []
+
+    def cured_step(*args: Any) -> None:
+        kept.append(training(*args[:4], retain_graph=True))
+        args[-1].append(kept[-1].item())
+
+    nudged(lab_01.cured_step(cured_step), "holds the graph")
+
+
+def test_a_cure_that_trains_otherwise() -> None:
+    def cured_step(model: Any, optimizer: Any, inputs: Any, labels: Any, history: list) -> None:
+        loss = F.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        history.append(loss.item())
+
+    nudged(lab_01.cured_step(cured_step), "The order is")
+
+
+def test_a_cure_that_records_nothing() -> None:
+    nudged(lab_01.cured_step(lambda *args: training(*args[:4]) and None), "one Python number")
+
+
+def test_a_lean_step_that_is_as_wasteful_as_before() -> None:
+    def lean_step(model: Any, optimizer: Any, inputs: Any, labels: Any) -> None:
+        loss = F.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    nudged(lab_01.lean_step(lean_step), "old gradients are alive")
+
+
+def test_a_lean_step_that_adds_old_gradients() -> None:
+    def lean_step(model: Any, optimizer: Any, inputs: Any, labels: Any) -> None:
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+    nudged(lab_01.lean_step(lean_step), "gradients of the step before")
+
+
+def test_a_lean_step_that_does_nothing() -> None:
+    nudged(lab_01.lean_step(lambda *args: None), "could not be measured")
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_untouched_lab_is_not_attempted(exercise: str) -> None:
+    notebook = jupytext.read(LAB.parents[3] / "labs/beginner/01_where_memory_goes.ipynb")
+    cells = [c.source for c in notebook.cells if c.source.startswith(f"def {exercise}(")]
+    names: dict[str, Any] = {"torch": torch, "nn": nn}
+    exec(cells[0].split("\ncheck(")[0], names)
+    assert check(f"01.{exercise}", names[exercise]).status is Status.NOT_ATTEMPTED
