@@ -41,6 +41,12 @@ def phase(name: str) -> Iterator[None]:
             observer.label(outer)
 
 
+def running_module() -> str:
+    """The path of the module whose forward is running in the observed step; empty outside."""
+    observer = _active.get()
+    return observer.running_path() if observer is not None else ""
+
+
 class StepObserver:
     """Watches a model and its optimizer while it is open (`with StepObserver(...) as seen`).
 
@@ -107,6 +113,10 @@ class StepObserver:
         self._note(Category.BUFFERS, self._model.buffers())
         self._note_gradients()
         self._note_optimizer_state()
+
+    def running_path(self) -> str:
+        """The path of the innermost module whose forward is running."""
+        return self._paths[self._running[-1][0]] if self._running else ""
 
     def label(self, name: str) -> str:
         """Give the time from now on a name of its own (none if empty); return the one before."""

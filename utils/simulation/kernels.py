@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 # CUDA's autocast runs these in fp32, CPU's does not: docs.pytorch.org/docs/stable/amp.html,
@@ -32,11 +30,32 @@ class CudaChoices(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return attention(self._flash, *args, **kwargs)
+        if func is F.dropout:
+            return _dropout(*args, **kwargs)
+        if func is F.rms_norm and not torch.is_autocast_enabled("cpu"):
+            return _rms_norm(*args, **kwargs)
         if func in FLOAT32_FUNCTIONS and torch.is_autocast_enabled("cpu"):
             args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, _up, (args, kwargs))
             with torch.autocast("cpu", enabled=False):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _dropout(
+    tensor: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> torch.Tensor:
+    """CUDA's fused kernel keeps a mask of one byte an element, CPU's the scaled noise."""
+    return torch.native_dropout(tensor, p, training)[0] if training and p > 0 else tensor
+
+
+def _rms_norm(
+    tensor: torch.Tensor,
+    normalized_shape: list[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> torch.Tensor:
+    """CUDA's fused kernel keeps one fp32 per row; the composed form keeps whole tensors."""
+    return torch.ops.aten._fused_rms_norm(tensor, normalized_shape, weight, eps)[0]
 
 
 def _up(tensor: torch.Tensor) -> torch.Tensor:
@@ -87,9 +106,3 @@ def choose_optimizer_kernel(optimizer: torch.optim.Optimizer | None) -> None:
     for group in optimizer.param_groups if optimizer is not None else ():
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True
-
-
-def tensors_of(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Parameters and buffers."""
-    yield from model.parameters()
-    yield from model.buffers()

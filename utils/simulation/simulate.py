@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from utils.memory.budget import Budget
 from utils.memory.measurement import Measurement
 from utils.memory.meter import measure
 from utils.simulation.devices import SimulatedDevice, simulated_device
+from utils.simulation.errors import explained
 from utils.simulation.kernels import CudaChoices, choose_optimizer_kernel
 from utils.simulation.patches import patched
 from utils.simulation.watcher import StorageWatcher
@@ -28,24 +30,40 @@ def simulate(
     build: Build,
     step: Step,
     *,
-    device: str = "cpu",
+    device: str = "A100 80GB",
     items: int = 1,
     unit: str = "items",
     name: str = "",
     within: Budget | None = None,
 ) -> Measurement:
-    """Simulate one training step of any size, without its memory.
+    """Meter one training step of any size on a device that need not exist.
+
+    The same two functions run for real: `model, optimizer = build(); step(model, optimizer)`.
 
     Args:
-        build: returns (model, optimizer); the same function that a real run calls.
-        step: takes (model, optimizer) and runs one whole step.
-        device: "cpu", or a GPU of the catalog.
-        within: a memory budget to stay inside.
+        build: makes the model and its optimizer (None for inference), on `cpu`.
+        step: runs one whole step; it makes its own inputs.
+        device: a GPU of the catalog, or "cpu" for this kind of machine without its memory.
+        items: how many items one step processes, and `unit` what they are called.
+        within: a memory budget that the step must stay inside.
+
+    Returns:
+        A measurement with evidence *simulated*; its times are event counts. The first note
+        says whether the peak fits the device.
+
+    Raises:
+        SimulationError: the step needs values, which simulated tensors do not have, or an
+            operation that cannot be simulated; the message says where.
+        OverBudgetError: the step goes over `within`.
+        ValueError: an unknown device, or a simulation inside of another.
     """
     card = simulated_device(device)
-    watcher = StorageWatcher(card.granularity_bytes)
+    if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
+        raise ValueError("A simulation cannot run inside another. Let this one end first.")
+    watcher = StorageWatcher(card.granularity_bytes, card.scratch)
     with _simulating(watcher, card):
         model, optimizer = build()
+        _check_built(model)
         if card.is_cuda:
             choose_optimizer_kernel(optimizer)
         result = measure(
@@ -53,17 +71,35 @@ def simulate(
             unit=unit, name=name, within=within, timed_steps=0, source=watcher,
         )  # fmt: skip
         del model, optimizer
+    verdict = card.verdict(result.peak_bytes)
     return dataclasses.replace(
-        result, evidence=Evidence.SIMULATED, device=card.name, allocator_bytes={}, notes=()
+        result,
+        evidence=Evidence.SIMULATED,
+        device=card.name,
+        allocator_bytes={},
+        notes=(verdict,) if verdict else (),
     )
 
 
 @contextlib.contextmanager
 def _simulating(watcher: StorageWatcher, card: SimulatedDevice) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
+        stack.enter_context(explained(watcher))
         stack.enter_context(FakeTensorMode())
         stack.enter_context(watcher)
         stack.enter_context(patched(watcher))
         if card.is_cuda:
             stack.enter_context(CudaChoices(card.flash))
         yield
+
+
+def _check_built(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError("build() must return (model, optimizer), the optimizer None for inference.")
+    for path, parameter in model.named_parameters():
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        if not isinstance(local, FakeTensor):
+            raise ValueError(
+                f"The parameter '{path}' was made before the simulation and holds real data. "
+                "Make the model inside build()."
+            )

@@ -15,20 +15,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from utils.memory.events import AllocationEvent
+from utils.memory.observer import running_module
 from utils.memory.source import rounded
+from utils.simulation.scratch import Scratch
+
+WORKSPACE_ADDRESS = -1  # no storage has it
 
 
 class StorageWatcher(TorchDispatchMode):
     """Events of all storages that are born while it is entered, on a clock that counts events.
 
-    It is an event source for the meter. `granularity_bytes` is the simulated allocator's.
+    It is an event source for the meter. `granularity_bytes` is the simulated allocator's, and
+    `scratch` says what its kernels need beyond their results.
     """
 
     name = "simulated storages"
 
-    def __init__(self, granularity_bytes: int = 1) -> None:
+    def __init__(self, granularity_bytes: int, scratch: Scratch) -> None:
         super().__init__()
-        self.granularity_bytes = granularity_bytes
+        self.granularity_bytes, self._scratch = granularity_bytes, scratch
+        self.failed_in = ""
         self._clock = 0
         self._alive: dict[int, tuple[int, Any]] = {}
         self._events: list[AllocationEvent] = []
@@ -38,10 +44,15 @@ class StorageWatcher(TorchDispatchMode):
     ) -> Any:
         if DTensor in types:
             return NotImplemented  # come back with this rank's local tensors
-        out = func(*args, **(kwargs or {}))
+        try:
+            out = func(*args, **(kwargs or {}))
+        except Exception:
+            self.failed_in = running_module()
+            raise
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self.note(leaf.untyped_storage())
+        self._workspace(self._scratch(func, args, out))
         return out
 
     def __enter__(self) -> StorageWatcher:
@@ -86,11 +97,11 @@ class StorageWatcher(TorchDispatchMode):
             self._alive[address] = (size, old[1])
         return None
 
-    def workspace(self, size_bytes: int) -> None:
+    def _workspace(self, size_bytes: int) -> None:
         """Record memory that a kernel takes and gives back before it returns."""
         size = rounded(size_bytes, self.granularity_bytes)
-        self._record(-1, size)
-        self._record(-1, -size)
+        self._record(WORKSPACE_ADDRESS, size)
+        self._record(WORKSPACE_ADDRESS, -size)
 
     def _died(self, address: int) -> None:
         size, _ = self._alive.pop(address)
