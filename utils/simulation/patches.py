@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from utils.simulation.watcher import StorageWatcher
 
@@ -26,6 +28,7 @@ def patched(watcher: StorageWatcher) -> Iterator[None]:
     with (
         mock.patch.object(nn.Module, "_apply", _convert),
         mock.patch.object(torch.UntypedStorage, "resize_", watched_resize),
+        _code_tables_of_bitsandbytes(),
     ):
         yield
 
@@ -50,3 +53,21 @@ def _convert(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recu
             if buffer is not None:
                 owner._buffers[name] = fn(buffer)
     return module
+
+
+def _code_tables_of_bitsandbytes() -> contextlib.AbstractContextManager[Any]:
+    """Its eight-bit optimizers read their table of 256 values back as numbers, once.
+
+    The table depends on nothing, so it is computed with data and then copied.
+    """
+    functional = sys.modules.get("bitsandbytes.functional")
+    if functional is None:
+        return contextlib.nullcontext()
+    make = functional.create_dynamic_map
+
+    def table(*args: Any, **kwargs: Any) -> torch.Tensor:
+        with _disable_current_modes():
+            values = make(*args, **kwargs).tolist()
+        return torch.tensor(values)
+
+    return mock.patch.object(functional, "create_dynamic_map", table)

@@ -11,23 +11,30 @@ from typing import Any
 
 import torch
 
+from utils.simulation.convolutions import backward_scratch, forward_scratch
+
 Scratch = Callable[[Any, tuple[Any, ...], Any], int]
 aten = torch.ops.aten
-SMALLEST_BLOCKED_CHANNELS = 4
+# fp32 tensors of a parameter's size that bitsandbytes' CPU optimizers hold at their worst moment
+# (backends/cpu/ops.py): gradient, states if packed, two for the quotient.
+OPTIMIZER_COPIES = {
+    "bitsandbytes::optimizer_update_8bit_blockwise": 5,
+    "bitsandbytes::optimizer_update_32bit": 3,
+}
 
 
 def cpu_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
-    """Bytes beyond the results at an operation's worst moment on a CPU (oneDNN, plain layout).
-
-    oneDNN copies a convolution's operands into blocked layouts and its result back; read off the
-    counting allocator for ResNet-50 with AVX-512 kernels, where it holds for every layer.
-    """
+    """Bytes beyond the results at an operation's worst moment on a CPU."""
     if func is aten.convolution.default:
-        return _convolution(args[0], args[1], out)
+        return forward_scratch(args[0], args[1], out, args[3:6])
     if func is aten.convolution_backward.default:
-        return _convolution_backward(*args[:3], *out[:2])
+        return backward_scratch(*args[:3], out, args[4:7])
     if func is aten.native_batch_norm_backward.default:
         return _bytes(args[0])  # the incoming gradient once more
+    if func.name() in OPTIMIZER_COPIES:
+        # A 16-bit parameter gets an fp32 copy as well.
+        copies = OPTIMIZER_COPIES[func.name()] + (args[2].element_size() < 4)
+        return 4 * args[2].numel() * copies
     return 0
 
 
@@ -46,29 +53,6 @@ def cuda_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
     accumulated = 4 * batch * heads * padded_rows * (padded_width + 1)
     expanded = 2 * _bytes(key) // key.shape[1] * heads if key.shape[1] != heads else 0
     return accumulated + expanded
-
-
-def _convolution(inputs: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> int:
-    return max(_blocked(inputs) + _bytes(weight), _bytes(out))
-
-
-def _convolution_backward(
-    gradient: torch.Tensor,
-    inputs: torch.Tensor,
-    weight: torch.Tensor,
-    to_inputs: torch.Tensor | None,
-    to_weight: torch.Tensor | None,
-) -> int:
-    """First the inputs' gradient, then the weight's: each from copies, into a copy, and back."""
-    go, w, gi, gw = map(_bytes, (gradient, weight, to_inputs, to_weight))
-    data = max(go + w + gi, 2 * gi) if gi else 0
-    weights = gi + max(go + _blocked(inputs) + gw, 2 * gw) if gw else 0
-    return max(0, max(data, weights) - gi - gw)
-
-
-def _blocked(tensor: torch.Tensor) -> int:
-    """The copy in blocked layout; images of three channels are read as they are."""
-    return _bytes(tensor) if tensor.shape[1] >= SMALLEST_BLOCKED_CHANNELS else 0
 
 
 def _bytes(tensor: torch.Tensor | None) -> int:
