@@ -15,11 +15,14 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from utils.memory.budget import Budget
 from utils.memory.measurement import Measurement
 from utils.memory.meter import measure
+from utils.memory.timeline import MemoryTimeline
 from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
 from utils.simulation.kernels import CudaChoices, choose_optimizer_kernel
 from utils.simulation.patches import patched
+from utils.simulation.traffic import Collective, Traffic, summed
 from utils.simulation.watcher import StorageWatcher
+from utils.simulation.world import check_heads, simulated_world
 from utils.units import Evidence
 
 Build = Callable[[], tuple[nn.Module, torch.optim.Optimizer | None]]
@@ -31,6 +34,8 @@ def simulate(
     step: Step,
     *,
     device: str = "A100 80GB",
+    world: int = 1,
+    rank: int = 0,
     items: int = 1,
     unit: str = "items",
     name: str = "",
@@ -44,26 +49,32 @@ def simulate(
         build: makes the model and its optimizer (None for inference), on `cpu`.
         step: runs one whole step; it makes its own inputs.
         device: a GPU of the catalog, or "cpu" for this kind of machine without its memory.
+        world: how many devices there are; build() may make meshes over them, shard, and split.
+        rank: which of them is metered.
         items: how many items one step processes, and `unit` what they are called.
         within: a memory budget that the step must stay inside.
 
     Returns:
         A measurement with evidence *simulated*; its times are event counts. The first note
-        says whether the peak fits the device.
+        says whether the peak fits the device, `traffic` what the rank communicates.
 
     Raises:
         SimulationError: the step needs values, which simulated tensors do not have, or an
             operation that cannot be simulated; the message says where.
         OverBudgetError: the step goes over `within`.
-        ValueError: an unknown device, or a simulation inside of another.
+        ValueError: an unknown device, a simulation inside of another, a rank outside of the
+            world, a mesh or heads that do not divide over it, or a process group that exists.
     """
     card = simulated_device(device)
     if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
         raise ValueError("A simulation cannot run inside another. Let this one end first.")
     watcher = StorageWatcher(card.granularity_bytes, card.scratch)
-    with _simulating(watcher, card):
+    with simulated_world(world, rank) as ranks, _simulating(watcher, card):
+        watcher.axis_of = ranks.axis
         model, optimizer = build()
         _check_built(model)
+        check_heads(model, ranks)
+        built_ns = watcher.now_ns()
         if card.is_cuda:
             choose_optimizer_kernel(optimizer)
         result = measure(
@@ -78,6 +89,7 @@ def simulate(
         device=card.name,
         allocator_bytes={},
         notes=(verdict,) if verdict else (),
+        traffic=_traffic(watcher.collectives, built_ns, result.timeline),
     )
 
 
@@ -91,6 +103,14 @@ def _simulating(watcher: StorageWatcher, card: SimulatedDevice) -> Iterator[None
         if card.is_cuda:
             stack.enter_context(CudaChoices(card.flash))
         yield
+
+
+def _traffic(
+    seen: list[Collective], built_ns: int, timeline: MemoryTimeline
+) -> tuple[Traffic, ...]:
+    """The metered step's collectives, then those of build()."""
+    step = [c for c in seen if timeline.start_ns <= c.time_ns <= timeline.end_ns]
+    return summed(step) + summed((c for c in seen if c.time_ns < built_ns), at_startup=True)
 
 
 def _check_built(model: Any) -> None:

@@ -7,6 +7,7 @@ live and die exactly as real ones do. The watcher notes each new storage once an
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,11 +15,20 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from utils.memory.events import AllocationEvent
-from utils.memory.observer import running_module
+from utils.memory.events import AllocationEvent, Category
+from utils.memory.observer import note_storages, running_module
 from utils.memory.source import rounded
 from utils.simulation.scratch import Scratch
+from utils.simulation.traffic import Collective, collective
 
+# Operation -> the buffers of communication among its arguments. What a reduce-scatter or a
+# collective of tensor parallelism makes goes on to be a gradient or an activation.
+_BUFFERS: dict[str, Callable[[Any, Any], Any]] = {
+    "fsdp::all_gather_copy_in": lambda args, kwargs: args[1],
+    "fsdp::split_with_sizes_copy": lambda args, kwargs: kwargs["out"],
+    "fsdp::chunk_cat": lambda args, kwargs: kwargs["out"],
+    "fsdp::chunk_cat_mixed_dtype": lambda args, kwargs: kwargs["out"],
+}
 WORKSPACE_ADDRESS = -1  # no storage has it
 
 
@@ -35,6 +45,8 @@ class StorageWatcher(TorchDispatchMode):
         super().__init__()
         self.granularity_bytes, self._scratch = granularity_bytes, scratch
         self.failed_in = ""
+        self.collectives: list[Collective] = []
+        self.axis_of: Callable[[Any], str] = str
         self._clock = 0
         self._alive: dict[int, tuple[int, Any]] = {}
         self._events: list[AllocationEvent] = []
@@ -52,6 +64,8 @@ class StorageWatcher(TorchDispatchMode):
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self.note(leaf.untyped_storage())
+        if func.namespace != "aten":
+            self._communication(func, args, kwargs or {})
         self._workspace(self._scratch(func, args, out))
         return out
 
@@ -96,6 +110,14 @@ class StorageWatcher(TorchDispatchMode):
             self._record(address, size)
             self._alive[address] = (size, old[1])
         return None
+
+    def _communication(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Note what an operation of FSDP or of the collectives takes and makes."""
+        row = collective(func, args, self._clock, self.axis_of)
+        if row is not None:
+            self.collectives.append(row)
+        if func.name() in _BUFFERS:
+            note_storages(Category.COMMUNICATION, tree_leaves(_BUFFERS[func.name()](args, kwargs)))
 
     def _workspace(self, size_bytes: int) -> None:
         """Record memory that a kernel takes and gives back before it returns."""
