@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from utils import catalog
 from utils.memory.source import CUDA_BLOCK_BYTES
+from utils.simulation.gloo import with_gloo
 from utils.simulation.scratch import Scratch, cpu_scratch, cuda_scratch
 from utils.units import MIB, format_bytes
 
@@ -48,7 +49,7 @@ def simulated_device(name: str) -> SimulatedDevice:
         ValueError: the catalog has no such device; the message offers the nearest names.
     """
     if name.strip().lower() == "cpu":
-        return SimulatedDevice("a simulated CPU", None, 1, False, False, cpu_scratch)
+        return SimulatedDevice("a simulated CPU", None, 1, False, False, with_gloo(cpu_scratch))
     card = catalog.device(name)
     return SimulatedDevice(
         name=f"a simulated {card.name}",

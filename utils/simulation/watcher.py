@@ -29,6 +29,7 @@ _BUFFERS: dict[str, Callable[[Any, Any], Any]] = {
     "fsdp::chunk_cat": lambda args, kwargs: kwargs["out"],
     "fsdp::chunk_cat_mixed_dtype": lambda args, kwargs: kwargs["out"],
 }
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
 WORKSPACE_ADDRESS = -1  # no storage has it
 
 
@@ -56,6 +57,8 @@ class StorageWatcher(TorchDispatchMode):
     ) -> Any:
         if DTensor in types:
             return NotImplemented  # come back with this rank's local tensors
+        if func is _WAIT:
+            return args[0]  # as the real one does; its stand-in for fake tensors makes a new one
         try:
             out = func(*args, **(kwargs or {}))
         except Exception:
