@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
+from utils.simulation.libraries import libraries
 from utils.simulation.watcher import StorageWatcher
 
 
@@ -28,7 +27,8 @@ def patched(watcher: StorageWatcher) -> Iterator[None]:
     with (
         mock.patch.object(nn.Module, "_apply", _convert),
         mock.patch.object(torch.UntypedStorage, "resize_", watched_resize),
-        _code_tables_of_bitsandbytes(),
+        mock.patch.object(nn.init, "_no_grad_trunc_normal_", _without_reading),
+        libraries(),
     ):
         yield
 
@@ -55,19 +55,9 @@ def _convert(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recu
     return module
 
 
-def _code_tables_of_bitsandbytes() -> contextlib.AbstractContextManager[Any]:
-    """Its eight-bit optimizers read their table of 256 values back as numbers, once.
-
-    The table depends on nothing, so it is computed with data and then copied.
-    """
-    functional = sys.modules.get("bitsandbytes.functional")
-    if functional is None:
-        return contextlib.nullcontext()
-    make = functional.create_dynamic_map
-
-    def table(*args: Any, **kwargs: Any) -> torch.Tensor:
-        with _disable_current_modes():
-            values = make(*args, **kwargs).tolist()
-        return torch.tensor(values)
-
-    return mock.patch.object(functional, "create_dynamic_map", table)
+def _without_reading(
+    tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: Any = None
+) -> torch.Tensor:
+    """`nn.init.trunc_normal_` redraws until all values lie within (a, b); here there are none."""
+    with torch.no_grad():
+        return tensor.normal_(mean, std, generator=generator)
