@@ -1,6 +1,7 @@
-"""Memory that gloo, the communication library for CPUs, takes while a collective runs.
+"""Memory that communication takes and gives back on a CPU, where gloo does it.
 
-NCCL has buffers of its own, outside of the CUDA allocator, and needs nothing here.
+On a GPU, NCCL has buffers of its own, outside of the CUDA allocator, and FSDP casts while it
+copies: nothing is needed there.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ def with_gloo(kernels: Scratch) -> Scratch:
     def scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
         if func.namespace in ("c10d", "_c10d_functional"):
             return gloo_scratch(func, args, out)
+        if func._schema.name == "fsdp::chunk_cat_mixed_dtype":
+            return _cast_bytes(args[0], out.dtype)
         return kernels(func, args, out)
 
     return scratch
@@ -41,6 +44,11 @@ def gloo_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
     if "reduce_scatter" in name:
         return _bytes(args[0] if name.startswith(_FUNCTIONAL) else args[1])
     return 0
+
+
+def _cast_bytes(gradients: list[torch.Tensor], to: torch.dtype) -> int:
+    """FSDP's copies of gradients of another type than the one that it reduces in."""
+    return sum(g.numel() * to.itemsize for g in gradients if g.dtype is not to)
 
 
 def _bytes(tensors: Any) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +42,23 @@ class CudaChoices(TorchFunctionMode):
             with torch.autocast("cpu", enabled=False):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def cuda_choices(flash: bool) -> Iterator[None]:
+    """`CudaChoices` in force, in backward too.
+
+    PyTorch switches a mode off while it handles a call to `backward()`, and what a checkpoint
+    recomputes in there must choose as the forward did.
+    """
+    mode, run = CudaChoices(flash), torch.autograd._engine_run_backward
+
+    def run_with_choices(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return run(*args, **kwargs)
+
+    with mode, mock.patch.object(torch.autograd, "_engine_run_backward", run_with_choices):
+        yield
 
 
 def _dropout(

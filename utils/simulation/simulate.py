@@ -18,7 +18,7 @@ from utils.memory.meter import measure
 from utils.memory.timeline import MemoryTimeline
 from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
-from utils.simulation.kernels import CudaChoices, choose_optimizer_kernel
+from utils.simulation.kernels import choose_optimizer_kernel, cuda_choices
 from utils.simulation.patches import patched
 from utils.simulation.traffic import Collective, Traffic, summed
 from utils.simulation.watcher import StorageWatcher
@@ -101,7 +101,7 @@ def _simulating(watcher: StorageWatcher, card: SimulatedDevice) -> Iterator[None
         stack.enter_context(watcher)
         stack.enter_context(patched(watcher))
         if card.is_cuda:
-            stack.enter_context(CudaChoices(card.flash))
+            stack.enter_context(cuda_choices(card.flash))
         yield
 
 

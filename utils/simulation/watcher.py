@@ -69,7 +69,8 @@ class StorageWatcher(TorchDispatchMode):
                 self.note(leaf.untyped_storage())
         if func.namespace != "aten":
             self._communication(func, args, kwargs or {})
-        self._workspace(self._scratch(func, args, out))
+        result = out if out is not None else (kwargs or {}).get("out")
+        self._workspace(self._scratch(func, args, result))
         return out
 
     def __enter__(self) -> StorageWatcher:
