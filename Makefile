@@ -18,7 +18,7 @@ LAB := jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root)
 FIRST_PAGE := --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test course bench record notebooks my-labs constraints badges
+.PHONY: help setup lab test course bench record validate notebooks my-labs constraints badges
 
 help:  ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ bench: setup  ## Print each speed beside its budget
 
 record: setup  ## Measure on this machine's device and write results/
 	@$(RUN) -m utils.record
+
+validate: setup  ## Print simulated beside published figures, with their errors
+	@$(RUN) -m utils.validation
 
 notebooks: setup  ## Build notebooks, labs and solutions from sources/
 	@$(RUN) sources/build.py
