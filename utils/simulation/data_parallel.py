@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch._utils import _flatten_dense_tensors
+from torch.autograd.graph import get_gradient_edge
 
 Indices = Sequence[Sequence[int]]
 
@@ -47,8 +48,10 @@ class ModelledReducer:
         self._rebuilds, self._reduces = not find_unused, False
         self._arrived: list[int] = []
         self._allocate(bucket_indices)
-        for index, parameter in enumerate(self._params):
-            parameter.register_post_accumulate_grad_hook(self._hook(index))
+        # Where the real one hooks in: after .grad is set, and after hooks on the parameter itself.
+        self._nodes = [get_gradient_edge(parameter).node for parameter in self._params]
+        for index, node in enumerate(self._nodes):
+            node.register_hook(self._hook(index))
 
     def set_logger(self, logger: Any) -> None:
         """Nothing is logged."""
@@ -91,7 +94,7 @@ class ModelledReducer:
             self._buckets.append(torch.empty(sum(sizes), dtype=like.dtype, device=like.device))
 
     def _hook(self, index: int) -> Any:
-        return lambda parameter: self._gradient_ready(index) if self._reduces else None
+        return lambda *_: self._gradient_ready(index) if self._reduces else None
 
     @torch.no_grad()
     def _gradient_ready(self, index: int) -> None:

@@ -6,6 +6,7 @@ live and die exactly as real ones do. The watcher notes each new storage once an
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +34,13 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 WORKSPACE_ADDRESS = -1  # no storage has it
 
 
+@functools.cache
+def _changes_lists_in_place(func: Any) -> bool:
+    """Whether it is one of the operations on lists by which optimizers update all tensors."""
+    name = func._schema.name
+    return name.startswith("aten::_foreach_") and name.endswith("_") and not func._schema.returns
+
+
 class StorageWatcher(TorchDispatchMode):
     """Events of all storages that are born while it is entered, on a clock that counts events.
 
@@ -56,6 +64,8 @@ class StorageWatcher(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if DTensor in types:
+            if _changes_lists_in_place(func):
+                return None  # it makes nothing, and working that out for lists of shards is slow
             return NotImplemented  # come back with this rank's local tensors
         if func is _WAIT:
             return args[0]  # as the real one does; its stand-in for fake tensors makes a new one
