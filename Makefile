@@ -49,7 +49,6 @@ validate: setup  ## Print predicted against published, source by source
 
 record: setup  ## Measure on this machine's device and write results/
 	@$(RUN) -m utils.record
-
 notebooks: setup  ## Build notebooks, labs and solutions from sources/
 	@$(RUN) sources/build.py
 

@@ -15,6 +15,7 @@ from _stored import missing_runs, read
 from nbformat import NotebookNode
 
 LESSON_CELLS = range(40, 71)
+SHORT_CELLS = range(15, 41)  # of a short notebook between two lessons, numbered 05a
 MOST_WORDS = 3_500
 MEDIAN_CODE_LINES, MOST_CODE_LINES = 10, 25
 MOST_BYTES = 10**6
@@ -95,14 +96,16 @@ def budget_findings(notebook: NotebookNode, target: Target) -> Iterator[str]:
     if statistics.median(lengths) > MEDIAN_CODE_LINES:
         yield f"the median code cell has more than {MEDIAN_CODE_LINES} lines."
     if target.kind == "lesson" and not target.path.name.startswith("00"):
-        yield from _lesson_findings(len(notebook.cells), words(prose))
+        is_short = target.path.name[2] != "_"
+        allowed = SHORT_CELLS if is_short else LESSON_CELLS
+        yield from _lesson_findings(len(notebook.cells), allowed, words(prose))
     if target.kind == "lab":
         yield from _hint_findings(prose)
 
 
-def _lesson_findings(cells: int, word_count: int) -> Iterator[str]:
-    if cells not in LESSON_CELLS:
-        yield f"has {cells} cells; a lesson has {LESSON_CELLS[0]} to {LESSON_CELLS[-1]}."
+def _lesson_findings(cells: int, allowed: range, word_count: int) -> Iterator[str]:
+    if cells not in allowed:
+        yield f"has {cells} cells; a lesson has {allowed[0]} to {allowed[-1]}."
     if word_count > MOST_WORDS:
         yield f"has {word_count:,} words of prose, more than {MOST_WORDS:,}."
 

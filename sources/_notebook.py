@@ -43,7 +43,8 @@ class Target:
 def targets(root: Path) -> list[Target]:
     """Every notebook that the scripts under sources/ make, in the order of the course."""
     sources = root / "sources"
-    found = [path.relative_to(sources) for path in sources.rglob("[0-9][0-9]_*.py")]
+    scripts = [*sources.rglob("[0-9][0-9]_*.py"), *sources.rglob("[0-9][0-9][a-z]_*.py")]
+    found = [path.relative_to(sources) for path in scripts]
     # Numbers run through all tiers, so that the name alone gives the order.
     return [
         target for path in sorted(found, key=lambda p: (p.name, p)) for target in _made_by(path)

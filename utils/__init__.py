@@ -28,6 +28,7 @@ _HOME = {
     "check": "utils.labs",
     "score": "utils.labs.scoreboard",
     "scoreboard": "utils.labs.scoreboard",
+    "simulate": "utils.simulation",
     "recorded_table": "utils.views",
     "Transformer": "utils.models",
     "TransformerConfig": "utils.models",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from utils.memory.timeline import Breakdown, MemoryTimeline
 from utils.units import Evidence, format_bytes, format_seconds
@@ -16,7 +17,8 @@ class Measurement:
 
     `step_seconds` are the timed steps, run without the meter; `items` are processed per step.
     `allocator_bytes` is what else the device's allocator says, by name (on CUDA allocated,
-    reserved and the driver's own figure; on CPU the process's resident memory).
+    reserved and the driver's own figure; on CPU the process's resident memory). `traffic` lists
+    what one rank of a simulated world communicates (`utils.simulation.traffic.Traffic`).
     """
 
     name: str
@@ -30,6 +32,7 @@ class Measurement:
     allocator_bytes: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    traffic: tuple[Any, ...] = ()
 
     @property
     def peak_bytes(self) -> int:

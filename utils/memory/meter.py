@@ -19,7 +19,7 @@ from utils.memory.events import AllocationEvent, Phase
 from utils.memory.ledger import Observations, allocations
 from utils.memory.measurement import Measurement
 from utils.memory.observer import StepObserver
-from utils.memory.source import EventSource, source_for
+from utils.memory.source import EventSource, rounded, source_for
 from utils.memory.timeline import MemoryTimeline
 from utils.units import Evidence
 
@@ -91,7 +91,7 @@ def _metered(
     advance: Callable[[], None],
 ) -> tuple[MemoryTimeline, dict[str, int]]:
     """Warm up and meter inside one recording, so that frees of the first are seen in the second."""
-    with _recording(source) as events, StepObserver(model, optimizer, source.now_ns) as observer:
+    with _recording(source) as events, StepObserver(model, optimizer, source) as observer:
         for _ in range(_warmup_steps(model)):
             step()
             advance()
@@ -105,9 +105,8 @@ def _metered(
         observer.note_states()
         advance()
     _check_backward(observer, optimizer)
-    seen = Observations(
-        start_ns, end_ns, observer.marks, observer.spans, observer.known, _bucket_bytes(model)
-    )
+    buckets = [rounded(size, source.granularity_bytes) for size in _bucket_bytes(model)]
+    seen = Observations(start_ns, end_ns, observer.marks, observer.spans, observer.known, buckets)
     blocks = allocations(events, seen, source.granularity_bytes)
     return MemoryTimeline(blocks, observer.marks, start_ns, end_ns), _allocator_bytes(device)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from utils.memory.events import Category, KnownStorage, Mark, ModuleSpan, Phase
+from utils.memory.source import EventSource
 
 _active: contextvars.ContextVar[StepObserver | None] = contextvars.ContextVar(
     "active_observer", default=None
@@ -40,22 +42,36 @@ def phase(name: str) -> Iterator[None]:
             observer.label(outer)
 
 
+def running_module() -> str:
+    """The path of the module whose forward is running in the observed step; empty outside."""
+    observer = _active.get()
+    return observer.running_path() if observer is not None else ""
+
+
+def note_storages(category: Category, tensors: Iterable[Any]) -> None:
+    """Tell the observed step, if there is one, that these tensors hold bytes of a category."""
+    observer = _active.get()
+    if observer is not None:
+        observer.note(category, tensors)
+
+
 class StepObserver:
     """Watches a model and its optimizer while it is open (`with StepObserver(...) as seen`).
 
-    `marks`, `spans` and `known` fill up as the step runs, on the clock `now_ns`.
+    `marks`, `spans` and `known` fill up as the step runs, on the clock of the source of events.
     """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
-        now_ns: Callable[[], int],
+        source: EventSource,
     ) -> None:
         self.marks: list[Mark] = []
         self.spans: list[ModuleSpan] = []
         self.known: list[KnownStorage] = []
-        self._model, self._optimizer, self._now_ns = model, optimizer, now_ns
+        self._model, self._optimizer = model, optimizer
+        self._now_ns, self._address = source.now_ns, source.address
         self._phase, self._label = Phase.BEFORE_FORWARD, ""
         self._device = next(model.parameters()).device
         self._running: list[tuple[nn.Module, int, tuple[int, ...]]] = []
@@ -73,6 +89,8 @@ class StepObserver:
 
     def _hook_up(self) -> None:
         self._paths = dict(_hookable(self._model))
+        own = list(self._model.parameters())
+        self._shards = {id(p) for p in own} if any(map(_is_shard, own)) else set()
         for module in self._paths:
             self._handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
             hook = module.register_forward_hook(self._leave, always_call=True)
@@ -101,10 +119,14 @@ class StepObserver:
 
     def note_states(self) -> None:
         """Note where parameters, buffers, gradients and optimizer state are now."""
-        self._note(Category.PARAMETERS, self._model.parameters())
-        self._note(Category.BUFFERS, self._model.buffers())
+        self.note(Category.PARAMETERS, self._model.parameters())
+        self.note(Category.BUFFERS, self._model.buffers())
         self._note_gradients()
         self._note_optimizer_state()
+
+    def running_path(self) -> str:
+        """The path of the innermost module whose forward is running."""
+        return self._paths[self._running[-1][0]] if self._running else ""
 
     def label(self, name: str) -> str:
         """Give the time from now on a name of its own (none if empty); return the one before."""
@@ -117,32 +139,45 @@ class StepObserver:
             self._phase = phase
             self.marks.append(Mark(self._now_ns(), phase, self._label))
 
-    def _note(self, category: Category, tensors: Iterable[Any]) -> None:
+    def note(self, category: Category, tensors: Iterable[Any]) -> None:
+        """Note where these tensors are now, and that they hold bytes of this category."""
         now_ns = self._now_ns()
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor) and tensor.device == self._device:
                 for part in _dense_parts(_local(tensor)):
                     storage = part.untyped_storage()
-                    row = KnownStorage(now_ns, storage.data_ptr(), storage.nbytes(), category)
+                    size = storage.nbytes()
+                    row = KnownStorage(now_ns, self._address(storage), size, category)
                     self.known.append(row)
 
     def _note_gradients(self) -> None:
-        self._note(Category.GRADIENTS, (p.grad for p in self._model.parameters()))
+        self.note(Category.GRADIENTS, (p.grad for p in self._model.parameters()))
 
     def _note_optimizer_state(self) -> None:
         if self._optimizer is not None:
             states = list(self._optimizer.state.values())
-            self._note(Category.OPTIMIZER_STATE, tree_leaves(states))
+            self.note(Category.OPTIMIZER_STATE, tree_leaves(states))
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._running:
             self._mark(Phase.RECOMPUTE if _inside_backward() else Phase.FORWARD)
             self._cast = set()
             if self._phase is Phase.FORWARD:
-                self._note(Category.INPUTS, tree_leaves((args, kwargs)))
+                self.note(Category.INPUTS, tree_leaves((args, kwargs)))
+        self._note_gathered(module)
         self._running.append((module, self._now_ns(), self._cast_bytes(module)))
 
+    def _note_gathered(self, module: nn.Module, *_: Any) -> None:
+        """FSDP puts whole parameters in the place of the model's shards while a module runs."""
+        if self._shards:
+            own = module._parameters.values()
+            self.note(Category.COMMUNICATION, (p for p in own if id(p) not in self._shards))
+
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._shards and module._parameters:  # FSDP gathers them anew in backward
+            again = functools.partial(self._note_gathered, module)
+            for tensor in _differentiable(output):
+                self._handles.append(tensor.register_hook(again))
         while self._running:  # an exception may have skipped the hooks of inner modules
             entered, start_ns, cast_bytes = self._running.pop()
             path = self._paths[entered]
@@ -157,10 +192,9 @@ class StepObserver:
             self._mark(Phase.BACKWARD)
             return
         outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-        self._note(Category.LOGITS_AND_LOSS, outputs)
-        for tensor in outputs:
-            if tensor.requires_grad:
-                self._handles.append(tensor.register_hook(self._output_gradient_ready))
+        self.note(Category.LOGITS_AND_LOSS, outputs)
+        for tensor in _differentiable(output):
+            self._handles.append(tensor.register_hook(self._output_gradient_ready))
         self._mark(Phase.LOSS)
 
     def _cast_bytes(self, module: nn.Module) -> tuple[int, ...]:
@@ -188,7 +222,7 @@ class StepObserver:
 
     def _gradient_ready(self, parameter: torch.Tensor) -> None:
         self._mark(Phase.BACKWARD)
-        self._note(Category.GRADIENTS, [parameter.grad])
+        self.note(Category.GRADIENTS, [parameter.grad])
 
     def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._note_gradients()
@@ -199,9 +233,18 @@ class StepObserver:
         self._mark(Phase.AFTER_STEP)
 
 
+def _differentiable(output: Any) -> list[torch.Tensor]:
+    leaves = tree_leaves(output)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+
+
+def _is_shard(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "to_local")
+
+
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part: a DTensor reports the size of the whole."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return tensor.to_local() if _is_shard(tensor) else tensor
 
 
 def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

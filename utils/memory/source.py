@@ -1,8 +1,9 @@
 """Where allocation events come from: the CPU's allocator, the profiler, the CUDA allocator.
 
-Each source has the same four members: `granularity_bytes` (the allocator rounds sizes up to a
-multiple of it), `start()`, `now_ns()` on the events' own clock, and `stop()`, which returns the
-events in order of time. A source counts from `start()` on, for the whole process.
+Each source has the same members: `granularity_bytes` (the allocator rounds sizes up to a multiple
+of it), `start()`, `now_ns()` on the events' own clock, `stop()`, which returns the events in order
+of time, and `address()`, which finds a storage in them. A source counts from `start()` on, for the
+whole process.
 """
 
 from __future__ import annotations
@@ -33,9 +34,17 @@ class EventSource(Protocol):
     def start(self) -> None: ...
     def now_ns(self) -> int: ...
     def stop(self) -> list[AllocationEvent]: ...
+    def address(self, storage: torch.UntypedStorage) -> int: ...
 
 
-class CountingSource:
+class _Pointers:
+    """Sources of real memory: a storage's address is its data pointer."""
+
+    def address(self, storage: torch.UntypedStorage) -> int:
+        return storage.data_ptr()
+
+
+class CountingSource(_Pointers):
     """The counting CPU allocator of `counting.cpp`: sees every thread, also frees of old memory."""
 
     name = "counting allocator"
@@ -58,7 +67,7 @@ class CountingSource:
         return [AllocationEvent(*row) for row in rows.tolist()]
 
 
-class ProfilerSource:
+class ProfilerSource(_Pointers):
     """`torch.profiler` with `profile_memory=True`: needs no compiler, holds for one process.
 
     It does not see frees of memory that was taken before it started, nor those in threads
@@ -87,7 +96,7 @@ class ProfilerSource:
         return sorted(_memory_events(tree))
 
 
-class CudaSource:
+class CudaSource(_Pointers):
     """The CUDA caching allocator's own history, as `torch.cuda.memory._snapshot` tells it.
 
     The history carries *requested* sizes; the allocator hands out multiples of 512 bytes, and

@@ -1,4 +1,4 @@
-"""Predicted against published: what the planner says beside what was measured."""
+"""Predicted and simulated against published: what was said beside what was measured."""
 
 from utils.validation.comparison import Comparison, Summary, summarize
 from utils.validation.report import compare_all, validate

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from utils.memory.events import Phase
 from utils.memory.measurement import Measurement
 from utils.memory.timeline import MemoryTimeline, PhaseSpan
-from utils.units import format_bytes
+from utils.units import Evidence, format_bytes
 from utils.views.breakdown import NARROWEST_VISIBLE
 from utils.views.style import (
     LOOKS,
@@ -43,13 +43,22 @@ def draw_timeline(measurement: Measurement, *, title: str = "") -> Figure:
         _mark_peak(axes, timeline, unit_bytes)
         axes.set_xlim(0, _ms(timeline, timeline.end_ns))
         axes.set_ylim(0, timeline.peak_bytes / unit_bytes * 1.22)
-        axes.set_xlabel("time in the metered step (ms)")
+        _label_time(axes, measurement.evidence)
         axes.set_ylabel(f"memory ({unit})")
         axes.set_title(title or f"{measurement.name}: one step", pad=22)
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles[::-1], labels[::-1], loc="outside right upper")
         print_evidence(figure, [measurement.evidence], [measurement.device])
     return figure
+
+
+def _label_time(axes: Axes, evidence: Evidence) -> None:
+    """A simulated step has no duration: its clock counts the allocator's events."""
+    if evidence is Evidence.SIMULATED:
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x * 1e6:,.0f}")
+        axes.set_xlabel("allocator events in the simulated step, in order")
+    else:
+        axes.set_xlabel("time in the metered step (ms)")
 
 
 def _ms(timeline: MemoryTimeline, time_ns: int) -> float:

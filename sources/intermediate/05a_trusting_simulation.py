@@ -1,0 +1,306 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 05a How far to trust a simulated number
+#
+# {{badges}}
+#
+# **Promise.** You build a memory simulator in about 30 lines, test it against this machine's own
+# allocator, find where it is wrong, and then run a step of a 7-billion-parameter model on a card
+# that you do not have, knowing what that number is worth.
+#
+# | minutes | hardware | runs |
+# |---|---|---|
+# | 20 | any laptop; no GPU is used | about 20 seconds of computing |
+
+# %% [markdown]
+# ## A bet
+#
+# A simulator sees the shapes of all tensors and their lifetimes, and no data. How far from the
+# real peak of a ResNet-50 step will the simplest one be? Write your guess in percent.
+
+# %%
+my_bet_percent = 20
+
+# %% tags=["setup"]
+here = setup("intermediate/05a")
+
+# %%
+import time
+import weakref
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from utils import Transformer, TransformerConfig, budget, compare, draw_timeline, format_bytes
+from utils import measure, model_shape, resnet, score, scoreboard, show, simulate
+from utils.simulation import SimulationError
+
+# %% [markdown]
+# ## 1. A tensor without data
+#
+# Under `FakeTensorMode` an operation works out the shape, the type and the device of its result, and
+# stops there. The result still owns a *storage*, an object that is born with the tensor and
+# dies with its last view. Here are four tebibytes that fit on any laptop:
+
+# %%
+with FakeTensorMode():
+    huge = torch.empty(2**40)
+    view = huge[::2]
+    print("the tensor:", format_bytes(huge.untyped_storage().nbytes()))
+    print("its view shares the storage:",
+          view.untyped_storage()._cdata == huge.untyped_storage()._cdata)  # fmt: skip
+
+# %% [markdown]
+# ## 2. A simulator by hand
+#
+# A *dispatch mode* sees every operation on its way to a kernel. Two rules make a simulator: add
+# each new storage once, and subtract it when it dies. Autograd runs as ever, so what it keeps for
+# backward stays alive here too. That is the whole idea.
+
+# %%
+class HandMadeSimulator(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.alive, self.now, self.peak = {}, 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self.born(leaf.untyped_storage())
+        return out
+
+    def born(self, storage):
+        key = storage._cdata
+        if key not in self.alive:
+            self.alive[key] = storage.nbytes()
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self.died, key)
+
+    def died(self, key):
+        self.now -= self.alive.pop(key)
+
+
+# %% [markdown]
+# Now the same two functions twice: `build` makes the model and the optimizer, `step` runs one
+# training step. First without data, then for real, under the meter of lesson 01. The first step
+# creates Adam's state, so the peak of the second one counts.
+
+# %%
+def build_resnet():
+    model = resnet(50, stem="cifar")
+    return model, torch.optim.Adam(model.parameters())
+
+
+def resnet_step(model, optimizer, batch=4):
+    images, labels = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
+    optimizer.zero_grad()
+    F.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+
+
+# %%
+with FakeTensorMode(), HandMadeSimulator() as by_hand:
+    model, optimizer = build_resnet()
+    resnet_step(model, optimizer)
+    by_hand.peak = 0
+    resnet_step(model, optimizer)
+
+model, optimizer = build_resnet()
+real = measure(lambda: resnet_step(model, optimizer), model=model, optimizer=optimizer,
+               items=4, unit="images", name="ResNet-50, batch 4", timed_steps=0)  # fmt: skip
+error = 100 * (by_hand.peak / real.peak_bytes - 1)
+print(f"by hand {format_bytes(by_hand.peak)} (simulated), allocator {format_bytes(real.peak_bytes)} (measured)")
+print(f"error {error:+.2f}%; your bet was {my_bet_percent}%")
+assert abs(error) < 5
+
+# %% [markdown]
+# **Read it.** Thirty lines come within a few percent. They find every parameter, gradient, moment
+# and activation. What is missing lies *inside* operations. A kernel may take memory and
+# give it back before it returns, and no dispatch mode sees that.
+
+# %% [markdown]
+# ## 3. What kernels take in between
+#
+# On a CPU, a convolution copies its operands into a layout that suits the processor, and
+# its result back. The course's simulator states this per operation, with the source of each rule. It also
+# feeds the same analysis as the meter, so it gives categories, phases and a timeline.
+
+# %%
+simulated = simulate(build_resnet, resnet_step, device="cpu", items=4, unit="images", name="ResNet-50, batch 4")
+ratio = simulated.peak_bytes / real.peak_bytes
+print(f"simulated / measured = {ratio:.4f}")
+for category in ("parameters", "gradients", "optimizer state", "buffers"):
+    sizes = [next((m.breakdown[c] for c in m.breakdown if str(c) == category), 0) for m in (simulated, real)]
+    print(f"{category:<16} simulated {format_bytes(sizes[0]):>12}   measured {format_bytes(sizes[1]):>12}")
+assert abs(ratio - 1) < 0.02
+
+# %%
+compare([simulated, real], title="The same step, without data and with")
+
+# %% [markdown]
+# <div class="alert alert-warning"><b>Trap.</b> Bytes of states are the same on every machine. Bytes of
+# temporaries depend on the kernels: another processor, another layout, another copy. A simulated
+# number holds for the device whose kernels were stated, and for no other.</div>
+
+# %% [markdown]
+# ## 4. What another device would choose
+#
+# PyTorch takes other kernels on a GPU than on a CPU. The optimizer is the plainest example: on a CPU,
+# AdamW goes through the tensors one by one; on CUDA it takes all of them at once (*foreach*), and its
+# temporaries are as large as all parameters together. Simulate the same step on both.
+
+# %%
+def build_small():
+    model = Transformer(TransformerConfig(vocabulary=1000, hidden=256, layers=6, heads=4, feedforward=704))
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def small_step(model, optimizer):
+    tokens = torch.randint(0, 1000, (2, 129))
+    optimizer.zero_grad()
+    logits = model(tokens[:, :-1])
+    F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    optimizer.step()
+
+
+pair = [simulate(build_small, small_step, device=name, name=name) for name in ("cpu", "A100 80GB")]
+compare(pair, title="The same step on two simulated devices")
+
+# %% [markdown]
+# **Read it.** On the simulated A100 the peak lies in the optimizer step, and it is the temporaries that
+# put it there. The same code, another peak in another phase. A simulation that ignores
+# the device's choices would be right on one and wrong on the other.
+
+# %% [markdown]
+# ## 5. Seven billion parameters, on your laptop
+#
+# Now the real size: Llama-2-7B in bfloat16, all 32 layers, with small trainable adapters (LoRA, the
+# subject of the next lesson) on two projections of each layer, one sequence of 2,048 tokens, on a card
+# with 24 GB. Predict first: the weights alone are two bytes per parameter.
+
+# %%
+shape = model_shape("llama-2-7b")
+print(f"weights: {2 * shape.parameter_count / 2**30:.2f} GiB (predicted)")
+
+
+class Adapted(nn.Module):
+    """A frozen projection with a trainable detour of rank 8."""
+
+    def __init__(self, frozen):
+        super().__init__()
+        self.frozen = frozen
+        self.down = nn.Linear(frozen.in_features, 8, bias=False, dtype=torch.bfloat16)
+        self.up = nn.Linear(8, frozen.out_features, bias=False, dtype=torch.bfloat16)
+
+    def forward(self, x):
+        return self.frozen(x) + self.up(self.down(x))
+
+
+# %%
+def build_7b():
+    model = Transformer(TransformerConfig.from_shape(shape)).to(torch.bfloat16).requires_grad_(False)
+    for block in model.blocks:
+        block.attention.query = Adapted(block.attention.query)
+        block.attention.value = Adapted(block.attention.value)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return model, torch.optim.AdamW(trained)
+
+
+def step_7b(model, optimizer, sequences=1):
+    tokens = torch.randint(0, shape.vocabulary, (sequences, 2049))
+    optimizer.zero_grad()
+    logits = model(tokens[:, :-1])
+    F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    optimizer.step()
+
+
+# %%
+started = time.perf_counter()
+llama = simulate(build_7b, step_7b, device="RTX 4090", items=2048, unit="tokens", name="Llama-2-7B with LoRA")
+print(llama)
+print(f"simulated in {time.perf_counter() - started:.1f} s")
+
+# %%
+figure = draw_timeline(llama)
+show(figure, alt="Simulated memory of a 7B step with adapters: a wide base of frozen parameters, activations "
+     "that rise through forward and fall through backward.")  # fmt: skip
+
+# %% [markdown]
+# **Read it.** The frozen weights are the base. Optimizer state and gradients are too thin to see. What moves is the activations,
+# and the peak lies where they meet the logits. Two sequences do not fit: the same function
+# says where the step would fail, as a real card would.
+
+# %%
+try:
+    simulate(build_7b, lambda model, optimizer: step_7b(model, optimizer, 2), device="RTX 4090",
+             within=budget("24GB"))  # fmt: skip
+except torch.OutOfMemoryError as error:
+    print(error)
+
+# %% [markdown]
+# ## 6. What cannot be simulated
+#
+# A step that looks at a *value* cannot run on tensors that have none. The simulator says where, and what to
+# do instead.
+
+# %%
+class Impatient(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x if self.layer(x).sum().item() > 0 else -x
+
+
+try:
+    simulate(lambda: (nn.Sequential(Impatient()), None), lambda model, _: model(torch.randn(4, 8)))
+except SimulationError as error:
+    print(error)
+
+# %% [markdown]
+# ## When to trust it
+#
+# | question | trust | because |
+# |---|---|---|
+# | parameters, gradients, optimizer state | to the byte | they follow from shapes alone |
+# | activations | to a percent or so | lifetimes are autograd's own; kernels decide what they keep |
+# | temporaries | as far as the kernels are stated | see the two optimizers above |
+# | reserved memory, fragmentation | not simulated | it depends on the order of past allocations |
+# | context and libraries | a named constant | differs between drivers |
+#
+# Before you rent a machine, simulate. Before you promise that a run fits to the last gigabyte, measure.
+
+# %%
+score("05a", llama)
+scoreboard()
+
+# %% [markdown]
+# ### Test yourself
+#
+# Why does the hand-made simulator miss a convolution's copies, but not the activations? And why is a
+# step's *second* run the one to look at?
+#
+# <details><summary>Answer</summary>
+#
+# Copies are born and dead inside one operation, below the dispatch mode. Activations are results of
+# operations and stay. The first step creates the optimizer's state at its very end, so its peak
+# lacks it; from the second step on it is always there.
+#
+# </details>
+#
+# **References.** PyTorch, [Fake tensor](https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html).
+# Touvron and others, *Llama 2*, arXiv:2307.09288. Hu and others, *LoRA*, arXiv:2106.09685.

@@ -1,0 +1,191 @@
+"""A simulated step against the same step on the CPU's counting allocator, and bad input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from simulation_cases import BATCH, CASES, LENGTH, TINY, both, cross_entropy, state_maxima
+from torch import nn
+
+from utils.memory import Category
+from utils.memory.source import CountingSource, source_for
+from utils.models import Transformer
+from utils.simulation import SimulationError, simulate
+from utils.units import Evidence
+
+TOTAL = 0.01  # relative; most cases are equal to the byte
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Kernels, and so their scratch memory, depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def counting() -> None:
+    if not isinstance(source_for(torch.device("cpu")), CountingSource):
+        pytest.skip("needs the counting allocator, and so a C++ compiler")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_simulated_is_what_the_allocator_counts(name: str) -> None:
+    simulated, real = both(*CASES[name])
+    assert simulated.peak_bytes == pytest.approx(real.peak_bytes, rel=TOTAL)
+    assert state_maxima(simulated) == state_maxima(real)
+    assert simulated.breakdown.total_bytes == simulated.peak_bytes
+    assert simulated.evidence is Evidence.SIMULATED
+
+
+def test_the_first_steps_are_equal_to_the_byte() -> None:
+    """Where no kernel has memory of its own, nothing is left to explain."""
+    for name in ("transformer, SGD", "transformer, Adam", "transformer, autocast bf16"):
+        simulated, real = both(*CASES[name])
+        assert simulated.breakdown == real.breakdown
+
+
+def test_a_quantized_model_is_as_small_as_its_arithmetic() -> None:
+    build, step = CASES["transformer, NF4"]
+    found = simulate(build, step, device="cpu")
+    h, f, layers, rank = TINY.hidden, TINY.feedforward, TINY.layers, 8
+    linear = layers * (4 * h * h + 3 * h * f)
+    norms = (2 * layers + 1) * h
+    adapters = layers * 2 * rank * 2 * h
+    plain = 2 * TINY.vocabulary * h + norms
+    parameters = linear // 2 + 2 * plain + 4 * adapters
+    assert state_maxima(found)[Category.PARAMETERS] == parameters
+    assert state_maxima(found)[Category.BUFFERS] == linear // 64 * 4
+
+
+class Reads(nn.Module):
+    """Asks for a value, in one of the ways that learners do."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.weight = how, nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = x * self.weight
+        if self.how == "item":
+            out = out * out.sum().item()
+        elif self.how == "branch" and out.sum() > 0:
+            out = -out
+        elif self.how == "shape":
+            out = out[out > 0]
+        return out
+
+
+class Outer(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.head = Reads(how)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x)
+
+
+def run(model: nn.Module, _: Any) -> None:
+    model(torch.ones(4)).sum().backward()
+
+
+@pytest.fixture
+def next_one_works() -> Iterator[None]:
+    """Whatever went wrong before, the next simulation works."""
+    yield
+    assert simulate(lambda: (Outer(""), None), run, device="cpu").peak_bytes > 0
+    assert torch.ones(3).sum().item() == 3.0
+
+
+@pytest.mark.usefixtures("next_one_works")
+@pytest.mark.parametrize("how", ["item", "branch", "shape"])
+def test_a_value_that_is_asked_for_is_named_with_its_module(how: str) -> None:
+    with pytest.raises(SimulationError, match=r"'head' asks for the value.*simulated tensors have"):
+        simulate(lambda: (Outer(how), None), run, device="cpu")
+
+
+@pytest.mark.usefixtures("next_one_works")
+def test_a_value_in_the_step_is_outside_of_any_module() -> None:
+    def step(model: nn.Module, _: Any) -> float:
+        return model(torch.ones(4)).sum().item()
+
+    with pytest.raises(SimulationError, match=r"outside of any module.*\.item\(\)"):
+        simulate(lambda: (Outer(""), None), step, device="cpu")
+
+
+@pytest.mark.usefixtures("next_one_works")
+def test_an_operation_without_a_simulated_form() -> None:
+    @torch.library.custom_op("simulation_tests::opaque", mutates_args=())
+    def opaque(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    class Opaque(Reads):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return opaque(x) * self.weight
+
+    with pytest.raises(SimulationError, match=r"operation that cannot be simulated.*opaque"):
+        simulate(lambda: (Opaque(""), None), run, device="cpu")
+
+
+@pytest.mark.usefixtures("next_one_works")
+def test_a_model_on_real_data_is_refused() -> None:
+    model = Outer("")
+    with pytest.raises(ValueError, match=r"'head.weight' was made before.*inside build\(\)"):
+        simulate(lambda: (model, None), run, device="cpu")
+
+
+@pytest.mark.usefixtures("next_one_works")
+def test_real_inputs_are_refused() -> None:
+    real = torch.ones(4)
+
+    def step(model: nn.Module, _: Any) -> None:
+        model(real).sum().backward()
+
+    with pytest.raises(SimulationError, match=r"before the simulation and holds real data"):
+        simulate(lambda: (Outer(""), None), step, device="cpu")
+
+
+@pytest.mark.usefixtures("next_one_works")
+def test_a_simulation_inside_another() -> None:
+    def step(model: nn.Module, _: Any) -> None:
+        simulate(lambda: (Outer(""), None), run, device="cpu")
+
+    with pytest.raises(ValueError, match=r"cannot run inside another"):
+        simulate(lambda: (Outer(""), None), step, device="cpu")
+
+
+@pytest.mark.usefixtures("next_one_works")
+def test_an_unknown_device_offers_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"RTX 4090"):
+        simulate(lambda: (Outer(""), None), run, device="RTX 409")
+
+
+@pytest.mark.usefixtures("next_one_works")
+def test_build_must_return_a_model() -> None:
+    with pytest.raises(ValueError, match=r"build\(\) must return"):
+        simulate(lambda: (None, None), run, device="cpu")  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.usefixtures("next_one_works")
+def test_an_error_of_the_learners_own_passes_through() -> None:
+    def step(model: nn.Module, _: Any) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        simulate(lambda: (Outer(""), None), step, device="cpu")
+
+
+def test_inference_keeps_no_gradients() -> None:
+    def step(model: nn.Module, _: Any) -> None:
+        tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+        with torch.no_grad():
+            cross_entropy(model(tokens), tokens)
+
+    simulated, real = both(lambda: (Transformer(TINY), None), step)
+    assert simulated.breakdown == real.breakdown
+    assert simulated.breakdown[Category.GRADIENTS] == 0

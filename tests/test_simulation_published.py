@@ -1,0 +1,62 @@
+"""Simulated adapter training against the peaks that others measured and published."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from utils.validation.comparison import Comparison
+from utils.validation.simulation_published import litgpt_comparisons, litgpt_step, peft_comparisons
+from utils.validation.simulation_report import REMARKS, report
+
+
+@pytest.fixture(scope="module")
+def litgpt() -> list[Comparison]:
+    return list(litgpt_comparisons())
+
+
+def errors(rows: list[Comparison], source: str) -> list[float]:
+    return [abs(row.error) for row in rows if row.source == source]
+
+
+@pytest.mark.slow
+def test_litgpt_16_bit(litgpt: list[Comparison]) -> None:
+    found = errors(litgpt, "litgpt LoRA, bf16")
+    assert len(found) == 6
+    assert statistics.median(found) <= 0.03
+    assert max(found) <= 0.06
+
+
+@pytest.mark.slow
+def test_litgpt_nf4(litgpt: list[Comparison]) -> None:
+    found = errors(litgpt, "litgpt QLoRA")
+    assert len(found) == 4
+    assert statistics.median(found) <= 0.12
+
+
+@pytest.mark.slow
+def test_the_report_has_every_row_and_both_baselines(litgpt: list[Comparison]) -> None:
+    text = report(litgpt)
+    assert all(row.case in text for row in litgpt)
+    assert all(REMARKS[row.source] in text for row in litgpt)
+    assert "accelerate" in text and "bytes/parameter" in text
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+def test_peft() -> None:
+    rows = [row for row in peft_comparisons() if row.quantity == "reserved GB, maximum"]
+    assert len(rows) == 4
+    assert all(row.predicted < row.published for row in rows)  # reserved holds free blocks too
+    assert max(abs(row.error) for row in rows) <= 0.06
+
+
+@pytest.mark.slow
+def test_what_early_libraries_kept_is_what_their_source_says() -> None:
+    """The input of each NF4 layer that nothing else kept, 2 bytes an element."""
+    early, today = (litgpt_step("phi-1.5", 1, "bnb.nf4", early) for early in (True, False))
+    tokens, hidden, layers = 1044, 2048, 24
+    # The feed-forward's GELU result (4 h); attention's output and the norm's are kept anyway.
+    feedforward = 2 * tokens * 4 * hidden * layers
+    assert early.peak_bytes - today.peak_bytes >= feedforward

@@ -1,0 +1,175 @@
+"""Simulated worlds against four real ranks: peaks, states, collectives; and what is refused."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from tests.simulation_cases import state_maxima
+from tests.world_cases import CASES, TINY, WORLD, Built, Real, Sent, on_real_ranks, split, train
+from utils.memory import Category, Measurement
+from utils.models import TransformerConfig
+from utils.simulation import simulate
+from utils.simulation.traffic import Traffic
+
+REPEATS = 3
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Real]:
+    return on_real_ranks(tmp_path_factory.mktemp("ranks"), REPEATS)
+
+
+@functools.cache
+def simulated(name: str) -> Measurement:
+    return simulate(CASES[name], train, device="cpu", world=WORLD)
+
+
+def sent(found: Measurement, *kinds: str) -> Sent:
+    rows = [t for t in found.traffic if t.collective in kinds and not t.at_startup]
+    elements = sum(t.payload_bytes // getattr(torch, t.dtype).itemsize for t in rows)
+    return Sent(sum(t.calls for t in rows), elements)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_peak_per_rank(real: dict[str, Real], name: str) -> None:
+    tolerance = 0.02 if name.startswith("DDP") else 0.005
+    assert simulated(name).peak_bytes == pytest.approx(real[name].peak_bytes, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_states_per_rank(real: dict[str, Real], name: str) -> None:
+    assert state_maxima(simulated(name)) == state_maxima(real[name].last)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_traffic(real: dict[str, Real], name: str) -> None:
+    """Gloo gathers by an all-gather, and reduces by an all-reduce, of the whole, in either case."""
+    assert sent(simulated(name), "all-gather") == real[name].gathered
+    assert sent(simulated(name), "all-reduce", "reduce-scatter") == real[name].reduced
+
+
+@pytest.mark.parametrize("name", ["FSDP2", "FSDP2, bf16", "TP x FSDP2"])
+def test_gathered_parameters_are_communication_in_real_ranks_too(
+    real: dict[str, Real], name: str
+) -> None:
+    """A real rank cannot know of FSDP's flat buffers, which hold as much once more."""
+    found = real[name].last.breakdown[Category.COMMUNICATION]
+    assert 0 < found <= simulated(name).breakdown[Category.COMMUNICATION]
+
+
+def test_traffic_says_axis_and_type() -> None:
+    rows = {(t.collective, t.axis, t.dtype, t.at_startup) for t in simulated("TP x FSDP2").traffic}
+    assert rows == {
+        ("all-gather", "dp", "float32", False),
+        ("reduce-scatter", "dp", "float32", False),
+        ("all-reduce", "tp", "float32", False),
+        ("scatter", "tp", "float32", True),
+    }
+
+
+def test_a_linear_layer_worked_out_by_hand() -> None:
+    """Data parallel over 8: one all-reduce of the gradients, after one broadcast of the weights."""
+
+    def build() -> Built:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(30, 10))
+        return model, torch.optim.SGD(model.parameters())
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        model(torch.ones(4, 30)).sum().backward()
+        optimizer.step()
+
+    found = simulate(build, step, device="cpu", world=8)
+    size = 4 * (300 + 10)
+    assert found.traffic == (
+        Traffic("all-reduce", "world", "float32", 1, size),
+        Traffic("broadcast", "world", "float32", 1, size, at_startup=True),
+    )
+    assert found.breakdown[Category.COMMUNICATION] == size
+
+
+def test_every_rank_of_an_uneven_world() -> None:
+    """A layer of 10 rows over 4 ranks: 3, 3, 3 and 1."""
+
+    def build() -> Built:
+        mesh = init_device_mesh("cpu", (4,))
+        model = torch.distributed.fsdp.fully_shard(nn.Linear(8, 10, bias=False), mesh=mesh)
+        return model, torch.optim.SGD(model.parameters())
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+
+    states = [
+        simulate(build, step, device="cpu", world=4, rank=rank).breakdown[Category.PARAMETERS]
+        for rank in range(4)
+    ]
+    assert states == [4 * 8 * 3] * 4  # FSDP pads the last shard
+
+
+def mesh_of(*shape: int) -> Callable[[], Built]:
+    def build() -> Built:
+        init_device_mesh("cpu", shape)
+        raise AssertionError("not reached")
+
+    return build
+
+
+REFUSED: dict[str, tuple[Callable[[], Built], dict[str, int], str]] = {
+    "no ranks": (split, {"world": 0}, "world=0 has no ranks"),
+    "rank outside": (split, {"world": 4, "rank": 4}, "a world of 4 has ranks 0 to 3"),
+    "mesh": (mesh_of(3, 2), {"world": 8}, r"mesh of 3 x 2 takes 6 ranks, .* world of 8"),
+    "mesh too large": (mesh_of(16), {"world": 8}, "takes 16 ranks"),
+    "heads": (
+        functools.partial(split, TransformerConfig(hidden=96, heads=6, feedforward=64)),
+        {"world": 4}, "'blocks.0.attention.query' has 6 heads, .* the 4 ranks",
+    ),
+    "key-value heads": (
+        functools.partial(split, TransformerConfig(hidden=128, heads=8, kv_heads=2)),
+        {"world": 4}, "'blocks.0.attention.key' has 2 heads",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_a_sentence_and_the_next_one_works(name: str) -> None:
+    build, ranks, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        simulate(build, train, device="cpu", **ranks)
+    assert not dist.is_initialized()
+    assert simulate(split, train, device="cpu", world=WORLD).peak_bytes > 0
+
+
+def test_an_existing_process_group_is_refused_and_left_alone(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "s"), 1), rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match="already belongs to a process group"):
+            simulate(split, train, device="cpu", world=WORLD)
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_an_error_in_the_step_tears_the_world_down() -> None:
+    def step(model: nn.Module, optimizer: Any) -> None:
+        raise RuntimeError("the learner's own")
+
+    with pytest.raises(RuntimeError, match="the learner's own"):
+        simulate(split, step, device="cpu", world=WORLD)
+    assert not dist.is_initialized()

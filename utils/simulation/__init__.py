@@ -1,0 +1,6 @@
+"""Simulated devices and worlds: the same model code on tensors without data."""
+
+from utils.simulation.errors import SimulationError
+from utils.simulation.simulate import simulate
+
+__all__ = ["SimulationError", "simulate"]

@@ -1,0 +1,154 @@
+"""DistributedDataParallel on tensors without data: its C++ reducer, modelled.
+
+The reducer reads data pointers, which simulated tensors lack. What it does to memory is simple:
+it keeps flat buckets, copies each gradient in, reduces a bucket once it is full, copies back.
+Everything else of `DistributedDataParallel` is PyTorch's own, which runs as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch._utils import _flatten_dense_tensors
+from torch.autograd.graph import get_gradient_edge
+
+Indices = Sequence[Sequence[int]]
+
+
+class ModelledReducer:
+    """Stands in for `torch.distributed.Reducer` while a simulation runs.
+
+    Follows torch/csrc/distributed/c10d/reducer.cpp (`initialize_buckets`, `rebuild_buckets`,
+    `mark_variable_ready_dense`). The first buckets follow the parameters; after the first
+    backward they follow the order in which gradients came, the first of 1 MiB, the others of
+    25 MiB or the cap given. A bucket closes with the gradient that reaches its limit.
+    """
+
+    def __init__(
+        self, params: Sequence[torch.Tensor], bucket_indices: Indices, bucket_limits: list[int],
+        process_group: Any, sparse: list[bool], cap_bytes: int, find_unused: bool, as_view: bool,
+        names: dict[int, str], first_cap_bytes: int, skip_unused: bool = False,
+        python_reducer: bool = False, rebuild_limits: Sequence[int] = (),
+        batched_copy: bool = False, lazy: bool = False,
+    ) -> None:  # fmt: skip
+        if any(sparse) or lazy:
+            raise ValueError(
+                "A simulation models DistributedDataParallel's dense buckets, kept for good. "
+                "Leave out sparse gradients (Embedding(sparse=True)) and lazy_bucket_allocation."
+            )
+        self._params, self._group, self._as_view = list(params), process_group, as_view
+        self._limits = list(rebuild_limits) or [first_cap_bytes, cap_bytes]
+        self._rebuilds, self._reduces = not find_unused, False
+        self._arrived: list[int] = []
+        self._allocate(bucket_indices)
+        # Where the real one hooks in: after .grad is set, and after hooks on the parameter itself.
+        self._nodes = [get_gradient_edge(parameter).node for parameter in self._params]
+        for index, node in enumerate(self._nodes):
+            node.register_hook(self._hook(index))
+
+    def set_logger(self, logger: Any) -> None:
+        """Nothing is logged."""
+
+    def prepare_for_forward(self) -> None:
+        """Times are not taken."""
+
+    def prepare_for_backward(self, outputs: Iterable[torch.Tensor]) -> None:
+        """From here on gradients are reduced; not called inside `no_sync()`."""
+        self._reduces = True
+        self._missing = [len(bucket) for bucket in self._indices]
+
+    def _set_static_graph(self) -> None:
+        self._rebuilds = True
+
+    def _rebuild_buckets(self) -> bool:
+        """Before the second forward: buckets in the order in which the gradients came."""
+        if not self._rebuilds or len(self._arrived) < len(self._params):
+            return False
+        order = self._arrived[: len(self._params)]
+        tensors, sparse = [self._params[i] for i in order], [False] * len(order)
+        indices, _ = dist._compute_bucket_assignment_by_size(tensors, self._limits, sparse, order)
+        self._buckets = []  # the old ones go before the new ones come
+        self._allocate(indices)
+        self._rebuilds = False
+        return True
+
+    def sizes_bytes(self) -> list[int]:
+        """Bytes of each bucket."""
+        return [bucket.nbytes for bucket in self._buckets]
+
+    def _allocate(self, indices: Indices) -> None:
+        self._indices, self._buckets = indices, []
+        self._place: dict[int, tuple[int, int]] = {}
+        for number, members in enumerate(indices):
+            sizes = [self._params[i].numel() for i in members]
+            starts = itertools.accumulate(sizes, initial=0)
+            self._place.update((i, (number, start)) for i, start in zip(members, starts))
+            like = self._params[members[0]]
+            self._buckets.append(torch.empty(sum(sizes), dtype=like.dtype, device=like.device))
+
+    def _hook(self, index: int) -> Any:
+        return lambda *_: self._gradient_ready(index) if self._reduces else None
+
+    @torch.no_grad()
+    def _gradient_ready(self, index: int) -> None:
+        if self._rebuilds:
+            self._arrived.append(index)
+        number, start = self._place[index]
+        parameter, bucket = self._params[index], self._buckets[number]
+        part = bucket[start : start + parameter.numel()].view_as(parameter)
+        part.copy_(parameter.grad)
+        if self._as_view:
+            parameter.grad = part
+        self._missing[number] -= 1
+        if self._missing[number] == 0:
+            dist.all_reduce(bucket, group=self._group)
+        self._reduces = any(self._missing)
+
+
+class _Logger:
+    """Stands in for `torch.distributed.Logger`: says how large the buckets are."""
+
+    def __init__(self, reducer: ModelledReducer) -> None:
+        self._reducer = reducer
+
+    def _get_ddp_logging_data(self) -> Any:
+        sizes = ", ".join(map(str, self._reducer.sizes_bytes()))
+        return SimpleNamespace(strs_map={"bucket_sizes": sizes}, ints_map={})
+
+    def set_construction_data_and_log(self, *_: Any) -> None: ...
+    def set_runtime_stats_and_log(self) -> None: ...
+    def set_error_and_log(self, message: str) -> None: ...
+    def _set_static_graph(self) -> None: ...
+
+
+@contextlib.contextmanager
+def modelled_reducer() -> Iterator[None]:
+    """Inside, `DistributedDataParallel` wraps models without data."""
+    with (
+        mock.patch.object(dist, "Reducer", ModelledReducer),
+        mock.patch.object(dist, "Logger", _Logger),
+        mock.patch.object(dist, "_verify_params_across_processes", lambda *_: None),
+        mock.patch.object(dist, "_broadcast_coalesced", _broadcast_coalesced),
+    ):
+        yield
+
+
+@torch.no_grad()
+def _broadcast_coalesced(
+    group: Any, tensors: Sequence[torch.Tensor], cap_bytes: int, source: int = 0
+) -> None:
+    """Broadcast from one rank through flat copies of at most about `cap_bytes`."""
+    if not tensors:
+        return
+    limits, sparse = [cap_bytes], [False] * len(tensors)
+    indices, _ = dist._compute_bucket_assignment_by_size(list(tensors), limits, sparse)
+    for members in indices:
+        flat = _flatten_dense_tensors([tensors[i] for i in members])
+        dist.broadcast(flat, src=source, group=group)

@@ -1,0 +1,61 @@
+"""How a simulated device allocates, which kernels it would choose, and what it has to offer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from utils import catalog
+from utils.memory.source import CUDA_BLOCK_BYTES
+from utils.simulation.gloo import with_gloo
+from utils.simulation.scratch import Scratch, cpu_scratch, cuda_scratch
+from utils.units import MIB, format_bytes
+
+# What the CUDA context, loaded kernels and libraries take before the first tensor. With lazily
+# loaded kernels (the default since CUDA 12) a few hundred MiB; a recorded GPU row replaces this.
+CONTEXT_BYTES = 500 * MIB
+FLASH_CAPABILITY = (8, 0)  # flash attention's kernels need an Ampere GPU or a newer one
+
+
+@dataclass(frozen=True)
+class SimulatedDevice:
+    """A device as the simulator sees it.
+
+    `usable_bytes` is its memory less the context, None for a CPU, where nothing is cut off.
+    `granularity_bytes`: its allocator rounds up to a multiple of it.
+    """
+
+    name: str
+    usable_bytes: int | None
+    granularity_bytes: int
+    is_cuda: bool
+    flash: bool
+    scratch: Scratch
+
+    def verdict(self, peak_bytes: int) -> str:
+        """Whether a peak fits, with the margin, in a sentence; empty for a CPU."""
+        if self.usable_bytes is None:
+            return ""
+        margin = self.usable_bytes - peak_bytes
+        room = f"the {format_bytes(self.usable_bytes)} that {self.name} leaves beside its context"
+        if margin >= 0:
+            return f"Fits {room}, with {format_bytes(margin)} to spare."
+        return f"Does not fit {room}: {format_bytes(-margin)} too much."
+
+
+def simulated_device(name: str) -> SimulatedDevice:
+    """"cpu", or a GPU of the catalog such as "RTX 4090" or "A100 80GB".
+
+    Raises:
+        ValueError: the catalog has no such device; the message offers the nearest names.
+    """
+    if name.strip().lower() == "cpu":
+        return SimulatedDevice("a simulated CPU", None, 1, False, False, with_gloo(cpu_scratch))
+    card = catalog.device(name)
+    return SimulatedDevice(
+        name=f"a simulated {card.name}",
+        usable_bytes=card.memory_bytes - CONTEXT_BYTES,
+        granularity_bytes=CUDA_BLOCK_BYTES,
+        is_cuda=True,
+        flash=tuple(card.capability) >= FLASH_CAPABILITY,
+        scratch=cuda_scratch,
+    )

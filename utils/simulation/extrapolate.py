@@ -1,0 +1,203 @@
+"""`extrapolate`: the memory of a deep model's step, or of a large batch's, from small ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+from torch import nn
+import torch
+
+from utils.memory.budget import Budget
+from utils.memory.measurement import Measurement
+from utils.memory.source import rounded
+from utils.simulation.alignment import Misaligned, align, line, stream, timeline
+from utils.simulation.devices import simulated_device
+from utils.simulation.simulate import simulate
+from utils.simulation.traffic import Traffic
+
+BuildAt = Callable[[int], tuple[nn.Module, torch.optim.Optimizer | None]]
+Depths = tuple[int, int, int]
+
+# The first and the second layer differ from the others where weights are gathered ahead. Four
+# layers between the second and the third depth tell every layer, every 2nd, ... every 6th apart.
+FROM_LAYERS: Depths = (3, 4, 7)
+# Multiples of 16 are as large as most choices of kernels by batch size ask for, and rarely
+# leave remainders in an allocator's blocks.
+FROM_BATCH: Depths = (16, 32, 48)
+
+
+def extrapolate(
+    build_at: BuildAt,
+    step: Callable[..., Any],
+    *,
+    layers: int,
+    from_layers: Depths = FROM_LAYERS,
+    batch: int | None = None,
+    from_batch: Depths = FROM_BATCH,
+    device: str = "A100 80GB",
+    world: int = 1,
+    rank: int = 0,
+    items: int = 1,
+    unit: str = "items",
+    name: str = "",
+    within: Budget | None = None,
+) -> Measurement:
+    """What `simulate` finds for a model of `layers` layers, from simulations of shallow ones.
+
+    The allocations of three depths are aligned; what a deeper model has in addition is repeated
+    until the depth is reached. Peak, phase of the peak and categories are then read off the
+    whole step's timeline, so it does not matter where the peak lies at which depth. With
+    `batch`, each block's size is extended along a line in the batch.
+
+    A deviation that none of the three depths shows cannot be seen: a pattern over more than
+    six layers with the default depths, or one special layer further up.
+
+    Args:
+        build_at: makes model and optimizer at a depth: `build_at(layers)`.
+        step: as `simulate` takes it; with `batch`, `step(model, optimizer, batch)`.
+        layers: the depth wanted. Depths up to the largest of `from_layers` are simulated whole.
+        from_layers: three rising depths. The first two lie one repetition apart: 2 where every
+            2nd layer is checkpointed. The third, and `layers`, lie whole repetitions further.
+        batch: how many samples the step takes; batches up to the largest of `from_batch` are
+            simulated as they are.
+        from_batch: three rising batch sizes.
+        device, world, rank, items, unit, name, within: as `simulate` takes them.
+
+    Returns:
+        A measurement with evidence *simulated*; its last note says what it was extended from.
+
+    Raises:
+        ValueError: the small steps do not align, or `layers` is no whole number of repetitions.
+        OverBudgetError: the step goes over `within`.
+    """
+    _check_rising("from_layers", from_layers, layers)
+    if batch is not None:
+        _check_rising("from_batch", from_batch, batch)
+
+    def at(depth: int, size: int | None) -> Measurement:
+        run = step if size is None else lambda model, optimizer: step(model, optimizer, size)
+        return simulate(
+            lambda: build_at(depth), run, device=device, world=world, rank=rank, items=items,
+            unit=unit, name=name,
+        )  # fmt: skip
+
+    def deep(size: int | None) -> Measurement:
+        if layers <= from_layers[-1]:
+            return at(layers, size)
+        return _deeper([at(depth, size) for depth in from_layers], from_layers, layers)
+
+    card = simulated_device(device)
+    if batch is None or batch <= from_batch[-1]:
+        result = deep(batch)
+    else:
+        grain = card.granularity_bytes
+        result = _larger([deep(size) for size in from_batch], from_batch, batch, grain)
+    if within is not None:
+        within.check(result.timeline)
+    verdict = card.verdict(result.peak_bytes)
+    extended = [note for note in result.notes if note.startswith(_EXTENDED)]
+    return dataclasses.replace(result, notes=tuple(filter(None, [verdict, *extended])))
+
+
+_EXTENDED = "Extended from"
+
+
+def _deeper(found: Sequence[Measurement], depths: Depths, layers: int) -> Measurement:
+    """Extend three simulations of rising depth to `layers`."""
+    period = depths[1] - depths[0]
+    repeats, rest = divmod(depths[2] - depths[0], period)
+    wanted, wanted_rest = divmod(layers - depths[0], period)
+    if rest or wanted_rest:
+        raise ValueError(
+            f"from_layers={depths} repeat every {period} layers, and {depths[2]} and {layers} "
+            f"must be whole numbers of repetitions from {depths[0]}. Choose depths that are."
+        )
+    try:
+        pattern = align([stream(m.timeline) for m in found], repeats)
+        extended = timeline(pattern.stream(wanted))
+    except Misaligned as error:
+        raise _refusal("layers", depths, error, "simulate() runs the whole depth.") from error
+    traffic = _traffic(found, depths, layers, "layers")
+    return _extended(found[0], extended, traffic, f"{_listed(depths)} layers to {layers}")
+
+
+def _larger(found: Sequence[Measurement], sizes: Depths, batch: int, grain: int) -> Measurement:
+    """Extend three simulations of rising batch size to `batch`."""
+    try:
+        messages = line(
+            [stream(m.timeline) for m in found],
+            lambda sizes_bytes: _on_line(sizes_bytes, sizes, batch, grain),
+        )
+    except Misaligned as error:
+        raise _refusal("samples", sizes, error, "simulate() takes any batch.") from error
+    traffic = _traffic(found, sizes, batch, "samples")
+    note = f"{_listed(sizes)} samples to {batch}"
+    return _extended(found[0], timeline(messages), traffic, note)
+
+
+def _extended(
+    base: Measurement, deep: Any, traffic: tuple[Traffic, ...], steps: str
+) -> Measurement:
+    earlier = tuple(note for note in base.notes if note.startswith(_EXTENDED))
+    note = f"{_EXTENDED} {steps}, allocation by allocation."
+    return dataclasses.replace(base, timeline=deep, traffic=traffic, notes=(*earlier, note))
+
+
+def _on_line(values: Sequence[int], places: Sequence[int], place: int, grain: int) -> int:
+    """The value at `place` on the line through the outer two points, rounded up to `grain`.
+
+    Raises:
+        Misaligned: the middle point is off the line by more than the rounding of all three.
+    """
+    low, middle, high = values
+    slope = Fraction(high - low, places[2] - places[0])
+    off = abs(low + slope * (places[1] - places[0]) - middle)
+    if off and off >= grain:
+        raise Misaligned(f"A block takes {low:,}, {middle:,} and {high:,} bytes: no line.")
+    exact = low + slope * (place - places[0])
+    return rounded(-(-exact.numerator // exact.denominator), grain)
+
+
+def _traffic(
+    found: Sequence[Measurement], places: Depths, place: int, what: str
+) -> tuple[Traffic, ...]:
+    """Calls and bytes of each kind of collective, along their lines."""
+    names = [[dataclasses.replace(row, calls=0, payload_bytes=0) for row in m.traffic] for m in found]
+    if names[0] != names[1] or names[0] != names[2]:
+        problem = Misaligned("Their steps communicate in different ways.")
+        raise _refusal(what, places, problem, "simulate() runs them as they are.")
+    rows = []
+    for same in zip(*(m.traffic for m in found), strict=True):
+        try:
+            calls = _on_line([row.calls for row in same], places, place, 1)
+            size = _on_line([row.payload_bytes for row in same], places, place, 1)
+        except Misaligned as error:
+            raise _refusal(what, places, error, "simulate() runs them as they are.") from error
+        rows.append(dataclasses.replace(same[0], calls=calls, payload_bytes=size))
+    return tuple(rows)
+
+
+def _refusal(what: str, places: Depths, error: Misaligned, instead: str) -> ValueError:
+    hint = ""
+    if what == "layers":
+        hint = (
+            " Where every k-th layer differs, give from_layers that lie k apart, "
+            "such as (k, 2 * k, 3 * k); where early layers differ, begin deeper."
+        )
+    return ValueError(
+        f"{_listed(places)} {what} cannot be extended. {error}{hint} Else {instead}"
+    )
+
+
+def _check_rising(name: str, places: Depths, wanted: int) -> None:
+    if len(places) != 3 or not 0 < places[0] < places[1] < places[2]:
+        raise ValueError(f"{name} is {places}; give three rising numbers such as (3, 4, 7).")
+    if wanted < 1:
+        raise ValueError(f"There is nothing to simulate at {wanted}; {name} is extended upwards.")
+
+
+def _listed(places: Depths) -> str:
+    return f"{places[0]}, {places[1]} and {places[2]}"

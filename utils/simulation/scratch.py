@@ -1,0 +1,59 @@
+"""Memory that kernels take and give back inside one operation, by device.
+
+A simulated operation makes its results only. What real kernels need in between is stated here,
+per operation, from the allocator's own record of it or from the kernel's source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from utils.simulation.convolutions import backward_scratch, forward_scratch
+
+Scratch = Callable[[Any, tuple[Any, ...], Any], int]
+aten = torch.ops.aten
+# fp32 tensors of a parameter's size that bitsandbytes' CPU optimizers hold at their worst moment
+# (backends/cpu/ops.py): gradient, states if packed, two for the quotient.
+OPTIMIZER_COPIES = {
+    "bitsandbytes::optimizer_update_8bit_blockwise": 5,
+    "bitsandbytes::optimizer_update_32bit": 3,
+}
+
+
+def cpu_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
+    """Bytes beyond the results at an operation's worst moment on a CPU."""
+    if func is aten.convolution.default:
+        return forward_scratch(args[0], args[1], out, args[3:6])
+    if func is aten.convolution_backward.default:
+        return backward_scratch(*args[:3], out, args[4:7])
+    if func is aten.native_batch_norm_backward.default:
+        return _bytes(args[0])  # the incoming gradient once more
+    if func.name() in OPTIMIZER_COPIES:
+        # A 16-bit parameter gets an fp32 copy as well.
+        copies = OPTIMIZER_COPIES[func.name()] + (args[2].element_size() < 4)
+        return 4 * args[2].numel() * copies
+    return 0
+
+
+def cuda_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
+    """Bytes beyond the results at an operation's worst moment on a CUDA GPU.
+
+    Flash attention's backward accumulates the query's gradient in fp32, with one more fp32 per
+    query row, both padded to 128 rows, and the head width to 32; grouped keys and values get
+    gradients per query head first (flash-attention, csrc/flash_attn/flash_api.cpp, mha_bwd).
+    """
+    if func is not aten._scaled_dot_product_flash_attention_backward.default:
+        return 0
+    query, key = args[1], args[2]
+    batch, heads, rows, width = query.shape
+    padded_rows, padded_width = -(-rows // 128) * 128, -(-width // 32) * 32
+    accumulated = 4 * batch * heads * padded_rows * (padded_width + 1)
+    expanded = 2 * _bytes(key) // key.shape[1] * heads if key.shape[1] != heads else 0
+    return accumulated + expanded
+
+
+def _bytes(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.numel() * tensor.element_size()

@@ -1,0 +1,125 @@
+"""`simulate`: the learner's own model and step, on tensors without data, metered as ever."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from utils.memory.budget import Budget
+from utils.memory.measurement import Measurement
+from utils.memory.meter import measure
+from utils.memory.timeline import MemoryTimeline
+from utils.simulation.devices import SimulatedDevice, simulated_device
+from utils.simulation.errors import explained
+from utils.simulation.kernels import choose_optimizer_kernel, cuda_choices
+from utils.simulation.patches import patched
+from utils.simulation.traffic import Collective, Traffic, summed
+from utils.simulation.watcher import StorageWatcher
+from utils.simulation.world import check_heads, simulated_world
+from utils.units import Evidence
+
+Build = Callable[[], tuple[nn.Module, torch.optim.Optimizer | None]]
+Step = Callable[[nn.Module, Any], Any]
+
+
+def simulate(
+    build: Build,
+    step: Step,
+    *,
+    device: str = "A100 80GB",
+    world: int = 1,
+    rank: int = 0,
+    items: int = 1,
+    unit: str = "items",
+    name: str = "",
+    within: Budget | None = None,
+) -> Measurement:
+    """Meter one training step of any size on a device that need not exist.
+
+    The same two functions run for real: `model, optimizer = build(); step(model, optimizer)`.
+
+    Args:
+        build: makes the model and its optimizer (None for inference), on `cpu`.
+        step: runs one whole step; it makes its own inputs.
+        device: a GPU of the catalog, or "cpu" for this kind of machine without its memory.
+        world: how many devices there are; build() may make meshes over them, shard, and split.
+        rank: which of them is metered.
+        items: how many items one step processes, and `unit` what they are called.
+        within: a memory budget that the step must stay inside.
+
+    Returns:
+        A measurement with evidence *simulated*; its times are event counts. The first note
+        says whether the peak fits the device, `traffic` what the rank communicates.
+
+    Raises:
+        SimulationError: the step needs values, which simulated tensors do not have, or an
+            operation that cannot be simulated; the message says where.
+        OverBudgetError: the step goes over `within`.
+        ValueError: an unknown device, a simulation inside of another, a rank outside of the
+            world, a mesh or heads that do not divide over it, or a process group that exists.
+    """
+    card = simulated_device(device)
+    if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
+        raise ValueError("A simulation cannot run inside another. Let this one end first.")
+    watcher = StorageWatcher(card.granularity_bytes, card.scratch)
+    with simulated_world(world, rank) as ranks, _simulating(watcher, card):
+        watcher.axis_of = ranks.axis
+        model, optimizer = build()
+        _check_built(model)
+        check_heads(model, ranks)
+        built_ns = watcher.now_ns()
+        if card.is_cuda:
+            choose_optimizer_kernel(optimizer)
+        result = measure(
+            lambda: step(model, optimizer), model=model, optimizer=optimizer, items=items,
+            unit=unit, name=name, within=within, timed_steps=0, source=watcher,
+        )  # fmt: skip
+        del model, optimizer
+    verdict = card.verdict(result.peak_bytes)
+    return dataclasses.replace(
+        result,
+        evidence=Evidence.SIMULATED,
+        device=card.name,
+        allocator_bytes={},
+        notes=(verdict,) if verdict else (),
+        traffic=_traffic(watcher.collectives, built_ns, result.timeline),
+    )
+
+
+@contextlib.contextmanager
+def _simulating(watcher: StorageWatcher, card: SimulatedDevice) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(explained(watcher))
+        stack.enter_context(FakeTensorMode())
+        stack.enter_context(watcher)
+        stack.enter_context(patched(watcher))
+        if card.is_cuda:
+            stack.enter_context(cuda_choices(card.flash))
+        yield
+
+
+def _traffic(
+    seen: list[Collective], built_ns: int, timeline: MemoryTimeline
+) -> tuple[Traffic, ...]:
+    """The metered step's collectives, then those of build()."""
+    step = [c for c in seen if timeline.start_ns <= c.time_ns <= timeline.end_ns]
+    return summed(step) + summed((c for c in seen if c.time_ns < built_ns), at_startup=True)
+
+
+def _check_built(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError("build() must return (model, optimizer), the optimizer None for inference.")
+    for path, parameter in model.named_parameters():
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        if not isinstance(local, FakeTensor):
+            raise ValueError(
+                f"The parameter '{path}' was made before the simulation and holds real data. "
+                "Make the model inside build()."
+            )

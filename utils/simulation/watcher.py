@@ -1,0 +1,149 @@
+"""A source of allocation events for tensors without data.
+
+Under `FakeTensorMode` an operation computes shapes only, yet its results own storages, and those
+live and die exactly as real ones do. The watcher notes each new storage once and its end.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from utils.memory.events import AllocationEvent, Category
+from utils.memory.observer import note_storages, running_module
+from utils.memory.source import rounded
+from utils.simulation.scratch import Scratch
+from utils.simulation.traffic import Collective, collective
+
+# Operation -> the buffers of communication among its arguments. What a reduce-scatter or a
+# collective of tensor parallelism makes goes on to be a gradient or an activation.
+_BUFFERS: dict[str, Callable[[Any, Any], Any]] = {
+    "fsdp::all_gather_copy_in": lambda args, kwargs: args[1],
+    "fsdp::split_with_sizes_copy": lambda args, kwargs: kwargs["out"],
+    "fsdp::chunk_cat": lambda args, kwargs: kwargs["out"],
+    "fsdp::chunk_cat_mixed_dtype": lambda args, kwargs: kwargs["out"],
+}
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+WORKSPACE_ADDRESS = -1  # no storage has it
+
+
+@functools.cache
+def _changes_lists_in_place(func: Any) -> bool:
+    """Whether it is one of the operations on lists by which optimizers update all tensors."""
+    name = func._schema.name
+    return name.startswith("aten::_foreach_") and name.endswith("_") and not func._schema.returns
+
+
+class StorageWatcher(TorchDispatchMode):
+    """Events of all storages that are born while it is entered, on a clock that counts events.
+
+    It is an event source for the meter. `granularity_bytes` is the simulated allocator's, and
+    `scratch` says what its kernels need beyond their results.
+    """
+
+    name = "simulated storages"
+
+    def __init__(self, granularity_bytes: int, scratch: Scratch) -> None:
+        super().__init__()
+        self.granularity_bytes, self._scratch = granularity_bytes, scratch
+        self.failed_in = ""
+        self.collectives: list[Collective] = []
+        self.axis_of: Callable[[Any], str] = str
+        self._clock = 0
+        self._alive: dict[int, tuple[int, Any]] = {}
+        self._events: list[AllocationEvent] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if DTensor in types:
+            if _changes_lists_in_place(func):
+                return None  # it makes nothing, and working that out for lists of shards is slow
+            return NotImplemented  # come back with this rank's local tensors
+        if func is _WAIT:
+            return args[0]  # as the real one does; its stand-in for fake tensors makes a new one
+        try:
+            out = func(*args, **(kwargs or {}))
+        except Exception:
+            self.failed_in = running_module()
+            raise
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self.note(leaf.untyped_storage())
+        if func.namespace != "aten":
+            self._communication(func, args, kwargs or {})
+        result = out if out is not None else (kwargs or {}).get("out")
+        self._workspace(self._scratch(func, args, result))
+        return out
+
+    def __enter__(self) -> StorageWatcher:
+        super().__enter__()
+        return self
+
+    def start(self) -> None:
+        self._events = []
+
+    def now_ns(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    def stop(self) -> list[AllocationEvent]:
+        return self._events
+
+    def address(self, storage: torch.UntypedStorage) -> int:
+        """What stands in for an address: fake storages have no data pointer."""
+        return storage._cdata
+
+    def note(self, storage: torch.UntypedStorage) -> None:
+        """Record a storage that is seen for the first time."""
+        address = storage._cdata
+        if address in self._alive:
+            return
+        size = rounded(storage.nbytes(), self.granularity_bytes)
+        guard = weakref.finalize(storage, self._died, address)
+        guard.atexit = False
+        self._alive[address] = (size, guard)
+        self._record(address, size)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Record that a storage changed its size in place, as FSDP's parameters do."""
+        address = storage._cdata
+        old = self._alive.get(address)
+        if old is None:
+            return self.note(storage)
+        size = rounded(storage.nbytes(), self.granularity_bytes)
+        if size != old[0]:
+            self._record(address, -old[0])
+            self._record(address, size)
+            self._alive[address] = (size, old[1])
+        return None
+
+    def _communication(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Note what an operation of FSDP or of the collectives takes and makes."""
+        row = collective(func, args, self._clock, self.axis_of)
+        if row is not None:
+            self.collectives.append(row)
+        if func.name() in _BUFFERS:
+            note_storages(Category.COMMUNICATION, tree_leaves(_BUFFERS[func.name()](args, kwargs)))
+
+    def _workspace(self, size_bytes: int) -> None:
+        """Record memory that a kernel takes and gives back before it returns."""
+        size = rounded(size_bytes, self.granularity_bytes)
+        self._record(WORKSPACE_ADDRESS, size)
+        self._record(WORKSPACE_ADDRESS, -size)
+
+    def _died(self, address: int) -> None:
+        size, _ = self._alive.pop(address)
+        self._record(address, -size)
+
+    def _record(self, address: int, size: int) -> None:
+        if size:
+            self._clock += 1
+            self._events.append(AllocationEvent(self._clock, address, size))

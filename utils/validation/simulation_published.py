@@ -1,0 +1,126 @@
+"""Published peaks of adapter training, each beside the simulation of the step that it measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import peft
+import torch
+import transformers
+from torch import nn
+
+from utils.memory import Measurement
+from utils.simulation import simulate
+from utils.techniques.replace import replace_linears
+from utils.units import GB
+from utils.validation import simulation_litgpt as litgpt
+from utils.validation.comparison import Comparison
+from utils.validation.tables import number, table, whole
+
+LITGPT_DEVICE, PEFT_DEVICE = "A100 40GB", "H100"
+PEFT_FIGURES = {
+    "reserved GB, 99th percentile": "reserved_p99_bytes",
+    "reserved GB, maximum": "memory_max_bytes",
+}
+# config.json of meta-llama/Llama-3.2-3B.
+LLAMA_32_3B = {
+    "vocab_size": 128_256, "hidden_size": 3072, "intermediate_size": 8192,
+    "num_hidden_layers": 28, "num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128,
+    "max_position_embeddings": 131_072, "tie_word_embeddings": True,
+}  # fmt: skip
+LLAMA_PARAMETERS = 3_212_749_824
+
+
+def litgpt_comparisons() -> Iterator[Comparison]:
+    """litgpt's LoRA on one A100, by base; allocated GB. A row that ran out of memory is left out.
+
+    NF4 rows appear twice: with the libraries of the time and with today's.
+    """
+    for row in table("litgpt_adapters"):
+        published = number(row["max_gpu_ram_gb"])
+        if published is None or row["gpu"] != "1 x A100":
+            continue
+        if row["quantization"] == "None":
+            yield _litgpt(row, published, "litgpt LoRA, bf16", early=False)
+        else:
+            yield _litgpt(row, published, "litgpt QLoRA", early=True)
+            yield _litgpt(row, published, "litgpt QLoRA, as of today", early=False)
+
+
+def _litgpt(row: dict[str, str], published: float, source: str, early: bool) -> Comparison:
+    found = litgpt_step(row["model"], whole(row["micro_batch"]), row["quantization"], early)
+    case = f"{row['model']}, {row['quantization']}, micro-batch {row['micro_batch']}"
+    size = _parameter_count(litgpt.SHAPES[row["model"]])
+    return Comparison(source, "allocated GB", case, published, found.peak_bytes / GB, size)
+
+
+def litgpt_step(model: str, micro_batch: int, quantization: str, early: bool) -> Measurement:
+    """Simulate one training step of litgpt's LoRA script on an A100 with 40 GB."""
+    shape = litgpt.SHAPES[model]
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        net = litgpt.LitGPT(shape).to(torch.bfloat16)
+        pack = litgpt.quantizer(quantization, early)
+        if pack is not None:
+            replace_linears(net, lambda path: True, pack)
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad_("lora_" in name)
+        return net, torch.optim.AdamW([p for p in net.parameters() if p.requires_grad])
+
+    def step(net: nn.Module, optimizer: Any) -> None:
+        tokens = torch.zeros(micro_batch, shape.tokens, dtype=torch.long)
+        rope = litgpt.rope_cache(shape.tokens, shape.rotary)
+        litgpt.chunked_loss(net(tokens, rope), tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return simulate(build, step, device=LITGPT_DEVICE, name=model)
+
+
+def _parameter_count(shape: litgpt.LitShape) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in litgpt.LitGPT(shape).parameters())
+
+
+def peft_comparisons() -> Iterator[Comparison]:
+    """PEFT's method comparison: LoRA on Llama 3.2 3B, on one GPU; GB.
+
+    PyTorch's reserved memory is published, which holds free blocks between the tensors too and
+    the evaluation by generation; the simulation gives the tensors' peak of a training step whose
+    batch is as long as the run allows.
+    """
+    for row in table("peft_adapters"):
+        if row["experiment"].partition("/")[0] != "lora" or row["optimizer"] != "AdamW":
+            continue
+        found = peft_step(row)
+        trained = whole(row["trainable_params"])
+        for quantity, column in PEFT_FIGURES.items():
+            published = float(row[column]) / GB
+            yield Comparison("PEFT LoRA", quantity, row["experiment"], published,
+                             found.peak_bytes / GB, LLAMA_PARAMETERS + trained)  # fmt: skip
+
+
+def peft_step(row: dict[str, str]) -> Measurement:
+    """Simulate one training step of a row of PEFT's method comparison on an H100."""
+    config = transformers.LlamaConfig(**LLAMA_32_3B)
+    name = row["experiment"]
+    lora = peft.LoraConfig(
+        r=whole(row["r"]), target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM",
+        use_dora="dora" in name, use_rslora="rslora" in name,
+    )  # fmt: skip
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        net = transformers.LlamaForCausalLM(config).to(torch.bfloat16).train()
+        adapted = peft.get_peft_model(net, lora)
+        return adapted, torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad])
+
+    def step(net: nn.Module, optimizer: Any) -> None:
+        size = whole(row["batch_size"]), whole(row["max_seq_len"])
+        tokens = torch.zeros(size, dtype=torch.long)
+        mask = torch.ones(size, dtype=torch.long)
+        net(input_ids=tokens, attention_mask=mask, labels=tokens, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return simulate(build, step, device=PEFT_DEVICE, name=name)
