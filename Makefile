@@ -44,11 +44,12 @@ course: setup  ## Set up, then run the whole course headless into build/course/
 bench: setup  ## Print each speed beside its budget
 	@$(RUN) -m pytest benchmarks --benchmark-columns=median,iqr,rounds
 
-validate: setup  ## Print predicted against published, source by source
+validate: setup  ## Print predicted and simulated against published, source by source
 	@$(RUN) -m utils.validation
 
 record: setup  ## Measure on this machine's device and write results/
 	@$(RUN) -m utils.record
+
 notebooks: setup  ## Build notebooks, labs and solutions from sources/
 	@$(RUN) sources/build.py
 
