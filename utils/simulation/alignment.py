@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
-from utils.memory.events import Allocation, Mark
+from utils.memory.events import Allocation, Category, Mark
 from utils.memory.timeline import MemoryTimeline
 from utils.units import format_bytes
 
@@ -23,6 +24,7 @@ Values = tuple[int, ...]
 _NUMBER = re.compile(r"\d+")
 # Order of messages at one time: a phase begins, blocks die, blocks are born.
 _MARK, _DIED, _BORN, _EXISTING = range(4)
+_COPY_DIED = (_DIED, Category.CAST_WEIGHTS)
 
 
 class Message(NamedTuple):
@@ -51,6 +53,7 @@ class Message(NamedTuple):
 
 
 Stream = Sequence[Message]
+_Row = tuple[int, int, int, Message]  # time, order at that time, number of the block
 
 
 class Misaligned(ValueError):
@@ -59,15 +62,24 @@ class Misaligned(ValueError):
 
 def stream(timeline: MemoryTimeline) -> list[Message]:
     """The messages of a step in order of time."""
-    rows: list[tuple[int, int, Message]] = [
-        (mark.time_ns, _MARK, Message((_MARK, mark.phase, mark.label))) for mark in timeline.marks
+    rows: list[_Row] = [
+        (mark.time_ns, _MARK, 0, Message((_MARK, mark.phase, mark.label)))
+        for mark in timeline.marks
     ]
-    for block in timeline.allocations:
-        existed = block.born_ns <= timeline.start_ns
-        rows.append((block.born_ns, _BORN, _message(_EXISTING if existed else _BORN, block)))
+    for number, block in enumerate(timeline.allocations):
+        born = _EXISTING if block.born_ns <= timeline.start_ns else _BORN
+        rows.append((block.born_ns, _BORN, number, _message(born, block)))
         if block.died_ns is not None:
-            rows.append((block.died_ns, _DIED, _message(_DIED, block)))
-    return [row[2] for row in sorted(rows, key=lambda row: row[:2])]
+            rows.append((block.died_ns, _DIED, number, _message(_DIED, block)))
+    return list(_in_order(sorted(rows, key=lambda row: row[:3])))
+
+
+def _in_order(rows: Iterable[_Row]) -> Iterator[Message]:
+    """The messages of sorted rows. Autocast's copies die at its end in the order of a hash table
+    over addresses, no two times the same; here they die in the order of their births."""
+    for are_copies, run in groupby(rows, lambda row: row[3].label[:2] == _COPY_DIED):
+        by_birth = sorted(run, key=lambda row: row[2]) if are_copies else run
+        yield from (row[3] for row in by_birth)
 
 
 def timeline(messages: Stream) -> MemoryTimeline:
