@@ -14,7 +14,16 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.simulation_cases import state_maxima
-from tests.world_cases import CASES, TINY, WORLD, Built, Real, Sent, on_real_ranks, split, train
+from tests.world_cases import (
+    CASES,
+    WORLD,
+    Built,
+    Real,
+    Sent,
+    on_real_ranks,
+    split,
+    train,
+)
 from utils.memory import Category, Measurement
 from utils.models import TransformerConfig
 from utils.simulation import simulate
