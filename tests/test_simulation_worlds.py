@@ -14,7 +14,16 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.simulation_cases import state_maxima
-from tests.world_cases import CASES, TINY, WORLD, Built, Real, Sent, on_real_ranks, split, train
+from tests.world_cases import (
+    CASES,
+    WORLD,
+    Built,
+    Real,
+    Sent,
+    on_real_ranks,
+    split,
+    train,
+)
 from utils.memory import Category, Measurement
 from utils.models import TransformerConfig
 from utils.simulation import simulate
@@ -70,8 +79,11 @@ def test_gathered_parameters_are_communication_in_real_ranks_too(
     real: dict[str, Real], name: str
 ) -> None:
     """A real rank cannot know of FSDP's flat buffers, which hold as much once more."""
-    found = real[name].last.breakdown[Category.COMMUNICATION]
-    assert 0 < found <= simulated(name).breakdown[Category.COMMUNICATION]
+    highest = [
+        int(found.timeline.series()[Category.COMMUNICATION].max())
+        for found in (real[name].last, simulated(name))
+    ]
+    assert 0 < highest[0] <= highest[1]
 
 
 def test_traffic_says_axis_and_type() -> None:
@@ -148,16 +160,17 @@ REFUSED: dict[str, tuple[Callable[[], Built], dict[str, int], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_in_a_sentence_and_the_next_one_works(name: str) -> None:
+def test_refused_in_a_sentence(name: str) -> None:
     build, ranks, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
         simulate(build, train, device="cpu", **ranks)
     assert not dist.is_initialized()
-    assert simulate(split, train, device="cpu", world=WORLD).peak_bytes > 0
 
 
 def test_an_existing_process_group_is_refused_and_left_alone(tmp_path: Path) -> None:
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "s"), 1), rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path / "s"), 1), rank=0, world_size=1
+    )
     try:
         with pytest.raises(ValueError, match="already belongs to a process group"):
             simulate(split, train, device="cpu", world=WORLD)
@@ -166,10 +179,11 @@ def test_an_existing_process_group_is_refused_and_left_alone(tmp_path: Path) -> 
         dist.destroy_process_group()
 
 
-def test_an_error_in_the_step_tears_the_world_down() -> None:
+def test_after_an_error_in_the_step_the_next_simulation_works() -> None:
     def step(model: nn.Module, optimizer: Any) -> None:
         raise RuntimeError("the learner's own")
 
     with pytest.raises(RuntimeError, match="the learner's own"):
         simulate(split, step, device="cpu", world=WORLD)
     assert not dist.is_initialized()
+    assert simulate(split, train, device="cpu", world=WORLD).peak_bytes > 0

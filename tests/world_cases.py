@@ -32,10 +32,16 @@ from utils.memory.source import CountingSource
 from utils.models import Transformer, TransformerConfig
 
 WORLD, BATCH, LENGTH = 4, 2, 64
-TINY = TransformerConfig(vocabulary=256, hidden=128, layers=3, heads=4, feedforward=352)
+TINY = TransformerConfig(vocabulary=256, hidden=128, layers=2, heads=4, feedforward=352)
 Built = tuple[nn.Module, torch.optim.Optimizer]
 MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-COLUMNS = ("attention.query", "attention.key", "attention.value", "feedforward.gate", "feedforward.up")
+COLUMNS = (
+    "attention.query",
+    "attention.key",
+    "attention.value",
+    "feedforward.gate",
+    "feedforward.up",
+)
 ROWS = ("attention.output", "feedforward.down")
 
 
@@ -85,9 +91,7 @@ def split_sequence() -> Built:
     """Tensor parallelism, and the sequence divided wherever it is not in force."""
     mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
     model = _split(Transformer(TINY), mesh, Shard(1))
-    whole = PrepareModuleInput(
-        input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)
-    )
+    whole = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     attended = PrepareModuleInput(
         input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)
     )
@@ -122,7 +126,6 @@ CASES: dict[str, Callable[[], Built]] = {
     "TP x FSDP2": sharded_and_split,
     "DDP": replicated,
     "DDP, views": functools.partial(replicated, gradient_as_bucket_view=True),
-    "DDP, small buckets": functools.partial(replicated, bucket_cap_mb=1),
 }
 
 
@@ -155,7 +158,9 @@ def _measured(build: Callable[[], Built], repeats: int) -> Real:
         )
         peaks.append(result.peak_bytes)
     inputs = _profiled(step)
-    return Real(tuple(peaks), result, _sent(inputs, "gloo:all_gather"), _sent(inputs, "gloo:all_reduce"))
+    return Real(
+        tuple(peaks), result, _sent(inputs, "gloo:all_gather"), _sent(inputs, "gloo:all_reduce")
+    )
 
 
 def _profiled(step: Callable[[], None]) -> list[tuple[str, int]]:

@@ -30,6 +30,7 @@ _BUFFERS: dict[str, Callable[[Any, Any], Any]] = {
     "fsdp::chunk_cat": lambda args, kwargs: kwargs["out"],
     "fsdp::chunk_cat_mixed_dtype": lambda args, kwargs: kwargs["out"],
 }
+_DEVICE = torch.ops.prim.device.default
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 WORKSPACE_ADDRESS = -1  # no storage has it
 
@@ -67,6 +68,8 @@ class StorageWatcher(TorchDispatchMode):
             if _changes_lists_in_place(func):
                 return None  # it makes nothing, and working that out for lists of shards is slow
             return NotImplemented  # come back with this rank's local tensors
+        if func is _DEVICE:
+            return args[0].fake_device  # asked for more often than all else; skip its long way
         if func is _WAIT:
             return args[0]  # as the real one does; its stand-in for fake tensors makes a new one
         try:
