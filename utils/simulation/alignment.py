@@ -193,7 +193,8 @@ def align(streams: tuple[Stream, Stream, Stream], repeats: int) -> Pattern:
 
 @dataclass
 class _Search:
-    """Walks three streams in step; where they part, tries stretches, the shortest first.
+    """Walks three streams in step; where they part, tries stretches, the longest first: a
+    layer of like blocks is one stretch, not one a block.
 
     A position is (i, j) in the first two streams; that in the third follows, as it holds
     what the second has in addition `repeats` times.
@@ -248,10 +249,8 @@ class _Search:
         _, second, third = self._codes
         k = i + self.repeats * (j - i)
         longest = len(second) - len(self.streams[0]) - (j - i)
-        for length in range(1, longest + 1):
+        for length in range(longest, 0, -1):
             stretch = second[j : j + length]
-            if third[k : k + length] != stretch:
-                return  # nor does any longer one
             if third[k : k + self.repeats * length] == stretch * self.repeats:
                 terms = [self._repeated(j + n, k + n, length) for n in range(length)]
                 if None not in terms:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from torch import nn
 import torch
+from torch import nn
 
 from utils.memory.budget import Budget
 from utils.memory.measurement import Measurement
 from utils.memory.source import rounded
+from utils.memory.timeline import MemoryTimeline
 from utils.simulation.alignment import Misaligned, align, line, stream, timeline
 from utils.simulation.devices import simulated_device
 from utils.simulation.simulate import simulate
@@ -24,9 +25,9 @@ Depths = tuple[int, int, int]
 # The first and the second layer differ from the others where weights are gathered ahead. Four
 # layers between the second and the third depth tell every layer, every 2nd, ... every 6th apart.
 FROM_LAYERS: Depths = (3, 4, 7)
-# Multiples of 16 are as large as most choices of kernels by batch size ask for, and rarely
-# leave remainders in an allocator's blocks.
-FROM_BATCH: Depths = (16, 32, 48)
+# Sizes in proportion to the batch are then whole multiples of a GPU allocator's 512 bytes, for
+# elements of four bytes and more, and lie on a line after they are rounded up, too.
+FROM_BATCH: Depths = (128, 256, 384)
 
 
 def extrapolate(
@@ -50,7 +51,8 @@ def extrapolate(
     The allocations of three depths are aligned; what a deeper model has in addition is repeated
     until the depth is reached. Peak, phase of the peak and categories are then read off the
     whole step's timeline, so it does not matter where the peak lies at which depth. With
-    `batch`, each block's size is extended along a line in the batch.
+    `batch`, each block's size is extended along a line in the batch, exact but for an
+    allocator block where sizes were rounded up.
 
     A deviation that none of the three depths shows cannot be seen: a pattern over more than
     six layers with the default depths, or one special layer further up.
@@ -74,6 +76,7 @@ def extrapolate(
         OverBudgetError: the step goes over `within`.
     """
     _check_rising("from_layers", from_layers, layers)
+    _check_repetitions(from_layers, layers)
     if batch is not None:
         _check_rising("from_batch", from_batch, batch)
 
@@ -108,16 +111,10 @@ _EXTENDED = "Extended from"
 def _deeper(found: Sequence[Measurement], depths: Depths, layers: int) -> Measurement:
     """Extend three simulations of rising depth to `layers`."""
     period = depths[1] - depths[0]
-    repeats, rest = divmod(depths[2] - depths[0], period)
-    wanted, wanted_rest = divmod(layers - depths[0], period)
-    if rest or wanted_rest:
-        raise ValueError(
-            f"from_layers={depths} repeat every {period} layers, and {depths[2]} and {layers} "
-            f"must be whole numbers of repetitions from {depths[0]}. Choose depths that are."
-        )
+    first, second, third = (stream(m.timeline) for m in found)
     try:
-        pattern = align([stream(m.timeline) for m in found], repeats)
-        extended = timeline(pattern.stream(wanted))
+        pattern = align((first, second, third), (depths[2] - depths[0]) // period)
+        extended = timeline(pattern.stream((layers - depths[0]) // period))
     except Misaligned as error:
         raise _refusal("layers", depths, error, "simulate() runs the whole depth.") from error
     traffic = _traffic(found, depths, layers, "layers")
@@ -139,7 +136,7 @@ def _larger(found: Sequence[Measurement], sizes: Depths, batch: int, grain: int)
 
 
 def _extended(
-    base: Measurement, deep: Any, traffic: tuple[Traffic, ...], steps: str
+    base: Measurement, deep: MemoryTimeline, traffic: tuple[Traffic, ...], steps: str
 ) -> Measurement:
     earlier = tuple(note for note in base.notes if note.startswith(_EXTENDED))
     note = f"{_EXTENDED} {steps}, allocation by allocation."
@@ -197,6 +194,16 @@ def _check_rising(name: str, places: Depths, wanted: int) -> None:
         raise ValueError(f"{name} is {places}; give three rising numbers such as (3, 4, 7).")
     if wanted < 1:
         raise ValueError(f"There is nothing to simulate at {wanted}; {name} is extended upwards.")
+
+
+def _check_repetitions(depths: Depths, layers: int) -> None:
+    first, second, third = depths
+    wanted = [third, layers] if layers > third else [third]
+    if third - first < 2 * (second - first) or any((w - first) % (second - first) for w in wanted):
+        raise ValueError(
+            f"from_layers={depths} repeat every {second - first} layers, and {third} and {layers} "
+            f"must lie two or more whole repetitions above {first}. Choose depths that do."
+        )
 
 
 def _listed(places: Depths) -> str:
