@@ -1,4 +1,4 @@
-"""Extended depths and batches against whole ones: not close, the same messages in the same order."""
+"""Extended depths and batches against whole ones: the same messages in the same order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from utils.units import Evidence
 BuildAt = Callable[[int], tuple[nn.Module, torch.optim.Optimizer]]
 DEVICES = ("cpu", "A100 80GB")
 VOCABULARY, LENGTH, HIDDEN = 512, 64, 32
-EVEN = (2, 4, 8)
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +39,8 @@ class Block(nn.Module):
     def __init__(self, hidden: int, adapter: int = 0) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(hidden)
-        self.up, self.down = nn.Linear(hidden, 2 * hidden), nn.Linear(2 * hidden, hidden)
+        self.up = nn.Linear(hidden, 2 * hidden, bias=False)
+        self.down = nn.Linear(2 * hidden, hidden, bias=False)
         self.adapter = nn.Sequential(
             nn.Linear(hidden, adapter, bias=False), nn.Linear(adapter, hidden, bias=False)
         ) if adapter else None  # fmt: skip
@@ -112,10 +112,12 @@ TECHNIQUES: dict[str, tuple[BuildAt, Callable[..., None], tuple[int, int, int]]]
     "autocast bf16": (ladder("AdamW foreach"), mixed, FROM_LAYERS),
     "full checkpointing": (ladder("AdamW fused", every=1), train, FROM_LAYERS),
     "full checkpointing, autocast": (ladder(every=1), mixed, FROM_LAYERS),
-    "every 2nd": (ladder(every=2), train, EVEN),
+    "every 2nd": (ladder(every=2), train, (2, 4, 8)),
     "selective": (ladder(change=keep_matmuls), train, FROM_LAYERS),
-    "frozen half": (ladder("AdamW foreach", freeze_half), train, EVEN),
-    "adapters on a frozen base": (ladder("AdamW fused", only_adapters, adapter=4), train, FROM_LAYERS),
+    "frozen half": (ladder("AdamW foreach", freeze_half), train, (4, 6, 10)),
+    "adapters on a frozen base": (
+        ladder("AdamW fused", only_adapters, adapter=4), train, FROM_LAYERS,
+    ),
     "clipped": (ladder(), functools.partial(train, clip=True), FROM_LAYERS),
 }  # fmt: skip
 
@@ -210,7 +212,7 @@ def test_a_batch_is_extended_block_by_block(device: str) -> None:
     extended = extrapolate(build_at, mixed, layers=4, batch=401, device=device)
     whole = simulate(lambda: build_at(4), functools.partial(mixed, batch=401), device=device)
     assert_same(extended, whole)
-    assert extended.notes[-1] == "Extended from 128, 256 and 384 samples to 401, allocation by allocation."
+    assert extended.notes[-1].startswith("Extended from 128, 256 and 384 samples to 401,")
 
 
 def test_depth_and_batch_together() -> None:

@@ -13,7 +13,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from utils.memory.events import Allocation, Category, Mark
@@ -78,8 +78,10 @@ def _in_order(rows: Iterable[_Row]) -> Iterator[Message]:
     """The messages of sorted rows. Autocast's copies die at its end in the order of a hash table
     over addresses, no two times the same; here they die in the order of their births."""
     for are_copies, run in groupby(rows, lambda row: row[3].label[:2] == _COPY_DIED):
-        by_birth = sorted(run, key=lambda row: row[2]) if are_copies else run
-        yield from (row[3] for row in by_birth)
+        ordered = list(run)
+        if are_copies:
+            ordered.sort(key=lambda row: row[2])
+        yield from (row[3] for row in ordered)
 
 
 def timeline(messages: Stream) -> MemoryTimeline:
@@ -261,7 +263,7 @@ class _Search:
         one = self.streams[1][j]
         copies = [self.streams[2][k + n * length].values for n in range(self.repeats)]
         stride = _minus(copies[1], copies[0])
-        if any(_minus(b, a) != stride for a, b in zip(copies, copies[1:])):
+        if any(_minus(b, a) != stride for a, b in pairwise(copies)):
             return None
         moved = _minus(copies[0], one.values)
         if any(m % (self.repeats - 1) for m in moved):
