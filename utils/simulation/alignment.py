@@ -13,7 +13,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from utils.memory.events import Allocation, Category, Mark
@@ -78,8 +78,10 @@ def _in_order(rows: Iterable[_Row]) -> Iterator[Message]:
     """The messages of sorted rows. Autocast's copies die at its end in the order of a hash table
     over addresses, no two times the same; here they die in the order of their births."""
     for are_copies, run in groupby(rows, lambda row: row[3].label[:2] == _COPY_DIED):
-        by_birth = sorted(run, key=lambda row: row[2]) if are_copies else run
-        yield from (row[3] for row in by_birth)
+        ordered = list(run)
+        if are_copies:
+            ordered.sort(key=lambda row: row[2])
+        yield from (row[3] for row in ordered)
 
 
 def timeline(messages: Stream) -> MemoryTimeline:
@@ -193,7 +195,8 @@ def align(streams: tuple[Stream, Stream, Stream], repeats: int) -> Pattern:
 
 @dataclass
 class _Search:
-    """Walks three streams in step; where they part, tries stretches, the shortest first.
+    """Walks three streams in step; where they part, tries stretches, the longest first: a
+    layer of like blocks is one stretch, not one a block.
 
     A position is (i, j) in the first two streams; that in the third follows, as it holds
     what the second has in addition `repeats` times.
@@ -248,10 +251,8 @@ class _Search:
         _, second, third = self._codes
         k = i + self.repeats * (j - i)
         longest = len(second) - len(self.streams[0]) - (j - i)
-        for length in range(1, longest + 1):
+        for length in range(longest, 0, -1):
             stretch = second[j : j + length]
-            if third[k : k + length] != stretch:
-                return  # nor does any longer one
             if third[k : k + self.repeats * length] == stretch * self.repeats:
                 terms = [self._repeated(j + n, k + n, length) for n in range(length)]
                 if None not in terms:
@@ -262,7 +263,7 @@ class _Search:
         one = self.streams[1][j]
         copies = [self.streams[2][k + n * length].values for n in range(self.repeats)]
         stride = _minus(copies[1], copies[0])
-        if any(_minus(b, a) != stride for a, b in zip(copies, copies[1:])):
+        if any(_minus(b, a) != stride for a, b in pairwise(copies)):
             return None
         moved = _minus(copies[0], one.values)
         if any(m % (self.repeats - 1) for m in moved):

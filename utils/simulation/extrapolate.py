@@ -1,0 +1,214 @@
+"""`extrapolate`: the memory of a deep model's step, or of a large batch's, from small ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import nn
+
+from utils.memory.budget import Budget
+from utils.memory.measurement import Measurement
+from utils.memory.source import rounded
+from utils.memory.timeline import MemoryTimeline
+from utils.simulation.alignment import Misaligned, align, line, stream, timeline
+from utils.simulation.devices import simulated_device
+from utils.simulation.simulate import simulate
+from utils.simulation.traffic import Traffic
+
+BuildAt = Callable[[int], tuple[nn.Module, torch.optim.Optimizer | None]]
+Depths = tuple[int, int, int]
+
+# The first and the second layer differ from the others where weights are gathered ahead. Four
+# layers between the second and the third depth tell every layer, every 2nd, ... every 6th apart.
+FROM_LAYERS: Depths = (3, 4, 7)
+# Sizes in proportion to the batch are then whole multiples of a GPU allocator's 512 bytes, for
+# elements of four bytes and more, and lie on a line after they are rounded up, too.
+FROM_BATCH: Depths = (128, 256, 384)
+
+
+def extrapolate(
+    build_at: BuildAt,
+    step: Callable[..., Any],
+    *,
+    layers: int,
+    from_layers: Depths = FROM_LAYERS,
+    batch: int | None = None,
+    from_batch: Depths = FROM_BATCH,
+    device: str = "A100 80GB",
+    world: int = 1,
+    rank: int = 0,
+    items: int = 1,
+    unit: str = "items",
+    name: str = "",
+    within: Budget | None = None,
+) -> Measurement:
+    """What `simulate` finds for a model of `layers` layers, from simulations of shallow ones.
+
+    The allocations of three depths are aligned; what a deeper model has in addition is repeated
+    until the depth is reached. Peak, phase of the peak and categories are then read off the
+    whole step's timeline, so it does not matter where the peak lies at which depth. With
+    `batch`, each block's size is extended along a line in the batch, exact but for an
+    allocator block where sizes were rounded up.
+
+    A deviation that none of the three depths shows cannot be seen: a pattern over more than
+    six layers with the default depths, one special layer further up, or a buffer that splits
+    once it is large enough (the buckets of DistributedDataParallel: their bytes come out right,
+    their number does not).
+
+    Args:
+        build_at: makes model and optimizer at a depth: `build_at(layers)`.
+        step: as `simulate` takes it; with `batch`, `step(model, optimizer, batch)`.
+        layers: the depth wanted. Depths up to the largest of `from_layers` are simulated whole.
+        from_layers: three rising depths. The first two lie one repetition apart: 2 where every
+            2nd layer is checkpointed. The third, and `layers`, lie whole repetitions further.
+        batch: how many samples the step takes; batches up to the largest of `from_batch` are
+            simulated as they are.
+        from_batch: three rising batch sizes.
+        device, world, rank, items, unit, name, within: as `simulate` takes them.
+
+    Returns:
+        A measurement with evidence *simulated*; its last note says what it was extended from.
+
+    Raises:
+        ValueError: the small steps do not align, or `layers` is no whole number of repetitions.
+        OverBudgetError: the step goes over `within`.
+    """
+    _check_rising("from_layers", from_layers, layers)
+    _check_repetitions(from_layers, layers)
+    if batch is not None:
+        _check_rising("from_batch", from_batch, batch)
+
+    def at(depth: int, size: int | None) -> Measurement:
+        run = step if size is None else lambda model, optimizer: step(model, optimizer, size)
+        return simulate(
+            lambda: build_at(depth), run, device=device, world=world, rank=rank, items=items,
+            unit=unit, name=name,
+        )  # fmt: skip
+
+    def deep(size: int | None) -> Measurement:
+        if layers <= from_layers[-1]:
+            return at(layers, size)
+        return _deeper([at(depth, size) for depth in from_layers], from_layers, layers)
+
+    card = simulated_device(device)
+    if batch is None or batch <= from_batch[-1]:
+        result = deep(batch)
+    else:
+        grain = card.granularity_bytes
+        result = _larger([deep(size) for size in from_batch], from_batch, batch, grain)
+    if within is not None:
+        within.check(result.timeline)
+    verdict = card.verdict(result.peak_bytes)
+    extended = [note for note in result.notes if note.startswith(_EXTENDED)]
+    return dataclasses.replace(result, notes=tuple(filter(None, [verdict, *extended])))
+
+
+_EXTENDED = "Extended from"
+
+
+def _deeper(found: Sequence[Measurement], depths: Depths, layers: int) -> Measurement:
+    """Extend three simulations of rising depth to `layers`."""
+    period = depths[1] - depths[0]
+    first, second, third = (stream(m.timeline) for m in found)
+    try:
+        pattern = align((first, second, third), (depths[2] - depths[0]) // period)
+        extended = timeline(pattern.stream((layers - depths[0]) // period))
+    except Misaligned as error:
+        raise _refusal("layers", depths, error, "simulate() runs the whole depth.") from error
+    traffic = _traffic(found, depths, layers, "layers")
+    return _extended(found[0], extended, traffic, f"{_listed(depths)} layers to {layers}")
+
+
+def _larger(found: Sequence[Measurement], sizes: Depths, batch: int, grain: int) -> Measurement:
+    """Extend three simulations of rising batch size to `batch`."""
+    try:
+        messages = line(
+            [stream(m.timeline) for m in found],
+            lambda sizes_bytes: _on_line(sizes_bytes, sizes, batch, grain),
+        )
+    except Misaligned as error:
+        raise _refusal("samples", sizes, error, "simulate() takes any batch.") from error
+    traffic = _traffic(found, sizes, batch, "samples")
+    note = f"{_listed(sizes)} samples to {batch}"
+    return _extended(found[0], timeline(messages), traffic, note)
+
+
+def _extended(
+    base: Measurement, deep: MemoryTimeline, traffic: tuple[Traffic, ...], steps: str
+) -> Measurement:
+    earlier = tuple(note for note in base.notes if note.startswith(_EXTENDED))
+    note = f"{_EXTENDED} {steps}, allocation by allocation."
+    return dataclasses.replace(base, timeline=deep, traffic=traffic, notes=(*earlier, note))
+
+
+def _on_line(values: Sequence[int], places: Sequence[int], place: int, grain: int) -> int:
+    """The value at `place` on the line through the outer two points, rounded up to `grain`.
+
+    Raises:
+        Misaligned: the middle point is off the line by more than the rounding of all three.
+    """
+    low, middle, high = values
+    slope = Fraction(high - low, places[2] - places[0])
+    off = abs(low + slope * (places[1] - places[0]) - middle)
+    if off and off >= grain:
+        raise Misaligned(f"A block takes {low:,}, {middle:,} and {high:,} bytes: no line.")
+    exact = low + slope * (place - places[0])
+    return rounded(-(-exact.numerator // exact.denominator), grain)
+
+
+def _traffic(
+    found: Sequence[Measurement], places: Depths, place: int, what: str
+) -> tuple[Traffic, ...]:
+    """Calls and bytes of each kind of collective, along their lines."""
+    first, *others = (
+        [dataclasses.replace(row, calls=0, payload_bytes=0) for row in m.traffic] for m in found
+    )
+    if any(other != first for other in others):
+        problem = Misaligned("Their steps communicate in different ways.")
+        raise _refusal(what, places, problem, "simulate() runs them as they are.")
+    rows = []
+    for same in zip(*(m.traffic for m in found), strict=True):
+        try:
+            calls = _on_line([row.calls for row in same], places, place, 1)
+            size = _on_line([row.payload_bytes for row in same], places, place, 1)
+        except Misaligned as error:
+            raise _refusal(what, places, error, "simulate() runs them as they are.") from error
+        rows.append(dataclasses.replace(same[0], calls=calls, payload_bytes=size))
+    return tuple(rows)
+
+
+def _refusal(what: str, places: Depths, error: Misaligned, instead: str) -> ValueError:
+    hint = ""
+    if what == "layers":
+        hint = (
+            " Where every k-th layer differs, give from_layers that lie k apart, "
+            "such as (k, 2 * k, 3 * k); where early layers differ, begin deeper."
+        )
+    return ValueError(
+        f"{_listed(places)} {what} cannot be extended. {error}{hint} Else {instead}"
+    )
+
+
+def _check_rising(name: str, places: Depths, wanted: int) -> None:
+    if len(places) != 3 or not 0 < places[0] < places[1] < places[2]:
+        raise ValueError(f"{name} is {places}; give three rising numbers such as (3, 4, 7).")
+    if wanted < 1:
+        raise ValueError(f"There is nothing to simulate at {wanted}; {name} is extended upwards.")
+
+
+def _check_repetitions(depths: Depths, layers: int) -> None:
+    first, second, third = depths
+    wanted = [third, layers] if layers > third else [third]
+    if third - first < 2 * (second - first) or any((w - first) % (second - first) for w in wanted):
+        raise ValueError(
+            f"from_layers={depths} repeat every {second - first} layers, and {third} and {layers} "
+            f"must lie two or more whole repetitions above {first}. Choose depths that do."
+        )
+
+
+def _listed(places: Depths) -> str:
+    return f"{places[0]}, {places[1]} and {places[2]}"
