@@ -29,7 +29,7 @@ from utils.models import TransformerConfig
 from utils.simulation import simulate
 from utils.simulation.traffic import Traffic
 
-REPEATS = 3
+REPEATS = 5
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Simulated devices and worlds: the same model code on tensors without data."""
 
 from utils.simulation.errors import SimulationError
+from utils.simulation.extrapolate import extrapolate
 from utils.simulation.simulate import simulate
 
-__all__ = ["SimulationError", "simulate"]
+__all__ = ["SimulationError", "extrapolate", "simulate"]

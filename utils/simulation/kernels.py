@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 # CUDA's autocast runs these in fp32, CPU's does not: docs.pytorch.org/docs/stable/amp.html,
@@ -121,8 +122,10 @@ def attention(
 def choose_optimizer_kernel(optimizer: torch.optim.Optimizer | None) -> None:
     """On CUDA an optimizer that was not told otherwise takes its multi-tensor (foreach) kernels.
 
-    torch/optim/optimizer.py, `_default_to_fused_or_foreach`: on CPU it loops over the tensors.
+    torch/optim/optimizer.py, `_default_to_fused_or_foreach`: on CPU, and for DTensors anywhere, it
+    loops over the tensors.
     """
     for group in optimizer.param_groups if optimizer is not None else ():
-        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+        undecided = "foreach" in group and group["foreach"] is None and not group.get("fused")
+        if undecided and not any(isinstance(p, DTensor) for p in group["params"]):
             group["foreach"] = True
