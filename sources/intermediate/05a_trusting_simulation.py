@@ -266,7 +266,8 @@ from utils.validation.simulation_published import litgpt_comparisons
 for row in islice(litgpt_comparisons(), 2):
     print(f"{row.case:<36} published {row.published:5.1f} GB   simulated {row.predicted:6.2f} GB",
           f"  ratio {row.predicted / row.published:.3f}")  # fmt: skip
-    assert abs(row.predicted / row.published - 1) < 0.08
+    allowed = 0.03 if "None" in row.case else 0.08  # 16-bit and 4-bit weights
+    assert abs(row.predicted / row.published - 1) < allowed
 
 # %% [markdown]
 # **Read it.** Both lie low. In the first row, with 16-bit weights, little is missing: the workspace of the
