@@ -16,7 +16,7 @@ from utils.catalog import ModelShape
 from utils.models import Transformer, TransformerConfig
 from utils.planner import Batch, Cluster, Export, Plan, export
 
-WORLD, STEPS, SEQUENCES, LENGTH = 4, 3, 16, 16
+WORLD, STEPS, SEQUENCES, LENGTH = 4, 2, 16, 16
 TINY = ModelShape(
     name="tiny", family="llama", layers=4, hidden=32, heads=4, kv_heads=2, feedforward=96,
     vocabulary=64, max_sequence=LENGTH,

@@ -113,9 +113,8 @@ def export(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> Exp
     plan.check(model, batch)
     check_size(plan, cluster)
     arguments = megatron_arguments(model, cluster, plan, batch)
-    command = torchrun(cluster, "train.py")
-    python = training_script(model, cluster, plan, batch, command)
-    script = "train.py"
+    python = training_script(model, cluster, plan, batch)
+    script, command = "train.py", torchrun(cluster, "train.py")
     if python is None and arguments is not None:
         script, command = MEGATRON_SCRIPT, torchrun(cluster, MEGATRON_SCRIPT, arguments)
     notes = {

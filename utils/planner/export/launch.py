@@ -28,7 +28,9 @@ def torchrun_notes(cluster: Cluster, script: str) -> list[str]:
     notes = []
     if cluster.nodes > 1:
         notes.append("Run it on every node, with HEAD_NODE set to the first one's host name.")
-    if script != "train.py":
+    if script == "train.py":
+        notes.append("train.py imports the course's model: set PYTHONPATH to the course's folder.")
+    else:
         notes.append(
             "There is no train.py for this plan, so the command starts Megatron-LM's own script; "
             "run it in a checkout of Megatron-LM."

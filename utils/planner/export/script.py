@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from textwrap import indent
+from textwrap import fill, indent
 
 from utils.catalog import ModelShape
 from utils.planner.cluster import Cluster
@@ -74,7 +74,7 @@ def mesh_axes(plan: Plan) -> dict[str, int]:
 
 
 def training_script(
-    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch, command: str
+    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch
 ) -> str | None:
     """The text of train.py; None where there is an `obstacle`."""
     if obstacle(model, plan, batch):
@@ -82,16 +82,16 @@ def training_script(
     functions = [parts.START, parts.BATCH, *_model_functions(plan, cluster), parts.INITIALISE]
     functions += [parts.LOAD, parts.OPTIMIZER, _loss(plan), _step(plan), _main(plan)]
     body = "\n\n\n".join(text.strip("\n") for text in functions)
-    head = _docstring(model, plan, batch, command)
+    head = _docstring(model, plan, batch)
     constants = _constants(model, cluster, plan, batch)
     return f"{head}\n\n{_imports(constants + body)}\n\n{constants}\n\n\n{body}\n\n\n{parts.RUN}"
 
 
-def _docstring(model: ModelShape, plan: Plan, batch: Batch, command: str) -> str:
+def _docstring(model: ModelShape, plan: Plan, batch: Batch) -> str:
     layout = f"dp {plan.dp}, tp {plan.tp}, pp {plan.pp}, ZeRO-{plan.zero_stage}"
     return (
         f'"""Train {model.name} on {plan.ranks} GPUs: {layout}, recompute {plan.recompute}.\n\n'
-        f"Run it from the course's folder: {command}\n"
+        "Started by the torchrun line of the same export, with PYTHONPATH at the course's folder.\n"
         f"Global batch: {batch.sequences} sequences of {batch.sequence_length} tokens, "
         f'drawn at random.\n"""'
     )
@@ -121,7 +121,9 @@ def _constants(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) ->
     data = [f'"{name}"' for name in axes if name in ("replicate", "shard")]
     lines.append(f"DATA = ({', '.join(data)}{',' * (len(data) == 1)})")
     if plan.pp > 1:
-        lines.append(f"STAGES = {layer_chunks(model, plan)}  # first layer, one after the last")
+        chunks = fill(", ".join(map(str, layer_chunks(model, plan))), LINE - 4)
+        lines += ["# Of each chunk of blocks: the first, and the one after the last.",
+                  f"STAGES = [\n{indent(chunks, ' ' * 4)},\n]"]  # fmt: skip
     lines += [
         f"SEQUENCES, LENGTH = {batch.sequences}, {batch.sequence_length}",
         f"MICRO_BATCH, ACCUMULATE = {plan.micro_batch}, {plan.micro_batches(batch)}",

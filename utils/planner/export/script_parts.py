@@ -200,7 +200,8 @@ def make_optimizer(parts: list[nn.Module]) -> torch.optim.Optimizer:
     for part in parts:
         for parameter in part.parameters():
             groups.setdefault(parameter.device_mesh, []).append(parameter)
-    return torch.optim.AdamW([{"params": group} for group in groups.values()], lr=LEARNING_RATE)
+    named = [{"params": group} for group in groups.values()]
+    return torch.optim.AdamW(named, lr=LEARNING_RATE, fused=True)
 
 
 def clip(optimizer: torch.optim.Optimizer, mesh: DeviceMesh, device: torch.device) -> None:
