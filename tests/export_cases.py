@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from utils.planner import Batch, Cluster, Export, Plan, export
 
 WORLD, STEPS, SEQUENCES, LENGTH = 4, 2, 16, 16
 TINY = ModelShape(
-    name="tiny", family="llama", layers=4, hidden=32, heads=4, kv_heads=2, feedforward=96,
+    name="tiny", family="llama", layers=2, hidden=32, heads=4, kv_heads=2, feedforward=96,
     vocabulary=64, max_sequence=LENGTH,
 )  # fmt: skip
-TIED = ModelShape(**{**vars(TINY), "name": "tied", "tied": True, "qkv_bias": True})
+TIED = replace(TINY, name="tied", tied=True, qkv_bias=True)
+DEEP = replace(TINY, name="deep", layers=4)
 
 
 def tiny(model: ModelShape = TINY, gpus: int = WORLD, **plan: Any) -> Export:
@@ -33,22 +35,24 @@ def tiny(model: ModelShape = TINY, gpus: int = WORLD, **plan: Any) -> Export:
 
 CASES: dict[str, Export] = {
     "DDP": tiny(dp=4, micro_batch=2),
-    "ZeRO-1": tiny(dp=4, zero_stage=1),
-    "ZeRO-2": tiny(dp=4, zero_stage=2, recompute="full"),
-    "ZeRO-3": tiny(dp=4, zero_stage=3, recompute="full", attention="unfused"),
-    "ZeRO-3 offloaded": tiny(dp=4, zero_stage=3, offload="parameters", recompute="selective"),
-    "HSDP": tiny(dp=4, zero_stage=3, shard_ranks=2),
-    "TP": tiny(dp=2, tp=2, zero_stage=1),
-    "TP, tied": tiny(TIED, dp=2, tp=2, zero_stage=3),
-    "TP, sequence": tiny(TIED, dp=2, tp=2, sequence_parallel=True, zero_stage=2, recompute="full"),
-    "1F1B": tiny(dp=2, pp=2, zero_stage=1, partition="ends"),
-    "GPipe": tiny(dp=1, pp=4, schedule="gpipe"),
-    "interleaved": tiny(dp=2, pp=2, virtual_stages=2, zero_stage=3, recompute="full"),
-    "TP x PP": tiny(tp=2, pp=2, sequence_parallel=True, recompute="full"),
-    "TP x PP, whole": tiny(tp=2, pp=2, virtual_stages=2, micro_batch=2),
+    "ZeRO-1": tiny(dp=4, zero_stage=1, micro_batch=2),
+    "ZeRO-2": tiny(dp=4, zero_stage=2, micro_batch=2, recompute="full"),
+    "ZeRO-3": tiny(dp=4, zero_stage=3, micro_batch=2, recompute="full", attention="unfused"),
+    "HSDP": tiny(dp=4, zero_stage=3, micro_batch=2, shard_ranks=2, offload="parameters"),
+    "TP, tied": tiny(TIED, dp=2, tp=2, zero_stage=3, micro_batch=4),
+    "TP, sequence": tiny(
+        TIED, dp=2, tp=2, sequence_parallel=True, zero_stage=2, micro_batch=4, recompute="full"
+    ),
+    "1F1B": tiny(DEEP, dp=2, pp=2, zero_stage=1, micro_batch=4, partition="ends"),
+    "GPipe": tiny(DEEP, pp=4, micro_batch=4, schedule="gpipe"),
+    "interleaved": tiny(
+        DEEP, dp=2, pp=2, virtual_stages=2, zero_stage=3, micro_batch=4, recompute="full"
+    ),
+    "TP x PP": tiny(tp=2, pp=2, micro_batch=8, sequence_parallel=True, recompute="full"),
+    "TP x PP, whole": tiny(DEEP, tp=2, pp=2, virtual_stages=2, micro_batch=8),
 }
-MIXED = tiny(dp=2, tp=2, sequence_parallel=True, zero_stage=3, framework="fsdp")
-HALF = tiny(dp=2, pp=2, zero_stage=1, framework="bf16")
+MIXED = tiny(dp=2, tp=2, sequence_parallel=True, zero_stage=3, micro_batch=4, framework="fsdp")
+HALF = tiny(dp=2, pp=2, zero_stage=1, micro_batch=4, framework="bf16")
 
 
 def script(found: Export) -> types.ModuleType:
@@ -86,7 +90,7 @@ def one_process(model: ModelShape, weights: Path) -> list[float]:
 
 def on_real_ranks(cases: dict[str, Export], folder: Path) -> dict[str, list[float]]:
     """Losses of every exported script, as rank 0 of four prints them."""
-    for model in (TINY, TIED):
+    for model in (TINY, TIED, DEEP):
         start_weights(model, folder)
     mp.spawn(_rank, (cases, folder), nprocs=WORLD)
     return torch.load(folder / "losses")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from export_cases import CASES, HALF, MIXED, TIED, TINY, tiny
+from export_cases import CASES, DEEP, HALF, MIXED, TIED, TINY, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -177,7 +177,7 @@ def test_tensor_parallel_ranks_are_neighbours():
 
 def test_interleaved_chunks_alternate_between_ranks():
     plan = Plan(pp=2, virtual_stages=2)
-    assert layer_chunks(TINY, plan) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert layer_chunks(DEEP, plan) == [(0, 1), (1, 2), (2, 3), (3, 4)]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ SAID = [
 
 @pytest.mark.parametrize(("plan", "target", "text"), SAID)
 def test_what_a_target_cannot_say_is_in_its_notes(plan, target, text):
-    assert text in " ".join(tiny(**plan).notes[target])
+    assert text in " ".join(tiny(DEEP, **plan).notes[target])
 
 
 def test_a_plan_that_a_target_says_in_full_has_no_note_on_it():
@@ -256,7 +256,7 @@ BAD = [
 def test_bad_plans_are_refused_as_the_planner_does(plan, message):
     cluster = Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=4)
     with pytest.raises(ValueError, match=re.escape(message)):
-        export(TINY, cluster, plan, Batch(sequences=16, sequence_length=16))
+        export(DEEP, cluster, plan, Batch(sequences=16, sequence_length=16))
 
 
 def test_write_gives_the_files_that_run(tmp_path):
