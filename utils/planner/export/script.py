@@ -15,6 +15,7 @@ from utils.planner.cluster import Cluster
 from utils.planner.export import script_parts as parts
 from utils.planner.export.deepspeed import CLIP, LEARNING_RATE
 from utils.planner.export.precision import convention_notes, precision
+from utils.planner.export.script_imports import IMPORTS, PLAIN_IMPORTS
 from utils.planner.layout import Batch, Plan
 from utils.planner.stages import padded_vocabulary, stages
 
@@ -100,13 +101,13 @@ def _docstring(model: ModelShape, plan: Plan, batch: Batch) -> str:
 def _imports(text: str) -> str:
     """The import lines whose names the text uses."""
     lines = []
-    for module, names in parts.IMPORTS.items():
+    for module, names in IMPORTS.items():
         used = [name for name in names if re.search(rf"\b{name}\b", text)]
         line = f"from {module} import {', '.join(used)}"
         if len(line) > LINE:
             line = f"from {module} import (\n" + "".join(f"    {n},\n" for n in used) + ")"
         lines += [line] * bool(used)
-    return f"{parts.PLAIN_IMPORTS}\n" + "\n".join(lines)
+    return f"{PLAIN_IMPORTS}\n" + "\n".join(lines)
 
 
 def _constants(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> str:
