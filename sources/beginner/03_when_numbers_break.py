@@ -12,8 +12,8 @@
 # {{badges}}
 #
 # **Promise.** You plant five faults in a mixed-precision run, record each run, and name every fault
-# from its record: which layer, which step, which row. Four of the five are gone in bf16 or were
-# never a matter of precision; you will see which.
+# from its record: which layer, which step, which row. Three of the five are gone in bf16, and two
+# were never a matter of precision; you will see which.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -128,8 +128,8 @@ for dtype in (FP32, FP16, BF16):
 print("infinity - infinity =", torch.tensor(math.inf) - math.inf, "  0 * infinity =", torch.tensor(math.inf) * 0)
 
 # %% [markdown]
-# **Read it.** fp16 fails by range, bf16 by digits: in bf16 an update below $2^{-9}$ of the weight can
-# vanish. The last line shows where NaN comes from: infinities that meet.
+# **Read it.** fp16 fails by range, bf16 by digits: in bf16 an update below $2^{-9}$ of the weight
+# vanishes. The last line shows where NaN comes from: infinities that meet.
 #
 # That is why mixed precision keeps the weights in fp32 and rounds copies of them. What if you keep
 # the weights themselves in bf16? One weight at 1 gets a thousand updates of 0.001:
@@ -164,8 +164,7 @@ assert ends["nearest"] == 1.0 and abs(ends["Kahan"] - 2) < 0.02 and abs(ends["st
 # bf16." With pure bf16 weights, updates a thousand times smaller than the weight do nothing, and no
 # error tells you. PyTorch's low-bit optimizers got
 # <a href="https://github.com/pytorch/ao/pull/1124">stochastic rounding</a> for this reason.</div>
-
-# %% [markdown]
+#
 # **Question.** A bf16 weight is 64. Which is the smallest power of two that, added to it, is *not*
 # swallowed? (`FORMATS["bf16"].spacing(64)` may help; mind that ties go to the even neighbour.)
 
@@ -177,7 +176,8 @@ check("03.smallest_update", smallest_update)
 # ## 3. A run, and its flight recorder
 #
 # The network is small, so that its layers can be named in one figure. Its norm is written by hand,
-# as in many language models. That will matter.
+# as in many language models. That will matter. The layers' names are their places: `0` is the first
+# linear layer, `1` and `2` are blocks, `3` is the last norm, `4` the last linear layer.
 
 # %%
 class Norm(nn.Module):
@@ -259,8 +259,7 @@ assert all(abs(ending(records) - ending(plain["fp32"])) < 0.05 for records in pl
 # **Read it.** Nothing breaks. At this size all formats train alike, nothing is skipped, and fp16 works
 # even without a scaler. So everything that breaks from here on is **planted**, and the lesson says
 # where. bf16 has the range of fp32, so a `GradScaler` with bf16 is needless.
-
-# %% [markdown]
+#
 # ### Planted: a loss that is too small
 #
 # Multiply the loss by one millionth, and the learning rate by a million: in exact arithmetic the same
@@ -281,8 +280,6 @@ print("share of zero gradients, step 0:", stalled[0].layers["4"].zero, "without,
 # %%
 show(draw_flight(stalled, title="fp16, tiny loss, no scaler"),
      alt="The loss stays where it is, and the heat map is dark: all gradients of all layers are zero.")  # fmt: skip
-
-# %%
 show(draw_flight(rescued, title="fp16, tiny loss, with a scaler"),
      alt="The loss falls; the scale doubles every five steps; the gradients are no longer zero.")  # fmt: skip
 
@@ -291,8 +288,7 @@ show(draw_flight(rescued, title="fp16, tiny loss, with a scaler"),
 # With one they survive, in the layers' own units, and the loss falls as in fp32. The heat map counts
 # what a layer's scaled gradient would be in fp16: `layers[name].zero` is underflow, as long as
 # nothing else makes exact zeros (a ReLU does, an unused embedding row does).
-
-# %% [markdown]
+#
 # ### Planted: a scale that is too large
 #
 # Start the scale at $2^{30}$. Predict the skipped steps first. The largest gradient $g$ times the scale
@@ -450,8 +446,7 @@ assert all(r.step_norm <= 1.001 for r in cured) and ending(cured) < 0.6 * ending
 # Lightning clipped before unscaling until
 # <a href="https://github.com/Lightning-AI/pytorch-lightning/issues/9599">a user noticed</a> that a large
 # model's loss fell very slowly.</div>
-
-# %% [markdown]
+#
 # ### (b) The loss stands still, and the scale is not the reason
 #
 # The inputs come in raw sensor units, a thousand times larger. The norms should not care.
@@ -464,10 +459,10 @@ show(draw_flight(norms["fp16"], title="(b) fp16"),
          "gradients of all layers before the last are zero.")  # fmt: skip
 
 # %% [markdown]
-# **Diagnose it.** bf16 and fp32 train, so it is range. The recorder names a `Norm` as the first module
-# whose backward gave NaN. There $x^2$ overflows, $1/\sqrt{\infty} = 0$, and the norm quietly returns
+# **Diagnose it.** bf16 and fp32 train, so it is range. The recorder names `3`, a `Norm`, as the first
+# module whose backward gave NaN. There $x^2$ overflows, $1/\sqrt{\infty} = 0$, and the norm quietly returns
 # zeros. That is why later steps show no NaN at all: most rows are zero, and so are the gradients of
-# all that lies below. A *silent* overflow. Look at the sizes, then lift the norm as CUDA's list does:
+# nearly all weights. A *silent* overflow. Look at the sizes, then lift the norm as CUDA's list does:
 
 # %%
 x = network()[0](raw["batches"][0])
@@ -482,8 +477,7 @@ assert ending(lifted) < 0.7 * lifted[0].loss and not any(r.skipped for r in lift
 # <div class="alert alert-warning"><b>Trap.</b> PyTorch's own <code>nn.RMSNorm</code>
 # <a href="https://github.com/pytorch/pytorch/pull/133085">squared in fp16</a> when it was new: in a Llama
 # it gave wrong answers where a version that lifted its input first gave right ones.</div>
-
-# %% [markdown]
+#
 # ### (c) NaN, and the scale falls without end
 #
 # A loss written by hand, as it stands in a formula, with sharpened logits:
@@ -506,9 +500,8 @@ assert ending(lifted) < 0.5 * lifted[0].loss
 # scale can cure it: the overflow happens *before* the scale is applied, and the scaler halves for
 # ever. $e^{x}$ passes 65,504 at $x = 11.1$. Lift it to fp32, or better, use
 # `F.cross_entropy`, which subtracts the maximum first.
-
-# %% [markdown]
-# ### (d) NaN in fp16, so blame fp16?
+#
+# ### (d) fp16 skips step after step, so blame fp16?
 
 # %%
 rates = three({"lr": 3.0})
@@ -545,8 +538,7 @@ print("your bet:", my_bet, "  the fp16 run:", "lives", "  the bf16 run:", "dies"
 # the sample. In fp16 the scaler took the NaN for an overflow, skipped the step, and the run lived: a
 # scaler **hides** bad data, as one skipped step per epoch. bf16 and fp32 have no scaler, and one
 # update with NaN ended them. Here fp16 is the kinder format, and the worse witness.
-
-# %% [markdown]
+#
 # ### Which vanish in bf16?
 
 # %%

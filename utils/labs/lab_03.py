@@ -73,13 +73,13 @@ def _same(found: float, right: float) -> bool:
 
 
 def _bits_nudge(form: NumberFormat, bits: str, found: float) -> str:
+    if found == -form.decode(bits):
+        return "The size is right. What is the first bit for?"
     exponent = bits[1 : 1 + form.exponent_bits]
     if "1" not in exponent:
         return "The exponent is all zeros: a subnormal number has no leading 1, and exponent 1 - bias."
     if "0" not in exponent:
         return "The exponent is all ones: infinity if the mantissa is zero, else NaN."
-    if found == -form.decode(bits):
-        return "The size is right. What is the first bit for?"
     return "A normal number: is the bias 2^(exponent bits - 1) - 1, and is the leading 1 there?"
 
 

@@ -30,7 +30,7 @@ def draw_flight(records: Sequence[StepRecord], *, title: str = "Flight recorder"
     if not records:
         raise ValueError("There is nothing to draw: call recorder.record(loss) after each step.")
     with course_style():
-        figure = Figure(figsize=(11, 6.6), layout="constrained")
+        figure = Figure(figsize=(10, 5.8), layout="constrained")
         panels = figure.subplots(2, 2)
         _draw_loss(panels[0, 0], records)
         _draw_norms(panels[0, 1], records)
