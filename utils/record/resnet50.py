@@ -19,8 +19,8 @@ from utils.record.experiment import (
     is_out_of_memory,
     measured_row,
 )
-from utils.record.precision import Precision, computing, offered
 from utils.record.store import Row
+from utils.techniques.precision import Precision, offered, tf32
 
 CAP = "16GB"
 CLASSES = 10
@@ -121,7 +121,7 @@ def _largest_job(case: Case) -> Job:
 
 
 def _step(case: Case, batch: int, stage: Stage, within: Budget | None = None) -> Row:
-    with computing(case.precision):
+    with tf32(case.precision.tf32):
         step = TrainingStep(case, batch, stage)
         row = measured_row(step.measure(timed_steps=TIMED_STEPS, within=within))
     return row | {"steps_skipped": step.steps_skipped}
@@ -146,7 +146,7 @@ def _largest(case: Case, stage: Stage) -> Row:
 def _fits(case: Case, batch: int, stage: Stage) -> bool:
     free_memory(case.device)  # blocks that the allocator kept would count towards the cap
     try:
-        with computing(case.precision):
+        with tf32(case.precision.tf32):
             TrainingStep(case, batch, stage).measure(timed_steps=1, within=budget(CAP))
     except RuntimeError as error:
         if not is_out_of_memory(error):
