@@ -163,10 +163,15 @@ assert abs(amp_losses[0] / fp32_losses[0] - 1) < 0.05
 small = resnet(18, stem="cifar").to(device)
 adam = torch.optim.Adam(small.parameters())
 types = {}
+
+
+def note(module, inputs, output):
+    types[f"output of {type(module).__name__}"] = output.dtype
+
+
 for module in small.modules():
     if isinstance(module, (nn.Conv2d, nn.BatchNorm2d, nn.Linear)):
-        kind = f"output of {type(module).__name__}"
-        module.register_forward_hook(lambda m, i, out, kind=kind: types.setdefault(kind, out.dtype))
+        module.register_forward_hook(note)
 with torch.amp.autocast(device.type, dtype=low):
     loss = F.cross_entropy(small(torch.randn(2, 3, 32, 32, device=device)),
                            torch.tensor([0, 1], device=device))  # fmt: skip

@@ -1,4 +1,4 @@
-"""ResNet-50 over batch sizes and precisions, and the largest batch that 16 GB hold."""
+"""ResNet-50 over batch sizes and precisions, the largest batch that 16 GB hold, and accuracy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 
 from utils.memory import Budget, Measurement, budget, measure
 from utils.models.resnet import resnet
+from utils.record.accuracy import accuracy_jobs
 from utils.record.experiment import (
     Experiment,
     Job,
@@ -103,12 +104,14 @@ class TrainingStep:
 
 
 def jobs(device: torch.device) -> list[Job]:
-    """A row per image size, precision and batch; on CUDA also the largest batches under the cap."""
+    """A row per image size, precision and batch; on CUDA also the largest batches under the cap,
+    and the final accuracy per precision and seed."""
     on_gpu = device.type == "cuda"
     grids = CUDA_GRIDS if on_gpu else CPU_GRIDS
     cases = [Case(grid, precision, device) for grid in grids for precision in offered(device)]
     steps = [_step_job(case, batch) for case in cases for batch in case.grid.batch_sizes]
-    return steps + [_largest_job(case) for case in cases if on_gpu]
+    limits = [_largest_job(case) for case in cases if on_gpu]
+    return steps + limits + accuracy_jobs(device)
 
 
 def _step_job(case: Case, batch: int) -> Job:
@@ -171,12 +174,12 @@ def largest(fits: Callable[[int], bool], start: int) -> int:
 
 EXPERIMENT = Experiment(
     name="resnet50",
-    summary="ResNet-50: memory and speed over batch sizes and precisions, largest batch in 16 GB",
+    summary="ResNet-50: memory and speed over batch sizes and precisions, largest batch in 16 GB, accuracy",
     configuration={
         "model": "ResNet-50",
         "classes": CLASSES,
         "optimizer": "Adam, lr 1e-3, PyTorch's default implementation for the device",
-        "data": "random normal images, on the device before the step",
+        "data": "random normal images, on the device before the step; for accuracy CIFAR-10",
         "memory_format": "contiguous (NCHW)",
         "cudnn_benchmark": False,
         "loss_scale": LOSS_SCALE,
