@@ -28,6 +28,8 @@ _HOME = {
     "check": "utils.labs",
     "score": "utils.labs.scoreboard",
     "scoreboard": "utils.labs.scoreboard",
+    "run_ranks": "utils.ranks",
+    "traffic": "utils.ranks",
     "simulate": "utils.simulation",
     "MixedStep": "utils.techniques",
     "computes": "utils.techniques",
