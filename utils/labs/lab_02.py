@@ -129,7 +129,7 @@ def _order_nudge(calls: list[str]) -> str:
 def _classifier() -> tuple[nn.Sequential, torch.optim.Optimizer, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(24, 32), nn.ReLU(), nn.Linear(32, 10))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)  # Adam hides the size of gradients
     return model, optimizer, torch.randn(32, 24), torch.randint(0, 10, (32,))
 
 
