@@ -34,6 +34,7 @@ here = setup("beginner/02")
 
 # %%
 import warnings
+from dataclasses import replace
 
 import pandas as pd
 import torch
@@ -149,9 +150,9 @@ assert abs(amp_losses[0] / fp32_losses[0] - 1) < 0.05
 
 # %% [markdown]
 # <div class="alert alert-warning"><b>Trap.</b> <code>torch.cuda.is_bf16_supported()</code> says True
-# on a T4. It counts emulation. Ask <code>is_bf16_supported(including_emulation=False)</code>. The
-# <a href="https://docs.pytorch.org/docs/stable/generated/torch.cuda.is_bf16_supported.html">documentation</a>
-# names the argument.</div>
+# on a T4. It counts emulation, which is slow: <a href="https://github.com/pytorch/pytorch/pull/148322">a
+# change that was proposed to PyTorch</a> describes how it misleads. Ask
+# <code>is_bf16_supported(including_emulation=False)</code>.</div>
 
 # %% [markdown]
 # ### Which tensor has which type
@@ -408,7 +409,7 @@ print(f"ImageNet stem: {activations / 1024 / 1e6:.2f} MB of activations per imag
 # %%
 print(f"this device computes {low} itself: {fast}")
 layout = metered(batch, low if fast else None, timed, memory_format=torch.channels_last)
-layout = type(layout)(**{**vars(layout), "name": f"{layout.name}, channels_last"})
+layout = replace(layout, name=f"{layout.name}, channels_last")
 speeds = [runs[batch, None], runs[batch, low], layout]
 show(draw_throughput(speeds, title="ResNet-50, training steps"),
      alt="Images per second of fp32, mixed precision and channels_last.")  # fmt: skip
@@ -528,8 +529,8 @@ results = {name: [train(seed, **settings) for seed in range(5)] for name, settin
 # %%
 accuracy = pd.DataFrame({name: [run[0] for run in runs_] for name, runs_ in results.items()})
 accuracy.index.name = "seed"
-print(f"final accuracy in percent, {data['test'].source} images, {make_model(0).__class__.__name__} "
-      f"at scale {here.scale}   ({Evidence.MEASURED})")  # fmt: skip
+network = "three linear layers on 8 x 8 images" if tiny else "a ResNet"
+print(f"final accuracy in percent, {data['test'].source} data, {network}   ({Evidence.MEASURED})")
 print(accuracy.round(2).to_string())
 differences = accuracy.sub(accuracy["fp32"], axis=0).drop(columns="fp32")
 print("\nmean difference from fp32, and its spread over seeds, in percentage points")
@@ -675,7 +676,9 @@ assert not weights and all(loss == loss for loss in cured_losses)
 
 # %% [markdown]
 # Both are 0, so Adam divides by 0. Autocast keeps weights and states in fp32, and that is why it does not halve
-# them. [PyTorch's documentation](https://docs.pytorch.org/docs/stable/amp.html) says it in one line: do
+# them. In <a href="https://github.com/pytorch/pytorch/issues/8860">an issue of 2018</a> a user met these
+# NaNs and raised <code>eps</code> to 1e-4, which hides the fault and changes the optimizer.
+# [PyTorch's documentation](https://docs.pytorch.org/docs/stable/amp.html) says it in one line: do
 # not call `half()` on your model when you use autocast.
 #
 # ## Recap
