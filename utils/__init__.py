@@ -63,6 +63,7 @@ _HOME = {
     "cost": "utils.planner",
     "estimate": "utils.planner",
     "explain": "utils.planner",
+    "export": "utils.planner",
     "goodput": "utils.planner",
     "one_change_that_fits": "utils.planner",
     "search": "utils.planner",
