@@ -94,7 +94,10 @@ def amp_step(function: Callable[..., Any]) -> Verdict:
     calls: list[str] = []
     scaler = _WatchedScaler(calls)
     try:
-        losses = [function(model, optimizer, scaler, inputs, labels) for _ in range(STEPS)]
+        losses = []
+        for _ in range(STEPS):
+            losses.append(function(model, optimizer, scaler, inputs, labels))
+            _poison_gradients(model)
     except RuntimeError:  # PyTorch refuses a second step without an update
         if "step" not in calls or "update" in calls:
             raise
@@ -112,6 +115,13 @@ def amp_step(function: Callable[..., Any]) -> Verdict:
         nudge = "Return the unscaled loss. Are the old gradients cleared before backward?"
         return not_yet("the losses differ", expected=right, got=found, nudge=nudge)
     return correct("scale, backward, step, update")
+
+
+def _poison_gradients(model: nn.Module) -> None:
+    # Old gradients would go unseen otherwise: unscaling divides them by the loss scale again.
+    for parameter in model.parameters():
+        if parameter.grad is not None and parameter.grad.any():
+            parameter.grad.fill_(math.inf)
 
 
 def _order_nudge(calls: list[str]) -> str:

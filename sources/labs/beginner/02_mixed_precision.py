@@ -152,7 +152,7 @@ check("02.largest_on_card", largest_on_card)
 # %% [markdown]
 # ### Use it
 #
-# Here your function meets a simulated 16 GB card and ResNet-18 in mixed precision. Each call is a whole
+# Here your function meets 4 GB of a simulated card and ResNet-18 in mixed precision. Each call is a whole
 # simulated step. Until your function returns a number, the cell prints nothing.
 
 # %%
