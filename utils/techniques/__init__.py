@@ -9,6 +9,10 @@ import importlib
 from typing import Any
 
 _HOME = {
+    "FlightRecorder": "flight_recorder",
+    "NonFinite": "flight_recorder",
+    "Shares": "flight_recorder",
+    "StepRecord": "flight_recorder",
     "LoraLinear": "lora",
     "add_lora": "lora",
     "MixedStep": "precision",
