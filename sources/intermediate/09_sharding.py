@@ -186,6 +186,11 @@ def loss_of(model, number):
 # of an object and finds every tensor's storage; its sum is the allocator's own count.
 
 # %%
+def everything(model, optimizer):
+    return resident(model) if hasattr(model, "backward") else held(model=model, optimizer=optimizer)
+
+
+# %%
 def on_rank(name):
     build = {"DDP": ddp, "FSDP2": fsdp}.get(name, zero)
     model, optimizer, backward, update = build(name)
@@ -209,10 +214,6 @@ def on_rank(name):
         step(look=True)
     rows["after the step"] = everything(model, optimizer)
     return found if dist.get_rank() == 0 else None, losses, sent.rows, rows
-
-
-def everything(model, optimizer):
-    return resident(model) if hasattr(model, "backward") else held(model=model, optimizer=optimizer)
 
 
 # %%

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
+from unittest import mock
 
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
@@ -38,7 +40,9 @@ def read_config(config: Mapping[str, Any], world_size: int) -> Any:
     load_deepspeed()
     module = importlib.import_module("deepspeed.runtime.config")
     try:
-        return module.DeepSpeedConfig(dict(config), mpu=_Ranks(world_size))
+        # Without a process group it would count one rank, whatever it is told.
+        with mock.patch("deepspeed.comm.get_rank", lambda *_: 0):
+            return module.DeepSpeedConfig(dict(config), mpu=_Ranks(world_size))
     except (AssertionError, module.DeepSpeedConfigError) as error:
         raise ValueError(f"DeepSpeed refuses this configuration: {error}") from error
 
