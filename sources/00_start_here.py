@@ -165,6 +165,7 @@ scoreboard()
 # | [02 Mixed precision on a vision model](beginner/02_mixed_precision.ipynb) | put twice the batch on a 16 GB card, and keep the accuracy | 40 | [lab](../labs/beginner/02_mixed_precision.ipynb), [solution](../solutions/beginner/02_mixed_precision.ipynb) |
 # | [03 When numbers break](beginner/03_when_numbers_break.ipynb) | find five faults of a mixed-precision run from its record | 45 | [lab](../labs/beginner/03_when_numbers_break.ipynb), [solution](../solutions/beginner/03_when_numbers_break.ipynb) |
 # | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 20 | |
+# | [09 Sharding: ZeRO-1, 2, 3 and FSDP](intermediate/09_sharding.ipynb) | train one model in five ways on four ranks, and account for what each holds and sends | 45 | [lab](../labs/intermediate/09_sharding.ipynb), [solution](../solutions/intermediate/09_sharding.ipynb) |
 #
 # A lab holds exercises that check your answers. Work in a copy: `make my-labs`, typed in a terminal
 # in the course's folder, puts the labs into `my_labs/`, which is yours and which no update touches.
@@ -224,6 +225,12 @@ scoreboard()
 # | quantization | store numbers in 8 bits or fewer |
 # | 8-bit states | an optimizer state that is quantized |
 # | sharding | each device keeps only its part, and fetches the others' parts when it needs them |
+# | rank | one process of several that train together, each on a device of its own |
+# | DDP | data parallelism: every rank has the whole model and a part of the batch |
+# | ZeRO-1, 2, 3 | sharding of the optimizer state, of the gradients too, of the parameters too |
+# | FSDP, FSDP2 | PyTorch's sharding of all three, gathered block by block |
+# | bucket | many gradients in one buffer, sent in one call |
+# | all-reduce, all-gather, reduce-scatter | every rank gets the sum; every rank gets all parts; every rank gets its part of the sum |
 # | offload | keep what is not needed now in the CPU's memory or on disk |
 # | chunked loss | compute logits and loss for a part of the tokens at a time |
 # | fused kernel | one kernel for several operations, without memory for what lies between them |

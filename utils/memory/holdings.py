@@ -43,13 +43,13 @@ def held(**roots: Any) -> tuple[Held, ...]:
 
 
 def _tensors(roots: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # kept alive: the id of an object that is gone is used again
     waiting = deque(roots.items())  # by breadth: the first path to a tensor is a shortest one
     while waiting:
         path, found = waiting.popleft()
         if id(found) in seen:
             continue
-        seen.add(id(found))
+        seen[id(found)] = found
         if isinstance(found, torch.Tensor) and not hasattr(found, "to_local"):
             if found.layout is torch.strided:
                 yield path, found
