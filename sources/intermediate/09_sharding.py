@@ -269,17 +269,16 @@ for name in names[1:-1]:
 # `16P/N` does not mention.
 
 # %%
-def at_peak(name):
-    peak = runs[name][0].breakdown
-    states = sum(peak[c] for c in peak if str(c) in ("parameters", "gradients", "optimizer state"))
-    buffers = sum(peak[c] for c in peak if str(c) == "communication buffers")
-    return states / P, buffers / P
+def largest(name, category):
+    """Bytes per parameter at the moment of the step when there are the most of a category."""
+    series = runs[name][0].timeline.series()
+    return max(int(curve.max()) for c, curve in series.items() if str(c) == category) / P
 
 
-print("         states  communication buffers   B/P at the peak")
+print("        parameters  gradients  optimizer state  communication   B/P, each at its own largest")
 for name in names:
-    states, buffers = at_peak(name)
-    print(f"{name:<8}{states:7.2f}{buffers:10.2f}            peak in {runs[name][0].peak_phase}")
+    row = [largest(name, c) for c in ("parameters", "gradients", "optimizer state", "communication buffers")]
+    print(f"{name:<8}" + "".join(f"{value:>{w}.2f}" for value, w in zip(row, (10, 11, 17, 15), strict=True)))
 fsdp_rows = runs["FSDP2"][3]["gradients there"]
 fsdp_total = sum(row.bytes for row in fsdp_rows)
 print(f"FSDP2 with gradients: {fsdp_total / (16 * P / N):.4f} of 16P/N (measured)")
@@ -287,9 +286,9 @@ assert abs(fsdp_total / (16 * P / N) - 1) < 0.03
 
 # %% [markdown]
 # **Read it.** FSDP2 meets $16P/N$, with another sum: 4 bytes of fp32 parameter, 4 of fp32 gradient and
-# 8 of moments, no separate master. Both have more at their peaks. FSDP2 and ZeRO-3 hold the layers
-# that are *gathered* just then; on few ranks these can outweigh what stage 3 saves over stage 2.
-# DeepSpeed makes an **fp32 copy of its gradients inside the step**: $4P/N$ that no table mentions.
+# 8 of moments, no separate master. The last column is what comes on top for a moment: DDP's buckets, and
+# the layers that FSDP2 and ZeRO-3 hold *gathered*. On few ranks these can outweigh what stage 3 saves over stage 2.
+# DeepSpeed also makes an **fp32 copy of its gradients inside the step**: $4P/N$ that no table mentions.
 #
 # <div class="alert alert-warning"><b>Trap.</b> "ZeRO-3 also partitions activations." It does not. The
 # ZeRO paper's second part, ZeRO-R, partitions <i>checkpoints</i> over the ranks of tensor parallelism,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
-_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_BATCH = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
 
 
 def check_config(config: Mapping[str, Any], world_size: int) -> None:
@@ -65,12 +65,12 @@ def _check_batch(config: Mapping[str, Any], world_size: int) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{key} is {value!r}; it must be a whole number, 1 or more.")
     if len(given) == len(_BATCH):
-        whole, micro, steps = (given[key] for key in _BATCH)
+        micro, steps, whole = (given[key] for key in _BATCH)
         if whole != micro * steps * world_size:
             raise ValueError(
-                f"The batch sizes contradict each other: {_BATCH[1]} {micro} x {_BATCH[2]} {steps} "
-                f"x {world_size} ranks is {micro * steps * world_size}, and {_BATCH[0]} is {whole}. "
-                f"Leave out one of the three, or make {_BATCH[0]} the product."
+                f"The batch sizes contradict each other: {_BATCH[0]} {micro} x {_BATCH[1]} {steps} "
+                f"x {world_size} ranks is {micro * steps * world_size}, and {_BATCH[2]} is {whole}. "
+                f"Leave out one of the three, or make {_BATCH[2]} the product."
             )
 
 
