@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 
 import pytest
@@ -21,7 +22,7 @@ from zero_cases import (
 )
 
 from utils.ranks import RankError, run_ranks
-from utils.techniques.deepspeed import deepspeed_problem
+from utils.techniques.deepspeed import build_extension, deepspeed_problem
 from utils.techniques.zero import SETTINGS, zero_config, zero_engine
 
 SIZES = parameter_sizes()
@@ -233,3 +234,21 @@ def test_fifty_launches_leave_nothing_behind():
     for _ in range(50):
         assert len(run_ranks(launched, 2, timeout_seconds=120)) == 2
     assert wait_until(lambda: left() == before), (before, left())
+
+
+def test_the_extension_is_built_once_and_a_failure_is_a_sentence(monkeypatch):
+    if torch.cuda.is_available():
+        assert "needs no extension" in build_extension()
+        return
+    assert "compiled" in build_extension()
+    accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
+
+    class Broken:
+        def is_compatible(self):
+            return True
+
+        def load(self, verbose):
+            raise RuntimeError("Error building extension\nmore")
+
+    monkeypatch.setattr(type(accelerator), "create_op_builder", lambda *_: Broken())
+    assert "(Error building extension), so cells that run ZeRO are skipped" in build_extension()
