@@ -4,12 +4,17 @@ from utils.views.breakdown import Bar, draw_breakdown, predicted
 from utils.views.compare import Comparison, compare, reconcile
 from utils.views.curves import draw_memory_by_batch, draw_throughput
 from utils.views.explore import explore
+from utils.views.plan_figures import draw_pareto, draw_stage_memory
 from utils.views.recorded import RecordedTable, recorded_table
+from utils.views.schedule import draw_schedule
 from utils.views.show import show
+from utils.views.studio import design, draw_design, studio
 from utils.views.timeline import draw_timeline
+from utils.views.validation_figures import draw_validation
 
 __all__ = [
-    "Bar", "Comparison", "RecordedTable", "compare", "draw_breakdown", "draw_memory_by_batch",
-    "draw_throughput", "draw_timeline", "explore", "predicted", "reconcile", "recorded_table",
-    "show",
+    "Bar", "Comparison", "RecordedTable", "compare", "design", "draw_breakdown", "draw_design",
+    "draw_memory_by_batch", "draw_pareto", "draw_schedule", "draw_stage_memory", "draw_throughput",
+    "draw_timeline", "draw_validation", "explore", "predicted", "reconcile", "recorded_table",
+    "show", "studio",
 ]  # fmt: skip
