@@ -31,12 +31,14 @@ my_bet_days = 90
 here = setup("advanced/15")
 
 # %%
+import json
+import tempfile
 from dataclasses import replace
 
 from utils import GB, Batch, Cluster, Evidence, Plan, check, compare_plans, cost, draw_design
 from utils import draw_pareto, draw_schedule, draw_stage_memory, draw_validation, estimate, explain
-from utils import format_bytes, format_seconds, goodput, one_change_that_fits, review, score
-from utils import scoreboard, search, show, studio, validate, why_it_does_not_fit
+from utils import export, format_bytes, format_seconds, goodput, one_change_that_fits, review
+from utils import score, scoreboard, search, show, studio, validate, why_it_does_not_fit
 from utils.catalog import ModelShape, device, link, price
 from utils.planner import Space, candidates, plan_name
 
@@ -407,7 +409,36 @@ figure, alt = draw_design(best)
 show(figure, alt)
 
 # %% [markdown]
-# ## 10. Defend a design
+# ## 10. From the plan to the command
+#
+# `export` writes what runs a plan: a `torchrun` line, DeepSpeed's configuration, an FSDP2 script and
+# Megatron's arguments, all from the one object. Its notes name what a target cannot say. Read them:
+# a configuration that leaves out half of a layout still starts.
+
+# %%
+made = export(models["175B"], cluster, first, batch)
+print(made.torchrun, "\n")
+print("megatron:", " ".join(made.megatron)[:400], "...\n")
+for target, notes in made.notes.items():
+    for note in notes[:2]:
+        print(f"{target}: {note}")
+
+# %% [markdown]
+# The FSDP2 script and DeepSpeed's file belong to plans without pipeline stages. Here is Llama 2 7B
+# on one node, sharded over its 8 GPUs:
+
+# %%
+one_node, seven_b = replace(cluster, nodes=1), model_shape("llama-2-7b")
+sharded = Plan(dp=8, zero_stage=3, recompute="full", framework="fsdp")
+small_job = export(seven_b, one_node, sharded, Batch(sequences=64, sequence_length=2048))
+print(json.dumps(small_job.deepspeed, indent=1)[:500], "...\n")
+lines = small_job.python.splitlines()
+print("\n".join(line for line in lines if "fully_shard(" in line or "init_device_mesh(" in line))
+with tempfile.TemporaryDirectory() as folder:
+    print(*(path.name for path in small_job.write(folder)))
+
+# %% [markdown]
+# ## 11. Defend a design
 #
 # Enter a plan for 130B, 300B tokens, $1,000,000 and 300 days. Seven criteria judge it. *Margin* asks
 # whether it would still fit if the prediction were at the high end of its interval. *Speed* allows
