@@ -185,8 +185,6 @@ print(f"ZeRO-1 with DP = {first.dp} saves {saved:.0f} bytes: one replica has not
 # %%
 show(draw_schedule(by_rules, micro_batches=8),
      alt="1F1B over 8 stages and 8 micro-batches: a triangle of idle time at both ends.")  # fmt: skip
-
-# %%
 chunks = replace(first, virtual_stages=3)
 interleaved = estimate(models["175B"], cluster, chunks, batch)
 show(draw_schedule(interleaved, micro_batches=8),
@@ -362,12 +360,11 @@ for name, plans in found.items():
 # the rows that any constant was set on.
 
 # %%
-summaries = validate()
-
-# %%
 from utils.validation import compare_all
 from utils.validation.peers import compare_peers
 
+validate()
+print()
 peers = compare_peers()
 for row in peers:
     print(f"{row.source:<28}{row.tool:<28}median error {row.median:6.1%}")
