@@ -33,6 +33,7 @@ here = setup("advanced/15")
 # %%
 import json
 import tempfile
+import textwrap
 from dataclasses import replace
 
 from utils import GB, Batch, Cluster, Evidence, Plan, check, compare_plans, cost, draw_design
@@ -231,7 +232,7 @@ show(draw_pareto(cloud, pareto=front, title="175B on 64 A100-80GB"), alt=alt)
 # %%
 for row in explain(best):
     if row.verdict in ("slower", "does not fit"):
-        print(f"{row.change:<30}{row.verdict:<14}{row.reason}")
+        print(f"{row.change:<34}{row.verdict:<14}{row.reason}")
 
 # %% [markdown]
 # Two sayings meet published rows here: "TP is always 8" and "a larger micro-batch is faster". Each
@@ -245,9 +246,9 @@ for line in ("838", "836", "776", "800", "584", "586"):
     print(f"{name:<34}{float(row['sec_per_it']):>12.1f}{bloom.seconds(row):>12.1f}")
 
 # %% [markdown]
-# **Read it.** In both of the first pairs TP 4 was faster than TP 8. In the last, micro-batch 8 was
-# *slower* than 2; the planner has that one wrong. Differences of a percent or two are below its
-# error, and below yours. Try both on the machine.
+# **Read it.** In both of the first pairs TP 4 was faster than TP 8; the planner has one sign right and
+# one wrong. In the last pair, micro-batch 8 was *slower* than 2, and the planner says otherwise.
+# Differences of a percent or two are below its error. Try both on the machine.
 
 # %% [markdown]
 # <div class="alert alert-warning"><b>Trap: the optimizer's curse.</b> A search picks the plan whose
@@ -414,8 +415,8 @@ show(figure, alt)
 
 # %%
 made = export(models["175B"], cluster, first, batch)
-print(made.torchrun, "\n")
-print("megatron:", " ".join(made.megatron)[:400], "...\n")
+print(made.torchrun.partition("--num-layers")[0], "... with these arguments:")
+print(textwrap.fill(" ".join(made.megatron), 110), "\n")
 for target, notes in made.notes.items():
     for note in notes[:2]:
         print(f"{target}: {note}")
@@ -428,7 +429,7 @@ for target, notes in made.notes.items():
 one_node, seven_b = replace(cluster, nodes=1), model_shape("llama-2-7b")
 sharded = Plan(dp=8, zero_stage=3, recompute="full", framework="fsdp")
 small_job = export(seven_b, one_node, sharded, Batch(sequences=64, sequence_length=2048))
-print(json.dumps(small_job.deepspeed, indent=1)[:500], "...\n")
+print(json.dumps(small_job.deepspeed, indent=1))
 lines = small_job.python.splitlines()
 print("\n".join(line for line in lines if "fully_shard(" in line or "init_device_mesh(" in line))
 with tempfile.TemporaryDirectory() as folder:
@@ -451,9 +452,9 @@ verdict = review(design, search(my_model, cluster, batch).best, tokens=my_tokens
 print(verdict)
 
 # %% [markdown]
-# **Read it.** The default passes all but the money: on the slow side 130B does not come home within
-# the budget. There is no layout that cures it. Fewer tokens would, or 100B. That is a decision for
-# people, and the table tells them what they decide.
+# **Read it.** The default fails on time and money. No layout cures that: section 7 showed that even the
+# fastest plan for 130B is beyond the budget on the slow side. Fewer tokens help, or 100B. That is
+# a decision for people, and the review tells them what they decide. Try to reach 7 of 7.
 
 # %% [markdown]
 # ## What to reach for
@@ -525,7 +526,7 @@ print(f"host memory for fp32 copy and moments: {format_bytes(host_bytes)} a node
 # recomputation. TP 4 x PP 16 is a little faster and fuller. ZeRO has nothing to share. It fits, and
 # would take about a year.
 #
-# **2.** Shard across all of them first: TP in the node, PP over the four nodes, more micro-batches
+# **2.** Shard across all of them first: TP in the node, PP over the rest, many more micro-batches
 # than stages. 18 bytes x 175B is more than 32 x 80 GB, so the optimizer state goes to host memory.
 # The main worry is communication: anything that talks in every block, TP or ZeRO-3, must not cross
 # the slow link. After it come the host's memory, and twice the days.
