@@ -10,10 +10,10 @@ from typing import Any
 import jupytext
 import pytest
 
+from utils.catalog import model_shape
 from utils.labs import check, lab_15
 from utils.labs.verdict import Status, Verdict
 from utils.planner import Plan, estimate
-from utils.catalog import model_shape
 
 LAB = Path(__file__).parents[1] / "sources/labs/advanced/15_design_studio.py"
 RIGHT = Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2)
@@ -173,7 +173,7 @@ def test_the_untouched_lab_is_not_attempted() -> None:
     names: dict[str, Any] = {"check": check}
     reports = []
     for cell in notebook.cells:
-        if cell.cell_type == "code" and "check(\"15." in cell.source:
+        if cell.cell_type == "code" and 'check("15.' in cell.source:
             body, _, call = cell.source.partition("check(")
             exec(body, names)
             reports.append(eval(f"check({call}".replace("# fmt: skip", ""), names))
