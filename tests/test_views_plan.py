@@ -153,11 +153,12 @@ def test_the_static_figure_says_fit_speed_and_cost() -> None:
 
 
 def test_the_studio_answers_what_cannot_be_with_a_sentence() -> None:
-    box = studio([MODEL], start={"nodes": 1, "tp": 2, "pp": 4, "sequences": 64})
+    start = {"nodes": 1, "tp": 2, "pp": 4, "sequences": 64}
+    box = studio([MODEL], prices={"A100-80GB": 2.5}, start=start)
     grid, picture = box.children
     controls = {control.description: control for control in grid.children}
     assert isinstance(controls["tp"], widgets.SelectionSlider)
-    assert 'alt="dp1 tp2 pp4 b1' in picture.value
+    assert 'alt="dp1 tp2 pp4 b1' in picture.value and "$2.5 a GPU hour" in picture.value
     controls["tp"].value = 16
     assert 'alt="No such plan. The plan is for 64 GPUs' in picture.value
     controls["tp"].value = 2

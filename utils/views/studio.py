@@ -48,15 +48,18 @@ LONGEST_SENTENCE = 92  # characters in a line of the figure
 def design(
     model: ModelShape, *, gpu: str, nodes: int, link: str, tp: int, pp: int, virtual_stages: int,
     zero_stage: int, recompute: str, offload: str, micro_batch: int, sequences: int,
-    sequence_length: int = 2048,
+    sequence_length: int = 2048, usd_per_gpu_hour: float | None = None,
 ) -> Estimate:  # fmt: skip
     """The estimate of what the controls say; dp is what the GPUs leave.
+
+    Without a price, the lowest in the list counts.
 
     Raises:
         ValueError: the choices do not go together; the sentence says why.
     """
     name, _, ports = link.rpartition(" x ")
-    cluster = Cluster(gpu=gpu, nodes=nodes, network_bytes_per_second=network(name, int(ports)))
+    cluster = Cluster(gpu=gpu, nodes=nodes, usd_per_gpu_hour=usd_per_gpu_hour,
+                      network_bytes_per_second=network(name, int(ports)))  # fmt: skip
     plan = Plan(
         dp=max(1, cluster.gpus // (tp * pp)), tp=tp, pp=pp, virtual_stages=virtual_stages,
         zero_stage=zero_stage, recompute=recompute, offload=offload, micro_batch=micro_batch,
@@ -115,6 +118,7 @@ def studio(
     models: Sequence[ModelShape | str] = MODELS,
     *,
     tokens: float = 300e9,
+    prices: Mapping[str, float] | None = None,
     start: Mapping[str, Any] | None = None,
 ) -> widgets.VBox:
     """Controls for model, machines and layout over a figure that follows them.
@@ -122,6 +126,7 @@ def studio(
     Args:
         models: Shapes, or names of the catalog, to choose from.
         tokens: Of the run whose days and dollars are said.
+        prices: Dollars of a GPU hour, by GPU; the lowest in the list where none is given.
         start: Values to begin with, by control.
 
     Raises:
@@ -132,7 +137,9 @@ def studio(
 
     def draw(model: str, **choices: Any) -> tuple[Figure, str]:
         try:
-            return draw_design(design(by_name[model], **choices), tokens=tokens)
+            usd = (prices or {}).get(choices["gpu"])
+            found = design(by_name[model], **choices, usd_per_gpu_hour=usd)
+            return draw_design(found, tokens=tokens)
         except ValueError as sentence:
             return refused(str(sentence))
 
