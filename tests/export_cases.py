@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 
 from utils.catalog import ModelShape
 from utils.models import Transformer, TransformerConfig
 from utils.planner import Batch, Cluster, Export, Plan, export
+from utils.ranks import run_ranks
 
 WORLD, STEPS, SEQUENCES, LENGTH = 4, 2, 16, 16
 TINY = ModelShape(
@@ -88,30 +87,14 @@ def one_process(model: ModelShape, weights: Path) -> list[float]:
     return losses
 
 
-def on_real_ranks(cases: dict[str, Export], folder: Path) -> dict[str, list[float]]:
-    """Losses of every exported script, as rank 0 of four prints them."""
-    for model in (TINY, TIED, DEEP):
-        start_weights(model, folder)
-    mp.spawn(_rank, (cases, folder), nprocs=WORLD)
-    return torch.load(folder / "losses")
+def on_real_ranks(found: Export, weights: Path) -> list[float]:
+    """Losses of an exported script, as rank 0 of its ranks returns them."""
+    return run_ranks(_trained, found.cluster.gpus, found, weights, timeout_seconds=120)[0]
 
 
-def _rank(rank: int, cases: dict[str, Export], folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), WORLD)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
-    try:
-        losses = {name: _trained(found, folder) for name, found in cases.items()}
-        if rank == 0:
-            torch.save(losses, folder / "losses")
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-
-
-def _trained(found: Export, folder: Path) -> list[float]:
+def _trained(found: Export, weights: Path) -> list[float]:
     module = script(found)
     mesh = init_device_mesh(
         "cpu", tuple(module.MESH.values()), mesh_dim_names=tuple(module.MESH)
     )
-    return module.train(mesh, torch.device("cpu"), STEPS, folder / f"{found.model.name}.pt")
+    return module.train(mesh, torch.device("cpu"), STEPS, weights)

@@ -1,18 +1,9 @@
-"""DeepSpeed's own configuration class reads what `export` writes.
-
-Skipped only until DeepSpeed is among the course's dependencies.
-"""
+"""DeepSpeed's own configuration class reads what `export` writes."""
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 from export_cases import CASES, HALF, MIXED, tiny
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"
-)
 
 
 @pytest.mark.parametrize("found", [*CASES.values(), MIXED, HALF])

@@ -8,28 +8,48 @@ import sys
 from pathlib import Path
 
 import pytest
-from export_cases import CASES, DEEP, TIED, TINY, on_real_ranks, one_process, start_weights, tiny
+from export_cases import (
+    CASES,
+    DEEP,
+    HALF,
+    MIXED,
+    TIED,
+    TINY,
+    on_real_ranks,
+    one_process,
+    start_weights,
+    tiny,
+)
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def losses(tmp_path_factory):
-    """All cases on one start of four ranks."""
-    return on_real_ranks(CASES, tmp_path_factory.mktemp("ranks"))
+def weights(tmp_path_factory):
+    """What every run of a model starts from."""
+    folder = tmp_path_factory.mktemp("weights")
+    return {model.name: start_weights(model, folder) for model in (TINY, TIED, DEEP)}
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
+def plain(weights):
     """What one process loses, by model."""
-    folder = tmp_path_factory.mktemp("one")
-    return {m.name: one_process(m, start_weights(m, folder)) for m in (TINY, TIED, DEEP)}
+    return {m.name: one_process(m, weights[m.name]) for m in (TINY, TIED, DEEP)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_losses_equal_those_of_one_process(name, losses, plain):
-    assert losses[name] == pytest.approx(plain[CASES[name].model.name], abs=2e-6)
+def test_losses_equal_those_of_one_process(name, weights, plain):
+    found = CASES[name]
+    losses = on_real_ranks(found, weights[found.model.name])
+    assert losses == pytest.approx(plain[found.model.name], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("found", [MIXED, HALF], ids=["mixed", "half"])
+def test_losses_in_bf16_are_near(found, weights, plain):
+    losses = on_real_ranks(found, weights[found.model.name])
+    assert losses == pytest.approx(plain[found.model.name], rel=5e-4)
 
 
 @pytest.mark.slow
