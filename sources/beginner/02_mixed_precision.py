@@ -190,7 +190,7 @@ print(pd.Series(types).to_string())
 assert {types[n] for n in ("parameter", "its gradient", "Adam's state")} == {torch.float32}
 
 # %% [markdown]
-# **Read it.** What layers return is 16 bits wide. What *stays* from step to step is not:
+# **Read it.** Layers return 16-bit numbers. What *stays* from step to step is not:
 # parameters, gradients, Adam's means. The weights must stay in fp32: an update is often smaller than
 # the last digit of a 16-bit weight and would be lost (lesson 03).
 #
