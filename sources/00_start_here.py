@@ -215,9 +215,12 @@ scoreboard()
 # | autocast | the part of PyTorch that casts inputs to 16 bits, operation by operation |
 # | cast weights | the 16-bit copies of weights that autocast makes and keeps until backward has used them |
 # | loss scaling | multiply the loss, so that small fp16 gradients do not become 0, and divide before the step |
+# | GradScaler | PyTorch's loss scaling; it skips steps with infinite gradients and adapts the scale |
 # | TF32 | products of fp32 tensors with 10 binary digits behind the point, on newer GPUs; no memory saved |
 # | channels_last | a memory layout with the colours of a pixel next to each other |
 # | overflow, underflow | too large for the format: infinity; too small: zero |
+# | NaN | "not a number", the result of infinity minus infinity or 0 times infinity; it spreads |
+# | exponent, mantissa | the bits of a number that give its range, and those that give its digits |
 # | subnormal | a number near zero that has fewer digits than the others |
 # | fp8 | numbers of 1 byte; e4m3 has one more digit, e5m2 more range |
 # | checkpointing | keep fewer activations, compute the others again in backward |
