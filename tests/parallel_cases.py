@@ -98,8 +98,8 @@ def on_ranks(kind: str, dtype: torch.dtype, ways: tuple[str, ...] = KINDS) -> di
 def wrapped(way: str, model: nn.Module) -> nn.Module:
     """Data parallel in one of the ways, with buckets so small that there are several."""
     if way.startswith("by hand"):
-        return DataParallel(model, bucket_bytes=20_000)
-    return DistributedDataParallel(model, bucket_cap_mb=0.02)
+        return DataParallel(model, bucket_bytes=60_000)
+    return DistributedDataParallel(model, bucket_cap_mb=0.06)
 
 
 def _on_rank(way: str, kind: str, dtype: torch.dtype) -> Trained:

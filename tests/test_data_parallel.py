@@ -36,17 +36,18 @@ from utils.techniques import (
 )
 
 WORLD = 4
+PATIENCE = 300.0  # machines that test may be busy
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-6}
 
 
 @functools.cache
 def trained(kind, dtype, ways=KINDS):
-    return run_ranks(on_ranks, WORLD, kind, dtype, ways)
+    return run_ranks(on_ranks, WORLD, kind, dtype, ways, timeout_seconds=PATIENCE)
 
 
 @functools.cache
 def reference(kind, dtype):
-    return run_ranks(one_process, 1, kind, dtype)[0]  # on one thread, like a rank
+    return run_ranks(one_process, 1, kind, dtype, timeout_seconds=PATIENCE)[0]  # on one thread, like a rank
 
 
 def deviation(found, wanted):
