@@ -235,8 +235,7 @@ assert difference < 1e-3
 # still divides. PyTorch's
 # <a href="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html">page
 # on DDP</a> says so in a note.</div>
-
-# %% [markdown]
+#
 # ## 3. The real one: DDP, and DDP with mixed precision
 #
 # `DistributedDataParallel` does the same three things. It wraps the model, hooks itself into backward,
@@ -372,8 +371,7 @@ except RankError as error:
 # has the first one's order. Nothing fails; the model learns a little worse.
 # <a href="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler">PyTorch's
 # page</a> warns of it.</div>
-
-# %% [markdown]
+#
 # ## 5. Gradient accumulation, and `no_sync`
 #
 # A batch too large for the memory is taken in parts, **micro-batches**: backward adds their gradients
@@ -454,8 +452,7 @@ for rule in (mean_of_means, by_tokens):
 # in October 2024 transformers <a href="https://github.com/huggingface/transformers/pull/34191">fixed
 # it</a> within a process, and then
 # <a href="https://github.com/huggingface/transformers/pull/34373">across devices</a>.</div>
-
-# %% [markdown]
+#
 # ## 6. Data parallel or model parallel: an idle device
 #
 # You could also cut the *model*: rank 0 has the first layers, rank 1 the rest. Now memory per rank
@@ -473,6 +470,7 @@ def noted(kind):
     spans.append(Span(kind, start, time.monotonic()))
 
 
+# %%
 def front_step(front, images, shape):
     with noted("forward"):
         hidden = front(images)
@@ -524,8 +522,7 @@ for name, lane in lanes.items():
 # **Read it.** One device works, the other waits: two devices, and no more speed than one. Data
 # parallelism keeps both busy and saves no memory for states. Lesson 13 fills these gaps with
 # micro-batches (pipelines); lesson 09 saves the memory (sharding).
-
-# %% [markdown]
+#
 # ## 7. Batch norm looks at its own share
 #
 # Batch norm normalizes by the statistics of the batch that it sees, and on four ranks that is a
@@ -569,8 +566,7 @@ print("sent by a rank in one step:", normed["four ranks, batch norm"][0]["sent"]
 #
 # `torch.nn.SyncBatchNorm` computes the statistics over all ranks, at the price of a collective per
 # layer; it needs GPUs. Group norm and layer norm never look across the batch, and need nothing.
-
-# %% [markdown]
+#
 # ## 8. Is it faster? Scaling efficiency
 #
 # **Speed-up** is the time of one rank divided by the time of $N$; **efficiency** is the speed-up divided
@@ -597,14 +593,14 @@ for ranks, reports in by_ranks.items():
 # then everything.
 
 # %%
-def median_seconds(action, repeats=5):
+def median_seconds(action):
     seconds = []
-    for _ in range(repeats):
+    for _ in range(5):
         dist.barrier()
         start = time.perf_counter()
         action()
         seconds.append(time.perf_counter() - start)
-    return sorted(seconds)[repeats // 2]
+    return sorted(seconds)[2]
 
 
 def take_apart():
@@ -612,17 +608,16 @@ def take_apart():
     loader = sharded_loader(data, BATCH)
     images, labels = (part.to(rank_device()) for part in next(iter(loader)))
 
-    def quiet_step():
-        with model.no_sync():
-            step()
+    def step(quiet=False):
+        with model.no_sync() if quiet else contextlib.nullcontext():
+            F.cross_entropy(model(images), labels).backward()
 
-    def step():
-        F.cross_entropy(model(images), labels).backward()
-
-    loading = median_seconds(lambda: next(iter(loader)))
-    return {"loading": loading, "computing": median_seconds(quiet_step), "with sending": median_seconds(step)}
+    return {"loading": median_seconds(lambda: next(iter(loader))),
+            "computing": median_seconds(lambda: step(quiet=True)),
+            "with sending": median_seconds(step)}  # fmt: skip
 
 
+# %%
 for rank, parts in enumerate(run_ranks(take_apart, 2)):
     print(f"rank {rank}:", ", ".join(f"{name} {format_seconds(s)}" for name, s in parts.items()))
 
@@ -673,8 +668,7 @@ assert printed.count("step 2") == 2
 # %% [markdown]
 # In a terminal the same is `torchrun --standalone --nproc-per-node=2 train.py`. On several machines,
 # `--nnodes` and `--rdzv-endpoint` say who meets where.
-
-# %% [markdown]
+#
 # ## 10. Scale up
 #
 # The same DDP at real size: ResNet-50 on images of 224 x 224, 64 a GPU, on four *simulated* A100 cards.
@@ -714,8 +708,7 @@ recorded_table("resnet50", where={"image_size": 224})
 # **Read it.** The peak *rises* by DDP's buckets; each GPU has its own 64 images, so nothing shrinks
 # (*weak* scaling). The all-reduce sends the gradients to the byte. The broadcasts are batch norm's
 # running statistics.
-
-# %% [markdown]
+#
 # ## When to use what
 #
 # | technique | use when | costs | does not help |
@@ -773,8 +766,7 @@ except RankError as error:
 # %% [markdown]
 # **Diagnose it.** Rank 0 stands in another collective than the rest: a collective inside an `if` on the
 # rank. Either all ranks call it, or none.
-
-# %% [markdown]
+#
 # ## Recap
 #
 # - DDP is a broadcast at the start and an averaged all-reduce per step: $4P$ bytes of payload for fp32.

@@ -54,6 +54,7 @@ def average_gradients(model: nn.Module) -> None:
     # END SOLUTION
 
 
+# %%
 check("04.by_hand", {"start_together": start_together, "average_gradients": average_gradients})
 
 # %% [markdown]
@@ -108,6 +109,7 @@ def make_buckets(sizes_bytes: list[int], cap_bytes: int) -> list[list[int]]:
     # END SOLUTION
 
 
+# %%
 check("04.make_buckets", make_buckets)
 
 # %% [markdown]
@@ -140,6 +142,7 @@ def accumulate(model: nn.Module, micro_batches: list[tuple[torch.Tensor, torch.T
     # END SOLUTION
 
 
+# %%
 check("04.accumulate", accumulate)
 
 # %% [markdown]
@@ -197,6 +200,7 @@ def cured_report(loss: torch.Tensor) -> float:
     # END SOLUTION
 
 
+# %%
 check("04.deadlock", {"rank": rank_apart, "collective": its_collective, "cure": cured_report})
 
 # %% [markdown]
