@@ -54,7 +54,10 @@ def run_torchrun(
             the line at which each rank stood.
         FileNotFoundError: there is no such script.
         ValueError: the world size or the timeout cannot be used.
+        RuntimeError: this system has no process groups (Windows).
     """
+    if not hasattr(os, "killpg"):
+        raise RuntimeError("Windows cannot end torchrun with all its ranks. Run the course in WSL2.")
     path = Path(script)
     check_world(world_size, timeout_seconds, "The script comes first: run_torchrun(path, 4).")
     if not path.is_file():
@@ -86,6 +89,9 @@ class _Run:
             command, env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
+        if hasattr(psutil, "RLIMIT_CORE"):  # an abort is to leave no file
+            with contextlib.suppress(psutil.Error):
+                psutil.Process(self._process.pid).rlimit(psutil.RLIMIT_CORE, (0, 0))
 
     @property
     def exit_code(self) -> int | None:
