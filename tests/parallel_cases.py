@@ -83,7 +83,7 @@ def shard_by_shard(kind: str, dtype: torch.dtype, ranks: int) -> Trained:
         for number, part in enumerate(zip(*(t.chunk(ranks) for t in batch), strict=True)):
             with contextlib.nullcontext() if number == 0 else _buffers_kept(model):
                 loss = mean_loss(model, part)
-            (loss / ranks).backward()
+                (loss / ranks).backward()
             losses.append(loss.item())
         return sum(losses) / ranks
 

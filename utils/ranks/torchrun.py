@@ -146,8 +146,10 @@ class _Run:
 
     def too_slow(self, seconds: float) -> RankError:
         """Where each rank stands, which it writes when it is told to abort."""
-        for worker in self._stopped()[1:]:
-            with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error):
+            torchrun = psutil.Process(self._process.pid)
+            torchrun.suspend()
+            for worker in torchrun.children():  # not what these started: it may share their log
                 worker.send_signal(signal.SIGABRT)
         time.sleep(DUMP_SECONDS)
         stood = {rank: self._position(rank) for rank in range(self._world_size)}
