@@ -7,7 +7,7 @@ import pytest
 from utils.views import Span, draw_lanes
 
 LANES = {
-    "rank 0": [Span("forward", 5.0, 5.1, "0"), Span("backward", 5.3, 5.5)],
+    "rank 0": [Span("forward", 5.0, 5.1), Span("backward", 5.3, 5.5)],
     "rank 1": [Span("forward", 5.1, 5.3)],
 }
 

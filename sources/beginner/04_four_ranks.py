@@ -104,7 +104,7 @@ def count_a_million():
 
 
 sent = run_ranks(count_a_million, 4)[0]
-print("payload, counted:", sent)
+print(f"payload, counted: {sent.payload_bytes / 1e6:.1f} MB in {sent.rows[0].calls} call")
 print(f"on each link: {ring_bytes(sent.payload_bytes, 4) / 1e6:.1f} MB   ({Evidence.PREDICTED}, for a ring)")
 
 # %% [markdown]
@@ -318,16 +318,16 @@ assert sum(bucket_bytes) == 4 * P
 backward = [Span("backward", start, end) for name, start, end in events
             if name.startswith("autograd::engine::evaluate_function")]  # fmt: skip
 reduces = [(start, end) for name, start, end in events if name in ("gloo:all_reduce", "nccl:all_reduce")]
-sending = [Span("all-reduce of a bucket", start, end, str(number + 1))
-           for number, (start, end) in enumerate(sorted(reduces))]  # fmt: skip
-lanes = {"compute": backward} | {f"bucket {span.label}": [span] for span in sending}
+sending = {f"bucket {number}": [Span("all-reduce of a bucket", start, end)]
+           for number, (start, end) in enumerate(sorted(reduces), start=1)}  # fmt: skip
+lanes = {"compute": backward} | sending
 figure = draw_lanes(lanes, title="One backward of DDP on rank 0", device="this machine")
 show(figure, alt="Backward's operations in the first lane, and below it one lane per bucket: the first "
      "all-reduces run while backward is still computing, the last one after it.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** The first buckets travel while backward computes the layers below. Only the last one
-# has nothing to hide behind. Large buckets need fewer calls, small ones start earlier: that is the
+# **Read it.** The first buckets travel while backward computes the layers below. The last one is full
+# only when backward is over: it has nothing to hide behind. Large buckets need fewer calls, small ones start earlier: that is the
 # whole trade-off of `bucket_cap_mb`. On a CPU, sending takes cores from computing; on GPUs the links
 # work by themselves. (`utils.techniques.data_parallel` has both by hand, buckets and overlap.)
 
@@ -361,8 +361,12 @@ check("04.repeated_items", repeated_items)
 # choose:
 
 # %%
+def deal_batches_of_30():
+    return sharded_loader(data, 30)
+
+
 try:
-    run_ranks(lambda: sharded_loader(data, 30), 4)
+    run_ranks(deal_batches_of_30, 4)
 except RankError as error:
     print(str(error).partition("\n")[0])
 

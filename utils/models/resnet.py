@@ -52,7 +52,7 @@ def resnet(
 
 
 def small_resnet(norm: str = "group", num_classes: int = 10, width: int = 32) -> nn.Sequential:
-    """A ResNet of three blocks, 307,114 parameters: images (batch, 3, H, W) to logits.
+    """A ResNet of three blocks, 308,650 parameters: images (batch, 3, H, W) to logits.
 
     For steps that several ranks take on a laptop. The stem halves the image, as do the second and
     the third block, which are 2 and 4 times as wide.

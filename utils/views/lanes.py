@@ -21,7 +21,6 @@ class Span(NamedTuple):
     kind: str
     start_seconds: float
     end_seconds: float
-    label: str = ""
 
 
 def draw_lanes(
@@ -51,9 +50,6 @@ def draw_lanes(
                     row, 1e3 * width, left=1e3 * left, height=0.62, color=color, hatch=hatch,
                     edgecolor="white", linewidth=0.8,
                 )  # fmt: skip
-                if span.label:
-                    middle = 1e3 * (left + width / 2)
-                    axes.text(middle, row, span.label, ha="center", va="center", fontsize=10)
         axes.set_yticks(range(len(lanes)), [wrapped(name) for name in lanes])
         axes.invert_yaxis()
         axes.grid(False, axis="y")
