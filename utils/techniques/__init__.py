@@ -1,26 +1,39 @@
-"""Techniques that save memory or time, one per file, in the form that lessons and simulations share."""
+"""Techniques that save memory, one per file, in the form that lessons and simulations share.
 
-from utils.techniques.data_parallel import (
-    DataParallel,
-    accumulated_backward,
-    average_gradients,
-    buckets_of,
-    share_start,
-)
-from utils.techniques.lora import LoraLinear, add_lora
-from utils.techniques.quantization import NF4Linear, quantize_linears
-from utils.techniques.sharding import shard_batch, sharded_loader
+Names are imported when they are first used: quantization brings a library that takes seconds.
+"""
 
-__all__ = [
-    "DataParallel",
-    "LoraLinear",
-    "NF4Linear",
-    "accumulated_backward",
-    "add_lora",
-    "average_gradients",
-    "buckets_of",
-    "quantize_linears",
-    "shard_batch",
-    "share_start",
-    "sharded_loader",
-]
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "DataParallel": "data_parallel",
+    "accumulated_backward": "data_parallel",
+    "average_gradients": "data_parallel",
+    "buckets_of": "data_parallel",
+    "share_start": "data_parallel",
+    "FlightRecorder": "flight_recorder",
+    "NonFinite": "flight_recorder",
+    "Shares": "flight_recorder",
+    "StepRecord": "flight_recorder",
+    "LoraLinear": "lora",
+    "add_lora": "lora",
+    "MixedStep": "precision",
+    "computes": "precision",
+    "low_precision": "precision",
+    "tf32": "precision",
+    "NF4Linear": "quantization",
+    "quantize_linears": "quantization",
+    "shard_batch": "sharding",
+    "sharded_loader": "sharding",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'utils.techniques' has no name {name!r}")
+    return getattr(importlib.import_module(f"utils.techniques.{_HOME[name]}"), name)
