@@ -1,4 +1,4 @@
-"""Techniques that save memory, one per file, in the form that lessons and simulations share.
+"""Techniques that save memory or share work, one per file, as lessons and simulations use them.
 
 Names are imported when they are first used: quantization brings a library that takes seconds.
 """
