@@ -166,6 +166,7 @@ scoreboard()
 # | [03 When numbers break](beginner/03_when_numbers_break.ipynb) | find five faults of a mixed-precision run from its record | 45 | [lab](../labs/beginner/03_when_numbers_break.ipynb), [solution](../solutions/beginner/03_when_numbers_break.ipynb) |
 # | [04 One model, four ranks](beginner/04_four_ranks.ipynb) | train on four processes, and get the same losses | 40 | [lab](../labs/beginner/04_four_ranks.ipynb), [solution](../solutions/beginner/04_four_ranks.ipynb) |
 # | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 20 | |
+# | [15 The design studio](advanced/15_design_studio.ipynb) | lay out 175B on 64 GPUs, and defend a design in days and dollars | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
 #
 # A lab holds exercises that check your answers. Work in a copy: `make my-labs`, typed in a terminal
 # in the course's folder, puts the labs into `my_labs/`, which is yours and which no update touches.
@@ -241,3 +242,20 @@ scoreboard()
 # | offload | keep what is not needed now in the CPU's memory or on disk |
 # | chunked loss | compute logits and loss for a part of the tokens at a time |
 # | fused kernel | one kernel for several operations, without memory for what lies between them |
+
+# %% [markdown]
+# Layouts over many devices, and how they are judged:
+#
+# | term | meaning |
+# |---|---|
+# | data parallel (DP) | replicas of the model, each on its part of the batch |
+# | tensor parallel (TP) | ranks share each matrix and exchange results inside every block |
+# | sequence parallel | norms and residuals split over the tensor-parallel ranks as well |
+# | pipeline parallel (PP) | ranks, the stages, hold different layers and pass activations on |
+# | bubble | the time in which a pipeline stage waits |
+# | 1F1B, GPipe | schedules: one forward and one backward in turn; all forwards, then all backwards |
+# | interleaving | each stage holds several chunks of layers, which shortens the bubble |
+# | ZeRO-1, 2, 3 | sharding of optimizer state, then gradients, then parameters over replicas |
+# | MFU, HFU | useful FLOP/s over the peak; with recomputation counted as well |
+# | goodput | the share of wall time that is training |
+# | Pareto front | the plans that no other beats in both time and memory |
