@@ -164,6 +164,7 @@ scoreboard()
 # | [01 Where does the memory go?](beginner/01_where_memory_goes.ipynb) | account for every byte of a training step | 30 | [lab](../labs/beginner/01_where_memory_goes.ipynb), [solution](../solutions/beginner/01_where_memory_goes.ipynb) |
 # | [02 Mixed precision on a vision model](beginner/02_mixed_precision.ipynb) | put twice the batch on a 16 GB card, and keep the accuracy | 40 | [lab](../labs/beginner/02_mixed_precision.ipynb), [solution](../solutions/beginner/02_mixed_precision.ipynb) |
 # | [03 When numbers break](beginner/03_when_numbers_break.ipynb) | find five faults of a mixed-precision run from its record | 45 | [lab](../labs/beginner/03_when_numbers_break.ipynb), [solution](../solutions/beginner/03_when_numbers_break.ipynb) |
+# | [04 One model, four ranks](beginner/04_four_ranks.ipynb) | train on four processes, and get the same losses | 40 | [lab](../labs/beginner/04_four_ranks.ipynb), [solution](../solutions/beginner/04_four_ranks.ipynb) |
 # | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 20 | |
 # | [15 The design studio](advanced/15_design_studio.ipynb) | lay out 175B on 64 GPUs, and defend a design in days and dollars | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
 #
@@ -205,6 +206,19 @@ scoreboard()
 # | fp32, fp16, bf16 | numbers of 4, 2 and 2 bytes; bf16 has the range of fp32 and fewer digits |
 # | KB, MB, GB | 10^3, 10^6, 10^9 bytes |
 # | KiB, MiB, GiB | 2^10, 2^20, 2^30 bytes |
+
+# %% [markdown]
+# Several ranks:
+#
+# | term | meaning |
+# |---|---|
+# | rank, world size | one process of a group that trains together; how many there are |
+# | replica | a rank's own whole copy of the model |
+# | collective | an operation that all ranks of a group call together |
+# | all-reduce, broadcast | everyone gets the sum; everyone gets what one rank has |
+# | payload | the bytes that a rank puts into a collective; what crosses a link depends on the algorithm |
+# | bucket | a flat tensor of many gradients, sent in one call |
+# | DDP | data parallelism: every rank has the whole model and its share of each batch |
 
 # %% [markdown]
 # Techniques that later lessons build:
