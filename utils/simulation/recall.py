@@ -32,6 +32,7 @@ _UNPREDICTABLE = (
     torch.Tag.dynamic_output_shape,
     torch.Tag.inplace_view,
 )
+_LIBRARIES = ("_c10d_functional", "fsdp")  # PyTorch's own, registered from Python
 _UNUSUAL = (
     DispatchKey.Conjugate,
     DispatchKey.Negative,
@@ -64,16 +65,21 @@ class Looks(NamedTuple):
 class Recipe(NamedTuple):
     """The results of an operation, held in `container` unless it has just one, and its scratch."""
 
-    results: Sequence[Looks | None]
+    looks: Sequence[Looks | None]
     container: Callable[[Iterable[Any]], Any] | None
     scratch_bytes: int
+
+    def results(self, tensors: Tensors) -> Any:
+        """The results anew. Call it with PyTorch's dispatch to Python switched off."""
+        out = [None if looks is None else _make(looks, tensors) for looks in self.looks]
+        return out[0] if self.container is None else self.container(out)
 
 
 class Recall:
     """Recipes by operation and looks of the arguments; one for each simulation."""
 
     def __init__(self) -> None:
-        self._recipes: dict[Key, Recipe | None] = {}
+        self._recipes: dict[Key, Recipe] = {}
         self._is_usual: dict[int, bool] = {}
 
     def key(self, func: Any, args: Sequence[Any], kwargs: Any, tensors: Tensors) -> Key | None:
@@ -96,12 +102,12 @@ class Recall:
     def learn(self, key: Key, again: Key | None, tensors: Tensors, out: Any, scratch: int) -> None:
         """Keep what a call has given, if it can be made anew; `again` is its key after the call."""
         several = type(out) in (list, tuple)
-        results = [_looks(result, tensors) for result in (out if several else (out,))]
-        fresh = [r.untyped_storage()._cdata for r, how in zip(out if several else (out,), results)
-                 if how is not False and how is not None and how.of is None]
-        known = again == key and False not in results and len(set(fresh)) == len(fresh)
-        container = type(out) if several else None
-        self._recipes[key] = Recipe(results, container, scratch) if known else None  # type: ignore[arg-type]
+        parts = out if several else [out]
+        looks = [_looks(part, tensors) for part in parts]
+        made = [part for part, how in zip(parts, looks, strict=True) if how and how.of is None]
+        if again == key and False not in looks and _own_storages(made):
+            container = type(out) if several else None
+            self._recipes[key] = Recipe(looks, container, scratch)  # type: ignore[arg-type]
 
     def _describe(self, args: Iterable[Any], parts: list[Any], tensors: Tensors) -> bool:
         """Append the looks of arguments; False if one of them has no looks to go by."""
@@ -134,9 +140,8 @@ class Recall:
 def _is_predictable(func: Any) -> bool:
     return (
         isinstance(func, torch._ops.OpOverload)
-        and is_builtin(func)
+        and (is_builtin(func) or func.namespace in _LIBRARIES)
         and not any(tag in func.tags for tag in _UNPREDICTABLE)
-        and not any(argument.is_out for argument in func._schema.arguments)
     )
 
 
@@ -144,11 +149,11 @@ def _looks(result: Any, tensors: Tensors) -> Looks | None | bool:
     """How to make a result anew; None for none, False if it cannot be done."""
     if result is None:
         return None
-    if type(result) is not FakeTensor or result.constant is not None or result.requires_grad:
-        return False
     for number, tensor in enumerate(tensors):
         if tensor is result:
             return Looks(number)
+    if type(result) is not FakeTensor or result.constant is not None or result.requires_grad:
+        return False
     if result.layout is not torch.strided or result.is_conj() or result.is_neg():
         return False
     storage = result.untyped_storage()
@@ -163,6 +168,10 @@ def _looks(result: Any, tensors: Tensors) -> Looks | None | bool:
     return Looks(of, shape, stride, offset, result.dtype, attributes)
 
 
+def _own_storages(tensors: Tensors) -> bool:
+    return len({t.untyped_storage()._cdata for t in tensors}) == len(tensors)
+
+
 def _span_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> int:
     """Bytes of the storage that `empty_strided` makes."""
     if 0 in shape:
@@ -170,11 +179,8 @@ def _span_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> i
     return itemsize * (1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)))
 
 
-def make(looks: Looks, tensors: Tensors) -> torch.Tensor:
-    """A result anew. Call it with PyTorch's dispatch to Python switched off.
-
-    `FakeTensor`'s own constructor does the same, and checks its arguments on the way.
-    """
+def _make(looks: Looks, tensors: Tensors) -> torch.Tensor:
+    """`FakeTensor`'s own constructor does the same, and checks its arguments on the way."""
     of, shape, stride, offset, dtype, attributes = looks
     if shape is None:
         return tensors[of]
