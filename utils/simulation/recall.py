@@ -118,7 +118,8 @@ class Recall:
                 if arg.constant is not None or not self._usual(keys, arg):
                     return False
                 tensors.append(arg)
-                parts += (keys, arg.dtype, arg.shape, arg.stride(), arg.storage_offset(), arg._fake_device)
+                parts += (keys, arg.dtype, arg.shape, arg.stride(), arg.storage_offset())
+                parts.append(arg._fake_device)
             elif kind in _VALUES:
                 parts += (kind, arg)
             elif kind in _SEQUENCES:
