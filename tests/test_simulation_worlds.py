@@ -27,7 +27,7 @@ from tests.world_cases import (
 from utils.memory import Category, Measurement
 from utils.models import TransformerConfig
 from utils.simulation import simulate
-from utils.simulation.traffic import Traffic
+from utils.ranks.collectives import Traffic
 
 REPEATS = 5
 
