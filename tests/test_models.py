@@ -102,7 +102,6 @@ def test_only_llama_shapes_become_configurations():
         ({"heads": 32}, "make hidden a multiple of 64"),
         ({"kv_heads": 3}, "kv_heads must divide heads"),
         ({"kv_heads": 0}, "kv_heads must divide heads"),
-        ({"checkpoint_every": -1}, "0 turns it off"),
     ],
 )
 def test_impossible_configurations_are_refused(change, sentence):
@@ -158,7 +157,7 @@ def test_attention_is_the_textbook_s():
     torch.testing.assert_close(attention(x, rotation), expected)
 
 
-@pytest.mark.parametrize("changes", [{}, {"tied": True, "qkv_bias": True}, {"checkpoint_every": 1}])
+@pytest.mark.parametrize("changes", [{}, {"tied": True, "qkv_bias": True}])
 def test_gradient_reaches_all_parameters(changes):
     model = tiny(**changes)
     model(tokens()).square().mean().backward()
@@ -206,23 +205,6 @@ def test_attention_works_with_a_rank_s_share_of_the_heads():
     torch.testing.assert_close(total, expected)
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_checkpointing_changes_memory_and_not_the_gradients(every):
-    saved, gradients = {}, {}
-    for setting in (0, every):
-        model, sizes = tiny(checkpoint_every=setting), []
-        hooks = torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor, sizes=sizes: (sizes.append(tensor.nbytes), tensor)[1], lambda kept: kept
-        )
-        with hooks:
-            loss = model(tokens()).square().mean()
-        saved[setting] = sum(sizes)
-        loss.backward()
-        gradients[setting] = [parameter.grad for parameter in model.parameters()]
-    assert saved[every] < saved[0] * (0.6 if every == 1 else 0.8)
-    torch.testing.assert_close(gradients[every], gradients[0])
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype):
     model = tiny()
@@ -246,7 +228,7 @@ def test_meta_then_to_empty_then_init_equals_a_model_built_in_place():
 
 def test_fake_mode_takes_a_whole_step():
     with FakeTensorMode():
-        model = Transformer(replace(TINY, checkpoint_every=1))
+        model = Transformer(TINY)
         optimizer = torch.optim.AdamW(model.parameters())
         model(torch.randint(97, (2, 12))).mean().backward()
         optimizer.step()

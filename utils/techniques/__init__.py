@@ -1,6 +1,20 @@
 """Techniques that save memory, one per file, in the form that lessons and simulations share."""
 
+from utils.techniques.checkpointing import (
+    ATTENTION,
+    EXPENSIVE,
+    MATMULS,
+    FrozenStatistics,
+    blocks_of,
+    checkpoint_blocks,
+    in_segments,
+)
 from utils.techniques.lora import LoraLinear, add_lora
 from utils.techniques.quantization import NF4Linear, quantize_linears
+from utils.techniques.repeatable import NotRepeatableError, check_repeatable, recompute_explained
 
-__all__ = ["LoraLinear", "NF4Linear", "add_lora", "quantize_linears"]
+__all__ = [
+    "ATTENTION", "EXPENSIVE", "MATMULS", "FrozenStatistics", "LoraLinear", "NF4Linear",
+    "NotRepeatableError", "add_lora", "blocks_of", "check_repeatable", "checkpoint_blocks",
+    "in_segments", "quantize_linears", "recompute_explained",
+]  # fmt: skip
