@@ -162,6 +162,7 @@ scoreboard()
 # | lesson | what you learn | minutes | then |
 # |---|---|---|---|
 # | [01 Where does the memory go?](beginner/01_where_memory_goes.ipynb) | account for every byte of a training step | 30 | [lab](../labs/beginner/01_where_memory_goes.ipynb), [solution](../solutions/beginner/01_where_memory_goes.ipynb) |
+# | [05 Trading compute for memory](intermediate/05_checkpointing.ipynb) | forget activations and compute them again, and know the price | 45 | [lab](../labs/intermediate/05_checkpointing.ipynb), [solution](../solutions/intermediate/05_checkpointing.ipynb) |
 # | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 20 | |
 #
 # A lab holds exercises that check your answers. Work in a copy: `make my-labs`, typed in a terminal
@@ -209,7 +210,9 @@ scoreboard()
 # | term | meaning |
 # |---|---|
 # | mixed precision | most arithmetic in 16-bit numbers, with fp32 where it matters |
-# | checkpointing | keep fewer activations, compute the others again in backward |
+# | checkpointing | keep fewer activations, compute the others again in backward; also *recomputation* |
+# | selective checkpointing | keep the results of expensive operations, compute the cheap ones again |
+# | segment | several blocks that are checkpointed as one |
 # | micro-batch | a part of the batch; gradients of several parts are added up before the step |
 # | quantization | store numbers in 8 bits or fewer |
 # | 8-bit states | an optimizer state that is quantized |

@@ -7,9 +7,10 @@ from utils.views.explore import explore
 from utils.views.recorded import RecordedTable, recorded_table
 from utils.views.show import show
 from utils.views.timeline import draw_timeline
+from utils.views.tradeoff import draw_tradeoff
 
 __all__ = [
     "Bar", "Comparison", "RecordedTable", "compare", "draw_breakdown", "draw_memory_by_batch",
-    "draw_throughput", "draw_timeline", "explore", "predicted", "reconcile", "recorded_table",
+    "draw_throughput", "draw_timeline", "draw_tradeoff", "explore", "predicted", "reconcile", "recorded_table",
     "show",
 ]  # fmt: skip
