@@ -8,7 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from utils.catalog import MODELS, RESNET_PARAMETER_COUNTS, model_shape
-from utils.models import Transformer, TransformerConfig, resnet
+from utils.models import Transformer, TransformerConfig, UNet, resnet
 from utils.models.transformer import rotary, rotate
 
 TINY = TransformerConfig(vocabulary=97, hidden=32, layers=2, heads=4, kv_heads=2, feedforward=48)
@@ -239,3 +239,36 @@ def test_compiles_as_one_graph():
     model = tiny()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(tokens()), model(tokens()))
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_a_unet_gives_an_image_for_an_image_and_a_step(norm):
+    torch.manual_seed(0)
+    model = UNet((16, 24, 32), blocks_per_level=2, norm=norm)
+    images = torch.randn(2, 3, 16, 16)
+    first, second = model(images, torch.tensor([1, 1])), model(images, torch.tensor([1, 500]))
+    assert first.shape == images.shape
+    assert not torch.allclose(first[1], second[1])  # the time step counts
+    first.square().mean().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+    assert len(model.blocks) == 9
+    assert len({id(block) for block in model.blocks}) == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"norm": "layer"}, "norm is 'layer'; write one of 'group', 'batch'"),
+        ({"channels": (16,)}, "two or more, multiples of 8"),
+        ({"channels": (16, 20)}, "multiples of 8"),
+        ({"blocks_per_level": 0}, "blocks_per_level is 0"),
+    ],
+)
+def test_impossible_unets_are_refused(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        UNet(**arguments)
+
+
+def test_an_image_that_cannot_be_halved_is_refused():
+    with pytest.raises(ValueError, match="must be multiples of 4"):
+        UNet((16, 16, 16))(torch.randn(1, 3, 10, 10), torch.tensor([0]))

@@ -15,7 +15,7 @@ from utils.memory import measure
 from utils.techniques import BlockCost, activation_peak, best_blocks, recompute_flops
 from utils.units import format_bytes
 
-LAYERS, KEPT_SHARE = 8, 0.5  # a checkpoint by hand must stay below this share of the plain peak
+KEPT_SHARE = 0.5  # a checkpoint by hand must stay below this share of what plain forward keeps
 LOSS_SHARE = 0.6  # and a loss in eight chunks below this one
 
 
@@ -37,8 +37,8 @@ def tiny_layers(answer: Any) -> Verdict:
         8: "That is plain training: a ReLU's result is also the next layer's input.",
         1: "Backward needs an input for each recomputation, not only for the first.",
     }
-    return not_yet("how many tensors stay", got=repr(answer),
-                   nudge=nudges.get(answer, "Each checkpoint keeps its input. How many are there?"))  # fmt: skip
+    nudge = nudges.get(answer, "Each checkpoint keeps its input. How many are there?")
+    return not_yet("how many tensors stay", got=repr(answer), nudge=nudge)
 
 
 def best_segment(answer: Any) -> Verdict:
@@ -46,7 +46,7 @@ def best_segment(answer: Any) -> Verdict:
     if answer == 2:
         return correct("36/2 + 1 + 2 x 8 = 35 tensors; one block a segment keeps 44, three keep 38")
     if answer == 6:
-        nudge = "That is the square root of 36. It is right where a block keeps as much inside as at its edge."
+        nudge = "The square root of 36 is right if a block keeps as much inside as at its edge."
         return not_yet("6 keeps 6 + 5 + 6 x 8 = 59 tensors", nudge=nudge)
     nudge = "Tensors alive: 36/s edges, s - 1 edges within the segment, 8 s inside. Try s = 1, 2, 3."
     return not_yet("the size of a segment", got=repr(answer), nudge=nudge)
@@ -57,8 +57,7 @@ class _Noisy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        layers = [nn.Linear(64, 64) for _ in range(LAYERS)]
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -74,7 +73,8 @@ def checkpointed(function: Callable[[nn.Module, Tensor], Tensor]) -> Verdict:
     wanted, after = _noisy_gradients(lambda block, x: block(x), plain, x)
     found, left = _noisy_gradients(function, model, x)
     if not torch.equal(found[0], wanted[0]):
-        return not_yet("the result is not the block's own", nudge="Forward runs as ever; only what is saved changes.")
+        nudge = "Forward runs as ever; only what is saved changes."
+        return not_yet("the result is not the block's own", nudge=nudge)
     if any(gradient is None for gradient in found):
         return not_yet("a parameter has no gradient", nudge="Is forward run with gradients enabled?")
     if not _same(found, wanted):
@@ -83,12 +83,13 @@ def checkpointed(function: Callable[[nn.Module, Tensor], Tensor]) -> Verdict:
     if not torch.equal(after, left):
         nudge = "torch.random.fork_rng() puts the state back that was there before the recomputation."
         return not_yet("backward moved the random state: the next dropout differs", nudge=nudge)
-    sizes = [_noisy_peak(f, plain, x) for f in (lambda block, x: block(x), function)]
-    if sizes[1] > KEPT_SHARE * sizes[0]:
+    whole, kept = (_kept_bytes(f, plain, x) for f in (lambda block, x: block(x), function))
+    if kept > KEPT_SHARE * whole:
         nudge = "What does your pack hook return? A tensor that it returns stays alive."
-        return not_yet("forward still keeps activations", expected=f"at most {format_bytes(KEPT_SHARE * sizes[0])}",
-                       got=format_bytes(sizes[1]), nudge=nudge)  # fmt: skip
-    return correct(score=f"{format_bytes(sizes[1])} alive after forward, plain {format_bytes(sizes[0])}")
+        limit = f"at most {format_bytes(KEPT_SHARE * whole)}"
+        return not_yet("forward still keeps activations", expected=limit,
+                       got=format_bytes(kept), nudge=nudge)  # fmt: skip
+    return correct(score=f"{format_bytes(kept)} alive after forward, plain {format_bytes(whole)}")
 
 
 def _noisy_gradients(function: Any, model: nn.Module, x: Tensor) -> tuple[list[Any], Tensor]:
@@ -98,7 +99,7 @@ def _noisy_gradients(function: Any, model: nn.Module, x: Tensor) -> tuple[list[A
     return [out.detach(), *(p.grad for p in model.parameters())], torch.get_rng_state()
 
 
-def _noisy_peak(function: Any, model: nn.Module, x: Tensor) -> int:
+def _kept_bytes(function: Any, model: nn.Module, x: Tensor) -> int:
     """Bytes alive when forward is over, beside the model."""
     model.zero_grad()
     held: list[Tensor] = []
@@ -120,13 +121,14 @@ def predicted_bytes(function: Callable[[int, int, int, int], int]) -> Verdict:
         found = function(layers, edge, inside, every)
         if found != right:
             note = f"{layers} blocks, {edge} bytes of input and {inside} inside each, every={every}"
-            return not_yet(note, expected=right, got=found, nudge=_bytes_nudge(found, right, edge, inside))
-    return correct("inputs of all blocks, insides of those not checkpointed, and one that is recomputed")
+            nudge = _bytes_nudge(found, right, edge, inside)
+            return not_yet(note, expected=right, got=found, nudge=nudge)
+    return correct("all inputs, the insides that were kept, and the one that is recomputed")
 
 
 def _bytes_nudge(found: Any, right: int, edge: int, inside: int) -> str:
-    if found is None:
-        return "Your function returns nothing. Is there a `return`?"
+    if not isinstance(found, int):
+        return "Your function returns nothing, or no whole number. Is there a `return`?"
     if found == right - inside:
         return "One block is being recomputed at the peak: its inside is alive, too."
     if found == right + inside:
@@ -160,37 +162,29 @@ def best_set(function: Callable[[list[BlockCost], int], Iterable[int]]) -> Verdi
 
 def _over_nudge(costs: list[BlockCost], found: set[int]) -> str:
     if len(costs) - 1 in found:
-        return "The last block gives nothing back: it is recomputed while all that is kept is alive."
+        return "The last block gives nothing back: it is recomputed while all else is alive."
     return "Use `activation_peak(costs, chosen)`: sums of bytes saved forget what is recomputed."
 
 
 def _cost_nudge(worst: float) -> str:
     if worst > 2:
         return "Some blocks need no recomputation at all. Which ones give nothing back?"
-    return "The best bytes per operation first is a good guess. Can a set of others just reach the budget?"
+    return "Most bytes per operation first is a good guess. Does another set just reach the budget?"
 
 
 def _problems() -> list[tuple[list[BlockCost], int]]:
     """Tables of blocks with budgets: a U-Net's, one that defeats greed, and drawn ones."""
-    unet = [
-        BlockCost(8_388_608, 33_700_000, 2_430_000_000), BlockCost(2_097_152, 14_800_000, 1_830_000_000),
-        BlockCost(1_048_576, 7_400_000, 1_820_000_000), BlockCost(6_291_456, 20_400_000, 4_280_000_000),
-        BlockCost(12_582_912, 41_900_000, 4_860_000_000),
-    ]  # fmt: skip
-    greedy = [BlockCost(0, 60, 55), BlockCost(0, 50, 48), BlockCost(0, 50, 48), BlockCost(0, 10, 10)]
+    unet = [(8389, 33700, 2430), (2097, 14800, 1830), (1049, 7400, 1820), (6291, 20400, 4280)]
+    greedy = [(0, 60, 55), (0, 50, 48), (0, 50, 48), (0, 10, 10)]
     draw = torch.Generator().manual_seed(5)
-    drawn = [
-        [BlockCost(*row) for row in torch.randint(5, 100, (10, 3), generator=draw).tolist()]
-        for _ in range(4)
-    ]
-    tables = [(unet, 0.6), (greedy, 0.42), *((table, share) for table in drawn for share in (0.72, 0.88))]
-    return [(table, _limit(table, share)) for table, share in tables]
-
-
-def _limit(costs: list[BlockCost], share: float) -> int:
-    """A budget between what all blocks checkpointed need and what none needs."""
-    least, most = activation_peak(costs, range(len(costs))), activation_peak(costs, ())
-    return max(least, int(share * most))
+    drawn = [torch.randint(5, 100, (10, 3), generator=draw).tolist() for _ in range(4)]
+    shares = [(unet, 0.6), (greedy, 0.42), *((rows, s) for rows in drawn for s in (0.72, 0.88))]
+    problems = []
+    for rows, share in shares:
+        costs = [BlockCost(*row) for row in rows]
+        least, most = activation_peak(costs, range(len(costs))), activation_peak(costs, ())
+        problems.append((costs, max(least, int(share * most))))
+    return problems
 
 
 def chunked_loss(function: Callable[[Tensor, Tensor, Tensor, int], Tensor]) -> Verdict:
@@ -205,7 +199,8 @@ def chunked_loss(function: Callable[[Tensor, Tensor, Tensor, int], Tensor]) -> V
     if not torch.allclose(found[0], wanted[0], rtol=1e-5):
         return not_yet("the loss", expected=f"{wanted[0]:.4f}", got=f"{found[0]:.4f}",
                        nudge=_loss_nudge(found[0], hidden, head, labels))  # fmt: skip
-    if not all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(wanted, found, strict=True)):
+    pairs = zip(wanted, found, strict=True)
+    if not all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in pairs):
         return not_yet("the gradients are not those of the whole loss", nudge="Is a chunk detached?")
     whole, chunked = (_loss_peak(f, hidden, head, labels) for f in (_whole_loss, function))
     if chunked > LOSS_SHARE * whole:
@@ -220,7 +215,7 @@ def _whole_loss(hidden: Tensor, head: Tensor, labels: Tensor, chunks: int = 1) -
 
 
 def _loss_and_gradients(function: Any, hidden: Tensor, head: Tensor, labels: Tensor) -> Any:
-    hidden, head = hidden.clone().requires_grad_(), head.clone().requires_grad_()
+    hidden, head = (t.clone().requires_grad_() for t in (hidden, head))
     loss = function(hidden, head, labels, 8)
     if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
         return None
@@ -255,8 +250,8 @@ def diagnosis(answer: dict[str, Any]) -> Verdict:
     """Exercise 5: what went wrong in the checkpointed network that evaluates badly."""
     kind, updates = answer.values()
     if str(kind).strip().lower() != "buffers":
-        nudge = "Compare the two models' parameters() and buffers() after the first step."
-        return not_yet("which tensors differ first", got=repr(kind), nudge=nudge)
+        nudge = "Compare the two bodies' parameters() and buffers(), tensor by tensor."
+        return not_yet("which tensors differ", got=repr(kind), nudge=nudge)
     if updates != 2:
         nudge = "Look at num_batches_tracked after three steps, and divide."
         return not_yet("updates in each step", got=repr(updates), nudge=nudge)
@@ -268,9 +263,10 @@ def cured_checkpoint(function: Callable[[nn.Module, Tensor], Tensor]) -> Verdict
     torch.manual_seed(7)
     plain, x = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU()), torch.randn(64, 16)
     block = copy.deepcopy(plain)
-    wanted, found = (_block_gradients(f, b, x) for f, b in ((lambda b, x: b(x), plain), (function, block)))
+    wanted = _block_gradients(lambda block, x: block(x), plain, x)
+    found = _block_gradients(function, block, x)
     if not _same(found, wanted):
-        nudge = "In training, BatchNorm must normalize by the batch in recomputation, too. Is it in eval mode?"
+        nudge = "BatchNorm must normalize by the batch in recomputation, too. Is it in eval mode?"
         return not_yet("the gradients are not those of the plain block", nudge=nudge)
     if int(block[1].num_batches_tracked) != 3:
         got = f"{int(block[1].num_batches_tracked)} updates in 3 steps"
@@ -280,10 +276,12 @@ def cured_checkpoint(function: Callable[[nn.Module, Tensor], Tensor]) -> Verdict
         nudge = "The counter is right. Do running_mean and running_var still move in recomputation?"
         return not_yet("the running statistics differ", nudge=nudge)
     if block[1].momentum != plain[1].momentum or not block[1].training:
-        return not_yet("the block is left changed", nudge="Put back what the context changed, in `finally`.")
-    alive = [_noisy_peak(f, plain, x.repeat(8, 1)) for f in (lambda b, x: b(x), function)]
+        nudge = "Put back what the context changed, in `finally`."
+        return not_yet("the block is left changed", nudge=nudge)
+    alive = [_kept_bytes(f, plain, x.repeat(8, 1)) for f in (lambda b, x: b(x), function)]
     if alive[1] >= alive[0]:
-        return not_yet("nothing is recomputed any more", nudge="Keep the checkpoint, and give it a context_fn.")
+        nudge = "Keep the checkpoint, and give it a context_fn."
+        return not_yet("nothing is recomputed any more", nudge=nudge)
     return correct("same gradients, same statistics, bit by bit")
 
 
@@ -301,4 +299,5 @@ def _block_gradients(function: Any, block: nn.Module, x: Tensor) -> list[Any]:
 
 
 def _same(left: list[Any], right: list[Any]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+    pairs = zip(left, right, strict=True)
+    return all(a is not None and b is not None and torch.equal(a, b) for a, b in pairs)

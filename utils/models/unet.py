@@ -49,6 +49,14 @@ class UNetBlock(nn.Module):
         return inside + self.shortcut(x)
 
 
+def _level(
+    inputs: int, width: int, count: int, norm: str, dropout: float, skip: int = 0
+) -> nn.ModuleList:
+    """Blocks of one level; on the way up each gets `skip` more channels."""
+    widths = [(inputs if n == 0 else width) + skip for n in range(count)]
+    return nn.ModuleList(UNetBlock(before, width, norm, dropout) for before in widths)
+
+
 class UNet(nn.Module):
     """Images (B, 3, S, S) and time steps (B,) -> predicted noise (B, 3, S, S).
 
@@ -79,21 +87,19 @@ class UNet(nn.Module):
         if norm not in NORMS:
             raise ValueError(f"norm is {norm!r}; write one of 'group', 'batch'.")
         if len(channels) < 2 or any(count < 8 or count % 8 for count in channels):
-            raise ValueError(f"channels are {tuple(channels)}; give two levels or more, multiples of 8.")
+            raise ValueError(f"channels are {tuple(channels)}; give two or more, multiples of 8.")
         if blocks_per_level < 1:
             raise ValueError(f"blocks_per_level is {blocks_per_level}; a level needs 1 or more.")
         self.first = nn.Conv2d(image_channels, channels[0], 3, padding=1)
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
         now = channels[0]
         for width in channels[:-1]:
-            level = [UNetBlock(now if n == 0 else width, width, norm, dropout) for n in range(blocks_per_level)]
-            self.down.append(nn.ModuleList(level))
+            self.down.append(_level(now, width, blocks_per_level, norm, dropout))
             now = width
         self.middle = UNetBlock(now, channels[-1], norm, dropout)
         now = channels[-1]
         for width in reversed(channels[:-1]):
-            level = [UNetBlock((now if n == 0 else width) + width, width, norm, dropout) for n in range(blocks_per_level)]
-            self.up.append(nn.ModuleList(level))
+            self.up.append(_level(now, width, blocks_per_level, norm, dropout, skip=width))
             now = width
         self.norm = _norm(norm, channels[0])
         self.last = nn.Conv2d(channels[0], image_channels, 3, padding=1)

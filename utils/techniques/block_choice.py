@@ -1,4 +1,4 @@
-"""The cheapest set of blocks to checkpoint under a memory budget: costs, peak, and the exact optimum.
+"""The cheapest set of blocks to checkpoint under a memory budget: costs, peak, exact optimum.
 
 Bytes and operations are counted, not timed, so that every machine finds the same.
 """

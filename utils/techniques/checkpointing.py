@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 _aten = torch.ops.aten
 MATMULS = tuple(
-    packet.default for packet in (_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.convolution)
+    packet.default
+    for packet in (_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.convolution)
 )
 ATTENTION = tuple(
     packet.default
@@ -102,7 +103,7 @@ def in_segments(blocks: Sequence[nn.Module], size: int) -> nn.ModuleList:
     """Runs of `size` blocks, each to be checkpointed as one: `model.blocks = in_segments(...)`.
 
     With n blocks, segments of sqrt(n) keep about 2 sqrt(n) tensors instead of n, where a block
-    keeps as much inside as at its edge; Chen et al. 2016, section 4. Names in the state_dict change.
+    keeps as much inside as at its edge; Chen et al. 2016, section 4. The state_dict's names change.
 
     Raises:
         ValueError: the size is below 1.
@@ -128,10 +129,11 @@ def _chosen(count: int, every: int, only: Iterable[int] | None) -> set[int]:
     if only is not None:
         chosen = set(only)
         if wrong := sorted(index for index in chosen if index not in range(count)):
-            raise ValueError(f"There is no block {wrong[0]}: the {count} blocks are 0 to {count - 1}.")
+            last = count - 1
+            raise ValueError(f"There is no block {wrong[0]}: the {count} blocks are 0 to {last}.")
         return chosen
     if every < 0:
-        raise ValueError(f"every is {every}; write 1 for all blocks, 2 for each second, 0 for none.")
+        raise ValueError(f"every is {every}; 1 is for all blocks, 2 for each second, 0 for none.")
     return set(range(0, count, every)) if every else set()
 
 

@@ -1,4 +1,4 @@
-"""Recomputation must repeat forward: a check of a block before, and plain words for what fails after."""
+"""Recomputation must repeat forward: a check before training, and plain words for what fails."""
 
 from __future__ import annotations
 

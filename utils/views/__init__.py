@@ -11,6 +11,6 @@ from utils.views.tradeoff import draw_tradeoff
 
 __all__ = [
     "Bar", "Comparison", "RecordedTable", "compare", "draw_breakdown", "draw_memory_by_batch",
-    "draw_throughput", "draw_timeline", "draw_tradeoff", "explore", "predicted", "reconcile", "recorded_table",
-    "show",
+    "draw_throughput", "draw_timeline", "draw_tradeoff", "explore", "predicted", "reconcile",
+    "recorded_table", "show",
 ]  # fmt: skip

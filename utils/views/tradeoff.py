@@ -50,7 +50,7 @@ def draw_tradeoff(
             chosen = (cost, peak) in front
             color = LOOKS[Category.PARAMETERS if chosen else Category.TEMPORARIES].color
             axes.scatter([cost], [peak], s=90, color=color, edgecolor="black", zorder=2)
-            axes.annotate(m.name, (cost, peak), xytext=(8, 6), textcoords="offset points", fontsize=11)
+            axes.annotate(m.name, (cost, peak), (8, 6), textcoords="offset points", fontsize=11)
         if limit_bytes:
             axes.axhline(limit_bytes / unit_bytes, color="black", ls=":", label="the card's memory")
         axes.margins(x=0.2, y=0.15)
