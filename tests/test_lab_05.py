@@ -185,7 +185,7 @@ def by_sum(costs: list[Any], limit: int) -> set[int]:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (lambda costs, limit: set(range(len(costs))), "the optimum"),
+        (lambda costs, limit: set(range(len(costs))), "times the optimum"),
         (lambda costs, limit: set(), "over the budget"),
         (lambda costs, limit: {len(costs) - 1}, "The last block gives nothing back"),
         (lambda costs, limit: {99}, "is no block"),

@@ -34,6 +34,7 @@ here = setup("intermediate/05")
 
 # %%
 import random
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -112,8 +113,7 @@ for replay in (True, False):
 # **Read it.** Without the replayed state, the second run drops other channels than the first. The loss is
 # right, nothing is raised, and the gradients belong to another network. `torch.utils.checkpoint` replays
 # the state unless you say `preserve_rng_state=False`, which is safe only where nothing is random.
-
-# %% [markdown]
+#
 # ### `use_reentrant`
 #
 # `Forgetful` is PyTorch's older way, `use_reentrant=True`: a backward inside of backward. It has a hole.
@@ -193,6 +193,7 @@ def one_step(model, optimizer):
     return loss.item()
 
 
+# %%
 runs, operations, losses = {}, {}, {}
 for way in WAYS:
     model, optimizer = build(way, device=device)
@@ -230,8 +231,7 @@ show(figure, alt="Peak memory against extra operations for six ways of checkpoin
 # a block's last product, whose result nobody needs. Time on your machine includes what is not
 # arithmetic: memory traffic, the optimizer, and Python. Selective does pay in time: each operation
 # passes a mode that decides whether to keep its result, and small operations feel it most.
-
-# %% [markdown]
+#
 # ### The timeline
 #
 # Where does the memory go over a step now? Compare with the mountain of lesson 01.
@@ -300,6 +300,7 @@ def image_step(name):
         F.cross_entropy(networks[name](images), labels).backward()
 
 
+# %%
 for name, network in networks.items():
     inputs = (images, noise_steps) if name == "U-Net" else (images,)
     kept = [cost.inside_bytes for cost in block_costs(network, *inputs)]
@@ -311,12 +312,10 @@ for name, network in networks.items():
 # activations.
 
 # %%
-unet = networks["U-Net"]
+unet, unet_runs = networks["U-Net"], []
 costs = block_costs(unet, images, noise_steps)
-most = activation_peak(costs, set())
-best = best_blocks(costs, int(0.67 * most))
+best = best_blocks(costs, int(0.67 * activation_peak(costs, set())))
 choices = {"none": set(), "best set": best, "every block": set(range(len(costs)))}
-unet_runs = []
 for name, chosen in choices.items():
     checkpoint_blocks(unet, only=chosen)
     unet_runs.append(measure(lambda: image_step("U-Net"), model=unet, name=f"U-Net, {name}", timed_steps=0))
@@ -327,8 +326,7 @@ compare(unet_runs, title="A U-Net under a budget")
 # %% [markdown]
 # **Read it.** A few blocks bring most of what all of them bring, for a part of the arithmetic. "Checkpoint
 # everything" is a default for models of equal blocks; here it pays for blocks that give nothing back.
-
-# %% [markdown]
+#
 # ## 4. Layers that are too small
 #
 # The usual mistake: wrap every layer. A checkpoint keeps its input, and it pays only if the layer would
@@ -351,6 +349,7 @@ def chain_run(name):
     return measure(lambda: chain(x).sum().backward(), model=chain, name=name, timed_steps=0)
 
 
+# %%
 chains = [chain_run(name) for name in WRAPS]
 for run in chains:
     print(f"{run.name:<21} peak {run.peak_bytes / 1e6:6.1f} MB")
@@ -395,6 +394,7 @@ def trained(**how):
     return loss.item(), held_out.item(), updates
 
 
+# %%
 found = {
     "no checkpoint": trained(every=0),
     "plain checkpoint": trained(freeze_statistics=False),
@@ -437,6 +437,7 @@ class Alternates(nn.Module):
         return x.sin() if self.forwards % 2 else x.chunk(2, dim=-1)[0].sin().repeat(1, 2)
 
 
+# %%
 def gradient_of(part):
     random.seed(0)
     torch.manual_seed(0)
@@ -488,25 +489,31 @@ def chunked_loss(hidden, head, targets, chunks=8):
     return sum(checkpoint(one_chunk, *pair, use_reentrant=False) for pair in pairs) / len(targets)
 
 
-torch.manual_seed(0)
-head = nn.Linear(64, 16_000, bias=False).to(device)
-hidden = torch.randn(512, 64, device=device, requires_grad=True)
-targets = torch.randint(0, 16_000, (512,), device=device)
-
 # %% [markdown]
 # **Predict.** One tensor of logits takes $4 \cdot 512 \cdot 16{,}000$ bytes, 31 MiB. The plain loss holds
 # two to three of them at once, the chunked one an eighth of that.
 
 # %%
+torch.manual_seed(0)
+head = nn.Linear(64, 16_000, bias=False).to(device)
+hidden = torch.randn(512, 64, device=device, requires_grad=True)
+targets = torch.randint(0, 16_000, (512,), device=device)
+
+
+def loss_step(loss_of):
+    head.zero_grad()
+    hidden.grad = None
+    loss = loss_of(hidden, head, targets)
+    loss.backward()
+    return loss.item()
+
+
+# %%
 loss_runs, found = [], {}
 for loss_of in (whole_loss, chunked_loss):
-    def loss_step():
-        head.zero_grad()
-        hidden.grad = None
-        loss_of(hidden, head, targets).backward()
-
-    loss_runs.append(measure(loss_step, model=head, name=loss_of.__name__, timed_steps=3))
-    found[loss_of.__name__] = loss_of(hidden, head, targets).item(), hidden.grad
+    step = partial(loss_step, loss_of)
+    loss_runs.append(measure(step, model=head, name=loss_of.__name__, timed_steps=3))
+    found[loss_of.__name__] = step(), hidden.grad
 (whole, whole_gradient), (chunked, chunked_gradient) = found.values()
 print(f"loss {whole:.6f} and {chunked:.6f}; largest difference of gradients",
       f"{(whole_gradient - chunked_gradient).abs().max().item():.1e}")  # fmt: skip
@@ -518,8 +525,7 @@ compare(loss_runs, title="A loss over 16,000 tokens of vocabulary")
 # **Read it.** Sums in another order differ in their last bits; all else is equal. The price is one more
 # product with the head. Libraries have fused forms of it, which compute the gradient in forward
 # and need no second product.
-
-# %% [markdown]
+#
 # ## 8. Let the compiler choose
 #
 # `torch.compile` sees forward and backward as one graph and decides for each *operation* what is kept.
@@ -551,6 +557,7 @@ def budgeted(share):
     return run, counter.get_total_flops()
 
 
+# %%
 budgets = [budgeted(share) for share in (1.0, 0.5, 0.2, 0.0)]
 for run, count in budgets:
     print(f"{run.name:<12} peak {format_bytes(run.peak_bytes):>10}   {100 * (count / budgets[0][1] - 1):+5.1f}% operations")

@@ -147,16 +147,17 @@ def best_set(function: Callable[[list[BlockCost], int], Iterable[int]]) -> Verdi
             return not_yet(f"{wrong[0]!r} is no block: there are {len(costs)}, from 0")
         peak = activation_peak(costs, found)
         if peak > limit:
-            nudge = _over_nudge(costs, found)
+            got = f"{peak:,} bytes with blocks {sorted(found)}"
             return not_yet("the peak is over the budget", expected=f"at most {limit:,} bytes",
-                           got=f"{peak:,} bytes with blocks {sorted(found)}", nudge=nudge)  # fmt: skip
+                           got=got, nudge=_over_nudge(costs, found))  # fmt: skip
         least = recompute_flops(costs, best_blocks(costs, limit))
         spent = recompute_flops(costs, found)
         worst = max(worst, spent / least if least else 1.0 + bool(spent))
     score = f"{worst:.3f} times the optimum's operations (1.000 is the best)"
     if worst > 1.0:
+        nudge = "Most bytes per operation first is a good guess. Does another set just reach the budget?"
         return not_yet("every budget is kept, but not at the least cost", expected="1.000",
-                       got=score, nudge=_cost_nudge(worst))  # fmt: skip
+                       got=score, nudge=nudge)  # fmt: skip
     return correct(f"the optimum in all {len(_problems())} problems", score=score)
 
 
@@ -164,12 +165,6 @@ def _over_nudge(costs: list[BlockCost], found: set[int]) -> str:
     if len(costs) - 1 in found:
         return "The last block gives nothing back: it is recomputed while all else is alive."
     return "Use `activation_peak(costs, chosen)`: sums of bytes saved forget what is recomputed."
-
-
-def _cost_nudge(worst: float) -> str:
-    if worst > 2:
-        return "Some blocks need no recomputation at all. Which ones give nothing back?"
-    return "Most bytes per operation first is a good guess. Does another set just reach the budget?"
 
 
 def _problems() -> list[tuple[list[BlockCost], int]]:
@@ -204,7 +199,7 @@ def chunked_loss(function: Callable[[Tensor, Tensor, Tensor, int], Tensor]) -> V
         return not_yet("the gradients are not those of the whole loss", nudge="Is a chunk detached?")
     whole, chunked = (_loss_peak(f, hidden, head, labels) for f in (_whole_loss, function))
     if chunked > LOSS_SHARE * whole:
-        nudge = "Chunks alone keep all their logits for backward. Which technique of this lesson drops them?"
+        nudge = "Chunks alone keep all their logits for backward. Which technique drops them?"
         return not_yet("the peak", expected=f"at most {format_bytes(LOSS_SHARE * whole)}",
                        got=format_bytes(chunked), nudge=nudge)  # fmt: skip
     return correct(score=f"peak {format_bytes(chunked)}, whole {format_bytes(whole)}")
@@ -255,7 +250,7 @@ def diagnosis(answer: dict[str, Any]) -> Verdict:
     if updates != 2:
         nudge = "Look at num_batches_tracked after three steps, and divide."
         return not_yet("updates in each step", got=repr(updates), nudge=nudge)
-    return correct("the running statistics see every batch twice; the loss of training never uses them")
+    return correct("the running statistics see each batch twice, and training never uses them")
 
 
 def cured_checkpoint(function: Callable[[nn.Module, Tensor], Tensor]) -> Verdict:

@@ -229,6 +229,7 @@ def convolutional():
     return nn.Sequential(*parts, nn.BatchNorm2d(16), nn.ReLU()), nn.Linear(16, 10)
 
 
+# %%
 def train(call, batches=3):
     body, head = convolutional()
     torch.manual_seed(1)
@@ -242,6 +243,7 @@ def train(call, batches=3):
     return body
 
 
+# %%
 plain = train(lambda body, images: body(images))
 broken = train(lambda body, images: checkpoint(body, images, use_reentrant=False))
 
