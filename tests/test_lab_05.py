@@ -69,9 +69,8 @@ def test_the_questions_accept_the_right_answers() -> None:
         ("last_block", "yes", "Backward begins with the last block"),
         ("last_block", 3, '"yes" or "no"'),
         ("tiny_layers", 8, "plain training"),
-        ("tiny_layers", 1, "for each recomputation"),
         ("tiny_layers", 24, "Each checkpoint keeps its input"),
-        ("best_segment", 6, "the square root of 36"),
+        ("best_segment", 6, "square root of 36"),
         ("best_segment", 1, "Tensors alive"),
         ("diagnosis", {"what": "parameters", "updates": 2}, "parameters() and buffers()"),
         ("diagnosis", {"what": "buffers", "updates": 1}, "num_batches_tracked"),
@@ -145,7 +144,7 @@ def plan(edges: Callable[..., int], insides: Callable[..., int]) -> Callable[...
             lambda n, edge, inside, k: lab_predicted(n, edge, inside, k) - edge * (k == 1),
             "Every block's input stays",
         ),
-        (lambda n, edge, inside, k: n * inside, "Walk backward"),
+        (lambda n, edge, inside, k: 7, "Walk backward"),
     ],
 )
 def test_wrong_predictions(answer: Any, words: str) -> None:
@@ -190,7 +189,7 @@ def by_sum(costs: list[Any], limit: int) -> set[int]:
         (lambda costs, limit: {len(costs) - 1}, "The last block gives nothing back"),
         (lambda costs, limit: {99}, "is no block"),
         (by_ratio, "good guess"),
-        (by_sum, "times the optimum"),
+        (by_sum, "sums of bytes saved"),
     ],
 )
 def test_sets_that_are_not_the_best(answer: Any, words: str) -> None:
@@ -309,7 +308,7 @@ def test_cures_of_batch_norm_that_fail(answer: Any, words: str) -> None:
 
 def test_a_cure_by_eval_mode() -> None:
     answer = recomputed_in(lambda block: block.eval(), lambda block, _: block.train())
-    assert lab_05.cured_checkpoint(answer).status is Status.NOT_YET
+    nudged(lab_05.cured_checkpoint(answer), "in eval mode")
 
 
 def test_a_cure_that_leaves_the_momentum_at_zero() -> None:
@@ -321,4 +320,4 @@ def test_a_cure_that_leaves_the_momentum_at_zero() -> None:
         block[1].momentum = 0.0
         return copied_counter(block)
 
-    assert lab_05.cured_checkpoint(recomputed_in(enter, leave)).status is Status.NOT_YET
+    nudged(lab_05.cured_checkpoint(recomputed_in(enter, leave)), "in `finally`")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.memory import measure
@@ -16,7 +17,7 @@ from utils.techniques import BlockCost, activation_peak, best_blocks, recompute_
 from utils.units import format_bytes
 
 KEPT_SHARE = 0.5  # a checkpoint by hand must stay below this share of what plain forward keeps
-LOSS_SHARE = 0.6  # and a loss in eight chunks below this one
+LOSS_SHARE = 0.3  # and a loss in eight chunks below this one
 
 
 def last_block(answer: Any) -> Verdict:
@@ -33,10 +34,7 @@ def tiny_layers(answer: Any) -> Verdict:
     """Lesson 05: eight pairs of Linear and ReLU, each layer checkpointed by itself."""
     if answer == 16:
         return correct("every layer's input; plain training keeps one tensor a pair")
-    nudges = {
-        8: "That is plain training: a ReLU's result is also the next layer's input.",
-        1: "Backward needs an input for each recomputation, not only for the first.",
-    }
+    nudges = {8: "That is plain training: a ReLU's result is also the next layer's input."}
     nudge = nudges.get(answer, "Each checkpoint keeps its input. How many are there?")
     return not_yet("how many tensors stay", got=repr(answer), nudge=nudge)
 
@@ -95,6 +93,7 @@ def checkpointed(function: Callable[[nn.Module, Tensor], Tensor]) -> Verdict:
 def _noisy_gradients(function: Any, model: nn.Module, x: Tensor) -> tuple[list[Any], Tensor]:
     torch.manual_seed(4)
     out = function(model, x)
+    torch.rand(3)  # somebody else draws between forward and backward
     out.square().sum().backward()
     return [out.detach(), *(p.grad for p in model.parameters())], torch.get_rng_state()
 
@@ -259,9 +258,13 @@ def cured_checkpoint(function: Callable[[nn.Module, Tensor], Tensor]) -> Verdict
     plain, x = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU()), torch.randn(64, 16)
     block = copy.deepcopy(plain)
     wanted = _block_gradients(lambda block, x: block(x), plain, x)
-    found = _block_gradients(function, block, x)
+    try:
+        found = _block_gradients(function, block, x)
+    except CheckpointError as error:
+        nudge = "BatchNorm saves other tensors in eval mode. How else can its statistics be held?"
+        return not_yet(f"recomputation saved other tensors: {str(error)[:60]}", nudge=nudge)
     if not _same(found, wanted):
-        nudge = "BatchNorm must normalize by the batch in recomputation, too. Is it in eval mode?"
+        nudge = "BatchNorm must normalize by the batch in recomputation, too."
         return not_yet("the gradients are not those of the plain block", nudge=nudge)
     if int(block[1].num_batches_tracked) != 3:
         got = f"{int(block[1].num_batches_tracked)} updates in 3 steps"
