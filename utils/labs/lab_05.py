@@ -67,9 +67,8 @@ def checkpointed(function: Callable[[nn.Module, Tensor], Tensor]) -> Verdict:
     """Exercise 1: a checkpoint by saved-tensor hooks, with the random state."""
     torch.manual_seed(3)
     plain, x = _Noisy(), torch.randn(512, 64)
-    model = copy.deepcopy(plain)
+    found, left = _noisy_gradients(function, copy.deepcopy(plain), x)
     wanted, after = _noisy_gradients(lambda block, x: block(x), plain, x)
-    found, left = _noisy_gradients(function, model, x)
     if not torch.equal(found[0], wanted[0]):
         nudge = "Forward runs as ever; only what is saved changes."
         return not_yet("the result is not the block's own", nudge=nudge)
@@ -126,8 +125,8 @@ def predicted_bytes(function: Callable[[int, int, int, int], int]) -> Verdict:
 
 
 def _bytes_nudge(found: Any, right: int, edge: int, inside: int) -> str:
-    if not isinstance(found, int):
-        return "Your function returns nothing, or no whole number. Is there a `return`?"
+    if found is None:
+        return "Your function returns nothing. Is there a `return`?"
     if found == right - inside:
         return "One block is being recomputed at the peak: its inside is alive, too."
     if found == right + inside:
@@ -264,8 +263,11 @@ def cured_checkpoint(function: Callable[[nn.Module, Tensor], Tensor]) -> Verdict
         nudge = "BatchNorm saves other tensors in eval mode. How else can its statistics be held?"
         return not_yet(f"recomputation saved other tensors: {str(error)[:60]}", nudge=nudge)
     if not _same(found, wanted):
-        nudge = "BatchNorm must normalize by the batch in recomputation, too."
-        return not_yet("the gradients are not those of the plain block", nudge=nudge)
+        return not_yet("the gradients are not those of the plain block",
+                       nudge="BatchNorm must normalize by the batch in recomputation, too.")  # fmt: skip
+    if block[1].momentum != plain[1].momentum or not block[1].training:
+        nudge = "Put back what the context changed, in `finally`."
+        return not_yet("the block is left changed", nudge=nudge)
     if int(block[1].num_batches_tracked) != 3:
         got = f"{int(block[1].num_batches_tracked)} updates in 3 steps"
         return not_yet("the statistics count other batches", expected="3 updates in 3 steps", got=got,
@@ -273,9 +275,6 @@ def cured_checkpoint(function: Callable[[nn.Module, Tensor], Tensor]) -> Verdict
     if not _same([*block.buffers()], [*plain.buffers()]):
         nudge = "The counter is right. Do running_mean and running_var still move in recomputation?"
         return not_yet("the running statistics differ", nudge=nudge)
-    if block[1].momentum != plain[1].momentum or not block[1].training:
-        nudge = "Put back what the context changed, in `finally`."
-        return not_yet("the block is left changed", nudge=nudge)
     alive = [_kept_bytes(f, plain, x.repeat(8, 1)) for f in (lambda b, x: b(x), function)]
     if alive[1] >= alive[0]:
         nudge = "Keep the checkpoint, and give it a context_fn."
