@@ -162,6 +162,8 @@ scoreboard()
 # | lesson | what you learn | minutes | then |
 # |---|---|---|---|
 # | [01 Where does the memory go?](beginner/01_where_memory_goes.ipynb) | account for every byte of a training step | 30 | [lab](../labs/beginner/01_where_memory_goes.ipynb), [solution](../solutions/beginner/01_where_memory_goes.ipynb) |
+# | [02 Mixed precision on a vision model](beginner/02_mixed_precision.ipynb) | put twice the batch on a 16 GB card, and keep the accuracy | 40 | [lab](../labs/beginner/02_mixed_precision.ipynb), [solution](../solutions/beginner/02_mixed_precision.ipynb) |
+# | [03 When numbers break](beginner/03_when_numbers_break.ipynb) | find five faults of a mixed-precision run from its record | 45 | [lab](../labs/beginner/03_when_numbers_break.ipynb), [solution](../solutions/beginner/03_when_numbers_break.ipynb) |
 # | [05 Trading compute for memory](intermediate/05_checkpointing.ipynb) | forget activations and compute them again, and know the price | 45 | [lab](../labs/intermediate/05_checkpointing.ipynb), [solution](../solutions/intermediate/05_checkpointing.ipynb) |
 # | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 20 | |
 #
@@ -210,6 +212,14 @@ scoreboard()
 # | term | meaning |
 # |---|---|
 # | mixed precision | most arithmetic in 16-bit numbers, with fp32 where it matters |
+# | autocast | the part of PyTorch that casts inputs to 16 bits, operation by operation |
+# | cast weights | the 16-bit copies of weights that autocast makes and keeps until backward has used them |
+# | loss scaling | multiply the loss, so that small fp16 gradients do not become 0, and divide before the step |
+# | TF32 | products of fp32 tensors with 10 binary digits behind the point, on newer GPUs; no memory saved |
+# | channels_last | a memory layout with the colours of a pixel next to each other |
+# | overflow, underflow | too large for the format: infinity; too small: zero |
+# | subnormal | a number near zero that has fewer digits than the others |
+# | fp8 | numbers of 1 byte; e4m3 has one more digit, e5m2 more range |
 # | checkpointing | keep fewer activations, compute the others again in backward; also *recomputation* |
 # | selective checkpointing | keep the results of expensive operations, compute the cheap ones again |
 # | segment | several blocks that are checkpointed as one |
