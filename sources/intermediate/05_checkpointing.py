@@ -202,7 +202,7 @@ for way in WAYS:
     operations[way] = counter.get_total_flops()
     losses[way].append(one_step(model, optimizer))
     runs[way] = measure(lambda: one_step(model, optimizer), model=model, optimizer=optimizer,
-                        items=512, unit="tokens", name=way, timed_steps=3)  # fmt: skip
+                        items=512, unit="tokens", name=way, timed_steps=2)  # fmt: skip
 compare(list(runs.values()), title="Six ways to choose what is recomputed")
 
 # %%
@@ -287,8 +287,8 @@ check("05.best_segment", segment_size)
 
 # %%
 torch.manual_seed(0)
-images, noise_steps = torch.randn(16, 3, 32, 32, device=device), torch.arange(16, device=device)
-labels = torch.randint(0, 10, (16,), device=device)
+images, noise_steps = torch.randn(8, 3, 32, 32, device=device), torch.arange(8, device=device)
+labels = torch.randint(0, 10, (8,), device=device)
 networks = {"ResNet-18": resnet(18).to(device), "U-Net": UNet((16, 32, 64, 64)).to(device)}
 
 
@@ -345,7 +345,7 @@ def chain_run(name):
     layers = [layer for _ in range(10) for layer in (nn.Linear(128, 128), nn.ReLU())]
     chain = WRAPS[name](nn.Sequential(*layers))
     chain = nn.Sequential(*chain).to(device)
-    x = torch.randn(16384, 128, device=device)
+    x = torch.randn(8192, 128, device=device)
     return measure(lambda: chain(x).sum().backward(), model=chain, name=name, timed_steps=0)
 
 
@@ -512,7 +512,7 @@ def loss_step(loss_of):
 loss_runs, found = [], {}
 for loss_of in (whole_loss, chunked_loss):
     step = partial(loss_step, loss_of)
-    loss_runs.append(measure(step, model=head, name=loss_of.__name__, timed_steps=3))
+    loss_runs.append(measure(step, model=head, name=loss_of.__name__, timed_steps=2))
     found[loss_of.__name__] = step(), hidden.grad
 (whole, whole_gradient), (chunked, chunked_gradient) = found.values()
 print(f"loss {whole:.6f} and {chunked:.6f}; largest difference of gradients",
