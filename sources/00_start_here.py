@@ -165,6 +165,7 @@ scoreboard()
 # | [02 Mixed precision on a vision model](beginner/02_mixed_precision.ipynb) | put twice the batch on a 16 GB card, and keep the accuracy | 40 | [lab](../labs/beginner/02_mixed_precision.ipynb), [solution](../solutions/beginner/02_mixed_precision.ipynb) |
 # | [03 When numbers break](beginner/03_when_numbers_break.ipynb) | find five faults of a mixed-precision run from its record | 45 | [lab](../labs/beginner/03_when_numbers_break.ipynb), [solution](../solutions/beginner/03_when_numbers_break.ipynb) |
 # | [04 One model, four ranks](beginner/04_four_ranks.ipynb) | train on four processes, and get the same losses | 40 | [lab](../labs/beginner/04_four_ranks.ipynb), [solution](../solutions/beginner/04_four_ranks.ipynb) |
+# | [05 Trading compute for memory](intermediate/05_checkpointing.ipynb) | forget activations and compute them again, and know the price | 45 | [lab](../labs/intermediate/05_checkpointing.ipynb), [solution](../solutions/intermediate/05_checkpointing.ipynb) |
 # | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 20 | |
 # | [15 The design studio](advanced/15_design_studio.ipynb) | lay out 175B on 64 GPUs, and defend a design in days and dollars | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
 #
@@ -237,7 +238,9 @@ scoreboard()
 # | exponent, mantissa | the bits of a number that give its range, and those that give its digits |
 # | subnormal | a number near zero that has fewer digits than the others |
 # | fp8 | numbers of 1 byte; e4m3 has one more digit, e5m2 more range |
-# | checkpointing | keep fewer activations, compute the others again in backward |
+# | checkpointing | keep fewer activations, compute the others again in backward; also *recomputation* |
+# | selective checkpointing | keep the results of expensive operations, compute the cheap ones again |
+# | segment | several blocks that are checkpointed as one |
 # | micro-batch | a part of the batch; gradients of several parts are added up before the step |
 # | quantization | store numbers in 8 bits or fewer |
 # | 8-bit states | an optimizer state that is quantized |

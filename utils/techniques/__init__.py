@@ -14,6 +14,18 @@ _HOME = {
     "average_gradients": "data_parallel",
     "buckets_of": "data_parallel",
     "share_start": "data_parallel",
+    "BlockCost": "block_choice",
+    "activation_peak": "block_choice",
+    "best_blocks": "block_choice",
+    "block_costs": "block_choice",
+    "recompute_flops": "block_choice",
+    "ATTENTION": "checkpointing",
+    "EXPENSIVE": "checkpointing",
+    "FrozenStatistics": "checkpointing",
+    "MATMULS": "checkpointing",
+    "blocks_of": "checkpointing",
+    "checkpoint_blocks": "checkpointing",
+    "in_segments": "checkpointing",
     "FlightRecorder": "flight_recorder",
     "NonFinite": "flight_recorder",
     "Shares": "flight_recorder",
@@ -28,6 +40,9 @@ _HOME = {
     "quantize_linears": "quantization",
     "shard_batch": "sharding",
     "sharded_loader": "sharding",
+    "NotRepeatableError": "repeatable",
+    "check_repeatable": "repeatable",
+    "recompute_explained": "repeatable",
 }
 
 __all__ = list(_HOME)

@@ -13,12 +13,13 @@ from utils.views.schedule import draw_schedule
 from utils.views.show import show
 from utils.views.studio import design, draw_design, studio
 from utils.views.timeline import draw_timeline
+from utils.views.tradeoff import draw_tradeoff
 from utils.views.validation_figures import draw_validation
 
 __all__ = [
     "Bar", "Comparison", "RecordedTable", "Span", "compare", "design", "draw_bits",
     "draw_breakdown", "draw_design", "draw_flight", "draw_formats", "draw_lanes", "draw_losses",
     "draw_memory_by_batch", "draw_pareto", "draw_schedule", "draw_stage_memory",
-    "draw_throughput", "draw_timeline", "draw_validation", "explore", "predicted", "reconcile",
-    "recorded_table", "show", "studio",
+    "draw_throughput", "draw_timeline", "draw_tradeoff", "draw_validation", "explore",
+    "predicted", "reconcile", "recorded_table", "show", "studio",
 ]  # fmt: skip
