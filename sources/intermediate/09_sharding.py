@@ -272,7 +272,7 @@ for name in names[1:-1]:
 def largest(name, category):
     """Bytes per parameter at the moment of the step when there are the most of a category."""
     series = runs[name][0].timeline.series()
-    return max(int(curve.max()) for c, curve in series.items() if str(c) == category) / P
+    return max((int(curve.max()) for c, curve in series.items() if str(c) == category), default=0) / P
 
 
 print("        parameters  gradients  optimizer state  communication   B/P, each at its own largest")
@@ -389,8 +389,8 @@ check("09.reduced_times", reduced_times)
 # %% [markdown]
 # ## 6. One GPU
 #
-# One rank, ZeRO-2, against one rank without a partition (stage 0 has no master copy of its own in DeepSpeed, so take stage 1
-# beside it). What does the partition save?
+# One rank, two stages. Without any sharding it would hold 2 bytes of bf16 parameter, 4 of master copy and
+# 8 of moments when the step is over. What does the partition save?
 
 # %%
 def lasting(name):
@@ -419,7 +419,7 @@ check("09.one_gpu", bytes_saved_on_one_gpu)
 
 # %%
 LARGE = TransformerConfig(vocabulary=50257, hidden=2048, layers=24, heads=16, feedforward=5504,
-                          tied=True, checkpoint_every=1)  # fmt: skip
+                          tied=True)  # fmt: skip
 with torch.device("meta"):
     P_large = sum(p.numel() for p in Transformer(LARGE).parameters())
 print(f"P = {P_large:,}; 16P = {16 * P_large / 1e9:.1f} GB ({Evidence.PREDICTED})")
@@ -456,7 +456,7 @@ print(f"the root, gathered in bf16: {gathered / 1e9:.2f} GB; its gradient to be 
 # %% [markdown]
 # **Read it.** The states follow the stair as long as they are the peak. What does not shrink with $N$
 # takes over: the gathered root (a table of 50,257 rows), the fp32 copy of its gradient on the way to the
-# reduction, logits and the activations. On 64 ranks they are most of the memory. That is the answer to
+# reduction, and the activations, of which every rank has its own. On 64 ranks they are most of the memory. That is the answer to
 # "ZeRO-3 needs $16P/N$": it needs that *plus* a part which no number of ranks shrinks.
 
 # %% [markdown]
