@@ -44,13 +44,13 @@ from torch.nn.parallel import DistributedDataParallel
 from utils import Evidence, Transformer, TransformerConfig, check, compare, format_bytes, measure
 from utils import run_ranks, score, scoreboard, show, simulate, traffic
 from utils.memory import held
-from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
+from utils.techniques.deepspeed import build_extension, deepspeed_problem, load_deepspeed
 from utils.techniques.deepspeed_config import read_config
 from utils.techniques.fsdp import no_sync, shard
 from utils.techniques.zero import SETTINGS, note_states, resident, zero_config, zero_engine
 
 zero_problem = deepspeed_problem()
-print(zero_problem or f"DeepSpeed {load_deepspeed().__version__} can run here.")
+print(zero_problem or f"DeepSpeed {load_deepspeed().__version__}. {build_extension()}")
 
 # %% [markdown]
 # ## What you will be able to do

@@ -123,6 +123,8 @@ class StepObserver:
         self.note(Category.BUFFERS, self._model.buffers())
         self._note_gradients()
         self._note_optimizer_state()
+        for category, tensors in getattr(self._model, "kept_elsewhere", dict)().items():
+            self.note(category, tensors)
 
     def running_path(self) -> str:
         """The path of the innermost module whose forward is running."""

@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import importlib.util
 import logging
 import os
+import sys
+from pathlib import Path
 from types import ModuleType
 
 import torch
 
-from utils.memory.compile import CompilerError, find_compiler
+from utils.memory.compile import CompilerError, cache_folder, find_compiler
 
 _EXTENSION = "ShareMemCommBuilder"
 _WITHOUT = "cells that run ZeRO are skipped, and the FSDP2 cells run"
@@ -30,9 +33,20 @@ def load_deepspeed() -> ModuleType:
     for name in ("DeepSpeed", "torch.utils.cpp_extension"):
         logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault("DS_LOG_LEVEL", "error")
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_folder()))
     deepspeed = importlib.import_module("deepspeed")
     deepspeed.utils.logger.setLevel(logging.ERROR)
     return deepspeed
+
+
+def extensions_folder() -> Path:
+    """Where the extension is kept: one folder for each environment.
+
+    PyTorch's own folder is one for all. Paths of an environment are part of its build, so that two
+    environments that take turns would compile anew each time.
+    """
+    digest = hashlib.sha256(f"{torch.__version__} {sys.prefix}".encode()).hexdigest()[:12]
+    return cache_folder() / f"extensions-{digest}"
 
 
 @functools.cache
@@ -52,8 +66,9 @@ def deepspeed_problem() -> str | None:
 def build_extension() -> str:
     """Compile what DeepSpeed compiles at its first use on a CPU; say in one line what came of it.
 
-    PyTorch keeps the result in its folder of extensions, so a second call only loads it. A failure
-    is said, and is no failure of the set-up: only ZeRO needs it.
+    The result is kept, so a second call only loads it. A failure is said, and is no failure of the
+    set-up: only ZeRO needs it. Call it before ranks start: a rank that is stopped while it compiles
+    leaves a lock behind, for which all later ones would wait.
     """
     if problem := deepspeed_problem():
         return problem
