@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from simulation_cases import OPTIMIZERS, cross_entropy, keep_matmuls
+from utils.validation.simulation_cpu import OPTIMIZERS, cross_entropy, keep_matmuls
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from simulation_cases import BATCH, CASES, LENGTH, TINY, both, cross_entropy, state_maxima
+from utils.validation.simulation_cpu import BATCH, CASES, LENGTH, TINY, both, cross_entropy, state_maxima
 from torch import nn
 
 from utils.memory import Category

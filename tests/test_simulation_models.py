@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 import transformers
-from simulation_cases import BATCH, LENGTH, both, state_maxima
+from utils.validation.simulation_cpu import BATCH, LENGTH, both, state_maxima
 from torch import nn
 
 from utils.memory import Category

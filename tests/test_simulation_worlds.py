@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.simulation_cases import state_maxima
+from utils.validation.simulation_cpu import state_maxima
 from tests.world_cases import (
     CASES,
     WORLD,

@@ -16,6 +16,7 @@ from utils.memory.budget import Budget
 from utils.memory.measurement import Measurement
 from utils.memory.meter import measure
 from utils.memory.timeline import MemoryTimeline
+from utils.simulation.caching import replayed
 from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
 from utils.simulation.kernels import choose_optimizer_kernel, cuda_choices
@@ -56,7 +57,8 @@ def simulate(
 
     Returns:
         A measurement with evidence *simulated*; its times are event counts. The first note
-        says whether the peak fits the device, `traffic` what the rank communicates.
+        says whether the peak fits the device, `traffic` what the rank communicates, and on a
+        GPU `reserved_bytes` what the caching allocator would have taken from it.
 
     Raises:
         SimulationError: the step needs values, which simulated tensors do not have, or an
@@ -87,7 +89,7 @@ def simulate(
         result,
         evidence=Evidence.SIMULATED,
         device=card.name,
-        allocator_bytes={},
+        allocator_bytes=_allocator_bytes(watcher) if card.is_cuda else {},
         notes=(verdict,) if verdict else (),
         traffic=_traffic(watcher.collectives, built_ns, result.timeline),
     )
@@ -103,6 +105,16 @@ def _simulating(watcher: StorageWatcher, card: SimulatedDevice) -> Iterator[None
         if card.is_cuda:
             stack.enter_context(cuda_choices(card.flash))
         yield
+
+
+def _allocator_bytes(watcher: StorageWatcher) -> dict[str, int]:
+    """What CUDA's caching allocator would say, from the warm-up step on.
+
+    What build() left is placed first, in the order in which it was made, as after a move to the
+    GPU; how a real program got there may leave other gaps.
+    """
+    cache = replayed(watcher.existing, watcher.stop())
+    return {"allocated peak": cache.allocated_peak_bytes, "reserved peak": cache.reserved_bytes}
 
 
 def _traffic(

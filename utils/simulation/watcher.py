@@ -60,6 +60,7 @@ class StorageWatcher(TorchDispatchMode):
         self._clock = 0
         self._alive: dict[int, tuple[int, Any]] = {}
         self._events: list[AllocationEvent] = []
+        self.existing: list[tuple[int, int]] = []  # address and bytes, when the recording began
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -92,6 +93,7 @@ class StorageWatcher(TorchDispatchMode):
 
     def start(self) -> None:
         self._events = []
+        self.existing = [(address, size) for address, (size, _) in self._alive.items()]
 
     def now_ns(self) -> int:
         self._clock += 1

@@ -86,9 +86,8 @@ def _parameter_count(shape: litgpt.LitShape) -> int:
 def peft_comparisons() -> Iterator[Comparison]:
     """PEFT's method comparison: LoRA on Llama 3.2 3B, on one GPU; GB.
 
-    PyTorch's reserved memory is published, which holds free blocks between the tensors too and
-    the evaluation by generation; the simulation gives the tensors' peak of a training step whose
-    batch is as long as the run allows.
+    Published is PyTorch's reserved memory of the run, evaluation by generation included; simulated
+    what the replayed allocator reserves for a step whose batch is as long as the run allows.
     """
     for row in table("peft_adapters"):
         if row["experiment"].partition("/")[0] != "lora" or row["optimizer"] != "AdamW":
@@ -98,7 +97,7 @@ def peft_comparisons() -> Iterator[Comparison]:
         for quantity, column in PEFT_FIGURES.items():
             published = float(row[column]) / GB
             yield Comparison("PEFT LoRA", quantity, row["experiment"], published,
-                             found.peak_bytes / GB, LLAMA_PARAMETERS + trained)  # fmt: skip
+                             (found.reserved_bytes or 0) / GB, LLAMA_PARAMETERS + trained)  # fmt: skip
 
 
 def peft_step(row: dict[str, str]) -> Measurement:

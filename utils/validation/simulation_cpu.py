@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import bitsandbytes
@@ -13,9 +13,12 @@ from torch import nn
 from torch.utils import checkpoint as checkpointing
 
 from utils.memory import Category, Measurement, measure
+from utils.memory.source import CountingSource, EventSource
 from utils.models import Transformer, TransformerConfig, resnet
 from utils.simulation import simulate
 from utils.techniques import add_lora, quantize_linears
+from utils.units import MIB
+from utils.validation.comparison import Comparison
 
 Build = Callable[[], tuple[nn.Module, torch.optim.Optimizer | None]]
 Step = Callable[[nn.Module, Any], Any]
@@ -155,13 +158,24 @@ CASES: dict[str, Pair] = {
 }  # fmt: skip
 
 
-def both(build: Build, step: Step) -> tuple[Measurement, Measurement]:
+# For a short report: every technique of the transformer but what only repeats another's, and
+# ResNet-50 with two optimizers. The tests run all.
+SHORT = tuple(
+    name for name in CASES
+    if name.startswith("transformer") or name in ("ResNet-50, SGD", "ResNet-50, Adam")
+)  # fmt: skip
+
+
+def both(
+    build: Build, step: Step, source: EventSource | None = None
+) -> tuple[Measurement, Measurement]:
     """The same two functions, simulated and run for real."""
     simulated = simulate(build, step, device="cpu")
     model, optimizer = build()
     real = measure(
-        lambda: step(model, optimizer), model=model, optimizer=optimizer, timed_steps=0
-    )
+        lambda: step(model, optimizer), model=model, optimizer=optimizer, timed_steps=0,
+        source=source,
+    )  # fmt: skip
     return simulated, real
 
 
@@ -181,3 +195,23 @@ def state_maxima(found: Measurement) -> dict[Category, int]:
             highest = max(highest, alive)
         maxima[state] = highest
     return maxima
+
+
+def cpu_comparisons(names: Iterable[str] = tuple(CASES)) -> Iterator[Comparison]:
+    """Peaks of small steps beside this machine's counting allocator, by model; MiB.
+
+    On one thread: kernels, and so their scratch memory, depend on the number of threads.
+
+    Raises:
+        CompilerError: the counting allocator needs a C++ compiler.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for name in names:
+            simulated, real = both(*CASES[name], source=CountingSource())
+            model, _, technique = name.partition(", ")
+            yield Comparison(f"CPU allocator, {model}", "peak MiB", technique,
+                             real.peak_bytes / MIB, simulated.peak_bytes / MIB)  # fmt: skip
+    finally:
+        torch.set_num_threads(threads)
