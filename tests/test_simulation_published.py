@@ -48,8 +48,7 @@ def test_the_report_has_every_row_and_both_baselines(litgpt: list[Comparison]) -
 def test_peft() -> None:
     rows = [row for row in peft_comparisons() if row.quantity == "reserved GB, maximum"]
     assert len(rows) == 4
-    assert all(row.predicted < row.published for row in rows)  # reserved holds free blocks too
-    assert max(abs(row.error) for row in rows) <= 0.06
+    assert max(abs(row.error) for row in rows) <= 0.05
 
 
 @pytest.mark.slow

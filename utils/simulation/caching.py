@@ -126,7 +126,9 @@ class CachingAllocator:
         pool.pop(bisect_left(pool, (block.size, block.start)))
 
 
-def replayed(existing: Iterable[tuple[int, int]], events: Iterable[tuple[int, int, int]]) -> CachingAllocator:
+def replayed(
+    existing: Iterable[tuple[int, int]], events: Iterable[tuple[int, int, int]]
+) -> CachingAllocator:
     """The allocator after a stream of events.
 
     Args:

@@ -51,7 +51,7 @@ class Platform:
     workspace_bytes: int
 
 
-A100 = Platform("A100 80GB", copied_attention=True, cached_stand_ins=True, workspace_bytes=36 * MIB)
+A100 = Platform("A100 80GB", True, True, 36 * MIB)
 HOPPER = Platform("H100", False, True, 64 * MIB)
 PLATFORMS = {
     "lts_dgx_a100": replace(A100, cached_stand_ins=False, workspace_bytes=12 * MIB),

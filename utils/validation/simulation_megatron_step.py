@@ -119,7 +119,9 @@ class ShardedAdam(torch.optim.Optimizer):
         """Nothing is allocated."""
 
 
-def share_step(rank: Rank, order: Iterable[Work], micro_batch: int, length: int, device: str) -> Measurement:
+def share_step(
+    rank: Rank, order: Iterable[Work], micro_batch: int, length: int, device: str
+) -> Measurement:
     """Simulate one step of a rank: the passes of its stage in their order.
 
     Args:

@@ -87,7 +87,7 @@ def peft_comparisons() -> Iterator[Comparison]:
     """PEFT's method comparison: LoRA on Llama 3.2 3B, on one GPU; GB.
 
     Published is PyTorch's reserved memory of the run, evaluation by generation included; simulated
-    what the replayed allocator reserves for a step whose batch is as long as the run allows.
+    what the replayed allocator reserves, for a step with the longest batch of the run.
     """
     for row in table("peft_adapters"):
         if row["experiment"].partition("/")[0] != "lora" or row["optimizer"] != "AdamW":

@@ -96,5 +96,6 @@ def _accelerate(group: list[Comparison]) -> float | None:
 def _accelerate_error(row: Comparison) -> float:
     fp32_bytes = 4 * int(row.size)
     step_bytes = estimate_training_usage(fp32_bytes, ACCELERATE_DTYPE)["step"]
-    unit = next(size for name, size in UNITS.items() if name in row.quantity.replace(",", " ").split())
+    words = row.quantity.replace(",", " ").split()
+    unit = next(size for name, size in UNITS.items() if name in words)
     return abs(step_bytes / unit / row.published - 1)

@@ -2,11 +2,11 @@
 
 Written after github.com/pytorch/torchtitan at ba24697 (December 2024, when the table was made):
 parallelisms/parallelize_llama.py, models/llama/model.py, optimizer.py and train.py with
-train_configs/llama3_8b.toml: parameters in fp32, computing in bf16, reducing in fp32, AdamW foreach,
-selective checkpointing by operation (every second product is recomputed), logits turned into fp32.
+train_configs/llama3_8b.toml: fp32 parameters, computing in bf16, reducing in fp32, foreach AdamW,
+selective checkpointing by operation (every second product is recomputed), logits cast to fp32.
 Keys and values are repeated for every query head; RoPE computes in fp32.
 
-The table's other rows run torch.compile or float8, which a simulation of eager operations cannot do.
+The table's other rows run torch.compile or float8, which no simulation of eager operations does.
 """
 
 from __future__ import annotations
