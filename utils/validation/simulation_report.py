@@ -12,7 +12,6 @@ from utils.validation import (
     simulation_cpu,
     simulation_megatron_rows,
     simulation_published,
-    simulation_torchtitan,
 )
 from utils.validation.comparison import Comparison, Summary, summarize
 
@@ -24,8 +23,6 @@ REMARKS = {
     "Megatron-LM CI, 7B and up": "The last pipeline stage, by construction. How many GPUs ran the "
     "15B model is not published: 256 was deduced from its bytes between steps.",
     "Korthikanti Figure 1": "The figure is the paper's formula, digitised.",
-    "torchtitan FSDP2": "Two of 18 rows: all others run torch.compile, most float8 or context "
-    "parallelism too. A step of the replayed allocator, from an orderly start.",
     "litgpt LoRA, bf16": "All low by 0.5-2%: the 8 MiB workspace of cuBLAS and kernels' scratch "
     "memory are not simulated; the rest is unexplained.",
     "litgpt QLoRA": "With what its libraries kept then: the input of every NF4 layer, and a second "
@@ -43,7 +40,6 @@ def simulated_against_published() -> list[Comparison]:
         *simulation_cpu.cpu_comparisons(simulation_cpu.SHORT),
         *simulation_megatron_rows.korthikanti_comparisons(),
         *simulation_megatron_rows.megatron_comparisons(),
-        *simulation_torchtitan.torchtitan_comparisons(),
         *simulation_published.litgpt_comparisons(),
         *simulation_published.peft_comparisons(),
     ]
