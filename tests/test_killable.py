@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from utils.ranks import ChildError, KillableProcess, run_killable, run_to_outcome
+from utils.ranks import ChildError, KillableProcess, pack, run_killable, run_to_outcome
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -152,7 +152,7 @@ def test_what_the_child_started_ends_with_it():
 
 
 def test_several_can_be_waited_for_together():
-    processes = [KillableProcess(double, n, timeout_seconds=10) for n in range(3)]
+    processes = [KillableProcess(pack(double, (n,)), timeout_seconds=10) for n in range(3)]
     outcomes = {}
     try:
         for process in processes:

@@ -25,8 +25,8 @@ from tests.world_cases import (
 )
 from utils.memory import Category, Measurement
 from utils.models import TransformerConfig
+from utils.ranks.collectives import Traffic
 from utils.simulation import simulate
-from utils.simulation.traffic import Traffic
 from utils.validation.simulation_cpu import state_maxima
 
 REPEATS = 5

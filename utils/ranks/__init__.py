@@ -1,6 +1,35 @@
-"""Functions in processes of their own: one that can be killed, which is what many are made of."""
+"""Many processes on one machine: functions that can be killed, and ranks made of them."""
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from utils.ranks.child import pack
 from utils.ranks.killable import KillableProcess, run_killable, run_to_outcome
+from utils.ranks.launch import run_ranks
 from utils.ranks.outcome import ChildError, Failure, Outcome
+from utils.ranks.position import Position
+from utils.ranks.report import RankError
 
-__all__ = ["ChildError", "Failure", "KillableProcess", "Outcome", "run_killable", "run_to_outcome"]
+__all__ = [
+    "ChildError",
+    "Failure",
+    "KillableProcess",
+    "Outcome",
+    "Position",
+    "RankError",
+    "Sent",
+    "pack",
+    "run_killable",
+    "run_ranks",
+    "run_to_outcome",
+    "traffic",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    # Counting collectives needs torch, which checks of labs without it do not load.
+    if name in ("Sent", "traffic"):
+        return getattr(importlib.import_module("utils.ranks.counter"), name)
+    raise AttributeError(f"module 'utils.ranks' has no name {name!r}")

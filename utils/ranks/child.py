@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import linecache
 import os
@@ -10,10 +11,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import cloudpickle
+
+from utils.ranks.position import frames_of_error, position_in
 
 READY, VALUE, RAISED = "ready", "value", "raised"
 
@@ -35,15 +39,24 @@ def pack(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         ) from error
 
 
-def serve(payload: bytes, messages: Connection, prints: Connection) -> None:
+def serve(
+    call: bytes,
+    surroundings: AbstractContextManager[Any],
+    messages: Connection,
+    prints: Connection,
+    stacks: Connection,
+) -> None:
     """Answer one call: first READY, then VALUE with the result or RAISED with a traceback.
 
-    The process leads a group of its own, so that killing the group ends what it started.
+    READY is sent inside of `surroundings`, right before the call. The process leads a group of
+    its own, so that killing the group ends what it started.
     """
     os.setpgid(0, 0)
     threading.Thread(target=_end_with_parent, args=(messages,), daemon=True).start()
     _print_into(prints)
-    answer = _answer(payload, messages)
+    # A handler in C: it answers also while Python waits in a collective or loops.
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=False)
+    answer = _answer(call, surroundings, messages)
     sys.stdout.flush()
     sys.stderr.flush()
     messages.send_bytes(answer)
@@ -65,11 +78,14 @@ def _print_into(prints: Connection) -> None:
     prints.close()
 
 
-def _answer(payload: bytes, messages: Connection) -> bytes:
+def _answer(
+    call: bytes, surroundings: AbstractContextManager[Any], messages: Connection
+) -> bytes:
     try:
-        function, args = _unpack(payload)
-        messages.send_bytes(cloudpickle.dumps((READY, None)))
-        result = function(*args)
+        function, args = _unpack(call)
+        with surroundings:
+            messages.send_bytes(cloudpickle.dumps((READY, None)))
+            result = function(*args)
     except BaseException as error:  # SystemExit as well: the parent decides what it means
         return _packed_error(error)
     try:
@@ -81,13 +97,13 @@ def _answer(payload: bytes, messages: Connection) -> bytes:
         return _packed_error(unsendable)
 
 
-def _unpack(payload: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _unpack(call: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The call, in a process made ready for it."""
     importlib.import_module("utils.ranks.preload")  # no work where the server did it
     torch = importlib.import_module("torch")
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
-    function, args, cells = cloudpickle.loads(payload)
+    function, args, cells = cloudpickle.loads(call)
     linecache.cache.update(cells)
     return function, args
 
@@ -97,4 +113,5 @@ def _packed_error(error: BaseException) -> bytes:
     tail = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, tail))
     summary = "".join(traceback.format_exception_only(type(error), error)).strip()
-    return cloudpickle.dumps((RAISED, (summary, text)))
+    position = position_in(frames_of_error(tail))
+    return cloudpickle.dumps((RAISED, (summary, text, position)))

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -19,10 +20,12 @@ import cloudpickle
 
 from utils.ranks.child import RAISED, READY, pack, serve
 from utils.ranks.outcome import ChildError, Failure, Outcome, describe_exit
+from utils.ranks.position import Position, frames_of_dump, position_in
 from utils.ranks.server import start_server, without_main
 
 START_SECONDS = 120.0  # for the first launch on a slow disk; no part of a call's timeout
 EXIT_SECONDS = 2.0  # for threads that outlive their function
+STACK_SECONDS = 0.3  # for a process to write where it stands
 OUTPUT_BYTES = 200_000  # of prints that are kept: an endless loop prints without end
 
 
@@ -30,19 +33,24 @@ class KillableProcess:
     """A call in a process of its own: `start` it, `poll` until there is an outcome, `kill` it.
 
     Whoever starts one must end with `kill`, whatever happened in between; a second call of it
-    does nothing. `timeout_seconds` counts from the moment the function is called.
-
-    Raises:
-        TypeError: the function or an argument cannot be sent to another process.
+    does nothing. `call` comes from `pack`. `timeout_seconds` counts from the moment the function
+    is called, inside of `surroundings`.
     """
 
-    def __init__(self, function: Callable[..., Any], *args: Any, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        call: bytes,
+        *,
+        timeout_seconds: float,
+        surroundings: AbstractContextManager[Any] | None = None,
+    ) -> None:
         self.timeout_seconds = timeout_seconds
-        self._payload = pack(function, args)
+        self.output = bytearray()  # what was printed so far
+        self._call, self._surroundings = call, surroundings or contextlib.nullcontext()
         self._process: BaseProcess | None = None
         self._messages: Connection | None = None
         self._prints: Connection | None = None
-        self._output = bytearray()
+        self._stacks: Connection | None = None
         self._deadline, self._is_called = 0.0, False
 
     def start(self) -> None:
@@ -54,8 +62,9 @@ class KillableProcess:
         context = start_server()
         self._messages, for_messages = context.Pipe()
         self._prints, for_prints = context.Pipe(duplex=False)
-        ends = (for_messages, for_prints)
-        self._process = context.Process(target=serve, args=(self._payload, *ends))
+        self._stacks, for_stacks = context.Pipe(duplex=False)
+        ends = (for_messages, for_prints, for_stacks)
+        self._process = context.Process(target=serve, args=(self._call, self._surroundings, *ends))
         try:
             with without_main():
                 self._process.start()
@@ -72,10 +81,14 @@ class KillableProcess:
         pipes = [pipe for pipe in (self._messages, self._prints) if pipe]
         return [*pipes, self._process.sentinel] if self._process else []
 
+    @property
+    def seconds_left(self) -> float:
+        """Until the timeout; 0 when it is over."""
+        return max(0.0, self._deadline - time.monotonic())
+
     def poll(self, seconds: float = 0.0) -> Outcome | None:
         """Wait up to `seconds` for news, and return the outcome if that was it."""
-        remaining = self._deadline - time.monotonic()
-        ready = wait(self.waitables, timeout=max(0.0, min(seconds, remaining)))
+        ready = wait(self.waitables, timeout=min(seconds, self.seconds_left))
         if self._prints in ready:
             self._read_prints()
         if self._messages in ready:
@@ -86,12 +99,27 @@ class KillableProcess:
             return self._finish(failure=self._timeout())
         return None
 
+    def position(self) -> Position:
+        """Where the running function stands."""
+        if not self._process or not self._is_called:
+            return Position()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGUSR1)
+        text, deadline = b"", time.monotonic() + STACK_SECONDS
+        # Written in pieces, outermost call last, which is this package's.
+        while b" in serve\n" not in text and self._stacks.poll(max(0, deadline - time.monotonic())):
+            piece = os.read(self._stacks.fileno(), 65536)
+            if not piece:
+                break
+            text += piece
+        return position_in(frames_of_dump(text.decode(errors="replace")))
+
     def kill(self) -> None:
         """End the process and whatever it started; leave nothing behind."""
         self._end_process()
-        for pipe in filter(None, (self._messages, self._prints)):
+        for pipe in filter(None, (self._messages, self._prints, self._stacks)):
             pipe.close()
-        self._messages = self._prints = None
+        self._messages = self._prints = self._stacks = None
 
     def _end_process(self) -> None:
         process, self._process = self._process, None
@@ -118,8 +146,8 @@ class KillableProcess:
             self._deadline, self._is_called = time.monotonic() + self.timeout_seconds, True
             return None
         if kind == RAISED:
-            summary, traceback = content
-            return self._finish(failure=Failure("raised", f"raised {summary}", traceback))
+            summary, *where = content
+            return self._finish(failure=Failure("raised", f"raised {summary}", *where))
         return self._finish(value=content)
 
     def _finish(self, value: Any = None, failure: Failure | None = None) -> Outcome:
@@ -127,11 +155,11 @@ class KillableProcess:
             self._process.join(EXIT_SECONDS)
         self._end_process()
         # Only now: before, a thread that never stops printing would have kept this going.
-        while self._prints and len(self._output) <= OUTPUT_BYTES and self._prints.poll():
+        while self._prints and len(self.output) <= OUTPUT_BYTES and self._prints.poll():
             self._read_prints()
         self.kill()
-        text = self._output[:OUTPUT_BYTES].decode(errors="replace")
-        cut = "\n(more was printed, and not kept)\n" if len(self._output) > OUTPUT_BYTES else ""
+        text = self.output[:OUTPUT_BYTES].decode(errors="replace")
+        cut = "\n(more was printed, and not kept)\n" if len(self.output) > OUTPUT_BYTES else ""
         return Outcome(value, failure, text + cut)
 
     def _read_prints(self) -> None:
@@ -139,15 +167,17 @@ class KillableProcess:
         if not data:
             self._prints.close()
             self._prints = None
-        elif len(self._output) <= OUTPUT_BYTES:
-            self._output += data
+        elif len(self.output) <= OUTPUT_BYTES:
+            self.output += data
 
     def _timeout(self) -> Failure:
-        if self._is_called:
-            what = f"did not finish within {self.timeout_seconds:g} s and was stopped."
-        else:
+        if not self._is_called:
             what = f"had no process to run in within {START_SECONDS:g} s; try once more."
-        return Failure("timeout", what)
+            return Failure("timeout", what)
+        position = self.position()
+        where = f" It {position}." if position.frame else ""
+        what = f"did not finish within {self.timeout_seconds:g} s and was stopped.{where}"
+        return Failure("timeout", what, position=position)
 
     def _death(self) -> Failure:
         self._process.join(EXIT_SECONDS)
@@ -174,7 +204,7 @@ def run_killable(function: Callable[..., Any], *args: Any, timeout_seconds: floa
 
 def run_to_outcome(function: Callable[..., Any], *args: Any, timeout_seconds: float) -> Outcome:
     """Like `run_killable`, with failure and output returned instead of raised and printed."""
-    process = KillableProcess(function, *args, timeout_seconds=timeout_seconds)
+    process = KillableProcess(pack(function, args), timeout_seconds=timeout_seconds)
     outcome = None
     try:
         process.start()

@@ -6,6 +6,8 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
+from utils.ranks.position import Position
+
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGABRT")
 
 
@@ -14,12 +16,14 @@ class Failure:
     """Why a call has no result.
 
     `kind` is "raised", "timeout" or "died". `what` goes on from a name: "was killed by SIGKILL."
-    `traceback` is the child's own, where it raised.
+    `traceback` is the child's own, where it raised. `position` is where it raised, or stood when
+    its time was over, as far as known.
     """
 
     kind: str
     what: str
     traceback: str = ""
+    position: Position | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from utils.memory.timeline import MemoryTimeline
 from utils.simulation.alignment import Misaligned, align, line, stream, timeline
 from utils.simulation.devices import simulated_device
 from utils.simulation.simulate import simulate
-from utils.simulation.traffic import Traffic
+from utils.ranks.collectives import Traffic
 
 BuildAt = Callable[[int], tuple[nn.Module, torch.optim.Optimizer | None]]
 Depths = tuple[int, int, int]

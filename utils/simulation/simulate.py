@@ -21,7 +21,7 @@ from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
 from utils.simulation.kernels import choose_optimizer_kernel, cuda_choices
 from utils.simulation.patches import patched
-from utils.simulation.traffic import Collective, Traffic, summed
+from utils.ranks.collectives import Collective, Traffic, summed
 from utils.simulation.watcher import StorageWatcher
 from utils.simulation.world import check_heads, simulated_world
 from utils.units import Evidence

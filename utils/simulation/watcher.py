@@ -20,7 +20,7 @@ from utils.memory.events import AllocationEvent, Category
 from utils.memory.observer import note_storages, running_module
 from utils.memory.source import rounded
 from utils.simulation.scratch import Scratch
-from utils.simulation.traffic import Collective, collective
+from utils.ranks.collectives import Collective, collective
 
 # Operation -> the buffers of communication among its arguments. What a reduce-scatter or a
 # collective of tensor parallelism makes goes on to be a gradient or an activation.

@@ -1,0 +1,204 @@
+"""Ranks that fail: each time the right message, in time, nothing left, and the next launch works."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_cases import left, wait_until
+
+from utils.ranks import RankError, run_ranks
+
+TIMEOUT = 3.0
+
+
+def ones():
+    total = torch.ones(2)
+    dist.all_reduce(total)
+    return total[0].item()
+
+
+@pytest.fixture(autouse=True)
+def next_launch_works_and_nothing_is_left():
+    assert run_ranks(ones, 2) == [2.0, 2.0]
+    before = left()
+    yield
+    assert wait_until(lambda: left() == before), (before, left())
+    assert run_ranks(ones, 2) == [2.0, 2.0]
+
+
+def failure_of(worker, world_size=3):
+    started = time.monotonic()
+    with pytest.raises(RankError) as caught:
+        run_ranks(worker, world_size, timeout_seconds=TIMEOUT)
+    assert time.monotonic() - started < TIMEOUT + 2
+    return caught.value
+
+
+def test_a_rank_raises_while_the_others_wait():
+    def worker():
+        if dist.get_rank() == 1:
+            raise ValueError("bad batch")
+        dist.all_reduce(torch.ones(2))
+
+    error = failure_of(worker)
+    assert error.rank == 1
+    text = str(error)
+    assert text.startswith("worker: rank 1 raised ValueError: bad batch")
+    assert 'raise ValueError("bad batch")' in text  # its own traceback
+    assert "rank 0 stood in all_reduce at line" in text and "of worker" in text
+
+
+def test_all_ranks_raise_and_the_first_is_shown():
+    def worker():
+        return {}[f"key of rank {dist.get_rank()}"]
+
+    error = failure_of(worker)
+    assert error.rank == 0 and "KeyError: 'key of rank 0'" in str(error)
+
+
+def kill_myself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before_it():
+    if dist.get_rank() == 2:
+        kill_myself()
+    dist.all_reduce(torch.ones(2))
+
+
+def inside_it():
+    if dist.get_rank() == 2:
+        threading.Timer(0.5, kill_myself).start()  # while it waits for rank 0
+    if dist.get_rank() == 0:
+        time.sleep(60)
+    dist.all_reduce(torch.ones(2))
+
+
+def after_it():
+    dist.all_reduce(torch.ones(2))
+    if dist.get_rank() == 2:
+        kill_myself()
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("worker", [before_it, inside_it, after_it])
+def test_a_rank_is_killed(worker):
+    error = failure_of(worker)
+    assert error.rank == 2
+    assert "rank 2 was killed by SIGKILL" in str(error) and "memory" in str(error)
+
+
+def test_a_rank_sleeps_for_ever():
+    def worker():
+        if dist.get_rank() == 1:
+            time.sleep(600)
+        dist.all_reduce(torch.ones(2))
+
+    error = failure_of(worker)
+    assert error.rank == 1
+    text = str(error)
+    assert "rank 1 did not finish within 3 s" in text and "of worker" in text
+    assert "rank 0 stood in all_reduce" in text and "rank 2 stood in all_reduce" in text
+
+
+def test_a_rank_calls_one_collective_less():
+    def worker():
+        dist.all_reduce(torch.ones(2))
+        if dist.get_rank() != 0:
+            dist.all_reduce(torch.ones(2))
+
+    error = failure_of(worker)
+    assert error.rank in (1, 2)
+    assert "stood in all_reduce" in str(error) and "rank 0 had finished" in str(error)
+
+
+def test_ranks_call_different_collectives():
+    def worker():
+        if dist.get_rank() == 0:
+            dist.barrier()
+        else:
+            dist.all_gather_object([None] * 3, "x")
+        dist.all_reduce(torch.ones(2))
+
+    text = str(failure_of(worker))
+    assert "The ranks stood in different collectives: rank 0 in barrier" in text
+    assert "rank 1 in all_gather_object" in text and "same order" in text
+
+
+def test_ranks_give_different_sizes():
+    def worker():
+        dist.all_reduce(torch.ones(2 + 1000 * dist.get_rank()))
+        dist.barrier()
+
+    assert "rank" in str(failure_of(worker, world_size=2))
+
+
+def test_a_rank_leaves_by_exit():
+    def worker():
+        if dist.get_rank() == 1:
+            os._exit(3)
+        dist.barrier()
+
+    error = failure_of(worker)
+    assert error.rank == 1 and "exit code 3" in str(error)
+
+
+def test_what_cannot_travel():
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="cannot be sent to another process"):
+        run_ranks(lambda: lock, 2)
+
+
+def test_a_result_that_cannot_travel_names_the_rank():
+    def worker():
+        return threading.Lock() if dist.get_rank() == 1 else None
+
+    error = failure_of(worker)
+    assert error.rank == 1 and "a lock, cannot be sent back" in str(error)
+
+
+def test_an_interrupt_ends_all_ranks():
+    def worker():
+        time.sleep(600)
+
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_ranks(worker, 3)
+    assert time.monotonic() - started < 4
+
+
+PARENT = """
+import sys
+sys.path.insert(0, {root!r})
+import torch
+import torch.distributed as dist
+from utils.ranks import run_ranks
+
+def worker():
+    total = torch.ones(2)
+    dist.all_reduce(total)
+    return (torch.randn(200, 200) @ torch.randn(200, 200)).shape[0] * total[0].item()
+
+torch.set_num_threads(8)
+large = torch.randn(1500, 1500)
+(large @ large).sum().item()
+layer = torch.nn.Linear(500, 500)
+layer(torch.randn(400, 500)).sum().backward()
+print(run_ranks(worker, 4))
+"""
+
+
+def test_a_parent_that_has_used_all_its_threads(tmp_path):
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    (tmp_path / "parent.py").write_text(PARENT.format(root=root))
+    found = subprocess.run(
+        [sys.executable, "parent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert found.stdout.strip() == "[800.0, 800.0, 800.0, 800.0]", found.stderr

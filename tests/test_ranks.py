@@ -1,0 +1,242 @@
+"""Ranks from a notebook: results, prints, memory, traffic, and nothing left behind."""
+
+import inspect
+import os
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from rank_cases import left, wait_until
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from utils.memory import measure
+from utils.ranks import run_ranks, traffic
+
+
+def add_up(x):
+    total = torch.full((3,), float(dist.get_rank() + x))
+    dist.all_reduce(total)
+    return total[0].item()
+
+
+def test_results_come_back_by_rank():
+    def who():
+        return dist.get_rank(), dist.get_world_size(), dist.get_backend(), os.getpid()
+
+    found = run_ranks(who, 3)
+    assert [row[:3] for row in found] == [(rank, 3, "gloo") for rank in range(3)]
+    assert len({row[3] for row in found} | {os.getpid()}) == 4
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5, 16])
+def test_collectives(world_size):
+    expected = sum(rank + 1 for rank in range(world_size))
+    assert run_ranks(add_up, world_size, 1) == [expected] * world_size
+
+
+def test_the_variables_of_torchrun_are_set():
+    def look():
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+        return [os.environ[name] for name in names]
+
+    assert run_ranks(look, 2)[1] == ["1", "1", "2", "2", "127.0.0.1"]
+
+
+def test_one_thread_a_rank():
+    assert run_ranks(torch.get_num_threads, 2) == [1, 1]
+
+
+def test_prints_are_prefixed_whole_lines(capsys):
+    def talk():
+        for part in range(200):
+            sys.stdout.write(f"part {part} ")
+            sys.stdout.flush()
+        print()
+        print("second line")
+        sys.stdout.write("\rbar 10%\rbar 100%\n")
+        sys.stdout.write("no end")
+
+    run_ranks(talk, 3)
+    lines = capsys.readouterr().out.splitlines()
+    whole = " ".join(f"part {part}" for part in range(200)) + " "
+    expected = [whole, "second line", "bar 100%", "no end"]
+    for rank in range(3):
+        mine = [line for line in lines if line.startswith(f"[rank {rank}] ")]
+        assert mine == [f"[rank {rank}] {text}" for text in expected]
+    assert len(lines) == 12
+
+
+def test_prints_are_shown_while_ranks_run(capsys):
+    shown = []
+
+    def talk():
+        print("early")
+        time.sleep(1.5)
+        return time.time()
+
+    class Watching:
+        def write(self, text):
+            shown.append((text, time.time()))
+
+        def flush(self):
+            pass
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", Watching())
+        ended = run_ranks(talk, 2)
+    assert all(at < min(ended) for text, at in shown if "early" in text)
+    assert sum("early" in text for text, _ in shown) == 2
+
+
+def test_a_rank_that_leaves_first_does_not_break_what_is_under_way():
+    def send_much():
+        numbers = torch.arange(2_000_000.0)
+        if dist.get_rank() == 0:
+            dist.send(numbers, 1)
+            return None
+        time.sleep(0.5)
+        received = torch.empty_like(numbers)
+        dist.recv(received, 0)
+        return torch.equal(received, numbers)
+
+    assert run_ranks(send_much, 2) == [None, True]
+
+
+def test_a_worker_may_leave_the_group_itself():
+    def leave():
+        rank = dist.get_rank()
+        dist.destroy_process_group()
+        return rank
+
+    assert run_ranks(leave, 2) == [0, 1]
+
+
+def test_peaks_of_ranks_are_metered():
+    def step_on_rank():
+        torch.manual_seed(dist.get_rank())
+        model = nn.Linear(64, 64)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step():
+            model(torch.randn(32, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return measure(step, model=model, optimizer=optimizer)
+
+    found = run_ranks(step_on_rank, 2)
+    assert found[0].peak_bytes == found[1].peak_bytes > 4 * 64 * 65 * 4
+    assert found[0].step_seconds
+
+
+def test_memory_of_a_rank():
+    def train():
+        me = psutil.Process()
+        dist.all_reduce(torch.ones(4))
+        idle = me.memory_full_info().uss
+        model = DistributedDataParallel(nn.Linear(8, 8))
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        return idle, me.memory_full_info().uss
+
+    for idle, trained in run_ranks(train, 4):
+        assert idle <= 25e6 and trained <= 40e6
+
+
+def test_traffic_counts_payload_by_kind_and_type():
+    def talk():
+        with traffic() as sent:
+            dist.all_reduce(torch.ones(5))
+            dist.all_reduce(torch.ones(7))
+            dist.broadcast(torch.ones(3, dtype=torch.float64), 0)
+            dist.all_gather_into_tensor(torch.empty(8), torch.ones(2))
+            dist.reduce_scatter_tensor(torch.empty(2), torch.ones(8))
+            dist.barrier()
+        dist.all_reduce(torch.ones(100))  # outside
+        return sent
+
+    (sent, *_) = run_ranks(talk, 4)
+    rows = {(r.collective, r.axis, r.dtype): (r.calls, r.payload_bytes) for r in sent.rows}
+    assert rows == {
+        ("all-reduce", "world", "float32"): (2, 48),
+        ("broadcast", "world", "float64"): (1, 24),
+        ("all-gather", "world", "float32"): (1, 8),
+        ("reduce-scatter", "world", "float32"): (1, 32),
+    }
+    assert sent.payload_bytes == 112 and "2 x all-reduce over world, 48 B" in str(sent)
+
+
+def test_traffic_of_sends_and_of_groups():
+    def talk():
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        rank = dist.get_rank()
+        with traffic() as sent:
+            dist.all_reduce(torch.ones(3), group=mesh.get_group("tp"))
+            if rank == 0:
+                dist.send(torch.ones(6), 1)
+            if rank == 1:
+                dist.recv(torch.ones(6), 0)
+        return [(row.collective, row.axis, row.payload_bytes) for row in sent.rows]
+
+    zero, one, two, _ = run_ranks(talk, 4)
+    assert zero[1] == ("send", "world", 24) and one[1] == ("receive", "world", 24)
+    assert zero[0][0] == "all-reduce" and "tp" in zero[0][1] and len(two) == 1
+
+
+def test_traffic_of_data_parallel_is_the_gradients():
+    def train():
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        wrapped = DistributedDataParallel(model)
+        with traffic() as sent:
+            wrapped(torch.randn(2, 8)).sum().backward()
+        return sent.payload_bytes, sum(p.numel() * 4 for p in model.parameters())
+
+    for sent, gradients in run_ranks(train, 2):
+        assert sent == gradients
+
+
+def test_traffic_needs_a_group():
+    with pytest.raises(ValueError, match="worker of run_ranks"), traffic():
+        pass
+
+
+@pytest.mark.parametrize("world_size", [0, -1, 17])
+def test_world_sizes_that_cannot_be(world_size):
+    with pytest.raises(ValueError, match=f"world_size={world_size} .*1 to 16.*simulate"):
+        run_ranks(add_up, world_size, 1)
+
+
+def test_arguments_that_cannot_be():
+    with pytest.raises(ValueError, match="function comes first"):
+        run_ranks(add_up, "4")
+    with pytest.raises(ValueError, match=r"run_ranks\(worker, 4\)"):
+        run_ranks(4, add_up)
+    with pytest.raises(ValueError, match="timeout_seconds= must be positive"):
+        run_ranks(add_up, 2, 1, timeout_seconds=0)
+
+
+def test_the_signature_is_documented():
+    text = inspect.getdoc(run_ranks)
+    assert all(name in text for name in inspect.signature(run_ranks).parameters)
+
+
+def _launches(count):
+    run_ranks(add_up, 4, 1)
+    before = left()
+    for number in range(count):
+        assert run_ranks(add_up, 4, number) == [6.0 + 4 * number] * 4
+    assert wait_until(lambda: left() == before), (before, left())
+
+
+def test_ten_launches_leave_nothing_behind():
+    _launches(10)
+
+
+@pytest.mark.slow
+def test_two_hundred_launches_leave_nothing_behind():
+    _launches(200)

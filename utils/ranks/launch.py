@@ -1,0 +1,176 @@
+"""`run_ranks`: a function on several ranks of a process group, from a notebook cell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from utils.ranks.child import pack
+from utils.ranks.killable import KillableProcess
+from utils.ranks.lines import RankLines
+from utils.ranks.member import LOCALHOST, Member
+from utils.ranks.outcome import Failure, Outcome
+from utils.ranks.position import Position
+from utils.ranks.report import RankError
+
+MOST_RANKS = 16
+SETTLE_SECONDS = 0.5  # after a first failure, for others that have news of their own
+BAR_SECONDS = 0.25
+
+
+def run_ranks(
+    worker: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 60.0
+) -> list[Any]:
+    """Call `worker(*args)` on `world_size` ranks of a process group and return their results.
+
+    Each rank is a process of its own on this machine, with one thread; `torch.distributed` is
+    initialised before the call (gloo, and NCCL beside it where every rank has a GPU) and
+    destroyed after it. The worker may be defined in the notebook; it asks `dist.get_rank()` who
+    it is. What ranks print is shown while they run, line by line. The first launch takes
+    seconds, each later one about 0.1 s. No process is left when this returns or raises.
+
+    Args:
+        worker: what every rank calls. Give its result as numbers or CPU tensors.
+        world_size: the number of ranks, 1 to 16.
+        args: arguments, the same for all ranks.
+        timeout_seconds: from the call of the worker to its end, on every rank.
+
+    Returns:
+        What each rank returned, by rank.
+
+    Raises:
+        RankError: a rank raised, died or took too long; it says which one and where they stood.
+        ValueError: the world size or the timeout cannot be used.
+        TypeError: the worker or an argument cannot be sent to another process.
+        RuntimeError: this system cannot start such processes.
+    """
+    _check(worker, world_size, timeout_seconds)
+    call = pack(worker, args)
+    with _meeting_point() as port:
+        members = [Member(rank, world_size, port, timeout_seconds) for rank in range(world_size)]
+        processes = {
+            member.rank: KillableProcess(
+                call, timeout_seconds=timeout_seconds, surroundings=member
+            )
+            for member in members
+        }
+        try:
+            for process in processes.values():
+                process.start()
+            outcomes, positions = _watch(processes)
+        finally:
+            for process in processes.values():
+                process.kill()
+    failures = {rank: found.failure for rank, found in outcomes.items() if found.failure}
+    if failures:
+        raise RankError(getattr(worker, "__name__", type(worker).__name__), failures, positions)
+    return [outcomes[rank].value for rank in range(world_size)]
+
+
+def _check(worker: Any, world_size: Any, timeout_seconds: float) -> None:
+    if not callable(worker):
+        raise ValueError("run_ranks needs a function first: run_ranks(worker, 4).")
+    if isinstance(world_size, bool) or not isinstance(world_size, int):
+        raise ValueError(
+            f"world_size= is the number of ranks, a whole number; got {world_size!r}. "
+            "The function comes first: run_ranks(worker, 4)."
+        )
+    if not 1 <= world_size <= MOST_RANKS:
+        raise ValueError(
+            f"world_size={world_size} cannot run here: 1 to {MOST_RANKS} ranks run as processes "
+            "of one machine. For larger worlds use simulate(..., world=...)."
+        )
+    if not timeout_seconds > 0:
+        raise ValueError(f"timeout_seconds= must be positive; got {timeout_seconds}.")
+
+
+@contextmanager
+def _meeting_point() -> Iterator[int]:
+    """The port of a store in this process, where ranks find each other; the system chooses it."""
+    import torch.distributed as dist
+
+    store = dist.TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)
+    try:
+        yield store.port
+    finally:
+        del store  # its thread and socket end with it
+
+
+def _watch(
+    processes: Mapping[int, KillableProcess],
+) -> tuple[dict[int, Outcome], dict[int, Position]]:
+    """All outcomes; after a first failure what is known then, and where the ranks stood."""
+    lines = {rank: RankLines(rank, process) for rank, process in processes.items()}
+    outcomes: dict[int, Outcome] = {}
+    with _progress(len(processes)) as advance:
+        while len(outcomes) < len(processes) and not _failed(outcomes):
+            running = {rank: p for rank, p in processes.items() if rank not in outcomes}
+            positions = _next_news(running, outcomes)
+            for rank in running:
+                lines[rank].show()
+            advance(len(outcomes))
+    if _failed(outcomes):
+        positions = _settle(processes, outcomes, positions)
+    for each in lines.values():
+        each.show_rest()
+    return outcomes, positions
+
+
+def _next_news(
+    running: Mapping[int, KillableProcess], outcomes: dict[int, Outcome]
+) -> dict[int, Position]:
+    """Wait for something to happen; at the timeout, first ask every rank where it stands."""
+    left = min(process.seconds_left for process in running.values())
+    wait([w for p in running.values() for w in p.waitables], timeout=min(left, BAR_SECONDS))
+    is_over = any(process.seconds_left == 0 for process in running.values())
+    positions = {rank: p.position() for rank, p in running.items()} if is_over else {}
+    _poll(running, outcomes)
+    return positions
+
+
+def _settle(
+    processes: Mapping[int, KillableProcess],
+    outcomes: dict[int, Outcome],
+    positions: dict[int, Position],
+) -> dict[int, Position]:
+    """Hear the others out for a moment, then say where each rank stood.
+
+    The first to be heard of need not be the cause: others notice a death at once.
+    """
+    deadline = time.monotonic() + SETTLE_SECONDS
+    running = {rank: p for rank, p in processes.items() if rank not in outcomes}
+    while running and (left := deadline - time.monotonic()) > 0:
+        wait([w for p in running.values() for w in p.waitables], timeout=left)
+        _poll(running, outcomes)
+        running = {rank: p for rank, p in processes.items() if rank not in outcomes}
+    stood = {rank: process.position() for rank, process in running.items()}
+    failures: dict[int, Failure] = {r: o.failure for r, o in outcomes.items() if o.failure}
+    known = {rank: f.position for rank, f in failures.items() if f.position}
+    return known | stood | positions
+
+
+def _poll(running: Mapping[int, KillableProcess], outcomes: dict[int, Outcome]) -> None:
+    for rank, process in running.items():
+        outcome = process.poll()
+        if outcome:
+            outcomes[rank] = outcome
+
+
+def _failed(outcomes: Mapping[int, Outcome]) -> bool:
+    return any(outcome.failure for outcome in outcomes.values())
+
+
+@contextmanager
+def _progress(world_size: int) -> Iterator[Callable[[int], None]]:
+    """A bar that appears after two seconds: how many ranks have finished, and the time."""
+    with tqdm(total=world_size, desc="ranks", delay=2, leave=False, unit="rank") as bar:
+
+        def advance(finished: int) -> None:
+            bar.update(finished - bar.n)
+
+        yield advance

@@ -1,0 +1,88 @@
+"""One rank's membership of the process group: joined before its function, left after it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import socket
+from dataclasses import dataclass
+from types import TracebackType
+
+LOCALHOST = "127.0.0.1"
+PATIENCE_SECONDS = 60.0  # beyond the timeout, so that whoever launched the ranks gives up first
+
+
+@dataclass(frozen=True)
+class Member(contextlib.AbstractContextManager[None]):
+    """Rank `rank` of `world_size` on this machine, which meet in the store at `port`.
+
+    Torch's usual variables are set (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), so
+    code written for torchrun finds what it looks for. The group is destroyed in any case: a gloo
+    process that exits without that may abort.
+    """
+
+    rank: int
+    world_size: int
+    port: int
+    timeout_seconds: float
+
+    def __enter__(self) -> None:
+        import torch.distributed as dist
+
+        self._set_environment()
+        limit = datetime.timedelta(seconds=self.timeout_seconds + PATIENCE_SECONDS)
+        store = dist.TCPStore(LOCALHOST, self.port, is_master=False, timeout=limit)
+        dist.init_process_group(
+            _backend(self.rank, self.world_size),
+            store=store,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=limit,
+        )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        raised: TracebackType | None,
+    ) -> None:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            if kind is None:
+                self.wait_for_the_others()
+            dist.destroy_process_group()
+
+    def wait_for_the_others(self) -> None:
+        """Leave together: a rank that leaves early would break off what the others still receive."""
+        import torch.distributed as dist
+
+        store = dist.distributed_c10d._get_default_store()
+        if store.add("finished", 1) == self.world_size:
+            store.set("all finished", "yes")
+        store.wait(["all finished"])
+
+    def _set_environment(self) -> None:
+        values = {
+            "RANK": self.rank,
+            "LOCAL_RANK": self.rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_WORLD_SIZE": self.world_size,
+            "MASTER_ADDR": LOCALHOST,
+            "MASTER_PORT": self.port,
+        }
+        os.environ |= {name: str(value) for name, value in values.items()}
+        # Else gloo looks up this machine's name, which fails or takes seconds on some networks.
+        loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+        if loopback:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
+
+
+def _backend(rank: int, world_size: int) -> str:
+    import torch
+
+    if torch.cuda.device_count() < world_size:
+        return "gloo"
+    torch.cuda.set_device(rank)
+    return "cpu:gloo,cuda:nccl"
