@@ -304,7 +304,7 @@ except SimulationError as error:
 # | parameters, gradients, optimizer state | to the byte | they follow from shapes alone |
 # | activations | to a percent or so | lifetimes are autograd's own; kernels decide what they keep |
 # | temporaries | as far as the kernels are stated | see the two optimizers above |
-# | reserved memory, fragmentation | to some percent | the allocator's rules are known, its past is not |
+# | reserved memory, fragmentation | not simulated | it depends on the order of past allocations |
 # | context and libraries | a named constant | differs between drivers |
 #
 # Before you rent a machine, simulate. Before you promise that a run fits to the last gigabyte, measure.

@@ -35,6 +35,9 @@ CASES = {
 class Platform:
     """What differs between the machines of the CI.
 
+    Settled with the published bytes in view: they differ between platforms by just these tensors.
+    Neither the containers' versions nor Transformer Engine's sources were read for it.
+
     Attributes:
         device: Of the catalog; a GB200's GPU is taken as an H100, whose choices are the same.
         copied_attention: Transformer Engine takes flash attention below compute capability 9.0,
