@@ -162,6 +162,7 @@ scoreboard()
 # | lesson | what you learn | minutes | then |
 # |---|---|---|---|
 # | [01 Where does the memory go?](beginner/01_where_memory_goes.ipynb) | account for every byte of a training step | 30 | [lab](../labs/beginner/01_where_memory_goes.ipynb), [solution](../solutions/beginner/01_where_memory_goes.ipynb) |
+# | [02 Mixed precision on a vision model](beginner/02_mixed_precision.ipynb) | put twice the batch on a 16 GB card, and keep the accuracy | 40 | [lab](../labs/beginner/02_mixed_precision.ipynb), [solution](../solutions/beginner/02_mixed_precision.ipynb) |
 # | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 20 | |
 #
 # A lab holds exercises that check your answers. Work in a copy: `make my-labs`, typed in a terminal
@@ -209,6 +210,11 @@ scoreboard()
 # | term | meaning |
 # |---|---|
 # | mixed precision | most arithmetic in 16-bit numbers, with fp32 where it matters |
+# | autocast | the part of PyTorch that casts inputs to 16 bits, operation by operation |
+# | cast weights | the 16-bit copies of weights that autocast makes and keeps until backward has used them |
+# | loss scaling | multiply the loss, so that small fp16 gradients do not become 0, and divide before the step |
+# | TF32 | products of fp32 tensors with 10 binary digits behind the point, on newer GPUs; no memory saved |
+# | channels_last | a memory layout with the colours of a pixel next to each other |
 # | checkpointing | keep fewer activations, compute the others again in backward |
 # | micro-batch | a part of the batch; gradients of several parts are added up before the step |
 # | quantization | store numbers in 8 bits or fewer |

@@ -1,6 +1,28 @@
-"""Techniques that save memory, one per file, in the form that lessons and simulations share."""
+"""Techniques that save memory, one per file, in the form that lessons and simulations share.
 
-from utils.techniques.lora import LoraLinear, add_lora
-from utils.techniques.quantization import NF4Linear, quantize_linears
+Names are imported when they are first used: quantization brings a library that takes seconds.
+"""
 
-__all__ = ["LoraLinear", "NF4Linear", "add_lora", "quantize_linears"]
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "LoraLinear": "lora",
+    "add_lora": "lora",
+    "MixedStep": "precision",
+    "computes": "precision",
+    "low_precision": "precision",
+    "tf32": "precision",
+    "NF4Linear": "quantization",
+    "quantize_linears": "quantization",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'utils.techniques' has no name {name!r}")
+    return getattr(importlib.import_module(f"utils.techniques.{_HOME[name]}"), name)
