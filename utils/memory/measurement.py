@@ -48,6 +48,11 @@ class Measurement:
         return self.allocator_bytes.get("reserved peak")
 
     @property
+    def host_bytes(self) -> int | None:
+        """Peak of what a simulated step kept in host memory (`host_memory`); None elsewhere."""
+        return self.allocator_bytes.get("host peak")
+
+    @property
     def peak_phase(self) -> str:
         return self.timeline.peak_phase
 

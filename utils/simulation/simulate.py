@@ -58,7 +58,8 @@ def simulate(
     Returns:
         A measurement with evidence *simulated*; its times are event counts. The first note
         says whether the peak fits the device, `traffic` what the rank communicates, and on a
-        GPU `reserved_bytes` what the caching allocator would have taken from it.
+        GPU `reserved_bytes` what the caching allocator would have taken from it and
+        `host_bytes` what was kept beside it (`utils.memory.host_memory`).
 
     Raises:
         SimulationError: the step needs values, which simulated tensors do not have, or an
@@ -70,7 +71,7 @@ def simulate(
     card = simulated_device(device)
     if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
         raise ValueError("A simulation cannot run inside another. Let this one end first.")
-    watcher = StorageWatcher(card.granularity_bytes, card.scratch)
+    watcher = StorageWatcher(card.granularity_bytes, card.scratch, has_host=card.is_cuda)
     with simulated_world(world, rank) as ranks, _simulating(watcher, card):
         watcher.axis_of = ranks.axis
         model, optimizer = build()
@@ -114,7 +115,11 @@ def _allocator_bytes(watcher: StorageWatcher) -> dict[str, int]:
     GPU; how a real program got there may leave other gaps.
     """
     cache = replayed(watcher.existing, watcher.stop())
-    return {"allocated peak": cache.allocated_peak_bytes, "reserved peak": cache.reserved_bytes}
+    return {
+        "allocated peak": cache.allocated_peak_bytes,
+        "reserved peak": cache.reserved_bytes,
+        "host peak": watcher.host_peak_bytes,
+    }
 
 
 def _traffic(

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from utils.memory.events import AllocationEvent, Category
+from utils.memory.host import on_host
 from utils.memory.observer import note_storages, running_module
 from utils.memory.source import rounded
 from utils.simulation.scratch import Scratch
@@ -42,18 +44,29 @@ def _changes_lists_in_place(func: Any) -> bool:
     return name.startswith("aten::_foreach_") and name.endswith("_") and not func._schema.returns
 
 
+def _is_meta(tensor: torch.Tensor) -> bool:
+    """Whether it was made on the meta device, on purpose without memory on any."""
+    device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+    return device.type == "meta"
+
+
 class StorageWatcher(TorchDispatchMode):
     """Events of all storages that are born while it is entered, on a clock that counts events.
 
-    It is an event source for the meter. `granularity_bytes` is the simulated allocator's, and
-    `scratch` says what its kernels need beyond their results.
+    It is an event source for the meter. `granularity_bytes` is the simulated allocator's,
+    `scratch` says what its kernels need beyond their results, and `has_host` whether the device
+    has a host with memory of its own, whose storages are summed up apart, without events.
     """
 
     name = "simulated storages"
 
-    def __init__(self, granularity_bytes: int, scratch: Scratch) -> None:
+    def __init__(
+        self, granularity_bytes: int, scratch: Scratch, has_host: bool = False
+    ) -> None:
         super().__init__()
         self.granularity_bytes, self._scratch = granularity_bytes, scratch
+        self._has_host, self._on_host = has_host, {}
+        self.host_peak_bytes = 0
         self.failed_in = ""
         self.collectives: list[Collective] = []
         self.axis_of: Callable[[Any], str] = str
@@ -79,12 +92,13 @@ class StorageWatcher(TorchDispatchMode):
             self.failed_in = running_module()
             raise
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, torch.Tensor) and not _is_meta(leaf):
                 self.note(leaf.untyped_storage())
         if func.namespace != "aten":
             self._communication(func, args, kwargs or {})
         result = out if out is not None else (kwargs or {}).get("out")
-        self._workspace(self._scratch(func, args, result))
+        if not (self._has_host and on_host()):
+            self._workspace(self._scratch(func, args, result))
         return out
 
     def __enter__(self) -> StorageWatcher:
@@ -102,20 +116,29 @@ class StorageWatcher(TorchDispatchMode):
     def stop(self) -> list[AllocationEvent]:
         return self._events
 
-    def address(self, storage: torch.UntypedStorage) -> int:
+    def address(self, storage: torch.UntypedStorage) -> int | None:
         """What stands in for an address: fake storages have no data pointer."""
-        return storage._cdata
+        return None if storage._cdata in self._on_host else storage._cdata
 
     def note(self, storage: torch.UntypedStorage) -> None:
         """Record a storage that is seen for the first time."""
         address = storage._cdata
-        if address in self._alive:
+        if address in self._alive or address in self._on_host:
             return
+        if self._has_host and on_host():
+            return self._note_on_host(storage)
         size = rounded(storage.nbytes(), self.granularity_bytes)
         guard = weakref.finalize(storage, self._died, address)
         guard.atexit = False
         self._alive[address] = (size, guard)
         self._record(address, size)
+        return None
+
+    def _note_on_host(self, storage: torch.UntypedStorage) -> None:
+        self._on_host[storage._cdata] = storage.nbytes()
+        guard = weakref.finalize(storage, self._on_host.pop, storage._cdata)
+        guard.atexit = False
+        self.host_peak_bytes = max(self.host_peak_bytes, sum(self._on_host.values()))
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Record that a storage changed its size in place, as FSDP's parameters do."""

@@ -11,6 +11,7 @@ from typing import Any
 _HOME = {
     "LoraLinear": "lora",
     "add_lora": "lora",
+    "OffloadedOptimizer": "offload",
     "MixedStep": "precision",
     "computes": "precision",
     "low_precision": "precision",

@@ -16,7 +16,7 @@ from utils.memory import Category, Measurement, measure
 from utils.memory.source import CountingSource, EventSource
 from utils.models import Transformer, TransformerConfig, resnet
 from utils.simulation import simulate
-from utils.techniques import add_lora, quantize_linears
+from utils.techniques import NF4Linear, add_lora, quantize_linears
 from utils.units import MIB
 from utils.validation.comparison import Comparison
 
@@ -209,9 +209,18 @@ def cpu_comparisons(names: Iterable[str] = tuple(CASES)) -> Iterator[Comparison]
     torch.set_num_threads(1)
     try:
         for name in names:
-            simulated, real = both(*CASES[name], source=CountingSource())
+            build, step = CASES[name]
+            simulated, real = both(build, step, source=CountingSource())
             model, _, technique = name.partition(", ")
             yield Comparison(f"CPU allocator, {model}", "peak MiB", technique,
-                             real.peak_bytes / MIB, simulated.peak_bytes / MIB)  # fmt: skip
+                             real.peak_bytes / MIB, simulated.peak_bytes / MIB,
+                             _parameter_count(build))  # fmt: skip
     finally:
         torch.set_num_threads(threads)
+
+
+def _parameter_count(build: Build) -> int:
+    """Parameters as numbers, also where they are packed to four bits."""
+    model, _ = build()
+    packed = {id(layer.weight) for layer in model.modules() if isinstance(layer, NF4Linear)}
+    return sum(p.numel() * (2 if id(p) in packed else 1) for p in model.parameters())

@@ -9,9 +9,10 @@ Transformer Engine's layers beneath it. What decides memory:
 - Column- and row-parallel products keep their own shard of the sequence and gather it again in
   backward (core/tensor_parallel/layers.py); the head gathers into one buffer for good ("mpu").
 - Gradients of weights are added to the fp32 buffer inside the product; the bf16 tensor that
-  autograd is handed instead is a cached one in newer versions of Transformer Engine.
-- A chunk of a pipeline keeps its last input, and that input's gradient, until its next forward
-  (`set_input_tensor`, `retain_grad`); outputs are dropped once sent (`deallocate_output_tensor`).
+  autograd is handed instead is a cached one from Transformer Engine 2.3 on (module/base.py).
+- A chunk of a pipeline keeps its last input until its next forward (`set_input_tensor` of
+  core/transformer/transformer_block.py), and with it that input's gradient (`retain_grad` in
+  core/pipeline_parallel/schedules.py); outputs are dropped once sent (`deallocate_output_tensor`).
 - GELU with bias, and dropout with bias and residual, are fused: each keeps its input or its mask.
 - The loss makes one fp32 copy of the logits and works in place (core/tensor_parallel/
   cross_entropy.py).
