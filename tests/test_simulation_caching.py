@@ -7,6 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from utils.simulation import simulate
 from utils.simulation.caching import CachingAllocator, replayed
@@ -106,3 +108,28 @@ def test_a_simulated_gpu_says_what_it_reserves_and_a_cpu_does_not() -> None:
     assert found.reserved_bytes % (2 * MIB) == 0
     assert found.reserved_bytes >= found.allocator_bytes["allocated peak"] >= found.peak_bytes
     assert simulate(build, step, device="cpu").reserved_bytes is None
+
+
+def test_what_dtensor_makes_to_learn_shapes_is_no_memory() -> None:
+    """FSDP's first step asks for the whole shapes of the optimizer's state, by whole stand-ins."""
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024))
+        mesh = init_device_mesh("cpu", (8,))
+        for layer in (model[0], model[2]):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        model.to_empty(device="cpu")
+        return model, torch.optim.AdamW(model.parameters())
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(torch.zeros(1, 1024)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = simulate(build, step, device="A100 80GB", world=8)
+    shard = 2 * (1024 * 1024 + 1024) * 4 // 8
+    assert found.timeline.alive_bytes[-1] == pytest.approx(3 * shard, rel=0.02)
+    allocated = found.allocator_bytes["allocated peak"]
+    assert found.peak_bytes <= allocated <= found.peak_bytes + 4 * MIB

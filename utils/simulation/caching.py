@@ -1,6 +1,7 @@
 """CUDA's caching allocator, replayed over a stream of requests: what it reserves from the device.
 
-After c10/cuda/CUDACachingAllocator.cpp with its default settings, for one stream: requests are
+After c10/cuda/CUDACachingAllocator.cpp of github.com/pytorch/pytorch (read at eb42ad6; later
+versions name the same sizes in c10/core/AllocatorConfig.h), default settings, one stream: requests are
 multiples of 512 bytes; up to 1 MiB they come from segments of 2 MiB, up to 10 MiB from segments
 of 20 MiB, above from a segment of their own, a multiple of 2 MiB (`get_allocation_size`). A
 request takes the smallest free block that holds it (`get_free_block`), which is split if 512

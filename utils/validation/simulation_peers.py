@@ -1,6 +1,6 @@
 """What other tools say of the small steps whose peak this machine's allocator gives.
 
-PyTorch's MemTracker (torch.distributed._tools) simulates as `simulate` does, on tensors without
+PyTorch's private MemTracker (torch.distributed._tools) simulates as `simulate` does, on tensors without
 data, and knows no scratch memory of kernels; it refuses models with frozen parameters. Its
 relative FSDPMemTracker takes FSDP models only, of which these rows have none. The estimators of
 accelerate and DeepSpeed get the number of parameters, which is all they ask for.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import peft
@@ -28,14 +28,14 @@ LLAMA_32_3B = {
 LLAMA_PARAMETERS = 3_212_749_824
 
 
-def litgpt_comparisons() -> Iterator[Comparison]:
+def litgpt_comparisons(models: Container[str] = litgpt.SHAPES) -> Iterator[Comparison]:
     """litgpt's LoRA on one A100, by base; allocated GB. A row that ran out of memory is left out.
 
     NF4 rows appear twice: with the libraries of the time and with today's.
     """
     for row in table("litgpt_adapters"):
         published = number(row["max_gpu_ram_gb"])
-        if published is None or row["gpu"] != "1 x A100":
+        if published is None or row["gpu"] != "1 x A100" or row["model"] not in models:
             continue
         if row["quantization"] == "None":
             yield _litgpt(row, published, "litgpt LoRA, bf16", early=False)
@@ -79,7 +79,7 @@ def _parameter_count(shape: litgpt.LitShape) -> int:
         return sum(p.numel() for p in litgpt.LitGPT(shape).parameters())
 
 
-def peft_comparisons() -> Iterator[Comparison]:
+def peft_comparisons(ranks: Container[int] = (32, 64)) -> Iterator[Comparison]:
     """PEFT's method comparison: LoRA on Llama 3.2 3B, on one GPU; GB.
 
     Published is PyTorch's largest reserved memory of the run, evaluation by generation included;
@@ -90,6 +90,8 @@ def peft_comparisons() -> Iterator[Comparison]:
     """
     for row in table("peft_adapters"):
         if row["experiment"].partition("/")[0] != "lora" or row["optimizer"] != "AdamW":
+            continue
+        if whole(row["r"]) not in ranks:
             continue
         found = peft_step(row)
         trained = whole(row["trainable_params"])
