@@ -1,4 +1,4 @@
-"""Techniques that save memory, one per file, in the form that lessons and simulations share.
+"""Techniques that save memory or share work, one per file, as lessons and simulations use them.
 
 Names are imported when they are first used: quantization brings a library that takes seconds.
 """
@@ -9,6 +9,15 @@ import importlib
 from typing import Any
 
 _HOME = {
+    "DataParallel": "data_parallel",
+    "accumulated_backward": "data_parallel",
+    "average_gradients": "data_parallel",
+    "buckets_of": "data_parallel",
+    "share_start": "data_parallel",
+    "FlightRecorder": "flight_recorder",
+    "NonFinite": "flight_recorder",
+    "Shares": "flight_recorder",
+    "StepRecord": "flight_recorder",
     "LoraLinear": "lora",
     "add_lora": "lora",
     "OffloadedOptimizer": "offload",
@@ -18,6 +27,8 @@ _HOME = {
     "tf32": "precision",
     "NF4Linear": "quantization",
     "quantize_linears": "quantization",
+    "shard_batch": "sharding",
+    "sharded_loader": "sharding",
 }
 
 __all__ = list(_HOME)
