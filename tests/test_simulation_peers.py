@@ -24,6 +24,12 @@ def test_memtracker_refuses_frozen_parameters() -> None:
         memtracker_bytes(CASES["transformer, LoRA"])
 
 
+@pytest.mark.parametrize("name", ["transformer, AdamW 8-bit", "transformer, NF4"])
+def test_memtracker_refuses_what_reads_values_or_is_frozen(name: str) -> None:
+    with pytest.raises(ValueError, match=r"value|frozen"):
+        memtracker_bytes(CASES[name])
+
+
 def test_every_tool_answers_for_the_rows_that_it_accepts() -> None:
     rows = [
         Comparison("CPU allocator, transformer", "peak MiB", case, 10.0, 11.0, PARAMETERS)

@@ -1,8 +1,8 @@
 """What other tools say of the small steps whose peak this machine's allocator gives.
 
-PyTorch's private MemTracker (torch.distributed._tools) simulates as `simulate` does, on tensors without
-data, and knows no scratch memory of kernels; it refuses models with frozen parameters. Its
-relative FSDPMemTracker takes FSDP models only, of which these rows have none. The estimators of
+PyTorch's private MemTracker (torch.distributed._tools) simulates as `simulate` does, on tensors
+without data, and knows no scratch memory of kernels; it refuses frozen parameters and 8-bit
+states. Its relative FSDPMemTracker takes FSDP models only, of which these rows have none. The estimators of
 accelerate and DeepSpeed get the number of parameters, which is all they ask for.
 """
 
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from utils.units import MIB
@@ -26,10 +26,11 @@ def memtracker_bytes(case: Pair) -> int:
     """MemTracker's peak of the second step.
 
     Raises:
-        ValueError: a parameter is frozen; it registers hooks on every gradient.
+        ValueError: a parameter is frozen (it registers hooks on every gradient), or the step asks
+            for a value, as the 8-bit optimizer of bitsandbytes does.
     """
     build, step = case
-    with FakeTensorMode():
+    with FakeTensorMode(), _values_refused():
         model, optimizer = build()
         if not all(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("MemTracker takes no frozen parameters.")
@@ -40,6 +41,14 @@ def memtracker_bytes(case: Pair) -> int:
             tracker.reset_mod_stats()
             step(model, optimizer)
         return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+
+
+@contextlib.contextmanager
+def _values_refused() -> Iterator[None]:
+    try:
+        yield
+    except DataDependentOutputException as error:
+        raise ValueError("The step asks for a value, which these tensors do not have.") from error
 
 
 def accelerate_bytes(parameters: float) -> float:
