@@ -124,7 +124,7 @@ def test_the_shape_of_llama_2() -> None:
 def test_checkpointing_computes_blocks_again_with_the_same_gradients() -> None:
     torch.manual_seed(0)
     model, calls = LlamaForCausalLM(TINY).train(), []
-    model.model.layers[0].mlp.register_forward_hook(lambda *_: calls.append(1))
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     tokens = torch.arange(16)[None]
 
     def gradients() -> list[torch.Tensor]:
@@ -135,4 +135,4 @@ def test_checkpointing_computes_blocks_again_with_the_same_gradients() -> None:
     plain = gradients()
     enable_checkpointing(model)
     assert all(map(torch.equal, plain, gradients()))
-    assert len(calls) == 3, "once plain, twice when computed again"
+    assert len(calls) == 3, "once plain, twice where it is computed again"

@@ -19,7 +19,7 @@ def sweep(
     layers: int,
     batches: Iterable[int],
     from_layers: Depths = FROM_LAYERS,
-    from_batch: Depths = (1, 2, 3),
+    from_batch: Depths = (2, 3, 4),
     device: str = "A100 80GB",
     items: int = 1,
     unit: str = "items",
@@ -31,7 +31,8 @@ def sweep(
         build_at, step, layers, from_layers, device, unit, name: as `extrapolate` takes them.
         batches: the batch sizes wanted.
         from_batch: three rising batch sizes to simulate. Sizes in proportion to the batch must be
-            whole multiples of the allocator's 512 bytes at each, as with texts of 128 tokens.
+            whole multiples of the allocator's 512 bytes at each, as with texts of 128 tokens. A
+            batch of 1 often takes another path: PyTorch then needs no copy to make it contiguous.
         items: how many items one sample of the batch is, such as its tokens.
 
     Returns:

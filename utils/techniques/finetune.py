@@ -70,8 +70,9 @@ def finetune_step(
     model: Any, optimizer: torch.optim.Optimizer, sequences: int, length: int
 ) -> None:
     """One step on `sequences` texts of `length` tokens; memory does not depend on which."""
-    device = model.get_input_embeddings().weight.device
-    tokens = torch.zeros(sequences, length, dtype=torch.long, device=device)
+    table = model.get_input_embeddings()
+    numbers = torch.arange(sequences * length, device=table.weight.device)
+    tokens = numbers.remainder(table.num_embeddings).view(sequences, length)
     optimizer.zero_grad()
     model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
     optimizer.step()

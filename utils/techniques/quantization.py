@@ -19,9 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from utils.techniques.library import bitsandbytes_library
+from utils.techniques.library import bitsandbytes_library, has_bitsandbytes
 from utils.techniques.nf4 import BLOCK, SCALE_BLOCK
 from utils.techniques.replace import replace_linears
+
+if has_bitsandbytes():
+    bitsandbytes_library()  # a simulation has to know of it before it begins
 
 _ops = torch.ops.bitsandbytes
 

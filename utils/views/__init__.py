@@ -1,6 +1,7 @@
 """Every figure, table and widget of the course, in one style."""
 
 from utils.views.breakdown import Bar, draw_breakdown, predicted
+from utils.views.budget_map import draw_budget_map
 from utils.views.compare import Comparison, compare, reconcile
 from utils.views.curves import draw_memory_by_batch, draw_throughput
 from utils.views.explore import explore
@@ -9,7 +10,7 @@ from utils.views.show import show
 from utils.views.timeline import draw_timeline
 
 __all__ = [
-    "Bar", "Comparison", "RecordedTable", "compare", "draw_breakdown", "draw_memory_by_batch",
-    "draw_throughput", "draw_timeline", "explore", "predicted", "reconcile", "recorded_table",
-    "show",
+    "Bar", "Comparison", "RecordedTable", "compare", "draw_breakdown", "draw_budget_map",
+    "draw_memory_by_batch", "draw_throughput", "draw_timeline", "explore", "predicted", "reconcile",
+    "recorded_table", "show",
 ]  # fmt: skip
