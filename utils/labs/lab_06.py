@@ -14,7 +14,7 @@ from utils.catalog import model_shape
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.memory import Measurement
 from utils.models import Transformer, TransformerConfig
-from utils.techniques import add_lora
+from utils.techniques import LoraLinear, add_lora
 from utils.techniques.nf4 import BLOCK, dequantize_blocks, nearest, nf4_levels, quantize_blocks
 from utils.units import GB, format_bytes, parse_bytes
 
@@ -214,7 +214,7 @@ def cured_finetune(function: Callable[[nn.Module, Tensor], Any]) -> Verdict:
     losses = function(model, tokens)
     if not isinstance(losses, list) or len(losses) < 2:
         return not_yet("a list with the loss of each step is wanted", got=type(losses).__name__)
-    adapters = [value for name, value in model.named_parameters() if ".up." in name]
+    adapters = [part.up.weight for part in model.modules() if isinstance(part, LoraLinear)]
     if not adapters:
         return not_yet("the model has no adapters any more", nudge="Keep the call of add_lora.")
     kept = {name.replace(".base.", "."): value for name, value in model.state_dict().items()}

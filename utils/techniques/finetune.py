@@ -51,12 +51,12 @@ def build_finetune(
         ValueError: an unknown method.
         ModuleNotFoundError: the method packs weights and bitsandbytes is not installed.
     """
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
     if method not in METHODS:
         raise ValueError(f"{method!r} is none of the methods {', '.join(METHODS)}.")
     with torch.device(device):
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         if METHODS[method].packed:
             quantize_linears(model, double_quantization=True)
         add_lora(model, rank=RANK, targets=TARGETS)
