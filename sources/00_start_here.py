@@ -162,7 +162,10 @@ scoreboard()
 # | lesson | what you learn | minutes | then |
 # |---|---|---|---|
 # | [01 Where does the memory go?](beginner/01_where_memory_goes.ipynb) | account for every byte of a training step | 30 | [lab](../labs/beginner/01_where_memory_goes.ipynb), [solution](../solutions/beginner/01_where_memory_goes.ipynb) |
+# | [02 Mixed precision on a vision model](beginner/02_mixed_precision.ipynb) | put twice the batch on a 16 GB card, and keep the accuracy | 40 | [lab](../labs/beginner/02_mixed_precision.ipynb), [solution](../solutions/beginner/02_mixed_precision.ipynb) |
+# | [03 When numbers break](beginner/03_when_numbers_break.ipynb) | find five faults of a mixed-precision run from its record | 45 | [lab](../labs/beginner/03_when_numbers_break.ipynb), [solution](../solutions/beginner/03_when_numbers_break.ipynb) |
 # | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 20 | |
+# | [06 Seven billion parameters on 24 GB](intermediate/06_seven_billion.ipynb) | adapters and four-bit weights: which fine-tunes of a 7B model fit | 45 | [lab](../labs/intermediate/06_seven_billion.ipynb), [solution](../solutions/intermediate/06_seven_billion.ipynb) |
 #
 # A lab holds exercises that check your answers. Work in a copy: `make my-labs`, typed in a terminal
 # in the course's folder, puts the labs into `my_labs/`, which is yours and which no update touches.
@@ -209,10 +212,24 @@ scoreboard()
 # | term | meaning |
 # |---|---|
 # | mixed precision | most arithmetic in 16-bit numbers, with fp32 where it matters |
+# | autocast | the part of PyTorch that casts inputs to 16 bits, operation by operation |
+# | cast weights | the 16-bit copies of weights that autocast makes and keeps until backward has used them |
+# | loss scaling | multiply the loss, so that small fp16 gradients do not become 0, and divide before the step |
+# | TF32 | products of fp32 tensors with 10 binary digits behind the point, on newer GPUs; no memory saved |
+# | channels_last | a memory layout with the colours of a pixel next to each other |
+# | overflow, underflow | too large for the format: infinity; too small: zero |
+# | subnormal | a number near zero that has fewer digits than the others |
+# | fp8 | numbers of 1 byte; e4m3 has one more digit, e5m2 more range |
 # | checkpointing | keep fewer activations, compute the others again in backward |
 # | micro-batch | a part of the batch; gradients of several parts are added up before the step |
 # | quantization | store numbers in 8 bits or fewer |
 # | 8-bit states | an optimizer state that is quantized |
+# | adapter, LoRA | a small trained difference of low rank beside a frozen weight |
+# | NF4 | sixteen levels for weights, the quantiles of a normal distribution; a block of 64 shares a scale |
+# | double quantization | the scales of blocks are quantized as well, to 8 bits |
+# | QLoRA | adapters on weights that are frozen in NF4 |
+# | merging | adding an adapter's product to the weight, so that one plain layer is left |
+# | paged optimizer | a state that the GPU's driver moves to the CPU's memory when the GPU is full |
 # | sharding | each device keeps only its part, and fetches the others' parts when it needs them |
 # | offload | keep what is not needed now in the CPU's memory or on disk |
 # | chunked loss | compute logits and loss for a part of the tokens at a time |

@@ -57,8 +57,10 @@ def test_the_same_losses_as_peft_on_bitsandbytes(tmp_path, quantization: str | N
     other = [m for m in theirs.modules() if isinstance(m, peft.tuners.lora.LoraLayer)]
     for a, b in zip(mine, other, strict=True):
         a.down.weight.data.copy_(b.lora_A["default"].weight)
-    # Adam turns the rounding of a matmul in another order into whole steps of tiny gradients.
-    torch.testing.assert_close(losses(ours), losses(theirs), rtol=2e-5, atol=0)
+    found, wanted = losses(ours), losses(theirs)
+    torch.testing.assert_close(found[:2], wanted[:2], rtol=1e-6, atol=0)
+    # Then Adam turns the rounding of matmuls in another order into whole steps of tiny gradients.
+    torch.testing.assert_close(found, wanted, rtol=2e-4, atol=0)
 
 
 @pytest.mark.parametrize("method", METHODS)

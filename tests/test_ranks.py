@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.memory import measure
-from utils.ranks import run_ranks, traffic
+from utils.ranks import run_ranks, server, traffic
 
 
 def add_up(x):
@@ -198,6 +198,17 @@ def test_traffic_of_data_parallel_is_the_gradients():
 
     for sent, gradients in run_ranks(train, 2):
         assert sent == gradients
+
+
+def test_what_the_parent_uses_is_loaded_before_ranks_start(monkeypatch):
+    import wsgiref  # noqa: F401  (stands for a large library)
+
+    monkeypatch.setitem(server.LIBRARIES, "wsgiref", ("wsgiref.handlers", "no.such.module"))
+
+    def look():
+        return "wsgiref.handlers" in sys.modules
+
+    assert run_ranks(look, 2) == [True, True]
 
 
 def test_traffic_needs_a_group():

@@ -17,8 +17,8 @@ from utils.memory.events import Allocation, Category, Mark, Phase
 from utils.record import __main__ as command
 from utils.record import device_speed, resnet50
 from utils.record.experiment import Job, Stage, free_memory, measured_row, run_job, run_jobs
-from utils.record.precision import AMP_BF16, AMP_FP16, FP32, TF32, computing, offered
 from utils.record.store import recorded
+from utils.techniques.precision import AMP_BF16, AMP_FP16, FP32, TF32, offered, tf32
 from utils.units import GIB, Evidence
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -119,7 +119,7 @@ def test_tf32_is_set_and_set_back() -> None:
     switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
     before = [switch.fp32_precision for switch in switches]
     for precision, expected in ((TF32, "tf32"), (FP32, "ieee"), (AMP_FP16, "ieee")):
-        with pytest.raises(KeyError), computing(precision):
+        with pytest.raises(KeyError), tf32(precision.tf32):
             assert [switch.fp32_precision for switch in switches] == [expected] * 2
             raise KeyError
         assert [switch.fp32_precision for switch in switches] == before

@@ -34,6 +34,7 @@ here = setup("intermediate/06")
 
 # %%
 import math
+import os
 import subprocess
 import sysconfig
 import tempfile
@@ -44,14 +45,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from utils import GB, Evidence, check, compare, draw_budget_map, draw_breakdown, explore, format_bytes
-from utils import llama_config, load_base, measure, model_shape, recorded_table, score, scoreboard
+from utils import GB, Evidence, check, compare, draw_breakdown, draw_budget_map, draw_losses, explore
+from utils import format_bytes, llama_config, load_base, measure, model_shape, recorded_table, score, scoreboard
 from utils import show, sweep, text_batches, text_tokens
 from utils.models import BaseModelError
 from utils.models.pretrained import enable_checkpointing
 from utils.techniques import METHODS, adam_state_bytes, adamw_8bit, build_finetune, finetune_step
 from utils.techniques import has_bitsandbytes, optimizer_bytes
 
+# DeepSpeed, which peft imports if it is there, says so when it finds no GPU.
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 # peft asks transformers for something by a name that transformers has replaced.
 warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
 import peft
@@ -313,7 +316,7 @@ def adapted(quantization, checkpointing):
     model = load_base(folder / "base", quantization=quantization, device=device)
     torch.manual_seed(1)  # the same A in both runs
     model = peft.get_peft_model(model, peft.LoraConfig(
-        r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))  # fmt: skip
+        r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))  # fmt: skip
     if checkpointing:
         enable_checkpointing(model)
     return model.train()
@@ -323,30 +326,23 @@ def adapted(quantization, checkpointing):
 lora = adapted(None, checkpointing=False)
 qlora = adapted(four_bits, checkpointing=True)
 make_optimizer = adamw_8bit if four_bits else torch.optim.AdamW
-optimizer = make_optimizer(trained(qlora), lr=3e-3)
+optimizer = make_optimizer(trained(qlora), lr=1e-2)
 runs = {
-    "LoRA, bf16, AdamW": fit(lora, torch.optim.AdamW(trained(lora), lr=3e-3), batches),
+    "LoRA, bf16, AdamW": fit(lora, torch.optim.AdamW(trained(lora), lr=1e-2), batches),
     "QLoRA, checkpointing, 8-bit AdamW": fit(qlora, optimizer, batches),
 }
 for name, losses in runs.items():
     print(f"{name:<36} loss {losses[0]:.3f} to {losses[-1]:.3f}")
 first, last = ([losses[place] for losses in runs.values()] for place in (0, -1))
-assert all(end < start - 0.7 for start, end in zip(first, last))
+assert all(end < start - 0.5 for start, end in zip(first, last))
 assert abs(last[0] - last[1]) < 0.15
 
 # %%
-from matplotlib.figure import Figure
-
-figure = Figure(figsize=(8, 3.6), layout="constrained")
-axes = figure.subplots()
-for (name, losses), line in zip(runs.items(), ("-", "--")):
-    axes.plot(range(1, len(losses) + 1), losses, line, label=name, linewidth=2)
-axes.set(xlabel="step", ylabel="loss (nats per byte)", title=f"Fine-tuning, measured on this {device.type}")
-axes.legend()
+figure = draw_losses(runs, device=str(device), title="Fine-tuning on a new text (nats per byte)")
 show(figure, alt="Two loss curves that fall together: 16-bit LoRA, and QLoRA with 8-bit moments.")
 
 # %% [markdown]
-# **Read it.** Both losses fall by more than 0.7, and end close together. Four bits, recomputed activations
+# **Read it.** Both losses fall by more than 0.5, and end close together. Four bits, recomputed activations
 # and eight-bit moments cost this run almost nothing in quality. (Checkpointing costs time, not quality:
 # its gradients are the same.)
 
@@ -393,7 +389,7 @@ class Losses(TrainerCallback):
 # %%
 arguments = TrainingArguments(
     output_dir=str(folder / "trainer"), max_steps=10, per_device_train_batch_size=8,
-    learning_rate=3e-3, lr_scheduler_type="constant", weight_decay=0.01, max_grad_norm=0.0,
+    learning_rate=1e-2, lr_scheduler_type="constant", weight_decay=0.01, max_grad_norm=0.0,
     optim="adamw_8bit" if four_bits else "adamw_torch", logging_steps=1, report_to="none",
     save_strategy="no", disable_tqdm=True, use_cpu=device.type == "cpu",
 )  # fmt: skip

@@ -62,10 +62,10 @@ def _states_nudge(name: str, found: Any, frozen: int, matrices: list, count: int
         return "The frozen model is in bf16: two bytes a weight."
     if found in (2 * count, 4 * count) and name != "gradients":
         return "How many bytes does one adapter parameter take here? Adapters are fp32; Adam keeps two moments."
-    if isinstance(found, (int, float)) and found >= 2 * frozen:
-        return "That counts the frozen weights. What is frozen has no gradient and no moments."
     if found in (4 * full, 8 * full):
         return "That is a full matrix. An adapter is two thin ones: rank x inputs and outputs x rank."
+    if isinstance(found, (int, float)) and found >= 2 * frozen:
+        return "That counts the frozen weights. What is frozen has no gradient and no moments."
     return "Each adapted matrix gets rank * (inputs + outputs) parameters."
 
 

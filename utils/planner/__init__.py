@@ -11,6 +11,7 @@ from utils.planner.explain import (
     one_change_that_fits,
     why_it_does_not_fit,
 )
+from utils.planner.export import Export, export
 from utils.planner.frameworks import FRAMEWORKS, Framework, framework
 from utils.planner.goodput import FailureRate, Goodput, goodput
 from utils.planner.layout import Batch, Plan
@@ -24,6 +25,7 @@ __all__ = [
     "Cluster",
     "Cost",
     "Estimate",
+    "Export",
     "FailureRate",
     "Framework",
     "Goodput",
@@ -39,6 +41,7 @@ __all__ = [
     "cost",
     "estimate",
     "explain",
+    "export",
     "framework",
     "goodput",
     "memory",

@@ -106,7 +106,7 @@ def step_time(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> 
         ValueError: plan, model and batch do not divide, or the plan is not of the cluster's size.
     """
     plan.check(model, batch)
-    _check_size(plan, cluster)
+    check_size(plan, cluster)
     pieces = Pieces(
         block_time(model, cluster, plan, batch),
         head_time(model, cluster, plan, batch),
@@ -126,7 +126,8 @@ def step_time(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> 
     )  # fmt: skip
 
 
-def _check_size(plan: Plan, cluster: Cluster) -> None:
+def check_size(plan: Plan, cluster: Cluster) -> None:
+    """The plan uses all GPUs of the cluster. Raises ValueError with the dp that does."""
     if plan.ranks == cluster.gpus:
         return
     dp = cluster.gpus // (plan.tp * plan.pp * plan.cp)

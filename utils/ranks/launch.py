@@ -168,7 +168,8 @@ def _failed(outcomes: Mapping[int, Outcome]) -> bool:
 @contextmanager
 def _progress(world_size: int) -> Iterator[Callable[[int], None]]:
     """A bar that appears after two seconds: how many ranks have finished, and the time."""
-    with tqdm(total=world_size, desc="ranks", delay=2, leave=False, unit="rank") as bar:
+    bar = tqdm(total=world_size, desc="ranks", delay=2, mininterval=1, leave=False, unit="rank")
+    with bar:
 
         def advance(finished: int) -> None:
             bar.update(finished - bar.n)

@@ -4,7 +4,9 @@ Never import this in the notebook's own process: it sets the process up as a par
 """
 
 import atexit
+import contextlib
 import gc
+import importlib
 import os
 import signal
 
@@ -25,6 +27,13 @@ import torch.distributed.fsdp  # noqa: E402, F401
 import torch.nn.parallel  # noqa: E402, F401
 
 import utils.ranks.collectives  # noqa: E402, F401
+
+if not torch.cuda.device_count():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns in every rank
+for name in os.environ.pop("COURSE_PRELOAD", "").split():
+    # Other versions of a library may lack the module; then ranks import what they use.
+    with contextlib.suppress(ImportError):
+        importlib.import_module(name)
 
 # Finding the backend reads what every installed package says of itself: 0.1 s in every rank.
 torch.distributed.distributed_c10d.BackendConfig(torch.distributed.Backend("gloo"))

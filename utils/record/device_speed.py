@@ -11,8 +11,8 @@ from functools import partial
 import torch
 
 from utils.record.experiment import Experiment, Job, Stage
-from utils.record.precision import Precision, computing, offered
 from utils.record.store import Row
+from utils.techniques.precision import Precision, offered, tf32
 from utils.units import GIB, MIB
 
 TRIALS = 10
@@ -58,7 +58,7 @@ def _matmul(shape: Shape, precision: Precision, device: torch.device, stage: Sta
     right = torch.randn(inner, columns, device=device, dtype=dtype)
     result = torch.empty(rows, columns, device=device, dtype=dtype)
     stage.name = "matmul"
-    with computing(precision):
+    with tf32(precision.tf32):
         seconds = time_action(lambda: torch.mm(left, right, out=result), device)
     return rates(2 * rows * inner * columns / 1e12, "TFLOP/s", seconds)
 

@@ -1,4 +1,4 @@
-"""ResNet-50 over batch sizes and precisions, and the largest batch that 16 GB hold."""
+"""ResNet-50 over batch sizes and precisions, the largest batch that 16 GB hold, and accuracy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 
 from utils.memory import Budget, Measurement, budget, measure
 from utils.models.resnet import resnet
+from utils.record.accuracy import accuracy_jobs
 from utils.record.experiment import (
     Experiment,
     Job,
@@ -19,8 +20,8 @@ from utils.record.experiment import (
     is_out_of_memory,
     measured_row,
 )
-from utils.record.precision import Precision, computing, offered
 from utils.record.store import Row
+from utils.techniques.precision import Precision, offered, tf32
 
 CAP = "16GB"
 CLASSES = 10
@@ -103,12 +104,14 @@ class TrainingStep:
 
 
 def jobs(device: torch.device) -> list[Job]:
-    """A row per image size, precision and batch; on CUDA also the largest batches under the cap."""
+    """A row per image size, precision and batch; on CUDA also the largest batches under the cap,
+    and the final accuracy per precision and seed."""
     on_gpu = device.type == "cuda"
     grids = CUDA_GRIDS if on_gpu else CPU_GRIDS
     cases = [Case(grid, precision, device) for grid in grids for precision in offered(device)]
     steps = [_step_job(case, batch) for case in cases for batch in case.grid.batch_sizes]
-    return steps + [_largest_job(case) for case in cases if on_gpu]
+    limits = [_largest_job(case) for case in cases if on_gpu]
+    return steps + limits + accuracy_jobs(device)
 
 
 def _step_job(case: Case, batch: int) -> Job:
@@ -121,7 +124,7 @@ def _largest_job(case: Case) -> Job:
 
 
 def _step(case: Case, batch: int, stage: Stage, within: Budget | None = None) -> Row:
-    with computing(case.precision):
+    with tf32(case.precision.tf32):
         step = TrainingStep(case, batch, stage)
         row = measured_row(step.measure(timed_steps=TIMED_STEPS, within=within))
     return row | {"steps_skipped": step.steps_skipped}
@@ -146,7 +149,7 @@ def _largest(case: Case, stage: Stage) -> Row:
 def _fits(case: Case, batch: int, stage: Stage) -> bool:
     free_memory(case.device)  # blocks that the allocator kept would count towards the cap
     try:
-        with computing(case.precision):
+        with tf32(case.precision.tf32):
             TrainingStep(case, batch, stage).measure(timed_steps=1, within=budget(CAP))
     except RuntimeError as error:
         if not is_out_of_memory(error):
@@ -171,12 +174,12 @@ def largest(fits: Callable[[int], bool], start: int) -> int:
 
 EXPERIMENT = Experiment(
     name="resnet50",
-    summary="ResNet-50: memory and speed over batch sizes and precisions, largest batch in 16 GB",
+    summary="ResNet-50: memory and speed over batch sizes and precisions, largest batch in 16 GB, accuracy",
     configuration={
         "model": "ResNet-50",
         "classes": CLASSES,
         "optimizer": "Adam, lr 1e-3, PyTorch's default implementation for the device",
-        "data": "random normal images, on the device before the step",
+        "data": "random normal images, on the device before the step; for accuracy CIFAR-10",
         "memory_format": "contiguous (NCHW)",
         "cudnn_benchmark": False,
         "loss_scale": LOSS_SCALE,

@@ -1,27 +1,44 @@
-"""Techniques that save memory, one per file, in the form that lessons and simulations share."""
+"""Techniques that save memory, one per file, in the form that lessons and simulations share.
 
-from utils.techniques.finetune import METHODS, build_finetune, finetune_step
-from utils.techniques.library import has_bitsandbytes
-from utils.techniques.lora import LoraLinear, add_lora, merge_lora
-from utils.techniques.nf4 import DoubleQuantized, dequantize_nf4, nf4_levels, quantize_nf4
-from utils.techniques.optimizers import adam_state_bytes, adamw_8bit, optimizer_bytes
-from utils.techniques.quantization import NF4Linear, quantize_linears
+Names are imported when they are first used: quantization brings a library that takes seconds.
+"""
 
-__all__ = [
-    "METHODS",
-    "DoubleQuantized",
-    "LoraLinear",
-    "NF4Linear",
-    "adam_state_bytes",
-    "adamw_8bit",
-    "add_lora",
-    "build_finetune",
-    "dequantize_nf4",
-    "finetune_step",
-    "has_bitsandbytes",
-    "merge_lora",
-    "nf4_levels",
-    "optimizer_bytes",
-    "quantize_linears",
-    "quantize_nf4",
-]
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "FlightRecorder": "flight_recorder",
+    "NonFinite": "flight_recorder",
+    "Shares": "flight_recorder",
+    "StepRecord": "flight_recorder",
+    "METHODS": "finetune",
+    "build_finetune": "finetune",
+    "finetune_step": "finetune",
+    "has_bitsandbytes": "library",
+    "LoraLinear": "lora",
+    "add_lora": "lora",
+    "merge_lora": "lora",
+    "DoubleQuantized": "nf4",
+    "dequantize_nf4": "nf4",
+    "nf4_levels": "nf4",
+    "quantize_nf4": "nf4",
+    "adam_state_bytes": "optimizers",
+    "adamw_8bit": "optimizers",
+    "optimizer_bytes": "optimizers",
+    "MixedStep": "precision",
+    "computes": "precision",
+    "low_precision": "precision",
+    "tf32": "precision",
+    "NF4Linear": "quantization",
+    "quantize_linears": "quantization",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'utils.techniques' has no name {name!r}")
+    return getattr(importlib.import_module(f"utils.techniques.{_HOME[name]}"), name)

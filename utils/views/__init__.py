@@ -3,14 +3,17 @@
 from utils.views.breakdown import Bar, draw_breakdown, predicted
 from utils.views.budget_map import draw_budget_map
 from utils.views.compare import Comparison, compare, reconcile
-from utils.views.curves import draw_memory_by_batch, draw_throughput
+from utils.views.curves import draw_losses, draw_memory_by_batch, draw_throughput
 from utils.views.explore import explore
+from utils.views.flight import draw_flight
+from utils.views.formats import draw_bits, draw_formats
 from utils.views.recorded import RecordedTable, recorded_table
 from utils.views.show import show
 from utils.views.timeline import draw_timeline
 
 __all__ = [
-    "Bar", "Comparison", "RecordedTable", "compare", "draw_breakdown", "draw_budget_map",
-    "draw_memory_by_batch", "draw_throughput", "draw_timeline", "explore", "predicted", "reconcile",
-    "recorded_table", "show",
+    "Bar", "Comparison", "RecordedTable", "compare", "draw_bits", "draw_breakdown",
+    "draw_budget_map", "draw_flight", "draw_formats", "draw_losses", "draw_memory_by_batch",
+    "draw_throughput", "draw_timeline", "explore", "predicted", "reconcile", "recorded_table",
+    "show",
 ]  # fmt: skip

@@ -135,3 +135,33 @@ def _draw_speed(axes: Axes, row: int, m: Measurement) -> None:
     axes.barh(row, rate, height=0.55, color=LOOKS[Category.PARAMETERS].color)
     axes.errorbar(rate, row, xerr=whisker, color="black", capsize=4, lw=1.5)
     axes.text(max(rates), row, f"  {m.throughput}", va="center", fontsize=11)
+
+
+def draw_losses(
+    curves: Mapping[str, Sequence[float]],
+    *,
+    evidence: Evidence = Evidence.MEASURED,
+    device: str = "",
+    title: str = "Training loss",
+) -> Figure:
+    """One loss curve per name, over the steps; what lies on top of another is dashed.
+
+    Raises:
+        ValueError: no curve, or one without values.
+    """
+    if not curves or not all(len(losses) for losses in curves.values()):
+        raise ValueError("draw_losses() needs a list of losses for each name.")
+    colors = [LOOKS[c].color for c in (Category.PARAMETERS, Category.ACTIVATIONS)]
+    colors += [LOOKS[Category.GRADIENTS].color, "black"]
+    with course_style():
+        figure, axes = empty_figure()
+        for number, (name, losses) in enumerate(curves.items()):
+            style = ("-", "--", ":", "-.")[number % 4]
+            color = colors[number % len(colors)]
+            axes.plot(range(1, len(losses) + 1), losses, style, color=color, lw=2, label=name)
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss")
+        axes.set_title(title)
+        axes.legend()
+        print_evidence(figure, [evidence], [device])
+    return figure

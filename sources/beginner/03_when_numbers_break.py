@@ -1,0 +1,620 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 03 When numbers break
+#
+# {{badges}}
+#
+# **Promise.** You plant five faults in a mixed-precision run, record each run, and name every fault
+# from its record: which layer, which step, which row. Three of the five are gone in bf16, and two
+# were never a matter of precision; you will see which.
+#
+# | minutes | hardware | runs |
+# |---|---|---|
+# | 45 | any laptop; this lesson runs on the CPU everywhere | under a minute of computing on two CPU cores |
+
+# %% [markdown]
+# ## A bet
+#
+# A run in fp16 uses loss scaling. At step 17 a single NaN stands in the data, in one row of one
+# batch. What happens to the run: does its loss become NaN for good (`"dies"`), or does training go on
+# (`"lives"`)? Write your guess. Section 7 runs it, in fp16 and in bf16.
+
+# %%
+my_bet = "dies"
+
+# %% tags=["setup"]
+here = setup("beginner/03")
+
+# %%
+import math
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from utils import FORMATS, FlightRecorder, check, draw_bits, draw_flight, draw_formats, explore
+from utils import show
+
+FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+
+# %% [markdown]
+# ## What you will be able to do
+#
+# - Say what fp32, tf32, bf16, fp16 and fp8 can hold, and read their bits.
+# - Tell overflow, underflow and swallowed updates apart, each by one line of code.
+# - Read a record of the loss scale, and say whether a skipped step is a fault.
+# - Debug a run that turns to NaN by a list of checks, each of which you have seen work.
+#
+# On the map memory, compute and communication, 16-bit numbers help all three. This lesson is about
+# their price. New words stand in the [glossary](../00_start_here.ipynb#7.-Glossary). Memory does not
+# change here, so this lesson adds no row to the scoreboard.
+
+# %% [markdown]
+# ## 1. The formats
+#
+# A floating-point number has a sign, an *exponent* and a *mantissa*. With exponent field $e$, bias
+# $b$ and $m$ mantissa bits that read as the whole number $f$, it is worth
+#
+# $$(-1)^{s} \cdot 2^{e-b} \cdot \left(1 + f / 2^m\right)$$
+#
+# Exponent bits buy **range**, mantissa bits buy **digits**. Where $e = 0$ the leading 1 becomes 0 and
+# the exponent stays at $1 - b$: these are the **subnormal** numbers. They fade into zero and lose
+# digits on the way.
+
+# %% tags=["nbval-check-output"]
+print(f"{'format':<10}{'bits':>5}{'exponent':>10}{'mantissa':>10}{'largest':>12}{'step at 1':>12}{'smallest':>12}")
+for form in FORMATS.values():
+    print(f"{form.name:<10}{form.bits:>5}{form.exponent_bits:>10}{form.mantissa_bits:>10}"
+          f"{form.largest:>12.4g}{form.epsilon:>12.2g}{form.smallest:>12.2g}")  # fmt: skip
+for dtype, name in [(FP32, "fp32"), (FP16, "fp16"), (BF16, "bf16"), (torch.float8_e5m2, "fp8 e5m2")]:
+    assert torch.finfo(dtype).max == FORMATS[name].largest
+
+# %%
+show(draw_formats(), alt="Ranges of six formats on a logarithmic line: bf16 and tf32 reach as far as "
+     "fp32, fp16 and fp8 far less. Beside it their numbers from 1 to 1.5: fp8 has three to five.")  # fmt: skip
+
+# %% [markdown]
+# **Read it.** bf16 is fp32 with 16 mantissa bits cut off: the same range, few digits. fp16 spends
+# three bits less on the exponent: more digits, and a range that ends at 65,504. tf32 is no storage
+# format: an NVIDIA matmul rounds its fp32 inputs to it. Of the fp8 formats, e4m3 is meant for weights
+# and activations, e5m2 for gradients (arXiv:2209.05433).
+#
+# Now the bits. Choose a number, a format, and a bit to flip. What is a flipped exponent bit worth?
+
+# %%
+values = [0.1, 1.0, 1.001, 2049.0, 65504.0, 70000.0, 1e-7, 2e-8, 1e-40]
+explore(draw_bits, format=list(FORMATS), value=values,
+        flip=["no bit", "sign bit", "first exponent bit", "last exponent bit",
+              "first mantissa bit", "last mantissa bit"])  # fmt: skip
+
+# %% [markdown]
+# The controls work in a running notebook only. The same figure for 0.1 in bf16, kept as a picture:
+
+# %%
+figure, alt = draw_bits("bf16", 0.1)
+show(figure, alt)
+
+# %% [markdown]
+# **Question.** In fp16 the step between neighbours is 1 at 1,024 and 2 at 2,048. You count in fp16:
+# `n = n + 1`, from zero. At which number does the counter stop for ever?
+
+# %%
+counter_stops_at = ...
+check("03.counter_stops", counter_stops_at)
+
+# %% [markdown]
+# ## 2. Three ways to break
+#
+# **Overflow**: too large, becomes infinity. **Underflow**: too small, becomes zero. **Swallowed
+# update**: the weight is fine, the update is fine, and their sum is the old weight. Real tensors:
+
+# %% tags=["nbval-check-output"]
+print("overflow    fp16", torch.tensor(300.0, dtype=FP16) ** 2, "  bf16", torch.tensor(300.0, dtype=BF16) ** 2)
+print("underflow   fp16", torch.tensor(1e-4, dtype=FP16) ** 2, "  bf16", torch.tensor(1e-4, dtype=BF16) ** 2)
+weight, update = 1.0, 1e-3
+for dtype in (FP32, FP16, BF16):
+    before = torch.tensor(weight, dtype=dtype)
+    after = before + torch.tensor(update, dtype=dtype)
+    print(f"swallowed   {dtype!s:<15} {before.item()} + {update} = {after.item():.6f}", bool(after == before))
+print("infinity - infinity =", torch.tensor(math.inf) - math.inf, "  0 * infinity =", torch.tensor(math.inf) * 0)
+
+# %% [markdown]
+# **Read it.** fp16 fails by range, bf16 by digits: in bf16 an update below $2^{-9}$ of the weight
+# vanishes. The last line shows where NaN comes from: infinities that meet.
+#
+# That is why mixed precision keeps the weights in fp32 and rounds copies of them. What if you keep
+# the weights themselves in bf16? One weight at 1 gets a thousand updates of 0.001:
+
+# %%
+def walk(method, updates=1000):
+    weight, lost = torch.ones(500, dtype=BF16), torch.zeros(500, dtype=BF16)
+    for _ in range(updates):
+        if method == "nearest":
+            weight = weight + torch.full_like(weight, 1e-3)
+        elif method == "stochastic":  # add random bits below the cut, then cut
+            bits = (weight.float() + 1e-3).view(torch.int32)
+            bits = (bits + torch.randint_like(bits, 2**16)) & ~0xFFFF
+            weight = bits.view(FP32).to(BF16)
+        else:  # Kahan: a second bf16 number remembers what rounding lost
+            step = (1e-3 + lost.float()).to(BF16)
+            new = weight + step
+            weight, lost = new, step - (new - weight)
+    return weight.float().mean().item()
+
+
+ends = {method: walk(method) for method in ("nearest", "stochastic", "Kahan")}
+print(f"wanted 2.000, measured: { {method: round(end, 3) for method, end in ends.items()} }")
+assert ends["nearest"] == 1.0 and abs(ends["Kahan"] - 2) < 0.02 and abs(ends["stochastic"] - 2) < 0.05
+
+# %% [markdown]
+# **Read it.** Rounding to nearest never moves. *Stochastic rounding* rounds up with the probability
+# that makes the mean right. *Kahan summation* costs two more bytes per weight. Both are described in
+# [arXiv:2010.06192](https://arxiv.org/abs/2010.06192).
+#
+# <div class="alert alert-warning"><b>Trap.</b> "bf16 has the range of fp32, so train everything in
+# bf16." With pure bf16 weights, updates a thousand times smaller than the weight do nothing, and no
+# error tells you. PyTorch's low-bit optimizers got
+# <a href="https://github.com/pytorch/ao/pull/1124">stochastic rounding</a> for this reason.</div>
+#
+# **Question.** A bf16 weight is 64. Which is the smallest power of two that, added to it, is *not*
+# swallowed? (`FORMATS["bf16"].spacing(64)` may help; mind that ties go to the even neighbour.)
+
+# %%
+smallest_update = ...
+check("03.smallest_update", smallest_update)
+
+# %% [markdown]
+# ## 3. A run, and its flight recorder
+#
+# The network is small, so that its layers can be named in one figure. Its norm is written by hand,
+# as in many language models. That will matter. The layers' names are their places: `0` is the first
+# linear layer, `1` and `2` are blocks, `3` is the last norm, `4` the last linear layer.
+
+# %%
+class Norm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = Norm(width), nn.Linear(width, 128), nn.Linear(128, width)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), Block(64), Block(64), Norm(64), nn.Linear(64, 8))
+
+# %%
+STEPS = 30
+generator = torch.Generator().manual_seed(1)
+inputs = torch.randn(STEPS, 64, 32, generator=generator)
+teacher = torch.randn(32, 8, generator=generator)
+labels = (inputs @ teacher).argmax(-1)  # eight classes, a rule that can be learned
+
+# %% [markdown]
+# The training step is the usual one for fp16. The **scaler** multiplies the loss before backward, so
+# that small gradients stay above zero, and divides the gradients before the step. If one is not
+# finite, it skips the step and halves the scale; after enough good steps it doubles it. The
+# arguments of `train` are the faults that you will plant. The recorder adds two lines.
+
+# %%
+def train(dtype, scaled=False, *, init_scale=2.0**16, interval=20, lr=0.1, clip=None, unscale=True,
+          batches=inputs, loss_of=F.cross_entropy, loss_weight=1.0, mode=nullcontext):  # fmt: skip
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr / loss_weight, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=interval, enabled=scaled)
+    with FlightRecorder(model, optimizer, scaler) as recorder:
+        for x, y in zip(batches, labels, strict=True):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=dtype, enabled=dtype != FP32), mode():
+                loss = loss_weight * loss_of(model(x), y)
+            scaler.scale(loss).backward()
+            if clip:
+                if unscale:
+                    scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            scaler.step(optimizer)
+            scaler.update()
+            recorder.record(loss / loss_weight)
+    return recorder.records
+
+
+# %%
+def summary(name, records):
+    first = next((r for r in records if r.first), None)
+    print(f"{name:<26} loss {records[0].loss:5.2f} ->{ending(records):6.2f}",
+          f"  skipped {sum(r.skipped for r in records):2}",
+          f"  first not finite: {f'step {first.step}, {first.first}' if first else 'none'}")  # fmt: skip
+
+
+def ending(records):
+    return sum(r.loss for r in records[-5:]) / 5
+
+
+plain = {"fp32": train(FP32), "bf16, no scaler": train(BF16), "fp16, no scaler": train(FP16),
+         "fp16, default scaler": train(FP16, scaled=True)}  # fmt: skip
+for name, records in plain.items():
+    summary(name, records)
+assert all(abs(ending(records) - ending(plain["fp32"])) < 0.05 for records in plain.values())
+
+# %% [markdown]
+# **Read it.** Nothing breaks. At this size all formats train alike, nothing is skipped, and fp16 works
+# even without a scaler. So everything that breaks from here on is **planted**, and the lesson says
+# where. bf16 has the range of fp32, so a `GradScaler` with bf16 is needless.
+#
+# ### Planted: a loss that is too small
+#
+# Multiply the loss by one millionth, and the learning rate by a million: in exact arithmetic the same
+# training. (Real causes: a small weight in a sum of losses, a mean over very many elements.) Predict:
+# which of three runs trains?
+
+# %%
+tiny = {"loss_weight": 1e-6}
+stalled, rescued = train(FP16, **tiny), train(FP16, scaled=True, interval=5, **tiny)
+for name, records in [("fp16, no scaler", stalled), ("fp16, scaler", rescued), ("bf16", train(BF16, **tiny))]:
+    summary(name, records)
+    if name != "fp16, no scaler":
+        assert ending(records) < 0.6 * records[0].loss
+assert all(r.grad_norm == 0 for r in stalled), "every gradient underflowed"
+assert abs(ending(stalled) - stalled[0].loss) < 0.2, "only the batches differ"
+print("share of zero gradients, step 0:", stalled[0].layers["4"].zero, "without,", rescued[0].layers["4"].zero, "with")
+
+# %%
+show(draw_flight(stalled, title="fp16, tiny loss, no scaler"),
+     alt="The loss stays where it is, and the heat map is dark: all gradients of all layers are zero.")  # fmt: skip
+show(draw_flight(rescued, title="fp16, tiny loss, with a scaler"),
+     alt="The loss falls; the scale doubles every five steps; the gradients are no longer zero.")  # fmt: skip
+
+# %% [markdown]
+# **Read it.** Without a scaler all gradients are zero: the network is not even wrong, it stands still.
+# With one they survive, in the layers' own units, and the loss falls as in fp32. The heat map counts
+# what a layer's scaled gradient would be in fp16: `layers[name].zero` is underflow, as long as
+# nothing else makes exact zeros (a ReLU does, an unused embedding row does).
+#
+# ### Planted: a scale that is too large
+#
+# Start the scale at $2^{30}$. Predict the skipped steps first. The largest gradient $g$ times the scale
+# must stay below 65,504, and each skip halves the scale.
+
+# %%
+probe = network()
+F.cross_entropy(probe(inputs[0]), labels[0]).backward()
+largest = max(p.grad.abs().max().item() for p in probe.parameters())
+fits = math.floor(math.log2(FORMATS["fp16"].largest / largest))
+falling = train(FP16, scaled=True, init_scale=2.0**30)
+settled = next(r for r in falling if not r.skipped)
+print(f"predicted: largest gradient {largest:.3f}, scale 2^{fits}, {30 - fits} skipped steps")
+print(f"measured:  scale 2^{math.log2(settled.scale):.0f}, {settled.step} skipped steps")
+assert all(r.skipped for r in falling[: settled.step]) and settled.step >= 8
+assert abs(settled.step - (30 - fits)) <= 1 and ending(falling) < 0.7 * falling[0].loss
+
+# %%
+show(draw_flight(falling, title="fp16, a scale that starts too large"),
+     alt="The scale falls by half in each of the first steps, all marked as skipped, then settles; "
+         "the loss falls from there on.")  # fmt: skip
+
+# %% [markdown]
+# **Read it.** Skipped steps are how a scaler *searches*. They are no fault while the scale settles.
+# The figure names the first tensor that was not finite: a gradient, while the loss was fine. A fault
+# looks different: the scale falls without end. Remember the two shapes.
+#
+# **Question.** A scaler starts at $2^{24}$. The largest gradient fits up to a scale of $2^{17}$. How many
+# steps are skipped before the first good one?
+
+# %%
+skipped_steps = ...
+check("03.skipped_steps", skipped_steps)
+
+# %% [markdown]
+# ## 4. What must stay in fp32
+#
+# `autocast` runs matmuls in 16 bits and lifts fragile operations to fp32. Which ones depends on the
+# **device**. Measure the CPU's choice; beside it stands CUDA's list, as
+# [PyTorch's documentation](https://docs.pytorch.org/docs/stable/amp.html) publishes it.
+
+# %%
+operations = {
+    "softmax": lambda x: x.softmax(-1), "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "pow": lambda x: x.pow(2), "exp": lambda x: x.exp(), "sum": lambda x: x.sum(),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.zeros(4, dtype=torch.long)),
+    "mse_loss": lambda x: F.mse_loss(x, x + 1),
+}  # fmt: skip
+print(f"{'result of':<15}{'CPU, fp16 (measured)':<24}CUDA (published)")
+with torch.autocast("cpu", dtype=FP16):
+    x = nn.Linear(8, 8)(torch.randn(4, 8))
+    for name, operation in operations.items():
+        print(f"{name:<15}{str(operation(x).dtype).removeprefix('torch.'):<24}float32")
+
+# %% [markdown]
+# **Read it.** The CPU lifts the losses that it knows, but neither softmax nor norms nor powers. So a
+# script can fail on a CPU and work on a GPU, and this lesson uses that: it stays on the CPU, where the
+# faults happen, and applies CUDA's list **by hand** where it wants the cure. PyTorch's
+# `TorchFunctionMode` sees each call before it runs.
+
+# %%
+CUDA_FP32 = {"softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm", "pow", "rsqrt", "exp",
+             "log", "sum", "cumsum", "prod", "norm", "cross_entropy", "mse_loss", "nll_loss"}  # fmt: skip
+
+
+class CudaList(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func.__name__ in CUDA_FP32:
+            args = [a.float() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
+        return func(*args, **(kwargs or {}))
+
+
+scores = torch.tensor([[0.0, 20.0]], dtype=FP16)
+print("log of a softmax in fp16:", scores.softmax(-1).log())
+with CudaList():
+    print("CUDA's list, by hand:    ", scores.softmax(-1).log(), scores.softmax(-1).dtype)
+
+# %% [markdown]
+# **Read it.** A probability of two in a billion is zero in fp16, and its logarithm is infinite. In fp32
+# both are ordinary numbers. The list knows *names*, not meanings: what you write with `*` instead of
+# `pow` it does not protect.
+#
+# <div class="alert alert-warning"><b>Trap.</b> A language model's softmax over masked scores in fp16
+# gave NaN; the cure was
+# <a href="https://github.com/huggingface/transformers/pull/17437">a softmax in fp32</a>. Autocast was
+# not at work there: the whole model was fp16, and then nobody lifts anything.</div>
+
+# %% [markdown]
+# ## 5. fp8: shown as a format
+#
+# Casting a tensor to fp8 works on a CPU; matmuls in fp8 need newer GPUs. The question is the error.
+# Cast weights, activations and gradients of the network to both formats, as they are and *scaled*, so
+# that the largest element lands on the largest number. $\|x - \hat{x}\| / \|x\|$:
+
+# %%
+def cast_error(x, dtype, scale):
+    return ((x - (x * scale).to(dtype).float() / scale).norm() / x.norm()).item()
+
+
+kinds = {"weights": probe[4].weight.detach(), "activations": probe[:4](inputs[0]).detach(),
+         "gradients": probe[4].weight.grad / 64}  # fmt: skip
+errors = {}
+for name, x in kinds.items():
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        fitted = torch.finfo(dtype).max / x.abs().max()
+        errors[name, dtype] = cast_error(x, dtype, 1), cast_error(x, dtype, fitted)
+        print(f"{name:<12} {str(dtype)[6:]:<15} as is {errors[name, dtype][0]:6.1%}   scaled {errors[name, dtype][1]:6.1%}")
+assert all(scaled < 0.08 for _, scaled in errors.values())
+assert errors["gradients", torch.float8_e4m3fn][0] > 2 * errors["gradients", torch.float8_e4m3fn][1]
+
+# %% [markdown]
+# **Read it.** The gradients here are divided by 64, as those of a 64 times larger batch of losses
+# would be. Unscaled they fall into e4m3's subnormals. So fp8 training scales each *tensor*, not only
+# the loss. Scaled, e4m3 has about half the error of e5m2: one more mantissa bit. What lies above
+# the largest number of e4m3 depends on the library: some saturate, some give NaN. Do not rely on it.
+
+# %% [markdown]
+# ## 6. Five faults
+#
+# Each fault below is planted in the same run and recorded in fp16 with a scaler. For each, run the
+# **twins**: bf16 and fp32, with the same fault. What a twin does is half of the diagnosis.
+
+# %%
+def three(fault):
+    runs = {"fp16": train(FP16, scaled=True, **fault), "bf16": train(BF16, **fault), "fp32": train(FP32, **fault)}
+    for name, records in runs.items():
+        summary(name, records)
+    return runs
+
+# %% [markdown]
+# ### (a) The loss falls in fp32 and hardly in fp16
+#
+# Gradients are clipped to a norm of 1. Look at the two norms in the figure.
+
+# %%
+unclipped = three({"clip": 1.0, "unscale": False})
+show(draw_flight(unclipped["fp16"], title="(a) fp16"),
+     alt="The norm after backward is near 2, the norm that the optimizer used is near 0.00001.")  # fmt: skip
+
+# %% [markdown]
+# **Diagnose it.** Clipping to 1 and stepping with $1/65536$: somebody clipped *scaled* gradients, and the
+# scaler divided afterwards. Nothing is skipped, nothing is NaN. Only the norms tell. Cure:
+# `scaler.unscale_(optimizer)` before `clip_grad_norm_`. (Adam hides this fault: it divides by the
+# size of the gradient.)
+
+# %%
+cured = train(FP16, scaled=True, clip=1.0)
+summary("unscale_, then clip", cured)
+r = unclipped["fp16"][0]
+assert r.step_norm * r.scale < 1.001 and r.grad_norm > 1
+assert all(r.step_norm <= 1.001 for r in cured) and ending(cured) < 0.6 * ending(unclipped["fp16"])
+
+# %% [markdown]
+# <div class="alert alert-warning"><b>Trap.</b> You need not write this mistake yourself: PyTorch
+# Lightning clipped before unscaling until
+# <a href="https://github.com/Lightning-AI/pytorch-lightning/issues/9599">a user noticed</a> that a large
+# model's loss fell very slowly.</div>
+#
+# ### (b) The loss stands still, and the scale is not the reason
+#
+# The inputs come in raw sensor units, a thousand times larger. The norms should not care.
+
+# %%
+raw = {"batches": 1000 * inputs}
+norms = three(raw)
+show(draw_flight(norms["fp16"], title="(b) fp16"),
+     alt="The loss stays near 2; a few early steps have gradients that are not finite; after that the "
+         "gradients of all layers before the last are zero.")  # fmt: skip
+
+# %% [markdown]
+# **Diagnose it.** bf16 and fp32 train, so it is range. The recorder names `3`, a `Norm`, as the first
+# module whose backward gave NaN. There $x^2$ overflows, $1/\sqrt{\infty} = 0$, and the norm quietly returns
+# zeros. That is why later steps show no NaN at all: most rows are zero, and so are the gradients of
+# nearly all weights. A *silent* overflow. Look at the sizes, then lift the norm as CUDA's list does:
+
+# %%
+x = network()[0](raw["batches"][0])
+print(f"what enters the norms: up to {x.abs().max():.0f}, its square {x.abs().max() ** 2:.2g},",
+      f"fp16 ends at {FORMATS['fp16'].largest:.0f}")  # fmt: skip
+lifted = train(FP16, scaled=True, mode=CudaList, **raw)
+summary("fp16, CUDA's list by hand", lifted)
+assert "gradient" in norms["fp16"][0].first.kind and ending(norms["fp16"]) > 1.5
+assert ending(lifted) < 0.7 * lifted[0].loss and not any(r.skipped for r in lifted[1:])
+
+# %% [markdown]
+# <div class="alert alert-warning"><b>Trap.</b> PyTorch's own <code>nn.RMSNorm</code>
+# <a href="https://github.com/pytorch/pytorch/pull/133085">squared in fp16</a> when it was new: in a Llama
+# it gave wrong answers where a version that lifted its input first gave right ones.</div>
+#
+# ### (c) NaN, and the scale falls without end
+#
+# A loss written by hand, as it stands in a formula, with sharpened logits:
+
+# %%
+def written_by_hand(logits, y):
+    e = (8 * logits).exp()
+    return -(e.gather(1, y[:, None]) / e.sum(-1, keepdim=True)).log().mean()
+
+
+losses = three({"loss_of": written_by_hand, "lr": 0.01})
+print("scales, fp16:", [f"2^{math.log2(r.scale):.0f}" for r in losses["fp16"]][::5])
+assert losses["fp16"][0].first.kind == "loss" and losses["fp16"][-1].scale < 1
+lifted = train(FP16, scaled=True, mode=CudaList, loss_of=written_by_hand, lr=0.01)
+summary("fp16, CUDA's list by hand", lifted)
+assert ending(lifted) < 0.5 * lifted[0].loss
+
+# %% [markdown]
+# **Diagnose it.** "loss": every module is finite, the loss is not. So the fault is in the loss. No
+# scale can cure it: the overflow happens *before* the scale is applied, and the scaler halves for
+# ever. $e^{x}$ passes 65,504 at $x = 11.1$. Lift it to fp32, or better, use
+# `F.cross_entropy`, which subtracts the maximum first.
+#
+# ### (d) fp16 skips step after step, so blame fp16?
+
+# %%
+rates = three({"lr": 3.0})
+show(draw_flight(rates["fp16"], title="(d) fp16"),
+     alt="The loss jumps in the first steps, then gradients overflow and the scale falls step by step.")  # fmt: skip
+
+# %% [markdown]
+# **Diagnose it.** The scale falls, steps are skipped, gradients overflow: all the signs of a precision
+# fault. But the loss *rose before* the first skip, and the fp32 twin explodes as well. It is the
+# learning rate. fp16 is only the first to say so.
+
+# %%
+before_first_skip = [round(r.loss, 1) for r in rates["fp16"][:3]]
+print("fp16, first losses:", before_first_skip, "  fp32, largest loss:", f"{max(r.loss for r in rates['fp32']):.1e}")
+assert max(r.loss for r in rates["fp32"]) > 50 and before_first_skip[1] > before_first_skip[0]
+
+# %% [markdown]
+# ## 7. Break it, diagnose it: a NaN in the data
+#
+# (e) One element of one batch is NaN. In fp16 with a scaler, then in bf16 and fp32:
+
+# %%
+spoiled = inputs.clone()
+spoiled[17, 41, 5] = math.nan
+nan_runs = three({"batches": spoiled})
+found = next(r for r in nan_runs["fp16"] if r.first)
+print("found at step", found.step, "-", found.first, "- skipped:", found.skipped)
+assert found.step == 17 and found.first.kind == "input" and found.first.rows == (41,)
+assert math.isfinite(ending(nan_runs["fp16"])) and math.isnan(nan_runs["bf16"][-1].loss)
+print("your bet:", my_bet, "  the fp16 run:", "lives", "  the bf16 run:", "dies")
+
+# %% [markdown]
+# **Diagnose it.** The recorder says "input": the model got it and did not make it. Step and row lead to
+# the sample. In fp16 the scaler took the NaN for an overflow, skipped the step, and the run lived: a
+# scaler **hides** bad data, as one skipped step per epoch. bf16 and fp32 have no scaler, and one
+# update with NaN ended them. Here fp16 is the kinder format, and the worse witness.
+#
+# ### Which vanish in bf16?
+
+# %%
+runs = {"tiny loss, no scaler": (stalled, train(BF16, **tiny)), "(a) no unscale": (unclipped["fp16"], unclipped["bf16"]),
+        "(b) norm in fp16": (norms["fp16"], norms["bf16"]), "(c) loss overflows": (losses["fp16"], losses["bf16"]),
+        "(d) learning rate": (rates["fp16"], rates["bf16"]), "(e) NaN in the data": (nan_runs["fp16"], nan_runs["bf16"])}  # fmt: skip
+for name, pair in runs.items():
+    trained = [records[0].loss > 1.5 * ending(records) for records in pair]
+    print(f"{name:<22} fp16 {'trains' if trained[0] else 'fails':<8} bf16 {'trains' if trained[1] else 'fails'}")
+
+# %% [markdown]
+# **Read it.** bf16 cures what is a matter of range, and what comes with a scaler: (a) cannot happen
+# without one. It cures neither a learning rate nor data. And it brings a fault of its own, the
+# swallowed updates of section 2, if the weights are bf16 too.
+
+# %% [markdown]
+# ## 8. Training with AMP turns to NaN: what do you do?
+#
+# In this order. Each line names the section that earned it.
+#
+# | step | look at | if so |
+# |---|---|---|
+# | 1 | the fp32 twin, same seed and data: does it fail too? | not precision: learning rate (d), data (e), a bug |
+# | 2 | the loss before the first bad step: did it rise? | learning rate, warm-up (d) |
+# | 3 | skipped steps: does the scale settle? | no fault: the scaler searches (3) |
+# | 4 | the scale falls without end | an overflow that no scale reaches: 5 and 6 |
+# | 5 | the first tensor that is not finite: "input"? | data: step and row are recorded (e) |
+# | 6 | "output", "gradient" or "loss" of which module? | lift that one to fp32 (b, c; section 4) |
+# | 7 | the norm that was stepped with, against the clip | `unscale_` before clipping (a) |
+# | 8 | zero gradients by layer, no scaler or a small scale | scaler, or a larger loss (3) |
+# | 9 | nothing helps, and the device has it | bf16 by autocast, weights in fp32 (2) |
+#
+# | format | use when | costs | does not help |
+# |---|---|---|---|
+# | fp16 + scaler | GPUs without bf16, such as T4 or V100 | skipped steps, a range to watch | overflow in forward |
+# | bf16 | the device has it | digits; weights must stay in fp32 | learning rate, data |
+# | tf32 | fp32 training on NVIDIA GPUs from A100 on | digits of matmuls | memory: it stores 32 bits |
+# | fp8 | newest GPUs, with a library that scales tensors | care, for each tensor | anything above, by itself |
+
+# %% [markdown]
+# ## 9. Scale up
+#
+# None of this is special to small networks. Published: in the Multibox SSD network of Micikevicius
+# and others ([arXiv:1710.03740](https://arxiv.org/abs/1710.03740), section 3.2), training failed
+# without loss scaling, and a scale of 8 was enough to match fp32. No GPU has been recorded for this
+# lesson yet. The recorder works on a GPU as it does here; it waits for the device at every module, so
+# use it to find a fault, not for a whole run.
+
+# %% [markdown]
+# ## Recap
+#
+# - fp16 fails by range, bf16 by digits.
+# - Skipped steps are a search. A scale that falls without end is a fault.
+# - Ask where the first bad tensor is: input, output, loss or gradient, and of which module.
+# - Run the fp32 twin before you blame the format.
+#
+# ### Test yourself
+#
+# Training with AMP turns to NaN. Name the first three things you look at. Then open the answer.
+#
+# <details><summary>Answer</summary>
+#
+# The fp32 twin with the same seed (does it fail, too?). The record before the first bad step: was
+# the loss rising, were steps skipped, did the scale settle? The first tensor that is not finite:
+# an input means data, a module's output or backward means that this layer needs fp32, the loss means
+# the loss needs fp32. Then clipping after `unscale_`, underflow per layer, and bf16.
+#
+# </details>
+#
+# ### Where next
+#
+# Do the [lab](../../labs/beginner/03_when_numbers_break.ipynb), in a copy: `make my-labs` makes one.
+# When you are done, compare with the [solution](../../solutions/beginner/03_when_numbers_break.ipynb).
+#
+# **References.** Micikevicius and others, *Mixed Precision Training*, 2017,
+# [arXiv:1710.03740](https://arxiv.org/abs/1710.03740). Micikevicius and others, *FP8 Formats for Deep
+# Learning*, 2022, [arXiv:2209.05433](https://arxiv.org/abs/2209.05433). Zamirai and others, *Revisiting
+# BFloat16 Training*, [arXiv:2010.06192](https://arxiv.org/abs/2010.06192). PyTorch,
+# [Automatic mixed precision examples](https://docs.pytorch.org/docs/stable/notes/amp_examples.html).

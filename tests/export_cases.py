@@ -1,0 +1,100 @@
+"""Exported training scripts at tiny size, run on four gloo ranks and beside one process."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+
+from utils.catalog import ModelShape
+from utils.models import Transformer, TransformerConfig
+from utils.planner import Batch, Cluster, Export, Plan, export
+from utils.ranks import run_ranks
+
+WORLD, STEPS, SEQUENCES, LENGTH = 4, 2, 16, 16
+TINY = ModelShape(
+    name="tiny", family="llama", layers=2, hidden=32, heads=4, kv_heads=2, feedforward=96,
+    vocabulary=64, max_sequence=LENGTH,
+)  # fmt: skip
+TIED = replace(TINY, name="tied", tied=True, qkv_bias=True)
+DEEP = replace(TINY, name="deep", layers=4)
+
+
+def tiny(model: ModelShape = TINY, gpus: int = WORLD, **plan: Any) -> Export:
+    """Export a plan for four GPUs; float32, so that losses compare closely."""
+    cluster = Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=gpus)
+    batch = Batch(sequences=SEQUENCES, sequence_length=LENGTH)
+    return export(model, cluster, Plan(**{"framework": "fp32", **plan}), batch)
+
+
+CASES: dict[str, Export] = {
+    "DDP": tiny(dp=4, micro_batch=2),
+    "ZeRO-1": tiny(dp=4, zero_stage=1, micro_batch=2),
+    "ZeRO-2": tiny(dp=4, zero_stage=2, micro_batch=2, recompute="full"),
+    "ZeRO-3": tiny(dp=4, zero_stage=3, micro_batch=2, recompute="full", attention="unfused"),
+    "HSDP": tiny(dp=4, zero_stage=3, micro_batch=2, shard_ranks=2, offload="parameters"),
+    "TP, tied": tiny(TIED, dp=2, tp=2, zero_stage=3, micro_batch=4),
+    "TP, sequence": tiny(
+        TIED, dp=2, tp=2, sequence_parallel=True, zero_stage=2, micro_batch=4, recompute="full"
+    ),
+    "1F1B": tiny(DEEP, dp=2, pp=2, zero_stage=1, micro_batch=4, partition="ends"),
+    "GPipe": tiny(DEEP, pp=4, micro_batch=4, schedule="gpipe"),
+    "interleaved": tiny(
+        DEEP, dp=2, pp=2, virtual_stages=2, zero_stage=3, micro_batch=4, recompute="full"
+    ),
+    "TP x PP": tiny(tp=2, pp=2, micro_batch=8, sequence_parallel=True, recompute="full"),
+    "TP x PP, whole": tiny(DEEP, tp=2, pp=2, virtual_stages=2, micro_batch=8),
+}
+MIXED = tiny(dp=2, tp=2, sequence_parallel=True, zero_stage=3, micro_batch=4, framework="fsdp")
+HALF = tiny(dp=2, pp=2, zero_stage=1, micro_batch=4, framework="bf16")
+
+
+def script(found: Export) -> types.ModuleType:
+    """The exported script as a module that is not started."""
+    module = types.ModuleType("exported")
+    assert found.python is not None
+    exec(compile(found.python, "train.py", "exec"), vars(module))  # noqa: S102
+    return module
+
+
+def start_weights(model: ModelShape, folder: Path) -> Path:
+    """Weights that every run of a model starts from."""
+    torch.manual_seed(0)
+    path = folder / f"{model.name}.pt"
+    torch.save(Transformer(TransformerConfig.from_shape(model)).state_dict(), path)
+    return path
+
+
+def one_process(model: ModelShape, weights: Path) -> list[float]:
+    """Losses of plain training: the global batch at once, no mesh, nothing sharded."""
+    plain = Transformer(TransformerConfig.from_shape(model))
+    plain.load_state_dict(torch.load(weights))
+    optimizer, losses = torch.optim.AdamW(plain.parameters(), lr=3e-4), []
+    for step in range(STEPS):
+        random = torch.Generator().manual_seed(step)
+        tokens = torch.randint(model.vocabulary, (SEQUENCES, LENGTH + 1), generator=random)
+        loss = F.cross_entropy(plain(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def on_real_ranks(found: Export, weights: Path) -> list[float]:
+    """Losses of an exported script, as rank 0 of its ranks returns them."""
+    return run_ranks(_trained, found.cluster.gpus, found, weights, timeout_seconds=120)[0]
+
+
+def _trained(found: Export, weights: Path) -> list[float]:
+    module = script(found)
+    mesh = init_device_mesh(
+        "cpu", tuple(module.MESH.values()), mesh_dim_names=tuple(module.MESH)
+    )
+    return module.train(mesh, torch.device("cpu"), STEPS, weights)

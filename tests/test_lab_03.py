@@ -1,0 +1,267 @@
+"""The checks of lab 03: right answers, the untouched lab, and plausible wrong answers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from utils.labs import check, lab_03
+from utils.labs.faulty_runs import FAULTS, fault_of, mystery_runs
+from utils.labs.verdict import Status, Verdict
+
+LAB = Path(__file__).parents[1] / "sources/labs/beginner/03_when_numbers_break.py"
+EXERCISES = {
+    "decode_float": "decode_float", "loss_scaler": "LossScaler", "clipped_step": "clipped_step",
+    "find_bad_data": "find_bad_data",
+}  # fmt: skip
+RIGHT = {name: fault_of(name) for name in "ABCDE"}
+
+
+def nudged(verdict: Verdict, words: str) -> None:
+    assert verdict.status is Status.NOT_YET
+    assert words in f"{verdict.note} {verdict.nudge}"
+
+
+def names_of(cells: list[Any]) -> dict[str, Any]:
+    """What the cells that define a function or class define."""
+    names: dict[str, Any] = {"torch": torch, "F": F, "nn": nn, "math": math, "__name__": "__main__"}
+    for cell in cells:
+        if cell.cell_type == "code" and cell.source.startswith(("def ", "class ")):
+            exec(cell.source.split("\ncheck(")[0], names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def solved() -> dict[str, Any]:
+    return names_of(jupytext.read(LAB).cells)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_solution_is_correct(solved: dict[str, Any], exercise: str) -> None:
+    verdict = getattr(lab_03, exercise)(solved[EXERCISES[exercise]])
+    assert verdict.status is Status.CORRECT, verdict
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_untouched_lab_is_not_attempted(exercise: str) -> None:
+    notebook = jupytext.read(LAB.parents[3] / "labs/beginner/03_when_numbers_break.ipynb")
+    answer = names_of(notebook.cells)[EXERCISES[exercise]]
+    assert check(f"03.{exercise}", answer).status is Status.NOT_ATTEMPTED
+    blank = dict.fromkeys("ABCDE", ...)
+    assert check("03.diagnosis", blank).status is Status.NOT_ATTEMPTED
+
+
+# The questions of the lesson
+
+
+def test_the_questions_accept_the_right_answers() -> None:
+    assert lab_03.counter_stops(2048).status is Status.CORRECT
+    assert lab_03.smallest_update(0.5).status is Status.CORRECT
+    assert lab_03.skipped_steps(7).status is Status.CORRECT
+    counter = torch.tensor(2048.0, dtype=torch.float16)
+    assert counter + 1 == counter
+    assert counter - 1 + 1 == counter
+    weight = torch.tensor(64.0, dtype=torch.bfloat16)
+    assert weight + 0.5 != weight
+    assert weight + 0.25 == weight
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "words"),
+    [
+        ("counter_stops", 65504, "Digits run out"),
+        ("counter_stops", 1024, "the step is 1"),
+        ("counter_stops", "2048", "larger than 1"),
+        ("smallest_update", 0.25, "a tie"),
+        ("smallest_update", 1, "a smaller one"),
+        ("smallest_update", [1], "next number after 64"),
+        ("skipped_steps", 8, "itself works"),
+        ("skipped_steps", 128, "How many halvings"),
+    ],
+)
+def test_wrong_answers_to_questions_are_nudged(question: str, answer: Any, words: str) -> None:
+    nudged(getattr(lab_03, question)(answer), words)
+
+
+# Exercise 1
+
+
+def decode(bits: str, x: int, m: int, *, bias: int | None = None, subnormal: bool = True,
+           special: bool = True, signed: bool = True) -> float:  # fmt: skip
+    """A decoder with a part left out."""
+    bias = 2 ** (x - 1) - 1 if bias is None else bias
+    sign = -1.0 if bits[0] == "1" and signed else 1.0
+    field, fraction = int(bits[1 : 1 + x], 2), int(bits[1 + x :], 2) / 2**m
+    if special and field == 2**x - 1:
+        return math.nan if fraction else sign * math.inf
+    if subnormal and field == 0:
+        return sign * 2.0 ** (1 - bias) * fraction
+    return sign * 2.0 ** (field - bias) * (1 + fraction)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ({"subnormal": False}, "no leading 1"),
+        ({"special": False}, "all ones"),
+        ({"signed": False}, "first bit"),
+        ({"bias": 16}, "leading 1, and exponent 1 - bias"),
+    ],
+)
+def test_decoders_with_a_part_left_out(mistake: dict[str, Any], words: str) -> None:
+    nudged(lab_03.decode_float(lambda *a: decode(*a, **mistake)), words)
+
+
+def test_a_decoder_for_fp8_alone_fails_elsewhere() -> None:
+    nudged(lab_03.decode_float(lambda b, x, m: decode(b, x, m, bias=15)), "exponent 1 - bias")
+    nudged(lab_03.decode_float(lambda *a: None), "`return`")
+
+
+# Exercise 2
+
+
+class Scaler:
+    """A loss scaler that can be broken by overriding a part."""
+
+    unscales, checks, resets, doubles, halves, answers = True, True, True, True, True, True
+
+    def __init__(self, scale: float, growth_interval: int) -> None:
+        self.scale, self.interval, self.good = scale, growth_interval, 0
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool | None:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        for gradient in gradients:
+            gradient.div_(self.scale if self.unscales else 1)
+        if self.checks and not all(g.isfinite().all() for g in gradients):
+            self.scale = self.scale / 2 if self.halves else self.scale
+            self.good = 0 if self.resets else self.good
+            return False
+        optimizer.step()
+        self.good += 1
+        if self.doubles and self.good == self.interval:
+            self.scale, self.good = 2 * self.scale, 0
+        return True if self.answers else None
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("unscales", "divide by the scale"),
+        ("checks", "before the optimizer steps"),
+        ("resets", "in a row"),
+        ("doubles", "the scale doubles"),
+        ("halves", "the scale halves"),
+        ("answers", "True if the optimizer stepped"),
+    ],
+)
+def test_scalers_with_a_mistake(mistake: str, words: str) -> None:
+    assert lab_03.loss_scaler(Scaler).status is Status.CORRECT
+    nudged(lab_03.loss_scaler(type("Broken", (Scaler,), {mistake: False})), words)
+
+
+# Exercise 3
+
+
+def step_without(*left_out: str, order: str = "scale unscale clip step update") -> Any:
+    def clipped_step(loss: Any, parameters: Any, optimizer: Any, scaler: Any, most: float) -> None:
+        parts = {
+            "scale": lambda: scaler.scale(loss).backward(),
+            "unscale": lambda: scaler.unscale_(optimizer),
+            "clip": lambda: nn.utils.clip_grad_norm_(parameters, most),
+            "step": lambda: scaler.step(optimizer),
+            "update": scaler.update,
+        }
+        for part in order.split():
+            if part not in left_out:
+                parts[part]()
+
+    return clipped_step
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (step_without("unscale"), "the scaler divided afterwards"),
+        (step_without(order="scale clip unscale step update"), "the scaler divided afterwards"),
+        (step_without("clip"), "Nothing was clipped"),
+        (step_without("step", "update"), "did not move"),
+        (lambda loss, p, o, s, m: (s.scale(loss).backward(), s.step(o), s.update())[0], "Nothing"),
+    ],
+)
+def test_clips_in_the_wrong_place(answer: Any, words: str) -> None:
+    nudged(lab_03.clipped_step(answer), words)
+
+
+def test_a_step_by_hand_forgets_the_scaler() -> None:
+    def clipped_step(loss: Any, parameters: Any, optimizer: Any, scaler: Any, most: float) -> None:
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, most)
+        optimizer.step()
+
+    nudged(lab_03.clipped_step(clipped_step), "not updated")
+
+
+# Exercise 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda rs: next(((r.step, r.first.rows[:1]) for r in rs if r.skipped), None), "too large"),
+        (lambda rs: next((r.step, r.first.rows) for r in rs if r.first and r.first.kind == "input"),
+         "`rows` is a tuple"),
+        (lambda rs: None, "Which kind"),
+        (lambda rs: 9, "A tuple of two numbers"),
+    ],
+)  # fmt: skip
+def test_searches_that_find_something_else(answer: Any, words: str) -> None:
+    nudged(lab_03.find_bad_data(answer), words)
+
+
+def test_a_search_with_a_false_alarm() -> None:
+    def find(records: Any) -> Any:
+        bad = [r for r in records if r.first]
+        inputs = [r for r in bad if r.first.kind == "input"]
+        return (inputs or bad)[0].step, ((inputs or bad)[0].first.rows or (0,))[0]
+
+    nudged(lab_03.find_bad_data(find), "no fault of the data")
+
+
+# Exercise 5
+
+
+def test_the_right_diagnosis_is_correct() -> None:
+    assert lab_03.diagnosis(RIGHT).status is Status.CORRECT
+
+
+def test_wrong_diagnoses_are_nudged_by_evidence() -> None:
+    nudged(lab_03.diagnosis(RIGHT | {"A": RIGHT["D"], "D": RIGHT["A"]}), "in run A?")
+    nudged(lab_03.diagnosis(RIGHT | {"E": "learning rate"}), "the fp32 twin explodes")
+    nudged(lab_03.diagnosis(RIGHT | {"E": "fp16"}), "one of FAULTS")
+    nudged(lab_03.diagnosis({"A": "learning rate"}), "is wanted")
+
+
+def test_the_evidence_tells_the_faults_apart() -> None:
+    found = {}
+    for name, twins in mystery_runs().items():
+        low, full = twins["fp16"], twins["fp32"]
+        first = next((r.first for r in low if r.first), None)
+        if first is None:
+            found[name] = "no unscale" if low[0].step_norm < 1e-3 * low[0].grad_norm else ""
+        elif first.kind == "input":
+            found[name] = "NaN in the data"
+        elif not math.isfinite(full[-1].loss) or full[-1].loss > 10 * full[0].loss:
+            found[name] = "learning rate"
+        else:
+            found[name] = "loss overflows" if first.kind == "loss" else "norm in fp16"
+        if found[name] == "norm in fp16":
+            assert (first.kind, first.module) == ("gradient", "norm")
+    assert found == RIGHT
+    assert sorted(found.values()) == sorted(FAULTS)

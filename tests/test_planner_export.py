@@ -1,0 +1,295 @@
+"""Every target of an exported plan says the same world, and the same batch."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from export_cases import CASES, DEEP, HALF, MIXED, TIED, TINY, tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from utils import export as top_level
+from utils.catalog import model_shape
+from utils.planner import Batch, Cluster, Export, Lora, Plan, Space, candidates, export
+from utils.planner.export.script import layer_chunks, mesh_axes
+from utils.validation.tables import source, table
+
+KNOWN = {row["name"]: row for row in table("megatron_arguments")}
+SPACES = [
+    Space(cp=(1, 2), shard_stages=True),
+    Space(attention="unfused", framework="megatron-deepspeed-fp16"),
+    Space(framework="fsdp", offload=("none", "optimizer", "parameters"), shard_stages=True),
+    Space(framework="bf16"),
+]
+
+
+def options(found: Export) -> dict[str, str]:
+    """Megatron-LM's arguments, read back: the value of each, "" for a flag."""
+    read: dict[str, str] = {}
+    for token in found.megatron or ():
+        if token.startswith("--"):
+            name = token
+            read[name] = ""
+        else:
+            read[name] = token
+    return read
+
+
+def launched(found: Export) -> int:
+    """Processes that the torchrun line starts."""
+    words = shlex.split(found.torchrun)
+    sizes = dict(word.lstrip("-").split("=") for word in words if re.match(r"--n(nodes|proc)", word))
+    return int(sizes["nnodes"]) * int(sizes["nproc-per-node"])
+
+
+def constants(found: Export) -> dict[str, object]:
+    """The literals at the top of the script."""
+    values: dict[str, object] = {}
+    for node in ast.parse(found.python or "").body:
+        if isinstance(node, ast.Assign):
+            try:
+                value = ast.literal_eval(node.value)
+            except ValueError:
+                continue
+            target = node.targets[0]
+            names = target.elts if isinstance(target, ast.Tuple) else [target]
+            many = value if isinstance(target, ast.Tuple) else [value]
+            values |= {ast.unparse(n): v for n, v in zip(names, many, strict=True)}
+    return values
+
+
+def check_consistent(found: Export) -> None:
+    """World size and global batch, read from each target."""
+    plan, gpus, sequences = found.plan, found.cluster.gpus, found.batch.sequences
+    assert launched(found) == gpus
+    read = found.deepspeed
+    micro, steps = read["train_micro_batch_size_per_gpu"], read["gradient_accumulation_steps"]
+    assert read["train_batch_size"] == micro * steps * plan.dp == sequences
+    assert json.loads(json.dumps(read)) == read
+    assert set(found.notes) == {"torchrun", "deepspeed", "python", "megatron"}
+    check_megatron(found)
+    if found.python is None:
+        assert found.notes["python"][0].startswith("No script: ")
+        return
+    values = constants(found)
+    ranks = 1
+    for size in values["MESH"].values():
+        ranks *= size
+    assert ranks == gpus
+    data = 1
+    for axis in values["DATA"]:
+        data *= values["MESH"][axis]
+    assert data == plan.dp
+    assert values["MICRO_BATCH"] * values["ACCUMULATE"] * data == values["SEQUENCES"] == sequences
+    if plan.pp > 1:
+        covered = [i for first, end in values["STAGES"] for i in range(first, end)]
+        assert covered == list(range(found.model.layers))
+        assert len(values["STAGES"]) == plan.pp * plan.virtual_stages
+    assert max(map(len, found.python.splitlines())) <= 100
+
+
+def check_megatron(found: Export) -> None:
+    """Known names, values where they belong, and a layout that multiplies out."""
+    read, plan = options(found), found.plan
+    for name, value in read.items():
+        assert name in KNOWN, name
+        assert (value != "") == (KNOWN[name]["value"] == "1"), name
+        choices = KNOWN[name]["choices"].replace("AttnBackend.", "").split("|")
+        assert choices == [""] or value in choices
+    shape = ("tensor-model-parallel", "pipeline-model-parallel", "context-parallel")
+    ranks = plan.dp
+    for axis in shape:
+        ranks *= int(read[f"--{axis}-size"])
+    assert ranks == found.cluster.gpus
+    assert int(read["--global-batch-size"]) == found.batch.sequences
+    assert found.batch.sequences % (int(read["--micro-batch-size"]) * plan.dp) == 0
+    layout = read.get("--pipeline-model-parallel-layout")
+    if layout:
+        layers = [sum(map(int, re.findall(r"t\*(\d+)", stage))) for stage in layout.split("|")]
+        assert (len(layers), sum(layers)) == (plan.pp, found.model.layers)
+        assert layout.startswith("E")
+        assert layout.endswith("L")
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_every_valid_plan_is_exported_consistently(data):
+    layers = data.draw(st.sampled_from([4, 6]))
+    model = replace(data.draw(st.sampled_from([TINY, TIED])), layers=layers)
+    nodes, per_node = data.draw(st.sampled_from([(1, 1), (1, 4), (2, 4), (4, 2)]))
+    cluster = Cluster(gpu=data.draw(st.sampled_from(["A100-80GB", "V100-32GB"])), nodes=nodes,
+                      gpus_per_node=per_node)  # fmt: skip
+    batch = Batch(sequences=data.draw(st.sampled_from([8, 24])), sequence_length=32)
+    space = data.draw(st.sampled_from(SPACES))
+    plans = list(candidates(model, cluster, batch, space))
+    plan = data.draw(st.sampled_from(plans))
+    if plan.pp > 1 and plan.virtual_stages == 1:
+        plan = replace(plan, schedule=data.draw(st.sampled_from(["1f1b", "gpipe"])))
+    check_consistent(export(model, cluster, plan, batch))
+
+
+@pytest.mark.parametrize("partition", ["even", "ends", "compute"])
+def test_uneven_stages_reach_every_target(partition):
+    found = tiny(replace(TINY, layers=7), pp=4, partition=partition)
+    check_consistent(found)
+    assert "--pipeline-model-parallel-layout" in found.megatron
+
+
+@pytest.mark.parametrize("found", [*CASES.values(), MIXED, HALF])
+def test_the_tiny_cases_are_consistent(found):
+    assert found.python is not None
+    check_consistent(found)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_the_zero_stage_reads_back(stage):
+    found = tiny(dp=4, zero_stage=stage, framework="megatron")
+    assert found.deepspeed["zero_optimization"]["stage"] == stage
+    read = options(found)
+    assert ("--use-distributed-optimizer" in read) == (stage >= 1)
+    strategy = {2: "optim_grads", 3: "optim_grads_params"}.get(stage)
+    assert read.get("--data-parallel-sharding-strategy") == strategy
+    assert mesh_axes(found.plan) == ({"shard": 4} if stage else {"replicate": 4, "shard": 1})
+    assert f'"reshard_after_forward": {stage == 3}' in found.python
+    assert ("set_requires_gradient_sync" in found.python) == (stage <= 1)
+
+
+def test_hsdp_shards_inside_groups():
+    found = tiny(dp=4, zero_stage=3, shard_ranks=2)
+    assert mesh_axes(found.plan) == {"replicate": 2, "shard": 2}
+    assert options(found)["--num-distributed-optimizer-instances"] == "2"
+    assert any("HSDP" in note for note in found.notes["deepspeed"])
+
+
+def test_tensor_parallel_ranks_are_neighbours():
+    found = tiny(tp=2, pp=2)
+    assert list(mesh_axes(found.plan))[-1] == "tp"
+
+
+def test_interleaved_chunks_alternate_between_ranks():
+    plan = Plan(pp=2, virtual_stages=2)
+    assert layer_chunks(DEEP, plan) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("framework", "gpu", "key", "flag"),
+    [
+        ("fp32", "A100-80GB", None, None),
+        ("bf16", "A100-80GB", "bf16", "--bf16"),
+        ("fsdp", "A100-80GB", "bf16", "--bf16"),
+        ("megatron", "V100-32GB", "fp16", "--fp16"),
+        ("megatron-deepspeed-fp16", "A100-80GB", "fp16", "--fp16"),
+    ],
+)
+def test_precision_is_the_frameworks_and_the_devices(framework, gpu, key, flag):
+    cluster = Cluster(gpu=gpu, nodes=1, gpus_per_node=4)
+    plan = Plan(dp=4, zero_stage=1, framework=framework)
+    found = export(TINY, cluster, plan, Batch(sequences=8, sequence_length=16))
+    assert [name for name in ("bf16", "fp16") if name in found.deepspeed] == [key] * bool(key)
+    assert [name for name in ("--bf16", "--fp16") if name in found.megatron] == [flag] * bool(flag)
+    assert ("param_dtype=torch.bfloat16" in found.python) == (framework not in ("fp32", "bf16"))
+    assert any("float16" in note for note in found.notes["python"]) == (key == "fp16")
+
+
+SAID = [
+    ({"tp": 2, "dp": 2}, "deepspeed", "Tensor parallelism (tp 2)"),
+    ({"cp": 2, "dp": 2}, "deepspeed", "Context parallelism (cp 2)"),
+    ({"cp": 2, "dp": 2}, "python", "No script: Context parallelism"),
+    ({"pp": 2, "dp": 2, "virtual_stages": 2}, "deepspeed", "does not interleave"),
+    ({"pp": 2, "dp": 2, "zero_stage": 2}, "deepspeed", "refuses ZeRO-2"),
+    ({"pp": 2, "dp": 2, "zero_stage": 2}, "python", "once a step"),
+    ({"pp": 4, "schedule": "gpipe"}, "megatron", "gpipe schedule is lost"),
+    ({"pp": 4, "micro_batch": 8}, "python", "a micro-batch for each of 4 stages"),
+    ({"dp": 4, "recompute": "selective"}, "deepspeed", "recompute='selective'"),
+    ({"dp": 4, "recompute": "selective"}, "python", "nothing to do"),
+    ({"dp": 4, "offload": "optimizer"}, "deepspeed", "so the JSON has stage 1"),
+    ({"dp": 4, "offload": "optimizer"}, "python", "offloads them all"),
+    ({"dp": 4, "zero_stage": 3, "offload": "parameters"}, "megatron", "parameters stay"),
+    ({"dp": 4, "dropout": True}, "python", "no dropout"),
+    ({"dp": 4, "lora": Lora()}, "megatron", "trains every parameter"),
+    ({"dp": 4, "lora": Lora()}, "python", "add_lora"),
+    ({"dp": 4, "framework": "megatron"}, "deepspeed", "framework='deepspeed'"),
+    ({"tp": 4}, "python", "does not divide 2 key-value heads"),
+]
+
+
+@pytest.mark.parametrize(("plan", "target", "text"), SAID)
+def test_what_a_target_cannot_say_is_in_its_notes(plan, target, text):
+    assert text in " ".join(tiny(DEEP, **plan).notes[target])
+
+
+def test_a_plan_that_a_target_says_in_full_has_no_note_on_it():
+    found = tiny(dp=4, zero_stage=3, framework="deepspeed")
+    assert found.notes["deepspeed"] == ()
+
+
+def test_a_gpt_goes_to_megatron():
+    cluster = Cluster(gpu="A100-80GB", nodes=128)
+    plan = Plan(dp=16, tp=8, pp=8, virtual_stages=3, sequence_parallel=True, recompute="full")
+    batch = Batch(sequences=1536, sequence_length=2048)
+    found = export(model_shape("megatron-175b"), cluster, plan, batch)
+    assert found.python is None
+    assert "pretrain_gpt.py --num-layers 96" in found.torchrun
+    assert '"$HEAD_NODE:29500"' in found.torchrun
+    assert any("HEAD_NODE" in note for note in found.notes["torchrun"])
+    check_consistent(found)
+
+
+BAD = [
+    (Plan(dp=2), "the cluster has 4. With the same tp, pp and cp, dp is 4"),
+    (Plan(tp=3), "tp is 3 and does not divide 4"),
+    (Plan(dp=4, micro_batch=3), "does not divide 16"),
+    (Plan(pp=5), "Largest pp at this: 4"),
+]
+
+
+@pytest.mark.parametrize(("plan", "message"), BAD)
+def test_bad_plans_are_refused_as_the_planner_does(plan, message):
+    cluster = Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=4)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        export(DEEP, cluster, plan, Batch(sequences=16, sequence_length=16))
+
+
+def test_write_gives_the_files_that_run(tmp_path):
+    found = tiny(dp=2, pp=2, partition="ends", framework="megatron")
+    names = ["launch.sh", "ds_config.json", "train.py", "megatron.sh", "notes.md"]
+    assert [path.name for path in found.write(tmp_path / "new")] == names
+    folder = tmp_path / "new"
+    assert json.loads((folder / "ds_config.json").read_text()) == found.deepspeed
+    assert (folder / "train.py").read_text() == found.python
+    command = (folder / "megatron.sh").read_text().split("\n", 2)[2]
+    assert tuple(shlex.split(command.replace("\\\n", " "))[-len(found.megatron):]) == found.megatron
+    for note in sum(found.notes.values(), ()):
+        assert note in (folder / "notes.md").read_text()
+
+
+def test_write_leaves_out_what_there_is_not(tmp_path):
+    found = tiny(dp=4, lora=Lora())
+    assert {path.name for path in found.write(tmp_path)} == {
+        "launch.sh", "ds_config.json", "notes.md"
+    }  # fmt: skip
+
+
+def test_export_needs_no_torch():
+    code = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from utils import Batch, Cluster, Plan, export, model_shape\n"
+        "export(model_shape('llama-2-7b'), Cluster(gpu='A100-80GB', nodes=1), Plan(dp=8),\n"
+        "       Batch(sequences=8, sequence_length=4096))\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
+    assert top_level is export
+
+
+def test_the_list_of_names_says_where_it_is_from():
+    assert re.search(r"arguments.py @[0-9a-f]{40}", source("megatron_arguments"))
+    assert len(KNOWN) == len(table("megatron_arguments")) > 500

@@ -1,0 +1,129 @@
+"""`export`: what runs a plan, for four targets at once."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from utils.catalog import ModelShape
+from utils.planner.cluster import Cluster
+from utils.planner.export.deepspeed import deepspeed_config, deepspeed_notes
+from utils.planner.export.launch import torchrun, torchrun_notes
+from utils.planner.export.megatron import connections, megatron_arguments, megatron_notes
+from utils.planner.export.script import script_notes, training_script
+from utils.planner.layout import Batch, Plan
+from utils.planner.step_time import check_size
+
+MEGATRON_SCRIPT = "pretrain_gpt.py"
+
+
+@dataclass(frozen=True)
+class Export:
+    """One plan, as its targets take it.
+
+    Attributes:
+        model, cluster, plan, batch: What was asked.
+        torchrun: The command line that starts all ranks of `python`, or of Megatron-LM's script
+            where there is no `python`.
+        deepspeed: DeepSpeed's configuration.
+        python: A training script with FSDP2 and DTensor for the course's `Transformer`; None where
+            that model cannot run the plan, and the notes say why.
+        megatron: Arguments of Megatron-LM's pretrain_gpt.py; None for adapters.
+        notes: For each target, what it cannot say, or says otherwise than the plan.
+    """
+
+    model: ModelShape
+    cluster: Cluster
+    plan: Plan
+    batch: Batch
+    torchrun: str
+    deepspeed: dict[str, Any]
+    python: str | None
+    megatron: tuple[str, ...] | None
+    notes: dict[str, tuple[str, ...]]
+
+    def write(self, folder: Path | str) -> list[Path]:
+        """Write launch.sh, ds_config.json, train.py, megatron.sh and notes.md.
+
+        Returns:
+            The files written; train.py and megatron.sh only where the plan has them.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        texts = {
+            "launch.sh": f"#!/bin/sh\n{self.torchrun}\n",
+            "ds_config.json": json.dumps(self.deepspeed, indent=2) + "\n",
+            "train.py": self.python,
+            "megatron.sh": self._megatron_script(),
+            "notes.md": self._notes_text(),
+        }
+        written = []
+        for name, text in texts.items():
+            if text is not None:
+                (folder / name).write_text(text, encoding="utf-8")
+                written.append(folder / name)
+        return written
+
+    def _megatron_script(self) -> str | None:
+        if self.megatron is None:
+            return None
+        lines = _lines(self.megatron)
+        command = torchrun(self.cluster, MEGATRON_SCRIPT)
+        variable = f"export CUDA_DEVICE_MAX_CONNECTIONS={connections(self.plan)}"
+        return "\n".join(["#!/bin/sh", variable, " \\\n  ".join([command, *lines]), ""])
+
+    def _notes_text(self) -> str:
+        sections = [
+            f"## {target}\n\n" + "\n".join(f"- {note}" for note in notes)
+            for target, notes in self.notes.items()
+            if notes
+        ]
+        return "\n\n".join(["# What the targets say otherwise", *sections]) + "\n"
+
+
+def _lines(arguments: tuple[str, ...]) -> list[str]:
+    """One option with its value a line."""
+    lines: list[str] = []
+    for token in map(shlex.quote, arguments):
+        if token.startswith("--"):
+            lines.append(token)
+        else:
+            lines[-1] += f" {token}"
+    return lines
+
+
+def export(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> Export:
+    """Write a plan down as a torchrun command, DeepSpeed JSON, Python and Megatron-LM arguments.
+
+    What a target cannot express stands in `Export.notes`; nothing is dropped silently.
+
+    Args:
+        model: What is trained.
+        cluster: On what.
+        plan: Its layout, such as `search(...).best.plan`.
+        batch: The global batch of one optimizer step.
+
+    Raises:
+        ValueError: plan, model, batch and cluster do not go together; the sentence has the rule,
+            the numbers and the nearest valid choice.
+    """
+    plan.check(model, batch)
+    check_size(plan, cluster)
+    arguments = megatron_arguments(model, cluster, plan, batch)
+    python = training_script(model, cluster, plan, batch)
+    script, command = "train.py", torchrun(cluster, "train.py")
+    if python is None and arguments is not None:
+        script, command = MEGATRON_SCRIPT, torchrun(cluster, MEGATRON_SCRIPT, arguments)
+    notes = {
+        "torchrun": torchrun_notes(cluster, script),
+        "deepspeed": deepspeed_notes(plan),
+        "python": script_notes(model, cluster, plan, batch),
+        "megatron": megatron_notes(model, cluster, plan),
+    }
+    return Export(
+        model, cluster, plan, batch, command, deepspeed_config(cluster, plan, batch), python,
+        arguments, {target: tuple(texts) for target, texts in notes.items()},
+    )  # fmt: skip

@@ -1,0 +1,105 @@
+"""DeepSpeed's JSON: batch, precision, ZeRO and offload. Its model code says the rest.
+
+Keys: https://www.deepspeed.ai/docs/config-json/, checked with DeepSpeed 0.19.8's own class.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from utils.planner.cluster import Cluster
+from utils.planner.export.precision import convention_notes, precision
+from utils.planner.layout import Batch, Plan
+
+LEARNING_RATE = 3e-4
+CLIP = 1.0
+
+
+def deepspeed_config(cluster: Cluster, plan: Plan, batch: Batch) -> dict[str, Any]:
+    """The configuration as a dictionary that `json.dump` writes.
+
+    train_batch_size = micro batch * accumulation * dp, where dp counts replicas of the data: ranks
+    that share a sequence or a layer read the same rows.
+    """
+    return {
+        "train_batch_size": batch.sequences,
+        "train_micro_batch_size_per_gpu": plan.micro_batch,
+        "gradient_accumulation_steps": plan.micro_batches(batch),
+        "gradient_clipping": CLIP,
+        "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE}},
+        "zero_optimization": _zero(plan),
+        **_precision(cluster, plan),
+    }
+
+
+def _stage(plan: Plan) -> int:
+    """DeepSpeed offloads, and keeps optimizer state in 16 bits, with ZeRO alone."""
+    needs_zero = plan.offload != "none" or plan.rules.name == "bf16"
+    return max(plan.zero_stage, int(needs_zero))
+
+
+def _zero(plan: Plan) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": _stage(plan), "overlap_comm": plan.rules.overlap_gradients}
+    host = {"device": "cpu", "pin_memory": True}
+    if plan.offload != "none":
+        zero["offload_optimizer"] = host
+    if plan.offload == "parameters":
+        zero["offload_param"] = dict(host)
+    return zero
+
+
+def _precision(cluster: Cluster, plan: Plan) -> dict[str, Any]:
+    kind = precision(plan, cluster)
+    if kind == "fp32":
+        return {}
+    if kind == "fp16-mixed":
+        return {"fp16": {"enabled": True}}
+    whole = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    return {"bf16": {"enabled": True, **(whole if kind == "bf16" else {})}}
+
+
+def deepspeed_notes(plan: Plan) -> list[str]:
+    """What this JSON cannot say, or says otherwise than the plan."""
+    notes = [text for applies, text in _said_elsewhere(plan) if applies]
+    if _stage(plan) != plan.zero_stage:
+        notes.append(
+            "The plan has zero_stage 0; DeepSpeed offloads, and keeps optimizer state in 16 bits, "
+            "only from stage 1 on, so the JSON has stage 1, which also shards optimizer state."
+        )
+    return notes + convention_notes("deepspeed", plan)
+
+
+def _said_elsewhere(plan: Plan) -> list[tuple[bool, str]]:
+    return [
+        (plan.tp > 1,
+         f"Tensor parallelism (tp {plan.tp}) is not in the JSON: the model splits its own layers, as "
+         "Megatron-DeepSpeed's does. For Hugging Face models DeepSpeed has tensor_parallel."),
+        (plan.sequence_parallel,
+         "Sequence parallelism of the norms is the model's own work too; DeepSpeed has no key."),
+        (plan.cp > 1,
+         f"Context parallelism (cp {plan.cp}) is not in the JSON. DeepSpeed's own way to divide a "
+         "sequence, Ulysses, exchanges heads instead of keys and values."),
+        (plan.pp > 1,
+         f"Pipeline stages (pp {plan.pp}) are not in the JSON: the model is a "
+         f"deepspeed.pipe.PipelineModule(layers, num_stages={plan.pp})."),
+        (plan.pp > 1 and plan.partition != "even",
+         f"partition={plan.partition!r} has no counterpart; see PipelineModule's partition_method."),
+        (plan.virtual_stages > 1,
+         f"DeepSpeed's pipeline does not interleave; virtual_stages {plan.virtual_stages} is lost."),
+        (plan.pp > 1 and plan.schedule == "gpipe",
+         "DeepSpeed's pipeline runs 1F1B; the gpipe schedule is lost."),
+        (plan.pp > 1 and plan.zero_stage >= 2,
+         f"DeepSpeed refuses ZeRO-{plan.zero_stage} with pipeline stages; take zero_stage=1 there."),
+        (plan.shard_group < plan.dp * plan.cp and plan.zero_stage > 0,
+         f"Sharding over {plan.shard_group} of {plan.dp * plan.cp} ranks (HSDP) is lost: DeepSpeed "
+         "shards over all data-parallel ranks. zero_hpz_partition_size keeps a second copy instead."),
+        (plan.recompute != "none",
+         f"recompute={plan.recompute!r} is not in the JSON: the model calls "
+         "deepspeed.checkpointing.checkpoint itself, or PipelineModule gets "
+         "activation_checkpoint_interval."),
+        (plan.attention == "unfused" or plan.dropout,
+         "Attention kernel and dropout are the model's; the JSON does not say them."),
+        (plan.lora is not None,
+         "Adapters and the quantized base are the model's: wrap it with PEFT before "
+         "deepspeed.initialize."),
+    ]  # fmt: skip

@@ -1,0 +1,173 @@
+"""Arguments of Megatron-LM's pretrain_gpt.py.
+
+Names: megatron/training/arguments.py, the whole list in validation/published/megatron_arguments.csv.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from utils.catalog import ModelShape
+from utils.planner.cluster import Cluster
+from utils.planner.export.deepspeed import LEARNING_RATE
+from utils.planner.export.precision import convention_notes, precision
+from utils.planner.layout import Batch, Plan
+from utils.planner.stages import stages
+
+Arguments = dict[str, object]  # True: a flag without a value; None and False: left out
+
+
+def megatron_arguments(
+    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch
+) -> tuple[str, ...] | None:
+    """One token each; None for adapters, which Megatron-LM does not train."""
+    if plan.lora is not None:
+        return None
+    groups = (_model(model, plan, batch), _layout(model, plan), _data_parallel(plan),
+              _memory(plan), _training(cluster, plan, batch))  # fmt: skip
+    given = chain.from_iterable(group.items() for group in groups)
+    return tuple(chain.from_iterable(_tokens(name, value) for name, value in given))
+
+
+def _tokens(name: str, value: object) -> list[str]:
+    if value is None or value is False:
+        return []
+    return [f"--{name}"] if value is True else [f"--{name}", str(value)]
+
+
+def _model(model: ModelShape, plan: Plan, batch: Batch) -> Arguments:
+    llama, grouped = model.family == "llama", model.key_value_heads != model.heads
+    positions = {"learned": "learned_absolute", "rotary": "rope", "alibi": "none"}
+    longest = max(model.max_sequence, batch.sequence_length) + model.extra_positions
+    return {
+        "num-layers": model.layers,
+        "hidden-size": model.hidden,
+        "ffn-hidden-size": model.feedforward,
+        "num-attention-heads": model.heads,
+        "group-query-attention": grouped,
+        "num-query-groups": model.key_value_heads if grouped else None,
+        "seq-length": batch.sequence_length,
+        "max-position-embeddings": longest,
+        "position-embedding-type": positions[model.positions],
+        "normalization": "RMSNorm" if llama else "LayerNorm",
+        "swiglu": llama,
+        "disable-bias-linear": llama,
+        "add-qkv-bias": model.qkv_bias,
+        "untie-embeddings-and-output-weights": not model.tied,
+        "tokenizer-type": "NullTokenizer",
+        "vocab-size": model.vocabulary,
+        "make-vocab-size-divisible-by": plan.rules.vocabulary_multiple,
+    }
+
+
+def _layout(model: ModelShape, plan: Plan) -> Arguments:
+    return {
+        "tensor-model-parallel-size": plan.tp,
+        "sequence-parallel": plan.sequence_parallel,
+        "pipeline-model-parallel-size": plan.pp,
+        "num-virtual-stages-per-pipeline-rank": plan.virtual_stages if _interleaved(plan) else None,
+        "pipeline-model-parallel-layout": _stage_layout(model, plan),
+        "context-parallel-size": plan.cp,
+    }
+
+
+def _interleaved(plan: Plan) -> bool:
+    return plan.virtual_stages > 1
+
+
+def _stage_layout(model: ModelShape, plan: Plan) -> str | None:
+    """Embedding E, layers t and loss L by stage, "Et*3|t*4L"; None where all stages are alike."""
+    if plan.pp == 1 or _interleaved(plan):
+        return None
+    places = stages(model, plan)
+    if len({stage.layers for stage in places}) == 1 and places[-1].head:
+        return None
+    blocks = (f"t*{stage.layers}" if stage.layers else "" for stage in places)
+    return "|".join(
+        "E" * stage.embedding + text + "L" * stage.loss
+        for stage, text in zip(places, blocks, strict=True)
+    )
+
+
+def _data_parallel(plan: Plan) -> Arguments:
+    replicas, shards = plan.dp * plan.cp > 1, plan.zero_stage >= 2
+    strategy = {2: "optim_grads", 3: "optim_grads_params"}.get(plan.zero_stage)
+    groups = plan.dp * plan.cp // plan.shard_group if plan.zero_stage else 1
+    return {
+        "use-distributed-optimizer": plan.zero_stage >= 1,
+        "use-megatron-fsdp": shards,
+        "data-parallel-sharding-strategy": strategy,
+        "ckpt-format": "fsdp_dtensor" if shards else None,
+        "no-gradient-accumulation-fusion": shards,
+        "num-distributed-optimizer-instances": groups if groups > 1 else None,
+        "overlap-grad-reduce": replicas and plan.rules.overlap_gradients,
+        "overlap-param-gather": replicas and plan.zero_stage >= 1
+        and plan.rules.overlap_gradients and plan.rules.overlap_parameters,
+    }  # fmt: skip
+
+
+def _memory(plan: Plan) -> Arguments:
+    full, offloaded = plan.recompute == "full", plan.offload != "none"
+    return {
+        "recompute-granularity": plan.recompute if plan.recompute != "none" else None,
+        "recompute-method": "uniform" if full else None,
+        "recompute-num-layers": 1 if full else None,
+        "attention-backend": plan.attention,
+        "attention-dropout": 0.1 if plan.dropout else 0.0,
+        "hidden-dropout": 0.1 if plan.dropout else 0.0,
+        "optimizer-cpu-offload": offloaded,
+        "optimizer-offload-fraction": 1.0 if offloaded else None,
+        "use-precision-aware-optimizer": offloaded,
+    }
+
+
+def _training(cluster: Cluster, plan: Plan, batch: Batch) -> Arguments:
+    kind = precision(plan, cluster)
+    return {
+        "micro-batch-size": plan.micro_batch,
+        "global-batch-size": batch.sequences,
+        "bf16": kind.startswith("bf16"),
+        "fp16": kind.startswith("fp16"),
+        "lr": LEARNING_RATE,
+        "lr-decay-style": "constant",
+        "train-iters": 10,
+        "mock-data": True,
+    }
+
+
+def megatron_notes(model: ModelShape, cluster: Cluster, plan: Plan) -> list[str]:
+    """What these arguments cannot say, or say otherwise than the plan."""
+    if plan.lora is not None:
+        return ["No arguments: Megatron-LM trains every parameter. Adapters are Megatron Bridge's."]
+    notes = ["Data, tokenizer and learning rate stand in for yours: --mock-data, NullTokenizer."]
+    notes += [text for applies, text in _said_otherwise(model, plan) if applies]
+    if precision(plan, cluster) == "bf16":
+        notes.append("Megatron-LM keeps float32 masters; the plan keeps none.")
+    return notes + convention_notes("megatron", plan)
+
+
+def connections(plan: Plan) -> str:
+    """CUDA_DEVICE_MAX_CONNECTIONS: Megatron-LM demands 1 of TP and CP, and refuses it of FSDP."""
+    return "8" if plan.zero_stage >= 2 else "1"
+
+
+def _said_otherwise(model: ModelShape, plan: Plan) -> list[tuple[bool, str]]:
+    return [
+        (True,
+         f"Set CUDA_DEVICE_MAX_CONNECTIONS={connections(plan)} first, as megatron.sh does."),
+        (plan.pp > 1 and plan.schedule == "gpipe",
+         "Megatron-LM's pipeline runs 1F1B; the gpipe schedule is lost."),
+        (_interleaved(plan) and plan.partition != "even",
+         f"partition={plan.partition!r} is lost: interleaved chunks are alike."),
+        (plan.zero_stage >= 2 and plan.pp > 1,
+         "Megatron-FSDP with pipeline stages gathers and reduces for every micro-batch."),
+        (plan.offload != "none" and plan.zero_stage == 0,
+         "Megatron-LM offloads the optimizer through its distributed one; take zero_stage=1."),
+        (plan.offload != "none" and plan.zero_stage >= 2,
+         "The optimizer's offload is not tested with Megatron-FSDP; take zero_stage=1."),
+        (plan.offload == "parameters",
+         "Megatron-LM offloads optimizer state alone; the parameters stay on the device."),
+        (model.positions == "alibi",
+         "ALiBi has no argument; the model has no positions instead, at the same size."),
+        (model.embedding_norm, "The norm on the embedding has no argument and is left out."),
+    ]  # fmt: skip
