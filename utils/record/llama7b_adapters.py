@@ -48,7 +48,7 @@ def jobs(device: torch.device) -> list[Job]:
     if device.type == "cuda":
         config, lengths, sizes = llama_config(model_shape("llama-2-7b")), LENGTHS, MICRO_BATCHES
     else:
-        config = LlamaConfig(vocab_size=256, hidden_size=128, intermediate_size=352,
+        config = LlamaConfig(vocab_size=256, hidden_size=128, intermediate_size=384,
                              num_hidden_layers=2, num_attention_heads=4, use_cache=False)  # fmt: skip
         lengths, sizes = (64,), (2,)
     return [

@@ -129,7 +129,7 @@ check("06.merged_weight", merged_weight)
 from utils.labs.lab_06 import simulated_finetune
 
 trial = simulated_finetune("QLoRA", 1024, 2)
-print(f"{trial.items:,} tokens a step: {trial.peak_bytes / 1e9:.1f} GB, the peak in {trial.peak_phase} (simulated)")
+print(f"{trial.items:,} tokens a step: {trial.peak_bytes / 1e9:.1f} GB (simulated), the peak in {trial.peak_phase}")
 
 # %%
 # BEGIN SOLUTION
@@ -175,8 +175,8 @@ tiny = TransformerConfig(vocabulary=32, hidden=32, layers=2, heads=2, feedforwar
 network, tokens = Transformer(tiny), torch.randint(0, 32, (4, 17))
 losses = broken_finetune(network, tokens)
 print(f"loss of the first step {losses[0]:.4f}, of the last {losses[-1]:.4f}")
-with_gradient = sum(p.grad is not None for p in network.parameters())
-print(f"{with_gradient} tensors have a gradient, {sum(p.requires_grad for p in network.parameters())} may be trained")
+with_gradient = sum(parameter.grad is not None for parameter in network.parameters())
+print(f"{with_gradient} tensors have a gradient, {sum(1 for _ in network.parameters())} tensors are there")
 
 # %% [markdown]
 # **Spec.** `cured_finetune` trains the adapters on the same tokens, leaves the frozen weights alone, and
