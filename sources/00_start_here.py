@@ -166,6 +166,7 @@ scoreboard()
 # | [03 When numbers break](beginner/03_when_numbers_break.ipynb) | find five faults of a mixed-precision run from its record | 45 | [lab](../labs/beginner/03_when_numbers_break.ipynb), [solution](../solutions/beginner/03_when_numbers_break.ipynb) |
 # | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 20 | |
 # | [06 Seven billion parameters on 24 GB](intermediate/06_seven_billion.ipynb) | adapters and four-bit weights: which fine-tunes of a 7B model fit | 45 | [lab](../labs/intermediate/06_seven_billion.ipynb), [solution](../solutions/intermediate/06_seven_billion.ipynb) |
+# | [15 The design studio](advanced/15_design_studio.ipynb) | lay out 175B on 64 GPUs, and defend a design in days and dollars | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
 #
 # A lab holds exercises that check your answers. Work in a copy: `make my-labs`, typed in a terminal
 # in the course's folder, puts the labs into `my_labs/`, which is yours and which no update touches.
@@ -215,9 +216,12 @@ scoreboard()
 # | autocast | the part of PyTorch that casts inputs to 16 bits, operation by operation |
 # | cast weights | the 16-bit copies of weights that autocast makes and keeps until backward has used them |
 # | loss scaling | multiply the loss, so that small fp16 gradients do not become 0, and divide before the step |
+# | GradScaler | PyTorch's loss scaling; it skips steps with infinite gradients and adapts the scale |
 # | TF32 | products of fp32 tensors with 10 binary digits behind the point, on newer GPUs; no memory saved |
 # | channels_last | a memory layout with the colours of a pixel next to each other |
 # | overflow, underflow | too large for the format: infinity; too small: zero |
+# | NaN | "not a number", the result of infinity minus infinity or 0 times infinity; it spreads |
+# | exponent, mantissa | the bits of a number that give its range, and those that give its digits |
 # | subnormal | a number near zero that has fewer digits than the others |
 # | fp8 | numbers of 1 byte; e4m3 has one more digit, e5m2 more range |
 # | checkpointing | keep fewer activations, compute the others again in backward |
@@ -234,3 +238,20 @@ scoreboard()
 # | offload | keep what is not needed now in the CPU's memory or on disk |
 # | chunked loss | compute logits and loss for a part of the tokens at a time |
 # | fused kernel | one kernel for several operations, without memory for what lies between them |
+
+# %% [markdown]
+# Layouts over many devices, and how they are judged:
+#
+# | term | meaning |
+# |---|---|
+# | data parallel (DP) | replicas of the model, each on its part of the batch |
+# | tensor parallel (TP) | ranks share each matrix and exchange results inside every block |
+# | sequence parallel | norms and residuals split over the tensor-parallel ranks as well |
+# | pipeline parallel (PP) | ranks, the stages, hold different layers and pass activations on |
+# | bubble | the time in which a pipeline stage waits |
+# | 1F1B, GPipe | schedules: one forward and one backward in turn; all forwards, then all backwards |
+# | interleaving | each stage holds several chunks of layers, which shortens the bubble |
+# | ZeRO-1, 2, 3 | sharding of optimizer state, then gradients, then parameters over replicas |
+# | MFU, HFU | useful FLOP/s over the peak; with recomputation counted as well |
+# | goodput | the share of wall time that is training |
+# | Pareto front | the plans that no other beats in both time and memory |

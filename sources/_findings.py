@@ -22,7 +22,7 @@ MOST_BYTES = 10**6
 MOST_HINTS = 3
 FOLDERS = ("notebooks", "labs", "solutions")
 _NOT_OURS = {".ipynb_checkpoints", "__pycache__"}
-_NO_PROSE = re.compile(r"<[^>]*>|\]\([^)]*\)|!\[[^\]]*\]")
+_NO_PROSE = re.compile(r"</?[a-zA-Z!][^>]*>|\]\([^)]*\)|!\[[^\]]*\]")
 
 
 def findings(root: Path, targets: list[Target], *, leftovers: bool) -> list[str]:

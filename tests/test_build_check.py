@@ -159,6 +159,7 @@ def test_budgets_of_code_and_hints():
 
 def test_words_are_what_is_read():
     assert count_words('Two words. <img alt="a b c"> [third](https://a.b/c d) | -- | 4') == 4
+    assert count_words("where 2 < 3 the words between stay, so 5 > 4") == 10
 
 
 # Outputs

@@ -187,6 +187,13 @@ def test_a_search_that_is_one_too_high(solved: dict[str, Any]) -> None:
     nudged(lab_02.largest_on_card(one_more), "first batch that does not fit")
 
 
+def test_a_search_that_forgets_its_return(solved: dict[str, Any]) -> None:
+    def silent(peak: Any, limit: int) -> None:
+        solved["largest_on_card"](peak, limit)
+
+    nudged(lab_02.largest_on_card(silent), "Is there a `return`?")
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

@@ -62,6 +62,8 @@ def setup(lesson: str) -> Here:
     from utils.memory.source import prepare  # here: after the line above
 
     device = find_device()
+    if device.type != "cuda":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed searches, and warns
     memory = memory_of(device)
     dtype, reason = choose_dtype(device)
     here = Here(lesson, device, memory, dtype, reason, choose_scale(device, memory), ROOT)

@@ -13,7 +13,7 @@
 #
 # **Promise.** A ResNet-50 training script runs out of a 16 GB card at batch 1024. You convert it by
 # hand to 16-bit arithmetic, find the largest batch that fits by search, and check over five seeds
-# that the accuracy stays within 2 percentage points.
+# that at the same batch 16 bits cost less than 2 percentage points of accuracy.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -64,9 +64,9 @@ on_gpu = device.type == "cuda"
 # %% [markdown]
 # ## 1. The script, in fp32
 #
-# This is a standard training loop: images, loss, backward, step. Every number in it has 4 bytes.
-# It runs for two batches, so that you see that it works. The images are CIFAR-10's, or generated
-# ones where there is no network; the first line of output says which.
+# This is a standard training loop: images, loss, backward, step. Weights, images, activations and
+# gradients are all fp32, 4 bytes a number. It runs for two batches, so that you see that it works. The
+# images are CIFAR-10's, or generated ones where there is no network; the output says which.
 
 # %%
 def train_fp32(model, optimizer, batches):
@@ -141,9 +141,11 @@ print(f"ResNet-50, {low}, batch {batch}: losses", [round(loss, 4) for loss in am
 assert abs(amp_losses[0] / fp32_losses[0] - 1) < 0.05
 
 # %% [markdown]
-# **Read it.** Four lines are new or changed. The first losses agree to within 5%, as the cell asserts:
-# same weights, same images, fewer digits. With bf16 the scaler is disabled and passes everything
-# through: bf16 has the range of fp32, so nothing underflows that fp32 would keep.
+# **Read it.** Five lines are new or changed. The first losses agree to within 5%, as the cell asserts:
+# same weights, same images, fewer digits. The second may differ more, after a first step of its own in
+# each run. Section 6 trains for longer. With bf16 the
+# scaler is disabled and passes everything through: bf16 has the range of fp32, so nothing underflows
+# that fp32 would keep.
 #
 # Which type suits your device? `low_precision` chose, and printed why. A T4 or V100 only
 # *emulates* bf16; there, fp16 with a scaler is the answer.
@@ -157,8 +159,10 @@ assert abs(amp_losses[0] / fp32_losses[0] - 1) < 0.05
 # %% [markdown]
 # ### Which tensor has which type
 #
-# Hooks look at what each kind of layer returns under autocast. A smaller ResNet will do. Predict
-# first: which of the rows will say 32?
+# PyTorch calls a *forward hook* with what a layer returns. Here hooks note its type, for the
+# convolutions, batch norms and the linear layer of a smaller ResNet under autocast. The other rows are
+# a parameter, its gradient, Adam's state and a running mean of batch norm. Predict first: which of the
+# seven rows will say `float32`?
 
 # %%
 small = resnet(18, stem="cifar").to(device)
@@ -186,9 +190,9 @@ print(pd.Series(types).to_string())
 assert {types[n] for n in ("parameter", "its gradient", "Adam's state")} == {torch.float32}
 
 # %% [markdown]
-# **Read it.** What layers return is 16 bits wide. What *stays* from step to step is not:
+# **Read it.** Layers return 16-bit numbers. What *stays* from step to step is not:
 # parameters, gradients, Adam's means. The weights must stay in fp32: an update is often smaller than
-# the last digit of a 16-bit weight and would be lost.
+# the last digit of a 16-bit weight and would be lost (lesson 03).
 #
 # **Question.** Autocast makes a 16-bit copy of each weight and keeps it until backward has used it.
 # How many bytes per parameter does that *add*?
@@ -201,11 +205,11 @@ check("02.added_bytes", added_bytes_per_parameter)
 # ## 3. What halves, what stays, what is added
 #
 # For $P$ parameters, $a$ bytes of activations per image in fp32 and batch $b$, at the moment when
-# backward begins, with Adam:
+# backward begins, with Adam, from step two on:
 #
 # $$\text{fp32: } 12P + a\,b \qquad\qquad \text{mixed: } 12P + 2P + \tfrac{a}{2}\,b$$
 #
-# (12 and not 16: the gradients do not exist yet.) Mixed precision pays at once if
+# (Not 16: there are no gradients yet.) At this moment it saves if
 # $2P < \tfrac{a}{2} b$. Measure both, at batch 1 and at a larger one.
 
 # %%
@@ -275,18 +279,19 @@ print(f"your bet for one image: {my_bet_factor} times less")
 assert saved[1] < added
 
 # %% [markdown]
-# **Read it.** At batch 1 the copies outweigh what the activations save: mixed precision *costs* memory
-# at that moment. Below the even batch it costs, above it saves. And the factor for everything that
-# is alive is far from 2, because Adam's states dominate a small batch. The folklore is right about
-# one category, at a large batch.
+# **Read it.** A factor below 1 in "times less" means more. At batch 1 the copies outweigh what the
+# activations save: mixed precision *costs* memory at that moment. Below the even batch it costs, above
+# it saves. (If both of your batches lie below it, section 4 shows the other side.) And the factor for
+# everything that is alive is far from 2, because Adam's states dominate a small batch. The folklore is
+# right about one category, at a large batch.
 
 # %%
 compare([runs[key] for key in runs], title="ResNet-50 with Adam, fp32 and mixed")
 
 # %% [markdown]
-# **Read it.** These are the peaks of the whole step. At batch 1 both are the same: the peak lies in the
-# optimizer step, when no activations and no copies are alive. What mixed precision adds there, it
-# adds below the peak.
+# **Read it.** These are peaks of the whole step. Where the column *peak in* says "optimizer
+# step", as at batch 1 on a CPU, no activations and no copies are alive at the peak, and both precisions
+# need the same. What mixed precision adds there, it adds below the peak.
 #
 # **Question.** Which category is it that halves? Answer with its name in the bars, in quotes.
 
@@ -299,8 +304,8 @@ check("02.what_halves", what_halves)
 #
 # On a GPU the next cells cap the allocator at 16 GB and run for real. Elsewhere they *simulate* a
 # V100 with 16 GB: the same model and the same step, on tensors without data, until the first
-# allocation that crosses the limit. A V100 has no bf16, so mixed means fp16. (The simulated step
-# leaves the scaler out, since it looks at values. It keeps two numbers of its own.)
+# allocation that crosses the limit. A V100 has no bf16, so mixed means fp16. (A scaler
+# looks at values, and simulated tensors have none. It is left out; it would add two numbers.)
 
 # %%
 card, card_low = budget("16GB"), low if on_gpu else torch.float16
@@ -320,7 +325,7 @@ except OverBudgetError as error:
     print(error)
 
 # %% [markdown]
-# **Read it.** Batch 1024 in fp32 does not fit, and the message names the phase, the module and the
+# **Read it.** Batch 1024 in fp32 does not fit. The message gives the 16 GB in GiB, and names the phase, the module and the
 # category that grew. Now search. Two smaller batches give a straight line, and the line a guess. A
 # guess is no proof, so the search runs outwards from it, until one size fits and the next does not.
 
@@ -402,9 +407,9 @@ print(f"ImageNet stem: {activations / 1024 / 1e6:.2f} MB of activations per imag
 # %% [markdown]
 # ## 5. Speed: throughput, TF32, channels_last
 #
-# Mixed precision is faster where the processor has 16-bit units, and slower where it emulates them.
-# `computes` told which of the two this device is. *channels_last* stores the colours of a pixel next to
-# each other, which 16-bit convolutions on GPUs prefer; it moves numbers and changes none.
+# Mixed precision is faster where the processor has 16-bit units, and slower where it emulates them. The
+# next cell asks `computes` which of the two this device is. *channels_last* stores the colours of a
+# pixel next to each other, which 16-bit convolutions on GPUs prefer; it moves numbers and changes none.
 
 # %%
 print(f"this device computes {low} itself: {fast}")
@@ -417,11 +422,13 @@ for run in speeds:
     print(f"{run.name:<40}{format_bytes(run.peak_bytes):>12}  {run.throughput:>18}  ({run.evidence})")
 
 # %% [markdown]
-# **Read it.** Only your own bars count: the order differs between processors, and overlapping whiskers
-# decide nothing. The peaks of the two layouts differ by little, if at all.
+# **Read it.** Only your own bars count: the order differs between processors. Each bar stands on one or
+# two timed steps, its whiskers run from the slowest to the fastest, and overlapping whiskers decide
+# nothing. (Where the device only emulates its 16-bit type, the third bar is channels_last in fp32.) The
+# peaks of the two layouts differ by little, if at all.
 #
 # **TF32** is something else. It is no storage type: tensors stay fp32, 4 bytes. The GPU's units (A100 and
-# newer) read only 10 of the 23 digits behind the point of each factor, and add in fp32. You can do the
+# newer) read only 10 of the 23 binary digits behind the point of each factor, and add in fp32. You can do the
 # same rounding by hand on any machine, and see what it costs in digits.
 
 # %%
@@ -450,11 +457,12 @@ with tf32(True):
           "convolution:", torch.backends.cudnn.conv.fp32_precision)  # fmt: skip
 
 # %% [markdown]
-# **Read it.** TF32 has the digits of fp16 and the range of fp32, and saves no memory at all. The last line
-# shows today's settings, inside `tf32(True)`: `fp32_precision`, one for matrix products and one for
-# convolutions. Only convolutions have it on by default. The older `allow_tf32` and
-# `set_float32_matmul_precision("high")` still exist; reading the old flag after setting the new one is
-# an error.
+# **Read it.** TF32 has the digits of fp16 and the range of fp32, and saves no memory at all. The rates are
+# peaks from NVIDIA's data sheets, without sparsity, in 10^12 operations a second; no training step
+# reaches them. The last line shows today's settings, inside `tf32(True)`: `fp32_precision`, one for
+# matrix products and one for convolutions. By default it is on for convolutions and off for matrix
+# products. The older `allow_tf32` and `set_float32_matmul_precision("high")` still exist; reading
+# `torch.backends.cuda.matmul.allow_tf32` after setting the new one is an error.
 
 # %% [markdown]
 # ## 6. Twice the batch: learning rate and accuracy
@@ -464,9 +472,9 @@ with tf32(True):
 # and others 2022). They are starting points; measure.
 #
 # Does accuracy suffer? One run says little, since another seed moves it as well. So: five seeds, and
-# for each seed the same initial weights and the same order of images in every precision. On a CPU a
-# small network of linear layers on shrunk images stands in, since fp16 convolutions are far too slow
-# there; on a GPU it is a ResNet.
+# for each seed the same initial weights and the same order of images in every precision. At the
+# scale `tiny`, that of a CPU, a small network of linear layers on shrunk images stands in, since CPUs
+# are slow at fp16 convolutions; at the larger scales it is a ResNet.
 
 # %%
 tiny = here.scale == "tiny"
@@ -491,8 +499,8 @@ images, labels = as_tensors("train", count)
 test_images, test_labels = as_tensors("test", 2000)
 
 # %% [markdown]
-# `MixedStep` is your loop from section 2 in reusable form. The first lines check that: same losses, bit
-# for bit.
+# `MixedStep` is your loop from section 2 in reusable form. The last lines of the next cell check that:
+# the same losses, on a CPU bit for bit.
 
 # %%
 def train(seed, dtype=torch.float32, batch=128, rate=1e-3):
@@ -550,10 +558,11 @@ for name, losses in curves.items():
 
 # %% [markdown]
 # **Read it.** The curves lie on each other: the mean distance is below 5%, and the cells assert it. The mean
-# differences in accuracy are below 2 percentage points, while single seeds differ by more among
-# themselves. So a comparison of one fp32 run with one fp16 run would have measured the seed. The doubled
-# batch makes half as many steps in the same number of epochs; the last two columns show what that
-# costs here, and what the larger rate brings back.
+# differences of the two *amp* columns are below 2 percentage points, as asserted. Compare them with the
+# spread of the fp32 column from seed to seed: an fp32 run beside an fp16 run of another seed would
+# have measured the seed. The doubled batch makes half as many
+# steps in the same number of epochs; the last two columns show what that costs here, and what the
+# larger rate brings back.
 #
 # **Question.** A script trains with SGD at batch 512 and learning rate 0.1. You double the batch. Which
 # rate does the linear rule give?
@@ -574,8 +583,9 @@ check("02.linear_rate", rate_for_1024)
 # | `apex.amp.scale_loss` | loss scaling | `GradScaler` |
 # | `apex.optimizers.FusedAdam` | one kernel for the whole update | `Adam(..., fused=True)` |
 #
-# [Apex](https://github.com/NVIDIA/apex) had to be compiled; its `amp` is deprecated in favour of PyTorch's.
-# The fused optimizer is worth a measurement: same weights, less borrowed memory?
+# [Apex](https://github.com/NVIDIA/apex) had to be compiled. Its `amp` was deprecated in favour of PyTorch's and
+# then [removed](https://github.com/NVIDIA/apex/pull/1896); its optimizers are still there. PyTorch's
+# own fused optimizer is worth a measurement: same weights, less borrowed memory?
 
 # %%
 with warnings.catch_warnings(record=True) as seen:
@@ -604,8 +614,8 @@ assert all(torch.allclose(a, b, atol=1e-5) for a, b in pairs)
 compare([plain[1], fused[1]], title="Adam, and Adam in one kernel")
 
 # %% [markdown]
-# **Read it.** The weights are the same, and the temporaries of the optimizer step are gone. That is worth
-# most where the peak lies in that step: few images, many parameters.
+# **Read it.** The weights agree to 1e-5; the optimizer step's temporaries are gone. That helps most
+# where the peak lies in that step: few images, many parameters.
 #
 # ## 8. Beside a real card
 #
@@ -676,8 +686,9 @@ assert not weights and all(loss == loss for loss in cured_losses)
 
 # %% [markdown]
 # Both are 0, so Adam divides by 0. Autocast keeps weights and states in fp32, and that is why it does not halve
-# them. In <a href="https://github.com/pytorch/pytorch/issues/8860">an issue of 2018</a> a user met these
-# NaNs and raised <code>eps</code> to 1e-4, which hides the fault and changes the optimizer.
+# them. In <a href="https://github.com/pytorch/pytorch/issues/8860">an issue of 2018</a> a user met
+# such NaNs and raised <code>eps</code> to 1e-4, among other changes. That hides the fault and changes
+# the optimizer.
 # [PyTorch's documentation](https://docs.pytorch.org/docs/stable/amp.html) says it in one line: do
 # not call `half()` on your model when you use autocast.
 #
@@ -685,7 +696,7 @@ assert not weights and all(loss == loss for loss in cured_losses)
 #
 # - Forward and loss inside autocast; then scale, backward, step, update.
 # - Activations halve. Parameters, gradients and optimizer state stay. Copies of the weights are added.
-# - The gain grows with the batch: below a few images it is a loss, at hundreds nearly a factor of 2.
+# - The gain grows with the batch: none at a few images, nearly a factor of 2 at hundreds (this model).
 # - Compare accuracy over paired seeds, or you compare seeds.
 #
 # ### Test yourself
@@ -707,8 +718,8 @@ assert not weights and all(loss == loss for loss in cured_losses)
 # are done, compare with the [solution](../../solutions/beginner/02_mixed_precision.ipynb).
 #
 # **References.** Micikevicius and others, *Mixed Precision Training*,
-# [arXiv:1710.03740](https://arxiv.org/abs/1710.03740). Goyal and others, *Accurate, Large Minibatch SGD*,
-# [arXiv:1706.02677](https://arxiv.org/abs/1706.02677). Malladi and others, *On the SDEs and Scaling Rules for
-# Adaptive Gradient Algorithms*, [arXiv:2205.10287](https://arxiv.org/abs/2205.10287). PyTorch,
-# [Automatic mixed precision](https://docs.pytorch.org/docs/stable/amp.html) and
+# [arXiv:1710.03740](https://arxiv.org/abs/1710.03740). Goyal and others, *Accurate, Large Minibatch
+# SGD*, [arXiv:1706.02677](https://arxiv.org/abs/1706.02677). Malladi and others, *On the SDEs and
+# Scaling Rules for Adaptive Gradient Algorithms*, [arXiv:2205.10287](https://arxiv.org/abs/2205.10287).
+# PyTorch, [Automatic mixed precision](https://docs.pytorch.org/docs/stable/amp.html) and
 # [TensorFloat-32](https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices).

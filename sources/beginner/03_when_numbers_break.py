@@ -22,9 +22,10 @@
 # %% [markdown]
 # ## A bet
 #
-# A run in fp16 uses loss scaling. At step 17 a single NaN stands in the data, in one row of one
-# batch. What happens to the run: does its loss become NaN for good (`"dies"`), or does training go on
-# (`"lives"`)? Write your guess. Section 7 runs it, in fp16 and in bf16.
+# A run in fp16 uses loss scaling. At step 17 a single NaN ("not a number", what infinity minus infinity
+# gives) stands in the data, in one row of one batch. What happens to the run: does its loss become NaN
+# for good (`"dies"`), or does training go on (`"lives"`)? Write your guess. Section 7 runs it, in fp16
+# and in bf16.
 
 # %%
 my_bet = "dies"
@@ -61,14 +62,16 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # %% [markdown]
 # ## 1. The formats
 #
-# A floating-point number has a sign, an *exponent* and a *mantissa*. With exponent field $e$, bias
-# $b$ and $m$ mantissa bits that read as the whole number $f$, it is worth
+# A floating-point number has a sign bit $s$, *exponent* bits and $m$ *mantissa* bits. Read the exponent
+# bits as a whole number $e$ and the mantissa bits as $f$. With $x$ exponent bits the bias is
+# $b = 2^{x-1} - 1$, and the number is worth
 #
 # $$(-1)^{s} \cdot 2^{e-b} \cdot \left(1 + f / 2^m\right)$$
 #
 # Exponent bits buy **range**, mantissa bits buy **digits**. Where $e = 0$ the leading 1 becomes 0 and
 # the exponent stays at $1 - b$: these are the **subnormal** numbers. They fade into zero and lose
-# digits on the way.
+# digits on the way. An $e$ of all ones means infinity or NaN (in fp8 e4m3, which has no infinity, NaN
+# alone, and only if the mantissa is all ones, too).
 
 # %% tags=["nbval-check-output"]
 print(f"{'format':<10}{'bits':>5}{'exponent':>10}{'mantissa':>10}{'largest':>12}{'step at 1':>12}{'smallest':>12}")
@@ -128,11 +131,13 @@ for dtype in (FP32, FP16, BF16):
 print("infinity - infinity =", torch.tensor(math.inf) - math.inf, "  0 * infinity =", torch.tensor(math.inf) * 0)
 
 # %% [markdown]
-# **Read it.** fp16 fails by range, bf16 by digits: in bf16 an update below $2^{-9}$ of the weight
-# vanishes. The last line shows where NaN comes from: infinities that meet.
+# **Read it.** `True` at the end of a line says that the update was swallowed. fp16 fails by range, bf16
+# by digits: in bf16 an update below $2^{-9}$ of the weight vanishes. The last line shows where NaN
+# comes from: infinities that meet.
 #
 # That is why mixed precision keeps the weights in fp32 and rounds copies of them. What if you keep
-# the weights themselves in bf16? One weight at 1 gets a thousand updates of 0.001:
+# the weights themselves in bf16? A weight of 1 gets a thousand updates of 0.001. (The cell keeps 500 copies and
+# prints their mean, since one of the methods is random.)
 
 # %%
 def walk(method, updates=1000):
@@ -175,8 +180,8 @@ check("03.smallest_update", smallest_update)
 # %% [markdown]
 # ## 3. A run, and its flight recorder
 #
-# The network is small, so that its layers can be named in one figure. Its norm is written by hand,
-# as in many language models. That will matter. The layers' names are their places: `0` is the first
+# The network is small, so that its layers can be named in one figure. Its `Norm`, which scales each
+# row to a mean square of 1 (an RMSNorm), is written by hand. That will matter. The layers are named by place: `0` is the first
 # linear layer, `1` and `2` are blocks, `3` is the last norm, `4` the last linear layer.
 
 # %%
@@ -213,7 +218,10 @@ labels = (inputs @ teacher).argmax(-1)  # eight classes, a rule that can be lear
 # The training step is the usual one for fp16. The **scaler** multiplies the loss before backward, so
 # that small gradients stay above zero, and divides the gradients before the step. If one is not
 # finite, it skips the step and halves the scale; after enough good steps it doubles it. The
-# arguments of `train` are the faults that you will plant. The recorder adds two lines.
+# arguments of `train` are the faults that you will plant. The *flight recorder* adds two lines. It notes
+# for each step the loss, the scale, the norm (length) of all gradients, and the first tensor with an
+# infinity or NaN: "input", "output" and "loss" are met in forward; a "gradient" was made by the
+# module's own backward, an "incoming gradient" came back to it.
 
 # %%
 def train(dtype, scaled=False, *, init_scale=2.0**16, interval=20, lr=0.1, clip=None, unscale=True,
@@ -256,9 +264,11 @@ for name, records in plain.items():
 assert all(abs(ending(records) - ending(plain["fp32"])) < 0.05 for records in plain.values())
 
 # %% [markdown]
-# **Read it.** Nothing breaks. At this size all formats train alike, nothing is skipped, and fp16 works
-# even without a scaler. So everything that breaks from here on is **planted**, and the lesson says
-# where. bf16 has the range of fp32, so a `GradScaler` with bf16 is needless.
+# **Read it.** Each line shows the first loss and the mean of the last five. Nothing breaks. At this
+# size all formats train alike, nothing is skipped, and fp16 works even without a scaler. So everything
+# that breaks from here on is **planted**, and the lesson says where. bf16 has the range of fp32, so a
+# `GradScaler` with bf16 is needless. ("Default" is the scaler's first scale, $2^{16}$. PyTorch
+# doubles it after 2,000 good steps; here it is 20, as the run is short.)
 #
 # ### Planted: a loss that is too small
 #
@@ -285,9 +295,10 @@ show(draw_flight(rescued, title="fp16, tiny loss, with a scaler"),
 
 # %% [markdown]
 # **Read it.** Without a scaler all gradients are zero: the network is not even wrong, it stands still.
-# With one they survive, in the layers' own units, and the loss falls as in fp32. The heat map counts
-# what a layer's scaled gradient would be in fp16: `layers[name].zero` is underflow, as long as
-# nothing else makes exact zeros (a ReLU does, an unused embedding row does).
+# With one they survive, and the loss falls as in fp32. In the heat map a row is a layer, a column is a
+# step, and the colour is the share of the layer's scaled gradient that is 0 in fp16. That share,
+# `layers[name].zero`, is underflow, as long as nothing else makes exact zeros (a ReLU does, an unused
+# embedding row does).
 #
 # ### Planted: a scale that is too large
 #
@@ -312,7 +323,9 @@ show(draw_flight(falling, title="fp16, a scale that starts too large"),
          "the loss falls from there on.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** Skipped steps are how a scaler *searches*. They are no fault while the scale settles.
+# **Read it.** The prediction looked at the first batch alone. A later batch with a larger gradient costs
+# one skip more; the cell allows a difference of 1. Skipped steps are how a scaler *searches*. They
+# are no fault while the scale settles.
 # The figure names the first tensor that was not finite: a gradient, while the loss was fine. A fault
 # looks different: the scale falls without end. Remember the two shapes.
 #
@@ -379,7 +392,8 @@ with CudaList():
 # %% [markdown]
 # ## 5. fp8: shown as a format
 #
-# Casting a tensor to fp8 works on a CPU; matmuls in fp8 need newer GPUs. The question is the error.
+# Casting a tensor to fp8 works on a CPU; matmuls that gain time by fp8 need newer GPUs. The question is
+# the error.
 # Cast weights, activations and gradients of the network to both formats, as they are and *scaled*, so
 # that the largest element lands on the largest number. $\|x - \hat{x}\| / \|x\|$:
 
@@ -400,8 +414,8 @@ assert all(scaled < 0.08 for _, scaled in errors.values())
 assert errors["gradients", torch.float8_e4m3fn][0] > 2 * errors["gradients", torch.float8_e4m3fn][1]
 
 # %% [markdown]
-# **Read it.** The gradients here are divided by 64, as those of a 64 times larger batch of losses
-# would be. Unscaled they fall into e4m3's subnormals. So fp8 training scales each *tensor*, not only
+# **Read it.** The gradients here are divided by 64, as if the loss had a weight of 1/64.
+# Unscaled they fall into e4m3's subnormals. So fp8 training scales each *tensor*, not only
 # the loss. Scaled, e4m3 has about half the error of e5m2: one more mantissa bit. What lies above
 # the largest number of e4m3 depends on the library: some saturate, some give NaN. Do not rely on it.
 
@@ -442,10 +456,10 @@ assert r.step_norm * r.scale < 1.001 and r.grad_norm > 1
 assert all(r.step_norm <= 1.001 for r in cured) and ending(cured) < 0.6 * ending(unclipped["fp16"])
 
 # %% [markdown]
-# <div class="alert alert-warning"><b>Trap.</b> You need not write this mistake yourself: PyTorch
-# Lightning clipped before unscaling until
-# <a href="https://github.com/Lightning-AI/pytorch-lightning/issues/9599">a user noticed</a> that a large
-# model's loss fell very slowly.</div>
+# <div class="alert alert-warning"><b>Trap.</b> You need not write this mistake yourself. In 2021 PyTorch
+# Lightning clipped scaled gradients, and
+# <a href="https://github.com/Lightning-AI/pytorch-lightning/issues/9694">a user found</a> that a GPT's
+# loss came out much worse than in fp32.</div>
 #
 # ### (b) The loss stands still, and the scale is not the reason
 #
@@ -497,8 +511,8 @@ assert ending(lifted) < 0.5 * lifted[0].loss
 
 # %% [markdown]
 # **Diagnose it.** "loss": every module is finite, the loss is not. So the fault is in the loss. No
-# scale can cure it: the overflow happens *before* the scale is applied, and the scaler halves for
-# ever. $e^{x}$ passes 65,504 at $x = 11.1$. Lift it to fp32, or better, use
+# scale can cure it: the overflow happens *before* the scale is applied, and the scaler halves again and
+# again. $e^{x}$ passes 65,504 at $x = 11.1$. Lift it to fp32, or better, use
 # `F.cross_entropy`, which subtracts the maximum first.
 #
 # ### (d) fp16 skips step after step, so blame fp16?

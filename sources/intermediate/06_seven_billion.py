@@ -34,7 +34,6 @@ here = setup("intermediate/06")
 
 # %%
 import math
-import os
 import subprocess
 import sysconfig
 import tempfile
@@ -56,8 +55,6 @@ from utils.techniques import has_bitsandbytes, optimizer_bytes
 device = here.meter_device  # where the meter can count: CUDA or CPU
 
 # %%
-# DeepSpeed, which peft imports if it is there, says so when it finds no GPU.
-os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 # peft asks transformers for something by a name that transformers has replaced.
 warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
 import peft

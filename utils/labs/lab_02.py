@@ -215,13 +215,18 @@ def largest_on_card(function: Callable[..., Any]) -> Verdict:
             nudge = "Two simulations give a line. Where does it cross the limit?"
             return not_yet(f"more than {MOST_SIMULATIONS} simulations", nudge=nudge)
         if found != right:
-            nudge = "A line is a guess: test the guess and its neighbours."
-            if found == right + 1:
-                nudge = "That is the first batch that does not fit."
             case = f"a step of {states} bytes and {per_image} an image"
-            return not_yet(case, expected=right, got=found, nudge=nudge)
+            return not_yet(case, expected=right, got=found, nudge=_largest_nudge(found, right))
         most = max(most, len(calls))
     return correct(score=f"{most} simulations at most")
+
+
+def _largest_nudge(found: Any, right: int) -> str:
+    if not _is_number(found):
+        return "A whole number of images. Is there a `return`?"
+    if found == right + 1:
+        return "That is the first batch that does not fit."
+    return "A line is a guess: test the guess and its neighbours."
 
 
 def _counted(states: int, per_image: int, calls: list[int]) -> Callable[[int], int]:

@@ -16,6 +16,7 @@ from utils.planner.frameworks import FRAMEWORKS, Framework, framework
 from utils.planner.goodput import FailureRate, Goodput, goodput
 from utils.planner.layout import Batch, Plan
 from utils.planner.memory import StageMemory, memory, worst
+from utils.planner.review import Criterion, Review, review
 from utils.planner.search import Plans, Space, candidates, search
 from utils.planner.step_time import StepTime, step_time
 
@@ -24,6 +25,7 @@ __all__ = [
     "Batch",
     "Cluster",
     "Cost",
+    "Criterion",
     "Estimate",
     "Export",
     "FailureRate",
@@ -33,6 +35,7 @@ __all__ = [
     "Neighbour",
     "Plan",
     "Plans",
+    "Review",
     "Space",
     "StageMemory",
     "StepTime",
@@ -48,6 +51,7 @@ __all__ = [
     "network",
     "one_change_that_fits",
     "plan_name",
+    "review",
     "search",
     "step_time",
     "why_it_does_not_fit",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ipywidgets as widgets
@@ -11,19 +11,30 @@ from matplotlib.figure import Figure
 from utils.views.show import image_html
 
 
-def explore(draw: Callable[..., tuple[Figure, str]], **controls: Any) -> widgets.VBox:
+def explore(
+    draw: Callable[..., tuple[Figure, str]], start: Mapping[str, Any] | None = None, /, **controls: Any
+) -> widgets.VBox:
     """A figure that is redrawn whenever a control moves.
 
     Args:
         draw: takes one value per control, by name; returns the figure and its alternative text.
+        start: the value to begin with, by control; the first of its values where none is given.
         controls: a list makes a menu, a list of numbers a slider over these values.
 
     Raises:
-        ValueError: no controls, or an empty one.
+        ValueError: no controls, or an empty one, or a start that no control offers.
     """
     if not controls or not all(controls.values()):
         raise ValueError("explore() needs at least one control, each with values to choose from.")
+    for name, value in (start or {}).items():
+        if value not in controls.get(name, []):
+            raise ValueError(
+                f"explore() cannot start with {name}={value!r}: {name} offers "
+                f"{controls.get(name, 'nothing, there is no such control')}."
+            )
     picked = {name: _control(name, values) for name, values in controls.items()}
+    for name, value in (start or {}).items():
+        picked[name].value = value
     picture = widgets.HTML()
 
     def redraw(change: object = None) -> None:

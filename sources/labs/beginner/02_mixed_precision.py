@@ -74,7 +74,8 @@ check("02.amp_step", amp_step)
 # **Spec.** `bytes_at_backward(parameters, per_image, batch, mixed)` returns the bytes that are alive when
 # backward begins, in training with Adam from its second step on. `per_image` are the bytes of
 # activations that one image takes in fp32. `mixed` is True for mixed precision. Take it that every
-# weight is cast, that all activations halve, and that there are no gradients yet.
+# weight is cast, that all activations halve, and that there are no gradients yet. Leave buffers and
+# inputs out.
 
 # %%
 def bytes_at_backward(parameters: int, per_image: int, batch: int, mixed: bool) -> float:
@@ -120,7 +121,8 @@ check("02.break_even_batch", break_even_batch)
 # **Spec.** `largest_on_card(simulated_peak_bytes, limit_bytes)` returns the largest batch whose peak stays
 # within the limit. `simulated_peak_bytes(batch)` costs seconds a call: **your score is the number of
 # calls**, and 12 are allowed. For large batches the peak is nearly a straight line; for small ones it
-# is flat, since it lies in the optimizer step. Batch 2048 never fits. Nothing runs out of memory in a simulation, so
+# is flat, since it lies in the optimizer step. Batch 1 always
+# fits, batch 2048 never. Nothing runs out of memory in a simulation, so
 # you may try large sizes.
 
 # %%

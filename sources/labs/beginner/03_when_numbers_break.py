@@ -112,7 +112,8 @@ check("03.loss_scaler", LossScaler)
 #
 # **Spec.** `clipped_step(loss, parameters, optimizer, scaler, max_norm)` does everything from the
 # backward to the update of the scale: the gradients that the optimizer steps with have a norm of at
-# most `max_norm`, whatever the scale is. `parameters` is a list, `scaler` a `torch.amp.GradScaler`.
+# most `max_norm`, whatever the scale is. `loss` is not scaled yet, and old
+# gradients are cleared already. `parameters` is a list, `scaler` a `torch.amp.GradScaler`.
 
 # %%
 def clipped_step(loss, parameters, optimizer, scaler, max_norm):
@@ -128,8 +129,8 @@ def clipped_step(loss, parameters, optimizer, scaler, max_norm):
 check("03.clipped_step", clipped_step)
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>The scaler has five methods that matter here: <code>scale</code>,
-# <code>unscale_</code>, <code>step</code>, <code>update</code> and none other.</details>
+# <details><summary>Hint 1</summary>The scaler has four methods that matter here: <code>scale</code>,
+# <code>unscale_</code>, <code>step</code> and <code>update</code>.</details>
 # <details><summary>Hint 2</summary>If you do not unscale, <code>scaler.step</code> does it: after your clip.</details>
 
 # %% [markdown]
@@ -146,8 +147,8 @@ print(records[0])
 
 # %% [markdown]
 # **Spec.** `find_bad_data(records)` returns the step and the row of the first bad input as a tuple, such
-# as `(3, 17)`, or `None` if all inputs were fine. `record.first` is `None` or has `kind`, `module` and
-# `rows`; the lesson's section 6 shows what the kinds mean. The check tries it on other runs, too.
+# as `(3, 17)`, or `None` if all inputs were fine. `record.step` counts from 0; `record.first` is
+# `None` or has `kind`, `module` and `rows`. The lesson's section 3 lists the kinds. The check tries it on other runs, too.
 
 # %%
 def find_bad_data(records):

@@ -1,0 +1,182 @@
+"""The checks of lab 15: right answers, the untouched lab, and plausible wrong answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import pytest
+
+from utils.catalog import model_shape
+from utils.labs import check, lab_15
+from utils.labs.verdict import Status, Verdict
+from utils.planner import Plan, estimate
+
+LAB = Path(__file__).parents[1] / "sources/labs/advanced/15_design_studio.py"
+RIGHT = Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2)
+FOUND = lab_15._on_64(lab_15.OOM_PLAN)
+OOM = {"fullest stage": 0, "largest category": "activations", "missing GiB": FOUND.missing_bytes / 2**30}
+
+
+def nudged(verdict: Verdict, words: str) -> None:
+    assert verdict.status is Status.NOT_YET
+    assert words in f"{verdict.note} {verdict.got} {verdict.nudge}"
+
+
+@pytest.fixture(scope="module")
+def solved() -> dict[str, Any]:
+    """The functions of the solved lab, by running its function cells alone."""
+    names: dict[str, Any] = {}
+    for cell in jupytext.read(LAB).cells:
+        if cell.cell_type == "code" and cell.source.startswith("def "):
+            exec(cell.source.split("\ncheck(")[0], names)
+    return names
+
+
+def bill(solved: dict[str, Any]) -> dict[str, Any]:
+    return {"bill": solved["bill"], "an A10 holds the states": False, "choice": "A100"}
+
+
+def test_the_solution_is_correct(solved: dict[str, Any]) -> None:
+    verdicts = [
+        lab_15.plan_175b(RIGHT), lab_15.explain_oom(OOM),
+        lab_15.fix_by_one_change(replace(lab_15.TO_FIX, sequence_parallel=True)),
+        lab_15.token_budget(solved["token_budget"]), lab_15.two_cards(bill(solved)),
+        lab_15.gb_per_gpu(36.6), lab_15.micro_batches(300),
+    ]  # fmt: skip
+    assert [str(v) for v in verdicts if v.status is not Status.CORRECT] == []
+
+
+def test_the_lab_solves_what_the_check_asks() -> None:
+    text = LAB.read_text(encoding="utf-8")
+    assert "my_plan = Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2)" in text
+    assert "Plan(tp=4, pp=16, sequence_parallel=True, micro_batch=2)" in text
+    assert "broken = Plan(tp=4, pp=16)" in text and lab_15.TO_FIX == Plan(tp=4, pp=16)
+    same = estimate(model_shape(lab_15.MODEL), lab_15.the_cluster(), lab_15.OOM_PLAN, lab_15.BATCH)
+    assert same == FOUND and not FOUND.fits
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (16 * 130 / 64, "gradients are fp32"),
+        (18 * 130, "64 GPUs share it"),
+        (4.06, "weights alone"),
+        (7, "Bytes per parameter"),
+        ("36 GB", "one number"),
+    ],
+)
+def test_states_of_the_wrong_kind(answer: Any, words: str) -> None:
+    nudged(lab_15.gb_per_gpu(answer), words)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [(320, "p - 1 stages"), (16, "nearly half"), (10, "Solve"), ("many", "Solve")],
+)
+def test_a_wrong_bubble(answer: Any, words: str) -> None:
+    nudged(lab_15.micro_batches(answer), words)
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (Plan(dp=8, tp=8, pp=8, sequence_parallel=True), "the cluster has 64"),
+        (Plan(tp=4, pp=16, sequence_parallel=True, micro_batch=2), "activations"),
+        (Plan(dp=8, tp=8, sequence_parallel=True), "optimizer state"),
+        (Plan(tp=8, pp=8, sequence_parallel=True, recompute="full"), "costs a third"),
+        (Plan(tp=16, pp=4, sequence_parallel=True), "leaves the node"),
+        (Plan(tp=8, pp=8), "splits what TP leaves whole"),
+        (Plan(tp=8, pp=8, sequence_parallel=True), "single change"),
+        ({"tp": 8}, "a Plan(...) is wanted"),
+    ],
+)
+def test_a_plan_that_will_not_do(plan: Any, words: str) -> None:
+    nudged(lab_15.plan_175b(plan), words)
+
+
+@pytest.mark.parametrize(
+    ("key", "answer", "words"),
+    [
+        ("fullest stage", 15, "count from 0"),
+        ("fullest stage", 1, "count from 0"),
+        ("largest category", "optimizer state", "GiB there"),
+        ("largest category", "cache", "no category"),
+        ("missing GiB", FOUND.peak.needed_bytes / 2**30, "all it needs"),
+        ("missing GiB", FOUND.missing_bytes, "in GiB"),
+        ("missing GiB", "a lot", "a number of GiB"),
+    ],
+)
+def test_a_misread_overflow(key: str, answer: Any, words: str) -> None:
+    nudged(lab_15.explain_oom(OOM | {key: answer}), words)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "nothing changed"),
+        ({"sequence_parallel": True, "recompute": "full"}, "Undo all but"),
+        ({"recompute": "full"}, "slower than another"),
+        ({"offload": "optimizer"}, "neither arithmetic"),
+        ({"zero_stage": 1}, "kept whole on every TP rank"),
+        ({"micro_batch": 7}, "does not divide"),
+    ],
+)
+def test_a_fix_that_will_not_do(fields: dict[str, Any], words: str) -> None:
+    nudged(lab_15.fix_by_one_change(replace(lab_15.TO_FIX, **fields)), words)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda usd, price, peak, mfu: None, "None"),
+        (lambda usd, price, peak, mfu: _budget(usd / price * 3600 * peak), "where is the MFU"),
+        (lambda usd, price, peak, mfu: _budget(usd / price * peak * mfu), "3600 seconds"),
+        (lambda usd, price, peak, mfu: _budget(3 * usd / price * 3600 * peak * mfu), "6 in all"),
+        (lambda usd, price, peak, mfu: (_budget(usd / price * 3600 * peak * mfu)[0], 3e11),
+         "20 times the parameters"),
+        (lambda usd, price, peak, mfu: _budget(7 * usd / price * 3600 * peak * mfu), "sqrt(FLOP"),
+    ],
+)  # fmt: skip
+def test_a_wrong_budget(function: Callable[..., Any], words: str) -> None:
+    nudged(lab_15.token_budget(function), words)
+
+
+def _budget(flop: float) -> tuple[float, float]:
+    size = (flop / 120) ** 0.5
+    return size, 20 * size
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"bill": lambda *asked: None}, "two numbers"),
+        ({"bill": lambda *asked: (10, 1e5)}, "rounded up"),
+        ({"an A10 holds the states": True}, "on every card of 24"),
+        ({"choice": "A10"}, "over PCIe"),
+    ],
+)
+def test_two_cards_misjudged(solved: dict[str, Any], change: dict[str, Any], words: str) -> None:
+    nudged(lab_15.two_cards(bill(solved) | change), words)
+
+
+def test_the_premise_is_the_planners() -> None:
+    alone = lab_15._a10_alone()
+    assert not alone.fits and alone.peak.state_bytes > 200e9
+
+
+def test_the_untouched_lab_is_not_attempted() -> None:
+    notebook = jupytext.read(LAB.parents[3] / "labs/advanced/15_design_studio.ipynb")
+    names: dict[str, Any] = {"check": check}
+    reports = []
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and 'check("15.' in cell.source:
+            body, _, call = cell.source.partition("check(")
+            exec(body, names)
+            reports.append(eval(f"check({call}".replace("# fmt: skip", ""), names))
+        elif cell.source.startswith("def "):
+            exec(cell.source, names)
+    assert [report.status for report in reports] == [Status.NOT_ATTEMPTED] * 5

@@ -1,0 +1,101 @@
+"""Predicted against published, source by source: every ratio, and the errors of other rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from utils.units import Evidence
+from utils.validation.comparison import Comparison, Summary, quantile, summarize
+from utils.validation.peers import PeerError
+from utils.views.style import course_style, print_evidence
+
+OURS, RATIO = "#bd1f01", "#3f90da"
+MARKERS = ("X", "s", "^", "D", "v", "P")
+OTHERS = ("#717581", "#832db6", "#e76300", "#a96b59", "#ffa90e", "#94a4a2")
+FARTHEST = 4.0  # ratios from 1/4 to 4 are drawn
+NAIVE = "naive rule, its constant fitted"
+
+
+def draw_validation(rows: Sequence[Comparison], peers: Sequence[PeerError] = ()) -> Figure:
+    """Two panels with a row for each source and quantity.
+
+    Left: predicted over published, one dot a published number, with a bar over the middle 80%.
+    Right: the median absolute error, beside that of the naive rule and of other tools.
+
+    Args:
+        rows: What `compare_all` gave.
+        peers: What `compare_peers` gave.
+
+    Raises:
+        ValueError: no rows.
+    """
+    if not rows:
+        raise ValueError("draw_validation() needs rows; compare_all() gives them.")
+    summaries = summarize(rows)
+    with course_style():
+        figure = Figure(figsize=(12.0, 1.9 + 0.42 * len(summaries)), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+        _draw_ratios(left, rows, summaries)
+        _draw_errors(right, summaries, peers)
+        names = [f"{row.source}\n{row.quantity.replace('_', ' ')}, {row.rows} rows" for row in summaries]
+        left.set_yticks(range(len(names)), names, fontsize=9)
+        left.set_ylim(len(names) - 0.5, -0.5)
+        figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        print_evidence(figure, [Evidence.PREDICTED, Evidence.PUBLISHED])
+    return figure
+
+
+def _draw_ratios(axes: Axes, rows: Sequence[Comparison], summaries: Sequence[Summary]) -> None:
+    jitter = np.random.default_rng(0)
+    for height, summary in enumerate(summaries):
+        ratios = [
+            min(max(row.predicted / row.published, 1 / FARTHEST), FARTHEST)
+            for row in rows
+            if (row.source, row.quantity) == (summary.source, summary.quantity)
+        ]
+        places = height + jitter.uniform(-0.25, 0.25, len(ratios))
+        axes.scatter(ratios, places, s=7, color=RATIO, alpha=0.45, linewidths=0)
+        ends = [quantile(ratios, share) for share in (0.1, 0.9)]
+        axes.plot(ends, [height, height], color="black", lw=2.5, solid_capstyle="butt")
+    axes.axvline(1.0, color="black", lw=1)
+    axes.set_xscale("log", base=2)
+    ticks = [0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("predicted / published; the bar holds 80%")
+    axes.set_title("Every published number")
+
+
+def _draw_errors(axes: Axes, summaries: Sequence[Summary], peers: Sequence[PeerError]) -> None:
+    tools = [NAIVE, *dict.fromkeys(peer.tool for peer in peers if peer.tool != "this planner")]
+    looks = dict(zip(tools, zip(MARKERS, OTHERS, strict=True), strict=False))
+    points: dict[str, list[tuple[float, int]]] = {tool: [] for tool in tools}
+    for height, row in enumerate(summaries):
+        if row.baseline is not None:
+            points[NAIVE].append((row.baseline, height))
+        for peer in peers:
+            if peer.tool in points and peer.source == row.source and _is_peak(row):
+                points[peer.tool].append((peer.median, height))
+    for tool, found in points.items():
+        marker, color = looks[tool]
+        axes.scatter(*_columns(found), marker=marker, color=color, s=45, label=tool)
+    ours = [(row.median, height) for height, row in enumerate(summaries)]
+    axes.scatter(*_columns(ours), marker="o", color=OURS, s=55, label="this planner", zorder=3)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
+    axes.set_xlabel("median absolute error")
+    axes.set_title("Beside simpler rules")
+
+
+def _is_peak(row: Summary) -> bool:
+    """Other tools are asked for the memory of a step's peak alone."""
+    return row.quantity in ("peak bytes", "reserved GiB", "nvidia-smi GB")
+
+
+def _columns(points: list[tuple[float, int]]) -> tuple[list[float], list[int]]:
+    return [x for x, _ in points if math.isfinite(x)], [y for x, y in points if math.isfinite(x)]
