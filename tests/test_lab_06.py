@@ -251,7 +251,6 @@ def without_adapters(model: nn.Module, tokens: Tensor) -> list[float]:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lab_06.broken_finetune, "Does the optimizer know it"),
         (trains_everything, "frozen weights have changed"),
         (too_slow, "learning rate large enough"),
         (without_adapters, "no adapters any more"),
@@ -262,5 +261,7 @@ def test_cures_that_do_not_cure(wrong: Callable[..., Any], words: str) -> None:
     nudged(lab_06.cured_finetune(wrong), words)
 
 
-def test_the_broken_run_of_the_lab_is_the_one_that_is_tested(solved: dict[str, Any]) -> None:
-    nudged(lab_06.cured_finetune(solved["broken_finetune"]), "have not moved")
+def test_the_broken_run_of_the_lab_is_no_cure(solved: dict[str, Any]) -> None:
+    verdict = lab_06.cured_finetune(solved["broken_finetune"])
+    nudged(verdict, "have not moved")
+    nudged(verdict, "Does the optimizer know it")

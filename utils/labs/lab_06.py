@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.catalog import model_shape
+from utils.labs.finetune_7b import simulated_finetune
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.memory import Measurement
 from utils.models import Transformer, TransformerConfig
@@ -187,24 +185,6 @@ def _fit_nudge(found: Measurement) -> str:
             f"{format_bytes(found.breakdown[largest])}. What shrinks that?")  # fmt: skip
 
 
-def simulated_finetune(method: str, length: int, batch: int) -> Measurement:
-    """A step of Llama-2-7B on a simulated RTX 4090; `length` and `batch` of its texts."""
-    import transformers  # noqa: F401, before the simulation begins
-
-    from utils.models import llama_config
-    from utils.simulation import extrapolate
-    from utils.techniques import build_finetune, finetune_step
-
-    shape = model_shape("llama-2-7b")
-
-    def build(layers: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-        return build_finetune(llama_config(shape, num_hidden_layers=layers), method)
-
-    step = partial(finetune_step, sequences=batch, length=length)
-    return extrapolate(build, step, layers=shape.layers, device="RTX 4090",
-                       items=length * batch, unit="tokens", name=method)  # fmt: skip
-
-
 def cured_finetune(function: Callable[[nn.Module, Tensor], Any]) -> Verdict:
     """Exercise 5: adapters that move, on a base that does not."""
     torch.manual_seed(5)
@@ -232,18 +212,3 @@ def cured_finetune(function: Callable[[nn.Module, Tensor], Any]) -> Verdict:
 
 def _short(losses: list[float]) -> str:
     return f"{losses[0]:.4f} to {losses[-1]:.4f}"
-
-
-def broken_finetune(model: nn.Module, tokens: Tensor) -> list[float]:
-    """The run of exercise 5 as the lab hands it out; the tests hold it against the check."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    add_lora(model, rank=4)
-    losses = []
-    for _ in range(20):
-        logits = model(tokens[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses

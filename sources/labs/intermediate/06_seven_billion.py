@@ -126,7 +126,7 @@ check("06.merged_weight", merged_weight)
 # The methods are `"LoRA"`, `"QLoRA"` and `"QLoRA + checkpointing"`.
 
 # %%
-from utils.labs.lab_06 import simulated_finetune
+from utils.labs.finetune_7b import simulated_finetune
 
 trial = simulated_finetune("QLoRA", 1024, 2)
 print(f"{trial.items:,} tokens a step: {trial.peak_bytes / 1e9:.1f} GB (simulated), the peak in {trial.peak_phase}")
