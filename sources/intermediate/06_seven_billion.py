@@ -486,8 +486,8 @@ print(f"your bet: {my_bet_gb} GB; the peak: {at_bet.peak_bytes / GB:.1f} GB ({at
 # %% [markdown]
 # **Read it.** Packing saves the same 9.6 GB in every cell, because it shrinks the weights. Checkpointing
 # saves more the more tokens there are. "QLoRA 7B takes 3.5 GB" is folklore: that is not even the weights,
-# and the peak of one text of 2,048 tokens is four times as much without checkpointing. With it, the 24 GB
-# hold over twenty times the tokens of LoRA.
+# and the peak of one text of 2,048 tokens is four times as much without checkpointing. With it, the largest
+# cell that fits holds sixteen times the tokens of LoRA's.
 #
 # The cap is 24 GB of tensors, and such a card has 24 GiB, about 25.8 GB. The difference is for the CUDA context and for
 # what PyTorch reserves in between.
