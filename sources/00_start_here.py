@@ -165,7 +165,9 @@ scoreboard()
 # | [02 Mixed precision on a vision model](beginner/02_mixed_precision.ipynb) | put twice the batch on a 16 GB card, and keep the accuracy | 40 | [lab](../labs/beginner/02_mixed_precision.ipynb), [solution](../solutions/beginner/02_mixed_precision.ipynb) |
 # | [03 When numbers break](beginner/03_when_numbers_break.ipynb) | find five faults of a mixed-precision run from its record | 45 | [lab](../labs/beginner/03_when_numbers_break.ipynb), [solution](../solutions/beginner/03_when_numbers_break.ipynb) |
 # | [04 One model, four ranks](beginner/04_four_ranks.ipynb) | train on four processes, and get the same losses | 40 | [lab](../labs/beginner/04_four_ranks.ipynb), [solution](../solutions/beginner/04_four_ranks.ipynb) |
+# | [05 Trading compute for memory](intermediate/05_checkpointing.ipynb) | forget activations and compute them again, and know the price | 45 | [lab](../labs/intermediate/05_checkpointing.ipynb), [solution](../solutions/intermediate/05_checkpointing.ipynb) |
 # | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 20 | |
+# | [06 Seven billion parameters on 24 GB](intermediate/06_seven_billion.ipynb) | adapters and four-bit weights: which fine-tunes of a 7B model fit | 45 | [lab](../labs/intermediate/06_seven_billion.ipynb), [solution](../solutions/intermediate/06_seven_billion.ipynb) |
 # | [15 The design studio](advanced/15_design_studio.ipynb) | lay out 175B on 64 GPUs, and defend a design in days and dollars | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
 #
 # A lab holds exercises that check your answers. Work in a copy: `make my-labs`, typed in a terminal
@@ -237,10 +239,18 @@ scoreboard()
 # | exponent, mantissa | the bits of a number that give its range, and those that give its digits |
 # | subnormal | a number near zero that has fewer digits than the others |
 # | fp8 | numbers of 1 byte; e4m3 has one more digit, e5m2 more range |
-# | checkpointing | keep fewer activations, compute the others again in backward |
+# | checkpointing | keep fewer activations, compute the others again in backward; also *recomputation* |
+# | selective checkpointing | keep the results of expensive operations, compute the cheap ones again |
+# | segment | several blocks that are checkpointed as one |
 # | micro-batch | a part of the batch; gradients of several parts are added up before the step |
 # | quantization | store numbers in 8 bits or fewer |
 # | 8-bit states | an optimizer state that is quantized |
+# | adapter, LoRA | a small trained difference of low rank beside a frozen weight |
+# | NF4 | sixteen levels for weights, the quantiles of a normal distribution; a block of 64 shares a scale |
+# | double quantization | the scales of blocks are quantized as well, to 8 bits |
+# | QLoRA | adapters on weights that are frozen in NF4 |
+# | merging | adding an adapter's product to the weight, so that one plain layer is left |
+# | paged optimizer | a state that the GPU's driver moves to the CPU's memory when the GPU is full |
 # | sharding | each device keeps only its part, and fetches the others' parts when it needs them |
 # | offload | keep what is not needed now in the CPU's memory or on disk |
 # | chunked loss | compute logits and loss for a part of the tokens at a time |

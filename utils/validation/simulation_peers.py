@@ -26,11 +26,12 @@ def memtracker_bytes(case: Pair) -> int:
     """MemTracker's peak of the second step.
 
     Raises:
-        ValueError: a parameter is frozen (it registers hooks on every gradient), or the step asks
-            for a value, as the 8-bit optimizer of bitsandbytes does.
+        ValueError: a parameter is frozen (it registers hooks on every gradient), the step asks
+            for a value, as the 8-bit optimizer of bitsandbytes does, or the model converts its
+            weights, which plain PyTorch cannot do to modules of fake tensors.
     """
     build, step = case
-    with FakeTensorMode(), _values_refused():
+    with FakeTensorMode(), _refused():
         model, optimizer = build()
         if not all(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("MemTracker takes no frozen parameters.")
@@ -44,11 +45,15 @@ def memtracker_bytes(case: Pair) -> int:
 
 
 @contextlib.contextmanager
-def _values_refused() -> Iterator[None]:
+def _refused() -> Iterator[None]:
     try:
         yield
     except DataDependentOutputException as error:
         raise ValueError("The step asks for a value, which these tensors do not have.") from error
+    except RuntimeError as error:
+        if "Couldn't swap" not in str(error):
+            raise
+        raise ValueError("Fake tensors of a module cannot be converted in place.") from error
 
 
 def accelerate_bytes(parameters: float) -> float:

@@ -42,7 +42,7 @@ REMARKS = {
 }  # fmt: skip
 LEFT_OUT = (
     "Left out to be quick: most small steps on this machine's allocator, Megatron-LM's A100 and "
-    "GB200 rows, Korthikanti Figure 1, torchtitan, litgpt's Falcon 40B, PEFT with rank 64. "
+    "GB200 rows, Korthikanti Figure 1, torchtitan, litgpt's StableLM, PEFT with rank 64. "
     "`python -m utils.validation --all` runs every row, in several minutes."
 )
 UNITS = {"MiB": MIB, "GiB": GIB, "GB": GB}
@@ -65,7 +65,7 @@ def simulated_against_published(*, every: bool = False) -> list[Comparison]:
     return [
         *simulation_cpu.cpu_comparisons(simulation_cpu.SHORT),
         *simulation_megatron_rows.megatron_comparisons(("dev_dgx_h100",)),
-        *simulation_published.litgpt_comparisons(("phi-1.5", "StableLM Alpha")),
+        *simulation_published.litgpt_comparisons(("phi-1.5",)),
         *simulation_published.peft_comparisons((32,)),
     ]
 
