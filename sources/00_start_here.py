@@ -164,6 +164,8 @@ scoreboard()
 # | [01 Where does the memory go?](beginner/01_where_memory_goes.ipynb) | account for every byte of a training step | 30 | [lab](../labs/beginner/01_where_memory_goes.ipynb), [solution](../solutions/beginner/01_where_memory_goes.ipynb) |
 # | [02 Mixed precision on a vision model](beginner/02_mixed_precision.ipynb) | put twice the batch on a 16 GB card, and keep the accuracy | 40 | [lab](../labs/beginner/02_mixed_precision.ipynb), [solution](../solutions/beginner/02_mixed_precision.ipynb) |
 # | [03 When numbers break](beginner/03_when_numbers_break.ipynb) | find five faults of a mixed-precision run from its record | 45 | [lab](../labs/beginner/03_when_numbers_break.ipynb), [solution](../solutions/beginner/03_when_numbers_break.ipynb) |
+# | [04 One model, four ranks](beginner/04_four_ranks.ipynb) | train on four processes, and get the same losses | 40 | [lab](../labs/beginner/04_four_ranks.ipynb), [solution](../solutions/beginner/04_four_ranks.ipynb) |
+# | [05 Trading compute for memory](intermediate/05_checkpointing.ipynb) | forget activations and compute them again, and know the price | 45 | [lab](../labs/intermediate/05_checkpointing.ipynb), [solution](../solutions/intermediate/05_checkpointing.ipynb) |
 # | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 20 | |
 # | [06 Seven billion parameters on 24 GB](intermediate/06_seven_billion.ipynb) | adapters and four-bit weights: which fine-tunes of a 7B model fit | 45 | [lab](../labs/intermediate/06_seven_billion.ipynb), [solution](../solutions/intermediate/06_seven_billion.ipynb) |
 # | [15 The design studio](advanced/15_design_studio.ipynb) | lay out 175B on 64 GPUs, and defend a design in days and dollars | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
@@ -208,6 +210,19 @@ scoreboard()
 # | KiB, MiB, GiB | 2^10, 2^20, 2^30 bytes |
 
 # %% [markdown]
+# Several ranks:
+#
+# | term | meaning |
+# |---|---|
+# | rank, world size | one process of a group that trains together; how many there are |
+# | replica | a rank's own whole copy of the model |
+# | collective | an operation that all ranks of a group call together |
+# | all-reduce, broadcast | everyone gets the sum; everyone gets what one rank has |
+# | payload | the bytes that a rank puts into a collective; what crosses a link depends on the algorithm |
+# | bucket | a flat tensor of many gradients, sent in one call |
+# | DDP | data parallelism: every rank has the whole model and its share of each batch |
+
+# %% [markdown]
 # Techniques that later lessons build:
 #
 # | term | meaning |
@@ -224,7 +239,9 @@ scoreboard()
 # | exponent, mantissa | the bits of a number that give its range, and those that give its digits |
 # | subnormal | a number near zero that has fewer digits than the others |
 # | fp8 | numbers of 1 byte; e4m3 has one more digit, e5m2 more range |
-# | checkpointing | keep fewer activations, compute the others again in backward |
+# | checkpointing | keep fewer activations, compute the others again in backward; also *recomputation* |
+# | selective checkpointing | keep the results of expensive operations, compute the cheap ones again |
+# | segment | several blocks that are checkpointed as one |
 # | micro-batch | a part of the batch; gradients of several parts are added up before the step |
 # | quantization | store numbers in 8 bits or fewer |
 # | 8-bit states | an optimizer state that is quantized |

@@ -10,12 +10,11 @@ import bitsandbytes
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils import checkpoint as checkpointing
 
 from utils.memory import Category, Measurement, measure
 from utils.models import Transformer, TransformerConfig, resnet
 from utils.simulation import simulate
-from utils.techniques import add_lora, quantize_linears
+from utils.techniques import MATMULS, add_lora, checkpoint_blocks, quantize_linears
 
 Build = Callable[[], tuple[nn.Module, torch.optim.Optimizer | None]]
 Step = Callable[[nn.Module, Any], Any]
@@ -95,20 +94,14 @@ def resnet50(optimizer: str = "SGD") -> Build:
     return build
 
 
+every_second = functools.partial(checkpoint_blocks, every=2)
+keep_matmuls = functools.partial(checkpoint_blocks, keep=MATMULS)
+
+
 def freeze_bottom(model: Transformer) -> None:
     """Train the last half of the blocks, the last norm and the head only."""
     for part in (model.embed, *model.blocks[: len(model.blocks) // 2]):
         part.requires_grad_(False)
-
-
-def keep_matmuls(model: Transformer) -> None:
-    """Checkpoint each block, but keep the results of matrix products (a selective policy)."""
-    policy = checkpointing.create_selective_checkpoint_contexts
-    context = functools.partial(policy, [torch.ops.aten.mm.default, torch.ops.aten.addmm.default])
-    for block in model.blocks:
-        block.forward = functools.partial(
-            checkpointing.checkpoint, block.forward, use_reentrant=False, context_fn=context
-        )
 
 
 def qlora(model: nn.Module, double_quantization: bool = False) -> None:
@@ -134,14 +127,14 @@ CASES: dict[str, Pair] = {
     ),
     "ResNet-50, autocast bf16": (resnet50(), functools.partial(classify, autocast=torch.bfloat16)),
     "transformer, bf16": (transformer(change=lambda model: model.bfloat16()), train),
-    "transformer, full checkpointing": (transformer(checkpoint_every=1), train),
-    "transformer, every 2nd checkpointed": (transformer(checkpoint_every=2), train),
+    "transformer, full checkpointing": (transformer(change=checkpoint_blocks), train),
+    "transformer, every 2nd checkpointed": (transformer(change=every_second), train),
     "transformer, selective checkpointing": (transformer(change=keep_matmuls), train),
     "transformer, full checkpointing, autocast": (
-        transformer(checkpoint_every=1), functools.partial(train, autocast=torch.bfloat16),
+        transformer(change=checkpoint_blocks), functools.partial(train, autocast=torch.bfloat16),
     ),
     "transformer, full checkpointing, foreach": (
-        transformer("AdamW foreach", checkpoint_every=1), train,
+        transformer("AdamW foreach", checkpoint_blocks), train,
     ),
     "transformer, grouped queries": (transformer(kv_heads=2), train),
     "transformer, tied": (transformer(tied=True), train),

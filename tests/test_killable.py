@@ -168,6 +168,21 @@ def test_several_can_be_waited_for_together():
     assert [outcomes[p].value for p in processes] == [0, 2, 4]
 
 
+def test_where_it_stands_may_be_asked_again_and_again():
+    def wait_here():
+        time.sleep(600)
+
+    process = KillableProcess(pack(wait_here, ()), timeout_seconds=60)
+    try:
+        process.start()
+        while process.position().frame is None:
+            assert process.poll(0.1) is None
+        found = [process.position() for _ in range(100)]
+    finally:
+        process.kill()
+    assert {at.frame.function for at in found if at.frame} == {"wait_here"}
+
+
 def test_children_use_one_thread_and_leave_cuda_alone():
     def look():
         import torch

@@ -8,7 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from utils.catalog import MODELS, RESNET_PARAMETER_COUNTS, model_shape
-from utils.models import Transformer, TransformerConfig, resnet
+from utils.models import Transformer, TransformerConfig, UNet, resnet
 from utils.models.transformer import rotary, rotate
 
 TINY = TransformerConfig(vocabulary=97, hidden=32, layers=2, heads=4, kv_heads=2, feedforward=48)
@@ -102,7 +102,6 @@ def test_only_llama_shapes_become_configurations():
         ({"heads": 32}, "make hidden a multiple of 64"),
         ({"kv_heads": 3}, "kv_heads must divide heads"),
         ({"kv_heads": 0}, "kv_heads must divide heads"),
-        ({"checkpoint_every": -1}, "0 turns it off"),
     ],
 )
 def test_impossible_configurations_are_refused(change, sentence):
@@ -158,7 +157,7 @@ def test_attention_is_the_textbook_s():
     torch.testing.assert_close(attention(x, rotation), expected)
 
 
-@pytest.mark.parametrize("changes", [{}, {"tied": True, "qkv_bias": True}, {"checkpoint_every": 1}])
+@pytest.mark.parametrize("changes", [{}, {"tied": True, "qkv_bias": True}])
 def test_gradient_reaches_all_parameters(changes):
     model = tiny(**changes)
     model(tokens()).square().mean().backward()
@@ -206,23 +205,6 @@ def test_attention_works_with_a_rank_s_share_of_the_heads():
     torch.testing.assert_close(total, expected)
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_checkpointing_changes_memory_and_not_the_gradients(every):
-    saved, gradients = {}, {}
-    for setting in (0, every):
-        model, sizes = tiny(checkpoint_every=setting), []
-        hooks = torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor, sizes=sizes: (sizes.append(tensor.nbytes), tensor)[1], lambda kept: kept
-        )
-        with hooks:
-            loss = model(tokens()).square().mean()
-        saved[setting] = sum(sizes)
-        loss.backward()
-        gradients[setting] = [parameter.grad for parameter in model.parameters()]
-    assert saved[every] < saved[0] * (0.6 if every == 1 else 0.8)
-    torch.testing.assert_close(gradients[every], gradients[0])
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype):
     model = tiny()
@@ -246,7 +228,7 @@ def test_meta_then_to_empty_then_init_equals_a_model_built_in_place():
 
 def test_fake_mode_takes_a_whole_step():
     with FakeTensorMode():
-        model = Transformer(replace(TINY, checkpoint_every=1))
+        model = Transformer(TINY)
         optimizer = torch.optim.AdamW(model.parameters())
         model(torch.randint(97, (2, 12))).mean().backward()
         optimizer.step()
@@ -257,3 +239,36 @@ def test_compiles_as_one_graph():
     model = tiny()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(tokens()), model(tokens()))
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_a_unet_gives_an_image_for_an_image_and_a_step(norm):
+    torch.manual_seed(0)
+    model = UNet((16, 24, 32), blocks_per_level=2, norm=norm)
+    images = torch.randn(2, 3, 16, 16)
+    first, second = model(images, torch.tensor([1, 1])), model(images, torch.tensor([1, 500]))
+    assert first.shape == images.shape
+    assert not torch.allclose(first[1], second[1])  # the time step counts
+    first.square().mean().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+    assert len(model.blocks) == 9
+    assert len({id(block) for block in model.blocks}) == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"norm": "layer"}, "norm is 'layer'; write one of 'group', 'batch'"),
+        ({"channels": (16,)}, "two or more, multiples of 8"),
+        ({"channels": (16, 20)}, "multiples of 8"),
+        ({"blocks_per_level": 0}, "blocks_per_level is 0"),
+    ],
+)
+def test_impossible_unets_are_refused(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        UNet(**arguments)
+
+
+def test_an_image_that_cannot_be_halved_is_refused():
+    with pytest.raises(ValueError, match="must be multiples of 4"):
+        UNet((16, 16, 16))(torch.randn(1, 3, 10, 10), torch.tensor([0]))

@@ -247,6 +247,7 @@ def test_without_a_name_all_that_suit_run(
     other = Experiment("device_speed", "for another device", {}, lambda _: [])
     chosen = {name: other for name in registry.EXPERIMENTS} | {"resnet50": suited}
     monkeypatch.setattr(command, "load", chosen.__getitem__)
+    monkeypatch.setattr(command, "EXPERIMENTS", tuple(chosen))
     assert command.main(["--commit", HASH], root=tmp_path) == 0
     (record,) = recorded("resnet50", tmp_path)
     assert record.rows == [{"batch": 1, "completed": True, "seen": 1}]

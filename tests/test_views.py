@@ -26,9 +26,11 @@ from utils.views import (
     draw_memory_by_batch,
     draw_throughput,
     draw_timeline,
+    draw_tradeoff,
 )
 from utils.views.breakdown import as_bar
 from utils.views.show import image_html, png_bytes, show
+from utils.views.tradeoff import worth_taking
 
 LONG_NAME = "ResNet-50, AMP bf16, checkpointed x3"
 
@@ -37,6 +39,7 @@ FIGURES = {
     "timeline": lambda: draw_timeline(SIZES[0]),
     "by batch": lambda: draw_memory_by_batch(SIZES, limit="2GB", predicted_bytes={4: 5e8, 64: 2e9}),
     "throughput": lambda: draw_throughput(SIZES),
+    "trade-off": lambda: draw_tradeoff(SIZES, limit_bytes=1e9),
 }
 
 
@@ -210,3 +213,22 @@ def test_ticks_of_batch_sizes_keep_apart() -> None:
     boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
     assert not [pair for pair in itertools.pairwise(boxes) if pair[0].overlaps(pair[1])]
     assert {64, 1024} <= set(axes.get_xticks())
+
+
+def test_a_trade_off_joins_the_points_that_no_other_beats():
+    assert worth_taking([(1, 5), (2, 6), (2, 3), (3, 3), (4, 1)]) == [(1, 5), (2, 3), (4, 1)]
+    figure = draw_tradeoff(SIZES, [3, 2, 1])
+    points = [tuple(c.get_offsets()[0]) for c in figure.axes[0].collections]
+    assert [x for x, _ in points] == [3, 2, 1]
+    assert [y / points[0][1] for _, y in points] == pytest.approx(
+        [m.peak_bytes / SIZES[0].peak_bytes for m in SIZES]
+    )
+
+
+def test_a_trade_off_needs_a_cost_for_each():
+    with pytest.raises(ValueError, match="2 costs do not belong to 3"):
+        draw_tradeoff(SIZES, [1, 2])
+    with pytest.raises(ValueError, match="two measurements"):
+        draw_tradeoff(SIZES[:1])
+    with pytest.raises(ValueError, match="none were timed"):
+        draw_tradeoff([measured(seconds=()), measured()])

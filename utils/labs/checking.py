@@ -20,6 +20,7 @@ from utils.ranks.killable import run_to_outcome
 Check = Callable[[Any], Verdict]
 TIMEOUT_SECONDS = 10.0
 _PACKAGE = "utils.labs"
+_STARTS_RANKS = "starts_ranks"
 _LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
 _NOT_LEARNERS = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], *_LIBRARIES))
 
@@ -36,9 +37,19 @@ def check(name: str, answer: Any, *, timeout_seconds: float = TIMEOUT_SECONDS) -
     function = find(name)
     if reason := untouched(answer):
         return Report(name, Verdict(Status.NOT_ATTEMPTED, f"{reason}."))
-    if not _runs_code(answer):
+    if not _runs_code(answer) or getattr(function, _STARTS_RANKS, False):
         return Report(name, run_check(function, answer))
     return _check_in_process(name, function, answer, timeout_seconds)
+
+
+def starts_ranks(function: Check) -> Check:
+    """Mark a check that runs the learner's code on ranks, and nowhere else.
+
+    It stays in the kernel's process, from which ranks start in a fraction of a second: they are
+    processes of their own, with a timeout of their own.
+    """
+    setattr(function, _STARTS_RANKS, True)
+    return function
 
 
 def find(name: str) -> Check:

@@ -1,15 +1,12 @@
-"""The models that the lessons train: ResNets and a readable transformer."""
+"""The models that the lessons train: ResNets, a readable transformer, a small U-Net."""
 
 from utils.models.config import TransformerConfig
 from utils.models.pretrained import BaseModelError, llama_config, load_base
-from utils.models.resnet import resnet
+from utils.models.resnet import resnet, small_resnet
 from utils.models.transformer import Transformer
+from utils.models.unet import UNet
 
 __all__ = [
-    "BaseModelError",
-    "Transformer",
-    "TransformerConfig",
-    "llama_config",
-    "load_base",
-    "resnet",
-]
+    "BaseModelError", "Transformer", "TransformerConfig", "UNet", "llama_config", "load_base",
+    "resnet", "small_resnet",
+]  # fmt: skip

@@ -23,7 +23,6 @@ class TransformerConfig:
         qkv_bias: Biases on the query, key and value projections (Qwen has them, Llama not).
         rotary_base: Base of the rotary wavelengths: 10,000 in Llama 2, 500,000 in Llama 3.
         norm_eps: Added to the mean square in RMSNorm.
-        checkpoint_every: Recompute every n-th block in backward, from the first; 0 for none.
     """
 
     vocabulary: int = 256
@@ -36,7 +35,6 @@ class TransformerConfig:
     qkv_bias: bool = False
     rotary_base: float = 10_000.0
     norm_eps: float = 1e-5
-    checkpoint_every: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit together. Raises ValueError."""
@@ -53,8 +51,6 @@ class TransformerConfig:
                 f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly; "
                 "kv_heads must divide heads."
             )
-        if self.checkpoint_every < 0:
-            raise ValueError(f"checkpoint_every is {self.checkpoint_every}; 0 turns it off.")
 
     @property
     def head_dim(self) -> int:

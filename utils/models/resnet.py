@@ -1,4 +1,4 @@
-"""torchvision's ResNets, with the stem of your choice."""
+"""torchvision's ResNets, with the stem of your choice, and a small one from the same blocks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 from torchvision.models import ResNet, resnet18, resnet34, resnet50, resnet101, resnet152
+from torchvision.models.resnet import BasicBlock
 
 DEPTHS: dict[int, Callable[..., ResNet]] = {
     18: resnet18,
@@ -48,6 +49,38 @@ def resnet(
         nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
         model.maxpool = nn.Identity()
     return model
+
+
+def small_resnet(norm: str = "group", num_classes: int = 10, width: int = 32) -> nn.Sequential:
+    """A ResNet of three blocks, 308,650 parameters: images (batch, 3, H, W) to logits.
+
+    For steps that several ranks take on a laptop. The stem halves the image, as do the second and
+    the third block, which are 2 and 4 times as wide.
+
+    Args:
+        norm: "group" (8 groups), or "batch", which keeps running statistics.
+        num_classes: Outputs of the last layer.
+        width: Channels of the first block, a multiple of 8.
+
+    Raises:
+        ValueError: an argument is none of its choices.
+    """
+    _check_choice("norm", norm, NORMS)
+    if width < 8 or width % 8:
+        raise ValueError(f"width is {width}; its channels make 8 groups, so take 8, 16, 24, ...")
+    make_norm = nn.BatchNorm2d if norm == "batch" else lambda channels: nn.GroupNorm(8, channels)
+    stem = nn.Conv2d(3, width, kernel_size=3, stride=2, padding=1, bias=False)
+    blocks = [_block(width, width, 1, make_norm), _block(width, 2 * width, 2, make_norm),
+              _block(2 * width, 4 * width, 2, make_norm)]  # fmt: skip
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, num_classes)]
+    return nn.Sequential(stem, make_norm(width), nn.ReLU(), *blocks, *head)
+
+
+def _block(inner: int, outer: int, stride: int, norm: Callable[[int], nn.Module]) -> BasicBlock:
+    shortcut = None
+    if (inner, stride) != (outer, 1):
+        shortcut = nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), norm(outer))
+    return BasicBlock(inner, outer, stride, shortcut, norm_layer=norm)
 
 
 def _check_choice(name: str, value: object, choices: object) -> None:

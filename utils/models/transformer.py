@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from utils.models.config import TransformerConfig
 
@@ -113,11 +112,8 @@ class Transformer(nn.Module):
         x = self.embed(tokens)
         config = self.config
         rotation = rotary(tokens.shape[1], config.head_dim, config.rotary_base, x.device)
-        for index, block in enumerate(self.blocks):
-            if config.checkpoint_every and index % config.checkpoint_every == 0:
-                x = checkpoint(block, x, rotation, use_reentrant=False)
-            else:
-                x = block(x, rotation)
+        for block in self.blocks:
+            x = block(x, rotation)
         return self.head(self.norm(x))
 
     @torch.no_grad()

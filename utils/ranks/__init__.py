@@ -8,9 +8,11 @@ from typing import Any
 from utils.ranks.child import pack
 from utils.ranks.killable import KillableProcess, run_killable, run_to_outcome
 from utils.ranks.launch import run_ranks
+from utils.ranks.member import rank_device
 from utils.ranks.outcome import ChildError, Failure, Outcome
 from utils.ranks.position import Position
 from utils.ranks.report import RankError
+from utils.ranks.torchrun import run_torchrun
 
 __all__ = [
     "ChildError",
@@ -21,9 +23,11 @@ __all__ = [
     "RankError",
     "Sent",
     "pack",
+    "rank_device",
     "run_killable",
     "run_ranks",
     "run_to_outcome",
+    "run_torchrun",
     "traffic",
 ]  # fmt: skip
 

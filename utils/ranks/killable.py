@@ -105,14 +105,16 @@ class KillableProcess:
             return Position()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGUSR1)
-        text, deadline = b"", time.monotonic() + STACK_SECONDS
-        # Written in pieces, outermost call last, which is this package's.
-        while b" in serve\n" not in text and self._stacks.poll(max(0, deadline - time.monotonic())):
+        text, dump, deadline = b"", b"", time.monotonic() + STACK_SECONDS
+        # Written in pieces, outermost call last, which is this package's. What lies before the
+        # dump's first line is the end of an earlier one.
+        while b" in serve\n" not in dump and self._stacks.poll(max(0, deadline - time.monotonic())):
             piece = os.read(self._stacks.fileno(), 65536)
             if not piece:
                 break
             text += piece
-        return position_in(frames_of_dump(text.decode(errors="replace")))
+            dump = text.partition(b"(most recent call first):\n")[2]
+        return position_in(frames_of_dump(dump.decode(errors="replace")))
 
     def kill(self) -> None:
         """End the process and whatever it started; leave nothing behind."""

@@ -75,10 +75,18 @@ def run_ranks(
 def _check(worker: Any, world_size: Any, timeout_seconds: float) -> None:
     if not callable(worker):
         raise ValueError("run_ranks needs a function first: run_ranks(worker, 4).")
+    check_world(world_size, timeout_seconds, "The function comes first: run_ranks(worker, 4).")
+
+
+def check_world(world_size: Any, timeout_seconds: float, order: str) -> None:
+    """Refuse a number of ranks or a timeout that cannot be used.
+
+    Raises:
+        ValueError: what is wrong with it; `order` reminds of the order of arguments.
+    """
     if isinstance(world_size, bool) or not isinstance(world_size, int):
         raise ValueError(
-            f"world_size= is the number of ranks, a whole number; got {world_size!r}. "
-            "The function comes first: run_ranks(worker, 4)."
+            f"world_size= is the number of ranks, a whole number; got {world_size!r}. {order}"
         )
     if not 1 <= world_size <= MOST_RANKS:
         raise ValueError(

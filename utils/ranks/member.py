@@ -8,6 +8,10 @@ import os
 import socket
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 LOCALHOST = "127.0.0.1"
 PATIENCE_SECONDS = 60.0  # beyond the timeout, so that whoever launched the ranks gives up first
@@ -79,10 +83,26 @@ class Member(contextlib.AbstractContextManager[None]):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
 
 
+def rank_device() -> torch.device:
+    """Where this rank computes: its own GPU where `run_ranks` chose NCCL, else the CPU."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized() or not _has_a_gpu_each(dist.get_world_size()):
+        return torch.device("cpu")
+    return torch.device("cuda", dist.get_rank())
+
+
+def _has_a_gpu_each(world_size: int) -> bool:
+    import torch
+
+    return torch.cuda.device_count() >= world_size
+
+
 def _backend(rank: int, world_size: int) -> str:
     import torch
 
-    if torch.cuda.device_count() < world_size:
+    if not _has_a_gpu_each(world_size):
         return "gloo"
     torch.cuda.set_device(rank)
     return "cpu:gloo,cuda:nccl"

@@ -19,6 +19,7 @@ FLOAT32_FUNCTIONS = {
     F.mse_loss, F.l1_loss, F.kl_div, F.normalize, F.rms_norm, torch.softmax, torch.log_softmax, torch.exp,
     torch.log, torch.pow, torch.sum, torch.prod, torch.cumsum, torch.norm, torch.rsqrt,
 }  # fmt: skip
+_CHOSEN = FLOAT32_FUNCTIONS | {F.scaled_dot_product_attention, F.dropout, F.rms_norm}
 
 
 class CudaChoices(TorchFunctionMode):
@@ -32,6 +33,8 @@ class CudaChoices(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func not in _CHOSEN:  # most are attributes of tensors: answer at once
+            return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return attention(self._flash, *args, **kwargs)
         if func is F.dropout:

@@ -1,4 +1,4 @@
-"""Techniques that save memory, one per file, in the form that lessons and simulations share.
+"""Techniques that save memory or share work, one per file, as lessons and simulations use them.
 
 Names are imported when they are first used: quantization brings a library that takes seconds.
 """
@@ -9,6 +9,23 @@ import importlib
 from typing import Any
 
 _HOME = {
+    "DataParallel": "data_parallel",
+    "accumulated_backward": "data_parallel",
+    "average_gradients": "data_parallel",
+    "buckets_of": "data_parallel",
+    "share_start": "data_parallel",
+    "BlockCost": "block_choice",
+    "activation_peak": "block_choice",
+    "best_blocks": "block_choice",
+    "block_costs": "block_choice",
+    "recompute_flops": "block_choice",
+    "ATTENTION": "checkpointing",
+    "EXPENSIVE": "checkpointing",
+    "FrozenStatistics": "checkpointing",
+    "MATMULS": "checkpointing",
+    "blocks_of": "checkpointing",
+    "checkpoint_blocks": "checkpointing",
+    "in_segments": "checkpointing",
     "FlightRecorder": "flight_recorder",
     "NonFinite": "flight_recorder",
     "Shares": "flight_recorder",
@@ -33,6 +50,11 @@ _HOME = {
     "tf32": "precision",
     "NF4Linear": "quantization",
     "quantize_linears": "quantization",
+    "shard_batch": "sharding",
+    "sharded_loader": "sharding",
+    "NotRepeatableError": "repeatable",
+    "check_repeatable": "repeatable",
+    "recompute_explained": "repeatable",
 }
 
 __all__ = list(_HOME)

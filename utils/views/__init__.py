@@ -7,18 +7,20 @@ from utils.views.curves import draw_losses, draw_memory_by_batch, draw_throughpu
 from utils.views.explore import explore
 from utils.views.flight import draw_flight
 from utils.views.formats import draw_bits, draw_formats
+from utils.views.lanes import Span, draw_lanes
 from utils.views.plan_figures import draw_pareto, draw_stage_memory
 from utils.views.recorded import RecordedTable, recorded_table
 from utils.views.schedule import draw_schedule
 from utils.views.show import show
 from utils.views.studio import design, draw_design, studio
 from utils.views.timeline import draw_timeline
+from utils.views.tradeoff import draw_tradeoff
 from utils.views.validation_figures import draw_validation
 
 __all__ = [
-    "Bar", "Comparison", "RecordedTable", "compare", "design", "draw_bits", "draw_breakdown",
-    "draw_budget_map", "draw_design", "draw_flight", "draw_formats", "draw_losses",
-    "draw_memory_by_batch", "draw_pareto", "draw_schedule", "draw_stage_memory",
-    "draw_throughput", "draw_timeline", "draw_validation", "explore", "predicted", "reconcile",
-    "recorded_table", "show", "studio",
+    "Bar", "Comparison", "RecordedTable", "Span", "compare", "design", "draw_bits",
+    "draw_breakdown", "draw_budget_map", "draw_design", "draw_flight", "draw_formats",
+    "draw_lanes", "draw_losses", "draw_memory_by_batch", "draw_pareto", "draw_schedule",
+    "draw_stage_memory", "draw_throughput", "draw_timeline", "draw_tradeoff", "draw_validation",
+    "explore", "predicted", "reconcile", "recorded_table", "show", "studio",
 ]  # fmt: skip

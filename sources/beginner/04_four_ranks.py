@@ -1,0 +1,816 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 04 One model, four ranks: DDP
+#
+# {{badges}}
+#
+# **Promise.** You train one network on four processes, first with data parallelism that you write
+# in ten lines, then with PyTorch's. The losses equal those of one process, and you account for
+# every byte that is sent: 100% of it, with no GPU needed.
+#
+# | minutes | hardware | runs |
+# |---|---|---|
+# | 40 | any laptop (Linux, macOS or WSL2); several GPUs if you have them | about a minute on two CPU cores |
+
+# %% [markdown]
+# ## A bet
+#
+# You train on four processes, and each takes a quarter of every batch. How much memory does *one* of
+# them need at its peak, in percent of what one process needs for the whole batch? Write your guess in
+# place of the 25. Section 3 compares it with the measurement.
+
+# %%
+my_bet_percent = 25
+
+# %% tags=["setup"]
+here = setup("beginner/04")
+
+# %%
+import contextlib
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler, TensorDataset
+
+from utils import Evidence, RankError, Span, accumulated_backward, check, draw_lanes, draw_losses
+from utils import cifar10, format_bytes, format_seconds, measure, rank_device, recorded_table
+from utils import resnet, run_ranks, run_torchrun, score, scoreboard, sharded_loader, show
+from utils import simulate, small_resnet, traffic
+from utils.data import normalize
+
+# %% [markdown]
+# ## What you will be able to do
+#
+# - Write data parallelism by hand, and prove it right against one process.
+# - Predict what each rank sends in a step, and count it.
+# - Say what accumulation, batch norm and an uneven last batch do to the result.
+# - Find out why training on several ranks is not faster.
+#
+# On the map of memory, compute and communication, this lesson buys *compute* (more processors) and
+# pays in *communication*. Memory per rank hardly falls: you will see why.
+
+# %% [markdown]
+# ## 1. A process group
+#
+# A **rank** is one process of a group; the **world size** is how many there are. Each rank runs the
+# same code on its own data. They meet in **collectives**, operations that all ranks call together.
+# `run_ranks` starts real processes and runs a function of this notebook on each. On a CPU they talk
+# through *gloo*; with a GPU for every rank, through *NCCL*.
+
+# %% tags=["nbval-check-output"]
+def meet():
+    rank = dist.get_rank()
+    number = torch.tensor([10.0 * rank], device=rank_device())
+    before = number.item()
+    dist.all_reduce(number)  # everyone gets the sum
+    return f"rank {rank} of {dist.get_world_size()}: {before:.0f} became {number.item():.0f}"
+
+
+for line in run_ranks(meet, 4):
+    print(line)
+
+# %% [markdown]
+# **Read it.** Four processes, one sum, and everyone has it. Training needs only two collectives:
+# a *broadcast* (everyone gets what rank 0 has) and this *all-reduce*.
+#
+# `traffic()` counts them. The **payload** is what a rank puts in. What crosses a link depends on the
+# algorithm. In a *ring* of $N$ ranks, each sends a payload of $B$ bytes as
+#
+# $$2 \, \frac{N-1}{N} \, B \ \text{bytes}$$
+
+# %% tags=["nbval-check-output"]
+def ring_bytes(payload_bytes, ranks):
+    return 2 * (ranks - 1) / ranks * payload_bytes
+
+
+def count_a_million():
+    with traffic() as sent:
+        dist.all_reduce(torch.ones(1_000_000, device=rank_device()))
+    return sent
+
+
+sent = run_ranks(count_a_million, 4)[0]
+print(f"payload, counted: {sent.payload_bytes / 1e6:.1f} MB in {sent.rows[0].calls} call")
+print(f"on each link: {ring_bytes(sent.payload_bytes, 4) / 1e6:.1f} MB   ({Evidence.PREDICTED}, for a ring)")
+
+# %% [markdown]
+# **Question.** A model has one million parameters in fp32. How many MB does each of *eight* ranks send
+# per step, if a ring averages all gradients?
+
+# %%
+sent_by_each_of_eight_mb = ...
+check("04.ring_of_eight", sent_by_each_of_eight_mb)
+
+# %% [markdown]
+# ## 2. Data parallelism by hand
+#
+# Every rank holds a **replica**, a whole copy of the model, and takes its share of each batch. Three
+# rules keep the replicas equal to the model that one process would train:
+#
+# 1. They start equal: rank 0 broadcasts its parameters and buffers.
+# 2. After backward the gradients are summed over the ranks,
+# 3. and divided by the world size, since each rank's loss is a mean over its share.
+#
+# The mean of equal shares' means is the mean of the batch, so the gradients are the same, too.
+
+# %%
+def share_start(model):
+    for tensor in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(tensor.detach(), src=0)
+    return model
+
+
+def average_gradients(model):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+# %% [markdown]
+# The rest is a plain training loop. The network is a small ResNet with *group norm*: section 7 says
+# why not batch norm. Its seed is the rank's number, so that replicas would start unequal without
+# rule 1. `sharded_loader` gives each rank its share; section 4 opens it.
+
+# %%
+pictures = cifar10("train")
+data = TensorDataset(normalize(pictures.images[:256]), pictures.labels[:256])
+BATCH = 64  # of all ranks together
+EPOCHS = {"tiny": 4, "small": 8, "full": 8}[here.scale]
+
+
+def make_step(parallel, optimizer, after_backward, autocast):
+    def step(images, labels):
+        optimizer.zero_grad()
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=autocast):
+            loss = F.cross_entropy(parallel(images), labels)
+        loss.backward()
+        after_backward(parallel)
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+# %%
+def run_epochs(step, loader, device):
+    losses, seconds = [], []
+    for epoch in range(EPOCHS):
+        loader.sampler.set_epoch(epoch)  # another order in each epoch
+        start = time.perf_counter()
+        for images, labels in loader:
+            loss = step(images.to(device), labels.to(device))
+            dist.all_reduce(loss)  # for the curve alone
+            losses.append(loss.item() / dist.get_world_size())
+        seconds.append(time.perf_counter() - start)
+    return losses, min(seconds)
+
+
+# %% [markdown]
+# Each rank reports its losses, its fastest epoch, its peak in one more step, and what it sends in
+# another.
+
+# %%
+def train(wrap, after_backward=lambda model: None, autocast=False, norm="group"):
+    device = rank_device()
+    torch.manual_seed(dist.get_rank())
+    with traffic() as startup:
+        parallel = wrap(small_resnet(norm).to(device))
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.03, momentum=0.9)
+    loader = sharded_loader(data, BATCH, drop_last=True)
+    step = make_step(parallel, optimizer, after_backward, autocast)
+    losses, epoch_seconds = run_epochs(step, loader, device)
+    batch = [part.to(device) for part in next(iter(loader))]
+    memory = measure(lambda: step(*batch), model=parallel, optimizer=optimizer,
+                     items=BATCH, unit="images", timed_steps=0)  # fmt: skip
+    with traffic() as sent:
+        step(*batch)
+    return {"losses": losses, "epoch_seconds": epoch_seconds, "peak_bytes": memory.peak_bytes,
+            "startup": startup.payload_bytes, "sent": sent}  # fmt: skip
+
+
+# %%
+ways = {
+    "one process": run_ranks(train, 1, lambda model: model),
+    "four ranks, by hand": run_ranks(train, 4, share_start, average_gradients),
+}
+P = sum(parameter.numel() for parameter in small_resnet().parameters())
+one, hand = (reports[0] for reports in ways.values())
+print(f"{P:,} parameters, gradients of 4 P = {4 * P:,} bytes")
+print("a step of four ranks:", hand["sent"])
+assert hand["sent"].payload_bytes == 4 * P and hand["startup"] == 4 * P
+
+# %% [markdown]
+# **Read it.** Each rank puts in exactly $4P$ bytes a step: every gradient once, in as many calls as
+# there are parameter tensors. The start costs the same $4P$, once. Now the losses:
+
+# %%
+def largest_difference(losses, reference):
+    return max(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True))
+
+
+difference = largest_difference(hand["losses"], one["losses"])
+print(f"largest relative difference of {len(one['losses'])} losses: {difference:.1e}")
+assert difference < 1e-3
+
+# %% [markdown]
+# **Read it.** The losses differ by rounding alone: floating-point sums in another order. In double
+# precision the course's tests hold 20 such steps to one part in $10^{10}$.
+#
+# <div class="alert alert-warning"><b>Trap.</b> A mean over ranks is a mean over items only if all
+# shares are of equal size. If a rank's loss is a <i>sum</i>, you want the sum of the gradients, and DDP
+# still divides. PyTorch's
+# <a href="https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html">page
+# on DDP</a> says so in a note.</div>
+#
+# ## 3. The real one: DDP, and DDP with mixed precision
+#
+# `DistributedDataParallel` does the same three things. It wraps the model, hooks itself into backward,
+# and gathers gradients into **buckets**, flat tensors that it reduces in one call each.
+#
+# Predict before you run: under autocast to bf16, does a step send fewer bytes?
+
+# %%
+def ddp(model):
+    return DistributedDataParallel(model)
+
+
+ways["four ranks, DDP"] = run_ranks(train, 4, ddp)
+ways["four ranks, DDP + AMP"] = run_ranks(train, 4, ddp, lambda model: None, True)
+
+# %%
+def row(name, reports):
+    first = reports[0]
+    sent = first["sent"].payload_bytes
+    return {"way": name, "epoch": format_seconds(max(r["epoch_seconds"] for r in reports)),
+            "peak of a rank": format_bytes(max(r["peak_bytes"] for r in reports)),
+            "sent per step": format_bytes(sent) if len(reports) > 1 else "nothing",
+            "calls": sum(r.calls for r in first["sent"].rows) if len(reports) > 1 else 0,
+            "on a ring's link (predicted)": format_bytes(int(ring_bytes(sent, len(reports))))}  # fmt: skip
+
+
+pd.DataFrame([row(name, reports) for name, reports in ways.items()]).set_index("way")
+
+# %%
+figure = draw_losses({name: reports[0]["losses"] for name, reports in ways.items()},
+                     device="this machine", title="One process and four ranks: the same losses")  # fmt: skip
+show(figure, alt="Four loss curves over the steps. One process, four ranks by hand and DDP lie on top "
+     "of each other; DDP with mixed precision stays close to them.")  # fmt: skip
+assert largest_difference(ways["four ranks, DDP"][0]["losses"], one["losses"]) < 1e-3
+ddp_share = 100 * ways["four ranks, DDP"][0]["peak_bytes"] / one["peak_bytes"]
+print(f"peak of a DDP rank: {ddp_share:.0f}% of one process's; your bet was {my_bet_percent}%")
+
+# %% [markdown]
+# **Read it.** Four times the ranks do not mean a quarter of the memory. Activations shrink to a quarter,
+# but every rank keeps all parameters, gradients and optimizer state, and DDP adds its buckets: one
+# more copy of the gradients. (`gradient_as_bucket_view=True` saves that copy.) For a large model the
+# states are nearly everything, and DDP saves nothing.
+#
+# **Question.** DDP + AMP: did the bytes per step become `"half"`, or were they the `"same"`? Why?
+
+# %%
+bytes_under_amp = ...
+check("04.bytes_under_amp", bytes_under_amp)
+
+# %% [markdown]
+# ### Buckets, and overlap
+#
+# Backward makes the last layer's gradients first. DDP does not wait for the rest: a full bucket is
+# reduced *while* backward goes on. The default bucket of 25 MiB would hold this whole model, so the
+# next cell makes buckets of a quarter of a MiB, and `torch.profiler` records one step.
+
+# %%
+def profiled_step():
+    model = DistributedDataParallel(small_resnet().to(rank_device()), bucket_cap_mb=0.25)
+    images, labels = (part.to(rank_device()) for part in data[:64])
+
+    def step():
+        F.cross_entropy(model(images), labels).backward()
+
+    for _ in range(2):  # after the first backward DDP orders its buckets anew
+        step()
+    with traffic() as sent:
+        step()
+    with torch.profiler.profile() as profile:
+        step()
+    found = [(e.name, e.time_range.start / 1e6, e.time_range.end / 1e6) for e in profile.events()]
+    return found, [row.payload_bytes for row in sent.collectives]
+
+
+events, bucket_bytes = run_ranks(profiled_step, 2)[0]
+print("buckets, in the order in which they are sent:", *map(format_bytes, bucket_bytes))
+assert sum(bucket_bytes) == 4 * P
+
+# %%
+backward = [Span("backward", start, end) for name, start, end in events
+            if name.startswith("autograd::engine::evaluate_function")]  # fmt: skip
+reduces = [(start, end) for name, start, end in events if name in ("gloo:all_reduce", "nccl:all_reduce")]
+sending = {f"bucket {number}": [Span("all-reduce of a bucket", start, end)]
+           for number, (start, end) in enumerate(sorted(reduces), start=1)}  # fmt: skip
+lanes = {"compute": backward} | sending
+figure = draw_lanes(lanes, title="One backward of DDP on rank 0", device="this machine")
+show(figure, alt="Backward's operations in the first lane, and below it one lane per bucket: the first "
+     "all-reduces run while backward is still computing, the last one after it.")  # fmt: skip
+
+# %% [markdown]
+# **Read it.** The first buckets travel while backward computes the layers below. The last one is full
+# only when backward is over: it has nothing to hide behind. Large buckets need fewer calls, small ones start earlier: that is the
+# whole trade-off of `bucket_cap_mb`. On a CPU, sending takes cores from computing; on GPUs the links
+# work by themselves. (`utils.techniques.data_parallel` has both by hand, buckets and overlap.)
+#
+# ## 4. Who gets which items
+#
+# A `DistributedSampler` deals the items out like cards. What if they do not come out even? Ten items
+# over four ranks:
+
+# %% tags=["nbval-check-output"]
+for drop_last in (False, True):
+    print("drop_last" if drop_last else "padded")
+    for rank in range(4):
+        sampler = DistributedSampler(range(10), 4, rank, shuffle=False, drop_last=drop_last)
+        print(f"  rank {rank}: {list(sampler)}")
+
+# %% [markdown]
+# **Read it.** All ranks must take as many steps, or one waits for ever in an all-reduce. So the
+# sampler starts over: items 0 and 1 are seen twice and count double. Or, with `drop_last`, it leaves
+# items out. For training either will do. An *evaluation* on a padded set is slightly wrong: remove the
+# copies, or evaluate on one rank. The last batch of an epoch may also be short, with the same effect.
+#
+# **Question.** 1,003 items over 8 ranks, padded: how many items of an epoch are repeats?
+
+# %%
+repeated_items = ...
+check("04.repeated_items", repeated_items)
+
+# %% [markdown]
+# A share that cannot be dealt is refused. The message comes from a rank, which says which number to
+# choose:
+
+# %%
+def deal_batches_of_30():
+    return sharded_loader(data, 30)
+
+
+try:
+    run_ranks(deal_batches_of_30, 4)
+except RankError as error:
+    print(str(error).partition("\n")[0])
+
+# %% [markdown]
+# <div class="alert alert-warning"><b>Trap.</b> Without <code>sampler.set_epoch(epoch)</code> each epoch
+# has the first one's order. Nothing fails; the model learns a little worse.
+# <a href="https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler">PyTorch's
+# page</a> warns of it.</div>
+#
+# ## 5. Gradient accumulation, and `no_sync`
+#
+# A batch too large for the memory is taken in parts, **micro-batches**: backward adds their gradients
+# up, and one optimizer step follows. DDP would all-reduce after *every* backward. `no_sync()` keeps it
+# quiet until the last.
+
+# %% tags=["nbval-check-output"]
+def payload_of_four_parts(quiet):
+    model = DistributedDataParallel(small_resnet().to(rank_device()))
+    images, labels = (part.to(rank_device()) for part in data[:16])
+    with traffic() as sent:
+        for number in range(4):
+            silent = quiet and number < 3
+            with model.no_sync() if silent else contextlib.nullcontext():
+                part = slice(4 * number, 4 * number + 4)
+                (F.cross_entropy(model(images[part]), labels[part]) / 4).backward()
+    return sum(row.payload_bytes for row in sent.rows if row.collective == "all-reduce")
+
+
+for quiet in (False, True):
+    payload_bytes = run_ranks(payload_of_four_parts, 2, quiet)[0]
+    print(f"no_sync: {quiet!s:<6} {payload_bytes:>9,} bytes a step, {payload_bytes / (4 * P):.0f} x 4 P")
+
+# %% [markdown]
+# ### Weigh by tokens, not by micro-batches
+#
+# For a language model the loss is a mean over *tokens*, and micro-batches hold unequal numbers of
+# them. A mean of means gives a token in a short text more weight. The right divisor is the number of
+# tokens in *all* micro-batches of *all* ranks:
+#
+# $$\text{loss} = \frac{\sum_{\text{ranks}} \sum_{\text{micro-batches}} \sum_{\text{tokens}} \ell}{\sum_{\text{ranks}} \sum_{\text{micro-batches}} \text{tokens}}$$
+#
+# DDP divides by the number of ranks $N$, so each rank multiplies by $N$ first.
+
+# %%
+TOKENS = [[3, 11], [7, 5]]  # of each rank's two micro-batches
+
+
+def texts(rank):
+    torch.manual_seed(rank)
+    return [(torch.randn(n, 6).double(), torch.randint(5, (n,))) for n in TOKENS[rank]]
+
+
+def summed_loss(model, text):
+    return F.cross_entropy(model(text[0]), text[1], reduction="sum")
+
+
+def gradient_of(backward):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 5).double()
+    backward(DistributedDataParallel(model) if dist.is_initialized() else model)
+    return model.weight.grad
+
+
+# %%
+def mean_of_means(model):
+    for text in texts(dist.get_rank()):
+        (summed_loss(model, text) / len(text[1]) / 2).backward()
+
+
+def by_tokens(model):
+    accumulated_backward(model, texts(dist.get_rank()), summed_loss, lambda text: len(text[1]))
+
+
+def all_at_once(model):
+    every = [text for rank in (0, 1) for text in texts(rank)]
+    (sum(summed_loss(model, text) for text in every) / sum(map(sum, TOKENS))).backward()
+
+
+right = gradient_of(all_at_once)
+for rule in (mean_of_means, by_tokens):
+    error = (run_ranks(gradient_of, 2, rule)[0] - right).norm() / right.norm()
+    print(f"{rule.__name__:<14} relative error of the gradient: {error:.1e}")
+
+# %% [markdown]
+# <div class="alert alert-warning"><b>Trap.</b> This very mistake stood for years in popular trainers.
+# <a href="https://github.com/huggingface/transformers/issues/24725">An issue of 2023</a> described it;
+# in October 2024 transformers <a href="https://github.com/huggingface/transformers/pull/34191">fixed
+# it</a> within a process, and then
+# <a href="https://github.com/huggingface/transformers/pull/34373">across devices</a>.</div>
+#
+# ## 6. Data parallel or model parallel: an idle device
+#
+# You could also cut the *model*: rank 0 has the first layers, rank 1 the rest. Now memory per rank
+# falls. But rank 1 must wait for the activations, and rank 0 for the gradient. The ranks note when they
+# compute; what they send is one tensor in each direction.
+
+# %%
+spans = []  # each rank has its own
+
+
+@contextlib.contextmanager
+def noted(kind):
+    start = time.monotonic()
+    yield
+    spans.append(Span(kind, start, time.monotonic()))
+
+
+# %%
+def front_step(front, images, shape):
+    with noted("forward"):
+        hidden = front(images)
+    dist.send(hidden.detach(), 1)
+    gradient = torch.empty(shape)
+    dist.recv(gradient, 1)
+    with noted("backward"):
+        hidden.backward(gradient)
+
+
+def back_step(back, labels, shape):
+    hidden = torch.empty(shape, requires_grad=True)
+    dist.recv(hidden.detach(), 0)
+    with noted("forward"):
+        loss = F.cross_entropy(back(hidden), labels)
+    with noted("backward"):
+        loss.backward()
+    dist.send(hidden.grad, 0)
+
+
+# %%
+def split_training(cut=4):
+    torch.manual_seed(0)
+    layers = small_resnet()
+    images, labels = data[:64]
+    shape = layers[:cut](images[:1]).shape[1:]
+    for _ in range(3):
+        spans.clear()  # keep the last step
+        if dist.get_rank() == 0:
+            front_step(layers[:cut], images, (64, *shape))
+        else:
+            back_step(layers[cut:], labels, (64, *shape))
+    return spans
+
+
+lanes = {f"rank {rank}": found for rank, found in enumerate(run_ranks(split_training, 2))}
+figure = draw_lanes(lanes, title="One network, cut over two ranks", device="this machine")
+show(figure, alt="Rank 0 computes its forward and then waits; rank 1 computes forward and backward; then "
+     "rank 0 computes its backward. At no time do both compute.")  # fmt: skip
+
+# %%
+every = [span for lane in lanes.values() for span in lane]
+whole = max(span.end_seconds for span in every) - min(span.start_seconds for span in every)
+for name, lane in lanes.items():
+    busy = sum(span.end_seconds - span.start_seconds for span in lane)
+    print(f"{name} is idle {100 * (1 - busy / whole):.0f}% of the step   ({Evidence.MEASURED})")
+
+# %% [markdown]
+# **Read it.** One device works, the other waits: two devices, and no more speed than one. Data
+# parallelism keeps both busy and saves no memory for states. Lesson 13 fills these gaps with
+# micro-batches (pipelines); lesson 09 saves the memory (sharding).
+#
+# ## 7. Batch norm looks at its own share
+#
+# Batch norm normalizes by the statistics of the batch that it sees, and on four ranks that is a
+# quarter. So the losses *differ* from one process's. To show that nothing else is wrong, a third run
+# is one process that normalizes each quarter by itself.
+
+# %%
+def quarter_by_quarter(model):
+    """The same model, for one process: each quarter of a batch has its own statistics."""
+    whole = model.forward
+
+    def forward(images):
+        parts = [whole(images[rank::4]) for rank in range(4)]  # dealt out as to ranks
+        return torch.stack(parts, dim=1).flatten(0, 1)
+
+    model.forward = forward
+    return model
+
+
+normed = {
+    "one process, batch norm": run_ranks(train, 1, lambda m: m, lambda m: None, False, "batch"),
+    "four ranks, batch norm": run_ranks(train, 4, ddp, lambda m: None, False, "batch"),
+    "one process, by quarters": run_ranks(train, 1, quarter_by_quarter, lambda m: None, False, "batch"),
+}
+curves = {name: reports[0]["losses"] for name, reports in normed.items()}
+whole_batch, four_ranks, quarters = curves.values()
+print(f"four ranks and one process: losses differ by up to {largest_difference(four_ranks, whole_batch):.1e}")
+print(f"four ranks and quarter by quarter: up to {largest_difference(four_ranks, quarters):.1e}")
+assert 10 * largest_difference(four_ranks, quarters) < largest_difference(four_ranks, whole_batch)
+
+# %%
+figure = draw_losses(curves, device="this machine", title="With batch norm, ranks change the result")
+show(figure, alt="Three loss curves with batch norm: four ranks and one process by quarters coincide, one "
+     "process with whole batches goes its own way.")  # fmt: skip
+print("sent by a rank in one step:", normed["four ranks, batch norm"][0]["sent"], sep="\n")
+
+# %% [markdown]
+# **Read it.** Four ranks follow the process that goes by quarters, and differ from whole batches. What
+# is left is rounding, which batch norm makes grow from step to step. So DDP is right, and batch norm
+# is another function when the share is smaller. The broadcasts are its running statistics: DDP sends those of rank 0 before each forward.
+#
+# `torch.nn.SyncBatchNorm` computes the statistics over all ranks, at the price of a collective per
+# layer; it needs GPUs. Group norm and layer norm never look across the batch, and need nothing.
+#
+# ## 8. Is it faster? Scaling efficiency
+#
+# **Speed-up** is the time of one rank divided by the time of $N$; **efficiency** is the speed-up divided
+# by $N$. The batch of all ranks stays the same here (*strong* scaling).
+
+# %%
+def fastest_step():
+    model = DistributedDataParallel(small_resnet().to(rank_device()))
+    mine = slice(dist.get_rank(), BATCH, dist.get_world_size())
+    images, labels = (part[mine].to(rank_device()) for part in data[:BATCH])
+    seconds = []
+    for _ in range(10):
+        start = time.perf_counter()
+        F.cross_entropy(model(images), labels).backward()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)  # the least disturbed by whatever else the machine does
+
+
+seconds = {ranks: max(run_ranks(fastest_step, ranks)) for ranks in (1, 2, 4)}
+print(f"{os.cpu_count()} CPU cores; each rank computes on one   ({Evidence.MEASURED})")
+for ranks, each in seconds.items():
+    speedup = seconds[1] / each
+    print(f"{ranks} rank(s): {format_seconds(each)}, speed-up {speedup:.2f}, efficiency {100 * speedup / ranks:.0f}%")
+
+
+# %% [markdown]
+# **Read it with care.** Where there are fewer cores than ranks, ranks take turns on a core: then four of
+# them cannot be faster than the cores are, and their efficiency says nothing about DDP. What such a
+# machine *can* show exactly is bytes, memory and losses. What it cannot show is how well a fast link
+# hides behind a fast GPU. Published, for that: ResNet-50 kept about 90% efficiency from 8 to 256 GPUs
+# ([Goyal and others 2017](https://arxiv.org/abs/1706.02677), abstract).
+#
+# ### Why is it slow?
+#
+# Take the step apart, one cause at a time: the loader alone, computing alone (`no_sync` sends nothing),
+# then everything.
+
+# %%
+def median_seconds(action):
+    seconds = []
+    for _ in range(5):
+        dist.barrier()
+        start = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - start)
+    return sorted(seconds)[2]
+
+
+def take_apart():
+    model = DistributedDataParallel(small_resnet().to(rank_device()))
+    loader = sharded_loader(data, BATCH)
+    images, labels = (part.to(rank_device()) for part in next(iter(loader)))
+
+    def step(quiet=False):
+        with model.no_sync() if quiet else contextlib.nullcontext():
+            F.cross_entropy(model(images), labels).backward()
+
+    return {"loading": median_seconds(lambda: next(iter(loader))),
+            "computing": median_seconds(lambda: step(quiet=True)),
+            "with sending": median_seconds(step)}  # fmt: skip
+
+
+# %%
+for rank, parts in enumerate(run_ranks(take_apart, 2)):
+    print(f"rank {rank}:", ", ".join(f"{name} {format_seconds(s)}" for name, s in parts.items()))
+
+# %% [markdown]
+# **Read it.** Four causes, and how each shows:
+#
+# | cause | it shows as | what helps |
+# |---|---|---|
+# | data loading | *loading* is as long as *computing* | `num_workers`, `pin_memory`, a faster format |
+# | all-reduce | *with sending* is much longer than *computing* | larger batch per rank, accumulation with `no_sync`, 16-bit compression hooks, a faster link |
+# | a slow rank | *computing* differs between ranks | equal shares, equal hardware; look for a rank that also logs or saves |
+# | small shares | *computing* is hardly less than that of the whole batch | a larger batch per rank |
+
+# %% [markdown]
+# ## 9. `torchrun`: a script, as on a server
+#
+# In production nobody calls `run_ranks`. You write a script, and `torchrun` starts it once per rank and
+# tells each, through environment variables, who it is. `run_torchrun` calls it and raises where a rank
+# fails; `!torchrun` in a cell would print the failure and go on.
+
+# %%
+SCRIPT = '''
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")  # reads torchrun's variables; "nccl" for GPUs
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+inputs = torch.randn(16, 8).chunk(dist.get_world_size())[dist.get_rank()]
+for step in range(3):
+    optimizer.zero_grad()
+    loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(f"step {step}: loss of my share {loss.item():.3f}")
+dist.destroy_process_group()  # always, or a rank may abort at its end
+'''
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    script = Path(folder) / "train.py"
+    script.write_text(SCRIPT)
+    printed = run_torchrun(script, 2)
+assert printed.count("step 2") == 2
+
+# %% [markdown]
+# In a terminal the same is `torchrun --standalone --nproc-per-node=2 train.py`. On several machines,
+# `--nnodes` and `--rdzv-endpoint` say who meets where.
+#
+# ## 10. Scale up
+#
+# The same DDP at real size: ResNet-50 on images of 224 x 224, 64 a GPU, on four *simulated* A100 cards.
+# `simulate` runs the model's own code on tensors without data, DDP's buckets included.
+
+# %%
+def build(ranks):
+    model = resnet(50, stem="imagenet", num_classes=1000)
+    parallel = DistributedDataParallel(model) if ranks > 1 else model
+    return parallel, torch.optim.SGD(parallel.parameters(), lr=0.1, momentum=0.9)
+
+
+def resnet_step(model, optimizer):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(torch.randn(64, 3, 224, 224)), torch.randint(1000, (64,)))
+    loss.backward()
+    optimizer.step()
+
+
+runs = {ranks: simulate(lambda: build(ranks), resnet_step, device="A100 40GB", world=ranks, items=64,
+                        unit="images", name=f"ResNet-50, {ranks} GPU(s)") for ranks in (1, 4)}  # fmt: skip
+for ranks, run in runs.items():
+    print(f"{ranks} GPU(s): peak {format_bytes(run.peak_bytes)} each   ({run.evidence})")
+for kind in runs[4].traffic:
+    print("  ", kind)
+
+# %%
+large = resnet(50, stem="imagenet", num_classes=1000)
+gradient_bytes = 4 * sum(p.numel() for p in large.parameters())
+summed = sum(t.payload_bytes for t in runs[4].traffic if t.collective == "all-reduce")
+assert summed == gradient_bytes
+print(f"gradients {format_bytes(gradient_bytes)}, on a ring's link {format_bytes(int(ring_bytes(summed, 4)))}",
+      f"({Evidence.PREDICTED})")  # fmt: skip
+recorded_table("resnet50", where={"image_size": 224})
+
+# %% [markdown]
+# **Read it.** The peak *rises* by DDP's buckets; each GPU has its own 64 images, so nothing shrinks
+# (*weak* scaling). The all-reduce sends the gradients to the byte. The broadcasts are batch norm's
+# running statistics.
+#
+# ## When to use what
+#
+# | technique | use when | costs | does not help |
+# |---|---|---|---|
+# | DDP | the model fits one device, and you want speed | $4P$ bytes of payload a step, bucket copies | a model that does not fit |
+# | accumulation with `no_sync` | the batch does not fit, or the link is slow | time: parts run one after another | states |
+# | cutting the model | one device cannot hold it | idle devices, until pipelined | speed |
+# | SyncBatchNorm | shares are so small that batch norm suffers (GPUs only) | a collective per layer | group or layer norm: not needed |
+
+# %%
+best = ways["four ranks, DDP"]
+score("04", "small ResNet, 4 DDP ranks (one rank)", peak_bytes=max(r["peak_bytes"] for r in best),
+      step_seconds=max(r["epoch_seconds"] for r in best) * BATCH / len(data))  # fmt: skip
+score("04", runs[4])
+scoreboard()
+
+# %% [markdown]
+# ## Break it, diagnose it
+#
+# Two classic mistakes. First, a hand-written DDP that forgets to divide:
+
+# %%
+def sum_gradients(model):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+
+
+undivided = run_ranks(train, 4, share_start, sum_gradients)[0]["losses"]
+figure = draw_losses({"one process": one["losses"], "not divided": undivided}, device="this machine",
+                     title="Gradients summed, not averaged")  # fmt: skip
+show(figure, alt="The losses begin equal and part after the first step: four times the gradient.")
+assert undivided[0] - one["losses"][0] < 1e-4 < largest_difference(undivided, one["losses"])
+
+# %% [markdown]
+# **Diagnose it.** Nothing fails. The first loss is equal, so the *start* and the *data* are right; from
+# the second step on the losses part, so the *update* is wrong. The gradient is four times too large, as
+# if the learning rate were. (A forgotten broadcast shows in the first loss already.)
+#
+# Second, ranks that call different collectives. Each waits for the others, and real jobs hang like this
+# for hours. Here a timeout ends them, and the message says where each stood:
+
+# %%
+def validate_on_rank_0():
+    loss = torch.ones(1)
+    if dist.get_rank() == 0:
+        dist.barrier()  # "wait until all are ready to validate"
+    dist.all_gather([torch.empty(1) for _ in range(3)], loss)
+
+
+try:
+    run_ranks(validate_on_rank_0, 3, timeout_seconds=1.5)
+except RankError as error:
+    print(str(error).partition("\n\nTraceback")[0])
+
+# %% [markdown]
+# **Diagnose it.** Rank 0 stands in another collective than the rest: a collective inside an `if` on the
+# rank. Either all ranks call it, or none.
+#
+# ## Recap
+#
+# - DDP is a broadcast at the start and an averaged all-reduce per step: $4P$ bytes of payload for fp32.
+# - Losses equal one process's where shares are equal and nothing looks across the batch.
+# - Buckets travel while backward computes.
+# - Accumulation: send once (`no_sync`), weigh by tokens.
+# - Memory for states does not fall. Sharding, lesson 09, does that.
+#
+# ### Test yourself
+#
+# Your job on eight GPUs is only three times as fast as on one. How do you find out why?
+#
+# <details><summary>Answer</summary>
+#
+# Take the step apart. Time the loader alone; if it is as slow as the step, feed it better. Time a step
+# inside <code>no_sync</code>: what the full step takes longer is communication that backward does not
+# hide. Compare it with ring bytes divided by the link's speed; look in the profiler whether buckets
+# overlap. Compare ranks: a slow one holds all others up. Last, ask whether the share of a rank is too
+# small to keep a GPU busy; then a larger batch per rank helps.
+#
+# </details>
+#
+# ### Where next
+#
+# Do the [lab](../../labs/beginner/04_four_ranks.ipynb), in a copy: `make my-labs` makes one. Then compare
+# with the [solution](../../solutions/beginner/04_four_ranks.ipynb).
+#
+# **References.** Li and others 2020, *PyTorch Distributed: Experiences on Accelerating Data Parallel
+# Training*, [arXiv:2006.15704](https://arxiv.org/abs/2006.15704). Patarasuk and Yuan 2009, *Bandwidth
+# optimal all-reduce algorithms for clusters of workstations* (the ring). Goyal and others 2017, *Accurate,
+# Large Minibatch SGD*, [arXiv:1706.02677](https://arxiv.org/abs/1706.02677). PyTorch,
+# [torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html).

@@ -1,0 +1,731 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 05 Trading compute for memory: gradient checkpointing
+#
+# {{badges}}
+#
+# **Promise.** You make a training step forget its activations and compute them again, with the same
+# losses and gradients to the last bit. You measure six ways to choose what is forgotten, and a model of
+# 1.3 billion parameters, simulated, fits a card of 40 GB that it overflowed before.
+#
+# | minutes | hardware | runs |
+# |---|---|---|
+# | 45 | any laptop; a GPU if you have one | about 40 seconds of computing on two CPU cores |
+
+# %% [markdown]
+# ## A bet
+#
+# Backward needs the activations that forward made. If every block of a model runs its forward a second
+# time, by how many percent does a step's arithmetic grow? Write your guess in place of the 33. Section 2
+# counts.
+
+# %%
+my_bet_percent = 33
+
+# %% tags=["setup"]
+here = setup("intermediate/05")
+
+# %%
+import random
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from utils import Transformer, TransformerConfig, UNet, check, compare, draw_timeline, draw_tradeoff
+from utils import format_bytes, measure, resnet, score, scoreboard, show, simulate
+from utils.techniques import EXPENSIVE, NotRepeatableError, activation_peak, best_blocks, block_costs
+from utils.techniques import check_repeatable, checkpoint_blocks, in_segments, recompute_explained
+from utils.techniques import recompute_flops
+
+device = here.meter_device  # where the meter can count: CUDA or CPU
+
+# %% [markdown]
+# ## What you will be able to do
+#
+# - Write a checkpoint by hand, and say why the random state must be replayed.
+# - Choose what to recompute: every block, each second one, segments, or only cheap operations.
+# - Predict the peak and the arithmetic, and say where the folklore of "33%" comes from.
+# - Recognize the cases in which checkpointing saves nothing, raises the peak, or breaks a model.
+#
+# On the map of this course, checkpointing pays for **memory** with **compute**. Lesson 01 named the
+# category that it shrinks: activations. States and gradients stay what they are.
+
+# %% [markdown]
+# ## 1. A checkpoint by hand
+#
+# Forward runs without keeping anything but the block's input. In backward, the block runs again, this
+# time with autograd watching, and its gradients follow at once. A dozen lines do it. The flag `replay`
+# says whether the random state of the first run is used again.
+
+# %%
+class Forgetful(torch.autograd.Function):
+    """Keeps a block's input, and runs the block again in backward."""
+
+    @staticmethod
+    def forward(ctx, block, replay, x):
+        ctx.block = block
+        ctx.state = torch.get_rng_state() if replay else None
+        ctx.save_for_backward(x)
+        return block(x)  # in here autograd records nothing
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.random.fork_rng(), torch.enable_grad():
+            if ctx.state is not None:
+                torch.set_rng_state(ctx.state)
+            out = ctx.block(x)
+        torch.autograd.backward(out, gradient)  # adds to the gradients of the parameters
+        return None, None, x.grad
+
+
+# %% [markdown]
+# A block with dropout, three times: plain, forgetful, and forgetful without the random state. The
+# gradients of the first layer tell whether all is well.
+
+# %%
+def first_layer_gradient(call):
+    torch.manual_seed(0)
+    first = nn.Linear(32, 32)
+    block = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Dropout(0.2), nn.Linear(128, 32))
+    loss = call(block, first(torch.randn(64, 32))).square().mean()
+    loss.backward()
+    return loss.item(), first.weight.grad
+
+
+plain_loss, plain = first_layer_gradient(lambda block, x: block(x))
+for replay in (True, False):
+    loss, found = first_layer_gradient(lambda block, x: Forgetful.apply(block, replay, x))
+    print(f"replay {replay!s:<5}  same loss: {loss == plain_loss}  same gradients: {torch.equal(found, plain)}")
+
+# %% [markdown]
+# **Read it.** Without the replayed state, the second run drops other channels than the first. The loss is
+# right, nothing is raised, and the gradients belong to another network. `torch.utils.checkpoint` replays
+# the state unless you say `preserve_rng_state=False`, which is safe only where nothing is random.
+#
+# ### `use_reentrant`
+#
+# `Forgetful` is PyTorch's older way, `use_reentrant=True`: a backward inside of backward. It has a hole.
+# Autograd calls a Function's backward only if one of its *inputs* needs a gradient, and a batch of data
+# does not.
+
+# %%
+block = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+batch = torch.randn(4, 8)  # data: needs no gradient
+for name, out in {
+    "by hand": Forgetful.apply(block, True, batch),
+    "use_reentrant=False": checkpoint(block, batch, use_reentrant=False),
+}.items():
+    print(f"{name:<20} result needs a gradient: {out.requires_grad}")
+
+# %% [markdown]
+# **Read it.** By hand, the first block of a network would never be trained. The present way,
+# `use_reentrant=False`, hooks into what autograd saves: each saved tensor becomes a note, and the first
+# note that backward reads makes the block run again. It knows no such hole, stops recomputing as soon as
+# the last needed tensor is there, and works with `torch.autograd.grad`. Always write
+# `use_reentrant=False`. You build it yourself in the lab.
+
+# %% [markdown]
+# ## 2. Which blocks?
+#
+# A transformer of nine blocks. `checkpoint_blocks(model, ...)` wraps each chosen block's call in
+# `torch.utils.checkpoint`; it takes the blocks of any model. Six ways:
+#
+# | way | keeps |
+# |---|---|
+# | none | everything |
+# | every 2nd | all of the blocks 1, 3, ..., inputs of the others |
+# | every block | the blocks' inputs |
+# | segments of 3 | one input in three; three blocks are recomputed together |
+# | selective | inputs, and the results of matrix products and attention |
+# | selective, every 2nd | the same, in each second block |
+
+# %%
+WAYS = {
+    "none": {"every": 0},
+    "every 2nd": {"every": 2},
+    "every block": {"every": 1},
+    "segments of 3": {"every": 1},
+    "selective": {"keep": EXPENSIVE},
+    "selective, every 2nd": {"every": 2, "keep": EXPENSIVE},
+}
+small = TransformerConfig(vocabulary=256, hidden=128, layers=9, heads=4, feedforward=352)
+
+
+def build(way, config=small, device="cpu"):
+    torch.manual_seed(0)
+    model = Transformer(config).to(device)
+    if way.startswith("segments"):
+        model.blocks = in_segments(model.blocks, 3)
+    checkpoint_blocks(model, **WAYS[way])
+    return model, torch.optim.AdamW(model.parameters())
+
+
+# %% [markdown]
+# **Predict.** A block costs one part forward and two backward. Running it again adds one part to three:
+# 33% of the blocks' arithmetic for *every block*, half of it for *every 2nd*. A selective step repeats no
+# matrix product, so next to nothing. For memory: *every block* keeps nine inputs and the inside of one
+# block, *segments of 3* three inputs and the inside of three.
+#
+# `FlopCounterMode` counts the operations of matrix products, attention included.
+
+# %%
+tokens = torch.randint(0, 256, (4, 129), generator=torch.Generator().manual_seed(1)).to(device)
+
+
+def one_step(model, optimizer):
+    optimizer.zero_grad()
+    logits = model(tokens[:, :-1])
+    loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+# %%
+runs, operations, losses = {}, {}, {}
+for way in WAYS:
+    model, optimizer = build(way, device=device)
+    with FlopCounterMode(display=False) as counter:
+        losses[way] = [one_step(model, optimizer)]
+    operations[way] = counter.get_total_flops()
+    losses[way].append(one_step(model, optimizer))
+    runs[way] = measure(lambda: one_step(model, optimizer), model=model, optimizer=optimizer,
+                        items=512, unit="tokens", name=way, timed_steps=2)  # fmt: skip
+compare(list(runs.values()), title="Six ways to choose what is recomputed")
+
+# %%
+def extra_percent(way):
+    return 100 * (operations[way] / operations["none"] - 1)
+
+
+print("losses of two steps, equal to the last bit:", all(losses[way] == losses["none"] for way in WAYS))
+for way, run in runs.items():
+    slower = 100 * (run.median_step_seconds / runs["none"].median_step_seconds - 1)
+    print(f"{way:<21} peak {format_bytes(run.peak_bytes):>10}   {extra_percent(way):+5.1f}% operations (counted)",
+          f"  {slower:+5.0f}% time (measured)")  # fmt: skip
+print(f"your bet: {my_bet_percent}%")
+assert all(losses[way] == losses["none"] for way in WAYS)
+assert runs["every block"].peak_bytes < runs["every 2nd"].peak_bytes < runs["none"].peak_bytes
+
+# %%
+figure = draw_tradeoff(list(runs.values()), [extra_percent(way) for way in WAYS],
+                       cost_label="more operations than without checkpointing (%, counted)")  # fmt: skip
+show(figure, alt="Peak memory against extra operations for six ways of checkpointing: none is highest and "
+     "free, every block is lowest and dearest, selective lies between at almost no cost.")  # fmt: skip
+
+# %% [markdown]
+# **Read it.** The dashed line joins the ways that no other beats in both numbers. The count of *every
+# block* lies below 33%, for two reasons: the head is not recomputed, and recomputation stops before
+# a block's last product, whose result nobody needs. Time on your machine includes what is not
+# arithmetic: memory traffic, the optimizer, and Python. Selective does pay in time: each operation
+# passes a mode that decides whether to keep its result, and small operations feel it most.
+#
+# ### The timeline
+#
+# Where does the memory go over a step now? Compare with the mountain of lesson 01.
+
+# %%
+figure = draw_timeline(runs["every block"])
+show(figure, alt="Timeline of a step with every block checkpointed: a low base of block inputs in forward, then "
+     "nine short spikes of recomputed activations in backward.")  # fmt: skip
+
+# %% [markdown]
+# **Read it.** Forward climbs only by the blocks' inputs. Backward shows one tooth for each block: its
+# inside appears, is used, and goes. The peak holds all inputs and one inside. A model twice as deep adds
+# inputs, and no taller tooth.
+#
+# **Question.** You checkpoint the *last* block alone, and no other. Does the peak in backward fall?
+# Answer `"yes"` or `"no"`.
+
+# %%
+last_block_helps = ...
+check("05.last_block", last_block_helps)
+
+# %% [markdown]
+# ### The rule of the square root
+#
+# Chen and others (2016) cut $n$ layers into segments of $s$. Kept are $n/s$ inputs; while a segment is
+# recomputed, its $s$ insides are alive. If a layer keeps as much inside as at its edge, $n/s + s$ is
+# smallest at $s = \sqrt{n}$. A transformer's block keeps far more inside than at its edge, so the best
+# segment is shorter. The costs of our block, counted:
+
+# %%
+plain_model, _ = build("none")
+costs = block_costs(plain_model, tokens[:, :-1].cpu())
+edge, inside = costs[1].input_bytes, costs[1].inside_bytes
+print(f"edge {format_bytes(edge)}, inside {format_bytes(inside)}: {inside / edge:.0f} times as much")
+for s in (1, 2, 3, 5, 9):
+    alive = -(-9 // s) * edge + (s - 1) * edge + s * inside
+    print(f"segments of {s}: {format_bytes(alive):>10} alive at the peak (predicted)")
+
+# %% [markdown]
+# **Question.** Now 36 blocks that keep 8 tensors inside and 1 at the edge. Which segment size $s$ keeps
+# the fewest: $36/s + (s-1) + 8s$?
+
+# %%
+segment_size = ...
+check("05.best_segment", segment_size)
+
+# %% [markdown]
+# ## 3. Blocks that are not alike: a CNN and a U-Net
+#
+# In a network of images the first blocks see many pixels and the last ones see few. The memory lies at
+# one end, the parameters at the other. A U-Net goes down and up again, and its *skips* keep the result
+# of each level on the way down until the way up needs it. Checkpointing cannot free those.
+
+# %%
+torch.manual_seed(0)
+images, noise_steps = torch.randn(8, 3, 32, 32, device=device), torch.arange(8, device=device)
+labels = torch.randint(0, 10, (8,), device=device)
+networks = {"ResNet-18": resnet(18).to(device), "U-Net": UNet((16, 32, 64, 64)).to(device)}
+
+
+def image_step(name):
+    networks[name].zero_grad()
+    if name == "U-Net":
+        F.mse_loss(networks[name](images, noise_steps), images).backward()
+    else:
+        F.cross_entropy(networks[name](images), labels).backward()
+
+
+# %%
+for name, network in networks.items():
+    inputs = (images, noise_steps) if name == "U-Net" else (images,)
+    kept = [cost.inside_bytes for cost in block_costs(network, *inputs)]
+    print(f"{name:<10} inside of each block (MiB):", *[f"{size / 2**20:.1f}" for size in kept])
+
+# %% [markdown]
+# So ask for the cheapest set under a budget. `best_blocks(costs, limit)` finds it exactly, from counted
+# bytes and operations; in the lab you write it. Here is the U-Net with a budget of two thirds of its
+# activations.
+
+# %%
+unet, unet_runs = networks["U-Net"], []
+costs = block_costs(unet, images, noise_steps)
+best = best_blocks(costs, int(0.67 * activation_peak(costs, set())))
+choices = {"none": set(), "best set": best, "every block": set(range(len(costs)))}
+for name, chosen in choices.items():
+    checkpoint_blocks(unet, only=chosen)
+    unet_runs.append(measure(lambda: image_step("U-Net"), model=unet, name=f"U-Net, {name}", timed_steps=0))
+    print(f"{name:<12} blocks {sorted(chosen)}: {format_bytes(activation_peak(costs, chosen)):>9} of activations",
+          f"(predicted), {recompute_flops(costs, chosen) / 1e9:.2f} billion operations repeated")  # fmt: skip
+compare(unet_runs, title="A U-Net under a budget")
+
+# %% [markdown]
+# **Read it.** A few blocks bring most of what all of them bring, for a part of the arithmetic. "Checkpoint
+# everything" is a default for models of equal blocks; here it pays for blocks that give nothing back.
+#
+# ## 4. Layers that are too small
+#
+# The usual mistake: wrap every layer. A checkpoint keeps its input, and it pays only if the layer would
+# keep *more*. A linear layer keeps just its input. A ReLU keeps its result, which is the next
+# layer's input anyway. Checkpoint each of them by itself:
+
+# %%
+WRAPS = {
+    "no checkpoint": lambda chain: checkpoint_blocks(chain, every=0),
+    "each tiny layer": lambda chain: checkpoint_blocks(chain),
+    "segments of 4 layers": lambda chain: checkpoint_blocks(in_segments(chain, 4)),
+}
+
+
+def chain_run(name):
+    layers = [layer for _ in range(10) for layer in (nn.Linear(128, 128), nn.ReLU())]
+    chain = WRAPS[name](nn.Sequential(*layers))
+    chain = nn.Sequential(*chain).to(device)
+    x = torch.randn(8192, 128, device=device)
+    return measure(lambda: chain(x).sum().backward(), model=chain, name=name, timed_steps=0)
+
+
+# %%
+chains = [chain_run(name) for name in WRAPS]
+for run in chains:
+    print(f"{run.name:<21} peak {run.peak_bytes / 1e6:6.1f} MB")
+assert chains[1].peak_bytes > 1.4 * chains[0].peak_bytes
+compare(chains, title="Twenty tiny layers")
+
+# %% [markdown]
+# **Read it.** Wrapping each layer *raises* the peak: now both inputs of a pair stay, where one tensor was
+# enough. The same layers in segments of four do save, a little. Checkpoint what is large inside and small at
+# the edge: a transformer's block, a residual block, attention without a fused kernel. Not a layer.
+#
+# **Question.** Eight pairs of linear layer and ReLU, each of the layers checkpointed by itself. How many
+# inputs are kept for backward?
+
+# %%
+kept_inputs = ...
+check("05.tiny_layers", kept_inputs)
+
+# %% [markdown]
+# ## 5. The trap of batch norm
+#
+# BatchNorm's forward has a side effect: it moves its running statistics, which evaluation uses.
+# Recomputation runs forward again, so they move twice a step. Three steps of the U-Net with batch norm,
+# by PyTorch's plain checkpoint and by ours, which holds the statistics still while it recomputes.
+
+# %%
+def trained(**how):
+    torch.manual_seed(0)
+    model = UNet((16, 32, 32), norm="batch", dropout=0.1)
+    checkpoint_blocks(model, **how)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(3):
+        x, when = torch.randn(8, 3, 16, 16), torch.randint(0, 1000, (8,))
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x, when), x)
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        held_out = F.mse_loss(model(x, when), x)
+    updates = int(model.middle.norm1.num_batches_tracked)
+    return loss.item(), held_out.item(), updates
+
+
+# %%
+found = {
+    "no checkpoint": trained(every=0),
+    "plain checkpoint": trained(freeze_statistics=False),
+    "statistics held still": trained(),
+}
+for name, (loss, held_out, updates) in found.items():
+    print(f"{name:<22} training loss {loss:.6f}   evaluation loss {held_out:.6f}   updates {updates}")
+assert found["plain checkpoint"][0] == found["no checkpoint"][0] == found["statistics held still"][0]
+assert found["plain checkpoint"][1] != found["no checkpoint"][1] == found["statistics held still"][1]
+
+# %% [markdown]
+# **Read it.** The training loss is the same to the last digit, so no curve shows it. The evaluation loss is
+# not. The cure is a context around recomputation alone (`context_fn`) in which the momentum is zero. It
+# restores the statistics bit by bit; the lab lets you write it.
+#
+# <div class="alert alert-warning"><b>Trap.</b> This was
+# <a href="https://github.com/pytorch/pytorch/issues/96136">asked of PyTorch in 2023</a> and is open still.
+# Libraries <a href="https://github.com/pfnet/pytorch-pfn-extras/pull/117">patch it</a> each in their own
+# way. GroupNorm, LayerNorm and RMSNorm keep no running statistics and have no such trap.</div>
+
+# %% [markdown]
+# ## 6. What does not repeat
+#
+# Recomputation must do what forward did. Torch's random state is replayed; Python's and NumPy's are not,
+# and neither is a counter. PyTorch compares shapes, dtypes and devices of what is saved, no values.
+
+# %%
+class Jitter(nn.Module):
+    """Scales by a random number that torch knows nothing of."""
+
+    def forward(self, x):
+        return x.sin() * (1 + random.random())
+
+
+class Alternates(nn.Module):
+    """Takes another branch, with other shapes, at every second call."""
+
+    def forward(self, x):
+        self.forwards = getattr(self, "forwards", 0) + 1
+        return x.sin() if self.forwards % 2 else x.chunk(2, dim=-1)[0].sin().repeat(1, 2)
+
+
+# %%
+def gradient_of(part):
+    random.seed(0)
+    torch.manual_seed(0)
+    block = checkpoint_blocks([nn.Sequential(nn.Linear(8, 8), part)])[0]
+    loss = block(torch.randn(4, 8)).square().sum()
+    with recompute_explained():
+        loss.backward()
+    return block[0].weight.grad
+
+
+try:
+    gradient_of(Alternates())
+except NotRepeatableError as error:
+    print(error)
+
+# %% [markdown]
+# `recompute_explained` only says in other words what PyTorch found. With other *values* PyTorch finds
+# nothing: the next cell raises no error in backward. So ask before you train. `check_repeatable` runs a
+# block twice with the same random state, compares every part's output bit by bit, and names the first
+# part that differs.
+
+# %%
+print("backward raised nothing; the gradient is", gradient_of(Jitter())[0, :3])
+for part in (nn.Dropout(0.5), Jitter()):
+    block = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.GELU(), part))
+    try:
+        check_repeatable(block, torch.randn(4, 8))
+        print(f"{type(part).__name__}: repeatable")
+    except NotRepeatableError as error:
+        print(f"{type(part).__name__}: {error}")
+
+# %% [markdown]
+# ## 7. Logits are activations too
+#
+# With a large vocabulary the peak stands between forward and backward, and no checkpoint of a block
+# lowers it. The cure is the same idea: compute the logits for some tokens, reduce them to a sum of losses,
+# forget them, and compute them again in backward. By hand, with a checkpoint for each chunk:
+
+# %%
+def whole_loss(hidden, head, targets):
+    return F.cross_entropy(head(hidden), targets)
+
+
+def chunked_loss(hidden, head, targets, chunks=8):
+    def one_chunk(part, wanted):
+        return F.cross_entropy(head(part), wanted, reduction="sum")
+
+    pairs = zip(hidden.chunk(chunks), targets.chunk(chunks), strict=True)
+    return sum(checkpoint(one_chunk, *pair, use_reentrant=False) for pair in pairs) / len(targets)
+
+
+# %% [markdown]
+# **Predict.** One tensor of logits takes $4 \cdot 512 \cdot 16{,}000$ bytes, 31 MiB. The plain loss holds
+# two to three of them at once, the chunked one an eighth of that.
+
+# %%
+torch.manual_seed(0)
+head = nn.Linear(64, 16_000, bias=False).to(device)
+hidden = torch.randn(512, 64, device=device, requires_grad=True)
+targets = torch.randint(0, 16_000, (512,), device=device)
+
+
+def loss_step(loss_of):
+    head.zero_grad()
+    hidden.grad = None
+    loss = loss_of(hidden, head, targets)
+    loss.backward()
+    return loss.item()
+
+
+# %%
+loss_runs, found = [], {}
+for loss_of in (whole_loss, chunked_loss):
+    step = partial(loss_step, loss_of)
+    loss_runs.append(measure(step, model=head, name=loss_of.__name__, timed_steps=2))
+    found[loss_of.__name__] = step(), hidden.grad
+(whole, whole_gradient), (chunked, chunked_gradient) = found.values()
+print(f"loss {whole:.6f} and {chunked:.6f}; largest difference of gradients",
+      f"{(whole_gradient - chunked_gradient).abs().max().item():.1e}")  # fmt: skip
+torch.testing.assert_close(whole_gradient, chunked_gradient)
+assert loss_runs[1].peak_bytes < loss_runs[0].peak_bytes / 2
+compare(loss_runs, title="A loss over 16,000 tokens of vocabulary")
+
+# %% [markdown]
+# **Read it.** Sums in another order differ in their last bits; all else is equal. The price is one more
+# product with the head. Libraries have fused forms of it, which compute the gradient in forward
+# and need no second product.
+#
+# ## 8. Let the compiler choose
+#
+# `torch.compile` sees forward and backward as one graph and decides for each *operation* what is kept.
+# `activation_memory_budget` is its dial: 1.0 keeps what its default would, 0.0 recomputes as much as a
+# checkpoint of all would; between them a knapsack solver picks by bytes and operations. It is the peer of
+# your set in the lab, finer than blocks. The backend here partitions the graph and then runs it as usual, so
+# it needs no C++ compiler.
+
+# %%
+import torch._functorch.config as functorch_config
+
+two_layers = TransformerConfig(vocabulary=256, hidden=128, layers=2, heads=4, feedforward=352)
+
+
+def compiled_loss(model):
+    return torch.compile(lambda x: model(x).square().mean(), backend="aot_eager_decomp_partition")
+
+
+def kept_bytes(model, loss_of):
+    own, kept = {p.data_ptr() for p in model.parameters()}, {}
+    note = lambda t: (kept.update({t.data_ptr(): t.untyped_storage().nbytes()}), t)[1]  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        loss_of(tokens[:, :-1]).backward()
+    return sum(size for address, size in kept.items() if address not in own)
+
+
+# %%
+kept = {}
+for share in (1.0, 0.5, 0.0):
+    torch.compiler.reset()
+    model = Transformer(two_layers).to(device)
+    with functorch_config.patch(activation_memory_budget=share):
+        loss_of = compiled_loss(model)
+        loss_of(tokens[:, :-1]).backward()  # compiles both halves
+        kept[share] = kept_bytes(model, loss_of)
+        with torch.profiler.profile(with_flops=True) as profile:
+            loss_of(tokens[:, :-1]).backward()
+    products = sum(event.flops for event in profile.key_averages())
+    print(f"budget {share}: {format_bytes(kept[share]):>10} kept for backward, {products / 1e9:.2f} billion operations")
+assert kept[1.0] > kept[0.5] > kept[0.0]
+
+# %% [markdown]
+# **Read it.** The dial moves what is kept down and the products up, without a list of blocks. The number is
+# a share of the compiler's own default, not a budget in bytes, and it governs what *stays* until backward. With
+# 0.0 next to nothing stays, and backward then recomputes the whole model at once: kept bytes are no
+# peak. Measure what comes out. With the usual backend the compiler also fuses what it recomputes
+# into the kernels of backward, which makes cheap operations nearly free on a GPU.
+
+# %% [markdown]
+# ## 9. Scale up: 1.3 billion parameters on 40 GB
+#
+# The same `build` and a real size: 24 layers of width 2,048 (GPT-3 XL's, Brown and others 2020, Table 2.1,
+# with the blocks of our transformer), 8 sequences of 2,048 tokens, bf16 autocast, AdamW. **Predict.** The
+# states take 16 bytes per parameter. They leave half of the card, and the activations want more.
+
+# %%
+large = TransformerConfig(vocabulary=50_304, hidden=2048, layers=24, heads=16, feedforward=5504, tied=True)
+
+
+def large_step(model, optimizer):
+    batch = torch.randint(0, 50_304, (8, 2049))
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(batch[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+    loss.backward()
+    optimizer.step()
+
+
+counted = []
+
+
+def counted_step(model, optimizer):  # apart: the counter keeps recomputed tensors alive
+    with FlopCounterMode(display=False) as counter:
+        large_step(model, optimizer)
+    counted.append(counter.get_total_flops())
+
+
+# %%
+large_runs, large_counts = [], []
+for way in ("none", "every 2nd", "selective", "every block"):
+    run = simulate(lambda: build(way, large), large_step, device="A100 40GB",
+                   name=f"{way}, 1.3B")  # fmt: skip
+    simulate(lambda: build(way, large), counted_step, device="A100 40GB")
+    large_runs.append(run)
+    large_counts.append(counted[-1])
+    print(f"{way:<12} {format_bytes(run.peak_bytes):>10} in {run.peak_phase}; {run.notes[0]}")
+assert large_runs[-1].peak_bytes < 39 * 2**30 < large_runs[0].peak_bytes
+more = [100 * (count / large_counts[0] - 1) for count in large_counts]
+compare(large_runs, title="1.3 billion parameters, 8 x 2,048 tokens")
+
+# %%
+figure = draw_tradeoff(large_runs, more, limit_bytes=40_441 * 2**20,
+                       cost_label="more operations than without checkpointing (%, counted)",
+                       title="1.3 billion parameters on a card of 40 GB")  # fmt: skip
+show(figure, alt="Simulated peaks of a 1.3-billion-parameter step against extra operations, with the memory of "
+     "an A100 with 40 GB as a line.")  # fmt: skip
+
+# %% [markdown]
+# **Read it.** A simulation has no time: it counts operations, and the price in seconds is a prediction.
+# How good is it? Korthikanti and others (2022) published the times of one layer of a 22B model. The next cell
+# prints their table.
+
+# %% tags=["nbval-check-output"]
+from utils.validation.tables import source, table
+
+print(source("korthikanti_table4"))
+rows = {row["experiment"]: row for row in table("korthikanti_table4")}
+for name, row in rows.items():
+    print(f"{name:<28} forward {row['forward_ms']:>4} ms   backward {row['backward_ms']:>4} ms",
+          f"  {row['overhead_pct'] or 0:>3}% more (published)")  # fmt: skip
+base = rows["baseline no recompute"]
+forward_share = float(base["forward_ms"]) / float(base["combined_ms"])
+print(f"forward is {100 * forward_share:.0f}% of a layer's time there, not 33%")
+
+# %% [markdown]
+# **Read it.** Recomputing all cost 39% of a layer's time, not 33%: on that machine a backward takes less than
+# two forwards, so one forward more weighs more. Selective recomputation, which there drops only the
+# attention scores, cost 7%, and 4% with sequence parallelism. Today's fused attention never keeps those
+# scores, so it has this saving built in. "Checkpointing costs 33%" is a count of operations for
+# one way among many.
+
+# %% [markdown]
+# ## When to use which
+#
+# | way | use when | costs | does not help |
+# |---|---|---|---|
+# | none | it fits | nothing | |
+# | selective by operation | activations are a little too large | few operations, memory for products | if the products are what fills the card |
+# | every 2nd block, or a best set | a part is enough | its share of a forward | where the last block or the logits are the peak |
+# | every block | it must fit | up to a forward | states, logits, optimizer temporaries |
+# | segments | very deep models of small blocks | the same forward | blocks large inside |
+# | chunked loss | the vocabulary is large | one product with the head | small vocabularies |
+# | the compiler's budget | you compile anyway | compile time | code that breaks the graph |
+#
+# Measure first. If states fill the card, this lesson cannot help: the next ones can.
+
+# %%
+score("05", runs["none"])
+score("05", runs["every block"])
+score("05", large_runs[-1])
+scoreboard()
+
+# %% [markdown]
+# ## Break it, diagnose it
+#
+# A colleague checkpoints every block of a fine-tune and sees no saving. The blocks are frozen but for the last
+# two, as in many fine-tunes. Look at the two peaks. Why are they nearly the same?
+
+# %%
+def frozen_run(way):
+    model, _ = build(way, device=device)
+    model.embed.requires_grad_(False)
+    for block in model.blocks[:-2]:
+        block.requires_grad_(False)
+
+    def frozen_step():
+        model.zero_grad()
+        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+
+    return measure(frozen_step, model=model, name=f"frozen bottom, {way}", timed_steps=0)
+
+
+frozen = [frozen_run(way) for way in ("none", "every block")]
+compare(frozen, title="Seven of nine blocks frozen")
+
+# %% [markdown]
+# **Diagnose it.** Autograd keeps activations only where a gradient will pass. Below the lowest trained
+# parameter none does, so seven blocks keep nothing, checkpointed or not. The two at the top are the ones whose
+# recomputation comes at the peak. The cure is none: there is nothing to save. (With adapters in *every*
+# block, lesson 06, gradients pass through all of them, and checkpointing pays again.)
+
+# %% [markdown]
+# ## Recap
+#
+# - A checkpoint keeps inputs and the random state, and runs forward again: the same bits, fewer bytes.
+# - The peak is all kept inputs and the largest thing being recomputed.
+# - Its price is counted in operations and paid in time; both depend on what is repeated.
+# - Tiny layers, last blocks and frozen parts give nothing back. Batch norm and foreign randomness break.
+#
+# ### Test yourself
+#
+# A step runs out of memory in the loss, with every block checkpointed. What do you change? And why does a
+# selective step save less than *every block*, at almost no arithmetic?
+#
+# <details><summary>Answer</summary>
+#
+# The logits are the peak: compute the loss in chunks, or use a smaller micro-batch. More checkpointing cannot
+# help. A selective step keeps the results of all products, which are a large share of a block's activations,
+# and repeats only what lies between them.
+#
+# </details>
+#
+# ### Where next
+#
+# Do the [lab](../../labs/intermediate/05_checkpointing.ipynb), in a copy: `make my-labs` makes one. When you
+# are done, compare with the [solution](../../solutions/intermediate/05_checkpointing.ipynb). How far the
+# simulated numbers hold is the subject of [notebook 05a](05a_trusting_simulation.ipynb).
+#
+# **References.** Chen and others, *Training Deep Nets with Sublinear Memory Cost*,
+# [arXiv:1604.06174](https://arxiv.org/abs/1604.06174). Korthikanti and others, *Reducing Activation
+# Recomputation in Large Transformer Models*, [arXiv:2205.05198](https://arxiv.org/abs/2205.05198), Table 4.
+# PyTorch, [torch.utils.checkpoint](https://docs.pytorch.org/docs/stable/checkpoint.html).

@@ -1,0 +1,212 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Lab 04: One model, four ranks
+#
+# {{badges}}
+#
+# | difficulty | minutes | needs |
+# |---|---|---|
+# | 3 of 5 | 45 | lesson 04; any laptop (Linux, macOS or WSL2) |
+#
+# Five exercises. Each asks you to put code or answers in place of the `...`, and ends in a `check`
+# that says *not attempted*, *not yet* with a nudge, or *correct*. The checks run your functions on real
+# ranks, with a timeout: a deadlock ends in a message. The exercises follow the
+# [lesson](../../notebooks/beginner/04_four_ranks.ipynb). Work in a copy (`make my-labs`).
+
+# %% tags=["setup"]
+here = setup("labs/beginner/04")
+
+# %%
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from utils import RankError, check, run_ranks
+
+# %% [markdown]
+# ## Exercise 1: data parallelism by hand
+#
+# **Spec.** Every rank calls both functions on its own replica; both work in place and return nothing.
+# `start_together(model)` gives every rank the parameters *and* buffers of rank 0.
+# `average_gradients(model)`, called after backward, replaces each gradient by its mean over the ranks.
+
+# %%
+def start_together(model: nn.Module) -> None:
+    # BEGIN SOLUTION
+    for tensor in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(tensor.detach(), src=0)
+    # END SOLUTION
+
+
+def average_gradients(model: nn.Module) -> None:
+    # BEGIN SOLUTION
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+    # END SOLUTION
+
+
+# %%
+check("04.by_hand", {"start_together": start_together, "average_gradients": average_gradients})
+
+# %% [markdown]
+# <details><summary>Hint 1</summary><code>dist.broadcast(tensor, src=0)</code> overwrites the tensor on all
+# ranks but rank 0.</details>
+# <details><summary>Hint 2</summary>A parameter needs a gradient, so autograd objects to a change in place:
+# give <code>parameter.detach()</code>, which shares its memory.</details>
+# <details><summary>Hint 3</summary><code>dist.all_reduce(tensor)</code> adds up in place. A mean is a sum
+# divided by <code>dist.get_world_size()</code>.</details>
+
+# %% [markdown]
+# ## Exercise 2: what a rank sends
+#
+# **Spec.** `sent_bytes(parameter_count, ranks, bytes_per_gradient)` returns how many bytes *one* rank of a
+# ring sends to its neighbour in one step, if all gradients are averaged once.
+
+# %%
+def sent_bytes(parameter_count: int, ranks: int, bytes_per_gradient: int) -> float:
+    # BEGIN SOLUTION
+    payload_bytes = parameter_count * bytes_per_gradient
+    return 2 * (ranks - 1) * payload_bytes / ranks
+    # END SOLUTION
+
+
+check("04.sent_bytes", sent_bytes)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>The gradients are cut into as many parts as there are ranks. What is a
+# part's size?</details>
+# <details><summary>Hint 2</summary>In a first round the parts are summed on their way, in a second the sums
+# are handed on. In each round a rank sends all parts but one.</details>
+
+# %% [markdown]
+# ## Exercise 3: buckets
+#
+# **Spec.** `make_buckets(sizes_bytes, cap_bytes)` gets the sizes of the parameters, first layer first. It
+# returns a list of buckets, each a list of indices, in the order in which backward fills them: the
+# *last* parameter first. No bucket is larger than the cap, unless a single parameter is. **Your score is
+# the number of buckets**, since each is one all-reduce.
+
+# %%
+def make_buckets(sizes_bytes: list[int], cap_bytes: int) -> list[list[int]]:
+    # BEGIN SOLUTION
+    buckets, filled_bytes = [], 0
+    for index in reversed(range(len(sizes_bytes))):
+        if not buckets or filled_bytes + sizes_bytes[index] > cap_bytes:
+            buckets.append([])
+            filled_bytes = 0
+        buckets[-1].append(index)
+        filled_bytes += sizes_bytes[index]
+    return buckets
+    # END SOLUTION
+
+
+# %%
+check("04.make_buckets", make_buckets)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>Go through <code>reversed(range(len(sizes_bytes)))</code> once.</details>
+# <details><summary>Hint 2</summary>Begin a new bucket when the next parameter would take the last one over the
+# cap, and at the very start.</details>
+
+# %% [markdown]
+# ## Exercise 4: accumulate, and weigh by tokens
+#
+# **Spec.** `accumulate(model, micro_batches)` runs on every rank. `model` is a `DistributedDataParallel`;
+# each micro-batch is a pair: inputs `(tokens, 6)` and targets `(tokens,)`, with unequal numbers of tokens.
+# Afterwards `parameter.grad` is, on every rank, the gradient of the mean cross-entropy over *all tokens of
+# all micro-batches of all ranks*. Gradients are sent once. **Your score is the bytes sent.**
+
+# %%
+def accumulate(model: nn.Module, micro_batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    # BEGIN SOLUTION
+    tokens = torch.tensor(sum(len(targets) for _, targets in micro_batches))
+    dist.all_reduce(tokens)
+    scale = dist.get_world_size() / tokens.item()
+
+    def backward(inputs, targets):
+        (F.cross_entropy(model(inputs), targets, reduction="sum") * scale).backward()
+
+    with model.no_sync():
+        for inputs, targets in micro_batches[:-1]:
+            backward(inputs, targets)
+    backward(*micro_batches[-1])
+    # END SOLUTION
+
+
+# %%
+check("04.accumulate", accumulate)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>Count the tokens of this rank, then add the counts of all ranks up with an
+# <code>all_reduce</code>, before the first backward.</details>
+# <details><summary>Hint 2</summary><code>F.cross_entropy(..., reduction="sum")</code> gives the sum over a
+# micro-batch. DDP will divide the gradient by the world size; multiply by it.</details>
+# <details><summary>Hint 3</summary>Forward and backward of all micro-batches but the last stand inside
+# <code>with model.no_sync():</code>.</details>
+
+# %% [markdown]
+# ## Exercise 5: break it, diagnose it
+#
+# This function is to return the mean loss over all ranks, on every rank. It never returns. Run the cell
+# and read the message.
+
+# %%
+def broken_report(loss: torch.Tensor) -> float:
+    if dist.get_rank() == 0:
+        dist.barrier()  # "let everyone finish before I print"
+        print("reporting")
+    losses = [torch.empty(()) for _ in range(dist.get_world_size())]
+    dist.all_gather(losses, loss)
+    return torch.stack(losses).mean().item()
+
+
+def report_on_rank():
+    return broken_report(torch.tensor(dist.get_rank() + 1.0))
+
+
+try:
+    run_ranks(report_on_rank, 3, timeout_seconds=1.5)
+except RankError as error:
+    print(str(error).partition("\n\nTraceback")[0])
+
+# %% [markdown]
+# **Spec.** Name the rank that stands apart (a number) and the collective that it stands in (its name, in
+# quotes). Then write `cured_report`, which returns the mean on every rank.
+
+# %%
+# BEGIN SOLUTION
+rank_apart = 0
+its_collective = "barrier"
+# END SOLUTION
+# STUB: rank_apart = its_collective = ...
+
+
+def cured_report(loss: torch.Tensor) -> float:
+    # BEGIN SOLUTION
+    losses = [torch.empty(()) for _ in range(dist.get_world_size())]
+    dist.all_gather(losses, loss)
+    if dist.get_rank() == 0:
+        print("reporting")
+    return torch.stack(losses).mean().item()
+    # END SOLUTION
+
+
+# %%
+check("04.deadlock", {"rank": rank_apart, "collective": its_collective, "cure": cured_report})
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>The message lists all ranks and the collective in which each waits. One
+# differs.</details>
+# <details><summary>Hint 2</summary>Printing needs no permission from the others. What does an all-gather wait
+# for?</details>
+#
+# Here is the [solution](../../solutions/beginner/04_four_ranks.ipynb) of this lab, with its outputs.

@@ -1,0 +1,256 @@
+"""The checks of lab 04: right answers, the untouched lab, and plausible wrong answers."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from rank_cases import left, wait_until
+from torch import nn
+
+from utils.labs import check, lab_04
+from utils.labs.verdict import Status, Verdict
+
+LAB = Path(__file__).parents[1] / "sources/labs/beginner/04_four_ranks.py"
+EXERCISES = ["by_hand", "sent_bytes", "make_buckets", "accumulate", "deadlock"]
+
+
+def answers_of(path: Path) -> dict[str, Any]:
+    """Each exercise's answer, by running the cells that lead to its check."""
+    names: dict[str, Any] = {"__name__": "__main__", "torch": torch, "dist": dist, "F": F, "nn": nn}
+    found: dict[str, Any] = {}
+    names["check"] = lambda name, answer: found.update({name.removeprefix("04."): answer})
+    for cell in jupytext.read(path).cells:
+        if cell.cell_type == "code" and cell.source.startswith(("def ", "check(", "rank_apart", "# BEGIN")):
+            exec(cell.source.partition("\n\n\ntry:")[0], names)
+    return found
+
+
+@pytest.fixture(scope="module")
+def solved() -> dict[str, Any]:
+    return answers_of(LAB)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_left() -> Any:
+    yield
+    assert wait_until(lambda: left().processes <= 2), left()  # the server and its tracker
+
+
+def nudged(verdict: Verdict, words: str) -> None:
+    assert verdict.status is Status.NOT_YET
+    assert words in f"{verdict.note} {verdict.nudge}", verdict
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_solution_is_correct(solved: dict[str, Any], exercise: str) -> None:
+    report = check(f"04.{exercise}", solved[exercise])
+    assert report.status is Status.CORRECT, report
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_untouched_lab_is_not_attempted(exercise: str) -> None:
+    untouched = answers_of(LAB.parents[3] / "labs/beginner/04_four_ranks.ipynb")
+    assert check(f"04.{exercise}", untouched[exercise]).status is Status.NOT_ATTEMPTED
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "words"),
+    [
+        ("ring_of_eight", 4, "That is the payload"),
+        ("ring_of_eight", 8, "factor for eight"),
+        ("ring_of_eight", "7 MB", "a number of MB"),
+        ("ring_of_eight", 123, "into the formula"),
+        ("bytes_under_amp", "half", "What dtype"),
+        ("bytes_under_amp", True, '"half" or "same"'),
+        ("repeated_items", 3, "left over"),
+        ("repeated_items", 0, "rounded up"),
+    ],
+)
+def test_wrong_answers_to_questions_are_nudged(question: str, answer: Any, words: str) -> None:
+    nudged(getattr(lab_04, question)(answer), words)
+
+
+def test_the_questions_accept_the_right_answers() -> None:
+    right = {"ring_of_eight": 7.0, "bytes_under_amp": "same", "repeated_items": 5}
+    for question, answer in right.items():
+        assert getattr(lab_04, question)(answer).status is Status.CORRECT
+
+
+def start(model: nn.Module) -> None:
+    for tensor in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(tensor.detach(), src=0)
+
+
+def start_parameters_alone(model: nn.Module) -> None:
+    for tensor in model.parameters():
+        dist.broadcast(tensor.detach(), src=0)
+
+
+def start_from_the_mean(model: nn.Module) -> None:
+    for tensor in [*model.parameters(), *model.buffers()]:
+        dist.all_reduce(tensor.detach())
+
+
+def average(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+def add_up(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+
+
+def divide_alone(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad /= dist.get_world_size()
+
+
+def average_a_copy(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad.clone())
+
+
+def die(model: nn.Module) -> None:
+    if dist.get_rank() == 2:
+        os._exit(1)
+
+
+def never_end(model: nn.Module) -> None:
+    while True:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("share", "gather", "words"),
+    [
+        (lambda model: None, average, "You forgot to broadcast the start"),
+        (start_parameters_alone, average, "model.buffers()"),
+        (start_from_the_mean, average, "not to rank 0's model"),
+        (start, add_up, "You forgot to divide by the world size"),
+        (start, average_a_copy, "only its own gradients"),
+        (start, divide_alone, "divide once"),
+        (start, die, "rank 2 ended by itself with exit code 1"),
+        (start, lambda model: model.nothing, "has no attribute 'nothing'"),
+    ],
+)
+def test_wrong_data_parallelism(share: Any, gather: Any, words: str) -> None:
+    nudged(check("04.by_hand", {"start": share, "average": gather}).verdict, words)
+
+
+def test_an_endless_loop_ends_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(lab_04._on_ranks.__kwdefaults__, "timeout_seconds", 1.5)
+    verdict = check("04.by_hand", {"start": start, "average": never_end}).verdict
+    nudged(verdict, "did not finish within 1.5 s")
+    nudged(verdict, "a loop that never ends")
+
+
+@pytest.mark.parametrize(
+    ("formula", "words"),
+    [
+        (lambda count, ranks, size: count * size * (ranks > 1), "That is the payload"),
+        (lambda count, ranks, size: 2 * count * size * (ranks > 1), "N - 1 of N parts"),
+        (lambda count, ranks, size: (ranks - 1) * count * size / ranks, "one round"),
+        (lambda count, ranks, size: 2 * (ranks - 1) * count * size, "all ranks together"),
+        (lambda count, ranks, size: 2 * (ranks - 1) * count / ranks, "Two rounds"),
+        (lambda count, ranks, size: 2 * max(ranks - 1, 3) * count * size / 4, "nobody to send to"),
+        (lambda count, ranks, size: None, "Is there a `return`?"),
+    ],
+)
+def test_wrong_bytes(formula: Any, words: str) -> None:
+    nudged(lab_04.sent_bytes(formula), words)
+
+
+def greedy(order: Any, fits: Any) -> Any:
+    def make_buckets(sizes: list[int], cap: int) -> list[list[int]]:
+        buckets: list[list[int]] = []
+        for index in order(len(sizes)):
+            total = sum(sizes[i] for i in buckets[-1]) if buckets else cap + 1
+            if fits(total, sizes[index], cap):
+                buckets[-1].append(index)
+            else:
+                buckets.append([index])
+        return buckets
+
+    return make_buckets
+
+
+def backwards(count: int) -> range:
+    return range(count - 1, -1, -1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (greedy(range, lambda total, size, cap: total + size <= cap), "last layer's gradients first"),
+        (greedy(backwards, lambda total, size, cap: total < cap), "over the cap"),
+        (greedy(backwards, lambda total, size, cap: False), "Too many calls"),
+        (greedy(backwards, lambda total, size, cap: total + size < cap), "Too many calls"),
+        (lambda sizes, cap: [[0]], "exactly one bucket"),
+        (lambda sizes, cap: [[i] for i in backwards(len(sizes))] + [[]], "no bucket is empty"),
+        (lambda sizes, cap: [[3, 4], [1, 2], [0]], "Keep the order"),
+    ],
+)
+def test_wrong_buckets(answer: Any, words: str) -> None:
+    nudged(lab_04.make_buckets(answer), words)
+
+
+def accumulating(scale: Any, quiet: bool = True) -> Any:
+    def accumulate(model: Any, parts: list[Any]) -> None:
+        tokens = torch.tensor(sum(len(targets) for _, targets in parts))
+        local = tokens.item()
+        dist.all_reduce(tokens)
+        for number, (inputs, targets) in enumerate(parts):
+            model.require_backward_grad_sync = number == len(parts) - 1 or not quiet
+            loss = F.cross_entropy(model(inputs), targets, reduction="sum")
+            (loss * scale(tokens.item(), local, len(targets), len(parts))).backward()
+
+    return accumulate
+
+
+@pytest.mark.parametrize(
+    ("scale", "quiet", "words"),
+    [
+        (lambda total, local, here, parts: 1 / here / parts, True, "micro-batches' means"),
+        (lambda total, local, here, parts: 1 / total, True, "Who multiplies by it"),
+        (lambda total, local, here, parts: 1 / local, True, "this rank's tokens"),
+        (lambda total, local, here, parts: 1.0, True, "of all ranks."),
+        (lambda total, local, here, parts: 2 / total, False, "no_sync()"),
+    ],
+)
+def test_wrong_accumulation(scale: Any, quiet: bool, words: str) -> None:
+    nudged(lab_04.accumulate(accumulating(scale, quiet)), words)
+
+
+def report(loss: torch.Tensor) -> float:
+    dist.all_reduce(loss)
+    return loss.item() / dist.get_world_size()
+
+
+def still_apart(loss: torch.Tensor) -> float:
+    if dist.get_rank() == 0:
+        dist.barrier()
+    return report(loss)
+
+
+@pytest.mark.parametrize(
+    ("rank", "collective", "cure", "words"),
+    [
+        (1, "barrier", report, "no other rank stands in"),
+        (0, "all_gather", report, "inside the `if`"),
+        (0, "barrier", lambda loss: loss.item(), "every rank returns it"),
+        (0, "dist.barrier()", still_apart, "different collectives"),
+    ],
+)
+def test_wrong_diagnoses(rank: Any, collective: Any, cure: Any, words: str) -> None:
+    answer = {"rank": rank, "collective": collective, "cure": cure}
+    nudged(lab_04.deadlock(answer), words)

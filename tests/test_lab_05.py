@@ -1,0 +1,210 @@
+"""The checks of lab 05: right answers, the untouched lab, and plausible wrong answers."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from utils.labs import check, lab_05
+from utils.labs.verdict import Status, Verdict
+from utils.techniques import activation_peak, recompute_flops
+
+LAB = Path(__file__).parents[1] / "sources/labs/intermediate/05_checkpointing.py"
+EXERCISES = ["checkpointed", "predicted_bytes", "best_set", "chunked_loss", "cured_checkpoint"]
+NAMES = {"torch": torch, "F": F, "nn": nn, "checkpoint": checkpoint, "contextlib": contextlib}
+
+
+def nudged(verdict: Verdict, words: str) -> None:
+    assert verdict.status is Status.NOT_YET
+    assert words in f"{verdict.note} {verdict.got} {verdict.nudge}"
+
+
+def functions(path: Path) -> dict[str, Any]:
+    """The exercises' functions, by running their cells up to the check."""
+    names: dict[str, Any] = dict(NAMES)
+    for cell in jupytext.read(path).cells:
+        if cell.cell_type == "code" and any(cell.source.startswith(f"def {e}(") for e in EXERCISES):
+            exec(cell.source.split("\ncheck(")[0], names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def solved() -> dict[str, Any]:
+    return functions(LAB)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_solution_is_correct(solved: dict[str, Any], exercise: str) -> None:
+    verdict = getattr(lab_05, exercise)(solved[exercise])
+    assert verdict.status is Status.CORRECT, verdict
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_untouched_lab_is_not_attempted(exercise: str) -> None:
+    stubs = functions(LAB.parents[3] / "labs/intermediate/05_checkpointing.ipynb")
+    assert check(f"05.{exercise}", stubs[exercise]).status is Status.NOT_ATTEMPTED
+
+
+def test_the_questions_accept_the_right_answers() -> None:
+    assert lab_05.last_block("no").status is Status.CORRECT
+    assert lab_05.tiny_layers(16).status is Status.CORRECT
+    assert lab_05.best_segment(2).status is Status.CORRECT
+    right = {"what differs": "buffers", "updates per step": 2}
+    assert lab_05.diagnosis(right).status is Status.CORRECT
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "words"),
+    [
+        ("last_block", "yes", "Backward begins with the last block"),
+        ("last_block", 3, '"yes" or "no"'),
+        ("tiny_layers", 8, "plain training"),
+        ("tiny_layers", 24, "Each checkpoint keeps its input"),
+        ("best_segment", 6, "square root of 36"),
+        ("best_segment", 1, "Tensors alive"),
+        ("diagnosis", {"what": "parameters", "updates": 2}, "parameters() and buffers()"),
+        ("diagnosis", {"what": "buffers", "updates": 1}, "num_batches_tracked"),
+    ],
+)
+def test_wrong_answers_to_questions_are_nudged(question: str, answer: Any, words: str) -> None:
+    nudged(getattr(lab_05, question)(answer), words)
+
+
+# Exercise 1 -------------------------------------------------------------------------------------
+
+
+def by_hooks(replay: bool = True, fork: bool = True) -> Callable[..., torch.Tensor]:
+    def checkpointed(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        state, numbers, again = torch.get_rng_state(), itertools.count(), []
+
+        def unpack(number: int) -> torch.Tensor:
+            guard = torch.random.fork_rng() if fork else contextlib.nullcontext()
+            if not again:
+                with guard, torch.enable_grad():
+                    if replay:
+                        torch.set_rng_state(state)
+                    with torch.autograd.graph.saved_tensors_hooks(
+                        lambda t: again.append(t.detach()), lambda t: t
+                    ):
+                        block(x)
+            return again[number]
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: next(numbers), unpack):
+            return block(x)
+
+    return checkpointed
+
+
+def keeps_all(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), lambda t: t):
+        return block(x)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (by_hooks(replay=False), "Dropout drew another mask"),
+        (by_hooks(fork=False), "moved the random state"),
+        (keeps_all, "still keeps activations"),
+        (lambda block, x: block(x) * 2, "the block's own"),
+    ],
+)
+def test_checkpoints_by_hand_that_fail(answer: Any, words: str) -> None:
+    nudged(lab_05.checkpointed(answer), words)
+
+
+# Exercise 2 -------------------------------------------------------------------------------------
+
+
+def plan(edges: Callable[..., int], insides: Callable[..., int]) -> Callable[..., int]:
+    def predicted_bytes(layers: int, edge: int, inside: int, every: int) -> int:
+        chosen = len(range(0, layers, every)) if every else 0
+        return edges(layers, chosen) * edge + insides(layers, chosen, every) * inside
+
+    return predicted_bytes
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (plan(lambda n, c: n, lambda n, c, k: n - c), "being recomputed"),
+        (plan(lambda n, c: n, lambda n, c, k: n - c + 1), "One inside too many"),
+        (lambda layers, edge, inside, every: None, "returns nothing"),
+        (
+            lambda n, edge, inside, k: lab_predicted(n, edge, inside, k) - edge * (k == 1),
+            "Every block's input stays",
+        ),
+        (lambda n, edge, inside, k: 7, "Walk backward"),
+    ],
+)
+def test_wrong_predictions(answer: Any, words: str) -> None:
+    nudged(lab_05.predicted_bytes(answer), words)
+
+
+def lab_predicted(layers: int, edge: int, inside: int, every: int) -> int:
+    return functions(LAB)["predicted_bytes"](layers, edge, inside, every)
+
+
+# Exercise 3 -------------------------------------------------------------------------------------
+
+
+def by_ratio(costs: list[Any], limit: int) -> set[int]:
+    """Greedy: the most bytes per operation first, until the peak fits."""
+    chosen: set[int] = set()
+    order = sorted(range(len(costs)), key=lambda i: -costs[i].inside_bytes / costs[i].flops)
+    for index in order:
+        if activation_peak(costs, chosen) <= limit:
+            break
+        chosen.add(index)
+    return chosen
+
+
+def by_sum(costs: list[Any], limit: int) -> set[int]:
+    """Fits the sum of what is kept, and forgets the block that is being recomputed."""
+    sizes = sum(c.input_bytes for c in costs)
+    sets = [s for n in range(len(costs) + 1) for s in itertools.combinations(range(len(costs)), n)]
+    fits = [
+        s
+        for s in sets
+        if sizes + sum(c.inside_bytes for i, c in enumerate(costs) if i not in s) <= limit
+    ]
+    return set(min(fits, key=lambda s: recompute_flops(costs, s), default=range(len(costs))))
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda costs, limit: set(range(len(costs))), "times the optimum"),
+        (lambda costs, limit: set(), "over the budget"),
+        (lambda costs, limit: {len(costs) - 1}, "The last block gives nothing back"),
+        (lambda costs, limit: {99}, "is no block"),
+        (by_ratio, "good guess"),
+        (by_sum, "sums of bytes saved"),
+    ],
+)
+def test_sets_that_are_not_the_best(answer: Any, words: str) -> None:
+    nudged(lab_05.best_set(answer), words)
+
+
+def test_trying_all_sets_is_accepted() -> None:
+    def best_set(costs: list[Any], limit: int) -> set[int]:
+        sets = [s for n in range(len(costs) + 1) for s in itertools.combinations(range(len(costs)), n)]
+        fits = [s for s in sets if activation_peak(costs, s) <= limit]
+        return set(min(fits, key=lambda s: recompute_flops(costs, s)))
+
+    verdict = lab_05.best_set(best_set)
+    assert verdict.status is Status.CORRECT
+    assert verdict.score.startswith("1.000")
+
+
+# Exercise 4 -------------------------------------------------------------------------------------

@@ -1,0 +1,109 @@
+"""Recalled results look like those that PyTorch works out, share storages alike, and end alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+from utils.simulation.scratch import cuda_scratch
+from utils.simulation.watcher import StorageWatcher
+
+Make = Callable[[torch.Tensor, torch.Tensor], Any]
+
+
+@pytest.fixture
+def watcher() -> Iterator[StorageWatcher]:
+    watched = StorageWatcher(1, cuda_scratch)
+    with FakeTensorMode(), watched:
+        yield watched
+
+
+def look(tensor: torch.Tensor) -> tuple[Any, ...]:
+    keys = torch._C._dispatch_keys(tensor).raw_repr()
+    bytes_held = tensor.untyped_storage().nbytes()
+    where = (tensor.device, tensor.storage_offset(), bytes_held)
+    return (type(tensor), tensor.shape, tensor.stride(), tensor.dtype, keys, *where)
+
+
+def shared(out: list[torch.Tensor], args: tuple[torch.Tensor, ...]) -> list[list[bool]]:
+    storages = [t.untyped_storage()._cdata for t in (*args, *out)]
+    return [[a == b for a in storages] for b in storages]
+
+
+CALLS: dict[str, Make] = {
+    "new": lambda a, b: a + b,
+    "new, transposed": lambda a, b: torch.empty_like(a.t()),
+    "new type": lambda a, b: a.to(torch.bfloat16),
+    "view": lambda a, b: a.view(-1),
+    "slice": lambda a, b: a[1:, 2:],
+    "expanded": lambda a, b: a[:1].expand(9, -1, -1),
+    "detached": lambda a, b: a.detach(),
+    "in place": lambda a, b: a.mul_(b),
+    "argument twice": lambda a, b: torch.add(a, a),
+    "several": lambda a, b: torch.max(a, dim=0),
+    "list of views": lambda a, b: a.chunk(2),
+    "list in place": lambda a, b: torch._foreach_add([a, b], 1.0),
+    "into another": lambda a, b: torch.add(a, b, out=torch.empty_like(a)),
+    "resizes its result": lambda a, b: torch.add(a, b, out=torch.empty(0)),
+    "made of nothing": lambda a, b: torch.zeros(3, 5, dtype=torch.int64),
+    "empty": lambda a, b: a[:0].clone(),
+    "one value": lambda a, b: a.sum(),
+    "conjugate": lambda a, b: torch.complex(a, b).conj(),
+    "changes its looks": lambda a, b: a.clone().t_(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_recalled_result_is_the_one_worked_out(name: str, watcher: StorageWatcher) -> None:
+    found = []
+    for _ in range(3):
+        args = torch.ones(4, 6), torch.ones(4, 6)
+        out = [t for t in tree_leaves(CALLS[name](*args)) if isinstance(t, torch.Tensor)]
+        found.append(([look(t) for t in out], shared(out, args)))
+    assert found[0] == found[1] == found[2]
+
+
+def test_results_are_recalled_at_all(watcher: StorageWatcher) -> None:
+    calls = []
+    worked_out = watcher._worked_out
+    watcher._worked_out = lambda func, *rest: calls.append(func) or worked_out(func, *rest)  # type: ignore[method-assign]
+    a = torch.ones(4, 6)
+    for _ in range(5):
+        (a + a).relu()
+    assert calls == [
+        torch.ops.aten.ones.default, torch.ops.aten.add.Tensor, torch.ops.aten.relu.default,
+    ]  # fmt: skip
+
+
+def test_what_differs_is_not_recalled(watcher: StorageWatcher) -> None:
+    a = torch.ones(4, 6)
+    assert (a * 2).dtype is torch.float32
+    ones = torch.ones(4, 6, dtype=torch.int64)
+    assert [(ones * by).dtype for by in (2, 2.0, 2)] == [torch.int64, torch.float32, torch.int64]
+    assert [a.sum(dim).shape for dim in (0, 1, 0)] == [(6,), (4,), (6,)]
+    assert [a.t().clone().stride(), a.clone().stride()] == [(1, 6), (6, 1)]
+
+
+def test_gradients_of_recalled_results(watcher: StorageWatcher) -> None:
+    weight = torch.nn.Parameter(torch.ones(6, 6))
+    for _ in range(3):
+        ((torch.ones(4, 6) @ weight).view(-1)[1:] * 2).sum().backward()
+        assert weight.grad is not None and weight.grad.shape == (6, 6)
+        weight.grad = None
+
+
+def test_events_of_each_call_are_the_same(watcher: StorageWatcher) -> None:
+    """A call worked out and a call recalled take and give back the same bytes."""
+    a = torch.ones(4, 6)
+    rows = []
+    for _ in range(3):
+        watcher.start()
+        b = (a + a).view(-1).mul_(2)
+        del b
+        rows.append([event.bytes for event in watcher.stop()])
+    assert rows == [[96, -96]] * 3

@@ -1,0 +1,137 @@
+"""Scripts under torchrun: shown while they run, loud when they fail, nothing left behind."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+from rank_cases import wait_until
+
+from utils.ranks import RankError, run_torchrun
+
+ADD = """
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor(float(dist.get_rank()) + float(sys.argv[1]))
+dist.all_reduce(total)
+print("total", total.item())
+dist.destroy_process_group()
+"""
+FAIL = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    raise ValueError("bad batch")
+dist.all_reduce(torch.ones(2))
+"""
+HANG = """
+import subprocess, sys, time
+
+def wait_for_ever():
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(600)"])
+
+print("here")
+wait_for_ever()
+"""
+DIE = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    me = psutil.Process()
+    before = {process.pid for process in me.children(recursive=True)}, me.num_fds()
+    everyone = set(psutil.pids())
+    yield
+
+    def clean():
+        now = {process.pid for process in me.children(recursive=True)}, me.num_fds()
+        return now == before and not sleepers(everyone)
+
+    assert wait_until(clean), sleepers(everyone)
+
+
+def sleepers(known):
+    """Processes that this test's scripts started, whoever adopted them."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        words = " ".join(process.info["cmdline"] or [])
+        if process.pid not in known and ("time.sleep(600)" in words or "script.py" in words):
+            found.append(process)
+    return found
+
+
+def script(folder, text):
+    path = folder / "script.py"
+    path.write_text(text)
+    return path
+
+
+def test_prints_carry_their_rank(tmp_path, capsys):
+    text = run_torchrun(script(tmp_path, ADD), 2, 10)
+    assert sorted(text.splitlines()) == ["[rank 0] total 21.0", "[rank 1] total 21.0"]
+    assert capsys.readouterr().out == text
+
+
+def test_a_rank_raises(tmp_path):
+    with pytest.raises(RankError) as caught:
+        run_torchrun(script(tmp_path, FAIL), 2)
+    text = str(caught.value)
+    assert caught.value.rank == 1
+    assert "script.py: rank 1 ended with exit code 1: ValueError: bad batch" in text
+    assert 'raise ValueError("bad batch")' in text and text.count("Traceback") == 1
+
+
+def test_a_rank_dies(tmp_path):
+    with pytest.raises(RankError, match=r"rank 0 was killed by SIGKILL.*memory"):
+        run_torchrun(script(tmp_path, DIE), 1)
+
+
+def test_a_script_that_hangs(tmp_path):
+    with pytest.raises(RankError) as caught:
+        run_torchrun(script(tmp_path, HANG), 2, timeout_seconds=30)
+    text = str(caught.value)
+    assert "did not finish within 30 s" in text
+    assert text.count("at line 5 of wait_for_ever") == 2
+
+
+def test_an_interrupt_ends_everything(tmp_path):
+    seen = threading.Event()
+
+    class Watching:
+        def write(self, text):
+            if "here" in text and not seen.is_set():
+                seen.set()
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    started = time.monotonic()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(sys, "stdout", Watching())
+        run_torchrun(script(tmp_path, HANG), 2)
+    signal.signal(signal.SIGINT, before)
+    assert seen.is_set() and time.monotonic() - started < 60
+
+
+def test_a_missing_script(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"There is no script .*absent\.py"):
+        run_torchrun(tmp_path / "absent.py", 2)
+
+
+@pytest.mark.parametrize("world_size", [0, 17, "2", True])
+def test_world_sizes_that_cannot_be(tmp_path, world_size):
+    with pytest.raises(ValueError, match="world_size="):
+        run_torchrun(script(tmp_path, ADD), world_size)
+
+
+def test_a_timeout_that_cannot_be(tmp_path):
+    with pytest.raises(ValueError, match="timeout_seconds= must be positive"):
+        run_torchrun(script(tmp_path, ADD), 2, timeout_seconds=0)

@@ -1,0 +1,199 @@
+"""Results of operations on simulated tensors, recalled where the same operation came before.
+
+A step asks for the same few hundred results again and again, once a layer. What a result looks
+like follows from the operation and the looks of its arguments: PyTorch works it out the first
+time, and from then on a tensor of these looks is made at a fraction of the cost. (PyTorch's own
+cache behind `FakeTensorMode` serves many more cases, and takes several times as long.)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._C import DispatchKey
+from torch._library.utils import is_builtin
+from torch._subclasses.fake_tensor import FakeTensor
+
+Tensors = list[torch.Tensor]
+Key = tuple[Any, ...]
+_META = torch.device("meta")
+# Arguments that compare by value. Generators, symbols and tensors with data are not among them.
+_VALUES = frozenset(
+    {bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout,
+     torch.memory_format}
+)  # fmt: skip
+_SEQUENCES = frozenset({list, tuple, torch.Size})
+# Results of these depend on values, or they change the looks of their arguments.
+_UNPREDICTABLE = (
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.inplace_view,
+)
+_LIBRARIES = ("_c10d_functional", "fsdp")  # PyTorch's own, registered from Python
+_UNUSUAL = (
+    DispatchKey.Conjugate,
+    DispatchKey.Negative,
+    DispatchKey.ZeroTensor,
+    DispatchKey.SparseCPU,
+    DispatchKey.SparseCsrCPU,
+    DispatchKey.SparseMeta,
+    DispatchKey.SparseCsrMeta,
+    DispatchKey.QuantizedCPU,
+    DispatchKey.QuantizedMeta,
+    DispatchKey.NestedTensor,
+)
+
+
+class Looks(NamedTuple):
+    """How to make one result.
+
+    `of` is the number of the argument that it is (`shape` is None) or whose storage it shares,
+    counted among the tensors; None where it has a storage of its own.
+    """
+
+    of: int | None
+    shape: Sequence[int] | None = None
+    stride: Sequence[int] = ()
+    offset: int = 0
+    dtype: torch.dtype = torch.float32
+    attributes: dict[str, Any] = {}
+
+
+class Recipe(NamedTuple):
+    """The results of an operation, held in `container` unless it has just one, and its scratch."""
+
+    looks: Sequence[Looks | None]
+    container: Callable[[Iterable[Any]], Any] | None
+    scratch_bytes: int
+
+    def results(self, tensors: Tensors) -> Any:
+        """The results anew. Call it with PyTorch's dispatch to Python switched off."""
+        out = [None if looks is None else _make(looks, tensors) for looks in self.looks]
+        return out[0] if self.container is None else self.container(out)
+
+
+class Recall:
+    """Recipes by operation and looks of the arguments; one for each simulation."""
+
+    def __init__(self) -> None:
+        self._recipes: dict[Key, Recipe] = {}
+        self._is_usual: dict[int, bool] = {}
+
+    def key(self, func: Any, args: Sequence[Any], kwargs: Any, tensors: Tensors) -> Key | None:
+        """What the results of a call follow from, or None; `tensors` takes the arguments."""
+        if not _is_predictable(func):
+            return None
+        parts = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        if not self._describe(args, parts, tensors):
+            return None
+        for name, value in kwargs.items():
+            parts.append(name)
+            if not self._describe((value,), parts, tensors):
+                return None
+        return tuple(parts)
+
+    def get(self, key: Key) -> Recipe | None:
+        """The recipe for a call, if it was seen before and has one."""
+        return self._recipes.get(key)
+
+    def learn(self, key: Key, again: Key | None, tensors: Tensors, out: Any, scratch: int) -> None:
+        """Keep what a call has given, if it can be made anew; `again` is its key after the call."""
+        several = type(out) in (list, tuple)
+        parts = out if several else [out]
+        looks = [_looks(part, tensors) for part in parts]
+        made = [part for part, how in zip(parts, looks, strict=True) if how and how.of is None]
+        if again == key and False not in looks and _own_storages(made):
+            container = type(out) if several else None
+            self._recipes[key] = Recipe(looks, container, scratch)  # type: ignore[arg-type]
+
+    def _describe(self, args: Iterable[Any], parts: list[Any], tensors: Tensors) -> bool:
+        """Append the looks of arguments; False if one of them has no looks to go by."""
+        for arg in args:
+            kind = type(arg)
+            if kind is FakeTensor:
+                keys = torch._C._dispatch_keys(arg).raw_repr()
+                if arg.constant is not None or not self._usual(keys, arg):
+                    return False
+                tensors.append(arg)
+                parts += (keys, arg.dtype, arg.shape, arg.stride(), arg.storage_offset())
+                parts.append(arg._fake_device)
+            elif kind in _VALUES:
+                parts += (kind, arg)
+            elif kind in _SEQUENCES:
+                parts += (kind, len(arg))
+                if not self._describe(arg, parts, tensors):
+                    return False
+            else:
+                return False
+        return True
+
+    def _usual(self, keys: int, tensor: torch.Tensor) -> bool:
+        if keys not in self._is_usual:
+            found = torch._C._dispatch_keys(tensor)
+            self._is_usual[keys] = not any(found.has(key) for key in _UNUSUAL)
+        return self._is_usual[keys] and tensor.dispatch_keys is None
+
+
+@functools.cache
+def _is_predictable(func: Any) -> bool:
+    return (
+        isinstance(func, torch._ops.OpOverload)
+        and (is_builtin(func) or func.namespace in _LIBRARIES)
+        and not any(tag in func.tags for tag in _UNPREDICTABLE)
+    )
+
+
+def _looks(result: Any, tensors: Tensors) -> Looks | None | bool:
+    """How to make a result anew; None for none, False if it cannot be done."""
+    if result is None:
+        return None
+    for number, tensor in enumerate(tensors):
+        if tensor is result:
+            return Looks(number)
+    if type(result) is not FakeTensor or result.constant is not None or result.requires_grad:
+        return False
+    if result.layout is not torch.strided or result.is_conj() or result.is_neg():
+        return False
+    storage = result.untyped_storage()
+    sources = [n for n, t in enumerate(tensors) if t.untyped_storage()._cdata == storage._cdata]
+    shape, stride, offset = result.shape, result.stride(), result.storage_offset()
+    attributes = dict(vars(result))
+    if len(sources) > 1:
+        return False
+    if not sources and (offset or storage.nbytes() != _span_bytes(shape, stride, result.itemsize)):
+        return False
+    of = sources[0] if sources else None
+    return Looks(of, shape, stride, offset, result.dtype, attributes)
+
+
+def _own_storages(tensors: Tensors) -> bool:
+    return len({t.untyped_storage()._cdata for t in tensors}) == len(tensors)
+
+
+def _span_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> int:
+    """Bytes of the storage that `empty_strided` makes."""
+    if 0 in shape:
+        return 0
+    return itemsize * (1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)))
+
+
+def _make(looks: Looks, tensors: Tensors) -> torch.Tensor:
+    """`FakeTensor`'s own constructor does the same, and checks its arguments on the way."""
+    of, shape, stride, offset, dtype, attributes = looks
+    if shape is None:
+        return tensors[of]
+    if of is None:
+        plain = torch.empty_strided(shape, stride, dtype=dtype, device=_META)
+    else:
+        plain = torch.empty((), dtype=dtype, device=_META)
+        plain.set_(tensors[of].untyped_storage(), offset, shape, stride)
+    result = torch.Tensor._make_subclass(
+        FakeTensor, plain, False, dispatch_device=True,
+        device_for_backend_keys=attributes["_fake_device"],
+    )  # fmt: skip
+    torch._C._set_throw_on_mutable_data_ptr(result)
+    result.__dict__.update(attributes)
+    return result

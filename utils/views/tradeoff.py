@@ -1,0 +1,72 @@
+"""Memory against what it costs: one point for each way, and the line of those worth taking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from utils.memory.events import Category
+from utils.memory.measurement import Measurement
+from utils.views.style import LOOKS, byte_unit, course_style, empty_figure, print_evidence
+
+
+def draw_tradeoff(
+    measurements: Sequence[Measurement],
+    costs: Sequence[float] | None = None,
+    *,
+    cost_label: str = "median step (ms)",
+    limit_bytes: float | None = None,
+    title: str = "Memory against its price",
+) -> Figure:
+    """The peak of each measurement over its cost; a line joins those that no other one beats.
+
+    Args:
+        measurements: two or more.
+        costs: one number for each; the median step in milliseconds if None.
+        cost_label: what the numbers are.
+        limit_bytes: a card's memory, drawn as a line.
+
+    Raises:
+        ValueError: fewer than two measurements, another number of costs, or no timed steps.
+    """
+    if len(measurements) < 2:
+        raise ValueError("A trade-off needs two measurements or more.")
+    if costs is None:
+        if untimed := [m.name for m in measurements if not m.step_seconds]:
+            raise ValueError(f"Give costs=, or time the steps: none were timed in {untimed}.")
+        costs = [1000 * (m.median_step_seconds or 0.0) for m in measurements]
+    if len(costs) != len(measurements):
+        raise ValueError(f"{len(costs)} costs do not belong to {len(measurements)} measurements.")
+    peaks = [m.peak_bytes for m in measurements]
+    unit_bytes, unit = byte_unit(max([*peaks, limit_bytes or 0]))
+    points = [(cost, peak / unit_bytes) for cost, peak in zip(costs, peaks, strict=True)]
+    with course_style():
+        figure, axes = empty_figure()
+        front = worth_taking(points)
+        axes.plot(*zip(*front, strict=True), color="#717581", ls="--", lw=1.5, zorder=1,
+                  label="not beaten in both")  # fmt: skip
+        for (cost, peak), m in zip(points, measurements, strict=True):
+            chosen = (cost, peak) in front
+            color = LOOKS[Category.PARAMETERS if chosen else Category.TEMPORARIES].color
+            axes.scatter([cost], [peak], s=90, color=color, edgecolor="black", zorder=2)
+            axes.annotate(m.name, (cost, peak), (8, 6), textcoords="offset points", fontsize=11)
+        if limit_bytes:
+            axes.axhline(limit_bytes / unit_bytes, color="black", ls=":", label="the card's memory")
+        axes.margins(x=0.2, y=0.15)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel(cost_label)
+        axes.set_ylabel(f"peak ({unit})")
+        axes.set_title(title)
+        axes.legend(loc="best")
+        print_evidence(figure, [m.evidence for m in measurements], [m.device for m in measurements])
+    return figure
+
+
+def worth_taking(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other beats in both numbers, by the first."""
+    front: list[tuple[float, float]] = []
+    for point in sorted(points):
+        if not front or point[1] < front[-1][1]:
+            front.append(point)
+    return front
