@@ -2,6 +2,7 @@
 
 from utils.memory.budget import Budget, OverBudgetError, budget
 from utils.memory.events import Allocation, AllocationEvent, Category, Phase
+from utils.memory.holdings import Held, held
 from utils.memory.measurement import Measurement
 from utils.memory.meter import measure
 from utils.memory.observer import phase
@@ -9,5 +10,6 @@ from utils.memory.timeline import Breakdown, Crossing, MemoryTimeline
 
 __all__ = [
     "Allocation", "AllocationEvent", "Breakdown", "Budget", "Category", "Crossing",
-    "Measurement", "MemoryTimeline", "OverBudgetError", "Phase", "budget", "measure", "phase",
+    "Held", "Measurement", "MemoryTimeline", "OverBudgetError", "Phase", "budget", "held",
+    "measure", "phase",
 ]  # fmt: skip
