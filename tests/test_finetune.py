@@ -57,10 +57,11 @@ def test_the_same_losses_as_peft_on_bitsandbytes(tmp_path, quantization: str | N
     other = [m for m in theirs.modules() if isinstance(m, peft.tuners.lora.LoraLayer)]
     for a, b in zip(mine, other, strict=True):
         a.down.weight.data.copy_(b.lora_A["default"].weight)
-    found, wanted = losses(ours), losses(theirs)
+    # In eval mode bitsandbytes has a kernel for CPUs that rounds to bf16.
+    found, wanted = losses(ours.train()), losses(theirs.train())
     torch.testing.assert_close(found[:2], wanted[:2], rtol=1e-6, atol=0)
     # Then Adam turns the rounding of matmuls in another order into whole steps of tiny gradients.
-    torch.testing.assert_close(found, wanted, rtol=2e-4, atol=0)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("method", METHODS)

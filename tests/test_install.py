@@ -127,9 +127,9 @@ def test_a_second_call_does_no_work(
 ) -> None:
     monkeypatch.setattr(install, "Setup", lambda **_: setup)
     assert install.main() == 0
-    assert len(steps_done) == 6
+    assert len(steps_done) == 7
     assert install.main() == 0
-    assert len(steps_done) == 6
+    assert len(steps_done) == 7
 
 
 @pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt", ".venv/pyvenv.cfg"])

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from utils.models import Transformer, TransformerConfig
 from utils.simulation import simulate, sweep
+from utils.techniques import checkpoint_blocks
 from utils.units import Evidence
 
 LENGTH = 128
@@ -17,9 +18,9 @@ LENGTH = 128
 
 def build(layers: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     config = TransformerConfig(
-        vocabulary=512, hidden=128, layers=layers, heads=4, feedforward=256, checkpoint_every=1
+        vocabulary=512, hidden=128, layers=layers, heads=4, feedforward=256
     )
-    model = Transformer(config)
+    model = checkpoint_blocks(Transformer(config))
     return model, torch.optim.AdamW(model.parameters())
 
 

@@ -139,6 +139,7 @@ class Setup:
             ("packages", self.packages),
             ("imports", self.imports),
             ("allocator", self.allocator),
+            ("extension", self.extension),
         ]
 
     def fingerprint(self) -> str:
@@ -235,6 +236,12 @@ class Setup:
         if done.returncode:
             raise SetupError("The counting allocator could not be built, for the reason above.")
         return "ready"
+
+    def extension(self) -> str:
+        """Build what ZeRO needs on a CPU; a failure is said, and is none of the set-up's."""
+        build = "from utils.techniques.deepspeed import main; main()"
+        done = subprocess.run([str(self.python), "-c", build], cwd=str(self.root))
+        return "not built: lesson 09 says what it skips" if done.returncode else "ready"
 
     def run(self) -> None:
         """Do every step, then leave the stamp that lets the next call do nothing."""

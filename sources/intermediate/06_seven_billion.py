@@ -51,6 +51,7 @@ from utils.models import BaseModelError
 from utils.models.pretrained import enable_checkpointing
 from utils.techniques import METHODS, adam_state_bytes, adamw_8bit, build_finetune, finetune_step
 from utils.techniques import has_bitsandbytes, optimizer_bytes
+from utils.techniques.nf4 import dynamic_levels
 
 device = here.meter_device  # where the meter can count: CUDA or CPU
 
@@ -93,8 +94,7 @@ rows = {
     "full, fp32 or mixed, 16 bytes": 16 * P,
     "full, mixed, fp32 gradients, 18 bytes": 18 * P,
     "folklore: 18 x 4 bytes": 72 * P,
-    "the weights in bf16, nothing else": 2 * P,
-}
+    "the weights in bf16, nothing else": 2 * P}  # fmt: skip
 print(f"P = {P:,} ({shape.source})")
 for name, size_bytes in rows.items():
     print(f"{name:<40}{size_bytes / GB:7.1f} GB   {Evidence.PREDICTED}")
@@ -261,8 +261,6 @@ if has_bitsandbytes():
 # are another table, in `utils/techniques/nf4.py`.
 
 # %%
-from utils.techniques.nf4 import dynamic_levels
-
 mean = scales.mean()
 scale_codes, outer = quantize(scales - mean, dynamic_levels(), block=256)
 again = dequantize(scale_codes, outer, dynamic_levels()).flatten() + mean
@@ -357,8 +355,7 @@ show(figure, alt="Two loss curves that fall together: 16-bit LoRA, and QLoRA wit
 sizes = [parameter.numel() for parameter in trained(qlora)]
 print(f"{len(sizes)} adapter tensors, {sum(sizes):,} parameters")
 for bits in (32, 8):
-    size_bytes = adam_state_bytes(sizes, bits)
-    print(f"Adam's moments in {bits} bits: {format_bytes(size_bytes)} ({Evidence.PREDICTED})")
+    print(f"moments in {bits} bits: {format_bytes(adam_state_bytes(sizes, bits))} ({Evidence.PREDICTED})")
 print(f"what this optimizer holds: {format_bytes(optimizer_bytes(optimizer))} ({Evidence.MEASURED})")
 assert optimizer_bytes(optimizer) == adam_state_bytes(sizes, bits=8 if four_bits else 32)
 try:

@@ -2,6 +2,7 @@
 
 from utils.memory.budget import Budget, OverBudgetError, budget
 from utils.memory.events import Allocation, AllocationEvent, Category, Phase
+from utils.memory.holdings import Held, held
 from utils.memory.host import host_memory
 from utils.memory.measurement import Measurement
 from utils.memory.meter import measure
@@ -10,6 +11,6 @@ from utils.memory.timeline import Breakdown, Crossing, MemoryTimeline
 
 __all__ = [
     "Allocation", "AllocationEvent", "Breakdown", "Budget", "Category", "Crossing",
-    "Measurement", "MemoryTimeline", "OverBudgetError", "Phase", "budget", "host_memory",
-    "measure", "phase",
+    "Held", "Measurement", "MemoryTimeline", "OverBudgetError", "Phase", "budget", "held",
+    "host_memory", "measure", "phase",
 ]  # fmt: skip

@@ -152,12 +152,19 @@ class StepObserver:
                         self.known.append(KnownStorage(now_ns, address, size, category))
 
     def _note_gradients(self) -> None:
-        self.note(Category.GRADIENTS, (p.grad for p in self._model.parameters()))
+        own = [*self._model.parameters(), *self._masters()]
+        self.note(Category.GRADIENTS, (p.grad for p in own if p.is_leaf))
 
     def _note_optimizer_state(self) -> None:
         if self._optimizer is not None:
             states = list(self._optimizer.state.values())
-            self.note(Category.OPTIMIZER_STATE, tree_leaves(states))
+            self.note(Category.OPTIMIZER_STATE, [*tree_leaves(states), *self._masters()])
+
+    def _masters(self) -> list[torch.Tensor]:
+        """Finer copies of the parameters that the optimizer steps instead of the model's own."""
+        own = {id(p) for p in self._model.parameters()}
+        stepped = self._optimizer.state if self._optimizer is not None else ()
+        return [p for p in stepped if isinstance(p, torch.Tensor) and id(p) not in own]
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._running:

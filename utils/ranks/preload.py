@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import signal
 
@@ -30,6 +31,8 @@ import utils.ranks.collectives  # noqa: E402, F401
 
 if not torch.cuda.device_count():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns in every rank
+    # With a CUDA toolkit and no GPU it says so, into what the first rank prints.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 for name in os.environ.pop("COURSE_PRELOAD", "").split():
     # Other versions of a library may lack the module; then ranks import what they use.
     with contextlib.suppress(ImportError):

@@ -22,14 +22,31 @@ def deepspeed_config(cluster: Cluster, plan: Plan, batch: Batch) -> dict[str, An
     that share a sequence or a layer read the same rows.
     """
     return {
-        "train_batch_size": batch.sequences,
-        "train_micro_batch_size_per_gpu": plan.micro_batch,
-        "gradient_accumulation_steps": plan.micro_batches(batch),
+        **batch_keys(plan.dp, plan.micro_batch, plan.micro_batches(batch)),
         "gradient_clipping": CLIP,
         "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE}},
         "zero_optimization": _zero(plan),
-        **_precision(cluster, plan),
+        **precision_keys(precision(plan, cluster)),
     }
+
+
+def batch_keys(replicas: int, micro_batch: int, accumulation: int) -> dict[str, int]:
+    """The three sizes of a batch, which DeepSpeed wants to multiply out."""
+    return {
+        "train_batch_size": replicas * micro_batch * accumulation,
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": accumulation,
+    }
+
+
+def precision_keys(kind: str) -> dict[str, Any]:
+    """How DeepSpeed says one of the words of `precision`."""
+    if kind == "fp32":
+        return {}
+    if kind == "fp16-mixed":
+        return {"fp16": {"enabled": True}}
+    whole = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    return {"bf16": {"enabled": True, **(whole if kind == "bf16" else {})}}
 
 
 def _stage(plan: Plan) -> int:
@@ -46,16 +63,6 @@ def _zero(plan: Plan) -> dict[str, Any]:
     if plan.offload == "parameters":
         zero["offload_param"] = dict(host)
     return zero
-
-
-def _precision(cluster: Cluster, plan: Plan) -> dict[str, Any]:
-    kind = precision(plan, cluster)
-    if kind == "fp32":
-        return {}
-    if kind == "fp16-mixed":
-        return {"fp16": {"enabled": True}}
-    whole = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-    return {"bf16": {"enabled": True, **(whole if kind == "bf16" else {})}}
 
 
 def deepspeed_notes(plan: Plan) -> list[str]:

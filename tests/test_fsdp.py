@@ -1,0 +1,77 @@
+"""FSDP2 on four ranks: losses, traffic and held bytes, each against its formula."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from zero_cases import TINY, WORLD, model, one_process, parameter_sizes, trained
+
+from utils.techniques.fsdp import check_all_used, no_sync, shard
+
+P = sum(parameter_sizes())
+ROOT = 2 * TINY.vocabulary * TINY.hidden + TINY.hidden  # embedding, head, last norm
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_losses_equal_those_of_one_process(precision, accumulation):
+    found = trained("FSDP2", precision, accumulation, 20)[0].losses
+    tolerance = {"fp32": 1e-6, "bf16": 5e-4}[precision]
+    assert found == pytest.approx(one_process(precision), rel=tolerance)
+
+
+@pytest.mark.parametrize("precision, unit", [("fp32", 4), ("bf16", 2)])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_blocks_are_gathered_twice_and_the_root_once(precision, unit, accumulation):
+    """Gradients are reduced in float32 in either precision, and once a step."""
+    for run in trained("FSDP2", precision, accumulation, 20):
+        gathered = unit * (2 * (P - ROOT) + ROOT) // WORLD
+        assert run.payload("all-gather") == accumulation * gathered
+        assert run.payload("reduce-scatter") == 4 * P
+
+
+def test_without_resharding_everything_is_gathered_once():
+    for run in trained("FSDP2", "bf16", 1, 2, reshard_after_forward=False):
+        assert run.payload("all-gather") == 2 * P // WORLD
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_rank_holds_16_bytes_per_parameter_over_the_ranks(precision):
+    for run in trained("FSDP2", precision, 1, 20):
+        moment = run.moments["in the step"]
+        assert moment.named(".grad") == 4 * P // WORLD
+        assert moment.named("exp_avg") == 2 * 4 * P // WORLD
+        named = sum(row.bytes for row in moment.rows)
+        assert named == pytest.approx(16 * P / WORLD, rel=0.03)
+        assert named == pytest.approx(moment.allocated_bytes, abs=2000)
+
+
+def test_accumulating_without_sending_holds_whole_gradients():
+    held = trained("FSDP2", "bf16", 2, 20)[0].moments
+    first, last = (held[f"after backward {n}"].allocated_bytes for n in (0, 1))
+    assert first - last > 2 * P
+
+
+def test_bad_input_is_a_sentence():
+    with pytest.raises(ValueError, match="Linear has no `blocks`: give blocks="):
+        shard(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="write 'bf16' or 'fp32'"):
+        shard(model(), precision="fp16")
+    with pytest.raises(ValueError, match="needs a model that"), no_sync(nn.Linear(2, 2)):
+        pass
+
+
+class Forgetful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+def test_parameters_unused_in_forward_are_named():
+    with pytest.raises(ValueError, match="2 parameters are not used in forward: unused.weight"):
+        check_all_used(Forgetful(), torch.zeros(2, 4))
+    check_all_used(model(), torch.zeros(1, 8, dtype=torch.long))

@@ -1,0 +1,123 @@
+"""Lab 09's checks: on the solution, the untouched lab, and wrong answers with their own nudges."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from utils.labs import check
+from utils.labs.verdict import Status
+from utils.techniques.zero import zero_config
+
+
+def verdict(name, answer):
+    return check(f"09.{name}", answer).verdict
+
+
+def refused(name, answer, nudge):
+    found = verdict(name, answer)
+    assert found.status is Status.NOT_YET and nudge in str(check(f"09.{name}", answer))
+
+
+@pytest.mark.parametrize(
+    "name, right, wrong",
+    [
+        ("stage_2_on_8", 3.75, {2: "limit", 1.75: "still whole", 5.5: "ZeRO-1", 9: "whole"}),
+        ("one_gpu", 0, {7: "N = 1", 14: "N = 1"}),
+        ("reduced_times", 8, {1: "ZeRO-1", 2: "Count the backwards"}),
+    ],
+)
+def test_questions_of_the_lesson(name, right, wrong):
+    assert verdict(name, right).status is Status.CORRECT
+    assert verdict(name, ...).status is Status.NOT_ATTEMPTED
+    for answer, nudge in wrong.items():
+        refused(name, answer, nudge)
+
+
+def state_bytes(count, stage, ranks):
+    shares = [12 / (ranks if stage >= 1 else 1), 2 / (ranks if stage >= 2 else 1)]
+    return count * (sum(shares) + 2 / (ranks if stage >= 3 else 1))
+
+
+def test_staircase():
+    assert verdict("staircase", state_bytes).status is Status.CORRECT
+    refused("staircase", lambda p, s, n: 12 * p / n, "Not all 16 bytes")
+    refused("staircase", lambda p, s, n: state_bytes(p, min(s + 1, 3), n), "That is stage")
+    refused("staircase", lambda p, s, n: None, "`return`")
+
+
+def test_sent_bytes():
+    rounds = {"allreduce": 3, "owners": 2, "zero3": 3}
+    right = lambda p, n, how: rounds[how] * 2 * p * (n - 1) / n  # noqa: E731
+    assert verdict("sent_bytes", right).status is Status.CORRECT
+    refused("sent_bytes", lambda p, n, how: right(p, n, how) / 2, "counts elements")
+    refused("sent_bytes", lambda p, n, how: rounds[how] * 2 * p, "does not send its own part")
+    refused("sent_bytes", lambda p, n, how: 2 * 2 * p * (n - 1) / n, "all-reduce is two")
+
+
+def stage_for(count, ranks, card):
+    return next((s for s in range(4) if state_bytes(count, s, ranks) <= card), None)
+
+
+def test_smallest_stage():
+    assert verdict("smallest_stage", stage_for).status is Status.CORRECT
+    refused("smallest_stage", lambda *_: 3, "from 0 up")
+    always = lambda *a: stage_for(*a) if stage_for(*a) is not None else 3  # noqa: E731
+    refused("smallest_stage", always, "None when none fits")
+
+
+def by_hand(parameters, state, rate, average=True, gather=True, full=False, twice=False):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    with torch.no_grad():
+        gradient = torch.cat([p.grad.flatten() for p in parameters])
+        dist.all_reduce(gradient)
+        if twice:
+            dist.all_reduce(gradient)
+            gradient /= ranks
+        gradient /= ranks if average else 1
+        size = len(gradient) // ranks
+        mine = slice(rank * size, (rank + 1) * size)
+        velocity = state.setdefault("velocity", torch.zeros(len(gradient) if full else size))
+        velocity.mul_(0.9).add_(gradient if full else gradient[mine])
+        whole = torch.cat([p.flatten() for p in parameters])
+        whole[mine] -= rate * (velocity[mine] if full else velocity)
+        if gather:
+            dist.all_gather_into_tensor(whole, whole[mine].clone())
+        for p, new in zip(parameters, whole.split([p.numel() for p in parameters]), strict=True):
+            p.copy_(new.view_as(p))
+
+
+@pytest.mark.parametrize(
+    "change, nudge",
+    [
+        ({"gather": False}, "all-gather them"),
+        ({"full": True}, "its own part only"),
+        ({"average": False}, "Divide by the number of ranks"),
+        ({"twice": True}, "Once is enough"),
+    ],
+    ids=["no gather", "full state", "sum", "twice"],
+)
+def test_zero_1_refuses(change, nudge):
+    refused("zero_1", lambda p, s, r: by_hand(p, s, r, **change), nudge)
+
+
+def test_zero_1():
+    found = check("09.zero_1", by_hand)
+    assert found.verdict.status is Status.CORRECT and "272 bytes of state" in str(found)
+    refused("zero_1", lambda p, s, r: None, "not those of one process")
+    refused("zero_1", lambda p, s, r: [][1], "every rank call the same")
+
+
+def test_accumulation():
+    def answer(**changes):
+        cured = zero_config(1, 1_000_000, world_size=4, accumulation=4)
+        return {"collective": "all-reduce", "times": 4, "cured": cured, **changes}
+
+    assert verdict("accumulation", answer()).status is Status.CORRECT
+    refused("accumulation", answer(collective="all-gather"), "Which line")
+    refused("accumulation", answer(times=16), "Divide its bytes")
+    once = zero_config(1, 1_000_000, world_size=4)
+    refused("accumulation", answer(cured=once), "Keep the four micro-batches")
+    again = zero_config(2, 1_000_000, world_size=4, accumulation=4)
+    refused("accumulation", answer(cured=again), "Which stage keeps whole gradients")

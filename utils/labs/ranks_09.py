@@ -1,0 +1,72 @@
+"""What the checks of lab 09 run on ranks: the learner's ZeRO-1 step on a small model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from utils.memory.holdings import held
+from utils.ranks.counter import traffic
+
+ROWS, STEPS, RATE, MOMENTUM = 16, 3, 0.1, 0.9
+
+
+class Report(NamedTuple):
+    """One rank after three steps: its parameters and those of right and wrong rules."""
+
+    parameters: Tensor
+    right: Tensor
+    summed: Tensor
+    state_bytes: int
+    sent: dict[str, int]
+
+
+def network() -> nn.Module:
+    """272 parameters: 4 ranks share them evenly."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 4, bias=False), nn.Tanh())
+
+
+def zero_1(step: Callable[..., Any]) -> Report:
+    """On every rank: three steps of the learner's."""
+    model, state = network(), {}
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for number in range(STEPS):
+        inputs, targets = batch(number)
+        mine = slice(rank * ROWS // ranks, (rank + 1) * ROWS // ranks)
+        model.zero_grad()
+        F.mse_loss(model(inputs[mine]), targets[mine]).backward()
+        with traffic() as sent:
+            step(list(model.parameters()), state, RATE)
+    bytes_sent: dict[str, int] = {}
+    for row in sent.rows:
+        bytes_sent[row.collective] = bytes_sent.get(row.collective, 0) + row.payload_bytes
+    kept = sum(row.bytes for row in held(state=state))
+    return Report(_flat(model), _trained(1.0), _trained(ranks), kept, bytes_sent)
+
+
+def batch(number: int) -> tuple[Tensor, Tensor]:
+    """Inputs (16, 12) and targets (16, 4) of a step, of all ranks."""
+    random = torch.Generator().manual_seed(number)
+    return torch.randn(ROWS, 12, generator=random), torch.randn(ROWS, 4, generator=random)
+
+
+def _trained(gradient_scale: float) -> Tensor:
+    """One process, whole batches; the gradient multiplied."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+    for number in range(STEPS):
+        inputs, targets = batch(number)
+        optimizer.zero_grad()
+        (gradient_scale * F.mse_loss(model(inputs), targets)).backward()
+        optimizer.step()
+    return _flat(model)
+
+
+def _flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])

@@ -1,0 +1,74 @@
+"""`held`: every tensor storage that some objects keep alive, with the path that leads to it.
+
+Frameworks keep flat buffers, shards and copies in attributes of their own. A walk over all of them
+finds the same bytes as the allocator counts, and gives each a name.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from utils.units import format_bytes
+
+
+class Held(NamedTuple):
+    """One storage: the shortest path to a tensor in it, that tensor's type, all of its bytes."""
+
+    path: str
+    dtype: str
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{format_bytes(self.bytes):>12}  {self.dtype:<9} {self.path}"
+
+
+def held(**roots: Any) -> tuple[Held, ...]:
+    """The storages that can be reached from `roots`, largest first, each once.
+
+    Follows attributes, containers and gradients: `held(model=model, optimizer=optimizer)`. Tensors
+    without memory (on the meta device, or resized to nothing) are left out.
+    """
+    found: dict[int, Held] = {}
+    for path, tensor in _tensors(roots):
+        storage = tensor.untyped_storage()
+        if tensor.device.type != "meta" and storage.nbytes():
+            name = str(tensor.dtype).removeprefix("torch.")
+            found.setdefault(storage.data_ptr(), Held(path, name, storage.nbytes()))
+    return tuple(sorted(found.values(), key=lambda row: -row.bytes))
+
+
+def _tensors(roots: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    seen: dict[int, Any] = {}  # kept alive: the id of an object that is gone is used again
+    waiting = deque(roots.items())  # by breadth: the first path to a tensor is a shortest one
+    while waiting:
+        path, found = waiting.popleft()
+        if id(found) in seen:
+            continue
+        seen[id(found)] = found
+        if isinstance(found, torch.Tensor) and not hasattr(found, "to_local"):
+            if found.layout is torch.strided:
+                yield path, found
+        waiting.extend(_inside(path, found))
+
+
+def _inside(path: str, found: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(found, torch.Tensor):
+        if hasattr(found, "to_local"):
+            yield path, found.to_local().detach()
+        if found.is_leaf and found.grad is not None:
+            yield f"{path}.grad", found.grad
+    if isinstance(found, Mapping):
+        for key, value in list(found.items()):
+            name = repr(key) if isinstance(key, (str, int)) else type(key).__name__
+            yield f"{path}[{name}]", value
+    elif isinstance(found, (list, tuple, set, frozenset, deque)):
+        for number, value in enumerate(list(found)):
+            yield f"{path}[{number}]", value
+    elif not isinstance(found, (type, ModuleType)):
+        for name, value in list(getattr(found, "__dict__", {}).items()):
+            yield f"{path}.{name}", value

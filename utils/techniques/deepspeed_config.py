@@ -1,0 +1,85 @@
+"""Checks of a DeepSpeed configuration: a sentence that says what to change, before ranks start."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+from unittest import mock
+
+_BATCH = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+
+
+def check_config(config: Mapping[str, Any], world_size: int) -> None:
+    """Refuse batch sizes that contradict each other, and keys that DeepSpeed does not know.
+
+    Raises:
+        ValueError: which key, and what would be right.
+    """
+    _check_batch(config, world_size)
+    zero = config.get("zero_optimization", {})
+    known = _zero_keys()
+    for key in zero:
+        if known and key not in known:
+            near = difflib.get_close_matches(key, known, n=2, cutoff=0.5)
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise ValueError(f"zero_optimization has no setting {key!r}.{hint}")
+
+
+def read_config(config: Mapping[str, Any], world_size: int) -> Any:
+    """DeepSpeed's own reading of a configuration: its `DeepSpeedConfig`, for `world_size` ranks.
+
+    Raises:
+        ValueError: as `check_config`, or what DeepSpeed itself refuses.
+    """
+    from utils.techniques.deepspeed import load_deepspeed
+
+    check_config(config, world_size)
+    load_deepspeed()
+    module = importlib.import_module("deepspeed.runtime.config")
+    try:
+        # Without a process group it would count one rank, whatever it is told.
+        with mock.patch("deepspeed.comm.get_rank", lambda *_: 0):
+            return module.DeepSpeedConfig(dict(config), mpu=_Ranks(world_size))
+    except (AssertionError, module.DeepSpeedConfigError) as error:
+        raise ValueError(f"DeepSpeed refuses this configuration: {error}") from error
+
+
+class _Ranks:
+    """What `DeepSpeedConfig` asks for instead of a process group."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def get_data_parallel_world_size(self) -> int:
+        return self._count
+
+
+def _check_batch(config: Mapping[str, Any], world_size: int) -> None:
+    if world_size < 1:
+        raise ValueError(f"world_size is {world_size}; there is 1 rank or more.")
+    given = {key: config[key] for key in _BATCH if key in config}
+    for key, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{key} is {value!r}; it must be a whole number, 1 or more.")
+    if len(given) == len(_BATCH):
+        micro, steps, whole = (given[key] for key in _BATCH)
+        if whole != micro * steps * world_size:
+            raise ValueError(
+                f"The batch sizes contradict each other: {_BATCH[0]} {micro} x {_BATCH[1]} {steps} "
+                f"x {world_size} ranks is {micro * steps * world_size}, and {_BATCH[2]} is {whole}. "
+                f"Leave out one of the three, or make {_BATCH[2]} the product."
+            )
+
+
+def _zero_keys() -> frozenset[str]:
+    """Names and aliases of DeepSpeed's own class; none if it is not installed."""
+    if importlib.util.find_spec("deepspeed") is None:
+        return frozenset()
+    from utils.techniques.deepspeed import load_deepspeed
+
+    load_deepspeed()
+    fields = importlib.import_module("deepspeed.runtime.zero.config").DeepSpeedZeroConfig.model_fields
+    return frozenset(fields) | {field.alias for field in fields.values() if field.alias}

@@ -1,0 +1,109 @@
+"""FSDP2: parameters, gradients and optimizer state sharded by PyTorch itself, block by block.
+
+https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html. A block is gathered as a
+whole before its forward and its backward, and its gradients are reduced and scattered after them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+_MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def shard(
+    model: nn.Module,
+    *,
+    blocks: Iterable[nn.Module] | None = None,
+    precision: str = "bf16",
+    reshard_after_forward: bool = True,
+    offload: bool = False,
+    mesh: DeviceMesh | None = None,
+) -> nn.Module:
+    """Shard a model over the ranks, in place: each block, then the root with what is left.
+
+    Make the optimizer afterwards, from the model's new parameters. The root (embedding, last norm
+    and head of a transformer) is not resharded after its forward: backward begins with it.
+
+    Args:
+        model: its parameters are float32 shards from now on.
+        blocks: what is gathered at a time; `model.blocks` if None.
+        precision: "bf16" gathers and computes in bfloat16 and reduces gradients in float32; "fp32".
+        reshard_after_forward: True gathers a block again for backward; False keeps it, which sends
+            a third less and holds the whole model.
+        offload: shards, gradients and the optimizer step live in CPU memory.
+        mesh: the ranks; all of the process group if None.
+
+    Raises:
+        ValueError: no blocks, or an unknown precision.
+    """
+    if precision not in ("bf16", "fp32"):
+        raise ValueError(f"precision is {precision!r}; write 'bf16' or 'fp32'.")
+    parts = list(getattr(model, "blocks", ()) if blocks is None else blocks)
+    if not parts:
+        raise ValueError(
+            f"{type(model).__name__} has no `blocks`: give blocks=, the layers that are to be "
+            "gathered one at a time. With the root alone the whole model is gathered at once."
+        )
+    how: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": _MIXED if precision == "bf16" else MixedPrecisionPolicy(),
+        "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+    }
+    for block in parts:
+        fully_shard(block, reshard_after_forward=reshard_after_forward, **how)
+    return fully_shard(model, **how)
+
+
+@contextlib.contextmanager
+def no_sync(model: nn.Module) -> Iterator[None]:
+    """Inside, backward adds up whole gradients on this rank and sends none of them.
+
+    The unsharded gradients take 4 bytes (bf16: 2 to 4) per parameter until the next backward
+    outside reduces them: the price of sending once for several micro-batches.
+
+    Raises:
+        ValueError: the model is not sharded.
+    """
+    if not isinstance(model, FSDPModule):
+        raise ValueError("no_sync needs a model that shard() or fully_shard() has sharded.")
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def check_all_used(model: nn.Module, *inputs: torch.Tensor) -> None:
+    """Refuse a model whose forward leaves parameters out. Call it before wrapping or sharding.
+
+    DDP stops in its second step when a gradient is missing; DeepSpeed and FSDP2 go on in silence,
+    and what is never trained stays in every shard. Runs on the meta device, without memory.
+
+    Raises:
+        ValueError: the names of parameters without a gradient, and what to do.
+    """
+    empty = copy.deepcopy(model).to("meta")
+    outputs = empty(*(tensor.to("meta") for tensor in inputs))
+    outputs.sum().backward()
+    named = [(n, p) for n, p in empty.named_parameters() if p.requires_grad and p.grad is None]
+    if named:
+        some = ", ".join(name for name, _ in named[:3]) + (", ..." if len(named) > 3 else "")
+        raise ValueError(
+            f"{len(named)} parameters are not used in forward: {some}. Their gradients never come. "
+            "Freeze them with requires_grad_(False), or take them out of the model."
+        )
