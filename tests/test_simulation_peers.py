@@ -24,10 +24,10 @@ def test_memtracker_refuses_frozen_parameters() -> None:
         memtracker_bytes(CASES["transformer, LoRA"])
 
 
-@pytest.mark.parametrize("name", ["transformer, AdamW 8-bit", "transformer, NF4"])
-def test_memtracker_refuses_values_and_conversions(name: str) -> None:
-    with pytest.raises(ValueError, match=r"value|converted|frozen"):
-        memtracker_bytes(CASES[name])
+@pytest.mark.parametrize("technique", ["AdamW 8-bit", "NF4", "accumulation"])
+def test_memtracker_refuses_values_conversions_and_accumulation(technique: str) -> None:
+    with pytest.raises(ValueError, match=r"value|converted|one forward"):
+        memtracker_bytes(CASES[f"transformer, {technique}"])
 
 
 def test_every_tool_answers_for_the_rows_that_it_accepts() -> None:

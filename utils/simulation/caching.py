@@ -1,12 +1,13 @@
 """CUDA's caching allocator, replayed over a stream of requests: what it reserves from the device.
 
 After c10/cuda/CUDACachingAllocator.cpp of github.com/pytorch/pytorch (read at eb42ad6; later
-versions name the same sizes in c10/core/AllocatorConfig.h), default settings, one stream: requests are
-multiples of 512 bytes; up to 1 MiB they come from segments of 2 MiB, up to 10 MiB from segments
-of 20 MiB, above from a segment of their own, a multiple of 2 MiB (`get_allocation_size`). A
-request takes the smallest free block that holds it (`get_free_block`), which is split if 512
-bytes (small pool) or more than 1 MiB (large pool) remain (`should_split`), else taken whole.
-Free neighbours of a segment merge. Segments are kept: none is given back before memory runs out.
+versions name the same sizes in c10/core/AllocatorConfig.h), default settings, one stream: requests
+are multiples of 512 bytes; up to 1 MiB they come from segments of 2 MiB, below 10 MiB from
+segments of 20 MiB, above from a segment of their own, a multiple of 2 MiB
+(`get_allocation_size`). A request takes the smallest free block that holds it (`get_free_block`),
+which is split if 512 bytes (small pool) or more than 1 MiB (large pool) remain (`should_split`),
+else taken whole. Free neighbours of a segment merge. Segments are kept: none is given back before
+memory runs out, which is not replayed.
 """
 
 from __future__ import annotations

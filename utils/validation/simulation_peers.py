@@ -1,9 +1,9 @@
 """What other tools say of the small steps whose peak this machine's allocator gives.
 
 PyTorch's private MemTracker (torch.distributed._tools) simulates as `simulate` does, on tensors
-without data, and knows no scratch memory of kernels; it refuses frozen parameters and 8-bit
-states. Its relative FSDPMemTracker takes FSDP models only, of which these rows have none. The estimators of
-accelerate and DeepSpeed get the number of parameters, which is all they ask for.
+without data, and knows no scratch memory of kernels. It refuses frozen parameters, 8-bit states
+and accumulation. Its relative FSDPMemTracker takes FSDP models only, of which these rows have
+none. The estimators of accelerate and DeepSpeed get the number of parameters, all they ask for.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ def memtracker_bytes(case: Pair) -> int:
 
     Raises:
         ValueError: a parameter is frozen (it registers hooks on every gradient), the step asks
-            for a value, as the 8-bit optimizer of bitsandbytes does, or the model converts its
-            weights, which plain PyTorch cannot do to modules of fake tensors.
+            for a value, as the 8-bit optimizer of bitsandbytes does, or has several forward
+            passes, or the model converts its weights, which plain PyTorch cannot do to modules of
+            fake tensors.
     """
     build, step = case
     with FakeTensorMode(), _refused():
@@ -50,6 +51,8 @@ def _refused() -> Iterator[None]:
         yield
     except DataDependentOutputException as error:
         raise ValueError("The step asks for a value, which these tensors do not have.") from error
+    except NotImplementedError as error:
+        raise ValueError("MemTracker takes one forward pass a step.") from error
     except RuntimeError as error:
         if "Couldn't swap" not in str(error):
             raise
