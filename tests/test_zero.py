@@ -21,9 +21,10 @@ from zero_cases import (
     trained,
 )
 
+from utils.memory import measure
 from utils.ranks import RankError, run_ranks
 from utils.techniques.deepspeed import build_extension, deepspeed_problem
-from utils.techniques.zero import SETTINGS, zero_config, zero_engine
+from utils.techniques.zero import SETTINGS, note_states, zero_config, zero_engine
 
 SIZES = parameter_sizes()
 P = sum(SIZES)
@@ -252,3 +253,29 @@ def test_the_extension_is_built_once_and_a_failure_is_a_sentence(monkeypatch):
 
     monkeypatch.setattr(type(accelerator), "create_op_builder", lambda *_: Broken())
     assert "(Error building extension), so cells that run ZeRO are skipped" in build_extension()
+
+
+def metered(name: str) -> dict[str, int]:
+    network = model()
+    optimizer = adamw(network.parameters())
+    config = zero_config(STAGES[name], P, world_size=dist.get_world_size(), micro_batch=4)
+    engine = zero_engine(network, optimizer, config)
+
+    def step() -> None:
+        loss = loss_of(engine, tokens(0)[:4])
+        engine.backward(loss)
+        note_states(engine)
+        engine.step()
+
+    found = measure(step, model=engine.module, optimizer=optimizer, timed_steps=0)
+    series = found.timeline.series()
+    return {str(category): int(curve.max()) for category, curve in series.items()}
+
+
+def test_the_meter_knows_what_zero_3_keeps():
+    """Shards, and the bucket that stays; both were there before the meter began."""
+    for found in run_ranks(metered, WORLD, "ZeRO-3", timeout_seconds=300):
+        assert found["parameters"] == 2 * P // WORLD
+        assert found["optimizer state"] == 3 * 4 * P // WORLD + COUNTER
+        assert found["gradients"] >= (2 + 4) * P // WORLD
+        assert found["communication buffers"] >= 2 * (P // 4 // 2 * 2)
