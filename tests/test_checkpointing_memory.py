@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from simulation_cases import both
 from test_checkpointing import POLICIES, same_bits
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
@@ -29,6 +28,7 @@ from utils.techniques import (
     recompute_explained,
     recompute_flops,
 )
+from utils.validation.simulation_cpu import both
 
 WIDE = TransformerConfig(vocabulary=64, hidden=128, layers=6, heads=4, feedforward=352)
 

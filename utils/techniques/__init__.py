@@ -41,6 +41,7 @@ _HOME = {
     "dequantize_nf4": "nf4",
     "nf4_levels": "nf4",
     "quantize_nf4": "nf4",
+    "OffloadedOptimizer": "offload",
     "adam_state_bytes": "optimizers",
     "adamw_8bit": "optimizers",
     "optimizer_bytes": "optimizers",
