@@ -167,6 +167,7 @@ scoreboard()
 # | [04 One model, four ranks](beginner/04_four_ranks.ipynb) | train on four processes, and get the same losses | 40 | [lab](../labs/beginner/04_four_ranks.ipynb), [solution](../solutions/beginner/04_four_ranks.ipynb) |
 # | [05 Trading compute for memory](intermediate/05_checkpointing.ipynb) | forget activations and compute them again, and know the price | 45 | [lab](../labs/intermediate/05_checkpointing.ipynb), [solution](../solutions/intermediate/05_checkpointing.ipynb) |
 # | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 20 | |
+# | [06 Seven billion parameters on 24 GB](intermediate/06_seven_billion.ipynb) | adapters and four-bit weights: which fine-tunes of a 7B model fit | 45 | [lab](../labs/intermediate/06_seven_billion.ipynb), [solution](../solutions/intermediate/06_seven_billion.ipynb) |
 # | [09 Sharding: ZeRO-1, 2, 3 and FSDP](intermediate/09_sharding.ipynb) | train one model in five ways on four ranks, and account for what each holds and sends | 45 | [lab](../labs/intermediate/09_sharding.ipynb), [solution](../solutions/intermediate/09_sharding.ipynb) |
 # | [15 The design studio](advanced/15_design_studio.ipynb) | lay out 175B on 64 GPUs, and defend a design in days and dollars | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
 #
@@ -245,6 +246,12 @@ scoreboard()
 # | micro-batch | a part of the batch; gradients of several parts are added up before the step |
 # | quantization | store numbers in 8 bits or fewer |
 # | 8-bit states | an optimizer state that is quantized |
+# | adapter, LoRA | a small trained difference of low rank beside a frozen weight |
+# | NF4 | sixteen levels for weights, the quantiles of a normal distribution; a block of 64 shares a scale |
+# | double quantization | the scales of blocks are quantized as well, to 8 bits |
+# | QLoRA | adapters on weights that are frozen in NF4 |
+# | merging | adding an adapter's product to the weight, so that one plain layer is left |
+# | paged optimizer | a state that the GPU's driver moves to the CPU's memory when the GPU is full |
 # | sharding | each device keeps only its part, and fetches the others' parts when it needs them |
 # | ZeRO-1, 2, 3 | sharding of the optimizer state, of the gradients too, of the parameters too |
 # | FSDP, FSDP2 | PyTorch's sharding of all three, gathered block by block |

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from simulation_cases import OPTIMIZERS, cross_entropy, keep_matmuls
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -18,6 +17,7 @@ from utils.simulation import simulate
 from utils.simulation.alignment import stream
 from utils.simulation.extrapolate import FROM_LAYERS, extrapolate
 from utils.units import Evidence
+from utils.validation.simulation_cpu import OPTIMIZERS, cross_entropy, keep_matmuls
 
 BuildAt = Callable[[int], tuple[nn.Module, torch.optim.Optimizer]]
 DEVICES = ("cpu", "A100 80GB")

@@ -17,7 +17,7 @@ import torch
 
 from utils.record import __main__ as command
 from utils.record import provenance as origin
-from utils.record import store
+from utils.record import registry, store
 from utils.record.experiment import Experiment, Job, Stage
 from utils.record.provenance import driver_version, git_state, provenance
 from utils.record.registry import EXPERIMENTS, load
@@ -227,7 +227,7 @@ def test_list(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     [
         ("resnet", "'resnet' is no experiment. Did you mean resnet50?"),
         ("device-sped", "'device-sped' is no experiment. Did you mean device_speed?"),
-        ("qqq", "'qqq' is no experiment. There is device_speed, resnet50."),
+        ("qqq", "'qqq' is no experiment. There is device_speed, llama7b_adapters, resnet50."),
     ],
 )
 def test_an_unknown_name(
@@ -245,8 +245,9 @@ def test_without_a_name_all_that_suit_run(
 ) -> None:
     suited = an_experiment(lambda _: {"seen": 1})
     other = Experiment("device_speed", "for another device", {}, lambda _: [])
-    chosen = {"resnet50": suited, "device_speed": other}
+    chosen = {name: other for name in registry.EXPERIMENTS} | {"resnet50": suited}
     monkeypatch.setattr(command, "load", chosen.__getitem__)
+    monkeypatch.setattr(command, "EXPERIMENTS", tuple(chosen))
     assert command.main(["--commit", HASH], root=tmp_path) == 0
     (record,) = recorded("resnet50", tmp_path)
     assert record.rows == [{"batch": 1, "completed": True, "seen": 1}]

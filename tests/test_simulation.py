@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from simulation_cases import BATCH, CASES, LENGTH, TINY, both, cross_entropy, state_maxima
 from torch import nn
 
 from utils.memory import Category
@@ -15,6 +14,15 @@ from utils.memory.source import CountingSource, source_for
 from utils.models import Transformer
 from utils.simulation import SimulationError, simulate
 from utils.units import Evidence
+from utils.validation.simulation_cpu import (
+    BATCH,
+    CASES,
+    LENGTH,
+    TINY,
+    both,
+    cross_entropy,
+    state_maxima,
+)
 
 TOTAL = 0.01  # relative; most cases are equal to the byte
 

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 import torchvision
 import transformers
-from simulation_cases import BATCH, LENGTH, both, state_maxima
 from torch import nn
 
 from utils.memory import Category
 from utils.memory.source import CountingSource, source_for
 from utils.simulation import simulate
 from utils.techniques import add_lora, quantize_linears
+from utils.validation.simulation_cpu import BATCH, LENGTH, both, state_maxima
 
 # peft asks transformers by a name that it has begun to retire.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")

@@ -9,6 +9,7 @@ import pytest
 from utils.validation.comparison import Comparison
 from utils.validation.simulation_published import litgpt_comparisons, litgpt_step, peft_comparisons
 from utils.validation.simulation_report import REMARKS, report
+from utils.validation.simulation_torchtitan import torchtitan_comparisons
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +49,15 @@ def test_the_report_has_every_row_and_both_baselines(litgpt: list[Comparison]) -
 def test_peft() -> None:
     rows = [row for row in peft_comparisons() if row.quantity == "reserved GB, maximum"]
     assert len(rows) == 4
-    assert all(row.predicted < row.published for row in rows)  # reserved holds free blocks too
-    assert max(abs(row.error) for row in rows) <= 0.06
+    assert max(abs(row.error) for row in rows) <= 0.05
+
+
+@pytest.mark.slow
+def test_torchtitan() -> None:
+    """On 8 GPUs, where the shards are large, one stream instead of several costs most."""
+    rows = list(torchtitan_comparisons())
+    assert len(rows) == 2
+    assert all(-0.10 <= row.error < 0 for row in rows)
 
 
 @pytest.mark.slow

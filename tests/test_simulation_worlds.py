@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.simulation_cases import state_maxima
 from tests.world_cases import (
     CASES,
     WORLD,
@@ -26,8 +25,9 @@ from tests.world_cases import (
 )
 from utils.memory import Category, Measurement
 from utils.models import TransformerConfig
-from utils.simulation import simulate
 from utils.ranks.collectives import Traffic
+from utils.simulation import simulate
+from utils.validation.simulation_cpu import state_maxima
 
 REPEATS = 5
 

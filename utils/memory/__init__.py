@@ -3,6 +3,7 @@
 from utils.memory.budget import Budget, OverBudgetError, budget
 from utils.memory.events import Allocation, AllocationEvent, Category, Phase
 from utils.memory.holdings import Held, held
+from utils.memory.host import host_memory
 from utils.memory.measurement import Measurement
 from utils.memory.meter import measure
 from utils.memory.observer import phase
@@ -11,5 +12,5 @@ from utils.memory.timeline import Breakdown, Crossing, MemoryTimeline
 __all__ = [
     "Allocation", "AllocationEvent", "Breakdown", "Budget", "Category", "Crossing",
     "Held", "Measurement", "MemoryTimeline", "OverBudgetError", "Phase", "budget", "held",
-    "measure", "phase",
+    "host_memory", "measure", "phase",
 ]  # fmt: skip

@@ -39,6 +39,20 @@ class Measurement:
         return self.timeline.peak_bytes
 
     @property
+    def reserved_bytes(self) -> int | None:
+        """Peak of what the caching allocator held of the GPU, free blocks included; None on CPU.
+
+        Of the same evidence as the rest: the allocator's own word, or its simulation. What is
+        above the peak is fragmentation, and cached blocks.
+        """
+        return self.allocator_bytes.get("reserved peak")
+
+    @property
+    def host_bytes(self) -> int | None:
+        """Peak of what a simulated step kept in host memory (`host_memory`); None elsewhere."""
+        return self.allocator_bytes.get("host peak")
+
+    @property
     def peak_phase(self) -> str:
         return self.timeline.peak_phase
 

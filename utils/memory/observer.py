@@ -149,8 +149,9 @@ class StepObserver:
                 for part in _dense_parts(_local(tensor)):
                     storage = part.untyped_storage()
                     size = storage.nbytes()
-                    row = KnownStorage(now_ns, self._address(storage), size, category)
-                    self.known.append(row)
+                    address = self._address(storage)
+                    if address is not None:
+                        self.known.append(KnownStorage(now_ns, address, size, category))
 
     def _note_gradients(self) -> None:
         own = [*self._model.parameters(), *self._masters()]

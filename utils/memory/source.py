@@ -2,8 +2,8 @@
 
 Each source has the same members: `granularity_bytes` (the allocator rounds sizes up to a multiple
 of it), `start()`, `now_ns()` on the events' own clock, `stop()`, which returns the events in order
-of time, and `address()`, which finds a storage in them. A source counts from `start()` on, for the
-whole process.
+of time, and `address()`, which finds a storage in them (None: it is in another memory). A source
+counts from `start()` on, for the whole process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EventSource(Protocol):
     def start(self) -> None: ...
     def now_ns(self) -> int: ...
     def stop(self) -> list[AllocationEvent]: ...
-    def address(self, storage: torch.UntypedStorage) -> int: ...
+    def address(self, storage: torch.UntypedStorage) -> int | None: ...
 
 
 class _Pointers:

@@ -3,5 +3,6 @@
 from utils.simulation.errors import SimulationError
 from utils.simulation.extrapolate import extrapolate
 from utils.simulation.simulate import simulate
+from utils.simulation.sweep import sweep
 
-__all__ = ["SimulationError", "extrapolate", "simulate"]
+__all__ = ["SimulationError", "extrapolate", "simulate", "sweep"]

@@ -99,7 +99,7 @@ def extrapolate(
         result = deep(batch)
     else:
         grain = card.granularity_bytes
-        result = _larger([deep(size) for size in from_batch], from_batch, batch, grain)
+        result = larger([deep(size) for size in from_batch], from_batch, batch, grain)
     if within is not None:
         within.check(result.timeline)
     verdict = card.verdict(result.peak_bytes)
@@ -123,8 +123,8 @@ def _deeper(found: Sequence[Measurement], depths: Depths, layers: int) -> Measur
     return _extended(found[0], extended, traffic, f"{_listed(depths)} layers to {layers}")
 
 
-def _larger(found: Sequence[Measurement], sizes: Depths, batch: int, grain: int) -> Measurement:
-    """Extend three simulations of rising batch size to `batch`."""
+def larger(found: Sequence[Measurement], sizes: Depths, batch: int, grain: int) -> Measurement:
+    """Extend three simulations of rising batch size to `batch`, block by block."""
     try:
         messages = line(
             [stream(m.timeline) for m in found],

@@ -9,9 +9,13 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from utils.simulation.libraries import libraries
 from utils.simulation.watcher import StorageWatcher
+
+# DTensor learns the shape of a result by running the operation on whole, unsharded stand-ins.
+_SHAPES = "_propagate_tensor_meta_non_cached"
 
 
 @contextlib.contextmanager
@@ -24,10 +28,20 @@ def patched(watcher: StorageWatcher) -> Iterator[None]:
         watcher.resized(storage)
         return result
 
+    work_out = getattr(ShardingPropagator, _SHAPES)
+
+    def unwatched(*args: Any) -> Any:
+        before, watcher.paused = watcher.paused, True
+        try:
+            return work_out(*args)
+        finally:
+            watcher.paused = before
+
     with (
         mock.patch.object(nn.Module, "_apply", _convert),
         mock.patch.object(torch.UntypedStorage, "resize_", watched_resize),
         mock.patch.object(nn.init, "_no_grad_trunc_normal_", _without_reading),
+        mock.patch.object(ShardingPropagator, _SHAPES, unwatched),
         libraries(),
     ):
         yield

@@ -16,6 +16,7 @@ from utils.memory.budget import Budget
 from utils.memory.measurement import Measurement
 from utils.memory.meter import measure
 from utils.memory.timeline import MemoryTimeline
+from utils.simulation.caching import replayed
 from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
 from utils.simulation.kernels import choose_optimizer_kernel, cuda_choices
@@ -56,7 +57,9 @@ def simulate(
 
     Returns:
         A measurement with evidence *simulated*; its times are event counts. The first note
-        says whether the peak fits the device, `traffic` what the rank communicates.
+        says whether the peak fits the device, `traffic` what the rank communicates, and on a
+        GPU `reserved_bytes` what the caching allocator would have taken from it and
+        `host_bytes` what was kept beside it (`utils.memory.host_memory`).
 
     Raises:
         SimulationError: the step needs values, which simulated tensors do not have, or an
@@ -68,7 +71,7 @@ def simulate(
     card = simulated_device(device)
     if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
         raise ValueError("A simulation cannot run inside another. Let this one end first.")
-    watcher = StorageWatcher(card.granularity_bytes, card.scratch)
+    watcher = StorageWatcher(card.granularity_bytes, card.scratch, has_host=card.is_cuda)
     with simulated_world(world, rank) as ranks, _simulating(watcher, card):
         watcher.axis_of = ranks.axis
         model, optimizer = build()
@@ -87,7 +90,7 @@ def simulate(
         result,
         evidence=Evidence.SIMULATED,
         device=card.name,
-        allocator_bytes={},
+        allocator_bytes=_allocator_bytes(watcher) if card.is_cuda else {},
         notes=(verdict,) if verdict else (),
         traffic=_traffic(watcher.collectives, built_ns, result.timeline),
     )
@@ -103,6 +106,20 @@ def _simulating(watcher: StorageWatcher, card: SimulatedDevice) -> Iterator[None
         if card.is_cuda:
             stack.enter_context(cuda_choices(card.flash))
         yield
+
+
+def _allocator_bytes(watcher: StorageWatcher) -> dict[str, int]:
+    """What CUDA's caching allocator would say, from the warm-up step on.
+
+    What build() left is placed first, in the order in which it was made, as after a move to the
+    GPU; how a real program got there may leave other gaps.
+    """
+    cache = replayed(watcher.existing, watcher.stop())
+    return {
+        "allocated peak": cache.allocated_peak_bytes,
+        "reserved peak": cache.reserved_bytes,
+        "host peak": watcher.host_peak_bytes,
+    }
 
 
 def _traffic(

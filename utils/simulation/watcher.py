@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from utils.memory.events import AllocationEvent, Category
+from utils.memory.host import on_host
 from utils.memory.observer import note_storages, running_module
 from utils.memory.source import rounded
 from utils.simulation.recall import Recall
@@ -48,18 +49,30 @@ def _changes_lists_in_place(func: Any) -> bool:
     return name.startswith("aten::_foreach_") and name.endswith("_") and not func._schema.returns
 
 
+def _is_meta(tensor: torch.Tensor) -> bool:
+    """Whether it was made on the meta device, on purpose without memory on any."""
+    device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+    return device.type == "meta"
+
+
 class StorageWatcher(TorchDispatchMode):
     """Events of all storages that are born while it is entered, on a clock that counts events.
 
-    It is an event source for the meter. `granularity_bytes` is the simulated allocator's, and
-    `scratch` says what its kernels need beyond their results.
+    It is an event source for the meter. `granularity_bytes` is the simulated allocator's,
+    `scratch` says what its kernels need beyond their results, and `has_host` whether the device
+    has a host with memory of its own, whose storages are summed up apart, without events.
     """
 
     name = "simulated storages"
 
-    def __init__(self, granularity_bytes: int, scratch: Scratch) -> None:
+    def __init__(
+        self, granularity_bytes: int, scratch: Scratch, has_host: bool = False
+    ) -> None:
         super().__init__()
         self.granularity_bytes, self._scratch = granularity_bytes, scratch
+        self._has_host, self._on_host = has_host, {}
+        self.host_peak_bytes = 0
+        self.paused = False  # while PyTorch works out shapes, by tensors that are never made
         self.failed_in = ""
         self.collectives: list[Collective] = []
         self.axis_of: Callable[[Any], str] = str
@@ -67,6 +80,7 @@ class StorageWatcher(TorchDispatchMode):
         self._clock = 0
         self._alive: dict[int, tuple[int, Any]] = {}
         self._events: list[AllocationEvent] = []
+        self.existing: list[tuple[int, int]] = []  # address and bytes, when the recording began
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -82,6 +96,8 @@ class StorageWatcher(TorchDispatchMode):
                 return func(*args)  # a name for profilers, without tensors
         if func is _WAIT:
             return args[0]  # as the real one does; its stand-in for fake tensors makes a new one
+        if self.paused:
+            return func(*args, **(kwargs or {}))
         with torch._C.DisableTorchFunction():
             return self._run(func, args, kwargs or {})
 
@@ -97,11 +113,11 @@ class StorageWatcher(TorchDispatchMode):
             filled = out if out is not None else kwargs.get("out")
             scratch_bytes = self._scratch(func, args, filled)
         for leaf in [out] if type(out) is FakeTensor else tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, torch.Tensor) and not _is_meta(leaf):
                 self.note(leaf.untyped_storage())
         if func.namespace != "aten":
             self._communication(func, args, kwargs)
-        if scratch_bytes:
+        if scratch_bytes and not (self._has_host and on_host()):
             self._workspace(scratch_bytes)
         if key is not None and recipe is None:
             again = self._recall.key(func, args, kwargs, [])
@@ -121,6 +137,7 @@ class StorageWatcher(TorchDispatchMode):
 
     def start(self) -> None:
         self._events = []
+        self.existing = [(address, size) for address, (size, _) in self._alive.items()]
 
     def now_ns(self) -> int:
         self._clock += 1
@@ -129,20 +146,29 @@ class StorageWatcher(TorchDispatchMode):
     def stop(self) -> list[AllocationEvent]:
         return self._events
 
-    def address(self, storage: torch.UntypedStorage) -> int:
+    def address(self, storage: torch.UntypedStorage) -> int | None:
         """What stands in for an address: fake storages have no data pointer."""
-        return storage._cdata
+        return None if storage._cdata in self._on_host else storage._cdata
 
     def note(self, storage: torch.UntypedStorage) -> None:
         """Record a storage that is seen for the first time."""
         address = storage._cdata
-        if address in self._alive:
+        if address in self._alive or address in self._on_host:
             return
+        if self._has_host and on_host():
+            return self._note_on_host(storage)
         size = rounded(storage.nbytes(), self.granularity_bytes)
         guard = weakref.finalize(storage, self._died, address)
         guard.atexit = False
         self._alive[address] = (size, guard)
         self._record(address, size)
+        return None
+
+    def _note_on_host(self, storage: torch.UntypedStorage) -> None:
+        self._on_host[storage._cdata] = storage.nbytes()
+        guard = weakref.finalize(storage, self._on_host.pop, storage._cdata)
+        guard.atexit = False
+        self.host_peak_bytes = max(self.host_peak_bytes, sum(self._on_host.values()))
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Record that a storage changed its size in place, as FSDP's parameters do."""

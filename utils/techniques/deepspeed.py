@@ -6,20 +6,20 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import importlib.util
 import logging
 import os
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
-from utils.memory.compile import CompilerError, cache_folder, find_compiler
+from utils.memory.compile import CompilerError, find_compiler
 
 _EXTENSION = "ShareMemCommBuilder"
+# Of this copy of the course: another copy's would be compiled anew here, and again there.
+_EXTENSIONS = Path(__file__).resolve().parents[2] / "build" / "extensions"
 _WITHOUT = "cells that run ZeRO are skipped, and the FSDP2 cells run"
 
 
@@ -30,23 +30,13 @@ def load_deepspeed() -> ModuleType:
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns that it found no GPU
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(_EXTENSIONS))
     for name in ("DeepSpeed", "torch.utils.cpp_extension"):
         logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault("DS_LOG_LEVEL", "error")
-    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_folder()))
     deepspeed = importlib.import_module("deepspeed")
     deepspeed.utils.logger.setLevel(logging.ERROR)
     return deepspeed
-
-
-def extensions_folder() -> Path:
-    """Where the extension is kept: one folder for each environment.
-
-    PyTorch's own folder is one for all. Paths of an environment are part of its build, so that two
-    environments that take turns would compile anew each time.
-    """
-    digest = hashlib.sha256(f"{torch.__version__} {sys.prefix}".encode()).hexdigest()[:12]
-    return cache_folder() / f"extensions-{digest}"
 
 
 @functools.cache
@@ -66,9 +56,9 @@ def deepspeed_problem() -> str | None:
 def build_extension() -> str:
     """Compile what DeepSpeed compiles at its first use on a CPU; say in one line what came of it.
 
-    The result is kept, so a second call only loads it. A failure is said, and is no failure of the
-    set-up: only ZeRO needs it. Call it before ranks start: a rank that is stopped while it compiles
-    leaves a lock behind, for which all later ones would wait.
+    PyTorch keeps the result in `build/extensions/`, so a second call only loads it. A failure is
+    said, and is no failure of the set-up: only ZeRO needs it. A lock that an interrupted build
+    left there is removed: PyTorch would wait for it for ever.
     """
     if problem := deepspeed_problem():
         return problem
@@ -79,6 +69,8 @@ def build_extension() -> str:
     builder = accelerator.create_op_builder(_EXTENSION)
     if builder is None or not builder.is_compatible():
         return "DeepSpeed runs here without its extension."
+    for lock in _EXTENSIONS.glob("*/lock"):
+        lock.unlink(missing_ok=True)
     try:
         builder.load(verbose=False)
     except (RuntimeError, OSError, ImportError) as error:

@@ -46,12 +46,69 @@ class LoraLinear(nn.Module):
         nn.init.zeros_(self.up.weight)
         self.scale = alpha / rank
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.is_merged = False
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., inputs) -> (..., outputs), in the dtype of the frozen layer's result."""
         out = self.base(x)
+        if self.is_merged:
+            return out
         update = self.up(self.down(self.dropout(x.to(self.down.weight.dtype))))
         return out + (update * self.scale).to(out.dtype)
+
+    @torch.no_grad()
+    def update(self) -> Tensor:
+        """(alpha / rank) B A, of the shape of the frozen weight, in the adapters' dtype."""
+        return self.scale * (self.up.weight @ self.down.weight)
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Add the update to the frozen weight, in place: the layer then costs what it did before.
+
+        Raises:
+            ValueError: it is merged already, or the frozen weight is packed in four bits.
+        """
+        self._shift(self.is_merged, "merged already", +1)
+        self.is_merged = True
+
+    @torch.no_grad()
+    def unmerge(self) -> None:
+        """Take the update off again. What a 16-bit weight lost to rounding does not come back.
+
+        Raises:
+            ValueError: it is not merged.
+        """
+        self._shift(not self.is_merged, "not merged", -1)
+        self.is_merged = False
+
+    def _shift(self, refused: bool, state: str, sign: int) -> None:
+        if refused:
+            raise ValueError(f"This layer is {state}.")
+        if isinstance(self.base, NF4Linear):
+            raise ValueError(
+                "A weight in four bits cannot take an update in place: it would be rounded to "
+                "sixteen values again. merge_lora() unpacks it to 16 bits first."
+            )
+        self.base.weight += sign * self.update().to(self.base.weight.dtype)
+
+    @torch.no_grad()
+    def merged_linear(self, dtype: torch.dtype | None = None) -> nn.Linear:
+        """A plain linear layer with W + (alpha / rank) B A; a packed W is unpacked for it.
+
+        Args:
+            dtype: of the new weight; that of the base, or of its computation if it is packed.
+        """
+        packed = isinstance(self.base, NF4Linear)
+        dtype = dtype or (self.base.compute_dtype if packed else self.base.weight.dtype)
+        weight = self.base.unpacked(torch.float32) if packed else self.base.weight.float()
+        if not self.is_merged:
+            weight = weight + self.update().float()
+        out, inputs = weight.shape
+        linear = nn.Linear(inputs, out, self.base.bias is not None, device="meta")
+        linear.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
+        if self.base.bias is not None:
+            linear.bias = nn.Parameter(self.base.bias.detach().to(dtype), requires_grad=False)
+        return linear
 
 
 def add_lora(
@@ -76,3 +133,22 @@ def add_lora(
         lambda layer: LoraLinear(layer, rank, alpha, dropout, dtype),
         (nn.Linear, NF4Linear),
     )
+
+
+def merge_lora(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    """Replace every adapted layer by a plain one with the sum, in place, one layer at a time.
+
+    Args:
+        model: as `add_lora` left it.
+        dtype: as `LoraLinear.merged_linear` takes it.
+
+    Raises:
+        ValueError: the model has no adapters.
+    """
+    adapted = [(path, part) for path, part in model.named_modules() if isinstance(part, LoraLinear)]
+    if not adapted:
+        raise ValueError("The model has no adapters to merge; add_lora() puts them in.")
+    for path, layer in adapted:
+        owner, _, name = path.rpartition(".")
+        setattr(model.get_submodule(owner), name, layer.merged_linear(dtype))
+    return model

@@ -5,13 +5,12 @@ NormalFloat"); double quantization keeps these scales in eight bits, 256 of them
 A weight takes 4 + 32/64 = 4.5 bits, with double quantization 4 + 8/64 + 32/(64 * 256) = 4.127.
 
 The layers are written over the operations that bitsandbytes registers with PyTorch, so the same
-code runs on real tensors and on simulated ones.
+code runs on real tensors and on simulated ones. `nf4.py` has the arithmetic by hand.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,14 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from utils.techniques.library import bitsandbytes_library, has_bitsandbytes
+from utils.techniques.nf4 import BLOCK, SCALE_BLOCK
 from utils.techniques.replace import replace_linears
 
-# On a CPU, bitsandbytes warns of an optional kernel for inference that nothing here uses.
-logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-import bitsandbytes.functional  # noqa: E402
+if has_bitsandbytes():
+    bitsandbytes_library()  # a simulation has to know of it before it begins
 
-BLOCK = 64  # weights that share a scale
-SCALE_BLOCK = 256  # scales that share a scale of their own
 _ops = torch.ops.bitsandbytes
 
 
@@ -58,8 +56,10 @@ class NF4Linear(nn.Module):
 
         Raises:
             ValueError: the weight is no matrix of floating-point numbers.
+            ModuleNotFoundError: bitsandbytes is not installed.
         """
         super().__init__()
+        bitsandbytes_library()
         if weight.dim() != 2 or not weight.is_floating_point():
             raise ValueError(
                 f"NF4 packs a matrix of floating-point weights; this one has shape "
@@ -160,4 +160,4 @@ def _raw(tensor: Tensor) -> Tensor:
 def _dynamic_code() -> tuple[float, ...]:
     """The 256 values of bitsandbytes' eight-bit type (Dettmers 2016, arXiv:1511.04561)."""
     with _disable_current_modes():  # a simulation has no values to read
-        return tuple(bitsandbytes.functional.create_dynamic_map().tolist())
+        return tuple(bitsandbytes_library().functional.create_dynamic_map().tolist())

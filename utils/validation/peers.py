@@ -141,10 +141,10 @@ def compare_peers() -> list[PeerError]:
     """Every installed tool and this planner, on the same rows."""
     found = []
     for source, asked in rows().items():
-        found.append(_error(source, "this planner", [ours / said for *_, said, ours in asked]))
+        found.append(error_of(source, "this planner", [ours / said for *_, said, ours in asked]))
         for name, tool in TOOLS.items():
             with contextlib.suppress(ImportError):
-                found.append(_error(source, name, list(_ask(tool, asked))))
+                found.append(error_of(source, name, list(_ask(tool, asked))))
     return found
 
 
@@ -155,7 +155,8 @@ def _ask(tool: Tool, asked: list[Asked]) -> Iterator[float]:
             yield tool(model, plan, batch, gpu) / published
 
 
-def _error(source: str, tool: str, ratios: list[float]) -> PeerError:
+def error_of(source: str, tool: str, ratios: list[float]) -> PeerError:
+    """Errors of one tool, from its figures over the true ones."""
     errors = [ratio - 1 for ratio in ratios]
     median = statistics.median(abs(error) for error in errors)
     return PeerError(source, tool, len(errors), median, statistics.median(errors))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import peft
@@ -19,10 +19,6 @@ from utils.validation.comparison import Comparison
 from utils.validation.tables import number, table, whole
 
 LITGPT_DEVICE, PEFT_DEVICE = "A100 40GB", "H100"
-PEFT_FIGURES = {
-    "reserved GB, 99th percentile": "reserved_p99_bytes",
-    "reserved GB, maximum": "memory_max_bytes",
-}
 # config.json of meta-llama/Llama-3.2-3B.
 LLAMA_32_3B = {
     "vocab_size": 128_256, "hidden_size": 3072, "intermediate_size": 8192,
@@ -32,14 +28,14 @@ LLAMA_32_3B = {
 LLAMA_PARAMETERS = 3_212_749_824
 
 
-def litgpt_comparisons() -> Iterator[Comparison]:
+def litgpt_comparisons(models: Container[str] = litgpt.SHAPES) -> Iterator[Comparison]:
     """litgpt's LoRA on one A100, by base; allocated GB. A row that ran out of memory is left out.
 
     NF4 rows appear twice: with the libraries of the time and with today's.
     """
     for row in table("litgpt_adapters"):
         published = number(row["max_gpu_ram_gb"])
-        if published is None or row["gpu"] != "1 x A100":
+        if published is None or row["gpu"] != "1 x A100" or row["model"] not in models:
             continue
         if row["quantization"] == "None":
             yield _litgpt(row, published, "litgpt LoRA, bf16", early=False)
@@ -83,22 +79,25 @@ def _parameter_count(shape: litgpt.LitShape) -> int:
         return sum(p.numel() for p in litgpt.LitGPT(shape).parameters())
 
 
-def peft_comparisons() -> Iterator[Comparison]:
+def peft_comparisons(ranks: Container[int] = (32, 64)) -> Iterator[Comparison]:
     """PEFT's method comparison: LoRA on Llama 3.2 3B, on one GPU; GB.
 
-    PyTorch's reserved memory is published, which holds free blocks between the tensors too and
-    the evaluation by generation; the simulation gives the tensors' peak of a training step whose
-    batch is as long as the run allows.
+    Published is PyTorch's largest reserved memory of the run, evaluation by generation included;
+    simulated what the replayed allocator reserves, for a step with the longest batch that the run
+    allows. The published mean and 99th percentile have no counterpart: they sample the reserved
+    memory after every step (run.py, which empties the cache every tenth), over batches whose
+    lengths are not published.
     """
     for row in table("peft_adapters"):
         if row["experiment"].partition("/")[0] != "lora" or row["optimizer"] != "AdamW":
             continue
+        if whole(row["r"]) not in ranks:
+            continue
         found = peft_step(row)
         trained = whole(row["trainable_params"])
-        for quantity, column in PEFT_FIGURES.items():
-            published = float(row[column]) / GB
-            yield Comparison("PEFT LoRA", quantity, row["experiment"], published,
-                             found.peak_bytes / GB, LLAMA_PARAMETERS + trained)  # fmt: skip
+        published = float(row["memory_max_bytes"]) / GB
+        yield Comparison("PEFT LoRA", "reserved GB, maximum", row["experiment"], published,
+                         (found.reserved_bytes or 0) / GB, LLAMA_PARAMETERS + trained)  # fmt: skip
 
 
 def peft_step(row: dict[str, str]) -> Measurement:

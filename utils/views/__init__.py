@@ -1,6 +1,7 @@
 """Every figure, table and widget of the course, in one style."""
 
 from utils.views.breakdown import Bar, draw_breakdown, predicted
+from utils.views.budget_map import draw_budget_map
 from utils.views.compare import Comparison, compare, reconcile
 from utils.views.curves import draw_losses, draw_memory_by_batch, draw_throughput
 from utils.views.explore import explore
@@ -18,8 +19,8 @@ from utils.views.validation_figures import draw_validation
 
 __all__ = [
     "Bar", "Comparison", "RecordedTable", "Span", "compare", "design", "draw_bits",
-    "draw_breakdown", "draw_design", "draw_flight", "draw_formats", "draw_lanes", "draw_losses",
-    "draw_memory_by_batch", "draw_pareto", "draw_schedule", "draw_stage_memory",
-    "draw_throughput", "draw_timeline", "draw_tradeoff", "draw_validation", "explore",
-    "predicted", "reconcile", "recorded_table", "show", "studio",
+    "draw_breakdown", "draw_budget_map", "draw_design", "draw_flight", "draw_formats",
+    "draw_lanes", "draw_losses", "draw_memory_by_batch", "draw_pareto", "draw_schedule",
+    "draw_stage_memory", "draw_throughput", "draw_timeline", "draw_tradeoff", "draw_validation",
+    "explore", "predicted", "reconcile", "recorded_table", "show", "studio",
 ]  # fmt: skip

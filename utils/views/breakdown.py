@@ -81,7 +81,7 @@ def draw_breakdown(
         axes.set_yticks(range(len(bars)), names)
         axes.invert_yaxis()
         axes.set_xlabel(f"memory ({unit})")
-        axes.set_title(title)
+        axes.set_title(title, pad=20 if limit else None)  # the limit's name stands between
         axes.grid(False, axis="y")
         axes.margins(x=0.14)
         _draw_limit(axes, limit, unit_bytes)

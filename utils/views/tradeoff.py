@@ -53,7 +53,7 @@ def draw_tradeoff(
             axes.annotate(m.name, (cost, peak), (8, 6), textcoords="offset points", fontsize=11)
         if limit_bytes:
             axes.axhline(limit_bytes / unit_bytes, color="black", ls=":", label="the card's memory")
-        axes.margins(x=0.2, y=0.15)
+        axes.margins(x=0.3, y=0.15)
         axes.set_ylim(bottom=0)
         axes.set_xlabel(cost_label)
         axes.set_ylabel(f"peak ({unit})")

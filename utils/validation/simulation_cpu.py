@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import bitsandbytes
@@ -12,9 +12,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from utils.memory import Category, Measurement, measure
+from utils.memory.source import CountingSource, EventSource
 from utils.models import Transformer, TransformerConfig, resnet
 from utils.simulation import simulate
-from utils.techniques import MATMULS, add_lora, checkpoint_blocks, quantize_linears
+from utils.techniques import (
+    MATMULS,
+    NF4Linear,
+    add_lora,
+    checkpoint_blocks,
+    quantize_linears,
+)
+from utils.units import MIB
+from utils.validation.comparison import Comparison
 
 Build = Callable[[], tuple[nn.Module, torch.optim.Optimizer | None]]
 Step = Callable[[nn.Module, Any], Any]
@@ -148,13 +157,25 @@ CASES: dict[str, Pair] = {
 }  # fmt: skip
 
 
-def both(build: Build, step: Step) -> tuple[Measurement, Measurement]:
+# For a short report: what differs most. The tests run all.
+SHORT = (
+    "transformer, AdamW for-loop", "transformer, AdamW foreach", "transformer, AdamW 8-bit",
+    "transformer, autocast bf16", "transformer, full checkpointing",
+    "transformer, selective checkpointing", "transformer, LoRA", "transformer, NF4",
+    "transformer, accumulation", "ResNet-50, SGD", "ResNet-50, Adam",
+)  # fmt: skip
+
+
+def both(
+    build: Build, step: Step, source: EventSource | None = None
+) -> tuple[Measurement, Measurement]:
     """The same two functions, simulated and run for real."""
     simulated = simulate(build, step, device="cpu")
     model, optimizer = build()
     real = measure(
-        lambda: step(model, optimizer), model=model, optimizer=optimizer, timed_steps=0
-    )
+        lambda: step(model, optimizer), model=model, optimizer=optimizer, timed_steps=0,
+        source=source,
+    )  # fmt: skip
     return simulated, real
 
 
@@ -174,3 +195,32 @@ def state_maxima(found: Measurement) -> dict[Category, int]:
             highest = max(highest, alive)
         maxima[state] = highest
     return maxima
+
+
+def cpu_comparisons(names: Iterable[str] = tuple(CASES)) -> Iterator[Comparison]:
+    """Peaks of small steps beside this machine's counting allocator, by model; MiB.
+
+    On one thread: kernels, and so their scratch memory, depend on the number of threads.
+
+    Raises:
+        CompilerError: the counting allocator needs a C++ compiler.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for name in names:
+            build, step = CASES[name]
+            simulated, real = both(build, step, source=CountingSource())
+            model, _, technique = name.partition(", ")
+            yield Comparison(f"CPU allocator, {model}", "peak MiB", technique,
+                             real.peak_bytes / MIB, simulated.peak_bytes / MIB,
+                             _parameter_count(build))  # fmt: skip
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _parameter_count(build: Build) -> int:
+    """Parameters as numbers, also where they are packed to four bits."""
+    model, _ = build()
+    packed = {id(layer.weight) for layer in model.modules() if isinstance(layer, NF4Linear)}
+    return sum(p.numel() * (2 if id(p) in packed else 1) for p in model.parameters())

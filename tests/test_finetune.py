@@ -1,0 +1,93 @@
+"""The course's stack of a fine-tuning step beside peft and bitsandbytes: losses and memory."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from utils.memory import Category, measure
+from utils.models.pretrained import load_base
+from utils.techniques import METHODS, LoraLinear, build_finetune, finetune_step
+from utils.techniques.lora import add_lora
+from utils.techniques.quantization import quantize_linears
+
+TINY = LlamaConfig(
+    vocab_size=128, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+    num_attention_heads=4, use_cache=False,
+)  # fmt: skip
+
+
+def losses(model: nn.Module, steps: int = 6) -> Tensor:
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    found = []
+    for _ in range(steps):
+        tokens = torch.randint(0, 128, (2, 32))
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.detach())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("quantization", [None, "nf4", "nf4-dq"])
+def test_the_same_losses_as_peft_on_bitsandbytes(tmp_path, quantization: str | None) -> None:
+    import peft
+
+    torch.manual_seed(0)
+    LlamaForCausalLM(TINY).save_pretrained(tmp_path)
+    ours = load_base(tmp_path, dtype=torch.float32)
+    if quantization:
+        quantize_linears(
+            ours, double_quantization=quantization == "nf4-dq", compute_dtype=torch.float32
+        )
+    add_lora(ours, rank=8, alpha=16, targets=("q_proj", "v_proj"))
+    base = load_base(tmp_path, quantization=quantization, dtype=torch.float32)
+    config = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"])
+    with warnings.catch_warnings():  # peft asks transformers by a name that it has replaced
+        warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
+        theirs = peft.get_peft_model(base, config)
+    mine = [m for m in ours.modules() if isinstance(m, LoraLinear)]
+    other = [m for m in theirs.modules() if isinstance(m, peft.tuners.lora.LoraLayer)]
+    for a, b in zip(mine, other, strict=True):
+        a.down.weight.data.copy_(b.lora_A["default"].weight)
+    # In eval mode bitsandbytes has a kernel for CPUs that rounds to bf16.
+    found, wanted = losses(ours.train()), losses(theirs.train())
+    torch.testing.assert_close(found[:2], wanted[:2], rtol=1e-6, atol=0)
+    # Then Adam turns the rounding of matmuls in another order into whole steps of tiny gradients.
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_runs_and_trains_its_adapters_alone(method: str) -> None:
+    model, optimizer = build_finetune(TINY, method)
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert len(trained) == 2 * 2 * TINY.num_hidden_layers
+    assert all(".down." in name or ".up." in name for name in trained)
+    before = copy.deepcopy([p for p in model.parameters() if p.requires_grad])
+    finetune_step(model, optimizer, 2, 16)
+    finetune_step(model, optimizer, 2, 16)
+    after = [p for p in model.parameters() if p.requires_grad]
+    assert not any(map(torch.equal, before, after))
+
+
+def test_checkpointing_keeps_fewer_activations() -> None:
+    kept = {}
+    for method in ("QLoRA", "QLoRA + checkpointing"):
+        model, optimizer = build_finetune(TINY, method)
+        run = measure(lambda m=model, o=optimizer: finetune_step(m, o, 2, 64), model=model,
+                      optimizer=optimizer, timed_steps=0)  # fmt: skip
+        start = next(s.start_ns for s in run.timeline.spans if s.name == "backward")
+        kept[method] = run.timeline.at(start)[Category.ACTIVATIONS]
+    assert kept["QLoRA + checkpointing"] < kept["QLoRA"] / 2
+
+
+def test_an_unknown_method() -> None:
+    with pytest.raises(ValueError, match="'DoRA' is none of"):
+        build_finetune(TINY, "DoRA")

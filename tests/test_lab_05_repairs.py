@@ -1,0 +1,129 @@
+"""The checks of lab 05 on a loss in chunks and on batch norm's cure: wrong answers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_lab_05 import nudged
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from utils.labs import lab_05
+
+
+def in_chunks(each: Callable[..., Any], end: Callable[..., Any]) -> Callable[..., Any]:
+    def chunked_loss(hidden: Any, head: Any, labels: Any, chunks: int) -> Any:
+        pairs = zip(hidden.chunk(chunks), labels.chunk(chunks), strict=True)
+        return end([each(h, head, wanted) for h, wanted in pairs], labels, chunks)
+
+    return chunked_loss
+
+
+def sum_of(hidden: Any, head: Any, labels: Any) -> Any:
+    return F.cross_entropy(hidden @ head.T, labels, ignore_index=-100, reduction="sum")
+
+
+def mean_of(hidden: Any, head: Any, labels: Any) -> Any:
+    return F.cross_entropy(hidden @ head.T, labels, ignore_index=-100)
+
+
+def counted(parts: list[Any], labels: Any, chunks: int) -> Any:
+    return sum(parts) / (labels != -100).sum()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (in_chunks(mean_of, lambda parts, labels, n: sum(parts) / n), "without any label"),
+        (
+            in_chunks(
+                lambda h, w, t: mean_of(h, w, t).nan_to_num(), lambda parts, t, n: sum(parts) / n
+            ),
+            "a mean of means",
+        ),
+        (in_chunks(sum_of, lambda parts, labels, n: sum(parts) / len(labels)), "divides by all"),
+        (in_chunks(sum_of, lambda parts, labels, n: sum(parts)), "That is the sum"),
+        (in_chunks(sum_of, counted), "Chunks alone keep all"),
+        (lambda *args: 3.0, "one loss is wanted"),
+        (
+            in_chunks(lambda h, w, t: sum_of(h, w.detach(), t) + 0 * w.sum(), counted),
+            "Is a chunk detached",
+        ),
+    ],
+)
+def test_losses_in_chunks_that_fail(answer: Any, words: str) -> None:
+    nudged(lab_05.chunked_loss(answer), words)
+
+
+# Exercise 5 -------------------------------------------------------------------------------------
+
+
+def recomputed_in(enter: Callable[[Any], Any], leave: Callable[[Any, Any], None]) -> Any:
+    """A checkpoint whose recomputation changes each norm by `enter` and puts it back by `leave`."""
+
+    def cured_checkpoint(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        @contextlib.contextmanager
+        def changed() -> Any:
+            before = enter(block)
+            try:
+                yield
+            finally:
+                leave(block, before)
+
+        contexts = lambda: (contextlib.nullcontext(), changed())  # noqa: E731
+        return checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+
+    return cured_checkpoint
+
+
+def no_momentum(block: nn.Module) -> float:
+    before, block[1].momentum = block[1].momentum, 0.0
+    return before
+
+
+def copied_counter(block: nn.Module) -> torch.Tensor:
+    before = block[1].num_batches_tracked
+    block[1].num_batches_tracked = before.clone()
+    return before
+
+
+def put_counter(block: nn.Module, before: torch.Tensor) -> None:
+    block[1].num_batches_tracked = before
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda block, x: checkpoint(block, x, use_reentrant=False), "6 updates in 3 steps"),
+        (
+            recomputed_in(no_momentum, lambda block, m: setattr(block[1], "momentum", m)),
+            "a momentum of None",
+        ),
+        (recomputed_in(copied_counter, put_counter), "still move in recomputation"),
+        (lambda block, x: block(x), "nothing is recomputed"),
+    ],
+)
+def test_cures_of_batch_norm_that_fail(answer: Any, words: str) -> None:
+    nudged(lab_05.cured_checkpoint(answer), words)
+
+
+def test_a_cure_by_eval_mode() -> None:
+    answer = recomputed_in(lambda block: block.eval(), lambda block, _: block.train())
+    nudged(lab_05.cured_checkpoint(answer), "in eval mode")
+
+
+def test_a_cure_that_leaves_the_momentum_at_zero() -> None:
+    def leave(block: nn.Module, before: Any) -> None:
+        put_counter(block, before)
+        block[1].momentum = 0.0
+
+    def enter(block: nn.Module) -> torch.Tensor:
+        block[1].momentum = 0.0
+        return copied_counter(block)
+
+    nudged(lab_05.cured_checkpoint(recomputed_in(enter, leave)), "in `finally`")

@@ -1,0 +1,267 @@
+"""The checks of lab 06: right answers, the untouched lab, and plausible wrong answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from utils.labs import check, lab_06
+from utils.labs.verdict import Status, Verdict
+from utils.techniques import add_lora
+from utils.techniques.nf4 import nearest, nf4_levels
+
+LAB = Path(__file__).parents[1] / "sources/labs/intermediate/06_seven_billion.py"
+EXERCISES = ["lora_states", "nf4_quantize", "merged_weight", "cured_finetune"]
+
+
+def nudged(verdict: Verdict, words: str) -> None:
+    assert verdict.status is Status.NOT_YET
+    assert words in f"{verdict.note} {verdict.nudge}"
+
+
+@pytest.fixture(scope="module")
+def solved() -> dict[str, Any]:
+    """The functions of the solved lab, by running its function cells alone."""
+    names: dict[str, Any] = {"torch": torch, "F": F, "nn": nn, "add_lora": add_lora}
+    for cell in jupytext.read(LAB).cells:
+        if cell.cell_type == "code" and cell.source.startswith("def "):
+            exec(cell.source.split("\ncheck(")[0], names)
+    return names
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_solution_is_correct(solved: dict[str, Any], exercise: str) -> None:
+    assert getattr(lab_06, exercise)(solved[exercise]).status is Status.CORRECT
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_untouched_lab_is_not_attempted(exercise: str) -> None:
+    notebook = jupytext.read(LAB.parents[3] / "labs/intermediate/06_seven_billion.ipynb")
+    cells = [c.source for c in notebook.cells if c.source.startswith(f"def {exercise}(")]
+    names: dict[str, Any] = {"torch": torch, "nn": nn}
+    exec(cells[0].split("\ncheck(")[0], names)
+    assert check(f"06.{exercise}", names[exercise]).status is Status.NOT_ATTEMPTED
+
+
+# The question of the lesson
+
+
+def test_the_question_of_the_lesson() -> None:
+    assert lab_06.offloaded_gigabytes(0.16).status is Status.CORRECT
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (0.08, "one of the two moments"),
+        (0.32, "Only the optimizer state goes"),
+        (56, "Nothing of it is in the optimizer"),
+        (0.5, "Two moments"),
+        ("0.16 GB", "a number of GB"),
+    ],
+)
+def test_wrong_answers_to_the_question(answer: Any, words: str) -> None:
+    nudged(lab_06.offloaded_gigabytes(answer), words)
+
+
+# Exercise 1
+
+
+def sheet(frozen_bytes: int = 2, adapter_bytes: int = 4, moments: int = 8, full: bool = False,
+          frozen_gradients: bool = False) -> Callable[..., dict[str, int]]:  # fmt: skip
+    def lora_states(frozen: int, matrices: list[tuple[int, int]], rank: int) -> dict[str, int]:
+        count = sum(a * b if full else rank * (a + b) for a, b in matrices)
+        trained = count + frozen if frozen_gradients else count
+        return {"frozen weights": frozen_bytes * frozen, "adapters": adapter_bytes * count,
+                "gradients": 4 * trained, "optimizer state": moments * count}  # fmt: skip
+
+    return lora_states
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (sheet(frozen_bytes=4), "two bytes a weight"),
+        (sheet(adapter_bytes=2), "Adapters are fp32"),
+        (sheet(moments=4), "two moments"),
+        (sheet(full=True), "full matrix"),
+        (sheet(frozen_gradients=True), "What is frozen has no gradient"),
+        (lambda *args: 12, "a dict with four entries"),
+        (lambda *args: None, "a dict with four entries"),
+    ],
+)
+def test_wrong_sheets(wrong: Callable[..., Any], words: str) -> None:
+    nudged(lab_06.lora_states(wrong), words)
+
+
+# Exercise 2
+
+
+def quantizer(scale: Callable[[Tensor], Tensor], levels: Tensor | None = None) -> Callable[..., Any]:
+    def nf4_quantize(weight: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        blocks = weight.reshape(-1, 64)
+        scales = scale(blocks)
+        return nearest(blocks / scales[:, None], given if levels is None else levels).flatten(), scales
+
+    return nf4_quantize
+
+
+def per_block(blocks: Tensor) -> Tensor:
+    return blocks.abs().amax(dim=1)
+
+
+def per_tensor(weight: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
+    return nearest(weight / weight.abs().max(), levels).flatten(), weight.abs().max()
+
+
+def level_below(weight: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
+    blocks = weight.reshape(-1, 64)
+    scaled = (blocks / per_block(blocks)[:, None]).flatten()
+    return (torch.searchsorted(levels, scaled, right=True) - 1).clamp(0, 15), per_block(blocks)
+
+
+def unscaled(weight: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
+    return nearest(weight.flatten(), levels), per_block(weight.reshape(-1, 64))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (per_tensor, "one scale for the whole tensor"),
+        (quantizer(per_block, torch.linspace(-1, 1, 16)), "16 even steps"),
+        (quantizer(lambda blocks: blocks.amax(dim=1)), "largest magnitude can be negative"),
+        (quantizer(lambda blocks: blocks.std(dim=1)), "Not the deviation"),
+        (level_below, "Take the nearest one"),
+        (unscaled, "Divide each block by its scale"),
+        (lambda w, levels: (w[0], w[0]), "for 512 weights"),
+        (lambda w, levels: None, "two tensors are wanted"),
+    ],
+)
+def test_wrong_quantizers(wrong: Callable[..., Any], words: str) -> None:
+    nudged(lab_06.nf4_quantize(wrong), words)
+
+
+def test_codes_of_any_integer_type_and_shape() -> None:
+    def nf4_quantize(weight: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
+        blocks = weight.reshape(-1, 64)
+        return nearest(blocks / per_block(blocks)[:, None], nf4_levels()).int(), per_block(blocks)
+
+    assert lab_06.nf4_quantize(nf4_quantize).status is Status.CORRECT
+
+
+# Exercise 3
+
+
+def in_place(weight: Tensor, down: Tensor, up: Tensor, alpha: float) -> Tensor:
+    weight += alpha / down.shape[0] * up @ down
+    return weight
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda w, a, b, alpha: w + b @ a, "multiplied by alpha / rank"),
+        (lambda w, a, b, alpha: w + alpha * b @ a, "Divide by the rank"),
+        (lambda w, a, b, alpha: w + alpha / a.shape[1] * b @ a, "the number of rows of A"),
+        (lambda w, a, b, alpha: w + 4 * (b @ a).T, "transposed"),
+        (lambda w, a, b, alpha: 4 * b @ a, "frozen weight is missing"),
+        (lambda w, a, b, alpha: a @ b, "has the shape of W"),
+        (lambda w, a, b, alpha: w, "another update"),
+        (in_place, "the given weight was changed"),
+        (lambda *args: None, "has the shape of W"),
+    ],
+)
+def test_wrong_merges(wrong: Callable[..., Any], words: str) -> None:
+    verdict = lab_06.merged_weight(wrong)
+    assert verdict.status is Status.NOT_YET
+    if words != "another update":
+        nudged(verdict, words)
+
+
+# Exercise 4
+
+
+def choice(method: Any, length: Any, batch: Any) -> dict[str, Any]:
+    return {"method": method, "sequence length": length, "micro-batch": batch}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (choice("DoRA", 1024, 1), "the method"),
+        (choice("LoRA", 1024, 1.5), "whole numbers"),
+        (choice("LoRA", 512, 4), "never sees their ends"),
+        (choice("LoRA", 1024, 1024), "far too many"),
+    ],
+)
+def test_choices_that_need_no_simulation(answer: dict[str, Any], words: str) -> None:
+    nudged(lab_06.fit(answer), words)
+
+
+def test_the_solution_fits() -> None:
+    found = lab_06.fit(choice("QLoRA + checkpointing", 1024, 24))
+    assert found.status is Status.CORRECT
+    assert found.score == "24,576 tokens a step"
+
+
+def test_a_choice_that_does_not_fit_names_the_category() -> None:
+    nudged(lab_06.fit(choice("LoRA", 1024, 8)), "largest category at the peak is activations")
+
+
+def test_a_choice_that_fits_with_room_to_spare() -> None:
+    nudged(lab_06.fit(choice("QLoRA", 1024, 1)), "more would")
+
+
+# Exercise 5
+
+
+def train(model: nn.Module, tokens: Tensor, parameters: list[nn.Parameter], lr: float) -> list[float]:
+    optimizer, losses = torch.optim.AdamW(parameters, lr=lr), []
+    for _ in range(20):
+        logits = model(tokens[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def trains_everything(model: nn.Module, tokens: Tensor) -> list[float]:
+    add_lora(model, rank=4).requires_grad_(True)
+    return train(model, tokens, list(model.parameters()), 1e-2)
+
+
+def too_slow(model: nn.Module, tokens: Tensor) -> list[float]:
+    add_lora(model, rank=4)
+    return train(model, tokens, [p for p in model.parameters() if p.requires_grad], 1e-7)
+
+
+def without_adapters(model: nn.Module, tokens: Tensor) -> list[float]:
+    return train(model, tokens, list(model.parameters()), 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (trains_everything, "frozen weights have changed"),
+        (too_slow, "learning rate large enough"),
+        (without_adapters, "no adapters any more"),
+        (lambda model, tokens: None, "a list with the loss"),
+    ],
+)
+def test_cures_that_do_not_cure(wrong: Callable[..., Any], words: str) -> None:
+    nudged(lab_06.cured_finetune(wrong), words)
+
+
+def test_the_broken_run_of_the_lab_is_no_cure(solved: dict[str, Any]) -> None:
+    verdict = lab_06.cured_finetune(solved["broken_finetune"])
+    nudged(verdict, "have not moved")
+    nudged(verdict, "Does the optimizer know it")

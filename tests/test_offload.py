@@ -1,0 +1,125 @@
+"""Offloaded optimizers: the plain one's numbers to the bit, and where the bytes are."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from utils.memory import Category, measure
+from utils.models import Transformer
+from utils.simulation import simulate
+from utils.techniques import OffloadedOptimizer
+from utils.units import MIB
+from utils.validation.simulation_cpu import BATCH, LENGTH, TINY, cross_entropy, train
+
+Make = Callable[..., torch.optim.Optimizer]
+MAKERS: dict[str, Make] = {
+    "AdamW": torch.optim.AdamW,
+    "SGD": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "AdamW foreach": functools.partial(torch.optim.AdamW, foreach=True),
+}
+
+
+def build(make: Make, offload: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = Transformer(TINY)
+    optimizer = make(model.parameters())
+    return model, OffloadedOptimizer(optimizer) if offload else optimizer
+
+
+def losses(model: nn.Module, optimizer: Any, steps: int = 3) -> list[float]:
+    torch.manual_seed(1)
+    found = []
+    for _ in range(steps):
+        tokens = torch.randint(TINY.vocabulary, (BATCH, LENGTH))
+        loss = cross_entropy(model(tokens), tokens)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_losses_and_weights_are_the_plain_optimizers_to_the_bit(name: str) -> None:
+    plain, offloaded = (build(MAKERS[name], offload) for offload in (False, True))
+    assert losses(*plain) == losses(*offloaded)
+    for one, other in zip(plain[0].parameters(), offloaded[0].parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_schedule_reaches_the_inner_optimizer() -> None:
+    found = []
+    for offload in (False, True):
+        model, optimizer = build(torch.optim.AdamW, offload)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.1)
+        for _ in range(3):
+            losses(model, optimizer, 1)
+            schedule.step()
+        found.append([p.detach() for p in model.parameters()])
+    assert all(map(torch.equal, *found))
+
+
+def test_states_are_saved_and_loaded() -> None:
+    model, optimizer = build(torch.optim.AdamW, True)
+    losses(model, optimizer)
+    weights, saved = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    again = Transformer(TINY)
+    again.load_state_dict(weights)
+    resumed = OffloadedOptimizer(torch.optim.AdamW(again.parameters()))
+    resumed.load_state_dict(saved)
+    assert losses(again, resumed) == losses(model, optimizer)
+
+
+def test_a_parameter_without_a_gradient_stays_as_it_is() -> None:
+    used, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    optimizer = OffloadedOptimizer(torch.optim.SGD([used, unused], lr=1.0))
+    used.grad = torch.ones(3)
+    optimizer.step()
+    assert used.tolist() == [0.0, 0.0, 0.0]
+    assert unused.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_an_optimizer_that_has_stepped_is_refused() -> None:
+    model, optimizer = build(torch.optim.AdamW, False)
+    losses(model, optimizer, 1)
+    with pytest.raises(ValueError, match="before the first step"):
+        OffloadedOptimizer(optimizer)
+
+
+def test_on_a_simulated_gpu_states_and_copies_are_the_hosts() -> None:
+    """Device: parameters and gradients. Host: a copy of both and AdamW's two moments, in fp32."""
+    size = 4 * sum(p.numel() for p in Transformer(TINY).parameters())
+    plain, offloaded = (
+        simulate(functools.partial(build, torch.optim.AdamW, offload), train, device="A100 80GB")
+        for offload in (False, True)
+    )
+    at_rest = [int(found.timeline.alive_bytes[-1]) for found in (plain, offloaded)]
+    assert at_rest[0] - at_rest[1] == pytest.approx(2 * size, rel=0.01)
+    assert Category.OPTIMIZER_STATE not in categories(offloaded)
+    assert plain.host_bytes == 0
+    assert 4 * size <= offloaded.host_bytes <= 4 * size + MIB
+    assert offloaded.reserved_bytes < plain.reserved_bytes
+
+
+def test_on_a_cpu_simulated_and_measured_agree_and_nothing_is_saved() -> None:
+    make = functools.partial(build, torch.optim.AdamW, True)
+    simulated = simulate(make, train, device="cpu")
+    model, optimizer = make()
+    real = measure(
+        lambda: train(model, optimizer), model=model, optimizer=optimizer, timed_steps=0
+    )
+    plain = simulate(functools.partial(build, torch.optim.AdamW, False), train, device="cpu")
+    assert simulated.peak_bytes == pytest.approx(real.peak_bytes, rel=0.01)
+    assert simulated.peak_bytes >= plain.peak_bytes
+    assert simulated.host_bytes is None
+
+
+def categories(found: Any) -> set[Category]:
+    return {block.category for block in found.timeline.allocations}

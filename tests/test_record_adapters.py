@@ -1,0 +1,34 @@
+"""The adapter experiment: tiny rows on the CPU, and the grid that a GPU would run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from utils.record import __main__ as command
+from utils.record import llama7b_adapters
+from utils.record.store import recorded
+from utils.techniques import METHODS
+
+HASH = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_one_row_of_each_method_on_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(llama7b_adapters, "TIMED_STEPS", 1)
+    assert command.main(["llama7b_adapters", "--commit", HASH], root=tmp_path) == 0
+    (record,) = recorded("llama7b_adapters", tmp_path)
+    assert [row["method"] for row in record.rows] == list(METHODS)
+    plain, packed, recomputed = (row["breakdown"] for row in record.rows)
+    assert packed["parameters"] < plain["parameters"] / 2
+    # Two layers, two adapters of rank 8 on 128 x 128 each; fp32, two moments, a step per tensor.
+    assert plain["optimizer state"] == 8 * (2 * 2 * 8 * 256) + 4 * 8
+    assert recomputed["optimizer state"] == plain["optimizer state"]
+
+
+def test_a_gpu_runs_the_whole_grid() -> None:
+    found = llama7b_adapters.jobs(torch.device("cuda"))
+    assert len(found) == 3 * 4 * 4
+    assert {job.settings["layers"] for job in found} == {32}

@@ -1,0 +1,52 @@
+"""`sweep` against whole simulations of each batch size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from utils.models import Transformer, TransformerConfig
+from utils.simulation import simulate, sweep
+from utils.techniques import checkpoint_blocks
+from utils.units import Evidence
+
+LENGTH = 128
+
+
+def build(layers: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    config = TransformerConfig(
+        vocabulary=512, hidden=128, layers=layers, heads=4, feedforward=256
+    )
+    model = checkpoint_blocks(Transformer(config))
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def step(model: Any, optimizer: Any, sequences: int) -> None:
+    tokens = torch.zeros(sequences, LENGTH, dtype=torch.long)
+    optimizer.zero_grad()
+    F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    optimizer.step()
+
+
+def test_each_batch_is_that_of_a_whole_simulation() -> None:
+    found = sweep(build, step, layers=9, batches=[7, 2, 1, 16], device="RTX 4090",
+                  items=LENGTH, unit="tokens", name="tiny")  # fmt: skip
+    assert list(found) == [7, 2, 1, 16]
+    for batch, extended in found.items():
+        whole = simulate(lambda: build(9), lambda m, o, b=batch: step(m, o, b), device="RTX 4090")
+        assert extended.peak_bytes == whole.peak_bytes
+        assert extended.breakdown == whole.breakdown
+        assert extended.peak_phase == whole.peak_phase
+        assert extended.notes[0] == whole.notes[0], "the verdict of its own peak"
+        assert (extended.items, extended.unit) == (batch * LENGTH, "tokens")
+        assert extended.evidence is Evidence.SIMULATED
+
+
+def test_what_cannot_be_swept() -> None:
+    with pytest.raises(ValueError, match="batches is"):
+        sweep(build, step, layers=9, batches=[])
+    with pytest.raises(ValueError, match="batches is"):
+        sweep(build, step, layers=9, batches=[0])

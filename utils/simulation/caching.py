@@ -1,0 +1,149 @@
+"""CUDA's caching allocator, replayed over a stream of requests: what it reserves from the device.
+
+After c10/cuda/CUDACachingAllocator.cpp of github.com/pytorch/pytorch (read at eb42ad6; later
+versions name the same sizes in c10/core/AllocatorConfig.h), default settings, one stream: requests
+are multiples of 512 bytes; up to 1 MiB they come from segments of 2 MiB, below 10 MiB from
+segments of 20 MiB, above from a segment of their own, a multiple of 2 MiB
+(`get_allocation_size`). A request takes the smallest free block that holds it (`get_free_block`),
+which is split if 512 bytes (small pool) or more than 1 MiB (large pool) remain (`should_split`),
+else taken whole. Free neighbours of a segment merge. Segments are kept: none is given back before
+memory runs out, which is not replayed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from utils.memory.source import CUDA_BLOCK_BYTES, rounded
+from utils.units import MIB
+
+SMALL_REQUEST_BYTES = 1 * MIB  # kSmallSize
+SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
+LARGE_REQUEST_BYTES = 10 * MIB  # kMinLargeAlloc
+LARGE_SEGMENT_BYTES = 20 * MIB  # kLargeBuffer
+SEGMENT_GRAIN_BYTES = 2 * MIB  # kRoundLarge
+
+
+@dataclass(eq=False, slots=True)
+class _Block:
+    start: int
+    size: int
+    small: bool
+    before: _Block | None = None
+    after: _Block | None = None
+    free: bool = False
+
+
+@dataclass
+class CachingAllocator:
+    """The allocator's state. `allocated_bytes` counts whole blocks, as PyTorch's statistic does;
+    `reserved_bytes` segments. Neither can be below the sum of what was asked for."""
+
+    reserved_bytes: int = 0
+    allocated_bytes: int = 0
+    allocated_peak_bytes: int = 0
+    _free: dict[bool, list[tuple[int, int]]] = field(
+        default_factory=lambda: {True: [], False: []}
+    )
+    _blocks: dict[int, _Block] = field(default_factory=dict)
+    _taken: dict[int, _Block] = field(default_factory=dict)
+
+    def allocate(self, address: int, wanted_bytes: int) -> None:
+        """Serve a request; `address` is its caller's name for it.
+
+        Raises:
+            ValueError: the address is in use.
+        """
+        if address in self._taken:
+            raise ValueError(f"Address {address} was taken twice without being freed between.")
+        size = rounded(max(wanted_bytes, 1), CUDA_BLOCK_BYTES)
+        block = self._best_fit(size) or self._segment(size)
+        self._split(block, size)
+        block.free = False
+        self._taken[address] = block
+        self.allocated_bytes += block.size
+        self.allocated_peak_bytes = max(self.allocated_peak_bytes, self.allocated_bytes)
+
+    def release(self, address: int) -> None:
+        """Take a block back; it stays reserved.
+
+        Raises:
+            KeyError: nothing is held at the address.
+        """
+        block = self._taken.pop(address)
+        self.allocated_bytes -= block.size
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and neighbour.free:
+                self._forget(neighbour)
+                block = self._merged(block, neighbour)
+        self._keep(block)
+
+    def _best_fit(self, size: int) -> _Block | None:
+        pool = self._free[size <= SMALL_REQUEST_BYTES]
+        place = bisect_left(pool, (size, -1))
+        if place == len(pool):
+            return None
+        return self._blocks[pool.pop(place)[1]]
+
+    def _segment(self, size: int) -> _Block:
+        if size <= SMALL_REQUEST_BYTES:
+            room = SMALL_SEGMENT_BYTES
+        elif size < LARGE_REQUEST_BYTES:
+            room = LARGE_SEGMENT_BYTES
+        else:
+            room = rounded(size, SEGMENT_GRAIN_BYTES)
+        block = _Block(self.reserved_bytes, room, size <= SMALL_REQUEST_BYTES)
+        self._blocks[block.start] = block
+        self.reserved_bytes += room
+        return block
+
+    def _split(self, block: _Block, size: int) -> None:
+        rest = block.size - size
+        enough = rest >= CUDA_BLOCK_BYTES if block.small else rest > SMALL_REQUEST_BYTES
+        if enough:
+            right = _Block(block.start + size, rest, block.small, block, block.after)
+            if block.after is not None:
+                block.after.before = right
+            block.size, block.after = size, right
+            self._keep(right)
+
+    def _merged(self, block: _Block, other: _Block) -> _Block:
+        left, right = sorted((block, other), key=lambda part: part.start)
+        left.size += right.size
+        left.after = right.after
+        if right.after is not None:
+            right.after.before = left
+        del self._blocks[right.start]
+        return left
+
+    def _keep(self, block: _Block) -> None:
+        block.free = True
+        self._blocks[block.start] = block
+        insort(self._free[block.small], (block.size, block.start))
+
+    def _forget(self, block: _Block) -> None:
+        pool = self._free[block.small]
+        pool.pop(bisect_left(pool, (block.size, block.start)))
+
+
+def replayed(
+    existing: Iterable[tuple[int, int]], events: Iterable[tuple[int, int, int]]
+) -> CachingAllocator:
+    """The allocator after a stream of events.
+
+    Args:
+        existing: (address, bytes) of blocks that were there before, placed first in this order.
+        events: (time, address, bytes), bytes < 0: given back (`AllocationEvent`).
+    """
+    allocator = CachingAllocator()
+    for address, size in existing:
+        if size:
+            allocator.allocate(address, size)
+    for _, address, size in events:
+        if size > 0:
+            allocator.allocate(address, size)
+        else:
+            allocator.release(address)
+    return allocator
