@@ -44,13 +44,13 @@ from torch.nn.parallel import DistributedDataParallel
 from utils import Evidence, Transformer, TransformerConfig, check, compare, format_bytes, measure
 from utils import run_ranks, score, scoreboard, show, simulate, traffic
 from utils.memory import held
-from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
+from utils.techniques.deepspeed import build_extension, deepspeed_problem, load_deepspeed
 from utils.techniques.deepspeed_config import read_config
 from utils.techniques.fsdp import no_sync, shard
 from utils.techniques.zero import SETTINGS, note_states, resident, zero_config, zero_engine
 
 zero_problem = deepspeed_problem()
-print(zero_problem or f"DeepSpeed {load_deepspeed().__version__} can run here.")
+print(zero_problem or f"DeepSpeed {load_deepspeed().__version__}. {build_extension()}")
 
 # %% [markdown]
 # ## What you will be able to do
@@ -224,7 +224,8 @@ compare([run[0] for run in runs.values()], title="One rank of four, bf16 mixed p
 
 # %% [markdown]
 # **Read it.** The optimizer state shrinks at the first stair and no further. DDP shows a second copy
-# of the gradients: its buckets. Activations are the same for all, because nothing shards them. In a
+# of the gradients: its buckets. Activations are not sharded by any of them. Each bar is taken at its
+# own peak, so some have freed part of them by then. In a
 # model this small they are a large part of the bar. Times are those of four ranks on the cores of this
 # machine, so they say more about the overhead of many small collectives than about a cluster.
 
@@ -454,7 +455,8 @@ gathered = 2 * (LARGE.vocabulary + 1) * LARGE.hidden
 print(f"the root, gathered in bf16: {gathered / 1e9:.2f} GB; its gradient to be reduced in fp32: {2 * gathered / 1e9:.2f} GB")
 
 # %% [markdown]
-# **Read it.** The states follow the stair as long as they are the peak. What does not shrink with $N$
+# **Read it.** On few ranks the states are the stair itself. On many the peak lies in backward, where not all
+# gradients exist yet, so the states are below it. What does not shrink with $N$
 # takes over: the gathered root (a table of 50,257 rows), the fp32 copy of its gradient on the way to the
 # reduction, and the activations, of which every rank has its own. On 64 ranks they are most of the memory. That is the answer to
 # "ZeRO-3 needs $16P/N$": it needs that *plus* a part which no number of ranks shrinks.

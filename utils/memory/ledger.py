@@ -26,14 +26,6 @@ from utils.memory.events import (
 from utils.memory.source import rounded
 
 _BACKWARD = {Phase.BACKWARD, Phase.RECOMPUTE}
-# Told of in the middle of a step, without an event: there before the recording began. Inputs come
-# so, and the flat shards and buckets of DeepSpeed.
-_MAY_BE_OLDER = {
-    Category.INPUTS,
-    Category.PARAMETERS,
-    Category.GRADIENTS,
-    Category.COMMUNICATION,
-}
 
 
 @dataclass(frozen=True)
@@ -101,7 +93,7 @@ class _Sweep:
         block = self.alive.get(storage.address)
         if block is None and storage.time_ns <= self.seen.start_ns:
             block = self._older(storage)
-        elif block is None and storage.category in _MAY_BE_OLDER:
+        elif block is None and storage.category is Category.INPUTS:
             block = self._older(storage)
         if block is not None and block.category in (None, Category.CAST_WEIGHTS):
             block.category = storage.category

@@ -123,6 +123,8 @@ class StepObserver:
         self.note(Category.BUFFERS, self._model.buffers())
         self._note_gradients()
         self._note_optimizer_state()
+        for row in getattr(self._model, "kept_elsewhere", dict)().items():
+            self.note(*row)
 
     def running_path(self) -> str:
         """The path of the innermost module whose forward is running."""
@@ -157,14 +159,13 @@ class StepObserver:
 
     def _note_optimizer_state(self) -> None:
         if self._optimizer is not None:
-            states = list(self._optimizer.state.values())
-            self.note(Category.OPTIMIZER_STATE, [*tree_leaves(states), *self._masters()])
+            states = tree_leaves(list(self._optimizer.state.values()))
+            self.note(Category.OPTIMIZER_STATE, [*states, *self._masters()])
 
     def _masters(self) -> list[torch.Tensor]:
         """Finer copies of the parameters that the optimizer steps instead of the model's own."""
         own = {id(p) for p in self._model.parameters()}
-        stepped = self._optimizer.state if self._optimizer is not None else ()
-        return [p for p in stepped if isinstance(p, torch.Tensor) and id(p) not in own]
+        return [p for p in getattr(self._optimizer, "state", ()) if id(p) not in own]
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._running:

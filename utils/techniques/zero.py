@@ -136,10 +136,23 @@ def resident(engine: Any) -> tuple[Any, ...]:
 
 def note_states(engine: Any) -> None:
     """Tell the meter, after `engine.backward`, where DeepSpeed keeps gradients and buckets."""
+    for category, tensors in _kept(engine).items():
+        note_storages(category, tensors)
+
+
+def _kept(engine: Any) -> dict[Category, list[torch.Tensor]]:
+    """What lies in attributes of the optimizer, not of the model: shards, gradients, buckets."""
     keeper = vars(engine.optimizer)
-    for category, names in ((Category.GRADIENTS, _GRADIENTS), (Category.COMMUNICATION, _BUFFERS)):
-        roots = {k: v for k, v in keeper.items() if k.startswith(names)}
-        note_storages(category, _tensors_in(roots))
+
+    def under(names: tuple[str, ...]) -> list[torch.Tensor]:
+        return _tensors_in({k: v for k, v in keeper.items() if k.startswith(names)})
+
+    shards = [p.ds_tensor for p in engine.module.parameters() if hasattr(p, "ds_tensor")]
+    return {
+        Category.PARAMETERS: shards,
+        Category.GRADIENTS: under(_GRADIENTS),
+        Category.COMMUNICATION: under(_BUFFERS),
+    }
 
 
 def _tensors_in(found: Any) -> list[torch.Tensor]:
@@ -153,11 +166,9 @@ def _tensors_in(found: Any) -> list[torch.Tensor]:
 
 
 def _tell_the_meter(engine: Any) -> None:
-    """Shards are parameters, and whole parameters of stage 3 are there for a while only."""
+    """What is kept outside of the model; and that whole parameters of stage 3 are gathered ones."""
+    engine.module.kept_elsewhere = lambda: _kept(engine)
     sharded = [p for p in engine.module.parameters() if hasattr(p, "ds_tensor")]
-    engine.module.register_forward_pre_hook(
-        lambda *_: note_storages(Category.PARAMETERS, (p.ds_tensor for p in sharded))
-    )
     for module in engine.module.modules() if sharded else ():
         module.register_forward_pre_hook(
             lambda module, _: note_storages(
