@@ -60,8 +60,8 @@ def test_the_torchrun_line_starts_the_script(tmp_path):
     words = found.torchrun.split()
     command = [sys.executable, "-m", "torch.distributed.run", *words[1:-1]]
     command += [str(tmp_path / words[-1]), "--steps", "1", "--weights", str(weights)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True, timeout=300
-    )
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    environment = {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
     assert f"step 0 loss {one_process(TINY, weights)[0]:.4f}" in done.stdout
