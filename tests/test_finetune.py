@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from utils.memory import Category, measure
 from utils.models.pretrained import load_base
-from utils.techniques import METHODS, LoraLinear, build_finetune, finetune_step
+from utils.techniques import METHODS, LoraLinear, adam_state_bytes, build_finetune, finetune_step
+from utils.techniques import optimizer_bytes
 from utils.techniques.lora import add_lora
 from utils.techniques.quantization import quantize_linears
 
@@ -64,7 +65,10 @@ def test_the_same_losses_as_peft_on_bitsandbytes(tmp_path, quantization: str | N
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("method", METHODS)
+ADAPTERS = [name for name, method in METHODS.items() if not method.whole]
+
+
+@pytest.mark.parametrize("method", ADAPTERS)
 def test_a_method_runs_and_trains_its_adapters_alone(method: str) -> None:
     model, optimizer = build_finetune(TINY, method)
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
@@ -86,6 +90,32 @@ def test_checkpointing_keeps_fewer_activations() -> None:
         start = next(s.start_ns for s in run.timeline.spans if s.name == "backward")
         kept[method] = run.timeline.at(start)[Category.ACTIVATIONS]
     assert kept["QLoRA + checkpointing"] < kept["QLoRA"] / 2
+
+
+def test_a_full_fine_tune_has_sixteen_bytes_of_states_a_parameter() -> None:
+    model, optimizer = build_finetune(TINY, "full fine-tune")
+    run = measure(lambda: finetune_step(model, optimizer, 2, 16), model=model,
+                  optimizer=optimizer, timed_steps=0)  # fmt: skip
+    count = sum(p.numel() for p in model.parameters())
+    states = [Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE]
+    series = run.timeline.series()
+    most = sum(int(series[category].max()) for category in states)
+    assert 16 * count <= most <= 16 * count + 4096
+    dtypes = {p.dtype for p in model.parameters()} | {p.grad.dtype for p in model.parameters()}
+    assert dtypes == {torch.float32}
+
+
+def test_eight_bits_shrink_the_moments() -> None:
+    held = {}
+    for method in ("QLoRA", "QLoRA + 8-bit AdamW"):
+        model, optimizer = build_finetune(TINY, method)
+        sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+        assert min(sizes) < 4096, "small tensors keep fp32 moments"
+        finetune_step(model, optimizer, 2, 16)
+        bits = METHODS[method].moment_bits
+        assert optimizer_bytes(optimizer) == adam_state_bytes(sizes, bits)
+        held[method] = type(optimizer).__name__
+    assert held == {"QLoRA": "AdamW", "QLoRA + 8-bit AdamW": "AdamW8bit"}
 
 
 def test_an_unknown_method() -> None:

@@ -13,38 +13,51 @@ TINY = TransformerConfig(vocabulary=64, hidden=64, layers=2, heads=4, feedforwar
 STEPS = 20
 
 
-def losses(model: nn.Module) -> Tensor:
+def losses(
+    model: nn.Module, accumulation: int = 1, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Of each of 20 steps; its tokens are cut into `accumulation` parts, whose gradients add up."""
     torch.manual_seed(1)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     found = []
     tokens = torch.randint(0, 64, (4, 17))
     for _ in range(STEPS):
-        loss = nn.functional.cross_entropy(
-            model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
-        )
         optimizer.zero_grad()
-        loss.backward()
+        parts = [loss_of(model, part, dtype) / accumulation for part in tokens.chunk(accumulation)]
+        for loss in parts:
+            loss.backward()
         optimizer.step()
-        found.append(loss.detach())
+        found.append(sum(part.detach() for part in parts))
     return torch.stack(found)
 
 
-def test_twenty_steps_are_pefts() -> None:
+def loss_of(model: nn.Module, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+        logits = model(tokens[:, :-1])
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(("dtype", "bar"), [(torch.float32, 1e-6), (torch.bfloat16, 5e-4)])
+def test_twenty_steps_are_pefts(accumulation: int, dtype: torch.dtype, bar: float) -> None:
+    """bf16: the frozen weights are kept in it, and adapters, kept in fp32, compute in it."""
     import peft
 
     torch.manual_seed(0)
     base = Transformer(TINY)
     ours = Transformer(TINY)
     ours.load_state_dict(base.state_dict())
-    add_lora(ours, rank=4, alpha=12)
+    add_lora(ours.to(dtype), rank=4, alpha=12)
     config = peft.LoraConfig(r=4, lora_alpha=12, target_modules=["query", "value"])
-    theirs = peft.get_peft_model(base, config)
+    theirs = peft.get_peft_model(base.to(dtype), config)
     for layer, other in zip(adapters(ours), peft_layers(theirs), strict=True):
+        assert layer.base.weight.dtype is dtype
+        assert layer.down.weight.dtype is other.lora_A["default"].weight.dtype is torch.float32
         layer.down.weight.data.copy_(other.lora_A["default"].weight)
         layer.up.weight.data.copy_(other.lora_B["default"].weight)
-    found, wanted = losses(ours), losses(theirs)
+    found, wanted = (losses(model, accumulation, dtype) for model in (ours, theirs))
     assert wanted[-1] < wanted[0]
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
+    torch.testing.assert_close(found, wanted, rtol=bar, atol=0)
 
 
 def adapters(model: nn.Module) -> list[LoraLinear]:

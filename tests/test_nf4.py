@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from utils.techniques import NF4Linear, quantize_nf4
-from utils.techniques.library import bitsandbytes_library, has_bitsandbytes
+from utils.techniques.library import bitsandbytes_library, bitsandbytes_problem, has_bitsandbytes
 from utils.techniques.nf4 import (
     DoubleQuantized,
     dequantize_nf4,
@@ -93,14 +94,31 @@ def test_a_block_of_zeros_stays_zero() -> None:
     assert not scales.any() and not nf4_levels()[codes.long()].any()
 
 
+@pytest.fixture
+def asked_anew() -> Iterator[None]:
+    bitsandbytes_problem.cache_clear()
+    yield
+    bitsandbytes_problem.cache_clear()
+
+
+@pytest.mark.usefixtures("asked_anew")
 def test_without_bitsandbytes_the_hand_made_one_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.setattr("utils.techniques.library.importlib.util.find_spec", lambda name: None)
-    bitsandbytes_library.cache_clear()
-    try:
-        assert not has_bitsandbytes()
-        quantize_nf4(torch.randn(64))
-        with pytest.raises(ModuleNotFoundError, match="pip install bitsandbytes"):
-            NF4Linear(torch.randn(64, 64))
-    finally:
-        bitsandbytes_library.cache_clear()
+    assert not has_bitsandbytes()
+    quantize_nf4(torch.randn(64))
+    with pytest.raises(ModuleNotFoundError, match="pip install bitsandbytes"):
+        NF4Linear(torch.randn(64, 64))
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_a_bitsandbytes_that_cannot_be_loaded_gives_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(name: str) -> None:
+        raise OSError("libcudart.so: cannot open shared object file")
+
+    monkeypatch.setattr("utils.techniques.library.importlib.import_module", broken)
+    assert not has_bitsandbytes()
+    with pytest.raises(ModuleNotFoundError, match=r"cannot be loaded \(libcudart.so"):
+        bitsandbytes_library()

@@ -24,7 +24,7 @@ def errors(rows: list[Comparison], source: str) -> list[float]:
 @pytest.mark.slow
 def test_litgpt_16_bit(litgpt: list[Comparison]) -> None:
     found = errors(litgpt, "litgpt LoRA, bf16")
-    assert len(found) == 6
+    assert len(found) == 8
     assert statistics.median(found) <= 0.03
     assert max(found) <= 0.06
 
@@ -32,7 +32,7 @@ def test_litgpt_16_bit(litgpt: list[Comparison]) -> None:
 @pytest.mark.slow
 def test_litgpt_nf4(litgpt: list[Comparison]) -> None:
     found = errors(litgpt, "litgpt QLoRA")
-    assert len(found) == 4
+    assert len(found) == 6
     assert statistics.median(found) <= 0.12
 
 

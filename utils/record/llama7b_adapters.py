@@ -1,4 +1,4 @@
-"""Llama-2-7B's shape with adapters under a cap of 24 GB: LoRA, QLoRA, and with checkpointing."""
+"""Llama-2-7B's shape under a cap of 24 GB: LoRA, QLoRA in three forms, and a full fine-tune."""
 
 from __future__ import annotations
 
@@ -58,19 +58,26 @@ def jobs(device: torch.device) -> list[Job]:
             Case(config, method, length, size, device).run,
         )
         for method in METHODS
-        for length in lengths
-        for size in sizes
+        for length, size in _steps(method, lengths, sizes)
     ]  # fmt: skip
+
+
+def _steps(
+    method: str, lengths: tuple[int, ...], sizes: tuple[int, ...]
+) -> list[tuple[int, int]]:
+    """Lengths and micro-batches; of a full fine-tune, which cannot fit, the smallest alone."""
+    every = [(length, size) for length in lengths for size in sizes]
+    return every[:1] if METHODS[method].whole else every
 
 
 EXPERIMENT = Experiment(
     name="llama7b_adapters",
-    summary="Llama-2-7B with LoRA and QLoRA under 24 GB, over sequence lengths and micro-batches",
+    summary="Llama-2-7B's fine-tuning under 24 GB by method, over sequence lengths and micro-batches",
     configuration={
-        "model": "Llama-2-7B's shape, random weights in bf16",
+        "model": "Llama-2-7B's shape, random weights in bf16; full fine-tune: fp32 under autocast",
         "adapters": f"rank {RANK} on {', '.join(TARGETS)}, fp32",
         "packed": "NF4 with double quantization; embeddings, norms and head in bf16",
-        "optimizer": "AdamW, PyTorch's default implementation for the device",
+        "optimizer": "AdamW, PyTorch's default implementation for the device; 8-bit: bitsandbytes'",
         "steps": f"1 warm-up, 1 metered, {TIMED_STEPS} timed",
     },
     jobs=jobs,

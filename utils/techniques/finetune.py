@@ -1,4 +1,4 @@
-"""One fine-tuning step of a Llama with adapters, small or simulated at its real size.
+"""One fine-tuning step of a Llama, whole or with adapters, small or simulated at its real size.
 
 What peft and bitsandbytes do, with the course's own layers: bitsandbytes' `Params4bit` cannot be
 made of tensors without data, `NF4Linear` can. tests/test_finetune.py holds the two stacks together.
@@ -14,6 +14,7 @@ from torch import nn
 
 from utils.models.pretrained import enable_checkpointing
 from utils.techniques.lora import add_lora
+from utils.techniques.optimizers import adamw_8bit
 from utils.techniques.quantization import quantize_linears
 
 if TYPE_CHECKING:
@@ -22,21 +23,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """How the frozen model is kept.
+    """How a model is kept, and what of it is trained.
 
     Attributes:
-        packed: linear layers but the head in NF4 with double quantization; else all in bf16.
+        packed: linear layers but the head in NF4 with double quantization.
         checkpointing: every block is computed again in backward.
+        whole: every weight is trained, in fp32 under bf16 autocast: 16 bytes of states each. Else
+            the model is frozen, in bf16 where it is not packed, and adapters are trained in fp32.
+        moment_bits: of AdamW's moments, 32 or 8.
     """
 
-    packed: bool
-    checkpointing: bool
+    packed: bool = False
+    checkpointing: bool = False
+    whole: bool = False
+    moment_bits: int = 32
+
+    @property
+    def needs_bitsandbytes(self) -> bool:
+        """Whether it packs weights or moments."""
+        return self.packed or self.moment_bits == 8
 
 
 METHODS = {
-    "LoRA": Method(packed=False, checkpointing=False),
-    "QLoRA": Method(packed=True, checkpointing=False),
+    "LoRA": Method(),
+    "QLoRA": Method(packed=True),
     "QLoRA + checkpointing": Method(packed=True, checkpointing=True),
+    "QLoRA + 8-bit AdamW": Method(packed=True, moment_bits=8),
+    "full fine-tune": Method(checkpointing=True, whole=True),
 }
 RANK = 8
 TARGETS = ("q_proj", "v_proj")
@@ -45,34 +58,45 @@ TARGETS = ("q_proj", "v_proj")
 def build_finetune(
     config: LlamaConfig, method: str, *, device: torch.device | str = "cpu"
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A Llama in bf16 with random weights, fp32 adapters as peft makes them, and AdamW for these.
+    """A Llama with random weights, kept as the method says, and the optimizer of what it trains.
 
     Raises:
         ValueError: an unknown method.
-        ModuleNotFoundError: the method packs weights and bitsandbytes is not installed.
+        ModuleNotFoundError: the method packs weights or moments; bitsandbytes is not installed.
     """
     from transformers import AutoModelForCausalLM
 
     if method not in METHODS:
         raise ValueError(f"{method!r} is none of the methods {', '.join(METHODS)}.")
+    how = METHODS[method]
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        if METHODS[method].packed:
+        dtype = torch.float32 if how.whole else torch.bfloat16
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        if how.packed:
             quantize_linears(model, double_quantization=True)
-        add_lora(model, rank=RANK, targets=TARGETS)
-    if METHODS[method].checkpointing:
+        if not how.whole:
+            add_lora(model, rank=RANK, targets=TARGETS)
+    if how.checkpointing:
         enable_checkpointing(model)
     model.train()
-    return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    make = adamw_8bit if how.moment_bits == 8 else torch.optim.AdamW
+    return model, make(trained)
 
 
 def finetune_step(
     model: Any, optimizer: torch.optim.Optimizer, sequences: int, length: int
 ) -> None:
-    """One step on `sequences` texts of `length` tokens; memory does not depend on which."""
-    table = model.get_input_embeddings()
-    numbers = torch.arange(sequences * length, device=table.weight.device)
-    tokens = numbers.remainder(table.num_embeddings).view(sequences, length)
+    """One step on `sequences` texts of `length` tokens; memory does not depend on which.
+
+    A model of trained fp32 weights computes under bf16 autocast.
+    """
+    weight = model.get_input_embeddings().weight
+    numbers = torch.arange(sequences * length, device=weight.device)
+    tokens = numbers.remainder(len(weight)).view(sequences, length)
+    mixed = weight.dtype is torch.float32 and weight.requires_grad
     optimizer.zero_grad()
-    model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+    with torch.autocast(weight.device.type, torch.bfloat16, enabled=mixed):
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    loss.backward()
     optimizer.step()

@@ -1,7 +1,7 @@
 """litgpt's LoRA step as it was measured, to simulate its published peaks.
 
 Written after github.com/Lightning-AI/litgpt at 8641822, the commit that its resource tables name:
-lit_gpt/{model,lora,utils,config}.py and finetune/lora.py, single GPU, bf16-true, rank 8 on
+lit_gpt/{model,lora,rmsnorm,utils,config}.py and finetune/lora.py, single GPU, bf16-true, rank 8 on
 queries and values, dropout 0.05. What decides memory is kept line by line; Lightning Fabric, which
 runs it, turns the logits into fp32 (plugins/precision/half.py, `convert_output`).
 """
@@ -26,7 +26,8 @@ LOGITS_CHUNK = 128  # tokens
 class LitShape:
     """A model of litgpt's configuration file, and the longest example of its tokenizer.
 
-    `tokens` is the first training step's length, from the head of the resource tables.
+    `tokens` is the first training step's length, from the head of the resource tables. `gated`
+    is the width of a Llama's feed-forward; 0 for the others, which have four times the hidden size.
     """
 
     layers: int
@@ -39,6 +40,7 @@ class LitShape:
     bias: bool
     head_bias: bool
     tokens: int
+    gated: int = 0
 
     @property
     def head_dim(self) -> int:
@@ -49,6 +51,7 @@ SHAPES = {
     "phi-1.5": LitShape(24, 2048, 32, 32, 51_200, 32, True, True, True, 1044),
     "StableLM Alpha": LitShape(16, 4096, 32, 32, 50_688, 32, False, True, False, 1034),
     "Falcon": LitShape(60, 8192, 128, 8, 65_024, 64, False, False, False, 1079),
+    "Llama 2": LitShape(32, 4096, 32, 32, 32_000, 128, False, False, False, 1304, gated=11_008),
 }
 
 
@@ -135,6 +138,39 @@ class Block(nn.Module):
         return self.proj(x)
 
 
+class RMSNorm(nn.Module):
+    """In PyTorch's own operations, in the dtype of the input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        squares = torch.mean(x * x, dim=-1, keepdim=True)
+        return self.weight * (x * torch.rsqrt(squares + 1e-5))
+
+
+class LlamaBlock(nn.Module):
+    """One residual after the other, where `Block` adds both to the same input."""
+
+    def __init__(self, shape: LitShape) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = RMSNorm(shape.hidden), RMSNorm(shape.hidden)
+        self.attn = Attention(shape)
+        self.fc_1 = nn.Linear(shape.hidden, shape.gated, bias=shape.bias)
+        self.fc_2 = nn.Linear(shape.hidden, shape.gated, bias=shape.bias)
+        self.proj = nn.Linear(shape.gated, shape.hidden, bias=shape.bias)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        x = self.attn(self.norm_1(x), rope) + x
+        return self._mlp(self.norm_2(x)) + x
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        gate, up = self.fc_1(x), self.fc_2(x)
+        x = F.silu(gate) * up
+        return self.proj(x)
+
+
 class LitGPT(nn.Module):
     """Tokens (B, S) -> logits in chunks of 128 tokens, in fp32."""
 
@@ -142,9 +178,8 @@ class LitGPT(nn.Module):
         super().__init__()
         self.shape = shape
         self.wte = nn.Embedding(shape.vocabulary, shape.hidden)
-        approximate = "tanh" if shape.shared_norm else "none"
-        self.h = nn.ModuleList(Block(shape, approximate) for _ in range(shape.layers))
-        self.ln_f = nn.LayerNorm(shape.hidden)
+        self.h = nn.ModuleList(_block(shape) for _ in range(shape.layers))
+        self.ln_f = (RMSNorm if shape.gated else nn.LayerNorm)(shape.hidden)
         self.lm_head = nn.Linear(shape.hidden, shape.vocabulary, bias=shape.head_bias)
 
     def forward(self, tokens: Tensor, rope: tuple[Tensor, Tensor]) -> list[Tensor]:
@@ -194,6 +229,12 @@ def quantizer(quantization: str, early: bool) -> functools.partial[NF4Linear] | 
         return None
     kind = EarlyNF4Linear if early else NF4Linear
     return functools.partial(kind.from_linear, double_quantization=quantization.endswith("-dq"))
+
+
+def _block(shape: LitShape) -> nn.Module:
+    if shape.gated:
+        return LlamaBlock(shape)
+    return Block(shape, "tanh" if shape.shared_norm else "none")
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

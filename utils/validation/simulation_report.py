@@ -32,17 +32,18 @@ REMARKS = {
     "torchtitan FSDP2": "Two of 18 rows: all others run torch.compile, most float8 or context "
     "parallelism too. Reserved memory on both sides. Low: FSDP2 allocates on several streams, whose "
     "blocks are not shared, and the replayed allocator has one.",
-    "litgpt LoRA, bf16": "All low by 0.5-2%: the 8 MiB workspace of cuBLAS and kernels' scratch "
-    "memory are not simulated; the rest is unexplained.",
+    "litgpt LoRA, bf16": "All low, by 0.5-2%, Llama 2 by 4-5%: the 8 MiB workspace of cuBLAS and "
+    "kernels' scratch memory are not simulated; the rest is unexplained.",
     "litgpt QLoRA": "With what its libraries kept then: the input of every NF4 layer, and a second "
-    "copy of each unpacked weight. The rest, 3-6%, is unexplained.",
+    "copy of each unpacked weight. The rest, 3-7%, is unexplained.",
     "litgpt QLoRA, as of today": "The same step with today's NF4 layer, for the size of those two.",
     "PEFT LoRA": "Reserved memory on both sides; the published maximum holds an evaluation by "
     "generation, the simulated one a step with the longest batch that the run allows.",
 }  # fmt: skip
 LEFT_OUT = (
     "Left out to be quick: most small steps on this machine's allocator, Megatron-LM's A100 and "
-    "GB200 rows, Korthikanti Figure 1, torchtitan, litgpt's StableLM, PEFT with rank 64. "
+    "GB200 rows, Korthikanti Figure 1, torchtitan, litgpt's StableLM and Llama, PEFT "
+    "with rank 64. "
     "`python -m utils.validation --all` runs every row, in several minutes."
 )
 UNITS = {"MiB": MIB, "GiB": GIB, "GB": GB}

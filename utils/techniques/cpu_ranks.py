@@ -1,0 +1,43 @@
+"""DeepSpeed and accelerate on the CPU of any machine, so that small ranks compute alike everywhere.
+
+Both decide for a GPU, or for none, before they are asked: these two functions say otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from utils.techniques.deepspeed import load_deepspeed
+
+
+def deepspeed_on_cpu() -> None:
+    """Let DeepSpeed keep this rank's tensors on the CPU where there is a GPU, too.
+
+    Call it in the rank, before the engine is made.
+    """
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    load_deepspeed()
+    accelerators = importlib.import_module("deepspeed.accelerator")
+    if accelerators.get_accelerator().device_name() != "cpu":
+        cpu = importlib.import_module("deepspeed.accelerator.cpu_accelerator")
+        accelerators.set_accelerator(cpu.CPU_Accelerator())
+
+
+def fsdp_on_cpu(trainer: Any) -> None:
+    """Let a `Trainer` shard on the CPU as its arguments' `fsdp` asks. Call it before `train()`.
+
+    accelerate takes up FSDP on GPUs and their kin alone (`AcceleratorState.__init__` lists them).
+    On a CPU it would go on with DDP and say nothing.
+
+    Raises:
+        ValueError: the arguments do not ask for FSDP.
+    """
+    if not trainer.args.fsdp:
+        raise ValueError("These TrainingArguments have no fsdp=True, so there is nothing to shard.")
+    accelerate = importlib.import_module("accelerate.utils")
+    plugin = accelerate.FullyShardedDataParallelPlugin(**trainer.args.fsdp_plugin_args)
+    state = trainer.accelerator.state
+    state.distributed_type, state.fsdp_plugin = accelerate.DistributedType.FSDP, plugin
+    trainer.is_fsdp_enabled = True
