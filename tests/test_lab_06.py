@@ -63,6 +63,7 @@ def test_the_question_of_the_lesson() -> None:
         (0.08, "one of the two moments"),
         (0.32, "Only the optimizer state goes"),
         (56, "Nothing of it is in the optimizer"),
+        (160, "That is MB"),
         (0.5, "Two moments"),
         ("0.16 GB", "a number of GB"),
     ],
@@ -206,9 +207,18 @@ def test_choices_that_need_no_simulation(answer: dict[str, Any], words: str) -> 
 
 
 def test_the_solution_fits() -> None:
-    found = lab_06.fit(choice("QLoRA + checkpointing", 1024, 24))
+    found = lab_06.fit(choice("QLoRA + checkpointing", 1024, 29))
     assert found.status is Status.CORRECT
-    assert found.score == "24,576 tokens a step"
+    assert found.score == "29,696 tokens a step"
+
+
+def test_a_choice_that_needs_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_06, "bitsandbytes_problem", lambda: "bitsandbytes is not installed")
+    nudged(lab_06.fit(choice("QLoRA", 1024, 1)), "bitsandbytes is not installed; LoRA runs")
+
+
+def test_a_full_fine_tune_does_not_fit() -> None:
+    nudged(lab_06.fit(choice("full fine-tune", 1024, 1)), "does not fit")
 
 
 def test_a_choice_that_does_not_fit_names_the_category() -> None:

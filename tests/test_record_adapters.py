@@ -25,7 +25,7 @@ def test_one_row_of_each_method_on_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_
     assert packed["parameters"] < plain["parameters"] / 2
     # Two layers, two adapters of rank 8 on 128 x 128 each; fp32, two moments, a step per tensor.
     assert plain["optimizer state"] == 8 * (2 * 2 * 8 * 256) + 4 * 8
-    assert whole["gradients"] > 20 * plain["gradients"]
+    assert whole["optimizer state"] > 20 * plain["optimizer state"]
     assert recomputed["optimizer state"] == plain["optimizer state"]
 
 

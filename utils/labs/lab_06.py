@@ -13,6 +13,7 @@ from utils.labs.verdict import Verdict, correct, not_yet
 from utils.memory import Measurement
 from utils.models import Transformer, TransformerConfig
 from utils.techniques import LoraLinear, add_lora
+from utils.techniques.library import bitsandbytes_problem
 from utils.techniques.nf4 import BLOCK, dequantize_blocks, nearest, nf4_levels, quantize_blocks
 from utils.units import GB, format_bytes, parse_bytes
 
@@ -32,6 +33,8 @@ def offloaded_gigabytes(answer: Any) -> Verdict:
         0.08: "That is the weights, or one of the two moments. Adam keeps both.",
         0.32: "Only the optimizer state goes. Weights and gradients of the adapters stay.",
     }
+    if abs(answer - 160) < 20:
+        return not_yet(expected="GB", got=answer, nudge="That is MB. A GB has a thousand of them.")
     near = [text for value, text in nudges.items() if abs(answer - value) < 0.01]
     base = "That counts the frozen model. Nothing of it is in the optimizer." if answer > 1 else ""
     nudge = (near or [base or "Two moments per adapter parameter, four bytes each."])[0]
@@ -158,6 +161,8 @@ def fit(answer: dict[str, Any]) -> Verdict:
 
     if method not in METHODS:
         return not_yet("the method", expected=f"one of {', '.join(METHODS)}", got=repr(method))
+    if METHODS[method].needs_bitsandbytes and (problem := bitsandbytes_problem()):
+        return not_yet(f"{method} cannot be tried here", nudge=f"{problem}; LoRA runs without it.")
     if not all(isinstance(n, int) and n > 0 for n in (length, batch)):
         return not_yet("two whole numbers above zero are wanted", got=(length, batch))
     if length < SHORTEST:

@@ -33,6 +33,8 @@ if not torch.cuda.device_count():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns in every rank
     # With a CUDA toolkit and no GPU it says so, into what the first rank prints.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+# On a CPU it warns of an optional kernel that nothing here uses; peft imports it.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 for name in os.environ.pop("COURSE_PRELOAD", "").split():
     # Other versions of a library may lack the module; then ranks import what they use.
     with contextlib.suppress(ImportError):

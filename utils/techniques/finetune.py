@@ -76,6 +76,9 @@ def build_finetune(
             quantize_linears(model, double_quantization=True)
         if not how.whole:
             add_lora(model, rank=RANK, targets=TARGETS)
+    if how.whole:
+        autocast = torch.autocast(torch.device(device).type, torch.bfloat16)
+        model.forward = autocast(model.forward)  # as accelerate does for `Trainer`
     if how.checkpointing:
         enable_checkpointing(model)
     model.train()
@@ -87,16 +90,10 @@ def build_finetune(
 def finetune_step(
     model: Any, optimizer: torch.optim.Optimizer, sequences: int, length: int
 ) -> None:
-    """One step on `sequences` texts of `length` tokens; memory does not depend on which.
-
-    A model of trained fp32 weights computes under bf16 autocast.
-    """
+    """One step on `sequences` texts of `length` tokens; memory does not depend on which."""
     weight = model.get_input_embeddings().weight
     numbers = torch.arange(sequences * length, device=weight.device)
     tokens = numbers.remainder(len(weight)).view(sequences, length)
-    mixed = weight.dtype is torch.float32 and weight.requires_grad
     optimizer.zero_grad()
-    with torch.autocast(weight.device.type, torch.bfloat16, enabled=mixed):
-        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-    loss.backward()
+    model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
     optimizer.step()

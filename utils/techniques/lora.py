@@ -145,10 +145,10 @@ def merge_lora(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     Raises:
         ValueError: the model has no adapters.
     """
-    adapted = [(path, part) for path, part in model.named_modules() if isinstance(part, LoraLinear)]
-    if not adapted:
+    paths = [path for path, part in model.named_modules() if isinstance(part, LoraLinear)]
+    if not paths:
         raise ValueError("The model has no adapters to merge; add_lora() puts them in.")
-    for path, layer in adapted:
+    for path in paths:  # names, not layers: a list of these would keep every old weight to the end
         owner, _, name = path.rpartition(".")
-        setattr(model.get_submodule(owner), name, layer.merged_linear(dtype))
+        setattr(model.get_submodule(owner), name, model.get_submodule(path).merged_linear(dtype))
     return model

@@ -74,7 +74,10 @@ def print_evidence(
     """Say in the figure's corner what kind of numbers it shows, and from which devices."""
     kinds = set(evidences)
     placed = ", ".join(sorted(str(kind) for kind in kinds - {Evidence.PREDICTED}))
-    where = ", ".join(sorted({device for device in devices if device}))
+    names = {device for device in devices if device}
+    if placed == str(Evidence.SIMULATED):  # their names say it again: "a simulated A100-80GB"
+        names = {name.removeprefix(f"a {placed} ") for name in names}
+    where = ", ".join(sorted(names))
     parts = [f"{placed} on {where}" if placed and where else placed]
     parts += [str(Evidence.PREDICTED)] * (Evidence.PREDICTED in kinds)
     text = ", ".join(filter(None, parts))
