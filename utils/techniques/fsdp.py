@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -46,7 +47,7 @@ def shard(
         reshard_after_forward: True gathers a block again for backward; False keeps it, which sends
             a third less and holds the whole model.
         offload: shards, gradients and the optimizer step live in CPU memory.
-        mesh: the ranks; all of the process group if None.
+        mesh: the ranks; if None all of the process group, on the kind of device where the model is.
 
     Raises:
         ValueError: no blocks, or an unknown precision.
@@ -60,13 +61,18 @@ def shard(
             "gathered one at a time. With the root alone the whole model is gathered at once."
         )
     how: dict[str, Any] = {
-        "mesh": mesh,
+        "mesh": _all_ranks(model) if mesh is None else mesh,
         "mp_policy": _MIXED if precision == "bf16" else MixedPrecisionPolicy(),
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
     }
     for block in parts:
         fully_shard(block, reshard_after_forward=reshard_after_forward, **how)
     return fully_shard(model, **how)
+
+
+def _all_ranks(model: nn.Module) -> DeviceMesh:
+    # Left to itself, FSDP takes a GPU wherever there is one, also for more ranks than GPUs.
+    return init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
 
 
 @contextlib.contextmanager
