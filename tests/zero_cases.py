@@ -16,13 +16,11 @@ from utils.memory.source import CountingSource
 from utils.models import Transformer, TransformerConfig
 from utils.ranks import run_ranks, traffic
 from utils.ranks.collectives import Traffic
-from utils.techniques.deepspeed import build_extension, deepspeed_problem, load_deepspeed
+from utils.techniques.deepspeed import deepspeed_problem
 from utils.techniques.fsdp import no_sync, shard
 from utils.techniques.zero import zero_config, zero_engine
 
-if not deepspeed_problem():
-    load_deepspeed()  # here, so that ranks get it ready-made
-    build_extension()
+deepspeed_problem()  # loads it here, so that ranks get it ready-made
 
 WORLD, SEQUENCES, LENGTH, STEPS = 4, 16, 32, 20
 TINY = TransformerConfig(vocabulary=64, hidden=64, layers=3, heads=4, feedforward=160)
@@ -48,10 +46,14 @@ class Run(NamedTuple):
     traffic: tuple[Traffic, ...]
     moments: dict[str, Moment]
 
-    def payload(self, kind: str, least_bytes: int = 64) -> int:
-        """Bytes put into a kind of collective; single numbers (a norm, a flag) are left out."""
-        rows = [row for row in self.traffic if row.collective == kind]
-        return sum(row.payload_bytes for row in rows if row.payload_bytes > least_bytes)
+    def payloads(self) -> dict[tuple[str, str], int]:
+        """Bytes put into each kind of collective, by dtype; single numbers (a norm) are left out."""
+        found: dict[tuple[str, str], int] = {}
+        for row in self.traffic:
+            if row.payload_bytes > 64:
+                key = row.collective, row.dtype
+                found[key] = found.get(key, 0) + row.payload_bytes
+        return found
 
 
 def model() -> Transformer:
