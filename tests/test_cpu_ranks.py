@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from utils.ranks import run_ranks
-from utils.techniques.cpu_ranks import deepspeed_on_cpu, fsdp_on_cpu
+from utils.techniques.cpu_ranks import fsdp_on_cpu
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.techniques.zero import resident, zero_config, zero_engine
 
@@ -37,7 +37,7 @@ def trained(kind: str, folder: str) -> tuple[list[float], str, int]:
 
     warnings.simplefilter("ignore")
     if kind == "deepspeed":
-        deepspeed_on_cpu()
+        load_deepspeed()
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
                          num_attention_heads=2, use_cache=False)  # fmt: skip
@@ -88,7 +88,7 @@ def test_arguments_without_fsdp_are_refused() -> None:
 
 def offloaded(offload: bool) -> tuple[list[float], dict[str, float], str]:
     """Losses of ZeRO-2 on one rank, what it holds in bytes per parameter, and the device."""
-    deepspeed_on_cpu()
+    load_deepspeed()
     torch.manual_seed(0)
     model = torch.nn.Linear(64, 64, bias=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

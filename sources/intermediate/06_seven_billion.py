@@ -66,7 +66,7 @@ import peft
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
-from utils.techniques.cpu_ranks import deepspeed_on_cpu, fsdp_on_cpu
+from utils.techniques.cpu_ranks import fsdp_on_cpu
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.techniques.zero import resident, zero_config, zero_engine
 
@@ -479,7 +479,7 @@ def small_lora():
 # %%
 def on_ranks(kind):
     if kind == "deepspeed":
-        deepspeed_on_cpu()
+        load_deepspeed()  # for the CPU, as here
     arguments = arguments_for(kind, dist.get_world_size())
     rows = [{"input_ids": row, "labels": row} for tokens, _ in short[:8] for row in tokens]
     trainer = Trainer(model=small_lora(), args=arguments, train_dataset=rows)
@@ -653,7 +653,7 @@ check("06.offloaded_gigabytes", freed_gb)
 
 # %%
 def around_adapters(offload):
-    deepspeed_on_cpu()
+    load_deepspeed()  # for the CPU, as here
     model = small_lora()
     own = trained(model)
     count = sum(parameter.numel() for parameter in own)

@@ -1,28 +1,9 @@
-"""DeepSpeed and accelerate on the CPU of any machine, so that small ranks compute alike everywhere.
-
-Both decide for a GPU, or for none, before they are asked: these two functions say otherwise.
-"""
+"""accelerate on the CPU of any machine, so that small ranks compute alike everywhere."""
 
 from __future__ import annotations
 
 import importlib
-import os
 from typing import Any
-
-from utils.techniques.deepspeed import load_deepspeed
-
-
-def deepspeed_on_cpu() -> None:
-    """Let DeepSpeed keep this rank's tensors on the CPU where there is a GPU, too.
-
-    Call it in the rank, before the engine is made.
-    """
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    load_deepspeed()
-    accelerators = importlib.import_module("deepspeed.accelerator")
-    if accelerators.get_accelerator().device_name() != "cpu":
-        cpu = importlib.import_module("deepspeed.accelerator.cpu_accelerator")
-        accelerators.set_accelerator(cpu.CPU_Accelerator())
 
 
 def fsdp_on_cpu(trainer: Any) -> None:
