@@ -234,6 +234,7 @@ def test_names_in_a_trade_off_keep_apart():
     assert not [pair for pair in itertools.combinations(boxes, 2) if pair[0].overlaps(pair[1])]
     assert -4 < axes.get_xlim()[0] < 0, "the axis of a cost begins at nothing"
     assert axes.get_ylabel().startswith("measured peak")
+    assert max(box.y1 for box in boxes) < axes.get_window_extent().y1, "no name on the title"
 
 
 def test_a_trade_off_needs_a_cost_for_each():

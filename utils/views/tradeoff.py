@@ -56,8 +56,8 @@ def draw_tradeoff(
                   for point, m in zip(points, measurements, strict=True)]  # fmt: skip
         if limit_bytes:
             axes.axhline(limit_bytes / unit_bytes, color="black", ls=":", label="what the card leaves")
-        axes.margins(x=0.3, y=0.15)
-        axes.set_ylim(bottom=0)
+        axes.margins(x=0.3)
+        axes.set_ylim(0, 1.15 * max([*peaks, limit_bytes or 0]) / unit_bytes)
         axes.set_xlim(left=max(axes.get_xlim()[0], -0.06 * max(costs)))  # a cost is no loss
         axes.set_xlabel(cost_label)
         kinds = sorted({str(m.evidence) for m in measurements})
