@@ -575,12 +575,11 @@ def loss_step(loss_of):
 
 
 # %%
-loss_runs, found = [], {}
+loss_runs, found = [], []
 for loss_of in (whole_loss, chunked_loss):
-    step = partial(loss_step, loss_of)
-    loss_runs.append(measure(step, model=head, name=loss_of.__name__, timed_steps=2))
-    found[loss_of.__name__] = step(), hidden.grad, head.weight.grad.clone()
-(whole, *gradients), (chunked, *others) = found.values()
+    loss_runs.append(measure(partial(loss_step, loss_of), model=head, name=loss_of.__name__, timed_steps=2))
+    found.append((loss_step(loss_of), hidden.grad, head.weight.grad.clone()))
+(whole, *gradients), (chunked, *others) = found
 gaps = [f"{(a - b).abs().max().item():.1e}" for a, b in zip(gradients, others, strict=True)]
 print(f"loss {whole:.6f} and {chunked:.6f}; largest difference of gradients: hidden {gaps[0]}, head {gaps[1]}")
 torch.testing.assert_close(gradients, others)
@@ -753,8 +752,8 @@ recorded_table("gpt1b_recompute", where={"micro_batch": 4},
 
 # %% [markdown]
 # **Read it.** *Selective* fits, and its price reads 0.0%: it repeats no product. *Every block* leaves most room
-# and has the price that the figure shows. Both are counts of operations. How well do they tell seconds? Korthikanti
-# and others (2022) published the times of one layer of a 22B model.
+# and has the price that the figure shows. Both are counts of operations. How well do they tell seconds?
+# Korthikanti and others (2022) published the times of one layer of a 22B model.
 
 # %% tags=["nbval-check-output"]
 from utils.validation.tables import source, table
