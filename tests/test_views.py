@@ -225,6 +225,18 @@ def test_a_trade_off_joins_the_points_that_no_other_beats():
     )
 
 
+def test_names_in_a_trade_off_keep_apart():
+    figure = draw_tradeoff(SIZES + SIZES[:1], [0.0, 30.0, 60.0, 0.5])
+    (axes,) = figure.axes
+    names = [text for text in axes.texts if text.get_text()]
+    boxes = [name.get_window_extent() for name in names]
+    assert len(names) == 4
+    assert not [pair for pair in itertools.combinations(boxes, 2) if pair[0].overlaps(pair[1])]
+    assert -4 < axes.get_xlim()[0] < 0, "the axis of a cost begins at nothing"
+    assert axes.get_ylabel().startswith("measured peak")
+    assert max(box.y1 for box in boxes) < axes.get_window_extent().y1, "no name on the title"
+
+
 def test_a_trade_off_needs_a_cost_for_each():
     with pytest.raises(ValueError, match="2 costs do not belong to 3"):
         draw_tradeoff(SIZES, [1, 2])
