@@ -22,7 +22,7 @@ from utils.views.style import (
     wrapped,
 )
 
-NARROWEST_LABELLED = 0.1  # of the axis: a narrower part gets no number inside
+LABELLED_PER_CHARACTER = 0.016  # of the axis: a narrower part has no room for its number
 NARROWEST_VISIBLE = 1 / 400  # of the longest bar: less than that is no line on a screen
 
 
@@ -96,8 +96,9 @@ def _draw_bar(axes: Axes, row: int, bar: Bar, unit_bytes: int, widest: float) ->
         width = bar.breakdown[category] / unit_bytes
         look = LOOKS[category]
         axes.barh(row, width, left=left, height=0.6, color=look.color, hatch=look.hatch)
-        if width > NARROWEST_LABELLED * widest:
-            _label(axes, left + width / 2, row, f"{width:.3g}")
+        text = f"{width:.3g}"
+        if width > LABELLED_PER_CHARACTER * (len(text) + 1) * widest:
+            _label(axes, left + width / 2, row, text)
         left += width
     axes.text(left, row, "  " + format_bytes(bar.breakdown.total_bytes), va="center", fontsize=11)
 
