@@ -28,7 +28,7 @@ def test_two_ranks_and_one_process_on_the_cpu(tmp_path: Path) -> None:
     (record,) = recorded("gloo_ranks", tmp_path)
     (row,) = record.rows
     assert (row["ranks"], row["backend"], row["completed"]) == (2, "gloo", True)
-    assert row["largest_relative_difference"] < 1e-5
+    assert row["largest_relative_difference"] < 1e-4
     assert len(row["losses"]) == gloo_ranks.STEPS and row["losses"][-1] < row["losses"][0]
     assert row["all_reduced_bytes"] == 4 * sum(p.numel() for p in small_resnet().parameters())
     assert row["peak_bytes"] < row["one_process_peak_bytes"], "half of the activations each"
