@@ -565,11 +565,11 @@ results = {name: [train(seed, **settings) for seed in range(5)] for name, settin
 # %%
 accuracy = pd.DataFrame({name: [run[0] for run in runs_] for name, runs_ in results.items()})
 accuracy.index.name = "seed"
-speeds = [statistics.median(run[2] for run in runs_) for runs_ in results.values()]
+speed = {name: statistics.median(run[2] for run in runs_) for name, runs_ in results.items()}
 network = "two convolutions on 8 x 8 images" if tiny else "a ResNet"
 print(f"final accuracy in percent, {data['test'].source} data, {network}   ({Evidence.MEASURED})")
 print(accuracy.round(2).to_string())
-print("images per second, median over seeds:", *(f"{speed:,.0f}" for speed in speeds), sep="  ")
+print("images per second (median):", ", ".join(f"{name} {each:,.0f}" for name, each in speed.items()))
 differences = accuracy.sub(accuracy["fp32"], axis=0).drop(columns="fp32")
 print("\nmean difference from fp32, and its spread over seeds, in percentage points")
 print(differences.agg(["mean", "min", "max"]).round(2).to_string())
@@ -594,9 +594,8 @@ for name, losses in curves.items():
 # beats guessing (10%) by far; at larger scales they print it. Compare the differences with the
 # spread of the fp32 column from seed to seed: an fp32 run beside an fp16 run of another seed would
 # have measured the seed. The doubled batch makes half as many steps in the same number of epochs; the
-# last two columns show what that costs here, and what the larger rate brings back. Throughput is the
-# price or the gain on *your* processor: a CPU emulates fp16, and for a network as small as this, casts
-# cost more than they save.
+# last two columns show what that costs here, and what the larger rate brings back. Throughput counts for *your*
+# processor alone, and moves with its load. Where 16 bits are emulated, as fp16 is on a CPU, it falls.
 #
 # **Question.** A script trains with SGD at batch 512 and learning rate 0.1. You double the batch. Which
 # rate does the linear rule give?
