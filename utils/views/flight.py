@@ -73,7 +73,7 @@ def _legend_above_the_curve(axes: Axes) -> None:
     low, high = axes.transScale.transform([(0, y) for y in axes.get_ylim()])[:, 1]
     top = axes.transScale.inverted().transform((0, high + 0.25 * (high - low)))[1]
     axes.set_ylim(top=top)
-    axes.legend(loc="upper center", ncols=3, columnspacing=1, handletextpad=0.4)
+    axes.legend(loc="upper center", ncols=3, columnspacing=0.8, handlelength=1.2, handletextpad=0.3)
 
 
 def _draw_scale(axes: Axes, records: Sequence[StepRecord]) -> None:
