@@ -206,6 +206,17 @@ def test_the_curve_over_batch_sizes_adds_up() -> None:
     ]  # fmt: skip
 
 
+def test_what_was_not_measured_is_a_hollow_point() -> None:
+    simulated = [measured(size, evidence=Evidence.SIMULATED) for size in (64, 128)]
+    figure = draw_memory_by_batch([measured(4), *simulated], others={"mixed": simulated})
+    (axes,) = figure.axes
+    total, hollow, mixed, mixed_hollow = axes.lines
+    assert list(total.get_xdata()) == [4, 64, 128] and list(hollow.get_xdata()) == [64, 128]
+    assert {line.get_markerfacecolor() for line in (hollow, mixed_hollow)} == {"white"}
+    assert mixed.get_ydata() == pytest.approx([m.peak_bytes / GIB for m in simulated])
+    assert {"total, simulated", "mixed", "mixed, simulated"} <= set(legend_of(figure))
+
+
 def test_ticks_of_batch_sizes_keep_apart() -> None:
     figure = draw_memory_by_batch([measured(2**power) for power in range(11)])
     figure.canvas.draw()

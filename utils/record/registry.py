@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 EXPERIMENTS = (
     "device_speed",
     "gpt1b_recompute",
+    "gloo_ranks",
     "llama7b_adapters",
     "resnet50",
 )
