@@ -13,6 +13,7 @@ from torch import nn
 
 from utils.models import Transformer, TransformerConfig, UNet, resnet
 from utils.techniques import EXPENSIVE, MATMULS, blocks_of, checkpoint_blocks, in_segments
+from utils.techniques.checkpointing import fork_random_state
 
 CONFIG = TransformerConfig(vocabulary=64, hidden=64, layers=4, heads=4, feedforward=176)
 POLICIES: dict[str, dict[str, Any]] = {
@@ -43,7 +44,7 @@ def unet() -> nn.Module:
 
 def inputs_of(build: Callable[[], nn.Module]) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(1)
-    if build is transformer:
+    if build not in (image_net, unet):
         return (torch.randint(64, (2, 16), generator=generator),)
     images = torch.randn(2, 3, 16, 16, generator=generator)
     return (images, torch.tensor([3, 70])) if build is unet else (images,)
@@ -87,15 +88,11 @@ def test_segments_train_as_the_plain_step() -> None:
     def build() -> nn.Module:
         model = transformer()
         model.blocks = in_segments(model.blocks, 2)
-        return checkpoint_blocks(model)
+        return model
 
-    _, wanted, _ = plain(transformer)
-    torch.manual_seed(0)
-    model, (tokens,) = build(), inputs_of(transformer)
-    model(tokens).square().mean().backward()
-    found = [p.grad for p in model.parameters()]
+    model, seen, _ = trained(build, {})
     assert len(model.blocks) == 2
-    assert same_bits(found, wanted[1 : 1 + len(found)])
+    assert same_bits(seen, plain(transformer)[1])
     with pytest.raises(ValueError, match="size is 0"):
         in_segments(model.blocks, 0)
 
@@ -132,6 +129,35 @@ def test_statistics_are_updated_once_even_as_a_cumulative_mean(momentum: float |
     assert frozen[1].num_batches_tracked == 3
     assert frozen[1].momentum == momentum
     assert same_bits(list(frozen.buffers()), list(plain_part.buffers()))
+
+
+def test_instance_norm_s_statistics_keep_their_bits() -> None:
+    norm = nn.InstanceNorm2d(4, track_running_stats=True)
+    plain_part = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU())
+    frozen = checkpoint_blocks([copy.deepcopy(plain_part)])[0]
+    trapped = checkpoint_blocks([copy.deepcopy(plain_part)], freeze_statistics=False)[0]
+    for model in (plain_part, frozen, trapped):
+        torch.manual_seed(2)
+        for _ in range(3):
+            model(torch.randn(3, 3, 8, 8)).square().mean().backward()
+    assert same_bits(list(frozen.buffers()), list(plain_part.buffers()))
+    assert not torch.equal(trapped[1].running_mean, plain_part[1].running_mean)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.InstanceNorm1d])
+def test_a_norm_without_running_statistics_is_left_alone(norm: type[nn.Module]) -> None:
+    part = nn.Sequential(nn.Conv1d(2, 4, 1), norm(4, track_running_stats=False))
+    checkpoint_blocks([part])[0](torch.randn(3, 2, 5)).square().mean().backward()
+    assert not list(part.buffers())
+
+
+def test_only_the_gpus_of_the_tensors_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: asked.append(devices))
+    card = type("OnCard", (torch.Tensor,), {"is_cuda": True, "get_device": lambda self: 5})
+    fork_random_state([torch.ones(1), {"x": torch.ones(1).as_subclass(card)}])
+    fork_random_state(torch.ones(1))
+    assert asked == [[5], []]
 
 
 def test_a_second_backward_recomputes_again() -> None:

@@ -219,9 +219,19 @@ def test_buckets_go_from_the_last_layer_to_the_first():
     parameters = [nn.Parameter(torch.ones(size)) for size in sizes]
     parameters.append(nn.Parameter(torch.ones(1, dtype=torch.float64)))
     found = [[p.nbytes for p in bucket] for bucket in buckets_of(parameters, 40)]
-    assert found == [[8], [8], [120], [16, 16], [40]]
+    assert found == [[8], [8, 120], [16, 16, 40]]
     with pytest.raises(ValueError, match="1 byte or more"):
         buckets_of(parameters, 0)
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 40, 120, 10**6])
+def test_buckets_are_those_of_ddp(bucket_bytes: int):
+    parameters = [nn.Parameter(torch.ones(size)) for size in (10, 4, 4, 30, 2, 17, 1)]
+    theirs, _ = dist._compute_bucket_assignment_by_size(parameters[::-1], [bucket_bytes])
+    ours = [[len(parameters) - 1 - number for number in bucket] for bucket in theirs]
+    order = {parameter: number for number, parameter in enumerate(parameters)}
+    found = buckets_of(parameters, bucket_bytes)
+    assert [[order[p] for p in bucket] for bucket in found] == sorted(ours, reverse=True)
 
 
 def test_misuse_of_the_hand_written_one():

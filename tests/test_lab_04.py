@@ -28,7 +28,7 @@ def answers_of(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     names["check"] = lambda name, answer: found.update({name.removeprefix("04."): answer})
     for cell in jupytext.read(path).cells:
-        if cell.cell_type == "code" and cell.source.startswith(("def ", "check(", "rank_apart", "# BEGIN")):
+        if cell.cell_type == "code" and cell.source.startswith(("def ", "check(", "missing_rank", "# BEGIN")):
             exec(cell.source.partition("\n\n\ntry:")[0], names)
     return found
 
@@ -100,6 +100,14 @@ def start_from_the_mean(model: nn.Module) -> None:
 
 
 def average(model: nn.Module) -> None:
+    flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    dist.all_reduce(flat)
+    parts = flat.split([parameter.numel() for parameter in model.parameters()])
+    for parameter, part in zip(model.parameters(), parts, strict=True):
+        parameter.grad = part.view_as(parameter) / dist.get_world_size()
+
+
+def average_by_tensor(model: nn.Module) -> None:
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
@@ -137,6 +145,7 @@ def never_end(model: nn.Module) -> None:
         (start_parameters_alone, average, "model.buffers()"),
         (start_from_the_mean, average, "not to rank 0's model"),
         (start, add_up, "You forgot to divide by the world size"),
+        (start, average_by_tensor, "copy its parts back"),
         (start, average_a_copy, "only its own gradients"),
         (start, divide_alone, "divide once"),
         (start, die, "rank 2 ended by itself with exit code 1"),
@@ -191,10 +200,10 @@ def backwards(count: int) -> range:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (greedy(range, lambda total, size, cap: total + size <= cap), "last layer's gradients first"),
-        (greedy(backwards, lambda total, size, cap: total < cap), "over the cap"),
-        (greedy(backwards, lambda total, size, cap: False), "Too many calls"),
-        (greedy(backwards, lambda total, size, cap: total + size < cap), "Too many calls"),
+        (greedy(range, lambda total, size, cap: total < cap), "last layer's gradients first"),
+        (greedy(backwards, lambda total, size, cap: total + size <= cap), "before it had reached"),
+        (greedy(backwards, lambda total, size, cap: False), "before it had reached"),
+        (greedy(backwards, lambda total, size, cap: total <= cap), "one more parameter went in"),
         (lambda sizes, cap: [[0]], "exactly one bucket"),
         (lambda sizes, cap: [[i] for i in backwards(len(sizes))] + [[]], "no bucket is empty"),
         (lambda sizes, cap: [[3, 4], [1, 2], [0]], "Keep the order"),
@@ -232,23 +241,27 @@ def test_wrong_accumulation(scale: Any, quiet: bool, words: str) -> None:
 
 
 def report(loss: torch.Tensor) -> float:
+    losses = [torch.empty(()) for _ in range(dist.get_world_size())]
+    dist.all_gather(losses, loss)
+    return torch.stack(losses).nanmean().item()
+
+
+def mean_with_the_nan(loss: torch.Tensor) -> float:
     dist.all_reduce(loss)
     return loss.item() / dist.get_world_size()
 
 
-def still_apart(loss: torch.Tensor) -> float:
-    if dist.get_rank() == 0:
-        dist.barrier()
-    return report(loss)
+def still_early(loss: torch.Tensor) -> float:
+    return loss.item() if loss.isnan() else report(loss)
 
 
 @pytest.mark.parametrize(
     ("rank", "collective", "cure", "words"),
     [
-        (1, "barrier", report, "no other rank stands in"),
-        (0, "all_gather", report, "inside the `if`"),
-        (0, "barrier", lambda loss: loss.item(), "every rank returns it"),
-        (0, "dist.barrier()", still_apart, "different collectives"),
+        (0, "all_gather", report, "waits in no collective"),
+        (2, "barrier", report, "It stood in"),
+        (2, "all_gather", mean_with_the_nan, "without the NaN is 1.5"),
+        (2, "dist.all_gather()", still_early, "a collective that not all ranks call"),
     ],
 )
 def test_wrong_diagnoses(rank: Any, collective: Any, cure: Any, words: str) -> None:

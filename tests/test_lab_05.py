@@ -110,9 +110,19 @@ def keeps_all(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return block(x)
 
 
+def borrowed(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(block, x, use_reentrant=False)
+
+
+def borrowed_by_its_long_name(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
+        (borrowed, "it calls torch.utils.checkpoint"),
+        (borrowed_by_its_long_name, "it calls torch.utils.checkpoint"),
         (by_hooks(replay=False), "Dropout drew another mask"),
         (by_hooks(fork=False), "moved the random state"),
         (keeps_all, "still keeps activations"),
@@ -121,6 +131,24 @@ def keeps_all(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
 )
 def test_checkpoints_by_hand_that_fail(answer: Any, words: str) -> None:
     nudged(lab_05.checkpointed(answer), words)
+
+
+def test_the_borrowed_name_is_given_back() -> None:
+    lab_05.checkpointed(borrowed)
+    assert checkpoint is torch.utils.checkpoint.checkpoint
+    assert checkpoint.__module__.startswith("torch.utils")
+
+
+@pytest.mark.parametrize("kind", [list, tuple, frozenset])
+def test_a_set_may_be_another_collection(solved: dict[str, Any], kind: type) -> None:
+    verdict = lab_05.best_set(lambda costs, limit: kind(solved["best_set"](costs, limit)))
+    assert verdict.status is Status.CORRECT
+
+
+def test_the_cure_takes_norms_without_statistics(solved: dict[str, Any]) -> None:
+    block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False))
+    solved["cured_checkpoint"](block, torch.randn(8, 4)).sum().backward()
+    assert block[0].weight.grad is not None
 
 
 # Exercise 2 -------------------------------------------------------------------------------------

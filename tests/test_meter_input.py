@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -203,6 +204,30 @@ def test_a_budget_of_exactly_the_peak_fits(case: Case) -> None:
     assert measure(case.step, **how, within=budget(peak)).peak_bytes == peak
     with pytest.raises(OverBudgetError):
         measure(case.step, **how, within=budget(peak - 1))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("GET was unable to find an engine to execute this computation", OverBudgetError),
+        ("CUDA out of memory. Tried to allocate 2.50 GiB.", OverBudgetError),
+        ("shapes differ", RuntimeError),
+    ],
+)
+def test_a_capped_card_says_over_budget_in_any_librarys_words(
+    words: str, expected: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caps: list[float] = []
+    card = SimpleNamespace(total_memory=15_828_320_256)  # a T4: less than 16 GB
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.75)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, _: caps.append(share)
+    )
+    with pytest.raises(RuntimeError) as raised, budget("16GB").enforced(torch.device("cuda")):
+        raise RuntimeError(words)
+    assert type(raised.value) is expected and words in str(raised.value)
+    assert caps == [1.0, 0.75], "set back"
 
 
 @pytest.mark.parametrize("text", ["", "lots", "24XB", "-3GB", "0", "1e9GB", "GB", "12 34"])

@@ -141,6 +141,27 @@ def test_tf32_is_set_and_set_back(enabled: bool) -> None:
     assert [switch.fp32_precision for switch in switches] == before
 
 
-def test_what_a_cpu_computes() -> None:
-    assert computes("cpu", torch.bfloat16) is torch.ops.mkldnn._is_mkldnn_bf16_supported()
+@pytest.mark.parametrize(
+    ("machine", "has_onednn", "instructions", "expected"),
+    [
+        ("x86_64", True, True, True),
+        ("x86_64", True, False, False),  # AVX-512 of before 2020: oneDNN's own answer is yes
+        ("aarch64", True, False, True),
+        ("arm64", False, False, False),  # macOS: PyTorch has no oneDNN to ask
+    ],
+)
+def test_what_a_cpu_computes(
+    machine: str, has_onednn: bool, instructions: bool, expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    onednn = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: True) if has_onednn else None
+    monkeypatch.setattr(torch, "ops", SimpleNamespace(mkldnn=onednn))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: has_onednn)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert computes("cpu", torch.bfloat16) is expected
     assert not computes("cpu", torch.float16)
+
+
+def test_this_cpu_is_asked() -> None:
+    assert computes("cpu", torch.bfloat16) in (True, False)

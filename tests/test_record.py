@@ -227,7 +227,11 @@ def test_list(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     [
         ("resnet", "'resnet' is no experiment. Did you mean resnet50?"),
         ("device-sped", "'device-sped' is no experiment. Did you mean device_speed?"),
-        ("qqq", "'qqq' is no experiment. There is device_speed, llama7b_adapters, resnet50."),
+        (
+            "qqq",
+            "'qqq' is no experiment. There is "
+            "device_speed, gloo_ranks, gpt1b_recompute, llama7b_adapters, resnet50.",
+        ),
     ],
 )
 def test_an_unknown_name(

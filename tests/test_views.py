@@ -206,6 +206,17 @@ def test_the_curve_over_batch_sizes_adds_up() -> None:
     ]  # fmt: skip
 
 
+def test_what_was_not_measured_is_a_hollow_point() -> None:
+    simulated = [measured(size, evidence=Evidence.SIMULATED) for size in (64, 128)]
+    figure = draw_memory_by_batch([measured(4), *simulated], others={"mixed": simulated})
+    (axes,) = figure.axes
+    total, hollow, mixed, mixed_hollow = axes.lines
+    assert list(total.get_xdata()) == [4, 64, 128] and list(hollow.get_xdata()) == [64, 128]
+    assert {line.get_markerfacecolor() for line in (hollow, mixed_hollow)} == {"white"}
+    assert mixed.get_ydata() == pytest.approx([m.peak_bytes / GIB for m in simulated])
+    assert {"total, simulated", "mixed", "mixed, simulated"} <= set(legend_of(figure))
+
+
 def test_ticks_of_batch_sizes_keep_apart() -> None:
     figure = draw_memory_by_batch([measured(2**power) for power in range(11)])
     figure.canvas.draw()
@@ -223,6 +234,18 @@ def test_a_trade_off_joins_the_points_that_no_other_beats():
     assert [y / points[0][1] for _, y in points] == pytest.approx(
         [m.peak_bytes / SIZES[0].peak_bytes for m in SIZES]
     )
+
+
+def test_names_in_a_trade_off_keep_apart():
+    figure = draw_tradeoff(SIZES + SIZES[:1], [0.0, 30.0, 60.0, 0.5])
+    (axes,) = figure.axes
+    names = [text for text in axes.texts if text.get_text()]
+    boxes = [name.get_window_extent() for name in names]
+    assert len(names) == 4
+    assert not [pair for pair in itertools.combinations(boxes, 2) if pair[0].overlaps(pair[1])]
+    assert -4 < axes.get_xlim()[0] < 0, "the axis of a cost begins at nothing"
+    assert axes.get_ylabel().startswith("measured peak")
+    assert max(box.y1 for box in boxes) < axes.get_window_extent().y1, "no name on the title"
 
 
 def test_a_trade_off_needs_a_cost_for_each():

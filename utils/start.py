@@ -157,4 +157,5 @@ def device_name(device: torch.device) -> str:
     if device.type == "mps":
         return "Apple GPU (MPS), used for speed; memory is measured on the CPU"
     kernels = torch.backends.cpu.get_cpu_capability()
-    return f"CPU, {torch.get_num_threads()} threads, {kernels} kernels"
+    count = torch.get_num_threads()
+    return f"CPU, {count} {'thread' if count == 1 else 'threads'}, {kernels} kernels"

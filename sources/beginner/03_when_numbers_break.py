@@ -42,8 +42,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from utils import FORMATS, FlightRecorder, check, draw_bits, draw_flight, draw_formats, explore
-from utils import show
+from utils import FORMATS, FlightRecorder, check, draw_bits, draw_flight, draw_formats, draw_losses
+from utils import explore, show
+from utils.start import device_name
+
+CPU = device_name(torch.device("cpu"))
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
@@ -350,11 +353,13 @@ operations = {
     "cross_entropy": lambda x: F.cross_entropy(x, torch.zeros(4, dtype=torch.long)),
     "mse_loss": lambda x: F.mse_loss(x, x + 1),
 }  # fmt: skip
-print(f"{'result of':<15}{'CPU, fp16 (measured)':<24}CUDA (published)")
 with torch.autocast("cpu", dtype=FP16):
     x = nn.Linear(8, 8)(torch.randn(4, 8))
-    for name, operation in operations.items():
-        print(f"{name:<15}{str(operation(x).dtype).removeprefix('torch.'):<24}float32")
+    on_cpu = {name: operation(x).dtype for name, operation in operations.items()}
+print(f"{'result of':<15}{'CPU, fp16 (measured)':<24}CUDA (published)")
+for name, dtype in on_cpu.items():
+    print(f"{name:<15}{str(dtype).removeprefix('torch.'):<24}float32")
+assert {name for name, dtype in on_cpu.items() if dtype == FP32} == {"cross_entropy", "mse_loss"}
 
 # %% [markdown]
 # **Read it.** The CPU lifts the losses that it knows, but neither softmax nor norms nor powers. So a
@@ -468,6 +473,9 @@ assert all(r.step_norm <= 1.001 for r in cured) and ending(cured) < 0.6 * ending
 # %%
 raw = {"batches": 1000 * inputs}
 norms = three(raw)
+show(draw_losses({name: [r.loss for r in records] for name, records in norms.items()}, device=CPU,
+                 title="(b) the twins: the same fault in three formats"),
+     alt="The losses of bf16 and fp32 fall together; that of fp16 stays near 2.")  # fmt: skip
 show(draw_flight(norms["fp16"], title="(b) fp16"),
      alt="The loss stays near 2; a few early steps have gradients that are not finite; after that the "
          "gradients of all layers before the last are zero.")  # fmt: skip
@@ -545,7 +553,9 @@ found = next(r for r in nan_runs["fp16"] if r.first)
 print("found at step", found.step, "-", found.first, "- skipped:", found.skipped)
 assert found.step == 17 and found.first.kind == "input" and found.first.rows == (41,)
 assert math.isfinite(ending(nan_runs["fp16"])) and math.isnan(nan_runs["bf16"][-1].loss)
-print("your bet:", my_bet, "  the fp16 run:", "lives", "  the bf16 run:", "dies")
+for name, records in nan_runs.items():
+    print(f"the {name} run", "dies" if math.isnan(records[-1].loss) else "lives", end="; ")
+print("your bet:", my_bet)
 
 # %% [markdown]
 # **Diagnose it.** The recorder says "input": the model got it and did not make it. Step and row lead to

@@ -273,7 +273,7 @@ def diagnose(answer: Any) -> Verdict:
     right = {"run A": "half with Adam", "run B": "new scaler each step", "run C": "no scaler"}
     evidence = {
         "run A": "In which step do the weights stop being finite, and are the gradients finite then?",
-        "run B": "Which number should have fallen after the first overflow?",
+        "run B": "The scale: which number should have fallen after the first overflow, and did not?",
         "run C": "The loss is finite and does not move. How many gradients are exactly 0?",
     }
     if not isinstance(answer, dict) or answer.keys() != right.keys():

@@ -56,7 +56,7 @@ def by_hand(answer: dict[str, Callable[..., Any]]) -> Verdict:
     found = _on_ranks(workers.by_hand, 4, start, average)
     if isinstance(found, Verdict):
         return found
-    return _start(found) or _average(found) or correct("four replicas, equal to one process")
+    return _start(found) or _average(found) or _one_call(found[0])
 
 
 def _start(found: list[workers.ByHand]) -> Verdict | None:
@@ -85,12 +85,19 @@ def _average(found: list[workers.ByHand]) -> Verdict | None:
             nudge = "You forgot to divide by the world size: that is the sum over ranks, not the mean."
             return not_yet("the gradients are 4 times too large", nudge=nudge)
         if workers.close(report.gradient, report.own_gradient):
-            nudge = "Call all_reduce on parameter.grad itself: it works in place."
+            nudge = "Reduce parameter.grad itself, or copy what was reduced back into it."
             return not_yet(f"rank {rank} still has only its own gradients", nudge=nudge)
         ratio = float(report.gradient.norm() / right.norm())
         nudge = "Sum over the ranks, then divide once by dist.get_world_size(), for every parameter."
         return not_yet(f"rank {rank}: gradients of {ratio:.2f} times the right size", nudge=nudge)
     return None
+
+
+def _one_call(report: workers.ByHand) -> Verdict:
+    if report.reduces != 1:
+        nudge = "torch.cat the flat gradients, reduce that one tensor, and copy its parts back."
+        return not_yet(f"{report.reduces} all-reduces", expected="one", nudge=nudge)
+    return correct("four replicas, equal to one process", score="1 all-reduce")
 
 
 def sent_bytes(function: Callable[[int, int, int], float]) -> Verdict:
@@ -120,14 +127,14 @@ def _sent_nudge(found: float, payload: int, ranks: int) -> str:
 
 
 def make_buckets(function: Callable[[list[int], int], list[list[int]]]) -> Verdict:
-    """Exercise 3: as few buckets as the order and the cap allow."""
+    """Exercise 3: DDP's rule, a bucket is closed by the parameter that takes it to the cap."""
     calls = 0
     for sizes, cap in [([40, 10, 10, 10, 30], 40), ([5] * 9, 20), ([100, 1, 1], 10)]:
         found = [list(bucket) for bucket in function(list(sizes), cap)]
         if problem := _bucket_problem(found, sizes, cap):
             return not_yet(f"sizes {sizes}, cap {cap}", got=found, nudge=problem)
         calls += len(found)
-    return correct("last layer first, none over the cap", score=f"{calls} all-reduces")
+    return correct("last layer first, closed at the cap", score=f"{calls} all-reduces")
 
 
 def _bucket_problem(found: Sequence[Sequence[int]], sizes: Sequence[int], cap: int) -> str:
@@ -139,11 +146,11 @@ def _bucket_problem(found: Sequence[Sequence[int]], sizes: Sequence[int], cap: i
     if order != wanted:
         return "Keep the order of backward, also within a bucket."
     totals = [sum(sizes[i] for i in bucket) for bucket in found]
-    if any(total > cap and len(bucket) > 1 for total, bucket in zip(totals, found, strict=True)):
-        return "A bucket is over the cap: close it before the parameter that would not fit."
-    pairs = zip(totals, (sizes[bucket[0]] for bucket in found[1:]), strict=False)
-    if any(total + size <= cap for total, size in pairs):
-        return "Too many calls: a bucket was closed although the next parameter would have fitted."
+    if any(total < cap for total in totals[:-1]):
+        return "A bucket was closed before it had reached the cap: DDP lets the next parameter in."
+    pairs = zip(totals, found, strict=True)
+    if any(total - sizes[bucket[-1]] >= cap for total, bucket in pairs):
+        return "A bucket had reached the cap, and one more parameter went in: close it there."
     return ""
 
 
@@ -174,21 +181,21 @@ def _weights_nudge(report: workers.Accumulated) -> str:
 
 @starts_ranks
 def deadlock(answer: dict[str, Any]) -> Verdict:
-    """Exercise 5: the rank and the collective that the message shows, and a cure."""
+    """Exercise 5: the rank that did not come, the collective that it skipped, and a cure."""
     rank, collective, cured = answer.values()
-    if rank != 0:
-        nudge = "Which rank stands in a collective that no other rank stands in?"
+    if rank != 2:
+        nudge = "Which rank waits in no collective, because its function has returned?"
         return not_yet("the rank", got=repr(rank), nudge=nudge)
-    if str(collective).strip("().` ").removeprefix("dist.") != "barrier":
-        nudge = "The message names it: 'rank 0 in ...'. That is the call inside the `if`."
+    if str(collective).strip("().` ").removeprefix("dist.") != "all_gather":
+        nudge = "The message names it: 'It stood in ...'. The others wait there for one more rank."
         return not_yet("the collective", got=repr(collective), nudge=nudge)
     found = _on_ranks(workers.report, 3, cured, timeout_seconds=8.0)
     if isinstance(found, Verdict):
         return found
-    if found != [2.0] * 3:
-        nudge = "The mean over the ranks of the losses 1, 2 and 3 is 2, and every rank returns it."
-        return not_yet("the mean loss", expected=[2.0] * 3, got=found, nudge=nudge)
-    return correct("every rank calls the same collectives in the same order")
+    if found != [1.5] * 3:
+        nudge = "The losses are 1, 2 and NaN. Their mean without the NaN is 1.5, and every rank returns it."
+        return not_yet("the mean loss", expected=[1.5] * 3, got=found, nudge=nudge)
+    return correct("every rank calls the same collectives, also one that has nothing to say")
 
 
 def _on_ranks(

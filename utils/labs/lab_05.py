@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
+from utils.labs.hooks_05 import Noisy, calls_of_torch_s_own, kept_bytes, noisy_gradients
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.memory import measure
 from utils.techniques import BlockCost, activation_peak, best_blocks, recompute_flops
@@ -50,25 +51,16 @@ def best_segment(answer: Any) -> Verdict:
     return not_yet("the size of a segment", got=repr(answer), nudge=nudge)
 
 
-class _Noisy(nn.Module):
-    """Linear layers with dropout: keeps three tensors a layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = F.dropout(torch.tanh(layer(x)), 0.3)
-        return x
-
-
 def checkpointed(function: Callable[[nn.Module, Tensor], Tensor]) -> Verdict:
     """Exercise 1: a checkpoint by saved-tensor hooks, with the random state."""
     torch.manual_seed(3)
-    plain, x = _Noisy(), torch.randn(512, 64)
-    found, left = _noisy_gradients(function, copy.deepcopy(plain), x)
-    wanted, after = _noisy_gradients(lambda block, x: block(x), plain, x)
+    plain, x = Noisy(), torch.randn(512, 64)
+    with calls_of_torch_s_own(function) as calls:
+        found, left = noisy_gradients(function, copy.deepcopy(plain), x)
+    if calls:
+        nudge = "saved_tensors_hooks(pack, unpack) around block(x) is where your own begins."
+        return not_yet("it calls torch.utils.checkpoint, which you are to build", nudge=nudge)
+    wanted, after = noisy_gradients(lambda block, x: block(x), plain, x)
     if not torch.equal(found[0], wanted[0]):
         nudge = "Forward runs as ever; only what is saved changes."
         return not_yet("the result is not the block's own", nudge=nudge)
@@ -78,36 +70,15 @@ def checkpointed(function: Callable[[nn.Module, Tensor], Tensor]) -> Verdict:
         nudge = "Dropout drew another mask. Which state must be the same when the block runs again?"
         return not_yet("the gradients are not those of the plain block", nudge=nudge)
     if not torch.equal(after, left):
-        nudge = "torch.random.fork_rng() puts the state back that was there before the recomputation."
+        nudge = "torch.random.fork_rng(devices=[]) puts back the state that was there before."
         return not_yet("backward moved the random state: the next dropout differs", nudge=nudge)
-    whole, kept = (_kept_bytes(f, plain, x) for f in (lambda block, x: block(x), function))
+    whole, kept = (kept_bytes(f, plain, x) for f in (lambda block, x: block(x), function))
     if kept > KEPT_SHARE * whole:
         nudge = "What does your pack hook return? A tensor that it returns stays alive."
         limit = f"at most {format_bytes(KEPT_SHARE * whole)}"
         return not_yet("forward still keeps activations", expected=limit,
                        got=format_bytes(kept), nudge=nudge)  # fmt: skip
     return correct(score=f"{format_bytes(kept)} alive after forward, plain {format_bytes(whole)}")
-
-
-def _noisy_gradients(function: Any, model: nn.Module, x: Tensor) -> tuple[list[Any], Tensor]:
-    torch.manual_seed(4)
-    out = function(model, x)
-    torch.rand(3)  # somebody else draws between forward and backward
-    out.square().sum().backward()
-    return [out.detach(), *(p.grad for p in model.parameters())], torch.get_rng_state()
-
-
-def _kept_bytes(function: Any, model: nn.Module, x: Tensor) -> int:
-    """Bytes alive when forward is over, beside the model."""
-    model.zero_grad()
-    held: list[Tensor] = []
-
-    def step() -> None:
-        held[:] = [function(model, x)]
-
-    found = measure(step, model=model, timed_steps=0)
-    alive = found.timeline.at(found.timeline.end_ns)
-    return alive.total_bytes - alive.state_bytes
 
 
 def predicted_bytes(function: Callable[[int, int, int, int], int]) -> Verdict:
@@ -275,7 +246,7 @@ def cured_checkpoint(function: Callable[[nn.Module, Tensor], Tensor]) -> Verdict
     if not _same([*block.buffers()], [*plain.buffers()]):
         nudge = "The counter is right. Do running_mean and running_var still move in recomputation?"
         return not_yet("the running statistics differ", nudge=nudge)
-    alive = [_kept_bytes(f, plain, x.repeat(8, 1)) for f in (lambda b, x: b(x), function)]
+    alive = [kept_bytes(f, plain, x.repeat(8, 1)) for f in (lambda b, x: b(x), function)]
     if alive[1] >= alive[0]:
         nudge = "Keep the checkpoint, and give it a context_fn."
         return not_yet("nothing is recomputed any more", nudge=nudge)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,6 +11,13 @@ import torch
 
 from utils.memory.timeline import Crossing, MemoryTimeline
 from utils.units import format_bytes, parse_bytes
+
+
+# How libraries say that memory is short where PyTorch raises a plain RuntimeError. cuDNN, whose
+# convolutions ask for workspace, says that no engine is left.
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|ALLOC_FAILED|unable to find an engine", re.IGNORECASE
+)
 
 
 class OverBudgetError(torch.OutOfMemoryError):
@@ -56,12 +64,19 @@ class Budget:
         torch.cuda.set_per_process_memory_fraction(fraction, device)
         try:
             yield
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             raise OverBudgetError(
                 f"The step does not fit in {format_bytes(self.limit_bytes)}: {error}"
             ) from error
         finally:
             torch.cuda.set_per_process_memory_fraction(before, device)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an error says that memory was short, in the words of PyTorch or a library."""
+    return isinstance(error, torch.OutOfMemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
 
 
 def budget(limit: str | int) -> Budget:

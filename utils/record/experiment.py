@@ -12,14 +12,10 @@ import torch
 from tqdm.auto import tqdm
 
 from utils.memory import Measurement, OverBudgetError
+from utils.memory.budget import is_out_of_memory
 from utils.record.store import Row
 from utils.units import parse_bytes
 
-# How libraries say that memory is short where PyTorch raises a plain RuntimeError. cuDNN, whose
-# convolutions ask for workspace, says that no engine is left.
-_OUT_OF_MEMORY = re.compile(
-    r"out of memory|can't allocate memory|ALLOC_FAILED|unable to find an engine", re.IGNORECASE
-)
 _WANTED = re.compile(r"tried to allocate ([0-9.]+) ?(bytes|[KMGT]iB)", re.IGNORECASE)
 
 
@@ -74,11 +70,6 @@ def run_job(job: Job) -> Row:
         if not is_out_of_memory(error):
             raise
         return {**job.settings, "completed": False, **_shortage(error, stage)}
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error says that memory was short, in the words of PyTorch or a library."""
-    return isinstance(error, torch.OutOfMemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
 
 
 def free_memory(device: torch.device) -> None:

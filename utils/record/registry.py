@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 # Each name is a module of this folder that offers EXPERIMENT.
 EXPERIMENTS = (
     "device_speed",
+    "gloo_ranks",
+    "gpt1b_recompute",
     "llama7b_adapters",
     "resnet50",
 )

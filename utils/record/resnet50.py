@@ -10,16 +10,10 @@ import torch
 from torch import nn
 
 from utils.memory import Budget, Measurement, budget, measure
+from utils.memory.budget import is_out_of_memory
 from utils.models.resnet import resnet
 from utils.record.accuracy import accuracy_jobs
-from utils.record.experiment import (
-    Experiment,
-    Job,
-    Stage,
-    free_memory,
-    is_out_of_memory,
-    measured_row,
-)
+from utils.record.experiment import Experiment, Job, Stage, free_memory, measured_row
 from utils.record.store import Row
 from utils.techniques.precision import Precision, offered, tf32
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from utils.techniques.checkpointing import FrozenStatistics, blocks_of
+from utils.techniques.checkpointing import FrozenStatistics, blocks_of, fork_random_state
 from utils.units import format_bytes
 
 
@@ -165,7 +165,8 @@ def _hooked(
 
 
 def _flops(block: nn.Module, args: Any, kwargs: Any) -> int:
-    with FrozenStatistics(block), torch.no_grad(), torch.random.fork_rng():
+    tensors = [list(block.parameters()), args, kwargs]
+    with FrozenStatistics(block), torch.no_grad(), fork_random_state(tensors):
         with FlopCounterMode(display=False) as counter:
             block(*args, **kwargs)
     return counter.get_total_flops()

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 _aten = torch.ops.aten
@@ -55,7 +56,8 @@ def checkpoint_blocks(
         only: recompute exactly the blocks with these indices; goes before `every`.
         keep: operations whose results are kept even so, such as `MATMULS` or `EXPENSIVE`:
             selective checkpointing.
-        freeze_statistics: leave BatchNorm's running statistics alone while recomputing.
+        freeze_statistics: leave the running statistics of batch and instance norms alone while
+            recomputing.
         preserve_rng_state: replay the random state, so that dropout draws the same mask again.
 
     Returns:
@@ -137,6 +139,15 @@ def _chosen(count: int, every: int, only: Iterable[int] | None) -> set[int]:
     return set(range(0, count, every)) if every else set()
 
 
+def fork_random_state(tree: Any) -> AbstractContextManager[None]:
+    """Put the random state back afterwards: the CPU's, and that of the GPUs whose tensors are given.
+
+    Without a list, `torch.random.fork_rng` touches every GPU of the machine, and warns.
+    """
+    leaves = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+    return torch.random.fork_rng(devices=sorted({t.get_device() for t in leaves if t.is_cuda}))
+
+
 @dataclass(frozen=True)
 class _Recompute:
     """How one block is recomputed."""
@@ -183,30 +194,35 @@ def _checkpointed_class(plain: type[nn.Module]) -> type[nn.Module]:
 
 
 class FrozenStatistics(AbstractContextManager[None]):
-    """Inside, BatchNorm normalizes by the batch as ever, and its running statistics stay.
+    """Inside, batch and instance norms update copies of their running statistics.
 
     PyTorch updates them in each forward in training mode, so twice under recomputation
-    (https://github.com/pytorch/pytorch/issues/96136). A momentum of zero leaves their bits alone.
+    (https://github.com/pytorch/pytorch/issues/96136). The copies are dropped, so that the statistics
+    keep their bits. (A momentum of zero would do for BatchNorm; InstanceNorm averages its copies of
+    the statistics over the batch even then, which may round.)
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.norms = [
             part
             for part in module.modules()
-            if isinstance(part, _BatchNorm) and part.track_running_stats
+            if isinstance(part, _NormBase) and part.running_mean is not None
         ]
-        self._before: list[tuple[float | None, Tensor | None]] = []
+        self._before: list[dict[str, Tensor]] = []
 
     def __enter__(self) -> None:
-        self._before = [(norm.momentum, norm.num_batches_tracked) for norm in self.norms]
-        for norm in self.norms:
-            norm.momentum = 0.0
-            if norm.num_batches_tracked is not None:
-                norm.num_batches_tracked = norm.num_batches_tracked.clone()
+        self._before = [dict(norm.named_buffers(recurse=False)) for norm in self.norms]
+        for norm, buffers in zip(self.norms, self._before, strict=True):
+            _set_buffers(norm, {name: buffer.clone() for name, buffer in buffers.items()})
 
     def __exit__(self, *_: object) -> None:
-        for norm, (momentum, counter) in zip(self.norms, self._before, strict=True):
-            norm.momentum, norm.num_batches_tracked = momentum, counter
+        for norm, buffers in zip(self.norms, self._before, strict=True):
+            _set_buffers(norm, buffers)
+
+
+def _set_buffers(module: nn.Module, buffers: dict[str, Tensor]) -> None:
+    for name, buffer in buffers.items():
+        setattr(module, name, buffer)
 
 
 class _Both(AbstractContextManager[None]):

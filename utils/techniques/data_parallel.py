@@ -41,8 +41,9 @@ def buckets_of(
 ) -> list[list[nn.Parameter]]:
     """Group parameters in the order in which backward reaches them: the last layer first.
 
-    A bucket holds one element type and device, and is closed by the parameter that would take it
-    over `bucket_bytes`; a larger parameter has a bucket of its own.
+    A bucket holds one element type and device, and is closed by the parameter that takes it to
+    `bucket_bytes` or past it. This is DistributedDataParallel's rule, so a bucket may be larger
+    than its cap; DDP's default has a first bucket of 1 MiB besides.
 
     Raises:
         ValueError: the bucket has no room for anything.
@@ -53,7 +54,7 @@ def buckets_of(
     for parameter in reversed(parameters):
         last = buckets[-1] if buckets else []
         same = bool(last) and (last[0].dtype, last[0].device) == (parameter.dtype, parameter.device)
-        if same and sum(p.nbytes for p in last) + parameter.nbytes <= bucket_bytes:
+        if same and sum(p.nbytes for p in last) < bucket_bytes:
             last.append(parameter)
         else:
             buckets.append([parameter])

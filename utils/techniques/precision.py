@@ -7,6 +7,7 @@ arithmetic, and for fp16 a scaled loss. PyTorch's form of it is `torch.amp`.
 from __future__ import annotations
 
 import contextlib
+import platform
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -92,14 +93,23 @@ def low_precision(
 def computes(device: torch.device | str, dtype: torch.dtype) -> bool:
     """Whether the device has arithmetic for a 16-bit type, so that it is not slower than fp32.
 
-    On a CPU it is oneDNN that knows: without the instructions, fp16 and bf16 are emulated. fp16
-    is answered False there in any case: oneDNN trains convolutions in it some 40 times slower
-    than in fp32, even on processors with the instructions.
+    On a CPU, fp16 and bf16 are emulated without the instructions. fp16 is answered False there in
+    any case: oneDNN trains convolutions in it some 40 times slower than in fp32, even on
+    processors with the instructions.
     """
     device = torch.device(device)
     if device.type == "cpu":
-        return dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return dtype is torch.bfloat16 and _cpu_computes_bf16()
     return dtype is torch.float16 or choose_dtype(device)[0] is dtype
+
+
+def _cpu_computes_bf16() -> bool:
+    """By oneDNN where PyTorch has it. On x86 oneDNN says yes to any AVX-512: ask the processor too."""
+    if not torch.backends.mkldnn.is_available():  # PyTorch for macOS has no such operator either
+        return False
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    has_instructions = not is_x86 or torch.cpu._is_avx512_bf16_supported()
+    return has_instructions and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 class MixedStep:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointError
 
-from utils.techniques.checkpointing import FrozenStatistics
+from utils.techniques.checkpointing import FrozenStatistics, fork_random_state
 
 Outputs = list[tuple[str, list[Tensor]]]
 
@@ -69,7 +69,8 @@ def _outputs(block: nn.Module, args: Any, kwargs: Any) -> Outputs:
 
     handles = [part.register_forward_hook(note) for part in names]
     try:
-        with torch.random.fork_rng(), FrozenStatistics(block), torch.no_grad():
+        tensors = [list(block.parameters()), args, kwargs]
+        with fork_random_state(tensors), FrozenStatistics(block), torch.no_grad():
             block(*args, **kwargs)
     finally:
         for handle in handles:

@@ -22,7 +22,7 @@ from utils.views.style import (
     wrapped,
 )
 
-NARROWEST_LABELLED = 0.1  # of the axis: a narrower part gets no number inside
+CHARACTER_WIDTH = 0.0135  # of the axis: a part narrower than its number gets none inside
 NARROWEST_VISIBLE = 1 / 400  # of the longest bar: less than that is no line on a screen
 
 
@@ -96,10 +96,16 @@ def _draw_bar(axes: Axes, row: int, bar: Bar, unit_bytes: int, widest: float) ->
         width = bar.breakdown[category] / unit_bytes
         look = LOOKS[category]
         axes.barh(row, width, left=left, height=0.6, color=look.color, hatch=look.hatch)
-        if width > NARROWEST_LABELLED * widest:
-            _label(axes, left + width / 2, row, f"{width:.3g}")
+        if text := _number_that_fits(width, widest):
+            _label(axes, left + width / 2, row, text)
         left += width
     axes.text(left, row, "  " + format_bytes(bar.breakdown.total_bytes), va="center", fontsize=11)
+
+
+def _number_that_fits(width: float, widest: float) -> str:
+    """The width in three digits, or as a whole number; "" where neither has room."""
+    candidates = [f"{width:.3g}"] + [f"{width:.0f}"] * (width >= 1)
+    return next((t for t in candidates if width > CHARACTER_WIDTH * (len(t) + 1) * widest), "")
 
 
 def _draw_limit(axes: Axes, limit: str, unit_bytes: int) -> None:

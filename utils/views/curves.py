@@ -28,14 +28,16 @@ def draw_memory_by_batch(
     measurements: Sequence[Measurement],
     *,
     predicted_bytes: Mapping[int, float] | None = None,
+    others: Mapping[str, Sequence[Measurement]] | None = None,
     limit: str = "",
     title: str = "What grows with the batch, and what does not",
 ) -> Figure:
-    """Memory at the peak, by category, against the items per step.
+    """Memory at the peak, by category, against the items per step. Hollow points were not measured.
 
     Args:
         measurements: at least two, with different `items`.
         predicted_bytes: a formula's totals by batch size, drawn as a dashed line.
+        others: totals of other runs by name, drawn as lines of squares; at most two names.
         limit: a card's memory, such as "16GB".
 
     Raises:
@@ -44,7 +46,9 @@ def draw_memory_by_batch(
     ordered = sorted(measurements, key=lambda m: m.items)
     if len({m.items for m in ordered}) < 2:
         raise ValueError("A curve over the batch size needs measurements of two sizes or more.")
-    peaks = [m.peak_bytes for m in ordered]
+    beside = {name: sorted(runs, key=lambda m: m.items) for name, runs in (others or {}).items()}
+    everything = ordered + [m for runs in beside.values() for m in runs]
+    peaks = [m.peak_bytes for m in everything]
     card = [parse_bytes(limit)] if limit else []
     unit_bytes, unit = byte_unit(max(peaks + card + list((predicted_bytes or {}).values())))
     with course_style():
@@ -54,6 +58,8 @@ def draw_memory_by_batch(
             sizes = sorted(predicted_bytes)
             totals = [predicted_bytes[size] / unit_bytes for size in sizes]
             axes.plot(sizes, totals, "k--", label="predicted total")
+        for (name, runs), style in zip(beside.items(), ("ks-.", "ks:"), strict=False):
+            _totals(axes, runs, unit_bytes, style, name)
         _limit_line(axes, limit, unit_bytes)
         axes.set_xlabel(f"batch size ({ordered[0].unit})")
         axes.set_ylabel(f"memory at the peak ({unit})")
@@ -61,9 +67,9 @@ def draw_memory_by_batch(
         axes.set_title(title)
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles[::-1], labels[::-1], loc="outside right upper")
-        axes.set_xticks(_spaced({m.items for m in ordered} | set(predicted_bytes or {})))
-        kinds = [m.evidence for m in ordered] + [Evidence.PREDICTED] * bool(predicted_bytes)
-        print_evidence(figure, kinds, [m.device for m in ordered])
+        axes.set_xticks(_spaced({m.items for m in everything} | set(predicted_bytes or {})))
+        kinds = [m.evidence for m in everything] + [Evidence.PREDICTED] * bool(predicted_bytes)
+        print_evidence(figure, kinds, [m.device for m in everything])
     return figure
 
 
@@ -92,8 +98,20 @@ def _stack(axes: Axes, ordered: Sequence[Measurement], unit_bytes: int) -> None:
             edgecolor="white", linewidth=0, label=str(category) if visible else "",
         )  # fmt: skip
         floor = floor + values
-    totals = [m.peak_bytes / unit_bytes for m in ordered]
-    axes.plot(sizes, totals, "ko-", lw=1.5, ms=6, label="total")
+    _totals(axes, ordered, unit_bytes, "ko-", "total")
+
+
+def _totals(
+    axes: Axes, runs: Sequence[Measurement], unit_bytes: int, style: str, name: str
+) -> None:
+    """A line through the peaks; hollow where the peak was not measured."""
+    axes.plot([m.items for m in runs], [m.peak_bytes / unit_bytes for m in runs], style,
+              lw=1.5, ms=6, label=name)  # fmt: skip
+    computed = [m for m in runs if m.evidence is not Evidence.MEASURED]
+    if computed:
+        axes.plot([m.items for m in computed], [m.peak_bytes / unit_bytes for m in computed],
+                  style[:2], ms=6, markerfacecolor="white",
+                  label=f"{name}, {computed[0].evidence}")  # fmt: skip
 
 
 def _limit_line(axes: Axes, limit: str, unit_bytes: int) -> None:

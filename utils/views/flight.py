@@ -64,7 +64,16 @@ def _draw_norms(axes: Axes, records: Sequence[StepRecord]) -> None:
         axes.text(0.5, 0.5, "zero in every step", transform=axes.transAxes, ha="center")
     axes.set_yscale("log")
     axes.set_title("norm of the gradients, unscaled")
-    axes.legend(loc="best")
+    _legend_above_the_curve(axes)
+
+
+def _legend_above_the_curve(axes: Axes) -> None:
+    """In a row, in room of its own: a curve may pass anywhere."""
+    axes.margins(y=0.05)
+    low, high = axes.transScale.transform([(0, y) for y in axes.get_ylim()])[:, 1]
+    top = axes.transScale.inverted().transform((0, high + 0.25 * (high - low)))[1]
+    axes.set_ylim(top=top)
+    axes.legend(loc="upper center", ncols=3, columnspacing=0.8, handlelength=1.2, handletextpad=0.3)
 
 
 def _draw_scale(axes: Axes, records: Sequence[StepRecord]) -> None:

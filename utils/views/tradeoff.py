@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+from matplotlib.transforms import Bbox
 
 from utils.memory.events import Category
 from utils.memory.measurement import Measurement
@@ -25,7 +27,7 @@ def draw_tradeoff(
         measurements: two or more.
         costs: one number for each; the median step in milliseconds if None.
         cost_label: what the numbers are.
-        limit_bytes: a card's memory, drawn as a line.
+        limit_bytes: what a card has for tensors, drawn as a line.
 
     Raises:
         ValueError: fewer than two measurements, another number of costs, or no timed steps.
@@ -45,22 +47,36 @@ def draw_tradeoff(
         figure, axes = empty_figure()
         front = worth_taking(points)
         axes.plot(*zip(*front, strict=True), color="#717581", ls="--", lw=1.5, zorder=1,
-                  label="not beaten in both")  # fmt: skip
+                  label="least memory for its price")  # fmt: skip
         for (cost, peak), m in zip(points, measurements, strict=True):
             chosen = (cost, peak) in front
             color = LOOKS[Category.PARAMETERS if chosen else Category.TEMPORARIES].color
             axes.scatter([cost], [peak], s=90, color=color, edgecolor="black", zorder=2)
-            axes.annotate(m.name, (cost, peak), (8, 6), textcoords="offset points", fontsize=11)
+        labels = [axes.annotate(m.name, point, (8, 6), textcoords="offset points", fontsize=11)
+                  for point, m in zip(points, measurements, strict=True)]  # fmt: skip
         if limit_bytes:
-            axes.axhline(limit_bytes / unit_bytes, color="black", ls=":", label="the card's memory")
-        axes.margins(x=0.3, y=0.15)
-        axes.set_ylim(bottom=0)
+            axes.axhline(limit_bytes / unit_bytes, color="black", ls=":", label="what the card leaves")
+        axes.margins(x=0.3)
+        axes.set_ylim(0, 1.15 * max([*peaks, limit_bytes or 0]) / unit_bytes)
+        axes.set_xlim(left=max(axes.get_xlim()[0], -0.06 * max(costs)))  # a cost is no loss
         axes.set_xlabel(cost_label)
-        axes.set_ylabel(f"peak ({unit})")
+        kinds = sorted({str(m.evidence) for m in measurements})
+        axes.set_ylabel(f"{' and '.join(kinds)} peak ({unit})")
         axes.set_title(title)
         axes.legend(loc="best")
         print_evidence(figure, [m.evidence for m in measurements], [m.device for m in measurements])
+        _keep_apart(figure, labels)
     return figure
+
+
+def _keep_apart(figure: Figure, labels: Sequence[Annotation]) -> None:
+    """Move a name below its point where it would stand on one that is placed already."""
+    figure.draw_without_rendering()  # lays the axes out, so that places are known
+    placed: list[Bbox] = []
+    for label in labels:
+        if any(label.get_window_extent().overlaps(box) for box in placed):
+            label.set_position((8, -16))
+        placed.append(label.get_window_extent())
 
 
 def worth_taking(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -205,8 +205,8 @@ check("02.scaled_rate", scaled_rate)
 # %% [markdown]
 # ## Exercise 6: break it, diagnose it
 #
-# Three runs that do not train. Their code is folded into one function on purpose: read the *measurements*
-# first, not the code. Each run has one of three faults:
+# Three runs that do not train. Their code is in one function on purpose: read the *measurements* first,
+# not the code. Each run has one of three faults:
 #
 # - `"no scaler"`: fp16 under autocast, with a very small loss, and nothing that scales it.
 # - `"new scaler each step"`: the scaler is made inside of the loop, with too large a first scale.
@@ -227,10 +227,11 @@ def watched(fault, steps=4):
             loss = F.cross_entropy(model(inputs), labels) * (1e-7 if fault == 2 else 1)
         scaler.scale(loss).backward()
         grads = torch.cat([p.grad.flatten().float() for p in model.parameters()])
+        before = scaler.get_scale()  # 1 without a scaler
         scaler.step(optimizer)
         scaler.update()
         weights = all(p.isfinite().all() for p in model.parameters())
-        print(f"step {number}: loss {loss.item():.4g}, gradients finite: {bool(grads.isfinite().all())},",
+        print(f"step {number}: loss {loss.item():.4g}, scale {before:.4g}, gradients finite: {bool(grads.isfinite().all())},",
               f"zero: {100 * (grads == 0).float().mean():.0f}%, weights finite after: {weights}")  # fmt: skip
 
 
@@ -253,8 +254,8 @@ check("02.diagnose", {"run A": run_a, "run B": run_b, "run C": run_c})
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>In which run do finite gradients make weights that are not finite?</details>
-# <details><summary>Hint 2</summary>In which run do the gradients overflow again and again, as if nobody learnt
-# from it?</details>
+# <details><summary>Hint 2</summary>In which run do the gradients overflow again and again, at a scale that
+# never falls?</details>
 # <details><summary>Hint 3</summary>In which run is nearly every gradient exactly 0?</details>
 #
 # Here is the [solution](../../solutions/beginner/02_mixed_precision.ipynb) of this lab, with its

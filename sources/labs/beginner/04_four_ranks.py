@@ -32,11 +32,12 @@ from torch import nn
 from utils import RankError, check, run_ranks
 
 # %% [markdown]
-# ## Exercise 1: data parallelism by hand
+# ## Exercise 1: data parallelism by hand, in one call
 #
 # **Spec.** Every rank calls both functions on its own replica; both work in place and return nothing.
 # `start_together(model)` gives every rank the parameters *and* buffers of rank 0.
 # `average_gradients(model)`, called after backward, replaces each gradient by its mean over the ranks.
+# The lesson's took a call per tensor; yours takes **one all-reduce**, of one flat tensor.
 
 # %%
 def start_together(model: nn.Module) -> None:
@@ -48,9 +49,13 @@ def start_together(model: nn.Module) -> None:
 
 def average_gradients(model: nn.Module) -> None:
     # BEGIN SOLUTION
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
     # END SOLUTION
 
 
@@ -62,8 +67,9 @@ check("04.by_hand", {"start_together": start_together, "average_gradients": aver
 # ranks but rank 0.</details>
 # <details><summary>Hint 2</summary>A parameter needs a gradient, so autograd objects to a change in place:
 # give <code>parameter.detach()</code>, which shares its memory.</details>
-# <details><summary>Hint 3</summary><code>dist.all_reduce(tensor)</code> adds up in place. A mean is a sum
-# divided by <code>dist.get_world_size()</code>.</details>
+# <details><summary>Hint 3</summary><code>torch.cat</code> joins flattened gradients into a copy. After the
+# all-reduce and the division, <code>flat.split(sizes)</code> takes it apart again; copy each part back
+# with <code>parameter.grad.copy_(...)</code>.</details>
 
 # %% [markdown]
 # ## Exercise 2: what a rank sends
@@ -92,15 +98,16 @@ check("04.sent_bytes", sent_bytes)
 #
 # **Spec.** `make_buckets(sizes_bytes, cap_bytes)` gets the sizes of the parameters, first layer first. It
 # returns a list of buckets, each a list of indices, in the order in which backward fills them: the
-# *last* parameter first. No bucket is larger than the cap, unless a single parameter is. **Your score is
-# the number of buckets**, since each is one all-reduce.
+# *last* parameter first. The rule is DDP's: a bucket is closed once it has reached the cap, so the
+# parameter that takes it there still goes in. **Your score is the number of buckets**, since each is one
+# all-reduce.
 
 # %%
 def make_buckets(sizes_bytes: list[int], cap_bytes: int) -> list[list[int]]:
     # BEGIN SOLUTION
     buckets, filled_bytes = [], 0
     for index in reversed(range(len(sizes_bytes))):
-        if not buckets or filled_bytes + sizes_bytes[index] > cap_bytes:
+        if not buckets or filled_bytes >= cap_bytes:
             buckets.append([])
             filled_bytes = 0
         buckets[-1].append(index)
@@ -114,8 +121,8 @@ check("04.make_buckets", make_buckets)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>Go through <code>reversed(range(len(sizes_bytes)))</code> once.</details>
-# <details><summary>Hint 2</summary>Begin a new bucket when the next parameter would take the last one over the
-# cap, and at the very start.</details>
+# <details><summary>Hint 2</summary>Begin a new bucket when the last one has reached the cap, and at the very
+# start.</details>
 
 # %% [markdown]
 # ## Exercise 4: accumulate, and weigh by tokens
@@ -156,21 +163,22 @@ check("04.accumulate", accumulate)
 # %% [markdown]
 # ## Exercise 5: break it, diagnose it
 #
-# This function is to return the mean loss over all ranks, on every rank. It never returns. Run the cell
-# and read the message.
+# This function is to return the mean validation loss over the ranks, on every rank. A rank whose share of
+# the data is empty has a NaN as its loss, and is to be left out of the mean. Here that is rank 2 of 3. The
+# function never returns. Run the cell and read the message.
 
 # %%
 def broken_report(loss: torch.Tensor) -> float:
-    if dist.get_rank() == 0:
-        dist.barrier()  # "let everyone finish before I print"
-        print("reporting")
+    if loss.isnan():  # "this rank has nothing to report"
+        return loss.item()
     losses = [torch.empty(()) for _ in range(dist.get_world_size())]
     dist.all_gather(losses, loss)
     return torch.stack(losses).mean().item()
 
 
 def report_on_rank():
-    return broken_report(torch.tensor(dist.get_rank() + 1.0))
+    rank = dist.get_rank()
+    return broken_report(torch.tensor(float("nan") if rank == 2 else rank + 1.0))
 
 
 try:
@@ -179,34 +187,34 @@ except RankError as error:
     print(str(error).partition("\n\nTraceback")[0])
 
 # %% [markdown]
-# **Spec.** Name the rank that stands apart (a number) and the collective that it stands in (its name, in
-# quotes). Then write `cured_report`, which returns the mean on every rank.
+# **Spec.** Name the rank that the others wait for (a number) and the collective that they wait in (its
+# name, in quotes). Then write `cured_report`, which returns the mean of the losses that are no NaN, on
+# *every* rank.
 
 # %%
 # BEGIN SOLUTION
-rank_apart = 0
-its_collective = "barrier"
+missing_rank = 2
+its_collective = "all_gather"
 # END SOLUTION
-# STUB: rank_apart = its_collective = ...
+# STUB: missing_rank = its_collective = ...
 
 
 def cured_report(loss: torch.Tensor) -> float:
     # BEGIN SOLUTION
     losses = [torch.empty(()) for _ in range(dist.get_world_size())]
     dist.all_gather(losses, loss)
-    if dist.get_rank() == 0:
-        print("reporting")
-    return torch.stack(losses).mean().item()
+    return torch.stack(losses).nanmean().item()
     # END SOLUTION
 
 
 # %%
-check("04.deadlock", {"rank": rank_apart, "collective": its_collective, "cure": cured_report})
+check("04.deadlock", {"rank": missing_rank, "collective": its_collective, "cure": cured_report})
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>The message lists all ranks and the collective in which each waits. One
-# differs.</details>
-# <details><summary>Hint 2</summary>Printing needs no permission from the others. What does an all-gather wait
-# for?</details>
+# <details><summary>Hint 1</summary>The message says where each rank stood. One stood nowhere: it had finished.
+# </details>
+# <details><summary>Hint 2</summary>A rank may have nothing to say, but it must call the collective all the
+# same. Gather first, then leave out.</details>
+# <details><summary>Hint 3</summary><code>nanmean()</code> is the mean of what is no NaN.</details>
 #
 # Here is the [solution](../../solutions/beginner/04_four_ranks.ipynb) of this lab, with its outputs.

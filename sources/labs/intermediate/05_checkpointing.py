@@ -44,7 +44,7 @@ from utils.techniques import activation_peak, block_costs, checkpoint_blocks, re
 #
 # **Spec.** `checkpointed(block, x)` returns `block(x)`. Until backward it keeps `x` and the random state,
 # and no activation of the block. Gradients are those of the plain block, dropout included, and backward
-# leaves the random state as it found it. Do not call `torch.utils.checkpoint`.
+# leaves the random state as it found it. Do not call `torch.utils.checkpoint`: the check notices.
 
 # %%
 def checkpointed(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ def checkpointed(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
     def unpack(number):
         if not again:
-            with torch.random.fork_rng(), torch.enable_grad():
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
                 torch.set_rng_state(state)
                 with torch.autograd.graph.saved_tensors_hooks(
                     lambda tensor: again.append(tensor.detach()), lambda tensor: tensor
@@ -80,8 +80,8 @@ check("05.checkpointed", checkpointed)
 # pack collects the tensors in a list, in the same order as before. The engine runs hooks without
 # gradients: <code>torch.enable_grad()</code>.</details>
 # <details><summary>Hint 3</summary><code>torch.get_rng_state()</code> before forward,
-# <code>torch.set_rng_state(state)</code> inside of <code>with torch.random.fork_rng():</code> before the
-# second run.</details>
+# <code>torch.set_rng_state(state)</code> inside of <code>with torch.random.fork_rng(devices=[]):</code>
+# before the second run. The empty list: no GPU takes part here.</details>
 
 # %% [markdown]
 # ## Exercise 2: predict the peak
@@ -167,22 +167,29 @@ check("05.best_set", best_set)
 # %% [markdown]
 # ### Use it
 #
-# Your set meets the real U-Net: its peak is measured under three budgets. Until your function returns a
-# set, the cell prints nothing.
+# Your set meets the real U-Net under three budgets. The budget is for activations alone; the measured
+# peak holds parameters, gradients and the temporaries of convolutions, too. So look at what is *saved*,
+# predicted and measured. Until your function returns something, the cell prints nothing.
 
 # %%
-def step():
-    unet.zero_grad()
-    F.mse_loss(unet(images, steps), images).backward()
+def peak_with(chosen):
+    def step():
+        unet.zero_grad()
+        F.mse_loss(unet(images, steps), images).backward()
+
+    checkpoint_blocks(unet, only=chosen)
+    return measure(step, model=unet, timed_steps=0).peak_bytes
 
 
+whole, plain_peak = activation_peak(costs, set()), peak_with(())
 for share in (1.0, 0.8, 0.65):
-    chosen = best_set(costs, int(share * activation_peak(costs, set())))
-    if isinstance(chosen, set):
-        checkpoint_blocks(unet, only=chosen)
-        found = measure(step, model=unet, timed_steps=0)
-        print(f"budget {share:.0%}: blocks {sorted(chosen)}, {recompute_flops(costs, chosen) / 1e6:.0f} million",
-              f"operations more, measured peak {format_bytes(found.peak_bytes)}")  # fmt: skip
+    limit = int(share * whole)
+    chosen = best_set(costs, limit)
+    if chosen is not None:
+        predicted, peak = activation_peak(costs, chosen), peak_with(chosen)
+        print(f"budget {format_bytes(limit):>9}: blocks {sorted(chosen)}, activations {format_bytes(predicted):>9}",
+              f"(predicted), {recompute_flops(costs, chosen) / 1e6:.0f} million operations more; saved",
+              f"{format_bytes(whole - predicted)} (predicted), {format_bytes(plain_peak - peak)} (measured)")  # fmt: skip
 unet = checkpoint_blocks(unet, every=0)
 
 # %% [markdown]
@@ -232,12 +239,16 @@ def convolutional():
 # %%
 def train(call, batches=3):
     body, head = convolutional()
+    optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.05)
     torch.manual_seed(1)
     for _ in range(batches):
         images, labels = torch.randn(16, 3, 8, 8), torch.randint(0, 10, (16,))
+        optimizer.zero_grad()
         loss = F.cross_entropy(head(call(body, images).mean((2, 3))), labels)
         loss.backward()
+        optimizer.step()
     body.eval()
+    images, labels = torch.randn(16, 3, 8, 8), torch.randint(0, 10, (16,))  # none was trained on
     held_out = F.cross_entropy(head(body(images).mean((2, 3))), labels)
     print(f"training loss {loss.item():.6f}, evaluation loss {held_out.item():.6f}")
     return body
@@ -270,7 +281,8 @@ check("05.diagnosis", {"what differs": what_differs, "updates per step": updates
 # %%
 def cured_checkpoint(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
     # BEGIN SOLUTION
-    norms = [part for part in block.modules() if hasattr(part, "num_batches_tracked")]
+    parts = block.modules()
+    norms = [part for part in parts if getattr(part, "num_batches_tracked", None) is not None]
 
     @contextlib.contextmanager
     def frozen():
