@@ -34,6 +34,7 @@ here = setup("intermediate/06")
 
 # %%
 import contextlib
+import io
 import subprocess
 import sysconfig
 import tempfile
@@ -486,7 +487,7 @@ def on_ranks(kind):
     trainer.pop_callback(trainer.callback_handler.callbacks[-1])  # it prints every loss
     if arguments.fsdp:
         fsdp_on_cpu(trainer)
-    with contextlib.redirect_stdout(None):  # DeepSpeed reports its extension
+    with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed reports its extension
         trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     return losses, type(trainer.model_wrapped).__name__
