@@ -49,11 +49,27 @@ def describe_exit(exit_code: int | None) -> str:
         return "closed its connection without a result."
     if exit_code >= 0:
         return f"ended by itself with exit code {exit_code}, before there was a result."
-    names = {item.value: item.name for item in signal.Signals}
-    name = names.get(-exit_code, f"signal {-exit_code}")
-    hint = ""
+    name, hint = _signal_name(exit_code), ""
     if name == "SIGKILL":
         hint = " So does the system when memory runs out: try a smaller model or batch."
     elif name in _CRASHES:
         hint = " Compiled code crashed: look at the last operation before it."
     return f"was killed by {name}.{hint}"
+
+
+def describe_late_exit(exit_code: int) -> str:
+    """How a process ended that had sent its result and then did not end well."""
+    how = (
+        f"ended with exit code {exit_code}"
+        if exit_code > 0
+        else f"was killed by {_signal_name(exit_code)}"
+    )
+    return (
+        f"gave its result and then {how}. Something that it had started, such as a thread or a "
+        "library's process group, did not end cleanly: look at what it printed last."
+    )
+
+
+def _signal_name(exit_code: int) -> str:
+    names = {item.value: item.name for item in signal.Signals}
+    return names.get(-exit_code, f"signal {-exit_code}")

@@ -1,0 +1,64 @@
+"""The bar of `run_ranks`: which ranks have finished, and what they draw over and over."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from types import TracebackType
+
+from tqdm.auto import tqdm
+
+DELAY_SECONDS = 2.0
+REDRAW_SECONDS = 0.25
+_FORMAT = "{desc}: {n_fmt}/{total_fmt} |{bar}| {elapsed}{postfix}"
+
+
+class RankProgress:
+    """A bar that appears after two seconds, on a terminal or in a notebook, and nowhere else.
+
+    Printed lines go through `write`, so that they never stand in the middle of the bar. With
+    TQDM_DISABLE=1 there is no bar: tests that compare the outputs of cells want none.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        # None: not where its stream is no terminal. In a notebook tqdm draws a widget all the same.
+        disable = True if os.environ.get("TQDM_DISABLE") else None
+        # miniters=0: it draws the texts of ranks anew also while no further rank has finished.
+        self._bar = tqdm(
+            total=world_size, desc="ranks", unit="rank", bar_format=_FORMAT, leave=False,
+            delay=DELAY_SECONDS, mininterval=REDRAW_SECONDS, miniters=0, disable=disable,
+        )  # fmt: skip
+
+    def __enter__(self) -> RankProgress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        raised: TracebackType | None,
+    ) -> None:
+        self._bar.close()
+
+    def show(self, finished: int, live: str) -> None:
+        """Bring the bar up to date: ranks that have finished, and a text to stand beside it."""
+        self._bar.set_postfix_str(live, refresh=False)
+        self._bar.update(finished - self._bar.n)
+
+    def write(self, lines: Iterable[str]) -> None:
+        """Print whole lines above the bar."""
+        text = "".join(f"{line}\n" for line in lines)
+        if not text:
+            return
+        is_drawn = not self._bar.disable and self._bar.last_print_t >= self._redraws_from
+        if is_drawn:
+            self._bar.clear()
+        sys.stdout.write(text)
+        if is_drawn:
+            sys.stdout.flush()  # before the bar, which stands in another stream
+            self._bar.refresh()
+
+    @property
+    def _redraws_from(self) -> float:
+        return self._bar.start_t + self._bar.delay
