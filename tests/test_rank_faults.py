@@ -187,6 +187,16 @@ def test_a_rank_that_ends_badly_after_its_result(end_badly, how, capfd):
     assert capfd.readouterr().out == "[rank 1] terminate called\n"
 
 
+def test_the_server_is_killed():
+    def worker():
+        if dist.get_rank() == 1:
+            os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+
+    text = str(failure_of(worker, world_size=2))
+    assert "exit code 255" in text and "when the process that starts the others was killed" in text
+
+
 def test_threads_that_go_on_are_stopped_together():
     def worker():
         threading.Thread(target=time.sleep, args=(600,)).start()

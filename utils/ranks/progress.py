@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterable
 from types import TracebackType
 
@@ -22,13 +23,8 @@ class RankProgress:
     """
 
     def __init__(self, world_size: int) -> None:
-        # None: not where its stream is no terminal. In a notebook tqdm draws a widget all the same.
-        disable = True if os.environ.get("TQDM_DISABLE") else None
-        # miniters=0: it draws the texts of ranks anew also while no further rank has finished.
-        self._bar = tqdm(
-            total=world_size, desc="ranks", unit="rank", bar_format=_FORMAT, leave=False,
-            delay=DELAY_SECONDS, mininterval=REDRAW_SECONDS, miniters=0, disable=disable,
-        )  # fmt: skip
+        self._world_size, self._started = world_size, time.monotonic()
+        self._bar: tqdm | None = None
 
     def __enter__(self) -> RankProgress:
         return self
@@ -39,26 +35,37 @@ class RankProgress:
         error: BaseException | None,
         raised: TracebackType | None,
     ) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
 
     def show(self, finished: int, live: str) -> None:
         """Bring the bar up to date: ranks that have finished, and a text to stand beside it."""
-        self._bar.set_postfix_str(live, refresh=False)
-        self._bar.update(finished - self._bar.n)
+        if self._bar is None and time.monotonic() - self._started >= DELAY_SECONDS:
+            self._bar = self._new_bar()
+        if self._bar is not None:
+            self._bar.set_postfix_str(live, refresh=False)
+            self._bar.update(finished - self._bar.n)
 
     def write(self, lines: Iterable[str]) -> None:
         """Print whole lines above the bar."""
         text = "".join(f"{line}\n" for line in lines)
         if not text:
             return
-        is_drawn = not self._bar.disable and self._bar.last_print_t >= self._redraws_from
-        if is_drawn:
+        if self._bar is not None:
             self._bar.clear()
         sys.stdout.write(text)
-        if is_drawn:
+        if self._bar is not None:
             sys.stdout.flush()  # before the bar, which stands in another stream
             self._bar.refresh()
 
-    @property
-    def _redraws_from(self) -> float:
-        return self._bar.start_t + self._bar.delay
+    def _new_bar(self) -> tqdm:
+        # None: not where its stream is no terminal. In a notebook tqdm draws a widget all the same.
+        disable = True if os.environ.get("TQDM_DISABLE") else None
+        # miniters=0: it draws the texts of ranks anew also while no further rank has finished.
+        bar = tqdm(
+            total=self._world_size, desc="ranks", unit="rank", bar_format=_FORMAT, leave=False,
+            mininterval=REDRAW_SECONDS, miniters=0, disable=disable,
+        )  # fmt: skip
+        if not bar.disable:
+            bar.start_t -= DELAY_SECONDS
+        return bar
