@@ -41,6 +41,18 @@ def _helper_with_a_fault(expected):
     return correct() if expected["missing"] else not_yet()
 
 
+def in_keys(answer: dict[str, object]):
+    return correct() if answer["found"] == 42 else not_yet()
+
+
+def called(function: "Callable[[int], int]"):
+    return double(function)
+
+
+def no_check():
+    """Takes no answer."""
+
+
 def process_id(answer):
     return not_yet(got=f"pid {os.getpid()}")
 
@@ -110,9 +122,26 @@ def test_a_fault_of_the_check_is_not_the_learners(answer):
     assert report.status is Status.CHECK_FAILED and not report.is_correct
     text = str(report)
     assert text.startswith("97.broken: the check itself failed: KeyError: 'missing'.")
-    assert "Please report it" in text
+    assert "please report it" in text
     assert 'expected["missing"]' in text and "_helper_with_a_fault" in text and "run_check" not in text
     assert "_helper_with_a_fault" in report._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "words"),
+    [
+        ("called", 42, "takes a function, and got int. Give its name, without calling it."),
+        ("called", None, "takes a function, and got NoneType"),
+        ("in_keys", 42, "takes a dict with the keys that the lab shows, and got int"),
+        ("in_keys", {}, "and got an empty one"),
+        ("in_keys", lambda: 42, "and got function"),
+    ],
+)
+def test_an_answer_of_another_kind_is_the_learners(name, answer, words):
+    report = check(f"97.{name}", answer)
+    assert report.status is Status.NOT_YET and words in str(report)
+    assert check("97.called", lambda x: 2 * x).is_correct
+    assert check("97.in_keys", {"found": 42}).is_correct
 
 
 def test_a_fault_of_the_learners_function_stays_theirs_in_a_broken_check():
@@ -218,11 +247,11 @@ def test_stubs_in_a_learners_class():
 def test_names_that_do_not_exist_are_answered_with_the_nearest():
     with pytest.raises(ValueError, match="Did you mean 97.double"):
         check("97.duoble", 1)
-    with pytest.raises(ValueError, match="It has 97.broken, 97.double, 97.process_id"):
+    with pytest.raises(ValueError, match="It has 97.broken, 97.called, 97.double, 97.in_keys"):
         check("97.zzz", 1)
     with pytest.raises(ValueError, match="no lab.*97"):
         check("98.double", 1)
-    for hidden in ("97._helper", "97.correct", "97.imported_not_a_check"):
+    for hidden in ("97._helper", "97.no_check", "97.correct", "97.imported_not_a_check"):
         with pytest.raises(ValueError, match="no exercise"):
             check(hidden, 1)
 

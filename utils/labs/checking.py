@@ -9,7 +9,7 @@ import os
 import pkgutil
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ def check(name: str, answer: Any, *, timeout_seconds: float = TIMEOUT_SECONDS) -
     function = find(name)
     if reason := untouched(answer):
         return Report(name, Verdict(Status.NOT_ATTEMPTED, f"{reason}."))
+    if problem := _wrong_kind(function, answer):
+        return Report(name, not_yet(f"your answer could not be used: {problem}"))
     if not _runs_code(answer) or getattr(function, _STARTS_RANKS, False):
         return Report(name, run_check(function, answer))
     return _check_in_process(name, function, answer, timeout_seconds)
@@ -80,13 +82,15 @@ def lab_numbers() -> list[str]:
 
 
 def checks_of(number: str) -> dict[str, Check]:
-    """The checks of a lab by exercise: the public functions that its module defines."""
+    """The checks of a lab by exercise: the public functions of one answer that its module defines."""
     module = importlib.import_module(f"{_PACKAGE}.lab_{number}")
     functions = inspect.getmembers(module, inspect.isfunction)
     return {
         name: function
         for name, function in functions
-        if function.__module__ == module.__name__ and not name.startswith("_")
+        if function.__module__ == module.__name__
+        and not name.startswith("_")
+        and len(inspect.signature(function).parameters) == 1
     }
 
 
@@ -115,6 +119,18 @@ def _check_in_process(name: str, function: Check, answer: Any, timeout_seconds: 
     return Report(name, not_yet(f"your code {outcome.failure.what}", nudge=nudge), outcome.output)
 
 
+def _wrong_kind(function: Check, answer: Any) -> str:
+    """What is wrong with an answer whose kind is not that of the check's parameter; else ""."""
+    wanted = str(next(iter(function.__annotations__.values()), ""))
+    kind = type(answer).__name__
+    if wanted.startswith(("Callable", "type")) and not callable(answer):
+        return f"this exercise takes a function, and got {kind}. Give its name, without calling it."
+    if wanted.startswith(("dict", "Mapping")) and not (isinstance(answer, Mapping) and answer):
+        got = "an empty one" if isinstance(answer, Mapping) else kind
+        return f"this exercise takes a dict with the keys that the lab shows, and got {got}."
+    return ""
+
+
 def _runs_code(answer: Any) -> bool:
     return bool(_callables_in(answer))
 
@@ -141,8 +157,9 @@ def _verdict_on(error: Exception, function: Check, answer: Any) -> Verdict:
         return not_yet(f"your answer could not be used: {summary}")
     tail = error.__traceback__ and error.__traceback__.tb_next  # without run_check
     return check_failed(
-        f"{summary}. If your answer has the form that the exercise asks for, the fault is the "
-        "course's. Please report it with the lines below.",
+        f"{summary}. Compare your answer's form with what the exercise asks for: its type, its "
+        "keys, what it returns. If it is right, the fault is the course's: please report it with "
+        "the lines below.",
         traceback="".join(traceback.format_exception(type(error), error, tail)).strip(),
     )
 
