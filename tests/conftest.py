@@ -1,17 +1,26 @@
-"""With COURSE_REQUIRE_ALL set, as in continuous integration, a test that is skipped has failed.
+"""What holds for all tests of this folder.
 
-On a user's machine tests are skipped without a browser, a compiler or DeepSpeed. Where all of that
-is meant to be there, a skip would lose the evidence in silence.
+With COURSE_REQUIRE_ALL set, as in continuous integration, a test that is skipped has failed. On a
+user's machine tests are skipped without a browser, a compiler or DeepSpeed; where all of that is
+meant to be there, a skip would lose the evidence in silence.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
 
 SETTING = "COURSE_REQUIRE_ALL"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_arrive() -> None:
+    """A shell has its background jobs ignore interrupts, and some tests here send themselves one."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from zero_cases import TINY, WORLD, model, one_process, parameter_sizes, trained
 
+from utils.ranks import RankError, run_ranks
 from utils.techniques.fsdp import check_all_used, no_sync, shard
 
 P = sum(parameter_sizes())
@@ -53,6 +55,15 @@ def test_accumulating_without_sending_holds_whole_gradients():
     assert first - last > 2 * P
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_offload_changes_no_loss(precision):
+    plain, offloaded = (
+        trained("FSDP2", precision, 1, 5, offload=offload)[0] for offload in (False, True)
+    )
+    assert offloaded.losses == plain.losses
+    assert offloaded.payload("all-gather") == plain.payload("all-gather")
+
+
 def test_bad_input_is_a_sentence():
     with pytest.raises(ValueError, match="Linear has no `blocks`: give blocks="):
         shard(nn.Linear(2, 2))
@@ -75,3 +86,34 @@ def test_parameters_unused_in_forward_are_named():
     with pytest.raises(ValueError, match="2 parameters are not used in forward: unused.weight"):
         check_all_used(Forgetful(), torch.zeros(2, 4))
     check_all_used(model(), torch.zeros(1, 8, dtype=torch.long))
+
+
+class InADictionary(Forgetful):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": super().forward(x), "mask": x > 0}
+
+
+def test_unused_parameters_are_found_whatever_the_forward_returns():
+    with pytest.raises(ValueError, match="unused.weight"):
+        check_all_used(InADictionary(), torch.zeros(2, 4))
+
+
+def two_steps(wrap: str) -> bool:
+    """Train with a part that forward leaves out; whether that part ever moved."""
+    torch.manual_seed(0)
+    network = Forgetful()
+    before = network.unused.weight.detach().clone()
+    wrapped = DistributedDataParallel(network) if wrap == "DDP" else shard(network, blocks=[network.used], precision="fp32")
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.1, weight_decay=0.0)
+    for _ in range(2):
+        wrapped(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = network.unused.weight
+    return torch.equal(after.full_tensor() if hasattr(after, "full_tensor") else after, before)
+
+
+def test_ddp_stops_at_unused_parameters_and_fsdp_goes_on():
+    with pytest.raises(RankError, match="not used in producing loss|unused parameter"):
+        run_ranks(two_steps, 2, "DDP", timeout_seconds=60)
+    assert run_ranks(two_steps, 2, "FSDP2", timeout_seconds=60) == [True, True]

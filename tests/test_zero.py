@@ -23,7 +23,7 @@ from zero_cases import (
 
 from utils.memory import measure
 from utils.ranks import RankError, run_ranks
-from utils.techniques.deepspeed import build_extension, deepspeed_problem
+from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.techniques.zero import SETTINGS, note_states, zero_config, zero_engine
 
 SIZES = parameter_sizes()
@@ -159,6 +159,11 @@ def zero_engine_refuses(config):
 def test_an_unknown_key_is_a_sentence_with_the_nearest():
     with pytest.raises(ValueError, match="no setting 'reduce_bucket_sizes'.*reduce_bucket_size"):
         zero_config(2, P, world_size=4, reduce_bucket_sizes=5)
+    config = zero_config(2, P, world_size=4)
+    with pytest.raises(ValueError, match="no setting 'zero_optimisation'.*zero_optimization"):
+        zero_engine_refuses({**config, "zero_optimisation": {}})
+    with pytest.raises(ValueError, match="zero_optimization is True; it is a mapping"):
+        zero_engine_refuses({**config, "zero_optimization": True})
     with pytest.raises(ValueError, match="stage is 4; ZeRO has the stages 1, 2 and 3"):
         zero_config(4, P, world_size=4)
     with pytest.raises(ValueError, match="write 'bf16' or 'fp32'"):
@@ -192,7 +197,6 @@ def test_without_deepspeed_it_says_what_is_skipped(monkeypatch):
 
 def test_without_a_compiler_it_says_what_is_skipped(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     deepspeed_problem.cache_clear()
     assert "No C++ compiler" in deepspeed_problem() and "skipped" in deepspeed_problem()
     deepspeed_problem.cache_clear()
@@ -240,11 +244,7 @@ def test_fifty_launches_leave_nothing_behind(capsys):
     assert not found.err
 
 
-def test_the_extension_is_built_once_and_a_failure_is_a_sentence(monkeypatch):
-    if torch.cuda.is_available():
-        assert "needs no extension" in build_extension()
-        return
-    assert "compiled" in build_extension()
+def test_a_failed_build_is_a_sentence(monkeypatch):
     accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
 
     class Broken:
@@ -255,7 +255,26 @@ def test_the_extension_is_built_once_and_a_failure_is_a_sentence(monkeypatch):
             raise RuntimeError("Error building extension\nmore")
 
     monkeypatch.setattr(type(accelerator), "create_op_builder", lambda *_: Broken())
-    assert "(Error building extension), so cells that run ZeRO are skipped" in build_extension()
+    deepspeed_problem.cache_clear()
+    assert "(Error building extension), so cells that run ZeRO are skipped" in deepspeed_problem()
+    deepspeed_problem.cache_clear()
+
+
+def test_deepspeed_keeps_the_device_that_it_was_loaded_for(monkeypatch):
+    assert load_deepspeed("cpu") is load_deepspeed()
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")  # restored afterwards
+    with pytest.raises(RuntimeError, match="loaded for 'cpu' .* 'cuda' is wanted .* Restart"):
+        load_deepspeed("cuda")
+
+
+def on_another_device() -> None:
+    network = model().to("meta")
+    zero_engine(network, adamw(network.parameters()), zero_config(1, P, world_size=1))
+
+
+def test_a_model_on_another_device_is_a_sentence():
+    with pytest.raises(RankError, match="lies on 'meta', and DeepSpeed computes on 'cpu'"):
+        run_ranks(on_another_device, 1, timeout_seconds=60)
 
 
 def metered(name: str) -> dict[str, int]:

@@ -16,13 +16,11 @@ from utils.memory.source import CountingSource
 from utils.models import Transformer, TransformerConfig
 from utils.ranks import run_ranks, traffic
 from utils.ranks.collectives import Traffic
-from utils.techniques.deepspeed import build_extension, deepspeed_problem, load_deepspeed
+from utils.techniques.deepspeed import deepspeed_problem
 from utils.techniques.fsdp import no_sync, shard
 from utils.techniques.zero import zero_config, zero_engine
 
-if not deepspeed_problem():
-    load_deepspeed()  # here, so that ranks get it ready-made
-    build_extension()
+deepspeed_problem()  # loads it here, so that ranks get it ready-made
 
 WORLD, SEQUENCES, LENGTH, STEPS = 4, 16, 32, 20
 TINY = TransformerConfig(vocabulary=64, hidden=64, layers=3, heads=4, feedforward=160)

@@ -95,8 +95,14 @@ class _Sweep:
             block = self._older(storage)
         elif block is None and storage.category is Category.INPUTS:
             block = self._older(storage)
-        if block is not None and block.category in (None, Category.CAST_WEIGHTS):
+        if block is not None and block.category in self._weaker(storage.category):
             block.category = storage.category
+
+    @staticmethod
+    def _weaker(category: Category) -> tuple[Category | None, ...]:
+        """Guesses that this category overrules. FSDP gathers the root before its forward begins."""
+        guesses = (None, Category.CAST_WEIGHTS)
+        return (*guesses, Category.INPUTS) if category is Category.COMMUNICATION else guesses
 
     def mark(self, mark: Mark) -> None:
         if mark.phase is Phase.FORWARD and self.phase is Phase.BEFORE_FORWARD:

@@ -17,6 +17,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from utils.memory.events import Category, KnownStorage, Mark, ModuleSpan, Phase
+from utils.memory.fsdp_buffers import noted_buffers
+from utils.memory.hookable import hookable
 from utils.memory.source import EventSource
 
 _active: contextvars.ContextVar[StepObserver | None] = contextvars.ContextVar(
@@ -77,6 +79,7 @@ class StepObserver:
         self._running: list[tuple[nn.Module, int, tuple[int, ...]]] = []
         self._cast: set[int] = set()
         self._handles: list[Any] = []
+        self._patches = contextlib.ExitStack()
 
     def __enter__(self) -> StepObserver:
         self._token = _active.set(self)
@@ -88,7 +91,7 @@ class StepObserver:
         return self
 
     def _hook_up(self) -> None:
-        self._paths = dict(_hookable(self._model))
+        self._paths = dict(hookable(self._model))
         own = list(self._model.parameters())
         self._shards = {id(p) for p in own} if any(map(_is_shard, own)) else set()
         for module in self._paths:
@@ -102,9 +105,13 @@ class StepObserver:
         if self._optimizer is not None:
             self._handles.append(self._optimizer.register_step_pre_hook(self._step_begins))
             self._handles.append(self._optimizer.register_step_post_hook(self._step_ends))
+        if self._shards:
+            note = functools.partial(self.note, Category.COMMUNICATION)
+            self._patches.enter_context(noted_buffers(note))
 
     def __exit__(self, *_: object) -> None:
         _active.reset(self._token)
+        self._patches.close()
         while self._handles:
             self._handles.pop().remove()
 
@@ -266,35 +273,3 @@ def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def _inside_backward() -> bool:
     # torch.autograd.graph uses the same call to tell a recomputation from a forward.
     return torch._C._current_graph_task_id() != -1
-
-
-def _hookable(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Modules that can carry hooks without changing what a compiler makes of them.
-
-    Raises:
-        ValueError: the model itself was compiled in place, or is a scripted one.
-    """
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError(
-            "A TorchScript model takes no hooks, so its phases cannot be told apart. "
-            "Measure the Python module that it was made from."
-        )
-    if getattr(model, "_compiled_call_impl", None) is not None:
-        raise ValueError(
-            "model.compile() would pull the meter's hooks into the compiled code. "
-            "Measure `compiled = torch.compile(model)` instead, and call `compiled` in the step."
-        )
-    seen: set[nn.Module] = set()
-    pending = [(model, "")]
-    while pending:
-        module, path = pending.pop()
-        if module in seen:
-            continue
-        seen.add(module)
-        yield module, path
-        if isinstance(module, torch._dynamo.OptimizedModule):
-            continue  # inside is compiled code
-        for name, child in module.named_children():
-            scripted = isinstance(child, torch.jit.ScriptModule)  # refuses hooks
-            if not scripted and getattr(child, "_compiled_call_impl", None) is None:
-                pending.append((child, f"{path}.{name}" if path else name))

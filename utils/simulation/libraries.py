@@ -12,7 +12,9 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-_PATCHED = ("bitsandbytes", "transformers")
+from utils.simulation.deepspeed import zero_without_data
+
+_PATCHED = ("bitsandbytes", "deepspeed", "transformers")
 
 
 @contextlib.contextmanager
@@ -26,6 +28,8 @@ def libraries() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if "bitsandbytes" in loaded:
             stack.enter_context(_code_tables())
+        if "deepspeed" in loaded:
+            stack.enter_context(zero_without_data())
         if "transformers" in loaded:
             stack.enter_context(_one_sequence_a_row())
         yield

@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from utils.simulation.libraries import libraries
@@ -42,6 +43,8 @@ def patched(watcher: StorageWatcher) -> Iterator[None]:
         mock.patch.object(torch.UntypedStorage, "resize_", watched_resize),
         mock.patch.object(nn.init, "_no_grad_trunc_normal_", _without_reading),
         mock.patch.object(ShardingPropagator, _SHAPES, unwatched),
+        # Asked in every operation; where DeepSpeed is loaded, each answer opens a library anew.
+        mock.patch.object(FakeTensorMode, "avoid_device_init", FakeTensorMode().avoid_device_init),
         libraries(),
     ):
         yield

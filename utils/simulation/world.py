@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,7 +53,7 @@ def simulated_world(size: int, rank: int) -> Iterator[World]:
     world = World()
     dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
     try:
-        with _meshes(world), _noted_splits(world), modelled_reducer():
+        with _environment(rank, size), _meshes(world), _noted_splits(world), modelled_reducer():
             yield world
     finally:
         dist.destroy_process_group()
@@ -88,6 +89,12 @@ def _check(size: int, rank: int) -> None:
             "Call torch.distributed.destroy_process_group() first, and leave "
             "init_process_group() out of build()."
         )
+
+
+def _environment(rank: int, size: int) -> contextlib.AbstractContextManager[Any]:
+    """What torchrun sets, for code that looks there; each rank on a machine of its own."""
+    values = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    return mock.patch.dict(os.environ, {name: str(value) for name, value in values.items()})
 
 
 @contextlib.contextmanager

@@ -13,38 +13,51 @@ import os
 from pathlib import Path
 from types import ModuleType
 
-import torch
-
 from utils.memory.compile import CompilerError, find_compiler
 
 _EXTENSION = "ShareMemCommBuilder"
+_DEVICE = "DS_ACCELERATOR"  # DeepSpeed's own variable
 # Of this copy of the course: another copy's would be compiled anew here, and again there.
 _EXTENSIONS = Path(__file__).resolve().parents[2] / "build" / "extensions"
 _WITHOUT = "cells that run ZeRO are skipped, and the FSDP2 cells run"
 
 
-def load_deepspeed() -> ModuleType:
+def load_deepspeed(device_type: str | None = None) -> ModuleType:
     """Import DeepSpeed without its start-up lines; errors of its logger still come through.
 
     Call it before `run_ranks` too: ranks then get it ready-made, instead of 8 s each.
+
+    Args:
+        device_type: where its ranks compute, "cpu" or "cuda" (then each needs a GPU of its own).
+            DeepSpeed takes one kind for a whole process and the ranks that it starts. None: what
+            it was loaded for, else the CPU, which any machine has for any number of ranks.
+
+    Raises:
+        RuntimeError: this process has loaded DeepSpeed for another kind of device.
     """
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns that it found no GPU
+    wanted = device_type or os.environ.setdefault(_DEVICE, "cpu")
+    if device_type is not None:
+        os.environ[_DEVICE] = device_type
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(_EXTENSIONS))
     for name in ("DeepSpeed", "torch.utils.cpp_extension"):
         logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault("DS_LOG_LEVEL", "error")
     deepspeed = importlib.import_module("deepspeed")
     deepspeed.utils.logger.setLevel(logging.ERROR)
+    found = deepspeed.accelerator.get_accelerator().device_name()
+    if found != wanted:
+        raise RuntimeError(
+            f"DeepSpeed was loaded for {found!r} in this process, and {wanted!r} is wanted now: it "
+            "keeps its first choice. Restart the kernel, and call load_deepspeed() first."
+        )
     return deepspeed
 
 
-@functools.cache
-def deepspeed_problem() -> str | None:
-    """Why ZeRO cannot run here, and what is skipped for it; None if it can."""
+def deepspeed_missing() -> str | None:
+    """Why DeepSpeed cannot be loaded for CPUs or GPUs here, found without loading it; or None."""
     if importlib.util.find_spec("deepspeed") is None:
         return f"DeepSpeed is not installed (pip install deepspeed), so {_WITHOUT}."
-    if torch.cuda.is_available():
+    if os.environ.get(_DEVICE) == "cuda":
         return None
     try:
         find_compiler()
@@ -53,22 +66,31 @@ def deepspeed_problem() -> str | None:
     return None
 
 
-def build_extension() -> str:
-    """Compile what DeepSpeed compiles at its first use on a CPU; say in one line what came of it.
+@functools.cache
+def deepspeed_problem() -> str | None:
+    """Why ZeRO cannot run here, and what is skipped for it; None if it can.
 
-    PyTorch keeps the result in `build/extensions/`, so a second call only loads it. A failure is
-    said, and is no failure of the set-up: only ZeRO needs it. A lock that an interrupted build
-    left there is removed: PyTorch would wait for it for ever.
+    The first call of a copy of the course compiles what DeepSpeed needs on a CPU (half a minute).
+    PyTorch keeps the result in `build/extensions/`, so later calls only load it.
     """
-    if problem := deepspeed_problem():
+    if problem := deepspeed_missing():
         return problem
-    if torch.cuda.is_available():
-        return "DeepSpeed needs no extension for ranks with a GPU each."
-    load_deepspeed()
+    try:
+        load_deepspeed()
+    except ImportError as error:
+        return f"DeepSpeed cannot be imported ({error}), so {_WITHOUT}."
+    return _unbuilt()
+
+
+def _unbuilt() -> str | None:
+    """Compile what DeepSpeed compiles at its first use on a CPU; why that failed, or None.
+
+    A lock that an interrupted build left there is removed: PyTorch would wait for it for ever.
+    """
     accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
     builder = accelerator.create_op_builder(_EXTENSION)
-    if builder is None or not builder.is_compatible():
-        return "DeepSpeed runs here without its extension."
+    if accelerator.device_name() != "cpu" or builder is None or not builder.is_compatible():
+        return None  # DeepSpeed then runs without it
     for lock in _EXTENSIONS.glob("*/lock"):
         lock.unlink(missing_ok=True)
     try:
@@ -76,13 +98,13 @@ def build_extension() -> str:
     except (RuntimeError, OSError, ImportError) as error:
         first = str(error).partition("\n")[0]
         return f"DeepSpeed's extension could not be compiled ({first}), so {_WITHOUT}."
-    return "DeepSpeed's extension is compiled, and kept for later."
+    return None
 
 
 def main() -> None:
     """Build the extension with a word on how long it takes."""
     print("DeepSpeed's extension: compiling takes about half a minute the first time", flush=True)
-    print(build_extension())
+    print(deepspeed_problem() or "DeepSpeed's extension is compiled, and kept for later.")
 
 
 if __name__ == "__main__":

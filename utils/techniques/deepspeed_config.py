@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 from unittest import mock
 
@@ -20,12 +21,11 @@ def check_config(config: Mapping[str, Any], world_size: int) -> None:
     """
     _check_batch(config, world_size)
     zero = config.get("zero_optimization", {})
-    known = _zero_keys()
-    for key in zero:
-        if known and key not in known:
-            near = difflib.get_close_matches(key, known, n=2, cutoff=0.5)
-            hint = f" Did you mean {' or '.join(near)}?" if near else ""
-            raise ValueError(f"zero_optimization has no setting {key!r}.{hint}")
+    if not isinstance(zero, Mapping):
+        raise ValueError(f"zero_optimization is {zero!r}; it is a mapping, such as {{'stage': 1}}.")
+    if importlib.util.find_spec("deepspeed") is not None:  # else nobody here knows its keys
+        _check_keys(config, _asked_keys(), "A configuration of DeepSpeed")
+        _check_keys(zero, _zero_keys(), "zero_optimization")
 
 
 def read_config(config: Mapping[str, Any], world_size: int) -> Any:
@@ -34,15 +34,19 @@ def read_config(config: Mapping[str, Any], world_size: int) -> Any:
     Raises:
         ValueError: as `check_config`, or what DeepSpeed itself refuses.
     """
+    check_config(config, world_size)
+    return _own_reading(dict(config), world_size)
+
+
+def _own_reading(config: dict[str, Any], world_size: int) -> Any:
     from utils.techniques.deepspeed import load_deepspeed
 
-    check_config(config, world_size)
     load_deepspeed()
     module = importlib.import_module("deepspeed.runtime.config")
     try:
         # Without a process group it would count one rank, whatever it is told.
         with mock.patch("deepspeed.comm.get_rank", lambda *_: 0):
-            return module.DeepSpeedConfig(dict(config), mpu=_Ranks(world_size))
+            return module.DeepSpeedConfig(config, mpu=_Ranks(world_size))
     except (AssertionError, module.DeepSpeedConfigError) as error:
         raise ValueError(f"DeepSpeed refuses this configuration: {error}") from error
 
@@ -74,10 +78,48 @@ def _check_batch(config: Mapping[str, Any], world_size: int) -> None:
             )
 
 
+def _check_keys(settings: Mapping[str, Any], known: Set[str], where: str) -> None:
+    for key in settings:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=2, cutoff=0.5)
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise ValueError(f"{where} has no setting {key!r}.{hint}")
+
+
+class _Asked(dict[str, Any]):
+    """A configuration that notes which keys it is asked for."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(settings)
+        self.keys_asked: set[str] = set()
+
+    def __contains__(self, key: object) -> bool:
+        self.keys_asked.add(str(key))
+        return super().__contains__(key)
+
+    def __getitem__(self, key: str) -> Any:
+        self.keys_asked.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.keys_asked.add(key)
+        return super().get(key, default)
+
+    def keys(self) -> Any:
+        return self  # `key in config.keys()` asks too
+
+
+@functools.cache
+def _asked_keys() -> frozenset[str]:
+    """All top-level keys that DeepSpeed's class looks for; it ignores others in silence."""
+    asked = _Asked(train_batch_size=1)
+    _own_reading(asked, 1)
+    return frozenset(asked.keys_asked)
+
+
+@functools.cache
 def _zero_keys() -> frozenset[str]:
-    """Names and aliases of DeepSpeed's own class; none if it is not installed."""
-    if importlib.util.find_spec("deepspeed") is None:
-        return frozenset()
+    """Names and aliases of DeepSpeed's own class."""
     from utils.techniques.deepspeed import load_deepspeed
 
     load_deepspeed()

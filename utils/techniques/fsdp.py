@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -21,6 +22,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.utils._pytree import tree_leaves
 
 _MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
@@ -45,8 +47,9 @@ def shard(
         precision: "bf16" gathers and computes in bfloat16 and reduces gradients in float32; "fp32".
         reshard_after_forward: True gathers a block again for backward; False keeps it, which sends
             a third less and holds the whole model.
-        offload: shards, gradients and the optimizer step live in CPU memory.
-        mesh: the ranks; all of the process group if None.
+        offload: shards, gradients and the optimizer step live in CPU memory; on a CPU, where they
+            are anyway, only the order of work changes.
+        mesh: the ranks; if None all of the process group, on the kind of device where the model is.
 
     Raises:
         ValueError: no blocks, or an unknown precision.
@@ -59,14 +62,20 @@ def shard(
             f"{type(model).__name__} has no `blocks`: give blocks=, the layers that are to be "
             "gathered one at a time. With the root alone the whole model is gathered at once."
         )
+    on_gpu = next(model.parameters()).device.type == "cuda"
     how: dict[str, Any] = {
-        "mesh": mesh,
+        "mesh": _all_ranks(model) if mesh is None else mesh,
         "mp_policy": _MIXED if precision == "bf16" else MixedPrecisionPolicy(),
-        "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy(pin_memory=on_gpu) if offload else OffloadPolicy(),
     }
     for block in parts:
         fully_shard(block, reshard_after_forward=reshard_after_forward, **how)
     return fully_shard(model, **how)
+
+
+def _all_ranks(model: nn.Module) -> DeviceMesh:
+    # Left to itself, FSDP takes a GPU wherever there is one, also for more ranks than GPUs.
+    return init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
 
 
 @contextlib.contextmanager
@@ -98,8 +107,8 @@ def check_all_used(model: nn.Module, *inputs: torch.Tensor) -> None:
         ValueError: the names of parameters without a gradient, and what to do.
     """
     empty = copy.deepcopy(model).to("meta")
-    outputs = empty(*(tensor.to("meta") for tensor in inputs))
-    outputs.sum().backward()
+    outputs = tree_leaves(empty(*(tensor.to("meta") for tensor in inputs)))
+    sum(leaf.sum() for leaf in outputs if getattr(leaf, "requires_grad", False)).backward()
     named = [(n, p) for n, p in empty.named_parameters() if p.requires_grad and p.grad is None]
     if named:
         some = ", ".join(name for name, _ in named[:3]) + (", ..." if len(named) > 3 else "")

@@ -19,14 +19,14 @@ from utils.memory.events import Category
 from utils.memory.holdings import held
 from utils.memory.observer import note_storages
 from utils.planner.export.deepspeed import batch_keys, precision_keys
-from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
+from utils.techniques.deepspeed import deepspeed_missing, load_deepspeed
 from utils.techniques.deepspeed_config import check_config
 
 BUCKETS = 4  # a model's gradients are sent in about as many pieces
 LARGEST_BUCKET = 500_000_000  # elements: DeepSpeed's default, meant for models of many billions
 # What lies under these attributes of DeepSpeed's optimizers.
 _GRADIENTS = ("averaged_gradients", "all_grad_tensors", "grad_partitions_flat_buffer")
-_BUFFERS = ("ipg_bucket",)
+_BUFFERS = ("ipg_bucket",)  # of stage 3; "ipg_buckets" of 1 and 2, which live in backward alone
 
 SETTINGS: dict[str, str] = {
     "train_micro_batch_size_per_gpu": "items in one forward of one rank",
@@ -111,15 +111,17 @@ def zero_engine(
     interest (gathered parameters, shards of gradients) are told to it.
 
     Raises:
-        ValueError: the configuration does not fit the process group, or an unknown key.
+        ValueError: the configuration does not fit the process group, an unknown key, or a model
+            on another kind of device than DeepSpeed was loaded for.
         RuntimeError: DeepSpeed cannot run here.
     """
-    if problem := deepspeed_problem():
+    if problem := deepspeed_missing():
         raise RuntimeError(problem)
     if not dist.is_initialized():
         raise ValueError("There is no process group here: use zero_engine in a worker of run_ranks.")
     check_config(config, dist.get_world_size())
     deepspeed = load_deepspeed()
+    _check_device(model, deepspeed.accelerator.get_accelerator().device_name())
     said = io.StringIO()  # it prints that its extension was built, once a rank
     with contextlib.redirect_stdout(said):
         engine, *_ = deepspeed.initialize(
@@ -127,6 +129,15 @@ def zero_engine(
         )
     _tell_the_meter(engine)
     return engine
+
+
+def _check_device(model: nn.Module, wanted: str) -> None:
+    found = next(model.parameters()).device.type
+    if found != wanted:
+        raise ValueError(
+            f"The model lies on {found!r}, and DeepSpeed computes on {wanted!r} in this process. "
+            f"Move the model, or call load_deepspeed({found!r}) before anything else uses it."
+        )
 
 
 def resident(engine: Any) -> tuple[Any, ...]:
@@ -168,14 +179,22 @@ def _tensors_in(found: Any) -> list[torch.Tensor]:
 def _tell_the_meter(engine: Any) -> None:
     """What is kept outside of the model; and that whole parameters of stage 3 are gathered ones."""
     engine.module.kept_elsewhere = lambda: _kept(engine)
-    sharded = [p for p in engine.module.parameters() if hasattr(p, "ds_tensor")]
+    parameters = list(engine.module.parameters())
+    sharded = [p for p in parameters if hasattr(p, "ds_tensor")]
     for module in engine.module.modules() if sharded else ():
         module.register_forward_pre_hook(
             lambda module, _: note_storages(
                 Category.COMMUNICATION, module.parameters(recurse=False)
             )
         )
-    for parameter in sharded:
+    for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(
-            lambda whole: note_storages(Category.COMMUNICATION, [whole])
+            lambda whole: note_storages(Category.COMMUNICATION, _sent_from(engine, whole))
         )
+
+
+def _sent_from(engine: Any, whole: torch.Tensor) -> list[torch.Tensor]:
+    """Buffers of backward: a gathered parameter of stage 3, the buckets of stages 1 and 2."""
+    if hasattr(whole, "ds_tensor"):
+        return [whole]
+    return _tensors_in(getattr(engine.optimizer, "ipg_buckets", {}))
