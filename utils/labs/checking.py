@@ -155,6 +155,8 @@ def _verdict_on(error: Exception, function: Check, answer: Any) -> Verdict:
         return not_yet(f"your code raised {summary}", got=where)
     if _comes_from_a_call(error, answer, others):
         return not_yet(f"your answer could not be used: {summary}")
+    if _callables_in(answer) and "'NoneType' object" in summary:
+        return not_yet(f"your answer could not be used: {summary}", nudge="Does it return a result?")
     tail = error.__traceback__ and error.__traceback__.tb_next  # without run_check
     return check_failed(
         f"{summary}. Compare your answer's form with what the exercise asks for: its type, its "

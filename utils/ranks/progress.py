@@ -15,6 +15,12 @@ REDRAW_SECONDS = 0.25
 _FORMAT = "{desc}: {n_fmt}/{total_fmt} |{bar}| {elapsed}{postfix}"
 
 
+class _Bar(tqdm):
+    """Without tqdm's thread that watches over bars: this one is drawn four times a second."""
+
+    monitor_interval = 0
+
+
 class RankProgress:
     """A bar that appears after two seconds, on a terminal or in a notebook, and nowhere else.
 
@@ -24,7 +30,7 @@ class RankProgress:
 
     def __init__(self, world_size: int) -> None:
         self._world_size, self._started = world_size, time.monotonic()
-        self._bar: tqdm | None = None
+        self._bar: _Bar | None = None
 
     def __enter__(self) -> RankProgress:
         return self
@@ -58,11 +64,11 @@ class RankProgress:
             sys.stdout.flush()  # before the bar, which stands in another stream
             self._bar.refresh()
 
-    def _new_bar(self) -> tqdm:
+    def _new_bar(self) -> _Bar:
         # None: not where its stream is no terminal. In a notebook tqdm draws a widget all the same.
         disable = True if os.environ.get("TQDM_DISABLE") else None
         # miniters=0: it draws the texts of ranks anew also while no further rank has finished.
-        bar = tqdm(
+        bar = _Bar(
             total=self._world_size, desc="ranks", unit="rank", bar_format=_FORMAT, leave=False,
             mininterval=REDRAW_SECONDS, miniters=0, disable=disable,
         )  # fmt: skip
