@@ -162,6 +162,16 @@ def test_what_the_child_started_ends_with_it():
     assert wait_until(lambda: is_gone(pid))
 
 
+def test_what_it_started_in_another_group_ends_with_a_child_that_is_stopped():
+    def start_another_and_loop():
+        print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
+        loop()
+
+    outcome = run_to_outcome(start_another_and_loop, timeout_seconds=1)
+    assert outcome.failure.kind == "timeout"
+    assert wait_until(lambda: is_gone(int(outcome.output)))
+
+
 def test_several_can_be_waited_for_together():
     processes = [KillableProcess(pack(double, (n,)), timeout_seconds=10) for n in range(3)]
     outcomes = {}

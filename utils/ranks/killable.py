@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import cloudpickle
+import psutil
 
 from utils.ranks.child import RAISED, READY, pack, serve
 from utils.ranks.outcome import ChildError, Failure, Outcome, describe_exit, describe_late_exit
@@ -146,11 +147,16 @@ class KillableProcess:
     def _end_process(self) -> None:
         process, self._process = self._process, None
         if process is not None and process.pid is not None:
+            # Not all it started need be of its group: a build tool gives each compiler its own.
+            started = _descendants(process.pid) if process.exitcode is None else []
             # It leads a group of its own. One that has just ended leaves the group's number
             # free, or taken by what it started.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()
+            for each in started:
+                with contextlib.suppress(psutil.Error):
+                    each.kill()
             process.join()
             process.close()
 
@@ -210,6 +216,13 @@ class KillableProcess:
         if self._has_answered:
             return Failure("died", describe_late_exit(exit_code)) if exit_code else None
         return Failure("died", describe_exit(exit_code))
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:  # it has just ended
+        return []
 
 
 def run_killable(function: Callable[..., Any], *args: Any, timeout_seconds: float) -> Any:
