@@ -29,13 +29,15 @@ def test_blocks_are_gathered_twice_and_the_root_once(precision, unit, accumulati
     """Gradients are reduced in float32 in either precision, and once a step."""
     for run in trained("FSDP2", precision, accumulation, 20):
         gathered = unit * (2 * (P - ROOT) + ROOT) // WORLD
-        assert run.payload("all-gather") == accumulation * gathered
-        assert run.payload("reduce-scatter") == 4 * P
+        assert run.payloads() == {
+            ("all-gather", "float32" if precision == "fp32" else "bfloat16"): accumulation * gathered,
+            ("reduce-scatter", "float32"): 4 * P,
+        }
 
 
 def test_without_resharding_everything_is_gathered_once():
     for run in trained("FSDP2", "bf16", 1, 2, reshard_after_forward=False):
-        assert run.payload("all-gather") == 2 * P // WORLD
+        assert run.payloads()["all-gather", "bfloat16"] == 2 * P // WORLD
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -45,8 +47,9 @@ def test_a_rank_holds_16_bytes_per_parameter_over_the_ranks(precision):
         assert moment.named(".grad") == 4 * P // WORLD
         assert moment.named("exp_avg") == 2 * 4 * P // WORLD
         named = sum(row.bytes for row in moment.rows)
-        assert named == pytest.approx(16 * P / WORLD, rel=0.03)
-        assert named == pytest.approx(moment.allocated_bytes, abs=2000)
+        small = sum(row.bytes for row in moment.rows if "'step'" in row.path or "_rank_map" in row.path)
+        assert named - small == 16 * P // WORLD  # all tensors divide by the ranks: no padding
+        assert named == moment.allocated_bytes
 
 
 def test_accumulating_without_sending_holds_whole_gradients():
@@ -61,7 +64,7 @@ def test_offload_changes_no_loss(precision):
         trained("FSDP2", precision, 1, 5, offload=offload)[0] for offload in (False, True)
     )
     assert offloaded.losses == plain.losses
-    assert offloaded.payload("all-gather") == plain.payload("all-gather")
+    assert offloaded.payloads() == plain.payloads()
 
 
 def test_bad_input_is_a_sentence():

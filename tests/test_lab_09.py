@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import jupytext
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,6 +13,33 @@ import torch.distributed as dist
 from utils.labs import check
 from utils.labs.verdict import Status
 from utils.techniques.zero import zero_config
+
+
+ROOT = Path(__file__).parents[1]
+EXERCISES = ["staircase", "sent_bytes", "smallest_stage", "zero_1", "accumulation"]
+
+
+def answers_of(path: Path) -> dict[str, Any]:
+    """Each exercise's answer, by running the cells that lead to its check."""
+    found: dict[str, Any] = {}
+    names = {"torch": torch, "dist": dist, "zero_config": zero_config, "__name__": "__main__"}
+    names["check"] = lambda name, answer: found.update({name.removeprefix("09."): answer})
+    for cell in jupytext.read(path).cells:
+        if cell.cell_type == "code" and "check(" in cell.source:
+            exec(cell.source, names)
+    return found
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_solution_is_correct(exercise):
+    found = verdict(exercise, answers_of(ROOT / "sources/labs/intermediate/09_sharding.py")[exercise])
+    assert found.status is Status.CORRECT, found
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_untouched_lab_is_not_attempted(exercise):
+    untouched = answers_of(ROOT / "labs/intermediate/09_sharding.ipynb")
+    assert verdict(exercise, untouched[exercise]).status is Status.NOT_ATTEMPTED
 
 
 def verdict(name, answer):
@@ -67,18 +98,22 @@ def test_smallest_stage():
     refused("smallest_stage", always, "None when none fits")
 
 
-def by_hand(parameters, state, rate, average=True, gather=True, full=False, twice=False):
+def by_hand(parameters, state, rate, average=True, gather=True, full=False, twice=False, one_by_one=False, away=None):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     with torch.no_grad():
+        if one_by_one:
+            for p in parameters:
+                dist.all_reduce(p.grad)
         gradient = torch.cat([p.grad.flatten() for p in parameters])
-        dist.all_reduce(gradient)
+        if not one_by_one:
+            dist.all_reduce(gradient)
         if twice:
             dist.all_reduce(gradient)
             gradient /= ranks
         gradient /= ranks if average else 1
         size = len(gradient) // ranks
         mine = slice(rank * size, (rank + 1) * size)
-        velocity = state.setdefault("velocity", torch.zeros(len(gradient) if full else size))
+        velocity = (state if away is None else away).setdefault("velocity", torch.zeros(len(gradient) if full else size))
         velocity.mul_(0.9).add_(gradient if full else gradient[mine])
         whole = torch.cat([p.flatten() for p in parameters])
         whole[mine] -= rate * (velocity[mine] if full else velocity)
@@ -95,8 +130,10 @@ def by_hand(parameters, state, rate, average=True, gather=True, full=False, twic
         ({"full": True}, "its own part only"),
         ({"average": False}, "Divide by the number of ranks"),
         ({"twice": True}, "Once is enough"),
+        ({"one_by_one": True}, "one flat tensor first"),
+        ({"away": {}}, "in `state`"),
     ],
-    ids=["no gather", "full state", "sum", "twice"],
+    ids=["no gather", "full state", "sum", "twice", "one by one", "state elsewhere"],
 )
 def test_zero_1_refuses(change, nudge):
     refused("zero_1", lambda p, s, r: by_hand(p, s, r, **change), nudge)

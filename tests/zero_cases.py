@@ -46,10 +46,14 @@ class Run(NamedTuple):
     traffic: tuple[Traffic, ...]
     moments: dict[str, Moment]
 
-    def payload(self, kind: str, least_bytes: int = 64) -> int:
-        """Bytes put into a kind of collective; single numbers (a norm, a flag) are left out."""
-        rows = [row for row in self.traffic if row.collective == kind]
-        return sum(row.payload_bytes for row in rows if row.payload_bytes > least_bytes)
+    def payloads(self) -> dict[tuple[str, str], int]:
+        """Bytes put into each kind of collective, by dtype; single numbers (a norm) are left out."""
+        found: dict[tuple[str, str], int] = {}
+        for row in self.traffic:
+            if row.payload_bytes > 64:
+                key = row.collective, row.dtype
+                found[key] = found.get(key, 0) + row.payload_bytes
+        return found
 
 
 def model() -> Transformer:

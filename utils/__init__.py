@@ -76,6 +76,7 @@ _HOME = {
     "draw_throughput": "utils.views",
     "draw_timeline": "utils.views",
     "draw_validation": "utils.views",
+    "draw_staircase": "utils.views",
     "draw_tradeoff": "utils.views",
     "explore": "utils.views",
     "predicted": "utils.views",

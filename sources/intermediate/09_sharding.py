@@ -13,7 +13,7 @@
 #
 # **Promise.** You train one model in five ways on four real ranks, DDP, ZeRO-1, ZeRO-2, ZeRO-3 and
 # FSDP2, with equal losses, and account for what each rank holds and sends, byte for byte, beside
-# what the textbook says.
+# what the textbook says. Then the same five at 1.3 billion parameters, on up to 64 simulated ranks.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -24,7 +24,8 @@
 #
 # Data parallelism keeps all 16 bytes of states per parameter on every rank. ZeRO-1 shards 12 of them
 # over the ranks, and the textbook says that it sends no byte more than DDP. How many bytes does
-# DeepSpeed's ZeRO-1, as it comes, send compared with DDP: 100%, less, or more? Write your guess.
+# DeepSpeed's ZeRO-1, as it comes, send, in percent of a DDP whose gradients have the same dtype? Write
+# your guess. Section 5 counts.
 
 # %%
 my_bet_percent = 100
@@ -41,16 +42,18 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from utils import Evidence, Transformer, TransformerConfig, check, compare, format_bytes, measure
+from utils import GB, Evidence, Transformer, TransformerConfig, check, compare, draw_staircase, measure
 from utils import run_ranks, score, scoreboard, show, simulate, traffic
 from utils.memory import held
-from utils.techniques.deepspeed import build_extension, deepspeed_problem, load_deepspeed
-from utils.techniques.deepspeed_config import read_config
-from utils.techniques.fsdp import no_sync, shard
+from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
+from utils.techniques.deepspeed_config import check_config, read_config
+from utils.techniques.fsdp import check_all_used, shard
 from utils.techniques.zero import SETTINGS, note_states, resident, zero_config, zero_engine
+from utils.validation.tables import source, table
 
-zero_problem = deepspeed_problem()
-print(zero_problem or f"DeepSpeed {load_deepspeed().__version__}. {build_extension()}")
+PLACE = "cpu"  # "cuda" if this machine has four GPUs: then each rank takes one
+zero_problem = deepspeed_problem(PLACE)
+print(zero_problem or f"DeepSpeed {load_deepspeed().__version__}, ranks on {PLACE}")
 
 # %% [markdown]
 # ## What you will be able to do
@@ -83,12 +86,16 @@ def textbook(stage, ranks):
 
 
 print("ranks   DDP  ZeRO-1  ZeRO-2  ZeRO-3   bytes per parameter (predicted)")
-for ranks in (1, 2, 4, 8, 64):
+for ranks in (1, 2, 4, 64):
     print(f"{ranks:>5}" + "".join(f"{textbook(stage, ranks):8.2f}" for stage in range(4)))
+row = next(r for r in table("zero_table1") if (r["model"], r["dp"]) == ("7.5B", "64"))
+print("7.5 billion parameters, 64 ranks, GB:", [round(7.5 * textbook(s, 64), 2) for s in (1, 2, 3)],
+      "predicted;", [float(row[key]) for key in ("pos_gb", "pos_g_gb", "pos_g_p_gb")], "published")  # fmt: skip
+print(source("zero_table1").partition(",")[0])
 
 # %% [markdown]
 # **Read it.** The first row says the same number four times. A part of one is the whole: **on a single
-# GPU no stage saves anything**. That many tutorials recommend "ZeRO-2 on one GPU" is due to
+# GPU no stage saves anything**. That tutorials recommend "ZeRO-2 on one GPU" is due to
 # *offload*, which moves the states to CPU memory; the partition itself does nothing there. Section 6
 # measures it.
 #
@@ -103,9 +110,8 @@ check("09.stage_2_on_8", stage_2_on_8_ranks)
 #
 # DeepSpeed reads a JSON file. Its defaults are meant for many billions of parameters: buckets of 5e8
 # elements, 1 GB in bf16. Around a small model they hide all that is saved. `zero_config` scales them
-# to the model, and DeepSpeed's own class reads the result before any rank starts. Our model is the
-# course's transformer with under a million parameters: the same kinds of layers as GPT-2, with
-# newer norms, positions and feed-forward.
+# to the model. Ours is the course's transformer with under a million parameters: the same kinds of
+# layers as GPT-2, with newer norms, positions and feed-forward.
 
 # %% tags=["nbval-check-output"]
 SMALL = TransformerConfig(vocabulary=256, hidden=128, layers=4, heads=4, feedforward=352)
@@ -115,18 +121,26 @@ print(f"P = {P:,} parameters on N = {N} ranks")
 config = zero_config(2, P, world_size=N, micro_batch=MICRO_BATCH)
 print(json.dumps(config, indent=2))
 
+# %% tags=["nbval-check-output"]
+for key, meaning in SETTINGS.items():
+    print(f"{key}: {meaning}")
+
+# %% [markdown]
+# DeepSpeed's own class reads the result before any rank starts. What it would ignore in silence, or find
+# out only on the ranks, is refused here. So is a model with parameters that forward never uses: DDP
+# stops at them in its second step, FSDP2 goes on without a word.
+
 # %%
-for key, value in {**config, **config["zero_optimization"]}.items():
-    print(f"{key}: {SETTINGS.get(key, 'stage, buckets: below')}")
 if not zero_problem:
     read = read_config(config, N)
-    print("read by DeepSpeed's class: stage", read.zero_optimization_stage,
-          "batch", read.train_batch_size)  # fmt: skip
-for wrong in ({"reduce_bucket": 5}, {"micro_batch": 0}):
+    print("read by DeepSpeed's class: stage", read.zero_optimization_stage, "batch", read.train_batch_size)
+misspelt = {**config, "zero_optimization": {"stage": 2, "reduce_bucket": 5}}
+for wrong in ({**config, "zero_optimisation": {}}, misspelt, {**config, "train_batch_size": 12}):
     try:
-        zero_config(2, P, world_size=N, **wrong)
+        check_config(wrong, N)
     except ValueError as error:
         print("refused:", error)
+check_all_used(Transformer(SMALL), torch.zeros(1, LENGTH, dtype=torch.long))
 
 # %% [markdown]
 # ## 3. The same model, five ways
@@ -134,34 +148,44 @@ for wrong in ({"reduce_bucket": 5}, {"micro_batch": 0}):
 # Three builders return a model, its optimizer, and how to go backward and step. DDP keeps fp32
 # parameters and computes under autocast. DeepSpeed keeps bf16 parameters and fp32 masters. FSDP2
 # keeps fp32 shards, which are parameter and master in one, and gathers them in bf16: each block before
-# it runs, freed after it.
+# it runs, freed after it. Our `shard` lets it reduce gradients in fp32.
 
 # %%
-def ddp(name):
-    model = DistributedDataParallel(fresh_model())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+def ddp(name, size, **settings):
+    model = DistributedDataParallel(fresh_model(size), **settings)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     return model, optimizer, lambda loss: loss.backward(), plain_step(optimizer)
 
 
-def fsdp(name):
-    model = shard(fresh_model(), precision="bf16")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+def fsdp(name, size):
+    model = shard(fresh_model(size), precision="bf16")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     return model, optimizer, lambda loss: loss.backward(), plain_step(optimizer)
 
 
-def zero(name, accumulation=1, **settings):
-    model = fresh_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
-    config = zero_config(int(name[5]), P, world_size=dist.get_world_size(),
-                         micro_batch=MICRO_BATCH, accumulation=accumulation, **settings)  # fmt: skip
+# %%
+def zero(name, size, accumulation=1, **settings):
+    model = fresh_model(size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    config = zero_config(int(name[5]), sum(p.numel() for p in model.parameters()), accumulation=accumulation,
+                         world_size=dist.get_world_size(), micro_batch=MICRO_BATCH, **settings)  # fmt: skip
     engine = zero_engine(model, optimizer, config)
     return engine, optimizer, engine.backward, engine.step
 
 
+BUILDERS = {"DDP": ddp, "ZeRO-1": zero, "ZeRO-2": zero, "ZeRO-3": zero, "FSDP2": fsdp}
+names = [name for name, build in BUILDERS.items() if build is not zero or not zero_problem]
+
+
 # %%
-def fresh_model():
+def place():
+    simulated = dist.get_backend() == "fake"
+    return torch.device("cpu" if simulated or PLACE == "cpu" else f"cuda:{dist.get_rank()}")
+
+
+def fresh_model(size):
     torch.manual_seed(0)
-    return Transformer(SMALL)
+    return Transformer(size).to(place())
 
 
 def plain_step(optimizer):
@@ -172,18 +196,19 @@ def plain_step(optimizer):
     return step
 
 
-def loss_of(model, number):
+# %%
+def loss_of(model, number, sequences=MICRO_BATCH, length=LENGTH):
     random = torch.Generator().manual_seed(1000 * number + dist.get_rank())
-    tokens = torch.randint(256, (MICRO_BATCH, LENGTH + 1), generator=random)
-    with torch.autocast("cpu", torch.bfloat16, isinstance(model, DistributedDataParallel)):
+    tokens = torch.randint(256, (sequences, length + 1), generator=random).to(place())
+    with torch.autocast(PLACE, torch.bfloat16, isinstance(model, DistributedDataParallel)):
         logits = model(tokens[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
 # %% [markdown]
-# Each rank runs steps under the meter, counts the traffic of one more step, and lists what it
-# holds: before the step, when gradients are there, and after it. `held` walks through all attributes
-# of an object and finds every tensor's storage; its sum is the allocator's own count.
+# Each rank runs steps under the meter. Then it counts the traffic of one more step, and lists what it
+# holds after backward, when the optimizer begins, and after the step. `held` walks through all
+# attributes of an object and finds every tensor's storage.
 
 # %%
 def everything(model, optimizer):
@@ -191,43 +216,41 @@ def everything(model, optimizer):
 
 
 # %%
-def on_rank(name):
-    build = {"DDP": ddp, "FSDP2": fsdp}.get(name, zero)
-    model, optimizer, backward, update = build(name)
+def on_rank(name, **settings):
+    is_zero = BUILDERS[name] is zero
+    model, optimizer, backward, update = BUILDERS[name](name, SMALL, **settings)
     losses, rows = [], {}
 
-    def step(look=False):
+    def step(looking=False):
         loss = loss_of(model, len(losses))
         backward(loss)
         losses.append(loss.item())
-        if build is zero:
-            note_states(model)  # tells the meter what DeepSpeed keeps where
-        if look:
-            del loss
-            rows["gradients there"] = everything(model, optimizer)
+        del loss
+        if is_zero:
+            note_states(model)  # tells the meter where DeepSpeed keeps gradients
+        if looking:
+            rows["after backward"] = everything(model, optimizer)
         update()
 
-    inner = model.module if build is zero else model
-    found = measure(step, model=inner, optimizer=optimizer, items=MICRO_BATCH * LENGTH,
-                    unit="tokens", name=name, timed_steps=3)  # fmt: skip
+    found = measure(step, model=model.module if is_zero else model, optimizer=optimizer, name=name,
+                    items=MICRO_BATCH * LENGTH, unit="tokens", timed_steps=3)  # fmt: skip
+    optimizer.register_step_pre_hook(lambda *_: rows.update(begins=everything(model, optimizer)))
     with traffic() as sent:
-        step(look=True)
-    rows["after the step"] = everything(model, optimizer)
+        step(looking=True)
     return found if dist.get_rank() == 0 else None, losses, sent.rows, rows
 
 
-# %%
-names = ["DDP", "FSDP2"] if zero_problem else ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2"]
+# %% tags=["bench"]
 found = {name: run_ranks(on_rank, N, name, timeout_seconds=200) for name in names}
 runs = {name: ranks[0] for name, ranks in found.items()}
 compare([run[0] for run in runs.values()], title="One rank of four, bf16 mixed precision")
 
 # %% [markdown]
-# **Read it.** The optimizer state shrinks at the first stair and no further. DDP shows a second copy
-# of the gradients: its buckets. Activations are not sharded by any of them. Each bar is taken at its
-# own peak, so some have freed part of them by then. In a
-# model this small they are a large part of the bar. Times are those of four ranks on the cores of this
-# machine, so they say more about the overhead of many small collectives than about a cluster.
+# **Read it.** Activations are not sharded by any of them, and in a model this small they are a large
+# part of the bar. Each bar is taken at its own peak, so gradients may not be there yet, or no more: the
+# stairs of the states stand in section 4. FSDP2's optimizer state is the smallest, because its fp32 parameters are
+# the master. Times are those of four ranks on the cores of this
+# machine: they tell of the overhead of many small collectives, not of a cluster.
 
 # %%
 steps_in_common = min(len(losses) for _, losses, _, _ in runs.values())
@@ -240,56 +263,98 @@ for name, mean in means.items():
 
 # %% [markdown]
 # **Read it.** Losses agree to the digits that bf16 has: sharding moves bytes, it does not change the
-# mathematics. The course's tests run 20 steps of each against one process: in fp32 the difference stays
-# below 1e-6, in bf16 below 5e-4, with and without accumulation.
+# mathematics. The course's tests run 20 steps of ZeRO and FSDP2 against one process, with and without
+# accumulation: in fp32 the difference stays below 1e-6, in bf16 below 5e-4. DDP has such tests in fp32.
 
 # %% [markdown]
 # ## 4. What each really holds
 #
-# Now item by item, by the names that the implementation itself uses, in bytes per parameter of the
-# model. The textbook's number is for all states while gradients are there.
+# Now item by item. Each implementation has names of its own for parameters, master copies, gradients,
+# moments and buckets. The cell translates them, adds up the bytes of a kind and dtype, and asserts that
+# each is what a formula says, exactly.
 
 # %%
-def items(name, when, least=0.02):
-    for row in runs[name][3][when]:
-        if row.bytes / P >= least:
-            print(f"   {row.bytes / P:6.2f} B/P  {row.dtype:<9} {row.path}")
+NAMES = {"exp_avg": "moments", ".grad": "gradients", "averaged_gradients": "gradients", "fp32_": "master",
+         "grad_partitions": "gradients", "ipg_bucket": "bucket"}  # fmt: skip
 
 
-for name in names[1:-1]:
-    total = sum(row.bytes for row in runs[name][3]["gradients there"]) / P
-    print(f"{name}: {total:.2f} B/P when gradients are there; textbook {textbook(int(name[5]), N):.2f}")
-    items(name, "gradients there")
+def items(run, when="after backward"):
+    """Bytes by kind and dtype; single numbers left out."""
+    sizes = Counter()
+    for row in run[3][when]:
+        if row.bytes > 64:
+            kind = next((kind for part, kind in NAMES.items() if part in row.path), "parameters")
+            sizes[kind, row.dtype] += row.bytes
+    return dict(sizes)
+
+
+# %%
+def touched(rank=0):
+    """Elements of the tensors that a rank owns a part of: ZeRO-1 and 2 keep their gradients whole."""
+    ends = torch.tensor([p.numel() for p in Transformer(SMALL).parameters()]).cumsum(0)
+    starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+    mine = (starts < (rank + 1) * P // N) & (ends > rank * P // N)
+    return int((ends - starts)[mine].sum())
+
+
+# %%
+BF, FP, S = "bfloat16", "float32", P // N
+bucket = zero_config(3, P, world_size=N)["zero_optimization"]["reduce_bucket_size"]
+lasting = {("master", FP): 4 * S, ("moments", FP): 8 * S}
+holds = {
+    "DDP": {("parameters", FP): 4 * P, ("gradients", FP): 4 * P, ("moments", FP): 8 * P},
+    "ZeRO-1": {("parameters", BF): 2 * P, ("gradients", BF): 2 * touched(), **lasting},
+    "ZeRO-3": {("parameters", BF): 2 * S, ("gradients", BF): 2 * S, ("bucket", BF): 2 * bucket, **lasting},
+    "FSDP2": {("parameters", FP): 4 * S, ("gradients", FP): 4 * S, ("moments", FP): 8 * S},
+}
+holds["ZeRO-2"] = holds["ZeRO-1"]
+
+# %%
+for stage, name in enumerate(BUILDERS):
+    if name in names:
+        counted = items(runs[name])
+        assert counted == holds[name], (counted, holds[name])
+        total = sum(counted.values()) / P
+        print(f"{name}: {total:.2f} B/P after backward (measured); textbook {textbook(min(stage, 3), N):.2f}")
+        for (kind, dtype), size in counted.items():
+            print(f"   {size:>9,} B  {size / P:5.2f} B/P  {dtype:<8}  {kind}")
 
 # %% [markdown]
-# **Read it.** Without accumulation ZeRO-1 and ZeRO-2 hold the same. DeepSpeed's ZeRO-1 frees the
-# gradients of other ranks' parts once they are reduced, so it too keeps its own alone. The
-# textbook's difference appears when gradients add up over micro-batches: then ZeRO-1 keeps all of them.
-# The kept gradients are a little over $2P/N$, because a tensor that crosses the border of two parts
-# is kept whole by both. ZeRO-3 keeps its bucket for good: the price of a stage that
-# `16P/N` does not mention.
+# **Read it.** *After* backward ZeRO-1 and ZeRO-2 hold the same: DeepSpeed's ZeRO-1 frees what it does not
+# own once it is reduced. The kept gradients are a little over $2P/N$, because a tensor that crosses the
+# border of two parts is kept whole by both. ZeRO-3 keeps its bucket for good, a price that $16P/N$ does
+# not mention. FSDP2 meets $16P/N$ with another sum: fp32 parameter, fp32 gradient, moments, no separate master.
+#
+# What comes and goes is not in this list. The meter saw it:
 
 # %%
-def largest(name, category):
+def largest(run, category):
     """Bytes per parameter at the moment of the step when there are the most of a category."""
-    series = runs[name][0].timeline.series()
+    series = run[0].timeline.series()
     return max((int(curve.max()) for c, curve in series.items() if str(c) == category), default=0) / P
 
 
-print("        parameters  gradients  optimizer state  communication   B/P, each at its own largest")
+columns = ("parameters", "gradients", "optimizer state", "communication buffers")
+print("".join(f"{column:>23}" for column in columns), "  largest, B/P (measured)")
 for name in names:
-    row = [largest(name, c) for c in ("parameters", "gradients", "optimizer state", "communication buffers")]
-    print(f"{name:<8}" + "".join(f"{value:>{w}.2f}" for value, w in zip(row, (10, 11, 17, 15), strict=True)))
-fsdp_rows = runs["FSDP2"][3]["gradients there"]
-fsdp_total = sum(row.bytes for row in fsdp_rows)
-print(f"FSDP2 with gradients: {fsdp_total / (16 * P / N):.4f} of 16P/N (measured)")
-assert abs(fsdp_total / (16 * P / N) - 1) < 0.03
+    row = [largest(runs[name], column) for column in columns]
+    print(f"{name:<7}{row[0]:16.2f}" + "".join(f"{value:23.2f}" for value in row[1:]))
+
+# %%
+for name in names[1:-1]:
+    print(f"{name}, optimizer begins: {items(runs[name], 'begins')['gradients', FP]:,} bytes of fp32 gradients")
+    assert items(runs[name], "begins")["gradients", FP] == 4 * S
+as_views = run_ranks(lambda: on_rank("DDP", gradient_as_bucket_view=True), N)[0]
+for name, run in (("DDP", runs["DDP"]), ("DDP, gradient_as_bucket_view", as_views)):
+    total = sum(items(run).values()) / P + largest(run, "communication buffers")
+    print(f"{name}: {total:.0f} B/P after backward, buckets included (measured)")
 
 # %% [markdown]
-# **Read it.** FSDP2 meets $16P/N$, with another sum: 4 bytes of fp32 parameter, 4 of fp32 gradient and
-# 8 of moments, no separate master. The last column is what comes on top for a moment: DDP's buckets, and
-# the layers that FSDP2 and ZeRO-3 hold *gathered*. On few ranks these can outweigh what stage 3 saves over stage 2.
-# DeepSpeed also makes an **fp32 copy of its gradients inside the step**: $4P/N$ that no table mentions.
+# **Read it.** *During* backward ZeRO-1 has all gradients, the textbook's 2: it begins to reduce when
+# backward is over. ZeRO-2 reduces bucket by bucket. All three stages then make an **fp32 copy of their
+# gradients** for the step, $4P/N$ that the textbook leaves out: it is 1.00 of the gradients' 1.54 and 1.50. Of the last column, DDP's buckets and ZeRO-3's stay; the
+# buckets of ZeRO-1 and 2, and the layers that ZeRO-3 and FSDP2 hold *gathered*, are there for a moment.
+# DDP's are a second copy of the gradients: 20 bytes per parameter at the worst, not 16.
 #
 # <div class="alert alert-warning"><b>Trap.</b> "ZeRO-3 also partitions activations." It does not. The
 # ZeRO paper's second part, ZeRO-R, partitions <i>checkpoints</i> over the ranks of tensor parallelism,
@@ -299,9 +364,10 @@ assert abs(fsdp_total / (16 * P / N) - 1) < 0.03
 # %% [markdown]
 # ## 5. What each really sends
 #
-# A ring of $N$ ranks sends, per rank: for a reduce, a reduce-scatter or an all-gather of $B$ bytes in
-# all, $B(N-1)/N$. An all-reduce is two of these. So DDP sends $2 \cdot (N-1)/N$ times its gradients. The
-# ZeRO paper: a reduce-scatter of gradients and an all-gather of parameters, two rounds as well.
+# We count what enters each collective, and multiply by what a ring of $N$ ranks sends of it: for a
+# reduce (one rank gets the sum), a reduce-scatter or an all-gather of $B$ bytes in all, $B(N-1)/N$; an
+# all-reduce is two of these. One *round* is $2P(N-1)/N$ bytes: every parameter once, in bf16. The ZeRO
+# paper needs two: a reduce-scatter of gradients and an all-gather of parameters, as many as DDP.
 
 # %%
 def ring_bytes(rows):
@@ -312,25 +378,36 @@ def ring_bytes(rows):
     for row in rows:
         if row.payload_bytes > 64 and row.collective in factor:
             sent[row.collective, row.dtype] += round(factor[row.collective] * row.payload_bytes)
-    return sent
+    return dict(sent)
 
 
-round_bytes = 2 * P * (N - 1) / N  # one round of all parameters in bf16
+root = P - sum(p.numel() for p in Transformer(SMALL).blocks.parameters())  # gathered once, blocks twice
+REDUCE, GATHER, SCATTER = "all-reduce", "all-gather", "reduce-scatter"
+sends = {"DDP": {(REDUCE, FP): 8 * P}, "ZeRO-1": {(REDUCE, BF): 4 * P, (GATHER, BF): 2 * P},
+         "ZeRO-2": {(REDUCE, BF): 4 * P, (GATHER, BF): 2 * P},
+         "ZeRO-3": {(GATHER, BF): 4 * P, (SCATTER, BF): 2 * P},
+         "FSDP2": {(GATHER, BF): 2 * (2 * P - root), (SCATTER, FP): 4 * P}}  # times (N - 1) / N  # fmt: skip
+
+# %%
+round_bytes = 2 * P * (N - 1) / N
+rounds = {}
 for name in names:
-    sent = ring_bytes(runs[name][2])
-    parts = ", ".join(f"{kind} {b / round_bytes:.2f} ({t})" for (kind, t), b in sent.items())
-    print(f"{name:<7}{sum(sent.values()) / round_bytes:5.2f} rounds of 2P(N-1)/N bytes: {parts}")
+    formula = {key: size * (N - 1) // N for key, size in sends[name].items()}
+    assert all(ring_bytes(rank[2]) == formula for rank in found[name])  # every rank, every byte
+    rounds[name] = sum(formula.values()) / round_bytes
+    parts = ", ".join(f"{kind} {size / round_bytes:.2f} ({dtype})" for (kind, dtype), size in formula.items())
+    print(f"{name:<7}{rounds[name]:5.2f} rounds (counted, and equal to its formula): {parts}")
 
 # %% [markdown]
-# **Read it.** DDP sends fp32 gradients here: two rounds of 4 bytes are four of 2. DeepSpeed's ZeRO-1 and 2 take **three** rounds: by
-# default they *all-reduce* each bucket, two rounds, though every rank keeps only its part, and then
-# gather the parameters. ZeRO-3 gathers twice and reduces once. FSDP2 gathers blocks twice
-# and the root (embedding, norm, head) once, since it is not resharded after forward; it reduces in fp32, which counts twice.
-# The next cell asserts all of it, exactly, and changes two settings.
+# **Read it.** DDP sends fp32 gradients: two rounds of 4 bytes are four of 2. DeepSpeed's ZeRO-1 and 2 take
+# **three**: by default they *all-reduce* each bucket, two rounds, though every rank keeps only its part,
+# and then gather the parameters. ZeRO-3 gathers twice and reduces once. FSDP2 gathers blocks twice and
+# the root (embedding, norm, head) once, since it is not resharded after forward. Its fp32 reduction counts
+# twice; with `reduce_dtype=torch.bfloat16` it would be one round less. Now change two settings.
 
 # %%
 def sent_by(name, **settings):
-    engine, _, backward, update = zero(name, **settings)
+    engine, _, backward, update = zero(name, SMALL, **settings)
     for number in range(3):
         with traffic() as sent:
             backward(loss_of(engine, number))
@@ -339,47 +416,53 @@ def sent_by(name, **settings):
 
 
 if not zero_problem:
-    assert sum(ring_bytes(runs["ZeRO-1"][2]).values()) == 3 * round_bytes
     owners = run_ranks(lambda: sent_by("ZeRO-2", use_multi_rank_bucket_allreduce=False), N)[0]
     kept = run_ranks(lambda: sent_by("ZeRO-3", stage3_max_reuse_distance=10**9), N)[0]
+    print("ZeRO-2, reduced to owners:", owners)
+    print("ZeRO-3, everything kept gathered:", kept)
     assert sum(owners.values()) == sum(kept.values()) == 2 * round_bytes
-    bet = 100 * sum(ring_bytes(runs["ZeRO-1"][2]).values()) / (2 * round_bytes)
-    print("ZeRO-2, reduced to owners:", dict(owners))
-    print("ZeRO-3, everything kept gathered:", dict(kept))
-    print(f"ZeRO-1 as it comes: {bet:.0f}% of DDP in the same dtype; your bet was {my_bet_percent}%")
+    print(f"ZeRO-1 as it comes: {100 * rounds['ZeRO-1'] / 2:.0f}% of a DDP in bf16 (formula),",
+          f"{100 * rounds['ZeRO-1'] / rounds['DDP']:.0f}% of the fp32 DDP above; your bet: {my_bet_percent}%")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** `use_multi_rank_bucket_allreduce=false` gives the paper's two rounds: each part
-# is reduced to its owner, in more and smaller calls. That is why it is not the default. The reuse distance
-# decides for ZeRO-3: DeepSpeed's default of 1e9 elements keeps **every** layer of a model this small
-# gathered from forward to backward. A small test of ZeRO-3 with default settings therefore shows neither its memory nor its traffic.
+# **Read it.** `use_multi_rank_bucket_allreduce=false` gives the paper's two rounds: each part is reduced to
+# its owner, the rank that keeps it, in more and smaller calls. `stage3_max_reuse_distance` says how soon
+# a layer must be needed again to stay gathered. DeepSpeed's default of 1e9 elements keeps **every** layer of a
+# model this small, and tensors under 1e5 elements (`stage3_param_persistence_threshold`), all of
+# ours, are never released at all. A small test of ZeRO-3 with default settings shows neither its memory nor its
+# traffic.
 #
 # ### Break it: ZeRO-2 with accumulation
 #
-# You accumulate over four micro-batches to send less. Predict the all-reduces of ZeRO-1 and ZeRO-2,
+# You accumulate over four micro-batches to send less. Predict how often each sends its gradients,
 # compared with one micro-batch. Then run.
 
 # %%
-def accumulated(name, micro_batches):
-    engine, _, backward, update = zero(name, accumulation=micro_batches)
+def accumulated(name, micro_batches, hold_back=False):
+    more = {"accumulation": micro_batches} if name != "FSDP2" else {}
+    model, _, backward, update = BUILDERS[name](name, SMALL, **more)
     with traffic() as sent:
         for number in range(micro_batches):
-            backward(loss_of(engine, number))
-            update()  # steps at the last micro-batch only
-    return ring_bytes(sent.rows)["all-reduce", "bfloat16"] / (2 * round_bytes)
+            if name == "FSDP2":
+                model.set_requires_gradient_sync(not hold_back or number == micro_batches - 1)  # no_sync
+            backward(loss_of(model, number))
+            if name != "FSDP2" or number == micro_batches - 1:
+                update()  # DeepSpeed steps at the last micro-batch only
+    return sum(size for (kind, _), size in ring_bytes(sent.rows).items() if kind != GATHER)
 
 
-if not zero_problem:
-    for name in ("ZeRO-1", "ZeRO-2"):
-        times = [run_ranks(accumulated, N, name, g)[0] for g in (1, 4)]
-        print(f"{name}: gradients all-reduced {times[0]:.0f} time with g = 1, {times[1]:.0f} with g = 4")
-        assert times == [1, 1 if name == "ZeRO-1" else 4]
+expected = {("ZeRO-1", False): 1, ("ZeRO-2", False): 4, ("FSDP2", False): 4, ("FSDP2", True): 1}
+for (name, hold_back), times in expected.items():
+    if name in names:
+        once, four = (run_ranks(accumulated, N, name, g, hold_back)[0] for g in (1, 4))
+        print(f"{name}{' with no_sync' if hold_back else ''}: gradients sent {four / once:.0f} times with g = 4")
+        assert four == times * once
 
 # %% [markdown]
 # **Diagnose it.** ZeRO-2 has room for its own part of the gradients alone, so it must send what each
 # backward made at once: $g$ times a step. ZeRO-1 keeps all gradients, $2P$, adds up, and sends once.
 # So with accumulation on a slow link ZeRO-1 may be faster, for $2P(1 - 1/N)$ more bytes. FSDP2
-# leaves you the choice: `no_sync` above is `set_requires_gradient_sync(False)`.
+# leaves you the choice: `no_sync` of `utils.techniques.fsdp` is this switch, and whole gradients are its price.
 #
 # **Question.** ZeRO-2, 8 accumulation steps: how many times are gradients reduced in a step?
 
@@ -390,22 +473,24 @@ check("09.reduced_times", reduced_times)
 # %% [markdown]
 # ## 6. One GPU
 #
-# One rank, two stages. Without any sharding it would hold 2 bytes of bf16 parameter, 4 of master copy and
-# 8 of moments when the step is over. What does the partition save?
+# One rank, three stages. Without any sharding it would hold 2 bytes of bf16 parameter, 2 of gradient, 4 of
+# master copy and 8 of moments. What does the partition save?
 
 # %%
-def lasting(name):
-    engine, _, backward, update = zero(name)
+def on_one_rank(name):
+    engine, _, backward, update = zero(name, SMALL)
     for number in range(2):
         backward(loss_of(engine, number))
+        after_backward = sum(row.bytes for row in resident(engine)) / P
         update()
-    return sum(row.bytes for row in resident(engine)) / P
+    return after_backward
 
 
 if not zero_problem:
-    for name in ("ZeRO-1", "ZeRO-2"):
-        print(f"{name} on one rank: {run_ranks(lasting, 1, name)[0]:.2f} B/P after the step (measured);",
-              "unsharded parameter, master and moments: 14")  # fmt: skip
+    for name in ("ZeRO-1", "ZeRO-2", "ZeRO-3"):
+        one = run_ranks(on_one_rank, 1, name)[0]
+        print(f"{name} on one rank: {one:.2f} B/P after backward (measured); unsharded 16")
+        assert one > 15.99
 
 # %%
 bytes_saved_on_one_gpu = ...
@@ -414,75 +499,93 @@ check("09.one_gpu", bytes_saved_on_one_gpu)
 # %% [markdown]
 # ## 7. Scale up: 1.3 billion parameters
 #
-# The same transformer with the width and depth of the 1.3B GPT class. Its states are 21 GB: no card of
-# 16 GB holds them, a T4 or a V100 16GB, and a 24 GB card has 3 GB left for all the rest. `simulate` runs
-# rank 0 of a world of any size, with the same `shard`, every layer, on tensors without data.
+# The same transformer with the width and depth of the 1.3B GPT class. `simulate` runs rank 0 of a
+# world of any size on tensors without data: the same three builders, every layer, DeepSpeed's own
+# engine included. On four ranks of a small model it is equal to the real ones, to the byte, which the
+# course's tests hold.
 
 # %%
 LARGE = TransformerConfig(vocabulary=50257, hidden=2048, layers=24, heads=16, feedforward=5504,
                           tied=True)  # fmt: skip
 with torch.device("meta"):
     P_large = sum(p.numel() for p in Transformer(LARGE).parameters())
-print(f"P = {P_large:,}; 16P = {16 * P_large / 1e9:.1f} GB ({Evidence.PREDICTED})")
+print(f"P = {P_large:,}; 16P = {16 * P_large / GB:.1f} GB ({Evidence.PREDICTED})")
 
 
-def build_large():
-    model = shard(Transformer(LARGE), precision="bf16")
-    return model, torch.optim.AdamW(model.parameters())
+def at_size(name, ranks):
+    parts = []
 
+    def build_large():
+        parts[:] = BUILDERS[name](name, LARGE)
+        return parts[0].module if BUILDERS[name] is zero else parts[0], parts[1]
 
-def step_large(model, optimizer):
-    tokens = torch.randint(50257, (1, 513))
-    logits = model(tokens[:, :-1]).flatten(0, 1).float()
-    F.cross_entropy(logits, tokens[:, 1:].flatten()).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    def step_large(*_):
+        model, _, backward, update = parts
+        backward(loss_of(model, 0, sequences=1, length=512))
+        if BUILDERS[name] is zero:
+            note_states(model)
+        update()
 
+    return simulate(build_large, step_large, world=ranks, device="A100 40GB", name=f"{name}, {ranks}")
 
-worlds = (1, 4, 16, 64)
-steps = {w: simulate(build_large, step_large, world=w, name=f"{w} ranks") for w in worlds}
-compare(list(steps.values()), title="FSDP2, 1.3B, one rank of many, one sequence of 512")
 
 # %%
-print("ranks   16P/N  states   rest   (GB; predicted, simulated, simulated)")
-for ranks, run in steps.items():
-    peak = {str(category): run.breakdown[category] for category in run.breakdown}
-    states = sum(peak.get(k, 0) for k in ("parameters", "gradients", "optimizer state"))
-    rest = {k: v for k, v in peak.items() if k not in ("parameters", "gradients", "optimizer state")}
-    top = ", ".join(f"{k} {v / 1e9:.2f}" for k, v in sorted(rest.items(), key=lambda kv: -kv[1])[:3])
-    print(f"{ranks:>5}{16 * P_large / ranks / 1e9:8.2f}{states / 1e9:8.2f}{sum(rest.values()) / 1e9:7.2f}   {top}")
-gathered = 2 * (LARGE.vocabulary + 1) * LARGE.hidden
-print(f"the root, gathered in bf16: {gathered / 1e9:.2f} GB; its gradient to be reduced in fp32: {2 * gathered / 1e9:.2f} GB")
+WORLDS = {"DDP": (4, 64), "ZeRO-1": (4, 64), "ZeRO-2": (4, 64), "ZeRO-3": (4, 16), "FSDP2": (1, 4, 16, 64)}
+steps = {name: {ranks: at_size(name, ranks) for ranks in WORLDS[name]} for name in names}
+formulas = {name: {ranks: textbook(min(stage, 3), ranks) * P_large for ranks in (1, 4, 16, 64)}
+            for stage, name in enumerate(BUILDERS)}  # fmt: skip
+figure = draw_staircase(steps, formulas, limit="16GB", title="1.3 billion parameters, one sequence of 512")
+show(figure, alt="Peak of one rank over the number of ranks, for DDP, ZeRO-1, 2, 3 and FSDP2, each above the "
+     "dashed line of its states. FSDP2 falls with the ranks, and flattens well above its formula.")  # fmt: skip
+
+# %%
+STATES = ("parameters", "gradients", "optimizer state")
+print("            16P...   peak  states   rest   GB (predicted; simulated three times)    largest of the rest")
+for name, by_ranks in steps.items():
+    for ranks, run in by_ranks.items():
+        peak = {str(category): run.breakdown[category] / GB for category in run.breakdown}
+        rest = {k: v for k, v in peak.items() if k not in STATES}
+        states, top = sum(peak.values()) - sum(rest.values()), sorted(rest, key=rest.get)[:-3:-1]
+        print(f"{name:<7}{ranks:>4}{formulas[name][ranks] / GB:8.2f}{run.peak_bytes / GB:7.2f}{states:8.2f}",
+              f"{sum(rest.values()):6.2f}  in {run.peak_phase}:", ", ".join(f"{k} {rest[k]:.2f}" for k in top))  # fmt: skip
+gathered = 2 * (LARGE.vocabulary + 1) * LARGE.hidden / GB
+print(f"FSDP2's root gathered in bf16: {gathered:.2f} GB; its gradient to be reduced in fp32: {2 * gathered:.2f} GB")
 
 # %% [markdown]
-# **Read it.** On few ranks the states are the stair itself. On many the peak lies in backward, where not all
-# gradients exist yet, so the states are below it. What does not shrink with $N$
-# takes over: the gathered root (a table of 50,257 rows), the fp32 copy of its gradient on the way to the
-# reduction, and the activations, of which every rank has its own. On 64 ranks they are most of the memory. That is the answer to
-# "ZeRO-3 needs $16P/N$": it needs that *plus* a part which no number of ranks shrinks.
+# **Read it.** A T4 or a V100 with 16 GB cannot hold the states, whole, of this model; four of them can,
+# sharded. With few ranks the states are the stair itself. With many, what does not shrink with $N$
+# takes over: buckets, gathered layers, fp32 copies on their way to a reduction, and the activations, of
+# which every rank has its own. On 64 ranks that is most of FSDP2's memory. "ZeRO-3 needs $16P/N$"? It
+# needs that *plus* a part which no number of ranks shrinks. On four ranks the states of ZeRO-2 and 3 are above
+# their stair by just the fp32 copy of the gradients, $4P/N$. Where FSDP2 peaks, not all gradients exist yet, so its
+# states are a little below. How such peaks agree with H100s is in [05a](05a_trusting_simulation.ipynb).
 
 # %% [markdown]
 # ## ZeRO-3 or FSDP: which one when
 #
-# | take | when | costs | does not help |
-# |---|---|---|---|
-# | DDP | states fit on every rank | nothing more | one rank that is too small |
-# | ZeRO-1 | optimizer state is too large; many accumulation steps | a third round of sending as it comes | parameters that do not fit |
-# | ZeRO-2 | gradients too; few accumulation steps | reduces after each backward | one GPU |
-# | ZeRO-3 | parameters too, with offload to CPU or NVMe, or a Trainer configuration alone | a reduce bucket, tuning of distance and prefetch | activations |
-# | FSDP2 | parameters too, in PyTorch code; with tensor parallelism, `compile`, DTensor checkpoints | fp32 reduction, whole root gathered | activations |
-#
-# Section 5 measured the rounds and section 4 the bytes. Both are one stair: the choice between ZeRO-3 and FSDP2 is one of
-# tools. FSDP began as `FullyShardedDataParallel` in the library **FairScale**, which PyTorch took over
-# in 2022; FSDP2 is its successor with one DTensor per parameter. Hugging Face's `Trainer` takes either:
+# First the rows that this notebook measured and simulated.
 
 # %%
-fsdp_settings = {"fsdp": True, "fsdp_config": {"version": 2, "reshard_after_forward": True,
-    "transformer_layer_cls_to_wrap": ["Block"]}}  # fmt: skip
-print("TrainingArguments(..., deepspeed=config), with config from zero_config:")
-print(json.dumps(config["zero_optimization"]))
-print("TrainingArguments(..., **fsdp_settings), with fsdp_settings:")
-print(json.dumps(fsdp_settings))
+print("         held (B/P)  sent (rounds)  step (ms)   on 4 real ranks | 1.3B, 4 simulated ranks: GB")
+for name in names:
+    total, seconds = sum(items(runs[name]).values()) / P, runs[name][0].median_step_seconds
+    print(f"{name:<7}{total:12.2f}{rounds[name]:15.2f}{1000 * seconds:11.0f}{steps[name][4].peak_bytes / GB:48.1f}")
+
+# %% [markdown]
+# | take | when | costs | does not help |
+# |---|---|---|---|
+# | DDP | states fit on every rank | a second copy of the gradients, unless as views | a model whose states exceed a card |
+# | ZeRO-1 | optimizer state is too large; many accumulation steps | a third round, as it comes | parameters that do not fit |
+# | ZeRO-2 | gradients too; few accumulation steps | reduces after each backward | parameters that do not fit |
+# | ZeRO-3 | parameters too; NVMe offload; where you configure a Trainer and write no loop | a bucket for good, tuning of distance and prefetch | activations |
+# | FSDP2 | parameters too, in PyTorch code; with tensor parallelism, `compile`, checkpoints that load on other numbers of ranks | the whole root gathered; fp32 reduction if you choose it | activations |
+#
+# ZeRO-3 and FSDP2 are the same stair. Where both fit, the rows above and your tools decide: who
+# writes the loop, what must be saved, whether states go to CPU (both) or NVMe (DeepSpeed). FSDP began
+# as `FullyShardedDataParallel` in the library **FairScale**
+# ([its blog post of 2021](https://engineering.fb.com/2021/07/15/open-source/fsdp/)), and PyTorch took it
+# over; FSDP2 is its successor with one DTensor per parameter. Hugging Face's `Trainer` takes either:
+# [lesson 06](06_seven_billion.ipynb) hands both to it.
 
 # %% [markdown]
 # ### The scoreboard
@@ -490,7 +593,9 @@ print(json.dumps(fsdp_settings))
 # %%
 for name in names:
     score("09", runs[name][0])
-score("09", steps[64])
+for ranks in (4, 64):
+    run = steps["FSDP2"][ranks]
+    score("09", f"1.3B, FSDP2 on {ranks} ranks", peak_bytes=run.peak_bytes, evidence=run.evidence)
 scoreboard()
 
 # %% [markdown]
@@ -507,8 +612,8 @@ scoreboard()
 #
 # <details><summary>Answer</summary>
 #
-# On two ranks stage 3 saves one byte per parameter over stage 2 (9 against 8). Its bucket, the
-# gathered layers and what is prefetched may be more than that.
+# On two ranks stage 3 saves one byte per parameter over stage 2 (9 against 8, by the formula). Its bucket,
+# the gathered layers and what is prefetched may be more than that.
 #
 # </details>
 #

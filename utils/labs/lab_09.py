@@ -144,16 +144,19 @@ def _equal(found: list[workers.Report]) -> Verdict | None:
 
 def _lean(report: workers.Report) -> Verdict | None:
     share = 4 * PARAMETERS // RANKS
-    if report.state_bytes > share:
+    if report.state_bytes != share:
         nudge = "A rank needs the velocity of its own part only: make it as long as that part."
-        if report.state_bytes == 0:
-            nudge = "Keep the velocity in `state`, from step to step."
+        if report.state_bytes < share:
+            nudge = "Keep the velocity in `state`, from step to step: it is yours to fill."
         return not_yet("the state", expected=f"{share} bytes", got=report.state_bytes, nudge=nudge)
     reduced = sum(report.sent.get(kind, 0) for kind in ("all-reduce", "reduce-scatter", "reduce"))
     if reduced > 4 * PARAMETERS:
         times = reduced / (4 * PARAMETERS)
         nudge = "Once is enough: one all_reduce of the flat gradient, then divide on every rank."
         return not_yet(f"gradients were put in {times:g} times", expected="once", nudge=nudge)
+    if report.calls > 2:
+        nudge = "Join the tensors into one flat tensor first: each call has a price of its own."
+        return not_yet("collectives in a step", expected=2, got=report.calls, nudge=nudge)
     gathered = report.sent.get("all-gather", 0)
     if gathered != share:
         nudge = "Gather the parts that were updated: each rank puts in its own part."

@@ -24,6 +24,7 @@ class Report(NamedTuple):
     summed: Tensor
     state_bytes: int
     sent: dict[str, int]
+    calls: int
 
 
 def network() -> nn.Module:
@@ -47,7 +48,8 @@ def zero_1(step: Callable[..., Any]) -> Report:
     for row in sent.rows:
         bytes_sent[row.collective] = bytes_sent.get(row.collective, 0) + row.payload_bytes
     kept = sum(row.bytes for row in held(state=state))
-    return Report(_flat(model), _trained(1.0), _trained(ranks), kept, bytes_sent)
+    calls = sum(row.calls for row in sent.rows)
+    return Report(_flat(model), _trained(1.0), _trained(ranks), kept, bytes_sent, calls)
 
 
 def batch(number: int) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 _ZERO = "deepspeed.runtime.zero."
 # What it keeps of the first process group that it sees, for ever.
 _REMEMBERED = (("deepspeed.comm.comm", "cdb"), ("deepspeed.utils.groups", "_WORLD_GROUP"))
+_ACCELERATOR = "deepspeed.accelerator."
 
 
 @contextlib.contextmanager
@@ -32,6 +34,7 @@ def zero_without_data() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module, name in _REMEMBERED:
             stack.enter_context(mock.patch.object(importlib.import_module(module), name, None))
+        stack.enter_context(_on_cpu())
         # Stage 3 puts a linear function of its own in the place of PyTorch's, for good.
         stack.enter_context(mock.patch.object(F, "linear", F.linear))
         stack.enter_context(mock.patch.object(sharded, "has_overflow", lambda *_: False))
@@ -39,6 +42,18 @@ def zero_without_data() -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, "is_invalid_grad_norm", lambda _: False))
         stack.enter_context(mock.patch.object(order, "assert_ints_same_as_other_ranks", lambda _: None))
         stack.enter_context(mock.patch.object(sharded, "__init__", _with_addresses(sharded.__init__)))
+        yield
+
+
+@contextlib.contextmanager
+def _on_cpu() -> Iterator[None]:
+    """Simulated tensors are on `cpu`, whatever DeepSpeed was loaded for."""
+    cpu = importlib.import_module(_ACCELERATOR + "cpu_accelerator").CPU_Accelerator()
+    chosen = importlib.import_module(_ACCELERATOR + "real_accelerator")
+    with (
+        mock.patch.dict(os.environ, {"DS_ACCELERATOR": "cpu"}),
+        mock.patch.object(chosen, "ds_accelerator", cpu),
+    ):
         yield
 
 

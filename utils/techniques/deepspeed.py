@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -50,14 +52,29 @@ def load_deepspeed(device_type: str | None = None) -> ModuleType:
             f"DeepSpeed was loaded for {found!r} in this process, and {wanted!r} is wanted now: it "
             "keeps its first choice. Restart the kernel, and call load_deepspeed() first."
         )
+    with _without_error_output():  # it tries the compiler once a process, and a linker may complain
+        _ = deepspeed.ops.__compatible_ops__
     return deepspeed
 
 
-def deepspeed_missing() -> str | None:
-    """Why DeepSpeed cannot be loaded for CPUs or GPUs here, found without loading it; or None."""
+@contextlib.contextmanager
+def _without_error_output() -> Iterator[None]:
+    """Inside, what child processes write to the error stream is dropped."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def deepspeed_missing(device_type: str | None = None) -> str | None:
+    """Why DeepSpeed cannot run here, as far as that shows without loading it; or None."""
     if importlib.util.find_spec("deepspeed") is None:
         return f"DeepSpeed is not installed (pip install deepspeed), so {_WITHOUT}."
-    if os.environ.get(_DEVICE) == "cuda":
+    if (device_type or os.environ.get(_DEVICE)) == "cuda":
         return None
     try:
         find_compiler()
@@ -67,16 +84,16 @@ def deepspeed_missing() -> str | None:
 
 
 @functools.cache
-def deepspeed_problem() -> str | None:
+def deepspeed_problem(device_type: str | None = None) -> str | None:
     """Why ZeRO cannot run here, and what is skipped for it; None if it can.
 
-    The first call of a copy of the course compiles what DeepSpeed needs on a CPU (half a minute).
+    `device_type` is `load_deepspeed`'s, which this calls. The first call of a copy of the course compiles what DeepSpeed needs on a CPU (half a minute).
     PyTorch keeps the result in `build/extensions/`, so later calls only load it.
     """
-    if problem := deepspeed_missing():
+    if problem := deepspeed_missing(device_type):
         return problem
     try:
-        load_deepspeed()
+        load_deepspeed(device_type)
     except ImportError as error:
         return f"DeepSpeed cannot be imported ({error}), so {_WITHOUT}."
     return _unbuilt()

@@ -12,6 +12,7 @@ from utils.views.plan_figures import draw_pareto, draw_stage_memory
 from utils.views.recorded import RecordedTable, recorded_table
 from utils.views.schedule import draw_schedule
 from utils.views.show import show
+from utils.views.staircase import draw_staircase
 from utils.views.studio import design, draw_design, studio
 from utils.views.timeline import draw_timeline
 from utils.views.tradeoff import draw_tradeoff
@@ -21,6 +22,6 @@ __all__ = [
     "Bar", "Comparison", "RecordedTable", "Span", "compare", "design", "draw_bits",
     "draw_breakdown", "draw_budget_map", "draw_design", "draw_flight", "draw_formats",
     "draw_lanes", "draw_losses", "draw_memory_by_batch", "draw_pareto", "draw_schedule",
-    "draw_stage_memory", "draw_throughput", "draw_timeline", "draw_tradeoff", "draw_validation",
+    "draw_stage_memory", "draw_staircase", "draw_throughput", "draw_timeline", "draw_tradeoff", "draw_validation",
     "explore", "predicted", "reconcile", "recorded_table", "show", "studio",
 ]  # fmt: skip

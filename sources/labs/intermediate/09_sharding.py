@@ -81,8 +81,8 @@ check("09.sent_bytes", sent_bytes)
 # ## Exercise 3: the lowest stage that fits
 #
 # **Spec.** `smallest_stage(parameter_count, ranks, card_bytes)` returns the lowest stage, 0 to 3, whose
-# states fit into `card_bytes`, or `None` if none does. A higher stage sends more or more often, so the
-# lowest is the best. Use `state_bytes`.
+# states fit into `card_bytes`, or `None` if none does. A higher stage never sends less, and with accumulation
+# it sends more often, so the lowest is the best. Use `state_bytes`.
 
 # %%
 def smallest_stage(parameter_count: int, ranks: int, card_bytes: float):
@@ -148,7 +148,7 @@ check("09.zero_1", zero_1_step)
 # %% [markdown]
 # ## Exercise 5: break it, diagnose it
 #
-# A run on two nodes was slow. To send less, its owner cut each batch into four micro-batches:
+# A run with ZeRO-2 on two nodes was slow. To send less, its owner cut each batch into four micro-batches:
 # `accumulation=4`. It became slower. This is what a rank put into collectives in one step, for
 # 1,000,000 parameters in bf16:
 #

@@ -1,0 +1,33 @@
+"""The staircase: a point for each peak, a line for each formula, nonsense refused."""
+
+from __future__ import annotations
+
+import pytest
+from view_cases import SIZES
+
+from utils.units import GB
+from utils.views import draw_staircase
+
+PEAKS = {"one": {1: SIZES[0], 4: SIZES[1]}, "two": {4: SIZES[2]}}
+
+
+def test_points_and_formulas():
+    formulas = {"one": {1: 16.0 * GB, 4: 4.0 * GB}, "two": {1: 16.0 * GB, 4: 4.0 * GB}}
+    (axes,) = draw_staircase(PEAKS, formulas, limit="16GB", title="t").axes
+    shared, one, two, card = axes.lines
+    assert shared.get_label() == "one, two: states by the formula"
+    assert list(shared.get_ydata()) == [16.0, 4.0] and list(shared.get_xdata()) == [1, 4]
+    assert list(one.get_ydata()) == [m.peak_bytes / GB for m in (SIZES[0], SIZES[1])]
+    assert list(two.get_xdata()) == [4] and set(card.get_ydata()) == {16.0}
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "4"]
+
+
+def test_it_says_what_its_numbers_are():
+    figure = draw_staircase(PEAKS, {})
+    assert str(SIZES[0].evidence) in figure.get_supxlabel() and "predicted" in figure.get_supxlabel()
+
+
+@pytest.mark.parametrize("peaks", [{}, {"one": {}}, {str(n): {1: SIZES[0]} for n in range(6)}])
+def test_what_cannot_be_drawn(peaks):
+    with pytest.raises(ValueError, match="shows 1 to 5 strategies"):
+        draw_staircase(peaks, {})
