@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from rank_cases import left, wait_until
+from rank_cases import nothing_left
 from zero_cases import (
     STAGES,
     WORLD,
@@ -188,12 +188,12 @@ def test_ranks_print_nothing_of_deepspeeds(capsys):
 
 
 @pytest.mark.slow
-def test_fifty_launches_leave_nothing_behind():
+def test_fifty_launches_leave_nothing_behind(capsys):
     run_ranks(launched, 2, timeout_seconds=120)
-    before = left()
-    for _ in range(50):
-        assert len(run_ranks(launched, 2, timeout_seconds=120)) == 2
-    assert wait_until(lambda: left() == before), (before, left())
+    with nothing_left():
+        assert {len(run_ranks(launched, 2, timeout_seconds=120)) for _ in range(50)} == {2}
+    found = capsys.readouterr().out.splitlines()  # no word of an abort
+    assert sorted(found) == ["[rank 0] trained"] * 51 + ["[rank 1] trained"] * 51
 
 
 def metered(name: str) -> dict[str, int]:
