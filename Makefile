@@ -33,10 +33,11 @@ lab: setup  ## Set up, then open JupyterLab on the first notebook
 test: export CUDA_VISIBLE_DEVICES :=
 test: export COURSE_OFFLINE := 1
 test: export COURSE_SCOREBOARD := build/test-scoreboard.json
+# Without bars (TQDM_DISABLE): on a slow machine one could stand in an output that is compared.
 test: setup  ## Set up, then run every test, notebook, lab and solution
 	@$(RUN) -m pytest tests
 	@$(RUN) sources/build.py --check
-	@$(RUN) -m pytest $(NBVAL) $(NOTEBOOKS)
+	@TQDM_DISABLE=1 $(RUN) -m pytest $(NBVAL) $(NOTEBOOKS)
 
 course: setup  ## Set up, then run the whole course headless into build/course/
 	@$(RUN) sources/course.py

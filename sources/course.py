@@ -2,17 +2,20 @@
 
 Every notebook, lab and solution runs in a kernel of its own, in the course's order. The executed
 copies go to build/course/ as web pages, with an index that shows seconds, memory and the
-scoreboard. The notebooks in the repository stay as they are.
+scoreboard, and what is over its budget; the figures go to build/course/figures.json. The notebooks
+in the repository stay as they are.
 """
 
 from __future__ import annotations
 
 import html
+import json
 import os
 import re
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,18 +31,23 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from utils.units import format_bytes, format_seconds  # noqa: E402
+from utils.units import GIB, format_bytes, format_seconds  # noqa: E402
 
 FOLDERS = ("notebooks", "labs", "solutions")
 TIERS = ("", "beginner", "intermediate", "advanced")
 CELL_TIMEOUT_SECONDS = 600
 SAMPLE_SECONDS = 0.2
+BUDGET_SECONDS = 90.0
+BUDGET_BYTES = 1.5 * GIB
+BUDGETS_BYTES = {"09": 2.5 * GIB}  # four ranks with DeepSpeed in each
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Big Models, Small Memory</title>
 <style>body {{ font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }}
-td, th {{ padding: .2em 1em; text-align: left }} td.number {{ text-align: right }}</style>
+td, th {{ padding: .2em 1em; text-align: left }} td.number {{ text-align: right }}
+td.over {{ color: #c85200; font-weight: bold }}</style>
 <h1>Big Models, Small Memory</h1>
-<table><tr><th>notebook</th><th>result</th><th>time</th><th>peak memory of its processes</th></tr>
+<table><tr><th>notebook</th><th>result</th><th>time</th><th>peak memory of its processes</th>\
+<th>budget</th></tr>
 {rows}
 </table>
 <h2>Scoreboard</h2>
@@ -57,6 +65,21 @@ class Run:
     seconds: float
     peak_bytes: int
     scoreboard: str
+
+    @property
+    def budget_bytes(self) -> float:
+        """What its processes may hold, by the number of its lesson."""
+        return BUDGETS_BYTES.get(self.path.stem.partition("_")[0], BUDGET_BYTES)
+
+    @property
+    def over_budget(self) -> str:
+        """What is over its budget; "" if nothing is."""
+        found = []
+        if self.seconds > BUDGET_SECONDS:
+            found.append(f"over {format_seconds(BUDGET_SECONDS)}")
+        if self.peak_bytes > self.budget_bytes:
+            found.append(f"over {format_bytes(self.budget_bytes)}")
+        return ", ".join(found)
 
 
 class MemoryWatch:
@@ -80,11 +103,20 @@ class MemoryWatch:
 
     def _sample(self, pid: int) -> None:
         while not self._stop.is_set():
-            with suppress(psutil.Error):  # a process may end between two looks
+            with suppress(psutil.Error):  # the kernel itself may have ended
                 kernel = psutil.Process(pid)
                 processes = [kernel, *kernel.children(recursive=True)]
-                self.peak_bytes = max(self.peak_bytes, sum(map(held_bytes, processes)))
+                self.peak_bytes = max(self.peak_bytes, held_together(processes))
             self._stop.wait(SAMPLE_SECONDS)
+
+
+def held_together(processes: Iterable[psutil.Process]) -> int:
+    """The memory of several processes; one that has just ended holds none."""
+    total = 0
+    for process in processes:
+        with suppress(psutil.Error):
+            total += held_bytes(process)
+    return total
 
 
 def held_bytes(process: psutil.Process) -> int:
@@ -158,11 +190,42 @@ def index_row(result: Run, root: Path) -> str:
     """One row of the index."""
     name = result.path.relative_to(root).with_suffix("")
     state = html.escape(result.error) or "passed"
+    mark = f'<td class="over">{result.over_budget}</td>' if result.over_budget else "<td></td>"
     return (
         f'<tr><td><a href="{name}.html">{name}</a></td><td>{state}</td>'
         f'<td class="number">{format_seconds(result.seconds)}</td>'
-        f'<td class="number">{format_bytes(result.peak_bytes)}</td></tr>'
+        f'<td class="number">{format_bytes(result.peak_bytes)}</td>{mark}</tr>'
     )
+
+
+def figures(runs: list[Run], root: Path = ROOT) -> str:
+    """All runs as JSON, to be compared with those of another day."""
+    rows = [
+        {
+            "notebook": result.path.relative_to(root).as_posix(),
+            "seconds": round(result.seconds, 2),
+            "peak_bytes": result.peak_bytes,
+            "budget_seconds": BUDGET_SECONDS,
+            "budget_bytes": int(result.budget_bytes),
+            "over_budget": result.over_budget,
+            "error": result.error,
+        }
+        for result in runs
+    ]
+    return json.dumps(rows, indent=1) + "\n"
+
+
+def summary(runs: list[Run], root: Path) -> int:
+    """Print a line for each run and one for all; the number that failed."""
+    for result in runs:
+        numbers = f"{format_seconds(result.seconds):>8}  {format_bytes(result.peak_bytes):>10}"
+        state = ", ".join(filter(None, [result.error or "passed", result.over_budget]))
+        print(f"{numbers}  {result.path.relative_to(root)}  {state}")
+    failed = sum(bool(result.error) for result in runs)
+    over = sum(bool(result.over_budget) for result in runs)
+    counts = f"{len(runs) - failed} passed, {failed} failed, {over} over budget"
+    print(f"build/course/index.html: {counts}")
+    return failed
 
 
 def main(root: Path = ROOT) -> int:
@@ -176,11 +239,8 @@ def main(root: Path = ROOT) -> int:
         page = folder / path.relative_to(root).with_suffix(".html")
         runs.append(run(path, page, scoreboard))
         folder.joinpath("index.html").write_text(index_page(runs, root), encoding="utf-8")
-    for result in runs:
-        figures = f"{format_seconds(result.seconds):>8}  {format_bytes(result.peak_bytes):>10}"
-        print(f"{figures}  {result.path.relative_to(root)}  {result.error or 'passed'}")
-    failed = sum(bool(result.error) for result in runs)
-    print(f"build/course/index.html: {len(runs) - failed} passed, {failed} failed")
+        folder.joinpath("figures.json").write_text(figures(runs, root), encoding="utf-8")
+    failed = summary(runs, root)
     return 1 if failed or not runs else 0
 
 

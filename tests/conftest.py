@@ -1,10 +1,19 @@
-"""What holds for all tests of this folder."""
+"""What holds for all tests of this folder.
+
+With COURSE_REQUIRE_ALL set, as in continuous integration, a test that is skipped has failed. On a
+user's machine tests are skipped without a browser, a compiler or DeepSpeed; where all of that is
+meant to be there, a skip would lose the evidence in silence.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Generator
 
 import pytest
+
+SETTING = "COURSE_REQUIRE_ALL"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -12,3 +21,27 @@ def interrupts_arrive() -> None:
     """A shell has its background jobs ignore interrupts, and some tests here send themselves one."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Only tests that need a GPU may be skipped."""
+    report = yield
+    return report if item.get_closest_marker("gpu") else required(report)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A whole file that is skipped, as by `importorskip`."""
+    return required((yield))
+
+
+def required(report: pytest.TestReport | pytest.CollectReport) -> pytest.TestReport | pytest.CollectReport:
+    """The report, as a failure if it is a skip and none is allowed."""
+    if report.skipped and os.environ.get(SETTING) and not hasattr(report, "wasxfail"):
+        *_, reason = report.longrepr if isinstance(report.longrepr, tuple) else (report.longrepr,)
+        report.outcome = "failed"
+        report.longrepr = f"{SETTING} is set, and this was skipped: {reason}"
+    return report

@@ -2,30 +2,71 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
+SHARED = Path("/dev/shm")
+_MAPPED = re.compile(r"/dev/shm/(\S+)")
+
 
 class Left(NamedTuple):
-    """What a launch could leave: processes, open files and sockets, threads, shared memory."""
+    """What launches could leave, here and in the server that ranks are forked from."""
 
     processes: int
     descriptors: int
     threads: int
-    shared: frozenset[str]
+    files: frozenset[str]
+
+    def beyond(self, before: Left) -> dict[str, object]:
+        """What there is more of than before; empty if nothing."""
+        new = {"files": sorted(self.files - before.files)}
+        for name in ("processes", "descriptors", "threads"):
+            new[name] = max(0, getattr(self, name) - getattr(before, name))
+        return {name: what for name, what in new.items() if what}
 
 
-def left() -> Left:
-    """What this process holds now."""
+def left(folder: Path | None = None) -> Left:
+    """What this process and those it started hold now, and what lies in a temporary folder.
+
+    Shared memory that other programs of this machine have in use is none of it.
+    """
+    names = set(os.listdir(SHARED)) if SHARED.is_dir() else set()
     me = psutil.Process()
-    shared = Path("/dev/shm")
-    names = frozenset(os.listdir(shared)) if shared.is_dir() else frozenset()
-    return Left(len(me.children(recursive=True)), me.num_fds(), me.num_threads(), names)
+    family = [me, *me.children(recursive=True)]
+    shared = names - _mapped_elsewhere({process.pid for process in family}) if names else names
+    files = {str(path) for path in folder.rglob("*")} if folder else set()
+    descriptors = sum(map(_descriptors, family))
+    return Left(len(family) - 1, descriptors, me.num_threads(), frozenset(shared | files))
+
+
+def _descriptors(process: psutil.Process) -> int:
+    try:
+        return process.num_fds()
+    except psutil.Error:  # it has just ended
+        return 0
+
+
+def _mapped_elsewhere(family: set[int]) -> set[str]:
+    found: set[str] = set()
+    for pid in set(psutil.pids()) - family:
+        with contextlib.suppress(OSError):
+            found.update(_MAPPED.findall(Path(f"/proc/{pid}/maps").read_text(errors="replace")))
+    return found
+
+
+@contextlib.contextmanager
+def nothing_left(folder: Path | None = None) -> Iterator[None]:
+    """Fail if more is there after the block than before it, once what ends has had time to."""
+    before = left(folder)
+    yield
+    assert wait_until(lambda: not left(folder).beyond(before)), left(folder).beyond(before)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:

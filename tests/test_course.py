@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "sources"))
 
 import course  # noqa: E402
+
+from utils.units import GIB  # noqa: E402
 
 
 def write(path: Path, *cells: str) -> None:
@@ -39,7 +43,7 @@ def test_runs_in_order_and_goes_on_after_a_failure(
     lines = capsys.readouterr().out.splitlines()
     assert ["00_start" in lines[0], "notebooks/beginner" in lines[1]] == [True, True]
     assert lines[2].endswith("ValueError: broken here")
-    assert lines[-1] == "build/course/index.html: 2 passed, 1 failed"
+    assert lines[-1] == "build/course/index.html: 2 passed, 1 failed, 0 over budget"
 
     pages = small_course / "build/course"
     index = (pages / "index.html").read_text(encoding="utf-8")
@@ -48,6 +52,43 @@ def test_runs_in_order_and_goes_on_after_a_failure(
     assert (pages / "solutions/beginner/01_a.html").is_file()
     stored = nbformat.read(small_course / "notebooks/beginner/01_a.ipynb", as_version=4)
     assert stored.cells[0].outputs == []
+    rows = json.loads((pages / "figures.json").read_text(encoding="utf-8"))
+    assert [row["notebook"][:9] for row in rows] == ["notebooks", "notebooks", "solutions"]
+    assert rows[2]["error"] == "ValueError: broken here"
+    assert all(row["seconds"] > 0 and row["peak_bytes"] > 2**20 for row in rows)
+    assert not any(row["over_budget"] for row in rows)
+
+
+def test_rows_over_their_budget_are_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        course.Run(tmp_path / name, "", seconds, int(gib * GIB), "")
+        for name, seconds, gib in [
+            ("notebooks/01_slow.ipynb", 91.0, 1.4),
+            ("labs/06_large.ipynb", 91.0, 1.6),
+            ("notebooks/09_sharding.ipynb", 89.0, 2.4),
+        ]
+    ]
+    over = ["over 1.5 min", "over 1.5 min, over 1.50 GiB", ""]
+    assert [row.over_budget for row in rows] == over
+    assert [row["over_budget"] for row in json.loads(course.figures(rows, tmp_path))] == over
+    page = course.index_page(rows, tmp_path)
+    assert [f'<td class="over">{mark}</td>' in page for mark in over] == [True, True, False]
+    assert course.summary(rows, tmp_path) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.rpartition("passed")[2] for line in lines] == [f", {over[0]}", f", {over[1]}", ""]
+    assert last.endswith("3 passed, 0 failed, 2 over budget")
+
+
+def test_a_process_that_ends_while_it_is_looked_at_loses_no_other() -> None:
+    class Ended:
+        def memory_full_info(self) -> None:
+            raise psutil.NoSuchProcess(1)
+
+    me = psutil.Process()
+    held = course.held_together([Ended(), me, Ended()])
+    assert held == pytest.approx(course.held_bytes(me), rel=0.1)
 
 
 def test_a_course_without_notebooks_is_a_failure(tmp_path: Path) -> None:
@@ -56,6 +97,4 @@ def test_a_course_without_notebooks_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_held_bytes_counts_this_process() -> None:
-    import psutil
-
     assert course.held_bytes(psutil.Process()) > 2**20

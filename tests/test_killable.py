@@ -124,6 +124,17 @@ def test_a_signal_is_named(number, words):
     assert caught.value.failure.kind == "died"
 
 
+def test_a_crash_after_the_result_is_no_success():
+    def crash_later():
+        threading.Timer(0.2, os.abort).start()
+        return 7
+
+    outcome = run_to_outcome(crash_later, timeout_seconds=10)
+    assert outcome.value is None and outcome.failure.kind == "died"
+    with pytest.raises(ChildError, match="crash_later gave its result and then was killed by SIGABRT"):
+        run_killable(crash_later, timeout_seconds=10)
+
+
 def test_leaving_by_exit_is_no_result():
     assert "exit code 3" in run_to_outcome(os._exit, 3, timeout_seconds=10).failure.what
     assert "SystemExit" in run_to_outcome(sys.exit, 3, timeout_seconds=10).failure.what
@@ -149,6 +160,16 @@ def test_what_the_child_started_ends_with_it():
 
     pid = run_killable(start_another, timeout_seconds=10)
     assert wait_until(lambda: is_gone(pid))
+
+
+def test_what_it_started_in_another_group_ends_with_a_child_that_is_stopped():
+    def start_another_and_loop():
+        print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
+        loop()
+
+    outcome = run_to_outcome(start_another_and_loop, timeout_seconds=1)
+    assert outcome.failure.kind == "timeout"
+    assert wait_until(lambda: is_gone(int(outcome.output)))
 
 
 def test_several_can_be_waited_for_together():
@@ -183,13 +204,31 @@ def test_where_it_stands_may_be_asked_again_and_again():
     assert {at.frame.function for at in found if at.frame} == {"wait_here"}
 
 
-def test_children_use_one_thread_and_leave_cuda_alone():
+def test_children_use_one_thread_and_find_torch_ready():
     def look():
         import torch
 
-        return torch.get_num_threads(), torch.cuda.is_initialized(), "torch._dynamo" in sys.modules
+        return torch.get_num_threads(), "torch._dynamo" in sys.modules
 
-    assert run_killable(look, timeout_seconds=10) == (1, False, True)
+    assert run_killable(look, timeout_seconds=10) == (1, True)
+
+
+PRELOAD = """
+import torch
+
+def touched(*args):
+    raise SystemExit("CUDA was initialised in the process that children are forked from")
+
+# A machine with four GPUs, as far as the driver's own list tells.
+torch.cuda._device_count_nvml = lambda: 4
+torch.cuda._lazy_init = torch._C._cuda_getDeviceCount = touched
+import utils.ranks.preload
+assert torch.cuda.device_count() == 4 and torch.cuda.is_available()
+"""
+
+
+def test_the_server_asks_for_gpus_without_initialising_them():
+    subprocess.run([sys.executable, "-c", PRELOAD], cwd=ROOT, check=True, timeout=120)
 
 
 def test_windows_is_told_about_wsl(monkeypatch):

@@ -1,6 +1,7 @@
 """Checks of answers: three statuses whatever the learner's code does; and the learner's copies."""
 
 import importlib
+import multiprocessing
 import os
 import sys
 import textwrap
@@ -27,6 +28,29 @@ def double(function):
     if found == 42:
         return correct("as it should be", score="1 call")
     return not_yet(expected=42, got=found, nudge="Twice, not half.")
+
+
+def broken(answer):
+    """Has a fault of its own, in a helper; it calls functions before, and does not mind values."""
+    if callable(answer):
+        answer(21)
+    return _helper_with_a_fault({})
+
+
+def _helper_with_a_fault(expected):
+    return correct() if expected["missing"] else not_yet()
+
+
+def in_keys(answer: dict[str, object]):
+    return correct() if answer["found"] == 42 else not_yet()
+
+
+def called(function: "Callable[[int], int]"):
+    return correct() if function(21).bit_length() == 6 else not_yet()
+
+
+def no_check():
+    """Takes no answer."""
 
 
 def process_id(answer):
@@ -80,8 +104,64 @@ def test_an_exception_names_the_learners_own_line():
     assert "in answer: return values[x]" in str(report)
 
 
-def test_a_wrong_signature_is_a_sentence():
-    assert "could not be used: TypeError" in str(check("97.double", lambda: 2))
+class NeedsTwo:
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+
+@pytest.mark.parametrize("answer", [lambda: 2, lambda x, y: x, NeedsTwo, len, [].append])
+def test_what_cannot_be_called_like_this_is_a_sentence(answer):
+    report = check("97.double", answer)
+    assert report.status is Status.NOT_YET
+    assert "could not be used" in str(report) or "got         None" in str(report)
+
+
+@pytest.mark.parametrize("answer", [7, "text", lambda x: 2 * x, lambda x: None])
+def test_a_fault_of_the_check_is_not_the_learners(answer):
+    report = check("97.broken", answer)
+    assert report.status is Status.CHECK_FAILED and not report.is_correct
+    text = str(report)
+    assert text.startswith("97.broken: the check itself failed: KeyError: 'missing'.")
+    assert "please report it" in text
+    assert 'expected["missing"]' in text and "_helper_with_a_fault" in text and "run_check" not in text
+    assert "_helper_with_a_fault" in report._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "words"),
+    [("called", 42, "takes a function, and got int. Give its name, without calling it."),
+     ("in_keys", 42, "takes a dict with the keys that the lab shows, and got int"),
+     ("in_keys", {}, "and got an empty one"), ("in_keys", lambda: 42, "and got function")],
+)  # fmt: skip
+def test_an_answer_of_another_kind_is_the_learners(name, answer, words):
+    report = check(f"97.{name}", answer)
+    assert report.status is Status.NOT_YET and words in str(report)
+    assert check("97.called", lambda x: 2 * x).is_correct
+    assert check("97.in_keys", {"found": 42}).is_correct
+
+
+def test_a_fault_of_the_learners_function_stays_theirs_in_a_broken_check():
+    def answer(x):
+        raise KeyError("mine")
+
+    report = check("97.broken", answer)
+    assert report.status is Status.NOT_YET and "your code raised KeyError: 'mine'" in str(report)
+
+
+def test_a_function_without_a_return_is_the_learners():
+    def answer(x):
+        2 * x
+
+    assert "not yet" in (text := str(check("97.called", answer))) and "Does it return" in text
+
+
+def test_no_process_to_run_an_answer_in_is_not_the_learners_fault(monkeypatch):
+    def no_such_context(method):
+        raise ValueError(f"cannot find context for {method!r}")
+
+    monkeypatch.setattr(multiprocessing, "get_context", no_such_context)
+    report = check("97.double", lambda x: 2 * x)
+    assert report.status is Status.CHECK_FAILED and "WSL2" in str(report)
 
 
 def test_loops_crashes_and_exits_end_in_a_report():
@@ -157,8 +237,8 @@ def test_tensors_are_not_compared():
 
 def test_stubs_without_source_are_found_by_their_code():
     namespace = {"__name__": "__main__"}
-    exec("def a(x): ...\ndef b(x):\n  'doc'\n  ...\ndef c(x): return 2 * x", namespace)
-    assert [bool(untouched(namespace[name])) for name in "abc"] == [True, True, False]
+    exec("def a(x): ...\ndef b(x):\n  'doc'\n  ...\ndef c(x): return 2 * x\nd = lambda: 4", namespace)
+    assert [bool(untouched(namespace[name])) for name in "abcd"] == [True, True, False, False]
 
 
 def test_stubs_in_a_learners_class():
@@ -170,11 +250,11 @@ def test_stubs_in_a_learners_class():
 def test_names_that_do_not_exist_are_answered_with_the_nearest():
     with pytest.raises(ValueError, match="Did you mean 97.double"):
         check("97.duoble", 1)
-    with pytest.raises(ValueError, match="It has 97.double, 97.process_id"):
+    with pytest.raises(ValueError, match="It has 97.broken, 97.called, 97.double, 97.in_keys"):
         check("97.zzz", 1)
     with pytest.raises(ValueError, match="no lab.*97"):
         check("98.double", 1)
-    for hidden in ("97._helper", "97.correct", "97.imported_not_a_check"):
+    for hidden in ("97._helper", "97.no_check", "97.correct", "97.imported_not_a_check"):
         with pytest.raises(ValueError, match="no exercise"):
             check(hidden, 1)
 

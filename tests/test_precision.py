@@ -49,10 +49,16 @@ def test_the_choice_on_a_gpu(
     assert computes("cuda", torch.bfloat16) is (capability >= (8, 0))
 
 
-def test_bf16_on_a_card_that_would_emulate_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_card((7, 5), monkeypatch)
+@pytest.mark.parametrize("capability", [(7, 0), (7, 5)], ids=["V100", "T4"])
+def test_bf16_on_a_card_that_would_emulate_it(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_card(capability, monkeypatch)
     with pytest.raises(ValueError, match=r"no bfloat16 units.*Take torch\.float16"):
         low_precision("cuda", torch.bfloat16)
+
+
+def test_bf16_on_a_card_that_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with_card((8, 0), monkeypatch)
     assert low_precision("cuda", torch.bfloat16)[0] is torch.bfloat16
     assert low_precision("cuda", torch.float16) == (

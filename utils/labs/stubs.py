@@ -6,7 +6,7 @@ import ast
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -48,13 +48,19 @@ def functions_of(answer: Any) -> Iterable[FunctionType]:
     return [f for f in vars(owner).values() if isinstance(f, FunctionType)] if is_learners else []
 
 
-def _stub_in(function: Callable[..., Any]) -> str:
+def _stub_in(function: FunctionType) -> str:
     try:
         source = textwrap.dedent(inspect.getsource(function))
         lines = [node.lineno for node in ast.walk(ast.parse(source)) if _is_stub(node)]
     except (OSError, TypeError, SyntaxError):  # no source to be had, or only a part of it
-        lines = [1] if function.__code__.co_code in _BLANK_CODE else []
+        lines = [1] if _is_blank(function) else []
     return f"line {lines[0]} of `{function.__name__}` is still `...`" if lines else ""
+
+
+def _is_blank(function: FunctionType) -> bool:
+    code = function.__code__  # that of `lambda: 42` differs in its constant alone
+    nothing = (None, ..., function.__doc__)
+    return code.co_code in _BLANK_CODE and all(value in nothing for value in code.co_consts)
 
 
 def _is_stub(node: ast.AST) -> bool:

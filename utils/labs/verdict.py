@@ -1,4 +1,4 @@
-"""The three answers of a check, and how they look in a notebook."""
+"""What a check answers, and how it looks in a notebook."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class Status(enum.Enum):
     NOT_ATTEMPTED = "not attempted"
     NOT_YET = "not yet"
     CORRECT = "correct"
+    CHECK_FAILED = "the check itself failed"
 
     def __str__(self) -> str:
         return self.value
@@ -20,7 +21,7 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one check found; made by `correct` and `not_yet`."""
+    """What one check found; made by `correct`, `not_yet` and `check_failed`."""
 
     status: Status
     note: str = ""
@@ -28,11 +29,12 @@ class Verdict:
     got: str = ""
     nudge: str = ""
     score: str = ""
+    traceback: str = ""
 
     def rows(self) -> dict[str, str]:
         """Label and text of what there is to say."""
         rows = {"expected": self.expected, "got": self.got, "think about": self.nudge,
-                "score": self.score}  # fmt: skip
+                "score": self.score, "traceback": self.traceback}  # fmt: skip
         return {label: text for label, text in rows.items() if text}
 
 
@@ -53,10 +55,16 @@ def not_yet(note: str = "", *, expected: object = "", got: object = "", nudge: s
     return Verdict(Status.NOT_YET, note=note, expected=str(expected), got=str(got), nudge=nudge)
 
 
+def check_failed(note: str, *, traceback: str = "") -> Verdict:
+    """The check could not judge the answer; used where checks are run, not in them."""
+    return Verdict(Status.CHECK_FAILED, note=note, traceback=traceback)
+
+
 _MARKS = {
     Status.NOT_ATTEMPTED: ("\N{WHITE CIRCLE}", "#767676"),
     Status.NOT_YET: ("\N{CIRCLED DIVISION SLASH}", "#c85200"),
     Status.CORRECT: ("\N{HEAVY CHECK MARK}", "#1170aa"),
+    Status.CHECK_FAILED: ("\N{WARNING SIGN}", "#a3123f"),
 }
 
 

@@ -17,16 +17,18 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import cloudpickle
+import psutil
 
 from utils.ranks.child import RAISED, READY, pack, serve
-from utils.ranks.outcome import ChildError, Failure, Outcome, describe_exit
+from utils.ranks.outcome import ChildError, Failure, Outcome, describe_exit, describe_late_exit
 from utils.ranks.position import Position, frames_of_dump, position_in
 from utils.ranks.server import start_server, without_main
 
 START_SECONDS = 120.0  # for the first launch on a slow disk; no part of a call's timeout
-EXIT_SECONDS = 2.0  # for threads that outlive their function
+EXIT_SECONDS = 2.0  # for a process that has answered to end by itself
 STACK_SECONDS = 0.3  # for a process to write where it stands
 OUTPUT_BYTES = 200_000  # of prints that are kept: an endless loop prints without end
+LOST_PRINTS = "(more was printed, and not kept)"
 
 
 class KillableProcess:
@@ -52,6 +54,7 @@ class KillableProcess:
         self._prints: Connection | None = None
         self._stacks: Connection | None = None
         self._deadline, self._is_called = 0.0, False
+        self._value, self._has_answered = None, False
 
     def start(self) -> None:
         """Launch the process; blocks until the server is ready, then about 0.1 s.
@@ -78,29 +81,42 @@ class KillableProcess:
     @property
     def waitables(self) -> list[Any]:
         """What `multiprocessing.connection.wait` takes, to wait for one process or many."""
-        pipes = [pipe for pipe in (self._messages, self._prints) if pipe]
-        return [*pipes, self._process.sentinel] if self._process else []
+        if not self._process:
+            return []
+        pipes = (self._prints, None if self._has_answered else self._messages)
+        return [*filter(None, pipes), self._process.sentinel]
 
     @property
     def seconds_left(self) -> float:
-        """Until the timeout; 0 when it is over."""
+        """Until the timeout, or that of ending after the answer; 0 when it is over."""
         return max(0.0, self._deadline - time.monotonic())
 
     def poll(self, seconds: float = 0.0) -> Outcome | None:
-        """Wait up to `seconds` for news, and return the outcome if that was it."""
+        """Wait up to `seconds` for news, and return the outcome if that was it.
+
+        A value is an outcome once its process has ended: one that crashes after it gave its
+        result has failed. One that does not end by itself, as a thread in it goes on, is stopped.
+        """
         ready = wait(self.waitables, timeout=min(seconds, self.seconds_left))
         if self._prints in ready:
             self._read_prints()
-        if self._messages in ready:
+        has_ended = self._process is not None and self._process.sentinel in ready
+        # Asked again, as it may have answered and ended between two looks of `wait`.
+        if self._messages in ready or (has_ended and self._has_message()):
             return self._receive()
-        if self._process and self._process.sentinel in ready:
-            return self._finish(failure=self._death())
+        if has_ended:
+            return self._finish(self._value, self._death())
         if time.monotonic() >= self._deadline:
-            return self._finish(failure=self._timeout())
+            return self._finish(self._value, None if self._has_answered else self._timeout())
         return None
+
+    def _has_message(self) -> bool:
+        return not self._has_answered and self._messages.poll()
 
     def position(self) -> Position:
         """Where the running function stands."""
+        if self._has_answered:
+            return Position(is_finished=True)
         if not self._process or not self._is_called:
             return Position()
         with contextlib.suppress(ProcessLookupError):
@@ -116,6 +132,11 @@ class KillableProcess:
             dump = text.partition(b"(most recent call first):\n")[2]
         return position_in(frames_of_dump(dump.decode(errors="replace")))
 
+    @property
+    def has_lost_prints(self) -> bool:
+        """Whether more was printed than is kept."""
+        return len(self.output) > OUTPUT_BYTES
+
     def kill(self) -> None:
         """End the process and whatever it started; leave nothing behind."""
         self._end_process()
@@ -126,11 +147,16 @@ class KillableProcess:
     def _end_process(self) -> None:
         process, self._process = self._process, None
         if process is not None and process.pid is not None:
+            # Not all it started need be of its group: a build tool gives each compiler its own.
+            started = _descendants(process.pid) if process.exitcode is None else []
             # It leads a group of its own. One that has just ended leaves the group's number
             # free, or taken by what it started.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()
+            for each in started:
+                with contextlib.suppress(psutil.Error):
+                    each.kill()
             process.join()
             process.close()
 
@@ -150,26 +176,28 @@ class KillableProcess:
         if kind == RAISED:
             summary, *where = content
             return self._finish(failure=Failure("raised", f"raised {summary}", *where))
-        return self._finish(value=content)
+        self._deadline, self._has_answered = time.monotonic() + EXIT_SECONDS, True
+        self._value = content
+        return None
 
     def _finish(self, value: Any = None, failure: Failure | None = None) -> Outcome:
-        if self._process and (failure is None or failure.kind == "raised"):
-            self._process.join(EXIT_SECONDS)
+        if self._process and failure and failure.kind == "raised":
+            self._process.join(EXIT_SECONDS)  # killed, it would leave its semaphores behind
         self._end_process()
         # Only now: before, a thread that never stops printing would have kept this going.
-        while self._prints and len(self.output) <= OUTPUT_BYTES and self._prints.poll():
+        while self._prints and not self.has_lost_prints and self._prints.poll():
             self._read_prints()
         self.kill()
         text = self.output[:OUTPUT_BYTES].decode(errors="replace")
-        cut = "\n(more was printed, and not kept)\n" if len(self.output) > OUTPUT_BYTES else ""
-        return Outcome(value, failure, text + cut)
+        cut = f"\n{LOST_PRINTS}\n" if self.has_lost_prints else ""
+        return Outcome(None if failure else value, failure, text + cut)
 
     def _read_prints(self) -> None:
         data = os.read(self._prints.fileno(), 65536)
         if not data:
             self._prints.close()
             self._prints = None
-        elif len(self.output) <= OUTPUT_BYTES:
+        elif not self.has_lost_prints:
             self.output += data
 
     def _timeout(self) -> Failure:
@@ -181,9 +209,20 @@ class KillableProcess:
         what = f"did not finish within {self.timeout_seconds:g} s and was stopped.{where}"
         return Failure("timeout", what, position=position)
 
-    def _death(self) -> Failure:
+    def _death(self) -> Failure | None:
+        """What is wrong with how the process ended; None if nothing is."""
         self._process.join(EXIT_SECONDS)
-        return Failure("died", describe_exit(self._process.exitcode))
+        exit_code = self._process.exitcode
+        if self._has_answered:
+            return Failure("died", describe_late_exit(exit_code)) if exit_code else None
+        return Failure("died", describe_exit(exit_code))
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:  # it has just ended
+        return []
 
 
 def run_killable(function: Callable[..., Any], *args: Any, timeout_seconds: float) -> Any:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import Any
-
-from tqdm.auto import tqdm
 
 from utils.ranks.child import pack
 from utils.ranks.killable import KillableProcess
@@ -16,6 +15,7 @@ from utils.ranks.lines import RankLines
 from utils.ranks.member import LOCALHOST, Member
 from utils.ranks.outcome import Failure, Outcome
 from utils.ranks.position import Position
+from utils.ranks.progress import RankProgress
 from utils.ranks.report import RankError
 
 MOST_RANKS = 16
@@ -31,8 +31,9 @@ def run_ranks(
     Each rank is a process of its own on this machine, with one thread; `torch.distributed` is
     initialised before the call (gloo, and NCCL beside it where every rank has a GPU) and
     destroyed after it. The worker may be defined in the notebook; it asks `dist.get_rank()` who
-    it is. What ranks print is shown while they run, line by line. The first launch takes
-    seconds, each later one about 0.1 s. No process is left when this returns or raises.
+    it is. What ranks print is shown while they run, line by line; a bar that a rank draws stands
+    beside the bar of the ranks. The first launch takes seconds, each later one about 0.1 s. No
+    process is left when this returns or raises.
 
     Args:
         worker: what every rank calls. Give its result as numbers or CPU tensors.
@@ -44,7 +45,8 @@ def run_ranks(
         What each rank returned, by rank.
 
     Raises:
-        RankError: a rank raised, died or took too long; it says which one and where they stood.
+        RankError: a rank raised, died, also after it gave its result, or took too long; it says
+            which one and where they stood.
         ValueError: the world size or the timeout cannot be used.
         TypeError: the worker or an argument cannot be sent to another process.
         RuntimeError: this system cannot start such processes.
@@ -68,7 +70,8 @@ def run_ranks(
                 process.kill()
     failures = {rank: found.failure for rank, found in outcomes.items() if found.failure}
     if failures:
-        raise RankError(getattr(worker, "__name__", type(worker).__name__), failures, positions)
+        name = getattr(worker, "__name__", type(worker).__name__)
+        raise RankError(name, failures, positions, [found.output for found in outcomes.values()])
     return [outcomes[rank].value for rank in range(world_size)]
 
 
@@ -93,8 +96,10 @@ def check_world(world_size: Any, timeout_seconds: float, order: str) -> None:
             f"world_size={world_size} cannot run here: 1 to {MOST_RANKS} ranks run as processes "
             "of one machine. For larger worlds use simulate(..., world=...)."
         )
-    if not timeout_seconds > 0:
-        raise ValueError(f"timeout_seconds= must be positive; got {timeout_seconds}.")
+    if not isinstance(timeout_seconds, (int, float)) or not 0 < timeout_seconds < math.inf:
+        raise ValueError(
+            f"timeout_seconds= must be positive, a number of seconds; got {timeout_seconds!r}."
+        )
 
 
 @contextmanager
@@ -115,17 +120,16 @@ def _watch(
     """All outcomes; after a first failure what is known then, and where the ranks stood."""
     lines = {rank: RankLines(rank, process) for rank, process in processes.items()}
     outcomes: dict[int, Outcome] = {}
-    with _progress(len(processes)) as advance:
+    with RankProgress(len(processes)) as progress:
         while len(outcomes) < len(processes) and not _failed(outcomes):
             running = {rank: p for rank, p in processes.items() if rank not in outcomes}
             positions = _next_news(running, outcomes)
-            for rank in running:
-                lines[rank].show()
-            advance(len(outcomes))
-    if _failed(outcomes):
-        positions = _settle(processes, outcomes, positions)
-    for each in lines.values():
-        each.show_rest()
+            progress.write(line for rank in running for line in lines[rank].take())
+            live = (lines[rank].live for rank in running if rank not in outcomes)
+            progress.show(len(outcomes), next(filter(None, live), ""))
+        if _failed(outcomes):
+            positions = _settle(processes, outcomes, positions)
+        progress.write(line for each in lines.values() for line in each.take_rest())
     return outcomes, positions
 
 
@@ -171,15 +175,3 @@ def _poll(running: Mapping[int, KillableProcess], outcomes: dict[int, Outcome]) 
 
 def _failed(outcomes: Mapping[int, Outcome]) -> bool:
     return any(outcome.failure for outcome in outcomes.values())
-
-
-@contextmanager
-def _progress(world_size: int) -> Iterator[Callable[[int], None]]:
-    """A bar that appears after two seconds: how many ranks have finished, and the time."""
-    bar = tqdm(total=world_size, desc="ranks", delay=2, mininterval=1, leave=False, unit="rank")
-    with bar:
-
-        def advance(finished: int) -> None:
-            bar.update(finished - bar.n)
-
-        yield advance

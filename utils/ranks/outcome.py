@@ -8,6 +8,11 @@ from typing import Any
 
 from utils.ranks.position import Position
 
+UNKNOWN_EXIT = 255  # what multiprocessing says when the server that should know is no more
+_NO_SERVER = (
+    " So it looks as well when the process that starts the others was killed, as by the system "
+    "when memory runs out: run this again, with a smaller model or batch if it comes back."
+)
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGABRT")
 
 
@@ -48,12 +53,31 @@ def describe_exit(exit_code: int | None) -> str:
     if exit_code is None:
         return "closed its connection without a result."
     if exit_code >= 0:
-        return f"ended by itself with exit code {exit_code}, before there was a result."
-    names = {item.value: item.name for item in signal.Signals}
-    name = names.get(-exit_code, f"signal {-exit_code}")
-    hint = ""
+        hint = _NO_SERVER if exit_code == UNKNOWN_EXIT else ""
+        return f"ended by itself with exit code {exit_code}, before there was a result.{hint}"
+    name, hint = _signal_name(exit_code), ""
     if name == "SIGKILL":
         hint = " So does the system when memory runs out: try a smaller model or batch."
     elif name in _CRASHES:
         hint = " Compiled code crashed: look at the last operation before it."
     return f"was killed by {name}.{hint}"
+
+
+def describe_late_exit(exit_code: int) -> str:
+    """How a process ended that had sent its result and then did not end well."""
+    how = (
+        f"ended with exit code {exit_code}"
+        if exit_code > 0
+        else f"was killed by {_signal_name(exit_code)}"
+    )
+    if exit_code == UNKNOWN_EXIT:
+        return f"gave its result and then ended with exit code {exit_code}.{_NO_SERVER}"
+    return (
+        f"gave its result and then {how}. Something that it had started, such as a thread or a "
+        "library's process group, did not end cleanly: look at what it printed last."
+    )
+
+
+def _signal_name(exit_code: int) -> str:
+    names = {item.value: item.name for item in signal.Signals}
+    return names.get(-exit_code, f"signal {-exit_code}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from utils.ranks.outcome import Failure
 from utils.ranks.position import Position
@@ -17,17 +17,26 @@ _LEFT_ALONE = re.compile(
 )
 
 
+# What gloo writes when it aborts a rank whose partner sent more than it had room for.
+_OTHER_SIZE = "data size doesn't match expected size"
+
+
 class RankError(RuntimeError):
     """Ranks that gave no result: `rank` is the one to blame, `failures` holds all, by rank."""
 
     def __init__(
-        self, worker: str, failures: Mapping[int, Failure], positions: Mapping[int, Position]
+        self,
+        worker: str,
+        failures: Mapping[int, Failure],
+        positions: Mapping[int, Position],
+        prints: Iterable[str] = (),
     ) -> None:
         self.failures = dict(failures)
         self.rank = min(failures, key=lambda rank: _order(rank, failures[rank], positions))
         failure = failures[self.rank]
         headline = f"{worker}: rank {self.rank} {failure.what}"
-        parts = [headline, _mismatch(positions), _others(self.rank, positions), failure.traceback]
+        others = _others(self.rank, positions)
+        parts = [headline, _sizes(prints), _mismatch(positions), others, failure.traceback]
         super().__init__("\n\n".join(filter(None, parts)))
 
 
@@ -51,6 +60,15 @@ def _mismatch(positions: Mapping[int, Position]) -> str:
     return (
         f"The ranks stood in different collectives: {each}. All ranks of a group must call the "
         "same collectives in the same order: look for one inside an `if` on the rank."
+    )
+
+
+def _sizes(prints: Iterable[str]) -> str:
+    if not any(_OTHER_SIZE in text for text in prints):
+        return ""
+    return (
+        "The ranks gave tensors of different sizes to one collective. All ranks of a group must "
+        "give the same shape and dtype: look for a size that depends on the rank."
     )
 
 

@@ -179,15 +179,14 @@ def _tensors_in(found: Any) -> list[torch.Tensor]:
 def _tell_the_meter(engine: Any) -> None:
     """What is kept outside of the model; and that whole parameters of stage 3 are gathered ones."""
     engine.module.kept_elsewhere = lambda: _kept(engine)
-    parameters = list(engine.module.parameters())
-    sharded = [p for p in parameters if hasattr(p, "ds_tensor")]
+    sharded = [p for p in engine.module.parameters() if hasattr(p, "ds_tensor")]
     for module in engine.module.modules() if sharded else ():
         module.register_forward_pre_hook(
             lambda module, _: note_storages(
                 Category.COMMUNICATION, module.parameters(recurse=False)
             )
         )
-    for parameter in parameters:
+    for parameter in filter(lambda p: p.requires_grad, engine.module.parameters()):
         parameter.register_post_accumulate_grad_hook(
             lambda whole: note_storages(Category.COMMUNICATION, _sent_from(engine, whole))
         )

@@ -1,0 +1,58 @@
+"""COURSE_REQUIRE_ALL: where everything is meant to be installed, no test is skipped in silence."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).with_name("conftest.py")
+TESTS = """
+import pytest
+
+@pytest.mark.skipif(True, reason="DeepSpeed is not installed")
+def test_marked(): ...
+
+def test_skips_itself():
+    pytest.skip("no compiler")
+
+@pytest.mark.gpu
+@pytest.mark.skipif(True, reason="no GPU")
+def test_of_a_gpu(): ...
+
+@pytest.mark.xfail
+def test_that_may_fail():
+    assert False
+
+def test_runs(): ...
+"""
+WHOLE_FILE = 'import pytest\npytest.importorskip("no_such_library")\n'
+
+
+def outcomes(folder: Path, name: str, text: str, required: str) -> str:
+    """What pytest says of one file of tests, beside the course's conftest.py."""
+    shutil.copy(CONFTEST, folder)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu: needs one\n")
+    (folder / name).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-ra", "-p", "no:cacheprovider", name]
+    settings = os.environ | {"COURSE_REQUIRE_ALL": required, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True).stdout
+
+
+def test_a_skip_is_a_failure_where_all_is_required(tmp_path: Path) -> None:
+    found = outcomes(tmp_path, "test_some.py", TESTS, "1")
+    assert "COURSE_REQUIRE_ALL is set, and this was skipped: " in found
+    assert "DeepSpeed is not installed" in found and "no compiler" in found
+    assert "1 failed, 1 passed, 1 skipped, 1 xfailed, 1 error in" in found
+
+
+def test_elsewhere_it_stays_a_skip(tmp_path: Path) -> None:
+    assert "1 passed, 3 skipped, 1 xfailed in" in outcomes(tmp_path, "test_some.py", TESTS, "")
+
+
+@pytest.mark.parametrize(("required", "words"), [("1", "1 error in"), ("", "1 skipped in")])
+def test_whole_files(tmp_path: Path, required: str, words: str) -> None:
+    found = outcomes(tmp_path, "test_file.py", WHOLE_FILE, required)
+    assert words in found and "no_such_library" in found
