@@ -532,7 +532,7 @@ compare(measured, title=f"A small Llama, {len(methods)} ways, 1,024 tokens")
 # are cut into texts. So pieces of 256 tokens stand for all shapes. The cell after the next holds that to
 # 0.1%, for the last method of the map, two layers deep.
 
-# %%
+# %% tags=["bench"]
 PIECE = 256
 LENGTHS, MICRO_BATCHES = (512, 1024, 2048, 4096), (1, 2, 4, 8)
 TOKENS = sorted({length * batch for length in LENGTHS for batch in MICRO_BATCHES})
