@@ -369,7 +369,8 @@ for name, (first, last) in ends.items():
 assert abs(plain_end - stack_end) < 0.1
 
 # %%
-figure = draw_losses(runs, device=str(device), title="Fine-tuning on a new text (nats per byte)")
+figure = draw_losses(runs, device=str(device), title="Fine-tuning on a new text",
+                     unit="nats per byte")
 show(figure, alt=f"Two loss curves in nats per byte that fall together: {' and '.join(runs)}.")
 
 # %% [markdown]

@@ -83,7 +83,8 @@ class Measurement:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.name}: {self.evidence} on {self.device}",
+            # A simulated device already says so.
+            f"{self.name}: {self.evidence} on {self.device.removeprefix('a simulated ')}",
             f"peak {format_bytes(self.peak_bytes)}, reached in {self.peak_phase}",
             str(self.breakdown),
             *self._speed_lines(),

@@ -83,7 +83,7 @@ def draw_breakdown(
         axes.set_xlabel(f"memory ({unit})")
         axes.set_title(title, pad=20 if limit else None)  # the limit's name stands between
         axes.grid(False, axis="y")
-        axes.margins(x=0.14)
+        axes.margins(x=0.2)  # room for the longest bar's number
         _draw_limit(axes, limit, unit_bytes)
         _draw_legend(figure, bars, longest_bytes)
         print_evidence(figure, [bar.evidence for bar in bars], [bar.device for bar in bars])

@@ -161,8 +161,11 @@ def draw_losses(
     evidence: Evidence = Evidence.MEASURED,
     device: str = "",
     title: str = "Training loss",
+    unit: str = "",
 ) -> Figure:
     """One loss curve per name, over the steps; what lies on top of another is dashed.
+
+    `unit` is the loss's, such as "nats per byte".
 
     Raises:
         ValueError: no curve, or one without values.
@@ -178,7 +181,7 @@ def draw_losses(
             color = colors[number % len(colors)]
             axes.plot(range(1, len(losses) + 1), losses, style, color=color, lw=2, label=name)
         axes.set_xlabel("step")
-        axes.set_ylabel("loss")
+        axes.set_ylabel(f"loss ({unit})" if unit else "loss")
         axes.set_title(title)
         axes.legend()
         print_evidence(figure, [evidence], [device])
