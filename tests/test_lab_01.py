@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jupytext
 import pytest
 import torch
 import torch.nn.functional as F
+from lab_cases import definitions, nudged, solved_lab
 from torch import nn
 
 from utils.labs import check, lab_01
-from utils.labs.verdict import Status, Verdict
+from utils.labs.verdict import Status
 
-LAB = Path(__file__).parents[1] / "sources/labs/beginner/01_where_memory_goes.py"
+LAB = solved_lab("beginner/01_where_memory_goes")
 READ_RIGHT = {
     "phase of the peak": "optimizer step",
     "temporaries / parameters at the peak": 2,
@@ -23,19 +23,9 @@ READ_RIGHT = {
 }
 
 
-def nudged(verdict: Verdict, words: str) -> None:
-    assert verdict.status is Status.NOT_YET
-    assert words in f"{verdict.note} {verdict.nudge}"
-
-
 @pytest.fixture(scope="module")
 def solved() -> dict[str, Any]:
-    """The functions of the solved lab, by running its function cells alone."""
-    names: dict[str, Any] = {"torch": torch, "F": F, "nn": nn}
-    for cell in jupytext.read(LAB).cells:
-        if cell.cell_type == "code" and cell.source.startswith("def "):
-            exec(cell.source.split("\ncheck(")[0].split("\nfound = ")[0], names)
-    return names
+    return definitions(LAB, "\nfound = ", torch=torch, F=F, nn=nn)
 
 
 EXERCISES = ["state_bytes", "saved_bytes", "largest_batch", "cured_step", "lean_step"]

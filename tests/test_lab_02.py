@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import jupytext
 import pytest
 import torch
 import torch.nn.functional as F
+from lab_cases import definitions, nudged, solved_lab
 from torch import nn
 
 from utils.labs import check, lab_02
-from utils.labs.verdict import Status, Verdict
+from utils.labs.verdict import Status
 
-LAB = Path(__file__).parents[1] / "sources/labs/beginner/02_mixed_precision.py"
+LAB = solved_lab("beginner/02_mixed_precision")
 EXERCISES = ["amp_step", "bytes_at_backward", "break_even_batch", "largest_on_card", "scaled_rate"]
 CAUSES = {"run A": "half with Adam", "run B": "new scaler each step", "run C": "no scaler"}
 
 
-def nudged(verdict: Verdict, words: str) -> None:
-    assert verdict.status is Status.NOT_YET
-    assert words in f"{verdict.note} {verdict.nudge}"
-
-
 @pytest.fixture(scope="module")
 def solved() -> dict[str, Any]:
-    """The functions of the solved lab, by running its function cells alone."""
-    names: dict[str, Any] = {"torch": torch, "F": F, "nn": nn}
-    for cell in jupytext.read(LAB).cells:
-        if cell.cell_type == "code" and cell.source.startswith("def "):
-            source = cell.source.split("\ncheck(")[0].split("\ncalls = ")[0]
-            exec(source.split("\nfor number")[0], names)
-    return names
+    return definitions(LAB, "\ncalls = ", "\nfor number", torch=torch, F=F, nn=nn)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
-import jupytext
 import pytest
 import torch
 import torch.nn.functional as F
+from lab_cases import answers, definitions, nudged, solved_lab, untouched_lab
 from torch import nn
 
 from utils.labs import check, lab_03
 from utils.labs.faulty_runs import FAULTS, fault_of, mystery_runs
-from utils.labs.verdict import Status, Verdict
+from utils.labs.verdict import Status
 
-LAB = Path(__file__).parents[1] / "sources/labs/beginner/03_when_numbers_break.py"
+LAB = solved_lab("beginner/03_when_numbers_break")
 EXERCISES = {
     "decode_float": "decode_float", "loss_scaler": "LossScaler", "clipped_step": "clipped_step",
     "find_bad_data": "find_bad_data",
@@ -24,23 +23,12 @@ EXERCISES = {
 RIGHT = {name: fault_of(name) for name in "ABCDE"}
 
 
-def nudged(verdict: Verdict, words: str) -> None:
-    assert verdict.status is Status.NOT_YET
-    assert words in f"{verdict.note} {verdict.nudge}"
-
-
-def names_of(cells: list[Any]) -> dict[str, Any]:
-    """What the cells that define a function or class define."""
-    names: dict[str, Any] = {"torch": torch, "F": F, "nn": nn, "math": math, "__name__": "__main__"}
-    for cell in cells:
-        if cell.cell_type == "code" and cell.source.startswith(("def ", "class ")):
-            exec(cell.source.split("\ncheck(")[0], names)
-    return names
+NAMES = {"torch": torch, "F": F, "nn": nn, "math": math}
 
 
 @pytest.fixture(scope="module")
 def solved() -> dict[str, Any]:
-    return names_of(jupytext.read(LAB).cells)
+    return definitions(LAB, **NAMES)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
@@ -51,8 +39,7 @@ def test_the_solution_is_correct(solved: dict[str, Any], exercise: str) -> None:
 
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_the_untouched_lab_is_not_attempted(exercise: str) -> None:
-    notebook = jupytext.read(LAB.parents[3] / "labs/beginner/03_when_numbers_break.ipynb")
-    answer = names_of(notebook.cells)[EXERCISES[exercise]]
+    answer = definitions(untouched_lab("beginner/03_when_numbers_break"), **NAMES)[EXERCISES[exercise]]
     assert check(f"03.{exercise}", answer).status is Status.NOT_ATTEMPTED
     blank = dict.fromkeys("ABCDE", ...)
     assert check("03.diagnosis", blank).status is Status.NOT_ATTEMPTED

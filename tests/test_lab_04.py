@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 
-import jupytext
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from lab_cases import answers, nudged, solved_lab, untouched_lab
 from rank_cases import nothing_left
 from torch import nn
 
 from utils.labs import check, lab_04
-from utils.labs.verdict import Status, Verdict
+from utils.labs.verdict import Status
 from utils.ranks import run_ranks
 
-LAB = Path(__file__).parents[1] / "sources/labs/beginner/04_four_ranks.py"
+LAB = solved_lab("beginner/04_four_ranks")
 EXERCISES = ["by_hand", "sent_bytes", "make_buckets", "accumulate", "deadlock"]
 
 
-def answers_of(path: Path) -> dict[str, Any]:
-    """Each exercise's answer, by running the cells that lead to its check."""
-    names: dict[str, Any] = {"__name__": "__main__", "torch": torch, "dist": dist, "F": F, "nn": nn}
-    found: dict[str, Any] = {}
-    names["check"] = lambda name, answer: found.update({name.removeprefix("04."): answer})
-    for cell in jupytext.read(path).cells:
-        if cell.cell_type == "code" and cell.source.startswith(("def ", "check(", "missing_rank", "# BEGIN")):
-            exec(cell.source.partition("\n\n\ntry:")[0], names)
-    return found
+STARTS = ("def ", "check(", "missing_rank", "# BEGIN")
+NAMES = {"torch": torch, "dist": dist, "F": F, "nn": nn}
 
 
 @pytest.fixture(scope="module")
 def solved() -> dict[str, Any]:
-    return answers_of(LAB)
+    return answers(LAB, *STARTS, **NAMES)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,11 +36,6 @@ def nothing_is_left() -> Any:
     run_ranks(os.getpid, 1)  # the server is meant to stay
     with nothing_left():
         yield
-
-
-def nudged(verdict: Verdict, words: str) -> None:
-    assert verdict.status is Status.NOT_YET
-    assert words in f"{verdict.note} {verdict.nudge}", verdict
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
@@ -59,7 +46,7 @@ def test_the_solution_is_correct(solved: dict[str, Any], exercise: str) -> None:
 
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_the_untouched_lab_is_not_attempted(exercise: str) -> None:
-    untouched = answers_of(LAB.parents[3] / "labs/beginner/04_four_ranks.ipynb")
+    untouched = answers(untouched_lab("beginner/04_four_ranks"), *STARTS, **NAMES)
     assert check(f"04.{exercise}", untouched[exercise]).status is Status.NOT_ATTEMPTED
 
 

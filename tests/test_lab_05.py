@@ -5,42 +5,28 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import jupytext
 import pytest
 import torch
 import torch.nn.functional as F
+from lab_cases import definitions, nudged, solved_lab, untouched_lab
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from utils.labs import check, lab_05
-from utils.labs.verdict import Status, Verdict
+from utils.labs.verdict import Status
 from utils.techniques import activation_peak, recompute_flops
 
-LAB = Path(__file__).parents[1] / "sources/labs/intermediate/05_checkpointing.py"
+LAB = solved_lab("intermediate/05_checkpointing")
 EXERCISES = ["checkpointed", "predicted_bytes", "best_set", "chunked_loss", "cured_checkpoint"]
+STARTS = tuple(f"def {exercise}(" for exercise in EXERCISES)
 NAMES = {"torch": torch, "F": F, "nn": nn, "checkpoint": checkpoint, "contextlib": contextlib}
-
-
-def nudged(verdict: Verdict, words: str) -> None:
-    assert verdict.status is Status.NOT_YET
-    assert words in f"{verdict.note} {verdict.got} {verdict.nudge}"
-
-
-def functions(path: Path) -> dict[str, Any]:
-    """The exercises' functions, by running their cells up to the check."""
-    names: dict[str, Any] = dict(NAMES)
-    for cell in jupytext.read(path).cells:
-        if cell.cell_type == "code" and any(cell.source.startswith(f"def {e}(") for e in EXERCISES):
-            exec(cell.source.split("\ncheck(")[0], names)
-    return names
 
 
 @pytest.fixture(scope="module")
 def solved() -> dict[str, Any]:
-    return functions(LAB)
+    return definitions(LAB, starts=STARTS, **NAMES)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
@@ -51,7 +37,7 @@ def test_the_solution_is_correct(solved: dict[str, Any], exercise: str) -> None:
 
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_the_untouched_lab_is_not_attempted(exercise: str) -> None:
-    stubs = functions(LAB.parents[3] / "labs/intermediate/05_checkpointing.ipynb")
+    stubs = definitions(untouched_lab("intermediate/05_checkpointing"), starts=STARTS, **NAMES)
     assert check(f"05.{exercise}", stubs[exercise]).status is Status.NOT_ATTEMPTED
 
 
@@ -180,7 +166,7 @@ def test_wrong_predictions(answer: Any, words: str) -> None:
 
 
 def lab_predicted(layers: int, edge: int, inside: int, every: int) -> int:
-    return functions(LAB)["predicted_bytes"](layers, edge, inside, every)
+    return definitions(LAB, starts=STARTS, **NAMES)["predicted_bytes"](layers, edge, inside, every)
 
 
 # Exercise 3 -------------------------------------------------------------------------------------

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jupytext
 import pytest
 import torch
 import torch.nn.functional as F
+from lab_cases import definitions, nudged, solved_lab
 from torch import Tensor, nn
 
 from utils.labs import check, lab_06
-from utils.labs.verdict import Status, Verdict
+from utils.labs.verdict import Status
 from utils.techniques import add_lora
 from utils.techniques.nf4 import nearest, nf4_levels
 
-LAB = Path(__file__).parents[1] / "sources/labs/intermediate/06_seven_billion.py"
+LAB = solved_lab("intermediate/06_seven_billion")
 EXERCISES = ["lora_states", "nf4_quantize", "merged_weight", "cured_finetune"]
-
-
-def nudged(verdict: Verdict, words: str) -> None:
-    assert verdict.status is Status.NOT_YET
-    assert words in f"{verdict.note} {verdict.nudge}"
 
 
 @pytest.fixture(scope="module")
 def solved() -> dict[str, Any]:
-    """The functions of the solved lab, by running its function cells alone."""
-    names: dict[str, Any] = {"torch": torch, "F": F, "nn": nn, "add_lora": add_lora}
-    for cell in jupytext.read(LAB).cells:
-        if cell.cell_type == "code" and cell.source.startswith("def "):
-            exec(cell.source.split("\ncheck(")[0], names)
-    return names
+    return definitions(LAB, torch=torch, F=F, nn=nn, add_lora=add_lora)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)

@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
 
-import jupytext
 import pytest
 import torch
 import torch.distributed as dist
+from lab_cases import answers, solved_lab, untouched_lab
 
 from utils.labs import check
 from utils.labs.verdict import Status
 from utils.techniques.zero import zero_config
 
 
-ROOT = Path(__file__).parents[1]
+NAMES = {"torch": torch, "dist": dist, "zero_config": zero_config}
 EXERCISES = ["staircase", "sent_bytes", "smallest_stage", "zero_1", "accumulation"]
-
-
-def answers_of(path: Path) -> dict[str, Any]:
-    """Each exercise's answer, by running the cells that lead to its check."""
-    found: dict[str, Any] = {}
-    names = {"torch": torch, "dist": dist, "zero_config": zero_config, "__name__": "__main__"}
-    names["check"] = lambda name, answer: found.update({name.removeprefix("09."): answer})
-    for cell in jupytext.read(path).cells:
-        if cell.cell_type == "code" and "check(" in cell.source:
-            exec(cell.source, names)
-    return found
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_the_solution_is_correct(exercise):
-    found = verdict(exercise, answers_of(ROOT / "sources/labs/intermediate/09_sharding.py")[exercise])
+    found = verdict(exercise, answers(solved_lab("intermediate/09_sharding"), **NAMES)[exercise])
     assert found.status is Status.CORRECT, found
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_the_untouched_lab_is_not_attempted(exercise):
-    untouched = answers_of(ROOT / "labs/intermediate/09_sharding.ipynb")
+    untouched = answers(untouched_lab("intermediate/09_sharding"), **NAMES)
     assert verdict(exercise, untouched[exercise]).status is Status.NOT_ATTEMPTED
 
 

@@ -4,36 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jupytext
 import pytest
+from lab_cases import definitions, nudged, solved_lab
 
 from utils.catalog import model_shape
 from utils.labs import check, lab_15
-from utils.labs.verdict import Status, Verdict
+from utils.labs.verdict import Status
 from utils.planner import Plan, estimate
 
-LAB = Path(__file__).parents[1] / "sources/labs/advanced/15_design_studio.py"
+LAB = solved_lab("advanced/15_design_studio")
 RIGHT = Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2)
 FOUND = lab_15._on_64(lab_15.OOM_PLAN)
 OOM = {"fullest stage": 0, "largest category": "activations", "missing GiB": FOUND.missing_bytes / 2**30}
 
 
-def nudged(verdict: Verdict, words: str) -> None:
-    assert verdict.status is Status.NOT_YET
-    assert words in f"{verdict.note} {verdict.got} {verdict.nudge}"
-
-
 @pytest.fixture(scope="module")
 def solved() -> dict[str, Any]:
-    """The functions of the solved lab, by running its function cells alone."""
-    names: dict[str, Any] = {}
-    for cell in jupytext.read(LAB).cells:
-        if cell.cell_type == "code" and cell.source.startswith("def "):
-            exec(cell.source.split("\ncheck(")[0], names)
-    return names
+    return definitions(LAB)
 
 
 def bill(solved: dict[str, Any]) -> dict[str, Any]:

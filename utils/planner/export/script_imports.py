@@ -2,6 +2,7 @@
 
 PLAIN_IMPORTS = """\
 import argparse
+import gc
 import os
 from pathlib import Path
 

@@ -269,6 +269,8 @@ def main() -> None:
     mesh = init_device_mesh(device.type, tuple(MESH.values()), mesh_dim_names=tuple(MESH))
     train(mesh, device, given.steps, given.weights)
     dist.destroy_process_group()
+    del mesh
+    gc.collect()  # sharded modules hold groups in cycles: their threads must end before Python does
 '''
 
 RUN = '''\
