@@ -72,6 +72,8 @@ def test_bad_input_is_a_sentence():
         shard(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="write 'bf16' or 'fp32'"):
         shard(model(), precision="fp16")
+    with pytest.raises(ValueError, match="no process group here: use shard"):
+        shard(model())
     with pytest.raises(ValueError, match="needs a model that"), no_sync(nn.Linear(2, 2)):
         pass
 

@@ -88,7 +88,9 @@ def rank_device() -> torch.device:
     import torch
     import torch.distributed as dist
 
-    if not dist.is_initialized() or not _has_a_gpu_each(dist.get_world_size()):
+    if not dist.is_initialized() or dist.get_backend() == "fake":  # a simulated rank
+        return torch.device("cpu")
+    if not _has_a_gpu_each(dist.get_world_size()):
         return torch.device("cpu")
     return torch.device("cuda", dist.get_rank())
 

@@ -24,6 +24,8 @@ from torch.distributed.fsdp import (
 )
 from torch.utils._pytree import tree_leaves
 
+from utils.ranks import rank_device
+
 _MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
@@ -52,7 +54,7 @@ def shard(
         mesh: the ranks; if None all of the process group, on the kind of device where the model is.
 
     Raises:
-        ValueError: no blocks, or an unknown precision.
+        ValueError: no blocks, an unknown precision, or no process group.
     """
     if precision not in ("bf16", "fp32"):
         raise ValueError(f"precision is {precision!r}; write 'bf16' or 'fp32'.")
@@ -74,8 +76,11 @@ def shard(
 
 
 def _all_ranks(model: nn.Module) -> DeviceMesh:
+    if not dist.is_initialized():
+        raise ValueError("There is no process group here: use shard() in a worker of run_ranks.")
     # Left to itself, FSDP takes a GPU wherever there is one, also for more ranks than GPUs.
-    return init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
+    place = next(model.parameters()).device.type
+    return init_device_mesh(rank_device().type if place == "meta" else place, (dist.get_world_size(),))
 
 
 @contextlib.contextmanager
