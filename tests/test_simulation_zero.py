@@ -126,11 +126,12 @@ def test_the_bucket_of_backward_is_known(name):
     assert largest(real(name)[0], "communication buffers") >= 2 * bucket
 
 
-def test_blocks_that_fsdp_gathers_are_no_temporaries():
-    """Two flat buffers of a block at once, and its whole parameters; the root before forward."""
-    found = real("FSDP2")[0].breakdown
-    assert found[Category.INPUTS] == 4 * 32 * 8
-    assert found[Category.COMMUNICATION] > 2 * sum(p.numel() for p in model().blocks[0].parameters())
+def test_what_fsdp_gathers_and_reduces_is_no_temporary_and_no_input():
+    """The root is gathered before forward begins; a block's gradients are reduced in float32."""
+    found = real("FSDP2")[0]
+    block = sum(p.numel() for p in model().blocks[0].parameters())
+    assert found.breakdown[Category.INPUTS] == 4 * 32 * 8
+    assert largest(found, "communication buffers") >= (4 + 2 + 2) * block  # flat, flat, gathered
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -200,7 +200,7 @@ def plain_step(optimizer):
 def loss_of(model, number, sequences=MICRO_BATCH, length=LENGTH):
     random = torch.Generator().manual_seed(1000 * number + dist.get_rank())
     tokens = torch.randint(256, (sequences, length + 1), generator=random).to(place())
-    with torch.autocast(PLACE, torch.bfloat16, isinstance(model, DistributedDataParallel)):
+    with torch.autocast(place().type, torch.bfloat16, isinstance(model, DistributedDataParallel)):
         logits = model(tokens[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
