@@ -540,7 +540,7 @@ show(figure, alt="Peak of one rank over the number of ranks, for DDP, ZeRO-1, 2,
 
 # %%
 STATES = ("parameters", "gradients", "optimizer state")
-print("            16P...   peak  states   rest   GB (predicted; simulated three times)    largest of the rest")
+print("           formula   peak  states   rest   GB (predicted; simulated three times)    largest of the rest")
 for name, by_ranks in steps.items():
     for ranks, run in by_ranks.items():
         peak = {str(category): run.breakdown[category] / GB for category in run.breakdown}
