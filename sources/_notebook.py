@@ -17,6 +17,9 @@ from nbformat import NotebookNode
 BADGES = "{{badges}}"
 BOOTSTRAP = "bootstrap"
 _CELL_OPTIONS = {"tags", "jupyter"}
+# Of a lesson's folder: each script, where its notebook goes, and what that is.
+_SCRIPTS = (("lesson", Path("notebooks"), "lesson"), ("lab", Path("labs"), "lab"),
+            ("lab", Path("solutions"), "solution"))  # fmt: skip
 _TEXT_OF = {"lesson": lesson_text, "lab": lab_text, "solution": solution_text}
 _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 # Without the version, which differs between machines.
@@ -41,25 +44,28 @@ class Target:
 
 
 def targets(root: Path) -> list[Target]:
-    """Every notebook that the scripts under sources/ make, in the order of the course."""
-    sources = root / "sources"
-    scripts = [*sources.rglob("[0-9][0-9]_*.py"), *sources.rglob("[0-9][0-9][a-z]_*.py")]
-    found = [path.relative_to(sources) for path in scripts]
+    """Every notebook that the lessons' folders under sources/ make, in the order of the course.
+
+    Raises:
+        SourceError: a lesson's folder has no script that makes a notebook.
+    """
+    folders = [p for p in (root / "sources").rglob("[0-9][0-9]*_*") if p.is_dir()]
     # Numbers run through all tiers, so that the name alone gives the order.
-    return [
-        target for path in sorted(found, key=lambda p: (p.name, p)) for target in _made_by(path)
-    ]
+    return [target for folder in sorted(folders, key=lambda p: p.name)
+            for target in _made_by(folder.relative_to(root), root)]  # fmt: skip
 
 
-def _made_by(script: Path) -> list[Target]:
-    source, notebook = "sources" / script, script.with_suffix(".ipynb")
-    if script.parts[0] != "labs":
-        return [Target(source, "notebooks" / notebook, "lesson")]
-    inner = notebook.relative_to("labs")
-    return [
-        Target(source, "labs" / inner, "lab"),
-        Target(source, "solutions" / inner, "solution"),
+def _made_by(folder: Path, root: Path) -> list[Target]:
+    """The lesson, the lab and its solution of `sources/<tier>/NN_name/`, as far as it has them."""
+    notebook = Path(*folder.parts[1:]).with_suffix(".ipynb")
+    found = [
+        Target(folder / f"{script}.py", place / notebook, kind)
+        for script, place, kind in _SCRIPTS
+        if (root / folder / f"{script}.py").is_file()
     ]
+    if not found:
+        raise SourceError(f"{folder.as_posix()}/ has neither lesson.py nor lab.py.")
+    return found
 
 
 def make(target: Target, root: Path) -> NotebookNode:

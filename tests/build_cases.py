@@ -48,10 +48,11 @@ def make_course(root: Path) -> Path:
     (root / "utils/units.py").touch()
     (root / "utils/__init__.py").write_text("def setup(name): print('lesson', name)\n")
     shutil.copy(ROOT / "pyproject.toml", root)
-    (root / "sources/labs/beginner").mkdir(parents=True)
+    (root / "sources/beginner/01_x").mkdir(parents=True)
+    (root / "sources/00_start").mkdir()
     shutil.copy(ROOT / "sources/bootstrap.py", root / "sources")
-    (root / "sources/00_start.py").write_text(START)
-    (root / "sources/labs/beginner/01_x.py").write_text(LAB)
+    (root / "sources/00_start/lesson.py").write_text(START)
+    (root / "sources/beginner/01_x/lab.py").write_text(LAB)
     return root
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 def solved_lab(name: str) -> Path:
     """A lab's source, its solutions in it: "beginner/01_where_memory_goes"."""
-    return ROOT / "sources/labs" / f"{name}.py"
+    return ROOT / "sources" / name / "lab.py"
 
 
 def untouched_lab(name: str) -> Path:

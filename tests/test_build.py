@@ -85,13 +85,13 @@ def test_ids_are_deterministic_and_survive_a_cell_put_in_between(course):
 
     before = ids()
     assert before == ids() and len(set(before)) == len(before)
-    change(course / "sources/00_start.py", "# %%\nprint(6", "# %%\nx = 1\n\n# %%\nprint(6")
+    change(course / "sources/00_start/lesson.py", "# %%\nprint(6", "# %%\nx = 1\n\n# %%\nprint(6")
     after = ids()
     assert [i for i in after if i in before] == before and len(after) == len(before) + 1
 
 
 def test_equal_cells_have_different_ids(course):
-    with (course / "sources/00_start.py").open("a") as file:
+    with (course / "sources/00_start/lesson.py").open("a") as file:
         file.write("\n# %%\nprint(6 * 7)\n")
     ids = [cell.id for cell in make(targets(course)[0], course).cells]
     assert len(set(ids)) == len(ids)
@@ -108,7 +108,7 @@ def test_equal_cells_have_different_ids(course):
     ],
 )
 def test_wrong_sources_are_refused(course, old, new, words):
-    change(course / "sources/00_start.py", old, new)
+    change(course / "sources/00_start/lesson.py", old, new)
     with pytest.raises(SourceError, match=words):
         make(targets(course)[0], course)
 
@@ -132,7 +132,7 @@ def test_build_runs_what_changed_and_check_agrees(course, capsys):
 
     written = {path: path.stat().st_mtime_ns for path in course.rglob("*.ipynb")}
     # Prose and address are no reason to run anything again.
-    change(course / "sources/00_start.py", "# # Start", "# # Start here")
+    change(course / "sources/00_start/lesson.py", "# # Start", "# # Start here")
     change(course / "sources/bootstrap.py", "OWNER", "ANOTHER")
     assert build.main([], course) == 0
     start = course / "notebooks/00_start.ipynb"
@@ -142,19 +142,19 @@ def test_build_runs_what_changed_and_check_agrees(course, capsys):
     assert read(start).cells[-1].outputs[0].text == "42\n"
 
     broken = 'import warnings\nwarnings.warn("a real one")\nprint'
-    change(course / "sources/00_start.py", "print", broken)
+    change(course / "sources/00_start/lesson.py", "print", broken)
     before = start.read_bytes()
-    assert build.main([str(course / "sources/00_start.py")], course) == 1
+    assert build.main([str(course / "sources/00_start/lesson.py")], course) == 1
     errors = capsys.readouterr().err
     assert "notebooks/00_start.ipynb: cell 4 (`import warnings`) gave a warning" in errors
     assert "UserWarning: a real one" in errors
     assert start.read_bytes() == before
     assert build.main(["--check"], course) == 1
-    assert "00_start.ipynb: differs from sources/00_start.py from cell 4" in capsys.readouterr().err
+    assert "00_start.ipynb: differs from sources/00_start/lesson.py from cell 4" in capsys.readouterr().err
 
 
 def test_an_error_or_a_private_folder_fails_the_build(course, capsys):
-    lesson = course / "sources/00_start.py"
+    lesson = course / "sources/00_start/lesson.py"
     change(lesson, "print(6 * 7)", 'print(__import__("os").getcwd())')
     assert build.main([str(lesson)], course) == 1
     assert f"shows {course}, a folder of this machine" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from utils.simulation import simulate
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 CPU = torch.device("cpu")
-LESSON = Path(__file__).parents[1] / "sources/intermediate/05_checkpointing.py"
+LESSON = Path(__file__).parents[1] / "sources/intermediate/05_checkpointing/lesson.py"
 
 
 def test_one_row_of_each_way_on_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

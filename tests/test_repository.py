@@ -92,7 +92,7 @@ def test_lessons_take_the_minutes_that_the_readme_says() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \[.*?\]\(notebooks/(\S+)\.ipynb\) \| (\d+) \|", text, re.MULTILINE)
     for name, minutes in rows:
-        source = (ROOT / f"sources/{name}.py").read_text(encoding="utf-8")
+        source = (ROOT / f"sources/{name}/lesson.py").read_text(encoding="utf-8")
         assert re.search(r"^# \| (\d+) \|", source, re.MULTILINE)[1] == minutes, name
 
 
