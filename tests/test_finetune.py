@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from utils.memory import Category, measure
 from utils.models.pretrained import load_base
-from utils.techniques import METHODS, LoraLinear, adam_state_bytes, build_finetune, finetune_step
+from utils.models.finetune import METHODS, build_finetune, finetune_step
+from utils.techniques import LoraLinear, adam_state_bytes
 from utils.techniques import optimizer_bytes
 from utils.techniques.lora import add_lora
 from utils.techniques.quantization import quantize_linears

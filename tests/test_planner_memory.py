@@ -10,7 +10,7 @@ from utils.catalog import model_shape
 from utils.planner import Batch, Cluster, Lora, Plan, framework, memory, worst
 from utils.planner.activations import block_bytes, saved_tensors
 from utils.planner.adapters import adapter_parameters
-from utils.planner.memory import CATEGORIES
+from utils.planner.memory import PREDICTED
 from utils.planner.stages import block_parameters, padded_vocabulary, stage_parameters, stages
 from utils.planner.states import state_bytes
 from utils.units import GIB
@@ -107,7 +107,7 @@ PLANS = st.builds(
 def test_properties_of_every_plan(plan, model):
     rows = memory(model, plan, BATCH)
     for row in rows:
-        assert set(row.bytes_by_category) == set(CATEGORIES)
+        assert set(row.bytes_by_category) == set(PREDICTED)
         assert min(row.bytes_by_category.values()) >= 0
         assert row.state_bytes <= row.lasting_bytes <= row.allocated_bytes
         assert row.allocated_bytes <= row.reserved_bytes < row.device_bytes

@@ -227,3 +227,12 @@ def test_breakdown_is_a_mapping_without_empty_categories() -> None:
     assert (breakdown.total_bytes, breakdown.state_bytes, len(breakdown)) == (7, 4, 2)
     with pytest.raises(TypeError):
         breakdown[Category.INPUTS] = 5
+
+
+def test_a_breakdown_answers_to_plain_names_and_refuses_wrong_ones() -> None:
+    found = Breakdown({Category.ACTIVATIONS: 7, Category.GRADIENTS: 5})
+    assert found["activations"] == found[Category.ACTIVATIONS] == 7
+    assert found["optimizer state"] == 0
+    assert dict(found) == {"gradients": 5, "activations": 7}
+    with pytest.raises(KeyError, match="'activation' is no category of bytes. Did you mean"):
+        found["activation"]

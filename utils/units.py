@@ -33,6 +33,41 @@ class Evidence(enum.Enum):
         return self.value
 
 
+class Category(enum.StrEnum):
+    """What a byte on the device is there for. Every byte belongs to exactly one.
+
+    The meter finds them, the planner predicts them. A plain name will do as a key:
+    `breakdown["activations"]`.
+    """
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATE = "optimizer state"
+    BUFFERS = "buffers"
+    INPUTS = "inputs"
+    ACTIVATIONS = "activations"
+    CAST_WEIGHTS = "cast weights"
+    RECOMPUTED = "recomputed activations"
+    LOGITS_AND_LOSS = "logits and loss"
+    COMMUNICATION = "communication buffers"
+    GATHERED = "gathered parameters"
+    WORKSPACES = "workspaces"
+    TEMPORARIES = "temporaries"
+    OTHER = "other"
+
+
+class Phase(enum.StrEnum):
+    """The part of a training step in which something happens."""
+
+    BEFORE_FORWARD = "before forward"
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    OPTIMIZER_STEP = "optimizer step"
+    AFTER_STEP = "after step"
+
+
 def format_bytes(count: float) -> str:
     """Write a byte count with a binary unit: `format_bytes(1536)` is "1.50 KiB"."""
     for size, suffix in _BYTE_STEPS:

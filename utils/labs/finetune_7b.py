@@ -17,7 +17,7 @@ def simulated_finetune(method: str, length: int, batch: int) -> Measurement:
 
     from utils.models import llama_config
     from utils.simulation import extrapolate
-    from utils.techniques import build_finetune, finetune_step
+    from utils.models.finetune import build_finetune, finetune_step
 
     shape = model_shape("llama-2-7b")
 

@@ -157,7 +157,7 @@ def merged_weight(function: Callable[..., Any]) -> Verdict:
 def fit(answer: dict[str, Any]) -> Verdict:
     """Exercise 4: as many tokens a step as 24 GB hold, of at least 1,024 a sequence."""
     method, length, batch = answer.values()
-    from utils.techniques import METHODS
+    from utils.models.finetune import METHODS
 
     if method not in METHODS:
         return not_yet("the method", expected=f"one of {', '.join(METHODS)}", got=repr(method))

@@ -2,44 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
-
-class Category(enum.Enum):
-    """What a byte on the device is there for. Every byte belongs to exactly one."""
-
-    PARAMETERS = "parameters"
-    GRADIENTS = "gradients"
-    OPTIMIZER_STATE = "optimizer state"
-    BUFFERS = "buffers"
-    INPUTS = "inputs"
-    ACTIVATIONS = "activations"
-    CAST_WEIGHTS = "cast weights"
-    RECOMPUTED = "recomputed activations"
-    LOGITS_AND_LOSS = "logits and loss"
-    COMMUNICATION = "communication buffers"
-    TEMPORARIES = "temporaries"
-    OTHER = "other"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-class Phase(enum.Enum):
-    """The part of a training step in which something happens."""
-
-    BEFORE_FORWARD = "before forward"
-    FORWARD = "forward"
-    LOSS = "loss"
-    BACKWARD = "backward"
-    RECOMPUTE = "recompute"
-    OPTIMIZER_STEP = "optimizer step"
-    AFTER_STEP = "after step"
-
-    def __str__(self) -> str:
-        return self.value
+from utils.units import Category, Phase
 
 
 class AllocationEvent(NamedTuple):

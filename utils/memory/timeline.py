@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from utils.memory.events import Allocation, Category, Mark, Phase
-from utils.units import format_bytes
+from utils.memory.events import Allocation, Mark
+from utils.units import Category, Phase, format_bytes
 
 STATES = (
     Category.PARAMETERS,
@@ -26,8 +27,13 @@ class Breakdown(Mapping[Category, int]):
 
     bytes_by_category: Mapping[Category, int]
 
-    def __getitem__(self, category: Category) -> int:
-        return self.bytes_by_category.get(category, 0)
+    def __getitem__(self, category: Category | str) -> int:
+        try:
+            return self.bytes_by_category.get(Category(category), 0)
+        except ValueError:
+            near = difflib.get_close_matches(str(category), list(Category), n=1, cutoff=0.4)
+            offer = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(Category)}."
+            raise KeyError(f"{category!r} is no category of bytes. {offer}") from None
 
     def __iter__(self) -> Iterator[Category]:
         return (category for category in Category if self[category])
@@ -45,7 +51,7 @@ class Breakdown(Mapping[Category, int]):
         return sum(self[category] for category in STATES)
 
     def __str__(self) -> str:
-        rows = [f"{str(category):<24}{format_bytes(self[category]):>14}" for category in self]
+        rows = [f"{category:<24}{format_bytes(self[category]):>14}" for category in self]
         return "\n".join([*rows, f"{'total':<24}{format_bytes(self.total_bytes):>14}"])
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from utils.planner.estimate import Estimate, estimate
 from utils.planner.layout import Plan
-from utils.planner.memory import CATEGORIES, StageMemory
-from utils.units import format_bytes, format_seconds
+from utils.planner.memory import StageMemory
+from utils.units import Category, format_bytes, format_seconds
 
 # What each part of a step's time is called in a sentence.
 PART_NAMES = {
@@ -71,10 +71,9 @@ def why_it_does_not_fit(rejected: Estimate) -> str:
     )
 
 
-def largest_category(row: StageMemory) -> tuple[str, float]:
+def largest_category(row: StageMemory) -> tuple[Category, float]:
     """The category that holds most, and its bytes."""
-    name = max(CATEGORIES, key=lambda key: row.bytes_by_category[key])
-    return name, row.bytes_by_category[name]
+    return max(row.bytes_by_category.items(), key=lambda item: item[1])
 
 
 def why_it_is_slower(chosen: Estimate, other: Estimate) -> str:

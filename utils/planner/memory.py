@@ -19,10 +19,13 @@ from utils.planner.stages import (
     stages,
 )
 from utils.planner.states import buffer_bytes, states
+from utils.units import Category
 
-CATEGORIES = (
-    "parameters", "gradients", "optimizer state", "communication buffers", "gathered parameters",
-    "activations", "logits and loss", "temporaries", "workspaces",
+# What a plan predicts of the meter's categories, in the order of figures.
+PREDICTED = (
+    Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE, Category.COMMUNICATION,
+    Category.GATHERED, Category.ACTIVATIONS, Category.LOGITS_AND_LOSS, Category.TEMPORARIES,
+    Category.WORKSPACES,
 )  # fmt: skip
 
 
@@ -33,7 +36,7 @@ class StageMemory:
     Attributes:
         stage: The stage.
         phase: When the peak is: "forward", "backward" or "step".
-        bytes_by_category: Bytes at that moment, for each of `CATEGORIES`.
+        bytes_by_category: Bytes at that moment, for each category that is `PREDICTED`.
         parameters: Parameters that the rank computes with.
         in_flight: Blocks whose activations it holds at once.
         context_bytes: Outside the allocator: CUDA's context and NCCL's buffers.
@@ -41,7 +44,7 @@ class StageMemory:
 
     stage: Stage
     phase: str
-    bytes_by_category: dict[str, float]
+    bytes_by_category: dict[Category, float]
     parameters: float
     in_flight: float
     context_bytes: float
@@ -54,7 +57,7 @@ class StageMemory:
     @property
     def lasting_bytes(self) -> float:
         """Between steps: states, communication buffers and workspaces."""
-        names = ("communication buffers", "workspaces")
+        names = (Category.COMMUNICATION, Category.WORKSPACES)
         return self.state_bytes + sum(self.bytes_by_category[name] for name in names)
 
     @property
@@ -83,7 +86,7 @@ class StageMemory:
     @property
     def state_bytes(self) -> float:
         """What lasts from step to step: parameters, gradients and optimizer state."""
-        names = ("parameters", "gradients", "optimizer state")
+        names = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE)
         return sum(self.bytes_by_category[name] for name in names)
 
 
@@ -112,9 +115,9 @@ def _stage_memory(model: ModelShape, plan: Plan, batch: Batch, stage: Stage) -> 
     parameters = sum(stage_parameters(model, plan, stage).values())
     blocks = in_flight_blocks(plan, batch, stage)
     lasting = states(model, plan, stage) | {
-        "gathered parameters": gathered_bytes(model, plan, stage),
-        "workspaces": float(calibration.WORKSPACE_BYTES),
-        "communication buffers": buffer_bytes(model, plan, stage)
+        Category.GATHERED: gathered_bytes(model, plan, stage),
+        Category.WORKSPACES: float(calibration.WORKSPACE_BYTES),
+        Category.COMMUNICATION: buffer_bytes(model, plan, stage)
         + _received_bytes(model, plan, batch),
     }
     phases = _phases(model, plan, batch, stage, blocks)
@@ -134,8 +137,8 @@ def context_bytes(plan: Plan) -> float:
     return calibration.CUDA_CONTEXT_BYTES + count * calibration.COMMUNICATOR_BYTES
 
 
-def _fill(amounts: dict[str, float]) -> dict[str, float]:
-    return {name: amounts.get(name, 0.0) for name in CATEGORIES}
+def _fill(amounts: dict[Category, float]) -> dict[Category, float]:
+    return {name: amounts.get(name, 0.0) for name in PREDICTED}
 
 
 def in_flight_blocks(plan: Plan, batch: Batch, stage: Stage) -> float:
@@ -162,7 +165,7 @@ def gathered_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:
 
 def _phases(
     model: ModelShape, plan: Plan, batch: Batch, stage: Stage, blocks: float
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[Category, float]]:
     """What comes on top of the lasting bytes, at each moment that can be the peak."""
     s = batch.sequence_length
     kept = block_bytes(model, plan, s, plan.recompute)
@@ -175,20 +178,20 @@ def _phases(
     grads = _backward_gradients(model, plan, stage) + _dequantized(model, plan, stage)
     return {
         "forward": {
-            "activations": blocks * kept,
-            "logits and loss": logits * plan.rules.loss_bytes,
-            "temporaries": _dequantized(model, plan, stage),
+            Category.ACTIVATIONS: blocks * kept,
+            Category.LOGITS_AND_LOSS: logits * plan.rules.loss_bytes,
+            Category.TEMPORARIES: _dequantized(model, plan, stage),
         },
         "backward": {
-            "activations": blocks * kept,
-            "logits and loss": 0.0,
-            "temporaries": working + grads / max(passing, 1),
+            Category.ACTIVATIONS: blocks * kept,
+            Category.LOGITS_AND_LOSS: 0.0,
+            Category.TEMPORARIES: working + grads / max(passing, 1),
         },
         "end of backward": {
-            "activations": (blocks - passing + min(passing, 1)) * kept,
-            "temporaries": working + grads,
+            Category.ACTIVATIONS: (blocks - passing + min(passing, 1)) * kept,
+            Category.TEMPORARIES: working + grads,
         },
-        "step": {"temporaries": _step_bytes(model, plan, stage)},
+        "step": {Category.TEMPORARIES: _step_bytes(model, plan, stage)},
     }
 
 

@@ -11,11 +11,12 @@ from utils.planner.adapters import adapter_parameters
 from utils.planner.frameworks import Framework
 from utils.planner.layout import Plan
 from utils.planner.stages import Stage, stage_parameters
+from utils.units import Category
 
 
 def state_bytes(
     parameters: float, rules: Framework, zero_stage: int, ranks: int, offload: str = "none"
-) -> dict[str, float]:
+) -> dict[Category, float]:
     """Bytes of one rank's "parameters", "gradients" and "optimizer state".
 
     Args:
@@ -27,13 +28,13 @@ def state_bytes(
     """
     share = {level: parameters / (ranks if zero_stage >= level else 1) for level in (1, 2, 3)}
     return {
-        "parameters": share[3] * rules.parameter_bytes * (offload != "parameters"),
-        "gradients": share[2] * rules.gradient_bytes,
-        "optimizer state": share[1] * rules.optimizer_bytes * (offload == "none"),
+        Category.PARAMETERS: share[3] * rules.parameter_bytes * (offload != "parameters"),
+        Category.GRADIENTS: share[2] * rules.gradient_bytes,
+        Category.OPTIMIZER_STATE: share[1] * rules.optimizer_bytes * (offload == "none"),
     }
 
 
-def states(model: ModelShape, plan: Plan, stage: Stage) -> dict[str, float]:
+def states(model: ModelShape, plan: Plan, stage: Stage) -> dict[Category, float]:
     """`state_bytes` of one rank of a stage."""
     if plan.lora is not None:
         return _adapter_states(model, plan, stage)
@@ -57,7 +58,7 @@ def buffer_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:
     return count * copies + plan.rules.fixed_buffer_bytes
 
 
-def _adapter_states(model: ModelShape, plan: Plan, stage: Stage) -> dict[str, float]:
+def _adapter_states(model: ModelShape, plan: Plan, stage: Stage) -> dict[Category, float]:
     """Frozen base in its own type, adapters with gradients and moments in theirs."""
     lora = plan.lora
     assert lora is not None
@@ -69,7 +70,7 @@ def _adapter_states(model: ModelShape, plan: Plan, stage: Stage) -> dict[str, fl
     adapters = trained_parameters(model, plan, stage) * lora.adapter_bytes
     n = {level: plan.shard_group if plan.zero_stage >= level else 1 for level in (1, 2, 3)}
     return {
-        "parameters": (base + adapters) / n[3] * (plan.offload != "parameters"),
-        "gradients": adapters / n[2],
-        "optimizer state": 2 * adapters / n[1] * (plan.offload == "none"),
+        Category.PARAMETERS: (base + adapters) / n[3] * (plan.offload != "parameters"),
+        Category.GRADIENTS: adapters / n[2],
+        Category.OPTIMIZER_STATE: 2 * adapters / n[1] * (plan.offload == "none"),
     }

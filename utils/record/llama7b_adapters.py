@@ -13,7 +13,7 @@ from utils.memory import budget, measure
 from utils.models import llama_config
 from utils.record.experiment import Experiment, Job, Stage, measured_row
 from utils.record.store import Row
-from utils.techniques.finetune import METHODS, RANK, TARGETS, build_finetune, finetune_step
+from utils.models.finetune import METHODS, RANK, TARGETS, build_finetune, finetune_step
 
 CAP = "24GB"
 LENGTHS = (512, 1024, 2048, 4096)  # tokens

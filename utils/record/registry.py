@@ -6,10 +6,13 @@ import difflib
 import importlib
 from typing import TYPE_CHECKING
 
-from utils.record.store import RecordError
-
 if TYPE_CHECKING:
     from utils.record.experiment import Experiment
+
+
+class RecordError(ValueError):
+    """A record cannot be made, written or read; the message says what to do."""
+
 
 # Each name is a module of this folder that offers EXPERIMENT.
 EXPERIMENTS = (

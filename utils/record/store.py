@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from utils.record.registry import RecordError, check_name
 from utils.units import Evidence
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -23,10 +24,6 @@ PROVENANCE = (
 )  # fmt: skip
 
 Row = dict[str, Any]
-
-
-class RecordError(ValueError):
-    """A record cannot be made, written or read; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,6 @@ def recorded(experiment: str, root: Path | None = None) -> list[Record]:
     Raises:
         RecordError: no experiment has this name, or a file is damaged or incomplete.
     """
-    from utils.record.registry import check_name  # here: the registry needs this file's error
-
     check_name(experiment)
     return [read(path) for path in sorted((root or RESULTS).glob(f"*/{experiment}.json"))]
 

@@ -9,10 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from utils.memory.events import Category
 from utils.memory.measurement import Measurement
 from utils.memory.timeline import Breakdown
-from utils.units import Evidence, format_bytes, parse_bytes
+from utils.units import Category, Evidence, format_bytes, parse_bytes
 from utils.views.style import (
     LOOKS,
     byte_unit,
@@ -42,13 +41,12 @@ def predicted(name: str, bytes_by_category: Mapping[str, float]) -> Bar:
     Raises:
         ValueError: a name is no category, or a size is negative.
     """
-    categories = {str(category): category for category in Category}
     for key, size in bytes_by_category.items():
-        if key not in categories:
-            raise ValueError(f"{key!r} is no category; use one of {list(categories)}.")
+        if key not in list(Category):
+            raise ValueError(f"{key!r} is no category; use one of {', '.join(Category)}.")
         if size < 0:
             raise ValueError(f"A size cannot be negative; {key!r} is {size}.")
-    sizes = {categories[key]: int(size) for key, size in bytes_by_category.items()}
+    sizes = {Category(key): int(size) for key, size in bytes_by_category.items()}
     return Bar(name, Breakdown(sizes), Evidence.PREDICTED)
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from utils.memory.events import Category
 from utils.memory.measurement import Measurement
-from utils.units import format_bytes, format_seconds
+from utils.units import Category, format_bytes, format_seconds
 from utils.views.breakdown import Bar, as_bar, draw_breakdown, predicted
 from utils.views.show import image_html
 

@@ -8,9 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.memory.events import Category
 from utils.memory.measurement import Measurement
-from utils.units import Evidence, parse_bytes
+from utils.units import Category, Evidence, parse_bytes
 from utils.views.breakdown import NARROWEST_VISIBLE
 from utils.views.style import (
     LOOKS,

@@ -8,16 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from utils.memory.events import Category
 from utils.planner import Estimate, StageMemory, plan_name
-from utils.units import GIB
+from utils.units import GIB, Category
 from utils.views.breakdown import NARROWEST_VISIBLE
 from utils.views.style import LOOKS, Look, course_style, empty_figure, print_evidence
 
-# What the planner names and the meter does not: parameters gathered for a moment, and what lies
-# outside the model's own tensors.
+# Workspaces and what lies outside the allocator, in one: neither is a tensor of the model.
 PLAN_LOOKS: dict[str, Look] = {
-    "gathered parameters": LOOKS[Category.CAST_WEIGHTS],
     "workspaces and context": LOOKS[Category.OTHER],
 }
 MOST_TICKS = 16
@@ -26,7 +23,7 @@ HIGHEST_DRAWN = 1.5  # of the GPU's memory
 
 def stage_parts(row: StageMemory) -> dict[str, float]:
     """Bytes of one stage's GPU by category, workspaces and context as one; the sum is needed."""
-    parts = dict(row.bytes_by_category)
+    parts: dict[str, float] = dict(row.bytes_by_category)
     parts["workspaces and context"] = parts.pop("workspaces") + row.context_bytes
     return parts
 

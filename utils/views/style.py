@@ -12,8 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.memory.events import Category, Phase
-from utils.units import GIB, KIB, MIB, Evidence
+from utils.units import GIB, KIB, MIB, Category, Evidence, Phase
 
 STYLE_FILE = Path(__file__).with_name("course.mplstyle")
 LONGEST_LINE = 22  # characters
@@ -38,6 +37,8 @@ LOOKS: dict[Category, Look] = {
     Category.RECOMPUTED: Look("#e76300", "xx"),
     Category.LOGITS_AND_LOSS: Look("#b9ac70", "oo"),
     Category.COMMUNICATION: Look("#a96b59", "--"),
+    Category.GATHERED: Look("#3f90da", "**"),
+    Category.WORKSPACES: Look("#4d4d4d", ".."),
     Category.TEMPORARIES: Look("#c9c9c9"),
     Category.OTHER: Look("#4d4d4d", "||"),
 }

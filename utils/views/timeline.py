@@ -8,10 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.memory.events import Phase
 from utils.memory.measurement import Measurement
 from utils.memory.timeline import MemoryTimeline, PhaseSpan
-from utils.units import Evidence, format_bytes
+from utils.units import Evidence, Phase, format_bytes
 from utils.views.breakdown import NARROWEST_VISIBLE
 from utils.views.style import (
     LOOKS,

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
-from utils.memory.events import Category
 from utils.memory.measurement import Measurement
+from utils.units import Category
 from utils.views.style import LOOKS, byte_unit, course_style, empty_figure, print_evidence
 
 

@@ -53,7 +53,7 @@ from utils.catalog import device as gpu
 from utils.models.pretrained import BaseModelError, enable_checkpointing
 from utils.simulation import extrapolate
 from utils.techniques import OffloadedOptimizer, adam_state_bytes, adamw_8bit, add_lora, merge_lora, optimizer_bytes
-from utils.techniques.finetune import METHODS, TARGETS, build_finetune, finetune_step
+from utils.models.finetune import METHODS, TARGETS, build_finetune, finetune_step
 from utils.techniques.library import bitsandbytes_problem
 from utils.techniques.nf4 import dynamic_levels
 
