@@ -12,7 +12,7 @@ from utils.catalog import ModelShape, device
 from utils.planner import Batch, Cluster, Estimate, Plan, estimate, review, search
 from utils.planner.schedules import bubble_closed
 from utils.units import GIB
-from utils.validation.comparison import Comparison
+from utils.validation.comparison import Comparison, summarize
 from utils.validation.peers import PeerError
 from utils.views import (
     design,
@@ -114,7 +114,7 @@ def test_every_source_has_its_row_and_its_rules() -> None:
     rows = [Comparison("A", "peak bytes", str(i), 10.0, 10.0 + i, size=1.0 + i) for i in range(5)]
     rows += [Comparison("B", "seconds", str(i), 100.0, 1e4) for i in range(3)]
     peers = [PeerError("A", "this planner", 5, 0.2, 0.2), PeerError("A", "other", 5, 0.6, -0.6)]
-    figure = draw_validation(rows, peers)
+    figure = draw_validation(summarize(rows), peers)
     left, right = figure.axes
     names = [label.get_text() for label in left.get_yticklabels()]
     assert names == ["A\npeak bytes, 5 rows", "B\nseconds, 3 rows"]

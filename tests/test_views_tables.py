@@ -13,9 +13,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from tests.view_cases import FORMULA, SIZES, bars_of, measured, texts
-from utils.memory.events import Category
+from utils.record import recorded_table
 from utils.record.store import PROVENANCE, Record, RecordError, write
-from utils.units import MIB, Evidence
+from utils.units import MIB, Category, Evidence
 from utils.views import (
     compare,
     draw_breakdown,
@@ -24,7 +24,6 @@ from utils.views import (
     explore,
     predicted,
     reconcile,
-    recorded_table,
 )
 from utils.views.style import LOOKS
 

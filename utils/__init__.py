@@ -39,7 +39,7 @@ _HOME = {
     "computes": "utils.techniques",
     "low_precision": "utils.techniques",
     "tf32": "utils.techniques",
-    "recorded_table": "utils.views",
+    "recorded_table": "utils.record",
     "FlightRecorder": "utils.techniques",
     "Transformer": "utils.models",
     "TransformerConfig": "utils.models",

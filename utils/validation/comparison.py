@@ -47,6 +47,7 @@ class Summary:
         baseline: Median absolute error of the naive rule, its one constant chosen best; None where
             there is no such rule.
         unfitted: Median absolute error on the rows that no constant was set on; None without any.
+        ratios: Predicted over published, row by row.
     """
 
     source: str
@@ -59,6 +60,7 @@ class Summary:
     bias: float
     baseline: float | None
     unfitted: float | None
+    ratios: tuple[float, ...]
 
 
 def summarize(rows: Iterable[Comparison]) -> list[Summary]:
@@ -77,6 +79,7 @@ def _summary(key: tuple[str, str], group: list[Comparison]) -> Summary:
         mean=statistics.fmean(errors), p90=quantile(errors, 0.9), worst=max(errors),
         bias=statistics.median(row.error for row in group), baseline=_baseline(group),
         unfitted=statistics.median(fresh) if fresh else None,
+        ratios=tuple(1 + row.error for row in group),
     )  # fmt: skip
 
 

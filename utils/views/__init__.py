@@ -9,7 +9,6 @@ from utils.views.flight import draw_flight
 from utils.views.formats import draw_bits, draw_formats
 from utils.views.lanes import Span, draw_lanes
 from utils.views.plan_figures import draw_pareto, draw_stage_memory
-from utils.views.recorded import RecordedTable, recorded_table
 from utils.views.schedule import draw_schedule
 from utils.views.show import show
 from utils.views.staircase import draw_staircase
@@ -19,9 +18,9 @@ from utils.views.tradeoff import draw_tradeoff
 from utils.views.validation_figures import draw_validation
 
 __all__ = [
-    "Bar", "Comparison", "RecordedTable", "Span", "compare", "design", "draw_bits",
+    "Bar", "Comparison", "Span", "compare", "design", "draw_bits",
     "draw_breakdown", "draw_budget_map", "draw_design", "draw_flight", "draw_formats",
     "draw_lanes", "draw_losses", "draw_memory_by_batch", "draw_pareto", "draw_schedule",
     "draw_stage_memory", "draw_staircase", "draw_throughput", "draw_timeline", "draw_tradeoff", "draw_validation",
-    "explore", "predicted", "reconcile", "recorded_table", "show", "studio",
+    "explore", "predicted", "reconcile", "show", "studio",
 ]  # fmt: skip

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.units import Evidence
-from utils.validation.comparison import Comparison, Summary, quantile, summarize
-from utils.validation.peers import PeerError
 from utils.views.style import course_style, print_evidence
+
+if TYPE_CHECKING:
+    from utils.validation.comparison import Summary
+    from utils.validation.peers import PeerError
 
 OURS, RATIO = "#bd1f01", "#3f90da"
 MARKERS = ("X", "s", "^", "D", "v", "P")
@@ -21,26 +24,25 @@ FARTHEST = 4.0  # ratios from 1/4 to 4 are drawn
 NAIVE = "naive rule, its constant fitted"
 
 
-def draw_validation(rows: Sequence[Comparison], peers: Sequence[PeerError] = ()) -> Figure:
+def draw_validation(summaries: Sequence[Summary], peers: Sequence[PeerError] = ()) -> Figure:
     """Two panels with a row for each source and quantity.
 
     Left: predicted over published, one dot a published number, with a bar over the middle 80%.
     Right: the median absolute error, beside that of the naive rule and of other tools.
 
     Args:
-        rows: What `compare_all` gave.
+        summaries: `summarize` of what `compare_all` gave.
         peers: What `compare_peers` gave.
 
     Raises:
-        ValueError: no rows.
+        ValueError: no summaries.
     """
-    if not rows:
-        raise ValueError("draw_validation() needs rows; compare_all() gives them.")
-    summaries = summarize(rows)
+    if not summaries:
+        raise ValueError("draw_validation() needs summaries; summarize(compare_all()) gives them.")
     with course_style():
         figure = Figure(figsize=(12.0, 1.9 + 0.42 * len(summaries)), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-        _draw_ratios(left, rows, summaries)
+        _draw_ratios(left, summaries)
         _draw_errors(right, summaries, peers)
         names = [f"{row.source}\n{row.quantity.replace('_', ' ')}, {row.rows} rows" for row in summaries]
         left.set_yticks(range(len(names)), names, fontsize=9)
@@ -50,17 +52,13 @@ def draw_validation(rows: Sequence[Comparison], peers: Sequence[PeerError] = ())
     return figure
 
 
-def _draw_ratios(axes: Axes, rows: Sequence[Comparison], summaries: Sequence[Summary]) -> None:
+def _draw_ratios(axes: Axes, summaries: Sequence[Summary]) -> None:
     jitter = np.random.default_rng(0)
     for height, summary in enumerate(summaries):
-        ratios = [
-            min(max(row.predicted / row.published, 1 / FARTHEST), FARTHEST)
-            for row in rows
-            if (row.source, row.quantity) == (summary.source, summary.quantity)
-        ]
+        ratios = np.clip(summary.ratios, 1 / FARTHEST, FARTHEST)
         places = height + jitter.uniform(-0.25, 0.25, len(ratios))
         axes.scatter(ratios, places, s=7, color=RATIO, alpha=0.45, linewidths=0)
-        ends = [quantile(ratios, share) for share in (0.1, 0.9)]
+        ends = np.quantile(ratios, (0.1, 0.9))
         axes.plot(ends, [height, height], color="black", lw=2.5, solid_capstyle="butt")
     axes.axvline(1.0, color="black", lw=1)
     axes.set_xscale("log", base=2)

@@ -361,7 +361,7 @@ for name, plans in found.items():
 # the rows that any constant was set on.
 
 # %%
-from utils.validation import compare_all
+from utils.validation import compare_all, summarize
 from utils.validation.peers import compare_peers
 
 validate()
@@ -369,7 +369,7 @@ print()
 peers = compare_peers()
 for row in peers:
     print(f"{row.source:<28}{row.tool:<28}median error {row.median:6.1%}")
-show(draw_validation(compare_all(), peers), alt="Predicted over published for each source: most "
+show(draw_validation(summarize(compare_all()), peers), alt="Predicted over published for each source: most "
      "ratios lie near 1; right, the planner's median errors beside a naive rule and other tools.")  # fmt: skip
 
 # %% [markdown]
