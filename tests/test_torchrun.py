@@ -10,7 +10,7 @@ import psutil
 import pytest
 from rank_cases import wait_until
 
-from utils.ranks import RankError, run_torchrun
+from utils.ranks import RankError, run_killable, run_torchrun
 
 ADD = """
 import sys
@@ -47,6 +47,7 @@ DIE = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
+    run_killable(int, timeout_seconds=30)  # the server is meant to stay
     me = psutil.Process()
     before = {process.pid for process in me.children(recursive=True)}, me.num_fds()
     everyone = set(psutil.pids())
