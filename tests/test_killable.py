@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from utils.ranks import ChildError, KillableProcess, pack, run_killable, run_to_outcome
+from utils.ranks.killable import kill_all
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -172,6 +173,70 @@ def test_what_it_started_in_another_group_ends_with_a_child_that_is_stopped():
     assert wait_until(lambda: is_gone(int(outcome.output)))
 
 
+def start_a_daemon(folder):
+    """A process of another session, whose parent is no more; its number is in the file `pid`."""
+    command = f"setsid sleep 600 & echo $! > {folder}/pid"
+    subprocess.run(["sh", "-c", command], check=True, stdout=subprocess.DEVNULL)
+
+
+def and_return():
+    return None
+
+
+def and_raise():
+    raise ValueError("bad batch")
+
+
+def and_exit():
+    os._exit(0)
+
+
+def and_die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("end", [and_return, and_raise, and_exit, and_die, loop])
+def test_what_it_left_behind_in_a_session_of_its_own_ends(tmp_path, end):
+    def leave_a_child_and_a_daemon():
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        (tmp_path / "child").write_text(str(child.pid))
+        start_a_daemon(tmp_path)
+        end()
+
+    run_to_outcome(leave_a_child_and_a_daemon, timeout_seconds=2)
+    for name in ("child", "pid"):
+        assert is_gone(int((tmp_path / name).read_text()))
+
+
+def test_what_a_running_process_started_is_left_alone(tmp_path):
+    def start_one_and_wait():
+        start_a_daemon(tmp_path)
+        print("started")
+        time.sleep(600)
+
+    process = KillableProcess(pack(start_one_and_wait, ()), timeout_seconds=60)
+    try:
+        process.start()
+        assert wait_until(lambda: process.poll(0.1) or b"started" in process.output, seconds=20)
+        run_killable(double, 1, timeout_seconds=10)
+        assert not is_gone(int((tmp_path / "pid").read_text()))
+    finally:
+        kill_all([process])
+    assert is_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_without_adoption_children_are_looked_up_before_the_end(tmp_path, monkeypatch):
+    """As on macOS."""
+    monkeypatch.setattr("utils.ranks.killable.CAN_ADOPT", False)
+    monkeypatch.setattr("utils.ranks.server.CAN_ADOPT", False)
+
+    def leave_a_child():
+        return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+
+    pid = run_killable(leave_a_child, timeout_seconds=10)
+    assert wait_until(lambda: is_gone(pid))
+
+
 def test_several_can_be_waited_for_together():
     processes = [KillableProcess(pack(double, (n,)), timeout_seconds=10) for n in range(3)]
     outcomes = {}
@@ -241,7 +306,7 @@ def test_windows_is_told_about_wsl(monkeypatch):
 
 
 SCRIPT = """
-import os, sys, time
+import os, subprocess, sys, time
 sys.path.insert(0, {root!r})
 from utils.ranks import run_killable
 
@@ -251,7 +316,8 @@ def speak():
     print("function runs")
 
 def report_and_loop():
-    open("pid", "w").write(str(os.getpid()))
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    open("pids", "w").write(f"{{os.getpid()}} {{child.pid}}\\n")
     while True:
         pass
 
@@ -264,11 +330,12 @@ run_killable(report_and_loop, timeout_seconds=30)
 def test_a_script_without_a_guard_runs_once_and_takes_its_child_along(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT.format(root=str(ROOT)))
     command = [sys.executable, "script.py"]
-    pid_file = tmp_path / "pid"
+    pid_file = tmp_path / "pids"
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as script:
         try:
-            assert wait_until(lambda: pid_file.is_file() and pid_file.read_text(), seconds=60)
+            assert wait_until(lambda: pid_file.is_file() and pid_file.read_text(), seconds=120)
         finally:
             script.kill()  # as a kernel is killed: no chance to clean up
         assert script.stdout.read() == "script runs\nfunction runs\n"
-    assert wait_until(lambda: is_gone(int(pid_file.read_text())))
+    for pid in map(int, pid_file.read_text().split()):
+        assert wait_until(lambda: is_gone(pid))  # noqa: B023  (asked at once)

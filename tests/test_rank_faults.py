@@ -139,8 +139,48 @@ def test_ranks_give_different_sizes():
 
     text = str(failure_of(worker, world_size=2))
     assert text.startswith("worker: rank 0 was killed by SIGABRT")
-    assert "The ranks gave tensors of different sizes to one collective." in text
+    assert "different sizes to one collective, all_reduce: rank 1 gave [1002] float." in text
     assert "rank 1 stood in all_reduce at line" in text
+
+
+def too_few():
+    dist.all_reduce(torch.ones(3))
+    dist.all_reduce(torch.ones(2 - dist.get_rank() // 2))
+    dist.barrier()
+
+
+def too_few_and_not_waited_for():
+    dist.all_reduce(torch.ones(3))
+    dist.all_reduce(torch.ones(2 - dist.get_rank() // 2), async_op=True).wait()
+
+
+@pytest.mark.parametrize("worker", [too_few, too_few_and_not_waited_for])
+def test_sizes_are_named_where_ranks_wait_for_ever(worker):
+    text = str(failure_of(worker))
+    assert "did not finish within 3 s" in text
+    assert (
+        "The ranks gave tensors of different sizes to one collective, all_reduce: rank 0 gave "
+        "[2] float, rank 1 gave [2] float, rank 2 gave [1] float."
+    ) in text
+
+
+def test_equal_sizes_are_not_blamed():
+    def worker():
+        dist.all_gather_object([None] * 3, "x" * dist.get_rank())
+        if dist.get_rank():
+            dist.all_reduce(torch.ones(2))
+        else:
+            time.sleep(60)
+
+    assert "sizes" not in str(failure_of(worker))
+
+
+def test_a_gpu_that_is_not_there():
+    def worker():
+        torch.ones(2).cuda()
+
+    text = str(failure_of(worker, world_size=2))
+    assert "write .to(rank_device()) instead of .cuda()" in text
 
 
 def test_a_rank_leaves_by_exit():

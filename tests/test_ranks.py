@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import psutil
@@ -115,6 +116,27 @@ def test_a_worker_may_leave_the_group_itself():
         return rank
 
     assert run_ranks(leave, 2) == [0, 1]
+
+
+def test_a_loader_in_a_rank_may_have_workers():
+    class Squares(torch.utils.data.Dataset):  # as of a notebook: no module holds it
+        def __init__(self):
+            self.lock = threading.Lock()  # cannot be pickled
+
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            return index**2, os.getpid()
+
+    def load():
+        loader = torch.utils.data.DataLoader(Squares(), batch_size=3, num_workers=2)
+        numbers, processes = map(torch.cat, zip(*loader, strict=True))
+        total = numbers.sum()
+        dist.all_reduce(total)
+        return total.item(), len({os.getpid(), *processes.tolist()})
+
+    assert run_ranks(load, 2) == [(110, 3)] * 2
 
 
 def test_peaks_of_ranks_are_metered():

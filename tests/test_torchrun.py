@@ -2,15 +2,17 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 from rank_cases import wait_until
 
-from utils.ranks import RankError, run_torchrun
+from utils.ranks import RankError, run_killable, run_torchrun
 
 ADD = """
 import sys
@@ -47,6 +49,7 @@ DIE = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
+    run_killable(int, timeout_seconds=30)  # the server is meant to stay
     me = psutil.Process()
     before = {process.pid for process in me.children(recursive=True)}, me.num_fds()
     everyone = set(psutil.pids())
@@ -101,6 +104,65 @@ def test_a_script_that_hangs(tmp_path):
     text = str(caught.value)
     assert "did not finish within 30 s" in text
     assert text.count("at line 5 of wait_for_ever") == 2
+
+
+LEAVE = """
+import subprocess, sys
+
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+subprocess.run(["sh", "-c", "setsid " + sys.executable + " -c 'import time; time.sleep(600)' &"])
+if len(sys.argv) > 1:
+    sys.exit(3)
+"""
+
+
+def test_what_ranks_leave_behind_ends(tmp_path):
+    run_torchrun(script(tmp_path, LEAVE), 2)  # and see the fixture
+    with pytest.raises(RankError, match="exit code 3"):
+        run_torchrun(script(tmp_path, LEAVE), 1, "fail")
+
+
+def test_very_many_lines_are_cut(tmp_path, capsys):
+    text = run_torchrun(script(tmp_path, "for n in range(200_000): print('line', n)"), 1)
+    first, *_, last = text.splitlines()
+    assert first == "[rank 0] line 0" and last == "(more was printed, and not kept)"
+    assert 190_000 < len(text) < 300_000 and capsys.readouterr().out == text
+
+
+def test_the_words_of_a_failure_are_not_lost_in_very_many_lines(tmp_path):
+    text = "for n in range(50_000): print('line', n)\nraise ValueError('bad batch')"
+    with pytest.raises(RankError, match="rank 0 ended with exit code 1: ValueError: bad batch"):
+        run_torchrun(script(tmp_path, text), 1)
+
+
+def test_the_environment_and_the_folder_are_those_of_the_caller(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_COLOUR", "blue")
+    monkeypatch.chdir(tmp_path)
+    text = "import os; print(os.environ['COURSE_COLOUR'], os.getcwd(), 'torch' in os.sys.modules)"
+    assert run_torchrun(script(tmp_path, text), 1) == f"[rank 0] blue {tmp_path} False\n"
+
+
+UNKNOWN_HOST = """
+import sys
+sys.path[:0] = [{root!r}, {tests!r}]
+from utils.ranks import run_torchrun
+run_torchrun({script!r}, 2, 10, timeout_seconds=100)
+"""
+
+
+def test_a_machine_whose_name_nothing_knows(tmp_path):
+    """Looked up, it takes torchrun two minutes."""
+    tests = Path(__file__).parent
+    text = UNKNOWN_HOST.format(
+        root=str(tests.parent), tests=str(tests), script=str(script(tmp_path, ADD))
+    )
+    rename = 'hostname nowhere.invalid && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "--uts", "sh", "-c", rename, "sh"]
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this system lets nobody give a process another host name (unshare --uts)")
+    run = [*command, sys.executable, "-c", text]
+    found = subprocess.run(run, capture_output=True, text=True, timeout=300, check=False)
+    assert sorted(found.stdout.splitlines()) == ["[rank 0] total 21.0", "[rank 1] total 21.0"], found
 
 
 def test_an_interrupt_ends_everything(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import linecache
+import multiprocessing
 import os
 import signal
 import sys
@@ -12,14 +13,16 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
 
+from utils.ranks.orphans import adopt_orphans
 from utils.ranks.position import frames_of_error, position_in
+from utils.ranks.sizes import given_here
 
-READY, VALUE, RAISED = "ready", "value", "raised"
+READY, VALUE, RAISED, GIVEN = "ready", "value", "raised", "given"
 
 
 def pack(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
@@ -49,24 +52,57 @@ def serve(
     """Answer one call: first READY, then VALUE with the result or RAISED with a traceback.
 
     READY is sent inside of `surroundings`, right before the call. The process leads a group of
-    its own, so that killing the group ends what it started.
+    its own and inherits what its children leave behind, so that all it started can be found.
     """
-    os.setpgid(0, 0)
-    threading.Thread(target=_end_with_parent, args=(messages,), daemon=True).start()
+    _stand_alone()
+    answers = _Answers(messages)
+    threading.Thread(target=_hear_the_parent, args=(messages, answers), daemon=True).start()
     _print_into(prints)
     # A handler in C: it answers also while Python waits in a collective or loops.
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=False)
-    answer = _answer(call, surroundings, messages)
+    answer = _answer(call, surroundings, answers)
     sys.stdout.flush()
     sys.stderr.flush()
-    messages.send_bytes(answer)
+    answers.send(answer)
 
 
-def _end_with_parent(messages: Connection) -> None:
-    # The parent sends nothing: what can be read is the end of a pipe that it closed, because
-    # it gave up on this process or is no more.
-    wait([messages])
-    os.killpg(0, signal.SIGKILL)
+def _stand_alone() -> None:
+    os.setpgid(0, 0)
+    adopt_orphans()
+    _let_the_server_go()
+    # Workers of a data loader: forked, they need not be sent the data set nor import anything.
+    multiprocessing.set_start_method("fork", force=True)
+
+
+def _let_the_server_go() -> None:
+    # It ends when nobody holds this pipe: its parent should, not what this process may start.
+    server = importlib.import_module("multiprocessing.forkserver")._forkserver
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = None
+
+
+class _Answers:
+    """The way to the parent, for two threads: one message at a time."""
+
+    def __init__(self, messages: Connection) -> None:
+        self._messages, self._lock = messages, threading.Lock()
+
+    def send(self, answer: bytes) -> None:
+        with self._lock:
+            self._messages.send_bytes(answer)
+
+
+def _hear_the_parent(messages: Connection, answers: _Answers) -> None:
+    """Tell the parent what it asks for; end when its end of the pipe is closed.
+
+    It closes that because it gave up on this process or is no more.
+    """
+    try:
+        while True:
+            messages.recv_bytes()
+            answers.send(cloudpickle.dumps((GIVEN, given_here())))
+    except (EOFError, OSError):
+        os.killpg(0, signal.SIGKILL)
 
 
 def _print_into(prints: Connection) -> None:
@@ -79,12 +115,12 @@ def _print_into(prints: Connection) -> None:
 
 
 def _answer(
-    call: bytes, surroundings: AbstractContextManager[Any], messages: Connection
+    call: bytes, surroundings: AbstractContextManager[Any], answers: _Answers
 ) -> bytes:
     try:
         function, args = _unpack(call)
         with surroundings:
-            messages.send_bytes(cloudpickle.dumps((READY, None)))
+            answers.send(cloudpickle.dumps((READY, None)))
             result = function(*args)
     except BaseException as error:  # SystemExit as well: the parent decides what it means
         return _packed_error(error)
@@ -114,4 +150,4 @@ def _packed_error(error: BaseException) -> bytes:
     text = "".join(traceback.format_exception(type(error), error, tail))
     summary = "".join(traceback.format_exception_only(type(error), error)).strip()
     position = position_in(frames_of_error(tail))
-    return cloudpickle.dumps((RAISED, (summary, text, position)))
+    return cloudpickle.dumps((RAISED, (given_here(), summary, text, position)))

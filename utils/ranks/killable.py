@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -19,14 +19,16 @@ from typing import Any
 import cloudpickle
 import psutil
 
-from utils.ranks.child import RAISED, READY, pack, serve
+from utils.ranks.child import GIVEN, RAISED, READY, pack, serve
+from utils.ranks.orphans import CAN_ADOPT, descendants, kill
 from utils.ranks.outcome import ChildError, Failure, Outcome, describe_exit, describe_late_exit
 from utils.ranks.position import Position, frames_of_dump, position_in
-from utils.ranks.server import start_server, without_main
+from utils.ranks.server import end_orphans_of_server, start_server, without_main
+from utils.ranks.sizes import Given
 
 START_SECONDS = 120.0  # for the first launch on a slow disk; no part of a call's timeout
 EXIT_SECONDS = 2.0  # for a process that has answered to end by itself
-STACK_SECONDS = 0.3  # for a process to write where it stands
+STACK_SECONDS = 0.3  # for a process to write where it stands, and to say what it gave
 OUTPUT_BYTES = 200_000  # of prints that are kept: an endless loop prints without end
 LOST_PRINTS = "(more was printed, and not kept)"
 
@@ -34,9 +36,9 @@ LOST_PRINTS = "(more was printed, and not kept)"
 class KillableProcess:
     """A call in a process of its own: `start` it, `poll` until there is an outcome, `kill` it.
 
-    Whoever starts one must end with `kill`, whatever happened in between; a second call of it
+    Whoever starts some must end with `kill_all`, whatever happened in between; a second call of it
     does nothing. `call` comes from `pack`. `timeout_seconds` counts from the moment the function
-    is called, inside of `surroundings`.
+    is called, inside of `surroundings`. Of prints, `output_bytes` are kept.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class KillableProcess:
         *,
         timeout_seconds: float,
         surroundings: AbstractContextManager[Any] | None = None,
+        output_bytes: int = OUTPUT_BYTES,
     ) -> None:
         self.timeout_seconds = timeout_seconds
+        self._output_bytes = output_bytes
         self.output = bytearray()  # what was printed so far
         self._call, self._surroundings = call, surroundings or contextlib.nullcontext()
         self._process: BaseProcess | None = None
@@ -55,6 +59,9 @@ class KillableProcess:
         self._stacks: Connection | None = None
         self._deadline, self._is_called = 0.0, False
         self._value, self._has_answered = None, False
+        self._outcome: Outcome | None = None  # found while something else was asked
+        self._given: Sequence[Given] | None = None
+        self._started: list[psutil.Process] = []  # as seen while it still ran
 
     def start(self) -> None:
         """Launch the process; blocks until the server is ready, then about 0.1 s.
@@ -79,6 +86,16 @@ class KillableProcess:
         self._deadline = time.monotonic() + START_SECONDS
 
     @property
+    def pid(self) -> int | None:
+        """The number of the process while there is one."""
+        return self._process.pid if self._process else None
+
+    @property
+    def is_called(self) -> bool:
+        """Whether the function has been called."""
+        return self._is_called
+
+    @property
     def waitables(self) -> list[Any]:
         """What `multiprocessing.connection.wait` takes, to wait for one process or many."""
         if not self._process:
@@ -97,6 +114,8 @@ class KillableProcess:
         A value is an outcome once its process has ended: one that crashes after it gave its
         result has failed. One that does not end by itself, as a thread in it goes on, is stopped.
         """
+        if self._outcome:
+            return self._outcome
         ready = wait(self.waitables, timeout=min(seconds, self.seconds_left))
         if self._prints in ready:
             self._read_prints()
@@ -132,10 +151,23 @@ class KillableProcess:
             dump = text.partition(b"(most recent call first):\n")[2]
         return position_in(frames_of_dump(dump.decode(errors="replace")))
 
+    def given(self) -> Sequence[Given]:
+        """What the function gave to collectives, until it raised or now; () without an answer."""
+        if self._has_answered or not self._messages or not self._is_called:
+            return self._given or ()
+        self._given, deadline = None, time.monotonic() + STACK_SECONDS
+        with contextlib.suppress(OSError):  # it has just ended
+            self._messages.send_bytes(b"given?")
+            while self._given is None and self._messages.poll(max(0, deadline - time.monotonic())):
+                self._outcome = self._receive()
+                if self._outcome or self._has_answered:
+                    break
+        return self._given or ()
+
     @property
     def has_lost_prints(self) -> bool:
         """Whether more was printed than is kept."""
-        return len(self.output) > OUTPUT_BYTES
+        return len(self.output) > self._output_bytes
 
     def kill(self) -> None:
         """End the process and whatever it started; leave nothing behind."""
@@ -148,17 +180,19 @@ class KillableProcess:
         process, self._process = self._process, None
         if process is not None and process.pid is not None:
             # Not all it started need be of its group: a build tool gives each compiler its own.
-            started = _descendants(process.pid) if process.exitcode is None else []
+            self._see_descendants(process)
             # It leads a group of its own. One that has just ended leaves the group's number
             # free, or taken by what it started.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()
-            for each in started:
-                with contextlib.suppress(psutil.Error):
-                    each.kill()
+            kill(self._started)
             process.join()
             process.close()
+
+    def _see_descendants(self, process: BaseProcess) -> None:
+        if process.exitcode is None:
+            self._started += descendants(process.pid)
 
     def _receive(self) -> Outcome | None:
         try:
@@ -173,8 +207,13 @@ class KillableProcess:
         if kind == READY:
             self._deadline, self._is_called = time.monotonic() + self.timeout_seconds, True
             return None
+        if kind == GIVEN:
+            self._given = content
+            return None
+        if not CAN_ADOPT:  # what it started is nobody's once it has ended: look before
+            self._see_descendants(self._process)
         if kind == RAISED:
-            summary, *where = content
+            self._given, summary, *where = content
             return self._finish(failure=Failure("raised", f"raised {summary}", *where))
         self._deadline, self._has_answered = time.monotonic() + EXIT_SECONDS, True
         self._value = content
@@ -188,7 +227,7 @@ class KillableProcess:
         while self._prints and not self.has_lost_prints and self._prints.poll():
             self._read_prints()
         self.kill()
-        text = self.output[:OUTPUT_BYTES].decode(errors="replace")
+        text = self.output[: self._output_bytes].decode(errors="replace")
         cut = f"\n{LOST_PRINTS}\n" if self.has_lost_prints else ""
         return Outcome(None if failure else value, failure, text + cut)
 
@@ -218,11 +257,11 @@ class KillableProcess:
         return Failure("died", describe_exit(exit_code))
 
 
-def _descendants(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.Error:  # it has just ended
-        return []
+def kill_all(processes: Iterable[KillableProcess]) -> None:
+    """End processes and all that they started, also what they left behind when they ended."""
+    for process in processes:
+        process.kill()
+    end_orphans_of_server()
 
 
 def run_killable(function: Callable[..., Any], *args: Any, timeout_seconds: float) -> Any:
@@ -252,7 +291,7 @@ def run_to_outcome(function: Callable[..., Any], *args: Any, timeout_seconds: fl
         while outcome is None:
             outcome = process.poll(seconds=60.0)
     finally:
-        process.kill()
+        kill_all([process])
     return outcome
 
 

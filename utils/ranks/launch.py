@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any
 
 from utils.ranks.child import pack
-from utils.ranks.killable import KillableProcess
+from utils.ranks.killable import KillableProcess, kill_all
 from utils.ranks.lines import RankLines
-from utils.ranks.member import LOCALHOST, Member
+from utils.ranks.member import Member, local_store
 from utils.ranks.outcome import Failure, Outcome
 from utils.ranks.position import Position
 from utils.ranks.progress import RankProgress
 from utils.ranks.report import RankError
+from utils.ranks.sizes import Given
 
 MOST_RANKS = 16
 SETTLE_SECONDS = 0.5  # after a first failure, for others that have news of their own
@@ -64,14 +66,14 @@ def run_ranks(
         try:
             for process in processes.values():
                 process.start()
-            outcomes, positions = _watch(processes)
+            outcomes, stand = _watch(processes)
         finally:
-            for process in processes.values():
-                process.kill()
+            kill_all(processes.values())
     failures = {rank: found.failure for rank, found in outcomes.items() if found.failure}
     if failures:
         name = getattr(worker, "__name__", type(worker).__name__)
-        raise RankError(name, failures, positions, [found.output for found in outcomes.values()])
+        prints = [found.output for found in outcomes.values()]
+        raise RankError(name, failures, stand.positions, prints, stand.given)
     return [outcomes[rank].value for rank in range(world_size)]
 
 
@@ -105,51 +107,60 @@ def check_world(world_size: Any, timeout_seconds: float, order: str) -> None:
 @contextmanager
 def _meeting_point() -> Iterator[int]:
     """The port of a store in this process, where ranks find each other; the system chooses it."""
-    import torch.distributed as dist
-
-    store = dist.TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)
+    store = local_store()
     try:
         yield store.port
     finally:
         del store  # its thread and socket end with it
 
 
-def _watch(
-    processes: Mapping[int, KillableProcess],
-) -> tuple[dict[int, Outcome], dict[int, Position]]:
+@dataclass
+class _Stand:
+    """Where running ranks stood when something went wrong, and what they gave to collectives."""
+
+    positions: dict[int, Position] = field(default_factory=dict)
+    given: dict[int, Sequence[Given]] = field(default_factory=dict)
+
+    def ask(self, running: Mapping[int, KillableProcess]) -> None:
+        """Ask ranks that have not been asked yet."""
+        for rank, process in running.items():
+            if rank not in self.positions:
+                self.positions[rank] = process.position()
+                self.given[rank] = process.given()
+
+
+def _watch(processes: Mapping[int, KillableProcess]) -> tuple[dict[int, Outcome], _Stand]:
     """All outcomes; after a first failure what is known then, and where the ranks stood."""
     lines = {rank: RankLines(rank, process) for rank, process in processes.items()}
     outcomes: dict[int, Outcome] = {}
+    stand = _Stand()
     with RankProgress(len(processes)) as progress:
         while len(outcomes) < len(processes) and not _failed(outcomes):
             running = {rank: p for rank, p in processes.items() if rank not in outcomes}
-            positions = _next_news(running, outcomes)
+            _next_news(running, outcomes, stand)
             progress.write(line for rank in running for line in lines[rank].take())
             live = (lines[rank].live for rank in running if rank not in outcomes)
             progress.show(len(outcomes), next(filter(None, live), ""))
         if _failed(outcomes):
-            positions = _settle(processes, outcomes, positions)
+            _settle(processes, outcomes, stand)
         progress.write(line for each in lines.values() for line in each.take_rest())
-    return outcomes, positions
+    return outcomes, stand
 
 
 def _next_news(
-    running: Mapping[int, KillableProcess], outcomes: dict[int, Outcome]
-) -> dict[int, Position]:
+    running: Mapping[int, KillableProcess], outcomes: dict[int, Outcome], stand: _Stand
+) -> None:
     """Wait for something to happen; at the timeout, first ask every rank where it stands."""
     left = min(process.seconds_left for process in running.values())
     wait([w for p in running.values() for w in p.waitables], timeout=min(left, BAR_SECONDS))
-    is_over = any(process.seconds_left == 0 for process in running.values())
-    positions = {rank: p.position() for rank, p in running.items()} if is_over else {}
+    if any(process.seconds_left == 0 for process in running.values()):
+        stand.ask(running)
     _poll(running, outcomes)
-    return positions
 
 
 def _settle(
-    processes: Mapping[int, KillableProcess],
-    outcomes: dict[int, Outcome],
-    positions: dict[int, Position],
-) -> dict[int, Position]:
+    processes: Mapping[int, KillableProcess], outcomes: dict[int, Outcome], stand: _Stand
+) -> None:
     """Hear the others out for a moment, then say where each rank stood.
 
     The first to be heard of need not be the cause: others notice a death at once.
@@ -160,10 +171,11 @@ def _settle(
         wait([w for p in running.values() for w in p.waitables], timeout=left)
         _poll(running, outcomes)
         running = {rank: p for rank, p in processes.items() if rank not in outcomes}
-    stood = {rank: process.position() for rank, process in running.items()}
     failures: dict[int, Failure] = {r: o.failure for r, o in outcomes.items() if o.failure}
     known = {rank: f.position for rank, f in failures.items() if f.position}
-    return known | stood | positions
+    stand.ask(running)
+    stand.positions = known | stand.positions
+    stand.given = {rank: process.given() for rank, process in processes.items()} | stand.given
 
 
 def _poll(running: Mapping[int, KillableProcess], outcomes: dict[int, Outcome]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
 
 LOCALHOST = "127.0.0.1"
 PATIENCE_SECONDS = 60.0  # beyond the timeout, so that whoever launched the ranks gives up first
@@ -76,11 +77,30 @@ class Member(contextlib.AbstractContextManager[None]):
             "MASTER_ADDR": LOCALHOST,
             "MASTER_PORT": self.port,
         }
-        os.environ |= {name: str(value) for name, value in values.items()}
-        # Else gloo looks up this machine's name, which fails or takes seconds on some networks.
-        loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-        if loopback:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
+        os.environ |= {name: str(value) for name, value in values.items()} | loopback_variables()
+
+
+def local_store() -> dist.TCPStore:
+    """A store that only this machine reaches, at a port that the system chooses.
+
+    Left to itself, PyTorch's store listens on every address, and asks nobody who they are.
+    """
+    import torch.distributed as dist
+
+    listening = socket.create_server((LOCALHOST, 0))
+    port = listening.getsockname()[1]
+    return dist.TCPStore(
+        LOCALHOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+
+
+def loopback_variables() -> dict[str, str]:
+    """What keeps the connections between ranks inside this machine.
+
+    Else gloo also looks up the machine's name, which fails or takes seconds on some networks.
+    """
+    names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    return {f"{library}_SOCKET_IFNAME": name for name in names for library in ("GLOO", "NCCL")}
 
 
 def rank_device() -> torch.device:

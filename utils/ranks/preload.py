@@ -10,7 +10,14 @@ import importlib
 import logging
 import os
 import signal
+import warnings
 
+from utils.ranks.orphans import adopt_orphans, end_orphans
+
+# What a child leaves behind is inherited from it, and ended with this process at the latest.
+adopt_orphans()
+atexit.register(lambda: end_orphans(os.getpid()))
+warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
 # Interrupting the notebook must not end the server: Jupyter signals the whole process group.
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 # Before torch is loaded, or OpenMP has read its own. A worker that takes every core slows the

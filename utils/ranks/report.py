@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from utils.ranks.outcome import Failure
 from utils.ranks.position import Position
+from utils.ranks.sizes import Given, different_sizes, last_given
 
 # What a rank raises because another one has gone.
 _LEFT_ALONE = re.compile(
@@ -19,6 +20,10 @@ _LEFT_ALONE = re.compile(
 
 # What gloo writes when it aborts a rank whose partner sent more than it had room for.
 _OTHER_SIZE = "data size doesn't match expected size"
+_NO_GPU = re.compile(
+    r"Found no NVIDIA driver|not compiled with CUDA|No CUDA GPUs are available|"
+    r"invalid device ordinal|Cannot re-initialize CUDA in forked subprocess"
+)
 
 
 class RankError(RuntimeError):
@@ -30,13 +35,15 @@ class RankError(RuntimeError):
         failures: Mapping[int, Failure],
         positions: Mapping[int, Position],
         prints: Iterable[str] = (),
+        given: Mapping[int, Sequence[Given]] | None = None,
     ) -> None:
         self.failures = dict(failures)
         self.rank = min(failures, key=lambda rank: _order(rank, failures[rank], positions))
         failure = failures[self.rank]
         headline = f"{worker}: rank {self.rank} {failure.what}"
         others = _others(self.rank, positions)
-        parts = [headline, _sizes(prints), _mismatch(positions), others, failure.traceback]
+        hints = [_sizes(prints, given or {}), _mismatch(positions), _no_gpu(failure)]
+        parts = [headline, *hints, others, failure.traceback]
         super().__init__("\n\n".join(filter(None, parts)))
 
 
@@ -63,12 +70,24 @@ def _mismatch(positions: Mapping[int, Position]) -> str:
     )
 
 
-def _sizes(prints: Iterable[str]) -> str:
-    if not any(_OTHER_SIZE in text for text in prints):
+def _sizes(prints: Iterable[str], given: Mapping[int, Sequence[Given]]) -> str:
+    found = different_sizes(given)
+    if not found and any(_OTHER_SIZE in text for text in prints):
+        found = last_given(given)  # of those that live: who aborted cannot be asked
+    elif not found:
         return ""
     return (
-        "The ranks gave tensors of different sizes to one collective. All ranks of a group must "
-        "give the same shape and dtype: look for a size that depends on the rank."
+        f"The ranks gave tensors of different sizes to one collective{found}. All ranks of a "
+        "group must give the same shape and dtype: look for a size that depends on the rank."
+    )
+
+
+def _no_gpu(failure: Failure) -> str:
+    if failure.kind != "raised" or not _NO_GPU.search(failure.what):
+        return ""
+    return (
+        "Ranks compute on the CPU where there is not one GPU for each of them: write "
+        ".to(rank_device()) instead of .cuda(), with rank_device from utils."
     )
 
 

@@ -15,6 +15,8 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
+from utils.ranks.orphans import CAN_ADOPT, end_orphans
+
 ROOT = Path(__file__).resolve().parents[2]
 # Libraries that ranks get ready-made if this process has imported them: seconds each, in every
 # rank. With each, what it imports only when it is first used.
@@ -60,6 +62,16 @@ def start_server() -> multiprocessing.context.BaseContext:
     with without_main(), _environment(PYTHONPATH=_on_path(ROOT), COURSE_PRELOAD=modules):
         ensure_running()
     return context
+
+
+def end_orphans_of_server() -> None:
+    """End what processes left behind that have ended: on Linux the server has inherited it."""
+    from multiprocessing import forkserver
+
+    pid = forkserver._forkserver._forkserver_pid
+    if CAN_ADOPT and pid is not None:
+        with _launching:  # else one could be on its way that is not in the list yet
+            end_orphans(pid, {process.pid for process in multiprocessing.active_children()})
 
 
 def _stop_server() -> None:

@@ -8,23 +8,27 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import selectors
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import psutil
 
+from utils.ranks.agent import rendezvous_arguments, run_agent
+from utils.ranks.child import pack
+from utils.ranks.killable import LOST_PRINTS, OUTPUT_BYTES, KillableProcess, kill_all
 from utils.ranks.launch import check_world
-from utils.ranks.outcome import Failure, describe_exit
+from utils.ranks.member import loopback_variables
+from utils.ranks.outcome import Failure, Outcome, describe_exit
 from utils.ranks.position import Position, frames_of_dump, position_in
 from utils.ranks.report import RankError
 
 DUMP_SECONDS = 1.0  # for ranks to write where they stand
-_FAILED = re.compile(r"^\s*rank\s*: (?P<rank>\d+) .*\n\s*exitcode\s*: (?P<code>-?\d+)", re.MULTILINE)
+_RANK = b"[rank "
 _OF_TORCH = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)  # its own prefix of uncaught exceptions
 _TRACEBACK = "Traceback (most recent call last)"
 
@@ -35,106 +39,110 @@ def run_torchrun(
     *args: object,
     timeout_seconds: float = 120.0,
 ) -> str:
-    """Run `torchrun --standalone --nproc-per-node=WORLD_SIZE SCRIPT ARGS` and wait for its end.
+    """Run `torchrun --nproc-per-node=WORLD_SIZE SCRIPT ARGS` on this machine and wait for its end.
 
     What ranks print is shown as they print it, each line with its rank. A launch takes seconds:
-    every rank imports torch anew. No process is left when this returns or raises.
+    every rank imports torch anew. Nothing that is opened for it can be reached from another
+    machine. No process is left when this returns or raises.
 
     Args:
         script: the Python file.
         world_size: ranks on this machine, 1 to 16.
         args: the script's arguments.
-        timeout_seconds: for everything, the start included.
+        timeout_seconds: for torchrun and its ranks, their start included.
 
     Returns:
-        What the ranks printed.
+        What the ranks printed; of very much the first 200,000 bytes a rank.
 
     Raises:
         RankError: a rank failed, with its exit code and its own traceback; or time was over, with
             the line at which each rank stood.
         FileNotFoundError: there is no such script.
         ValueError: the world size or the timeout cannot be used.
-        RuntimeError: this system has no process groups (Windows).
+        RuntimeError: this system cannot start such processes (Windows).
     """
-    if not hasattr(os, "killpg"):
-        raise RuntimeError("Windows cannot end torchrun with all its ranks. Run the course in WSL2.")
     path = Path(script)
     check_world(world_size, timeout_seconds, "The script comes first: run_torchrun(path, 4).")
     if not path.is_file():
         raise FileNotFoundError(f"There is no script {path.resolve()}: check its name and folder.")
-    with tempfile.TemporaryDirectory(prefix="torchrun-") as logs:
-        run = _Run(path, world_size, [str(arg) for arg in args], Path(logs))
-        try:
-            if not run.finished_within(timeout_seconds):
-                raise run.too_slow(timeout_seconds)
-        finally:
-            run.kill()
-        if run.exit_code:
-            raise run.failed()
-    return run.shown
+    with tempfile.TemporaryDirectory(prefix="torchrun-") as folder:
+        run = _Run(path, world_size, [str(arg) for arg in args], Path(folder), timeout_seconds)
+        return run.to_its_end()
 
 
 class _Run:
     """One torchrun with all that it started."""
 
-    def __init__(self, script: Path, world_size: int, args: list[str], logs: Path) -> None:
+    def __init__(
+        self, script: Path, world_size: int, args: list[str], logs: Path, timeout_seconds: float
+    ) -> None:
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone",
-            f"--nproc-per-node={world_size}", "--tee=3", f"--log-dir={logs}",
-            str(script), *args,
+            *rendezvous_arguments(str(logs)), f"--nproc-per-node={world_size}", "--tee=3",
+            f"--log-dir={logs}", str(script), *args,
         ]  # fmt: skip
-        self._name, self._logs, self._world_size = script.name, logs, world_size
-        self.shown, self._own_words = "", ""
-        self._process = subprocess.Popen(
-            command, env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-        if hasattr(psutil, "RLIMIT_CORE"):  # an abort is to leave no file
-            with contextlib.suppress(psutil.Error):
-                psutil.Process(self._process.pid).rlimit(psutil.RLIMIT_CORE, (0, 0))
+        self._script, self._logs, self._world_size = script, logs, world_size
+        self._seconds = timeout_seconds
+        self._process = KillableProcess(
+            pack(run_agent, (command, _environment(), os.getcwd())),
+            timeout_seconds=timeout_seconds,
+            output_bytes=world_size * OUTPUT_BYTES,
+        )
+        self._shown: list[str] = []
+        self._taken = 0
 
-    @property
-    def exit_code(self) -> int | None:
-        return self._process.returncode
+    def to_its_end(self) -> str:
+        """What the ranks printed, shown while they run.
 
-    def finished_within(self, seconds: float) -> bool:
-        """Show what is printed until all is over, or the time is."""
-        deadline, rest, pipe = time.monotonic() + seconds, b"", self._process.stdout
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
-            while (left := deadline - time.monotonic()) > 0:
-                if not selector.select(left):
-                    continue
-                piece = os.read(pipe.fileno(), 65536)
-                *lines, rest = (rest + piece).split(b"\n")
-                for line in lines if piece else [rest]:
-                    self._show(line.decode(errors="replace"))
-                if not piece:
-                    return self._ended_by(deadline)
-        return False
+        Raises:
+            RankError: a rank failed, or time was over.
+        """
+        try:
+            self._process.start()
+            outcome = self._outcome()
+        finally:
+            kill_all([self._process])
+        if outcome.failure:
+            what = f"was not reached: torchrun itself {outcome.failure.what}"
+            raise RankError(self._script.name, {0: Failure("died", what, self._own_words())}, {})
+        if outcome.value:
+            raise self._failed(outcome.value)
+        return "".join(self._shown)
 
-    def _ended_by(self, deadline: float) -> bool:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.1, deadline - time.monotonic()))
-        return self._process.returncode is not None
+    def _outcome(self) -> Outcome:
+        outcome = None
+        while outcome is None:
+            wait(self._process.waitables, timeout=self._process.seconds_left)
+            if self._process.seconds_left == 0 and self._process.is_called:
+                self._show()
+                raise self._too_slow()
+            outcome = self._process.poll()
+            self._show()
+        self._show(to_the_end=True)
+        return outcome
 
-    def _show(self, line: str) -> None:
-        if not line.startswith("[rank "):  # torchrun's own words
-            self._own_words += line + "\n"
-            return
-        last = line.rstrip("\r").rpartition("\r")[2]  # what a progress bar left standing
-        self.shown += last + "\n"
-        sys.stdout.write(last + "\n")
+    def _show(self, to_the_end: bool = False) -> None:
+        """Print the lines of ranks that are new: whole ones, and at the end also the last."""
+        output = self._process.output
+        end = len(output) if to_the_end else output.rfind(b"\n") + 1
+        new, self._taken = output[self._taken : end], max(self._taken, end)
+        # What torchrun says itself has no rank. Of a progress bar only the last state stands.
+        lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in new.splitlines() if line.startswith(_RANK)]
+        text = "".join(f"{line.decode(errors='replace')}\n" for line in lines)
+        if to_the_end and self._process.has_lost_prints:
+            text += f"{LOST_PRINTS}\n"
+        self._shown.append(text)
+        if text:
+            sys.stdout.write(text)
 
-    def failed(self) -> RankError:
+    def _own_words(self) -> str:
+        lines = self._process.output.decode(errors="replace").splitlines()
+        return "\n".join(line for line in lines if not line.startswith(_RANK.decode()))
+
+    def _failed(self, codes: Mapping[int, int]) -> RankError:
         """Which rank failed first, and what it had to say."""
-        codes = {int(m["rank"]): int(m["code"]) for m in _FAILED.finditer(self._own_words)}
         by_themselves = {r: code for r, code in codes.items() if code != -signal.SIGTERM} or codes
         failures = {rank: self._failure(rank, code) for rank, code in by_themselves.items()}
-        if not failures:
-            what = f"was not reached: torchrun itself {describe_exit(self.exit_code)}"
-            failures = {0: Failure("died", what, self._own_words)}
-        return RankError(self._name, failures, {})
+        return RankError(self._script.name, failures, {}, self._shown)
 
     def _failure(self, rank: int, exit_code: int) -> Failure:
         text = self._stderr(rank)
@@ -144,21 +152,22 @@ class _Run:
         summary = trace.rpartition("\n")[2]
         return Failure("raised", f"ended with exit code 1: {summary}", trace)
 
-    def too_slow(self, seconds: float) -> RankError:
+    def _too_slow(self) -> RankError:
         """Where each rank stands, which it writes when it is told to abort."""
         with contextlib.suppress(psutil.Error):
             torchrun = psutil.Process(self._process.pid)
             torchrun.suspend()
             for worker in torchrun.children():  # not what these started: it may share their log
-                worker.send_signal(signal.SIGABRT)
+                if worker.cmdline()[1:3] == ["-u", str(self._script)]:
+                    worker.send_signal(signal.SIGABRT)
         time.sleep(DUMP_SECONDS)
         stood = {rank: self._position(rank) for rank in range(self._world_size)}
-        what = f"did not finish within {seconds:g} s and was stopped."
+        what = f"did not finish within {self._seconds:g} s and was stopped."
         failures = {
             rank: Failure("timeout", f"{what} It {at}." if at.frame else what, position=at)
             for rank, at in stood.items()
         }
-        return RankError(self._name, failures, stood)
+        return RankError(self._script.name, failures, stood)
 
     def _position(self, rank: int) -> Position:
         # All threads are written; the one that runs the script is the current one.
@@ -166,30 +175,15 @@ class _Run:
         return position_in(frames_of_dump(stack.partition("\nThread ")[0]))
 
     def _stderr(self, rank: int) -> str:
-        files = self._logs.glob(f"**/{rank}/stderr.log")
-        text = "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
-        return _OF_TORCH.sub("", text)
+        """The end of what a rank wrote there."""
+        data = b"".join(_end_of(path) for path in self._logs.glob(f"**/{rank}/stderr.log"))
+        return _OF_TORCH.sub("", data.decode(errors="replace"))
 
-    def _stopped(self) -> list[psutil.Process]:
-        """Torchrun and its descendants, torchrun stopped, so that it starts and ends nothing."""
-        try:
-            torchrun = psutil.Process(self._process.pid)
-            torchrun.suspend()
-            return [torchrun, *torchrun.children(recursive=True)]
-        except psutil.Error:
-            return []
 
-    def kill(self) -> None:
-        """End torchrun, its ranks and what those started."""
-        groups = set()
-        for process in self._stopped():
-            with contextlib.suppress(ProcessLookupError):
-                groups.add(os.getpgid(process.pid))
-        for group in groups - {os.getpgrp()}:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, signal.SIGKILL)
-        self._process.wait()
-        self._process.stdout.close()
+def _end_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - OUTPUT_BYTES))
+        return file.read()
 
 
 def _environment() -> dict[str, str]:
@@ -200,4 +194,4 @@ def _environment() -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
     }
-    return os.environ | ours
+    return os.environ | ours | loopback_variables()

@@ -1,0 +1,127 @@
+"""No port that a launch opens can be reached from another machine."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from utils.ranks import run_ranks, run_torchrun, server
+
+LOOK_SECONDS = 0.02
+SCRIPT = """
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(2))
+time.sleep(1)  # to be looked at
+dist.destroy_process_group()
+"""
+
+
+class Doors:
+    """What this process and its descendants listen on, and who got in from elsewhere."""
+
+    def __init__(self) -> None:
+        self.listening: set[tuple[str, int]] = set()
+        self.open: list[str] = []
+        self._elsewhere = addresses_of_this_machine()
+
+    def look(self) -> None:
+        """Note what listens now, and knock at each new port from every other address."""
+        for address, port in listening() - self.listening:
+            self.listening.add((address, port))
+            if not ipaddress.ip_address(address).is_loopback:
+                self.open.append(f"port {port} listens on {address}")
+            self.open += [f"port {port} answers at {at}" for at in self._elsewhere if gets_in(at, port)]
+
+
+def addresses_of_this_machine() -> list[str]:
+    """Those that other machines could use."""
+    found = [row.address for rows in psutil.net_if_addrs().values() for row in rows
+             if row.family in (socket.AF_INET, socket.AF_INET6)]  # fmt: skip
+    return [at for at in found if "%" not in at and not ipaddress.ip_address(at).is_loopback]
+
+
+def listening() -> set[tuple[str, int]]:
+    me, found = psutil.Process(), set()
+    for process in [me, *me.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            rows = process.net_connections(kind="inet")
+            found |= {tuple(row.laddr) for row in rows if row.status == psutil.CONN_LISTEN}
+    return found
+
+
+def gets_in(address: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=2):
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[Doors]:
+    """Look all the time while the block runs; what was open before does not count."""
+    doors, is_over = Doors(), threading.Event()
+    doors.look()
+    doors.listening, before, doors.open = set(), doors.listening, []
+
+    def look() -> None:
+        doors.listening |= before
+        while not is_over.wait(LOOK_SECONDS):
+            doors.look()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield doors
+    finally:
+        is_over.set()
+        thread.join()
+        doors.listening -= before
+
+
+def test_an_open_door_is_seen() -> None:
+    with watched() as doors:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        doors.look()
+    assert any(f"port {store.port} listens on" in text for text in doors.open)
+    assert sum("answers at" in text for text in doors.open) >= len(addresses_of_this_machine())
+
+
+def together() -> None:
+    dist.all_reduce(torch.ones(2))
+    group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=20))
+    dist.all_reduce(torch.ones(2), group=group)
+    threading.Event().wait(1)  # to be looked at
+
+
+def check(launch: Callable[[], object], ranks: int) -> None:
+    with watched() as doors:
+        launch()
+    assert len(doors.listening) > ranks  # a store, and gloo's own of each rank
+    assert not doors.open
+
+
+def test_run_ranks_opens_nothing_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")  # a wish for a cluster, not for this machine
+    server._stop_server()  # the next one has this environment
+    run_ranks(together, 2)
+    check(lambda: run_ranks(together, 2), 2)
+    server._stop_server()
+
+
+def test_run_torchrun_opens_nothing_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # rank 0 would open the store
+    (tmp_path / "script.py").write_text(SCRIPT)
+    check(lambda: run_torchrun(tmp_path / "script.py", 2), 2)

@@ -1,0 +1,71 @@
+"""Tensors of different sizes in one collective: what each rank gave, and the sentence about it."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+# Collectives to which all ranks give the same sizes; as gloo records them.
+_SAME_SIZES = frozenset(
+    {"all_reduce", "all_gather", "_all_gather_base", "broadcast", "reduce", "reduce_scatter",
+     "_reduce_scatter_base"}
+)  # fmt: skip
+
+
+class Given(NamedTuple):
+    """What a rank gave to one collective: its group and number there, its kind, the tensors."""
+
+    group: str
+    number: int
+    kind: str
+    tensors: str
+
+
+def given_here() -> tuple[Given, ...]:
+    """What this process gave to collectives lately, as PyTorch's flight recorder has it."""
+    if "torch.distributed" not in sys.modules:
+        return ()
+    recorder = importlib.import_module("torch._C._distributed_c10d")
+    with_collectives, with_stacks, only_active = True, False, False
+    dump = pickle.loads(recorder._dump_fr_trace(with_collectives, with_stacks, only_active))
+    return tuple(
+        Given(
+            str(entry["process_group"]),
+            entry["collective_seq_id"],
+            entry["profiling_name"].rpartition(":")[2],
+            ", ".join(map(_tensor, entry["input_sizes"], entry["input_dtypes"])),
+        )
+        for entry in dump.get("entries", ())
+        if not entry["is_p2p"]
+    )
+
+
+def _tensor(sizes: Sequence[int], dtype: str) -> str:
+    return f"{list(sizes)} {dtype.lower()}"
+
+
+def different_sizes(given: Mapping[int, Sequence[Given]]) -> str:
+    """The first collective to which ranks gave different sizes, and who gave what; "" if none."""
+    calls: dict[tuple[str, int, str], dict[int, Given]] = {}
+    for rank, rows in sorted(given.items()):
+        for row in rows:
+            if row.kind in _SAME_SIZES:
+                calls.setdefault((row.group, row.number, row.kind), {})[rank] = row
+    for (_, _, kind), rows in sorted(calls.items(), key=lambda call: call[0][1]):
+        if len({row.tensors for row in rows.values()}) > 1:
+            return f", {kind}: {_each(rows)}"
+    return ""
+
+
+def last_given(given: Mapping[int, Sequence[Given]]) -> str:
+    """What ranks gave to the last collective that they called; "" if nothing is known."""
+    last = {rank: rows[-1] for rank, rows in sorted(given.items()) if rows}
+    kinds = {row.kind for row in last.values()}
+    return f", {kinds.pop()}: {_each(last)}" if len(kinds) == 1 else ""
+
+
+def _each(rows: Mapping[int, Given]) -> str:
+    return ", ".join(f"rank {rank} gave {row.tensors}" for rank, row in rows.items())
