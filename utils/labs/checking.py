@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from utils.labs.cases import Exercise, Question
 from utils.labs.stubs import functions_of, untouched
 from utils.labs.verdict import Report, Status, Verdict, check_failed, not_yet
 from utils.ranks.killable import run_to_outcome
@@ -82,16 +83,17 @@ def lab_numbers() -> list[str]:
 
 
 def checks_of(number: str) -> dict[str, Check]:
-    """The checks of a lab by exercise: the public functions of one answer that its module defines."""
+    """The checks of a lab by exercise: its module's questions, and its functions of one answer."""
     module = importlib.import_module(f"{_PACKAGE}.lab_{number}")
-    functions = inspect.getmembers(module, inspect.isfunction)
-    return {
-        name: function
-        for name, function in functions
-        if function.__module__ == module.__name__
-        and not name.startswith("_")
-        and len(inspect.signature(function).parameters) == 1
-    }
+    found = {name: value for name, value in sorted(vars(module).items()) if name[0] != "_"}
+    return {name: value for name, value in found.items() if _is_check(value, module.__name__)}
+
+
+def _is_check(value: Any, module: str) -> bool:
+    if isinstance(value, (Question, Exercise)):
+        return True
+    is_own = inspect.isfunction(value) and value.__module__ == module
+    return is_own and len(inspect.signature(value).parameters) == 1
 
 
 def run_check(function: Check, answer: Any) -> Verdict:
@@ -121,6 +123,8 @@ def _check_in_process(name: str, function: Check, answer: Any, timeout_seconds: 
 
 def _wrong_kind(function: Check, answer: Any) -> str:
     """What is wrong with an answer whose kind is not that of the check's parameter; else ""."""
+    if isinstance(function, (Question, Exercise)) or hasattr(function, "kind"):
+        return ""  # it says so itself
     wanted = str(next(iter(function.__annotations__.values()), ""))
     kind = type(answer).__name__
     if wanted.startswith(("Callable", "type")) and not callable(answer):
@@ -146,7 +150,8 @@ def _callables_in(answer: Any) -> list[Callable[..., Any]]:
 def _verdict_on(error: Exception, function: Check, answer: Any) -> Verdict:
     """A "not yet" with the innermost line of the learner's own code, or a "check failed"."""
     summary = "".join(traceback.format_exception_only(error)).strip()
-    others = ("<frozen", function.__code__.co_filename, *_NOT_LEARNERS)
+    code = getattr(inspect.unwrap(function), "__code__", check.__code__)
+    others = ("<frozen", code.co_filename, *_NOT_LEARNERS)
     frames = traceback.extract_tb(error.__traceback__)
     learners = [frame for frame in frames if not frame.filename.startswith(others)]
     if learners:
