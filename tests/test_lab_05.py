@@ -68,8 +68,9 @@ def test_the_questions_accept_the_right_answers(question: str, answer: Any) -> N
 @pytest.mark.parametrize(
     ("question", "answer", "words"),
     [
-        ("last_block", "yes", "Backward begins with the last block"),
+        ("last_block", "yes", "backward begins with it"),
         ("last_block", 3, '"yes" or "no"'),
+        ("last_block", "maybe", '"yes" or "no"'),
         ("tiny_layers", 8, "plain training"),
         ("tiny_layers", 24, "Each checkpoint keeps its input"),
         ("best_segment", 6, "square root of 36"),
@@ -77,7 +78,7 @@ def test_the_questions_accept_the_right_answers(question: str, answer: Any) -> N
         ("diagnosis", diagnosis("parameters", 2), "parameters() and buffers()"),
         ("diagnosis", diagnosis("gradients", 2), "parameters() and buffers()"),
         ("diagnosis", diagnosis("buffers", 1), "num_batches_tracked"),
-        ("diagnosis", diagnosis("buffers", math.nan), "num_batches_tracked"),
+        ("diagnosis", diagnosis("buffers", math.nan), "no finite number"),
     ],
 )
 def test_wrong_answers_to_questions_are_nudged(question: str, answer: Any, words: str) -> None:
@@ -133,7 +134,9 @@ def borrowed_by_its_long_name(block: nn.Module, x: torch.Tensor) -> torch.Tensor
         (by_hooks(replay=False), "Dropout drew another mask"),
         (by_hooks(fork=False), "moved the random state"),
         (by_hooks(grad=False), "ran again without gradients"),
-        (by_hooks(once=False), "ran 25 times"),
+        (by_hooks(once=False), "for each tensor that was saved"),
+        (lambda block, x: None, "returns nothing"),
+        (lambda block, x: x, "no gradients"),
         (keeps_all, "still keeps activations"),
         (lambda block, x: block(x) * 2, "the block's own"),
     ],
@@ -177,8 +180,8 @@ def plan(edges: Callable[..., int], insides: Callable[..., int]) -> Callable[...
         (plan(lambda n, c: n, lambda n, c, k: n - c), "being recomputed"),
         (plan(lambda n, c: n, lambda n, c, k: n - c + 1), "One inside too many"),
         (plan(lambda n, c: n, lambda n, c, k: max(n - c, 1)), "the last block is a checkpointed one"),
-        (lambda *asked: math.nan, "Walk backward"),
-        (lambda *asked: "many", "a number"),
+        (lambda *asked: math.nan, "a whole number of bytes"),
+        (lambda *asked: "many", "a whole number of bytes"),
         (lambda layers, edge, inside, every: None, "returns nothing"),
         (
             lambda n, edge, inside, k: lab_predicted(n, edge, inside, k) - edge * (k == 1),

@@ -67,9 +67,11 @@ def test_chunks_may_be_cut_in_other_ways(cut: Callable[..., Any]) -> None:
         (in_chunks(sum_of, lambda parts, labels, n: sum(parts) / len(labels)), "divides by all"),
         (in_chunks(sum_of, lambda parts, labels, n: sum(parts)), "That is the sum"),
         (in_chunks(sum_of, counted), "Chunks alone keep all"),
-        (in_chunks(recomputed, counted, cut=whole_chunks_alone), "Where do the other 4 tokens go"),
+        (in_chunks(recomputed, counted, cut=whole_chunks_alone), "Where do the other 4 go"),
         (lambda *args: torch.tensor(math.nan, requires_grad=True), "without any label"),
-        (lambda *args: 3.0, "one loss is wanted"),
+        (lambda *args: 3.0, "one loss: a tensor without"),
+        (lambda *args: torch.ones(2, requires_grad=True), "Add up the losses"),
+        (lambda h, w, t, n: sum_of(h.detach(), w, t) / 156, "Is a chunk detached"),
         (
             in_chunks(lambda h, w, t: sum_of(h, w.detach(), t) + 0 * w.sum(), counted),
             "Is a chunk detached",
