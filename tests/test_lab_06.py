@@ -60,7 +60,7 @@ def test_the_question_of_the_lesson(answer: float) -> None:
         (160, "That is MB"),
         (240, "That is MB"),
         (0.04, "Two moments"),
-        (math.nan, "a number of GB"),
+        (math.nan, "no finite number"),
         (0.5, "Two moments"),
         ("0.16 GB", "a number of GB"),
     ],
@@ -91,10 +91,11 @@ def sheet(frozen_bytes: int = 2, adapter_bytes: int = 4, moments: int = 8, full:
         (sheet(moments=4), "two moments"),
         (sheet(full=True), "full matrix"),
         (sheet(moments=12), "a master copy"),
-        (lambda f, m, r: sheet()(f, m, r) | {"gradients": math.nan}, "rank * (inputs + outputs)"),
+        (lambda f, m, r: sheet()(f, m, r) | {"gradients": math.nan}, "no finite number"),
         (sheet(frozen_gradients=True), "What is frozen has no gradient"),
-        (lambda *args: 12, "a dict with four entries"),
-        (lambda *args: None, "a dict with four entries"),
+        (lambda *args: 12, "a dict with the keys"),
+        (lambda *args: None, "returns nothing"),
+        (lambda f, m, r: sheet()(f, m, 16), "rank * (inputs + outputs)"),
     ],
 )
 def test_wrong_sheets(wrong: Callable[..., Any], words: str) -> None:
@@ -144,12 +145,13 @@ def unscaled(weight: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
         (lambda w, levels: quantizer(per_block)(w.T, levels), "row by row"),
         (quantizer(per_block, torch.linspace(-1, 1, 16)), "16 even steps"),
         (quantizer(lambda blocks: blocks.amax(dim=1)), "largest magnitude can be negative"),
-        (quantizer(lambda blocks: blocks.amax(dim=1)), "block 1"),
+        (quantizer(lambda blocks: blocks.amax(dim=1)), "block 3, the first of 2"),
         (quantizer(lambda blocks: blocks.std(dim=1)), "Not the deviation"),
         (level_below, "Take the nearest one"),
         (unscaled, "Divide each block by its scale"),
         (lambda w, levels: (w[0], w[0]), "for 512 weights"),
-        (lambda w, levels: None, "two tensors are wanted"),
+        (lambda w, levels: None, "two tensors"),
+        (lambda w, levels: (torch.zeros(512), torch.full((8,), math.nan)), "block 0"),
     ],
 )
 def test_wrong_quantizers(wrong: Callable[..., Any], words: str) -> None:
@@ -183,7 +185,8 @@ def in_place(weight: Tensor, down: Tensor, up: Tensor, alpha: float) -> Tensor:
         (lambda w, a, b, alpha: a @ b, "has the shape of W"),
         (lambda w, a, b, alpha: w, "another update"),
         (in_place, "the given weight was changed"),
-        (lambda *args: None, "has the shape of W"),
+        (lambda *args: None, "returns nothing"),
+        (lambda w, a, b, alpha: w + 4 * b @ a, "multiplies by 4"),
     ],
 )
 def test_wrong_merges(wrong: Callable[..., Any], words: str) -> None:
@@ -203,8 +206,10 @@ def choice(method: Any, length: Any, batch: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (choice("DoRA", 1024, 1), "the method"),
-        (choice("LoRA", 1024, 1.5), "whole numbers"),
+        (choice("DoRA", 1024, 1), "a method of fine-tuning"),
+        (choice("LoRA", 1024, 1.5), "a whole number of sequences"),
+        (choice("LoRA", 1024, math.nan), "a whole number of sequences"),
+        (choice("LoRA", 1024, -1), "above zero"),
         (choice("LoRA", 512, 4), "never sees their ends"),
         (choice("LoRA", 1024, 1024), "far too many"),
     ],
@@ -218,7 +223,7 @@ def test_the_solution_fits() -> None:
     answer = choice("QLoRA + checkpointing", np.int64(1024), np.int64(29))
     found = check("06.fit", dict(reversed(answer.items()))).verdict
     assert found.status is Status.CORRECT
-    assert found.score == "29,696 tokens a step"
+    assert found.score == f"29,696 tokens a step, par {lab_06.PAR:,}"
 
 
 def test_a_choice_that_needs_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from utils.memory import measure
 from utils.techniques import BlockCost, activation_peak, best_blocks, recompute_flops
 from utils.units import format_bytes
 
+_FORGOTTEN = "Every block's input stays, also a checkpointed one's."
 LOSS_SHARE = 0.3  # of the plain peak: below it a loss in eight chunks must stay
 
 
@@ -92,9 +93,8 @@ def _bytes_case(layers: int, every: int, edge: int = 100, inside: int = 1730) ->
     if len(chosen) not in (0, layers) and layers - 1 in chosen:
         missing = "Here the last block is a checkpointed one: its inside joins all that were kept."
     twice = "One inside too many: which block's backward is running, and was it counted already?"
-    forgotten = "Every block's input stays, also a checkpointed one's."
-    wrong = {right - inside: missing, right + inside: twice}
-    wrong |= {right - count * edge: forgotten for count in range(1, layers + 1)}
+    wrong = dict.fromkeys((right - n * edge for n in range(1, layers + 1)), _FORGOTTEN)
+    wrong |= {right - inside: missing, right + inside: twice}
     says = f"{layers} blocks, {edge} bytes of input and {inside} inside each, every={every}"
     return Case((layers, edge, inside, every), right, says, wrong=wrong)
 
@@ -123,8 +123,7 @@ def best_set(answer: Callable[[list[BlockCost], int], Collection[int]]) -> Verdi
         found = blocks.returned(answer(list(costs), limit))
         if wrong := [index for index in found if not 0 <= index < len(costs)]:
             return not_yet(f"{shown(wrong[0])} is no block: there are {len(costs)}, from 0")
-        peak = activation_peak(costs, found)
-        if peak > limit:
+        if (peak := activation_peak(costs, found)) > limit:
             got = f"{peak:,} bytes with blocks {sorted(found)}"
             return not_yet("the peak is over the budget", expected=f"at most {limit:,} bytes",
                            got=got, nudge=_over_nudge(costs, found))  # fmt: skip
@@ -151,8 +150,8 @@ def _problems() -> list[tuple[list[BlockCost], int]]:
     greedy = [(0, 60, 55), (0, 50, 48), (0, 50, 48), (0, 10, 10)]
     draw = torch.Generator().manual_seed(5)
     drawn = [torch.randint(5, 100, (10, 3), generator=draw).tolist() for _ in range(4)]
-    shares = [(unet, 0.6), (greedy, 0.42), *((rows, s) for rows in drawn for s in (0.72, 0.88))]
-    problems = []
+    shares, problems = [(unet, 0.6), (greedy, 0.42)], []
+    shares += [(rows, share) for rows in drawn for share in (0.72, 0.88)]
     for rows, share in shares:
         costs = [BlockCost(*row) for row in rows]
         least, most = activation_peak(costs, range(len(costs))), activation_peak(costs, ())
