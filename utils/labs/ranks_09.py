@@ -40,7 +40,8 @@ def network() -> nn.Module:
 
 def zero_1(step: Callable[..., Any]) -> Report:
     """On every rank: three steps of the learner's."""
-    model, state, before = network(), {}, _alive()
+    gc.freeze()  # what is there already is the launcher's: not looked at, and not copied to this process
+    model, state = network(), {}
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for number in range(STEPS):
         inputs, targets = batch(number)
@@ -52,14 +53,14 @@ def zero_1(step: Callable[..., Any]) -> Report:
     bytes_sent: dict[str, int] = {}
     for row in sent.rows:
         bytes_sent[row.collective] = bytes_sent.get(row.collective, 0) + row.payload_bytes
-    known = {"model": model, "state": state, "others": (before, inputs, targets)}
+    known = {"model": model, "state": state, "batch": (inputs, targets)}
     kept, elsewhere = _bytes(state=state), _bytes(**known, rest=_alive()) - _bytes(**known)
     calls = sum(row.calls for row in sent.rows)
     return Report(_flat(model), _trained(1.0), _trained(ranks), kept, elsewhere, bytes_sent, calls)
 
 
 def _alive() -> list[Tensor]:
-    """Every tensor that anything in this process still refers to."""
+    """Every tensor made since `gc.freeze` that anything still refers to."""
     gc.collect()
     return [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
 
