@@ -14,7 +14,7 @@ from typing import Any
 
 from utils.labs.verdict import Verdict, not_yet, shown
 
-NO_RETURN = "Is there a `return` on every path?"
+NO_RETURN = "Is there a `return`? Does every path through the function end in one?"
 
 
 class WrongKind(Exception):
