@@ -152,7 +152,7 @@ class Question:
         except NotYet as ending:
             return ending.verdict
         verdict = judge(found, self.right, wrong=self.wrong, nudge=self.nudge,
-                        expected=self.expected or self.kind.what, within=self.within,
+                        expected=self.expected or self.kind.what.rstrip(","), within=self.within,
                         relative=self.relative)  # fmt: skip
         return verdict or correct(self.note)
 

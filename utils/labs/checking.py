@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.labs.cases import Exercise, Question
-from utils.labs.stubs import functions_of, untouched
+from utils.labs.stubs import MOST_NESTED, functions_of, parts_of, untouched
 from utils.labs.verdict import Report, Status, Verdict, check_failed, not_yet
 from utils.ranks.killable import run_to_outcome
 
@@ -40,7 +40,7 @@ def check(name: str, answer: Any, *, timeout_seconds: float = TIMEOUT_SECONDS) -
         return Report(name, Verdict(Status.NOT_ATTEMPTED, f"{reason}."))
     if problem := _wrong_kind(function, answer):
         return Report(name, not_yet(f"your answer could not be used: {problem}"))
-    if not _runs_code(answer) or getattr(function, _STARTS_RANKS, False):
+    if not _callables_in(answer) or getattr(function, _STARTS_RANKS, False):
         return Report(name, run_check(function, answer))
     return _check_in_process(name, function, answer, timeout_seconds)
 
@@ -135,15 +135,10 @@ def _wrong_kind(function: Check, answer: Any) -> str:
     return ""
 
 
-def _runs_code(answer: Any) -> bool:
-    return bool(_callables_in(answer))
-
-
-def _callables_in(answer: Any) -> list[Callable[..., Any]]:
-    if isinstance(answer, dict):
-        answer = tuple(answer.values())
-    if isinstance(answer, (tuple, list)):
-        return [found for part in answer for found in _callables_in(part)]
+def _callables_in(answer: Any, depth: int = MOST_NESTED) -> list[Callable[..., Any]]:
+    if isinstance(answer, (tuple, list, dict)):
+        parts = parts_of(answer) if depth else ()
+        return [found for part in parts for found in _callables_in(part, depth - 1)]
     return [answer] if callable(answer) else []
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from utils.labs.verdict import Verdict, not_yet, shown
 
-NO_RETURN = "Is there a `return` on every path?"
+NO_RETURN = "Is there a `return`? Does every path through the function end in one?"
 
 
 class WrongKind(Exception):
@@ -104,9 +104,9 @@ def equal(found: Any, right: Any, *, within: float = 0.0, relative: float = 0.0)
 def same_float(found: Any, right: float) -> bool:
     """Whether two floats are the same number, where NaN, infinities and -0.0 are wanted as such."""
     value = as_number(found)
-    if value is None or math.isnan(right) or math.isnan(value):
-        return value is not None and math.isnan(right) and math.isnan(value)
-    return value == right and math.copysign(1, value) == math.copysign(1, right)
+    if value is None or value != value or math.isnan(right):  # NaN; math's is not for every int
+        return value is not None and value != value and math.isnan(right)
+    return value == right and (value != 0 or math.copysign(1, value) == math.copysign(1, right))
 
 
 def anything(what: str = "an answer") -> Kind:
