@@ -99,7 +99,10 @@ def with_room_to_spare(count, ranks, card):
     return next((s for s in range(4) if state_bytes(count, s, ranks) < card), None)
 
 
-def by_hand(parameters, state, rate, average=True, gather=True, full=False, twice=False, one_by_one=False, away=None, dummy=False):
+def by_hand(
+    parameters, state, rate, average=True, gather=True, full=False, twice=False, one_by_one=False,
+    away=None, dummy=False,
+):  # fmt: skip
     rank, ranks = dist.get_rank(), dist.get_world_size()
     with torch.no_grad():
         if one_by_one:
@@ -114,7 +117,8 @@ def by_hand(parameters, state, rate, average=True, gather=True, full=False, twic
         gradient /= ranks if average else 1
         size = len(gradient) // ranks
         mine = slice(rank * size, (rank + 1) * size)
-        velocity = (state if away is None else away).setdefault("velocity", torch.zeros(len(gradient) if full else size))
+        home, length = state if away is None else away, len(gradient) if full else size
+        velocity = home.setdefault("velocity", torch.zeros(length))
         velocity.mul_(0.9).add_(gradient if full else gradient[mine])
         whole = torch.cat([p.flatten() for p in parameters])
         if dummy:

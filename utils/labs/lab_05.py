@@ -166,7 +166,7 @@ def chunked_loss(answer: Callable[[Tensor, Tensor, Tensor, int], Tensor]) -> Ver
     hidden, head = torch.randn(256, 32), torch.randn(2048, 32) / 6
     labels = torch.randint(0, 2048, (256,))
     labels[:100] = -100  # no label: these tokens do not count
-    for chunks in (8, 7):  # 7 do not divide the tokens
+    for chunks in (8, 7):  # 7 do not divide them
         if verdict := _wrong_loss(answer, hidden, head, labels, chunks):
             return verdict
     whole_peak, chunked = (_loss_peak(f, hidden, head, labels) for f in (_whole_loss, answer))
@@ -199,8 +199,7 @@ def _loss_and_gradients(
     answer: Callable[..., Any], hidden: Tensor, head: Tensor, labels: Tensor, chunks: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     hidden, head = (t.clone().requires_grad_() for t in (hidden, head))
-    loss = LOSS.returned(answer(hidden, head, labels, chunks))
-    backward(loss)
+    backward(loss := LOSS.returned(answer(hidden, head, labels, chunks)))
     return loss.detach().float(), hidden.grad, head.grad
 
 
@@ -216,7 +215,7 @@ def _loss_nudge(found: Tensor, hidden: Tensor, head: Tensor, labels: Tensor, chu
     counts = [(part != -100).sum() for part in (labels, labels[:size])]
     if any(torch.allclose(found, each[:size].sum() / count, rtol=1e-4) for count in counts):
         left = len(labels) - size
-        return f"{chunks} equal chunks hold {size} of {len(labels)} tokens. Where do the other {left} go?"
+        return f"{chunks} equal chunks hold {size} tokens of {len(labels)}. Where do the other {left} go?"
     return "Chunks hold different numbers of labels: a mean of means weighs them alike."
 
 
@@ -236,12 +235,11 @@ def _loss_peak(answer: Callable[..., Any], hidden: Tensor, head: Tensor, labels:
              "updates per step": number()}))  # fmt: skip
 def diagnosis(answer: dict[str, Any]) -> Verdict:
     """Exercise 5: what went wrong in the checkpointed network that evaluates badly."""
-    what, updates = answer["what differs"], answer["updates per step"]
     look = "Compare the two bodies' parameters() and buffers(), tensor by tensor."
     count = "Look at num_batches_tracked after three steps, and divide."
     return (
-        judge(what, "buffers", "which tensors differ", expected="one of the three", nudge=look)
-        or judge(updates, 2, "updates in each step", expected="a whole number", nudge=count)
+        judge(answer["what differs"], "buffers", "which tensors differ", expected="one of the three", nudge=look)
+        or judge(answer["updates per step"], 2, "updates in each step", expected="a number", nudge=count)
         or correct("the running statistics see each batch twice, and training never uses them")
     )
 

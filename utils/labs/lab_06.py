@@ -14,7 +14,7 @@ from utils.labs.kinds import Kind, equal, function, instance, keys, number, one_
 from utils.labs.verdict import Verdict, correct, not_yet, shown
 from utils.memory import Measurement
 from utils.models import Transformer, TransformerConfig
-from utils.techniques import LoraLinear, add_lora
+from utils.techniques import LoraLinear
 from utils.techniques.library import bitsandbytes_problem
 from utils.techniques.nf4 import BLOCK, dequantize_blocks, nearest, nf4_levels, quantize_blocks
 from utils.units import GB, format_bytes, parse_bytes
@@ -25,6 +25,7 @@ ENOUGH = 16_384  # tokens a step, exercise 4
 LARGEST = 65_536  # tokens a step that exercise 4 simulates
 PAR = 29_696  # tokens a step, what the solution of exercise 4 reaches
 STATES = ("frozen weights", "adapters", "gradients", "optimizer state")
+_LORA_RUNS = [(1_000_000, [(4096, 4096), (4096, 1024)], 16), (70_000, [(64, 96)], 4)]
 _IN_MB = "That is MB. A GB has a thousand of them."
 
 
@@ -48,7 +49,7 @@ def offloaded_gigabytes(answer: float) -> Verdict:
 def lora_states(answer: Callable[..., Any]) -> Verdict:
     """Exercise 1: the states sheet of a LoRA run."""
     sheet = keys({name: number() for name in STATES})
-    for frozen, matrices, rank in [(1_000_000, [(4096, 4096), (4096, 1024)], 16), (70_000, [(64, 96)], 4)]:
+    for frozen, matrices, rank in _LORA_RUNS:
         found = sheet.returned(answer(frozen, list(matrices), rank))
         count = rank * sum(a + b for a, b in matrices)
         says = f"for {frozen:,} parameters, matrices {matrices} and rank {rank}"
@@ -66,7 +67,7 @@ def _states_nudge(name: str, found: float, frozen: int, matrices: list, count: i
     if equal(found, 12 * count):
         return "12 bytes hold a master copy as well. These adapters are fp32 already, and need none."
     if name != "gradients" and (equal(found, 2 * count) or equal(found, 4 * count)):
-        return "How many bytes does one adapter parameter take here? Adapters are fp32; Adam keeps two moments."
+        return "How many bytes does an adapter parameter take? Adapters are fp32; Adam keeps two moments."
     if equal(found, 4 * full) or equal(found, 8 * full):
         return "That is a full matrix. An adapter is two thin ones: rank x inputs and outputs x rank."
     if found >= 2 * frozen:

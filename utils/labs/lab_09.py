@@ -89,9 +89,9 @@ sent_bytes = Exercise(
 
 
 def _lowest(count: float, ranks: int, card: float, nudge: str = "") -> Case:
-    right = next((s for s in _PER_PARAMETER if _states(int(count), s, ranks) <= card), None)
+    fits = (stage for stage in _PER_PARAMETER if _states(int(count), stage, ranks) <= card)
     says = f"{count / 1e9} billion parameters, {ranks} rank(s), {card / 1e9:g} GB"
-    return Case((int(count), ranks, card), right, says, nudge=nudge)
+    return Case((int(count), ranks, card), next(fits, None), says, nudge=nudge)
 
 
 _FULL = "These states fill the card to the last byte, and so they fit: `<=`, not `<`."
@@ -140,7 +140,7 @@ def _equal(found: list[workers.Report]) -> Verdict | None:
 def _lean(report: workers.Report) -> Verdict | None:
     share = 4 * PARAMETERS // RANKS
     if report.elsewhere_bytes >= share:
-        nudge = "Keep the velocity in `state`, and of this rank's part alone. What else stays takes memory, too."
+        nudge = "Keep the velocity in `state`, of this rank's part alone: what is elsewhere takes memory, too."
         got = f"{report.elsewhere_bytes} bytes elsewhere"
         return not_yet("what stays from step to step", expected=f"{share} bytes in `state`",
                        got=got, nudge=nudge)  # fmt: skip

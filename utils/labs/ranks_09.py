@@ -40,7 +40,7 @@ def network() -> nn.Module:
 
 def zero_1(step: Callable[..., Any]) -> Report:
     """On every rank: three steps of the learner's."""
-    gc.freeze()  # what is there already is the launcher's: not looked at, and not copied to this process
+    gc.freeze()  # what came with the fork is not looked at, so that its pages are not copied
     model, state = network(), {}
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for number in range(STEPS):
