@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from lab_cases import definitions, nudged, solved_lab
 from torch import nn
 
-from utils.labs import check, lab_01
+from utils.labs import check, lab_01, ledger_01
 from utils.labs.verdict import Status
 
 LAB = solved_lab("beginner/01_where_memory_goes")
@@ -50,6 +50,8 @@ def test_the_questions_accept_the_right_answers() -> None:
         ("momentum_bytes", 3, "how many numbers"),
         ("momentum_bytes", 20, "four bytes each"),
         ("momentum_bytes", [4, 4, 4], "one number"),
+        ("momentum_bytes", float("nan"), "no finite number"),
+        ("momentum_bytes", True, "one number"),
         ("doubled_batch", 12, "doubles everything"),
         ("doubled_batch", 8, "Which part"),
         ("doubled_batch", "10 GiB", "a number of GiB"),
@@ -66,6 +68,8 @@ def test_wrong_answers_to_questions_are_nudged(question: str, answer: Any, words
     [
         ("phase of the peak", "backward", "triangle"),
         ("temporaries / parameters at the peak", 1, "blue block"),
+        ("temporaries / parameters at the peak", float("nan"), "no finite number"),
+        ("half the batch lowers the peak by a tenth or more", 0, "without quotes"),
         ("half the batch lowers the peak by a tenth or more", True, "that grows with the batch"),
     ],
 )
@@ -123,7 +127,7 @@ def test_a_ledger_that_counts_elements() -> None:
 
 def test_a_ledger_that_counts_buffers() -> None:
     def saved_bytes(model: nn.Module, inputs: torch.Tensor) -> int:
-        return lab_01._ledger(model, inputs, own=[*model.parameters()])
+        return ledger_01.ledger(model, inputs, own=[*model.parameters()])
 
     nudged(lab_01.saved_bytes(saved_bytes), "counts a buffer")
 
@@ -141,6 +145,82 @@ def test_a_search_by_a_straight_line() -> None:
         return max(0, (limit_bytes - 2 * one + two) // (two - one))
 
     assert lab_01.largest_batch(largest_batch).status is Status.NOT_YET
+
+
+def test_a_ledger_that_is_a_constant() -> None:
+    torch.manual_seed(1)
+    right = ledger_01.ledger(ledger_01.SavesAView(), torch.randn(16, 32))
+    nudged(lab_01.saved_bytes(lambda model, inputs: right), "Is anything fixed")
+
+
+def test_a_ledger_that_gives_the_output() -> None:
+    nudged(lab_01.saved_bytes(lambda model, inputs: model(inputs)), "a whole number of bytes")
+    nudged(lab_01.saved_bytes(lambda model, inputs: model(inputs).sum()), "`.item()`")
+
+
+def test_a_ledger_whose_tensors_are_gone_while_it_counts() -> None:
+    def saved_bytes(model: nn.Module, inputs: torch.Tensor) -> int:
+        own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
+        kept: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> None:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda nothing: nothing):
+            model(inputs)
+        return sum(kept.values())
+
+    nudged(lab_01.saved_bytes(saved_bytes), "The address of one that is gone is used again")
+
+
+def search(
+    peak_bytes_at: Callable[[int], int], limit_bytes: int, fits: Any = None, first: int = 1
+) -> int:
+    """The solution, with another comparison or another first batch."""
+    fits = fits or (lambda batch: peak_bytes_at(batch) <= limit_bytes)
+    low, high = 0, first
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def test_a_search_that_leaves_out_the_limit_itself() -> None:
+    verdict = lab_01.largest_batch(lambda p, n: search(p, n, lambda batch: p(batch) < n))
+    nudged(verdict, "A peak that equals the limit still fits")
+
+
+def test_a_search_that_begins_with_a_huge_batch() -> None:
+    nudged(lab_01.largest_batch(lambda p, n: search(p, n, first=1 << 20)), "ran out of memory")
+
+    def catches(peak_bytes_at: Callable[[int], int], limit_bytes: int) -> int:
+        def fits(batch: int) -> bool:
+            try:
+                return peak_bytes_at(batch) <= limit_bytes
+            except Exception:
+                return False
+
+        return search(peak_bytes_at, limit_bytes, fits, first=1 << 20)
+
+    nudged(lab_01.largest_batch(catches), "Begin at 1, and double")
+
+
+def test_a_search_with_a_single_guess_is_told_to_measure_it() -> None:
+    def line(peak_bytes_at: Callable[[int], int], limit_bytes: int) -> int:
+        one, two = peak_bytes_at(1), peak_bytes_at(2)
+        return max(0, (limit_bytes - 2 * one + two) // (two - one))
+
+    nudged(lab_01.largest_batch(line), "measure the guess and its neighbours")
+
+
+def test_the_par_is_what_the_solution_takes(solved: dict[str, Any]) -> None:
+    par = lab_01.PAR_CALLS
+    verdict = lab_01.largest_batch(solved["largest_batch"])
+    assert verdict.score == f"{par} measurements at most, par {par}"
 
 
 def test_functions_that_return_nothing() -> None:
@@ -199,6 +279,23 @@ def test_a_cure_that_hides_the_graph_elsewhere() -> None:
         args[-1].append(kept[-1].item())
 
     nudged(lab_01.cured_step(cured_step), "holds the graph")
+
+
+def test_a_cure_that_retains_the_graph_for_the_step() -> None:
+    def cured_step(*args: Any) -> None:
+        args[-1].append(training(*args[:4], retain_graph=True).item())
+
+    nudged(lab_01.cured_step(cured_step), "backward frees nothing")
+
+
+def test_a_cure_that_leaks_something_else() -> None:
+    kept = []
+
+    def cured_step(*args: Any) -> None:
+        kept.append(torch.zeros(1000))
+        args[-1].append(training(*args[:4]).item())
+
+    nudged(lab_01.cured_step(cured_step), "of other still alive")
 
 
 def test_a_cure_that_trains_otherwise() -> None:

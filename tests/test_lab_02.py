@@ -46,13 +46,17 @@ def test_the_questions_accept_the_right_answers() -> None:
         ("added_bytes", "two", "a number of bytes"),
         ("what_halves", "parameters", "casts copies"),
         ("what_halves", "gradients", "its parameter's type"),
-        ("what_halves", "everything", "one category"),
+        ("what_halves", "everything", "as in the legend"),
+        ("what_halves", 2, "one category"),
         ("linear_rate", 0.1414, "rule for Adam"),
         ("linear_rate", 0.05, "grows as the batch"),
         ("diagnose", CAUSES | {"run A": "no scaler"}, "gradients finite then"),
         ("diagnose", CAUSES | {"run B": "half with Adam"}, "should have fallen"),
         ("diagnose", CAUSES | {"run C": "too slow"}, "run C"),
-        ("diagnose", "no scaler", "a dictionary"),
+        ("diagnose", "no scaler", "a dict with the keys"),
+        ("added_bytes", float("nan"), "no finite number"),
+        ("added_bytes", True, "a number of bytes"),
+        ("linear_rate", float("inf"), "no finite number"),
     ],
 )
 def test_wrong_answers_are_nudged(question: str, answer: Any, words: str) -> None:
@@ -121,6 +125,51 @@ def test_a_step_that_leaves_something_out(left_out: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        ("scale backward optimizer update", "would use scaled gradients"),
+        ("plain-backward step update", "small gradients become 0"),
+        ("plain-backward optimizer update", "small gradients become 0"),
+    ],
+)
+def test_calls_that_pytorch_refuses_are_named(calls: str, words: str) -> None:
+    def amp_step(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> float:
+        optimizer.zero_grad()
+        loss = forward(model, inputs, labels)
+        scaled = scaler.scale(loss) if "scale" in calls else None
+        parts = {"scale": lambda: None, "backward": lambda: scaled.backward(),
+                 "plain-backward": loss.backward, "optimizer": optimizer.step,
+                 "step": lambda: scaler.step(optimizer), "update": scaler.update}  # fmt: skip
+        for part in calls.split():
+            parts[part]()
+        return loss.item()
+
+    nudged(lab_02.amp_step(amp_step), words)
+    nudged(lab_02.amp_step(amp_step), "PyTorch refuses")
+
+
+def test_a_loss_outside_of_autocast() -> None:
+    def amp_step(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> float:
+        optimizer.zero_grad()
+        with torch.amp.autocast("cpu", dtype=torch.float16):
+            outputs = model(inputs)
+        loss = F.cross_entropy(outputs, labels)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    nudged(lab_02.amp_step(amp_step), "inside of the `with`")
+
+
+def test_a_step_that_returns_a_tensor(solved: dict[str, Any]) -> None:
+    def amp_step(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> torch.Tensor:
+        return torch.tensor(solved["amp_step"](model, optimizer, scaler, inputs, labels))
+
+    nudged(lab_02.amp_step(amp_step), "`.item()`")
+
+
+@pytest.mark.parametrize(
     ("mixed_bytes", "words"),
     [
         (lambda p, a: 12 * p + a / 2, "copies of the weights"),
@@ -144,7 +193,7 @@ def test_wrong_bytes(mixed_bytes: Any, words: str) -> None:
         (lambda p, a: 4 * p // a, "equal is not less"),
         (lambda p, a: 2 * p // a + 1, "Only half of an image"),
         (lambda p, a: 16 * p // a, "Solve"),
-        (lambda p, a: None, "whole number"),
+        (lambda p, a: None, "whole number of images"),
     ],
 )
 def test_wrong_break_even(answer: Any, words: str) -> None:
@@ -158,7 +207,31 @@ def test_a_search_that_tries_every_batch() -> None:
             batch += 1
         return batch
 
-    nudged(lab_02.largest_on_card(by_one), "more than 12 simulations")
+    nudged(lab_02.largest_on_card(by_one), "more than 8 simulations")
+
+
+def test_a_search_that_only_halves() -> None:
+    def halves(peak: Any, limit: int) -> int:
+        low, high = 1, 2048
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if peak(middle) <= limit else (low, middle)
+        return low
+
+    nudged(lab_02.largest_on_card(halves), "Halving takes eleven")
+
+
+def test_a_search_that_leaves_out_the_limit_itself(solved: dict[str, Any]) -> None:
+    def below(peak: Any, limit: int) -> int:
+        return solved["largest_on_card"](peak, limit - 1)
+
+    nudged(lab_02.largest_on_card(below), "A peak that equals the limit still fits")
+
+
+def test_the_par_is_what_the_solution_takes(solved: dict[str, Any]) -> None:
+    par = lab_02.PAR_SIMULATIONS
+    verdict = lab_02.largest_on_card(solved["largest_on_card"])
+    assert verdict.score == f"{par} simulations at most, par {par}"
 
 
 def test_a_search_that_trusts_the_line() -> None:
@@ -188,7 +261,7 @@ def test_a_search_that_forgets_its_return(solved: dict[str, Any]) -> None:
     [
         (lambda r, old, new, o: r * new / old, "square root of the ratio"),
         (lambda r, old, new, o: r * old / new, "upside down"),
-        (lambda r, old, new, o: None, "A number is wanted"),
+        (lambda r, old, new, o: None, "a number is wanted"),
     ],
 )
 def test_wrong_rates(answer: Any, words: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -65,11 +66,13 @@ def test_the_questions_accept_the_right_answers() -> None:
     [
         ("counter_stops", 65504, "Digits run out"),
         ("counter_stops", 1024, "the step is 1"),
-        ("counter_stops", "2048", "larger than 1"),
+        ("counter_stops", "2048", "a number, where n + 1 is n"),
         ("smallest_update", 0.25, "a tie"),
         ("smallest_update", 1, "a smaller one"),
-        ("smallest_update", [1], "next number after 64"),
+        ("smallest_update", [1], "a power of two"),
         ("skipped_steps", 8, "itself works"),
+        ("skipped_steps", math.nan, "no finite number"),
+        ("smallest_update", True, "a power of two"),
         ("skipped_steps", 128, "How many halvings"),
     ],
 )
@@ -104,6 +107,10 @@ def decode(bits: str, x: int, m: int, *, bias: int | None = None, subnormal: boo
 )
 def test_decoders_with_a_part_left_out(mistake: dict[str, Any], words: str) -> None:
     nudged(lab_03.decode_float(lambda *a: decode(*a, **mistake)), words)
+
+
+def test_a_decoder_that_loses_the_sign_of_zero() -> None:
+    nudged(lab_03.decode_float(lambda *a: decode(*a) or 0.0), "Zero has a sign, too")
 
 
 def test_a_decoder_for_fp8_alone_fails_elsewhere() -> None:
@@ -145,7 +152,7 @@ class Scaler:
         ("resets", "in a row"),
         ("doubles", "the scale doubles"),
         ("halves", "the scale halves"),
-        ("answers", "True if the optimizer stepped"),
+        ("answers", "returns nothing"),
     ],
 )
 def test_scalers_with_a_mistake(mistake: str, words: str) -> None:
@@ -153,7 +160,96 @@ def test_scalers_with_a_mistake(mistake: str, words: str) -> None:
     nudged(lab_03.loss_scaler(type("Broken", (Scaler,), {mistake: False})), words)
 
 
+def looking_at(part: Any) -> type:
+    """A scaler that looks at a part of the gradients for what is not finite."""
+
+    class Partial(Scaler):
+        def step(self, optimizer: torch.optim.Optimizer) -> bool:
+            groups = [[p.grad for p in group["params"]] for group in optimizer.param_groups]
+            Partial.checks = any(not g.isfinite().all() for g in part(groups))
+            return super().step(optimizer)
+
+    return Partial
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (lambda groups: [groups[0][0]], "element 0 of parameter 1 of 3"),
+        (lambda groups: [g[:1] for group in groups for g in group], "element 1 of parameter 0 of 3"),
+        (lambda groups: groups[0], "element 2 of parameter 2 of 3"),
+        (lambda groups: groups[-1], "element 0 of parameter 0 of 3"),
+    ],
+)
+def test_scalers_that_look_at_a_part(part: Any, words: str) -> None:
+    assert lab_03.loss_scaler(looking_at(lambda groups: sum(groups, []))).status is Status.CORRECT
+    verdict = lab_03.loss_scaler(looking_at(part))
+    nudged(verdict, words)
+    nudged(verdict, "at every element")
+
+
+def test_scalers_without_their_parts() -> None:
+    nudged(lab_03.loss_scaler(lambda scale, interval: 12), "a method `step`")
+    without_scale = type("NoScale", (), {"__init__": lambda self, *a: None, "step": lambda self, o: True})
+    nudged(lab_03.loss_scaler(without_scale), "the parameters after step 1 differ")
+    nameless = type("Nameless", (Scaler,), {"__getattribute__": lambda self, name: (
+        None if name == "scale" and not self.good == 0 else object.__getattribute__(self, name))})  # fmt: skip
+    nudged(lab_03.loss_scaler(nameless), "an attribute `scale`")
+    numpy_flag = type("Numpy", (Scaler,), {"step": lambda self, o: np.bool_(Scaler.step(self, o))})
+    assert lab_03.loss_scaler(numpy_flag).status is Status.CORRECT
+
+
 # Exercise 3
+
+
+def clip_alone(parameters: Any, most: float) -> None:
+    for parameter in parameters:
+        nn.utils.clip_grad_norm_([parameter], most)
+
+
+def scale_to(parameters: Any, most: float) -> None:
+    norm = torch.cat([p.grad.flatten() for p in parameters]).norm()
+    for parameter in parameters:
+        parameter.grad.mul_(most / norm)
+
+
+def to_nan(parameters: Any, most: float) -> None:
+    for parameter in parameters:
+        parameter.grad.fill_(math.nan)
+
+
+@pytest.mark.parametrize(
+    ("clip", "words"),
+    [
+        (clip_alone, "Each parameter was clipped by itself"),
+        (scale_to, "clipping never makes them larger"),
+        (to_nan, "did not move"),
+        (lambda ps, most: nn.utils.clip_grad_value_(ps, most), "did it leave the gradients"),
+    ],
+)
+def test_clips_of_another_kind(clip: Any, words: str) -> None:
+    def clipped_step(loss: Any, parameters: Any, optimizer: Any, scaler: Any, most: float) -> None:
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        clip(parameters, most)
+        scaler.step(optimizer)
+        scaler.update()
+
+    verdict = lab_03.clipped_step(clipped_step)
+    assert verdict.status is Status.NOT_YET
+    if clip is not to_nan:
+        nudged(verdict, words)
+
+
+def test_a_step_that_the_scaler_does_not_guard() -> None:
+    def clipped_step(loss: Any, parameters: Any, optimizer: Any, scaler: Any, most: float) -> None:
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(parameters, most)
+        optimizer.step()
+        scaler.update()
+
+    nudged(lab_03.clipped_step(clipped_step), "Which call of the scaler skips that step?")
 
 
 def step_without(*left_out: str, order: str = "scale unscale clip step update") -> Any:
@@ -205,11 +301,26 @@ def test_a_step_by_hand_forgets_the_scaler() -> None:
         (lambda rs: next((r.step, r.first.rows) for r in rs if r.first and r.first.kind == "input"),
          "`rows` is a tuple"),
         (lambda rs: None, "Which kind"),
-        (lambda rs: 9, "A tuple of two numbers"),
+        (lambda rs: 9, "a tuple of two numbers"),
     ],
 )  # fmt: skip
 def test_searches_that_find_something_else(answer: Any, words: str) -> None:
     nudged(lab_03.find_bad_data(answer), words)
+
+
+def test_a_search_for_the_first_loss_that_is_nan() -> None:
+    def find(records: Any) -> Any:
+        return next(((r.step, r.first.rows[0]) for r in records if math.isnan(r.loss)), None)
+
+    nudged(lab_03.find_bad_data(find), "A loss that is NaN is no proof")
+
+
+def test_a_search_may_give_a_list(solved: dict[str, Any]) -> None:
+    def find(records: Any) -> Any:
+        found = solved["find_bad_data"](records)
+        return found and list(found)
+
+    assert lab_03.find_bad_data(find).status is Status.CORRECT
 
 
 def test_a_search_with_a_false_alarm() -> None:

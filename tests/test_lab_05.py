@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -41,25 +43,42 @@ def test_the_untouched_lab_is_not_attempted(exercise: str) -> None:
     assert check(f"05.{exercise}", stubs[exercise]).status is Status.NOT_ATTEMPTED
 
 
-def test_the_questions_accept_the_right_answers() -> None:
-    assert lab_05.last_block("no").status is Status.CORRECT
-    assert lab_05.tiny_layers(16).status is Status.CORRECT
-    assert lab_05.best_segment(2).status is Status.CORRECT
-    right = {"what differs": "buffers", "updates per step": 2}
-    assert lab_05.diagnosis(right).status is Status.CORRECT
+def diagnosis(what: Any, updates: Any) -> dict[str, Any]:
+    return {"what differs": what, "updates per step": updates}
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("last_block", "no"),
+        ("last_block", " No"),
+        ("tiny_layers", 16),
+        ("tiny_layers", np.int64(16)),
+        ("best_segment", 2),
+        ("best_segment", np.float32(2)),
+        ("diagnosis", diagnosis("buffers", 2)),
+        ("diagnosis", diagnosis("Buffers", np.int64(2))),
+        ("diagnosis", dict(reversed(diagnosis("buffers", 2).items()))),
+    ],
+)
+def test_the_questions_accept_the_right_answers(question: str, answer: Any) -> None:
+    assert check(f"05.{question}", answer).is_correct
 
 
 @pytest.mark.parametrize(
     ("question", "answer", "words"),
     [
-        ("last_block", "yes", "Backward begins with the last block"),
+        ("last_block", "yes", "backward begins with it"),
         ("last_block", 3, '"yes" or "no"'),
+        ("last_block", "maybe", '"yes" or "no"'),
         ("tiny_layers", 8, "plain training"),
         ("tiny_layers", 24, "Each checkpoint keeps its input"),
         ("best_segment", 6, "square root of 36"),
         ("best_segment", 1, "Tensors alive"),
-        ("diagnosis", {"what": "parameters", "updates": 2}, "parameters() and buffers()"),
-        ("diagnosis", {"what": "buffers", "updates": 1}, "num_batches_tracked"),
+        ("diagnosis", diagnosis("parameters", 2), "parameters() and buffers()"),
+        ("diagnosis", diagnosis("gradients", 2), "parameters() and buffers()"),
+        ("diagnosis", diagnosis("buffers", 1), "num_batches_tracked"),
+        ("diagnosis", diagnosis("buffers", math.nan), "no finite number"),
     ],
 )
 def test_wrong_answers_to_questions_are_nudged(question: str, answer: Any, words: str) -> None:
@@ -69,14 +88,17 @@ def test_wrong_answers_to_questions_are_nudged(question: str, answer: Any, words
 # Exercise 1 -------------------------------------------------------------------------------------
 
 
-def by_hooks(replay: bool = True, fork: bool = True) -> Callable[..., torch.Tensor]:
+def by_hooks(
+    replay: bool = True, fork: bool = True, grad: bool = True, once: bool = True
+) -> Callable[..., torch.Tensor]:
     def checkpointed(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
         state, numbers, again = torch.get_rng_state(), itertools.count(), []
 
         def unpack(number: int) -> torch.Tensor:
             guard = torch.random.fork_rng() if fork else contextlib.nullcontext()
-            if not again:
-                with guard, torch.enable_grad():
+            if not (once and again):
+                again.clear()
+                with guard, torch.set_grad_enabled(grad):
                     if replay:
                         torch.set_rng_state(state)
                     with torch.autograd.graph.saved_tensors_hooks(
@@ -111,6 +133,10 @@ def borrowed_by_its_long_name(block: nn.Module, x: torch.Tensor) -> torch.Tensor
         (borrowed_by_its_long_name, "it calls torch.utils.checkpoint"),
         (by_hooks(replay=False), "Dropout drew another mask"),
         (by_hooks(fork=False), "moved the random state"),
+        (by_hooks(grad=False), "ran again without gradients"),
+        (by_hooks(once=False), "for each tensor that was saved"),
+        (lambda block, x: None, "returns nothing"),
+        (lambda block, x: x, "no gradients"),
         (keeps_all, "still keeps activations"),
         (lambda block, x: block(x) * 2, "the block's own"),
     ],
@@ -153,6 +179,9 @@ def plan(edges: Callable[..., int], insides: Callable[..., int]) -> Callable[...
     [
         (plan(lambda n, c: n, lambda n, c, k: n - c), "being recomputed"),
         (plan(lambda n, c: n, lambda n, c, k: n - c + 1), "One inside too many"),
+        (plan(lambda n, c: n, lambda n, c, k: max(n - c, 1)), "the last block is a checkpointed one"),
+        (lambda *asked: math.nan, "a whole number of bytes"),
+        (lambda *asked: "many", "a whole number of bytes"),
         (lambda layers, edge, inside, every: None, "returns nothing"),
         (
             lambda n, edge, inside, k: lab_predicted(n, edge, inside, k) - edge * (k == 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +15,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from utils.labs import lab_05
+from utils.labs.verdict import Status
 
 
-def in_chunks(each: Callable[..., Any], end: Callable[..., Any]) -> Callable[..., Any]:
+def in_chunks(
+    each: Callable[..., Any], end: Callable[..., Any], cut: Callable[..., Any] = torch.chunk
+) -> Callable[..., Any]:
     def chunked_loss(hidden: Any, head: Any, labels: Any, chunks: int) -> Any:
-        pairs = zip(hidden.chunk(chunks), labels.chunk(chunks), strict=True)
+        pairs = zip(cut(hidden, chunks), cut(labels, chunks), strict=True)
         return end([each(h, head, wanted) for h, wanted in pairs], labels, chunks)
 
     return chunked_loss
@@ -36,6 +40,20 @@ def counted(parts: list[Any], labels: Any, chunks: int) -> Any:
     return sum(parts) / (labels != -100).sum()
 
 
+def recomputed(*pair: Any) -> Any:
+    return checkpoint(sum_of, *pair, use_reentrant=False)
+
+
+def whole_chunks_alone(tokens: torch.Tensor, chunks: int) -> list[torch.Tensor]:
+    size = len(tokens) // chunks
+    return [tokens[start * size : (start + 1) * size] for start in range(chunks)]
+
+
+@pytest.mark.parametrize("cut", [torch.chunk, torch.tensor_split])
+def test_chunks_may_be_cut_in_other_ways(cut: Callable[..., Any]) -> None:
+    assert lab_05.chunked_loss(in_chunks(recomputed, counted, cut)).status is Status.CORRECT
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -49,7 +67,11 @@ def counted(parts: list[Any], labels: Any, chunks: int) -> Any:
         (in_chunks(sum_of, lambda parts, labels, n: sum(parts) / len(labels)), "divides by all"),
         (in_chunks(sum_of, lambda parts, labels, n: sum(parts)), "That is the sum"),
         (in_chunks(sum_of, counted), "Chunks alone keep all"),
-        (lambda *args: 3.0, "one loss is wanted"),
+        (in_chunks(recomputed, counted, cut=whole_chunks_alone), "Where do the other 4 go"),
+        (lambda *args: torch.tensor(math.nan, requires_grad=True), "without any label"),
+        (lambda *args: 3.0, "one loss: a tensor without"),
+        (lambda *args: torch.ones(2, requires_grad=True), "Add up the losses"),
+        (lambda h, w, t, n: sum_of(h.detach(), w, t) / 156, "Is a chunk detached"),
         (
             in_chunks(lambda h, w, t: sum_of(h, w.detach(), t) + 0 * w.sum(), counted),
             "Is a chunk detached",

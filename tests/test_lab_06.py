@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jupytext
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -43,8 +45,10 @@ def test_the_untouched_lab_is_not_attempted(exercise: str) -> None:
 # The question of the lesson
 
 
-def test_the_question_of_the_lesson() -> None:
-    assert lab_06.offloaded_gigabytes(0.16).status is Status.CORRECT
+@pytest.mark.parametrize("answer", [0.16, 0.24, np.float32(0.16), np.float64(0.24)])
+def test_the_question_of_the_lesson(answer: float) -> None:
+    """Two moments; and DeepSpeed's offload takes the fp32 master copy along: 12 bytes each."""
+    assert check("06.offloaded_gigabytes", answer).is_correct
 
 
 @pytest.mark.parametrize(
@@ -54,6 +58,9 @@ def test_the_question_of_the_lesson() -> None:
         (0.32, "Only the optimizer state goes"),
         (56, "Nothing of it is in the optimizer"),
         (160, "That is MB"),
+        (240, "That is MB"),
+        (0.04, "Two moments"),
+        (math.nan, "no finite number"),
         (0.5, "Two moments"),
         ("0.16 GB", "a number of GB"),
     ],
@@ -83,9 +90,12 @@ def sheet(frozen_bytes: int = 2, adapter_bytes: int = 4, moments: int = 8, full:
         (sheet(adapter_bytes=2), "Adapters are fp32"),
         (sheet(moments=4), "two moments"),
         (sheet(full=True), "full matrix"),
+        (sheet(moments=12), "a master copy"),
+        (lambda f, m, r: sheet()(f, m, r) | {"gradients": math.nan}, "no finite number"),
         (sheet(frozen_gradients=True), "What is frozen has no gradient"),
-        (lambda *args: 12, "a dict with four entries"),
-        (lambda *args: None, "a dict with four entries"),
+        (lambda *args: 12, "a dict with the keys"),
+        (lambda *args: None, "returns nothing"),
+        (lambda f, m, r: sheet()(f, m, 16), "rank * (inputs + outputs)"),
     ],
 )
 def test_wrong_sheets(wrong: Callable[..., Any], words: str) -> None:
@@ -112,6 +122,11 @@ def per_tensor(weight: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
     return nearest(weight / weight.abs().max(), levels).flatten(), weight.abs().max()
 
 
+def per_row(weight: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
+    scales = weight.abs().amax(dim=1)
+    return nearest(weight / scales[:, None], levels).flatten(), scales
+
+
 def level_below(weight: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
     blocks = weight.reshape(-1, 64)
     scaled = (blocks / per_block(blocks)[:, None]).flatten()
@@ -126,13 +141,17 @@ def unscaled(weight: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
     ("wrong", "words"),
     [
         (per_tensor, "one scale for the whole tensor"),
+        (per_row, "one scale for each row"),
+        (lambda w, levels: quantizer(per_block)(w.T, levels), "row by row"),
         (quantizer(per_block, torch.linspace(-1, 1, 16)), "16 even steps"),
         (quantizer(lambda blocks: blocks.amax(dim=1)), "largest magnitude can be negative"),
+        (quantizer(lambda blocks: blocks.amax(dim=1)), "block 3, the first of 2"),
         (quantizer(lambda blocks: blocks.std(dim=1)), "Not the deviation"),
         (level_below, "Take the nearest one"),
         (unscaled, "Divide each block by its scale"),
         (lambda w, levels: (w[0], w[0]), "for 512 weights"),
-        (lambda w, levels: None, "two tensors are wanted"),
+        (lambda w, levels: None, "two tensors"),
+        (lambda w, levels: (torch.zeros(512), torch.full((8,), math.nan)), "block 0"),
     ],
 )
 def test_wrong_quantizers(wrong: Callable[..., Any], words: str) -> None:
@@ -166,7 +185,8 @@ def in_place(weight: Tensor, down: Tensor, up: Tensor, alpha: float) -> Tensor:
         (lambda w, a, b, alpha: a @ b, "has the shape of W"),
         (lambda w, a, b, alpha: w, "another update"),
         (in_place, "the given weight was changed"),
-        (lambda *args: None, "has the shape of W"),
+        (lambda *args: None, "returns nothing"),
+        (lambda w, a, b, alpha: w + 4 * b @ a, "multiplies by 4"),
     ],
 )
 def test_wrong_merges(wrong: Callable[..., Any], words: str) -> None:
@@ -186,8 +206,10 @@ def choice(method: Any, length: Any, batch: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (choice("DoRA", 1024, 1), "the method"),
-        (choice("LoRA", 1024, 1.5), "whole numbers"),
+        (choice("DoRA", 1024, 1), "a method of fine-tuning"),
+        (choice("LoRA", 1024, 1.5), "a whole number of sequences"),
+        (choice("LoRA", 1024, math.nan), "a whole number of sequences"),
+        (choice("LoRA", 1024, -1), "above zero"),
         (choice("LoRA", 512, 4), "never sees their ends"),
         (choice("LoRA", 1024, 1024), "far too many"),
     ],
@@ -197,9 +219,11 @@ def test_choices_that_need_no_simulation(answer: dict[str, Any], words: str) -> 
 
 
 def test_the_solution_fits() -> None:
-    found = lab_06.fit(choice("QLoRA + checkpointing", 1024, 29))
+    """Whole numbers of numpy, and the entries in another order."""
+    answer = choice("QLoRA + checkpointing", np.int64(1024), np.int64(29))
+    found = check("06.fit", dict(reversed(answer.items()))).verdict
     assert found.status is Status.CORRECT
-    assert found.score == "29,696 tokens a step"
+    assert found.score == f"29,696 tokens a step, par {lab_06.PAR:,}"
 
 
 def test_a_choice_that_needs_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -63,6 +65,9 @@ def test_staircase():
     refused("staircase", lambda p, s, n: 12 * p / n, "Not all 16 bytes")
     refused("staircase", lambda p, s, n: state_bytes(p, min(s + 1, 3), n), "That is stage")
     refused("staircase", lambda p, s, n: None, "`return`")
+    refused("staircase", lambda p, s, n: math.nan, "no finite number")
+    assert verdict("staircase", lambda *a: np.float64(state_bytes(*a))).status is Status.CORRECT
+    assert verdict("staircase", lambda *a: np.float32(state_bytes(*a))).status is Status.CORRECT
 
 
 def test_sent_bytes():
@@ -71,6 +76,8 @@ def test_sent_bytes():
     assert verdict("sent_bytes", right).status is Status.CORRECT
     refused("sent_bytes", lambda p, n, how: right(p, n, how) / 2, "counts elements")
     refused("sent_bytes", lambda p, n, how: rounds[how] * 2 * p, "does not send its own part")
+    refused("sent_bytes", lambda p, n, how: math.nan, "no finite number")
+    assert verdict("sent_bytes", lambda *a: np.float32(right(*a))).status is Status.CORRECT
     refused("sent_bytes", lambda p, n, how: 2 * 2 * p * (n - 1) / n, "all-reduce is two")
 
 
@@ -83,9 +90,19 @@ def test_smallest_stage():
     refused("smallest_stage", lambda *_: 3, "from 0 up")
     always = lambda *a: stage_for(*a) if stage_for(*a) is not None else 3  # noqa: E731
     refused("smallest_stage", always, "None when none fits")
+    refused("smallest_stage", with_room_to_spare, "to the last byte")
+    as_numpy = lambda *a: None if stage_for(*a) is None else np.int64(stage_for(*a))  # noqa: E731
+    assert verdict("smallest_stage", as_numpy).status is Status.CORRECT
 
 
-def by_hand(parameters, state, rate, average=True, gather=True, full=False, twice=False, one_by_one=False, away=None):
+def with_room_to_spare(count, ranks, card):
+    return next((s for s in range(4) if state_bytes(count, s, ranks) < card), None)
+
+
+def by_hand(
+    parameters, state, rate, average=True, gather=True, full=False, twice=False, one_by_one=False,
+    away=None, dummy=False,
+):  # fmt: skip
     rank, ranks = dist.get_rank(), dist.get_world_size()
     with torch.no_grad():
         if one_by_one:
@@ -100,11 +117,17 @@ def by_hand(parameters, state, rate, average=True, gather=True, full=False, twic
         gradient /= ranks if average else 1
         size = len(gradient) // ranks
         mine = slice(rank * size, (rank + 1) * size)
-        velocity = (state if away is None else away).setdefault("velocity", torch.zeros(len(gradient) if full else size))
+        home, length = state if away is None else away, len(gradient) if full else size
+        velocity = home.setdefault("velocity", torch.zeros(length))
         velocity.mul_(0.9).add_(gradient if full else gradient[mine])
         whole = torch.cat([p.flatten() for p in parameters])
-        whole[mine] -= rate * (velocity[mine] if full else velocity)
-        if gather:
+        if dummy:
+            state.setdefault("velocity", torch.zeros(size))
+            whole -= rate * velocity
+            dist.all_gather_into_tensor(torch.empty_like(whole), whole[mine].clone())
+        else:
+            whole[mine] -= rate * (velocity[mine] if full else velocity)
+        if gather and not dummy:
             dist.all_gather_into_tensor(whole, whole[mine].clone())
         for p, new in zip(parameters, whole.split([p.numel() for p in parameters]), strict=True):
             p.copy_(new.view_as(p))
@@ -119,8 +142,9 @@ def by_hand(parameters, state, rate, average=True, gather=True, full=False, twic
         ({"twice": True}, "Once is enough"),
         ({"one_by_one": True}, "one flat tensor first"),
         ({"away": {}}, "in `state`"),
+        ({"away": {}, "full": True, "dummy": True}, "in `state`"),
     ],
-    ids=["no gather", "full state", "sum", "twice", "one by one", "state elsewhere"],
+    ids=["no gather", "full state", "sum", "twice", "one by one", "state elsewhere", "full, hidden"],
 )
 def test_zero_1_refuses(change, nudge):
     refused("zero_1", lambda p, s, r: by_hand(p, s, r, **change), nudge)
@@ -136,9 +160,20 @@ def test_zero_1():
 def test_accumulation():
     def answer(**changes):
         cured = zero_config(1, 1_000_000, world_size=4, accumulation=4)
-        return {"collective": "all-reduce", "times": 4, "cured": cured, **changes}
+        keys = ("collective that grew", "times that gradients are sent", "cured configuration")
+        values = {"collective": "all-reduce", "times": 4, "cured": cured, **changes}
+        return dict(zip(keys, values.values(), strict=True))
 
     assert verdict("accumulation", answer()).status is Status.CORRECT
+    assert verdict("accumulation", dict(reversed(answer().items()))).status is Status.CORRECT
+    assert verdict("accumulation", answer(times=np.int64(4))).status is Status.CORRECT
+    whole = zero_config(0, 1_000_000, world_size=4, accumulation=4)
+    assert verdict("accumulation", answer(cured=whole)).status is Status.CORRECT
+    in_fp32 = zero_config(1, 1_000_000, world_size=4, accumulation=4, precision="fp32")
+    refused("accumulation", answer(cured=in_fp32), "twice the bytes")
+    refused("accumulation", answer(times=math.nan), "no finite number")
+    odd = {"gradient_accumulation_steps": 4, "bf16": True, "zero_optimization": 1}
+    refused("accumulation", answer(cured=odd), "a configuration")
     refused("accumulation", answer(collective="all-gather"), "Which line")
     refused("accumulation", answer(times=16), "Divide its bytes")
     once = zero_config(1, 1_000_000, world_size=4)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import jupytext
+import numpy as np
 import pytest
 from lab_cases import definitions, nudged, solved_lab
 
 from utils.catalog import model_shape
 from utils.labs import check, lab_15
 from utils.labs.verdict import Status
-from utils.planner import Plan, estimate
+from utils.planner import Framework, Lora, Plan, estimate
 
 LAB = solved_lab("advanced/15_design_studio")
 RIGHT = Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2)
@@ -24,6 +26,9 @@ OOM = {"fullest stage": 0, "largest category": "activations", "missing GiB": FOU
 @pytest.fixture(scope="module")
 def solved() -> dict[str, Any]:
     return definitions(LAB)
+
+
+LIGHT = Framework(name="light", gradient_bytes=0, master_bytes=0, moment_bytes=0)
 
 
 def bill(solved: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +61,8 @@ def test_the_lab_solves_what_the_check_asks() -> None:
         (18 * 130, "64 GPUs share it"),
         (4.06, "weights alone"),
         (7, "Bytes per parameter"),
-        ("36 GB", "one number"),
+        ("36 GB", "a number of GB"),
+        (math.nan, "no finite number"),
     ],
 )
 def test_states_of_the_wrong_kind(answer: Any, words: str) -> None:
@@ -65,7 +71,7 @@ def test_states_of_the_wrong_kind(answer: Any, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [(320, "p - 1 stages"), (16, "nearly half"), (10, "Solve"), ("many", "Solve")],
+    [(320, "p - 1 stages"), (16, "nearly half"), (10, "Solve"), ("many", "a number of")],
 )
 def test_a_wrong_bubble(answer: Any, words: str) -> None:
     nudged(lab_15.micro_batches(answer), words)
@@ -82,6 +88,8 @@ def test_a_wrong_bubble(answer: Any, words: str) -> None:
         (Plan(tp=8, pp=8), "splits what TP leaves whole"),
         (Plan(tp=8, pp=8, sequence_parallel=True), "single change"),
         ({"tp": 8}, "a Plan(...) is wanted"),
+        (Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=8, lora=Lora()), "adapters alone"),
+        (replace(RIGHT, framework=LIGHT), "books"),
     ],
 )
 def test_a_plan_that_will_not_do(plan: Any, words: str) -> None:
@@ -98,6 +106,8 @@ def test_a_plan_that_will_not_do(plan: Any, words: str) -> None:
         ("missing GiB", FOUND.peak.needed_bytes / 2**30, "all it needs"),
         ("missing GiB", FOUND.missing_bytes, "in GiB"),
         ("missing GiB", "a lot", "a number of GiB"),
+        ("missing GiB", math.nan, "no finite number"),
+        ("fullest stage", math.nan, "no finite number"),
     ],
 )
 def test_a_misread_overflow(key: str, answer: Any, words: str) -> None:
@@ -113,6 +123,8 @@ def test_a_misread_overflow(key: str, answer: Any, words: str) -> None:
         ({"offload": "optimizer"}, "neither arithmetic"),
         ({"zero_stage": 1}, "kept whole on every TP rank"),
         ({"micro_batch": 7}, "does not divide"),
+        ({"lora": Lora()}, "adapters alone"),
+        ({"framework": LIGHT}, "books"),
     ],
 )
 def test_a_fix_that_will_not_do(fields: dict[str, Any], words: str) -> None:
@@ -122,7 +134,10 @@ def test_a_fix_that_will_not_do(fields: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda usd, price, peak, mfu: None, "None"),
+        (lambda usd, price, peak, mfu: None, "returns nothing"),
+        (lambda usd, price, peak, mfu: (math.nan, math.nan), "no finite number"),
+        (lambda usd, price, peak, mfu: ("7B", "140B"), "two numbers"),
+        (lambda usd, price, peak, mfu: (0.0, 0.0), "sqrt(FLOP"),
         (lambda usd, price, peak, mfu: _budget(usd / price * 3600 * peak), "where is the MFU"),
         (lambda usd, price, peak, mfu: _budget(usd / price * peak * mfu), "3600 seconds"),
         (lambda usd, price, peak, mfu: _budget(3 * usd / price * 3600 * peak * mfu), "6 in all"),
@@ -145,12 +160,36 @@ def _budget(flop: float) -> tuple[float, float]:
     [
         ({"bill": lambda *asked: None}, "two numbers"),
         ({"bill": lambda *asked: (10, 1e5)}, "rounded up"),
+        ({"bill": lambda *asked: (lab_15._bill(*asked[:3])[0], math.nan)}, "no finite number"),
+        ({"bill": lambda *asked: ("10", "1e5")}, "two numbers"),
+        ({"bill": 3}, "a function"),
+        ({"bill": lambda *asked: (lab_15._bill(*asked[:3])[0] - 1, 1e5)}, "Half a card"),
+        ({"an A10 holds the states": 0}, "True or False"),
+        ({"choice": "H100"}, '"A100", "A10"'),
         ({"an A10 holds the states": True}, "on every card of 24"),
         ({"choice": "A10"}, "over PCIe"),
     ],
 )
 def test_two_cards_misjudged(solved: dict[str, Any], change: dict[str, Any], words: str) -> None:
     nudged(lab_15.two_cards(bill(solved) | change), words)
+
+
+def test_right_answers_in_another_form(solved: dict[str, Any]) -> None:
+    """Scalars of numpy, tuples of them, and entries in another order."""
+    numpy_oom = {"fullest stage": np.int64(0), "largest category": " Activations",
+                 "missing GiB": np.float32(OOM["missing GiB"])}  # fmt: skip
+    cards = bill(solved) | {"an A10 holds the states": np.False_, "choice": "a100"}
+    cards["bill"] = lambda *asked: [np.float64(n) for n in solved["bill"](*asked)]
+    verdicts = [
+        check("15.explain_oom", numpy_oom),
+        check("15.explain_oom", dict(reversed(OOM.items()))),
+        check("15.two_cards", cards),
+        check("15.two_cards", dict(reversed(bill(solved).items()))),
+        check("15.token_budget", lambda *asked: [np.float32(n) for n in solved["token_budget"](*asked)]),
+        check("15.gb_per_gpu", np.float32(36.6)),
+        check("15.micro_batches", np.int64(300)),
+    ]  # fmt: skip
+    assert [str(found) for found in verdicts if not found.is_correct] == []
 
 
 def test_the_premise_is_the_planners() -> None:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from utils.labs.stubs import functions_of, untouched
+from utils.labs.cases import Exercise, Question
+from utils.labs.stubs import MOST_NESTED, functions_of, parts_of, untouched
 from utils.labs.verdict import Report, Status, Verdict, check_failed, not_yet
 from utils.ranks.killable import run_to_outcome
 
@@ -39,7 +40,7 @@ def check(name: str, answer: Any, *, timeout_seconds: float = TIMEOUT_SECONDS) -
         return Report(name, Verdict(Status.NOT_ATTEMPTED, f"{reason}."))
     if problem := _wrong_kind(function, answer):
         return Report(name, not_yet(f"your answer could not be used: {problem}"))
-    if not _runs_code(answer) or getattr(function, _STARTS_RANKS, False):
+    if not _callables_in(answer) or getattr(function, _STARTS_RANKS, False):
         return Report(name, run_check(function, answer))
     return _check_in_process(name, function, answer, timeout_seconds)
 
@@ -82,16 +83,17 @@ def lab_numbers() -> list[str]:
 
 
 def checks_of(number: str) -> dict[str, Check]:
-    """The checks of a lab by exercise: the public functions of one answer that its module defines."""
+    """The checks of a lab by exercise: its module's questions, and its functions of one answer."""
     module = importlib.import_module(f"{_PACKAGE}.lab_{number}")
-    functions = inspect.getmembers(module, inspect.isfunction)
-    return {
-        name: function
-        for name, function in functions
-        if function.__module__ == module.__name__
-        and not name.startswith("_")
-        and len(inspect.signature(function).parameters) == 1
-    }
+    found = {name: value for name, value in sorted(vars(module).items()) if name[0] != "_"}
+    return {name: value for name, value in found.items() if _is_check(value, module.__name__)}
+
+
+def _is_check(value: Any, module: str) -> bool:
+    if isinstance(value, (Question, Exercise)):
+        return True
+    is_own = inspect.isfunction(value) and value.__module__ == module
+    return is_own and len(inspect.signature(value).parameters) == 1
 
 
 def run_check(function: Check, answer: Any) -> Verdict:
@@ -121,6 +123,8 @@ def _check_in_process(name: str, function: Check, answer: Any, timeout_seconds: 
 
 def _wrong_kind(function: Check, answer: Any) -> str:
     """What is wrong with an answer whose kind is not that of the check's parameter; else ""."""
+    if isinstance(function, (Question, Exercise)) or hasattr(function, "kind"):
+        return ""  # it says so itself
     wanted = str(next(iter(function.__annotations__.values()), ""))
     kind = type(answer).__name__
     if wanted.startswith(("Callable", "type")) and not callable(answer):
@@ -131,22 +135,18 @@ def _wrong_kind(function: Check, answer: Any) -> str:
     return ""
 
 
-def _runs_code(answer: Any) -> bool:
-    return bool(_callables_in(answer))
-
-
-def _callables_in(answer: Any) -> list[Callable[..., Any]]:
-    if isinstance(answer, dict):
-        answer = tuple(answer.values())
-    if isinstance(answer, (tuple, list)):
-        return [found for part in answer for found in _callables_in(part)]
+def _callables_in(answer: Any, depth: int = MOST_NESTED) -> list[Callable[..., Any]]:
+    if isinstance(answer, (tuple, list, dict)):
+        parts = parts_of(answer) if depth else ()
+        return [found for part in parts for found in _callables_in(part, depth - 1)]
     return [answer] if callable(answer) else []
 
 
 def _verdict_on(error: Exception, function: Check, answer: Any) -> Verdict:
     """A "not yet" with the innermost line of the learner's own code, or a "check failed"."""
     summary = "".join(traceback.format_exception_only(error)).strip()
-    others = ("<frozen", function.__code__.co_filename, *_NOT_LEARNERS)
+    code = getattr(inspect.unwrap(function), "__code__", check.__code__)
+    others = ("<frozen", code.co_filename, *_NOT_LEARNERS)
     frames = traceback.extract_tb(error.__traceback__)
     learners = [frame for frame in frames if not frame.filename.startswith(others)]
     if learners:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -12,29 +14,81 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
+from utils.labs.kinds import Kind, NotYet, WrongKind
+from utils.labs.verdict import Verdict, correct, not_yet
 from utils.memory import measure
+from utils.units import format_bytes
+
+KEPT_SHARE = 0.5  # of what plain forward keeps: below it a checkpoint by hand must stay
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def _read_result(value: Any) -> Tensor:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        raise WrongKind("")
+    if not value.requires_grad:
+        raise WrongKind("It has no gradients. Was it computed from the inputs, and not detached?")
+    return value
+
+
+RESULT = Kind("a tensor of numbers with gradients", _read_result)
+
+
+def _read_loss(value: Any) -> Tensor:
+    if isinstance(value, Tensor) and value.dim():
+        raise WrongKind("Add up the losses of the chunks.")
+    return RESULT.read(value)
+
+
+LOSS = Kind("one loss: a tensor without dimensions, with gradients", _read_loss)
 
 
 class Noisy(nn.Module):
-    """Linear layers with dropout: keeps three tensors a layer."""
+    """Linear layers with dropout: keeps three tensors a layer.
+
+    `runs` has an entry for every forward: whether gradients were enabled in it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.runs: list[bool] = []
         self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
 
     def forward(self, x: Tensor) -> Tensor:
+        self.runs.append(torch.is_grad_enabled())
         for layer in self.layers:
             x = F.dropout(torch.tanh(layer(x)), 0.3)
         return x
 
 
 def noisy_gradients(function: Any, model: nn.Module, x: Tensor) -> tuple[list[Any], Tensor]:
-    """The result and the gradients, and the random state that backward leaves."""
+    """The result and the gradients, and the random state that backward leaves.
+
+    Raises:
+        NotYet: the result is no tensor, or has no gradients.
+    """
     torch.manual_seed(4)
-    out = function(model, x)
+    out = RESULT.returned(function(model, x))
     torch.rand(3)  # somebody else draws between forward and backward
-    out.square().sum().backward()
+    backward(out.square().sum())
     return [out.detach(), *(p.grad for p in model.parameters())], torch.get_rng_state()
+
+
+def backward(loss: Tensor) -> None:
+    """The backward of what a learner's function returned.
+
+    Raises:
+        NotYet: PyTorch refuses what the learner's code left for backward. An error of a line of
+            theirs goes through as it is, and is shown with that line.
+    """
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+        if any(not file.startswith((_TORCH, __file__)) for file in files):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise NotYet(not_yet("backward through your result fails", got=reason)) from error
 
 
 def kept_bytes(function: Any, model: nn.Module, x: Tensor) -> int:
@@ -67,3 +121,57 @@ def calls_of_torch_s_own(function: Any) -> Iterator[list[int]]:
             yield calls
     finally:
         scope.update(dict.fromkeys(names, real))
+
+
+def ran_without_gradients(block: Noisy) -> Verdict | None:
+    """The verdict on a second run in which gradients were off; None if there was none."""
+    if len(block.runs) < 2 or block.runs[-1]:
+        return None
+    nudge = "Backward calls hooks with gradients off: torch.enable_grad() around the second run."
+    return not_yet("the block ran again without gradients, so that it saved nothing", nudge=nudge)
+
+
+def wrong_gradients(
+    found: list[Any], left: Tensor, block: Noisy, plain: Noisy, x: Tensor
+) -> Verdict | None:
+    """The verdict on a result, gradients or a random state that are not the plain block's."""
+    wanted, after = noisy_gradients(lambda block, x: block(x), plain, x)
+    if not torch.equal(found[0], wanted[0]):
+        nudge = "Forward runs as ever; only what is saved changes."
+        return not_yet("the result is not the block's own", nudge=nudge)
+    if any(gradient is None for gradient in found):
+        nudge = "Is forward run with gradients enabled?"
+        return ran_without_gradients(block) or not_yet("a parameter has no gradient", nudge=nudge)
+    if not same_tensors(found, wanted):
+        nudge = "Dropout drew another mask. Which state must be the same when the block runs again?"
+        return not_yet("the gradients are not those of the plain block", nudge=nudge)
+    if not torch.equal(after, left):
+        nudge = "torch.random.fork_rng(devices=[]) puts back the state that was there before."
+        return not_yet("backward moved the random state: the next dropout differs", nudge=nudge)
+    return None
+
+
+def runs_too_often(block: Noisy) -> Verdict | None:
+    """The verdict on a block that ran more than twice."""
+    if len(block.runs) <= 2:
+        return None
+    nudge = "One second run can answer for all: for each tensor that was saved it ran again."
+    return not_yet("how often the block ran", expected="twice: in forward, and once in backward",
+                   got=f"{len(block.runs)} times", nudge=nudge)  # fmt: skip
+
+
+def kept_after_forward(answer: Callable[..., Any], plain: Noisy, x: Tensor) -> Verdict:
+    """The verdict on the bytes that stay alive until backward; they are the score."""
+    whole, kept = (kept_bytes(f, plain, x) for f in (lambda block, x: block(x), answer))
+    limit = KEPT_SHARE * whole
+    if kept > limit:
+        nudge = "What does your pack hook return? A tensor that it returns stays alive."
+        return not_yet("forward still keeps activations", expected=f"at most {format_bytes(limit)}",
+                       got=format_bytes(kept), nudge=nudge)  # fmt: skip
+    return correct(score=f"{format_bytes(kept)} alive after forward, plain {format_bytes(whole)}")
+
+
+def same_tensors(left: list[Any], right: list[Any]) -> bool:
+    """Whether all are there, and equal bit by bit."""
+    pairs = zip(left, right, strict=True)
+    return all(a is not None and b is not None and torch.equal(a, b) for a, b in pairs)

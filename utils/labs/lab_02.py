@@ -4,59 +4,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from utils.labs.cases import Case, Exercise, Question, judge, scored, takes
+from utils.labs.kinds import function, keys, number, one_of, text, whole
+from utils.labs.searches import CountedPeak, Search, most_calls
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.techniques import MixedStep
 
-MOST_SIMULATIONS = 12
+MOST_SIMULATIONS, PAR_SIMULATIONS = 8, 6
 CARD_BYTES = 16 * 10**9
 STEPS = 4
 
+added_bytes = Question(
+    "Lesson 02: bytes per parameter that autocast's copies add.",
+    number("a number of bytes per parameter"), right=2,
+    wrong={0: "The fp32 weights stay. What does a 16-bit matrix product read?",
+           -2: "The fp32 weights stay; the copy comes on top.",
+           4: "A copy in fp32 would take that. How wide is a 16-bit number?",
+           16: "That is the number of bits. How many bytes?"},
+    nudge="One copy of each weight, 16 bits wide.",
+    note="one 16-bit number for each weight that is cast",
+)  # fmt: skip
 
-def added_bytes(answer: Any) -> Verdict:
-    """Lesson 02: bytes per parameter that autocast's copies add."""
-    if answer == 2:
-        return correct("one 16-bit number for each weight that is cast")
-    nudges = {
-        0: "The fp32 weights stay. What does a 16-bit matrix product read?",
-        -2: "The fp32 weights stay; the copy comes on top.",
-        4: "A copy in fp32 would take that. How wide is a 16-bit number?",
-        16: "That is the number of bits. How many bytes?",
-    }
-    nudge = nudges.get(answer, "One copy of each weight, 16 bits wide.") if _is_number(answer) else ""
-    return not_yet("a number of bytes per parameter is wanted", got=repr(answer), nudge=nudge)
+what_halves = Question(
+    "Lesson 02: the category that shrinks.",
+    text("one category of the bars, in quotes,"), right="activations",
+    wrong={"parameters": "Autocast casts copies. The parameters themselves stay in fp32.",
+           "gradients": "Look at the table of types: a gradient has its parameter's type.",
+           "optimizer state": "Adam's means stayed in fp32, to the byte.",
+           "cast weights": "Those are added by mixed precision."},
+    nudge="Which bar is half as high with mixed precision? Write its name as in the legend.",
+    note="and they alone",
+)  # fmt: skip
 
-
-def what_halves(answer: Any) -> Verdict:
-    """Lesson 02: the category that shrinks."""
-    text = str(answer).strip().lower()
-    if text == "activations":
-        return correct("and they alone")
-    nudges = {
-        "parameters": "Autocast casts copies. The parameters themselves stay in fp32.",
-        "gradients": "Look at the table of types: a gradient has its parameter's type.",
-        "optimizer state": "Adam's means stayed in fp32, to the byte.",
-        "cast weights": "Those are added by mixed precision.",
-    }
-    return not_yet("one category of the bars", got=repr(answer), nudge=nudges.get(text, ""))
-
-
-def linear_rate(answer: Any) -> Verdict:
-    """Lesson 02: the linear rule for SGD."""
-    if _is_number(answer) and math.isclose(answer, 0.2, rel_tol=1e-3):
-        return correct("twice the batch, twice the rate")
-    wrong = _is_number(answer) and math.isclose(answer, 0.1 * 2**0.5, rel_tol=0.02)
-    nudge = "That is the rule for Adam." if wrong else "The rate grows as the batch does."
-    return not_yet("a learning rate for batch 1024", got=repr(answer), nudge=nudge)
-
-
-def _is_number(answer: Any) -> bool:
-    return isinstance(answer, (int, float)) and not isinstance(answer, bool)
+linear_rate = Question(
+    "Lesson 02: the linear rule for SGD.",
+    number("a learning rate for batch 1024"), right=0.2, within=0.001,
+    wrong={0.1 * 2**0.5: "That is the rule for Adam.", 0.14: "That is the rule for Adam."},
+    nudge="The rate grows as the batch does.", note="twice the batch, twice the rate",
+)  # fmt: skip
 
 
 class _WatchedScaler(torch.amp.GradScaler):
@@ -65,9 +57,11 @@ class _WatchedScaler(torch.amp.GradScaler):
     def __init__(self, calls: list[str], **settings: Any) -> None:
         super().__init__("cpu", **settings)
         self._calls = calls
+        self.loss_dtypes: list[torch.dtype] = []
 
     def scale(self, outputs: Any) -> Any:
         scaled = super().scale(outputs)
+        self.loss_dtypes.append(outputs.dtype)
         scaled.register_hook(lambda gradient: self._note_backward(gradient))
         self._calls.append("scale")
         return scaled
@@ -86,35 +80,51 @@ class _WatchedScaler(torch.amp.GradScaler):
         super().update(new_scale)
 
 
-def amp_step(function: Callable[..., Any]) -> Verdict:
+@takes(function())
+def amp_step(answer: Callable[..., Any]) -> Verdict:
     """Exercise 1: the order of calls, and the same losses as the reference."""
     model, optimizer, inputs, labels = _classifier()
     dtypes: list[torch.dtype] = []
     model[0].register_forward_hook(lambda module, args, out: dtypes.append(out.dtype))
     calls: list[str] = []
-    scaler = _WatchedScaler(calls)
+    scaler, losses = _WatchedScaler(calls), []
     try:
-        losses = []
         for _ in range(STEPS):
-            losses.append(function(model, optimizer, scaler, inputs, labels))
+            losses.append(answer(model, optimizer, scaler, inputs, labels))
             _poison_gradients(model)
-    except RuntimeError:  # PyTorch refuses a second step without an update
-        if "step" not in calls or "update" in calls:
+    except (AssertionError, RuntimeError):  # PyTorch refuses a step or an update out of order
+        if calls[:4] == _ORDER:
             raise
-        return not_yet("the second step failed", got=" -> ".join(calls), nudge=_order_nudge(calls))
-    if dtypes and dtypes[0] is not torch.float16:
+        return not_yet("PyTorch refuses that order of calls", expected=" -> ".join(_ORDER),
+                       got=" -> ".join(calls[:5]) or "no calls", nudge=_order_nudge(calls))  # fmt: skip
+    return (_problem_of_types(dtypes, scaler.loss_dtypes) or _problem_of_order(calls)
+            or _problem_of_losses(losses) or correct("scale, backward, step, update"))  # fmt: skip
+
+
+_ORDER = ["scale", "backward", "step", "update"]
+
+
+def _problem_of_types(outputs: list[torch.dtype], losses: list[torch.dtype]) -> Verdict | None:
+    if outputs and outputs[0] is not torch.float16:
         nudge = 'Wrap forward and loss: torch.amp.autocast("cpu", dtype=torch.float16).'
-        return not_yet("the forward pass did not run in fp16", got=dtypes[0], nudge=nudge)
-    wanted = ["scale", "backward", "step", "update"]
-    if calls != wanted * STEPS:
-        return not_yet(expected=" -> ".join(wanted), got=" -> ".join(calls[:5]) or "no calls",
-                       nudge=_order_nudge(calls))  # fmt: skip
-    found = [float(loss) if loss is not None else math.nan for loss in losses]
-    right = _reference_losses()
-    if not all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(found, right, strict=True)):
-        nudge = "Return the unscaled loss. Are the old gradients cleared before backward?"
-        return not_yet("the losses differ", expected=right, got=found, nudge=nudge)
-    return correct("scale, backward, step, update")
+        return not_yet("the forward pass did not run in fp16", got=outputs[0], nudge=nudge)
+    if torch.float16 in losses:
+        nudge = "Under autocast cross_entropy runs in fp32. Put the loss inside of the `with`, too."
+        return not_yet("the loss was computed in fp16, outside of autocast", nudge=nudge)
+    return None
+
+
+def _problem_of_order(calls: list[str]) -> Verdict | None:
+    if calls == _ORDER * STEPS:
+        return None
+    return not_yet(expected=" -> ".join(_ORDER), got=" -> ".join(calls[:5]) or "no calls",
+                   nudge=_order_nudge(calls))  # fmt: skip
+
+
+def _problem_of_losses(losses: list[Any]) -> Verdict | None:
+    found, right = [number("the loss as a Python number").returned(loss) for loss in losses], _reference_losses()
+    nudge = "Return the unscaled loss. Are the old gradients cleared before backward?"
+    return judge(found, right, "the losses differ", relative=1e-3, nudge=nudge)
 
 
 def _poison_gradients(model: nn.Module) -> None:
@@ -149,94 +159,42 @@ def _reference_losses() -> list[float]:
     return [step(inputs, labels).item() for _ in range(STEPS)]
 
 
-def bytes_at_backward(function: Callable[..., Any]) -> Verdict:
-    """Exercise 2: what is alive when backward begins."""
-    for parameters, per_image, batch in [(1000, 500, 1), (1000, 500, 64), (23_520_842, 25_500_000, 512)]:
-        for mixed in (False, True):
-            right = _alive(parameters, per_image, batch, mixed)
-            found = function(parameters, per_image, batch, mixed)
-            if found is None:
-                return not_yet("your function returns nothing", nudge="Is there a `return`?")
-            if not _is_number(found) or not math.isclose(found, right, rel_tol=1e-9):
-                case = f"{parameters} parameters, {per_image} bytes an image, batch {batch}, mixed={mixed}"
-                nudge = _alive_nudge(found, parameters, per_image * batch, mixed)
-                return not_yet(case, expected=right, got=found, nudge=nudge)
-    return correct("12 P + a b in fp32, 14 P + a b / 2 in mixed precision")
-
-
-def _alive(parameters: int, per_image: int, batch: int, mixed: bool) -> float:
-    activations = per_image * batch
-    return 14 * parameters + activations / 2 if mixed else 12 * parameters + activations
-
-
-def _alive_nudge(found: Any, parameters: int, activations: int, mixed: bool) -> str:
-    wrong = {12 * parameters + activations / 2: "The 16-bit copies of the weights are missing.",
-             (12 * parameters + activations) / 2: "Not everything halves. States stay in fp32.",
-             6 * parameters + activations / 2: "Not everything halves. States stay in fp32.",
+def _bytes(parameters: int, per_image: int, batch: int, mixed: bool) -> Case:
+    states, activations = 12 * parameters, per_image * batch
+    wrong = {states + activations / 2: "The 16-bit copies of the weights are missing.",
+             (states + activations) / 2: "Not everything halves. States stay in fp32.",
              16 * parameters + activations: "When backward begins there are no gradients yet."}  # fmt: skip
-    nudge = "Parameters and Adam's two means stay in fp32. What is halved, what is added?"
-    return wrong.get(found, nudge) if mixed or found in wrong else "Weights 4, Adam 8 bytes, activations."
+    nudge = ("Parameters and Adam's two means stay in fp32. What is halved, what is added?" if mixed
+             else "Weights 4, Adam 8 bytes, activations.")  # fmt: skip
+    right = 14 * parameters + activations / 2 if mixed else states + activations
+    says = f"{parameters} parameters, {per_image} bytes an image, batch {batch}, mixed={mixed}"
+    return Case((parameters, per_image, batch, mixed), right, says, wrong, nudge)
 
 
-def break_even_batch(function: Callable[..., Any]) -> Verdict:
-    """Exercise 3: the smallest batch at which mixed precision saves."""
-    for parameters, per_image in [(23_520_842, 25_500_000), (1000, 4000), (1000, 4001), (10**6, 10)]:
-        right = 4 * parameters // per_image + 1
-        found = function(parameters, per_image)
-        if found != right:
-            case = f"{parameters} parameters, {per_image} bytes an image"
-            return not_yet(case, expected=right, got=found, nudge=_even_nudge(found, right))
-    return correct("the first batch with 2 P < a b / 2")
+bytes_at_backward = Exercise(
+    "Exercise 2: what is alive when backward begins.",
+    [_bytes(*sizes, mixed)
+     for sizes in [(1000, 500, 1), (1000, 500, 64), (23_520_842, 25_500_000, 512)]
+     for mixed in (False, True)],
+    relative=1e-9, note="12 P + a b in fp32, 14 P + a b / 2 in mixed precision",
+)  # fmt: skip
 
 
-def _even_nudge(found: Any, right: int) -> str:
-    if not _is_number(found):
-        return "A whole number of images. Is there a `return`?"
-    if found == right - 1:
-        return "At that batch nothing is saved yet: equal is not less."
-    if abs(found - right / 2) <= 1:
-        return "Only half of an image's activations is saved, not all of them."
-    return "Solve 2 P < (a / 2) b for b, and take the next whole number."
+def _break_even(parameters: int, per_image: int) -> Case:
+    right = 4 * parameters // per_image + 1
+    wrong = {right - 1: "At that batch nothing is saved yet: equal is not less."}
+    for half in (right // 2 - 1, right // 2, right // 2 + 1):
+        wrong.setdefault(half, "Only half of an image's activations is saved, not all of them.")
+    return Case((parameters, per_image), right, f"{parameters} parameters, {per_image} bytes an image", wrong)
 
 
-class _TooManySimulations(Exception):
-    pass
-
-
-def largest_on_card(function: Callable[..., Any]) -> Verdict:
-    """Exercise 4: the largest batch, in few simulations."""
-    most = 0
-    for states, per_image in [(350_000_000, 25_700_000), (400_000_000, 12_900_000), (4_000_000_000, 310_000_000)]:
-        calls: list[int] = []
-        right = max(b for b in range(1, 2048) if _peak(states, per_image, b) <= CARD_BYTES)
-        try:
-            found = function(_counted(states, per_image, calls), CARD_BYTES)
-        except _TooManySimulations:
-            nudge = "Two simulations give a line. Where does it cross the limit?"
-            return not_yet(f"more than {MOST_SIMULATIONS} simulations", nudge=nudge)
-        if found != right:
-            case = f"a step of {states} bytes and {per_image} an image"
-            return not_yet(case, expected=right, got=found, nudge=_largest_nudge(found, right))
-        most = max(most, len(calls))
-    return correct(score=f"{most} simulations at most")
-
-
-def _largest_nudge(found: Any, right: int) -> str:
-    if not _is_number(found):
-        return "A whole number of images. Is there a `return`?"
-    if found == right + 1:
-        return "That is the first batch that does not fit."
-    return "A line is a guess: test the guess and its neighbours."
-
-
-def _counted(states: int, per_image: int, calls: list[int]) -> Callable[[int], int]:
-    def simulated_peak_bytes(batch: int) -> int:
-        calls.append(batch)
-        if len(calls) > MOST_SIMULATIONS:
-            raise _TooManySimulations
-        return _peak(states, per_image, batch)
-
-    return simulated_peak_bytes
+break_even_batch = Exercise(
+    "Exercise 3: the smallest batch at which mixed precision saves.",
+    [_break_even(*sizes) for sizes in [(23_520_842, 25_500_000), (1000, 4000), (1000, 4001), (10**6, 10)]],
+    returns=whole("a whole number of images"),
+    nudge="Solve 2 P < (a / 2) b for b, and take the next whole number.",
+    note="the first batch with 2 P < a b / 2",
+)  # fmt: skip
 
 
 def _peak(states: int, per_image: int, batch: int) -> int:
@@ -245,42 +203,69 @@ def _peak(states: int, per_image: int, batch: int) -> int:
     return max(int(1.3 * states), states + per_image * batch + workspace)
 
 
-def scaled_rate(function: Callable[..., Any]) -> Verdict:
-    """Exercise 5: the linear rule for SGD, the square root for Adam."""
-    for optimizer, power in [("sgd", 1.0), ("adam", 0.5)]:
-        for old, new in [(512, 1024), (512, 2048), (1024, 256)]:
-            right = 0.1 * (new / old) ** power
-            found = function(0.1, old, new, optimizer)
-            if not _is_number(found) or not math.isclose(found, right, rel_tol=1e-6):
-                case = f"{optimizer}, rate 0.1, batch {old} to {new}"
-                return not_yet(case, expected=right, got=found, nudge=_rate_nudge(found, right))
-    return correct("linear for SGD, square root for Adam")
+_EQUAL = "A peak that equals the limit still fits: is it `<=` everywhere?"
+_CARDS = [
+    Search(partial(_peak, states, per_image), limit, f"a step of {states} bytes and {per_image} an "
+           f"image, limit {limit}", nudge)
+    for states, per_image, limit, nudge in [
+        (350_000_000, 25_700_000, CARD_BYTES, ""),
+        (400_000_000, 12_900_000, CARD_BYTES, ""),
+        (4_000_000_000, 310_000_000, CARD_BYTES, ""),
+        (350_000_000, 25_700_000, _peak(350_000_000, 25_700_000, 300), _EQUAL),
+        (4_000_000_000, 310_000_000, _peak(4_000_000_000, 310_000_000, 32), _EQUAL),
+    ]
+]  # fmt: skip
 
 
-def _rate_nudge(found: Any, right: float) -> str:
-    if not _is_number(found):
-        return "A number is wanted. Is there a `return`?"
-    if math.isclose(found, 0.01 / right, rel_tol=1e-6):
-        return "The ratio is upside down: a larger batch takes a larger rate."
-    return "SGD: in proportion to the batch. Adam: to the square root of the ratio."
+@takes(function())
+def largest_on_card(answer: Callable[..., Any]) -> Verdict:
+    """Exercise 4: the largest batch, in few simulations."""
+    most = most_calls(
+        answer, _CARDS, nudge=_largest_nudge,
+        counted=lambda s: CountedPeak(s.peak, MOST_SIMULATIONS),
+        stopped={"calls": (f"more than {MOST_SIMULATIONS} simulations",
+                           "Halving takes eleven. Two simulations give a line: where does it "
+                           "cross the limit?")},
+    )  # fmt: skip
+    return correct(score=scored(most, PAR_SIMULATIONS, "simulations at most"))
 
+
+def _largest_nudge(found: int, right: int, peak: CountedPeak) -> str:
+    if found == right + 1:
+        return "That is the first batch that does not fit."
+    if found == right - 1:
+        return _EQUAL
+    return "A line is a guess: test the guess and its neighbours."
+
+
+def _rate(optimizer: str, power: float, old: int, new: int) -> Case:
+    right = 0.1 * (new / old) ** power
+    wrong = {0.01 / right: "The ratio is upside down: a larger batch takes a larger rate."}
+    return Case((0.1, old, new, optimizer), right, f"{optimizer}, rate 0.1, batch {old} to {new}", wrong)
+
+
+scaled_rate = Exercise(
+    "Exercise 5: the linear rule for SGD, the square root for Adam.",
+    [_rate(optimizer, power, old, new) for optimizer, power in [("sgd", 1.0), ("adam", 0.5)]
+     for old, new in [(512, 1024), (512, 2048), (1024, 256)]],
+    relative=1e-6, nudge="SGD: in proportion to the batch. Adam: to the square root of the ratio.",
+    note="linear for SGD, square root for Adam",
+)  # fmt: skip
 
 CAUSES = ("no scaler", "new scaler each step", "half with Adam")
+_RUNS = {
+    "run A": ("half with Adam", "In which step do the weights stop being finite, and are the "
+                                "gradients finite then?"),
+    "run B": ("new scaler each step", "The scale: which number should have fallen after the first "
+                                      "overflow, and did not?"),
+    "run C": ("no scaler", "The loss is finite and does not move. How many gradients are exactly 0?"),
+}  # fmt: skip
 
 
-def diagnose(answer: Any) -> Verdict:
+@takes(keys({run: one_of(*CAUSES) for run in _RUNS}))
+def diagnose(answer: dict[str, Any]) -> Verdict:
     """Exercise 6: which run has which fault."""
-    right = {"run A": "half with Adam", "run B": "new scaler each step", "run C": "no scaler"}
-    evidence = {
-        "run A": "In which step do the weights stop being finite, and are the gradients finite then?",
-        "run B": "The scale: which number should have fallen after the first overflow, and did not?",
-        "run C": "The loss is finite and does not move. How many gradients are exactly 0?",
-    }
-    if not isinstance(answer, dict) or answer.keys() != right.keys():
-        return not_yet("a dictionary with run A, run B and run C is wanted", got=repr(answer))
-    for run, cause in right.items():
-        if answer[run] not in CAUSES:
-            return not_yet(run, expected=f"one of {CAUSES}", got=repr(answer[run]))
-        if answer[run] != cause:
-            return not_yet(run, got=answer[run], nudge=evidence[run])
+    for run, (cause, evidence) in _RUNS.items():
+        if verdict := judge(answer[run], cause, run, expected="another cause", nudge=evidence):
+            return verdict
     return correct("each fault leaves its own trace")

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from utils.labs import ranks_09 as workers
+from utils.labs.cases import Case, Exercise, Question, judge, takes
 from utils.labs.checking import starts_ranks
-from utils.labs.verdict import Verdict, correct, not_yet
+from utils.labs.kinds import equal, function, instance, keys, number, or_none, text, whole
+from utils.labs.verdict import Verdict, correct, not_yet, shown
 from utils.ranks import RankError, run_ranks
 
 RANKS, PARAMETERS = 4, 272
@@ -18,105 +20,98 @@ _PER_PARAMETER = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}
 _SENT = {"allreduce": 3, "owners": 2, "zero3": 3}
 
 
-def stage_2_on_8(answer: Any) -> Verdict:
-    """Lesson 09: bytes per parameter of ZeRO-2 on 8 ranks."""
-    if not isinstance(answer, (int, float)):
-        return not_yet("a number of bytes is wanted", got=repr(answer))
-    if abs(answer - 3.75) < 0.01:
-        return correct("2 + 14/8: the parameters are now more than half")
-    nudges = {
-        2: "That is the limit for many ranks. What are 14 bytes over 8?",
-        1.75: "That is the part that is sharded. What is still whole?",
-        5.5: "That is ZeRO-1: gradients are still whole there.",
-    }
-    return not_yet(got=answer, nudge=nudges.get(answer, "2P is whole, 14P is shared by N = 8."))
+stage_2_on_8 = Question(
+    "Lesson 09: bytes per parameter of ZeRO-2 on 8 ranks.",
+    number("a number of bytes"), right=3.75, within=0.01,
+    wrong={2: "That is the limit for many ranks. What are 14 bytes over 8?",
+           1.75: "That is the part that is sharded. What is still whole?",
+           5.5: "That is ZeRO-1: gradients are still whole there."},
+    nudge="2P is whole, 14P is shared by N = 8.",
+    note="2 + 14/8: the parameters are now more than half",
+)  # fmt: skip
+
+one_gpu = Question(
+    "Lesson 09: what ZeRO-2 saves on a single GPU.",
+    number("a number of bytes"), right=0, nudge="Put N = 1 into 2 + 14/N.",
+    note="a part of one is the whole", expected="bytes saved per parameter",
+)  # fmt: skip
+
+reduced_times = Question(
+    "Lesson 09: how often ZeRO-2 sends gradients with 8 accumulation steps.",
+    number("a number of times"), right=8, wrong={1: "That is ZeRO-1."},
+    nudge="Count the backwards of one optimizer step.",
+    note="after every backward: no rank has room for the others' gradients",
+)  # fmt: skip
 
 
-def one_gpu(answer: Any) -> Verdict:
-    """Lesson 09: what ZeRO-2 saves on a single GPU."""
-    if isinstance(answer, (int, float)) and answer == 0:
-        return correct("a part of one is the whole")
-    return not_yet("bytes saved per parameter", got=repr(answer), nudge="Put N = 1 into 2 + 14/N.")
+def _states(count: int, stage: int, ranks: int) -> float:
+    whole_bytes, shared = _PER_PARAMETER[stage]
+    return count * (whole_bytes + shared / ranks)
 
 
-def reduced_times(answer: Any) -> Verdict:
-    """Lesson 09: how often ZeRO-2 sends gradients with 8 accumulation steps."""
-    if answer == 8:
-        return correct("after every backward: no rank has room for the others' gradients")
-    nudge = "That is ZeRO-1." if answer == 1 else "Count the backwards of one optimizer step."
-    return not_yet(got=repr(answer), nudge=nudge)
+def _stair(stage: int, count: int, ranks: int) -> Case:
+    says = f"stage {stage}, {count:,} parameters on {ranks} rank(s)"
+    partly = "Not all 16 bytes are sharded at this stage. What stays whole on every rank?"
+    wrong = {12 * count / ranks: partly, 16 * count / ranks: partly}
+    for other in _PER_PARAMETER:
+        text = f"That is stage {other}. Which states does the stage asked for still keep whole?"
+        wrong[_states(count, other, ranks)] = text
+    return Case((count, stage, ranks), _states(count, stage, ranks), says, wrong=wrong)
 
 
-def staircase(function: Callable[[int, int, int], float]) -> Verdict:
-    """Exercise 1: bytes of states per rank."""
-    for stage, (whole, shared) in _PER_PARAMETER.items():
-        for count, ranks in [(1_000_000, 1), (1_000_000, 8), (1_300_000_000, 64)]:
-            found, right = function(count, stage, ranks), count * (whole + shared / ranks)
-            if not isinstance(found, (int, float)) or abs(found - right) > 1e-6 * right:
-                return not_yet(
-                    f"stage {stage}, {count:,} parameters on {ranks} rank(s)",
-                    expected=right, got=found, nudge=_stair_nudge(found, count, ranks),
-                )  # fmt: skip
-    return correct("16, 4 + 12/N, 2 + 14/N and 16/N bytes per parameter")
+staircase = Exercise(
+    "Exercise 1: bytes of states per rank.",
+    cases=[_stair(stage, *size) for stage in _PER_PARAMETER
+           for size in [(1_000_000, 1), (1_000_000, 8), (1_300_000_000, 64)]],
+    returns=number("a number of bytes"), relative=1e-6,
+    nudge="Optimizer state is 12 bytes, gradients 2, parameters 2; a stage divides some by N.",
+    note="16, 4 + 12/N, 2 + 14/N and 16/N bytes per parameter",
+)  # fmt: skip
 
 
-def _stair_nudge(found: Any, count: int, ranks: int) -> str:
-    if not isinstance(found, (int, float)):
-        return "A number is wanted. Is there a `return`?"
-    for stage, (whole, shared) in _PER_PARAMETER.items():
-        if abs(found - count * (whole + shared / ranks)) < 1:
-            return f"That is stage {stage}. Which states does the stage asked for still keep whole?"
-    if found in (16 * count / ranks, 12 * count / ranks):
-        return "Not all 16 bytes are sharded at this stage. What stays whole on every rank?"
-    return "Optimizer state is 12 bytes, gradients 2, parameters 2; a stage divides some by N."
+def _sent(how: str, count: int, ranks: int) -> Case:
+    whole_rounds = _SENT[how] * 2 * count
+    right = whole_rounds * (ranks - 1) / ranks
+    nearly = "Nearly: a rank does not send its own part. What is the factor (N - 1) / N for?"
+    wrong = {right / 2: "That counts elements. One takes two bytes in bf16.", whole_rounds: nearly}
+    alone = "One rank has nobody to send to." if ranks == 1 else ""
+    says = f"{how!r}, {count:,} parameters on {ranks} rank(s)"
+    return Case((count, ranks, how), right, says, wrong={} if alone else wrong, nudge=alone)
 
 
-def sent_bytes(function: Callable[[int, int, str], float]) -> Verdict:
-    """Exercise 2: bytes that a rank of a ring sends in a step, for bf16."""
-    for how, rounds in _SENT.items():
-        for count, ranks in [(1_000_000, 4), (1_000_000, 1), (800, 8)]:
-            found, right = function(count, ranks, how), rounds * 2 * count * (ranks - 1) / ranks
-            if not isinstance(found, (int, float)) or abs(found - right) > 1e-6 * max(right, 1):
-                nudge = _sent_nudge(found, right, count, ranks)
-                return not_yet(
-                    f"{how!r}, {count:,} parameters on {ranks} rank(s)",
-                    expected=right, got=found, nudge=nudge,
-                )  # fmt: skip
-    return correct("three rounds, two rounds, three rounds")
+sent_bytes = Exercise(
+    "Exercise 2: bytes that a rank of a ring sends in a step, for bf16.",
+    cases=[_sent(how, *size) for how in _SENT for size in [(1_000_000, 4), (1_000_000, 1), (800, 8)]],
+    returns=number("a number of bytes"), relative=1e-6, within=1e-6,
+    nudge="Count rounds: an all-reduce is two, an all-gather, a reduce or a reduce-scatter one.",
+    note="three rounds, two rounds, three rounds",
+)  # fmt: skip
 
 
-def _sent_nudge(found: Any, right: float, count: int, ranks: int) -> str:
-    if not isinstance(found, (int, float)):
-        return "A number is wanted. Is there a `return`?"
-    if ranks == 1:
-        return "One rank has nobody to send to."
-    if abs(2 * found - right) < 1:
-        return "That counts elements. One takes two bytes in bf16."
-    if abs(found * (ranks - 1) / ranks - right) < 1:
-        return "Nearly: a rank does not send its own part. What is the factor (N - 1) / N for?"
-    return "Count rounds: an all-reduce is two, an all-gather, a reduce or a reduce-scatter one."
+def _lowest(count: float, ranks: int, card: float, nudge: str = "") -> Case:
+    fits = (stage for stage in _PER_PARAMETER if _states(int(count), stage, ranks) <= card)
+    says = f"{count / 1e9} billion parameters, {ranks} rank(s), {card / 1e9:g} GB"
+    return Case((int(count), ranks, card), next(fits, None), says, nudge=nudge)
 
 
-def smallest_stage(function: Callable[[int, int, float], Any]) -> Verdict:
-    """Exercise 3: the lowest stage whose states fit."""
-    cases = [(1.3e9, 8, 24e9), (1.3e9, 8, 12e9), (1.3e9, 8, 6e9), (1.3e9, 8, 3e9), (1.3e9, 1, 16e9)]
-    for count, ranks, card in cases:
-        stages = (s for s, (w, x) in _PER_PARAMETER.items() if count * (w + x / ranks) <= card)
-        found, right = function(int(count), ranks, card), next(stages, None)
-        if found != right:
-            what = f"{count / 1e9} billion parameters, {ranks} rank(s), {card / 1e9:.0f} GB"
-            nudge = "Try stages from 0 up, and stop at the first that fits: a higher one sends more."
-            if right is None:
-                nudge = "On one rank no stage saves anything: return None when none fits."
-            return not_yet(what, expected=right, got=repr(found), nudge=nudge)
-    return correct("the lowest stage that fits, and None where none does")
+_FULL = "These states fill the card to the last byte, and so they fit: `<=`, not `<`."
+smallest_stage = Exercise(
+    "Exercise 3: the lowest stage whose states fit.",
+    cases=[*(_lowest(1.3e9, 8, card) for card in (24e9, 12e9, 6e9, 3e9)),
+           _lowest(1.3e9, 1, 16e9, "On one rank no stage saves anything: return None when none fits."),
+           *(_lowest(1e9, 8, card, _FULL) for card in (16e9, 5.5e9, 3.75e9, 2e9))],
+    returns=or_none(whole("a stage, 0 to 3")),
+    nudge="Try stages from 0 up, and stop at the first that fits: a higher one sends more.",
+    note="the lowest stage that fits, and None where none does",
+)  # fmt: skip
 
 
 @starts_ranks
-def zero_1(function: Callable[..., Any]) -> Verdict:
+@takes(function())
+def zero_1(answer: Callable[..., Any]) -> Verdict:
     """Exercise 4: ZeRO-1 by hand on four ranks."""
     try:
-        found = run_ranks(workers.zero_1, RANKS, function, timeout_seconds=TIMEOUT_SECONDS)
+        found = run_ranks(workers.zero_1, RANKS, answer, timeout_seconds=TIMEOUT_SECONDS)
     except RankError as error:
         failure = error.failures[error.rank]
         nudge = "Does every rank call the same collectives, with tensors of the same size?"
@@ -144,6 +139,11 @@ def _equal(found: list[workers.Report]) -> Verdict | None:
 
 def _lean(report: workers.Report) -> Verdict | None:
     share = 4 * PARAMETERS // RANKS
+    if report.elsewhere_bytes >= share:
+        nudge = "Keep the velocity in `state`, of this rank's part alone: what is elsewhere takes memory, too."
+        got = f"{report.elsewhere_bytes} bytes elsewhere"
+        return not_yet("what stays from step to step", expected=f"{share} bytes in `state`",
+                       got=got, nudge=nudge)  # fmt: skip
     if report.state_bytes != share:
         nudge = "A rank needs the velocity of its own part only: make it as long as that part."
         if report.state_bytes < share:
@@ -164,26 +164,40 @@ def _lean(report: workers.Report) -> Verdict | None:
     return None
 
 
+@takes(keys({
+    "collective that grew": text(),
+    "times that gradients are sent": number(),
+    "cured configuration": instance(Mapping, "a configuration, from zero_config(...),"),
+}))  # fmt: skip
 def accumulation(answer: Mapping[str, Any]) -> Verdict:
     """Exercise 5: gradients sent once for every backward, and the cure."""
-    what, times, cured = answer.values()
-    if str(what).strip().lower() not in ("all-reduce", "allreduce", "all_reduce"):
+    if answer["collective that grew"].replace("-", "").replace("_", "") != "allreduce":
         nudge = "Which line of the table grew with the accumulation steps?"
-        return not_yet("the collective", got=repr(what), nudge=nudge)
-    if times != 4:
-        nudge = "Divide its bytes by the bytes of all gradients, 2P."
-        return not_yet("how many times", got=repr(times), nudge=nudge)
-    if not isinstance(cured, Mapping):
-        return not_yet("the cure is a configuration, from zero_config(...)", got=repr(cured))
-    if cured.get("gradient_accumulation_steps") != 4:
+        return not_yet("the collective", got=shown(answer["collective that grew"]), nudge=nudge)
+    nudge = "Divide its bytes by the bytes of all gradients, 2P."
+    times = answer["times that gradients are sent"]
+    verdict = judge(times, 4, "how many times", expected="a whole number", nudge=nudge)
+    return verdict or _wrong_cure(answer["cured configuration"]) or correct(
+        "whole gradients are added up on every rank and sent once: bytes for memory"
+    )
+
+
+def _wrong_cure(cured: Mapping[str, Any]) -> Verdict | None:
+    if not equal(cured.get("gradient_accumulation_steps"), 4):
         nudge = "Keep the four micro-batches: with one large one the activations come back."
         return not_yet("the cure changes the accumulation", nudge=nudge)
-    stage = cured.get("zero_optimization", {}).get("stage")
-    if stage != 1:
+    zero, bf16 = (cured.get(part, {}) for part in ("zero_optimization", "bf16"))
+    if not (isinstance(zero, Mapping) and isinstance(bf16, Mapping)):
+        nudge = 'Write zero_config(...), or a dict in each of "zero_optimization" and "bf16".'
+        return not_yet("a configuration that DeepSpeed does not read", nudge=nudge)
+    if bf16.get("enabled") is not True:
+        nudge = "The run was in bf16. In fp32 gradients are twice the bytes: keep the precision."
+        return not_yet("the cure changes the precision", nudge=nudge)
+    if not any(equal(zero.get("stage", 0), stage) for stage in (0, 1)):
         nudge = "Which stage keeps whole gradients on every rank until the step?"
-        return not_yet("the stage", got=stage, nudge=nudge)
-    return correct("ZeRO-1 adds up whole gradients and sends them once: bytes for memory")
+        return not_yet("the stage", got=shown(zero.get("stage")), nudge=nudge)
+    return None
 
 
 def _close(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return torch.allclose(left, right, rtol=1e-4, atol=1e-6)
+    return left.shape == right.shape and torch.allclose(left, right, rtol=1e-4, atol=1e-6)

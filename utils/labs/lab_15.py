@@ -7,7 +7,9 @@ from dataclasses import fields
 from typing import Any
 
 from utils.catalog import ModelShape, device, model_shape, price
-from utils.labs.verdict import Verdict, correct, not_yet
+from utils.labs.cases import Question, judge, scored, takes
+from utils.labs.kinds import flag, function, instance, keys, number, one_of, several, text
+from utils.labs.verdict import Verdict, correct, not_yet, shown
 from utils.planner import (
     Batch,
     Cluster,
@@ -35,39 +37,36 @@ def the_cluster() -> Cluster:
     return Cluster(gpu="A100-80GB", nodes=8)
 
 
-def gb_per_gpu(answer: Any) -> Verdict:
-    """Lesson 15: 18 bytes per parameter of 130B over 64 GPUs."""
-    right = 18 * 130 / 64
-    if not isinstance(answer, (int, float)):
-        return not_yet("one number of GB is wanted", got=repr(answer))
-    if abs(answer / right - 1) < 0.02:
-        return correct(f"18 x 130 / 64 = {right:.1f} GB")
-    nudges = {16 * 130 / 64: "That is 16 bytes per parameter. The gradients are fp32 here.",
-              18 * 130: "That is all of it. 64 GPUs share it.",
-              2 * 130 / 64: "Those are the weights alone."}  # fmt: skip
-    nudge = next((text for value, text in nudges.items() if abs(answer / value - 1) < 0.02),
-                 "Bytes per parameter, times parameters, over GPUs.")  # fmt: skip
-    return not_yet(expected="GB of states on each GPU", got=answer, nudge=nudge)
+_STATES_GB = 18 * 130 / 64
+gb_per_gpu = Question(
+    "Lesson 15: 18 bytes per parameter of 130B over 64 GPUs.",
+    number("a number of GB"), right=_STATES_GB, relative=0.02,
+    wrong={16 * 130 / 64: "That is 16 bytes per parameter. The gradients are fp32 here.",
+           18 * 130: "That is all of it. 64 GPUs share it.",
+           2 * 130 / 64: "Those are the weights alone."},
+    nudge="Bytes per parameter, times parameters, over GPUs.",
+    note=f"18 x 130 / 64 = {_STATES_GB:.1f} GB", expected="GB of states on each GPU",
+)  # fmt: skip
+
+micro_batches = Question(
+    "Lesson 15: (p - 1) / m = 5% with 16 stages.",
+    number("a number of micro-batches"), right=300,
+    wrong={320: "The bubble has p - 1 stages in it, not p.",
+           16: "With as many micro-batches as stages nearly half of the time is idle."},
+    nudge="Solve (p - 1) / m = 0.05 for m.", note="15 / 300 = 5%",
+    expected="a whole number of micro-batches",
+)  # fmt: skip
 
 
-def micro_batches(answer: Any) -> Verdict:
-    """Lesson 15: (p - 1) / m = 5% with 16 stages."""
-    if answer == 300:
-        return correct("15 / 300 = 5%")
-    nudges = {320: "The bubble has p - 1 stages in it, not p.",
-              16: "With as many micro-batches as stages nearly half of the time is idle."}  # fmt: skip
-    nudge = nudges.get(answer, "Solve (p - 1) / m = 0.05 for m.")
-    return not_yet(expected="a whole number of micro-batches", got=repr(answer), nudge=nudge)
-
-
-def plan_175b(answer: Any) -> Verdict:
+@takes(instance(Plan, "a Plan(...)"))
+def plan_175b(answer: Plan) -> Verdict:
     """Exercise 1: a plan that fits, within 5% of the fastest."""
-    if not isinstance(answer, Plan):
-        return not_yet("a Plan(...) is wanted", got=repr(answer))
     try:
         found = _on_64(answer)
     except ValueError as sentence:
         return not_yet(str(sentence), nudge="dp * tp * pp * cp must be 64, and all must divide.")
+    if verdict := _other_work(answer):
+        return verdict
     if not found.fits:
         nudge = "Which choice makes that category smaller: a split, a smaller micro-batch, less kept?"
         return not_yet(why_it_does_not_fit(found), nudge=nudge)
@@ -79,8 +78,19 @@ def plan_175b(answer: Any) -> Verdict:
                        expected=f"at most {SLACK:.0%}", got=plan_name(found),
                        nudge=_speed_nudge(answer))  # fmt: skip
     needed = format_bytes(found.peak.needed_bytes)
-    score = f"{format_seconds(found.step_seconds)} a step, {slower:.1%} off the fastest, {needed}"
-    return correct(plan_name(found), score=score)
+    seconds = scored(found.step_seconds, fastest.step_seconds, "a step", format_seconds)
+    return correct(plan_name(found), score=f"{seconds}, {slower:.1%} off the fastest, {needed}")
+
+
+def _other_work(plan: Plan) -> Verdict | None:
+    """The verdict on a plan that fits by doing less, or by counting bytes in another way."""
+    if plan.lora is not None:
+        nudge = "Which plan trains all 175 billion parameters? Leave lora out."
+        return not_yet("with lora= it trains adapters alone, on a frozen model", nudge=nudge)
+    if plan.framework != TO_FIX.framework:
+        nudge = "Leave framework out: a layout moves bytes, this changes how they are counted."
+        return not_yet("with framework= other books are kept", expected=TO_FIX.framework, nudge=nudge)
+    return None
 
 
 def _on_64(plan: Plan) -> Estimate:
@@ -97,38 +107,43 @@ def _speed_nudge(plan: Plan) -> str:
     return "Ask explain(...) which single change makes it faster."
 
 
+@takes(keys({"fullest stage": number("the number of a stage"), "largest category": text(),
+             "missing GiB": number("a number of GiB")}))  # fmt: skip
 def explain_oom(answer: dict[str, Any]) -> Verdict:
     """Exercise 2: which stage overflows, with which category, and by how much."""
     found = _on_64(OOM_PLAN)
-    stage, category, missing = answer.values()
-    name, size = largest_category(found.peak)
-    if stage != found.peak.stage.index:
-        nudge = "Stage i holds min(m, p - i) micro-batches, so which holds most? Stages count from 0."
-        return not_yet("the stage", got=repr(stage), nudge=nudge)
-    if str(category).strip().lower() != name:
-        second = found.peak.bytes_by_category.get(str(category).strip().lower())
-        held = f"{format_bytes(second)} there" if second is not None else "no category"
-        nudge = "Look at the tallest part of that stage's bar. What grew with the micro-batch?"
-        return not_yet("the category", got=f"{category!r}: {held}", nudge=nudge)
-    if not isinstance(missing, (int, float)):
-        return not_yet("the missing memory is a number of GiB", got=repr(missing))
-    right = found.missing_bytes / 2**30
-    if abs(missing - right) > 0.5:
-        nudge = "What the GPU lacks, in GiB: needed less usable."
-        if abs(missing - found.peak.needed_bytes / 2**30) < 0.5:
-            nudge = "That is all it needs. How much of it does not fit?"
-        return not_yet("the missing memory", got=missing, nudge=nudge)
-    return correct(f"stage {stage}: {format_bytes(size)} of {name}, {right:.1f} GiB too much")
+    index, name, right = found.peak.stage.index, largest_category(found.peak)[0], found.missing_bytes / 2**30
+    where = "Stage i holds min(m, p - i) micro-batches, so which holds most? Stages count from 0."
+    all_of_it = {found.peak.needed_bytes / 2**30: "That is all it needs. How much of it does not fit?"}
+    lacks = "What the GPU lacks, in GiB: needed less usable."
+    return (
+        judge(answer["fullest stage"], index, "the stage", expected="its number", nudge=where)
+        or _wrong_category(answer["largest category"], found)
+        or judge(answer["missing GiB"], right, "the missing memory", expected="GiB", within=0.5,
+                 wrong=all_of_it, nudge=lacks)
+        or correct(f"stage {index}: {format_bytes(largest_category(found.peak)[1])} of {name}, "
+                   f"{right:.1f} GiB too much")
+    )  # fmt: skip
 
 
-def fix_by_one_change(answer: Any) -> Verdict:
+def _wrong_category(category: str, found: Estimate) -> Verdict | None:
+    if category == largest_category(found.peak)[0]:
+        return None
+    second = found.peak.bytes_by_category.get(category)
+    held = f"{format_bytes(second)} there" if second is not None else "no category"
+    nudge = "Look at the tallest part of that stage's bar. What grew with the micro-batch?"
+    return not_yet("the category", got=f"{shown(category)}: {held}", nudge=nudge)
+
+
+@takes(instance(Plan, "a Plan: replace(broken, field=value)"))
+def fix_by_one_change(answer: Plan) -> Verdict:
     """Exercise 3: one field changed, it fits, and no other single change is much faster."""
-    if not isinstance(answer, Plan):
-        return not_yet("a Plan is wanted: replace(broken, field=value)", got=repr(answer))
     changed = [f.name for f in fields(Plan) if getattr(answer, f.name) != getattr(TO_FIX, f.name)]
     if len(changed) != 1:
         got = ", ".join(changed) or "nothing changed"
         return not_yet(expected="one field changed", got=got, nudge="Undo all but the one you need.")
+    if verdict := _other_work(answer):
+        return verdict
     try:
         found = _on_64(answer)
     except ValueError as sentence:
@@ -142,60 +157,72 @@ def fix_by_one_change(answer: Any) -> Verdict:
     if slower > 0.01:
         return not_yet(f"{changed[0]} makes it fit, {slower:.1%} slower than another single change",
                        nudge="What costs neither arithmetic nor the way to the host?")  # fmt: skip
-    return correct(f"{changed[0]}", score=f"{format_seconds(found.step_seconds)} a step")
+    return correct(changed[0], score=scored(found.step_seconds, least, "a step", format_seconds))
 
 
-def token_budget(function: Callable[[float, float, float, float], Any]) -> Verdict:
+@takes(function())
+def token_budget(answer: Callable[[float, float, float, float], Any]) -> Verdict:
     """Exercise 4: parameters and tokens that a budget buys, at 20 tokens per parameter."""
+    pair = several(number(), 2, "two numbers: parameters, tokens")
     for usd, hourly, peak, mfu in [(1e6, 2.79, 312e12, 0.5), (5e4, 3.99, 989e12, 0.4)]:
-        found = function(usd, hourly, peak, mfu)
+        parameters, tokens = pair.returned(answer(usd, hourly, peak, mfu))
         flop = usd / hourly * 3600 * peak * mfu
-        size = (flop / (FLOP_PER_TOKEN * TOKENS_PER_PARAMETER)) ** 0.5
-        right = size, TOKENS_PER_PARAMETER * size
-        if not isinstance(found, (tuple, list)) or len(found) != 2:
-            return not_yet("two numbers are wanted: parameters, tokens", got=repr(found))
-        if any(abs(a / b - 1) > 0.01 for a, b in zip(found, right, strict=True)):
-            return not_yet(f"${usd:,.0f} at ${hourly} an hour", expected=_size(*right),
-                           got=_size(*found), nudge=_budget_nudge(found, right, mfu))  # fmt: skip
+        right = (flop / (FLOP_PER_TOKEN * TOKENS_PER_PARAMETER)) ** 0.5
+        says = f"for ${usd:,.0f} at ${hourly} an hour"
+        verdict = judge(
+            parameters, right, f"parameters {says}", relative=0.01, expected=f"{right:.4g}",
+            wrong={right * share: nudge for share, nudge in _slips(mfu).items()},
+            nudge="FLOP = dollars / price * 3600 * peak * MFU; then N = sqrt(FLOP / 120).",
+        ) or judge(
+            tokens, TOKENS_PER_PARAMETER * right, f"tokens {says}", relative=0.01,
+            expected=f"{TOKENS_PER_PARAMETER * right:.4g}", nudge="Tokens are 20 times the parameters.",
+        )  # fmt: skip
+        if verdict:
+            return verdict
     return correct("C = 6 N D with D = 20 N")
 
 
-def _size(parameters: float, tokens: float) -> str:
-    return f"{parameters / 1e9:,.2f}B parameters, {tokens / 1e9:,.1f}B tokens"
+def _slips(mfu: float) -> dict[float, str]:
+    """By how much too many parameters each known mistake gives."""
+    return {
+        mfu**-0.5: "GPUs do not run at peak: where is the MFU?",
+        60**-1: "An hour has 3600 seconds.",
+        3**0.5: "Forward is 2 FLOP per parameter and token, backward twice that: 6 in all.",
+        20**0.5: "C = 6 N D, and D is 20 N: N = sqrt(C / 120).",
+    }
 
 
-def _budget_nudge(found: Any, right: tuple[float, float], mfu: float) -> str:
-    ratio = found[0] / right[0]
-    wrong = {mfu**-0.5: "GPUs do not run at peak: where is the MFU?",
-             60**-1: "An hour has 3600 seconds.",
-             3**0.5: "Forward is 2 FLOP per parameter and token, backward twice that: 6 in all.",
-             20**0.5: "C = 6 N D, and D is 20 N: N = sqrt(C / 120)."}  # fmt: skip
-    close = (text for value, text in wrong.items() if abs(ratio / value - 1) < 0.01)
-    if abs(found[1] / found[0] / TOKENS_PER_PARAMETER - 1) > 0.01:
-        return "Tokens are 20 times the parameters."
-    return next(close, "FLOP = dollars / price * 3600 * peak * MFU; then N = sqrt(FLOP / 120).")
-
-
+@takes(keys({"bill": function(), "an A10 holds the states": flag(),
+             "choice": one_of("A100", "A10", "A100-80GB")}))  # fmt: skip
 def two_cards(answer: dict[str, Any]) -> Verdict:
     """Exercise 5: A100 or A10 for 13B under a deadline; the premise first."""
-    bill, holds, choice = answer.values()
+    gigabytes = _a10_alone().peak.state_bytes / GB
+    premise = f"Plain DP keeps {gigabytes:.0f} GB of states on every card of 24."
+    slow_link = "Compare dollars for the same FLOP, and ask what must be sharded over PCIe."
+    choice = answer["choice"].removesuffix("-80GB")
+    return (
+        _wrong_bill(answer["bill"])
+        or judge(answer["an A10 holds the states"], False, "the premise", expected="a look at the states",
+                 nudge=premise)
+        or judge(choice, "A100", "the choice", expected="the cheaper one that can", nudge=slow_link)
+        or correct("A10: more cards, more dollars, and plain DP does not even start")
+    )  # fmt: skip
+
+
+def _wrong_bill(bill: Callable[..., Any]) -> Verdict | None:
+    pair = several(number(), 2, "two numbers: GPUs, dollars")
+    whole_cards = "GPUs: 6 N D FLOP over (peak * MFU * seconds), rounded up. Half a card meets no deadline."
+    dollars = "GPUs: 6 N D FLOP over (peak * MFU * seconds), rounded up. Dollars: GPUs * hours * price."
     for card, mfu in (("A100-80GB", 0.45), ("A10", 0.38)):
         peak, hourly = device(card).bf16_tflops * 1e12, _hourly(card)
-        found, right = bill(peak, mfu, hourly, 13e9, 260e9, 30), _bill(peak, mfu, hourly)
-        if not isinstance(found, (tuple, list)) or len(found) != 2:
-            return not_yet("the bill is two numbers: GPUs, dollars", got=repr(found))
-        if found[0] != right[0] or abs(found[1] / right[1] - 1) > 0.05:
-            nudge = "GPUs: 6 N D FLOP over (peak * MFU * seconds), rounded up. Dollars: GPUs * hours * price."
-            return not_yet(f"the bill for {card}", expected=f"{right[0]} GPUs, ${right[1]:,.0f}",
-                           got=f"{found[0]} GPUs, ${found[1]:,.0f}", nudge=nudge)  # fmt: skip
-    if holds is not False:
-        gigabytes = _a10_alone().peak.state_bytes / GB
-        return not_yet("the premise", got=repr(holds),
-                       nudge=f"Plain DP keeps {gigabytes:.0f} GB of states on every card of 24.")  # fmt: skip
-    if str(choice).upper() not in ("A100", "A100-80GB"):
-        nudge = "Compare dollars for the same FLOP, and ask what must be sharded over PCIe."
-        return not_yet("the choice", got=repr(choice), nudge=nudge)
-    return correct("A10: more cards, more dollars, and plain DP does not even start")
+        gpus, usd = pair.returned(bill(peak, mfu, hourly, 13e9, 260e9, 30))
+        right, cost = _bill(peak, mfu, hourly)
+        verdict = judge(gpus, right, f"the GPUs for {card}", wrong={right - 1: whole_cards}, nudge=dollars)
+        verdict = verdict or judge(usd, cost, f"the dollars for {card}", relative=0.05,
+                                   expected=f"${cost:,.0f}", nudge=dollars)  # fmt: skip
+        if verdict:
+            return verdict
+    return None
 
 
 def _hourly(card: str) -> float:

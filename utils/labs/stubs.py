@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from types import FunctionType, MethodType
 from typing import Any
 
+MOST_NESTED = 4  # of lists in an answer: one may hold itself
+
 
 def _blank() -> None: ...
 
@@ -22,16 +24,21 @@ def _blank_with_docstring() -> None:
 _BLANK_CODE = {_blank.__code__.co_code, _blank_with_docstring.__code__.co_code}
 
 
-def untouched(answer: Any) -> str:
+def untouched(answer: Any, depth: int = MOST_NESTED) -> str:
     """Why an answer counts as not attempted; "" where it was attempted. Never raises."""
     if answer is ...:
         return "your answer is still `...`"
     if isinstance(answer, dict) and (blank := [str(key) for key in answer if answer[key] is ...]):
         return f"still `...`: {', '.join(blank)}"
     if isinstance(answer, (tuple, list, dict)):
-        parts = answer.values() if isinstance(answer, dict) else answer
-        return next(filter(None, map(untouched, parts)), "")
+        parts = parts_of(answer) if depth else ()
+        return next(filter(None, (untouched(part, depth - 1) for part in parts)), "")
     return next(filter(None, map(_stub_in, functions_of(answer))), "")
+
+
+def parts_of(answer: tuple[Any, ...] | list[Any] | dict[Any, Any]) -> Iterable[Any]:
+    """What an answer holds."""
+    return answer.values() if isinstance(answer, dict) else answer
 
 
 def functions_of(answer: Any) -> Iterable[FunctionType]:

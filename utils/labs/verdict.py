@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from html import escape
+from typing import Any
+
+MOST_LETTERS = 400  # of a text in a verdict: an answer may hold a hundred million
+MOST_TRACEBACK_LETTERS = 8000
 
 
 class Status(enum.Enum):
@@ -31,6 +35,11 @@ class Verdict:
     score: str = ""
     traceback: str = ""
 
+    def __post_init__(self) -> None:
+        for part in fields(self)[1:]:
+            most = MOST_TRACEBACK_LETTERS if part.name == "traceback" else MOST_LETTERS
+            object.__setattr__(self, part.name, _shortened(getattr(self, part.name), most))
+
     def rows(self) -> dict[str, str]:
         """Label and text of what there is to say."""
         rows = {"expected": self.expected, "got": self.got, "think about": self.nudge,
@@ -52,7 +61,28 @@ def not_yet(note: str = "", *, expected: object = "", got: object = "", nudge: s
         got: What this one gave.
         nudge: One sentence that names the misconception, not the solution.
     """
-    return Verdict(Status.NOT_YET, note=note, expected=str(expected), got=str(got), nudge=nudge)
+    return Verdict(
+        Status.NOT_YET, note=note, expected=_text(expected), got=_text(got), nudge=nudge
+    )
+
+
+def shown(value: Any) -> str:
+    """A learner's value as Python writes it, shortened; also where its own `__repr__` is broken."""
+    try:
+        return _shortened(repr(value), MOST_LETTERS)
+    except Exception as error:  # the learner's own code, or a number too long to write
+        return f"{type(value).__name__} that cannot be shown: {type(error).__name__}"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else shown(value)
+
+
+def _shortened(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} ... ({len(text):,} letters) ... {text[-half:]}"
 
 
 def check_failed(note: str, *, traceback: str = "") -> Verdict:

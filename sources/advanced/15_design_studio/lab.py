@@ -36,9 +36,9 @@ batch = Batch(sequences=1536, sequence_length=2048)
 # %% [markdown]
 # ## Exercise 1: lay out 175B on 64 GPUs
 #
-# **Spec.** `my_plan` is a `Plan` for the cluster, model and batch above. It must fit, and its step may
-# take at most 5% longer than the fastest plan there is. Use `estimate`, not `search`: the aim is to
-# find it by reasoning. Your score is the step time.
+# **Spec.** `my_plan` is a `Plan` for the cluster, model and batch above. It trains all parameters, it
+# must fit, and its step may take at most 5% longer than the fastest plan there is. Use `estimate`, not
+# `search`: the aim is to find it by reasoning. Your score is the step time.
 
 # %%
 # BEGIN SOLUTION

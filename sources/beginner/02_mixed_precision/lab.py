@@ -120,7 +120,7 @@ check("02.break_even_batch", break_even_batch)
 #
 # **Spec.** `largest_on_card(simulated_peak_bytes, limit_bytes)` returns the largest batch whose peak stays
 # within the limit. `simulated_peak_bytes(batch)` costs seconds a call: **your score is the number of
-# calls**, and 12 are allowed. For large batches the peak is nearly a straight line; for small ones it
+# calls**, and 8 are allowed. For large batches the peak is nearly a straight line; for small ones it
 # is flat, since it lies in the optimizer step. Batch 1 always
 # fits, batch 2048 never. Nothing runs out of memory in a simulation, so
 # you may try large sizes.

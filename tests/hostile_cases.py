@@ -1,0 +1,214 @@
+"""What the checks of all labs must survive: junk, and right answers written in other ways."""
+
+from __future__ import annotations
+
+import decimal
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from lab_cases import definitions, solved_lab
+from torch import nn
+
+from utils.labs import lab_15
+from utils.labs.checking import checks_of, lab_numbers
+from utils.labs.faulty_runs import fault_of
+from utils.planner import Plan
+from utils.techniques.zero import zero_config
+
+
+class Broken:
+    """An object that cannot be shown or compared."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no comparison")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Empty:
+    """A class without anything that an exercise asks for."""
+
+
+def circle() -> list[Any]:
+    """A list that holds itself."""
+    found: list[Any] = [1]
+    found.append(found)
+    return found
+
+
+JUNK = {
+    "None": None,
+    "True": True,
+    "NaN": math.nan,
+    "infinity": math.inf,
+    "minus infinity": -math.inf,
+    "numpy NaN": np.float32("nan"),
+    "numpy infinity": np.float64("inf"),
+    "numpy bool": np.True_,
+    "a huge int": 10**400,
+    "an int too long to write": 10**5000,
+    "a negative number": -3,
+    "an odd fraction": 1234.5678,
+    "complex": 3 + 4j,
+    "decimal NaN": decimal.Decimal("NaN"),
+    "empty text": "",
+    "text": "a guess",
+    "number as text": "12",
+    "long text": "x" * 10**6,
+    "bytes": b"12",
+    "empty list": [],
+    "list": [12],
+    "list of NaN": [math.nan, math.nan],
+    "nested list": [[1, [2]], {"a": 1}],
+    "circle": circle(),
+    "empty tuple": (),
+    "two texts": ("a", "b"),
+    "two NaN": (math.nan, math.nan),
+    "three Nones": (None, None, None),
+    "empty dict": {},
+    "other keys": {"wrong": 1, "keys": 2, 3: 4},
+    "dict of NaN": {"a": math.nan},
+    "set": {1, 2},
+    "generator": (x for x in ()),
+    "range": range(3),
+    "object": object(),
+    "broken object": Broken(),
+    "tensor": torch.zeros(3),
+    "tensor without dimensions": torch.tensor(math.nan),
+    "array": np.arange(3),
+    "array of NaN": np.array([math.nan]),
+    "module": math,
+}
+CODE = {
+    "class": Empty,
+    "builtin": len,
+    "no arguments": lambda: 12,
+    "nine arguments": lambda a, b, c, d, e, f, g, h, i: 12,
+    "a partial": functools.partial(max, 1),
+}
+
+
+def returning(value: Any) -> Callable[..., Any]:
+    """A function that takes anything and gives this."""
+    return lambda *args, **settings: value
+
+
+OF_RANKS = ["04.by_hand", "04.accumulate", "04.deadlock", "09.zero_1"]
+
+
+def all_exercises() -> list[str]:
+    """Every check of the course: "01.adam_states"."""
+    numbers = [number for number in lab_numbers() if number != "97"]
+    return [f"{number}.{name}" for number in numbers for name in checks_of(number)]
+
+
+_MISSING = lab_15._on_64(lab_15.OOM_PLAN).missing_bytes / 2**30
+VALUES = {
+    "01.momentum_bytes": 12,
+    "01.doubled_batch": 10,
+    "01.peak_moves": "less",
+    "02.added_bytes": 2,
+    "02.what_halves": "activations",
+    "02.linear_rate": 0.2,
+    "03.counter_stops": 2048,
+    "03.smallest_update": 0.5,
+    "03.skipped_steps": 7,
+    "04.ring_of_eight": 7,
+    "04.bytes_under_amp": "same",
+    "04.repeated_items": 5,
+    "05.last_block": "no",
+    "05.tiny_layers": 16,
+    "05.best_segment": 2,
+    "06.offloaded_gigabytes": 0.16,
+    "09.stage_2_on_8": 3.75,
+    "09.one_gpu": 0,
+    "09.reduced_times": 8,
+    "15.gb_per_gpu": 18 * 130 / 64,
+    "15.micro_batches": 300,
+    "15.plan_175b": Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2),
+    "15.fix_by_one_change": replace(lab_15.TO_FIX, sequence_parallel=True),
+}  # right answers that are no functions
+
+
+def right_dicts() -> dict[str, dict[str, Any]]:
+    """Right answers of several parts."""
+    return {
+        "01.read_timeline": {
+            "phase of the peak": "optimizer step",
+            "temporaries / parameters at the peak": 2,
+            "half the batch lowers the peak by a tenth or more": False,
+        },
+        "02.diagnose": {"run A": "half with Adam", "run B": "new scaler each step",
+                        "run C": "no scaler"},
+        "03.diagnosis": {name: fault_of(name) for name in "ABCDE"},
+        "05.diagnosis": {"what differs": "buffers", "updates per step": 2},
+        "06.fit": {"method": "LoRA", "sequence length": 1024, "micro-batch": 29},
+        "09.accumulation": {
+            "collective that grew": "all-reduce",
+            "times that gradients are sent": 4,
+            "cured configuration": zero_config(1, 1_000_000, world_size=4, micro_batch=1,
+                                               accumulation=4),
+        },
+        "15.explain_oom": {"fullest stage": 0, "largest category": "activations",
+                           "missing GiB": _MISSING},
+        "15.two_cards": {"bill": solution("15", "bill"), "an A10 holds the states": False,
+                         "choice": "A100"},
+    }  # fmt: skip
+
+
+NUMERIC = {
+    "01": ["state_bytes", "saved_bytes", "largest_batch"],
+    "02": ["bytes_at_backward", "break_even_batch", "largest_on_card", "scaled_rate", "amp_step"],
+    "03": ["decode_float", "find_bad_data"],
+    "04": ["sent_bytes", "make_buckets"],
+    "05": ["predicted_bytes", "best_set"],
+    "06": ["lora_states"],
+    "09": ["staircase", "sent_bytes", "smallest_stage"],
+    "15": ["token_budget"],
+}  # functions that return numbers, or tuples, lists and dicts of them
+_SOURCES = {
+    "01": "beginner/01_where_memory_goes", "02": "beginner/02_mixed_precision",
+    "03": "beginner/03_when_numbers_break", "04": "beginner/04_four_ranks",
+    "05": "intermediate/05_checkpointing", "06": "intermediate/06_seven_billion",
+    "09": "intermediate/09_sharding", "15": "advanced/15_design_studio",
+}  # fmt: skip
+_CALLED = {"09.staircase": "state_bytes"}  # solutions that are called otherwise than their checks
+
+
+def solution(number: str, name: str) -> Callable[..., Any]:
+    """A lab's own solution of an exercise."""
+    wanted = _CALLED.get(f"{number}.{name}", name)
+    names = {"torch": torch, "F": F, "nn": nn, "math": math}
+    ends = ("\n\n\nfound = ", "\n\n\ncalls = ")
+    if number == "05":
+        from utils.techniques import activation_peak, recompute_flops
+
+        names |= {"activation_peak": activation_peak, "recompute_flops": recompute_flops}
+    if (number, name) == ("09", "smallest_stage"):
+        names["state_bytes"] = solution("09", "staircase")
+    return definitions(solved_lab(_SOURCES[number]), *ends, starts=(f"def {wanted}(",), **names)[wanted]
+
+
+def in_numpy(value: Any) -> Any:
+    """The same with numpy's numbers, in tuples, lists and dicts too."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, tuple, list, dict)):
+        return value
+    if isinstance(value, (int, float)):
+        return np.int64(value) if isinstance(value, int) else np.float64(value)
+    if isinstance(value, dict):
+        return {key: in_numpy(part) for key, part in value.items()}
+    return type(value)(map(in_numpy, value))
+
+
+def numpied(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with numpy's numbers as its result."""
+    return lambda *args, **settings: in_numpy(function(*args, **settings))

@@ -1,0 +1,146 @@
+"""Every check of the course against junk: no junk is right, none is called the course's fault.
+
+And right answers in another form are right: numpy's numbers, the keys of a dict in another order.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hostile_cases import (
+    CODE,
+    JUNK,
+    NUMERIC,
+    OF_RANKS,
+    VALUES,
+    all_exercises,
+    in_numpy,
+    numpied,
+    returning,
+    right_dicts,
+    solution,
+)
+
+from utils.labs import check, lab_06
+from utils.labs.cases import Exercise, Question
+from utils.labs.checking import find, run_check
+from utils.labs.stubs import untouched
+from utils.labs.verdict import Report, Status
+
+EXERCISES = all_exercises()
+DICTS = right_dicts()
+WITHOUT_RANKS = [name for name in EXERCISES if name not in OF_RANKS]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one check that simulates takes seconds a call; here, whatever is asked fits."""
+    fits = SimpleNamespace(peak_bytes=20 * 10**9, peak_phase="forward")
+    monkeypatch.setattr(lab_06, "simulated_finetune", lambda *choice: fits)
+
+
+def problem(name: str, answer: Any) -> str:
+    """What is wrong with how a check met junk; "" if it is a short "not yet"."""
+    report = Report(name, run_check(find(name), answer))
+    if report.status is not Status.NOT_YET:
+        return str(report)
+    if not (report.verdict.note or report.verdict.rows()):
+        return "says nothing"
+    return "" if len(report._repr_html_()) < 5000 else "its report is too long"
+
+
+def problems(name: str, answers: dict[str, Any]) -> dict[str, str]:
+    found = {label: problem(name, answer) for label, answer in answers.items()}
+    return {label: text for label, text in found.items() if text}
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_every_check_declares_what_it_takes(name: str) -> None:
+    found = find(name)
+    assert isinstance(found, (Question, Exercise)) or hasattr(found, "kind")
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_junk_is_sent_back(name: str) -> None:
+    assert problems(name, JUNK) == {}
+
+
+@pytest.mark.parametrize("name", WITHOUT_RANKS)
+def test_functions_that_give_junk_are_sent_back(name: str) -> None:
+    assert problems(name, CODE | {label: returning(junk) for label, junk in JUNK.items()}) == {}
+
+
+def test_functions_that_give_junk_on_ranks_are_sent_back() -> None:
+    nothing, nan = returning(None), returning(float("nan"))
+    for answer in (nothing, nan):
+        deadlock = {"rank": 2, "collective": "all_gather", "cure": answer}
+        assert problem("04.deadlock", deadlock) == ""
+    assert problem("04.by_hand", {"start_together": nothing, "average_gradients": nan}) == ""
+    assert problem("04.accumulate", nan) == ""
+    assert problem("09.zero_1", nan) == ""
+
+
+@pytest.mark.parametrize("name", DICTS)
+def test_a_part_that_is_junk_is_sent_back(name: str) -> None:
+    right = DICTS[name]
+    for key in right:
+        parts = JUNK | {f"gives {label}": returning(junk) for label, junk in JUNK.items()}
+        assert problems(name, {label: right | {key: part} for label, part in parts.items()}) == {}
+        assert problem(name, {k: v for k, v in right.items() if k != key}) == ""
+        assert problem(name, {(k if k != key else "other"): v for k, v in right.items()}) == ""
+    assert problem(name, right | {"one more": 1}) == ""
+
+
+@pytest.mark.parametrize("name", DICTS)
+def test_swapped_values_are_sent_back(name: str) -> None:
+    keys = list(DICTS[name])
+    swapped = dict(zip(keys, DICTS[name].values(), strict=True))
+    swapped[keys[0]], swapped[keys[-1]] = swapped[keys[-1]], swapped[keys[0]]
+    assert problem(name, swapped) == ""
+
+
+@pytest.mark.parametrize("name", DICTS)
+def test_the_keys_of_a_dict_may_stand_in_any_order(name: str) -> None:
+    for answer in (DICTS[name], dict(reversed(DICTS[name].items())), in_numpy(DICTS[name])):
+        verdict = run_check(find(name), answer)
+        assert verdict.status is Status.CORRECT, verdict
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_right_values_may_be_numbers_of_numpy(name: str) -> None:
+    right = VALUES[name]
+    is_number = isinstance(right, (int, float))
+    other = [np.float32(right), np.float64(right), float(right)] if is_number else []
+    for answer in [right, *other, in_numpy(right)]:
+        verdict = run_check(find(name), answer)
+        assert verdict.status is Status.CORRECT, (answer, verdict)
+
+
+@pytest.mark.parametrize("name", [f"{n}.{exercise}" for n, names in NUMERIC.items() for exercise in names])
+def test_right_functions_may_return_numbers_of_numpy(name: str) -> None:
+    right = solution(*name.split("."))
+    for answer in (right, numpied(right)):
+        verdict = run_check(find(name), answer)
+        assert verdict.status is Status.CORRECT, verdict
+
+
+def test_no_exercise_of_one_answer_is_left_out() -> None:
+    listed = {*VALUES, *DICTS, *OF_RANKS}
+    assert {name for name in EXERCISES if isinstance(find(name), Question)} <= listed
+    assert listed <= set(EXERCISES)
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_junk_is_neither_untouched_nor_too_much_for_the_door(junk: str) -> None:
+    assert untouched(JUNK[junk]) == "" and untouched({"a": JUNK[junk]}) == ""
+    assert check("01.momentum_bytes", JUNK[junk]).status is Status.NOT_YET
+
+
+def test_a_hundred_million_letters_make_a_short_report() -> None:
+    report = check("01.peak_moves", "x" * 10**8)
+    assert report.status is Status.NOT_YET and len(report._repr_html_()) < 5000
+    report = check("01.state_bytes", lambda count, optimizer: "x" * 10**8)
+    assert report.status is Status.NOT_YET and len(report._repr_html_()) < 5000
