@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.distributed.device_mesh import init_device_mesh
 
 from utils.catalog import ModelShape
 from utils.models import Transformer, TransformerConfig
@@ -49,16 +48,21 @@ CASES: dict[str, Export] = {
     ),
     "TP x PP": tiny(tp=2, pp=2, micro_batch=8, sequence_parallel=True, recompute="full"),
     "TP x PP, whole": tiny(DEEP, tp=2, pp=2, virtual_stages=2, micro_batch=8),
+    "CP": tiny(dp=2, cp=2, zero_stage=3, micro_batch=4, recompute="full", attention="unfused"),
+    "CP, whole": tiny(dp=2, cp=2, micro_batch=4),
+    "CP x TP": tiny(TIED, cp=2, tp=2, sequence_parallel=True, zero_stage=1, micro_batch=8),
+    "CP x PP": tiny(DEEP, cp=2, pp=2, virtual_stages=2, zero_stage=2, micro_batch=8),
 }
 MIXED = tiny(dp=2, tp=2, sequence_parallel=True, zero_stage=3, micro_batch=4, framework="fsdp")
 HALF = tiny(dp=2, pp=2, zero_stage=1, micro_batch=4, framework="bf16")
+IN_BF16 = {"mixed": MIXED, "half": HALF}
+EVERY = {**CASES, **IN_BF16}
 
 
-def script(found: Export) -> types.ModuleType:
-    """The exported script as a module that is not started."""
+def script(text: str) -> types.ModuleType:
+    """An exported script as a module that is not started; it imports the course's own modules."""
     module = types.ModuleType("exported")
-    assert found.python is not None
-    exec(compile(found.python, "train.py", "exec"), vars(module))  # noqa: S102
+    exec(compile(text, "train.py", "exec"), vars(module))  # noqa: S102
     return module
 
 
@@ -87,14 +91,17 @@ def one_process(model: ModelShape, weights: Path) -> list[float]:
     return losses
 
 
-def on_real_ranks(found: Export, weights: Path) -> list[float]:
-    """Losses of an exported script, as rank 0 of its ranks returns them."""
-    return run_ranks(_trained, found.cluster.gpus, found, weights, timeout_seconds=120)[0]
+def on_real_ranks(weights: dict[str, Path]) -> dict[str, list[float]]:
+    """Losses of all exported scripts, one after the other in one launch, as rank 0 returns them."""
+    found = {name: (case.python, weights[case.model.name]) for name, case in EVERY.items()}
+    return run_ranks(_trained, WORLD, found, timeout_seconds=300)[0]
 
 
-def _trained(found: Export, weights: Path) -> list[float]:
-    module = script(found)
-    mesh = init_device_mesh(
-        "cpu", tuple(module.MESH.values()), mesh_dim_names=tuple(module.MESH)
-    )
-    return module.train(mesh, torch.device("cpu"), STEPS, weights)
+def _trained(found: dict[str, tuple[str, Path]]) -> dict[str, list[float]]:
+    losses = {}
+    for name, (text, weights) in found.items():
+        try:
+            losses[name] = script(text).train(torch.device("cpu"), STEPS, str(weights))
+        except Exception as error:
+            raise RuntimeError(f"The exported script of case {name!r} failed.") from error
+    return losses
