@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from utils.catalog import ModelShape
 from utils.models import Transformer, TransformerConfig
@@ -24,10 +25,12 @@ TIED = replace(TINY, name="tied", tied=True, qkv_bias=True)
 DEEP = replace(TINY, name="deep", layers=4)
 
 
-def tiny(model: ModelShape = TINY, gpus: int = WORLD, **plan: Any) -> Export:
+def tiny(
+    model: ModelShape = TINY, gpus: int = WORLD, sequence_length: int = LENGTH, **plan: Any
+) -> Export:
     """Export a plan for four GPUs; float32, so that losses compare closely."""
     cluster = Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=gpus)
-    batch = Batch(sequences=SEQUENCES, sequence_length=LENGTH)
+    batch = Batch(sequences=SEQUENCES, sequence_length=sequence_length)
     return export(model, cluster, Plan(**{"framework": "fp32", **plan}), batch)
 
 
@@ -74,21 +77,37 @@ def start_weights(model: ModelShape, folder: Path) -> Path:
     return path
 
 
-def one_process(model: ModelShape, weights: Path) -> list[float]:
+def one_process(model: ModelShape, weights: Path, steps: int = STEPS) -> list[float]:
     """Losses of plain training: the global batch at once, no mesh, nothing sharded."""
-    plain = Transformer(TransformerConfig.from_shape(model))
-    plain.load_state_dict(torch.load(weights))
+    plain = _plain(model, weights)
     optimizer, losses = torch.optim.AdamW(plain.parameters(), lr=3e-4), []
-    for step in range(STEPS):
-        random = torch.Generator().manual_seed(step)
-        tokens = torch.randint(model.vocabulary, (SEQUENCES, LENGTH + 1), generator=random)
-        loss = F.cross_entropy(plain(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    for step in range(steps):
+        loss = _plain_loss(plain, step)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses
+
+
+def plain_gradients(model: ModelShape, weights: Path) -> dict[str, Tensor]:
+    """Gradients of the first step in one process, before they are clipped."""
+    plain = _plain(model, weights)
+    _plain_loss(plain, 0).backward()
+    return {name: parameter.grad for name, parameter in plain.named_parameters()}
+
+
+def _plain(model: ModelShape, weights: Path) -> Transformer:
+    plain = Transformer(TransformerConfig.from_shape(model))
+    plain.load_state_dict(torch.load(weights))
+    return plain
+
+
+def _plain_loss(plain: Transformer, step: int) -> Tensor:
+    random = torch.Generator().manual_seed(step)
+    tokens = torch.randint(plain.config.vocabulary, (SEQUENCES, LENGTH + 1), generator=random)
+    return F.cross_entropy(plain(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def on_real_ranks(weights: dict[str, Path]) -> dict[str, list[float]]:

@@ -99,6 +99,7 @@ def pipeline_passes(
     parts: Sequence[nn.Module],
     mesh: DeviceMesh,
     positions: Tensor,
+    stream: Tensor,
     *,
     chunks: int,
     schedule: str,
@@ -110,6 +111,9 @@ def pipeline_passes(
         parts: this rank's chunks, in the order of `chunks_of`.
         mesh: has an axis "pp".
         positions: (S,) of the tokens in their sequences, on the device that computes.
+        stream: an example of what a stage sends to the next one for a micro-batch, (b, S, H), or
+            (b, S / tp, H) where tensor parallelism splits along the sequence; on the meta device.
+            Told the shape, stages need not find it out in a pass of their own.
         chunks: of the whole model.
         schedule: PyTorch's name.
         micro_batches: of a step, m.
@@ -119,10 +123,15 @@ def pipeline_passes(
     """
     group, loss_of = mesh.get_group("pp"), _WeightedLoss()
     held = chunks_of(schedule, mesh.get_local_rank("pp"), group.size(), chunks)
+    tokens = torch.empty(len(stream), len(positions), dtype=torch.long, device="meta")
+    stream = stream.detach().requires_grad_()
     stages = [
-        PipelineStage(part, number, chunks, positions.device, group=group)
+        PipelineStage(
+            part, number, chunks, positions.device, group=group,
+            input_args=stream if number else tokens, output_args=stream,
+        )
         for number, part in zip(held, parts, strict=True)
-    ]
+    ]  # fmt: skip
     kind = get_schedule_class(schedule)
     runs = kind(
         stages if issubclass(kind, PipelineScheduleMulti) else stages[0],

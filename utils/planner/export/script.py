@@ -126,23 +126,23 @@ def _constants(model: ModelShape, plan: Plan, batch: Batch) -> str:
     config = _filled(", ".join(f"{name}={value}" for name, value in sizes.items()) + ",")
     axes = ", ".join(f"{axis}={n}" for axis, n in plan.dims.sizes.items() if n > 1)
     lines = [f"CONFIG = TransformerConfig(\n{config}\n)", f"DIMS = ParallelDims({axes})"]
-    lines += _pipeline_constants(model, plan) if plan.pp > 1 else []
-    cut = f"MICRO_BATCHES = {plan.micro_batches(batch)}" if plan.pp > 1 else None
+    lines += _pipeline_constants(model, plan, batch) if plan.pp > 1 else []
     lines += [
         f"SEQUENCES, LENGTH = {batch.sequences}, {batch.sequence_length}",
-        cut or f"MICRO_BATCH = {plan.micro_batch}",
+        f"MICRO_BATCH = {plan.micro_batch}",
         f"LEARNING_RATE, CLIP = {LEARNING_RATE}, {CLIP}",
     ]
     return "\n".join(lines)
 
 
-def _pipeline_constants(model: ModelShape, plan: Plan) -> list[str]:
+def _pipeline_constants(model: ModelShape, plan: Plan, batch: Batch) -> list[str]:
     schedule = {"gpipe": "GPipe", "1f1b": "1F1B"}[plan.schedule]
     runs = ((n, len(list(alike))) for n, alike in groupby(chunk_blocks(model, plan)))
     blocks = " + ".join(f"({n},)" + f" * {times}" * (times > 1) for n, times in runs)
     return [
         f'SCHEDULE = "{"Interleaved" if plan.virtual_stages > 1 else ""}{schedule}"',
         f"BLOCKS = {blocks}  # of each chunk, in the order that data passes them",
+        f"MICRO_BATCHES = {plan.micro_batches(batch)}",
     ]
 
 
@@ -152,7 +152,8 @@ def _filled(text: str) -> str:
 
 def _body(cluster: Cluster, plan: Plan) -> list[str]:
     """The lines of `train`, one for each choice of the plan."""
-    half = ".to(torch.bfloat16)" if precision(plan, cluster) == "bf16" else ""
+    kind = precision(plan, cluster)
+    half = ".to(torch.bfloat16)" if kind == "bf16" else ""
     return [
         *_mesh(plan),
         "positions = own_positions(DIMS, torch.distributed.get_rank(), LENGTH).to(device)",
@@ -160,10 +161,9 @@ def _body(cluster: Cluster, plan: Plan) -> list[str]:
         "for part in parts:",
         *(f"    {line}" for line in _on_parts(cluster, plan)),
         f"materialise(parts, mesh, {_home(plan)}, weights)",
-        *_passes(plan),
+        *_passes(plan, "float32" if kind == "fp32" else "bfloat16"),
         "batches = own_batches(batch, steps, DIMS, positions)",
-        "optimizer = adamw(parts, LEARNING_RATE)",
-        "return report(train_steps(batches, passes, optimizer, mesh, limit=CLIP))",
+        "return report(train_steps(batches, passes, adamw(parts, LEARNING_RATE), mesh, limit=CLIP))",
     ]
 
 
@@ -207,14 +207,16 @@ def _home(plan: Plan) -> str:
     return 'torch.device("cpu")' if plan.offload != "none" else "device"
 
 
-def _passes(plan: Plan) -> list[str]:
+def _passes(plan: Plan, dtype: str) -> list[str]:
     if plan.pp == 1:
         late = f"reduce_late(mesh, zero_stage={plan.zero_stage})"
         return [f"passes = accumulated_passes(parts[0], MICRO_BATCH, positions, {late})"]
+    length = "len(positions) // DIMS.tp" if plan.sequence_parallel else "len(positions)"
     return [
-        "passes = pipeline_passes(",
-        "    parts, mesh, positions, chunks=len(BLOCKS), schedule=SCHEDULE, micro_batches=MICRO_BATCHES",
-        ")",
+        f"shape = (MICRO_BATCH, {length}, CONFIG.hidden)",
+        f'stream = torch.empty(shape, dtype=torch.{dtype}, device="meta")',
+        "passes = pipeline_passes(parts, mesh, positions, stream, chunks=len(BLOCKS),",
+        "                         schedule=SCHEDULE, micro_batches=MICRO_BATCHES)",
     ]
 
 
