@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.distributed.device_mesh import init_device_mesh
+from torch import Tensor
 
 from utils.catalog import ModelShape
 from utils.models import Transformer, TransformerConfig
@@ -25,10 +25,12 @@ TIED = replace(TINY, name="tied", tied=True, qkv_bias=True)
 DEEP = replace(TINY, name="deep", layers=4)
 
 
-def tiny(model: ModelShape = TINY, gpus: int = WORLD, **plan: Any) -> Export:
+def tiny(
+    model: ModelShape = TINY, gpus: int = WORLD, sequence_length: int = LENGTH, **plan: Any
+) -> Export:
     """Export a plan for four GPUs; float32, so that losses compare closely."""
     cluster = Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=gpus)
-    batch = Batch(sequences=SEQUENCES, sequence_length=LENGTH)
+    batch = Batch(sequences=SEQUENCES, sequence_length=sequence_length)
     return export(model, cluster, Plan(**{"framework": "fp32", **plan}), batch)
 
 
@@ -49,16 +51,21 @@ CASES: dict[str, Export] = {
     ),
     "TP x PP": tiny(tp=2, pp=2, micro_batch=8, sequence_parallel=True, recompute="full"),
     "TP x PP, whole": tiny(DEEP, tp=2, pp=2, virtual_stages=2, micro_batch=8),
+    "CP": tiny(dp=2, cp=2, zero_stage=3, micro_batch=4, recompute="full", attention="unfused"),
+    "CP, whole": tiny(dp=2, cp=2, micro_batch=4),
+    "CP x TP": tiny(TIED, cp=2, tp=2, sequence_parallel=True, zero_stage=1, micro_batch=8),
+    "CP x PP": tiny(DEEP, cp=2, pp=2, virtual_stages=2, zero_stage=2, micro_batch=8),
 }
 MIXED = tiny(dp=2, tp=2, sequence_parallel=True, zero_stage=3, micro_batch=4, framework="fsdp")
 HALF = tiny(dp=2, pp=2, zero_stage=1, micro_batch=4, framework="bf16")
+IN_BF16 = {"mixed": MIXED, "half": HALF}
+EVERY = {**CASES, **IN_BF16}
 
 
-def script(found: Export) -> types.ModuleType:
-    """The exported script as a module that is not started."""
+def script(text: str) -> types.ModuleType:
+    """An exported script as a module that is not started; it imports the course's own modules."""
     module = types.ModuleType("exported")
-    assert found.python is not None
-    exec(compile(found.python, "train.py", "exec"), vars(module))  # noqa: S102
+    exec(compile(text, "train.py", "exec"), vars(module))  # noqa: S102
     return module
 
 
@@ -70,15 +77,12 @@ def start_weights(model: ModelShape, folder: Path) -> Path:
     return path
 
 
-def one_process(model: ModelShape, weights: Path) -> list[float]:
+def one_process(model: ModelShape, weights: Path, steps: int = STEPS) -> list[float]:
     """Losses of plain training: the global batch at once, no mesh, nothing sharded."""
-    plain = Transformer(TransformerConfig.from_shape(model))
-    plain.load_state_dict(torch.load(weights))
+    plain = _plain(model, weights)
     optimizer, losses = torch.optim.AdamW(plain.parameters(), lr=3e-4), []
-    for step in range(STEPS):
-        random = torch.Generator().manual_seed(step)
-        tokens = torch.randint(model.vocabulary, (SEQUENCES, LENGTH + 1), generator=random)
-        loss = F.cross_entropy(plain(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    for step in range(steps):
+        loss = _plain_loss(plain, step)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
         optimizer.step()
@@ -87,14 +91,36 @@ def one_process(model: ModelShape, weights: Path) -> list[float]:
     return losses
 
 
-def on_real_ranks(found: Export, weights: Path) -> list[float]:
-    """Losses of an exported script, as rank 0 of its ranks returns them."""
-    return run_ranks(_trained, found.cluster.gpus, found, weights, timeout_seconds=120)[0]
+def plain_gradients(model: ModelShape, weights: Path) -> dict[str, Tensor]:
+    """Gradients of the first step in one process, before they are clipped."""
+    plain = _plain(model, weights)
+    _plain_loss(plain, 0).backward()
+    return {name: parameter.grad for name, parameter in plain.named_parameters()}
 
 
-def _trained(found: Export, weights: Path) -> list[float]:
-    module = script(found)
-    mesh = init_device_mesh(
-        "cpu", tuple(module.MESH.values()), mesh_dim_names=tuple(module.MESH)
-    )
-    return module.train(mesh, torch.device("cpu"), STEPS, weights)
+def _plain(model: ModelShape, weights: Path) -> Transformer:
+    plain = Transformer(TransformerConfig.from_shape(model))
+    plain.load_state_dict(torch.load(weights))
+    return plain
+
+
+def _plain_loss(plain: Transformer, step: int) -> Tensor:
+    random = torch.Generator().manual_seed(step)
+    tokens = torch.randint(plain.config.vocabulary, (SEQUENCES, LENGTH + 1), generator=random)
+    return F.cross_entropy(plain(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def on_real_ranks(weights: dict[str, Path]) -> dict[str, list[float]]:
+    """Losses of all exported scripts, one after the other in one launch, as rank 0 returns them."""
+    found = {name: (case.python, weights[case.model.name]) for name, case in EVERY.items()}
+    return run_ranks(_trained, WORLD, found, timeout_seconds=300)[0]
+
+
+def _trained(found: dict[str, tuple[str, Path]]) -> dict[str, list[float]]:
+    losses = {}
+    for name, (text, weights) in found.items():
+        try:
+            losses[name] = script(text).train(torch.device("cpu"), STEPS, str(weights))
+        except Exception as error:
+            raise RuntimeError(f"The exported script of case {name!r} failed.") from error
+    return losses

@@ -121,7 +121,7 @@ def test_no_position_sees_a_later_one():
 
 def test_scores_depend_on_the_distance_alone():
     torch.manual_seed(0)
-    rotation = rotary(10, 8, 100.0, torch.device("cpu"))
+    rotation = rotary(torch.arange(10), 8, 100.0)
     query, key = (torch.randn(8).expand(1, 1, 10, 8) for _ in range(2))
     scores = (rotate(query, rotation) @ rotate(key, rotation).transpose(-1, -2))[0, 0]
     torch.testing.assert_close(scores[2, 0].expand(8), scores.diagonal(-2))
@@ -131,7 +131,7 @@ def test_scores_depend_on_the_distance_alone():
 
 def test_a_pair_of_channels_turns_by_its_position_s_angle():
     x = torch.tensor([1.0, 1, 0, 0]).expand(1, 1, 4, 4)
-    turned = rotate(x, rotary(4, 4, 100.0, torch.device("cpu")))[0, 0]
+    turned = rotate(x, rotary(torch.arange(4), 4, 100.0))[0, 0]
     fast, slow = torch.arange(4.0), torch.arange(4.0) / 10  # 100 ** (-2 / 4)
     expected = torch.stack([fast.cos(), slow.cos(), fast.sin(), slow.sin()], dim=1)
     torch.testing.assert_close(turned, expected)
@@ -145,7 +145,7 @@ def test_the_model_uses_its_rotary_base():
 
 def test_attention_is_the_textbook_s():
     attention = tiny(kv_heads=None).blocks[0].attention
-    x, rotation = torch.randn(2, 12, 32), rotary(12, 8, 10_000.0, torch.device("cpu"))
+    x, rotation = torch.randn(2, 12, 32), rotary(torch.arange(12), 8, 10_000.0)
     query, key, value = (
         layer(x).view(2, 12, 4, 8).transpose(1, 2)
         for layer in (attention.query, attention.key, attention.value)

@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from utils import export as top_level
 from utils.catalog import model_shape
 from utils.planner import Batch, Cluster, Export, Lora, Plan, Space, candidates, export
-from utils.planner.export.script import layer_chunks, mesh_axes
+from utils.parallel import ParallelDims
+from utils.planner.export.modules import modules
+from utils.planner.export.script import chunk_blocks
 from utils.validation.tables import source, table
 
 KNOWN = {row["name"]: row for row in table("megatron_arguments")}
@@ -51,14 +53,12 @@ def launched(found: Export) -> int:
 
 
 def constants(found: Export) -> dict[str, object]:
-    """The literals at the top of the script."""
+    """The values at the top of the script, calls as the arguments that they are given."""
     values: dict[str, object] = {}
     for node in ast.parse(found.python or "").body:
         if isinstance(node, ast.Assign):
-            try:
-                value = ast.literal_eval(node.value)
-            except ValueError:
-                continue
+            text = ast.unparse(node.value).replace("TransformerConfig(", "dict(")
+            value = eval(text, {"ParallelDims": ParallelDims})  # noqa: S307
             target = node.targets[0]
             names = target.elts if isinstance(target, ast.Tuple) else [target]
             many = value if isinstance(target, ast.Tuple) else [value]
@@ -80,20 +80,21 @@ def check_consistent(found: Export) -> None:
         assert found.notes["python"][0].startswith("No script: ")
         return
     values = constants(found)
-    ranks = 1
-    for size in values["MESH"].values():
-        ranks *= size
-    assert ranks == gpus
-    data = 1
-    for axis in values["DATA"]:
-        data *= values["MESH"][axis]
-    assert data == plan.dp
-    assert values["MICRO_BATCH"] * values["ACCUMULATE"] * data == values["SEQUENCES"] == sequences
+    dims = values["DIMS"]
+    assert dims == plan.dims
+    assert (dims.ranks, dims.data_ranks) == (gpus, plan.dp)
+    assert values["SEQUENCES"] == sequences
     if plan.pp > 1:
-        covered = [i for first, end in values["STAGES"] for i in range(first, end)]
-        assert covered == list(range(found.model.layers))
-        assert len(values["STAGES"]) == plan.pp * plan.virtual_stages
-    assert max(map(len, found.python.splitlines())) <= 100
+        assert values["MICRO_BATCHES"] == plan.micro_batches(found.batch)
+        assert sum(values["BLOCKS"]) == found.model.layers
+        assert len(values["BLOCKS"]) == plan.pp * plan.virtual_stages
+    assert values["MICRO_BATCH"] == plan.micro_batch
+    lines = found.python.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert len(lines) <= 60
+    # Each axis is there where the plan uses it, and nowhere else.
+    for name, size in (("pipeline", plan.pp), ("tensor", plan.tp), ("context", plan.cp)):
+        assert (f"utils/parallel/{name}.py" in found.modules) == (size > 1)
 
 
 def check_megatron(found: Export) -> None:
@@ -157,26 +158,35 @@ def test_the_zero_stage_reads_back(stage):
     assert ("--use-distributed-optimizer" in read) == (stage >= 1)
     strategy = {2: "optim_grads", 3: "optim_grads_params"}.get(stage)
     assert read.get("--data-parallel-sharding-strategy") == strategy
-    assert mesh_axes(found.plan) == ({"shard": 4} if stage else {"replicate": 4, "shard": 1})
-    assert f'"reshard_after_forward": {stage == 3}' in found.python
-    assert ("set_requires_gradient_sync" in found.python) == (stage <= 1)
+    assert found.plan.dims.mesh == ({"shard": 4} if stage else {"replicate": 4, "shard": 1})
+    assert found.python.count(f"zero_stage={stage}") == 2
 
 
 def test_hsdp_shards_inside_groups():
     found = tiny(dp=4, zero_stage=3, shard_ranks=2)
-    assert mesh_axes(found.plan) == {"replicate": 2, "shard": 2}
+    assert found.plan.dims.mesh == {"replicate": 2, "shard": 2}
     assert options(found)["--num-distributed-optimizer-instances"] == "2"
     assert any("HSDP" in note for note in found.notes["deepspeed"])
 
 
 def test_tensor_parallel_ranks_are_neighbours():
     found = tiny(tp=2, pp=2)
-    assert list(mesh_axes(found.plan))[-1] == "tp"
+    assert found.plan.dims.group(0, "tp") == (0, 1)
+    assert "DIMS = ParallelDims(pp=2, tp=2)" in found.python
 
 
 def test_interleaved_chunks_alternate_between_ranks():
     plan = Plan(pp=2, virtual_stages=2)
-    assert layer_chunks(DEEP, plan) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert chunk_blocks(DEEP, plan) == [1, 1, 1, 1]
+    assert 'SCHEDULE = "Interleaved1F1B"' in tiny(DEEP, pp=2, dp=2, virtual_stages=2).python
+
+
+def test_sharding_follows_cp():
+    assert Plan(dp=2, cp=2, zero_stage=3).dims == ParallelDims(shard=2, cp=2)
+    assert Plan(dp=2, cp=2).dims == ParallelDims(replicate=2, cp=2)
+    assert Plan(dp=2, cp=2, zero_stage=1, shard_ranks=2).dims == ParallelDims(replicate=2, cp=2)
+    with pytest.raises(ValueError, match=re.escape("cp is 4 and does not divide 2 (shard_ranks)")):
+        Plan(dp=2, cp=4, zero_stage=1, shard_ranks=2).dims  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -195,14 +205,15 @@ def test_precision_is_the_frameworks_and_the_devices(framework, gpu, key, flag):
     found = export(TINY, cluster, plan, Batch(sequences=8, sequence_length=16))
     assert [name for name in ("bf16", "fp16") if name in found.deepspeed] == [key] * bool(key)
     assert [name for name in ("--bf16", "--fp16") if name in found.megatron] == [flag] * bool(flag)
-    assert ("param_dtype=torch.bfloat16" in found.python) == (framework not in ("fp32", "bf16"))
+    assert ("mixed=True" in found.python) == (framework not in ("fp32", "bf16"))
     assert any("float16" in note for note in found.notes["python"]) == (key == "fp16")
 
 
 SAID = [
     ({"tp": 2, "dp": 2}, "deepspeed", "Tensor parallelism (tp 2)"),
     ({"cp": 2, "dp": 2}, "deepspeed", "Context parallelism (cp 2)"),
-    ({"cp": 2, "dp": 2}, "python", "No script: Context parallelism"),
+    ({"cp": 4, "gpus": 16, "dp": 4, "sequence_length": 20}, "python", "do not divide into 8"),
+    ({"cp": 4, "zero_stage": 1, "shard_ranks": 2}, "python", "whole groups of cp 4"),
     ({"pp": 2, "dp": 2, "virtual_stages": 2}, "deepspeed", "does not interleave"),
     ({"pp": 2, "dp": 2, "zero_stage": 2}, "deepspeed", "refuses ZeRO-2"),
     ({"pp": 2, "dp": 2, "zero_stage": 2}, "python", "once a step"),
@@ -261,8 +272,10 @@ def test_bad_plans_are_refused_as_the_planner_does(plan, message):
 def test_write_gives_the_files_that_run(tmp_path):
     found = tiny(dp=2, pp=2, partition="ends", framework="megatron")
     names = ["launch.sh", "ds_config.json", "train.py", "megatron.sh", "notes.md"]
-    assert [path.name for path in found.write(tmp_path / "new")] == names
     folder = tmp_path / "new"
+    paths = [path.relative_to(folder).as_posix() for path in found.write(folder)]
+    assert paths == [*names, *found.modules]
+    assert all(Path(folder, path).is_file() for path in paths)
     assert json.loads((folder / "ds_config.json").read_text()) == found.deepspeed
     assert (folder / "train.py").read_text() == found.python
     command = (folder / "megatron.sh").read_text().split("\n", 2)[2]
@@ -276,6 +289,60 @@ def test_write_leaves_out_what_there_is_not(tmp_path):
     assert {path.name for path in found.write(tmp_path)} == {
         "launch.sh", "ds_config.json", "notes.md"
     }  # fmt: skip
+
+
+def test_modules_are_the_courses_own_files():
+    root = Path(__file__).parents[1]
+    found = tiny(DEEP, tp=2, pp=2).modules
+    for path, text in found.items():
+        if not path.endswith("__init__.py") or path == "utils/parallel/__init__.py":
+            assert text == (root / path).read_text(), path
+        else:
+            assert len(text.splitlines()) == 1
+    assert "utils/catalog/__init__.py" not in found
+
+
+def test_modules_import_torch_and_each_other_alone():
+    found = tiny(DEEP, cp=2, pp=2).modules | tiny(DEEP, tp=2, dp=2).modules
+    for path, text in found.items():
+        tree = ast.walk(ast.parse(text))
+        names = [n.module or "" for n in tree if isinstance(n, ast.ImportFrom)]
+        names += [a.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import) for a in n.names]
+        for name in names:
+            top = name.split(".")[0]
+            assert top in {"torch", *sys.stdlib_module_names} or name.startswith(
+                ("utils.parallel", "utils.models.config", "utils.catalog")
+            ), (path, name)
+    # The catalog is for type checkers alone, so it is not copied.
+    assert not any("catalog" in path for path in found)
+
+
+def test_an_import_that_would_bring_the_whole_course_is_refused():
+    with pytest.raises(ValueError, match=re.escape("utils.models is no module of its own")):
+        modules("from utils.models import Transformer")
+
+
+HOSTILE = [
+    'x"""\nimport os; os.system("echo bad")\n"""', "x\\", 'x\\"""', "a'b\"c\"\"\"d", "$(touch bad) `id`; rm -rf",
+    "one\ntwo\r\nthree", "\u2028\ud800 {0} {name} %(prog)s", '"', "\\N{BULLET}", "\\u12",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_models_name_never_becomes_code(name, tmp_path):
+    plain, found = tiny(pp=2, dp=2), tiny(replace(TINY, name=name), pp=2, dp=2)
+    tree, wanted = ast.parse(found.python), ast.parse(plain.python)
+    assert name in ast.get_docstring(tree, clean=False)
+    for parsed in (tree, wanted):
+        del parsed.body[0]
+    assert ast.dump(tree) == ast.dump(wanted)
+    assert len(found.python.splitlines()) == len(plain.python.splitlines())
+    assert (found.torchrun, found.megatron) == (plain.torchrun, plain.megatron)
+    assert (found.deepspeed, found.modules) == (plain.deepspeed, plain.modules)
+    found.write(tmp_path / "hostile")
+    plain.write(tmp_path / "plain")
+    for script in ("launch.sh", "megatron.sh"):
+        assert (tmp_path / "hostile" / script).read_bytes() == (tmp_path / "plain" / script).read_bytes()
 
 
 def test_export_needs_no_torch():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from utils.catalog import ModelShape
+if TYPE_CHECKING:
+    from utils.catalog import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,16 +14,23 @@ from utils.models.config import TransformerConfig
 Rotation = tuple[Tensor, Tensor]
 
 
-def rotary(length: int, head_dim: int, base: float, device: torch.device) -> Rotation:
-    """Cosines and sines (S, D/2) of rotary positions; Su et al. 2021, equation 34.
+def rotary(positions: Tensor, head_dim: int, base: float) -> Rotation:
+    """Cosines and sines of rotary positions; Su et al. 2021, equation 34.
+
+    Positions (S,) give (1, S, D/2), and (B, S), for sequences of their own places, (B, 1, S, D/2).
 
     Computed anew in every forward: a buffer made on the meta device would hold garbage after
     `to_empty`, and would count as memory of the model.
     """
-    channels = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
-    positions = torch.arange(length, device=device, dtype=torch.float32)
-    angles = torch.outer(positions, base ** (-channels / head_dim))
+    channels = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
+    angles = positions[..., None, :, None] * base ** (-channels / head_dim)
     return angles.cos(), angles.sin()
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention of (B, A, S, D) to keys and values (B, K, S, D)."""
+    grouped = key.shape[1] != query.shape[1]
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
@@ -37,11 +44,14 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal attention with grouped queries: A query heads share K key and value heads."""
+    """Causal attention with grouped queries: A query heads share K key and value heads.
+
+    `attend` may be replaced by a function that does the same with another kernel, or over ranks.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.head_dim = config.head_dim
+        self.head_dim, self.attend = config.head_dim, attend
         inner = (config.kv_heads or config.heads) * config.head_dim
         self.query = nn.Linear(config.hidden, config.hidden, bias=config.qkv_bias)
         self.key = nn.Linear(config.hidden, inner, bias=config.qkv_bias)
@@ -52,11 +62,7 @@ class Attention(nn.Module):
         """(B, S, H) -> (B, S, H)."""
         query = rotate(self._split(self.query(x)), rotation)  # (B, A, S, D)
         key = rotate(self._split(self.key(x)), rotation)  # (B, K, S, D)
-        value = self._split(self.value(x))
-        grouped = key.shape[1] != query.shape[1]
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=grouped
-        )
+        mixed = self.attend(query, key, self._split(self.value(x)))
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
@@ -95,7 +101,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens (B, S) -> logits (B, S, vocabulary)."""
+    """Tokens (B, S) -> logits (B, S, vocabulary).
+
+    `embed`, or `norm` and `head`, may be None: a pipeline stage takes or gives the stream (B, S, H).
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -107,14 +116,18 @@ class Transformer(nn.Module):
         self._tie()
         self.init_weights()
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token at every position; no position sees a later one."""
-        x = self.embed(tokens)
-        config = self.config
-        rotation = rotary(tokens.shape[1], config.head_dim, config.rotary_base, x.device)
-        for block in self.blocks:
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Logits of the next token at every position; no position sees a later one.
+
+        `positions` (S,) or (B, S) are the tokens' places in their sequences; None for 0, 1, 2, ...
+        """
+        x = tokens if self.embed is None else self.embed(tokens)
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=x.device, dtype=torch.float32)
+        rotation = rotary(positions, self.config.head_dim, self.config.rotary_base)
+        for block in self.blocks.children():
             x = block(x, rotation)
-        return self.head(self.norm(x))
+        return x if self.head is None else self.head(self.norm(x))
 
     @torch.no_grad()
     def init_weights(self, std: float = 0.02) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from utils.catalog import ModelShape
+from utils.parallel.dims import ParallelDims
 from utils.planner.adapters import Lora
 from utils.planner.frameworks import FRAMEWORKS, Framework, framework
 from utils.planner.rules import divides, one_of, positive
@@ -123,6 +124,20 @@ class Plan:
     def ranks(self) -> int:
         """GPUs that the plan uses: dp * tp * pp * cp."""
         return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def dims(self) -> ParallelDims:
+        """Ranks along each axis; dp is divided into groups that shard states, and their replicas.
+
+        Raises:
+            ValueError: states are sharded over a part of a group of cp.
+        """
+        sharded = self.shard_group if self.zero_stage else self.cp
+        divides("cp", self.cp, "shard_ranks", sharded)
+        shard = sharded // self.cp
+        return ParallelDims(
+            pp=self.pp, replicate=self.dp // shard, shard=shard, cp=self.cp, tp=self.tp
+        )
 
     @property
     def shard_group(self) -> int:

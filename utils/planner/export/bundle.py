@@ -13,6 +13,7 @@ from utils.planner.cluster import Cluster
 from utils.planner.export.deepspeed import deepspeed_config, deepspeed_notes
 from utils.planner.export.launch import torchrun, torchrun_notes
 from utils.planner.export.megatron import connections, megatron_arguments, megatron_notes
+from utils.planner.export.modules import modules
 from utils.planner.export.script import script_notes, training_script
 from utils.planner.layout import Batch, Plan
 from utils.planner.step_time import check_size
@@ -31,6 +32,8 @@ class Export:
         deepspeed: DeepSpeed's configuration.
         python: A training script with FSDP2 and DTensor for the course's `Transformer`; None where
             that model cannot run the plan, and the notes say why.
+        modules: What the script imports, by path beside it: the course's own files, so that the
+            folder runs where the course is not installed.
         megatron: Arguments of Megatron-LM's pretrain_gpt.py; None for adapters.
         notes: For each target, what it cannot say, or says otherwise than the plan.
     """
@@ -42,27 +45,29 @@ class Export:
     torchrun: str
     deepspeed: dict[str, Any]
     python: str | None
+    modules: dict[str, str]
     megatron: tuple[str, ...] | None
     notes: dict[str, tuple[str, ...]]
 
     def write(self, folder: Path | str) -> list[Path]:
-        """Write launch.sh, ds_config.json, train.py, megatron.sh and notes.md.
+        """Write launch.sh, ds_config.json, train.py, megatron.sh, notes.md and train.py's modules.
 
         Returns:
             The files written; train.py and megatron.sh only where the plan has them.
         """
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         texts = {
             "launch.sh": f"#!/bin/sh\n{self.torchrun}\n",
             "ds_config.json": json.dumps(self.deepspeed, indent=2) + "\n",
             "train.py": self.python,
             "megatron.sh": self._megatron_script(),
             "notes.md": self._notes_text(),
+            **self.modules,
         }
         written = []
         for name, text in texts.items():
             if text is not None:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_text(text, encoding="utf-8")
                 written.append(folder / name)
         return written
@@ -125,5 +130,5 @@ def export(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> Exp
     }
     return Export(
         model, cluster, plan, batch, command, deepspeed_config(cluster, plan, batch), python,
-        arguments, {target: tuple(texts) for target, texts in notes.items()},
+        modules(python) if python else {}, arguments, {target: tuple(texts) for target, texts in notes.items()},
     )  # fmt: skip

@@ -29,7 +29,7 @@ def torchrun_notes(cluster: Cluster, script: str) -> list[str]:
     if cluster.nodes > 1:
         notes.append("Run it on every node, with HEAD_NODE set to the first one's host name.")
     if script == "train.py":
-        notes.append("train.py imports the course's model: set PYTHONPATH to the course's folder.")
+        notes.append("Start it in this folder: train.py imports the modules that lie beside it.")
     else:
         notes.append(
             "There is no train.py for this plan, so the command starts Megatron-LM's own script; "

@@ -1,26 +1,53 @@
-"""A training script from a plan: FSDP2, DTensor and torch.distributed.pipelining.
+"""train.py of a plan: which parts of `utils.parallel` it puts together, and with which settings.
 
-The pieces of text stand in `script_parts`; here they are chosen, so that a script holds only what
-its plan needs. Nothing here imports torch: the script does.
+The script and the modules that it imports run without the course; `modules` collects them. Nothing
+here imports torch: the script does.
 """
 
 from __future__ import annotations
 
-import json
 import re
+from itertools import groupby
 from textwrap import fill, indent
 
+from utils import parallel
 from utils.catalog import ModelShape
 from utils.planner.cluster import Cluster
-from utils.planner.export import script_parts as parts
 from utils.planner.export.deepspeed import CLIP, LEARNING_RATE
 from utils.planner.export.precision import convention_notes, precision
-from utils.planner.export.script_imports import IMPORTS, PLAIN_IMPORTS
 from utils.planner.layout import Batch, Plan
 from utils.planner.stages import padded_vocabulary, stages
 
-
 LINE = 100  # characters
+
+SCRIPT = '''\
+"""Train {name} on {ranks} GPUs: {dims}, ZeRO-{zero}, recompute {recompute}.
+
+Needs this folder and PyTorch; started by the torchrun line of the same export.
+"""
+
+import torch
+from torch import Tensor
+{imports}
+
+{constants}
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of all ranks, (SEQUENCES, LENGTH); -100 is no target. Put in your data."""
+    random = torch.Generator().manual_seed(step)
+    tokens = torch.randint(CONFIG.vocabulary, (SEQUENCES, LENGTH + 1), generator=random)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def train(device: torch.device, steps: int, weights: str | None = None) -> list[float]:
+    """Train on this rank; the loss of each step, over the global batch."""
+{body}
+
+
+if __name__ == "__main__":
+    run(train)
+'''
 
 
 def obstacle(model: ModelShape, plan: Plan, batch: Batch) -> str | None:
@@ -33,9 +60,11 @@ def obstacle(model: ModelShape, plan: Plan, batch: Batch) -> str | None:
          f"Rotary positions turn pairs of channels, and a head is {model.head_dim} wide."),
         (plan.lora is not None,
          "Adapters: the script trains every parameter. utils.techniques.add_lora makes them."),
-        (plan.cp > 1,
-         f"Context parallelism (cp {plan.cp}): the course's Transformer counts positions from 0 on "
-         "every rank."),
+        (plan.cp > 1 and batch.sequence_length % (2 * plan.cp) > 0,
+         f"Context parallelism gives each of {plan.cp} ranks two pieces of a sequence, and "
+         f"{batch.sequence_length} tokens do not divide into {2 * plan.cp}."),
+        (plan.cp > 1 and plan.zero_stage > 0 and plan.shard_group % plan.cp > 0,
+         f"The script shards over whole groups of cp {plan.cp}, not over {plan.shard_group} ranks."),
         (model.key_value_heads % plan.tp > 0,
          f"tp {plan.tp} does not divide {model.key_value_heads} key-value heads; the script does "
          "not copy heads."),
@@ -52,159 +81,148 @@ def obstacle(model: ModelShape, plan: Plan, batch: Batch) -> str | None:
     return f"{' '.join(found)} Use the Megatron-LM arguments instead." if found else None
 
 
-def layer_chunks(model: ModelShape, plan: Plan) -> list[tuple[int, int]]:
-    """First layer, and the one after the last, of every chunk in the order that data passes."""
-    if plan.virtual_stages > 1:
-        size = model.layers // (plan.pp * plan.virtual_stages)
-        counts = [size] * (plan.pp * plan.virtual_stages)
-    else:
-        counts = [stage.layers for stage in stages(model, plan)]
-    starts = [sum(counts[:i]) for i in range(len(counts))]
-    return [(start, start + count) for start, count in zip(starts, counts, strict=True)]
+def chunk_blocks(model: ModelShape, plan: Plan) -> list[int]:
+    """Blocks of every chunk, in the order that data passes them."""
+    if plan.virtual_stages == 1:
+        return [stage.layers for stage in stages(model, plan)]
+    chunks = plan.pp * plan.virtual_stages
+    return [model.layers // chunks] * chunks
 
 
-def mesh_axes(plan: Plan) -> dict[str, int]:
-    """Axes of the device mesh and their sizes, slowest first: tp stays inside a node.
-
-    Without ZeRO every rank holds all, so that "shard" has size 1 and "replicate" the replicas.
-    """
-    shard = plan.shard_group if plan.zero_stage else 1
-    axes = {"pp": plan.pp} if plan.pp > 1 else {}
-    axes |= {"replicate": plan.dp // shard} if shard < plan.dp else {}
-    return axes | {"shard": shard} | ({"tp": plan.tp} if plan.tp > 1 else {})
-
-
-def training_script(
-    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch
-) -> str | None:
+def training_script(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> str | None:
     """The text of train.py; None where there is an `obstacle`."""
     if obstacle(model, plan, batch):
         return None
-    functions = [parts.START, parts.BATCH, *_model_functions(plan, cluster), parts.INITIALISE]
-    functions += [parts.LOAD, parts.OPTIMIZER, _loss(plan), _step(plan), _main(plan)]
-    body = "\n\n\n".join(text.strip("\n") for text in functions)
-    head = _docstring(model, plan, batch)
-    constants = _constants(model, cluster, plan, batch)
-    return f"{head}\n\n{_imports(constants + body)}\n\n{constants}\n\n\n{body}\n\n\n{parts.RUN}"
+    constants, body = _constants(model, plan, batch), indent("\n".join(_body(cluster, plan)), " " * 4)
+    return SCRIPT.format(
+        name=_in_docstring(model.name), ranks=plan.ranks, dims=plan.dims, zero=plan.zero_stage,
+        recompute=plan.recompute, imports=_imports(constants + body), constants=constants, body=body,
+    )  # fmt: skip
 
 
-def _docstring(model: ModelShape, plan: Plan, batch: Batch) -> str:
-    layout = f"dp {plan.dp}, tp {plan.tp}, pp {plan.pp}, ZeRO-{plan.zero_stage}"
-    return (
-        f'"""Train {model.name} on {plan.ranks} GPUs: {layout}, recompute {plan.recompute}.\n\n'
-        "Started by the torchrun line of the same export, with PYTHONPATH at the course's folder.\n"
-        f"Global batch: {batch.sequences} sequences of {batch.sequence_length} tokens, "
-        f'drawn at random.\n"""'
-    )
+def _in_docstring(text: str) -> str:
+    """A learner's own text, as inside of a double-quoted literal: it can end nothing and add nothing."""
+    return ascii(text)[1:-1].replace('"', '\\"')
 
 
 def _imports(text: str) -> str:
-    """The import lines whose names the text uses."""
-    lines = []
-    for module, names in IMPORTS.items():
-        used = [name for name in names if re.search(rf"\b{name}\b", text)]
-        line = f"from {module} import {', '.join(used)}"
-        if len(line) > LINE:
-            line = f"from {module} import (\n" + "".join(f"    {n},\n" for n in used) + ")"
-        lines += [line] * bool(used)
-    return f"{PLAIN_IMPORTS}\n" + "\n".join(lines)
+    """The course's names that the text uses, from where they are."""
+    used = [name for name in sorted(parallel.__all__) if re.search(rf"\b{name}\(", f"{text} run(")]
+    line = f"from utils.parallel import {', '.join(used)}"
+    if len(line) > LINE:
+        names = fill(", ".join(used) + ",", LINE, initial_indent=" " * 4, subsequent_indent=" " * 4)
+        line = f"from utils.parallel import (\n{names}\n)"
+    models = [f"from utils.models.{home} import {name}" for home, name in
+              (("config", "TransformerConfig"), ("transformer", "Transformer"))]  # fmt: skip
+    return "\n".join(["", *models, line])
 
 
-def _constants(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> str:
+def _constants(model: ModelShape, plan: Plan, batch: Batch) -> str:
     sizes = {
         "vocabulary": padded_vocabulary(model, plan), "hidden": model.hidden,
         "layers": model.layers, "heads": model.heads, "kv_heads": model.key_value_heads,
         "feedforward": model.feedforward, "tied": model.tied, "qkv_bias": model.qkv_bias,
     }  # fmt: skip
-    config = "\n".join(f"    {name}={value}," for name, value in sizes.items())
-    axes = mesh_axes(plan)
-    lines = [f"CONFIG = TransformerConfig(\n{config}\n)", f"MESH = {json.dumps(axes)}  # axis: ranks"]
-    data = [f'"{name}"' for name in axes if name in ("replicate", "shard")]
-    lines.append(f"DATA = ({', '.join(data)}{',' * (len(data) == 1)})")
-    if plan.pp > 1:
-        chunks = fill(", ".join(map(str, layer_chunks(model, plan))), LINE - 4)
-        lines += ["# Of each chunk of blocks: the first, and the one after the last.",
-                  f"STAGES = [\n{indent(chunks, ' ' * 4)},\n]"]  # fmt: skip
+    config = _filled(", ".join(f"{name}={value}" for name, value in sizes.items()) + ",")
+    axes = ", ".join(f"{axis}={n}" for axis, n in plan.dims.sizes.items() if n > 1)
+    lines = [f"CONFIG = TransformerConfig(\n{config}\n)", f"DIMS = ParallelDims({axes})"]
+    lines += _pipeline_constants(model, plan, batch) if plan.pp > 1 else []
     lines += [
         f"SEQUENCES, LENGTH = {batch.sequences}, {batch.sequence_length}",
-        f"MICRO_BATCH, ACCUMULATE = {plan.micro_batch}, {plan.micro_batches(batch)}",
+        f"MICRO_BATCH = {plan.micro_batch}",
         f"LEARNING_RATE, CLIP = {LEARNING_RATE}, {CLIP}",
-        f"DTYPE = torch.{'bfloat16' if precision(plan, cluster) == 'bf16' else 'float32'}",
     ]
-    return "\n".join(lines) + (parts.LAYERS_SPLIT if plan.tp > 1 else "")
+    return "\n".join(lines)
 
 
-def _model_functions(plan: Plan, cluster: Cluster) -> list[str]:
-    found = [parts.STAGE] if plan.pp > 1 else []
-    if plan.tp > 1:
-        found.append(parts.TENSOR_SEQUENCE if plan.sequence_parallel else parts.TENSOR)
-    if plan.recompute == "full":
-        found.append(parts.RECOMPUTE)
-    return [*found, _shard(plan, cluster), _build(plan)]
+def _pipeline_constants(model: ModelShape, plan: Plan, batch: Batch) -> list[str]:
+    schedule = {"gpipe": "GPipe", "1f1b": "1F1B"}[plan.schedule]
+    runs = ((n, len(list(alike))) for n, alike in groupby(chunk_blocks(model, plan)))
+    blocks = " + ".join(f"({n},)" + f" * {times}" * (times > 1) for n, times in runs)
+    return [
+        f'SCHEDULE = "{"Interleaved" if plan.virtual_stages > 1 else ""}{schedule}"',
+        f"BLOCKS = {blocks}  # of each chunk, in the order that data passes them",
+        f"MICRO_BATCHES = {plan.micro_batches(batch)}",
+    ]
 
 
-def _shard(plan: Plan, cluster: Cluster) -> str:
-    how = {"reshard_after_forward": str(plan.zero_stage == 3)}
-    if precision(plan, cluster).endswith("mixed"):
-        how["mp_policy"] = (
-            "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
-        )
-    if plan.offload != "none":
-        how["offload_policy"] = "CPUOffloadPolicy() if torch.cuda.is_available() else OffloadPolicy()"
-    arguments = "".join(f'        "{name}": {value},\n' for name, value in how.items())
-    return parts.SHARD.replace("HOW", arguments.rstrip("\n"))
+def _filled(text: str) -> str:
+    return fill(text, LINE, initial_indent=" " * 4, subsequent_indent=" " * 4)
 
 
-def _build(plan: Plan) -> str:
-    steps = ["split(part, mesh)"] * (plan.tp > 1)
-    steps += ["recompute(part)"] * (plan.recompute == "full")
-    steps += ["shard(part, mesh)"]
-    whole = parts.PIPELINE_PARTS if plan.pp > 1 else parts.WHOLE_PARTS
-    device = '"cpu" if torch.cuda.is_available() else device' if plan.offload != "none" else "device"
-    text = parts.BUILD.replace("PARTS", whole).replace("HOME", device)
-    return text.replace("STEPS", indent("\n".join(steps), " " * 8))
+def _body(cluster: Cluster, plan: Plan) -> list[str]:
+    """The lines of `train`, one for each choice of the plan."""
+    kind = precision(plan, cluster)
+    half = ".to(torch.bfloat16)" if kind == "bf16" else ""
+    return [
+        *_mesh(plan),
+        "positions = own_positions(DIMS, torch.distributed.get_rank(), LENGTH).to(device)",
+        *_parts(plan, f"Transformer(CONFIG){half}"),
+        "for part in parts:",
+        *(f"    {line}" for line in _on_parts(cluster, plan)),
+        f"materialise(parts, mesh, {_home(plan)}, weights)",
+        *_passes(plan, "float32" if kind == "fp32" else "bfloat16"),
+        "batches = own_batches(batch, steps, DIMS, positions)",
+        "return report(train_steps(batches, passes, adamw(parts, LEARNING_RATE), mesh, limit=CLIP))",
+    ]
 
 
-def _loss(plan: Plan) -> str:
-    return parts.LOSS_SPLIT if plan.tp > 1 else parts.LOSS
+def _mesh(plan: Plan) -> list[str]:
+    if plan.cp == 1:
+        return ["mesh = device_mesh(DIMS, device)"]
+    axis = "shard" if plan.zero_stage else "replicate"
+    return [
+        f'mesh = device_mesh(DIMS.with_cp_in("{axis}"), device)',
+        'context = device_mesh(DIMS, device)["cp"]',
+    ]
 
 
-def _step(plan: Plan) -> str:
-    return _pipeline_step(plan) if plan.pp > 1 else _accumulated_step(plan)
+def _parts(plan: Plan, model: str) -> list[str]:
+    if plan.pp == 1:
+        return ['with torch.device("meta"):', f"    parts = [{model}]"]
+    return [
+        'held = chunks_of(SCHEDULE, mesh.get_local_rank("pp"), DIMS.pp, len(BLOCKS))',
+        'with torch.device("meta"):',
+        f"    parts = [cut({model}, BLOCKS, chunk) for chunk in held]",
+    ]
 
 
-def _main(plan: Plan) -> str:
-    contexts = ["loss_parallel()"] * (plan.tp > 1)
-    contexts += ["sdpa_kernel(SDPBackend.MATH)"] * _keeps_scores(plan)
-    lines = "loss = passes(*batch(step, mesh, device))"
-    if contexts:
-        lines = f"with {', '.join(contexts)}:\n    {lines}"
-    return parts.MAIN.replace("FORWARD", indent(lines, " " * 8))
+def _on_parts(cluster: Cluster, plan: Plan) -> list[str]:
+    """What is done to each part, in the order that it must be."""
+    sequence = ", sequence=True" if plan.sequence_parallel else ""
+    settings = [f"zero_stage={plan.zero_stage}"]
+    settings += ["mixed=True"] * precision(plan, cluster).endswith("mixed")
+    settings += ["offload=True"] * (plan.offload != "none")
+    steps = [
+        (plan.cp > 1, "share_sequences(part, context)"),
+        (_keeps_scores(plan), "keep_scores(part)"),
+        (plan.tp > 1, f'split_tensors(part, mesh["tp"]{sequence})'),
+        (plan.recompute == "full", "recompute(part)"),
+        (True, f"shard_states(part, mesh, {', '.join(settings)})"),
+    ]
+    return [line for applies, line in steps if applies]
+
+
+def _home(plan: Plan) -> str:
+    return 'torch.device("cpu")' if plan.offload != "none" else "device"
+
+
+def _passes(plan: Plan, dtype: str) -> list[str]:
+    if plan.pp == 1:
+        late = f"reduce_late(mesh, zero_stage={plan.zero_stage})"
+        return [f"passes = accumulated_passes(parts[0], MICRO_BATCH, positions, {late})"]
+    length = "len(positions) // DIMS.tp" if plan.sequence_parallel else "len(positions)"
+    return [
+        f"shape = (MICRO_BATCH, {length}, CONFIG.hidden)",
+        f'stream = torch.empty(shape, dtype=torch.{dtype}, device="meta")',
+        "passes = pipeline_passes(parts, mesh, positions, stream, chunks=len(BLOCKS),",
+        "                         schedule=SCHEDULE, micro_batches=MICRO_BATCHES)",
+    ]
 
 
 def _keeps_scores(plan: Plan) -> bool:
     """Plain attention keeps all scores; recomputed selectively it is what the fused kernel does."""
     return plan.attention == "unfused" and plan.recompute != "selective"
-
-
-def _pipeline_step(plan: Plan) -> str:
-    if plan.virtual_stages > 1:
-        schedule, given = "ScheduleInterleaved1F1B", "stages"
-    else:
-        schedule = "ScheduleGPipe" if plan.schedule == "gpipe" else "Schedule1F1B"
-        given = "stages[0]"
-    return parts.PIPELINE_STEP.replace("SCHEDULE", schedule).replace("GIVEN", given)
-
-
-def _accumulated_step(plan: Plan) -> str:
-    lines = []
-    if plan.zero_stage <= 1:
-        lines.append("model.set_requires_gradient_sync(last)  # reduced once a step")
-        lines.append("model.set_reshard_after_backward(last)")
-    elif len([name for name in mesh_axes(plan) if name in ("replicate", "shard")]) == 2:
-        lines.append("model.set_requires_all_reduce(last)  # between groups once a step")
-    text = indent("\n".join(lines), " " * 12)
-    return parts.STEP.replace("SYNC\n", f"{text}\n" if lines else "")
 
 
 def script_notes(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> list[str]:

@@ -1,0 +1,247 @@
+"""Each axis by itself on real ranks: what it computes, what it sends, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import loss_parallel
+
+from utils.models import Transformer, TransformerConfig
+from utils.parallel import (
+    ParallelDims,
+    accumulated_passes,
+    adamw,
+    chunks_of,
+    clip,
+    cut,
+    device_mesh,
+    gathered_attention,
+    keep_scores,
+    own_positions,
+    own_rows,
+    pipeline_passes,
+    recompute,
+    reduce_late,
+    shard_states,
+    split_tensors,
+    summed_loss,
+    token_weight,
+)
+from utils.parallel.data import IGNORED
+from utils.ranks import run_ranks
+
+CONFIG = TransformerConfig(vocabulary=32, hidden=32, layers=8, heads=4, kv_heads=2, feedforward=48)
+ROWS, LENGTH, MICRO_BATCH = 8, 16, 1
+pytestmark = pytest.mark.slow
+
+
+def model() -> Transformer:
+    """The same weights everywhere."""
+    torch.manual_seed(0)
+    return Transformer(CONFIG)
+
+
+def tokens(masked: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """A whole batch; with masked targets, unequally many a row."""
+    torch.manual_seed(1)
+    inputs, targets = torch.randint(32, (2, ROWS, LENGTH))
+    for row in range(ROWS * masked):
+        targets[row, : 2 * row] = IGNORED
+    return inputs, targets
+
+
+def plain(masked: bool = False) -> tuple[float, dict[str, torch.Tensor], float]:
+    """Loss, gradients and their norm in one process, the mean over all targets."""
+    whole, (inputs, targets) = model(), tokens(masked)
+    loss = F.cross_entropy(whole(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    loss.backward()
+    grads = {name: p.grad for name, p in whole.named_parameters()}
+    return loss.item(), grads, torch.stack([g.norm() for g in grads.values()]).norm().item()
+
+
+def apart(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    """The norm of the difference over the norm."""
+    norm = torch.stack([wanted[name].norm() for name in found]).norm()
+    return (torch.stack([(g - wanted[n]).norm() for n, g in found.items()]).norm() / norm).item()
+
+
+# --- tensor --------------------------------------------------------------------------------------
+
+
+def _tensor(sequence: bool) -> tuple[float, float, dict[str, int]]:
+    mesh, whole, (inputs, targets) = device_mesh(ParallelDims(tp=2), "cpu"), model(), tokens()
+    split_tensors(whole, mesh["tp"], sequence=sequence)
+    with loss_parallel(), CommDebugMode() as sent:
+        loss = summed_loss(whole(inputs), targets) / targets.numel()
+        forward = {str(name).split(".")[-1]: n for name, n in sent.get_comm_counts().items()}
+        loss.backward()
+    _, wanted, _ = plain()
+    held = {n: p.grad for n, p in whole.named_parameters()}
+    found = {n: getattr(g, "full_tensor", lambda g=g: g)() for n, g in held.items()}
+    return loss.item(), apart(found, wanted), forward
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_tensor_parallel_is_the_whole_model(sequence):
+    loss, error, forward = run_ranks(_tensor, 2, sequence)[0]
+    assert loss == pytest.approx(plain()[0], rel=1e-6)
+    assert error < 1e-6
+    # Attention and feed-forward of 8 blocks; the embedding; three of the loss (maximum, sum, pick).
+    if sequence:
+        assert forward["reduce_scatter_tensor"] == 2 * 8 + 1
+        assert forward["all_gather_into_tensor"] == 2 * 8 + 1
+        assert forward["all_reduce"] == 3
+    else:
+        assert forward["all_reduce"] == 2 * 8 + 1 + 3
+        assert "all_gather_into_tensor" not in forward
+
+
+def _too_many_heads() -> None:
+    split_tensors(model(), device_mesh(ParallelDims(tp=4), "cpu")["tp"])
+
+
+def test_heads_must_come_out_whole():
+    with pytest.raises(Exception, match="2 key heads do not divide over 4 ranks"):
+        run_ranks(_too_many_heads, 4)
+
+
+# --- context -------------------------------------------------------------------------------------
+
+
+def _context(kv_heads: int) -> list[float]:
+    dims, rank = ParallelDims(cp=4), dist.get_rank()
+    torch.manual_seed(2)
+    whole = [torch.randn(2, heads, LENGTH, 8) for heads in (4, kv_heads, kv_heads)]
+    weight = torch.randn(2, 4, LENGTH, 8)
+    leaves = [tensor.clone().requires_grad_() for tensor in whole]
+    wanted = F.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=kv_heads != 4)
+    (wanted * weight).sum().backward()
+    here = own_positions(dims, rank, LENGTH)
+    mine = [tensor[:, :, here].clone().requires_grad_() for tensor in whole]
+    found = gathered_attention(*mine, mesh=device_mesh(dims, "cpu")["cp"])
+    (found * weight[:, :, here]).sum().backward()
+    pairs = [(found, wanted)] + [(m.grad, w.grad) for m, w in zip(mine, leaves, strict=True)]
+    return [(one - other[:, :, here]).abs().max().item() for one, other in pairs]
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_attention_over_ranks_is_attention(kv_heads):
+    assert max(max(row) for row in run_ranks(_context, 4, kv_heads)) < 1e-5
+
+
+# --- pipeline ------------------------------------------------------------------------------------
+
+SCHEDULES = {
+    "GPipe": 4, "1F1B": 4, "Interleaved1F1B": 8, "LoopedBFS": 8, "InterleavedZeroBubble": 8,
+    "ZBVZeroBubble": 8, "DualPipeV": 8,
+}  # fmt: skip
+
+
+def _pipelines() -> dict[str, tuple[float, float]]:
+    mesh = device_mesh(ParallelDims(pp=4), "cpu")
+    (inputs, targets), (_, wanted, _) = tokens(), plain()
+    stream, found = torch.empty(MICRO_BATCH, LENGTH, CONFIG.hidden, device="meta"), {}
+    for schedule, chunks in SCHEDULES.items():
+        blocks = (CONFIG.layers // chunks,) * chunks
+        held = chunks_of(schedule, mesh.get_local_rank("pp"), 4, chunks)
+        parts = [cut(model(), blocks, chunk) for chunk in held]
+        passes = pipeline_passes(
+            parts, mesh, torch.arange(LENGTH), stream,
+            chunks=chunks, schedule=schedule, micro_batches=ROWS // MICRO_BATCH,
+        )  # fmt: skip
+        loss = passes(inputs, targets, token_weight(targets, mesh)).item()
+        grads = {n: p.grad for part in parts for n, p in part.named_parameters()}
+        found[schedule] = loss, apart(grads, wanted)
+    return found
+
+
+def test_every_schedule_computes_what_one_process_does():
+    wanted = plain()[0]
+    for row in run_ranks(_pipelines, 4, timeout_seconds=180):
+        for schedule, (loss, error) in row.items():
+            assert loss == pytest.approx(wanted, rel=1e-6), schedule
+            assert error < 1e-6, schedule
+
+
+def test_chunks_go_around_or_up_again():
+    assert chunks_of("1F1B", 2, 4, 4) == (2,)
+    assert chunks_of("Interleaved1F1B", 1, 4, 12) == (1, 5, 9)
+    assert chunks_of("ZBVZeroBubble", 1, 4, 8) == (1, 6)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "message"),
+    [
+        ("1F1B", 8, "1F1B runs 1 chunks on each of 4 ranks"),
+        ("Interleaved1F1B", 4, "runs 2 or more chunks"),
+        ("Interleaved1F1B", 9, "9 chunks are given"),
+        ("DualPipeV", 12, "DualPipeV runs 2 chunks"),
+        ("2F2B", 4, "Unknown schedule name '2F2B'"),
+    ],
+)
+def test_schedules_that_cannot_run_so_many_chunks(schedule, chunks, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        chunks_of(schedule, 0, 4, chunks)
+
+
+def test_a_cut_keeps_names_and_needs_blocks_that_add_up():
+    parts = [cut(model(), (3, 4, 1), chunk) for chunk in range(3)]
+    names = [name for part in parts for name, _ in part.named_parameters()]
+    assert sorted(names) == sorted(name for name, _ in model().named_parameters())
+    inputs, _ = tokens()
+    stream = inputs
+    for part in parts:
+        stream = part(stream, torch.arange(LENGTH))
+    torch.testing.assert_close(stream, model()(inputs))
+    with pytest.raises(ValueError, match=re.escape("hold 7 blocks, and the model has 8")):
+        cut(model(), (3, 4), 0)
+    tied = Transformer(TransformerConfig(vocabulary=32, hidden=32, layers=2, heads=4, tied=True))
+    with pytest.raises(ValueError, match=re.escape("Build the model with tied=False")):
+        cut(copy.deepcopy(tied), (1, 1), 0)
+    assert cut(tied, (2,), 0).head.weight is tied.embed.weight
+
+
+# --- shard, and all together ---------------------------------------------------------------------
+
+
+def _sharded() -> dict[str, tuple[float, float, float]]:
+    found = {}
+    for stage, dims in [(0, ParallelDims(replicate=4)), (1, ParallelDims(shard=4)),
+                        (3, ParallelDims(replicate=2, shard=2))]:  # fmt: skip
+        mesh, whole = device_mesh(dims, "cpu"), model()
+        keep_scores(whole)
+        recompute(whole)
+        shard_states(whole, mesh, zero_stage=stage)
+        inputs, targets = own_rows(dims, dist.get_rank(), *tokens(masked=True))
+        passes = accumulated_passes(
+            whole, MICRO_BATCH, torch.arange(LENGTH), reduce_late(mesh, zero_stage=stage)
+        )
+        loss = passes(inputs, targets, token_weight(targets, mesh))
+        dist.all_reduce(loss)
+        grads = {n: p.grad.full_tensor() for n, p in whole.named_parameters()}
+        error = apart(grads, plain(masked=True)[1])
+        norm = clip(adamw([whole], 0.1), mesh, 1e-3).item()
+        clipped = torch.stack([p.grad.full_tensor().norm() for p in whole.parameters()]).norm()
+        found[str(stage)] = (loss.item() / 4, error, norm, clipped.item())
+    return found
+
+
+def test_sharded_ranks_weigh_every_token_alike():
+    """The rows hold unequal numbers of targets, so a mean of means would be another loss."""
+    loss, _, norm = plain(masked=True)
+    for found in run_ranks(_sharded, 4, timeout_seconds=180)[0].values():
+        assert found[0] == pytest.approx(loss, rel=1e-6)
+        assert found[1] < 1e-6
+        assert found[2] == pytest.approx(norm, rel=1e-5)
+        assert found[3] == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_an_unknown_stage_is_refused():
+    with pytest.raises(ValueError, match=re.escape("zero_stage is 4; write 0, 1, 2 or 3")):
+        shard_states(model(), None, zero_stage=4)

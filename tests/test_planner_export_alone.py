@@ -1,0 +1,137 @@
+"""An exported folder trains where the course is not: three axes, eight ranks, torch alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sysconfig
+import venv
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from export_cases import DEEP, one_process, plain_gradients, start_weights, tiny
+
+STEPS = 20
+# Run in place of train.py: runs it, and keeps the gradients of its first step, its losses, and what
+# is left when the process group ends.
+KEEPER = '''\
+import gc, importlib.util, json, runpy
+
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+import utils
+import utils.parallel.train as loop
+
+adamw, clip, report, destroy = loop.adamw, loop.clip, loop.report, dist.destroy_process_group
+named, kept = {}, {}
+
+def naming(parts, learning_rate):
+    for part in parts:
+        named.update(part.named_parameters())
+    return adamw(parts, learning_rate)
+
+def keeping(optimizer, mesh, limit):
+    if not kept:
+        kept.update({name: p.grad.full_tensor() for name, p in named.items()})
+        named.clear()
+        if not mesh.get_local_rank("shard") and not mesh.get_local_rank("tp"):
+            torch.save(kept, f"gradients-{mesh.get_local_rank('pp')}.pt")
+    return clip(optimizer, mesh, limit)
+
+def saving(losses):
+    found = report(losses)
+    if dist.get_rank() == 0:
+        others = [name for name in ("transformers", "deepspeed") if importlib.util.find_spec(name)]
+        json.dump([found, utils.__file__, others], open("losses.json", "w"))
+    return found
+
+def leaving():
+    held = (FSDPModule, torch.optim.Optimizer)
+    left = [type(o).__name__ for o in gc.get_objects() if issubclass(type(o), held)]
+    json.dump(left, open(f"left-{dist.get_rank()}.json", "w"))
+    destroy()
+
+loop.adamw, loop.clip, loop.report, dist.destroy_process_group = naming, keeping, saving, leaving
+runpy.run_path("train.py", run_name="__main__")
+'''
+
+
+def needed_by(distribution: str, found: set[str] | None = None) -> set[str]:
+    """The installed distributions that one needs, itself included."""
+    found = set() if found is None else found
+    if distribution not in found:
+        found.add(distribution)
+        for text in metadata.requires(distribution) or ():
+            name = re.split(r"[^\w.-]", text)[0]
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                if "extra ==" not in text and metadata.version(name):
+                    needed_by(name, found)
+    return found
+
+
+def torch_alone(folder: Path) -> Path:
+    """A Python that has torch and what torch needs, and nothing else of the course."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    for distribution in needed_by("torch"):
+        for file in metadata.files(distribution) or ():
+            top = file.parts[0]
+            if top != ".." and not (packages / top).exists():
+                (packages / top).symlink_to(Path(str(metadata.distribution(distribution).locate_file(top))))
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The exported folder after its torchrun line has run in it."""
+    folder = tmp_path_factory.mktemp("alone") / "a job"
+    found = tiny(
+        DEEP, gpus=8, dp=2, tp=2, pp=2, zero_stage=1, micro_batch=2, sequence_parallel=True,
+        recompute="full",
+    )  # fmt: skip
+    found.write(folder)
+    start_weights(DEEP, folder)
+    (folder / "keeper.py").write_text(KEEPER)
+    words = found.torchrun.split()
+    python = torch_alone(tmp_path_factory.mktemp("python"))
+    command = [str(python), "-m", "torch.distributed.run", *words[1:-1], "keeper.py"]
+    command += ["--steps", str(STEPS), "--weights", "deep.pt"]
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    environment = {**kept, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr
+    assert "step 19 loss" in done.stdout
+    return folder
+
+
+@pytest.mark.slow
+def test_losses_of_twenty_steps_equal_those_of_one_process(folder):
+    losses, package, others = json.loads((folder / "losses.json").read_text())
+    assert Path(package).is_relative_to(folder)
+    assert others == []
+    assert losses == pytest.approx(one_process(DEEP, folder / "deep.pt", STEPS), rel=1e-5)
+    assert len(losses) == STEPS
+
+
+@pytest.mark.slow
+def test_gradients_of_the_first_step_equal_those_of_one_process(folder):
+    plain, found = plain_gradients(DEEP, folder / "deep.pt"), {}
+    for stage in range(2):
+        found |= torch.load(folder / f"gradients-{stage}.pt")
+    assert found.keys() == plain.keys()
+    norm = torch.stack([grad.norm() for grad in plain.values()]).norm()
+    apart = torch.stack([(found[name] - grad).norm() for name, grad in plain.items()]).norm()
+    assert apart <= 1e-6 * norm
+
+
+@pytest.mark.slow
+def test_nothing_holds_the_process_group_when_it_ends(folder):
+    left = [json.loads((folder / f"left-{rank}.json").read_text()) for rank in range(8)]
+    assert left == [[]] * 8

@@ -1,0 +1,151 @@
+"""Pipeline parallelism: stages cut from a model, and PyTorch's schedules over them.
+
+A model is cut into chunks of blocks; the first one embeds, the last one predicts. A rank holds one
+chunk, or several where the schedule interleaves (Narayanan et al. 2021, section 2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+
+from utils.parallel.data import Passes, summed_loss
+from utils.parallel.mesh import sum_over
+
+# Schedules whose data goes down the ranks and up again: a rank holds a chunk and its mirror.
+V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
+
+
+def chunks_of(schedule: str, stage: int, stages: int, chunks: int) -> tuple[int, ...]:
+    """Which chunks a pipeline rank holds, in the order in which data passes them.
+
+    Args:
+        schedule: PyTorch's name, such as "1F1B", "GPipe" or "Interleaved1F1B".
+        stage: place along pp.
+        stages: ranks along pp.
+        chunks: of the whole model.
+
+    Raises:
+        ValueError: the schedule is unknown, or cannot run that many chunks.
+    """
+    several = issubclass(get_schedule_class(schedule), PipelineScheduleMulti)
+    if chunks % stages or (chunks == stages) == several or (_is_v(schedule) and chunks != 2 * stages):
+        held = "2" if _is_v(schedule) else "2 or more" if several else "1"
+        raise ValueError(
+            f"{schedule} runs {held} chunks on each of {stages} ranks, alike; {chunks} chunks are "
+            "given. Cut the model into another number, or choose another schedule."
+        )
+    if _is_v(schedule):
+        return stage, chunks - 1 - stage
+    return tuple(range(stage, chunks, stages))
+
+
+def _is_v(schedule: str) -> bool:
+    return schedule.lower() in map(str.lower, V_SHAPED)
+
+
+def cut(model: nn.Module, blocks: Sequence[int], chunk: int) -> nn.Module:
+    """Leave one chunk of a model, in place: its blocks under their old names, and its ends.
+
+    Build the model on the meta device, so that what is cut away never was in memory.
+
+    Args:
+        model: has `embed`, `blocks`, `norm` and `head`, and a forward that passes over those that
+            are None, as `Transformer` does.
+        blocks: how many blocks each chunk holds, first to last.
+        chunk: which one is left.
+
+    Raises:
+        ValueError: the numbers do not add up to the model's blocks, or the ends share a matrix.
+    """
+    if sum(blocks) != len(model.blocks):
+        raise ValueError(
+            f"The chunks hold {sum(blocks)} blocks, and the model has {len(model.blocks)}. "
+            "Change `blocks` so that they add up."
+        )
+    is_first, is_last = chunk == 0, chunk == len(blocks) - 1
+    if model.head.weight is model.embed.weight and not is_first == is_last:
+        raise ValueError(
+            "Embedding and head are one matrix, which the first and the last stage would share. "
+            "Build the model with tied=False."
+        )
+    end = list(accumulate(blocks))[chunk]
+    held = range(end - blocks[chunk], end)
+    model.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in held})
+    if not is_first:
+        model.embed = None
+    if not is_last:
+        model.norm = model.head = None
+    return model
+
+
+class _WeightedLoss:
+    """What the schedule calls with the logits of a micro-batch; the step sets the token's weight."""
+
+    def __init__(self) -> None:
+        self.weight = 1.0
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return summed_loss(logits, targets) * self.weight
+
+
+def pipeline_passes(
+    parts: Sequence[nn.Module],
+    mesh: DeviceMesh,
+    positions: Tensor,
+    stream: Tensor,
+    *,
+    chunks: int,
+    schedule: str,
+    micro_batches: int,
+) -> Passes:
+    """Forward and backward of one step through a pipeline, all its micro-batches.
+
+    Args:
+        parts: this rank's chunks, in the order of `chunks_of`.
+        mesh: has an axis "pp".
+        positions: (S,) of the tokens in their sequences, on the device that computes.
+        stream: an example of what a stage sends to the next one for a micro-batch, (b, S, H), or
+            (b, S / tp, H) where tensor parallelism splits along the sequence; on the meta device.
+            Told the shape, stages need not find it out in a pass of their own.
+        chunks: of the whole model.
+        schedule: PyTorch's name.
+        micro_batches: of a step, m.
+
+    Returns:
+        A function whose loss is the same on all stages.
+    """
+    group, loss_of = mesh.get_group("pp"), _WeightedLoss()
+    held = chunks_of(schedule, mesh.get_local_rank("pp"), group.size(), chunks)
+    tokens = torch.empty(len(stream), len(positions), dtype=torch.long, device="meta")
+    stream = stream.detach().requires_grad_()
+    stages = [
+        PipelineStage(
+            part, number, chunks, positions.device, group=group,
+            input_args=stream if number else tokens, output_args=stream,
+        )
+        for number, part in zip(held, parts, strict=True)
+    ]  # fmt: skip
+    kind = get_schedule_class(schedule)
+    runs = kind(
+        stages if issubclass(kind, PipelineScheduleMulti) else stages[0],
+        n_microbatches=micro_batches, loss_fn=loss_of, scale_grads=False,
+    )  # fmt: skip
+
+    def passes(inputs: Tensor, targets: Tensor, weight: float) -> Tensor:
+        loss_of.weight = weight
+        losses: list[Tensor] = []
+        given = (inputs,) if 0 in held else ()
+        ends = {"target": targets, "losses": losses} if chunks - 1 in held else {}
+        places = positions.expand(len(inputs), -1)  # cut into micro-batches like the rows
+        runs.step(*given, **ends, positions=places, return_outputs=False)
+        total = torch.stack(losses).sum() if losses else torch.zeros((), device=inputs.device)
+        return sum_over(mesh, ["pp"], total.detach())  # only the last stage has a loss
+
+    return passes
