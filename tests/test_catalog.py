@@ -66,16 +66,29 @@ def test_grouped_queries_and_biases_change_attention_alone():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"family": "rnn"}, "write one of gpt, llama"),
-        ({"positions": "sine"}, "write one of learned, rotary, alibi"),
+        ({"family": "rnn"}, "family is 'rnn'; write one of 'gpt', 'llama'"),
+        ({"positions": "sine"}, "positions is 'sine'; write one of 'learned', 'rotary', 'alibi'"),
         ({"layers": 0}, "layers is 0"),
         ({"heads": 33}, "33 heads do not divide 4096"),
         ({"kv_heads": 5}, "5 key-value heads"),
+        ({"kv_heads": 0}, "kv_heads is 0; it must be 1 or more"),
+        ({"kv_heads": -1}, "kv_heads is -1; it must be 1 or more"),
+        ({"layers": float("nan")}, "layers is nan; it must be a whole number"),
+        ({"layers": 2.5}, "layers is 2.5; .*Nearest: 2 or 3"),
+        ({"hidden": "4096"}, "without quotes: 4096"),
+        ({"extra_positions": -2}, "extra_positions is -2; it must be 0 or more"),
     ],
 )
 def test_impossible_shapes_are_refused(change, sentence):
     with pytest.raises(ValueError, match=sentence):
         replace(model_shape("llama-2-7b"), **change)
+
+
+def test_a_shape_stands_for_itself_and_other_kinds_are_refused():
+    mine = replace(model_shape("llama-2-7b"), name="mine", layers=2)
+    assert model_shape(mine) is mine
+    with pytest.raises(ValueError, match="model is 7; it must be of type ModelShape or str"):
+        model_shape(7)
 
 
 @pytest.mark.parametrize(

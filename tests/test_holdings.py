@@ -1,6 +1,5 @@
 """`held`: every storage once, by its shortest path, whatever keeps it."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -43,19 +42,11 @@ def measured_with_master() -> Measurement:
     return measure(step, model=model, optimizer=optimizer, timed_steps=0)
 
 
-@pytest.fixture
-def one_thread():
-    """Kernels of several threads borrow memory, and the peak moves to them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_the_meter_knows_master_copies_and_their_gradients():
-    found = measured_with_master()
-    size = 64 * 64
-    assert found.breakdown[Category.PARAMETERS] == 2 * size
-    assert found.breakdown[Category.OPTIMIZER_STATE] == (4 + 4) * size
-    assert found.breakdown[Category.GRADIENTS] >= 4 * size
+    """While the optimizer steps: which kernels run, and so where the peak lies, differs by CPU."""
+    timeline = measured_with_master().timeline
+    stepping = next(span for span in timeline.spans if span.name == "optimizer step")
+    found, size = timeline.at(stepping.end_ns - 1), 64 * 64
+    assert found[Category.PARAMETERS] == 2 * size
+    assert found[Category.OPTIMIZER_STATE] == (4 + 4) * size
+    assert found[Category.GRADIENTS] == 4 * size

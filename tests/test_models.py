@@ -8,7 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from utils.catalog import MODELS, RESNET_PARAMETER_COUNTS, model_shape
-from utils.models import Transformer, TransformerConfig, UNet, resnet
+from utils.models import Transformer, TransformerConfig, UNet, llama_config, resnet
 from utils.models.transformer import rotary, rotate
 
 TINY = TransformerConfig(vocabulary=97, hidden=32, layers=2, heads=4, kv_heads=2, feedforward=48)
@@ -64,6 +64,8 @@ def test_group_norm_replaces_every_batch_norm():
         ({"stem": "mnist"}, "stem is 'mnist'; write one of 'cifar', 'imagenet'"),
         ({"norm": "layer"}, "norm is 'layer'; write one of 'batch', 'group'"),
         ({"num_classes": 0}, "num_classes is 0"),
+        ({"num_classes": float("nan")}, "num_classes is nan; it must be a whole number"),
+        ({"num_classes": "10"}, "without quotes: 10"),
     ],
 )
 def test_resnet_refuses_what_it_cannot_build(arguments, sentence):
@@ -95,13 +97,25 @@ def test_only_llama_shapes_become_configurations():
     assert TransformerConfig.from_shape(model_shape("llama-2-7b"), layers=3).layers == 3
 
 
+def test_a_name_of_the_catalog_stands_for_the_shape():
+    shape = model_shape("llama-2-7b")
+    with pytest.raises(ValueError, match=r"write model_shape\('llama-2-7b'\)"):
+        TransformerConfig.from_shape("llama-2-7b")
+    assert llama_config("llama-2-7b").to_dict() == llama_config(shape).to_dict()
+    with pytest.raises(ValueError, match="Nearest: llama-2-7b"):
+        llama_config("lama-2-7b")
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         ({"layers": 0}, "layers is 0"),
         ({"heads": 32}, "make hidden a multiple of 64"),
         ({"kv_heads": 3}, "kv_heads must divide heads"),
-        ({"kv_heads": 0}, "kv_heads must divide heads"),
+        ({"kv_heads": 0}, "kv_heads is 0; it must be 1 or more"),
+        ({"kv_heads": -1}, "kv_heads is -1; it must be 1 or more"),
+        ({"layers": float("nan")}, "layers is nan; it must be a whole number"),
+        ({"hidden": "32"}, "without quotes: 32"),
     ],
 )
 def test_impossible_configurations_are_refused(change, sentence):
@@ -262,6 +276,8 @@ def test_a_unet_gives_an_image_for_an_image_and_a_step(norm):
         ({"channels": (16,)}, "two or more, multiples of 8"),
         ({"channels": (16, 20)}, "multiples of 8"),
         ({"blocks_per_level": 0}, "blocks_per_level is 0"),
+        ({"blocks_per_level": float("nan")}, "blocks_per_level is nan"),
+        ({"channels": (16, "24")}, "without quotes: 24"),
     ],
 )
 def test_impossible_unets_are_refused(arguments, sentence):

@@ -1,5 +1,6 @@
 """Time of a plan: parts that must add up, effects that must have their sign, bad input."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -16,10 +17,14 @@ from utils.planner import (
     compare_plans,
     cost,
     estimate,
+    explain,
     goodput,
+    memory,
     plan_name,
+    search,
     step_time,
 )
+from utils.planner.adapters import adapter_parameters
 from utils.planner.collectives import Group, all_gather_seconds, all_reduce_seconds, send_seconds
 from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.goodput import best_interval_seconds, working_share
@@ -236,3 +241,52 @@ def test_plans_side_by_side():
 def test_bad_input_is_refused_with_the_rule(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize("name", ["megatron-7.5b", "Megatron 7.5B"])
+def test_a_name_of_the_catalog_stands_for_the_shape(name):
+    plan = Plan(dp=8, zero_stage=1, lora=None)
+    assert estimate(name, NODE, plan, BATCH) == estimate(GPT, NODE, plan, BATCH)
+    assert step_time(name, NODE, plan, BATCH) == step_time(GPT, NODE, plan, BATCH)
+    assert memory(name, plan, BATCH) == memory(GPT, plan, BATCH)
+    assert model_flops(name, BATCH) == model_flops(GPT, BATCH)
+    assert hardware_flops(name, plan, BATCH) == hardware_flops(GPT, plan, BATCH)
+    assert search(name, NODE, BATCH).best == search(GPT, NODE, BATCH).best
+    assert adapter_parameters(name, Lora()) == adapter_parameters(GPT, Lora())
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: estimate("lama-2-7b", NODE, Plan(dp=8), BATCH), "Nearest: llama-2-7b"),
+        (lambda: estimate(7e9, NODE, Plan(dp=8), BATCH), "must be of type ModelShape or str"),
+        (lambda: estimate(GPT, "A100-80GB", Plan(dp=8), BATCH), "cluster is .*must be of type Cluster"),
+        (lambda: estimate(GPT, Plan(dp=8), NODE, BATCH), "cluster is .*must be of type Cluster"),
+        (lambda: search(GPT, NODE, 64), "batch is 64; it must be of type Batch"),
+        (lambda: Plan(dp=8).check(GPT, 64), "batch is 64; it must be of type Batch"),
+        (lambda: cost(Plan(dp=8), 1e9), "plan is .*must be of type Estimate"),
+        (lambda: cost(_estimate(dp=8), math.nan), "tokens is nan"),
+        (lambda: explain(Plan(dp=8)), "chosen is .*must be of type Estimate"),
+        (lambda: goodput("H100"), "must be of type Cluster"),
+        (lambda: goodput(NODE, restart_seconds=math.inf), "restart_seconds is inf"),
+        (lambda: FailureRate(low="3"), "without quotes: 3"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_with_a_sentence(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_a_cluster_that_always_fails_keeps_nothing():
+    """A failure every 0.03 s, and 300 s to restart: e^10000 overflows, its inverse is 0."""
+    left = goodput(Cluster(gpu="H100", nodes=10**8))
+    assert left.share == (0.0, 0.0)
+    assert left.seconds_between_failures[0] == pytest.approx(0.03456)
+    with pytest.raises(ValueError, match="leave no time to train. Use fewer nodes"):
+        cost(_estimate(dp=8), 1e9, left)
+
+
+def test_the_working_share_is_dalys():
+    for mean in (1e3, 1e5, 1e7):
+        spent = mean * math.exp(300 / mean) * math.expm1((600 + 10) / mean)
+        assert working_share(600, 10, 300, mean) == pytest.approx(600 / spent, rel=1e-12)

@@ -125,7 +125,8 @@ parameters = [p.numel() for p in small_network().parameters()]
 state = {str(category): adam.breakdown[category] for category in adam.breakdown}["optimizer state"]
 step_counters = 4 * len(parameters)  # Adam counts its steps once for each tensor
 print(f"predicted {2 * 4 * sum(parameters) + step_counters:,} bytes, measured {state:,} bytes")
-assert state == 2 * 4 * sum(parameters) + step_counters
+assert state == 2 * 4 * sum(parameters) + step_counters, (
+    "Adam keeps two fp32 moments a parameter. Run the notebook again from its first cell.")  # fmt: skip
 
 # %% [markdown]
 # **The timeline** shows the whole step. The colours are the same as in the bars. The background

@@ -8,6 +8,7 @@ rounded one carries the step of its last printed digit. Tests hold every row aga
 from __future__ import annotations
 
 from utils.catalog.lookup import find
+from utils.catalog.rules import of_kind
 from utils.catalog.shapes import ModelShape
 
 _KORTHIKANTI = "Korthikanti et al. 2022, arXiv:2205.05198, Table 3"
@@ -129,10 +130,13 @@ RESNET_PARAMETER_COUNTS: dict[int, int] = {
 }
 
 
-def model_shape(name: str) -> ModelShape:
+def model_shape(name: str | ModelShape) -> ModelShape:
     """The published model called `name`, in any case and spacing: `model_shape("Llama 2 7B")`.
+
+    A shape is given back as it is, so that whatever takes a shape takes a name as well.
 
     Raises:
         ValueError: no such model; the sentence gives the nearest names.
     """
-    return find(MODELS, name, "model")
+    of_kind("model_shape", model=(name, ModelShape, str))
+    return name if isinstance(name, ModelShape) else find(MODELS, name, "model")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from utils.catalog.rules import one_of, whole
 from utils.units import format_count
 
 FAMILIES = {
@@ -11,6 +12,7 @@ FAMILIES = {
     "llama": "SwiGLU feed-forward, RMSNorm, no biases",
 }
 POSITIONS = ("learned", "rotary", "alibi")
+SIZES = ("layers", "hidden", "heads", "feedforward", "vocabulary", "max_sequence")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +59,14 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         """Refuse shapes that no model can have. Raises ValueError with what to change."""
-        _check_choice(self.name, "family", self.family, tuple(FAMILIES))
-        _check_choice(self.name, "positions", self.positions, POSITIONS)
-        for field in ("layers", "hidden", "heads", "feedforward", "vocabulary", "max_sequence"):
-            value = getattr(self, field)
-            if value < 1:
-                raise ValueError(f"{self.name}: {field} is {value}; it must be 1 or more.")
+        one_of(f"{self.name}: family", self.family, tuple(FAMILIES))
+        one_of(f"{self.name}: positions", self.positions, POSITIONS)
+        counts = {field: getattr(self, field) for field in SIZES}
+        if self.kv_heads is not None:
+            counts["kv_heads"] = self.kv_heads
+        counts = whole(self.name, **counts)
+        counts |= whole(self.name, least=0, extra_positions=self.extra_positions)
+        self.__dict__.update(counts)  # past the guard of a frozen class
         if self.hidden % self.heads:
             raise ValueError(f"{self.name}: {self.heads} heads do not divide {self.hidden} evenly.")
         if self.heads % self.key_value_heads:
@@ -113,8 +117,3 @@ class ModelShape:
 
     def __str__(self) -> str:
         return f"{self.name} ({format_count(self.parameter_count)} parameters)"
-
-
-def _check_choice(name: str, field: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}: {field} is {value!r}; write one of {', '.join(choices)}.")

@@ -30,7 +30,7 @@ class OverBudgetError(torch.OutOfMemoryError):
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit in bytes. Pass it to `measure(..., within=budget("16GB"))`."""
+    """A limit in bytes. `measure(..., within="16GB")` makes one, and takes one."""
 
     limit_bytes: int
 
@@ -79,13 +79,13 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or bool(_OUT_OF_MEMORY.search(str(error)))
 
 
-def budget(limit: str | int) -> Budget:
-    """A memory budget such as `budget("24GB")` or `budget("16GiB")`.
+def budget(limit: str | int | Budget) -> Budget:
+    """A memory budget such as `budget("24GB")` or `budget("16GiB")`; a budget is given back.
 
     Raises:
         ValueError: the text is no size.
     """
-    return Budget(parse_bytes(limit))
+    return limit if isinstance(limit, Budget) else Budget(parse_bytes(limit))
 
 
 def _message(crossing: Crossing) -> str:

@@ -1,9 +1,12 @@
 // A CPU allocator that counts. It hands every request to PyTorch's own allocator
 // (so the profiler still sees it) and remembers the size of what is alive. While
-// recording, it also keeps one event per allocation and per free, from any thread.
+// recording, it also keeps one event per allocation and per free, from any thread, with
+// the thread's identity as Python's threading.get_ident() gives it.
 //
 // Interface for ctypes: plain C functions, int64 arrays.
 #include <c10/core/CPUAllocator.h>
+
+#include <pthread.h>
 
 #include <chrono>
 #include <mutex>
@@ -13,8 +16,10 @@
 namespace {
 
 struct Event {
-  int64_t time_ns, address, bytes;
+  int64_t time_ns, address, bytes, thread;
 };
+
+int64_t this_thread() { return (int64_t)pthread_self(); }
 
 struct Ledger {
   std::mutex mutex;
@@ -30,16 +35,19 @@ struct Ledger {
     int64_t now = std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
     return last_ns = std::max(now, last_ns + 1);
   }
+  void note(void* address, int64_t bytes) {
+    events.push_back({now_ns(), reinterpret_cast<int64_t>(address), bytes, this_thread()});
+  }
   void born(void* address, int64_t bytes) {
     std::lock_guard<std::mutex> lock(mutex);
     alive[address] = bytes;
-    if (recording) events.push_back({now_ns(), reinterpret_cast<int64_t>(address), bytes});
+    if (recording) note(address, bytes);
   }
   void died(void* address) {
     std::lock_guard<std::mutex> lock(mutex);
     auto found = alive.find(address);
     if (found == alive.end()) return;
-    if (recording) events.push_back({now_ns(), reinterpret_cast<int64_t>(address), -found->second});
+    if (recording) note(address, -found->second);
     alive.erase(found);
   }
 };
@@ -98,14 +106,15 @@ int64_t meter_event_count() {
   return static_cast<int64_t>(ledger().events.size());
 }
 
-// Copies up to `count` events as rows (time_ns, address, bytes) into `out`.
+// Copies up to `count` events as rows (time_ns, address, bytes, thread) into `out`.
 void meter_read(int64_t* out, int64_t count) {
   std::lock_guard<std::mutex> lock(ledger().mutex);
   for (int64_t row = 0; row < count && row < (int64_t)ledger().events.size(); ++row) {
     const Event& event = ledger().events[row];
-    out[3 * row] = event.time_ns;
-    out[3 * row + 1] = event.address;
-    out[3 * row + 2] = event.bytes;
+    out[4 * row] = event.time_ns;
+    out[4 * row + 1] = event.address;
+    out[4 * row + 2] = event.bytes;
+    out[4 * row + 3] = event.thread;
   }
 }
 

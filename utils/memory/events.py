@@ -9,11 +9,15 @@ from utils.units import Category, Phase
 
 
 class AllocationEvent(NamedTuple):
-    """One message of an allocator: `bytes` > 0 was taken at `address`, < 0 given back."""
+    """One message of an allocator: `bytes` > 0 was taken at `address`, < 0 given back.
+
+    `thread` is `threading.get_ident()` of who took or gave them, 0 where the source does not tell.
+    """
 
     time_ns: int
     address: int
     bytes: int
+    thread: int = 0
 
 
 class Mark(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,16 +15,18 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from utils.memory.budget import Budget
+from utils.memory.budget import Budget, budget
 from utils.memory.events import AllocationEvent, Phase
 from utils.memory.ledger import Observations, allocations
 from utils.memory.measurement import Measurement
 from utils.memory.observer import StepObserver
-from utils.memory.source import EventSource, rounded, source_for
+from utils.memory.source import EventSource, RealMemory, rounded, source_for
 from utils.memory.timeline import MemoryTimeline
-from utils.units import Evidence
+from utils.units import Evidence, format_bytes
 
 Step = Callable[[], Any]
+
+_measuring = threading.Lock()  # the allocator that is recorded is the whole process's
 
 
 def measure(
@@ -34,7 +37,7 @@ def measure(
     items: int = 1,
     unit: str = "items",
     name: str = "",
-    within: Budget | None = None,
+    within: Budget | str | int | None = None,
     timed_steps: int = 5,
     source: EventSource | None = None,
 ) -> Measurement:
@@ -49,22 +52,27 @@ def measure(
         optimizer: the optimizer that the step uses; its state is counted. None for inference.
         items: how many items (images, tokens) one step processes, for the throughput.
         unit: what an item is called.
-        within: a memory budget; the step must stay inside it.
+        within: a memory budget, or its size such as "16GB"; the step must stay inside it.
         timed_steps: how many steps are timed; 0 leaves the speed out.
         source: where allocation events come from; the best one for the model's device if None.
 
     Raises:
         ValueError: an argument cannot be used, or an optimizer is given and the step never
             calls backward().
+        RuntimeError: another measurement is under way, in another thread or around this one.
         OverBudgetError: the step goes over the budget.
     """
     device = _checked_device(step, model, optimizer, items, timed_steps)
     events_from = source or source_for(device)
-    limit = within.enforced(device) if within else _nothing()
-    with limit, _progress(_warmup_steps(model) + 1 + timed_steps, name) as advance:
-        timeline, resident = _metered(step, model, optimizer, events_from, device, advance)
-        if within is not None:
-            within.check(timeline)
+    allowed = None if within is None else budget(within)
+    limit = allowed.enforced(device) if allowed else _nothing()
+    alone = _alone() if isinstance(events_from, RealMemory) else _nothing()
+    with alone, limit, _progress(_warmup_steps(model) + 1 + timed_steps, name) as advance:
+        timeline, resident, others = _metered(
+            step, model, optimizer, events_from, device, advance
+        )
+        if allowed is not None:
+            allowed.check(timeline)
         seconds = _timed(step, timed_steps, device, advance)
     _give_back_free_memory()
     return Measurement(
@@ -78,7 +86,7 @@ def measure(
         source=events_from.name,
         allocator_bytes=resident,
         versions={"torch": torch.__version__, "python": platform.python_version()},
-        notes=_notes(timeline, optimizer, timed_steps + 1 + _warmup_steps(model)),
+        notes=(*_notes(timeline, optimizer, timed_steps + 1 + _warmup_steps(model)), *others),
     )
 
 
@@ -89,8 +97,12 @@ def _metered(
     source: EventSource,
     device: torch.device,
     advance: Callable[[], None],
-) -> tuple[MemoryTimeline, dict[str, int]]:
-    """Warm up and meter inside one recording, so that frees of the first are seen in the second."""
+) -> tuple[MemoryTimeline, dict[str, int], list[str]]:
+    """Warm up and meter inside one recording, so that frees of the first are seen in the second.
+
+    The timeline, what the allocator says, and notes on what other threads took meanwhile.
+    """
+    strangers = _other_threads()
     with _recording(source) as events, StepObserver(model, optimizer, source) as observer:
         for _ in range(_warmup_steps(model)):
             step()
@@ -108,7 +120,45 @@ def _metered(
     buckets = [rounded(size, source.granularity_bytes) for size in _bucket_bytes(model)]
     seen = Observations(start_ns, end_ns, observer.marks, observer.spans, observer.known, buckets)
     blocks = allocations(events, seen, source.granularity_bytes)
-    return MemoryTimeline(blocks, observer.marks, start_ns, end_ns), _allocator_bytes(device)
+    timeline = MemoryTimeline(blocks, observer.marks, start_ns, end_ns)
+    return timeline, _allocator_bytes(device), _taken_by(strangers, events, timeline)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Refuse a second measurement: it would count the first one's bytes, and end its recording."""
+    if not _measuring.acquire(blocking=False):
+        raise RuntimeError(
+            "Another measure() is under way in this process, and both would count each other's "
+            "bytes. Run one after the other, and no measure() inside of a step."
+        )
+    try:
+        yield
+    finally:
+        _measuring.release()
+
+
+def _other_threads() -> dict[int, str]:
+    """Python's threads that run already. Those that a step starts itself are part of it."""
+    mine = threading.get_ident()
+    running = ((thread.ident, thread.name) for thread in threading.enumerate())
+    return {ident: name for ident, name in running if ident is not None and ident != mine}
+
+
+def _taken_by(
+    strangers: dict[int, str], events: list[AllocationEvent], timeline: MemoryTimeline
+) -> list[str]:
+    """A note for each thread that took memory during the step and is no part of it."""
+    taken = dict.fromkeys(strangers, 0)
+    for event in events:
+        if event.thread in taken and timeline.start_ns <= event.time_ns <= timeline.end_ns:
+            taken[event.thread] += max(0, event.bytes)
+    return [
+        f"Counted with the step: {format_bytes(size)} that the thread '{strangers[ident]}' took "
+        "meanwhile. For the step alone, measure while no other thread works."
+        for ident, size in taken.items()
+        if size
+    ]
 
 
 @contextmanager

@@ -37,14 +37,17 @@ class EventSource(Protocol):
     def address(self, storage: torch.UntypedStorage) -> int | None: ...
 
 
-class _Pointers:
-    """Sources of real memory: a storage's address is its data pointer."""
+class RealMemory:
+    """Sources of real memory: a storage's address is its data pointer.
+
+    There is one for the whole process, so that only one may be in use at a time.
+    """
 
     def address(self, storage: torch.UntypedStorage) -> int:
         return storage.data_ptr()
 
 
-class CountingSource(_Pointers):
+class CountingSource(RealMemory):
     """The counting CPU allocator of `counting.cpp`: sees every thread, also frees of old memory."""
 
     name = "counting allocator"
@@ -61,13 +64,13 @@ class CountingSource(_Pointers):
 
     def stop(self) -> list[AllocationEvent]:
         self._library.meter_record(0)
-        rows = np.zeros((self._library.meter_event_count(), 3), dtype=np.int64)
+        rows = np.zeros((self._library.meter_event_count(), 4), dtype=np.int64)
         pointer = rows.ctypes.data_as(ctypes.c_void_p)
         self._library.meter_read(pointer, ctypes.c_int64(len(rows)))
         return [AllocationEvent(*row) for row in rows.tolist()]
 
 
-class ProfilerSource(_Pointers):
+class ProfilerSource(RealMemory):
     """`torch.profiler` with `profile_memory=True`: needs no compiler, holds for one process.
 
     It does not see frees of memory that was taken before it started, nor those in threads
@@ -96,7 +99,7 @@ class ProfilerSource(_Pointers):
         return sorted(_memory_events(tree))
 
 
-class CudaSource(_Pointers):
+class CudaSource(RealMemory):
     """The CUDA caching allocator's own history, as `torch.cuda.memory._snapshot` tells it.
 
     The history carries *requested* sizes; the allocator hands out multiples of 512 bytes, and

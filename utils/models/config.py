@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from utils.catalog.rules import whole
+
 if TYPE_CHECKING:
     from utils.catalog import ModelShape
 
@@ -39,15 +41,16 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit together. Raises ValueError."""
-        for name in ("vocabulary", "hidden", "layers", "heads", "feedforward"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+        names = ["vocabulary", "hidden", "layers", "heads", "feedforward"]
+        names += ["kv_heads"] * (self.kv_heads is not None)
+        counts = whole("model", **{name: getattr(self, name) for name in names})
+        self.__dict__.update(counts)  # past the guard of a frozen class
         if self.hidden % (2 * self.heads):
             raise ValueError(
                 f"hidden {self.hidden} over {self.heads} heads is no even width; rotary positions "
                 f"turn pairs of channels, so make hidden a multiple of {2 * self.heads}."
             )
-        if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
+        if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(
                 f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly; "
                 "kv_heads must divide heads."
@@ -63,8 +66,10 @@ class TransformerConfig:
         """The configuration of a published model of the Llama family, with `changes`.
 
         Raises:
-            ValueError: the shape is of another family.
+            ValueError: the shape is of another family, or a name in place of a shape.
         """
+        if isinstance(shape, str):  # an exported script has no catalog to find it in
+            raise ValueError(f"from_shape takes a shape; write model_shape({shape!r}).")
         if shape.family != "llama" or shape.positions != "rotary":
             raise ValueError(
                 f"{shape.name} is no Llama-style model (family {shape.family!r}, positions "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from utils.catalog import ModelShape
+from utils.catalog import ModelShape, model_shape
 
 if TYPE_CHECKING:  # the library takes seconds to import
     from transformers import LlamaConfig, PreTrainedModel
@@ -22,14 +22,15 @@ class BaseModelError(Exception):
     """A base model that cannot be loaded; the text says what to do."""
 
 
-def llama_config(shape: ModelShape, **changes: Any) -> LlamaConfig:
-    """The configuration of transformers' Llama for a published shape, with `changes`.
+def llama_config(shape: ModelShape | str, **changes: Any) -> LlamaConfig:
+    """The configuration of transformers' Llama for a published shape, or its name, with `changes`.
 
     Raises:
-        ValueError: the shape is of another family.
+        ValueError: the shape is of another family, or no model has that name.
     """
     from transformers import LlamaConfig
 
+    shape = model_shape(shape)
     if shape.family != "llama":
         raise ValueError(f"{shape.name} is no Llama: choose a shape such as 'llama-2-7b'.")
     sizes = {

@@ -8,6 +8,8 @@ from torch import nn
 from torchvision.models import ResNet, resnet18, resnet34, resnet50, resnet101, resnet152
 from torchvision.models.resnet import BasicBlock
 
+from utils.catalog.rules import one_of, whole
+
 DEPTHS: dict[int, Callable[..., ResNet]] = {
     18: resnet18,
     34: resnet34,
@@ -38,11 +40,10 @@ def resnet(
     Raises:
         ValueError: an argument is none of its choices; the sentence lists them.
     """
-    _check_choice("depth", depth, DEPTHS)
-    _check_choice("stem", stem, STEMS)
-    _check_choice("norm", norm, NORMS)
-    if num_classes < 1:
-        raise ValueError(f"num_classes is {num_classes}; a classifier needs 1 class or more.")
+    one_of("depth", depth, tuple(DEPTHS))
+    one_of("stem", stem, STEMS)
+    one_of("norm", norm, tuple(NORMS))
+    num_classes = whole("resnet", num_classes=num_classes)["num_classes"]
     model = DEPTHS[depth](num_classes=num_classes, norm_layer=NORMS[norm])
     if stem == "cifar":
         model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
@@ -65,8 +66,9 @@ def small_resnet(norm: str = "group", num_classes: int = 10, width: int = 32) ->
     Raises:
         ValueError: an argument is none of its choices.
     """
-    _check_choice("norm", norm, NORMS)
-    if width < 8 or width % 8:
+    one_of("norm", norm, tuple(NORMS))
+    width, num_classes = whole("small_resnet", width=width, num_classes=num_classes).values()
+    if width % 8:
         raise ValueError(f"width is {width}; its channels make 8 groups, so take 8, 16, 24, ...")
     make_norm = nn.BatchNorm2d if norm == "batch" else lambda channels: nn.GroupNorm(8, channels)
     stem = nn.Conv2d(3, width, kernel_size=3, stride=2, padding=1, bias=False)
@@ -81,9 +83,3 @@ def _block(inner: int, outer: int, stride: int, norm: Callable[[int], nn.Module]
     if (inner, stride) != (outer, 1):
         shortcut = nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), norm(outer))
     return BasicBlock(inner, outer, stride, shortcut, norm_layer=norm)
-
-
-def _check_choice(name: str, value: object, choices: object) -> None:
-    if value not in choices:
-        listed = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{name} is {value!r}; write one of {listed}.")

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from utils.catalog.rules import one_of, whole
+
 NORMS = ("group", "batch")
 STEP_WIDTH = 64  # channels of a time step's embedding
 
@@ -84,12 +86,13 @@ class UNet(nn.Module):
             ValueError: an argument is none of its choices.
         """
         super().__init__()
-        if norm not in NORMS:
-            raise ValueError(f"norm is {norm!r}; write one of 'group', 'batch'.")
-        if len(channels) < 2 or any(count < 8 or count % 8 for count in channels):
+        one_of("norm", norm, NORMS)
+        channels = [whole("unet", channels=count)["channels"] for count in channels]
+        if len(channels) < 2 or any(count % 8 for count in channels):
             raise ValueError(f"channels are {tuple(channels)}; give two or more, multiples of 8.")
-        if blocks_per_level < 1:
-            raise ValueError(f"blocks_per_level is {blocks_per_level}; a level needs 1 or more.")
+        blocks_per_level, image_channels = whole(
+            "unet", blocks_per_level=blocks_per_level, image_channels=image_channels
+        ).values()
         self.first = nn.Conv2d(image_channels, channels[0], 3, padding=1)
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
         now = channels[0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.catalog import ModelShape
-from utils.planner.rules import one_of, positive
+from utils.catalog import ModelShape, model_shape
+from utils.catalog.rules import one_of, whole
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 BASES = ("bf16", "nf4", "nf4-dq", "int8")
@@ -44,7 +44,7 @@ class Lora:
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown matrix or base, or a rank below one."""
-        positive("lora", rank=self.rank)
+        self.__dict__.update(whole("lora", rank=self.rank))
         one_of("lora base", self.base, BASES)
         for target in self.targets:
             one_of("lora target", target, TARGETS)
@@ -79,12 +79,13 @@ def kept_inputs(model: ModelShape, lora: Lora, width: int) -> tuple[float, float
     return values * lora.adapter_bytes, values * lora.adapter_dropout
 
 
-def adapter_parameters(model: ModelShape, lora: Lora) -> int:
+def adapter_parameters(model: ModelShape | str, lora: Lora) -> int:
     """Trainable parameters of all blocks.
 
     Raises:
         ValueError: the model's blocks have no such matrix.
     """
+    model = model_shape(model)
     shapes = matrix_shapes(model)
     for target in lora.targets:
         one_of(f"lora target for {model.name}", target, tuple(shapes))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from utils.catalog import Device, Link, device, link
-from utils.planner.rules import positive
+from utils.catalog.rules import of_kind, positive, whole
 from utils.units import GB
 
 
@@ -31,15 +31,14 @@ class Cluster:
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown device, an empty cluster or a negative price."""
+        of_kind("cluster", gpu=(self.gpu, Device, str))
         if isinstance(self.gpu, str):
             device(self.gpu)
-        positive("cluster", nodes=self.nodes, gpus_per_node=self.gpus_per_node)
+        counts = whole("cluster", nodes=self.nodes, gpus_per_node=self.gpus_per_node)
+        self.__dict__.update(counts)  # past the guard of a frozen class
         positive("cluster", network_bytes_per_second=self.network_bytes_per_second)
-        if self.usd_per_gpu_hour is not None and not self.usd_per_gpu_hour >= 0:
-            raise ValueError(
-                f"cluster: usd_per_gpu_hour is {self.usd_per_gpu_hour}; a price is 0 or more, "
-                "or None where none is asked for."
-            )
+        if self.usd_per_gpu_hour is not None:
+            positive("cluster", least=0, usd_per_gpu_hour=self.usd_per_gpu_hour)
 
     @property
     def device(self) -> Device:
@@ -73,6 +72,6 @@ def network(name: str | Link, ports: int) -> float:
     Raises:
         ValueError: no such link, or no port.
     """
-    positive("network", ports=ports)
+    whole("network", ports=ports)
     row = link(name) if isinstance(name, str) else name
     return ports * row.link_bytes_per_second

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.catalog import price
+from utils.catalog.rules import of_kind, positive
 from utils.planner.cluster import Cluster
 from utils.planner.estimate import SECONDS_INTERVAL, Estimate
 from utils.planner.goodput import DAY, Goodput, goodput
-from utils.planner.rules import positive
+from utils.units import format_seconds
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,17 @@ def cost(plan: Estimate, tokens: float, failures: Goodput | None = None) -> Cost
         failures: What failures leave; by default `goodput` of the cluster.
 
     Raises:
-        ValueError: fewer than 1 token, or a GPU without a price.
+        ValueError: fewer than 1 token, a GPU without a price, or failures that leave no time.
     """
+    of_kind("cost", plan=(plan, Estimate), failures=(failures, Goodput, type(None)))
     positive("cost", tokens=tokens)
     left = goodput(plan.cluster) if failures is None else failures
+    if not left.share[0]:
+        raise ValueError(
+            f"cost: failures come every {format_seconds(left.seconds_between_failures[0])} and "
+            "leave no time to train. Use fewer nodes, or pass failures=goodput(...) with a lower "
+            "rate or a shorter restart."
+        )
     share = sum(left.share) / 2
     bare = tokens / plan.tokens_per_second / DAY
     interval = (bare * SECONDS_INTERVAL[0] / left.share[1],

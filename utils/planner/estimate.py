@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.catalog import ModelShape
+from utils.catalog import ModelShape, model_shape
+from utils.catalog.rules import of_kind
 from utils.planner.cluster import Cluster
 from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.layout import Batch, Plan
@@ -96,12 +97,20 @@ class Estimate:
         return self.time.pipeline / self.step_seconds
 
 
-def estimate(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> Estimate:
+def estimate(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batch) -> Estimate:
     """Predict memory and time of one plan.
+
+    Args:
+        model: What is trained: a shape, or a name of the catalog such as "llama-2-7b".
+        cluster: On what.
+        plan: How it is laid out there; it must use the whole cluster.
+        batch: The global batch.
 
     Raises:
         ValueError: plan, model, batch and cluster do not go together; the sentence has the rule,
             the numbers and the nearest valid choice.
     """
+    model = model_shape(model)
+    of_kind("estimate", cluster=(cluster, Cluster), plan=(plan, Plan), batch=(batch, Batch))
     seconds = step_time(model, cluster, plan, batch)
     return Estimate(model, cluster, plan, batch, memory(model, plan, batch), seconds)

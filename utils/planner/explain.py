@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from utils.catalog.rules import of_kind
 from utils.planner.estimate import Estimate, estimate
 from utils.planner.layout import Plan
 from utils.planner.memory import StageMemory
@@ -42,7 +43,12 @@ class Neighbour:
 
 
 def explain(chosen: Estimate) -> list[Neighbour]:
-    """Every neighbour of a plan and why it loses, fastest of those that fit first."""
+    """Every neighbour of a plan and why it loses, fastest of those that fit first.
+
+    Raises:
+        ValueError: `chosen` is no estimate.
+    """
+    of_kind("explain", chosen=(chosen, Estimate))
     order = {"faster": 0, "slower": 1, "no difference": 2, "does not fit": 3, "invalid": 4}
     found = [_judge(chosen, change, fields) for change, fields in _changes(chosen)]
 

@@ -10,7 +10,7 @@ arXiv:2205.05198, appendix A).
 
 from __future__ import annotations
 
-from utils.catalog import ModelShape
+from utils.catalog import ModelShape, model_shape
 from utils.planner.layout import Batch, Plan
 
 
@@ -27,17 +27,19 @@ def head_forward_flops(model: ModelShape) -> float:
     return 2.0 * model.vocabulary * model.hidden
 
 
-def model_flops(model: ModelShape, batch: Batch) -> float:
+def model_flops(model: ModelShape | str, batch: Batch) -> float:
     """FLOP of one step by the MFU convention, over all GPUs."""
+    model = model_shape(model)
     block = sum(block_forward_flops(model, batch.sequence_length).values())
     return 3 * batch.tokens * (model.layers * block + head_forward_flops(model))
 
 
-def hardware_flops(model: ModelShape, plan: Plan, batch: Batch) -> float:
+def hardware_flops(model: ModelShape | str, plan: Plan, batch: Batch) -> float:
     """FLOP of one step by the HFU convention: with what is recomputed.
 
     Full recomputation adds one forward pass of the blocks, selective one of the attention.
     """
+    model = model_shape(model)
     block = block_forward_flops(model, batch.sequence_length)
     again = {"none": 0.0, "selective": block["attention"], "full": sum(block.values())}
     selective_flash = plan.recompute == "selective" and plan.attention == "flash"

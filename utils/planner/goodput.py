@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from utils.catalog.rules import of_kind, positive
 from utils.planner.cluster import Cluster
-from utils.planner.rules import positive
 
 DAY = 86_400.0
 
@@ -33,6 +33,7 @@ class FailureRate:
 
     def __post_init__(self) -> None:
         """Raises ValueError where the range is empty or not above zero."""
+        positive("failure rate", least=0, low=self.low, high=self.high)
         if not 0 < self.low <= self.high:
             raise ValueError(
                 f"Failure rates run from {self.low} to {self.high} per 1,000 node-days; write two "
@@ -69,8 +70,10 @@ def working_share(
 ) -> float:
     """Share of wall time that is work, at a checkpoint interval; all in seconds."""
     m = mean_seconds
-    spent = m * math.exp(restart_seconds / m) * math.expm1((interval + checkpoint_seconds) / m)
-    return interval / spent
+    cycle = (interval + checkpoint_seconds) / m
+    # Daly's e^(R/M) and e^(cycle) as their inverses: they overflow where failures are frequent,
+    # and these go to 0, as does the share.
+    return interval / m * math.exp(-restart_seconds / m - cycle) / -math.expm1(-cycle)
 
 
 def goodput(
@@ -90,6 +93,7 @@ def goodput(
     Raises:
         ValueError: a time below 1 second.
     """
+    of_kind("goodput", cluster=(cluster, Cluster), rate=(rate, FailureRate))
     positive("goodput", checkpoint_seconds=checkpoint_seconds, restart_seconds=restart_seconds)
     means = [1000 * DAY / (r * cluster.nodes) for r in (rate.high, rate.low)]
     intervals = [best_interval_seconds(checkpoint_seconds, m) for m in means]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from utils.catalog import ModelShape
+from utils.catalog import ModelShape, model_shape
+from utils.catalog.rules import divides, of_kind, one_of, whole
 from utils.parallel.dims import ParallelDims
 from utils.planner.adapters import Lora
 from utils.planner.frameworks import FRAMEWORKS, Framework, framework
-from utils.planner.rules import divides, one_of, positive
 
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "gpipe")
 PARTITIONS = ("even", "ends", "compute")
 OFFLOADS = ("none", "optimizer", "parameters")
 ATTENTIONS = ("flash", "unfused")
+COUNTS = ("dp", "tp", "pp", "cp", "virtual_stages", "micro_batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +31,9 @@ class Batch:
     sequence_length: int
 
     def __post_init__(self) -> None:
-        """Raises ValueError where a count is below one."""
-        positive("batch", sequences=self.sequences, sequence_length=self.sequence_length)
+        """Raises ValueError where a count is no whole number, or below one."""
+        counts = whole("batch", sequences=self.sequences, sequence_length=self.sequence_length)
+        self.__dict__.update(counts)  # past the guard of a frozen class
 
     @property
     def tokens(self) -> int:
@@ -91,16 +93,18 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Refuse layouts that contradict themselves. Raises ValueError with the rule."""
-        positive(
-            "plan", dp=self.dp, tp=self.tp, pp=self.pp, cp=self.cp, micro_batch=self.micro_batch,
-            virtual_stages=self.virtual_stages, shard_ranks=self.shard_group,
-        )  # fmt: skip
+        counts = {name: getattr(self, name) for name in COUNTS}
+        if self.shard_ranks is not None:
+            counts["shard_ranks"] = self.shard_ranks
+        self.__dict__.update(whole("plan", **counts))
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("partition", self.partition, PARTITIONS)
         one_of("recompute", self.recompute, RECOMPUTE)
         one_of("attention", self.attention, ATTENTIONS)
         one_of("offload", self.offload, OFFLOADS)
         one_of("zero_stage", self.zero_stage, (0, 1, 2, 3))
+        of_kind("plan", framework=(self.framework, Framework, str))
+        of_kind("plan", lora=(self.lora, Lora, type(None)))
         if isinstance(self.framework, str):
             one_of("framework", self.framework, tuple(FRAMEWORKS))
         divides("shard_ranks", self.shard_group, "dp * cp", self.dp * self.cp)
@@ -165,12 +169,14 @@ class Plan:
         divides("dp * micro_batch", share, "sequences of the batch", batch.sequences)
         return batch.sequences // share
 
-    def check(self, model: ModelShape, batch: Batch) -> None:
+    def check(self, model: ModelShape | str, batch: Batch) -> None:
         """Hold the plan against a model and a batch.
 
         Raises:
             ValueError: something does not divide, with the rule, the numbers and what does.
         """
+        model = model_shape(model)
+        of_kind("plan.check", batch=(batch, Batch))
         divides("tp", self.tp, "attention heads", model.heads)
         divides("tp", self.tp, "feed-forward width", model.feedforward)
         divides("cp", self.cp, "sequence_length", batch.sequence_length)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.catalog import Device, ModelShape
+from utils.catalog import Device, ModelShape, model_shape
 from utils.planner import calibration
 from utils.planner.activations import block_bytes, working_bytes
 from utils.planner.adapters import matrix_shapes
@@ -90,12 +90,13 @@ class StageMemory:
         return sum(self.bytes_by_category[name] for name in names)
 
 
-def memory(model: ModelShape, plan: Plan, batch: Batch) -> tuple[StageMemory, ...]:
+def memory(model: ModelShape | str, plan: Plan, batch: Batch) -> tuple[StageMemory, ...]:
     """Peak memory of each pipeline stage, first to last.
 
     Raises:
         ValueError: plan, model and batch do not divide, see `Plan.check`.
     """
+    model = model_shape(model)
     plan.check(model, batch)
     return tuple(_stage_memory(model, plan, batch, stage) for stage in stages(model, plan))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from utils.catalog.rules import of_kind, positive
 from utils.planner.cost import Cost, cost
 from utils.planner.estimate import BYTES_INTERVAL, Estimate
 from utils.planner.goodput import Goodput, goodput
-from utils.planner.rules import positive
 from utils.units import format_bytes, format_seconds
 
 # Tokens of one optimizer step: 0.5 million for the smallest GPT-3 (Brown et al. 2020,
@@ -75,6 +75,7 @@ def review(
     Raises:
         ValueError: `best` is for another model, cluster or batch, or a number is below 1.
     """
+    of_kind("review", design=(design, Estimate), best=(best, Estimate))
     positive("review", tokens=tokens, days=days, usd=usd)
     asked = ("model", "cluster", "batch")
     other = [name for name in asked if getattr(design, name) != getattr(best, name)]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.planner.rules import divides, positive
+from utils.catalog.rules import divides, whole
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,9 @@ def order(
     Raises:
         ValueError: a count below 1, or micro-batches that the stages do not divide (interleaved).
     """
-    positive("schedule", stages=stages, micro_batches=micro_batches, virtual_stages=virtual_stages)
+    stages, micro_batches, virtual_stages = whole(
+        "schedule", stages=stages, micro_batches=micro_batches, virtual_stages=virtual_stages
+    ).values()
     if virtual_stages > 1:
         divides("stages", stages, "micro-batches", micro_batches)
     work = micro_batches * virtual_stages

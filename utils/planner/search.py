@@ -12,14 +12,14 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from utils.catalog import ModelShape
+from utils.catalog import ModelShape, model_shape
+from utils.catalog.rules import of_kind, one_of
 from utils.planner.block_time import block_time
 from utils.planner.cluster import Cluster
 from utils.planner.estimate import Estimate, estimate
 from utils.planner.frameworks import Framework, framework
 from utils.planner.layout import Batch, Plan
 from utils.planner.memory import context_bytes, fullest
-from utils.planner.rules import one_of
 from utils.planner.schedules import bubble_closed
 from utils.planner.stages import distinct, stages
 from utils.planner.states import buffer_bytes, states
@@ -74,9 +74,10 @@ class Plans:
 
 
 def candidates(
-    model: ModelShape, cluster: Cluster, batch: Batch, space: Space
+    model: ModelShape | str, cluster: Cluster, batch: Batch, space: Space
 ) -> Iterator[Plan]:
     """Every valid plan of the space that uses all GPUs of the cluster."""
+    model = model_shape(model)
     rules = space.framework
     rules = framework(rules) if isinstance(rules, str) else rules
     for tp, pp, cp in _layouts(model, cluster, batch, space):
@@ -142,7 +143,7 @@ def _chunks(model: ModelShape, pp: int, space: Space) -> list[int]:
 
 
 def search(
-    model: ModelShape,
+    model: ModelShape | str,
     cluster: Cluster,
     batch: Batch,
     objective: str = "seconds",
@@ -151,7 +152,7 @@ def search(
     """The best plan for a model, a cluster and a batch.
 
     Args:
-        model: What is trained.
+        model: What is trained: a shape, or a name of the catalog.
         cluster: On what; every plan uses all of it.
         batch: The global batch.
         objective: "seconds" of a step (so dollars as well), or "bytes" of the fullest GPU.
@@ -160,6 +161,8 @@ def search(
     Raises:
         ValueError: an unknown objective, or no combination is even valid.
     """
+    model = model_shape(model)
+    of_kind("search", cluster=(cluster, Cluster), batch=(batch, Batch), space=(space, Space))
     one_of("objective", objective, OBJECTIVES)
     front = _Front()
     plans = list(candidates(model, cluster, batch, space))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.catalog import ModelShape
+from utils.catalog import ModelShape, model_shape
 from utils.planner import calibration
 from utils.planner.block_time import BlockTime, Parts, block_time, head_time, loss_time
 from utils.planner.cluster import Cluster
@@ -99,12 +99,15 @@ class Pieces:
         return self.block.backward.times(stage.layers) + ends
 
 
-def step_time(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> StepTime:
+def step_time(
+    model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batch
+) -> StepTime:
     """Seconds of one optimizer step.
 
     Raises:
         ValueError: plan, model and batch do not divide, or the plan is not of the cluster's size.
     """
+    model = model_shape(model)
     plan.check(model, batch)
     check_size(plan, cluster)
     pieces = Pieces(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from utils.memory.budget import Budget
+from utils.memory.budget import Budget, budget
 from utils.memory.measurement import Measurement
 from utils.memory.source import rounded
 from utils.memory.timeline import MemoryTimeline
@@ -44,7 +44,7 @@ def extrapolate(
     items: int = 1,
     unit: str = "items",
     name: str = "",
-    within: Budget | None = None,
+    within: Budget | str | int | None = None,
 ) -> Measurement:
     """What `simulate` finds for a model of `layers` layers, from simulations of shallow ones.
 
@@ -101,7 +101,7 @@ def extrapolate(
         grain = card.granularity_bytes
         result = larger([deep(size) for size in from_batch], from_batch, batch, grain)
     if within is not None:
-        within.check(result.timeline)
+        budget(within).check(result.timeline)
     verdict = card.verdict(result.peak_bytes)
     extended = [note for note in result.notes if note.startswith(_EXTENDED)]
     return dataclasses.replace(result, notes=tuple(filter(None, [verdict, *extended])))

@@ -40,7 +40,7 @@ def simulate(
     items: int = 1,
     unit: str = "items",
     name: str = "",
-    within: Budget | None = None,
+    within: Budget | str | int | None = None,
 ) -> Measurement:
     """Meter one training step of any size on a device that need not exist.
 

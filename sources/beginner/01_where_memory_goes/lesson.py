@@ -182,8 +182,8 @@ for counter, size_bytes in first.allocator_bytes.items():
 after = first.timeline.at(first.timeline.end_ns)
 sizes = {str(category): after[category] for category in after}
 tensors = len(list(model.parameters()))
-assert sizes["parameters"] == sizes["gradients"] == 4 * P
-assert sizes["optimizer state"] == 8 * P + 4 * tensors
+assert sizes["parameters"] == sizes["gradients"] == 4 * P, "4 P each: is every parameter fp32?"
+assert sizes["optimizer state"] == 8 * P + 4 * tensors, "8 P, with Adam: is that the optimizer?"
 print(f"optimizer state - 8 P = {sizes['optimizer state'] - 8 * P} bytes for {tensors} tensors")
 reconcile(adam_states(P), first, at_ns=first.timeline.end_ns)
 
@@ -249,7 +249,7 @@ from utils.catalog import model_shape
 
 llama = model_shape("llama-2-7b")
 count = llama.parameter_count
-assert count == llama.published_count
+assert count == llama.published_count, "the shape no longer gives the published count"
 print(f"P = {count:,}   ({llama.source})")
 rows = {"fp32 with Adam, 16 bytes": 16 * count, "mixed precision, fp32 gradients, 18 bytes": 18 * count,
         "the folklore, 18 x 4 bytes": 72 * count}  # fmt: skip
@@ -279,7 +279,7 @@ def saved_for_backward(model, inputs):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = model(inputs)  # holds the graph, so no address is reused while we count
-    assert output.requires_grad
+    assert output.requires_grad, "nothing is saved without gradients: call it outside of no_grad"
     return sum(ledger.values())
 
 
@@ -301,7 +301,7 @@ print("the meter: activations     ", format_bytes(metered["activations"]))
 print("the meter: inputs          ", format_bytes(metered["inputs"]))
 ratio = mine / (metered["activations"] + metered["inputs"])
 print(f"ledger / (activations + inputs) = {ratio:.4f}")
-assert abs(ratio - 1) < 0.01
+assert abs(ratio - 1) < 0.01, "over 1% apart: did model or batch change since the measurement?"
 
 # %% [markdown]
 # **Read it.** Two meters that share no code agree to within one percent. Your ledger asks autograd
@@ -604,7 +604,7 @@ def validate_without_history():
 clean = measure(validate_without_history, model=model, name="validation, cured", timed_steps=0)
 alive_after = [m.timeline.at(m.timeline.end_ns).total_bytes for m in (leak, clean)]
 print("alive after the step:", *map(format_bytes, alive_after))
-assert alive_after[1] < alive_after[0] / 2
+assert alive_after[1] < alive_after[0] / 2, "the history is still held: does no_grad wrap the step?"
 compare([leak, clean], title="A validation step, before and after the cure")
 
 # %% [markdown]

@@ -141,7 +141,7 @@ def train_amp(model, optimizer, batches, dtype):
 model, optimizer = build()
 amp_losses = train_amp(model.to(device), optimizer, first_batches(), low)
 print(f"ResNet-50, {low}, batch {batch}: losses", [round(loss, 4) for loss in amp_losses])
-assert abs(amp_losses[0] / fp32_losses[0] - 1) < 0.05
+assert abs(amp_losses[0] / fp32_losses[0] - 1) < 0.05, "same weights, same batch: run from the top"
 
 # %% [markdown]
 # **Read it.** Five lines are new or changed. The first losses agree to within 5%, as the cell asserts:
@@ -190,7 +190,8 @@ types |= {"parameter": weight.dtype, "its gradient": weight.grad.dtype,
           "Adam's state": adam.state[weight]["exp_avg"].dtype,
           "running mean": small.bn1.running_mean.dtype}  # fmt: skip
 print(pd.Series(types).to_string())
-assert {types[n] for n in ("parameter", "its gradient", "Adam's state")} == {torch.float32}
+states = {types[n] for n in ("parameter", "its gradient", "Adam's state")}
+assert states == {torch.float32}, "autocast leaves the states in fp32: did you call half()?"
 
 # %% [markdown]
 # **Read it.** Layers return 16-bit numbers. What *stays* from step to step is not:
@@ -258,8 +259,8 @@ table["mixed / fp32"] = (table["mixed"] / table["fp32"]).round(3)
 print(f"bytes when backward begins, batch {batch}   ({Evidence.MEASURED})")
 print(table.replace({"mixed / fp32": float("inf")}, "added").to_string())
 P = table.loc["parameters", "fp32"] // 4
-assert (table.loc[names[:3], "mixed / fp32"] == 1).all()
-assert 0.5 <= table.loc["activations", "mixed / fp32"] < 0.56
+assert (table.loc[names[:3], "mixed / fp32"] == 1).all(), "autocast does not touch the states"
+assert 0.5 <= table.loc["activations", "mixed / fp32"] < 0.56, "activations halve; some stay fp32"
 
 # %% [markdown]
 # **Read it.** Parameters, Adam's state and the running statistics of batch norm do not move by a
@@ -280,7 +281,7 @@ per_image = saved[batch] / batch
 print(f"2 P = {format_bytes(2 * P)}, copies {format_bytes(added)} ({Evidence.MEASURED})")
 print(f"saved per image {per_image / 1e6:.2f} MB: break-even at {added / per_image:.1f} images")
 print(f"your bet for one image: {my_bet_ratio}")
-assert saved[1] < added
+assert saved[1] < added, "one image saves less than the copies cost; was the model changed?"
 
 # %% [markdown]
 # **Read it.** At batch 1 the ratio is above 1: the copies outweigh what the activations save, and mixed
@@ -380,7 +381,8 @@ for name, limit, slope, tried in [("fp32", limit_fp32, slope_fp32, tried_fp32),
 print(f"{limit_mixed / limit_fp32:.2f} times the batch on the same card")
 promise = 512 <= limit_fp32 < 1024 <= limit_mixed
 print("512 fits in fp32, 1024 only in mixed precision:", promise)
-assert promise or on_gpu  # a simulation says the same everywhere; a GPU's own limit may differ
+# A simulation says the same everywhere; a GPU's own limit may differ.
+assert promise or on_gpu, "the simulated limits moved: were model, optimizer or card changed?"
 
 # %%
 line = {size: tried_fp32[512].peak_bytes + slope_fp32 * (size - 512) for size in (256, 512, 1024)}
@@ -544,7 +546,7 @@ model = make_model(0)
 step = MixedStep(model, torch.optim.Adam(model.parameters()), dtype=torch.float16)
 theirs = [step(images[:64], labels[:64]).item() for _ in range(3)]
 print("by hand ", mine, "\nMixedStep", theirs)
-assert mine == theirs or on_gpu
+assert mine == theirs or on_gpu, "MixedStep is your loop: compare the two, line by line"
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     plain = nn.Linear(2, 2)
@@ -575,7 +577,7 @@ print("\nmean difference from fp32, and its spread over seeds, in percentage poi
 print(differences.agg(["mean", "min", "max"]).round(2).to_string())
 for name in differences.columns.intersection(["amp fp16", "amp bf16"]):
     print(f"{name} within 2 points of fp32: {abs(differences[name].mean()) < 2}")
-    assert not tiny or abs(differences[name].mean()) < 2
+    assert not tiny or abs(differences[name].mean()) < 2, f"{name}: unlike fp32; use the same seeds"
 assert not tiny or accuracy.min().min() > 20, "guessing gives 10%"
 
 # %%
@@ -586,7 +588,7 @@ reference = torch.tensor(curves.pop("fp32"))
 for name, losses in curves.items():
     gap = ((torch.tensor(losses) - reference).abs() / reference).mean().item()
     print(f"{name}: mean distance from the fp32 curve {100 * gap:.2f}%")
-    assert not tiny or gap < 0.05
+    assert not tiny or gap < 0.05, f"{name}: the curve leaves fp32's; use the same seed and order"
 
 # %% [markdown]
 # **Read it.** At the scale `tiny` the cells assert that the curves lie on each other (a mean distance below
@@ -643,7 +645,7 @@ def with_adam(name, **options):
 
 plain, fused = with_adam("Adam"), with_adam("Adam, fused=True", fused=True)
 pairs = zip(plain[0].parameters(), fused[0].parameters(), strict=True)
-assert all(torch.allclose(a, b, atol=1e-5) for a, b in pairs)
+assert all(torch.allclose(a, b, atol=1e-5) for a, b in pairs), "the fused kernel changed the weights"
 compare([plain[1], fused[1]], title="Adam, and Adam in one kernel")
 
 # %% [markdown]
@@ -718,7 +720,8 @@ cured = make_model(0)
 cured_losses = train_amp(cured, torch.optim.Adam(cured.parameters()),
                          [(images[:64], labels[:64])] * 3, torch.float16)  # fmt: skip
 print("with autocast and a scaler:", [round(loss, 3) for loss in cured_losses])
-assert not weights and all(loss == loss for loss in cured_losses)
+assert not weights, "the fp16 model should break here: is eps still 1e-8?"
+assert all(loss == loss for loss in cured_losses), "a loss is NaN: keep the weights in fp32"
 
 # %% [markdown]
 # Both are 0, so Adam divides by 0. Autocast keeps weights and states in fp32, and that is why it does not halve

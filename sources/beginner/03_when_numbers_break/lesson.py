@@ -82,7 +82,7 @@ for form in FORMATS.values():
     print(f"{form.name:<10}{form.bits:>5}{form.exponent_bits:>10}{form.mantissa_bits:>10}"
           f"{form.largest:>12.4g}{form.epsilon:>12.2g}{form.smallest:>12.2g}")  # fmt: skip
 for dtype, name in [(FP32, "fp32"), (FP16, "fp16"), (BF16, "bf16"), (torch.float8_e5m2, "fp8 e5m2")]:
-    assert torch.finfo(dtype).max == FORMATS[name].largest
+    assert torch.finfo(dtype).max == FORMATS[name].largest, f"{name}: the formula differs from PyTorch"
 
 # %%
 show(draw_formats(), alt="Ranges of six formats on a logarithmic line: bf16 and tf32 reach as far as "
@@ -161,7 +161,9 @@ def walk(method, updates=1000):
 
 ends = {method: walk(method) for method in ("nearest", "stochastic", "Kahan")}
 print(f"wanted 2.000, measured: { {method: round(end, 3) for method, end in ends.items()} }")
-assert ends["nearest"] == 1.0 and abs(ends["Kahan"] - 2) < 0.02 and abs(ends["stochastic"] - 2) < 0.05
+assert ends["nearest"] == 1.0, "rounding to nearest loses every step: is the step still 1e-3?"
+assert abs(ends["Kahan"] - 2) < 0.02, "Kahan keeps what rounding loses: is `lost` carried on?"
+assert abs(ends["stochastic"] - 2) < 0.05, "right on average: is the rounding random?"
 
 # %% [markdown]
 # **Read it.** Rounding to nearest never moves. *Stochastic rounding* rounds up with the probability
@@ -264,7 +266,8 @@ plain = {"fp32": train(FP32), "bf16, no scaler": train(BF16), "fp16, no scaler":
          "fp16, default scaler": train(FP16, scaled=True)}  # fmt: skip
 for name, records in plain.items():
     summary(name, records)
-assert all(abs(ending(records) - ending(plain["fp32"])) < 0.05 for records in plain.values())
+gaps = {name: abs(ending(records) - ending(plain["fp32"])) for name, records in plain.items()}
+assert max(gaps.values()) < 0.05, f"all four end alike on this task; apart by {gaps}"
 
 # %% [markdown]
 # **Read it.** Each line shows the first loss and the mean of the last five. Nothing breaks. At this
@@ -285,7 +288,7 @@ stalled, rescued = train(FP16, **tiny), train(FP16, scaled=True, interval=5, **t
 for name, records in [("fp16, no scaler", stalled), ("fp16, scaler", rescued), ("bf16", train(BF16, **tiny))]:
     summary(name, records)
     if name != "fp16, no scaler":
-        assert ending(records) < 0.6 * records[0].loss
+        assert ending(records) < 0.6 * records[0].loss, f"{name} should train: is it scaled?"
 assert all(r.grad_norm == 0 for r in stalled), "every gradient underflowed"
 assert abs(ending(stalled) - stalled[0].loss) < 0.2, "only the batches differ"
 print("share of zero gradients, step 0:", stalled[0].layers["4"].zero, "without,", rescued[0].layers["4"].zero, "with")
@@ -317,8 +320,9 @@ falling = train(FP16, scaled=True, init_scale=2.0**30)
 settled = next(r for r in falling if not r.skipped)
 print(f"predicted: largest gradient {largest:.3f}, scale 2^{fits}, {30 - fits} skipped steps")
 print(f"measured:  scale 2^{math.log2(settled.scale):.0f}, {settled.step} skipped steps")
-assert all(r.skipped for r in falling[: settled.step]) and settled.step >= 8
-assert abs(settled.step - (30 - fits)) <= 1 and ending(falling) < 0.7 * falling[0].loss
+assert all(r.skipped for r in falling[: settled.step]), "it skips until the scale fits"
+assert abs(settled.step - (30 - fits)) <= 1, "one step a halving: was growth or backoff changed?"
+assert ending(falling) < 0.7 * falling[0].loss, "after the skips it trains: is lr unchanged?"
 
 # %%
 show(draw_flight(falling, title="fp16, a scale that starts too large"),
@@ -359,7 +363,8 @@ with torch.autocast("cpu", dtype=FP16):
 print(f"{'result of':<15}{'CPU, fp16 (measured)':<24}CUDA (published)")
 for name, dtype in on_cpu.items():
     print(f"{name:<15}{str(dtype).removeprefix('torch.'):<24}float32")
-assert {name for name, dtype in on_cpu.items() if dtype == FP32} == {"cross_entropy", "mse_loss"}
+lifted_here = {name for name, dtype in on_cpu.items() if dtype == FP32}
+assert lifted_here == {"cross_entropy", "mse_loss"}, "this PyTorch lifts others on CPUs: read its list"
 
 # %% [markdown]
 # **Read it.** The CPU lifts the losses that it knows, but neither softmax nor norms nor powers. So a
@@ -415,8 +420,9 @@ for name, x in kinds.items():
         fitted = torch.finfo(dtype).max / x.abs().max()
         errors[name, dtype] = cast_error(x, dtype, 1), cast_error(x, dtype, fitted)
         print(f"{name:<12} {str(dtype)[6:]:<15} as is {errors[name, dtype][0]:6.1%}   scaled {errors[name, dtype][1]:6.1%}")
-assert all(scaled < 0.08 for _, scaled in errors.values())
-assert errors["gradients", torch.float8_e4m3fn][0] > 2 * errors["gradients", torch.float8_e4m3fn][1]
+assert all(scaled < 0.08 for _, scaled in errors.values()), "scaled to the largest value, 8 bits do"
+as_is, scaled = errors["gradients", torch.float8_e4m3fn]
+assert as_is > 2 * scaled, "small gradients underflow unscaled: was the network changed?"
 
 # %% [markdown]
 # **Read it.** The gradients here are divided by 64, as if the loss had a weight of 1/64.
@@ -457,8 +463,9 @@ show(draw_flight(unclipped["fp16"], title="(a) fp16"),
 cured = train(FP16, scaled=True, clip=1.0)
 summary("unscale_, then clip", cured)
 r = unclipped["fp16"][0]
-assert r.step_norm * r.scale < 1.001 and r.grad_norm > 1
-assert all(r.step_norm <= 1.001 for r in cured) and ending(cured) < 0.6 * ending(unclipped["fp16"])
+assert r.step_norm * r.scale < 1.001, "clipped while scaled, the step is 1 / scale at most"
+assert all(r.step_norm <= 1.001 for r in cured), "unscale_ first, then clip to 1"
+assert ending(cured) < 0.6 * ending(unclipped["fp16"]), "the cured run trains: is lr unchanged?"
 
 # %% [markdown]
 # <div class="alert alert-warning"><b>Trap.</b> You need not write this mistake yourself. In 2021 PyTorch
@@ -492,8 +499,10 @@ print(f"what enters the norms: up to {x.abs().max():.0f}, its square {x.abs().ma
       f"fp16 ends at {FORMATS['fp16'].largest:.0f}")  # fmt: skip
 lifted = train(FP16, scaled=True, mode=CudaList, **raw)
 summary("fp16, CUDA's list by hand", lifted)
-assert "gradient" in norms["fp16"][0].first.kind and ending(norms["fp16"]) > 1.5
-assert ending(lifted) < 0.7 * lifted[0].loss and not any(r.skipped for r in lifted[1:])
+assert "gradient" in norms["fp16"][0].first.kind, "the first signal is a gradient: is the data raw?"
+assert ending(norms["fp16"]) > 1.5, "without the list fp16 stalls: is the data still raw?"
+assert ending(lifted) < 0.7 * lifted[0].loss, "with the list it trains: is mode=CudaList given?"
+assert not any(r.skipped for r in lifted[1:]), "lifted norms do not overflow: is the list in force?"
 
 # %% [markdown]
 # <div class="alert alert-warning"><b>Trap.</b> PyTorch's own <code>nn.RMSNorm</code>
@@ -512,10 +521,11 @@ def written_by_hand(logits, y):
 
 losses = three({"loss_of": written_by_hand, "lr": 0.01})
 print("scales, fp16:", [f"2^{math.log2(r.scale):.0f}" for r in losses["fp16"]][::5])
-assert losses["fp16"][0].first.kind == "loss" and losses["fp16"][-1].scale < 1
+assert losses["fp16"][0].first.kind == "loss", "exp(8 x) overflows in fp16: was the 8 changed?"
+assert losses["fp16"][-1].scale < 1, "a forward fault survives every scale, so the scale falls on"
 lifted = train(FP16, scaled=True, mode=CudaList, loss_of=written_by_hand, lr=0.01)
 summary("fp16, CUDA's list by hand", lifted)
-assert ending(lifted) < 0.5 * lifted[0].loss
+assert ending(lifted) < 0.5 * lifted[0].loss, "in fp32 the exp fits: is mode=CudaList given?"
 
 # %% [markdown]
 # **Diagnose it.** "loss": every module is finite, the loss is not. So the fault is in the loss. No
@@ -538,7 +548,8 @@ show(draw_flight(rates["fp16"], title="(d) fp16"),
 # %%
 before_first_skip = [round(r.loss, 1) for r in rates["fp16"][:3]]
 print("fp16, first losses:", before_first_skip, "  fp32, largest loss:", f"{max(r.loss for r in rates['fp32']):.1e}")
-assert max(r.loss for r in rates["fp32"]) > 50 and before_first_skip[1] > before_first_skip[0]
+assert max(r.loss for r in rates["fp32"]) > 50, "fp32 explodes as well: was the rate lowered?"
+assert before_first_skip[1] > before_first_skip[0], "the loss rises before the first skip"
 
 # %% [markdown]
 # ## 7. Break it, diagnose it: a NaN in the data
@@ -551,8 +562,9 @@ spoiled[17, 41, 5] = math.nan
 nan_runs = three({"batches": spoiled})
 found = next(r for r in nan_runs["fp16"] if r.first)
 print("found at step", found.step, "-", found.first, "- skipped:", found.skipped)
-assert found.step == 17 and found.first.kind == "input" and found.first.rows == (41,)
-assert math.isfinite(ending(nan_runs["fp16"])) and math.isnan(nan_runs["bf16"][-1].loss)
+assert (found.step, found.first.kind, found.first.rows) == (17, "input", (41,)), "spoiled: 17, row 41"
+assert math.isfinite(ending(nan_runs["fp16"])), "the scaler skips the step with the NaN"
+assert math.isnan(nan_runs["bf16"][-1].loss), "without a scaler the NaN enters the weights"
 for name, records in nan_runs.items():
     print(f"the {name} run", "dies" if math.isnan(records[-1].loss) else "lives", end="; ")
 print("your bet:", my_bet)

@@ -124,7 +124,7 @@ real = measure(lambda: resnet_step(model, optimizer), model=model, optimizer=opt
 error = 100 * (by_hand.peak / real.peak_bytes - 1)
 print(f"by hand {format_bytes(by_hand.peak)} (simulated), allocator {format_bytes(real.peak_bytes)} (measured)")
 print(f"error {error:+.2f}%; your bet was {my_bet_percent}%")
-assert abs(error) < 5
+assert abs(error) < 5, "over 5% off: are model, batch and optimizer the same in both?"
 
 # %% [markdown]
 # **Read it.** Thirty lines come within a few percent. They find every parameter, gradient, moment
@@ -145,7 +145,7 @@ print(f"simulated / measured = {ratio:.4f}")
 for category in ("parameters", "gradients", "optimizer state", "buffers"):
     sizes = [next((m.breakdown[c] for c in m.breakdown if str(c) == category), 0) for m in (simulated, real)]
     print(f"{category:<16} simulated {format_bytes(sizes[0]):>12}   measured {format_bytes(sizes[1]):>12}")
-assert abs(ratio - 1) < 0.02
+assert abs(ratio - 1) < 0.02, "over 2% off: is the batch the same in both?"
 
 # %%
 compare([simulated, real], title="The same step, without data and with")
@@ -267,7 +267,7 @@ for row in islice(litgpt_comparisons(), 2):
     print(f"{row.case:<36} published {row.published:5.1f} GB   simulated {row.predicted:6.2f} GB",
           f"  ratio {row.predicted / row.published:.3f}")  # fmt: skip
     allowed = 0.03 if "None" in row.case else 0.08  # 16-bit and 4-bit weights
-    assert abs(row.predicted / row.published - 1) < allowed
+    assert abs(row.predicted / row.published - 1) < allowed, f"{row.case}: run `make validate`"
 
 # %% [markdown]
 # **Read it.** Both lie low. In the first row, with 16-bit weights, little is missing: the workspace of the
@@ -286,7 +286,7 @@ from utils.validation.simulation_megatron_rows import megatron_comparisons
 for row in megatron_comparisons(platforms=("dev_dgx_a100",)):
     print(f"{row.quantity:<18} published {row.published:6.2f}   simulated {row.predicted:6.2f}",
           f"  ratio {row.predicted / row.published:.4f}")  # fmt: skip
-    assert abs(row.error) < 0.03
+    assert abs(row.error) < 0.03, f"{row.quantity}: over 3% off; run `make validate` for all rows"
 
 # %% [markdown]
 # ## 7. What the card sees: reserved memory
@@ -299,7 +299,7 @@ for row in megatron_comparisons(platforms=("dev_dgx_a100",)):
 print(f"alive at the peak     {format_bytes(llama.peak_bytes):>10}")
 print(f"reserved by segments  {format_bytes(llama.reserved_bytes):>10}")
 print(f"gaps and rounding     {llama.reserved_bytes / llama.peak_bytes - 1:10.1%}")
-assert llama.peak_bytes <= llama.reserved_bytes
+assert llama.peak_bytes <= llama.reserved_bytes, "segments hold all that is alive: run from the top"
 
 # %% [markdown]
 # ## 8. What cannot be simulated

@@ -259,7 +259,7 @@ means = {name: [sum(rank[1][s] for rank in ranks) / N for s in range(steps_in_co
 for name, mean in means.items():
     apart = max(abs(a / b - 1) for a, b in zip(mean, means["DDP"], strict=True))
     print(f"{name:<7} first loss {mean[0]:.4f}, last loss {mean[-1]:.4f}, apart {apart:.0e}")
-    assert apart < 5e-4
+    assert apart < 5e-4, f"{name} trains another model: same seed, same share of the batch?"
 
 # %% [markdown]
 # **Read it.** Losses agree to the digits that bf16 has: sharding moves bytes, it does not change the
@@ -343,7 +343,8 @@ for name in names:
 # %%
 for name in names[1:-1]:
     print(f"{name}, optimizer begins: {items(runs[name], 'begins')['gradients', FP]:,} bytes of fp32 gradients")
-    assert items(runs[name], "begins")["gradients", FP] == 4 * S
+    fp32_gradients = items(runs[name], "begins")["gradients", FP]
+    assert fp32_gradients == 4 * S, f"{name}: each rank keeps its share alone, 4 S bytes: is N changed?"
 as_views = run_ranks(lambda: on_rank("DDP", gradient_as_bucket_view=True), N)[0]
 for name, run in (("DDP", runs["DDP"]), ("DDP, gradient_as_bucket_view", as_views)):
     total = sum(items(run).values()) / P + largest(run, "communication buffers")
@@ -393,7 +394,8 @@ round_bytes = 2 * P * (N - 1) / N
 rounds = {}
 for name in names:
     formula = {key: size * (N - 1) // N for key, size in sends[name].items()}
-    assert all(ring_bytes(rank[2]) == formula for rank in found[name])  # every rank, every byte
+    assert all(ring_bytes(rank[2]) == formula for rank in found[name]), (
+        f"{name} sends other bytes than the formula: are bucket sizes and steps unchanged?")  # fmt: skip
     rounds[name] = sum(formula.values()) / round_bytes
     parts = ", ".join(f"{kind} {size / round_bytes:.2f} ({dtype})" for (kind, dtype), size in formula.items())
     print(f"{name:<7}{rounds[name]:5.2f} rounds (counted, and equal to its formula): {parts}")
@@ -420,7 +422,7 @@ if not zero_problem:
     kept = run_ranks(lambda: sent_by("ZeRO-3", stage3_max_reuse_distance=10**9), N)[0]
     print("ZeRO-2, reduced to owners:", owners)
     print("ZeRO-3, everything kept gathered:", kept)
-    assert sum(owners.values()) == sum(kept.values()) == 2 * round_bytes
+    assert sum(owners.values()) == sum(kept.values()) == 2 * round_bytes, "two passes over P elements"
     print(f"ZeRO-1 as it comes: {100 * rounds['ZeRO-1'] / 2:.0f}% of a DDP in bf16 (formula),",
           f"{100 * rounds['ZeRO-1'] / rounds['DDP']:.0f}% of the fp32 DDP above; your bet: {my_bet_percent}%")  # fmt: skip
 
@@ -456,7 +458,7 @@ for (name, hold_back), times in expected.items():
     if name in names:
         once, four = (run_ranks(accumulated, N, name, g, hold_back)[0] for g in (1, 4))
         print(f"{name}{' with no_sync' if hold_back else ''}: gradients sent {four / once:.0f} times with g = 4")
-        assert four == times * once
+        assert four == times * once, f"{name}: expected {times} times; is set_requires_gradient_sync used?"
 
 # %% [markdown]
 # **Diagnose it.** ZeRO-2 has room for its own part of the gradients alone, so it must send what each
@@ -490,7 +492,7 @@ if not zero_problem:
     for name in ("ZeRO-1", "ZeRO-2", "ZeRO-3"):
         one = run_ranks(on_one_rank, 1, name)[0]
         print(f"{name} on one rank: {one:.2f} B/P after backward (measured); unsharded 16")
-        assert one > 15.99
+        assert one > 15.99, f"{name}: one rank has no other to shard over, so all 16 bytes stay"
 
 # %%
 bytes_saved_on_one_gpu = ...
