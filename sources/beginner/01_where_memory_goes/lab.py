@@ -99,8 +99,8 @@ check("01.saved_bytes", saved_bytes)
 # **Spec.** `largest_batch(peak_bytes_at, limit_bytes)` returns the largest batch size whose peak stays
 # within the limit, or 0 if not even 1 fits. `peak_bytes_at(batch)` measures a step, and measuring
 # is slow: **your score is the number of calls**. The peak never falls as the batch grows. Trying
-# 1, 2, 3, ... takes too many. Do not begin with a huge batch: a real step of that size would run out
-# of memory before it could be measured.
+# 1, 2, 3, ... takes too many. Do not begin with a huge batch: the machine has four times the limit,
+# and a step that needs more runs out of memory before it can be measured.
 
 # %%
 def largest_batch(peak_bytes_at, limit_bytes: int) -> int:

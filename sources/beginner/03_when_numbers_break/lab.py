@@ -112,8 +112,8 @@ check("03.loss_scaler", LossScaler)
 #
 # **Spec.** `clipped_step(loss, parameters, optimizer, scaler, max_norm)` does everything from the
 # backward to the update of the scale: the gradients that the optimizer steps with have a norm of at
-# most `max_norm`, whatever the scale is. `loss` is not scaled yet, and old
-# gradients are cleared already. `parameters` is a list, `scaler` a `torch.amp.GradScaler`.
+# most `max_norm`, whatever the scale is, and a step whose gradients overflowed is skipped. `loss` is
+# not scaled yet, and old gradients are cleared already. `parameters` is a list, `scaler` a `torch.amp.GradScaler`.
 
 # %%
 def clipped_step(loss, parameters, optimizer, scaler, max_norm):
