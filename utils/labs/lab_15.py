@@ -78,8 +78,8 @@ def plan_175b(answer: Plan) -> Verdict:
                        expected=f"at most {SLACK:.0%}", got=plan_name(found),
                        nudge=_speed_nudge(answer))  # fmt: skip
     needed = format_bytes(found.peak.needed_bytes)
-    seconds = scored(found.step_seconds, fastest.step_seconds, "a step", format_seconds)
-    return correct(plan_name(found), score=f"{seconds}, {slower:.1%} off the fastest, {needed}")
+    score = f"{format_seconds(found.step_seconds)} a step, {slower:.1%} off the fastest, {needed}"
+    return correct(plan_name(found), score=score)
 
 
 def _other_work(plan: Plan) -> Verdict | None:
