@@ -22,6 +22,11 @@ LAB = solved_lab("beginner/04_four_ranks")
 EXERCISES = ["by_hand", "sent_bytes", "make_buckets", "accumulate", "deadlock"]
 
 
+PARS = {
+    "by_hand": "1 all-reduce, par 1",
+    "make_buckets": "6 all-reduces, par 6",
+    "accumulate": "148 bytes sent, par 148",
+}
 STARTS = ("def ", "check(", "missing_rank", "# BEGIN")
 NAMES = {"torch": torch, "dist": dist, "F": F, "nn": nn}
 
@@ -42,6 +47,7 @@ def nothing_is_left() -> Any:
 def test_the_solution_is_correct(solved: dict[str, Any], exercise: str) -> None:
     report = check(f"04.{exercise}", solved[exercise])
     assert report.status is Status.CORRECT, report
+    assert report.verdict.score == PARS.get(exercise, "")
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
@@ -61,6 +67,7 @@ def test_the_untouched_lab_is_not_attempted(exercise: str) -> None:
         ("bytes_under_amp", True, '"half" or "same"'),
         ("repeated_items", 3, "left over"),
         ("repeated_items", 0, "rounded up"),
+        ("ring_of_eight", float("nan"), "no finite number"),
     ],
 )
 def test_wrong_answers_to_questions_are_nudged(question: str, answer: Any, words: str) -> None:
@@ -117,6 +124,14 @@ def average_a_copy(model: nn.Module) -> None:
         dist.all_reduce(parameter.grad.clone())
 
 
+def divide_by_four(model: nn.Module) -> None:
+    flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    dist.all_reduce(flat)
+    parts = flat.split([parameter.numel() for parameter in model.parameters()])
+    for parameter, part in zip(model.parameters(), parts, strict=True):
+        parameter.grad = part.view_as(parameter) / 4
+
+
 def die(model: nn.Module) -> None:
     if dist.get_rank() == 2:
         os._exit(1)
@@ -135,6 +150,7 @@ def never_end(model: nn.Module) -> None:
         (start_from_the_mean, average, "not to rank 0's model"),
         (start, add_up, "You forgot to divide by the world size"),
         (start, average_by_tensor, "copy its parts back"),
+        (start, divide_by_four, "Is the 4 written into it?"),
         (start, average_a_copy, "only its own gradients"),
         (start, divide_alone, "divide once"),
         (start, die, "rank 2 ended by itself with exit code 1"),
@@ -142,12 +158,12 @@ def never_end(model: nn.Module) -> None:
     ],
 )
 def test_wrong_data_parallelism(share: Any, gather: Any, words: str) -> None:
-    nudged(check("04.by_hand", {"start": share, "average": gather}).verdict, words)
+    nudged(check("04.by_hand", {"start_together": share, "average_gradients": gather}).verdict, words)
 
 
 def test_an_endless_loop_ends_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(lab_04._on_ranks.__kwdefaults__, "timeout_seconds", 1.5)
-    verdict = check("04.by_hand", {"start": start, "average": never_end}).verdict
+    verdict = check("04.by_hand", {"start_together": start, "average_gradients": never_end}).verdict
     nudged(verdict, "did not finish within 1.5 s")
     nudged(verdict, "a loop that never ends")
 
@@ -240,6 +256,26 @@ def mean_with_the_nan(loss: torch.Tensor) -> float:
     return loss.item() / dist.get_world_size()
 
 
+def mean_of_all_but_one(loss: torch.Tensor) -> float:
+    loss = loss.nan_to_num()
+    dist.all_reduce(loss)
+    return loss.item() / (dist.get_world_size() - 1)
+
+
+def mean_with_zeros(loss: torch.Tensor) -> float:
+    loss = loss.nan_to_num()
+    dist.all_reduce(loss)
+    return loss.item() / dist.get_world_size()
+
+
+def written_in(loss: torch.Tensor) -> float:
+    return 1.5
+
+
+def as_a_tensor(loss: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(report(loss))
+
+
 def still_early(loss: torch.Tensor) -> float:
     return loss.item() if loss.isnan() else report(loss)
 
@@ -249,7 +285,12 @@ def still_early(loss: torch.Tensor) -> float:
     [
         (0, "all_gather", report, "waits in no collective"),
         (2, "barrier", report, "It stood in"),
-        (2, "all_gather", mean_with_the_nan, "without the NaN is 1.5"),
+        ("2", "all_gather", report, "the number of a rank"),
+        (2, "all_gather", mean_with_the_nan, "no finite number"),
+        (2, "all_gather", mean_with_zeros, "A NaN is no loss of 0"),
+        (2, "all_gather", mean_of_all_but_one, "Here two ranks have no loss"),
+        (2, "all_gather", written_in, "Is it written into it?"),
+        (2, "all_gather", as_a_tensor, "`.item()`"),
         (2, "dist.all_gather()", still_early, "a collective that not all ranks call"),
     ],
 )

@@ -20,6 +20,8 @@ LAB = '''
 import os
 from utils.labs import correct, not_yet
 from utils.labs import check as imported_not_a_check
+from utils.labs.cases import takes
+from utils.labs.kinds import anything, function, keys
 
 
 def double(function):
@@ -41,12 +43,14 @@ def _helper_with_a_fault(expected):
     return correct() if expected["missing"] else not_yet()
 
 
-def in_keys(answer: dict[str, object]):
+@takes(keys({"found": anything()}))
+def in_keys(answer):
     return correct() if answer["found"] == 42 else not_yet()
 
 
-def called(function: "Callable[[int], int]"):
-    return correct() if function(21).bit_length() == 6 else not_yet()
+@takes(function())
+def called(answer):
+    return correct() if answer(21).bit_length() == 6 else not_yet()
 
 
 def no_check():
@@ -129,9 +133,10 @@ def test_a_fault_of_the_check_is_not_the_learners(answer):
 
 @pytest.mark.parametrize(
     ("name", "answer", "words"),
-    [("called", 42, "takes a function, and got int. Give its name, without calling it."),
-     ("in_keys", 42, "takes a dict with the keys that the lab shows, and got int"),
-     ("in_keys", {}, "and got an empty one"), ("in_keys", lambda: 42, "and got function")],
+    [("called", 42, "Give its name, without calling it."), ("called", 42, "a function is wanted"),
+     ("in_keys", 42, "a dict with the keys that the lab shows ('found') is wanted"),
+     ("in_keys", {}, "There is no 'found' in it"), ("in_keys", {"Found": 42}, "no 'found'"),
+     ("in_keys", lambda: 42, "a dict with the keys")],
 )  # fmt: skip
 def test_an_answer_of_another_kind_is_the_learners(name, answer, words):
     report = check(f"97.{name}", answer)
@@ -152,7 +157,7 @@ def test_a_function_without_a_return_is_the_learners():
     def answer(x):
         2 * x
 
-    assert "not yet" in (text := str(check("97.called", answer))) and "Does it return" in text
+    assert "not yet" in (text := str(check("97.called", answer))) and "Is there a `return`?" in text
 
 
 def test_no_process_to_run_an_answer_in_is_not_the_learners_fault(monkeypatch):
@@ -227,6 +232,13 @@ def test_what_is_left_to_do_is_named():
 )
 def test_anything_else_is_an_attempt(answer):
     assert untouched(answer) == ""
+
+
+def test_an_answer_that_holds_itself():
+    circle = [1]
+    circle.append(circle)
+    assert untouched(circle) == "" and untouched({"a": circle}) == ""
+    assert check("97.called", circle).status is Status.NOT_YET
 
 
 def test_tensors_are_not_compared():

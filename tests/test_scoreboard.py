@@ -1,6 +1,9 @@
 """The running scoreboard: rows are kept, replaced, shown; a bad file or folder is a sentence."""
 
 import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -74,6 +77,20 @@ def test_a_full_disk_leaves_the_old_rows_and_no_part(board, capsys, monkeypatch)
     assert "No space left" in capsys.readouterr().out
     assert [row["what"] for row in json.loads(board.read_text())] == ["Adam"]
     assert list(board.parent.iterdir()) == [board]
+
+
+def test_forty_rows_at_once_are_all_kept(board):
+    with ThreadPoolExecutor(40) as pool:
+        list(pool.map(lambda number: score(f"{number:02}", "step", peak_bytes=number), range(40)))
+    assert sorted(row.peak_bytes for row in scoreboard().rows) == list(range(40))
+    assert list(board.parent.iterdir()) == [board]
+
+
+def test_rows_of_other_processes_are_all_kept(board):
+    write = "from utils.labs.scoreboard import score; [score('{}', str(i), peak_bytes=i) for i in range(20)]"
+    runs = [subprocess.Popen([sys.executable, "-c", write.format(name)]) for name in ("01", "02")]
+    assert [run.wait() for run in runs] == [0, 0]
+    assert len(scoreboard().rows) == 40
 
 
 def test_an_unknown_evidence_is_refused():

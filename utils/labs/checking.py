@@ -9,11 +9,12 @@ import os
 import pkgutil
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from utils.labs.cases import Exercise, Question
+from utils.labs.kinds import NO_RETURN
 from utils.labs.stubs import MOST_NESTED, functions_of, parts_of, untouched
 from utils.labs.verdict import Report, Status, Verdict, check_failed, not_yet
 from utils.ranks.killable import run_to_outcome
@@ -38,8 +39,6 @@ def check(name: str, answer: Any, *, timeout_seconds: float = TIMEOUT_SECONDS) -
     function = find(name)
     if reason := untouched(answer):
         return Report(name, Verdict(Status.NOT_ATTEMPTED, f"{reason}."))
-    if problem := _wrong_kind(function, answer):
-        return Report(name, not_yet(f"your answer could not be used: {problem}"))
     if not _callables_in(answer) or getattr(function, _STARTS_RANKS, False):
         return Report(name, run_check(function, answer))
     return _check_in_process(name, function, answer, timeout_seconds)
@@ -121,20 +120,6 @@ def _check_in_process(name: str, function: Check, answer: Any, timeout_seconds: 
     return Report(name, not_yet(f"your code {outcome.failure.what}", nudge=nudge), outcome.output)
 
 
-def _wrong_kind(function: Check, answer: Any) -> str:
-    """What is wrong with an answer whose kind is not that of the check's parameter; else ""."""
-    if isinstance(function, (Question, Exercise)) or hasattr(function, "kind"):
-        return ""  # it says so itself
-    wanted = str(next(iter(function.__annotations__.values()), ""))
-    kind = type(answer).__name__
-    if wanted.startswith(("Callable", "type")) and not callable(answer):
-        return f"this exercise takes a function, and got {kind}. Give its name, without calling it."
-    if wanted.startswith(("dict", "Mapping")) and not (isinstance(answer, Mapping) and answer):
-        got = "an empty one" if isinstance(answer, Mapping) else kind
-        return f"this exercise takes a dict with the keys that the lab shows, and got {got}."
-    return ""
-
-
 def _callables_in(answer: Any, depth: int = MOST_NESTED) -> list[Callable[..., Any]]:
     if isinstance(answer, (tuple, list, dict)):
         parts = parts_of(answer) if depth else ()
@@ -156,7 +141,7 @@ def _verdict_on(error: Exception, function: Check, answer: Any) -> Verdict:
     if _comes_from_a_call(error, answer, others):
         return not_yet(f"your answer could not be used: {summary}")
     if _callables_in(answer) and "'NoneType' object" in summary:
-        return not_yet(f"your answer could not be used: {summary}", nudge="Does it return a result?")
+        return not_yet(f"your answer could not be used: {summary}", nudge=NO_RETURN)
     tail = error.__traceback__ and error.__traceback__.tb_next  # without run_check
     return check_failed(
         f"{summary}. Compare your answer's form with what the exercise asks for: its type, its "

@@ -6,57 +6,51 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from utils.labs import ranks_04 as workers
+from utils.labs.cases import Case, Exercise, Question, judge, scored, takes
 from utils.labs.checking import starts_ranks
+from utils.labs.kinds import NotYet, function, keys, number, one_of, several, text, whole
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.ranks import RankError, run_ranks
 
 TIMEOUT_SECONDS = 20.0  # of a deadlock: right answers take a second
 
+ring_of_eight = Question(
+    "Lesson 04: a million fp32 gradients over a ring of eight.",
+    number("a number of MB"), right=7, within=0.01,
+    wrong={4: "That is the payload. A ring passes most of it on, twice.",
+           3.5: "That is half of it: reducing and handing round each send (N - 1) / N of the payload.",
+           8: "Twice the payload is the limit for many ranks. What is the factor for eight?",
+           1.75: "That counts numbers. Each takes four bytes."},
+    nudge="Put B = 4 bytes x parameters and N = 8 into the formula above.",
+    expected="2 (N - 1) / N x B, in MB",
+    note="2 x 7/8 x 4 MB: hardly more than for four ranks",
+)  # fmt: skip
 
-def ring_of_eight(answer: Any) -> Verdict:
-    """Lesson 04: a million fp32 gradients over a ring of eight."""
-    if not isinstance(answer, (int, float)):
-        return not_yet("a number of MB is wanted", got=repr(answer))
-    if abs(answer - 7) < 0.01:
-        return correct("2 x 7/8 x 4 MB: hardly more than for four ranks")
-    nudges = {
-        4: "That is the payload. A ring passes most of it on, twice.",
-        3.5: "That is half of it: reducing and handing round each send (N - 1) / N of the payload.",
-        8: "Twice the payload is the limit for many ranks. What is the factor for eight?",
-        1.75: "That counts numbers. Each takes four bytes.",
-    }
-    nudge = nudges.get(answer, "Put B = 4 bytes x parameters and N = 8 into the formula above.")
-    return not_yet(expected="2 (N - 1) / N x B, in MB", got=answer, nudge=nudge)
+bytes_under_amp = Question(
+    "Lesson 04: autocast leaves parameters and gradients in fp32.",
+    one_of("half", "same"), right="same",
+    wrong={"half": "The table says otherwise. What dtype has a parameter's .grad under autocast?"},
+    note="parameters stay in fp32, so their gradients do; only activations are 16-bit",
+)  # fmt: skip
 
-
-def bytes_under_amp(answer: Any) -> Verdict:
-    """Lesson 04: autocast leaves parameters and gradients in fp32."""
-    if answer == "same":
-        return correct("parameters stay in fp32, so their gradients do; only activations are 16-bit")
-    if answer == "half":
-        nudge = "What dtype has a parameter's .grad under autocast? See the table's column."
-        return not_yet("the table says otherwise", nudge=nudge)
-    return not_yet('the answer is "half" or "same"', got=repr(answer))
-
-
-def repeated_items(answer: Any) -> Verdict:
-    """Lesson 04: 1,003 items over 8 ranks."""
-    if answer == 5:
-        return correct("8 x 126 = 1,008 places for 1,003 items")
-    nudge = "Every rank takes the same number of items: 1,003 / 8, rounded up. How many places is that?"
-    if answer == 3:
-        nudge = "That is what is left over. How many are missing to the next multiple of 8?"
-    return not_yet(got=repr(answer), nudge=nudge)
+repeated_items = Question(
+    "Lesson 04: 1,003 items over 8 ranks.",
+    number("a number of items"), right=5,
+    wrong={3: "That is what is left over. How many are missing to the next multiple of 8?"},
+    nudge="Every rank takes the same number of items: 1,003 / 8, rounded up. How many places is that?",
+    note="8 x 126 = 1,008 places for 1,003 items",
+)  # fmt: skip
 
 
 @starts_ranks
+@takes(keys({"start_together": function(), "average_gradients": function()}))
 def by_hand(answer: dict[str, Callable[..., Any]]) -> Verdict:
-    """Exercise 1: the start shared, the gradients averaged, on four ranks."""
-    start, average = answer.values()
-    found = _on_ranks(workers.by_hand, 4, start, average)
-    if isinstance(found, Verdict):
-        return found
-    return _start(found) or _average(found) or _one_call(found[0])
+    """Exercise 1: the start shared, the gradients averaged, on four ranks and on two."""
+    for ranks in (4, 2):
+        found = _on_ranks(workers.by_hand, ranks, answer["start_together"], answer["average_gradients"])
+        if problem := _start(found) or _average(found) or _one_call(found[0]):
+            return problem
+    return correct("replicas that equal one process, four and two", score="1 all-reduce, par 1")
 
 
 def _start(found: list[workers.ByHand]) -> Verdict | None:
@@ -81,9 +75,13 @@ def _average(found: list[workers.ByHand]) -> Verdict | None:
     for rank, report in enumerate(found):
         if workers.close(report.gradient, right):
             continue
-        if workers.close(report.gradient, 4 * right):
+        if workers.close(report.gradient, len(found) * right):
             nudge = "You forgot to divide by the world size: that is the sum over ranks, not the mean."
-            return not_yet("the gradients are 4 times too large", nudge=nudge)
+            return not_yet(f"the gradients are {len(found)} times too large", nudge=nudge)
+        if workers.close(report.gradient, len(found) / 4 * right):
+            nudge = "Four ranks were right. Is the 4 written into it? Divide by dist.get_world_size()."
+            return not_yet(f"on {len(found)} ranks the gradients are {len(found) / 4:g} times the right size",
+                           nudge=nudge)  # fmt: skip
         if workers.close(report.gradient, report.own_gradient):
             nudge = "Reduce parameter.grad itself, or copy what was reduced back into it."
             return not_yet(f"rank {rank} still has only its own gradients", nudge=nudge)
@@ -93,48 +91,46 @@ def _average(found: list[workers.ByHand]) -> Verdict | None:
     return None
 
 
-def _one_call(report: workers.ByHand) -> Verdict:
-    if report.reduces != 1:
-        nudge = "torch.cat the flat gradients, reduce that one tensor, and copy its parts back."
-        return not_yet(f"{report.reduces} all-reduces", expected="one", nudge=nudge)
-    return correct("four replicas, equal to one process", score="1 all-reduce")
+def _one_call(report: workers.ByHand) -> Verdict | None:
+    nudge = "torch.cat the flat gradients, reduce that one tensor, and copy its parts back."
+    return judge(report.reduces, 1, f"{report.reduces} all-reduces", nudge=nudge)
 
 
-def sent_bytes(function: Callable[[int, int, int], float]) -> Verdict:
-    """Exercise 2: bytes that a rank of a ring sends in one step."""
-    for count, ranks, size in [(1_000_000, 4, 4), (1_000_000, 1, 4), (350, 7, 2)]:
-        found, right = function(count, ranks, size), 2 * (ranks - 1) * count * size / ranks
-        if not isinstance(found, (int, float)):
-            return not_yet("a number is wanted", got=repr(found), nudge="Is there a `return`?")
-        if abs(found - right) > 1e-6 * max(right, 1):
-            what = f"for {count:,} gradients of {size} bytes on {ranks} rank(s)"
-            return not_yet(what, expected=right, got=found, nudge=_sent_nudge(found, count * size, ranks))
-    return correct("the payload twice, less one part in N; nothing for one rank")
+def _sent(count: int, ranks: int, size: int) -> Case:
+    payload, nudge = count * size, "Two rounds; in each, a rank sends N - 1 parts of payload / N bytes."
+    wrong = {} if ranks == 1 else {
+        payload: "That is the payload, what a rank puts in. What does a ring make of it?",
+        2 * payload: "Nearly: in each of the two rounds a rank passes on N - 1 of N parts, not all.",
+        payload * (ranks - 1) / ranks: "That is one round, the reducing. The sums must go round as well.",
+        2 * payload * (ranks - 1): "That is all ranks together. One rank sends an N-th of it.",
+    }  # fmt: skip
+    says = f"for {count:,} gradients of {size} bytes on {ranks} rank(s)"
+    return Case((count, ranks, size), 2 * (ranks - 1) * payload / ranks, says, wrong,
+                "One rank has nobody to send to." if ranks == 1 else nudge)  # fmt: skip
 
 
-def _sent_nudge(found: float, payload: int, ranks: int) -> str:
-    if ranks == 1:
-        return "One rank has nobody to send to."
-    if found == payload:
-        return "That is the payload, what a rank puts in. What does a ring make of it?"
-    if found == 2 * payload:
-        return "Nearly: in each of the two rounds a rank passes on N - 1 of N parts, not all."
-    if found == payload * (ranks - 1) / ranks:
-        return "That is one round, the reducing. The sums must go round as well."
-    if found == 2 * payload * (ranks - 1):
-        return "That is all ranks together. One rank sends an N-th of it."
-    return "Two rounds; in each, a rank sends N - 1 parts of payload / N bytes."
+sent_bytes = Exercise(
+    "Exercise 2: bytes that a rank of a ring sends in one step.",
+    [_sent(1_000_000, 4, 4), _sent(1_000_000, 1, 4), _sent(350, 7, 2)],
+    within=1e-6, relative=1e-6,
+    note="the payload twice, less one part in N; nothing for one rank",
+)  # fmt: skip
+
+_SIZES = [([40, 10, 10, 10, 30], 40), ([5] * 9, 20), ([100, 1, 1], 10)]
+PAR_BUCKETS, PAR_PAYLOAD_BYTES = 6, 148
+_BUCKETS = several(several(whole(), what="a list of indices"), what="a list of buckets, each a list of indices")
 
 
-def make_buckets(function: Callable[[list[int], int], list[list[int]]]) -> Verdict:
+@takes(function())
+def make_buckets(answer: Callable[[list[int], int], list[list[int]]]) -> Verdict:
     """Exercise 3: DDP's rule, a bucket is closed by the parameter that takes it to the cap."""
     calls = 0
-    for sizes, cap in [([40, 10, 10, 10, 30], 40), ([5] * 9, 20), ([100, 1, 1], 10)]:
-        found = [list(bucket) for bucket in function(list(sizes), cap)]
+    for sizes, cap in _SIZES:
+        found = _BUCKETS.returned(answer(list(sizes), cap))
         if problem := _bucket_problem(found, sizes, cap):
-            return not_yet(f"sizes {sizes}, cap {cap}", got=found, nudge=problem)
+            return not_yet(f"sizes {sizes}, cap {cap}", got=[*map(list, found)], nudge=problem)
         calls += len(found)
-    return correct("last layer first, closed at the cap", score=f"{calls} all-reduces")
+    return correct("last layer first, closed at the cap", score=scored(calls, PAR_BUCKETS, "all-reduces"))
 
 
 def _bucket_problem(found: Sequence[Sequence[int]], sizes: Sequence[int], cap: int) -> str:
@@ -155,18 +151,18 @@ def _bucket_problem(found: Sequence[Sequence[int]], sizes: Sequence[int], cap: i
 
 
 @starts_ranks
-def accumulate(function: Callable[..., Any]) -> Verdict:
+@takes(function())
+def accumulate(answer: Callable[..., Any]) -> Verdict:
     """Exercise 4: weighted by tokens, sent once."""
-    found = _on_ranks(workers.accumulated, 2, function)
-    if isinstance(found, Verdict):
-        return found
+    found = _on_ranks(workers.accumulated, 2, answer)
     for rank, report in enumerate(found):
         if not workers.close(report.gradient, report.right):
             return not_yet(f"rank {rank}'s gradient is wrong", nudge=_weights_nudge(report))
         if report.gradient_calls > 1:
             times = f"gradients were sent {report.gradient_calls} times in one step"
             return not_yet(times, expected="once", nudge="All but the last backward: no_sync().")
-    return correct("every token weighs the same", score=f"{found[0].payload_bytes} bytes sent")
+    score = scored(found[0].payload_bytes, PAR_PAYLOAD_BYTES, "bytes sent")
+    return correct("every token weighs the same", score=score)
 
 
 def _weights_nudge(report: workers.Accumulated) -> str:
@@ -179,34 +175,57 @@ def _weights_nudge(report: workers.Accumulated) -> str:
     return "Sum of losses x world size / tokens of all micro-batches of all ranks."
 
 
+_ZERO = "A NaN is no loss of 0: divide by the number of losses that are numbers."
+_LOSSES = [  # ranks, those without a loss, the mean of rank + 1 over the others, known mistakes
+    (3, (2,), 1.5, {1.0: _ZERO}),
+    (4, (1, 3), 2.0, {1.0: _ZERO, 1.5: "1.5 was the mean of other losses. Is it written into it?",
+                      4 / 3: "Here two ranks have no loss: count those that have one, instead of "
+                             "taking one from the world size."}),
+]  # fmt: skip
+
+
 @starts_ranks
+@takes(keys({"rank": whole("the number of a rank"), "collective": text(), "cure": function()}))
 def deadlock(answer: dict[str, Any]) -> Verdict:
     """Exercise 5: the rank that did not come, the collective that it skipped, and a cure."""
-    rank, collective, cured = answer.values()
-    if rank != 2:
-        nudge = "Which rank waits in no collective, because its function has returned?"
-        return not_yet("the rank", got=repr(rank), nudge=nudge)
-    if str(collective).strip("().` ").removeprefix("dist.") != "all_gather":
-        nudge = "The message names it: 'It stood in ...'. The others wait there for one more rank."
-        return not_yet("the collective", got=repr(collective), nudge=nudge)
-    found = _on_ranks(workers.report, 3, cured, timeout_seconds=8.0)
-    if isinstance(found, Verdict):
-        return found
-    if found != [1.5] * 3:
-        nudge = "The losses are 1, 2 and NaN. Their mean without the NaN is 1.5, and every rank returns it."
-        return not_yet("the mean loss", expected=[1.5] * 3, got=found, nudge=nudge)
-    return correct("every rank calls the same collectives, also one that has nothing to say")
+    collective = answer["collective"].strip("().` ").removeprefix("dist.")
+    problem = judge(
+        answer["rank"], 2, "the rank", expected="the one that the others wait for",
+        nudge="Which rank waits in no collective, because its function has returned?",
+    ) or judge(
+        collective, "all_gather", "the collective", expected="what the others wait in",
+        nudge="The message names it: 'It stood in ...'. The others wait there for one more rank.",
+    )  # fmt: skip
+    return problem or _cure(answer["cure"]) or correct(
+        "every rank calls the same collectives, also one that has nothing to say"
+    )  # fmt: skip
+
+
+def _cure(cured: Callable[..., Any]) -> Verdict | None:
+    for ranks, empty, right, wrong in _LOSSES:
+        losses = ", ".join("NaN" if rank in empty else str(rank + 1) for rank in range(ranks))
+        nudge = f"The mean of {losses} without NaN is {right}, and every rank returns it."
+        for rank, found in enumerate(_on_ranks(workers.report, ranks, cured, empty, timeout_seconds=8.0)):
+            mean = number("the mean loss").returned(found)
+            says = f"the mean loss that rank {rank} of {ranks} returns"
+            if verdict := judge(mean, right, says, wrong=wrong, nudge=nudge, relative=1e-6):
+                return verdict
+    return None
 
 
 def _on_ranks(
     worker: Callable[..., Any], ranks: int, *args: Any, timeout_seconds: float = TIMEOUT_SECONDS
-) -> list[Any] | Verdict:
-    """What each rank found, or a verdict on the rank that failed."""
+) -> list[Any]:
+    """What each rank found.
+
+    Raises:
+        NotYet: a rank failed.
+    """
     try:
         return run_ranks(worker, ranks, *args, timeout_seconds=timeout_seconds)
     except RankError as error:
         failure = error.failures[error.rank]
-        note = f"rank {error.rank} {failure.what}"
         nudge = "Look for a loop that never ends, or a collective that not all ranks call."
         mismatch = [part for part in str(error).split("\n\n") if part.startswith("The ranks stood")]
-        return not_yet(note, nudge=(mismatch or [nudge])[0] if failure.kind == "timeout" else "")
+        nudge = (mismatch or [nudge])[0] if failure.kind == "timeout" else ""
+        raise NotYet(not_yet(f"rank {error.rank} {failure.what}", nudge=nudge)) from None

@@ -5,8 +5,10 @@ The rows lie in my_labs/scoreboard.json, which git ignores; COURSE_SCOREBOARD na
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -14,6 +16,11 @@ from typing import Protocol
 
 from utils.files import write_whole
 from utils.units import Evidence, format_bytes, format_seconds
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 ROOT = Path(__file__).resolve().parents[2]
 _HEAD = ("lesson", "what", "peak memory", "step time", "evidence")
@@ -104,8 +111,9 @@ def score(
         row = Row(lesson, what.name, what.peak_bytes, what.median_step_seconds, str(what.evidence))
     path = scoreboard_path()
     try:
-        others = [r for r in read_rows(path) if (r.lesson, r.what) != (row.lesson, row.what)]
-        write_rows(path, [*others, row])
+        with _alone(path):
+            others = [r for r in read_rows(path) if (r.lesson, r.what) != (row.lesson, row.what)]
+            write_rows(path, [*others, row])
     except ScoreboardError as error:
         print(error)
 
@@ -154,10 +162,36 @@ def write_rows(path: Path, rows: list[Row]) -> None:
     try:
         write_whole(path, text.encode())
     except OSError as error:
-        raise ScoreboardError(
-            f"The scoreboard {path} cannot be written ({error.strerror}), so this row is not on "
-            "it. COURSE_SCOREBOARD can name another file."
-        ) from error
+        raise _cannot_write(path, error) from error
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Inside, no other thread or process changes the rows: each would lose those of the others.
+
+    The lock is on the folder, so that no file of its own is left. Where a system or a file system
+    knows no such locks (Windows, some network drives), rows are written without.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY) if fcntl else None
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    try:
+        if fcntl and folder is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        if folder is not None:
+            os.close(folder)
+
+
+def _cannot_write(path: Path, error: OSError) -> ScoreboardError:
+    return ScoreboardError(
+        f"The scoreboard {path} cannot be written ({error.strerror}), so this row is not on "
+        "it. COURSE_SCOREBOARD can name another file."
+    )
 
 
 def _html_row(tag: str, cells: tuple[str, ...]) -> str:
