@@ -15,7 +15,7 @@ from lab_cases import definitions, nudged, solved_lab
 from utils.catalog import model_shape
 from utils.labs import check, lab_15
 from utils.labs.verdict import Status
-from utils.planner import Framework, Lora, Plan, estimate
+from utils.planner import Framework, Lora, Plan, estimate, framework
 
 LAB = solved_lab("advanced/15_design_studio")
 RIGHT = Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2)
@@ -186,6 +186,7 @@ def test_right_answers_in_another_form(solved: dict[str, Any]) -> None:
         check("15.two_cards", cards),
         check("15.two_cards", dict(reversed(bill(solved).items()))),
         check("15.token_budget", lambda *asked: [np.float32(n) for n in solved["token_budget"](*asked)]),
+        check("15.plan_175b", replace(RIGHT, framework=framework("megatron"))),
         check("15.gb_per_gpu", np.float32(36.6)),
         check("15.micro_batches", np.int64(300)),
     ]  # fmt: skip
