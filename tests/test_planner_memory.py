@@ -14,7 +14,7 @@ from utils.planner import Batch, Cluster, Lora, Plan, framework, memory, network
 from utils.planner.activations import block_bytes, saved_tensors
 from utils.planner.adapters import adapter_parameters
 from utils.planner.memory import PREDICTED
-from utils.planner.stages import block_parameters, padded_vocabulary, stage_parameters, stages
+from utils.planner.stages import block_parameters, padded_vocabulary, stages
 from utils.planner.states import state_bytes
 from utils.units import GIB
 
@@ -135,18 +135,15 @@ def test_every_parameter_is_on_some_rank():
     """Without replication the ranks' shares add up to the model, padded vocabulary included."""
     model = replace(LLAMA, vocabulary=32_000)
     plan = Plan(pp=4, framework=replace(framework("megatron"), vocabulary_multiple=1))
-    held = sum(
-        sum(stage_parameters(model, plan, stage).values()) for stage in stages(model, plan)
-    )
+    held = sum(stage.parameters for stage in stages(model, plan))
     assert held == model.parameter_count
 
 
 def test_a_tied_head_is_a_second_copy_on_the_last_stage():
     one, two = stages(GPT, Plan()), stages(GPT, Plan(pp=2))
     table = padded_vocabulary(GPT, Plan()) * GPT.hidden
-    alone = stage_parameters(GPT, Plan(), one[0])
-    assert alone["head"] == GPT.norm_parameters
-    assert stage_parameters(GPT, Plan(pp=2), two[1])["head"] == table + GPT.norm_parameters
+    assert one[0].head_parameters == GPT.norm_parameters
+    assert two[1].head_parameters == table + GPT.norm_parameters
 
 
 def test_the_vocabulary_is_padded_for_tensor_parallelism():

@@ -26,6 +26,7 @@ from utils.planner import (
 )
 from utils.planner.memory import fullest
 from utils.planner.search import least_bytes
+from utils.planner.stages import distinct, stages
 from utils.units import GIB
 
 BIG = model_shape("megatron-175b")
@@ -79,9 +80,26 @@ def test_bounds_are_below_what_they_bound(index, space):
     cluster, batch = Cluster(gpu="A100-80GB", nodes=2), Batch(sequences=64, sequence_length=2048)
     plans = list(candidates(BIG, cluster, batch, space))
     plan = plans[index % len(plans)]
-    rows = memory(BIG, plan, batch)
-    assert least_bytes(BIG, plan) <= worst(rows).needed_bytes
-    assert fullest(BIG, plan, batch).needed_bytes == worst(rows).needed_bytes
+    rows, places = memory(BIG, plan, batch), distinct(stages(BIG, plan))
+    assert least_bytes(BIG, plan, places) <= worst(rows).needed_bytes
+    assert fullest(BIG, plan, batch, places).needed_bytes == worst(rows).needed_bytes
+
+
+def test_a_search_walks_a_layout_once(monkeypatch):
+    """Counts of a stage depend on tp and pp alone; only plans that are estimated walk again."""
+    cluster, batch = Cluster(gpu="A100-80GB", nodes=8), Batch(sequences=256, sequence_length=2048)
+    walked = []
+
+    def counted(model, plan):
+        walked.append((plan.tp, plan.pp))
+        return stages(model, plan)
+
+    for module in ("search", "memory", "step_time"):
+        monkeypatch.setattr(sys.modules[f"utils.planner.{module}"], "stages", counted)
+    found = search(BIG, cluster, batch)
+    layouts = {(plan.tp, plan.pp) for plan in candidates(BIG, cluster, batch, Space())}
+    assert found.considered > 10 * len(layouts)
+    assert len(walked) == len(layouts) + 2 * found.estimated  # once for memory, once for time
 
 
 def test_175b_on_64_gpus_is_explained():

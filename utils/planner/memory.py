@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from utils.catalog import Device, ModelShape, model_shape
@@ -10,14 +11,7 @@ from utils.planner.activations import block_bytes, working_bytes
 from utils.planner.adapters import matrix_shapes
 from utils.planner.layout import Batch, Plan
 from utils.planner.schedules import in_flight_closed
-from utils.planner.stages import (
-    Stage,
-    block_parameters,
-    distinct,
-    padded_vocabulary,
-    stage_parameters,
-    stages,
-)
+from utils.planner.stages import Stage, padded_vocabulary, stages, table_parameters
 from utils.planner.states import buffer_bytes, states
 from utils.units import Category
 
@@ -101,9 +95,10 @@ def memory(model: ModelShape | str, plan: Plan, batch: Batch) -> tuple[StageMemo
     return tuple(_stage_memory(model, plan, batch, stage) for stage in stages(model, plan))
 
 
-def fullest(model: ModelShape, plan: Plan, batch: Batch) -> StageMemory:
-    """`worst` of `memory`, computed for one stage of each kind alone; for plans already checked."""
-    places = distinct(stages(model, plan))
+def fullest(
+    model: ModelShape, plan: Plan, batch: Batch, places: Sequence[Stage]
+) -> StageMemory:
+    """`worst` of `memory`, for the `distinct` stages of a plan that is already checked."""
     return worst(tuple(_stage_memory(model, plan, batch, stage) for stage in places))
 
 
@@ -113,19 +108,18 @@ def worst(rows: tuple[StageMemory, ...]) -> StageMemory:
 
 
 def _stage_memory(model: ModelShape, plan: Plan, batch: Batch, stage: Stage) -> StageMemory:
-    parameters = sum(stage_parameters(model, plan, stage).values())
     blocks = in_flight_blocks(plan, batch, stage)
     lasting = states(model, plan, stage) | {
         Category.GATHERED: gathered_bytes(model, plan, stage),
         Category.WORKSPACES: float(calibration.WORKSPACE_BYTES),
-        Category.COMMUNICATION: buffer_bytes(model, plan, stage)
+        Category.COMMUNICATION: buffer_bytes(plan, stage)
         + _received_bytes(model, plan, batch),
     }
     phases = _phases(model, plan, batch, stage, blocks)
     held = {name: _fill(lasting | {k: lasting.get(k, 0.0) + v for k, v in moment.items()})
             for name, moment in phases.items()}  # fmt: skip
     phase = max(held, key=lambda name: sum(held[name].values()))
-    return StageMemory(stage, phase, held[phase], parameters, blocks, context_bytes(plan))
+    return StageMemory(stage, phase, held[phase], stage.parameters, blocks, context_bytes(plan))
 
 
 def context_bytes(plan: Plan) -> float:
@@ -157,8 +151,7 @@ def gathered_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:
     """
     if plan.zero_stage < 3 or plan.shard_group == 1:
         return 0.0
-    block = block_parameters(model, plan.tp)
-    table = padded_vocabulary(model, plan) * model.hidden / plan.tp
+    block, table = stage.one_block, table_parameters(model, plan)
     ends = table if stage.embedding or stage.head else 0.0
     blocks = min(plan.rules.gathered_blocks, stage.layers)
     return plan.rules.gathered_bytes * max(blocks * block, ends + (blocks - 1) * block)
@@ -176,7 +169,7 @@ def _phases(
     working = working_bytes(model, plan, s)
     if plan.recompute != "none":  # backward first makes the rest of the block's tensors again
         working += block_bytes(model, plan, s, "none") - kept
-    grads = _backward_gradients(model, plan, stage) + _dequantized(model, plan, stage)
+    grads = _backward_gradients(plan, stage) + _dequantized(model, plan, stage)
     return {
         "forward": {
             Category.ACTIVATIONS: blocks * kept,
@@ -192,7 +185,7 @@ def _phases(
             Category.ACTIVATIONS: (blocks - passing + min(passing, 1)) * kept,
             Category.TEMPORARIES: working + grads,
         },
-        "step": {Category.TEMPORARIES: _step_bytes(model, plan, stage)},
+        "step": {Category.TEMPORARIES: _step_bytes(plan, stage)},
     }
 
 
@@ -206,11 +199,10 @@ def _received_bytes(model: ModelShape, plan: Plan, batch: Batch) -> float:
     return 2 * (plan.virtual_stages - 1) * tensor
 
 
-def _backward_gradients(model: ModelShape, plan: Plan, stage: Stage) -> float:
+def _backward_gradients(plan: Plan, stage: Stage) -> float:
     if plan.lora is not None:
         return 0.0
-    count = sum(stage_parameters(model, plan, stage).values())
-    return count * plan.rules.backward_gradient_bytes
+    return stage.parameters * plan.rules.backward_gradient_bytes
 
 
 def _dequantized(model: ModelShape, plan: Plan, stage: Stage) -> float:
@@ -223,9 +215,8 @@ def _dequantized(model: ModelShape, plan: Plan, stage: Stage) -> float:
     return 2 * largest / plan.tp
 
 
-def _step_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:
+def _step_bytes(plan: Plan, stage: Stage) -> float:
     if plan.lora is not None:
         return 0.0
-    count = sum(stage_parameters(model, plan, stage).values())
     sharded = plan.shard_group if plan.zero_stage >= 1 else 1
-    return count / sharded * plan.rules.step_gradient_bytes
+    return stage.parameters / sharded * plan.rules.step_gradient_bytes

@@ -9,7 +9,7 @@ answer equal to that of trying everything.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from utils.catalog import ModelShape, model_shape
@@ -21,10 +21,11 @@ from utils.planner.frameworks import Framework, framework
 from utils.planner.layout import Batch, Plan
 from utils.planner.memory import context_bytes, fullest
 from utils.planner.schedules import bubble_closed
-from utils.planner.stages import distinct, stages
+from utils.planner.stages import Stage, distinct, stages
 from utils.planner.states import buffer_bytes, states
 
 OBJECTIVES = ("seconds", "bytes")
+Placed = dict[tuple[int, int], list[Stage]]  # by tp and pp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,17 +181,18 @@ def search(
         ((least_seconds(model, plan, batch, blocks[_alike(plan)]), plan) for plan in plans),
         key=_first,
     )
-    estimated = 0
+    estimated, placed = 0, _placed(model, plans)
     for seconds, plan in bounded:
-        lasting = least_bytes(model, plan)
+        places = placed[plan.tp, plan.pp]
+        lasting = least_bytes(model, plan, places)
         if lasting > cluster.device.memory_bytes or front.beats(seconds, lasting):
             continue
-        needed = fullest(model, plan, batch).needed_bytes
+        needed = fullest(model, plan, batch, places).needed_bytes
         if needed <= cluster.device.memory_bytes and not front.beats(seconds, needed):
             estimated += 1
             front.add(estimate(model, cluster, plan, batch), needed)
     pareto = front.sorted()
-    closest = () if pareto else _closest(model, cluster, batch, plans)
+    closest = () if pareto else _closest(model, cluster, batch, plans, placed)
     best = None
     if pareto:
         best = pareto[0] if objective == "seconds" else pareto[-1]
@@ -223,24 +225,33 @@ class _Front:
         return tuple(point[2] for point in sorted(self._points, key=lambda p: p[:2]))
 
 
+def _placed(model: ModelShape, plans: list[Plan]) -> Placed:
+    """The distinct stages of each (tp, pp): nothing else of a search's plans changes them."""
+    placed: Placed = {}
+    for plan in plans:
+        if (plan.tp, plan.pp) not in placed:
+            placed[plan.tp, plan.pp] = distinct(stages(model, plan))
+    return placed
+
+
 def _closest(
-    model: ModelShape, cluster: Cluster, batch: Batch, plans: list[Plan]
+    model: ModelShape, cluster: Cluster, batch: Batch, plans: list[Plan], placed: Placed
 ) -> tuple[Estimate, ...]:
     """The plans that lack least, three of different layouts."""
     least: dict[tuple[int, int, int], tuple[float, Plan]] = {}
     for plan in plans:
-        layout, needed = (plan.tp, plan.pp, plan.cp), fullest(model, plan, batch).needed_bytes
+        layout, places = (plan.tp, plan.pp, plan.cp), placed[plan.tp, plan.pp]
+        needed = fullest(model, plan, batch, places).needed_bytes
         if layout not in least or needed < least[layout][0]:
             least[layout] = (needed, plan)
     nearest = sorted(least.values(), key=lambda pair: pair[0])[:3]
     return tuple(estimate(model, cluster, plan, batch) for _, plan in nearest)
 
 
-def least_bytes(model: ModelShape, plan: Plan) -> float:
-    """Below what the fullest stage needs: its states, buffers and context."""
+def least_bytes(model: ModelShape, plan: Plan, places: Sequence[Stage]) -> float:
+    """Below what the fullest of the stages needs: its states, buffers and context."""
     return context_bytes(plan) + max(
-        sum(states(model, plan, stage).values()) + buffer_bytes(model, plan, stage)
-        for stage in distinct(stages(model, plan))
+        sum(states(model, plan, stage).values()) + buffer_bytes(plan, stage) for stage in places
     )
 
 

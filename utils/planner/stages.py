@@ -19,6 +19,8 @@ class Stage:
         embedding: It holds the embedding, so it is the first.
         head: It holds the last norm and the head.
         loss: It computes the loss; the head's stage, but for nanotron's rule.
+        one_block, embedding_parameters, head_parameters: Of each of its blocks, of the embedding,
+            and of last norm and head; on one of its ranks, before ZeRO shards them.
     """
 
     index: int
@@ -26,6 +28,19 @@ class Stage:
     embedding: bool
     head: bool
     loss: bool
+    one_block: float
+    embedding_parameters: float
+    head_parameters: float
+
+    @property
+    def block_parameters(self) -> float:
+        """Parameters of all its blocks on one rank, before ZeRO shards them."""
+        return self.layers * self.one_block
+
+    @property
+    def parameters(self) -> float:
+        """Parameters on one rank of the stage, before ZeRO shards them."""
+        return self.block_parameters + self.embedding_parameters + self.head_parameters
 
     @property
     def kind(self) -> tuple[int, bool, bool, bool]:
@@ -34,14 +49,19 @@ class Stage:
 
 
 def stages(model: ModelShape, plan: Plan) -> tuple[Stage, ...]:
-    """The plan's stages, first to last."""
+    """The plan's stages, first to last, each with its parameter counts."""
     if plan.partition == "compute":
         counts, head = _compute(model, plan.pp)
     else:
         counts = (_even if plan.partition == "even" else _ends)(model, plan.pp)
         head = plan.pp - 1
     loss = min(head + 1, plan.pp - 1) if plan.partition == "compute" else head
-    return tuple(Stage(i, n, i == 0, i == head, i == loss) for i, n in enumerate(counts))
+    block, table = block_parameters(model, plan.tp), table_parameters(model, plan)
+    first, last = _embedding_parameters(model, table), _head_parameters(model, table, head == 0)
+    return tuple(
+        Stage(i, n, i == 0, i == head, i == loss, block, (i == 0) * first, (i == head) * last)
+        for i, n in enumerate(counts)
+    )
 
 
 def distinct(places: tuple[Stage, ...]) -> list[Stage]:
@@ -103,18 +123,16 @@ def block_parameters(model: ModelShape, tp: int) -> float:
     return split / tp + row_biases + counts["norms"]
 
 
-def stage_parameters(model: ModelShape, plan: Plan, stage: Stage) -> dict[str, float]:
-    """Parameters on one rank of a stage: "blocks", "embedding", "head".
+def table_parameters(model: ModelShape, plan: Plan) -> float:
+    """Parameters of embedding or head on one tp rank, its rows padded."""
+    return padded_vocabulary(model, plan) * model.hidden / plan.tp
 
-    A tied head on another stage than the embedding is a second copy (Megatron-LM, nanotron).
-    """
-    table = padded_vocabulary(model, plan) * model.hidden / plan.tp
-    counts = {"blocks": stage.layers * block_parameters(model, plan.tp)}
-    counts["embedding"] = 0.0
-    if stage.embedding:
-        positions = model.max_sequence + model.extra_positions
-        counts["embedding"] = table + model.embedding_norm * model.norm_parameters
-        counts["embedding"] += positions * model.hidden * (model.positions == "learned")
-    shared = model.tied and stage.embedding
-    counts["head"] = stage.head * (model.norm_parameters + (0.0 if shared else table))
-    return counts
+
+def _embedding_parameters(model: ModelShape, table: float) -> float:
+    positions = (model.max_sequence + model.extra_positions) * (model.positions == "learned")
+    return table + model.embedding_norm * model.norm_parameters + positions * model.hidden
+
+
+def _head_parameters(model: ModelShape, table: float, beside_embedding: bool) -> float:
+    """A tied head on another stage than the embedding is a second copy (Megatron-LM, nanotron)."""
+    return model.norm_parameters + (0.0 if model.tied and beside_embedding else table)

@@ -10,7 +10,7 @@ from utils.catalog import ModelShape
 from utils.planner.adapters import adapter_parameters
 from utils.planner.frameworks import Framework
 from utils.planner.layout import Plan
-from utils.planner.stages import Stage, stage_parameters
+from utils.planner.stages import Stage
 from utils.units import Category
 
 
@@ -38,34 +38,33 @@ def states(model: ModelShape, plan: Plan, stage: Stage) -> dict[Category, float]
     """`state_bytes` of one rank of a stage."""
     if plan.lora is not None:
         return _adapter_states(model, plan, stage)
-    count = sum(stage_parameters(model, plan, stage).values())
-    return state_bytes(count, plan.rules, plan.zero_stage, plan.shard_group, plan.offload)
+    return state_bytes(
+        stage.parameters, plan.rules, plan.zero_stage, plan.shard_group, plan.offload
+    )
 
 
 def trained_parameters(model: ModelShape, plan: Plan, stage: Stage) -> float:
     """Parameters of one rank that get gradients: all, or the adapters."""
     if plan.lora is None:
-        return sum(stage_parameters(model, plan, stage).values())
+        return stage.parameters
     return adapter_parameters(model, plan.lora) * stage.layers / model.layers / plan.tp
 
 
-def buffer_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:
+def buffer_bytes(plan: Plan, stage: Stage) -> float:
     """Lasting communication buffers of the data-parallel ranks."""
     if plan.dp * plan.cp == 1 or plan.lora is not None:
         return 0.0
-    count = sum(stage_parameters(model, plan, stage).values())
     copies = plan.rules.bucket_bytes if plan.zero_stage < 2 else 0.0
-    return count * copies + plan.rules.fixed_buffer_bytes
+    return stage.parameters * copies + plan.rules.fixed_buffer_bytes
 
 
 def _adapter_states(model: ModelShape, plan: Plan, stage: Stage) -> dict[Category, float]:
     """Frozen base in its own type, adapters with gradients and moments in theirs."""
     lora = plan.lora
     assert lora is not None
-    counts = stage_parameters(model, plan, stage)
     norms = stage.layers * 2 * model.norm_parameters
-    matrices = counts["blocks"] - norms + counts["head"] * lora.quantized_head
-    plain = sum(counts.values()) - matrices
+    matrices = stage.block_parameters - norms + stage.head_parameters * lora.quantized_head
+    plain = stage.parameters - matrices
     base = matrices * lora.base_bytes + plain * plan.rules.parameter_bytes
     adapters = trained_parameters(model, plan, stage) * lora.adapter_bytes
     n = {level: plan.shard_group if plan.zero_stage >= level else 1 for level in (1, 2, 3)}

@@ -422,18 +422,19 @@ for target, notes in made.notes.items():
         print(f"{target}: {note}")
 
 # %% [markdown]
-# The FSDP2 script and DeepSpeed's file belong to plans without pipeline stages. Here is Llama 2 7B
-# on one node, sharded over its 8 GPUs:
+# The FSDP2 script is for Llama-style models, and runs wherever torch is: the course's modules that it
+# imports lie beside it. Here is Llama 2 7B on one node, sharded over its 8 GPUs, and what its ranks do:
 
 # %%
 one_node, seven_b = replace(cluster, nodes=1), model_shape("llama-2-7b")
 sharded = Plan(dp=8, zero_stage=3, recompute="full", framework="fsdp")
 small_job = export(seven_b, one_node, sharded, Batch(sequences=64, sequence_length=2048))
 print(json.dumps(small_job.deepspeed, indent=1))
-lines = small_job.python.splitlines()
-print("\n".join(line for line in lines if "fully_shard(" in line or "init_device_mesh(" in line))
+script = small_job.python
+print(script[script.index("    mesh =") : script.index("\n\n\nif")])
 with tempfile.TemporaryDirectory() as folder:
-    print(*(path.name for path in small_job.write(folder)))
+    files = [str(path.relative_to(folder)) for path in small_job.write(folder)]
+print("\n" + textwrap.fill(" ".join(files), 110))
 
 # %% [markdown]
 # ## 11. Defend a design
