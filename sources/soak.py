@@ -26,8 +26,8 @@ import course  # noqa: E402
 from utils.units import format_bytes, format_seconds  # noqa: E402
 
 BYTE_TESTS = (
-    "test_meter.py", "test_meter_breakdown.py", "test_meter_input.py", "test_holdings.py",
-    "test_timeline.py", "test_techniques.py", "test_checkpointing_memory.py",
+    "test_meter.py", "test_meter_breakdown.py", "test_meter_input.py", "test_meter_threads.py",
+    "test_holdings.py", "test_timeline.py", "test_techniques.py", "test_checkpointing_memory.py",
 )  # fmt: skip
 THREADS = (1, 2, 8)
 # oneDNN takes a ceiling, PyTorch's own kernels one of three names; beside each the flags that a

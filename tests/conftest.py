@@ -12,6 +12,11 @@ import signal
 from collections.abc import Generator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Timings are never asserted: on a busy machine an example takes as long as it takes.
+settings.register_profile("course", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("course")
 
 SETTING = "COURSE_REQUIRE_ALL"
 

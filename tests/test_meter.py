@@ -181,8 +181,10 @@ def test_ddp_measured_twice(gloo: None, as_view: bool) -> None:
 
 
 @pytest.mark.slow
-def test_inductor(tmp_path: Path) -> None:
+def test_inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler that learners use, not only its front end."""
+    # Its cache does not ask which vector instructions its code was made for.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
     def fresh() -> Case:
         torch._dynamo.reset()

@@ -313,7 +313,7 @@ holds["ZeRO-2"] = holds["ZeRO-1"]
 for stage, name in enumerate(BUILDERS):
     if name in names:
         counted = items(runs[name])
-        assert counted == holds[name], (counted, holds[name])
+        assert counted == holds[name], f"{name}: holds {counted}, your table says {holds[name]}"
         total = sum(counted.values()) / P
         print(f"{name}: {total:.2f} B/P after backward (measured); textbook {textbook(min(stage, 3), N):.2f}")
         for (kind, dtype), size in counted.items():
