@@ -122,7 +122,7 @@ comparison
 
 # %%
 parameters = [p.numel() for p in small_network().parameters()]
-state = {str(category): adam.breakdown[category] for category in adam.breakdown}["optimizer state"]
+state = adam.breakdown["optimizer state"]
 step_counters = 4 * len(parameters)  # Adam counts its steps once for each tensor
 print(f"predicted {2 * 4 * sum(parameters) + step_counters:,} bytes, measured {state:,} bytes")
 assert state == 2 * 4 * sum(parameters) + step_counters, (

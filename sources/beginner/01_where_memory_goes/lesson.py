@@ -180,11 +180,10 @@ for counter, size_bytes in first.allocator_bytes.items():
 
 # %%
 after = first.timeline.at(first.timeline.end_ns)
-sizes = {str(category): after[category] for category in after}
 tensors = len(list(model.parameters()))
-assert sizes["parameters"] == sizes["gradients"] == 4 * P, "4 P each: is every parameter fp32?"
-assert sizes["optimizer state"] == 8 * P + 4 * tensors, "8 P, with Adam: is that the optimizer?"
-print(f"optimizer state - 8 P = {sizes['optimizer state'] - 8 * P} bytes for {tensors} tensors")
+assert after["parameters"] == after["gradients"] == 4 * P, "4 P each: is every parameter fp32?"
+assert after["optimizer state"] == 8 * P + 4 * tensors, "8 P, with Adam: is that the optimizer?"
+print(f"optimizer state - 8 P = {after['optimizer state'] - 8 * P} bytes for {tensors} tensors")
 reconcile(adam_states(P), first, at_ns=first.timeline.end_ns)
 
 # %% [markdown]
@@ -294,8 +293,7 @@ def when(measurement, phase):
 
 images = torch.randn(batch, 3, 32, 32, device=device)
 mine = saved_for_backward(model, images)
-found = first.timeline.at(when(first, "backward"))
-metered = {str(category): found[category] for category in found}
+metered = first.timeline.at(when(first, "backward"))
 print("your ledger                ", format_bytes(mine))
 print("the meter: activations     ", format_bytes(metered["activations"]))
 print("the meter: inputs          ", format_bytes(metered["inputs"]))
@@ -326,8 +324,7 @@ sweep = [*(at_batch(size) for size in sizes[:-1]), replace(first, name=f"batch {
 
 # %%
 def activation_bytes(measurement):
-    moment = measurement.timeline.at(when(measurement, "backward"))
-    return next(moment[category] for category in moment if str(category) == "activations")
+    return measurement.timeline.at(when(measurement, "backward"))["activations"]
 
 
 small, large = sweep[0], sweep[-1]
@@ -380,9 +377,8 @@ show(figure, alt="Stacked memory over one training step: activations rise throug
 
 # %%
 found = first.breakdown
-shares = {str(category): 100 * found[category] / found.total_bytes for category in found}
 print(f"peak: {format_bytes(first.peak_bytes)} in {first.peak_phase}")
-print(f"parameters are {shares['parameters']:.0f}% of it; your bet was {my_bet_percent}%")
+print(f"parameters are {100 * found['parameters'] / found.total_bytes:.0f}% of it; your bet was {my_bet_percent}%")
 maxima = sum(int(curve.max()) for curve in first.timeline.series().values())
 print(f"sum of the categories' own maxima: {format_bytes(maxima)},",
       f"{100 * maxima / first.peak_bytes - 100:.0f}% more than the peak")  # fmt: skip
@@ -455,10 +451,9 @@ show(figure, alt="Memory over one step of a small transformer: a tall and short 
 # %%
 P_text = sum(parameter.numel() for parameter in language_model.parameters())
 after = text.timeline.at(text.timeline.end_ns)
-states = sum(after[category] for category in after if str(category) in adam_states(P_text))
+states = sum(after[category] for category in adam_states(P_text))
 print(f"states: predicted {format_bytes(16 * P_text)}, measured {format_bytes(states)}")
-peak = {str(category): text.breakdown[category] for category in text.breakdown}
-in_logits = peak["logits and loss"]
+in_logits = text.breakdown["logits and loss"]
 print(f"logits and loss: {in_logits / (4 * B * T * V):.2f} tensors of the logits' shape,",
       f"{100 * in_logits / text.peak_bytes:.0f}% of the peak")  # fmt: skip
 del language_model, language_optimizer, language_step  # or they stay for the rest of the notebook

@@ -200,9 +200,8 @@ def run_epochs(step, loader, device, epochs):
     for epoch in range(epochs):
         loader.sampler.set_epoch(epoch)  # another order in each epoch
         start = now()
-        for images, labels in loader:
-            loss = step(images.to(device), labels.to(device))
-            dist.all_reduce(loss)  # for the curve alone
+        for batch in loader:
+            dist.all_reduce(loss := step(*(each.to(device) for each in batch)))  # for the curve alone
             losses.append(loss.item() / dist.get_world_size())
         seconds.append(now() - start)
     return losses, min(seconds)
@@ -741,11 +740,9 @@ import gc
 import sys
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 from utils import sharded_loader, small_resnet
-
 dist.init_process_group("gloo")  # reads torchrun's variables. GPUs: "nccl", and model and data on cuda:LOCAL_RANK
 torch.manual_seed(dist.get_rank())  # DDP gives all ranks the start of rank 0
 model = DistributedDataParallel(small_resnet())
@@ -754,7 +751,7 @@ loader = sharded_loader(TensorDataset(*torch.load(sys.argv[1])), 64)  # has a Di
 loader.sampler.set_epoch(0)
 for images, labels in loader:
     optimizer.zero_grad()
-    loss = F.cross_entropy(model(images), labels)
+    loss = torch.nn.functional.cross_entropy(model(images), labels)
     loss.backward()
     optimizer.step()
     dist.all_reduce(loss.detach())
@@ -855,8 +852,8 @@ def sum_gradients(model):
 
 
 undivided = run_ranks(train, 4, share_start, sum_gradients)[0]["losses"]
-figure = draw_losses({"one process": one["losses"], "not divided": undivided}, device=WHERE,
-                     title="Gradients summed, not averaged")  # fmt: skip
+curves = {"one process": one["losses"], "not divided": undivided}
+figure = draw_losses(curves, device=WHERE, title="Gradients summed, not averaged")
 show(figure, alt="The losses begin equal and part after the first step: four times the gradient.")
 assert abs(undivided[0] - one["losses"][0]) < 1e-4, "the first loss is taken before any update"
 assert largest_difference(undivided, one["losses"]) > 0.01, "a gradient four times too large should show"

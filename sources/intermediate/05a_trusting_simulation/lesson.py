@@ -143,7 +143,7 @@ simulated = simulate(build_resnet, resnet_step, device="cpu", items=4, unit="ima
 ratio = simulated.peak_bytes / real.peak_bytes
 print(f"simulated / measured = {ratio:.4f}")
 for category in ("parameters", "gradients", "optimizer state", "buffers"):
-    sizes = [next((m.breakdown[c] for c in m.breakdown if str(c) == category), 0) for m in (simulated, real)]
+    sizes = [run.breakdown[category] for run in (simulated, real)]
     print(f"{category:<16} simulated {format_bytes(sizes[0]):>12}   measured {format_bytes(sizes[1]):>12}")
 assert abs(ratio - 1) < 0.02, "over 2% off: is the batch the same in both?"
 

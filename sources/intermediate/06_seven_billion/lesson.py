@@ -859,8 +859,7 @@ if four_bits:
         model = load_base(folder / "base", quantization=four_bits, device=device)
         if word == "prepared":
             model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-            kinds = {parameter.dtype for parameter in model.parameters()}
-            assert torch.bfloat16 not in kinds, "this PEFT no longer makes 16-bit weights fp32"
+            assert torch.bfloat16 not in {p.dtype for p in model.parameters()}, "PEFT keeps bf16 now"
         print(f"{word:<10}{bytes_by_dtype(model)}, peak of a step {format_bytes(step_peak(model))}")
     extra_gb = 2 * 2 * shape.vocabulary * shape.hidden / GB
     print(f"at 7B, embeddings and head in fp32: {extra_gb:.2f} GB more ({Evidence.PREDICTED})")

@@ -330,8 +330,8 @@ for stage, name in enumerate(BUILDERS):
 # %%
 def largest(run, category):
     """Bytes per parameter at the moment of the step when there are the most of a category."""
-    series = run[0].timeline.series()
-    return max((int(curve.max()) for c, curve in series.items() if str(c) == category), default=0) / P
+    curve = run[0].timeline.series().get(category)
+    return 0 if curve is None else int(curve.max()) / P
 
 
 columns = ("parameters", "gradients", "optimizer state", "communication buffers")
@@ -545,7 +545,7 @@ STATES = ("parameters", "gradients", "optimizer state")
 print("           formula   peak  states   rest   GB (predicted; simulated three times)    largest of the rest")
 for name, by_ranks in steps.items():
     for ranks, run in by_ranks.items():
-        peak = {str(category): run.breakdown[category] / GB for category in run.breakdown}
+        peak = {category: size / GB for category, size in run.breakdown.items()}
         rest = {k: v for k, v in peak.items() if k not in STATES}
         states, top = sum(peak.values()) - sum(rest.values()), sorted(rest, key=rest.get)[:-3:-1]
         print(f"{name:<7}{ranks:>4}{formulas[name][ranks] / GB:8.2f}{run.peak_bytes / GB:7.2f}{states:8.2f}",
