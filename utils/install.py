@@ -46,7 +46,7 @@ def main(version: Sequence[int] = sys.version_info) -> int:
             return 1
         os.execv(better, [better, __file__])
     sys.path[0] = str(ROOT)  # in place of utils/, whose modules would stand before the library's
-    from utils.installation.setup import install
+    from utils.installation.call import install
 
     return install(ROOT)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import os
 import re
@@ -42,7 +43,7 @@ class Environment:
             SetupError: it cannot be made.
         """
         if self.works():
-            return f"kept, with its Python {self.version()}" + self._moved() + self._halves()
+            return f"kept, with its Python {self.version()}" + self._moved() + self._damaged()
         had = self.folder.exists()
         command = [sys.executable, "-m", "venv", "--clear", str(self.folder)]
         status, output = children.output_of(command)
@@ -95,19 +96,19 @@ class Environment:
             None,
         )
 
-    def _halves(self) -> str:
-        """Forget packages whose installation was interrupted: INSTALLER is written near the end."""
-        half = [path for path in self.records() if not (path / "INSTALLER").is_file()]
-        for path in half:
+    def _damaged(self) -> str:
+        """Forget packages of which a part is missing, so that they are installed again."""
+        damaged = [path for path in self.records() if not is_whole(path)]
+        for path in damaged:
             shutil.rmtree(path)
-        return f", {len(half)} half-installed packages forgotten" if half else ""
+        return f", damaged packages forgotten: {len(damaged)}" if damaged else ""
 
     def _moved(self) -> str:
         """Mend what names the folder's old place, if it was renamed: activation and launchers."""
         settings = self.folder / "pyvenv.cfg"
         # The command that made it ends in its path, from Python 3.11 on.
         old = settings.read_text(encoding="utf-8").partition(" --clear ")[2].partition("\n")[0]
-        if os.name == "nt" or old in ("", str(self.folder)):
+        if os.name == "nt" or not old or os.path.realpath(old) == os.path.realpath(self.folder):
             return ""
         for script in filter(is_script, self.python.parent.iterdir()):
             text = launched_by(str(self.python), script.read_bytes())
@@ -116,6 +117,15 @@ class Environment:
             settings.read_text(encoding="utf-8").replace(old, str(self.folder)), encoding="utf-8"
         )
         return ", mended: its folder was renamed"
+
+
+def is_whole(record: Path) -> bool:
+    """Whether a package was installed to the end, and each of its files is still there."""
+    if not (record / "INSTALLER").is_file() or not (record / "RECORD").is_file():
+        return False  # installers write these last
+    with (record / "RECORD").open(encoding="utf-8", newline="") as lines:
+        files = [row[0] for row in csv.reader(lines) if row and not row[0].endswith(".pyc")]
+    return all(os.path.exists(record.parent / file) for file in files)
 
 
 def is_script(path: Path) -> bool:

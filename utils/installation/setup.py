@@ -1,12 +1,10 @@
-"""One installation of the course: its steps, and the stamp that lets a second call do nothing."""
+"""One installation of the course, step by step."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,14 +12,14 @@ from functools import partial
 from pathlib import Path
 
 from utils.installation import requirements, torch_build
-from utils.installation.children import Children, alone
+from utils.installation.children import Children
 from utils.installation.environment import Environment, check_parts
 from utils.installation.packages import Packages
 from utils.installation.pip_settings import parse
+from utils.installation.stamp import Stamp
 from utils.installation.torch_build import TorchBuild
 from utils.installation.ways_out import SetupError, explain_system, last_words
 
-COUNTING_SOURCE = "utils/memory/counting.cpp"
 GB = 10**9
 # Unpacked, with CUDA's libraries and without. uv unpacks while it downloads, and links from its
 # store into .venv where both lie on one disk.
@@ -67,8 +65,7 @@ class Setup:
         lock: int | None = None,
     ) -> None:
         self.root, self.torch_index, self.cpu_index = root, torch_index, cpu_index
-        self.venv = Environment(root / ".venv")
-        self.stamp = self.venv.folder / "course-stamp"
+        self.venv, self.stamp = Environment(root / ".venv"), Stamp(root)
         self.children = Children(root, lock)
         self.build = TorchBuild("", False, "")
         self.settings: dict[str, str] = {}
@@ -87,20 +84,6 @@ class Setup:
             ("allocator", self.allocator),
             ("extension", self.extension),
         ]
-
-    def fingerprint(self) -> str:
-        """Changes with what was asked for, the Python it was installed for, and the folder."""
-        lists, rest = ("pyproject.toml", "constraints.txt"), (".venv/pyvenv.cfg", COUNTING_SOURCE)
-        present = [self.root / name for name in lists + rest if (self.root / name).is_file()]
-        parts = [str(self.venv.folder.resolve()).encode(), *(path.read_bytes() for path in present)]
-        return hashlib.sha256(b"\0".join(parts)).hexdigest()
-
-    def is_complete(self) -> bool:
-        """Whether an earlier call finished this very set-up, and all that it installed is there."""
-        if not self.stamp.is_file() or not self.venv.python.exists():
-            return False
-        fingerprint, *modules = self.stamp.read_text(encoding="utf-8").split()
-        return fingerprint == self.fingerprint() and set(modules) <= self.venv.modules()
 
     def torch(self) -> str:
         """Choose the build, unless the wanted one is there; read pip's settings on the way."""
@@ -173,7 +156,7 @@ class Setup:
         Raises:
             SetupError: a step failed; the sentence names it and says what to do.
         """
-        self.stamp.unlink(missing_ok=True)
+        self.stamp.remove()
         steps = self.steps()
         with self.background:
             for number, (name, action) in enumerate(steps, start=1):
@@ -181,7 +164,7 @@ class Setup:
                 started = time.perf_counter()
                 note = self.attempt(action, f"Set-up stopped at step {number}, {name}. ")
                 print(f"{note} ({time.perf_counter() - started:.1f} s)", flush=True)
-        self.stamp.write_text(" ".join([self.fingerprint(), *sorted(self.venv.modules())]))
+        self.stamp.write()
 
     def attempt(self, action: Callable[[], str], place: str) -> str:
         """What a step says of itself; its failure names the place."""
@@ -197,31 +180,3 @@ def store() -> Path:
     """The folder in which uv keeps what it downloaded."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(os.environ.get("UV_CACHE_DIR") or Path(base, "uv")).absolute()
-
-
-def install(root: Path) -> int:
-    """Set up if needed, never beside another call; 0 when the course is ready."""
-    index = os.environ.get("TORCH_INDEX", "")
-    try:
-        if not Setup(root, index).is_complete():
-            with alone(root / "build" / "setup.lock", say_waiting) as lock:
-                setup = Setup(root, index, lock=lock)
-                if not setup.is_complete():  # another call may have done it meanwhile
-                    setup.run()
-                    return 0
-        print("Set-up is complete. (Another Python or build of torch: delete .venv first.)")
-    except SetupError as error:
-        print(f"\n{error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"\nSet-up stopped. {explain_system(error)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nInterrupted. `make setup` goes on from here.", file=sys.stderr)
-        return 130
-    return 0
-
-
-def say_waiting() -> None:
-    """Say why nothing happens."""
-    print("Another set-up is at work in this folder; this one waits for it to end.", flush=True)
