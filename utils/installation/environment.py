@@ -130,7 +130,10 @@ def is_whole(record: Path) -> bool:
 
 def is_script(path: Path) -> bool:
     """Whether a file of `bin/` is text, and the environment's own."""
-    return path.is_file() and not path.is_symlink() and b"\0" not in path.open("rb").read(1024)
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return b"\0" not in file.read(1024)
 
 
 def launched_by(python: str, script: bytes) -> bytes:

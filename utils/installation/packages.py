@@ -31,12 +31,20 @@ class Packages:
         self.root, self.python, self.children = root, python, children
         self.log = root / "build" / "setup.log"
 
-    def install(self, settings: Mapping[str, str], build_index: str, torch_index: str) -> None:
-        """Install all that is asked for; what is there already stays.
+    def install_uv(self) -> None:
+        """uv by pip: the version that was tried, and at once a sign of whether an index answers.
 
-        uv comes by pip, not from the path: so its version is the one that was tried, and pip's
-        settings show at once whether they lead to an index. All packages go through one command of
-        uv: only so are torch and torchvision a matched pair.
+        Raises:
+            SetupError: pip failed.
+            OSError: the log cannot be written.
+        """
+        self.log.parent.mkdir(exist_ok=True)
+        self.log.unlink(missing_ok=True)
+        needs = requirements.installer(self.root)
+        self.run([*PIP, *self.fixed(), *needs], PIP_ENVIRONMENT)
+
+    def install_all(self, settings: Mapping[str, str], build_index: str, torch_index: str) -> None:
+        """All packages in one command: only so are torch and torchvision a matched pair.
 
         Args:
             settings: pip's settings.
@@ -44,18 +52,28 @@ class Packages:
             torch_index: The index that the learner named; "" for none.
 
         Raises:
-            SetupError: an installer failed.
+            SetupError: uv failed.
             OSError: the log or the list cannot be written.
         """
-        constraints = self.root / "constraints.txt"
-        fixed = ["-c", str(constraints)] if constraints.is_file() else []
-        self.log.parent.mkdir(exist_ok=True)
-        self.log.unlink(missing_ok=True)
-        self.run([*PIP, *fixed, *requirements.installer(self.root)], PIP_ENVIRONMENT)
         needs = self.log.with_name("packages") / "pyproject.toml"
         requirements.write_for_uv(needs, requirements.wanted(self.root), build_index)
-        uv = ["-m", "uv", "pip", "install", "--python", self.python, *fixed, "-r", str(needs)]
+        uv = [
+            "-m",
+            "uv",
+            "pip",
+            "install",
+            "--python",
+            self.python,
+            *self.fixed(),
+            "-r",
+            str(needs),
+        ]
         self.run(uv, uv_environment(settings, torch_index), build_index)
+
+    def fixed(self) -> list[str]:
+        """The option that holds versions to those that were tried, where there is such a list."""
+        constraints = self.root / "constraints.txt"
+        return ["-c", str(constraints)] if constraints.is_file() else []
 
     def run(
         self, arguments: Sequence[str], environment: Mapping[str, str], build_index: str = ""

@@ -112,7 +112,8 @@ class Setup:
     def packages(self) -> str:
         """Install all packages; then the compiler can start, beside the steps that follow."""
         shop = Packages(self.root, str(self.venv.python), self.children)
-        shop.install(self.settings, self.build.index, self.torch_index)
+        shop.install_uv()
+        shop.install_all(self.settings, self.build.index, self.torch_index)
         self.compiler = self.background.enter_context(self.children.started(self.course(EXTENSION)))
         return "installed"
 

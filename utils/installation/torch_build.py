@@ -46,6 +46,7 @@ def choose(
     versions: dict[str, str],
     cpu_index: str = CPU_INDEX,
     certificate: str | None = None,
+    system: str = sys.platform,
 ) -> TorchBuild:
     """The build for this machine; without a GPU it asks the network, `PROBE_SECONDS` at most.
 
@@ -55,10 +56,11 @@ def choose(
         versions: Versions wanted of torch and torchvision, where they are fixed.
         cpu_index: Address of the index with the small builds.
         certificate: File of certificates to trust, in place of the system's.
+        system: Which operating system this is.
     """
     if torch_index:
         return TorchBuild(torch_index, "cpu" in torch_index, f"from {torch_index} (TORCH_INDEX)")
-    if not sys.platform.startswith("linux"):
+    if not system.startswith("linux"):
         return TorchBuild("", True, "the registry's, which holds no CUDA libraries on this system")
     if has_nvidia_gpu():
         return TorchBuild("", False, "the registry's CUDA build, for this machine's NVIDIA GPU")
