@@ -12,9 +12,11 @@ NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=300
 # Without it the profiler writes its start lines into the outputs of cells.
 export KINETO_LOG_LEVEL := 99
 export TORCH_INDEX
+# With it every kernel would compile anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 # JupyterLab refuses to run as root unless told: containers and some WSL set-ups do run as root.
-LAB := jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root)
+LAB := jupyterlab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root)
 FIRST_PAGE := --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 .DEFAULT_GOAL := help

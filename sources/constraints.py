@@ -20,9 +20,10 @@ CHOSEN_BY_TORCH = ("nvidia-", "cuda-", "triton", "pytorch-triton")
 
 
 def declared(root: Path = ROOT) -> list[Requirement]:
-    """The course's own requirements, with those of its tests."""
+    """The course's own requirements, with those of its set-up and its tests."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = project["dependencies"] + project["optional-dependencies"]["test"]
+    extras = project["optional-dependencies"]
+    lines = project["dependencies"] + extras["setup"] + extras["test"]
     return [Requirement(line) for line in lines]
 
 

@@ -1,8 +1,12 @@
 """CIFAR-10 from disk, from a server on this machine and generated; text from the library."""
 
+import io
 import pickle
+import random
 import tarfile
+import zipfile
 
+import numpy as np
 import pytest
 import torch
 from loopback import server
@@ -11,8 +15,9 @@ from torchvision.datasets import CIFAR10
 
 from utils.data import cifar10, normalize, text_batches, text_tokens
 from utils.data.download import md5_of
-from utils.data.generated import SHAPES, TEST_FILES, TRAIN_FILES, draw, write
+from utils.data.generated import SHAPES, draw, read, write
 
+TRAIN_FILES, TEST_FILES = [f"data_batch_{number}" for number in range(1, 6)], ["test_batch"]
 SIZES = {"generated_train": 50, "generated_test": 20}
 
 
@@ -28,7 +33,13 @@ def archive(tmp_path_factory):
     """A small archive in CIFAR-10's format, and torchvision's class with its checksums."""
     home = tmp_path_factory.mktemp("archive")
     folder = home / "cifar-10-batches-py"
-    write(folder, 50, 20, seed=7)
+    folder.mkdir()
+    images, labels = draw(70, seed=7)
+    sections = zip(TRAIN_FILES + TEST_FILES, [*np.split(np.arange(50), 5), range(50, 70)], strict=True)
+    for name, part in sections:
+        batch = {"data": images[part].reshape(len(part), -1), "labels": labels[part].tolist()}
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list(SHAPES)}, protocol=2))
     path = home / CIFAR10.filename
     with tarfile.open(path, "w:gz") as tar:
         tar.add(folder, folder.name)
@@ -101,14 +112,79 @@ def test_offline_images_are_generated_said_so_and_kept(tmp_path, monkeypatch, ca
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_a_damaged_generated_batch_is_named(tmp_path):
+def test_a_damaged_generated_file_is_named(tmp_path):
+    whole = cifar10("test", tmp_path, **SIZES)
+    file = next(tmp_path.rglob("test.npz"))
+    good = file.read_bytes()
+    dice = random.Random(0)
+    refused = 0
+    for attempt in range(200):
+        broken = bytearray(good)
+        places = (dice.randrange(len(good)), -dice.randrange(1, 600), dice.randrange(300))
+        broken[places[attempt % 3]] ^= 1 << dice.randrange(8)
+        file.write_bytes(broken)
+        try:
+            found = cifar10("test", tmp_path, **SIZES)
+        except RuntimeError as error:
+            assert "test.npz is damaged" in str(error) and "Delete the folder v2-50-20" in str(error)
+            refused += 1
+        else:  # a bit that nobody reads, such as a date
+            assert torch.equal(found.images, whole.images)
+            assert torch.equal(found.labels, whole.labels)
+    assert refused > 100
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"images": np.zeros((20, 3, 32, 32), np.uint8)},
+        {"images": np.zeros((20, 3, 32, 31), np.uint8), "labels": np.zeros(20, np.int64)},
+        {"images": np.zeros((20, 3, 32, 32), np.float32), "labels": np.zeros(20, np.int64)},
+        {"images": np.zeros((20, 3, 32, 32), np.uint8), "labels": np.full(20, 10)},
+        {"images": np.zeros((20, 3, 32, 32), np.uint8), "labels": np.zeros((20, 1), np.int64)},
+        b"",
+        b"not an archive",
+    ],
+)
+def test_a_wrong_generated_file_is_named(tmp_path, arrays):
     cifar10("test", tmp_path, **SIZES)
-    batch = next(tmp_path.rglob("test_batch"))
-    whole = batch.read_bytes()
-    for broken in (whole[:-9], b"", pickle.dumps({"data": 1}), whole.replace(b"labels", b"labelz")):
-        batch.write_bytes(broken)
-        with pytest.raises(RuntimeError, match=r"test_batch is damaged.*Delete the folder"):
-            cifar10("test", tmp_path, **SIZES)
+    file = next(tmp_path.rglob("test.npz"))
+    if isinstance(arrays, bytes):
+        file.write_bytes(arrays)
+    else:
+        np.savez(file, **arrays)
+    with pytest.raises(RuntimeError, match=r"test\.npz is damaged.*Delete the folder"):
+        cifar10("test", tmp_path, **SIZES)
+
+
+class Planted:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return open, (str(self.trace), "w")
+
+
+@pytest.mark.parametrize("form", ["pickle", "array", "archive"])
+def test_nothing_in_a_generated_file_is_run(tmp_path, form):
+    cifar10("test", tmp_path, **SIZES)
+    file, trace = next(tmp_path.rglob("test.npz")), tmp_path / "trace"
+    planted = np.array([Planted(trace)], dtype=object)
+    if form == "pickle":
+        file.write_bytes(pickle.dumps(Planted(trace)))
+    elif form == "array":
+        np.savez(file, images=planted, labels=planted)
+    else:
+        with zipfile.ZipFile(file, "w") as archive:
+            for name in ("images.npy", "labels.npy"):
+                content = io.BytesIO()
+                np.save(content, planted, allow_pickle=True)
+                archive.writestr(name, content.getvalue())
+    with pytest.raises(RuntimeError, match="damaged"):
+        cifar10("test", tmp_path, **SIZES)
+    assert not trace.exists()
 
 
 def test_generated_classes_can_be_learned_but_not_from_colour_alone():
@@ -132,10 +208,10 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("utils.data.generated._write_batch", full)
+    monkeypatch.setattr("utils.data.generated._write", full)
     with pytest.raises(RuntimeError, match="No space left on device"):
         cifar10("train", tmp_path, **SIZES)
-    assert not [entry for entry in tmp_path.rglob("*") if "batches" in entry.name]
+    assert not [entry for entry in tmp_path.rglob("*") if entry.name.startswith("v")]
 
 
 def test_a_faster_process_s_folder_stays(tmp_path, monkeypatch):
@@ -150,8 +226,7 @@ def test_a_faster_process_s_folder_stays(tmp_path, monkeypatch):
     monkeypatch.setattr("utils.data.generated.draw", slow)
     write(folder, 50, 20, seed=2)
     assert [entry.name for entry in tmp_path.iterdir()] == ["batches"]
-    kept = pickle.loads((folder / "test_batch").read_bytes())["labels"]
-    assert kept == draw(70, seed=1)[1][50:].tolist()
+    assert np.array_equal(read(folder, "test")[1], draw(70, seed=1)[1][50:])
 
 
 def test_wrong_arguments(tmp_path):

@@ -1,9 +1,8 @@
-"""The set-up's checks and sentences, without installing anything."""
+"""The set-up's order, its mark of completion and its sentences, without installing anything."""
 
 from __future__ import annotations
 
 import ast
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from utils import install
-from utils.install import ROOT, Setup, SetupError
+from utils.installation import call, environment, ways_out
+from utils.installation import setup as steps
+from utils.installation.environment import Environment
+from utils.installation.setup import Setup
+from utils.installation.stamp import Stamp
+from utils.installation.ways_out import SetupError
+
+ROOT = install.ROOT
+SOURCES = [ROOT / "utils/install.py", *sorted((ROOT / "utils/installation").glob("*.py"))]
 
 
 @pytest.fixture
@@ -21,39 +28,45 @@ def setup(tmp_path: Path) -> Setup:
         '[project]\ndependencies = ["a>=1"]\n[project.optional-dependencies]\ntest = ["b>=2"]\n'
     )
     (tmp_path / "constraints.txt").write_text("a==1.5\n")
+    command = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(tmp_path / ".venv")]
+    subprocess.run(command, check=True)
     made = Setup(tmp_path)
-    made.python.parent.mkdir(parents=True)
-    made.python.symlink_to(sys.executable)
-    (made.venv / "pyvenv.cfg").write_text("version = 3.11.7\n")
+    (made.venv.site_packages()[0] / "einops").mkdir()
+    (made.venv.site_packages()[0] / "einops/__init__.py").touch()
     return made
 
 
 @pytest.fixture
-def steps_done(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def steps_done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replaces the steps by ones that only note that they ran."""
     done: list[str] = []
 
-    def step(name: str) -> str:
+    def note(name: str) -> str:
         done.append(name)
         return "ok"
 
-    names = [name for name, _ in setup.steps()]
-    monkeypatch.setattr(setup, "steps", lambda: [(n, lambda n=n: step(n)) for n in names])
+    real = Setup.steps
+    monkeypatch.setattr(
+        Setup, "steps", lambda self: [(name, lambda n=name: note(n)) for name, _ in real(self)]
+    )
     return done
 
 
-def test_old_python_is_a_sentence() -> None:
-    with pytest.raises(SetupError, match=r"needs Python 3\.11 or newer and this is 3\.9"):
-        install.check_python((3, 9))
+def test_old_python_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(install, "newer_python", lambda: None)
+    assert install.main((3, 9, 2)) == 1
+    assert "needs Python 3.11 or newer and this is 3.9." in capsys.readouterr().err
 
 
 def test_python_without_venv_names_the_package() -> None:
     with pytest.raises(SetupError, match=r"apt install python3\.12-venv"):
-        install.check_python((3, 12), modules=["no_such_module"])
+        environment.check_parts((3, 12), modules=["no_such_module"])
 
 
-def test_the_source_parses_in_python_3_6() -> None:
-    source = (ROOT / "utils/install.py").read_text(encoding="utf-8")
+def test_the_first_file_parses_in_python_3_6() -> None:
+    source = SOURCES[0].read_text(encoding="utf-8")
     ast.parse(source, feature_version=(3, 6))
     assert "from __future__ import annotations" not in source  # Python 3.7
 
@@ -68,48 +81,33 @@ def test_an_old_python_hands_over_to_a_newer_one(tmp_path: Path) -> None:
     assert install.newer_python(names[:2]) is None
 
 
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_it_needs_nothing_but_python(source: Path) -> None:
+    own = ("utils.installation", "utils.install")
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            assert name.startswith(own) or name.split(".")[0] in sys.stdlib_module_names
+
+
+def test_it_starts_where_no_package_is_installed() -> None:
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import utils.installation.setup"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_full_disk_is_a_sentence() -> None:
-    with pytest.raises(
-        SetupError, match=r"12 GB are needed here and 2\.5 GB are free.*TORCH_INDEX"
-    ):
-        install.check_space(free=int(2.5e9), needed=install.SPACE_FOR_CUDA)
-    assert "13 GB free" in install.check_space(free=13 * 10**9, needed=install.SPACE_FOR_CUDA)
+    with pytest.raises(SetupError, match=r"7 GB are needed here and 2\.5 GB are free.*TORCH_INDEX"):
+        steps.check_space(int(2.5e9), steps.SPACE_FOR_CUDA, small=False)
+    assert "13 GB free" in steps.check_space(13 * 10**9, steps.SPACE_FOR_CUDA, small=False)
 
 
-@pytest.mark.parametrize(
-    ("output", "way_out"),
-    [
-        ("[Errno -3] Temporary failure in name resolution\nNo matching distribution", "network"),
-        ("OSError: [Errno 28] No space left on device", "disk is full"),
-        ("ERROR: No matching distribution found for torch==2.15.0", "Try another Python"),
-        ("ERROR: ResolutionImpossible: for help visit", "do not go together"),
-        ("SSLError(SSLCertVerificationError(1, 'CERTIFICATE_VERIFY_FAILED", "PIP_CERT"),
-        ("PermissionError: [Errno 13] Permission denied", "folder of your own"),
-        ("something new", "last lines stand above"),
-    ],
-)
-def test_failures_of_pip_have_a_way_out(output: str, way_out: str) -> None:
-    assert way_out in install.explain(output)
-
-
-def test_the_end_of_pips_output_is_short() -> None:
-    output = "\n".join(["Collecting a", *["WARNING: noise"] * 9, "Installing " + "b, " * 500])
-    assert [len(line) for line in install.last_words(output)] == [12, 160]
-
-
-def test_pip_without_a_network_ends_in_its_sentence(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The real pip, against a port of this machine where nothing listens.
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.setattr(setup, "python", Path(sys.executable))
-    monkeypatch.setattr(setup, "requirements", lambda: ["no-such-package"])
-    with pytest.raises(SetupError, match=r"cannot be reached.*build/setup\.log"):
-        setup.packages()
-    assert "no-such-package" in setup.log.read_text()
+def test_the_advice_does_not_name_what_was_chosen() -> None:
+    with pytest.raises(SetupError) as caught:
+        steps.check_space(10**9, steps.SPACE_FOR_CPU, small=True)
+    assert "TORCH_INDEX" not in str(caught.value)
+    assert "2 GB are needed here and 1.0 GB are free. Free some space" in str(caught.value)
 
 
 def test_a_failing_step_names_itself(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,17 +117,51 @@ def test_a_failing_step_names_itself(setup: Setup, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(setup, "steps", lambda: [("first", lambda: "ok"), ("second", fail)])
     with pytest.raises(SetupError, match=r"stopped at step 2, second\. Do this\."):
         setup.run()
-    assert not setup.is_complete()
+    assert not setup.stamp.is_valid()
+
+
+@pytest.mark.parametrize(
+    ("error", "way_out"),
+    [
+        (OSError(28, "No space left on device"), "The disk is full"),
+        (PermissionError(13, "Permission denied"), ".*folder of your own"),
+        (OSError(30, "Read-only file system"), ".*folder of your own"),
+        (OSError(5, "Input/output error"), "The system refused: .*Input/output"),
+    ],
+)
+def test_what_the_system_refuses_is_a_sentence(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, error: OSError, way_out: str
+) -> None:
+    def fail() -> str:
+        raise error
+
+    monkeypatch.setattr(setup, "steps", lambda: [("packages", fail)])
+    with pytest.raises(SetupError, match=rf"step 1, packages\. {way_out}"):
+        setup.run()
+
+
+def test_a_mark_that_cannot_be_written_is_a_sentence(
+    setup: Setup,
+    steps_done: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(_stamp: Stamp) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Stamp, "write", fail)
+    assert call.install(setup.root) == 1
+    assert "Set-up stopped. The disk is full." in capsys.readouterr().err
 
 
 def test_a_second_call_does_no_work(
-    setup: Setup, steps_done: list[str], monkeypatch: pytest.MonkeyPatch
+    setup: Setup, steps_done: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(install, "Setup", lambda **_: setup)
-    assert install.main() == 0
-    assert len(steps_done) == 7
-    assert install.main() == 0
-    assert len(steps_done) == 7
+    assert call.install(setup.root) == 0
+    assert len(steps_done) == 8
+    assert call.install(setup.root) == 0
+    assert len(steps_done) == 8
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Set-up is complete.")
 
 
 @pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt", ".venv/pyvenv.cfg"])
@@ -137,9 +169,42 @@ def test_a_change_of_what_is_asked_for_sets_up_again(
     setup: Setup, steps_done: list[str], changed: str
 ) -> None:
     setup.run()
-    assert setup.is_complete()
-    (setup.root / changed).write_text("# changed\n")
-    assert not setup.is_complete()
+    assert setup.stamp.is_valid()
+    with (setup.root / changed).open("a") as file:
+        file.write("# changed\n")
+    assert not setup.stamp.is_valid()
+
+
+def test_a_renamed_folder_sets_up_again(setup: Setup, steps_done: list[str]) -> None:
+    setup.run()
+    moved = setup.root.with_name("a new name")
+    setup.root.rename(moved)
+    assert not Stamp(moved).is_valid()
+    Setup(moved).run()
+    assert Stamp(moved).is_valid()
+
+
+@pytest.mark.parametrize("lost", ["einops/__init__.py", "einops"])
+def test_a_lost_package_sets_up_again_and_a_new_one_does_not(
+    setup: Setup, steps_done: list[str], lost: str
+) -> None:
+    site = setup.venv.site_packages()[0]
+    setup.run()
+    (site / "added.py").touch()
+    assert setup.stamp.is_valid()
+    path = site / lost
+    if path.is_file():
+        path.unlink()
+    else:
+        path.rename(site / "einops-lost")
+    assert not setup.stamp.is_valid()
+
+
+def test_an_interpreter_that_broke_sets_up_again(setup: Setup, steps_done: list[str]) -> None:
+    setup.run()
+    setup.venv.python.unlink()
+    setup.venv.python.symlink_to("/no/such/python")
+    assert not setup.stamp.is_valid()
 
 
 def test_an_interrupted_call_is_not_complete(
@@ -151,48 +216,24 @@ def test_an_interrupted_call_is_not_complete(
         raise KeyboardInterrupt
 
     (setup.root / "constraints.txt").write_text("a==1.6\n")
-    monkeypatch.setattr(setup, "steps", lambda: [("packages", interrupt)])
-    monkeypatch.setattr(install, "Setup", lambda **_: setup)
-    assert install.main() == 130
-    assert not setup.is_complete()
+    monkeypatch.setattr(Setup, "steps", lambda self: [("packages", interrupt)])
+    assert call.install(setup.root) == 130
+    assert not setup.stamp.is_valid()
 
 
-def test_half_installed_packages_are_forgotten(setup: Setup) -> None:
-    site = setup.venv / "lib/python3.11/site-packages"
-    for name in ("whole-1.dist-info", "half-1.dist-info"):
-        (site / name).mkdir(parents=True)
-    (setup.venv / "lib64").symlink_to("lib")  # as Python makes it on Linux
-    (site / "whole-1.dist-info/INSTALLER").write_text("pip\n")
-    assert "1 half-installed" in setup.without_half_installed()
-    assert [path.name for path in site.iterdir()] == ["whole-1.dist-info"]
+def test_an_extension_that_failed_is_not_called_ready(setup: Setup) -> None:
+    def said(code: str) -> str:
+        with setup.children.started([sys.executable, "-c", code]) as setup.compiler:
+            return setup.extension()
+
+    assert said("print('compiled')") == "ready"
+    note = said("import sys; sys.exit('No compiler.\\nFAILED: shm.o')")
+    assert note.startswith("not built") and note.endswith("No compiler.\nFAILED: shm.o")
 
 
-def test_torch_and_torchvision_go_through_one_command(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands: list[list[str]] = []
-    monkeypatch.setattr(setup, "logged", lambda c: commands.append(c) or (0, ""))
-    setup.torch_index = "https://example.org/cpu"
-    setup.packages()
-    assert len(commands) == 1
-    assert commands[0][-2:] == ["a>=1", "b>=2"]
-    assert commands[0][commands[0].index("-c") + 1] == str(setup.root / "constraints.txt")
-    assert commands[0][commands[0].index("--extra-index-url") + 1] == "https://example.org/cpu"
-
-
-def test_only_large_downloads_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    for line in (
-        "Collecting torch==2.15.0",
-        "  Downloading torch-2.15.0-cp311-cp311-manylinux_2_28_x86_64.whl (812.4 MB)",
-        "  Downloading six-1.17.0-py2.py3-none-any.whl (11 kB)",
-        "Installing collected packages: six, torch",
-    ):
-        install.show(line + "\n")
-    assert capsys.readouterr().out.split("\n") == [
-        "      fetching torch 2.15.0, 812.4 MB",
-        "      installing 2 packages",
-        "",
-    ]
+def test_the_way_out_prefers_no_warnings_and_short_lines() -> None:
+    output = "\n".join(["Collecting a", *["WARNING: noise"] * 9, "Installing " + "b, " * 500])
+    assert [len(line) for line in ways_out.last_words(output)] == [12, 160]
 
 
 def test_make_says_which_command_is_missing() -> None:
@@ -201,3 +242,9 @@ def test_make_says_which_command_is_missing() -> None:
     )
     assert done.returncode != 0
     assert "No no-such-python on this machine" in done.stdout
+
+
+def test_the_makefile_starts_jupyter_by_the_environments_own_python() -> None:
+    done = subprocess.run(["make", "-n", "lab"], cwd=ROOT, capture_output=True, text=True)
+    assert ".venv/bin/python -m jupyterlab --ip=127.0.0.1" in done.stdout
+    assert Environment(ROOT / ".venv").python == ROOT / ".venv/bin/python"

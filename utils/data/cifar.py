@@ -1,4 +1,4 @@
-"""CIFAR-10: from disk, else from the network, else generated images in the same format."""
+"""CIFAR-10: from disk, else from the network, else generated images of the same size."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SPLITS = ("train", "test")
 MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2470, 0.2435, 0.2616)
 
-# Part of the generated set's folder name: raise it when `generated.draw` changes.
-GENERATED_VERSION = 1
+# Part of the generated set's folder name: raise it when `generated` draws or writes otherwise.
+GENERATED_VERSION = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,11 +132,9 @@ def _why_not_real(folder: Path, dataset: type[CIFAR10]) -> str:
 
 
 def _generated(folder: Path, split: str, train: int, test: int, why: str) -> Cifar10:
-    name = f"v{GENERATED_VERSION}-{train}-{test}"
-    batches = folder / "generated-cifar-10" / name / "cifar-10-batches-py"
-    if not batches.exists():
-        generated.write(batches, train, test)
-    files = generated.TRAIN_FILES if split == "train" else generated.TEST_FILES
-    images, labels = (torch.from_numpy(array) for array in generated.read(batches, files))
+    kept = folder / "generated-cifar-10" / f"v{GENERATED_VERSION}-{train}-{test}"
+    if not kept.exists():
+        generated.write(kept, train, test)
+    images, labels = (torch.from_numpy(array) for array in generated.read(kept, split))
     print(f"Not CIFAR-10 but {len(images):,} generated {split} images of ten drawn shapes: {why}.")
     return Cifar10(images, labels, "generated", tuple(generated.SHAPES))

@@ -1,4 +1,4 @@
-"""Ten classes of drawn shapes in CIFAR-10's own file format, for machines without a network.
+"""Ten classes of drawn shapes of CIFAR-10's size, for machines without a network.
 
 A shape has a random place, size, tilt and colour on a random background, under noise. Half of
 the images carry their class's favourite hue, so that a model learns something at once, and must
@@ -7,7 +7,6 @@ look at shapes to learn the rest.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,8 +18,7 @@ Grid = np.ndarray  # float32 (images, 32, 32)
 
 SIDE = 32
 NOISE = 42.0  # standard deviation, of 255
-TRAIN_FILES = [f"data_batch_{number}" for number in range(1, 6)]
-TEST_FILES = ["test_batch"]
+FILES = {"train": "train.npz", "test": "test.npz"}
 
 # Which points belong to a shape; (u, v) run over -1..1 within it, right and down.
 SHAPES: dict[str, Callable[[Grid, Grid], Grid]] = {
@@ -76,53 +74,49 @@ def _colours(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def write(folder: Path, train: int, test: int, seed: int = 0) -> None:
-    """Write `train` + `test` images as CIFAR-10's batch files into `folder`, whole or not at all.
+    """Write `train` + `test` images as two files into `folder`, whole or not at all.
 
     Raises:
         OSError: the folder cannot be written.
     """
     images, labels = draw(train + test, seed)
-    sections = np.array_split(np.arange(train), len(TRAIN_FILES))
-    sections.append(np.arange(train, train + test))
     with whole_folder(folder) as unfinished:
-        for name, section in zip(TRAIN_FILES + TEST_FILES, sections, strict=True):
-            _write_batch(unfinished / name, images[section], labels[section])
-        (unfinished / "batches.meta").write_bytes(
-            pickle.dumps({"label_names": list(SHAPES), "num_vis": 3 * SIDE * SIDE}, protocol=2)
-        )
+        _write(unfinished / FILES["train"], images[:train], labels[:train])
+        _write(unfinished / FILES["test"], images[train:], labels[train:])
 
 
-def _write_batch(path: Path, images: np.ndarray, labels: np.ndarray) -> None:
-    batch = {
-        "batch_label": f"generated {path.name}",
-        "data": images.reshape(len(images), -1),
-        "labels": labels.tolist(),
-        "filenames": [f"{path.name}_{index:05d}.png" for index in range(len(images))],
-    }
-    path.write_bytes(pickle.dumps(batch, protocol=2))
+def _write(path: Path, images: np.ndarray, labels: np.ndarray) -> None:
+    np.savez(path, images=images, labels=labels)
 
 
-def read(folder: Path, files: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N, 3, 32, 32) uint8 and labels (N,) int64 of some of a folder's batch files.
+def read(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images (N, 3, 32, 32) uint8 and labels (N,) int64 of a folder's "train" or "test" file.
+
+    The file may come from anyone, so nothing in it is run: plain arrays alone are read.
 
     Raises:
-        RuntimeError: a file is missing or damaged; the sentence names it.
+        RuntimeError: it is missing or damaged; the sentence names it.
     """
-    batches = [_read_batch(folder / name) for name in files]
-    images, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-    return images.reshape(-1, 3, SIDE, SIDE), labels
-
-
-def _read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    path = folder / FILES[split]
     try:
-        with open(path, "rb") as file:
-            batch = pickle.load(file, encoding="latin1")
-        images, labels = batch["data"], np.array(batch["labels"], dtype=np.int64)
-        if images.shape != (len(labels), 3 * SIDE * SIDE) or images.dtype != np.uint8:
-            raise ValueError(f"its images have the shape {images.shape}")
-    except Exception as error:  # a damaged pickle may raise anything
+        # Opened here: numpy would leave a damaged archive open.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            images, labels = arrays["images"], arrays["labels"]
+        _check(images, labels)
+    except Exception as error:  # a damaged archive may raise anything
         raise RuntimeError(
-            f"{path} is damaged or missing ({error}). Delete the folder {path.parent.name} "
-            "that it is in and run this again."
+            f"{path} is damaged or missing ({error}). Delete the folder {folder.name} that it is "
+            "in and run this again."
         ) from error
     return images, labels
+
+
+def _check(images: np.ndarray, labels: np.ndarray) -> None:
+    if images.shape != (len(labels), 3, SIDE, SIDE) or images.dtype != np.uint8:
+        raise ValueError(f"its images have the shape {images.shape} and the type {images.dtype}")
+    if (
+        labels.ndim != 1
+        or labels.dtype != np.int64
+        or not np.isin(labels, range(len(SHAPES))).all()
+    ):
+        raise ValueError(f"its labels are not whole numbers from 0 to {len(SHAPES) - 1}")

@@ -9,6 +9,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -38,17 +39,48 @@ def find_compiler() -> str:
 
 
 def cache_folder() -> Path:
-    """The first folder of the usual cache places that can be written."""
+    """The first of the usual cache places that this user alone can write.
+
+    What lies there is loaded as code, so it must not come from anyone else. The folder is this
+    user's, with mode 700; one in the shared temporary folder also carries the user's number.
+
+    Raises:
+        CompilerError: there is none.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    for parent in (Path(base), Path(tempfile.gettempdir())):
-        folder = parent / "big-models-small-memory"
+    shared = Path(tempfile.gettempdir()) / f"big-models-small-memory-{_user()}"
+    for folder in (Path(base) / "big-models-small-memory", shared):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if is_private(folder):
+                return folder
         except OSError:
             continue
-        if os.access(folder, os.W_OK):
-            return folder
-    raise CompilerError("No folder for the compiled allocator can be written; set XDG_CACHE_HOME.")
+    raise CompilerError(
+        "No folder for the compiled allocator is yours alone and can be written; set "
+        "XDG_CACHE_HOME to a folder of your own."
+    )
+
+
+def is_private(folder: Path) -> bool:
+    """Whether a folder is this user's own and can be made, or is, closed to all others.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or not _is_own(found):
+        return False
+    folder.chmod(0o700)
+    return os.access(folder, os.W_OK)
+
+
+def _is_own(found: os.stat_result) -> bool:
+    return os.name == "nt" or found.st_uid == os.geteuid()  # Windows has no such number
+
+
+def _user() -> str:
+    return "user" if os.name == "nt" else str(os.geteuid())
 
 
 def library_path() -> Path:
@@ -67,9 +99,19 @@ def compile_library() -> Path:
         CompilerError: no compiler, no writable folder, or the compiler failed.
     """
     target = library_path()
-    if not target.exists():
+    if not _is_trusted(target):
         _build(find_compiler(), target)
     return target
+
+
+def _is_trusted(library: Path) -> bool:
+    """Whether it is there, a file of this user, and no one else could have written into it."""
+    try:
+        found = library.lstat()
+    except FileNotFoundError:
+        return False
+    closed = os.name == "nt" or not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISREG(found.st_mode) and _is_own(found) and closed
 
 
 def _build(compiler: str, target: Path) -> None:
@@ -87,6 +129,7 @@ def _build(compiler: str, target: Path) -> None:
         if done.returncode != 0:
             lines = done.stderr.strip().splitlines() or ["no message"]
             raise CompilerError(f"{compiler} could not build the allocator: {lines[0]}")
+        output.chmod(0o700)
         os.replace(output, target)  # atomic: a second process never loads half a file
 
 

@@ -11,6 +11,9 @@ import importlib
 import importlib.util
 import logging
 import os
+import re
+import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +24,7 @@ _EXTENSION = "ShareMemCommBuilder"
 _DEVICE = "DS_ACCELERATOR"  # DeepSpeed's own variable
 # Of this copy of the course: another copy's would be compiled anew here, and again there.
 _EXTENSIONS = Path(__file__).resolve().parents[2] / "build" / "extensions"
+_TELLING = re.compile(r"^FAILED|\berror\b:|Error building", re.MULTILINE)
 _WITHOUT = "cells that run ZeRO are skipped, and the FSDP2 cells run"
 
 
@@ -44,6 +48,7 @@ def load_deepspeed(device_type: str | None = None) -> ModuleType:
     for name in ("DeepSpeed", "torch.utils.cpp_extension"):
         logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault("DS_LOG_LEVEL", "error")
+    _quote_library_path()
     deepspeed = importlib.import_module("deepspeed")
     deepspeed.utils.logger.setLevel(logging.ERROR)
     found = deepspeed.accelerator.get_accelerator().device_name()
@@ -113,15 +118,31 @@ def _unbuilt() -> str | None:
     try:
         builder.load(verbose=False)
     except (RuntimeError, OSError, ImportError) as error:
-        first = str(error).partition("\n")[0]
-        return f"DeepSpeed's extension could not be compiled ({first}), so {_WITHOUT}."
+        return f"DeepSpeed's extension could not be compiled, so {_WITHOUT}. {_cause(str(error))}"
     return None
 
 
+def _cause(output: str) -> str:
+    """What a build's output says of its end: which files failed, and the first error of each."""
+    telling = [line.strip() for line in output.splitlines() if _TELLING.search(line)]
+    return "\n".join(line[:160] for line in (telling or output.splitlines() or ["no message"])[:6])
+
+
+def _quote_library_path() -> None:
+    """Quote the one path that PyTorch writes bare into the linker's command: its own folder.
+
+    A space in it cuts the command in two. Where there is none this changes nothing.
+    """
+    cpp_extension = importlib.import_module("torch.utils.cpp_extension")
+    folder = str(Path(importlib.import_module("torch").__file__ or "").parent / "lib")
+    cpp_extension.TORCH_LIB_PATH = shlex.quote(folder)
+
+
 def main() -> None:
-    """Build the extension with a word on how long it takes."""
-    print("DeepSpeed's extension: compiling takes about half a minute the first time", flush=True)
-    print(deepspeed_problem() or "DeepSpeed's extension is compiled, and kept for later.")
+    """Build the extension, which takes half a minute the first time; exit status 1 without it."""
+    if problem := deepspeed_problem():
+        sys.exit(problem)
+    print("DeepSpeed's extension is compiled, and kept for later.")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,345 @@
+"""Installing from package indexes on this machine: with pip's settings, and when they fail."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from index_cases import add_wheel, served
+from loopback import server
+
+from utils.installation import packages as packages_module
+from utils.installation import pip_settings, requirements, torch_build, ways_out
+from utils.installation.children import Children
+from utils.installation.environment import Environment, is_whole
+from utils.installation.packages import Packages, show, uv_environment
+from utils.installation.ways_out import SetupError
+
+pytest.importorskip("uv")
+TORCH = {"torch": "2.15.0", "torchvision": "0.29.2"}
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No setting of this machine reaches pip or uv; nothing goes through a proxy."""
+    for word in (*sum(pip_settings.WORDS.values(), ()), "UV_INDEX_STRATEGY"):
+        monkeypatch.delenv(word, raising=False)
+    for name in ("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS", "CERT", "DEFAULT_TIMEOUT"):
+        monkeypatch.delenv(f"PIP_{name}", raising=False)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+
+
+@pytest.fixture(scope="module")
+def indexes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of three indexes: all packages, PyTorch's small builds, one of a company."""
+    folder = tmp_path_factory.mktemp("indexes")
+    add_wheel(folder / "all", "torch", "2.15.0", ["helper"])
+    add_wheel(folder / "all", "torchvision", "0.29.2", ["torch==2.15.0"])
+    add_wheel(folder / "all", "helper", "1.0")
+    add_wheel(folder / "all", "old", "1.0", tag="cp39-cp39-linux_x86_64")
+    add_wheel(folder / "cpu", "torch", "2.15.0+cpu", ["helper", "companion"])
+    add_wheel(folder / "cpu", "torchvision", "0.29.2+cpu", ["torch==2.15.0"])
+    add_wheel(folder / "cpu", "helper", "3.0")
+    add_wheel(folder / "all", "companion", "1.0")
+    add_wheel(folder / "company", "helper", "2.0")
+    with served(folder) as address:
+        yield address
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Packages:
+    """A repository that needs torch, and an environment that has uv and nothing else."""
+    root = tmp_path / "ein Kurs für alle"
+    root.mkdir()
+    (root / "pyproject.toml").write_text(
+        '[project]\nname = "a"\nversion = "1"\ndependencies = ["torch>=2.11", "torchvision>=0.26"]\n'
+        '[project.optional-dependencies]\nsetup = ["uv>=0.9"]\ntest = ["helper"]\n'
+    )
+    pins = "".join(f"{name}=={version}\n" for name, version in TORCH.items())
+    (root / "constraints.txt").write_text(pins)
+    made = Environment(root / ".venv")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(made.folder)], check=True)
+    (made.python.parent / "uv").symlink_to(shutil.which("uv", path=sysconfig.get_path("scripts")))
+    site = made.site_packages()[0]
+    (site / "uv").symlink_to(Path(sysconfig.get_path("purelib")) / "uv")
+    return Packages(root, str(made.python), Children(root))
+
+
+def has(course: Packages) -> dict[str, str | None]:
+    """The version of each of the packages that the indexes hold."""
+    made = Environment(course.root / ".venv")
+    names = ("torch", "torchvision", "helper", "companion")
+    return {name: version for name in names if (version := made.installed(name))}
+
+
+def test_all_come_from_the_index_that_pip_knows(course: Packages, indexes: str) -> None:
+    course.install_all({"index-url": f"{indexes}/all"}, "", "")
+    assert has(course) == {**TORCH, "helper": "1.0"}
+    assert "torch==2.15.0" in course.log.read_text()
+    assert all(map(is_whole, Environment(course.root / ".venv").records()))
+
+
+def test_a_second_index_counts_like_the_first(course: Packages, indexes: str) -> None:
+    settings = {"index-url": f"{indexes}/all", "extra-index-url": f"\n{indexes}/company"}
+    course.install_all(settings, "", "")
+    assert has(course) == {**TORCH, "helper": "2.0"}
+
+
+def test_the_small_build_brings_torch_and_torchvision_alone(course: Packages, indexes: str) -> None:
+    course.install_all({"index-url": f"{indexes}/all"}, f"{indexes}/cpu", "")
+    small = {name: f"{version}+cpu" for name, version in TORCH.items()}
+    assert has(course) == {**small, "helper": "1.0", "companion": "1.0"}
+
+
+def test_a_small_build_that_is_there_is_kept(course: Packages, indexes: str) -> None:
+    course.install_all({"index-url": f"{indexes}/all"}, f"{indexes}/cpu", "")
+    course.install_all({"index-url": f"{indexes}/all"}, "", "")
+    assert has(course)["torch"] == "2.15.0+cpu"
+
+
+def test_the_learners_own_index_may_bring_what_its_build_needs(
+    course: Packages, indexes: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("rocm")
+    add_wheel(folder, "torch", "2.15.0+rocm", ["tritonrocm"])
+    add_wheel(folder, "torchvision", "0.29.2+rocm", ["torch==2.15.0"])
+    add_wheel(folder, "tritonrocm", "1.0")
+    with served(folder) as own:
+        course.install_all({"index-url": f"{indexes}/all"}, own, own)
+    assert has(course)["torch"] == "2.15.0+rocm"
+    assert Environment(course.root / ".venv").installed("tritonrocm") == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("settings", "needs", "way_out"),
+    [
+        ({"index-url": "{}/nothing"}, "helper", "it has no such package.*PIP_INDEX_URL"),
+        ({"index-url": "{}/all"}, "helper==9", r"lacks a version that constraints\.txt names"),
+        ({"index-url": "{}/all"}, "old", "no build for this Python"),
+        ({"index-url": "{}/all"}, 'helper==1.0", "helper==2.0', "do not go together"),
+    ],
+)
+def test_uvs_failures_end_in_a_sentence(
+    course: Packages, indexes: str, settings: dict[str, str], needs: str, way_out: str
+) -> None:
+    settings = {name: value.format(indexes) for name, value in settings.items()}
+    text = (course.root / "pyproject.toml").read_text().replace('["helper"]', f'["{needs}"]')
+    (course.root / "pyproject.toml").write_text(text)
+    with pytest.raises(SetupError, match=rf"{way_out}.*build/setup\.log"):
+        course.install_all(settings, "", "")
+
+
+def test_an_index_of_the_learner_without_torch_is_named(course: Packages, indexes: str) -> None:
+    own = f"{indexes}/nothing"
+    with pytest.raises(SetupError, match=rf"{own} does not have the torch and torchvision"):
+        course.install_all({"index-url": f"{indexes}/all"}, own, own)
+
+
+def test_an_index_that_hangs_or_refuses_ends_in_a_sentence(course: Packages) -> None:
+    settings = {"retries": "0", "default-timeout": "1"}
+    with server(answers=False) as (url, _), pytest.raises(SetupError, match="cannot be reached"):
+        course.install_all({**settings, "index-url": url}, "", "")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/simple"
+        with pytest.raises(SetupError, match="cannot be reached"):
+            course.install_all({**settings, "index-url": url}, "", "")
+
+
+def test_pip_without_a_network_ends_in_its_sentence(
+    course: Packages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The real pip, against a port of this machine where nothing listens.
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    text = (course.root / "pyproject.toml").read_text().replace("uv>=0.9", "no-such-package")
+    (course.root / "pyproject.toml").write_text(text)
+    pip = Packages(course.root, sys.executable, Children(course.root))
+    monkeypatch.setattr(packages_module, "PIP", (*packages_module.PIP, "--retries=1"))
+    with pytest.raises(SetupError, match=r"cannot be reached.*build/setup\.log"):
+        pip.install_uv()
+    assert "no-such-package" in pip.log.read_text()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's disk that is full")
+def test_a_log_that_cannot_be_written_is_an_error_of_the_system(course: Packages) -> None:
+    course.log.parent.mkdir()
+    course.log.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        course.run(["-c", "print('x' * 100_000)"], {})
+
+
+@pytest.mark.parametrize(
+    ("output", "way_out"),
+    [
+        ("[Errno -3] Temporary failure in name resolution\nNo matching distribution", "network"),
+        ("OSError: [Errno 28] No space left on device", "disk is full"),
+        ("failed to write to file `a`: No space left on device (os error 28)", "disk is full"),
+        ("ERROR: No matching distribution found for uv (from versions: none)", "no such package"),
+        ("ERROR: ResolutionImpossible: for help visit", "do not go together"),
+        ("SSLError(SSLCertVerificationError(1, 'CERTIFICATE_VERIFY_FAILED", "PIP_CERT"),
+        ("  cause: invalid peer certificate: UnknownIssuer", "PIP_CERT"),
+        ("error sending request for url (x)\n  cause: dns error", "cannot be reached"),
+        ("HTTP status client error (403 Forbidden) for url (x)", "refused access"),
+        ("Failed to initialize cache at `/a`\n Permission denied (os error 13)", "UV_CACHE_DIR"),
+        ("PermissionError: [Errno 13] Permission denied", "folder of your own"),
+        ("something new", "last lines stand above"),
+    ],
+)
+def test_every_failure_has_a_way_out(output: str, way_out: str) -> None:
+    assert way_out in ways_out.explain(output)
+
+
+def test_only_large_downloads_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (
+        "Resolved 174 packages in 4.33s",
+        "Downloading torch (514.2MiB)",
+        "Downloading nvidia-all (1.2GiB)",
+        "Downloading six (9.9MiB)",
+        " Downloaded torch",
+        "Installed 174 packages in 3.2s",
+    ):
+        show(line + "\n")
+    assert capsys.readouterr().out.split("\n") == [
+        "",
+        "      fetching torch, 514.2MiB",
+        "      fetching nvidia-all, 1.2GiB",
+        "      installed 174 packages, ",
+    ]
+
+
+def test_pips_own_files_and_variables_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "pip.conf"
+    file.write_text(
+        "[global]\nindex-url = https://a.example/simple\ntimeout = 7.5\n"
+        "[install]\nextra-index-url =\n    https://b.example/simple\n    https://c.example/simple\n"
+        "[download]\nno-index = true\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://me:it's@d.example/simple")
+    monkeypatch.setenv("PIP_CERT", str(file))
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    words = pip_settings.for_uv(pip_settings.parse(listed), own={})
+    assert words["UV_DEFAULT_INDEX"] == "https://me:it's@d.example/simple"
+    assert words["UV_INDEX"] == "https://b.example/simple https://c.example/simple"
+    assert words["SSL_CERT_FILE"] == str(file)
+    assert words["UV_HTTP_TIMEOUT"] == "8"
+    assert "UV_NO_INDEX" not in words
+
+
+def test_each_setting_has_its_word(tmp_path: Path) -> None:
+    links = f"{tmp_path} {tmp_path / 'missing'} https://e.example/wheels file://{tmp_path}/none"
+    settings = {"find-links": links, "proxy": "http://p:1", "no-index": "1", "trusted-host": "h i"}
+    assert pip_settings.for_uv(settings, own={}) == {
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_FIND_LINKS": f"{tmp_path},https://e.example/wheels",
+        "HTTPS_PROXY": "http://p:1",
+        "HTTP_PROXY": "http://p:1",
+        "UV_NO_INDEX": "1",
+        "UV_INSECURE_HOST": "h i",
+    }
+
+
+def test_what_the_learner_set_for_uv_stays() -> None:
+    own = {"UV_DEFAULT_INDEX": "https://mine.example", "SSL_CERT_FILE": "/system"}
+    words = pip_settings.for_uv({"index-url": "https://pip.example", "cert": "/company"}, own)
+    assert words == {"UV_INDEX_STRATEGY": "unsafe-best-match", "SSL_CERT_FILE": "/company"}
+
+
+def test_an_address_with_a_password_is_no_argument(course: Packages) -> None:
+    secret = "https://me:secret@example.org/simple"
+    commands: list[list[str]] = []
+    course.run = lambda arguments, *_: commands.append(list(arguments))
+    course.install_all({"index-url": secret}, "", "")
+    assert not [word for word in commands[0] if "secret" in word]
+    assert uv_environment({"index-url": secret}, "")["UV_DEFAULT_INDEX"] == secret
+
+
+def test_the_list_for_uv_holds_what_the_course_needs(course: Packages) -> None:
+    assert requirements.wanted(course.root) == ["torch>=2.11", "torchvision>=0.26", "helper"]
+    assert requirements.installer(course.root) == ["uv>=0.9"]
+    assert requirements.fixed_versions(course.root) == TORCH
+
+
+# Which build of PyTorch.
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_build, "has_nvidia_gpu", lambda: False)
+
+
+def test_without_a_gpu_the_small_build_is_taken_where_it_answers(
+    no_gpu: None, indexes: str
+) -> None:
+    build = torch_build.choose("", "3.11", TORCH, f"{indexes}/cpu", system="linux")
+    assert (build.index, build.small) == (f"{indexes}/cpu", True)
+    assert "small CPU build" in build.reason and "no NVIDIA GPU" in build.reason
+
+
+@pytest.mark.parametrize(
+    ("path", "versions", "why"),
+    [
+        ("nothing", TORCH, "answered 404"),
+        ("cpu", {**TORCH, "torchvision": "0.30.0"}, "has no torchvision 0.30.0"),
+        ("all/old/..", {"torch": "1.0"}, "has no torch 1.0"),
+    ],
+)
+def test_where_it_does_not_fit_the_registrys_is_taken_and_why(
+    no_gpu: None, indexes: str, path: str, versions: dict[str, str], why: str
+) -> None:
+    build = torch_build.choose("", "3.11", versions, f"{indexes}/{path}", system="linux")
+    assert (build.index, build.small) == ("", False)
+    assert why in build.reason and "the registry's" in build.reason
+
+
+def test_an_index_that_hangs_or_is_not_there_is_given_up() -> None:
+    with server(answers=False) as (url, _):
+        why = torch_build.why_not(url, "3.11", TORCH, seconds=0.3)
+    assert why == f"{url} did not answer within 0.3 s"
+    assert "cannot be reached" in torch_build.why_not("http://127.0.0.1:9", "3.11", TORCH)
+    assert "cannot be reached" in torch_build.why_not("no address", "3.11", TORCH)
+    assert torch_build.PROBE_SECONDS == 5.0
+
+
+def test_the_learners_index_wins_and_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_build, "why_not", None)
+    monkeypatch.setattr(torch_build, "has_nvidia_gpu", lambda: True)
+    build = torch_build.choose("https://example.org/cpu", "3.11", TORCH, system="linux")
+    assert (build.index, build.small) == ("https://example.org/cpu", True)
+    assert "CUDA build" in torch_build.choose("", "3.11", TORCH, system="linux").reason
+    assert torch_build.choose("", "3.11", TORCH, system="darwin").small
+
+
+def test_a_gpu_is_seen_by_its_driver_or_its_tool(tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA T4 (UUID: x)'\n")
+    tool.chmod(0o755)
+    nothing = [str(tmp_path / "none")]
+    assert torch_build.has_nvidia_gpu(nothing, [str(tool)])
+    assert torch_build.has_nvidia_gpu([str(tool)], nothing)
+    tool.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
+    assert not torch_build.has_nvidia_gpu(nothing, [str(tool)])
+    assert not torch_build.has_nvidia_gpu(nothing, nothing)
+
+
+def test_a_wheel_counts_for_this_machine_and_python_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_build.platform, "machine", lambda: "x86_64")
+    wheel = "torch-2.15.0+cpu-cp312-cp312-manylinux_2_28_x86_64.whl"
+    assert torch_build.offers(wheel, "torch", "3.12", "2.15.0")
+    assert torch_build.offers(wheel, "torch", "3.12")
+    for python, version in (("3.11", "2.15.0"), ("3.12", "2.15"), ("3.12", "2.14.0")):
+        assert not torch_build.offers(wheel, "torch", python, version)
+    assert not torch_build.offers(wheel.replace("x86_64", "aarch64"), "torch", "3.12", "2.15.0")
+    assert not torch_build.offers(wheel.replace("cp312-cp312", "cp312-cp312t"), "torch", "3.12")
+    assert not torch_build.offers(wheel, "vision", "3.12")
