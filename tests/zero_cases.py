@@ -15,7 +15,7 @@ from utils.memory.holdings import Held, held
 from utils.memory.source import CountingSource
 from utils.models import Transformer, TransformerConfig
 from utils.ranks import run_ranks, traffic
-from utils.ranks.collectives import Traffic
+from utils.traffic.collectives import Traffic
 from utils.techniques.deepspeed import deepspeed_problem
 from utils.techniques.fsdp import no_sync, shard
 from utils.techniques.zero import zero_config, zero_engine

@@ -15,6 +15,8 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
+from utils.shims.forkserver import stop_server
+
 ROOT = Path(__file__).resolve().parents[2]
 # Libraries that ranks get ready-made if this process has imported them: seconds each, in every
 # rank. With each, what it imports only when it is first used.
@@ -54,19 +56,12 @@ def start_server() -> multiprocessing.context.BaseContext:
     context.set_forkserver_preload(["utils.ranks.preload"])
     used = {name for name in LIBRARIES if name in sys.modules}
     if not used <= _preloaded:
-        _stop_server()
+        stop_server()  # the next launch starts one with more in it
         _preloaded.update(used)
     modules = " ".join(module for name in used for module in (name, *LIBRARIES[name]))
     with without_main(), _environment(PYTHONPATH=_on_path(ROOT), COURSE_PRELOAD=modules):
         ensure_running()
     return context
-
-
-def _stop_server() -> None:
-    """End the server, so that the next launch starts one with more in it. No work if none runs."""
-    from multiprocessing import forkserver
-
-    forkserver._forkserver._stop()
 
 
 @contextlib.contextmanager

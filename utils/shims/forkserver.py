@@ -1,0 +1,17 @@
+"""Python's own multiprocessing: ending the server that processes are forked from."""
+
+from __future__ import annotations
+
+from utils.shims.shim import Library, Shim
+
+MULTIPROCESSING = Library("multiprocessing", "of Python 3.11", "utils/shims/forkserver.py")
+_STOP = Shim(
+    MULTIPROCESSING, "multiprocessing.forkserver:_forkserver._stop", "stop_server",
+    "nothing public ends the server, so that the next one may import more",
+)  # fmt: skip
+SHIMS = (_STOP,)
+
+
+def stop_server() -> None:
+    """End the server, if one runs. The next launch starts another."""
+    _STOP.get()()
