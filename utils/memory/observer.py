@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from utils.memory.events import Category, KnownStorage, Mark, ModuleSpan, Phase
 from utils.memory.elsewhere import KeepsElsewhere
+from utils.memory.events import Category, KnownStorage, Mark, ModuleSpan, Phase
 from utils.memory.hookable import hookable
 from utils.memory.source import EventSource
 from utils.shims.fsdp import noted_buffers

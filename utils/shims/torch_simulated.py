@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -40,6 +41,10 @@ _BACKWARD = Shim(
     TORCH, "torch.autograd:_engine_run_backward", "also_in_backward",
     "PyTorch switches a mode off while it handles `backward()`", patched=True,
 )  # fmt: skip
+_LOG = Shim(
+    TORCH, "torch._subclasses.fake_tensor:log", "errors_unlogged",
+    "it logs the whole stack of an error that it raises all the same",
+)  # fmt: skip
 _MODES = Shim(
     TORCH, "torch.utils._python_dispatch:_get_current_dispatch_mode_stack", "active_modes",
     "a simulation inside another must be refused",
@@ -53,7 +58,8 @@ _FUNCTION_OFF = Shim(
     "working out a result must not choose kernels a second time",
 )  # fmt: skip
 SHIMS = (
-    _APPLY, _RESIZE, _TRUNCATED, _SHAPES, _DEVICE_INIT, _BACKWARD, _MODES, _PYTHON_OFF, _FUNCTION_OFF
+    _APPLY, _RESIZE, _TRUNCATED, _SHAPES, _DEVICE_INIT, _BACKWARD, _LOG, _MODES, _PYTHON_OFF,
+    _FUNCTION_OFF,
 )  # fmt: skip
 
 # What the cache of results stands on; a simulation without it needs none of these.
@@ -142,6 +148,21 @@ def also_in_backward(mode: AbstractContextManager[Any]) -> Iterator[None]:
 
     with mode, _BACKWARD.replaced(run_with_mode):
         yield
+
+
+@contextlib.contextmanager
+def errors_unlogged() -> Iterator[None]:
+    """Inside, an operation that fails raises its error and writes no stack to the log beside it."""
+
+    def has_no_stack(record: logging.LogRecord) -> bool:
+        return not record.exc_info
+
+    log = _LOG.get()
+    log.addFilter(has_no_stack)
+    try:
+        yield
+    finally:
+        log.removeFilter(has_no_stack)
 
 
 def active_modes() -> list[Any]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from utils.shims.shim import check
 from utils.shims.torch_ import storage_key
 from utils.shims.torch_simulated import (
     CACHE_SHIMS,
@@ -24,7 +25,6 @@ from utils.shims.torch_simulated import (
     is_builtin_operator,
     is_usual,
 )
-from utils.shims.shim import check
 
 Tensors = list[torch.Tensor]
 Key = tuple[Any, ...]

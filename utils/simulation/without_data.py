@@ -32,6 +32,7 @@ def without_data(watcher: StorageWatcher) -> Iterator[None]:
         torch_simulated.unread_initialization(),
         torch_simulated.apart_from_shapes(watcher.pausing),
         torch_simulated.device_asked_once(),
+        torch_simulated.errors_unlogged(),
         _libraries(),
     ):
         yield
