@@ -13,7 +13,7 @@ from utils.shims.shim import Library, Shim
 
 TORCH = Library("torch", "2.15.0", "utils/shims/torch_.py")
 
-_STORAGE = Shim(
+STORAGE = Shim(
     TORCH, "torch:UntypedStorage._cdata", "storage_key",
     "storages without data have no pointer to tell them apart by",
 )  # fmt: skip
@@ -65,7 +65,7 @@ _SCRIPT_TYPE = Shim(
 
 CUDA_SHIMS = (_WORKSPACES,)  # builds of PyTorch without CUDA lack these names
 SHIMS = (
-    _STORAGE, _INDICES, _VALUES, _GRAPH_TASK, _ENGINE, _COMPILED, _OPTIMIZED, _HISTORY, _SNAPSHOT,
+    STORAGE, _INDICES, _VALUES, _GRAPH_TASK, _ENGINE, _COMPILED, _OPTIMIZED, _HISTORY, _SNAPSHOT,
     _EVENT_TYPE, _BF16, _MODES_OFF, _SCRIPT_TYPE,
 )  # fmt: skip
 

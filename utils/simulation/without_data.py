@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from utils.shims import bitsandbytes, deepspeed, torch_simulated, transformers
+from utils.shims.shim import check
+from utils.shims.torch_ import STORAGE
 from utils.simulation.watcher import StorageWatcher
 
 _LIBRARIES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -26,6 +28,7 @@ def without_data(watcher: StorageWatcher) -> Iterator[None]:
         MovedError: a private name that this stands on is gone.
         ValueError: a library was loaded inside that has to be known before.
     """
+    check((STORAGE, *torch_simulated.SHIMS))
     with (
         torch_simulated.plain_conversion(),
         torch_simulated.noted_resizes(watcher.resized),
