@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 import shim_cases
 import torch
@@ -211,11 +212,12 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_lesson_01_runs_where_fsdp_has_moved():
-    lesson = next((ROOT / "sources" / "beginner").glob("01*/lesson.py"), None)
-    lesson = lesson or next((ROOT / "sources" / "beginner").glob("01*.py"))
-    found = run(f"import runpy; runpy.run_path({str(lesson)!r}, run_name='__main__')")
-    assert found.returncode == 0, found.stderr[-2000:]
+    lesson = next((ROOT / "notebooks" / "beginner").glob("01*.ipynb"))
+    cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
+    found = run("\n\n".join(cell.source for cell in cells) + "\nprint('the end')")
+    assert found.returncode == 0 and found.stdout.endswith("the end\n"), found.stderr[-2000:]
 
 
 def test_where_fsdp_has_moved_a_sharded_model_says_so():
