@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator
+import sys
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,6 +27,24 @@ def interrupts_arrive() -> None:
     """A shell has its background jobs ignore interrupts, and some tests here send themselves one."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that load DeepSpeed come last: simulations patch it from then on, as they would for a
+    learner who uses it, and the others are to run as they do for one who does not."""
+    if "deepspeed" in sys.modules:
+        raise pytest.UsageError("A test file loads DeepSpeed when it is imported. Load it in a test.")
+    files = {item.path for item in items if item.get_closest_marker("deepspeed")}
+    items.sort(key=lambda item: item.path in files)
+
+
+@pytest.fixture(autouse=True)
+def deepspeed_stays_out(request: pytest.FixtureRequest) -> Iterator[None]:
+    """But for tests that are marked `deepspeed`."""
+    was_there = "deepspeed" in sys.modules
+    yield
+    if not request.node.get_closest_marker("deepspeed") and not was_there:
+        assert "deepspeed" not in sys.modules, "this test loads DeepSpeed: mark its file `deepspeed`"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,10 +13,11 @@ import torch.distributed as dist
 
 from utils.ranks import run_ranks
 from utils.techniques.cpu_ranks import fsdp_on_cpu
-from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
+from utils.techniques.deepspeed import deepspeed_missing, deepspeed_problem, load_deepspeed
 from utils.techniques.zero import resident, zero_config, zero_engine
 
-needs_deepspeed = pytest.mark.skipif(bool(deepspeed_problem()), reason=str(deepspeed_problem()))
+pytestmark = pytest.mark.deepspeed
+needs_deepspeed = pytest.mark.skipif(bool(deepspeed_missing()), reason=str(deepspeed_missing()))
 SEQUENCES = 4  # of one step, over all ranks
 SHARDED: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -67,7 +68,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], str, i
 
 @needs_deepspeed
 def test_trainer_with_deepspeed(plain: Any, tmp_path: Path) -> None:
-    load_deepspeed()
+    assert deepspeed_problem() is None
     for losses, name, _ in run_ranks(trained, 2, "deepspeed", str(tmp_path), timeout_seconds=200):
         assert name == "DeepSpeedEngine"
         assert losses == pytest.approx(plain[0], rel=1e-6)
@@ -108,7 +109,7 @@ def offloaded(offload: bool) -> tuple[list[float], dict[str, float], str]:
 @needs_deepspeed
 def test_zero_2_on_one_rank_offloads_twelve_bytes_a_parameter() -> None:
     """Master copy and two moments lie where the optimizer is; the host holds a gradient too."""
-    load_deepspeed()
+    assert deepspeed_problem() is None
     (plain, here, device), (moved, there, _) = (
         run_ranks(offloaded, 1, offload, timeout_seconds=200)[0] for offload in (False, True)
     )

@@ -14,6 +14,8 @@ from utils.labs import check
 from utils.labs.verdict import Status
 from utils.techniques.zero import zero_config
 
+pytestmark = pytest.mark.deepspeed
+
 
 NAMES = {"torch": torch, "dist": dist, "zero_config": zero_config}
 EXERCISES = ["staircase", "sent_bytes", "smallest_stage", "zero_1", "accumulation"]

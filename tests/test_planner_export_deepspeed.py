@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from export_cases import CASES, HALF, MIXED, tiny
 
+pytestmark = pytest.mark.deepspeed
+
 
 @pytest.mark.parametrize("found", [*CASES.values(), MIXED, HALF])
 def test_deepspeed_accepts_the_configuration(found, monkeypatch):

@@ -265,9 +265,9 @@ def temporary(tmp_path, monkeypatch):
     """A folder for temporary files of this process and of ranks, which nobody else uses."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    server._stop_server()  # the next one, and what is forked from it, use the folder
+    server.stop_server()  # the next one, and what is forked from it, use the folder
     yield tmp_path
-    server._stop_server()
+    server.stop_server()
 
 
 def add_up_with_a_file(x):

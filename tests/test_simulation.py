@@ -197,3 +197,14 @@ def test_inference_keeps_no_gradients() -> None:
     simulated, real = both(lambda: (Transformer(TINY), None), step)
     assert simulated.breakdown == real.breakdown
     assert simulated.breakdown[Category.GRADIENTS] == 0
+
+
+def test_a_shape_error_is_one_error_and_no_log(caplog):
+    """PyTorch logs the stack of the very error that it raises: fifteen lines before it."""
+
+    def wrong(model, optimizer):
+        model(torch.ones(2, 5)).sum().backward()
+
+    with pytest.raises(RuntimeError, match=r"same reduction dim, but got \[2, 5\] X \[4, 4\]"):
+        simulate(lambda: (nn.Linear(4, 4), None), wrong)
+    assert caplog.records == []

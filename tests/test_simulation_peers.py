@@ -10,6 +10,8 @@ from utils.validation.comparison import Comparison
 from utils.validation.simulation_cpu import CASES
 from utils.validation.simulation_peers import cpu_peers, memtracker_bytes
 
+pytestmark = pytest.mark.deepspeed
+
 PARAMETERS = 1_000_000
 
 

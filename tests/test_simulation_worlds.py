@@ -25,7 +25,7 @@ from tests.world_cases import (
 )
 from utils.memory import Category, Measurement
 from utils.models import TransformerConfig
-from utils.ranks.collectives import Traffic
+from utils.traffic.collectives import Traffic
 from utils.simulation import simulate
 from utils.validation.simulation_cpu import state_maxima
 

@@ -19,12 +19,13 @@ from utils.memory.events import Category
 from utils.memory.measurement import Measurement
 from utils.ranks import run_ranks, traffic
 from utils.simulation import simulate
-from utils.techniques.deepspeed import deepspeed_problem
+from utils.techniques.deepspeed import deepspeed_missing, deepspeed_problem
 from utils.techniques.fsdp import shard
 from utils.techniques.zero import note_states, zero_config, zero_engine
 
 P = sum(parameter_sizes())
-needs_deepspeed = pytest.mark.skipif(bool(deepspeed_problem()), reason=str(deepspeed_problem()))
+pytestmark = pytest.mark.deepspeed
+needs_deepspeed = pytest.mark.skipif(bool(deepspeed_missing()), reason=str(deepspeed_missing()))
 NAMES = ["DDP", "FSDP2", *(pytest.param(name, marks=needs_deepspeed) for name in STAGES)]
 
 
@@ -80,13 +81,21 @@ def payloads(rows: Any) -> Counter:
     return found
 
 
+def loaded_for(name: str) -> None:
+    """DeepSpeed in this process, from where ranks get it ready-made and simulations know of it."""
+    if name in STAGES:
+        assert deepspeed_problem() is None
+
+
 @functools.cache
 def real(name: str) -> tuple[Measurement, Counter]:
+    loaded_for(name)
     return run_ranks(on_rank, WORLD, name, timeout_seconds=300)[0]
 
 
 @functools.cache
 def simulated(name: str, world: int = WORLD) -> Measurement:
+    loaded_for(name)
     kept: list[Any] = []
 
     def built() -> Any:

@@ -22,7 +22,7 @@ from zero_cases import (
 
 from utils.memory import measure
 from utils.ranks import RankError, run_ranks
-from utils.techniques.deepspeed import deepspeed_problem
+from utils.techniques.deepspeed import deepspeed_missing, deepspeed_problem
 from utils.techniques.zero import note_states, zero_config, zero_engine
 
 SIZES = parameter_sizes()
@@ -30,7 +30,16 @@ P = sum(SIZES)
 BYTES = {"fp32": 4, "bf16": 2}
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 COUNTER = 4  # AdamW's step counter, one for each tensor that it steps
-pytestmark = pytest.mark.skipif(deepspeed_problem() is not None, reason=str(deepspeed_problem()))
+pytestmark = [
+    pytest.mark.deepspeed,
+    pytest.mark.skipif(bool(deepspeed_missing()), reason=str(deepspeed_missing())),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def deepspeed_ready() -> None:
+    """Loaded here with its extension, so that ranks get it ready-made."""
+    assert deepspeed_problem() is None
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

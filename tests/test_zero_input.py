@@ -9,12 +9,21 @@ import pytest
 from zero_cases import adamw, model, parameter_sizes
 
 from utils.ranks import RankError, run_ranks
-from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
+from utils.techniques.deepspeed import deepspeed_missing, deepspeed_problem, load_deepspeed
 from utils.techniques.deepspeed_config import read_config
 from utils.techniques.zero import SETTINGS, zero_config, zero_engine
 
 P = sum(parameter_sizes())
-pytestmark = pytest.mark.skipif(deepspeed_problem() is not None, reason=str(deepspeed_problem()))
+pytestmark = [
+    pytest.mark.deepspeed,
+    pytest.mark.skipif(bool(deepspeed_missing()), reason=str(deepspeed_missing())),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def deepspeed_ready() -> None:
+    """Loaded here with its extension, so that ranks get it ready-made."""
+    assert deepspeed_problem() is None
 
 
 def test_a_contradiction_in_the_batch_is_a_sentence():

@@ -15,12 +15,10 @@ from utils.memory.holdings import Held, held
 from utils.memory.source import CountingSource
 from utils.models import Transformer, TransformerConfig
 from utils.ranks import run_ranks, traffic
-from utils.ranks.collectives import Traffic
+from utils.traffic.collectives import Traffic
 from utils.techniques.deepspeed import deepspeed_problem
 from utils.techniques.fsdp import no_sync, shard
 from utils.techniques.zero import zero_config, zero_engine
-
-deepspeed_problem()  # loads it here, so that ranks get it ready-made
 
 WORLD, SEQUENCES, LENGTH, STEPS = 4, 16, 32, 20
 TINY = TransformerConfig(vocabulary=64, hidden=64, layers=3, heads=4, feedforward=160)
@@ -110,6 +108,8 @@ def trained(
     name: str, precision: str = "fp32", accumulation: int = 1, steps: int = 2, **zero: Any
 ) -> list[Run]:
     """Every rank's run."""
+    if name in STAGES:
+        deepspeed_problem()  # loads it here, so that ranks get it ready-made
     return run_ranks(train, WORLD, name, precision, accumulation, steps, zero, timeout_seconds=300)
 
 

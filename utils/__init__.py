@@ -32,7 +32,7 @@ _HOME = {
     "rank_device": "utils.ranks",
     "run_ranks": "utils.ranks",
     "run_torchrun": "utils.ranks",
-    "traffic": "utils.ranks",
+    "traffic": "utils.traffic",
     "simulate": "utils.simulation",
     "sweep": "utils.simulation",
     "MixedStep": "utils.techniques",

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.ranks.counter import traffic
+from utils.traffic.counter import traffic
 
 TOKENS = [[2, 9, 4], [6, 1, 3]]  # of each rank's micro-batches
 VOCABULARY = 5

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from utils.memory.holdings import held
-from utils.ranks.counter import traffic
+from utils.traffic.counter import traffic
 
 ROWS, STEPS, RATE, MOMENTUM = 16, 3, 0.1, 0.9
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from utils.shims.torch_ import is_compiled, is_compiled_in_place
+
 
 def hookable(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     """Modules that can carry hooks without changing what a compiler makes of them.
@@ -19,7 +21,7 @@ def hookable(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
             "A TorchScript model takes no hooks, so its phases cannot be told apart. "
             "Measure the Python module that it was made from."
         )
-    if getattr(model, "_compiled_call_impl", None) is not None:
+    if is_compiled_in_place(model):
         raise ValueError(
             "model.compile() would pull the meter's hooks into the compiled code. "
             "Measure `compiled = torch.compile(model)` instead, and call `compiled` in the step."
@@ -32,9 +34,9 @@ def hookable(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
             continue
         seen.add(module)
         yield module, path
-        if isinstance(module, torch._dynamo.OptimizedModule):
+        if is_compiled(module):
             continue  # inside is compiled code
         for name, child in module.named_children():
             scripted = isinstance(child, torch.jit.ScriptModule)  # refuses hooks
-            if not scripted and getattr(child, "_compiled_call_impl", None) is None:
+            if not scripted and not is_compiled_in_place(child):
                 pending.append((child, f"{path}.{name}" if path else name))

@@ -18,7 +18,7 @@ class Measurement:
     `step_seconds` are the timed steps, run without the meter; `items` are processed per step.
     `allocator_bytes` is what else the device's allocator says, by name (on CUDA allocated,
     reserved and the driver's own figure; on CPU the process's resident memory). `traffic` lists
-    what one rank of a simulated world communicates (`utils.ranks.collectives.Traffic`).
+    what one rank of a simulated world communicates (`utils.traffic.collectives.Traffic`).
     """
 
     name: str

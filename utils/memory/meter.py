@@ -22,6 +22,7 @@ from utils.memory.measurement import Measurement
 from utils.memory.observer import StepObserver
 from utils.memory.source import EventSource, RealMemory, rounded, source_for
 from utils.memory.timeline import MemoryTimeline
+from utils.shims.ddp import bucket_bytes
 from utils.units import Evidence, format_bytes
 
 Step = Callable[[], Any]
@@ -223,9 +224,7 @@ def _warmup_steps(model: nn.Module) -> int:
 def _bucket_bytes(model: nn.Module) -> tuple[int, ...]:
     if not isinstance(model, nn.parallel.DistributedDataParallel) or model.gradient_as_bucket_view:
         return ()  # as views, the gradients tell where the buckets are
-    logged = model._get_ddp_logging_data()
-    text = str(logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or "")
-    return tuple(int(part) for part in text.split(",") if part.strip())
+    return bucket_bytes(model)
 
 
 def _give_back_free_memory() -> None:

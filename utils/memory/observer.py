@@ -16,10 +16,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from utils.memory.elsewhere import KeepsElsewhere
 from utils.memory.events import Category, KnownStorage, Mark, ModuleSpan, Phase
-from utils.memory.fsdp_buffers import noted_buffers
 from utils.memory.hookable import hookable
 from utils.memory.source import EventSource
+from utils.shims.fsdp import noted_buffers
+from utils.shims.torch_ import inside_backward, sparse_parts
 
 _active: contextvars.ContextVar[StepObserver | None] = contextvars.ContextVar(
     "active_observer", default=None
@@ -130,8 +132,9 @@ class StepObserver:
         self.note(Category.BUFFERS, self._model.buffers())
         self._note_gradients()
         self._note_optimizer_state()
-        for row in getattr(self._model, "kept_elsewhere", dict)().items():
-            self.note(*row)
+        if isinstance(self._model, KeepsElsewhere):
+            for category, tensors in self._model.kept_elsewhere().items():
+                self.note(category, tensors)
 
     def running_path(self) -> str:
         """The path of the innermost module whose forward is running."""
@@ -176,7 +179,7 @@ class StepObserver:
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._running:
-            self._mark(Phase.RECOMPUTE if _inside_backward() else Phase.FORWARD)
+            self._mark(Phase.RECOMPUTE if inside_backward() else Phase.FORWARD)
             self._cast = set()
             if self._phase is Phase.FORWARD:
                 self.note(Category.INPUTS, tree_leaves((args, kwargs)))
@@ -186,11 +189,11 @@ class StepObserver:
     def _note_gathered(self, module: nn.Module, *_: Any) -> None:
         """FSDP puts whole parameters in the place of the model's shards while a module runs."""
         if self._shards:
-            own = module._parameters.values()
+            own = module.parameters(recurse=False)
             self.note(Category.COMMUNICATION, (p for p in own if id(p) not in self._shards))
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._shards and module._parameters:  # FSDP gathers them anew in backward
+        if self._shards and next(module.parameters(recurse=False), None) is not None:  # FSDP gathers them anew in backward
             again = functools.partial(self._note_gathered, module)
             for tensor in _differentiable(output):
                 self._handles.append(tensor.register_hook(again))
@@ -266,10 +269,5 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensors that hold the bytes: a sparse one has no storage of its own."""
     if tensor.layout is torch.sparse_coo:
-        return tensor._indices(), tensor._values()
+        return sparse_parts(tensor)
     return (tensor,) if tensor.layout is torch.strided else ()
-
-
-def _inside_backward() -> bool:
-    # torch.autograd.graph uses the same call to tell a recomputation from a forward.
-    return torch._C._current_graph_task_id() != -1

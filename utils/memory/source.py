@@ -20,6 +20,7 @@ import torch
 
 from utils.memory.compile import CompilerError, compile_library
 from utils.memory.events import AllocationEvent
+from utils.shims.torch_ import cuda_snapshot, is_allocation, record_cuda_history
 
 # c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: every block is a multiple of 512 bytes.
 CUDA_BLOCK_BYTES = 512
@@ -113,14 +114,14 @@ class CudaSource(RealMemory):
         self._device = device
 
     def start(self) -> None:
-        torch.cuda.memory._record_memory_history("all", context=None, device=self._device)
+        record_cuda_history(self._device, is_on=True)
 
     def now_ns(self) -> int:
         return time.time_ns()
 
     def stop(self) -> list[AllocationEvent]:
-        snapshot = torch.cuda.memory._snapshot(self._device)
-        torch.cuda.memory._record_memory_history(None, device=self._device)
+        snapshot = cuda_snapshot(self._device)
+        record_cuda_history(self._device, is_on=False)
         index = self._device.index if self._device.index is not None else 0
         return events_from_snapshot(snapshot, index)
 
@@ -201,7 +202,7 @@ def _memory_events(nodes: list[Any]) -> Iterator[AllocationEvent]:
     while pending:
         node = pending.pop()
         pending.extend(node.children)
-        if node.tag == torch._C._profiler._EventType.Allocation:
+        if is_allocation(node):
             fields = node.extra_fields
             if fields.device.type == "cpu":
                 yield AllocationEvent(node.start_time_ns, fields.ptr, fields.alloc_size)

@@ -35,5 +35,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Counting collectives needs torch, which checks of labs without it do not load.
     if name in ("Sent", "traffic"):
-        return getattr(importlib.import_module("utils.ranks.counter"), name)
+        return getattr(importlib.import_module("utils.traffic.counter"), name)
     raise AttributeError(f"module 'utils.ranks' has no name {name!r}")

@@ -61,9 +61,9 @@ class Member(contextlib.AbstractContextManager[None]):
 
     def wait_for_the_others(self) -> None:
         """Leave together: a rank that leaves early would break off what the others still receive."""
-        import torch.distributed as dist
+        from utils.shims.torch_distributed import default_store
 
-        store = dist.distributed_c10d._get_default_store()
+        store = default_store()
         if store.add("finished", 1) == self.world_size:
             store.set("all finished", "yes")
         store.wait(["all finished"])

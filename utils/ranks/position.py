@@ -14,6 +14,7 @@ from types import TracebackType
 _LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 _HERE = str(Path(__file__).parent)
+_COUNTER = str(Path(__file__).parents[1] / "traffic")  # stands between a learner and a collective
 # A virtual environment may lie inside the folder of a project, so names of folders do not tell.
 _LIBRARIES = tuple(
     {
@@ -58,7 +59,7 @@ def position_in(stack: Iterable[Frame]) -> Position:
             collective = frame.function  # the outermost: all_gather_object calls all_gather
         if frame.function == "wait_for_the_others" and frame.file.startswith(_HERE):
             return Position(is_finished=True)
-        if not frame.file.startswith((*_LIBRARIES, "<frozen", _HERE)):
+        if not frame.file.startswith((*_LIBRARIES, "<frozen", _HERE, _COUNTER)):
             return Position(frame, collective)
     return Position(None, collective)
 

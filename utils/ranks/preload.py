@@ -30,11 +30,10 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import cloudpickle  # noqa: E402, F401
 import torch  # noqa: E402, F401
-import torch._dynamo  # noqa: E402, F401  (the first optimizer imports it: 2 s in every child)
 import torch.distributed.fsdp  # noqa: E402, F401
 import torch.nn.parallel  # noqa: E402, F401
 
-import utils.ranks.collectives  # noqa: E402, F401
+import utils.traffic  # noqa: E402, F401
 
 if not torch.cuda.device_count():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns in every rank
@@ -42,7 +41,8 @@ if not torch.cuda.device_count():
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 # On a CPU it warns of an optional kernel that nothing here uses; peft imports it.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-for name in os.environ.pop("COURSE_PRELOAD", "").split():
+# The first optimizer imports torch._dynamo: 2 s in every child.
+for name in ["torch._dynamo", *os.environ.pop("COURSE_PRELOAD", "").split()]:
     # Other versions of a library may lack the module; then ranks import what they use.
     with contextlib.suppress(ImportError):
         importlib.import_module(name)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from utils.ranks.orphans import CAN_ADOPT, end_orphans
+from utils.shims.forkserver import server_pid, stop_server
 
 ROOT = Path(__file__).resolve().parents[2]
 # Libraries that ranks get ready-made if this process has imported them: seconds each, in every
@@ -56,7 +57,7 @@ def start_server() -> multiprocessing.context.BaseContext:
     context.set_forkserver_preload(["utils.ranks.preload"])
     used = {name for name in LIBRARIES if name in sys.modules}
     if not used <= _preloaded:
-        _stop_server()
+        stop_server()  # the next launch starts one with more in it
         _preloaded.update(used)
     modules = " ".join(module for name in used for module in (name, *LIBRARIES[name]))
     with without_main(), _environment(PYTHONPATH=_on_path(ROOT), COURSE_PRELOAD=modules):
@@ -66,19 +67,10 @@ def start_server() -> multiprocessing.context.BaseContext:
 
 def end_orphans_of_server() -> None:
     """End what processes left behind that have ended: on Linux the server has inherited it."""
-    from multiprocessing import forkserver
-
-    pid = forkserver._forkserver._forkserver_pid
+    pid = server_pid()
     if CAN_ADOPT and pid is not None:
         with _launching:  # else one could be on its way that is not in the list yet
             end_orphans(pid, {process.pid for process in multiprocessing.active_children()})
-
-
-def _stop_server() -> None:
-    """End the server, so that the next launch starts one with more in it. No work if none runs."""
-    from multiprocessing import forkserver
-
-    forkserver._forkserver._stop()
 
 
 @contextlib.contextmanager

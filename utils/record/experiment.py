@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 from utils.memory import Measurement, OverBudgetError
 from utils.memory.budget import is_out_of_memory
 from utils.record.store import Row
+from utils.shims.torch_ import clear_cublas_workspaces
 from utils.units import parse_bytes
 
 _WANTED = re.compile(r"tried to allocate ([0-9.]+) ?(bytes|[KMGT]iB)", re.IGNORECASE)
@@ -79,7 +80,7 @@ def free_memory(device: torch.device) -> None:
         torch.cuda.synchronize(device)
         # cuBLAS keeps a workspace of tens of MB from its first matmul on. Dropped here, it is
         # taken again inside the next recording, so that the meter sees what the allocator sees.
-        torch._C._cuda_clearCublasWorkspaces()
+        clear_cublas_workspaces()
         torch.cuda.empty_cache()
 
 

@@ -16,8 +16,8 @@ from utils.memory.source import rounded
 from utils.memory.timeline import MemoryTimeline
 from utils.simulation.alignment import Misaligned, align, line, stream, timeline
 from utils.simulation.devices import simulated_device
-from utils.simulation.simulate import simulate
-from utils.ranks.collectives import Traffic
+from utils.simulation.simulate import UNCOUNTED, simulate
+from utils.traffic.collectives import Traffic
 
 BuildAt = Callable[[int], tuple[nn.Module, torch.optim.Optimizer | None]]
 Depths = tuple[int, int, int]
@@ -103,11 +103,15 @@ def extrapolate(
     if within is not None:
         budget(within).check(result.timeline)
     verdict = card.verdict(result.peak_bytes)
-    extended = [note for note in result.notes if note.startswith(_EXTENDED)]
-    return dataclasses.replace(result, notes=tuple(filter(None, [verdict, *extended])))
+    return dataclasses.replace(result, notes=tuple(filter(None, [verdict, *lasting_notes(result)])))
 
 
 _EXTENDED = "Extended from"
+
+
+def lasting_notes(found: Measurement) -> tuple[str, ...]:
+    """What a measurement says beside the verdict on its own peak."""
+    return tuple(note for note in found.notes if note.startswith((UNCOUNTED, _EXTENDED)))
 
 
 def _deeper(found: Sequence[Measurement], depths: Depths, layers: int) -> Measurement:
@@ -140,9 +144,8 @@ def larger(found: Sequence[Measurement], sizes: Depths, batch: int, grain: int) 
 def _extended(
     base: Measurement, deep: MemoryTimeline, traffic: tuple[Traffic, ...], steps: str
 ) -> Measurement:
-    earlier = tuple(note for note in base.notes if note.startswith(_EXTENDED))
     note = f"{_EXTENDED} {steps}, allocation by allocation."
-    return dataclasses.replace(base, timeline=deep, traffic=traffic, notes=(*earlier, note))
+    return dataclasses.replace(base, timeline=deep, traffic=traffic, notes=(*lasting_notes(base), note))
 
 
 def _on_line(values: Sequence[int], places: Sequence[int], place: int, grain: int) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from utils.simulation.scratch import Scratch
+from utils.traffic.collectives import operator_name
 
 _FUNCTIONAL = "_c10d_functional::"
 
@@ -22,7 +23,7 @@ def with_gloo(kernels: Scratch) -> Scratch:
     def scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
         if func.namespace in ("c10d", "_c10d_functional"):
             return gloo_scratch(func, args, out)
-        if func._schema.name == "fsdp::chunk_cat_mixed_dtype":
+        if operator_name(func) == "fsdp::chunk_cat_mixed_dtype":
             return _cast_bytes(args[0], out.dtype)
         return kernels(func, args, out)
 
@@ -36,7 +37,7 @@ def gloo_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
     large as its result (`AsyncAllgatherWork`); a reduce-scatter reduces a copy of its whole
     input (`reduce_scatter_tensor_coalesced`); the others work in place.
     """
-    name = func._schema.name
+    name = operator_name(func)
     if "all_gather" in name:
         return _bytes(out)
     if "allgather" in name:

@@ -10,20 +10,21 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from utils.memory.budget import Budget
 from utils.memory.measurement import Measurement
 from utils.memory.meter import measure
 from utils.memory.timeline import MemoryTimeline
-from utils.simulation.caching import replayed
+from utils.shims.torch_distributed import all_to_all_as_on_gpus
+from utils.shims.torch_simulated import active_modes
+from utils.simulation.cuda_allocator import replayed
+from utils.simulation.cuda_choices import choose_optimizer_kernel, cuda_choices
 from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
-from utils.simulation.kernels import choose_optimizer_kernel, cuda_choices
-from utils.simulation.patches import patched
-from utils.ranks.collectives import Collective, Traffic, summed
 from utils.simulation.watcher import StorageWatcher
+from utils.simulation.without_data import without_data
 from utils.simulation.world import check_heads, simulated_world
+from utils.traffic.collectives import Collective, Traffic, summed
 from utils.units import Evidence
 
 Build = Callable[[], tuple[nn.Module, torch.optim.Optimizer | None]]
@@ -41,6 +42,7 @@ def simulate(
     unit: str = "items",
     name: str = "",
     within: Budget | str | int | None = None,
+    reuse_results: bool = True,
 ) -> Measurement:
     """Meter one training step of any size on a device that need not exist.
 
@@ -54,24 +56,28 @@ def simulate(
         rank: which of them is metered.
         items: how many items one step processes, and `unit` what they are called.
         within: a memory budget that the step must stay inside.
+        reuse_results: False has PyTorch work out every operation anew. The answer is the same and
+            takes several times as long; it needs fewer of PyTorch's private names.
 
     Returns:
         A measurement with evidence *simulated*; its times are event counts. The first note
         says whether the peak fits the device, `traffic` what the rank communicates, and on a
         GPU `reserved_bytes` what the caching allocator would have taken from it and
-        `host_bytes` what was kept beside it (`utils.memory.host_memory`).
+        `host_bytes` what was kept beside it (`utils.memory.host_memory`). Operations whose bytes
+        `traffic` cannot tell are named in a note.
 
     Raises:
         SimulationError: the step needs values, which simulated tensors do not have, or an
             operation that cannot be simulated; the message says where.
         OverBudgetError: the step goes over `within`.
+        MovedError: this version of a library lacks a private name that simulations stand on.
         ValueError: an unknown device, a simulation inside of another, a rank outside of the
             world, a mesh or heads that do not divide over it, or a process group that exists.
     """
     card = simulated_device(device)
-    if any(isinstance(mode, FakeTensorMode) for mode in _get_current_dispatch_mode_stack()):
+    if any(isinstance(mode, FakeTensorMode) for mode in active_modes()):
         raise ValueError("A simulation cannot run inside another. Let this one end first.")
-    watcher = StorageWatcher(card.granularity_bytes, card.scratch, has_host=card.is_cuda)
+    watcher = StorageWatcher(card.granularity_bytes, card.scratch, card.is_cuda, reuse_results)
     with simulated_world(world, rank) as ranks, _simulating(watcher, card):
         watcher.axis_of = ranks.axis
         model, optimizer = build()
@@ -85,13 +91,13 @@ def simulate(
             unit=unit, name=name, within=within, timed_steps=0, source=watcher,
         )  # fmt: skip
         del model, optimizer
-    verdict = card.verdict(result.peak_bytes)
+    notes = [card.verdict(result.peak_bytes), *map(uncounted, watcher.unknown_operations.items())]
     return dataclasses.replace(
         result,
         evidence=Evidence.SIMULATED,
         device=card.name,
         allocator_bytes=_allocator_bytes(watcher) if card.is_cuda else {},
-        notes=(verdict,) if verdict else (),
+        notes=tuple(filter(None, notes)),
         traffic=_traffic(watcher.collectives, built_ns, result.timeline),
     )
 
@@ -102,9 +108,10 @@ def _simulating(watcher: StorageWatcher, card: SimulatedDevice) -> Iterator[None
         stack.enter_context(explained(watcher))
         stack.enter_context(FakeTensorMode())
         stack.enter_context(watcher)
-        stack.enter_context(patched(watcher))
+        stack.enter_context(without_data(watcher))
         if card.is_cuda:
             stack.enter_context(cuda_choices(card.flash))
+            stack.enter_context(all_to_all_as_on_gpus())
         yield
 
 
@@ -120,6 +127,15 @@ def _allocator_bytes(watcher: StorageWatcher) -> dict[str, int]:
         "reserved peak": cache.reserved_bytes,
         "host peak": watcher.host_peak_bytes,
     }
+
+
+UNCOUNTED = "Traffic leaves out"
+
+
+def uncounted(found: tuple[str, int]) -> str:
+    """What the traffic of a step does not say."""
+    name, calls = found
+    return f"{UNCOUNTED} the bytes of {calls} x {name}, an operation that it does not know."
 
 
 def _traffic(

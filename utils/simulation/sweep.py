@@ -9,7 +9,7 @@ from typing import Any
 
 from utils.memory.measurement import Measurement
 from utils.simulation.devices import simulated_device
-from utils.simulation.extrapolate import FROM_LAYERS, BuildAt, Depths, extrapolate, larger
+from utils.simulation.extrapolate import FROM_LAYERS, BuildAt, Depths, extrapolate, larger, lasting_notes
 
 
 def sweep(
@@ -62,6 +62,5 @@ def sweep(
 
 def _labelled(found: Measurement, items: int, card: Any) -> Measurement:
     """The measurement with its own items, and the verdict on its own peak."""
-    extended = [note for note in found.notes if note.startswith("Extended from")]
-    notes = tuple(filter(None, [card.verdict(found.peak_bytes), *extended]))
+    notes = tuple(filter(None, [card.verdict(found.peak_bytes), *lasting_notes(found)]))
     return dataclasses.replace(found, items=items, notes=notes)

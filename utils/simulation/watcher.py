@@ -6,9 +6,11 @@ live and die exactly as real ones do. The watcher notes each new storage once an
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,9 +23,11 @@ from utils.memory.events import AllocationEvent, Category
 from utils.memory.host import on_host
 from utils.memory.observer import note_storages, running_module
 from utils.memory.source import rounded
-from utils.simulation.recall import Recall
+from utils.shims.torch_ import storage_key
+from utils.shims.torch_simulated import python_dispatch_off, torch_function_off
+from utils.simulation.result_cache import ResultCache
 from utils.simulation.scratch import Scratch
-from utils.ranks.collectives import Collective, collective
+from utils.traffic.collectives import Collective, UnknownOperation, collectives_of, operator_name
 
 # Operation -> the buffers of communication among its arguments. What a reduce-scatter or a
 # collective of tensor parallelism makes goes on to be a gradient or an activation.
@@ -45,8 +49,8 @@ WORKSPACE_ADDRESS = -1  # no storage has it
 @functools.cache
 def _changes_lists_in_place(func: Any) -> bool:
     """Whether it is one of the operations on lists by which optimizers update all tensors."""
-    name = func._schema.name
-    return name.startswith("aten::_foreach_") and name.endswith("_") and not func._schema.returns
+    name = operator_name(func)
+    return name.startswith("aten::_foreach_") and name.endswith("_")
 
 
 def _is_meta(tensor: torch.Tensor) -> bool:
@@ -60,23 +64,30 @@ class StorageWatcher(TorchDispatchMode):
 
     It is an event source for the meter. `granularity_bytes` is the simulated allocator's,
     `scratch` says what its kernels need beyond their results, and `has_host` whether the device
-    has a host with memory of its own, whose storages are summed up apart, without events.
+    has a host with memory of its own, whose storages are summed up apart, without events. Without
+    `reuse_results` PyTorch works out every result anew: the same events, in several times as long.
     """
 
     name = "simulated storages"
 
     def __init__(
-        self, granularity_bytes: int, scratch: Scratch, has_host: bool = False
+        self,
+        granularity_bytes: int,
+        scratch: Scratch,
+        has_host: bool = False,
+        reuse_results: bool = True,
     ) -> None:
         super().__init__()
         self.granularity_bytes, self._scratch = granularity_bytes, scratch
         self._has_host, self._on_host = has_host, {}
         self.host_peak_bytes = 0
-        self.paused = False  # while PyTorch works out shapes, by tensors that are never made
+        self._paused = False
         self.failed_in = ""
         self.collectives: list[Collective] = []
+        self.unknown_operations: Counter[str] = Counter()
         self.axis_of: Callable[[Any], str] = str
-        self._recall = Recall()
+        self._cache = ResultCache() if reuse_results else None
+        self._python_off, self._function_off = python_dispatch_off(), torch_function_off()
         self._clock = 0
         self._alive: dict[int, tuple[int, Any]] = {}
         self._events: list[AllocationEvent] = []
@@ -92,21 +103,22 @@ class StorageWatcher(TorchDispatchMode):
         if func is _DEVICE:
             return args[0].fake_device  # asked for more often than all else; skip its long way
         if func in _RANGES:
-            with torch._C._DisableTorchDispatch():
+            with self._python_off():
                 return func(*args)  # a name for profilers, without tensors
         if func is _WAIT:
             return args[0]  # as the real one does; its stand-in for fake tensors makes a new one
-        if self.paused:
+        if self._paused:
             return func(*args, **(kwargs or {}))
-        with torch._C.DisableTorchFunction():
+        with self._function_off():
             return self._run(func, args, kwargs or {})
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors: list[torch.Tensor] = []
-        key = self._recall.key(func, args, kwargs, tensors)
-        recipe = self._recall.get(key) if key is not None else None
+        cache = self._cache
+        key = cache.key(func, args, kwargs, tensors) if cache is not None else None
+        recipe = cache.get(key) if cache is not None and key is not None else None
         if recipe is not None:
-            with torch._C._DisableTorchDispatch():
+            with self._python_off():
                 out, scratch_bytes = recipe.results(tensors), recipe.scratch_bytes
         else:
             out = self._worked_out(func, args, kwargs)
@@ -119,9 +131,9 @@ class StorageWatcher(TorchDispatchMode):
             self._communication(func, args, kwargs)
         if scratch_bytes and not (self._has_host and on_host()):
             self._workspace(scratch_bytes)
-        if key is not None and recipe is None:
-            again = self._recall.key(func, args, kwargs, [])
-            self._recall.learn(key, again, tensors, out, scratch_bytes)
+        if cache is not None and key is not None and recipe is None:
+            again = cache.key(func, args, kwargs, [])
+            cache.learn(key, again, tensors, out, scratch_bytes)
         return out
 
     def _worked_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -130,6 +142,15 @@ class StorageWatcher(TorchDispatchMode):
         except Exception:
             self.failed_in = running_module()
             raise
+
+    @contextlib.contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Inside nothing is noted: PyTorch works out shapes by tensors that are never made."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
 
     def __enter__(self) -> StorageWatcher:
         super().__enter__()
@@ -148,11 +169,12 @@ class StorageWatcher(TorchDispatchMode):
 
     def address(self, storage: torch.UntypedStorage) -> int | None:
         """What stands in for an address: fake storages have no data pointer."""
-        return None if storage._cdata in self._on_host else storage._cdata
+        key = storage_key(storage)
+        return None if key in self._on_host else key
 
     def note(self, storage: torch.UntypedStorage) -> None:
         """Record a storage that is seen for the first time."""
-        address = storage._cdata
+        address = storage_key(storage)
         if address in self._alive or address in self._on_host:
             return
         if self._has_host and on_host():
@@ -165,14 +187,15 @@ class StorageWatcher(TorchDispatchMode):
         return None
 
     def _note_on_host(self, storage: torch.UntypedStorage) -> None:
-        self._on_host[storage._cdata] = storage.nbytes()
-        guard = weakref.finalize(storage, self._on_host.pop, storage._cdata)
+        key = storage_key(storage)
+        self._on_host[key] = storage.nbytes()
+        guard = weakref.finalize(storage, self._on_host.pop, key)
         guard.atexit = False
         self.host_peak_bytes = max(self.host_peak_bytes, sum(self._on_host.values()))
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Record that a storage changed its size in place, as FSDP's parameters do."""
-        address = storage._cdata
+        address = storage_key(storage)
         old = self._alive.get(address)
         if old is None:
             return self.note(storage)
@@ -185,9 +208,10 @@ class StorageWatcher(TorchDispatchMode):
 
     def _communication(self, func: Any, args: Any, kwargs: Any) -> None:
         """Note what an operation of FSDP or of the collectives takes and makes."""
-        row = collective(func, args, self._clock, self.axis_of)
-        if row is not None:
-            self.collectives.append(row)
+        try:
+            self.collectives += collectives_of(func, args, self._clock, self.axis_of)
+        except UnknownOperation as error:
+            self.unknown_operations[error.name] += 1
         if func.name() in _BUFFERS:
             note_storages(Category.COMMUNICATION, tree_leaves(_BUFFERS[func.name()](args, kwargs)))
 

@@ -7,9 +7,8 @@ the sequence of operations of one rank do not depend on what the others send.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -17,16 +16,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import ColwiseParallel
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import _disable_current_modes
 
-from utils.simulation.data_parallel import modelled_reducer
-
-# These compute with the numbers of ranks, in tensors: with data, so outside of fake mode.
-_MESH_METHODS = ("__getitem__", "_flatten", "_unflatten", "_concatenate", "_get_all_submeshes")
+from utils.shims.ddp import modelled_reducer
+from utils.shims.torch_distributed import join_alone, meshes_with_data, noted_column_splits
 
 
 @dataclass
@@ -41,6 +34,10 @@ class World:
         name = group if isinstance(group, str) else group.group_name
         return self.axes.get(name, "world")
 
+    def axes_of(self, mesh: dict[str, str]) -> None:
+        """Take up the axes of a new mesh, by the names of their groups; the first name stays."""
+        self.axes = mesh | self.axes
+
 
 @contextlib.contextmanager
 def simulated_world(size: int, rank: int) -> Iterator[World]:
@@ -51,9 +48,14 @@ def simulated_world(size: int, rank: int) -> Iterator[World]:
     """
     _check(size, rank)
     world = World()
-    dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    join_alone(rank, size)
     try:
-        with _environment(rank, size), _meshes(world), _noted_splits(world), modelled_reducer():
+        with (
+            _environment(rank, size),
+            meshes_with_data(world.axes_of, _check_sizes),
+            noted_column_splits(world.split.__setitem__),
+            modelled_reducer(),
+        ):
             yield world
     finally:
         dist.destroy_process_group()
@@ -97,58 +99,10 @@ def _environment(rank: int, size: int) -> contextlib.AbstractContextManager[Any]
     return mock.patch.dict(os.environ, {name: str(value) for name, value in values.items()})
 
 
-@contextlib.contextmanager
-def _meshes(world: World) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        patch = functools.partial(mock.patch.object, DeviceMesh)
-        stack.enter_context(patch("__init__", _noting_axes(DeviceMesh.__init__, world)))
-        stack.enter_context(patch("mesh", property(_with_data(DeviceMesh.mesh.fget))))
-        for name in _MESH_METHODS:
-            static = isinstance(vars(DeviceMesh)[name], staticmethod)
-            method = _with_data(getattr(DeviceMesh, name))
-            stack.enter_context(patch(name, staticmethod(method) if static else method))
-        yield
-
-
-def _with_data(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes():
-            return method(*args, **kwargs)
-
-    return call
-
-
-def _noting_axes(init: Callable[..., None], world: World) -> Callable[..., None]:
-    def call(mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
-        ranks = kwargs.get("_rank_map")
-        with _disable_current_modes():
-            if isinstance(ranks, FakeTensor):  # init_device_mesh numbers the ranks in order
-                _check_size(kwargs["_layout"].top_level_sizes)
-                kwargs["_rank_map"] = torch.arange(ranks.numel(), dtype=torch.int)
-            init(mesh, *args, **kwargs)
-        names = mesh.mesh_dim_names or tuple(f"axis {i}" for i in range(mesh.ndim))
-        for group, axis in zip(getattr(mesh, "_dim_group_names", ()), names, strict=False):
-            world.axes.setdefault(group, axis)
-
-    return call
-
-
-def _check_size(shape: tuple[int, ...]) -> None:
+def _check_sizes(shape: tuple[int, ...]) -> None:
     ranks, size = torch.Size(shape).numel(), dist.get_world_size()
     if size % ranks:
         raise ValueError(
             f"A mesh of {' x '.join(map(str, shape))} takes {ranks} ranks, which do not divide "
             f"the world of {size}. Change the mesh, or simulate(..., world={ranks})."
         )
-
-
-def _noted_splits(world: World) -> contextlib.AbstractContextManager[Any]:
-    """Note which linear layers tensor parallelism splits by columns, that is by heads."""
-    apply = ColwiseParallel._apply
-
-    def noting(plan: ColwiseParallel, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        world.split[module] = mesh
-        return apply(plan, module, mesh)
-
-    return mock.patch.object(ColwiseParallel, "_apply", noting)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from utils.shims.torch_ import storage_key
 from utils.techniques.checkpointing import FrozenStatistics, blocks_of, fork_random_state
 from utils.units import format_bytes
 
@@ -107,7 +108,7 @@ def block_costs(model: nn.Module, *inputs: Any) -> list[BlockCost]:
     running: list[nn.Module] = []
 
     def pack(tensor: Tensor) -> Tensor:
-        key = tensor.untyped_storage()._cdata
+        key = storage_key(tensor.untyped_storage())
         if running and key not in seen:
             saved[running[-1]][key] = tensor.untyped_storage().nbytes()
         kept.append(tensor.detach())  # alive, or its address would be used again
@@ -116,7 +117,7 @@ def block_costs(model: nn.Module, *inputs: Any) -> list[BlockCost]:
     def enters(block: nn.Module, args: Any, kwargs: Any) -> None:
         running.append(block)
         calls[block], saved[block] = (args, kwargs), {}
-        entering = {t.untyped_storage()._cdata: t for t in _tensors((args, kwargs))}
+        entering = {storage_key(t.untyped_storage()): t for t in _tensors((args, kwargs))}
         input_bytes[block] = sum(
             t.untyped_storage().nbytes() for k, t in entering.items() if k not in seen
         )
@@ -138,7 +139,7 @@ def block_costs(model: nn.Module, *inputs: Any) -> list[BlockCost]:
 
 
 def _owned(model: nn.Module) -> set[int]:
-    return {t.untyped_storage()._cdata for t in [*model.parameters(), *model.buffers()]}
+    return {storage_key(t.untyped_storage()) for t in [*model.parameters(), *model.buffers()]}
 
 
 def _tensors(tree: Any) -> list[Tensor]:

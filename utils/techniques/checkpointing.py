@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -204,9 +203,7 @@ class FrozenStatistics(AbstractContextManager[None]):
 
     def __init__(self, module: nn.Module) -> None:
         self.norms = [
-            part
-            for part in module.modules()
-            if isinstance(part, _NormBase) and part.running_mean is not None
+            part for part in module.modules() if getattr(part, "running_mean", None) is not None
         ]
         self._before: list[dict[str, Tensor]] = []
 

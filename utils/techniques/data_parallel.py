@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from utils.shims.torch_ import after_backward
 from utils.units import MIB
 
 BUCKET_BYTES = 25 * MIB  # as DistributedDataParallel
@@ -112,7 +113,7 @@ class DataParallel(nn.Module):
 
     def _ready(self, number: int, parameter: Tensor) -> None:
         if not self._is_queued:  # run at the end of this backward, as DDP's reducer does
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            after_backward(self._finish)
             self._is_queued = True
         self._arrived[number].add(parameter)
         bucket = self.buckets[number]

@@ -19,8 +19,9 @@ from pathlib import Path
 from types import ModuleType
 
 from utils.memory.compile import CompilerError, find_compiler
+from utils.shims.deepspeed import device_type as loaded_for
+from utils.shims.deepspeed import extension_builder, try_compiler
 
-_EXTENSION = "ShareMemCommBuilder"
 _DEVICE = "DS_ACCELERATOR"  # DeepSpeed's own variable
 # Of this copy of the course: another copy's would be compiled anew here, and again there.
 _EXTENSIONS = Path(__file__).resolve().parents[2] / "build" / "extensions"
@@ -51,14 +52,14 @@ def load_deepspeed(device_type: str | None = None) -> ModuleType:
     _quote_library_path()
     deepspeed = importlib.import_module("deepspeed")
     deepspeed.utils.logger.setLevel(logging.ERROR)
-    found = deepspeed.accelerator.get_accelerator().device_name()
+    found = loaded_for()
     if found != wanted:
         raise RuntimeError(
             f"DeepSpeed was loaded for {found!r} in this process, and {wanted!r} is wanted now: it "
             "keeps its first choice. Restart the kernel, and call load_deepspeed() first."
         )
     with _without_error_output():  # it tries the compiler once a process, and a linker may complain
-        _ = deepspeed.ops.__compatible_ops__
+        try_compiler()
     return deepspeed
 
 
@@ -92,8 +93,9 @@ def deepspeed_missing(device_type: str | None = None) -> str | None:
 def deepspeed_problem(device_type: str | None = None) -> str | None:
     """Why ZeRO cannot run here, and what is skipped for it; None if it can.
 
-    `device_type` is `load_deepspeed`'s, which this calls. The first call of a copy of the course compiles what DeepSpeed needs on a CPU (half a minute).
-    PyTorch keeps the result in `build/extensions/`, so later calls only load it.
+    `device_type` is `load_deepspeed`'s, which this calls. The first call of a copy of the course
+    compiles what DeepSpeed needs on a CPU (half a minute). PyTorch keeps the result in
+    `build/extensions/`, so later calls only load it.
     """
     if problem := deepspeed_missing(device_type):
         return problem
@@ -109,9 +111,8 @@ def _unbuilt() -> str | None:
 
     A lock that an interrupted build left there is removed: PyTorch would wait for it for ever.
     """
-    accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
-    builder = accelerator.create_op_builder(_EXTENSION)
-    if accelerator.device_name() != "cpu" or builder is None or not builder.is_compatible():
+    builder = extension_builder()
+    if builder is None:
         return None  # DeepSpeed then runs without it
     for lock in _EXTENSIONS.glob("*/lock"):
         lock.unlink(missing_ok=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 import importlib.util
 from collections.abc import Mapping, Set
 from typing import Any
-from unittest import mock
+
+from utils.shims.deepspeed import own_reading, zero_keys
 
 _BATCH = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
 
@@ -42,23 +42,7 @@ def _own_reading(config: dict[str, Any], world_size: int) -> Any:
     from utils.techniques.deepspeed import load_deepspeed
 
     load_deepspeed()
-    module = importlib.import_module("deepspeed.runtime.config")
-    try:
-        # Without a process group it would count one rank, whatever it is told.
-        with mock.patch("deepspeed.comm.get_rank", lambda *_: 0):
-            return module.DeepSpeedConfig(config, mpu=_Ranks(world_size))
-    except (AssertionError, module.DeepSpeedConfigError) as error:
-        raise ValueError(f"DeepSpeed refuses this configuration: {error}") from error
-
-
-class _Ranks:
-    """What `DeepSpeedConfig` asks for instead of a process group."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def get_data_parallel_world_size(self) -> int:
-        return self._count
+    return own_reading(config, world_size)
 
 
 def _check_batch(config: Mapping[str, Any], world_size: int) -> None:
@@ -123,5 +107,4 @@ def _zero_keys() -> frozenset[str]:
     from utils.techniques.deepspeed import load_deepspeed
 
     load_deepspeed()
-    fields = importlib.import_module("deepspeed.runtime.zero.config").DeepSpeedZeroConfig.model_fields
-    return frozenset(fields) | {field.alias for field in fields.values() if field.alias}
+    return zero_keys()

@@ -8,7 +8,7 @@ import importlib.util
 import logging
 from types import ModuleType
 
-from torch.utils._python_dispatch import _disable_current_modes
+from utils.shims.torch_ import with_data
 
 
 @functools.cache
@@ -46,6 +46,6 @@ def bitsandbytes_library() -> ModuleType:
 def _load() -> ModuleType:
     # On a CPU it warns of an optional kernel for inference that nothing here uses.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    with _disable_current_modes():  # its tables need values, which a simulation has not
+    with with_data():  # its tables need values, which a simulation has not
         importlib.import_module("bitsandbytes.functional")
         return importlib.import_module("bitsandbytes")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from utils.shims.torch_ import has_bf16_instructions
 from utils.start import choose_dtype
 
 LOW_DTYPES = (torch.float16, torch.bfloat16)
@@ -108,7 +109,7 @@ def _cpu_computes_bf16() -> bool:
     if not torch.backends.mkldnn.is_available():  # PyTorch for macOS has no such operator either
         return False
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    has_instructions = not is_x86 or torch.cpu._is_avx512_bf16_supported()
+    has_instructions = not is_x86 or has_bf16_instructions()
     return has_instructions and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 

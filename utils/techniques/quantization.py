@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
+from utils.shims.torch_ import with_data
 from utils.techniques.library import bitsandbytes_library, has_bitsandbytes
 from utils.techniques.nf4 import BLOCK, SCALE_BLOCK
 from utils.techniques.replace import replace_linears
@@ -159,5 +159,5 @@ def _raw(tensor: Tensor) -> Tensor:
 @functools.cache
 def _dynamic_code() -> tuple[float, ...]:
     """The 256 values of bitsandbytes' eight-bit type (Dettmers 2016, arXiv:1511.04561)."""
-    with _disable_current_modes():  # a simulation has no values to read
+    with with_data():  # a simulation has no values to read
         return tuple(bitsandbytes_library().functional.create_dynamic_map().tolist())

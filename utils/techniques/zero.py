@@ -19,14 +19,12 @@ from utils.memory.events import Category
 from utils.memory.holdings import held
 from utils.memory.observer import note_storages
 from utils.planner.export.deepspeed import batch_keys, precision_keys
+from utils.shims.deepspeed import buffers_in_backward, gradients, lasting_buffers, shards
 from utils.techniques.deepspeed import deepspeed_missing, load_deepspeed
 from utils.techniques.deepspeed_config import check_config
 
 BUCKETS = 4  # a model's gradients are sent in about as many pieces
 LARGEST_BUCKET = 500_000_000  # elements: DeepSpeed's default, meant for models of many billions
-# What lies under these attributes of DeepSpeed's optimizers.
-_GRADIENTS = ("averaged_gradients", "all_grad_tensors", "grad_partitions_flat_buffer")
-_BUFFERS = ("ipg_bucket",)  # of stage 3; "ipg_buckets" of 1 and 2, which live in backward alone
 
 SETTINGS: dict[str, str] = {
     "train_micro_batch_size_per_gpu": "items in one forward of one rank",
@@ -153,34 +151,17 @@ def note_states(engine: Any) -> None:
 
 def _kept(engine: Any) -> dict[Category, list[torch.Tensor]]:
     """What lies in attributes of the optimizer, not of the model: shards, gradients, buckets."""
-    keeper = vars(engine.optimizer)
-
-    def under(names: tuple[str, ...]) -> list[torch.Tensor]:
-        return _tensors_in({k: v for k, v in keeper.items() if k.startswith(names)})
-
-    shards = [p.ds_tensor for p in engine.module.parameters() if hasattr(p, "ds_tensor")]
     return {
-        Category.PARAMETERS: shards,
-        Category.GRADIENTS: under(_GRADIENTS),
-        Category.COMMUNICATION: under(_BUFFERS),
+        Category.PARAMETERS: shards(engine),
+        Category.GRADIENTS: gradients(engine),
+        Category.COMMUNICATION: lasting_buffers(engine),
     }
-
-
-def _tensors_in(found: Any) -> list[torch.Tensor]:
-    if isinstance(found, torch.Tensor):
-        return [found]
-    if isinstance(found, Mapping):
-        found = list(found.values())
-    if not isinstance(found, (list, tuple)):
-        found = list(getattr(found, "__dict__", {}).values())
-    return [tensor for value in found for tensor in _tensors_in(value)]
 
 
 def _tell_the_meter(engine: Any) -> None:
     """What is kept outside of the model; and that whole parameters of stage 3 are gathered ones."""
-    engine.module.kept_elsewhere = lambda: _kept(engine)
-    sharded = [p for p in engine.module.parameters() if hasattr(p, "ds_tensor")]
-    for module in engine.module.modules() if sharded else ():
+    engine.module.kept_elsewhere = lambda: _kept(engine)  # utils.memory.elsewhere.KeepsElsewhere
+    for module in engine.module.modules() if shards(engine) else ():
         module.register_forward_pre_hook(
             lambda module, _: note_storages(
                 Category.COMMUNICATION, module.parameters(recurse=False)
@@ -188,12 +169,5 @@ def _tell_the_meter(engine: Any) -> None:
         )
     for parameter in filter(lambda p: p.requires_grad, engine.module.parameters()):
         parameter.register_post_accumulate_grad_hook(
-            lambda whole: note_storages(Category.COMMUNICATION, _sent_from(engine, whole))
+            lambda whole: note_storages(Category.COMMUNICATION, buffers_in_backward(engine, whole))
         )
-
-
-def _sent_from(engine: Any, whole: torch.Tensor) -> list[torch.Tensor]:
-    """Buffers of backward: a gathered parameter of stage 3, the buckets of stages 1 and 2."""
-    if hasattr(whole, "ds_tensor"):
-        return [whole]
-    return _tensors_in(getattr(engine.optimizer, "ipg_buckets", {}))

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.distributed._tools.mem_tracker import MemTracker
 
+from utils.shims.torch_distributed import mem_tracker
 from utils.units import MIB
 from utils.validation.comparison import Comparison
 from utils.validation.peers import PeerError, error_of
@@ -36,7 +36,7 @@ def memtracker_bytes(case: Pair) -> int:
         model, optimizer = build()
         if not all(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError("MemTracker takes no frozen parameters.")
-        tracker = MemTracker()
+        tracker = mem_tracker()
         tracker.track_external(model, optimizer)
         with tracker:
             step(model, optimizer)

@@ -1,4 +1,4 @@
-"""The flat buffers that FSDP2 gathers parameters in and reduces gradients from, made known.
+"""FSDP2: the flat buffers that it gathers parameters in and reduces gradients from, made known.
 
 They belong to no module and no tensor of the learner's, so that only FSDP's own functions can
 tell: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
@@ -10,9 +10,21 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
-from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+from utils.shims.shim import Library, Shim
+
+FSDP = Library("torch", "2.15.0", "utils/shims/fsdp.py")
+_COLLECTIVES = "torch.distributed.fsdp._fully_shard._fsdp_collectives:"
+
+_ALLOCATE = Shim(
+    FSDP, _COLLECTIVES + "DefaultAllGather.allocate", "noted_buffers",
+    "the buffer of an all-gather is nobody's attribute", patched=True,
+)  # fmt: skip
+_FILL = Shim(
+    FSDP, _COLLECTIVES + "foreach_reduce_scatter_copy_in", "noted_buffers",
+    "the buffer of a reduce-scatter is nobody's attribute", patched=True,
+)  # fmt: skip
+SHIMS = (_ALLOCATE, _FILL)
 
 
 @contextlib.contextmanager
@@ -21,8 +33,7 @@ def noted_buffers(note: Callable[[list[Any]], None]) -> Iterator[None]:
 
     What a reduce-scatter leaves is not among them: it becomes the gradient.
     """
-    gather, fill = collectives.DefaultAllGather, collectives.foreach_reduce_scatter_copy_in
-    allocate = gather.allocate
+    allocate, fill = _ALLOCATE.get(), _FILL.get()
 
     @functools.wraps(allocate)
     def allocated(*args: Any, **kwargs: Any) -> Any:
@@ -35,8 +46,5 @@ def noted_buffers(note: Callable[[list[Any]], None]) -> Iterator[None]:
         note([buffer])
         fill(gradients, buffer, world_size)
 
-    with (
-        mock.patch.object(gather, "allocate", allocated),
-        mock.patch.object(collectives, "foreach_reduce_scatter_copy_in", filled),
-    ):
+    with _ALLOCATE.replaced(allocated), _FILL.replaced(filled):
         yield

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from utils.shims.torch_simulated import also_in_backward
 
 # CUDA's autocast runs these in fp32, CPU's does not: docs.pytorch.org/docs/stable/amp.html,
 # "CUDA Ops that can autocast to float32". The ones that models of the course call.
@@ -42,7 +44,7 @@ class CudaChoices(TorchFunctionMode):
         if func is F.rms_norm and not torch.is_autocast_enabled("cpu"):
             return _rms_norm(*args, **kwargs)
         if func in FLOAT32_FUNCTIONS and torch.is_autocast_enabled("cpu"):
-            args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, _up, (args, kwargs))
+            args, kwargs = tree_map_only(torch.Tensor, _up, (args, kwargs))
             with torch.autocast("cpu", enabled=False):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
@@ -55,13 +57,7 @@ def cuda_choices(flash: bool) -> Iterator[None]:
     PyTorch switches a mode off while it handles a call to `backward()`, and what a checkpoint
     recomputes in there must choose as the forward did.
     """
-    mode, run = CudaChoices(flash), torch.autograd._engine_run_backward
-
-    def run_with_choices(*args: Any, **kwargs: Any) -> Any:
-        with mode:
-            return run(*args, **kwargs)
-
-    with mode, mock.patch.object(torch.autograd, "_engine_run_backward", run_with_choices):
+    with also_in_backward(CudaChoices(flash)):
         yield
 
 

@@ -1,4 +1,4 @@
-"""DistributedDataParallel on tensors without data: its C++ reducer, modelled.
+"""DistributedDataParallel: the sizes of its buckets, and its C++ reducer modelled without data.
 
 The reducer reads data pointers, which simulated tensors lack. What it does to memory is simple:
 it keeps flat buckets, copies each gradient in, reduces a bucket once it is full, copies back.
@@ -12,14 +12,52 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch._utils import _flatten_dense_tensors
 from torch.autograd.graph import get_gradient_edge
 
+from utils.shims.shim import Library, Shim
+
+DDP = Library("torch", "2.15.0", "utils/shims/ddp.py")
+
+_LOGGED = Shim(
+    DDP, "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data", "bucket_bytes",
+    "nothing public says how large the buckets are",
+)  # fmt: skip
+_REDUCER = Shim(
+    DDP, "torch.distributed:Reducer", "modelled_reducer", "it reads data pointers", patched=True
+)
+_LOGGER = Shim(
+    DDP, "torch.distributed:Logger", "modelled_reducer", "it takes PyTorch's own reducer alone",
+    patched=True,
+)  # fmt: skip
+_VERIFY = Shim(
+    DDP, "torch.distributed:_verify_params_across_processes", "modelled_reducer",
+    "it compares shapes with ranks that are not there", patched=True,
+)  # fmt: skip
+_BROADCAST = Shim(
+    DDP, "torch.distributed:_broadcast_coalesced", "modelled_reducer", "it reads data pointers",
+    patched=True,
+)  # fmt: skip
+_ASSIGN = Shim(
+    DDP, "torch.distributed:_compute_bucket_assignment_by_size", "modelled_reducer",
+    "the modelled reducer fills its buckets by PyTorch's own rule",
+)  # fmt: skip
+_FLATTEN = Shim(
+    DDP, "torch._utils:_flatten_dense_tensors", "modelled_reducer",
+    "one tensor alone is not copied, and several are",
+)  # fmt: skip
+SHIMS = (_LOGGED, _REDUCER, _LOGGER, _VERIFY, _BROADCAST, _ASSIGN, _FLATTEN)
+
 Indices = Sequence[Sequence[int]]
+
+
+def bucket_bytes(model: Any) -> tuple[int, ...]:
+    """Bytes of the buckets of a `DistributedDataParallel`, as it has them since its second step."""
+    logged = _LOGGED.get()(model)
+    text = str(logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or "")
+    return tuple(int(part) for part in text.split(",") if part.strip())
 
 
 class ModelledReducer:
@@ -73,7 +111,7 @@ class ModelledReducer:
             return False
         order = self._arrived[: len(self._params)]
         tensors, sparse = [self._params[i] for i in order], [False] * len(order)
-        indices, _ = dist._compute_bucket_assignment_by_size(tensors, self._limits, sparse, order)
+        indices, _ = _ASSIGN.get()(tensors, self._limits, sparse, order)
         self._buckets = []  # the old ones go before the new ones come
         self._allocate(indices)
         self._rebuilds = False
@@ -132,10 +170,10 @@ class _Logger:
 def modelled_reducer() -> Iterator[None]:
     """Inside, `DistributedDataParallel` wraps models without data."""
     with (
-        mock.patch.object(dist, "Reducer", ModelledReducer),
-        mock.patch.object(dist, "Logger", _Logger),
-        mock.patch.object(dist, "_verify_params_across_processes", lambda *_: None),
-        mock.patch.object(dist, "_broadcast_coalesced", _broadcast_coalesced),
+        _REDUCER.replaced(ModelledReducer),
+        _LOGGER.replaced(_Logger),
+        _VERIFY.replaced(lambda *_: None),
+        _BROADCAST.replaced(_broadcast_coalesced),
     ):
         yield
 
@@ -148,7 +186,7 @@ def _broadcast_coalesced(
     if not tensors:
         return
     limits, sparse = [cap_bytes], [False] * len(tensors)
-    indices, _ = dist._compute_bucket_assignment_by_size(list(tensors), limits, sparse)
+    indices, _ = _ASSIGN.get()(list(tensors), limits, sparse)
     for members in indices:
-        flat = _flatten_dense_tensors([tensors[i] for i in members])
+        flat = _FLATTEN.get()([tensors[i] for i in members])
         dist.broadcast(flat, src=source, group=group)

@@ -1,4 +1,4 @@
-"""Results of operations on simulated tensors, recalled where the same operation came before.
+"""A cache of results of operations on simulated tensors, by the operation and its arguments.
 
 A step asks for the same few hundred results again and again, once a layer. What a result looks
 like follows from the operation and the looks of its arguments: PyTorch works it out the first
@@ -13,9 +13,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._C import DispatchKey
-from torch._library.utils import is_builtin
 from torch._subclasses.fake_tensor import FakeTensor
+
+from utils.shims.shim import check
+from utils.shims.torch_ import storage_key
+from utils.shims.torch_simulated import (
+    CACHE_SHIMS,
+    dispatch_keys,
+    fake_device,
+    fake_like,
+    is_builtin_operator,
+    is_usual,
+)
 
 Tensors = list[torch.Tensor]
 Key = tuple[Any, ...]
@@ -32,19 +41,7 @@ _UNPREDICTABLE = (
     torch.Tag.dynamic_output_shape,
     torch.Tag.inplace_view,
 )
-_LIBRARIES = ("_c10d_functional", "fsdp")  # PyTorch's own, registered from Python
-_UNUSUAL = (
-    DispatchKey.Conjugate,
-    DispatchKey.Negative,
-    DispatchKey.ZeroTensor,
-    DispatchKey.SparseCPU,
-    DispatchKey.SparseCsrCPU,
-    DispatchKey.SparseMeta,
-    DispatchKey.SparseCsrMeta,
-    DispatchKey.QuantizedCPU,
-    DispatchKey.QuantizedMeta,
-    DispatchKey.NestedTensor,
-)
+_LIBRARIES = frozenset({"_c10d_functional", "fsdp"})  # PyTorch's own, registered from Python
 
 
 class Looks(NamedTuple):
@@ -75,10 +72,15 @@ class Recipe(NamedTuple):
         return out[0] if self.container is None else self.container(out)
 
 
-class Recall:
-    """Recipes by operation and looks of the arguments; one for each simulation."""
+class ResultCache:
+    """Recipes by operation and looks of the arguments; one for each simulation.
+
+    Raises:
+        MovedError: a private name that it stands on is gone; simulate without it.
+    """
 
     def __init__(self) -> None:
+        check(CACHE_SHIMS)
         self._recipes: dict[Key, Recipe] = {}
         self._is_usual: dict[int, bool] = {}
 
@@ -114,12 +116,12 @@ class Recall:
         for arg in args:
             kind = type(arg)
             if kind is FakeTensor:
-                keys = torch._C._dispatch_keys(arg).raw_repr()
+                keys = dispatch_keys(arg)
                 if arg.constant is not None or not self._usual(keys, arg):
                     return False
                 tensors.append(arg)
                 parts += (keys, arg.dtype, arg.shape, arg.stride(), arg.storage_offset())
-                parts.append(arg._fake_device)
+                parts.append(fake_device(arg))
             elif kind in _VALUES:
                 parts += (kind, arg)
             elif kind in _SEQUENCES:
@@ -132,16 +134,14 @@ class Recall:
 
     def _usual(self, keys: int, tensor: torch.Tensor) -> bool:
         if keys not in self._is_usual:
-            found = torch._C._dispatch_keys(tensor)
-            self._is_usual[keys] = not any(found.has(key) for key in _UNUSUAL)
+            self._is_usual[keys] = is_usual(tensor)
         return self._is_usual[keys] and tensor.dispatch_keys is None
 
 
 @functools.cache
 def _is_predictable(func: Any) -> bool:
     return (
-        isinstance(func, torch._ops.OpOverload)
-        and (is_builtin(func) or func.namespace in _LIBRARIES)
+        is_builtin_operator(func, _LIBRARIES)
         and not any(tag in func.tags for tag in _UNPREDICTABLE)
     )
 
@@ -158,7 +158,8 @@ def _looks(result: Any, tensors: Tensors) -> Looks | None | bool:
     if result.layout is not torch.strided or result.is_conj() or result.is_neg():
         return False
     storage = result.untyped_storage()
-    sources = [n for n, t in enumerate(tensors) if t.untyped_storage()._cdata == storage._cdata]
+    key = storage_key(storage)
+    sources = [n for n, t in enumerate(tensors) if storage_key(t.untyped_storage()) == key]
     shape, stride, offset = result.shape, result.stride(), result.storage_offset()
     attributes = dict(vars(result))
     if len(sources) > 1:
@@ -170,7 +171,7 @@ def _looks(result: Any, tensors: Tensors) -> Looks | None | bool:
 
 
 def _own_storages(tensors: Tensors) -> bool:
-    return len({t.untyped_storage()._cdata for t in tensors}) == len(tensors)
+    return len({storage_key(t.untyped_storage()) for t in tensors}) == len(tensors)
 
 
 def _span_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> int:
@@ -181,7 +182,6 @@ def _span_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> i
 
 
 def _make(looks: Looks, tensors: Tensors) -> torch.Tensor:
-    """`FakeTensor`'s own constructor does the same, and checks its arguments on the way."""
     of, shape, stride, offset, dtype, attributes = looks
     if shape is None:
         return tensors[of]
@@ -190,10 +190,4 @@ def _make(looks: Looks, tensors: Tensors) -> torch.Tensor:
     else:
         plain = torch.empty((), dtype=dtype, device=_META)
         plain.set_(tensors[of].untyped_storage(), offset, shape, stride)
-    result = torch.Tensor._make_subclass(
-        FakeTensor, plain, False, dispatch_device=True,
-        device_for_backend_keys=attributes["_fake_device"],
-    )  # fmt: skip
-    torch._C._set_throw_on_mutable_data_ptr(result)
-    result.__dict__.update(attributes)
-    return result
+    return fake_like(plain, FakeTensor, attributes)

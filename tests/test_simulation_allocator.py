@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from utils.simulation import simulate
-from utils.simulation.caching import CachingAllocator, replayed
+from utils.simulation.cuda_allocator import CachingAllocator, replayed
 from utils.units import MIB
 
 KIB = 1024

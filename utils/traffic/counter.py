@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from utils.ranks.collectives import Collective, Traffic, collective, summed
+from utils.shims.torch_distributed import group_named
+from utils.traffic.collectives import Collective, Traffic, collectives_of, summed
 
 
 class Sent:
@@ -39,11 +40,12 @@ def traffic() -> Iterator[Sent]:
     """Count the collectives that this rank takes part in, and the bytes it puts into them.
 
     For a worker of `run_ranks`: `with traffic() as sent: step()`, then `sent.rows`. Payload is
-    what enters the collective; `Traffic` says what a ring makes of it. Barriers carry none and
-    are not counted.
+    what enters the collective; `Traffic` says what a ring makes of it. Barriers carry none and are
+    not counted.
 
     Raises:
         ValueError: there is no process group.
+        UnknownOperation: inside, at an operation whose bytes the counter cannot tell.
     """
     if not dist.is_initialized():
         raise ValueError("There is no process group here: use traffic() in a worker of run_ranks.")
@@ -60,15 +62,14 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it calls the collectives on its local tensors
-        if found := collective(func, args, time.monotonic_ns(), _name_of):
-            self._sent.collectives.append(found)
+        self._sent.collectives += collectives_of(func, args, time.monotonic_ns(), _name_of)
         return func(*args, **(kwargs or {}))
 
 
 def _name_of(group: dist.ProcessGroup | str) -> str:
     """A mesh axis where the group has such a name, else "world"."""
     if isinstance(group, str):
-        group = dist.distributed_c10d._resolve_process_group(group)
+        group = group_named(group)
     if group.size() == dist.get_world_size():
         return "world"
     return group.group_desc if group.group_desc != "undefined" else group.group_name

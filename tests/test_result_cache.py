@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp import fully_shard
 from torch.utils._pytree import tree_leaves
 
+from utils.models import Transformer, TransformerConfig
+from utils.simulation import simulate
+from utils.simulation.alignment import stream
 from utils.simulation.scratch import cuda_scratch
 from utils.simulation.watcher import StorageWatcher
+from utils.techniques import checkpoint_blocks
 
 Make = Callable[[torch.Tensor, torch.Tensor], Any]
 
@@ -107,3 +112,44 @@ def test_events_of_each_call_are_the_same(watcher: StorageWatcher) -> None:
         del b
         rows.append([event.bytes for event in watcher.stop()])
     assert rows == [[96, -96]] * 3
+
+
+def whole_step(reuse_results: bool) -> Any:
+    """Autocast, flash attention, checkpointing, a foreach optimizer and FSDP2: what a lesson simulates."""
+
+    def build() -> tuple[Any, Any]:
+        model = Transformer(TransformerConfig(vocabulary=64, hidden=64, layers=3, heads=4, feedforward=160))
+        checkpoint_blocks(model)
+        for block in model.blocks:
+            fully_shard(block)
+        return fully_shard(model), torch.optim.AdamW(model.parameters())
+
+    def step(model: Any, optimizer: Any) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(torch.randint(64, (2, 32)))
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.randint(64, (64,))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return simulate(build, step, world=4, reuse_results=reuse_results)
+
+
+def test_a_simulation_without_the_cache_finds_the_same():
+    """Peak, categories, what the allocator reserves, traffic, and every event in between."""
+    cached, plain = whole_step(True), whole_step(False)
+    assert plain.peak_bytes == cached.peak_bytes > 0
+    assert dict(plain.breakdown) == dict(cached.breakdown)
+    assert plain.allocator_bytes == cached.allocator_bytes and plain.traffic == cached.traffic
+    assert stream(plain.timeline) == stream(cached.timeline)
+
+
+def test_without_the_cache_every_result_is_worked_out():
+    watched = StorageWatcher(1, cuda_scratch, reuse_results=False)
+    calls = []
+    worked_out = watched._worked_out
+    watched._worked_out = lambda func, *rest: calls.append(func) or worked_out(func, *rest)  # type: ignore[method-assign]
+    with FakeTensorMode(), watched:
+        a = torch.ones(4, 6)
+        for _ in range(5):
+            (a + a).relu()
+    assert calls[1:] == [torch.ops.aten.add.Tensor, torch.ops.aten.relu.default] * 5

@@ -1,0 +1,138 @@
+"""PyTorch: what the meter, the techniques and the recorder ask of it without a public name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from utils.shims.shim import Library, Shim
+
+TORCH = Library("torch", "2.15.0", "utils/shims/torch_.py")
+
+STORAGE = Shim(
+    TORCH, "torch:UntypedStorage._cdata", "storage_key",
+    "storages without data have no pointer to tell them apart by",
+)  # fmt: skip
+_INDICES = Shim(
+    TORCH, "torch:Tensor._indices", "sparse_parts",
+    "the public `indices()` refuses a sparse gradient that is not coalesced",
+)  # fmt: skip
+_VALUES = Shim(TORCH, "torch:Tensor._values", "sparse_parts", "as for `_indices`")
+_GRAPH_TASK = Shim(
+    TORCH, "torch._C:_current_graph_task_id", "inside_backward",
+    "torch.autograd.graph tells a recomputation from a forward by it",
+)  # fmt: skip
+_ENGINE = Shim(
+    TORCH, "torch.autograd:Variable._execution_engine", "after_backward",
+    "nothing public runs a function at the end of a backward, as DDP's reducer does",
+)  # fmt: skip
+_COMPILED = Shim(
+    TORCH, "torch.nn:Module._compiled_call_impl", "is_compiled_in_place",
+    "`model.compile()` leaves no other trace",
+)  # fmt: skip
+_OPTIMIZED = Shim(
+    TORCH, "torch._dynamo:OptimizedModule", "is_compiled",
+    "`torch.compile(model)` returns one, and its inside takes no hooks",
+)  # fmt: skip
+_HISTORY = Shim(
+    TORCH, "torch.cuda.memory:_record_memory_history", "record_cuda_history",
+    "the CUDA allocator tells its events in no other way",
+)  # fmt: skip
+_SNAPSHOT = Shim(TORCH, "torch.cuda.memory:_snapshot", "cuda_snapshot", "as for the history")
+_EVENT_TYPE = Shim(
+    TORCH, "torch:_C._profiler._EventType", "is_allocation",
+    "the profiler's tree of events names their kinds by it",
+)  # fmt: skip
+_WORKSPACES = Shim(
+    TORCH, "torch._C:_cuda_clearCublasWorkspaces", "clear_cublas_workspaces",
+    "cuBLAS keeps its workspaces until it is told, and CUDA builds alone have it",
+)  # fmt: skip
+_BF16 = Shim(
+    TORCH, "torch.cpu:_is_avx512_bf16_supported", "has_bf16_instructions",
+    "oneDNN says yes to any AVX-512",
+)  # fmt: skip
+_MODES_OFF = Shim(
+    TORCH, "torch.utils._python_dispatch:_disable_current_modes", "with_data",
+    "tables of numbers are computed with data in the midst of a simulation",
+)  # fmt: skip
+_SCRIPT_TYPE = Shim(
+    TORCH, "torch:ScriptObject._type", "type_name", "operators take process groups as such objects"
+)
+
+CUDA_SHIMS = (_WORKSPACES,)  # builds of PyTorch without CUDA lack these names
+SHIMS = (
+    STORAGE, _INDICES, _VALUES, _GRAPH_TASK, _ENGINE, _COMPILED, _OPTIMIZED, _HISTORY, _SNAPSHOT,
+    _EVENT_TYPE, _BF16, _MODES_OFF, _SCRIPT_TYPE,
+)  # fmt: skip
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """A number that is this storage's as long as it lives; it need not have data."""
+    return storage._cdata  # asked for once a result: too often to go through the row
+
+
+def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The indices and values of a sparse tensor in coordinate format, coalesced or not."""
+    return _INDICES.get()(tensor), _VALUES.get()(tensor)
+
+
+def inside_backward() -> bool:
+    """Whether a backward runs in this thread now."""
+    return _GRAPH_TASK.get()() != -1
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call a function once, at the end of the backward that is running."""
+    _ENGINE.get().queue_callback(callback)
+
+
+def is_compiled_in_place(module: Any) -> bool:
+    """Whether `module.compile()` was called; False for what is no plain module."""
+    return getattr(module, _COMPILED.owner()[1], None) is not None
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether it is what `torch.compile(model)` returns."""
+    return isinstance(module, _OPTIMIZED.get())
+
+
+def record_cuda_history(device: torch.device, is_on: bool) -> None:
+    """Start or end the CUDA allocator's recording of its events, without stacks."""
+    if is_on:
+        _HISTORY.get()("all", context=None, device=device)
+    else:
+        _HISTORY.get()(None, device=device)
+
+
+def cuda_snapshot(device: torch.device) -> dict[str, Any]:
+    """What the CUDA allocator has recorded, in PyTorch's own format."""
+    return _SNAPSHOT.get()(device)
+
+
+def is_allocation(node: Any) -> bool:
+    """Whether an event of the profiler's tree is memory taken or given back."""
+    return node.tag == _EVENT_TYPE.get().Allocation
+
+
+def clear_cublas_workspaces() -> None:
+    """Free what cuBLAS keeps between matmuls; it takes it again at the next one."""
+    _WORKSPACES.get()()
+
+
+def has_bf16_instructions() -> bool:
+    """Whether this x86 processor multiplies bfloat16 itself."""
+    return _BF16.get()()
+
+
+def with_data() -> AbstractContextManager[Any]:
+    """Inside, tensors have data, though a simulation may be running around it."""
+    return _MODES_OFF.get()()
+
+
+def type_name(found: torch.ScriptObject) -> str:
+    """The name of the C++ class of an object that an operator was called with."""
+    return str(_SCRIPT_TYPE.get()(found))

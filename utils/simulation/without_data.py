@@ -1,0 +1,57 @@
+"""What PyTorch and other libraries do differently on tensors without data, put right meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from utils.shims import bitsandbytes, deepspeed, torch_simulated, transformers
+from utils.shims.shim import check
+from utils.shims.torch_ import STORAGE
+from utils.simulation.watcher import StorageWatcher
+
+_LIBRARIES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "bitsandbytes": bitsandbytes.code_tables,
+    "deepspeed": deepspeed.zero_without_data,
+    "transformers": transformers.one_sequence_a_row,
+}
+
+
+@contextlib.contextmanager
+def without_data(watcher: StorageWatcher) -> Iterator[None]:
+    """Inside, modules convert and storages resize as they do with data. Undone at the end.
+
+    Raises:
+        MovedError: a private name that this stands on is gone.
+        ValueError: a library was loaded inside that has to be known before.
+    """
+    check((STORAGE, *torch_simulated.SHIMS))
+    with (
+        torch_simulated.plain_conversion(),
+        torch_simulated.noted_resizes(watcher.resized),
+        torch_simulated.unread_initialization(),
+        torch_simulated.apart_from_shapes(watcher.pausing),
+        torch_simulated.device_asked_once(),
+        torch_simulated.errors_unlogged(),
+        _libraries(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _libraries() -> Iterator[None]:
+    """Inside, the libraries that are loaded run on tensors without data."""
+    loaded = {name for name in _LIBRARIES if name in sys.modules}
+    with contextlib.ExitStack() as stack:
+        for name in sorted(loaded):
+            stack.enter_context(_LIBRARIES[name]())
+        yield
+    for name in _LIBRARIES:
+        if name in sys.modules and name not in loaded:
+            raise ValueError(
+                f"'{name}' was imported inside of the simulation, which has to know of it before. "
+                "Import it at the top, and simulate again."
+            )
