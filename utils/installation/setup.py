@@ -24,8 +24,7 @@ GB = 10**9
 # Unpacked, with CUDA's libraries and without. uv unpacks while it downloads, and links from its
 # store into .venv where both lie on one disk.
 SPACE_FOR_CUDA, SPACE_FOR_CPU, SPACE_FOR_REPAIR = 7 * GB, 2 * GB, 1 * GB
-# Not `-m`: importing the package would import the module before it runs.
-ALLOCATOR = "from utils.memory.compile import main; main()"
+ALLOCATOR = "from utils.memory.source import prepare; print(prepare())"
 EXTENSION = "from utils.techniques.deepspeed import main; main()"
 IMPORTS = "import torch, torchvision, jupyterlab.labapp; print(torch.__version__)"
 

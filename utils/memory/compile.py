@@ -1,4 +1,4 @@
-"""Build the counting allocator once and keep it: `python -m utils.memory.compile`.
+"""Build the counting allocator once and keep it: `python -m utils.memory`.
 
 One call of the C++ compiler, about two seconds; the result is cached per torch version.
 """
@@ -144,14 +144,3 @@ def _command(compiler: str, output: Path) -> list[str]:
         f"-I{root / 'include'}", str(SOURCE), "-o", str(output),
         f"-L{root / 'lib'}", "-lc10", f"-Wl,-rpath,{root / 'lib'}",
     ]  # fmt: skip
-
-
-def main() -> None:
-    """Build, and say in one line which source of CPU events the meter will use."""
-    from utils.memory.source import prepare
-
-    print(prepare())
-
-
-if __name__ == "__main__":
-    main()

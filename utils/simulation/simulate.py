@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ def simulate(
         if card.is_cuda:
             choose_optimizer_kernel(optimizer)
         result = measure(
-            lambda: step(model, optimizer), model=model, optimizer=optimizer, items=items,
+            partial(step, model, optimizer), model=model, optimizer=optimizer, items=items,
             unit=unit, name=name, within=within, timed_steps=0, source=watcher,
         )  # fmt: skip
         del model, optimizer
