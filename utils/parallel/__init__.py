@@ -1,0 +1,51 @@
+"""Parallel training, one file per axis: real code, which lessons import and `export` copies.
+
+Names are imported when they are first used, so that `dims` needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+HOME = {
+    "AXES": "dims",
+    "DATA_AXES": "dims",
+    "ParallelDims": "dims",
+    "device_mesh": "mesh",
+    "joined_ranks": "mesh",
+    "accumulated_passes": "data",
+    "own_batches": "data",
+    "own_positions": "data",
+    "own_rows": "data",
+    "summed_loss": "data",
+    "token_weight": "data",
+    "reduce_late": "shard",
+    "shard_states": "shard",
+    "split_tensors": "tensor",
+    "gathered_attention": "context",
+    "share_sequences": "context",
+    "chunks_of": "pipeline",
+    "cut": "pipeline",
+    "pipeline_passes": "pipeline",
+    "adamw": "train",
+    "clip": "train",
+    "keep_scores": "train",
+    "materialise": "train",
+    "recompute": "train",
+    "report": "train",
+    "run": "train",
+    "train_steps": "train",
+}
+
+__all__ = list(HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOME:
+        raise AttributeError(f"utils.parallel has no name {name!r}; it offers: {sorted(HOME)}")
+    return getattr(importlib.import_module(f"utils.parallel.{HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *HOME})
