@@ -22,7 +22,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from utils.shims.shim import MovedError, Shim
 from utils.shims.torch_distributed import join_alone
 
-
 _widths = itertools.count(1001)
 
 

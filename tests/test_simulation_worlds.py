@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from tests.world_cases import (
     CASES,
@@ -25,8 +26,9 @@ from tests.world_cases import (
 )
 from utils.memory import Category, Measurement
 from utils.models import TransformerConfig
-from utils.traffic.collectives import Traffic
+from utils.parallel.dims import ParallelDims
 from utils.simulation import simulate
+from utils.traffic.collectives import Traffic
 from utils.validation.simulation_cpu import state_maxima
 
 REPEATS = 5
@@ -187,3 +189,21 @@ def test_after_an_error_in_the_step_the_next_simulation_works() -> None:
         simulate(split, step, device="cpu", world=WORLD)
     assert not dist.is_initialized()
     assert simulate(split, train, device="cpu", world=WORLD).peak_bytes > 0
+
+
+def test_a_world_is_named_by_the_axes_of_a_plan():
+    """The same axes in the mesh, in the traffic, and in the place of the rank that is metered."""
+    dims = ParallelDims(shard=4, tp=2)
+
+    def build() -> Any:
+        mesh = init_device_mesh("cpu", tuple(dims.mesh.values()), mesh_dim_names=tuple(dims.mesh))
+        return fully_shard(nn.Linear(64, 64), mesh=mesh["shard"]), None
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        model(torch.ones(2, 64)).sum().backward()
+
+    found = simulate(build, step, world=dims, rank=dims.rank(shard=3, tp=1))
+    assert {row.axis for row in found.traffic} == {"shard"}
+    assert found.peak_bytes == simulate(build, step, world=8, rank=7).peak_bytes
+    with pytest.raises(ValueError, match="a world of 8 has ranks 0 to 7"):
+        simulate(build, step, world=dims, rank=8)

@@ -15,10 +15,10 @@ from utils.memory.holdings import Held, held
 from utils.memory.source import CountingSource
 from utils.models import Transformer, TransformerConfig
 from utils.ranks import run_ranks, traffic
-from utils.traffic.collectives import Traffic
 from utils.techniques.deepspeed import deepspeed_problem
 from utils.techniques.fsdp import no_sync, shard
 from utils.techniques.zero import zero_config, zero_engine
+from utils.traffic.collectives import Traffic
 
 WORLD, SEQUENCES, LENGTH, STEPS = 4, 16, 32, 20
 TINY = TransformerConfig(vocabulary=64, hidden=64, layers=3, heads=4, feedforward=160)

@@ -85,6 +85,7 @@ class ModelledReducer:
         self._limits = list(rebuild_limits) or [first_cap_bytes, cap_bytes]
         self._rebuilds, self._reduces = not find_unused, False
         self._arrived: list[int] = []
+        self._missing: list[int] = []
         self._allocate(bucket_indices)
         # Where the real one hooks in: after .grad is set, and after hooks on the parameter itself.
         self._nodes = [get_gradient_edge(parameter).node for parameter in self._params]

@@ -122,7 +122,7 @@ def _with_addresses(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _offset_bytes(tensor: torch.Tensor) -> int:
-    return tensor.storage_offset() * tensor.element_size()
+    return int(tensor.storage_offset()) * tensor.element_size()
 
 
 def device_type() -> str:

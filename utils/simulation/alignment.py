@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from utils.memory.events import Allocation, Category, Mark
 from utils.memory.timeline import MemoryTimeline
@@ -34,13 +34,13 @@ class Message(NamedTuple):
     with depth: the bytes, then the indices in the module's path.
     """
 
-    label: tuple[object, ...]
+    label: tuple[Any, ...]
     values: Values = ()
 
     @property
     def kind(self) -> int:
         """A phase's beginning, a birth, a death, or a block that was there before the step."""
-        return self.label[0]  # type: ignore[return-value]
+        return self.label[0]
 
     def __str__(self) -> str:
         if self.kind == _MARK:
@@ -102,7 +102,7 @@ def timeline(messages: Stream) -> MemoryTimeline:
         now_ns += message.kind != _EXISTING and bool(marks)
         identity = (message.label[1:], message.values)
         if message.kind == _MARK:
-            marks.append(Mark(now_ns, *message.label[1:]))  # type: ignore[arg-type]
+            marks.append(Mark(now_ns, *message.label[1:]))
         elif message.kind == _DIED:
             if not alive[identity]:
                 raise Misaligned(f"{message} comes before its birth.")
@@ -111,7 +111,7 @@ def timeline(messages: Stream) -> MemoryTimeline:
             alive[identity].append(len(blocks))
             blocks.append(_block(message, len(blocks), now_ns))
     ended = [
-        block if i not in died else Allocation(**{**vars(block), "died_ns": died[i]})
+        block if i not in died else replace(block, died_ns=died[i])
         for i, block in enumerate(blocks)
     ]
     return MemoryTimeline(ended, marks, 0, now_ns + 1)
@@ -127,7 +127,7 @@ def _block(message: Message, address: int, born_ns: int) -> Allocation:
     _, category, born_in, template = message.label
     size, *indices = message.values
     module = str(template).format(*indices)
-    return Allocation(address, size, born_ns, None, category, born_in, module)  # type: ignore[arg-type]
+    return Allocation(address, size, born_ns, None, category, born_in, module)
 
 
 class Term(NamedTuple):
@@ -206,6 +206,7 @@ class _Search:
     repeats: int
     furthest: int = 0
     failed: set[tuple[int, int]] = field(default_factory=set)
+    _codes: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         # Small integers stand for (label, bytes): stretches are compared very often.

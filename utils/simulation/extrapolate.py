@@ -14,6 +14,7 @@ from utils.memory.budget import Budget, budget
 from utils.memory.measurement import Measurement
 from utils.memory.source import rounded
 from utils.memory.timeline import MemoryTimeline
+from utils.parallel.dims import ParallelDims
 from utils.simulation.alignment import Misaligned, align, line, stream, timeline
 from utils.simulation.devices import simulated_device
 from utils.simulation.simulate import UNCOUNTED, simulate
@@ -39,7 +40,7 @@ def extrapolate(
     batch: int | None = None,
     from_batch: Depths = FROM_BATCH,
     device: str = "A100 80GB",
-    world: int = 1,
+    world: int | ParallelDims = 1,
     rank: int = 0,
     items: int = 1,
     unit: str = "items",

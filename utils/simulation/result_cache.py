@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -105,11 +105,12 @@ class ResultCache:
         """Keep what a call has given, if it can be made anew; `again` is its key after the call."""
         several = type(out) in (list, tuple)
         parts = out if several else [out]
-        looks = [_looks(part, tensors) for part in parts]
+        looks: list[Looks | None | Literal[False]] = [_looks(part, tensors) for part in parts]
+        known = [how for how in looks if how is not False]
         made = [part for part, how in zip(parts, looks, strict=True) if how and how.of is None]
-        if again == key and False not in looks and _own_storages(made):
+        if again == key and len(known) == len(looks) and _own_storages(made):
             container = type(out) if several else None
-            self._recipes[key] = Recipe(looks, container, scratch)  # type: ignore[arg-type]
+            self._recipes[key] = Recipe(known, container, scratch)
 
     def _describe(self, args: Iterable[Any], parts: list[Any], tensors: Tensors) -> bool:
         """Append the looks of arguments; False if one of them has no looks to go by."""
@@ -132,7 +133,7 @@ class ResultCache:
                 return False
         return True
 
-    def _usual(self, keys: int, tensor: torch.Tensor) -> bool:
+    def _usual(self, keys: int, tensor: FakeTensor) -> bool:
         if keys not in self._is_usual:
             self._is_usual[keys] = is_usual(tensor)
         return self._is_usual[keys] and tensor.dispatch_keys is None
@@ -146,7 +147,7 @@ def _is_predictable(func: Any) -> bool:
     )
 
 
-def _looks(result: Any, tensors: Tensors) -> Looks | None | bool:
+def _looks(result: Any, tensors: Tensors) -> Looks | None | Literal[False]:
     """How to make a result anew; None for none, False if it cannot be done."""
     if result is None:
         return None
@@ -160,7 +161,7 @@ def _looks(result: Any, tensors: Tensors) -> Looks | None | bool:
     storage = result.untyped_storage()
     key = storage_key(storage)
     sources = [n for n, t in enumerate(tensors) if storage_key(t.untyped_storage()) == key]
-    shape, stride, offset = result.shape, result.stride(), result.storage_offset()
+    shape, stride, offset = result.shape, result.stride(), int(result.storage_offset())
     attributes = dict(vars(result))
     if len(sources) > 1:
         return False
@@ -183,8 +184,9 @@ def _span_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> i
 
 def _make(looks: Looks, tensors: Tensors) -> torch.Tensor:
     of, shape, stride, offset, dtype, attributes = looks
-    if shape is None:
+    if of is not None and shape is None:
         return tensors[of]
+    shape = shape or ()
     if of is None:
         plain = torch.empty_strided(shape, stride, dtype=dtype, device=_META)
     else:

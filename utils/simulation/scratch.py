@@ -28,7 +28,7 @@ def cpu_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
     if func is aten.convolution.default:
         return forward_scratch(args[0], args[1], out, args[3:6])
     if func is aten.convolution_backward.default:
-        return backward_scratch(*args[:3], out, args[4:7])
+        return backward_scratch(args[0], args[1], args[2], out, args[4:7])
     if func is aten.native_batch_norm_backward.default:
         return _bytes(args[0])  # the incoming gradient once more
     if func.name() in OPTIMIZER_COPIES:

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
 
 from utils.memory.budget import Budget
 from utils.memory.measurement import Measurement
 from utils.memory.meter import measure
 from utils.memory.timeline import MemoryTimeline
+from utils.parallel.dims import ParallelDims
 from utils.shims.torch_distributed import all_to_all_as_on_gpus
 from utils.shims.torch_simulated import active_modes
 from utils.simulation.cuda_allocator import replayed
@@ -37,7 +39,7 @@ def simulate(
     step: Step,
     *,
     device: str = "A100 80GB",
-    world: int = 1,
+    world: int | ParallelDims = 1,
     rank: int = 0,
     items: int = 1,
     unit: str = "items",
@@ -53,8 +55,9 @@ def simulate(
         build: makes the model and its optimizer (None for inference), on `cpu`.
         step: runs one whole step; it makes its own inputs.
         device: a GPU of the catalog, or "cpu" for this kind of machine without its memory.
-        world: how many devices there are; build() may make meshes over them, shard, and split.
-        rank: which of them is metered.
+        world: how many devices there are, as a number or by the sizes of the axes that divide
+            them; build() may make meshes over them, shard, and split.
+        rank: which of them is metered, such as `dims.rank(pp=1)`.
         items: how many items one step processes, and `unit` what they are called.
         within: a memory budget that the step must stay inside.
         reuse_results: False has PyTorch work out every operation anew. The answer is the same and
@@ -151,7 +154,7 @@ def _check_built(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError("build() must return (model, optimizer), the optimizer None for inference.")
     for path, parameter in model.named_parameters():
-        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         if not isinstance(local, FakeTensor):
             raise ValueError(
                 f"The parameter '{path}' was made before the simulation and holds real data. "

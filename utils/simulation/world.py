@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from utils.parallel.dims import ParallelDims
 from utils.shims.ddp import modelled_reducer
 from utils.shims.torch_distributed import join_alone, meshes_with_data, noted_column_splits
 
@@ -40,12 +41,13 @@ class World:
 
 
 @contextlib.contextmanager
-def simulated_world(size: int, rank: int) -> Iterator[World]:
-    """One rank of a world of `size`; the process group is destroyed at the end, come what may.
+def simulated_world(ranks: int | ParallelDims, rank: int) -> Iterator[World]:
+    """One rank of a world; the process group is destroyed at the end, come what may.
 
     Raises:
         ValueError: there can be no such rank, or a process group exists already.
     """
+    size = ranks.ranks if isinstance(ranks, ParallelDims) else ranks
     _check(size, rank)
     world = World()
     join_alone(rank, size)
@@ -69,7 +71,9 @@ def check_heads(model: nn.Module, world: World) -> None:
     """
     for path, module in model.named_modules():
         width = getattr(module, "head_dim", None)
-        for name, layer in module.named_children() if isinstance(width, int) else ():
+        if not isinstance(width, int):
+            continue
+        for name, layer in module.named_children():
             ranks = world.split[layer].size() if layer in world.split else 1
             heads = getattr(layer, "out_features", 0) // width
             if heads % ranks:

@@ -68,8 +68,7 @@ class _Counter(TorchDispatchMode):
 
 def _name_of(group: dist.ProcessGroup | str) -> str:
     """A mesh axis where the group has such a name, else "world"."""
-    if isinstance(group, str):
-        group = group_named(group)
-    if group.size() == dist.get_world_size():
+    found = group_named(group) if isinstance(group, str) else group
+    if found.size() == dist.get_world_size():
         return "world"
-    return group.group_desc if group.group_desc != "undefined" else group.group_name
+    return found.group_desc if found.group_desc != "undefined" else found.group_name
