@@ -21,7 +21,9 @@ CELLS = {
 }
 
 
-def seconds_of_tagged(notebook: nbformat.NotebookNode, folder: Path, board: Path) -> Iterator[float]:
+def seconds_of_tagged(
+    notebook: nbformat.NotebookNode, folder: Path, board: Path
+) -> Iterator[float]:
     """Run a notebook up to its last tagged cell; the seconds of each tagged one."""
     tagged = [i for i, cell in enumerate(notebook.cells) if TAG in cell.metadata.get("tags", [])]
     assert tagged, f'no cell of this notebook has the tag "{TAG}"'

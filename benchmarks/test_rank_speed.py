@@ -59,4 +59,6 @@ def test_launch(tmp_path: Path, report: Report) -> None:
     four = median_seconds(4, rounds=9)
     report("launch of 4 ranks", four, 0.3)
     report("launch of 8 ranks", median_seconds(8, rounds=9), 0.6)
-    report("launch of 4 ranks / torchrun of the same", four / torchrun_seconds(tmp_path), 1 / 15, "x")
+    report(
+        "launch of 4 ranks / torchrun of the same", four / torchrun_seconds(tmp_path), 1 / 15, "x"
+    )

@@ -74,9 +74,7 @@ def report_one(
 
 def test_175b_whole_and_extended(benchmark: BenchmarkFixture, report: Report) -> None:
     extended = timed(
-        lambda: (
-            extrapolate(large_sharded, large_step, layers=LARGE_LAYERS, world=WORLD).peak_bytes
-        )
+        lambda: extrapolate(large_sharded, large_step, layers=LARGE_LAYERS, world=WORLD).peak_bytes
     )
     report("175B, 64 ranks, extrapolated", extended.seconds, EXTENDED_BUDGET_SECONDS)
     report("  processor time", extended.cpu_seconds, EXTENDED_BUDGET_SECONDS)

@@ -33,7 +33,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that load DeepSpeed come last: simulations patch it from then on, as they would for a
     learner who uses it, and the others are to run as they do for one who does not."""
     if "deepspeed" in sys.modules:
-        raise pytest.UsageError("A test file loads DeepSpeed when it is imported. Load it in a test.")
+        raise pytest.UsageError(
+            "A test file loads DeepSpeed when it is imported. Load it in a test."
+        )
     files = {item.path for item in items if item.get_closest_marker("deepspeed")}
     items.sort(key=lambda item: item.path in files)
 
@@ -44,7 +46,9 @@ def deepspeed_stays_out(request: pytest.FixtureRequest) -> Iterator[None]:
     was_there = "deepspeed" in sys.modules
     yield
     if not request.node.get_closest_marker("deepspeed") and not was_there:
-        assert "deepspeed" not in sys.modules, "this test loads DeepSpeed: mark its file `deepspeed`"
+        assert "deepspeed" not in sys.modules, (
+            "this test loads DeepSpeed: mark its file `deepspeed`"
+        )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -62,7 +66,9 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return required((yield))
 
 
-def required(report: pytest.TestReport | pytest.CollectReport) -> pytest.TestReport | pytest.CollectReport:
+def required(
+    report: pytest.TestReport | pytest.CollectReport,
+) -> pytest.TestReport | pytest.CollectReport:
     """The report, as a failure if it is a skip and none is allowed."""
     if report.skipped and os.environ.get(SETTING) and not hasattr(report, "wasxfail"):
         *_, reason = report.longrepr if isinstance(report.longrepr, tuple) else (report.longrepr,)

@@ -195,7 +195,9 @@ def solution(number: str, name: str) -> Callable[..., Any]:
         names |= {"activation_peak": activation_peak, "recompute_flops": recompute_flops}
     if (number, name) == ("09", "smallest_stage"):
         names["state_bytes"] = solution("09", "staircase")
-    return definitions(solved_lab(_SOURCES[number]), *ends, starts=(f"def {wanted}(",), **names)[wanted]
+    return definitions(solved_lab(_SOURCES[number]), *ends, starts=(f"def {wanted}(",), **names)[
+        wanted
+    ]
 
 
 def in_numpy(value: Any) -> Any:

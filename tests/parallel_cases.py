@@ -139,7 +139,7 @@ def _train(
 
 
 @contextlib.contextmanager
-def _buffers_kept(model: nn.Module):  # noqa: ANN202
+def _buffers_kept(model: nn.Module):
     before = [buffer.clone() for buffer in model.buffers()]
     yield
     for buffer, value in zip(model.buffers(), before, strict=True):

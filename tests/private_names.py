@@ -56,7 +56,11 @@ def _walk(node: ast.AST, at_import: bool) -> Iterator[tuple[ast.AST, bool]]:
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.ImportFrom) and node.module and not node.module.startswith(("utils", "__")):
+    if (
+        isinstance(node, ast.ImportFrom)
+        and node.module
+        and not node.module.startswith(("utils", "__"))
+    ):
         for alias in node.names:
             if any(map(is_private, [*node.module.split("."), alias.name])):
                 yield f"{node.module}:{alias.name}"

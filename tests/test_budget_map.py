@@ -8,7 +8,9 @@ from view_cases import measured
 from utils.units import MB
 from utils.views import draw_budget_map
 
-GRID = {(length, batch): measured(batch * length // 128) for length in (128, 256) for batch in (1, 2)}
+GRID = {
+    (length, batch): measured(batch * length // 128) for length in (128, 256) for batch in (1, 2)
+}
 
 
 def test_every_cell_shows_its_peak_and_a_cross_where_it_is_over() -> None:

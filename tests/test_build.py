@@ -9,9 +9,9 @@ from tests.build_cases import LAB, ROOT, change, make_course, read
 
 sys.path.insert(0, str(ROOT / "sources"))
 
-import build  # noqa: E402
-from _notebook import make, targets  # noqa: E402
-from _regions import SourceError, lab_text, lesson_text, solution_text  # noqa: E402
+import build
+from _notebook import make, targets
+from _regions import SourceError, lab_text, lesson_text, solution_text
 
 
 @pytest.fixture
@@ -150,7 +150,10 @@ def test_build_runs_what_changed_and_check_agrees(course, capsys):
     assert "UserWarning: a real one" in errors
     assert start.read_bytes() == before
     assert build.main(["--check"], course) == 1
-    assert "00_start.ipynb: differs from sources/00_start/lesson.py from cell 4" in capsys.readouterr().err
+    assert (
+        "00_start.ipynb: differs from sources/00_start/lesson.py from cell 4"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_error_or_a_private_folder_fails_the_build(course, capsys):

@@ -53,7 +53,7 @@ def test_in_a_shared_folder_it_is_the_users_own_and_closed(tmp_path: Path) -> No
 def test_a_folder_of_someone_else_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda real=os.geteuid(): real + 1)
+    monkeypatch.setattr(os, "geteuid", lambda real=os.geteuid(): real + 1)  # noqa: B008
     mine(tmp_path).mkdir()  # by the real user: for this one, a stranger
     with pytest.raises(CompilerError, match=r"yours alone.*XDG_CACHE_HOME"):
         cache_folder()
@@ -91,6 +91,6 @@ def test_a_library_that_is_no_file_of_the_user_is_built_anew(
         target.write_bytes(b"planted")
         target.chmod(0o700)
         monkeypatch.setattr(compiling, "library_path", lambda: target)
-        monkeypatch.setattr(os, "geteuid", lambda real=os.geteuid(): real + 1)
+        monkeypatch.setattr(os, "geteuid", lambda real=os.geteuid(): real + 1)  # noqa: B008
     compile_library()
     assert builds == [target]

@@ -54,13 +54,17 @@ def wide(policy: dict[str, Any], segment: int = 0) -> Callable[[], Any]:
 @functools.cache
 def peaks() -> dict[str, tuple[int, int]]:
     """Simulated and measured peak of each policy."""
-    cases = {name: (POLICIES[name], 0) for name in ("none", "every 2nd", "every block", "selective")}
+    cases = {
+        name: (POLICIES[name], 0) for name in ("none", "every 2nd", "every block", "selective")
+    }
     cases["segments of 3"] = ({}, 3)
     pairs = {name: both(wide(*case), step) for name, case in cases.items()}
     return {name: (sim.peak_bytes, real.peak_bytes) for name, (sim, real) in pairs.items()}
 
 
-@pytest.mark.parametrize("policy", ["none", "every 2nd", "every block", "selective", "segments of 3"])
+@pytest.mark.parametrize(
+    "policy", ["none", "every 2nd", "every block", "selective", "segments of 3"]
+)
 def test_measured_equals_simulated(policy: str) -> None:
     simulated, measured = peaks()[policy]
     assert simulated == pytest.approx(measured, rel=0.01)
@@ -119,7 +123,10 @@ def test_torch_does_not_see_other_values_and_the_check_does() -> None:
 def test_torch_s_own_check_is_explained() -> None:
     model = checkpoint_blocks([nn.Sequential(nn.Linear(4, 4), Branching())])[0]
     loss = model(torch.randn(2, 4)).square().sum()
-    with pytest.raises(NotRepeatableError, match="Look for a branch") as caught, recompute_explained():
+    with (
+        pytest.raises(NotRepeatableError, match="Look for a branch") as caught,
+        recompute_explained(),
+    ):
         loss.backward()
     assert isinstance(caught.value.__cause__, CheckpointError)
 

@@ -35,7 +35,9 @@ def archive(tmp_path_factory):
     folder = home / "cifar-10-batches-py"
     folder.mkdir()
     images, labels = draw(70, seed=7)
-    sections = zip(TRAIN_FILES + TEST_FILES, [*np.split(np.arange(50), 5), range(50, 70)], strict=True)
+    sections = zip(
+        TRAIN_FILES + TEST_FILES, [*np.split(np.arange(50), 5), range(50, 70)], strict=True
+    )
     for name, part in sections:
         batch = {"data": images[part].reshape(len(part), -1), "labels": labels[part].tolist()}
         (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
@@ -126,7 +128,9 @@ def test_a_damaged_generated_file_is_named(tmp_path):
         try:
             found = cifar10("test", tmp_path, **SIZES)
         except RuntimeError as error:
-            assert "test.npz is damaged" in str(error) and "Delete the folder v2-50-20" in str(error)
+            assert "test.npz is damaged" in str(error) and "Delete the folder v2-50-20" in str(
+                error
+            )
             refused += 1
         else:  # a bit that nobody reads, such as a date
             assert torch.equal(found.images, whole.images)

@@ -45,13 +45,17 @@ def trained(kind, dtype, ways=KINDS):
 
 @functools.cache
 def reference(kind, dtype):
-    return run_ranks(one_process, 1, kind, dtype, timeout_seconds=PATIENCE)[0]  # on one thread, like a rank
+    return run_ranks(one_process, 1, kind, dtype, timeout_seconds=PATIENCE)[
+        0
+    ]  # on one thread, like a rank
 
 
 def deviation(found, wanted):
     """The largest relative difference: of any loss, and of the state after the steps, by its norm."""
     losses = [abs(a - b) / abs(b) for a, b in zip(found.losses, wanted.losses, strict=True)]
-    states = [torch.cat([t.flatten().double() for t in one.state.values()]) for one in (found, wanted)]
+    states = [
+        torch.cat([t.flatten().double() for t in one.state.values()]) for one in (found, wanted)
+    ]
     return max(*losses, ((states[0] - states[1]).norm() / states[1].norm()).item())
 
 
@@ -171,7 +175,11 @@ def measured_on_rank():
 def test_simulated_ddp_agrees_with_four_ranks():
     real = run_ranks(measured_on_rank, WORLD)
     simulated = simulate(built, resnet_step, device="cpu", world=WORLD)
-    sent = {(t.collective, t.dtype): (t.calls, t.payload_bytes) for t in simulated.traffic if not t.at_startup}
+    sent = {
+        (t.collective, t.dtype): (t.calls, t.payload_bytes)
+        for t in simulated.traffic
+        if not t.at_startup
+    }
     assert all(rows_of_rank == sent for _, rows_of_rank in real)
     least = min(peak_bytes for peak_bytes, _ in real)
     assert simulated.peak_bytes == pytest.approx(least, rel=0.03)

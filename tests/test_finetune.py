@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from utils.memory import Category, measure
-from utils.models.pretrained import load_base
 from utils.models.finetune import METHODS, build_finetune, finetune_step
-from utils.techniques import LoraLinear, adam_state_bytes
-from utils.techniques import optimizer_bytes
+from utils.models.pretrained import load_base
+from utils.techniques import LoraLinear, adam_state_bytes, optimizer_bytes
 from utils.techniques.lora import add_lora
 from utils.techniques.quantization import quantize_linears
 

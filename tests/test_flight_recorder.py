@@ -81,7 +81,9 @@ def test_a_large_scale_skips_steps_and_settles() -> None:
     settled = skipped.index(False)
     assert settled >= 8, "the planted scale is far too large"
     assert skipped == [True] * settled + [False] * (len(records) - settled)
-    assert [r.scale for r in records[: settled + 1]] == [2.0 ** (30 - i) for i in range(settled + 1)]
+    assert [r.scale for r in records[: settled + 1]] == [
+        2.0 ** (30 - i) for i in range(settled + 1)
+    ]
     assert {r.scale for r in records[settled:]} == {2.0 ** (30 - settled)}
     assert all(r.step_norm is None for r in records[:settled])
     assert all("gradient" in r.first.kind for r in records[:settled])
@@ -91,7 +93,9 @@ def test_a_large_scale_skips_steps_and_settles() -> None:
 
 def test_a_small_loss_stalls_without_a_scaler_and_trains_with_one() -> None:
     stalled, _, model = train(weight=1e-7)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), network().parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), network().parameters(), strict=True)
+    )
     assert all(r.grad_norm == 0 and r.scale is None and not r.skipped for r in stalled)
     assert all(shares.zero == 1 for r in stalled for shares in r.layers.values())
     rescued, _, _ = train(weight=1e-7, scale=2.0**16, interval=2)
@@ -120,7 +124,9 @@ def test_shares_are_what_the_low_precision_makes_of_a_gradient() -> None:
         loss.backward()
         optimizer.step()
         shares = recorder.record(loss).layers[""]
-    assert [shares.zero, shares.subnormal, shares.overflowed] == pytest.approx([2 / 6, 2 / 6, 1 / 6])
+    assert [shares.zero, shares.subnormal, shares.overflowed] == pytest.approx(
+        [2 / 6, 2 / 6, 1 / 6]
+    )
 
 
 class Breaks(nn.Module):
@@ -145,7 +151,11 @@ def blamed(how: str, place: int = 2) -> Any:
 
 
 def test_the_module_that_breaks_is_blamed() -> None:
-    assert (blamed("output").kind, blamed("output").module, blamed("output").rows) == ("output", "2", (7,))
+    assert (blamed("output").kind, blamed("output").module, blamed("output").rows) == (
+        "output",
+        "2",
+        (7,),
+    )
     assert (blamed("gradient").kind, blamed("gradient").module) == ("gradient", "2")
     assert str(blamed("output")) == "output of 2, rows [7]"
     assert blamed("nothing") is None

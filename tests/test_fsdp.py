@@ -30,7 +30,8 @@ def test_blocks_are_gathered_twice_and_the_root_once(precision, unit, accumulati
     for run in trained("FSDP2", precision, accumulation, 20):
         gathered = unit * (2 * (P - ROOT) + ROOT) // WORLD
         assert run.payloads() == {
-            ("all-gather", "float32" if precision == "fp32" else "bfloat16"): accumulation * gathered,
+            ("all-gather", "float32" if precision == "fp32" else "bfloat16"): accumulation
+            * gathered,
             ("reduce-scatter", "float32"): 4 * P,
         }
 
@@ -47,7 +48,9 @@ def test_a_rank_holds_16_bytes_per_parameter_over_the_ranks(precision):
         assert moment.named(".grad") == 4 * P // WORLD
         assert moment.named("exp_avg") == 2 * 4 * P // WORLD
         named = sum(row.bytes for row in moment.rows)
-        small = sum(row.bytes for row in moment.rows if "'step'" in row.path or "_rank_map" in row.path)
+        small = sum(
+            row.bytes for row in moment.rows if "'step'" in row.path or "_rank_map" in row.path
+        )
         assert named - small == 16 * P // WORLD  # all tensors divide by the ranks: no padding
         assert named == moment.allocated_bytes
 
@@ -108,7 +111,11 @@ def two_steps(wrap: str) -> bool:
     torch.manual_seed(0)
     network = Forgetful()
     before = network.unused.weight.detach().clone()
-    wrapped = DistributedDataParallel(network) if wrap == "DDP" else shard(network, blocks=[network.used], precision="fp32")
+    wrapped = (
+        DistributedDataParallel(network)
+        if wrap == "DDP"
+        else shard(network, blocks=[network.used], precision="fp32")
+    )
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.1, weight_decay=0.0)
     for _ in range(2):
         wrapped(torch.ones(2, 4)).sum().backward()

@@ -3,9 +3,8 @@
 import torch
 from torch import nn
 
-from utils.memory import held
+from utils.memory import Category, held, measure
 from utils.memory.measurement import Measurement
-from utils.memory import Category, measure
 
 
 def test_parameters_gradients_and_moments_have_names():

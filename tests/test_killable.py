@@ -132,7 +132,9 @@ def test_a_crash_after_the_result_is_no_success():
 
     outcome = run_to_outcome(crash_later, timeout_seconds=10)
     assert outcome.value is None and outcome.failure.kind == "died"
-    with pytest.raises(ChildError, match="crash_later gave its result and then was killed by SIGABRT"):
+    with pytest.raises(
+        ChildError, match="crash_later gave its result and then was killed by SIGABRT"
+    ):
         run_killable(crash_later, timeout_seconds=10)
 
 

@@ -95,9 +95,7 @@ def ledger(counted: Callable[[list[torch.Tensor], set[int]], int]) -> Callable[.
     def saved_bytes(model: nn.Module, inputs: torch.Tensor) -> int:
         own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
         kept: list[torch.Tensor] = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda t: kept.append(t) or t, lambda t: t
-        ):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
             output = model(inputs)
         total = counted(kept, own)
         del output
@@ -201,7 +199,7 @@ def test_a_search_that_begins_with_a_huge_batch() -> None:
         def fits(batch: int) -> bool:
             try:
                 return peak_bytes_at(batch) <= limit_bytes
-            except Exception:
+            except Exception:  # noqa: BLE001
                 return False
 
         return search(peak_bytes_at, limit_bytes, fits, first=1 << 20)

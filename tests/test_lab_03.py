@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from lab_cases import answers, definitions, nudged, solved_lab, untouched_lab
+from lab_cases import definitions, nudged, solved_lab, untouched_lab
 from torch import nn
 
 from utils.labs import check, lab_03
@@ -40,7 +40,9 @@ def test_the_solution_is_correct(solved: dict[str, Any], exercise: str) -> None:
 
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_the_untouched_lab_is_not_attempted(exercise: str) -> None:
-    answer = definitions(untouched_lab("beginner/03_when_numbers_break"), **NAMES)[EXERCISES[exercise]]
+    answer = definitions(untouched_lab("beginner/03_when_numbers_break"), **NAMES)[
+        EXERCISES[exercise]
+    ]
     assert check(f"03.{exercise}", answer).status is Status.NOT_ATTEMPTED
     blank = dict.fromkeys("ABCDE", ...)
     assert check("03.diagnosis", blank).status is Status.NOT_ATTEMPTED
@@ -176,13 +178,16 @@ def looking_at(part: Any) -> type:
     ("part", "words"),
     [
         (lambda groups: [groups[0][0]], "element 0 of parameter 1 of 3"),
-        (lambda groups: [g[:1] for group in groups for g in group], "element 1 of parameter 0 of 3"),
+        (
+            lambda groups: [g[:1] for group in groups for g in group],
+            "element 1 of parameter 0 of 3",
+        ),
         (lambda groups: groups[0], "element 2 of parameter 2 of 3"),
         (lambda groups: groups[-1], "element 0 of parameter 0 of 3"),
     ],
 )
 def test_scalers_that_look_at_a_part(part: Any, words: str) -> None:
-    assert lab_03.loss_scaler(looking_at(lambda groups: sum(groups, []))).status is Status.CORRECT
+    assert lab_03.loss_scaler(looking_at(lambda groups: sum(groups, []))).status is Status.CORRECT  # noqa: RUF017
     verdict = lab_03.loss_scaler(looking_at(part))
     nudged(verdict, words)
     nudged(verdict, "at every element")
@@ -190,10 +195,12 @@ def test_scalers_that_look_at_a_part(part: Any, words: str) -> None:
 
 def test_scalers_without_their_parts() -> None:
     nudged(lab_03.loss_scaler(lambda scale, interval: 12), "a method `step`")
-    without_scale = type("NoScale", (), {"__init__": lambda self, *a: None, "step": lambda self, o: True})
+    without_scale = type(
+        "NoScale", (), {"__init__": lambda self, *a: None, "step": lambda self, o: True}
+    )
     nudged(lab_03.loss_scaler(without_scale), "the parameters after step 1 differ")
     nameless = type("Nameless", (Scaler,), {"__getattribute__": lambda self, name: (
-        None if name == "scale" and not self.good == 0 else object.__getattribute__(self, name))})  # fmt: skip
+        None if name == "scale" and self.good != 0 else object.__getattribute__(self, name))})  # fmt: skip
     nudged(lab_03.loss_scaler(nameless), "an attribute `scale`")
     numpy_flag = type("Numpy", (Scaler,), {"step": lambda self, o: np.bool_(Scaler.step(self, o))})
     assert lab_03.loss_scaler(numpy_flag).status is Status.CORRECT
@@ -224,7 +231,7 @@ def to_nan(parameters: Any, most: float) -> None:
         (clip_alone, "Each parameter was clipped by itself"),
         (scale_to, "clipping never makes them larger"),
         (to_nan, "did not move"),
-        (lambda ps, most: nn.utils.clip_grad_value_(ps, most), "did it leave the gradients"),
+        (nn.utils.clip_grad_value_, "did it leave the gradients"),
     ],
 )
 def test_clips_of_another_kind(clip: Any, words: str) -> None:

@@ -158,7 +158,9 @@ def never_end(model: nn.Module) -> None:
     ],
 )
 def test_wrong_data_parallelism(share: Any, gather: Any, words: str) -> None:
-    nudged(check("04.by_hand", {"start_together": share, "average_gradients": gather}).verdict, words)
+    nudged(
+        check("04.by_hand", {"start_together": share, "average_gradients": gather}).verdict, words
+    )
 
 
 def test_an_endless_loop_ends_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,7 +179,10 @@ def plan(edges: Callable[..., int], insides: Callable[..., int]) -> Callable[...
     [
         (plan(lambda n, c: n, lambda n, c, k: n - c), "being recomputed"),
         (plan(lambda n, c: n, lambda n, c, k: n - c + 1), "One inside too many"),
-        (plan(lambda n, c: n, lambda n, c, k: max(n - c, 1)), "the last block is a checkpointed one"),
+        (
+            plan(lambda n, c: n, lambda n, c, k: max(n - c, 1)),
+            "the last block is a checkpointed one",
+        ),
         (lambda *asked: math.nan, "a whole number of bytes"),
         (lambda *asked: "many", "a whole number of bytes"),
         (lambda layers, edge, inside, every: None, "returns nothing"),
@@ -241,7 +244,9 @@ def test_sets_that_are_not_the_best(answer: Any, words: str) -> None:
 
 def test_trying_all_sets_is_accepted() -> None:
     def best_set(costs: list[Any], limit: int) -> set[int]:
-        sets = [s for n in range(len(costs) + 1) for s in itertools.combinations(range(len(costs)), n)]
+        sets = [
+            s for n in range(len(costs) + 1) for s in itertools.combinations(range(len(costs)), n)
+        ]
         fits = [s for s in sets if activation_peak(costs, s) <= limit]
         return set(min(fits, key=lambda s: recompute_flops(costs, s)))
 

@@ -105,11 +105,15 @@ def test_wrong_sheets(wrong: Callable[..., Any], words: str) -> None:
 # Exercise 2
 
 
-def quantizer(scale: Callable[[Tensor], Tensor], levels: Tensor | None = None) -> Callable[..., Any]:
+def quantizer(
+    scale: Callable[[Tensor], Tensor], levels: Tensor | None = None
+) -> Callable[..., Any]:
     def nf4_quantize(weight: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
         blocks = weight.reshape(-1, 64)
         scales = scale(blocks)
-        return nearest(blocks / scales[:, None], given if levels is None else levels).flatten(), scales
+        return nearest(
+            blocks / scales[:, None], given if levels is None else levels
+        ).flatten(), scales
 
     return nf4_quantize
 
@@ -246,7 +250,9 @@ def test_a_choice_that_fits_with_room_to_spare() -> None:
 # Exercise 5
 
 
-def train(model: nn.Module, tokens: Tensor, parameters: list[nn.Parameter], lr: float) -> list[float]:
+def train(
+    model: nn.Module, tokens: Tensor, parameters: list[nn.Parameter], lr: float
+) -> list[float]:
     optimizer, losses = torch.optim.AdamW(parameters, lr=lr), []
     for _ in range(20):
         logits = model(tokens[:, :-1])

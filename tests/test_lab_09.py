@@ -146,7 +146,15 @@ def by_hand(
         ({"away": {}}, "in `state`"),
         ({"away": {}, "full": True, "dummy": True}, "in `state`"),
     ],
-    ids=["no gather", "full state", "sum", "twice", "one by one", "state elsewhere", "full, hidden"],
+    ids=[
+        "no gather",
+        "full state",
+        "sum",
+        "twice",
+        "one by one",
+        "state elsewhere",
+        "full, hidden",
+    ],
 )
 def test_zero_1_refuses(change, nudge):
     refused("zero_1", lambda p, s, r: by_hand(p, s, r, **change), nudge)
@@ -156,7 +164,7 @@ def test_zero_1():
     found = check("09.zero_1", by_hand)
     assert found.verdict.status is Status.CORRECT and "272 bytes of state" in str(found)
     refused("zero_1", lambda p, s, r: None, "not those of one process")
-    refused("zero_1", lambda p, s, r: [][1], "every rank call the same")
+    refused("zero_1", lambda p, s, r: [][1], "every rank call the same")  # noqa: PLE0643
 
 
 def test_accumulation():

@@ -20,7 +20,11 @@ from utils.planner import Framework, Lora, Plan, estimate, framework
 LAB = solved_lab("advanced/15_design_studio")
 RIGHT = Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2)
 FOUND = lab_15._on_64(lab_15.OOM_PLAN)
-OOM = {"fullest stage": 0, "largest category": "activations", "missing GiB": FOUND.missing_bytes / 2**30}
+OOM = {
+    "fullest stage": 0,
+    "largest category": "activations",
+    "missing GiB": FOUND.missing_bytes / 2**30,
+}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +53,7 @@ def test_the_lab_solves_what_the_check_asks() -> None:
     text = LAB.read_text(encoding="utf-8")
     assert "my_plan = Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2)" in text
     assert "Plan(tp=4, pp=16, sequence_parallel=True, micro_batch=2)" in text
-    assert "broken = Plan(tp=4, pp=16)" in text and lab_15.TO_FIX == Plan(tp=4, pp=16)
+    assert "broken = Plan(tp=4, pp=16)" in text and Plan(tp=4, pp=16) == lab_15.TO_FIX
     same = estimate(model_shape(lab_15.MODEL), lab_15.the_cluster(), lab_15.OOM_PLAN, lab_15.BATCH)
     assert same == FOUND and not FOUND.fits
 

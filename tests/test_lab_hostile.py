@@ -119,7 +119,9 @@ def test_right_values_may_be_numbers_of_numpy(name: str) -> None:
         assert verdict.status is Status.CORRECT, (answer, verdict)
 
 
-@pytest.mark.parametrize("name", [f"{n}.{exercise}" for n, names in NUMERIC.items() for exercise in names])
+@pytest.mark.parametrize(
+    "name", [f"{n}.{exercise}" for n, names in NUMERIC.items() for exercise in names]
+)
 def test_right_functions_may_return_numbers_of_numpy(name: str) -> None:
     right = solution(*name.split("."))
     for answer in (right, numpied(right)):

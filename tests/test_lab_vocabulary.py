@@ -108,7 +108,7 @@ def test_kinds_read_what_may_be_written_in_several_ways(kind: Kind, value: Any, 
     ("kind", "value", "words"),
     [
         (number("a number of GiB"), "10", "a number of GiB is wanted"),
-        (number(), True, "got=\"True\""),
+        (number(), True, 'got="True"'),
         (number(), torch.tensor(3.0), ".item()"),
         (whole(), 1.5, "nothing after the point"),
         (whole(), INF, "whole number"),
@@ -218,7 +218,9 @@ class Broken:
 
 
 @pytest.mark.parametrize(
-    "value", ["x" * 10**7, 10**5000, Broken(), list(range(10**5))], ids="text int broken list".split()
+    "value",
+    ["x" * 10**7, 10**5000, Broken(), list(range(10**5))],
+    ids=["text", "int", "broken", "list"],
 )
 def test_what_a_verdict_shows_is_short_and_never_raises(value: Any) -> None:
     verdict = not_yet(f"x{'y' * 10**6}", got=value, expected=value)

@@ -127,7 +127,9 @@ def test_a_fault_of_the_check_is_not_the_learners(answer):
     text = str(report)
     assert text.startswith("97.broken: the check itself failed: KeyError: 'missing'.")
     assert "please report it" in text
-    assert 'expected["missing"]' in text and "_helper_with_a_fault" in text and "run_check" not in text
+    assert (
+        'expected["missing"]' in text and "_helper_with_a_fault" in text and "run_check" not in text
+    )
     assert "_helper_with_a_fault" in report._repr_html_()
 
 
@@ -193,7 +195,7 @@ def stub(x): ...
 
 def stub_with_docstring(x):
     """Twice a number."""
-    ...  # your code here
+    # your code here
 
 
 def stub_in_a_frame(values):
@@ -249,7 +251,9 @@ def test_tensors_are_not_compared():
 
 def test_stubs_without_source_are_found_by_their_code():
     namespace = {"__name__": "__main__"}
-    exec("def a(x): ...\ndef b(x):\n  'doc'\n  ...\ndef c(x): return 2 * x\nd = lambda: 4", namespace)
+    exec(
+        "def a(x): ...\ndef b(x):\n  'doc'\n  ...\ndef c(x): return 2 * x\nd = lambda: 4", namespace
+    )
     assert [bool(untouched(namespace[name])) for name in "abcd"] == [True, True, False, False]
 
 

@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 LESSON = Path(__file__).parents[1] / "notebooks/intermediate/06_seven_billion.ipynb"
-BLOCK = '''
+BLOCK = """
 import importlib.abc, importlib.util, sys
 find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *a: None if name == "bitsandbytes" else find_spec(name, *a)
@@ -21,7 +21,7 @@ class Missing(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
-'''
+"""
 
 
 @pytest.mark.slow

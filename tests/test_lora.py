@@ -13,9 +13,7 @@ TINY = TransformerConfig(vocabulary=64, hidden=64, layers=2, heads=4, feedforwar
 STEPS = 20
 
 
-def losses(
-    model: nn.Module, accumulation: int = 1, dtype: torch.dtype = torch.float32
-) -> Tensor:
+def losses(model: nn.Module, accumulation: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
     """Of each of 20 steps; its tokens are cut into `accumulation` parts, whose gradients add up."""
     torch.manual_seed(1)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)

@@ -47,7 +47,9 @@ def test_codes_are_identical_and_weights_equal(shape: tuple[int, int], dtype: to
     assert torch.equal(ours, packed.flatten())
     assert torch.equal(our_scales, scales)
     wanted = ops.dequantize_4bit(packed, scales, 64, "nf4", shape, torch.float32)
-    torch.testing.assert_close(dequantize_nf4(ours, our_scales, shape), wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        dequantize_nf4(ours, our_scales, shape), wanted, rtol=1e-6, atol=1e-6
+    )
 
 
 def test_double_quantization_is_bitsandbytes_exact_one() -> None:

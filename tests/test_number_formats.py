@@ -26,7 +26,9 @@ def test_every_pattern_decodes_as_in_torch(name: str) -> None:
     patterns = torch.arange(2**form.bits).to(carrier)
     wanted = patterns.view(dtype).double()
     found = [form.decode(f"{i:0{form.bits}b}") for i in range(2**form.bits)]
-    assert torch.equal(torch.tensor(found, dtype=torch.float64).nan_to_num(7e77), wanted.nan_to_num(7e77))
+    assert torch.equal(
+        torch.tensor(found, dtype=torch.float64).nan_to_num(7e77), wanted.nan_to_num(7e77)
+    )
     finite = [value for value in found if math.isfinite(value)]
     assert all(form.round(value) == value for value in finite)
     assert max(finite) == form.largest

@@ -112,9 +112,7 @@ def test_on_a_cpu_simulated_and_measured_agree_and_nothing_is_saved() -> None:
     make = functools.partial(build, torch.optim.AdamW, True)
     simulated = simulate(make, train, device="cpu")
     model, optimizer = make()
-    real = measure(
-        lambda: train(model, optimizer), model=model, optimizer=optimizer, timed_steps=0
-    )
+    real = measure(lambda: train(model, optimizer), model=model, optimizer=optimizer, timed_steps=0)
     plain = simulate(functools.partial(build, torch.optim.AdamW, False), train, device="cpu")
     assert simulated.peak_bytes == pytest.approx(real.peak_bytes, rel=0.01)
     assert simulated.peak_bytes >= plain.peak_bytes

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from utils import export as top_level
 from utils.catalog import model_shape
-from utils.planner import Batch, Cluster, Export, Lora, Plan, Space, candidates, export
 from utils.parallel import ParallelDims
+from utils.planner import Batch, Cluster, Export, Lora, Plan, Space, candidates, export
 from utils.planner.export.modules import modules
 from utils.planner.export.script import chunk_blocks
 from utils.validation.tables import source, table
@@ -48,7 +48,9 @@ def options(found: Export) -> dict[str, str]:
 def launched(found: Export) -> int:
     """Processes that the torchrun line starts."""
     words = shlex.split(found.torchrun)
-    sizes = dict(word.lstrip("-").split("=") for word in words if re.match(r"--n(nodes|proc)", word))
+    sizes = dict(
+        word.lstrip("-").split("=") for word in words if re.match(r"--n(nodes|proc)", word)
+    )
     return int(sizes["nnodes"]) * int(sizes["nproc-per-node"])
 
 
@@ -58,7 +60,7 @@ def constants(found: Export) -> dict[str, object]:
     for node in ast.parse(found.python or "").body:
         if isinstance(node, ast.Assign):
             text = ast.unparse(node.value).replace("TransformerConfig(", "dict(")
-            value = eval(text, {"ParallelDims": ParallelDims})  # noqa: S307
+            value = eval(text, {"ParallelDims": ParallelDims})
             target = node.targets[0]
             names = target.elts if isinstance(target, ast.Tuple) else [target]
             many = value if isinstance(target, ast.Tuple) else [value]
@@ -279,7 +281,9 @@ def test_write_gives_the_files_that_run(tmp_path):
     assert json.loads((folder / "ds_config.json").read_text()) == found.deepspeed
     assert (folder / "train.py").read_text() == found.python
     command = (folder / "megatron.sh").read_text().split("\n", 2)[2]
-    assert tuple(shlex.split(command.replace("\\\n", " "))[-len(found.megatron):]) == found.megatron
+    assert (
+        tuple(shlex.split(command.replace("\\\n", " "))[-len(found.megatron) :]) == found.megatron
+    )
     for note in sum(found.notes.values(), ()):
         assert note in (folder / "notes.md").read_text()
 
@@ -308,7 +312,9 @@ def test_modules_import_torch_and_each_other_alone():
     for path, text in found.items():
         tree = ast.walk(ast.parse(text))
         names = [n.module or "" for n in tree if isinstance(n, ast.ImportFrom)]
-        names += [a.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import) for a in n.names]
+        names += [
+            a.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import) for a in n.names
+        ]
         for name in names:
             top = name.split(".")[0]
             assert top in {"torch", *sys.stdlib_module_names} or name.startswith(
@@ -341,7 +347,9 @@ def test_a_models_name_never_becomes_code(name, tmp_path):
     found.write(tmp_path / "hostile")
     plain.write(tmp_path / "plain")
     for script in ("launch.sh", "megatron.sh"):
-        assert (tmp_path / "hostile" / script).read_bytes() == (tmp_path / "plain" / script).read_bytes()
+        assert (tmp_path / "hostile" / script).read_bytes() == (
+            tmp_path / "plain" / script
+        ).read_bytes()
 
 
 def test_export_needs_no_torch():

@@ -219,7 +219,10 @@ def test_lora_trains_little_and_qlora_stores_little():
         (lambda: adapter_parameters(GPT, Lora(targets=("gate",))), "megatron-7.5b"),
         (lambda: Cluster(gpu="A1000", nodes=1), "A100-80GB"),
         (lambda: Cluster(gpu="H100", nodes=0), "nodes is 0"),
-        (lambda: Cluster(gpu="H100", nodes=1, usd_per_gpu_hour=-1), "usd_per_gpu_hour is -1; it must be 0 or more"),
+        (
+            lambda: Cluster(gpu="H100", nodes=1, usd_per_gpu_hour=-1),
+            "usd_per_gpu_hour is -1; it must be 0 or more",
+        ),
     ],
 )
 def test_bad_input_is_refused_with_the_rule(make, words):
@@ -230,7 +233,10 @@ def test_bad_input_is_refused_with_the_rule(make, words):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Batch(sequences=4e6 / 2048, sequence_length=2048), "1953.125.*Nearest: 1953 or 1954"),
+        (
+            lambda: Batch(sequences=4e6 / 2048, sequence_length=2048),
+            "1953.125.*Nearest: 1953 or 1954",
+        ),
         (lambda: Batch(sequences=math.nan, sequence_length=1), "sequences is nan.*whole number"),
         (lambda: Batch(sequences=math.inf, sequence_length=1), "sequences is inf.*whole number"),
         (lambda: Batch(sequences=0.4, sequence_length=1), "Nearest: 1"),

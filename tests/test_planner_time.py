@@ -260,7 +260,10 @@ def test_a_name_of_the_catalog_stands_for_the_shape(name):
     [
         (lambda: estimate("lama-2-7b", NODE, Plan(dp=8), BATCH), "Nearest: llama-2-7b"),
         (lambda: estimate(7e9, NODE, Plan(dp=8), BATCH), "must be of type ModelShape or str"),
-        (lambda: estimate(GPT, "A100-80GB", Plan(dp=8), BATCH), "cluster is .*must be of type Cluster"),
+        (
+            lambda: estimate(GPT, "A100-80GB", Plan(dp=8), BATCH),
+            "cluster is .*must be of type Cluster",
+        ),
         (lambda: estimate(GPT, Plan(dp=8), NODE, BATCH), "cluster is .*must be of type Cluster"),
         (lambda: search(GPT, NODE, 64), "batch is 64; it must be of type Batch"),
         (lambda: Plan(dp=8).check(GPT, 64), "batch is 64; it must be of type Batch"),

@@ -44,7 +44,9 @@ class Doors:
             self.listening.add((address, port))
             if not ipaddress.ip_address(address).is_loopback:
                 self.open.append(f"port {port} listens on {address}")
-            self.open += [f"port {port} answers at {at}" for at in self._elsewhere if gets_in(at, port)]
+            self.open += [
+                f"port {port} answers at {at}" for at in self._elsewhere if gets_in(at, port)
+            ]
 
 
 def addresses_of_this_machine() -> list[str]:
@@ -121,7 +123,9 @@ def test_run_ranks_opens_nothing_to_others(monkeypatch: pytest.MonkeyPatch) -> N
     server._stop_server()
 
 
-def test_run_torchrun_opens_nothing_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_torchrun_opens_nothing_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # rank 0 would open the store
     (tmp_path / "script.py").write_text(SCRIPT)
     check(lambda: run_torchrun(tmp_path / "script.py", 2), 2)

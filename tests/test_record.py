@@ -249,7 +249,7 @@ def test_without_a_name_all_that_suit_run(
 ) -> None:
     suited = an_experiment(lambda _: {"seen": 1})
     other = Experiment("device_speed", "for another device", {}, lambda _: [])
-    chosen = {name: other for name in registry.EXPERIMENTS} | {"resnet50": suited}
+    chosen = dict.fromkeys(registry.EXPERIMENTS, other) | {"resnet50": suited}
     monkeypatch.setattr(command, "load", chosen.__getitem__)
     monkeypatch.setattr(command, "EXPERIMENTS", tuple(chosen))
     assert command.main(["--commit", HASH], root=tmp_path) == 0

@@ -118,7 +118,9 @@ def whole_step(reuse_results: bool) -> Any:
     """Autocast, flash attention, checkpointing, a foreach optimizer and FSDP2: what a lesson simulates."""
 
     def build() -> tuple[Any, Any]:
-        model = Transformer(TransformerConfig(vocabulary=64, hidden=64, layers=3, heads=4, feedforward=160))
+        model = Transformer(
+            TransformerConfig(vocabulary=64, hidden=64, layers=3, heads=4, feedforward=160)
+        )
         checkpoint_blocks(model)
         for block in model.blocks:
             fully_shard(block)

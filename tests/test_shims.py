@@ -58,7 +58,9 @@ def seen(file: str) -> tuple[list[str], list[str], dict[str, str]]:
     return run_killable(shim_cases.seen, file, timeout_seconds=300)
 
 
-each_library = pytest.mark.parametrize("file", LIBRARIES, ids=lambda f: f.__name__.rpartition(".")[2])
+each_library = pytest.mark.parametrize(
+    "file", LIBRARIES, ids=lambda f: f.__name__.rpartition(".")[2]
+)
 
 
 @pytest.mark.parametrize("shim", OWN, ids=name_of)
@@ -103,7 +105,9 @@ def test_canary_of_other_libraries(file):
     words = seen(file.__name__)[2]
     for shim in file.SHIMS:
         name = shim.library.name
-        assert says_what_to_repair(shim, words[shim.target], f"{name} {importlib.metadata.version(name)}")
+        assert says_what_to_repair(
+            shim, words[shim.target], f"{name} {importlib.metadata.version(name)}"
+        )
 
 
 def test_canary_a_function_that_is_no_longer_called_is_named(monkeypatch):
@@ -111,7 +115,10 @@ def test_canary_a_function_that_is_no_longer_called_is_named(monkeypatch):
     shim = next(shim for shim in PATCHED if shim.attribute == "_engine_run_backward")
     monkeypatch.setitem(shim_cases.EXERCISES, shim.attribute, lambda: None)
     (said,) = shim_cases.uncalled([shim])
-    assert said.startswith("torch ") and "no longer calls _engine_run_backward of torch.autograd" in said
+    assert (
+        said.startswith("torch ")
+        and "no longer calls _engine_run_backward of torch.autograd" in said
+    )
     assert f": repair {shim.function} in utils/shims/torch_simulated.py" in said
 
 
@@ -120,13 +127,15 @@ def test_a_simulation_says_it_before_it_begins(monkeypatch):
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
     monkeypatch.delattr(ShardingPropagator, "_propagate_tensor_meta_non_cached")
-    with pytest.raises(MovedError, match="repair apart_from_shapes in utils/shims/torch_simulated.py"):
+    with pytest.raises(
+        MovedError, match="repair apart_from_shapes in utils/shims/torch_simulated.py"
+    ):
         simulate(lambda: (nn.Linear(4, 4), None), lambda model, _: model(torch.ones(1, 4)))
 
 
 def test_a_simulation_without_the_cache_needs_none_of_its_names(monkeypatch):
     monkeypatch.delattr(torch._C, "_set_throw_on_mutable_data_ptr")
-    small = lambda: (nn.Linear(4, 4), None), lambda model, _: model(torch.ones(1, 4))  # noqa: E731
+    small = lambda: (nn.Linear(4, 4), None), lambda model, _: model(torch.ones(1, 4))
     with pytest.raises(MovedError, match="_set_throw_on_mutable_data_ptr of torch._C"):
         simulate(*small)
     assert simulate(*small, reuse_results=False).peak_bytes > 0
@@ -136,7 +145,11 @@ def test_every_row_is_whole():
     libraries = {shim.library for file in (*FILES, *LIBRARIES) for shim in file.SHIMS}
     assert all(isinstance(library, Library) and library.tried for library in libraries)
     for file in (*FILES, *LIBRARIES):
-        for shim in (*file.SHIMS, *getattr(file, "CACHE_SHIMS", ()), *getattr(file, "CUDA_SHIMS", ())):
+        for shim in (
+            *file.SHIMS,
+            *getattr(file, "CACHE_SHIMS", ()),
+            *getattr(file, "CUDA_SHIMS", ()),
+        ):
             assert callable(getattr(file, shim.function)), f"{shim.target}: no {shim.function}"
             assert (ROOT / shim.library.file).samefile(file.__file__)
             assert shim.patched <= (shim.attribute in shim_cases.EXERCISES)
@@ -189,7 +202,9 @@ def test_a_private_name_does_not_pass(line, tmp_path):
     file = tmp_path / "planted.py"
     file.write_text(line)
     assert len(list(private_names(file))) >= 1
-    file.write_text("from torch import nn\nnn.Linear\nself._mine\nrow._replace(a=1)\ntorch.ops.aten._x")
+    file.write_text(
+        "from torch import nn\nnn.Linear\nself._mine\nrow._replace(a=1)\ntorch.ops.aten._x"
+    )
     assert list(private_names(file)) == []
 
 
@@ -208,7 +223,11 @@ sys.meta_path.insert(0, Gone())
 def run(code: str) -> subprocess.CompletedProcess[str]:
     settings = {**os.environ, "MPLBACKEND": "Agg", "COURSE_SCALE": "tiny"}
     return subprocess.run(
-        [sys.executable, "-c", WITHOUT + code], cwd=ROOT, env=settings, capture_output=True, text=True
+        [sys.executable, "-c", WITHOUT + code],
+        cwd=ROOT,
+        env=settings,
+        capture_output=True,
+        text=True,
     )
 
 

@@ -66,7 +66,9 @@ def inner(called: Any) -> Any:
 
 def on_rank(name: str) -> tuple[Measurement, Counter]:
     called, optimizer = build(name)
-    found = measure(lambda: step(called, optimizer), model=inner(called), optimizer=optimizer, timed_steps=0)
+    found = measure(
+        lambda: step(called, optimizer), model=inner(called), optimizer=optimizer, timed_steps=0
+    )
     with traffic() as sent:
         step(called, optimizer)
     return found, payloads(sent.rows)
@@ -108,7 +110,9 @@ def simulated(name: str, world: int = WORLD) -> Measurement:
 
 
 def largest(found: Measurement, category: str) -> int:
-    return max((int(c.max()) for k, c in found.timeline.series().items() if str(k) == category), default=0)
+    return max(
+        (int(c.max()) for k, c in found.timeline.series().items() if str(k) == category), default=0
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -131,7 +135,9 @@ def test_every_category_at_the_peak_equals_that_of_real_ranks(name):
 @needs_deepspeed
 @pytest.mark.parametrize("name", STAGES)
 def test_the_bucket_of_backward_is_known(name):
-    bucket = zero_config(STAGES[name], P, world_size=WORLD)["zero_optimization"]["reduce_bucket_size"]
+    bucket = zero_config(STAGES[name], P, world_size=WORLD)["zero_optimization"][
+        "reduce_bucket_size"
+    ]
     assert largest(real(name)[0], "communication buffers") >= 2 * bucket
 
 

@@ -47,7 +47,10 @@ def test_a_kernel_that_fails_is_named_and_the_others_run(
     assert soak.kernels([test], wanted) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "FAILED     ONEDNN_MAX_CPU_ISA=AVX2, 8 threads" in lines
-    assert "not tried  ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16, 8 threads: this CPU lacks avx512_bf16" in lines
+    assert (
+        "not tried  ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16, 8 threads: this CPU lacks avx512_bf16"
+        in lines
+    )
     assert sum(line.startswith("passed") for line in lines) == 4
 
 

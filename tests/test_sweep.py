@@ -17,9 +17,7 @@ LENGTH = 128
 
 
 def build(layers: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    config = TransformerConfig(
-        vocabulary=512, hidden=128, layers=layers, heads=4, feedforward=256
-    )
+    config = TransformerConfig(vocabulary=512, hidden=128, layers=layers, heads=4, feedforward=256)
     model = checkpoint_blocks(Transformer(config))
     return model, torch.optim.AdamW(model.parameters())
 

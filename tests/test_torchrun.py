@@ -162,7 +162,9 @@ def test_a_machine_whose_name_nothing_knows(tmp_path):
         pytest.skip("this system lets nobody give a process another host name (unshare --uts)")
     run = [*command, sys.executable, "-c", text]
     found = subprocess.run(run, capture_output=True, text=True, timeout=300, check=False)
-    assert sorted(found.stdout.splitlines()) == ["[rank 0] total 21.0", "[rank 1] total 21.0"], found
+    assert sorted(found.stdout.splitlines()) == ["[rank 0] total 21.0", "[rank 1] total 21.0"], (
+        found
+    )
 
 
 def test_an_interrupt_ends_everything(tmp_path):

@@ -24,7 +24,9 @@ def test_points_and_formulas():
 
 def test_it_says_what_its_numbers_are():
     figure = draw_staircase(PEAKS, {})
-    assert str(SIZES[0].evidence) in figure.get_supxlabel() and "predicted" in figure.get_supxlabel()
+    assert (
+        str(SIZES[0].evidence) in figure.get_supxlabel() and "predicted" in figure.get_supxlabel()
+    )
 
 
 @pytest.mark.parametrize("peaks", [{}, {"one": {}}, {str(n): {1: SIZES[0]} for n in range(6)}])

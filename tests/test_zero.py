@@ -236,7 +236,9 @@ def partly_frozen(name: str) -> bool:
     network.embed.requires_grad_(False)
     optimizer = adamw([p for p in network.parameters() if p.requires_grad])
     before = network.head.weight.detach().clone()
-    config = zero_config(STAGES[name], P, world_size=dist.get_world_size(), micro_batch=4, precision="fp32")
+    config = zero_config(
+        STAGES[name], P, world_size=dist.get_world_size(), micro_batch=4, precision="fp32"
+    )
     engine = zero_engine(network, optimizer, config)
     engine.backward(loss_of(engine, tokens(0)[:4]))
     engine.step()

@@ -29,7 +29,9 @@ def deepspeed_ready() -> None:
 def test_a_contradiction_in_the_batch_is_a_sentence():
     config = {**zero_config(1, P, world_size=4, micro_batch=2), "train_batch_size": 12}
     assert config["train_micro_batch_size_per_gpu"] == 2
-    with pytest.raises(ValueError, match=r"2 x gradient_accumulation_steps 1 x 4 ranks is 8, .* 12"):
+    with pytest.raises(
+        ValueError, match=r"2 x gradient_accumulation_steps 1 x 4 ranks is 8, .* 12"
+    ):
         read_config(config, 4)
     with pytest.raises(ValueError, match="micro_batch.* is 0; it must be a whole number"):
         zero_config(1, P, world_size=4, micro_batch=0)

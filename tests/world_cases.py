@@ -189,7 +189,7 @@ def _shard(model: nn.Module, **how: Any) -> nn.Module:
 
 def _split(model: nn.Module, mesh: DeviceMesh, between: Any = None) -> nn.Module:
     rows = RowwiseParallel(output_layouts=between) if between else RowwiseParallel()
-    plan = {name: ColwiseParallel() for name in COLUMNS} | {name: rows for name in ROWS}
+    plan = {name: ColwiseParallel() for name in COLUMNS} | dict.fromkeys(ROWS, rows)
     for block in model.blocks:
         parallelize_module(block, mesh, plan)
     return model

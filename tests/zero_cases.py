@@ -119,7 +119,7 @@ def train(name: str, precision: str, accumulation: int, steps: int, zero: dict[s
     source, moments, times = CountingSource(), {}, {}
     source.start()
     build = _fsdp if name == "FSDP2" else _zero
-    optimizer, step = build(name, precision, accumulation, zero)
+    _optimizer, step = build(name, precision, accumulation, zero)
 
     def look(when: str, **roots: Any) -> None:
         moments[when], times[when] = held(**roots), source.now_ns()

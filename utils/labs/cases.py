@@ -202,7 +202,7 @@ def takes(kind: Kind) -> Callable[[Callable[[Any], Verdict]], Callable[[Any], Ve
             except NotYet as ending:
                 return ending.verdict
 
-        setattr(judged, "kind", kind)
+        judged.kind = kind
         return judged
 
     return declare

@@ -103,7 +103,7 @@ def run_check(function: Check, answer: Any) -> Verdict:
     """
     try:
         return function(answer)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         return _verdict_on(error, function, answer)
 
 

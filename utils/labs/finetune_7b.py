@@ -16,8 +16,8 @@ def simulated_finetune(method: str, length: int, batch: int) -> Measurement:
     import transformers  # noqa: F401, before the simulation begins
 
     from utils.models import llama_config
-    from utils.simulation import extrapolate
     from utils.models.finetune import build_finetune, finetune_step
+    from utils.simulation import extrapolate
 
     shape = model_shape("llama-2-7b")
 

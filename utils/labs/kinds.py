@@ -90,8 +90,7 @@ def equal(found: Any, right: Any, *, within: float = 0.0, relative: float = 0.0)
     if isinstance(right, (tuple, list)):
         same_size = isinstance(found, (tuple, list)) and len(found) == len(right)
         return same_size and all(
-            equal(x, y, within=within, relative=relative)
-            for x, y in zip(found, right, strict=True)
+            equal(x, y, within=within, relative=relative) for x, y in zip(found, right, strict=True)
         )
     if isinstance(right, Mapping):
         same_keys = isinstance(found, Mapping) and found.keys() == right.keys()
@@ -234,4 +233,3 @@ def _read_number(value: Any) -> int | float:
         has_item = hasattr(value, "item") and not isinstance(value, (type, bool))
         raise WrongKind("`.item()` makes a Python number of it." if has_item else "")
     return found
-

@@ -90,7 +90,9 @@ def saved_bytes(answer: Callable[[nn.Module, torch.Tensor], int]) -> Verdict:
     found = whole_bytes.returned(answer(model, more))
     nudge = "The first batch was right. Is anything fixed, or kept from one call to the next?"
     verdict = judge(found, ledger(model, more), "a batch of 24", nudge=nudge)
-    return verdict or correct("every storage once, none of the model's own", score=format_bytes(right))
+    return verdict or correct(
+        "every storage once, none of the model's own", score=format_bytes(right)
+    )
 
 
 def _peak(per_item: int, batch: int) -> int:
@@ -216,7 +218,9 @@ def _left_behind(run: Measurement) -> Verdict | None:
 def _measured(step: Callable[..., Any], timed_steps: int = 0) -> tuple[Measurement, nn.Module]:
     """A step on the network of exercises 5 and 6, and that network afterwards."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    model = nn.Sequential(
+        nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, labels = torch.randn(512, 256), torch.randint(0, 10, (512,))
     try:
@@ -227,7 +231,9 @@ def _measured(step: Callable[..., Any], timed_steps: int = 0) -> tuple[Measureme
     return run, model
 
 
-def _plain_step(model: nn.Module, optimizer: Any, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+def _plain_step(
+    model: nn.Module, optimizer: Any, inputs: torch.Tensor, labels: torch.Tensor
+) -> float:
     optimizer.zero_grad()
     loss = F.cross_entropy(model(inputs), labels)
     loss.backward()

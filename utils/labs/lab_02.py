@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from utils.labs.cases import Case, Exercise, Question, judge, scored, takes
@@ -62,7 +61,7 @@ class _WatchedScaler(torch.amp.GradScaler):
     def scale(self, outputs: Any) -> Any:
         scaled = super().scale(outputs)
         self.loss_dtypes.append(outputs.dtype)
-        scaled.register_hook(lambda gradient: self._note_backward(gradient))
+        scaled.register_hook(self._note_backward)
         self._calls.append("scale")
         return scaled
 
@@ -122,7 +121,10 @@ def _problem_of_order(calls: list[str]) -> Verdict | None:
 
 
 def _problem_of_losses(losses: list[Any]) -> Verdict | None:
-    found, right = [number("the loss as a Python number").returned(loss) for loss in losses], _reference_losses()
+    found, right = (
+        [number("the loss as a Python number").returned(loss) for loss in losses],
+        _reference_losses(),
+    )
     nudge = "Return the unscaled loss. Are the old gradients cleared before backward?"
     return judge(found, right, "the losses differ", relative=1e-3, nudge=nudge)
 
@@ -185,7 +187,12 @@ def _break_even(parameters: int, per_image: int) -> Case:
     wrong = {right - 1: "At that batch nothing is saved yet: equal is not less."}
     for half in (right // 2 - 1, right // 2, right // 2 + 1):
         wrong.setdefault(half, "Only half of an image's activations is saved, not all of them.")
-    return Case((parameters, per_image), right, f"{parameters} parameters, {per_image} bytes an image", wrong)
+    return Case(
+        (parameters, per_image),
+        right,
+        f"{parameters} parameters, {per_image} bytes an image",
+        wrong,
+    )
 
 
 break_even_batch = Exercise(
@@ -241,7 +248,9 @@ def _largest_nudge(found: int, right: int, peak: CountedPeak) -> str:
 def _rate(optimizer: str, power: float, old: int, new: int) -> Case:
     right = 0.1 * (new / old) ** power
     wrong = {0.01 / right: "The ratio is upside down: a larger batch takes a larger rate."}
-    return Case((0.1, old, new, optimizer), right, f"{optimizer}, rate 0.1, batch {old} to {new}", wrong)
+    return Case(
+        (0.1, old, new, optimizer), right, f"{optimizer}, rate 0.1, batch {old} to {new}", wrong
+    )
 
 
 scaled_rate = Exercise(

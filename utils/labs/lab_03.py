@@ -12,7 +12,17 @@ from torch import nn
 
 from utils.labs.cases import Question, judge, takes
 from utils.labs.faulty_runs import FAULTS, fault_of, run, spoiled_run
-from utils.labs.kinds import flag, function, keys, number, one_of, or_none, same_float, several, whole
+from utils.labs.kinds import (
+    flag,
+    function,
+    keys,
+    number,
+    one_of,
+    or_none,
+    same_float,
+    several,
+    whole,
+)
 from utils.labs.verdict import Verdict, correct, not_yet, shown
 from utils.number_formats import FORMATS, NumberFormat
 from utils.techniques.flight_recorder import StepRecord
@@ -70,7 +80,9 @@ def _bits_nudge(form: NumberFormat, bits: str, found: float, right: float) -> st
         return "The size is right. What is the first bit for?"
     exponent = bits[1 : 1 + form.exponent_bits]
     if "1" not in exponent:
-        return "The exponent is all zeros: a subnormal number has no leading 1, and exponent 1 - bias."
+        return (
+            "The exponent is all zeros: a subnormal number has no leading 1, and exponent 1 - bias."
+        )
     if "0" not in exponent:
         return "The exponent is all ones: infinity if the mantissa is zero, else NaN."
     return "A normal number: is the bias 2^(exponent bits - 1) - 1, and is the leading 1 there?"
@@ -132,12 +144,16 @@ def _problem_of_parameters(ours: list[Any], theirs: list[Any], count: int) -> Ve
         where = f"; it was element {place[1]} of parameter {place[0]} of 3" if place else ""
         return not_yet(f"step {count} put a gradient that is not finite into the parameters{where}",
                        nudge="Look at all gradients, and at every element, before the optimizer steps.")  # fmt: skip
-    nudge = "The gradients are those of the scaled loss: divide by the scale, once, before the step."
+    nudge = (
+        "The gradients are those of the scaled loss: divide by the scale, once, before the step."
+    )
     return not_yet(f"the parameters after step {count} differ", expected=[p.tolist() for p in theirs],
                    got=[p.tolist() for p in ours], nudge=nudge)  # fmt: skip
 
 
-def _problem_of_scale(mine: Any, right: float, before: float, count: int, moved: bool) -> Verdict | None:
+def _problem_of_scale(
+    mine: Any, right: float, before: float, count: int, moved: bool
+) -> Verdict | None:
     found = number("an attribute `scale`, a number,").of(getattr(mine, "scale", None))
     nudge = "Good steps count in a row: a skip, and a doubling, start the count anew."
     if not moved:
@@ -161,18 +177,28 @@ def clipped_step(answer: Callable[..., Any]) -> Verdict:
     moved, found = _clipped(answer, [torch.tensor([math.inf, 1.0]), torch.ones(2)], 2.0**16)
     if not torch.equal(moved, torch.zeros(4)):
         nudge = "optimizer.step() steps even then. Which call of the scaler skips that step?"
-        return not_yet("a gradient overflowed, and the parameters moved", got=moved.tolist(), nudge=nudge)
-    verdict = judge(found, 2.0**15, "the scale after an overflow", nudge="Does scaler.update() come last?")
-    return verdict or correct("the norm of the step is the clip, whatever the scale; small ones stay")
+        return not_yet(
+            "a gradient overflowed, and the parameters moved", got=moved.tolist(), nudge=nudge
+        )
+    verdict = judge(
+        found, 2.0**15, "the scale after an overflow", nudge="Does scaler.update() come last?"
+    )
+    return verdict or correct(
+        "the norm of the step is the clip, whatever the scale; small ones stay"
+    )
 
 
-def _clipped(answer: Callable[..., Any], gradients: list[torch.Tensor], scale: float) -> tuple[Any, float]:
+def _clipped(
+    answer: Callable[..., Any], gradients: list[torch.Tensor], scale: float
+) -> tuple[Any, float]:
     """How far a step moves the parameters, and the scale after it."""
     parameters = [nn.Parameter(torch.zeros(2)) for _ in gradients]
     optimizer = torch.optim.SGD(parameters, lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1)
     loss = sum((p * g).sum() for p, g in zip(parameters, gradients, strict=True))
-    if any(g.isinf().any() for g in gradients):  # 0 x inf is no loss, its gradient is what is wanted
+    if any(
+        g.isinf().any() for g in gradients
+    ):  # 0 x inf is no loss, its gradient is what is wanted
         loss = sum(p.sum() for p in parameters)
         parameters[0].register_hook(lambda g: g * gradients[0])
     answer(loss, parameters, optimizer, scaler, _MOST)
@@ -188,7 +214,9 @@ def _problem_of_clip(answer: Any, gradients: list[torch.Tensor], scale: float) -
         return not_yet(f"gradients of norm {whole_norm:.3g}", expected=f"a step of norm {right.norm():.3g}",
                        got=f"norm {norm:.3g} at scale {scale:.0f}: {moved.tolist()}",
                        nudge=_clip_nudge(norm, whole_norm, scale))  # fmt: skip
-    return judge(after, 2 * scale, "the scaler was not updated", nudge="The last line is scaler.update().")
+    return judge(
+        after, 2 * scale, "the scaler was not updated", nudge="The last line is scaler.update()."
+    )
 
 
 def _clip_nudge(norm: float, whole_norm: float, scale: float) -> str:
@@ -202,7 +230,9 @@ def _clip_nudge(norm: float, whole_norm: float, scale: float) -> str:
         return "Each parameter was clipped by itself. max_norm is for the norm of all together."
     if norm < 0.9 * min(_MOST, whole_norm):
         return "The scaled gradients were clipped, and the scaler divided afterwards."
-    return f"Did scale {scale:.0f} multiply the loss, and did it leave the gradients before the step?"
+    return (
+        f"Did scale {scale:.0f} multiply the loss, and did it leave the gradients before the step?"
+    )
 
 
 @cache
@@ -216,7 +246,9 @@ def _runs() -> list[tuple[str, list[StepRecord], tuple[int, int] | None]]:
     ]
 
 
-_PLACE = or_none(several(whole(), 2, "a tuple of two numbers (record.step, the first of record.first.rows)"))
+_PLACE = or_none(
+    several(whole(), 2, "a tuple of two numbers (record.step, the first of record.first.rows)")
+)
 
 
 @takes(function())
@@ -228,7 +260,9 @@ def find_bad_data(answer: Callable[[list[StepRecord]], Any]) -> Verdict:
         if verdict := judge(place, right, says, nudge=_data_nudge(place, records)):
             return verdict
         if has_rows:
-            return not_yet(says, expected=right, nudge="`rows` is a tuple: its first entry is the row.")
+            return not_yet(
+                says, expected=right, nudge="`rows` is a tuple: its first entry is the row."
+            )
     return correct("step and row of the sample, and no false alarm")
 
 

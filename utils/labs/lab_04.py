@@ -47,7 +47,9 @@ repeated_items = Question(
 def by_hand(answer: dict[str, Callable[..., Any]]) -> Verdict:
     """Exercise 1: the start shared, the gradients averaged, on four ranks and on two."""
     for ranks in (4, 2):
-        found = _on_ranks(workers.by_hand, ranks, answer["start_together"], answer["average_gradients"])
+        found = _on_ranks(
+            workers.by_hand, ranks, answer["start_together"], answer["average_gradients"]
+        )
         if problem := _start(found) or _average(found) or _one_call(found[0]):
             return problem
     return correct("replicas that equal one process, four and two", score="1 all-reduce, par 1")
@@ -62,7 +64,9 @@ def _start(found: list[workers.ByHand]) -> Verdict | None:
             nudge = "You forgot to broadcast the start: every replica begins as rank 0's."
             return not_yet(f"rank {rank} {what} after the start", nudge=nudge)
         if not workers.close(other.buffers, found[0].buffers):
-            nudge = "The parameters are shared, the buffers are not. Broadcast model.buffers() as well."
+            nudge = (
+                "The parameters are shared, the buffers are not. Broadcast model.buffers() as well."
+            )
             return not_yet(f"rank {rank} has other buffers than rank 0", nudge=nudge)
     if not workers.close(first.parameters, first.own_parameters):
         nudge = "All ranks are to get what rank 0 has, with src=0, and rank 0 is to keep it."
@@ -76,17 +80,23 @@ def _average(found: list[workers.ByHand]) -> Verdict | None:
         if workers.close(report.gradient, right):
             continue
         if workers.close(report.gradient, len(found) * right):
-            nudge = "You forgot to divide by the world size: that is the sum over ranks, not the mean."
+            nudge = (
+                "You forgot to divide by the world size: that is the sum over ranks, not the mean."
+            )
             return not_yet(f"the gradients are {len(found)} times too large", nudge=nudge)
         if workers.close(report.gradient, len(found) / 4 * right):
-            nudge = "Four ranks were right. Is the 4 written into it? Divide by dist.get_world_size()."
+            nudge = (
+                "Four ranks were right. Is the 4 written into it? Divide by dist.get_world_size()."
+            )
             return not_yet(f"on {len(found)} ranks the gradients are {len(found) / 4:g} times the right size",
                            nudge=nudge)  # fmt: skip
         if workers.close(report.gradient, report.own_gradient):
             nudge = "Reduce parameter.grad itself, or copy what was reduced back into it."
             return not_yet(f"rank {rank} still has only its own gradients", nudge=nudge)
         ratio = float(report.gradient.norm() / right.norm())
-        nudge = "Sum over the ranks, then divide once by dist.get_world_size(), for every parameter."
+        nudge = (
+            "Sum over the ranks, then divide once by dist.get_world_size(), for every parameter."
+        )
         return not_yet(f"rank {rank}: gradients of {ratio:.2f} times the right size", nudge=nudge)
     return None
 
@@ -97,7 +107,10 @@ def _one_call(report: workers.ByHand) -> Verdict | None:
 
 
 def _sent(count: int, ranks: int, size: int) -> Case:
-    payload, nudge = count * size, "Two rounds; in each, a rank sends N - 1 parts of payload / N bytes."
+    payload, nudge = (
+        count * size,
+        "Two rounds; in each, a rank sends N - 1 parts of payload / N bytes.",
+    )
     wrong = {} if ranks == 1 else {
         payload: "That is the payload, what a rank puts in. What does a ring make of it?",
         2 * payload: "Nearly: in each of the two rounds a rank passes on N - 1 of N parts, not all.",
@@ -118,7 +131,9 @@ sent_bytes = Exercise(
 
 _SIZES = [([40, 10, 10, 10, 30], 40), ([5] * 9, 20), ([100, 1, 1], 10)]
 PAR_BUCKETS, PAR_PAYLOAD_BYTES = 6, 148
-_BUCKETS = several(several(whole(), what="a list of indices"), what="a list of buckets, each a list of indices")
+_BUCKETS = several(
+    several(whole(), what="a list of indices"), what="a list of buckets, each a list of indices"
+)
 
 
 @takes(function())
@@ -130,7 +145,9 @@ def make_buckets(answer: Callable[[list[int], int], list[list[int]]]) -> Verdict
         if problem := _bucket_problem(found, sizes, cap):
             return not_yet(f"sizes {sizes}, cap {cap}", got=[*map(list, found)], nudge=problem)
         calls += len(found)
-    return correct("last layer first, closed at the cap", score=scored(calls, PAR_BUCKETS, "all-reduces"))
+    return correct(
+        "last layer first, closed at the cap", score=scored(calls, PAR_BUCKETS, "all-reduces")
+    )
 
 
 def _bucket_problem(found: Sequence[Sequence[int]], sizes: Sequence[int], cap: int) -> str:
@@ -205,7 +222,9 @@ def _cure(cured: Callable[..., Any]) -> Verdict | None:
     for ranks, empty, right, wrong in _LOSSES:
         losses = ", ".join("NaN" if rank in empty else str(rank + 1) for rank in range(ranks))
         nudge = f"The mean of {losses} without NaN is {right}, and every rank returns it."
-        for rank, found in enumerate(_on_ranks(workers.report, ranks, cured, empty, timeout_seconds=8.0)):
+        for rank, found in enumerate(
+            _on_ranks(workers.report, ranks, cured, empty, timeout_seconds=8.0)
+        ):
             mean = number("the mean loss").returned(found)
             says = f"the mean loss that rank {rank} of {ranks} returns"
             if verdict := judge(mean, right, says, wrong=wrong, nudge=nudge, relative=1e-6):

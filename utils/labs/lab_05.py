@@ -184,14 +184,18 @@ def _whole_loss(hidden: Tensor, head: Tensor, labels: Tensor, chunks: int = 1) -
 def _wrong_loss(
     answer: Callable[..., Any], hidden: Tensor, head: Tensor, labels: Tensor, chunks: int
 ) -> Verdict | None:
-    wanted, found = (_loss_and_gradients(f, hidden, head, labels, chunks) for f in (_whole_loss, answer))
+    wanted, found = (
+        _loss_and_gradients(f, hidden, head, labels, chunks) for f in (_whole_loss, answer)
+    )
     if not torch.allclose(found[0], wanted[0], rtol=1e-5):
         nudge = _loss_nudge(found[0], hidden, head, labels, chunks)
         return not_yet(f"the loss in {chunks} chunks", expected=f"{wanted[0]:.4f}",
                        got=f"{found[0]:.4f}", nudge=nudge)  # fmt: skip
     if not all(b is not None and torch.allclose(a, b, rtol=1e-4, atol=1e-6)
                for a, b in zip(wanted, found, strict=True)):  # fmt: skip
-        return not_yet("the gradients are not those of the whole loss", nudge="Is a chunk detached?")
+        return not_yet(
+            "the gradients are not those of the whole loss", nudge="Is a chunk detached?"
+        )
     return None
 
 
@@ -238,8 +242,16 @@ def diagnosis(answer: dict[str, Any]) -> Verdict:
     look = "Compare the two bodies' parameters() and buffers(), tensor by tensor."
     count = "Look at num_batches_tracked after three steps, and divide."
     return (
-        judge(answer["what differs"], "buffers", "which tensors differ", expected="one of the three", nudge=look)
-        or judge(answer["updates per step"], 2, "updates in each step", expected="a number", nudge=count)
+        judge(
+            answer["what differs"],
+            "buffers",
+            "which tensors differ",
+            expected="one of the three",
+            nudge=look,
+        )
+        or judge(
+            answer["updates per step"], 2, "updates in each step", expected="a number", nudge=count
+        )
         or correct("the running statistics see each batch twice, and training never uses them")
     )
 
@@ -257,7 +269,9 @@ def cured_checkpoint(answer: Callable[[nn.Module, Tensor], Tensor]) -> Verdict:
         if not isinstance(ending.__cause__, CheckpointError):
             raise
         nudge = "BatchNorm saves other tensors in eval mode. How else can its statistics be held?"
-        return not_yet(f"recomputation saved other tensors: {str(ending.__cause__)[:60]}", nudge=nudge)
+        return not_yet(
+            f"recomputation saved other tensors: {str(ending.__cause__)[:60]}", nudge=nudge
+        )
     if not same_tensors(found, wanted):
         return not_yet("the gradients are not those of the plain block",
                        nudge="BatchNorm must normalize by the batch in recomputation, too.")  # fmt: skip
@@ -290,7 +304,9 @@ def _keeps_all(answer: Callable[..., Any], plain: nn.Module, x: Tensor) -> Verdi
 def _counter_nudge(norm: Any, plain: Any) -> str:
     if torch.allclose(norm.running_mean, plain.running_mean, rtol=1e-3):
         return "The means agree, but a momentum of None would divide by this counter."
-    return "context_fn returns two contexts: one for forward, one for recomputation. Use the second."
+    return (
+        "context_fn returns two contexts: one for forward, one for recomputation. Use the second."
+    )
 
 
 def _block_gradients(answer: Callable[..., Any], block: nn.Module, x: Tensor) -> list[Any]:

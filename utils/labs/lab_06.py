@@ -65,11 +65,15 @@ def _states_nudge(name: str, found: float, frozen: int, matrices: list, count: i
     if name == "frozen weights" and equal(found, 4 * frozen):
         return "The frozen model is in bf16: two bytes a weight."
     if equal(found, 12 * count):
-        return "12 bytes hold a master copy as well. These adapters are fp32 already, and need none."
+        return (
+            "12 bytes hold a master copy as well. These adapters are fp32 already, and need none."
+        )
     if name != "gradients" and (equal(found, 2 * count) or equal(found, 4 * count)):
         return "How many bytes does an adapter parameter take? Adapters are fp32; Adam keeps two moments."
     if equal(found, 4 * full) or equal(found, 8 * full):
-        return "That is a full matrix. An adapter is two thin ones: rank x inputs and outputs x rank."
+        return (
+            "That is a full matrix. An adapter is two thin ones: rank x inputs and outputs x rank."
+        )
     if found >= 2 * frozen:
         return "That counts the frozen weights. What is frozen has no gradient and no moments."
     return "Each adapted matrix gets rank * (inputs + outputs) parameters."
@@ -98,9 +102,13 @@ def nf4_quantize(answer: Callable[[Tensor, Tensor], Any]) -> Verdict:
 def _wrong_sizes(codes: Tensor, scales: Tensor) -> Verdict | None:
     if scales.numel() == 1:
         nudge = "One outlier then coarsens all other weights. A block is 64 neighbours."
-        return not_yet("one scale for the whole tensor", expected="one scale per block", nudge=nudge)
+        return not_yet(
+            "one scale for the whole tensor", expected="one scale per block", nudge=nudge
+        )
     if scales.numel() == 4:
-        nudge = "A row of 128 weights is two blocks. A block is 64 neighbours, however long a row is."
+        nudge = (
+            "A row of 128 weights is two blocks. A block is 64 neighbours, however long a row is."
+        )
         return not_yet("one scale for each row", expected="one scale per block", nudge=nudge)
     if codes.numel() != 512 or scales.numel() != 8:
         got = f"{codes.numel()} codes and {scales.numel()} scales"
@@ -139,7 +147,9 @@ def _wrong_codes(weight: Tensor, codes: Tensor, right: Tensor) -> Verdict:
     below = (torch.searchsorted(levels, scaled, right=True) - 1).clamp(0, 15)
     rounded = ((scaled + 1) * 7.5).round().long()
     if (codes == uniform).float().mean() > 0.98 or (codes == rounded).float().mean() > 0.98:
-        nudge = "Those are 16 even steps. The levels of NF4 are dense near zero: compare with `levels`."
+        nudge = (
+            "Those are 16 even steps. The levels of NF4 are dense near zero: compare with `levels`."
+        )
     elif (codes == below).float().mean() > 0.98:
         nudge = "That takes the level below each weight. Take the nearest one."
     elif (codes == nearest(weight.flatten(), levels).long()).float().mean() > 0.98:
@@ -163,7 +173,11 @@ def merged_weight(answer: Callable[..., Any]) -> Verdict:
 def _wrong_merge(
     answer: Callable[..., Any], outputs: int, inputs: int, rank: int, alpha: float
 ) -> Verdict | None:
-    weight, down, up = torch.randn(outputs, inputs), torch.randn(rank, inputs), torch.randn(outputs, rank)
+    weight, down, up = (
+        torch.randn(outputs, inputs),
+        torch.randn(rank, inputs),
+        torch.randn(outputs, rank),
+    )
     before = weight.clone()
     found = instance(Tensor, "a tensor").returned(answer(weight, down, up, alpha))
     if not torch.equal(weight, before):
@@ -171,7 +185,9 @@ def _wrong_merge(
         return not_yet("the given weight was changed", nudge=nudge)
     if found.shape != weight.shape:
         nudge = "B A has the shape of W: (outputs, rank) times (rank, inputs)."
-        return not_yet("the shape", expected=tuple(weight.shape), got=tuple(found.shape), nudge=nudge)
+        return not_yet(
+            "the shape", expected=tuple(weight.shape), got=tuple(found.shape), nudge=nudge
+        )
     found, update, scale = found.to(weight.dtype), up @ down, alpha / rank
     if torch.allclose(found, weight + scale * update, atol=1e-5):
         return None
@@ -188,7 +204,9 @@ def _wrong_merge(
     for nudge, guess in wrong.items():
         if torch.allclose(found, weight + guess, atol=1e-5):
             return not_yet("another update was added", nudge=nudge)
-    return not_yet("x @ merged.T differs from layer plus adapter", nudge="W + (alpha / rank) * B A.")
+    return not_yet(
+        "x @ merged.T differs from layer plus adapter", nudge="W + (alpha / rank) * B A."
+    )
 
 
 def _read_method(value: Any) -> str:
@@ -217,7 +235,9 @@ def _no_choice(method: str, length: int, batch: int) -> Verdict | None:
         return not_yet("two whole numbers above zero are wanted", got=got)
     if length < SHORTEST:
         nudge = "The texts are that long. Cut shorter, the model never sees their ends."
-        return not_yet("the sequences", expected=f"{SHORTEST} tokens or more", got=length, nudge=nudge)
+        return not_yet(
+            "the sequences", expected=f"{SHORTEST} tokens or more", got=length, nudge=nudge
+        )
     if length * batch > LARGEST:
         nudge = f"Begin lower, at {SHORTEST} tokens and micro-batch 1."
         return not_yet("tokens a step, far too many", expected=f"at most {LARGEST:,}",
@@ -235,7 +255,9 @@ def _tried(method: str, length: int, batch: int) -> Verdict:
     if tokens < ENOUGH:
         got = f"{tokens:,} tokens a step at {found.peak_bytes / GB:.1f} GB (simulated)"
         nudge = "What is the largest category now? Is there a method that shrinks it?"
-        return not_yet("it fits, and more would", expected=f"{ENOUGH:,} or more", got=got, nudge=nudge)
+        return not_yet(
+            "it fits, and more would", expected=f"{ENOUGH:,} or more", got=got, nudge=nudge
+        )
     return correct(f"it peaks at {found.peak_bytes / GB:.1f} GB (simulated)",
                    score=scored(tokens, PAR, "tokens a step"))  # fmt: skip
 
@@ -268,7 +290,9 @@ def _wrong_model(
         return not_yet("the model has no adapters any more", nudge="Keep the call of add_lora.")
     kept = {name.replace(".base.", "."): value for name, value in model.state_dict().items()}
     if not all(name in kept and torch.equal(kept[name], value) for name, value in base.items()):
-        nudge = "LoRA leaves the frozen weights as they are. Which parameters does the optimizer get?"
+        nudge = (
+            "LoRA leaves the frozen weights as they are. Which parameters does the optimizer get?"
+        )
         return not_yet("the frozen weights have changed", nudge=nudge)
     if not all(value.any() for value in adapters):
         nudge = "An adapter that is still zero was never stepped. Does the optimizer know it?"

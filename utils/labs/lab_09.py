@@ -116,9 +116,13 @@ def zero_1(answer: Callable[..., Any]) -> Verdict:
         failure = error.failures[error.rank]
         nudge = "Does every rank call the same collectives, with tensors of the same size?"
         return not_yet(f"rank {error.rank} {failure.what}", nudge=nudge)
-    return _equal(found) or _lean(found[0]) or correct(
-        "equal to one process, on a quarter of the state",
-        score=f"{found[0].state_bytes} bytes of state, {sum(found[0].sent.values())} bytes put in",
+    return (
+        _equal(found)
+        or _lean(found[0])
+        or correct(
+            "equal to one process, on a quarter of the state",
+            score=f"{found[0].state_bytes} bytes of state, {sum(found[0].sent.values())} bytes put in",
+        )
     )
 
 
@@ -177,8 +181,10 @@ def accumulation(answer: Mapping[str, Any]) -> Verdict:
     nudge = "Divide its bytes by the bytes of all gradients, 2P."
     times = answer["times that gradients are sent"]
     verdict = judge(times, 4, "how many times", expected="a whole number", nudge=nudge)
-    return verdict or _wrong_cure(answer["cured configuration"]) or correct(
-        "whole gradients are added up on every rank and sent once: bytes for memory"
+    return (
+        verdict
+        or _wrong_cure(answer["cured configuration"])
+        or correct("whole gradients are added up on every rank and sent once: bytes for memory")
     )
 
 

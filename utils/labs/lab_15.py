@@ -68,7 +68,9 @@ def plan_175b(answer: Plan) -> Verdict:
     if verdict := _other_work(answer):
         return verdict
     if not found.fits:
-        nudge = "Which choice makes that category smaller: a split, a smaller micro-batch, less kept?"
+        nudge = (
+            "Which choice makes that category smaller: a split, a smaller micro-batch, less kept?"
+        )
         return not_yet(why_it_does_not_fit(found), nudge=nudge)
     fastest = search(model_shape(MODEL), the_cluster(), BATCH).best
     assert fastest is not None
@@ -89,7 +91,9 @@ def _other_work(plan: Plan) -> Verdict | None:
         return not_yet("with lora= it trains adapters alone, on a frozen model", nudge=nudge)
     if plan.rules != TO_FIX.rules:
         nudge = "Leave framework out: a layout moves bytes, this changes how they are counted."
-        return not_yet("with framework= other books are kept", expected=TO_FIX.rules.name, nudge=nudge)
+        return not_yet(
+            "with framework= other books are kept", expected=TO_FIX.rules.name, nudge=nudge
+        )
     return None
 
 
@@ -112,9 +116,15 @@ def _speed_nudge(plan: Plan) -> str:
 def explain_oom(answer: dict[str, Any]) -> Verdict:
     """Exercise 2: which stage overflows, with which category, and by how much."""
     found = _on_64(OOM_PLAN)
-    index, name, right = found.peak.stage.index, largest_category(found.peak)[0], found.missing_bytes / 2**30
+    index, name, right = (
+        found.peak.stage.index,
+        largest_category(found.peak)[0],
+        found.missing_bytes / 2**30,
+    )
     where = "Stage i holds min(m, p - i) micro-batches, so which holds most? Stages count from 0."
-    all_of_it = {found.peak.needed_bytes / 2**30: "That is all it needs. How much of it does not fit?"}
+    all_of_it = {
+        found.peak.needed_bytes / 2**30: "That is all it needs. How much of it does not fit?"
+    }
     lacks = "What the GPU lacks, in GiB: needed less usable."
     return (
         judge(answer["fullest stage"], index, "the stage", expected="its number", nudge=where)
@@ -141,7 +151,9 @@ def fix_by_one_change(answer: Plan) -> Verdict:
     changed = [f.name for f in fields(Plan) if getattr(answer, f.name) != getattr(TO_FIX, f.name)]
     if len(changed) != 1:
         got = ", ".join(changed) or "nothing changed"
-        return not_yet(expected="one field changed", got=got, nudge="Undo all but the one you need.")
+        return not_yet(
+            expected="one field changed", got=got, nudge="Undo all but the one you need."
+        )
     if verdict := _other_work(answer):
         return verdict
     try:
@@ -151,7 +163,9 @@ def fix_by_one_change(answer: Plan) -> Verdict:
     if not found.fits:
         nudge = "What is kept whole on every TP rank, although TP could split it?"
         return not_yet(why_it_does_not_fit(found), nudge=nudge)
-    fitting = [row.estimate for row in explain(_on_64(TO_FIX)) if row.estimate and row.estimate.fits]
+    fitting = [
+        row.estimate for row in explain(_on_64(TO_FIX)) if row.estimate and row.estimate.fits
+    ]
     least = min(row.step_seconds for row in fitting)
     slower = found.step_seconds / least - 1
     if slower > 0.01:
@@ -211,13 +225,19 @@ def two_cards(answer: dict[str, Any]) -> Verdict:
 
 def _wrong_bill(bill: Callable[..., Any]) -> Verdict | None:
     pair = several(number(), 2, "two numbers: GPUs, dollars")
-    whole_cards = "GPUs: 6 N D FLOP over (peak * MFU * seconds), rounded up. Half a card meets no deadline."
-    dollars = "GPUs: 6 N D FLOP over (peak * MFU * seconds), rounded up. Dollars: GPUs * hours * price."
+    whole_cards = (
+        "GPUs: 6 N D FLOP over (peak * MFU * seconds), rounded up. Half a card meets no deadline."
+    )
+    dollars = (
+        "GPUs: 6 N D FLOP over (peak * MFU * seconds), rounded up. Dollars: GPUs * hours * price."
+    )
     for card, mfu in (("A100-80GB", 0.45), ("A10", 0.38)):
         peak, hourly = device(card).bf16_tflops * 1e12, _hourly(card)
         gpus, usd = pair.returned(bill(peak, mfu, hourly, 13e9, 260e9, 30))
         right, cost = _bill(peak, mfu, hourly)
-        verdict = judge(gpus, right, f"the GPUs for {card}", wrong={right - 1: whole_cards}, nudge=dollars)
+        verdict = judge(
+            gpus, right, f"the GPUs for {card}", wrong={right - 1: whole_cards}, nudge=dollars
+        )
         verdict = verdict or judge(usd, cost, f"the dollars for {card}", relative=0.05,
                                    expected=f"${cost:,.0f}", nudge=dollars)  # fmt: skip
         if verdict:

@@ -77,7 +77,9 @@ def by_hand(start: Callable[..., Any], average: Callable[..., Any]) -> ByHand:
     reduces = sum(row.calls for row in sent.rows if row.collective == "all-reduce")
     whole = Shifted(seed=0)
     F.cross_entropy(whole(inputs), targets).backward()
-    return ByHand(own, parameters, buffers, own_gradient, _gradient(model), _gradient(whole), reduces)
+    return ByHand(
+        own, parameters, buffers, own_gradient, _gradient(model), _gradient(whole), reduces
+    )
 
 
 def micro_batches(rank: int) -> list[tuple[Tensor, Tensor]]:

@@ -61,16 +61,14 @@ def not_yet(note: str = "", *, expected: object = "", got: object = "", nudge: s
         got: What this one gave.
         nudge: One sentence that names the misconception, not the solution.
     """
-    return Verdict(
-        Status.NOT_YET, note=note, expected=_text(expected), got=_text(got), nudge=nudge
-    )
+    return Verdict(Status.NOT_YET, note=note, expected=_text(expected), got=_text(got), nudge=nudge)
 
 
 def shown(value: Any) -> str:
     """A learner's value as Python writes it, shortened; also where its own `__repr__` is broken."""
     try:
         return _shortened(repr(value), MOST_LETTERS)
-    except Exception as error:  # the learner's own code, or a number too long to write
+    except Exception as error:  # the learner's own code, or a number too long to write  # noqa: BLE001
         return f"{type(value).__name__} that cannot be shown: {type(error).__name__}"
 
 

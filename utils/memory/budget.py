@@ -12,7 +12,6 @@ import torch
 from utils.memory.timeline import Crossing, MemoryTimeline
 from utils.units import format_bytes, parse_bytes
 
-
 # How libraries say that memory is short where PyTorch raises a plain RuntimeError. cuDNN, whose
 # convolutions ask for workspace, says that no engine is left.
 _OUT_OF_MEMORY = re.compile(

@@ -69,9 +69,7 @@ def measure(
     limit = allowed.enforced(device) if allowed else _nothing()
     alone = _alone() if isinstance(events_from, RealMemory) else _nothing()
     with alone, limit, _progress(_warmup_steps(model) + 1 + timed_steps, name) as advance:
-        timeline, resident, others = _metered(
-            step, model, optimizer, events_from, device, advance
-        )
+        timeline, resident, others = _metered(step, model, optimizer, events_from, device, advance)
         if allowed is not None:
             allowed.check(timeline)
         seconds = _timed(step, timed_steps, device, advance)

@@ -193,7 +193,9 @@ class StepObserver:
             self.note(Category.COMMUNICATION, (p for p in own if id(p) not in self._shards))
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._shards and next(module.parameters(recurse=False), None) is not None:  # FSDP gathers them anew in backward
+        if (
+            self._shards and next(module.parameters(recurse=False), None) is not None
+        ):  # FSDP gathers them anew in backward
             again = functools.partial(self._note_gathered, module)
             for tensor in _differentiable(output):
                 self._handles.append(tensor.register_hook(again))

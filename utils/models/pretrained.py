@@ -118,7 +118,11 @@ def _check_source(source: str | Path) -> None:
     """Look at a folder before the library does: its own messages speak of the Hub."""
     folder = Path(source)
     if not folder.is_dir():
-        if isinstance(source, str) and source.count("/") == 1 and not source.startswith((".", "/", "~")):
+        if (
+            isinstance(source, str)
+            and source.count("/") == 1
+            and not source.startswith((".", "/", "~"))
+        ):
             return  # a name on the Hub
         raise BaseModelError(
             f"There is no folder {source}. Give the folder that save_pretrained() wrote, or a name "
@@ -148,7 +152,9 @@ def _check_files(folder: Path) -> None:
         )
     if not present[0].endswith(".index.json"):
         return
-    shards = set(json.loads((folder / present[0]).read_text(encoding="utf-8"))["weight_map"].values())
+    shards = set(
+        json.loads((folder / present[0]).read_text(encoding="utf-8"))["weight_map"].values()
+    )
     if missing := sorted(shard for shard in shards if not (folder / shard).exists()):
         raise BaseModelError(
             f"{folder} lacks {len(missing)} of {len(shards)} files of weights, such as "
@@ -157,7 +163,9 @@ def _check_files(folder: Path) -> None:
 
 
 def _cannot_load(source: str | Path, error: Exception) -> str:
-    reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    reason = (
+        str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    )
     if Path(source).is_dir():
         return f"The weights in {source} are damaged or cut off ({reason}). Copy or download them again."
     return (

@@ -35,7 +35,11 @@ def chunks_of(schedule: str, stage: int, stages: int, chunks: int) -> tuple[int,
         ValueError: the schedule is unknown, or cannot run that many chunks.
     """
     several = issubclass(get_schedule_class(schedule), PipelineScheduleMulti)
-    if chunks % stages or (chunks == stages) == several or (_is_v(schedule) and chunks != 2 * stages):
+    if (
+        chunks % stages
+        or (chunks == stages) == several
+        or (_is_v(schedule) and chunks != 2 * stages)
+    ):
         held = "2" if _is_v(schedule) else "2 or more" if several else "1"
         raise ValueError(
             f"{schedule} runs {held} chunks on each of {stages} ranks, alike; {chunks} chunks are "

@@ -37,7 +37,12 @@ BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float
 
 
 def shard_states(
-    part: nn.Module, mesh: DeviceMesh, *, zero_stage: int, mixed: bool = False, offload: bool = False
+    part: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    zero_stage: int,
+    mixed: bool = False,
+    offload: bool = False,
 ) -> None:
     """Shard a model or stage over the data axes of a mesh, in place: each block, then the rest.
 

@@ -18,7 +18,13 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-COLUMNS = ("attention.query", "attention.key", "attention.value", "feedforward.gate", "feedforward.up")
+COLUMNS = (
+    "attention.query",
+    "attention.key",
+    "attention.value",
+    "feedforward.gate",
+    "feedforward.up",
+)
 ROWS = ("attention.output", "feedforward.down")
 NORMS = ("attention_norm", "feedforward_norm")
 

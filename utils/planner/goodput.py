@@ -78,7 +78,7 @@ def working_share(
 
 def goodput(
     cluster: Cluster,
-    rate: FailureRate = FailureRate(),  # noqa: B008 (frozen, so one default is safe)
+    rate: FailureRate = FailureRate(),
     checkpoint_seconds: float = 10.0,
     restart_seconds: float = 300.0,
 ) -> Goodput:

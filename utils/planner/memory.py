@@ -95,9 +95,7 @@ def memory(model: ModelShape | str, plan: Plan, batch: Batch) -> tuple[StageMemo
     return tuple(_stage_memory(model, plan, batch, stage) for stage in stages(model, plan))
 
 
-def fullest(
-    model: ModelShape, plan: Plan, batch: Batch, places: Sequence[Stage]
-) -> StageMemory:
+def fullest(model: ModelShape, plan: Plan, batch: Batch, places: Sequence[Stage]) -> StageMemory:
     """`worst` of `memory`, for the `distinct` stages of a plan that is already checked."""
     return worst(tuple(_stage_memory(model, plan, batch, stage) for stage in places))
 
@@ -112,8 +110,7 @@ def _stage_memory(model: ModelShape, plan: Plan, batch: Batch, stage: Stage) -> 
     lasting = states(model, plan, stage) | {
         Category.GATHERED: gathered_bytes(model, plan, stage),
         Category.WORKSPACES: float(calibration.WORKSPACE_BYTES),
-        Category.COMMUNICATION: buffer_bytes(plan, stage)
-        + _received_bytes(model, plan, batch),
+        Category.COMMUNICATION: buffer_bytes(plan, stage) + _received_bytes(model, plan, batch),
     }
     phases = _phases(model, plan, batch, stage, blocks)
     held = {name: _fill(lasting | {k: lasting.get(k, 0.0) + v for k, v in moment.items()})

@@ -148,7 +148,7 @@ def search(
     cluster: Cluster,
     batch: Batch,
     objective: str = "seconds",
-    space: Space = Space(),  # noqa: B008 (frozen, so one default is safe)
+    space: Space = Space(),
 ) -> Plans:
     """The best plan for a model, a cluster and a batch.
 

@@ -99,9 +99,7 @@ class Pieces:
         return self.block.backward.times(stage.layers) + ends
 
 
-def step_time(
-    model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batch
-) -> StepTime:
+def step_time(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batch) -> StepTime:
     """Seconds of one optimizer step.
 
     Raises:

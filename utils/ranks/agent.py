@@ -10,7 +10,9 @@ from typing import Any
 from utils.ranks.member import LOCALHOST, local_store
 
 
-def run_agent(arguments: Sequence[str], environment: Mapping[str, str], folder: str) -> dict[int, int]:
+def run_agent(
+    arguments: Sequence[str], environment: Mapping[str, str], folder: str
+) -> dict[int, int]:
     """Be torchrun with these arguments; the exit codes of ranks that failed, by rank.
 
     The process becomes one that was started in `folder` with `environment`: it was forked from one

@@ -109,24 +109,22 @@ def _print_into(prints: Connection) -> None:
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(prints.fileno(), descriptor)
         # By lines (buffering=1): what was printed before a kill is seen.
-        stream = open(descriptor, "w", 1, encoding="utf-8", errors="replace", closefd=False)
+        stream = open(descriptor, "w", 1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
     prints.close()
 
 
-def _answer(
-    call: bytes, surroundings: AbstractContextManager[Any], answers: _Answers
-) -> bytes:
+def _answer(call: bytes, surroundings: AbstractContextManager[Any], answers: _Answers) -> bytes:
     try:
         function, args = _unpack(call)
         with surroundings:
             answers.send(cloudpickle.dumps((READY, None)))
             result = function(*args)
-    except BaseException as error:  # SystemExit as well: the parent decides what it means
+    except BaseException as error:  # SystemExit as well: the parent decides what it means  # noqa: BLE001
         return _packed_error(error)
     try:
         return cloudpickle.dumps((VALUE, result))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         unsendable = TypeError(
             f"the result, a {type(result).__name__}, cannot be sent back: {error}"
         )

@@ -201,7 +201,7 @@ class KillableProcess:
             return self._finish(failure=self._death())
         try:
             kind, content = cloudpickle.loads(data)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             what = f"has a result that cannot be read here: {error}"
             return self._finish(failure=Failure("raised", what))
         if kind == READY:

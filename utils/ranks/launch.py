@@ -58,9 +58,7 @@ def run_ranks(
     with _meeting_point() as port:
         members = [Member(rank, world_size, port, timeout_seconds) for rank in range(world_size)]
         processes = {
-            member.rank: KillableProcess(
-                call, timeout_seconds=timeout_seconds, surroundings=member
-            )
+            member.rank: KillableProcess(call, timeout_seconds=timeout_seconds, surroundings=member)
             for member in members
         }
         try:

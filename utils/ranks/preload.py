@@ -29,9 +29,9 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import cloudpickle  # noqa: E402, F401
-import torch  # noqa: E402, F401
-import torch.distributed.fsdp  # noqa: E402, F401
-import torch.nn.parallel  # noqa: E402, F401
+import torch  # noqa: E402
+import torch.distributed.fsdp  # noqa: E402
+import torch.nn.parallel  # noqa: E402
 
 import utils.traffic  # noqa: E402, F401
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: else the profiler writes lines
 
-import torch  # noqa: E402
+import torch
 
-from utils.memory.source import prepare  # noqa: E402
-from utils.record.experiment import Experiment, run_jobs  # noqa: E402
-from utils.record.provenance import device_title, provenance  # noqa: E402
-from utils.record.registry import EXPERIMENTS, load  # noqa: E402
-from utils.record.store import Record, RecordError, check_writable, write  # noqa: E402
+from utils.memory.source import prepare
+from utils.record.experiment import Experiment, run_jobs
+from utils.record.provenance import device_title, provenance
+from utils.record.registry import EXPERIMENTS, load
+from utils.record.store import Record, RecordError, check_writable, write
 
 
 def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:

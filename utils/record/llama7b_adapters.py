@@ -11,9 +11,9 @@ from transformers import LlamaConfig
 from utils.catalog import model_shape
 from utils.memory import budget, measure
 from utils.models import llama_config
+from utils.models.finetune import METHODS, RANK, TARGETS, build_finetune, finetune_step
 from utils.record.experiment import Experiment, Job, Stage, measured_row
 from utils.record.store import Row
-from utils.models.finetune import METHODS, RANK, TARGETS, build_finetune, finetune_step
 
 CAP = "24GB"
 LENGTHS = (512, 1024, 2048, 4096)  # tokens
@@ -62,9 +62,7 @@ def jobs(device: torch.device) -> list[Job]:
     ]  # fmt: skip
 
 
-def _steps(
-    method: str, lengths: tuple[int, ...], sizes: tuple[int, ...]
-) -> list[tuple[int, int]]:
+def _steps(method: str, lengths: tuple[int, ...], sizes: tuple[int, ...]) -> list[tuple[int, int]]:
     """Lengths and micro-batches; of a full fine-tune, which cannot fit, the smallest alone."""
     every = [(length, size) for length in lengths for size in sizes]
     return every[:1] if METHODS[method].whole else every

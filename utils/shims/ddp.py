@@ -128,7 +128,9 @@ class ModelledReducer:
         for number, members in enumerate(indices):
             sizes = [self._params[i].numel() for i in members]
             starts = itertools.accumulate(sizes, initial=0)
-            self._place.update((i, (number, start)) for i, start in zip(members, starts))
+            self._place.update(
+                (i, (number, start)) for i, start in zip(members, starts, strict=False)
+            )
             like = self._params[members[0]]
             self._buckets.append(torch.empty(sum(sizes), dtype=like.dtype, device=like.device))
 

@@ -21,11 +21,12 @@ _ENGINE = _ZERO + "stage_1_and_2:DeepSpeedZeroOptimizer."
 
 # It keeps the first process group that it sees for ever.
 _BACKEND = Shim(
-    DEEPSPEED, "deepspeed.comm.comm:cdb", "zero_without_data", "a second simulation has another world"
+    DEEPSPEED,
+    "deepspeed.comm.comm:cdb",
+    "zero_without_data",
+    "a second simulation has another world",
 )
-_WORLD = Shim(
-    DEEPSPEED, "deepspeed.utils.groups:_WORLD_GROUP", "zero_without_data", "as for `cdb`"
-)
+_WORLD = Shim(DEEPSPEED, "deepspeed.utils.groups:_WORLD_GROUP", "zero_without_data", "as for `cdb`")
 _ACCELERATOR = Shim(
     DEEPSPEED, "deepspeed.accelerator.real_accelerator:ds_accelerator", "zero_without_data",
     "simulated tensors are on `cpu`, whatever DeepSpeed was loaded for",

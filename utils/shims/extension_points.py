@@ -16,7 +16,9 @@ def _point(target: str, why: str) -> Shim:
 
 
 EXTENSION_POINTS = (
-    _point("torch.utils._python_dispatch:TorchDispatchMode", "the watchers of operators subclass it"),
+    _point(
+        "torch.utils._python_dispatch:TorchDispatchMode", "the watchers of operators subclass it"
+    ),
     _point(_FAKE + "FakeTensorMode", "a simulation is one"),
     _point(_FAKE + "FakeTensor", "simulated tensors are of this class"),
     _point(_FAKE + "DataDependentOutputException", "a step that asks for values raises it"),

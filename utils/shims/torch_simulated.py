@@ -64,10 +64,16 @@ SHIMS = (
 
 # What the cache of results stands on; a simulation without it needs none of these.
 _KEYS = Shim(
-    TORCH, "torch._C:_dispatch_keys", "dispatch_keys", "results follow from the keys of the arguments"
+    TORCH,
+    "torch._C:_dispatch_keys",
+    "dispatch_keys",
+    "results follow from the keys of the arguments",
 )
 _KEY_NAMES = Shim(
-    TORCH, "torch._C:DispatchKey", "is_usual", "conjugates, quantized and sparse tensors are left out"
+    TORCH,
+    "torch._C:DispatchKey",
+    "is_usual",
+    "conjugates, quantized and sparse tensors are left out",
 )
 _BUILTIN = Shim(
     TORCH, "torch._library.utils:is_builtin", "is_builtin_operator",
@@ -238,9 +244,7 @@ def _convert(
     return module
 
 
-def _converted(
-    parameter: nn.Parameter, fn: Callable[[torch.Tensor], torch.Tensor]
-) -> nn.Parameter:
+def _converted(parameter: nn.Parameter, fn: Callable[[torch.Tensor], torch.Tensor]) -> nn.Parameter:
     with torch.no_grad():
         fresh = fn(parameter)
     return parameter if fresh is parameter else nn.Parameter(fresh, parameter.requires_grad)

@@ -44,9 +44,7 @@ class CachingAllocator:
     reserved_bytes: int = 0
     allocated_bytes: int = 0
     allocated_peak_bytes: int = 0
-    _free: dict[bool, list[tuple[int, int]]] = field(
-        default_factory=lambda: {True: [], False: []}
-    )
+    _free: dict[bool, list[tuple[int, int]]] = field(default_factory=lambda: {True: [], False: []})
     _blocks: dict[int, _Block] = field(default_factory=dict)
     _taken: dict[int, _Block] = field(default_factory=dict)
 

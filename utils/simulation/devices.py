@@ -43,7 +43,7 @@ class SimulatedDevice:
 
 
 def simulated_device(name: str) -> SimulatedDevice:
-    """"cpu", or a GPU of the catalog such as "RTX 4090" or "A100 80GB".
+    """ "cpu", or a GPU of the catalog such as "RTX 4090" or "A100 80GB".
 
     Raises:
         ValueError: the catalog has no such device; the message offers the nearest names.

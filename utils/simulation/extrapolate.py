@@ -146,7 +146,9 @@ def _extended(
     base: Measurement, deep: MemoryTimeline, traffic: tuple[Traffic, ...], steps: str
 ) -> Measurement:
     note = f"{_EXTENDED} {steps}, allocation by allocation."
-    return dataclasses.replace(base, timeline=deep, traffic=traffic, notes=(*lasting_notes(base), note))
+    return dataclasses.replace(
+        base, timeline=deep, traffic=traffic, notes=(*lasting_notes(base), note)
+    )
 
 
 def _on_line(values: Sequence[int], places: Sequence[int], place: int, grain: int) -> int:
@@ -192,9 +194,7 @@ def _refusal(what: str, places: Depths, error: Misaligned, instead: str) -> Valu
             " Where every k-th layer differs, give from_layers that lie k apart, "
             "such as (k, 2 * k, 3 * k); where early layers differ, begin deeper."
         )
-    return ValueError(
-        f"{_listed(places)} {what} cannot be extended. {error}{hint} Else {instead}"
-    )
+    return ValueError(f"{_listed(places)} {what} cannot be extended. {error}{hint} Else {instead}")
 
 
 def _check_rising(name: str, places: Depths, wanted: int) -> None:

@@ -9,7 +9,8 @@ cache behind `FakeTensorMode` serves many more cases, and takes several times as
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -56,7 +57,7 @@ class Looks(NamedTuple):
     stride: Sequence[int] = ()
     offset: int = 0
     dtype: torch.dtype = torch.float32
-    attributes: dict[str, Any] = {}
+    attributes: Mapping[str, Any] = MappingProxyType({})
 
 
 class Recipe(NamedTuple):
@@ -105,7 +106,7 @@ class ResultCache:
         """Keep what a call has given, if it can be made anew; `again` is its key after the call."""
         several = type(out) in (list, tuple)
         parts = out if several else [out]
-        looks: list[Looks | None | Literal[False]] = [_looks(part, tensors) for part in parts]
+        looks: list[Looks | Literal[False] | None] = [_looks(part, tensors) for part in parts]
         known = [how for how in looks if how is not False]
         made = [part for part, how in zip(parts, looks, strict=True) if how and how.of is None]
         if again == key and len(known) == len(looks) and _own_storages(made):
@@ -141,13 +142,12 @@ class ResultCache:
 
 @functools.cache
 def _is_predictable(func: Any) -> bool:
-    return (
-        is_builtin_operator(func, _LIBRARIES)
-        and not any(tag in func.tags for tag in _UNPREDICTABLE)
+    return is_builtin_operator(func, _LIBRARIES) and not any(
+        tag in func.tags for tag in _UNPREDICTABLE
     )
 
 
-def _looks(result: Any, tensors: Tensors) -> Looks | None | Literal[False]:
+def _looks(result: Any, tensors: Tensors) -> Looks | Literal[False] | None:
     """How to make a result anew; None for none, False if it cannot be done."""
     if result is None:
         return None

@@ -152,7 +152,9 @@ def _traffic(
 
 def _check_built(model: Any) -> None:
     if not isinstance(model, nn.Module):
-        raise ValueError("build() must return (model, optimizer), the optimizer None for inference.")
+        raise ValueError(
+            "build() must return (model, optimizer), the optimizer None for inference."
+        )
     for path, parameter in model.named_parameters():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         if not isinstance(local, FakeTensor):

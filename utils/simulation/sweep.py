@@ -9,7 +9,14 @@ from typing import Any
 
 from utils.memory.measurement import Measurement
 from utils.simulation.devices import simulated_device
-from utils.simulation.extrapolate import FROM_LAYERS, BuildAt, Depths, extrapolate, larger, lasting_notes
+from utils.simulation.extrapolate import (
+    FROM_LAYERS,
+    BuildAt,
+    Depths,
+    extrapolate,
+    larger,
+    lasting_notes,
+)
 
 
 def sweep(

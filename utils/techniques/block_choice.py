@@ -133,9 +133,7 @@ def block_costs(model: nn.Module, *inputs: Any) -> list[BlockCost]:
     del output
     if missing := [index for index, block in enumerate(blocks) if block not in calls]:
         raise ValueError(f"Block {missing[0]} did not run in this forward, so it has no costs.")
-    return [
-        BlockCost(input_bytes[b], sum(saved[b].values()), _flops(b, *calls[b])) for b in blocks
-    ]
+    return [BlockCost(input_bytes[b], sum(saved[b].values()), _flops(b, *calls[b])) for b in blocks]
 
 
 def _owned(model: nn.Module) -> set[int]:

@@ -169,7 +169,9 @@ def accumulated_backward(
     here = torch.zeros((), dtype=torch.float64, device=device)
     for number, micro_batch in enumerate(micro_batches, start=1):
         is_last = number == len(micro_batches)
-        quiet = contextlib.nullcontext if is_last else getattr(model, "no_sync", contextlib.nullcontext)
+        quiet = (
+            contextlib.nullcontext if is_last else getattr(model, "no_sync", contextlib.nullcontext)
+        )
         with quiet():
             loss = summed_loss(model, micro_batch)
             (loss * (ranks / total.item())).backward()  # the average over ranks divides it again

@@ -80,7 +80,9 @@ def _all_ranks(model: nn.Module) -> DeviceMesh:
         raise ValueError("There is no process group here: use shard() in a worker of run_ranks.")
     # Left to itself, FSDP takes a GPU wherever there is one, also for more ranks than GPUs.
     place = next(model.parameters()).device.type
-    return init_device_mesh(rank_device().type if place == "meta" else place, (dist.get_world_size(),))
+    return init_device_mesh(
+        rank_device().type if place == "meta" else place, (dist.get_world_size(),)
+    )
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ def bitsandbytes_problem() -> str | None:
         return "bitsandbytes is not installed (`pip install bitsandbytes`)"
     try:
         _load()
-    except Exception as error:  # what a broken build raises differs by system and version
+    except Exception as error:  # what a broken build raises differs by system and version  # noqa: BLE001
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         return f"bitsandbytes is installed and cannot be loaded ({reason})"
     return None

@@ -97,7 +97,8 @@ class NF4Linear(nn.Module):
         if not self.double_quantization:
             return self.scales.view(torch.float32)
         outer, code, mean = (
-            part.view(torch.float32) for part in (self.outer_scales, self.scale_code, self.scale_mean)
+            part.view(torch.float32)
+            for part in (self.outer_scales, self.scale_code, self.scale_mean)
         )
         centred = _ops.dequantize_blockwise(self.scales, outer, code, SCALE_BLOCK, torch.float32)
         return centred + mean

@@ -21,7 +21,9 @@ def shard_batch(*tensors: Tensor) -> tuple[Tensor, ...]:
         raise ValueError(f"The tensors of a batch have one length; these have {sorted(lengths)}.")
     rows = lengths.pop()
     _check_batch(rows, ranks)
-    return tuple(tensor[rank * (rows // ranks) : (rank + 1) * (rows // ranks)] for tensor in tensors)
+    return tuple(
+        tensor[rank * (rows // ranks) : (rank + 1) * (rows // ranks)] for tensor in tensors
+    )
 
 
 def sharded_loader(

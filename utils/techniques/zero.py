@@ -116,7 +116,9 @@ def zero_engine(
     if problem := deepspeed_missing():
         raise RuntimeError(problem)
     if not dist.is_initialized():
-        raise ValueError("There is no process group here: use zero_engine in a worker of run_ranks.")
+        raise ValueError(
+            "There is no process group here: use zero_engine in a worker of run_ranks."
+        )
     check_config(config, dist.get_world_size())
     deepspeed = load_deepspeed()
     _check_device(model, deepspeed.accelerator.get_accelerator().device_name())

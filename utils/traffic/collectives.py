@@ -171,9 +171,7 @@ def summed(collectives: Iterable[Collective], at_startup: bool = False) -> tuple
         both = sums.setdefault(key, [0, 0])
         both[0] += 1
         both[1] += row.payload_bytes
-    return tuple(
-        Traffic(*key, calls, size, at_startup) for key, (calls, size) in sums.items()
-    )
+    return tuple(Traffic(*key, calls, size, at_startup) for key, (calls, size) in sums.items())
 
 
 def _group(args: tuple[Any, ...]) -> Any:

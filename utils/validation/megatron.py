@@ -28,9 +28,7 @@ def comparisons() -> list[Comparison]:
         ):
             published = number(row[column])
             if published:
-                rows.append(
-                    Comparison(source, quantity, case, published, bytes_, last.parameters)
-                )
+                rows.append(Comparison(source, quantity, case, published, bytes_, last.parameters))
     return rows
 
 

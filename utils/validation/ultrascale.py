@@ -53,7 +53,7 @@ def speed_comparisons() -> list[Comparison]:
     rows = []
     for line, row in measured():
         if float(row["mfu_pct"]) >= 15:
-            model, plan, batch = setup(row)
+            model, _plan, batch = setup(row)
             size = batch.tokens / model_flops(model, batch)
             rows.append(
                 Comparison("Ultra-Scale sweep", "tokens/s/GPU", case(row), float(row["tok_s_gpu"]),

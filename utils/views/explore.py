@@ -12,7 +12,10 @@ from utils.views.show import image_html
 
 
 def explore(
-    draw: Callable[..., tuple[Figure, str]], start: Mapping[str, Any] | None = None, /, **controls: Any
+    draw: Callable[..., tuple[Figure, str]],
+    start: Mapping[str, Any] | None = None,
+    /,
+    **controls: Any,
 ) -> widgets.VBox:
     """A figure that is redrawn whenever a control moves.
 

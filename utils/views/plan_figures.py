@@ -132,5 +132,7 @@ def _join(axes: Axes, pareto: Sequence[Estimate]) -> None:
               label="no plan beats these")  # fmt: skip
     for number, (row, point) in enumerate(zip(pareto, points, strict=True), start=1):
         side = -13 if number % 2 else 7
-        axes.annotate(str(number), point, xytext=(side, -3), textcoords="offset points", fontsize=10)
+        axes.annotate(
+            str(number), point, xytext=(side, -3), textcoords="offset points", fontsize=10
+        )
         axes.plot([], [], " ", label=f"{number}  {plan_name(row)}")

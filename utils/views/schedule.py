@@ -51,9 +51,7 @@ def executed(found: Estimate, micro_batches: int | None = None) -> tuple[list[li
                      chunks=plan.virtual_stages)  # fmt: skip
 
 
-def draw_schedule(
-    found: Estimate, *, micro_batches: int | None = None, title: str = ""
-) -> Figure:
+def draw_schedule(found: Estimate, *, micro_batches: int | None = None, title: str = "") -> Figure:
     """The schedule of a step as bars over time, one row a stage.
 
     Args:

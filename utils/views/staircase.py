@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.units import GB, Evidence, parse_bytes
 from utils.memory.measurement import Measurement
+from utils.units import GB, Evidence, parse_bytes
 from utils.views.style import course_style, empty_figure, print_evidence
 
 # petroff10 (Petroff 2021, arXiv:2107.02270), a marker for each beside it.
@@ -48,7 +48,9 @@ def draw_staircase(
         _finish(axes, sorted({r for d in (*peaks.values(), *predicted_bytes.values()) for r in d}))
         axes.set_title(title)
         shown = [m for found in peaks.values() for m in found.values()]
-        print_evidence(figure, [*(m.evidence for m in shown), Evidence.PREDICTED], [m.device for m in shown])
+        print_evidence(
+            figure, [*(m.evidence for m in shown), Evidence.PREDICTED], [m.device for m in shown]
+        )
     return figure
 
 
@@ -62,7 +64,9 @@ def _draw_formulas(
         color = looks[names[0]][0] if names[0] in looks else "#4d4d4d"
         label = f"{', '.join(names)}: states by the formula"
         ranks, values = zip(*sizes, strict=True)
-        axes.plot(ranks, [value / GB for value in values], color=color, ls="--", lw=1.3, label=label)
+        axes.plot(
+            ranks, [value / GB for value in values], color=color, ls="--", lw=1.3, label=label
+        )
 
 
 def _finish(axes: Axes, ranks: list[int]) -> None:

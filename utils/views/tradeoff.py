@@ -48,14 +48,16 @@ def draw_tradeoff(
         front = worth_taking(points)
         axes.plot(*zip(*front, strict=True), color="#717581", ls="--", lw=1.5, zorder=1,
                   label="least memory for its price")  # fmt: skip
-        for (cost, peak), m in zip(points, measurements, strict=True):
+        for cost, peak in points:
             chosen = (cost, peak) in front
             color = LOOKS[Category.PARAMETERS if chosen else Category.TEMPORARIES].color
             axes.scatter([cost], [peak], s=90, color=color, edgecolor="black", zorder=2)
         labels = [axes.annotate(m.name, point, (8, 6), textcoords="offset points", fontsize=11)
                   for point, m in zip(points, measurements, strict=True)]  # fmt: skip
         if limit_bytes:
-            axes.axhline(limit_bytes / unit_bytes, color="black", ls=":", label="what the card leaves")
+            axes.axhline(
+                limit_bytes / unit_bytes, color="black", ls=":", label="what the card leaves"
+            )
         axes.margins(x=0.3)
         axes.set_ylim(0, 1.15 * max([*peaks, limit_bytes or 0]) / unit_bytes)
         axes.set_xlim(left=max(axes.get_xlim()[0], -0.06 * max(costs)))  # a cost is no loss

@@ -44,7 +44,9 @@ def draw_validation(summaries: Sequence[Summary], peers: Sequence[PeerError] = (
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
         _draw_ratios(left, summaries)
         _draw_errors(right, summaries, peers)
-        names = [f"{row.source}\n{row.quantity.replace('_', ' ')}, {row.rows} rows" for row in summaries]
+        names = [
+            f"{row.source}\n{row.quantity.replace('_', ' ')}, {row.rows} rows" for row in summaries
+        ]
         left.set_yticks(range(len(names)), names, fontsize=9)
         left.set_ylim(len(names) - 0.5, -0.5)
         figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3)

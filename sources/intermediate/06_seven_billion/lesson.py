@@ -43,7 +43,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 
 from utils import GB, Category, Evidence, check, compare, draw_breakdown, draw_budget_map, draw_losses
@@ -184,7 +183,7 @@ def trained(model):
 short = list(text_batches(text_tokens(20 * 4 * 32 + 1), batch=4, sequence=32))
 # On the CPU everywhere: on a GPU two runs of one attention backward may differ in the last digit.
 by_hand, by_peft = (fit(m, torch.optim.AdamW(trained(m), lr=1e-3), short) for m in (mine, theirs))
-largest = max(abs(a / b - 1) for a, b in zip(by_hand, by_peft))
+largest = max(abs(a / b - 1) for a, b in zip(by_hand, by_peft, strict=True))
 print(f"{len(by_hand)} steps, largest relative difference {largest:.1e}")
 assert largest <= 1e-6, "your LoRA differs from PEFT's: compare scale, start values and dropout"
 

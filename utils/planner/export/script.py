@@ -93,7 +93,10 @@ def training_script(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batc
     """The text of train.py; None where there is an `obstacle`."""
     if obstacle(model, plan, batch):
         return None
-    constants, body = _constants(model, plan, batch), indent("\n".join(_body(cluster, plan)), " " * 4)
+    constants, body = (
+        _constants(model, plan, batch),
+        indent("\n".join(_body(cluster, plan)), " " * 4),
+    )
     return SCRIPT.format(
         name=_in_docstring(model.name), ranks=plan.ranks, dims=plan.dims, zero=plan.zero_stage,
         recompute=plan.recompute, imports=_imports(constants + body), constants=constants, body=body,
