@@ -1,7 +1,7 @@
 # The course's commands. `make` alone lists them; CONTRIBUTING.md gives them without make.
 #
 #   PYTHON=python3.12      another Python to build .venv with
-#   TORCH_INDEX=URL        another package index for torch, such as its small CPU build
+#   TORCH_INDEX=URL        another package index for torch and torchvision
 #   LAB_ARGS=--no-browser  more arguments for JupyterLab
 
 PYTHON ?= python3

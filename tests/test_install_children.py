@@ -1,4 +1,4 @@
-"""The programs of a set-up: one set-up at a time, and nothing left when it ends, however it ends."""
+"""The programs of a set-up: one set-up at a time, and nothing left of it, however it ends."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -56,9 +57,16 @@ def test_constraints_meet_the_lower_bounds() -> None:
 def test_constraints_follow_extras_and_markers() -> None:
     versions = constraints.closure(constraints.declared())
     assert {"torch", "pytest", "jinja2", "pyzmq"} <= versions.keys()
+    assert {"uv", "nbval"} <= versions.keys()
     text = constraints.render(versions)
     assert f"torch=={versions['torch']}\n" in text
     assert text.startswith("# The exact versions that were tested.")
+
+
+def test_a_local_build_leaves_no_mark_in_the_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = SimpleNamespace(version="2.15.0+cpu", requires=[])
+    monkeypatch.setattr(constraints, "distribution", lambda _: installed)
+    assert constraints.closure([Requirement("torch>=2.11")]) == {"torch": "2.15.0"}
 
 
 def test_badges_and_addresses_follow_pyproject() -> None:
@@ -119,6 +127,14 @@ def test_ci_runs_the_readmes_test_command() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8"))
     commands = [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step]
     assert commands == ["make test"]
+
+
+def test_every_action_of_the_workflows_is_pinned_to_a_commit() -> None:
+    workflows = "".join(path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml"))
+    actions = re.findall(r"uses: *(.*)", workflows)
+    assert actions
+    for action in actions:
+        assert re.fullmatch(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", action), action
 
 
 def test_the_commands_in_contributing_are_those_of_make() -> None:
