@@ -127,19 +127,19 @@ class CachingAllocator:
 
 
 def replayed(
-    existing: Iterable[tuple[int, int]], events: Iterable[tuple[int, int, int]]
+    existing: Iterable[tuple[int, int]], events: Iterable[tuple[int, ...]]
 ) -> CachingAllocator:
     """The allocator after a stream of events.
 
     Args:
         existing: (address, bytes) of blocks that were there before, placed first in this order.
-        events: (time, address, bytes), bytes < 0: given back (`AllocationEvent`).
+        events: (time, address, bytes, ...), bytes < 0: given back (`AllocationEvent`).
     """
     allocator = CachingAllocator()
     for address, size in existing:
         if size:
             allocator.allocate(address, size)
-    for _, address, size in events:
+    for _, address, size, *_ in events:
         if size > 0:
             allocator.allocate(address, size)
         else:
