@@ -8,6 +8,8 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 NOTEBOOKS := notebooks labs solutions
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=300
+# Two files at a time.
+SIDE_BY_SIDE := -n 2 --dist loadfile
 
 # Without it the profiler writes its start lines into the outputs of cells.
 export KINETO_LOG_LEVEL := 99
@@ -20,7 +22,7 @@ LAB := jupyterlab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root)
 FIRST_PAGE := --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test soak course bench validate record notebooks my-labs constraints badges
+.PHONY: help setup lab test style soak course bench validate record notebooks my-labs constraints badges
 
 help:  ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,11 +47,16 @@ test soak course notebooks: export OMP_WAIT_POLICY := passive
 # Without bars (TQDM_DISABLE): on a slow machine one could stand in an output that is compared.
 test: setup  ## Set up, then run every test, notebook, lab and solution
 	@$(STAGES); \
-	stage tests $(RUN) -m pytest tests; \
+	stage libraries $(RUN) -m pytest tests/test_shims.py; \
+	stage style $(RUN) sources/style.py; \
+	stage tests $(RUN) -m pytest $(SIDE_BY_SIDE) -m "not slow" tests --ignore=tests/test_shims.py; \
 	stage sources $(RUN) sources/build.py --check; \
 	export TQDM_DISABLE=1; \
-	stage notebooks $(RUN) -m pytest $(NBVAL) $(NOTEBOOKS); \
+	stage notebooks $(RUN) -m pytest $(SIDE_BY_SIDE) $(NBVAL) $(NOTEBOOKS); \
 	$(VERDICT)
+
+style: setup  ## Rules, format, types and the direction of imports
+	@$(RUN) sources/style.py
 
 soak: setup  ## What takes too long for each change: slow tests, other kernels, lessons one size up
 	@$(STAGES); \
