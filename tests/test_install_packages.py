@@ -199,6 +199,7 @@ def test_a_log_that_cannot_be_written_is_an_error_of_the_system(course: Packages
         ("  cause: invalid peer certificate: UnknownIssuer", "PIP_CERT"),
         ("error sending request for url (x)\n  cause: dns error", "cannot be reached"),
         ("HTTP status client error (403 Forbidden) for url (x)", "refused access"),
+        ("  ╰─▶ Because a was not found in the package\n      registry", "no such package"),
         ("Failed to initialize cache at `/a`\n Permission denied (os error 13)", "UV_CACHE_DIR"),
         ("PermissionError: [Errno 13] Permission denied", "folder of your own"),
         ("something new", "last lines stand above"),
