@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -153,19 +154,29 @@ def test_an_index_that_hangs_or_refuses_ends_in_a_sentence(course: Packages) -> 
             course.install_all({**settings, "index-url": url}, "", "")
 
 
-def test_pip_without_a_network_ends_in_its_sentence(
-    course: Packages, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("index", "way_out"),
+    [
+        ("http://127.0.0.1:9/simple", "cannot be reached"),  # nothing listens there
+        ("{}/nothing", "it has no such package"),
+        ("{}/all", r"lacks a version that constraints\.txt names"),
+    ],
+)
+def test_pips_failures_end_in_a_sentence(
+    course: Packages, indexes: str, monkeypatch: pytest.MonkeyPatch, index: str, way_out: str
 ) -> None:
-    # The real pip, against a port of this machine where nothing listens.
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    text = (course.root / "pyproject.toml").read_text().replace("uv>=0.9", "no-such-package")
+    # The real pip, asked for what is not installed here.
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", index.format(indexes))
+    text = (course.root / "pyproject.toml").read_text().replace("uv>=0.9", "helper>=1")
     (course.root / "pyproject.toml").write_text(text)
+    with (course.root / "constraints.txt").open("a") as file:
+        file.write("helper==9\n")
     pip = Packages(course.root, sys.executable, Children(course.root))
     monkeypatch.setattr(packages_module, "PIP", (*packages_module.PIP, "--retries=1"))
-    with pytest.raises(SetupError, match=r"cannot be reached.*build/setup\.log"):
+    with pytest.raises(SetupError, match=rf"{way_out}.*build/setup\.log"):
         pip.install_uv()
-    assert "no-such-package" in pip.log.read_text()
+    assert "helper==9" in pip.log.read_text()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's disk that is full")
@@ -188,6 +199,7 @@ def test_a_log_that_cannot_be_written_is_an_error_of_the_system(course: Packages
         ("  cause: invalid peer certificate: UnknownIssuer", "PIP_CERT"),
         ("error sending request for url (x)\n  cause: dns error", "cannot be reached"),
         ("HTTP status client error (403 Forbidden) for url (x)", "refused access"),
+        ("  ╰─▶ Because a was not found in the package\n      registry", "no such package"),
         ("Failed to initialize cache at `/a`\n Permission denied (os error 13)", "UV_CACHE_DIR"),
         ("PermissionError: [Errno 13] Permission denied", "folder of your own"),
         ("something new", "last lines stand above"),
@@ -211,7 +223,7 @@ def test_only_large_downloads_are_shown(capsys: pytest.CaptureFixture[str]) -> N
         "",
         "      fetching torch, 514.2MiB",
         "      fetching nvidia-all, 1.2GiB",
-        "      installed 174 packages, ",
+        "      installed 174 packages: ",
     ]
 
 
@@ -267,5 +279,7 @@ def test_an_address_with_a_password_is_no_argument(course: Packages) -> None:
 
 def test_the_list_for_uv_holds_what_the_course_needs(course: Packages) -> None:
     assert requirements.wanted(course.root) == ["torch>=2.11", "torchvision>=0.26", "helper"]
-    assert requirements.installer(course.root) == ["uv>=0.9"]
     assert requirements.fixed_versions(course.root) == TORCH
+    assert requirements.installer(course.root) == ["uv>=0.9"]
+    (course.root / "constraints.txt").write_text("uv==0.13.9\n")
+    assert requirements.installer(course.root) == ["uv==0.13.9"]

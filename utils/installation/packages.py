@@ -40,8 +40,7 @@ class Packages:
         """
         self.log.parent.mkdir(exist_ok=True)
         self.log.unlink(missing_ok=True)
-        needs = requirements.installer(self.root)
-        self.run([*PIP, *self.fixed(), *needs], PIP_ENVIRONMENT)
+        self.run([*PIP, *requirements.installer(self.root)], PIP_ENVIRONMENT)
 
     def install_all(self, settings: Mapping[str, str], build_index: str, torch_index: str) -> None:
         """All packages in one command: only so are torch and torchvision a matched pair.
@@ -111,4 +110,4 @@ def show(line: str) -> None:
     if large := BIG_DOWNLOAD.match(line.strip()):
         print(f"\n      fetching {large[1]}, {large[2]}", end="", flush=True)
     elif done := INSTALLED.match(line.strip()):
-        print(f"\n      {done[0].lower()}, ", end="", flush=True)
+        print(f"\n      {done[0].lower()}: ", end="", flush=True)

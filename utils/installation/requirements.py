@@ -17,8 +17,17 @@ def wanted(root: Path) -> list[str]:
 
 
 def installer(root: Path) -> list[str]:
-    """What installs the rest."""
-    return _project(root)["optional-dependencies"]["setup"]
+    """What installs the rest, in the version that was tried, where that is known.
+
+    The version stands in the requirement, since pip calls a constraint that no index can meet a
+    conflict, also where the index has no such package at all.
+    """
+    fixed = fixed_versions(root)
+    needs = _project(root)["optional-dependencies"]["setup"]
+    names = [re.match(r"[\w.-]+", need)[0] for need in needs]
+    return [
+        f"{n}=={fixed[n]}" if n in fixed else need for n, need in zip(names, needs, strict=True)
+    ]
 
 
 def _project(root: Path) -> dict:

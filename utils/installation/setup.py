@@ -114,7 +114,7 @@ class Setup:
         shop.install_uv()
         shop.install_all(self.settings, self.build.index, self.torch_index)
         self.compiler = self.background.enter_context(self.children.started(self.course(EXTENSION)))
-        return "installed"
+        return "all in place"
 
     def course(self, code: str) -> list[str]:
         """The command that runs a line of Python in .venv, where it finds `utils`."""

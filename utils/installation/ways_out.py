@@ -77,6 +77,7 @@ def explain(output: str, torch_index: str = "") -> str:
         output: All that it printed.
         torch_index: The index that torch was asked of, where that is not the packages' own.
     """
+    output = " ".join(output.split())  # some versions of uv break their sentences into lines
     if torch_index and re.search(NO_TORCH, output):
         return (
             f"{torch_index} does not have the torch and torchvision that the course needs here. "
