@@ -59,7 +59,10 @@ def _on_a_mesh():
     targets[0, : rank // 2] = IGNORED  # the second replica has a target less
     found = [token_weight(targets, mesh), ranks_along(mesh, ["replicate", "pp"])]
     found += [sum_over(mesh, ["tp"], torch.tensor(rank)).item()]
-    found += [sum_over(mesh, ["pp"], torch.tensor(rank)).item(), axes_of(mesh, ["tp", "shard", "cp"])]
+    found += [
+        sum_over(mesh, ["pp"], torch.tensor(rank)).item(),
+        axes_of(mesh, ["tp", "shard", "cp"]),
+    ]
     with pytest.raises(ValueError, match="No rank has a token to learn from"):
         token_weight(torch.full((2, 3), IGNORED), mesh)
     with pytest.raises(ValueError, match="needs 8 ranks, and 4 are here"):

@@ -19,7 +19,7 @@ from export_cases import DEEP, one_process, plain_gradients, start_weights, tiny
 STEPS = 20
 # Run in place of train.py: runs it, and keeps the gradients of its first step, its losses, and what
 # is left when the process group ends.
-KEEPER = '''\
+KEEPER = """\
 import gc, importlib.util, json, runpy
 
 import torch, torch.distributed as dist
@@ -58,7 +58,7 @@ def leaving():
 
 loop.adamw, loop.clip, loop.report, dist.destroy_process_group = naming, keeping, saving, leaving
 runpy.run_path("train.py", run_name="__main__")
-'''
+"""
 
 
 def needed_by(distribution: str, found: set[str] | None = None) -> set[str]:
@@ -82,7 +82,9 @@ def torch_alone(folder: Path) -> Path:
         for file in metadata.files(distribution) or ():
             top = file.parts[0]
             if top != ".." and not (packages / top).exists():
-                (packages / top).symlink_to(Path(str(metadata.distribution(distribution).locate_file(top))))
+                (packages / top).symlink_to(
+                    Path(str(metadata.distribution(distribution).locate_file(top)))
+                )
     return folder / "bin" / "python"
 
 
@@ -102,7 +104,12 @@ def folder(tmp_path_factory):
     command = [str(python), "-m", "torch.distributed.run", *words[1:-1], "keeper.py"]
     command += ["--steps", str(STEPS), "--weights", "deep.pt"]
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-    environment = {**kept, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {
+        **kept,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     done = subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=400
     )

@@ -32,12 +32,18 @@ from torch.distributed.fsdp import (
 
 from utils.parallel.dims import DATA_AXES
 from utils.parallel.mesh import axes_of, ranks_along
+from utils.parallel.parts import blocks_of
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
 def shard_states(
-    part: nn.Module, mesh: DeviceMesh, *, zero_stage: int, mixed: bool = False, offload: bool = False
+    part: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    zero_stage: int,
+    mixed: bool = False,
+    offload: bool = False,
 ) -> None:
     """Shard a model or stage over the data axes of a mesh, in place: each block, then the rest.
 
@@ -62,7 +68,7 @@ def shard_states(
     }
     if offload and mesh.device_type == "cuda":
         how["offload_policy"] = CPUOffloadPolicy()
-    for block in part.blocks.children():
+    for block in blocks_of(part):
         fully_shard(block, **how)
     fully_shard(part, **how)
 
