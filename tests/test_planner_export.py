@@ -180,14 +180,6 @@ def test_interleaved_chunks_alternate_between_ranks():
     assert 'SCHEDULE = "Interleaved1F1B"' in tiny(DEEP, pp=2, dp=2, virtual_stages=2).python
 
 
-def test_sharding_follows_cp():
-    assert Plan(dp=2, cp=2, zero_stage=3).dims == ParallelDims(shard=2, cp=2)
-    assert Plan(dp=2, cp=2).dims == ParallelDims(replicate=2, cp=2)
-    assert Plan(dp=2, cp=2, zero_stage=1, shard_ranks=2).dims == ParallelDims(replicate=2, cp=2)
-    with pytest.raises(ValueError, match=re.escape("cp is 4 and does not divide 2 (shard_ranks)")):
-        Plan(dp=2, cp=4, zero_stage=1, shard_ranks=2).dims  # noqa: B018
-
-
 @pytest.mark.parametrize(
     ("framework", "gpu", "key", "flag"),
     [
