@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import loss_parallel
 
@@ -23,6 +24,7 @@ from utils.parallel import (
     device_mesh,
     gathered_attention,
     keep_scores,
+    materialise,
     own_positions,
     own_rows,
     pipeline_passes,
@@ -33,8 +35,9 @@ from utils.parallel import (
     summed_loss,
     token_weight,
 )
-from utils.parallel.data import IGNORED
+from utils.parallel.data import IGNORED, Passes
 from utils.ranks import run_ranks
+from utils.simulation import simulate
 
 CONFIG = TransformerConfig(vocabulary=32, hidden=32, layers=8, heads=4, kv_heads=2, feedforward=48)
 ROWS, LENGTH, MICRO_BATCH = 8, 16, 1
@@ -207,6 +210,44 @@ def test_a_cut_keeps_names_and_needs_blocks_that_add_up():
     assert cut(tied, (2,), 0).head.weight is tied.embed.weight
 
 
+def _simulated_stage() -> tuple[nn.Module, torch.optim.Optimizer, Passes]:
+    mesh = device_mesh(ParallelDims(pp=2, shard=2, tp=2), "cpu")
+    (chunk,) = chunks_of("1F1B", mesh.get_local_rank("pp"), 2, 2)
+    with torch.device("meta"):
+        part = cut(Transformer(CONFIG), (5, 3), chunk)
+    split_tensors(part, mesh["tp"], sequence=True)
+    shard_states(part, mesh, zero_stage=1)
+    materialise([part], mesh, torch.device("cpu"))
+    stream = torch.empty(MICRO_BATCH, LENGTH // 2, CONFIG.hidden, device="meta")
+    passes = pipeline_passes(
+        [part], mesh, torch.arange(LENGTH), stream, chunks=2, schedule="1F1B", micro_batches=4
+    )
+    return part, adamw([part], 1e-3), passes
+
+
+def test_a_stage_runs_in_a_simulated_world():
+    found = {}
+
+    def build():
+        part, optimizer, found["passes"] = _simulated_stage()
+        return part, optimizer
+
+    def step(part, optimizer):
+        rows = torch.zeros(4, LENGTH, dtype=torch.long)
+        with loss_parallel():
+            found["passes"](rows, rows, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    seen = simulate(build, step, device="A100 80GB", world=8, rank=0)
+    sent = {row.collective: row for row in seen.traffic if row.axis == "pp"}
+    assert set(sent) == {"send", "receive", "all-reduce"}  # streams, their gradients, the loss
+    for name in ("send", "receive"):
+        assert sent[name].calls == 4
+        assert sent[name].payload_bytes == 4 * (LENGTH // 2) * CONFIG.hidden * 4
+    assert {row.axis for row in seen.traffic} == {"pp", "shard", "tp"}
+
+
 # --- shard, and all together ---------------------------------------------------------------------
 
 
@@ -245,3 +286,10 @@ def test_sharded_ranks_weigh_every_token_alike():
 def test_an_unknown_stage_is_refused():
     with pytest.raises(ValueError, match=re.escape("zero_stage is 4; write 0, 1, 2 or 3")):
         shard_states(model(), None, zero_stage=4)
+
+
+def test_parts_must_have_blocks_and_be_sharded():
+    with pytest.raises(ValueError, match="Linear has no `blocks`, an nn.ModuleList"):
+        recompute(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="call shard_states on its part first"):
+        adamw([model()], 0.1)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from utils.parallel.dims import AXES, DATA_AXES, ParallelDims
+from utils.planner import Plan
 
 SIZES = st.builds(ParallelDims, **{axis: st.integers(1, 3) for axis in AXES})
 
@@ -112,6 +113,14 @@ def test_what_cannot_be_is_a_sentence(call, message):
 
 def test_the_world_that_fits_passes():
     ParallelDims(pp=2, shard=2, tp=2).check_world(8)
+
+
+def test_a_plans_sharding_follows_cp():
+    assert Plan(dp=2, cp=2, zero_stage=3).dims == ParallelDims(shard=2, cp=2)
+    assert Plan(dp=2, cp=2).dims == ParallelDims(replicate=2, cp=2)
+    assert Plan(dp=2, cp=2, zero_stage=1, shard_ranks=2).dims == ParallelDims(replicate=2, cp=2)
+    with pytest.raises(ValueError, match=re.escape("cp is 4 and does not divide 2 (shard_ranks)")):
+        Plan(dp=2, cp=4, zero_stage=1, shard_ranks=2).dims  # noqa: B018
 
 
 def test_dims_need_no_torch():

@@ -20,7 +20,6 @@ from utils import export as top_level
 from utils.catalog import model_shape
 from utils.parallel import ParallelDims
 from utils.planner import Batch, Cluster, Export, Lora, Plan, Space, candidates, export
-from utils.planner.export.modules import modules
 from utils.planner.export.script import chunk_blocks
 from utils.validation.tables import source, table
 
@@ -183,14 +182,6 @@ def test_interleaved_chunks_alternate_between_ranks():
     assert 'SCHEDULE = "Interleaved1F1B"' in tiny(DEEP, pp=2, dp=2, virtual_stages=2).python
 
 
-def test_sharding_follows_cp():
-    assert Plan(dp=2, cp=2, zero_stage=3).dims == ParallelDims(shard=2, cp=2)
-    assert Plan(dp=2, cp=2).dims == ParallelDims(replicate=2, cp=2)
-    assert Plan(dp=2, cp=2, zero_stage=1, shard_ranks=2).dims == ParallelDims(replicate=2, cp=2)
-    with pytest.raises(ValueError, match=re.escape("cp is 4 and does not divide 2 (shard_ranks)")):
-        Plan(dp=2, cp=4, zero_stage=1, shard_ranks=2).dims  # noqa: B018
-
-
 @pytest.mark.parametrize(
     ("framework", "gpu", "key", "flag"),
     [
@@ -293,63 +284,6 @@ def test_write_leaves_out_what_there_is_not(tmp_path):
     assert {path.name for path in found.write(tmp_path)} == {
         "launch.sh", "ds_config.json", "notes.md"
     }  # fmt: skip
-
-
-def test_modules_are_the_courses_own_files():
-    root = Path(__file__).parents[1]
-    found = tiny(DEEP, tp=2, pp=2).modules
-    for path, text in found.items():
-        if not path.endswith("__init__.py") or path == "utils/parallel/__init__.py":
-            assert text == (root / path).read_text(), path
-        else:
-            assert len(text.splitlines()) == 1
-    copied = {path for path in found if path.startswith("utils/catalog")}
-    assert copied == {"utils/catalog/__init__.py", "utils/catalog/rules.py"}  # what sizes may be
-
-
-def test_modules_import_torch_and_each_other_alone():
-    found = tiny(DEEP, cp=2, pp=2).modules | tiny(DEEP, tp=2, dp=2).modules
-    for path, text in found.items():
-        tree = ast.walk(ast.parse(text))
-        names = [n.module or "" for n in tree if isinstance(n, ast.ImportFrom)]
-        names += [
-            a.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Import) for a in n.names
-        ]
-        for name in names:
-            top = name.split(".")[0]
-            assert top in {"torch", *sys.stdlib_module_names} or name.startswith(
-                ("utils.parallel", "utils.models.config", "utils.catalog")
-            ), (path, name)
-
-
-def test_an_import_that_would_bring_the_whole_course_is_refused():
-    with pytest.raises(ValueError, match=re.escape("utils.models is no module of its own")):
-        modules("from utils.models import Transformer")
-
-
-HOSTILE = [
-    'x"""\nimport os; os.system("echo bad")\n"""', "x\\", 'x\\"""', "a'b\"c\"\"\"d", "$(touch bad) `id`; rm -rf",
-    "one\ntwo\r\nthree", "\u2028\ud800 {0} {name} %(prog)s", '"', "\\N{BULLET}", "\\u12",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_models_name_never_becomes_code(name, tmp_path):
-    plain, found = tiny(pp=2, dp=2), tiny(replace(TINY, name=name), pp=2, dp=2)
-    tree, wanted = ast.parse(found.python), ast.parse(plain.python)
-    assert name in ast.get_docstring(tree, clean=False)
-    for parsed in (tree, wanted):
-        del parsed.body[0]
-    assert ast.dump(tree) == ast.dump(wanted)
-    assert len(found.python.splitlines()) == len(plain.python.splitlines())
-    assert (found.torchrun, found.megatron) == (plain.torchrun, plain.megatron)
-    assert (found.deepspeed, found.modules) == (plain.deepspeed, plain.modules)
-    found.write(tmp_path / "hostile")
-    plain.write(tmp_path / "plain")
-    for script in ("launch.sh", "megatron.sh"):
-        assert (tmp_path / "hostile" / script).read_bytes() == (
-            tmp_path / "plain" / script
-        ).read_bytes()
 
 
 def test_export_needs_no_torch():

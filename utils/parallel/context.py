@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from utils.parallel.data import own_pieces
+from utils.parallel.parts import blocks_of
 
 
 def share_sequences(part: nn.Module, mesh: DeviceMesh) -> None:
@@ -25,7 +26,7 @@ def share_sequences(part: nn.Module, mesh: DeviceMesh) -> None:
 
     Give the model the tokens at `data.own_positions`, and these positions.
     """
-    for block in part.blocks.children():
+    for block in blocks_of(part):
         block.attention.attend = functools.partial(gathered_attention, mesh=mesh)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 
 from utils.parallel.data import Passes, summed_loss
 from utils.parallel.mesh import sum_over
+from utils.parallel.parts import Part, blocks_of
 
 # Schedules whose data goes down the ranks and up again: a rank holds a chunk and its mirror.
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
@@ -54,23 +56,23 @@ def _is_v(schedule: str) -> bool:
     return schedule.lower() in map(str.lower, V_SHAPED)
 
 
-def cut(model: nn.Module, blocks: Sequence[int], chunk: int) -> nn.Module:
+def cut(model: Part, blocks: Sequence[int], chunk: int) -> Part:
     """Leave one chunk of a model, in place: its blocks under their old names, and its ends.
 
     Build the model on the meta device, so that what is cut away never was in memory.
 
     Args:
-        model: has `embed`, `blocks`, `norm` and `head`, and a forward that passes over those that
-            are None, as `Transformer` does.
+        model: whole, with `embed`, `blocks`, `norm` and `head`.
         blocks: how many blocks each chunk holds, first to last.
         chunk: which one is left.
 
     Raises:
         ValueError: the numbers do not add up to the model's blocks, or the ends share a matrix.
     """
-    if sum(blocks) != len(model.blocks):
+    every = blocks_of(model)
+    if sum(blocks) != len(every):
         raise ValueError(
-            f"The chunks hold {sum(blocks)} blocks, and the model has {len(model.blocks)}. "
+            f"The chunks hold {sum(blocks)} blocks, and the model has {len(every)}. "
             "Change `blocks` so that they add up."
         )
     is_first, is_last = chunk == 0, chunk == len(blocks) - 1
@@ -81,7 +83,7 @@ def cut(model: nn.Module, blocks: Sequence[int], chunk: int) -> nn.Module:
         )
     end = list(accumulate(blocks))[chunk]
     held = range(end - blocks[chunk], end)
-    model.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in held})
+    model.blocks = nn.ModuleDict({str(i): every[i] for i in held})
     if not is_first:
         model.embed = None
     if not is_last:
@@ -136,7 +138,7 @@ def pipeline_passes(
         )
         for number, part in zip(held, parts, strict=True)
     ]  # fmt: skip
-    kind = get_schedule_class(schedule)
+    kind: Any = get_schedule_class(schedule)
     runs = kind(
         stages if issubclass(kind, PipelineScheduleMulti) else stages[0],
         n_microbatches=micro_batches, loss_fn=loss_of, scale_grads=False,
@@ -146,7 +148,7 @@ def pipeline_passes(
         loss_of.weight = weight
         losses: list[Tensor] = []
         given = (inputs,) if 0 in held else ()
-        ends = {"target": targets, "losses": losses} if chunks - 1 in held else {}
+        ends: dict[str, Any] = {"target": targets, "losses": losses} if chunks - 1 in held else {}
         places = positions.expand(len(inputs), -1)  # cut into micro-batches like the rows
         runs.step(*given, **ends, positions=places, return_outputs=False)
         total = torch.stack(losses).sum() if losses else torch.zeros((), device=inputs.device)

@@ -32,6 +32,7 @@ from torch.distributed.fsdp import (
 
 from utils.parallel.dims import DATA_AXES
 from utils.parallel.mesh import axes_of, ranks_along
+from utils.parallel.parts import blocks_of
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
@@ -67,7 +68,7 @@ def shard_states(
     }
     if offload and mesh.device_type == "cuda":
         how["offload_policy"] = CPUOffloadPolicy()
-    for block in part.blocks.children():
+    for block in blocks_of(part):
         fully_shard(block, **how)
     fully_shard(part, **how)
 

@@ -1,12 +1,13 @@
 """Tensor parallelism by DTensor: each rank holds some heads, channels and words.
 
 Column- and row-parallel layers of Shoeybi et al. 2019 (arXiv:1909.08053), section 3; the parts
-between them split along the sequence as in Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2.2.
+between them split along the sequence as in Korthikanti et al. 2022 (arXiv:2205.05198), 4.2.2.
 """
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Any
+
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -17,6 +18,8 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+
+from utils.parallel.parts import Part, blocks_of
 
 COLUMNS = (
     "attention.query",
@@ -59,7 +62,7 @@ def end_styles(sequence: bool = False) -> dict[str, ParallelStyle]:
     return styles | ({"norm": SequenceParallel()} if sequence else {})
 
 
-def split_tensors(part: nn.Module, mesh: DeviceMesh, *, sequence: bool = False) -> None:
+def split_tensors(part: Part, mesh: DeviceMesh, *, sequence: bool = False) -> None:
     """Split a model or stage over the one axis of `mesh`, in place.
 
     Its logits are a DTensor with some words on each rank, for `data.summed_loss`.
@@ -74,7 +77,7 @@ def split_tensors(part: nn.Module, mesh: DeviceMesh, *, sequence: bool = False) 
     """
     embed, head = part.embed, part.head
     tied = embed is not None and head is not None and head.weight is embed.weight
-    for block in part.blocks.children():
+    for block in blocks_of(part):
         _check_heads(block, mesh.size())
         parallelize_module(block, mesh, block_styles(sequence))
     ends = {n: s for n, s in end_styles(sequence).items() if getattr(part, n) is not None}
@@ -89,7 +92,7 @@ def _gathered(*layouts: Shard | None) -> PrepareModuleInput:
     return PrepareModuleInput(input_layouts=layouts, desired_input_layouts=wanted)
 
 
-def _check_heads(block: nn.Module, ranks: int) -> None:
+def _check_heads(block: Any, ranks: int) -> None:
     for name in ("query", "key"):
         heads = getattr(block.attention, name).out_features // block.attention.head_dim
         if heads % ranks:

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -23,17 +24,18 @@ from torch.utils.checkpoint import checkpoint
 from utils.parallel.data import Passes, token_weight
 from utils.parallel.dims import DATA_AXES
 from utils.parallel.mesh import joined_ranks, ranks_along, sum_over
+from utils.parallel.parts import blocks_of
 
 
 def recompute(part: nn.Module) -> None:
     """Keep only each block's input, and run the block again in backward; before sharding."""
-    for block in part.blocks.children():
+    for block in blocks_of(part):
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def keep_scores(part: nn.Module) -> None:
     """Attention by plain matrix products, which keep all scores for backward; after sharing."""
-    for block in part.blocks.children():
+    for block in blocks_of(part):
         block.attention.attend = functools.partial(_by_products, block.attention.attend)
 
 
@@ -69,7 +71,7 @@ def materialise(
 @torch.no_grad()
 def _draw(part: nn.Module) -> None:
     for name, parameter in part.named_parameters():
-        values = parameter.to_local()
+        values = _sharded(parameter).to_local()
         if name.endswith("bias"):
             values.zero_()
         elif name.endswith("norm.weight"):
@@ -89,7 +91,7 @@ def adamw(parts: Iterable[nn.Module], learning_rate: float) -> torch.optim.AdamW
     groups: dict[DeviceMesh, list[nn.Parameter]] = {}
     for part in parts:
         for parameter in part.parameters():
-            groups.setdefault(parameter.device_mesh, []).append(parameter)
+            groups.setdefault(_sharded(parameter).device_mesh, []).append(parameter)
     named = [{"params": group} for group in groups.values()]
     return torch.optim.AdamW(named, lr=learning_rate, fused=True)
 
@@ -100,12 +102,22 @@ def clip(optimizer: torch.optim.Optimizer, mesh: DeviceMesh, limit: float) -> Te
     The norm is over all parameters of all stages and shards, so that all ranks scale alike.
     """
     groups = [group["params"] for group in optimizer.param_groups]
-    norms = [get_total_norm([p.grad for p in group]).full_tensor() for group in groups]
+    norms = [_norm(group).full_tensor() for group in groups]
     square = torch.stack(norms).square().sum().to(mesh.device_type)
     norm = sum_over(mesh, ["pp"], square).sqrt()
     for group in groups:
         clip_grads_with_norm_(group, limit, norm)
     return norm
+
+
+def _sharded(parameter: Tensor) -> DTensor:
+    if not isinstance(parameter, DTensor):
+        raise ValueError("A parameter is not sharded yet: call shard_states on its part first.")
+    return parameter
+
+
+def _norm(group: list[nn.Parameter]) -> DTensor:
+    return _sharded(get_total_norm([p.grad for p in group if p.grad is not None]))
 
 
 def train_steps(

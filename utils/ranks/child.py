@@ -21,6 +21,7 @@ import cloudpickle
 from utils.ranks.orphans import adopt_orphans
 from utils.ranks.position import frames_of_error, position_in
 from utils.ranks.sizes import given_here
+from utils.shims.forkserver import let_server_go
 
 READY, VALUE, RAISED, GIVEN = "ready", "value", "raised", "given"
 
@@ -69,16 +70,9 @@ def serve(
 def _stand_alone() -> None:
     os.setpgid(0, 0)
     adopt_orphans()
-    _let_the_server_go()
+    let_server_go()  # its parent holds it, and not what this process may start
     # Workers of a data loader: forked, they need not be sent the data set nor import anything.
     multiprocessing.set_start_method("fork", force=True)
-
-
-def _let_the_server_go() -> None:
-    # It ends when nobody holds this pipe: its parent should, not what this process may start.
-    server = importlib.import_module("multiprocessing.forkserver")._forkserver
-    os.close(server._forkserver_alive_fd)
-    server._forkserver_alive_fd = None
 
 
 class _Answers:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from utils.shims.torch_distributed import recorded_collectives
 
 # Collectives to which all ranks give the same sizes; as gloo records them.
 _SAME_SIZES = frozenset(
@@ -28,9 +28,6 @@ def given_here() -> tuple[Given, ...]:
     """What this process gave to collectives lately, as PyTorch's flight recorder has it."""
     if "torch.distributed" not in sys.modules:
         return ()
-    recorder = importlib.import_module("torch._C._distributed_c10d")
-    with_collectives, with_stacks, only_active = True, False, False
-    dump = pickle.loads(recorder._dump_fr_trace(with_collectives, with_stacks, only_active))
     return tuple(
         Given(
             str(entry["process_group"]),
@@ -38,7 +35,7 @@ def given_here() -> tuple[Given, ...]:
             entry["profiling_name"].rpartition(":")[2],
             ", ".join(map(_tensor, entry["input_sizes"], entry["input_dtypes"])),
         )
-        for entry in dump.get("entries", ())
+        for entry in recorded_collectives()
         if not entry["is_p2p"]
     )
 

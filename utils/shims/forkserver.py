@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from utils.shims.shim import Library, Shim
 
 MULTIPROCESSING = Library("multiprocessing", "of Python 3.11", "utils/shims/forkserver.py")
@@ -13,7 +15,14 @@ _PID = Shim(
     MULTIPROCESSING, "multiprocessing.forkserver:_forkserver._forkserver_pid", "server_pid",
     "nothing public says which process inherits what forked ones leave behind",
 )  # fmt: skip
-SHIMS = (_STOP, _PID)
+_ALIVE = Shim(
+    MULTIPROCESSING, "multiprocessing.forkserver:_forkserver._forkserver_alive_fd", "let_server_go",
+    "a forked process holds the pipe whose end tells the server to end",
+)  # fmt: skip
+_OWNER = Shim(
+    MULTIPROCESSING, "multiprocessing.forkserver:_forkserver", "let_server_go", "as for the pipe"
+)
+SHIMS = (_STOP, _PID, _ALIVE, _OWNER)
 
 
 def stop_server() -> None:
@@ -24,3 +33,11 @@ def stop_server() -> None:
 def server_pid() -> int | None:
     """The process number of the server; None if none runs."""
     return _PID.get()
+
+
+def let_server_go() -> None:
+    """In a forked process: close the pipe that keeps the server alive, so that others end it."""
+    descriptor = _ALIVE.get()
+    if descriptor is not None:
+        os.close(descriptor)
+        _OWNER.get()._forkserver_alive_fd = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -50,8 +51,12 @@ _TRACKER = Shim(
     TORCH, "torch.distributed._tools.mem_tracker:MemTracker", "mem_tracker",
     "PyTorch's own simulator of memory is a peer that `validate` compares with",
 )  # fmt: skip
+_DUMP = Shim(
+    TORCH, "torch._C._distributed_c10d:_dump_fr_trace", "recorded_collectives",
+    "nothing public reads the flight recorder of this very process",
+)  # fmt: skip
 SHIMS = (
-    _STORE, _RESOLVE, _DEFAULT_STORE, _INIT, _RANKS, *_METHODS, _COLUMNS, _ALL_TO_ALL, _TRACKER
+    _DUMP, _STORE, _RESOLVE, _DEFAULT_STORE, _INIT, _RANKS, *_METHODS, _COLUMNS, _ALL_TO_ALL, _TRACKER
 )  # fmt: skip
 
 # Called with a new mesh's group names and axes; and with the sizes of one that is being made.
@@ -75,6 +80,13 @@ def group_named(name: str) -> Any:
 def default_store() -> Any:
     """The store of the group of all ranks."""
     return _DEFAULT_STORE.get()()
+
+
+def recorded_collectives() -> list[dict[str, Any]]:
+    """What the flight recorder holds of this process's collectives, oldest first."""
+    with_collectives, with_stacks, only_active = True, False, False
+    dump = pickle.loads(_DUMP.get()(with_collectives, with_stacks, only_active))
+    return dump.get("entries", [])
 
 
 def as_group(argument: Any) -> Any:

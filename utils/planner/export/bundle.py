@@ -130,5 +130,6 @@ def export(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> Exp
     }
     return Export(
         model, cluster, plan, batch, command, deepspeed_config(cluster, plan, batch), python,
-        modules(python) if python else {}, arguments, {target: tuple(texts) for target, texts in notes.items()},
+        modules(python) if python else {}, arguments,
+        {target: tuple(texts) for target, texts in notes.items()},
     )  # fmt: skip
