@@ -6,8 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from utils.shims.torch_distributed import recorded_collectives
-
 # Collectives to which all ranks give the same sizes; as gloo records them.
 _SAME_SIZES = frozenset(
     {"all_reduce", "all_gather", "_all_gather_base", "broadcast", "reduce", "reduce_scatter",
@@ -28,6 +26,8 @@ def given_here() -> tuple[Given, ...]:
     """What this process gave to collectives lately, as PyTorch's flight recorder has it."""
     if "torch.distributed" not in sys.modules:
         return ()
+    from utils.shims.torch_distributed import recorded_collectives
+
     return tuple(
         Given(
             str(entry["process_group"]),
