@@ -318,8 +318,13 @@ def speak():
     print("function runs")
 
 def report_and_loop():
-    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    open("pids", "w").write(f"{{os.getpid()}} {{child.pid}}\\n")
+    child = os.fork()  # it holds every pipe that this process holds
+    if not child:
+        os.setsid()
+        time.sleep(600)
+        os._exit(0)
+    other = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    open("pids", "w").write(f"{{os.getpid()}} {{child}} {{other.pid}}\\n")
     while True:
         pass
 
@@ -338,6 +343,7 @@ def test_a_script_without_a_guard_runs_once_and_takes_its_child_along(tmp_path):
             assert wait_until(lambda: pid_file.is_file() and pid_file.read_text(), seconds=120)
         finally:
             script.kill()  # as a kernel is killed: no chance to clean up
-        assert script.stdout.read() == "script runs\nfunction runs\n"
+        printed, _ = script.communicate(timeout=60)  # to the end of all that holds the pipe
+        assert printed == "script runs\nfunction runs\n"
     for pid in map(int, pid_file.read_text().split()):
         assert wait_until(lambda: is_gone(pid))  # noqa: B023  (asked at once)

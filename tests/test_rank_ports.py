@@ -127,5 +127,6 @@ def test_run_torchrun_opens_nothing_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # rank 0 would open the store
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     (tmp_path / "script.py").write_text(SCRIPT)
     check(lambda: run_torchrun(tmp_path / "script.py", 2), 2)
