@@ -164,7 +164,12 @@ def test_ddp_in_one_process(gloo: None, as_view: bool) -> None:
     for source in SOURCES:
         fresh = metered(wrapped(), source())
         timeline = fresh.timeline
-        assert (timeline.peak_bytes, int(timeline.alive_bytes[-1])) == expected, source.name
+        found = (timeline.peak_bytes, int(timeline.alive_bytes[-1]))
+        if source is CountingSource:
+            assert found == expected
+        else:  # gloo's thread may be the last to hold a bucket, and frees there are not seen
+            pairs = zip(found, expected, strict=True)
+            assert all(0 <= mine - theirs <= weights for mine, theirs in pairs)
         assert timeline.at(timeline.end_ns)[Category.COMMUNICATION] == extra
         assert timeline.at(timeline.end_ns)[Category.GRADIENTS] == weights
 
@@ -176,8 +181,9 @@ def test_ddp_measured_twice(gloo: None, as_view: bool) -> None:
         nn.Linear(20, 10, bias=False), gradient_as_bucket_view=as_view
     )
     case = classify(model, torch.optim.Adam(model.parameters()), torch.ones(16, 20))
-    peaks = {metered(case, source()).peak_bytes for source in SOURCES * 2}
-    assert len(peaks) == 1
+    profiled, *counted = (metered(case, s()).peak_bytes for s in (ProfilerSource, *2 * SOURCES[:1]))
+    assert len(set(counted)) == 1
+    assert 0 <= profiled - counted[0] <= total_bytes(model.parameters())  # frees in gloo's thread
 
 
 @pytest.mark.slow

@@ -17,14 +17,31 @@ def whole(where: str, *, least: int = 1, **counts: object) -> dict[str, int]:
     Raises:
         ValueError: one is no whole number, or is below `least`; the sentence names it.
     """
-    found = {}
-    for name, value in counts.items():
-        if type(value) is not int:  # a search makes thousands of plans: their way is short
-            value = _as_int(where, name, value)
-        if value < least:
-            raise ValueError(f"{where}: {name} is {value}; it must be {least} or more.")
-        found[name] = value
-    return found
+    return {name: _whole(where, name, value, least) for name, value in counts.items()}
+
+
+def keep_whole(row: object, where: str, *names: str, optional: str = "", least: int = 1) -> None:
+    """`whole` for fields of a frozen row, which keeps 8 where 8.0 was given.
+
+    The field `optional` may be None.
+
+    Raises:
+        ValueError: a field is no whole number, or is below `least`; the sentence names it.
+    """
+    if optional and getattr(row, optional) is not None:
+        names = (*names, optional)
+    for name in names:
+        given = getattr(row, name)
+        count = _whole(where, name, given, least)
+        if count is not given:  # a search makes thousands of plans: setting takes time
+            object.__setattr__(row, name, count)
+
+
+def _whole(where: str, name: str, value: object, least: int) -> int:
+    count = value if type(value) is int else _as_int(where, name, value)
+    if count < least:
+        raise ValueError(f"{where}: {name} is {count}; it must be {least} or more.")
+    return count
 
 
 def positive(where: str, *, least: float = 1, **amounts: object) -> None:

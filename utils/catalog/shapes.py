@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.catalog.rules import one_of, whole
+from utils.catalog.rules import keep_whole, one_of
 from utils.units import format_count
 
 FAMILIES = {
@@ -61,12 +61,8 @@ class ModelShape:
         """Refuse shapes that no model can have. Raises ValueError with what to change."""
         one_of(f"{self.name}: family", self.family, tuple(FAMILIES))
         one_of(f"{self.name}: positions", self.positions, POSITIONS)
-        counts = {field: getattr(self, field) for field in SIZES}
-        if self.kv_heads is not None:
-            counts["kv_heads"] = self.kv_heads
-        counts = whole(self.name, **counts)
-        counts |= whole(self.name, least=0, extra_positions=self.extra_positions)
-        self.__dict__.update(counts)  # past the guard of a frozen class
+        keep_whole(self, self.name, *SIZES, optional="kv_heads")
+        keep_whole(self, self.name, "extra_positions", least=0)
         if self.hidden % self.heads:
             raise ValueError(f"{self.name}: {self.heads} heads do not divide {self.hidden} evenly.")
         if self.heads % self.key_value_heads:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from utils.catalog.rules import whole
+from utils.catalog.rules import keep_whole
 
 if TYPE_CHECKING:
     from utils.catalog import ModelShape
@@ -41,10 +41,8 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit together. Raises ValueError."""
-        names = ["vocabulary", "hidden", "layers", "heads", "feedforward"]
-        names += ["kv_heads"] * (self.kv_heads is not None)
-        counts = whole("model", **{name: getattr(self, name) for name in names})
-        self.__dict__.update(counts)  # past the guard of a frozen class
+        sizes = ("vocabulary", "hidden", "layers", "heads", "feedforward")
+        keep_whole(self, "model", *sizes, optional="kv_heads")
         if self.hidden % (2 * self.heads):
             raise ValueError(
                 f"hidden {self.hidden} over {self.heads} heads is no even width; rotary positions "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.catalog import ModelShape, model_shape
-from utils.catalog.rules import one_of, whole
+from utils.catalog.rules import keep_whole, one_of
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 BASES = ("bf16", "nf4", "nf4-dq", "int8")
@@ -44,7 +44,7 @@ class Lora:
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown matrix or base, or a rank below one."""
-        self.__dict__.update(whole("lora", rank=self.rank))
+        keep_whole(self, "lora", "rank")
         one_of("lora base", self.base, BASES)
         for target in self.targets:
             one_of("lora target", target, TARGETS)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from utils.catalog import Device, Link, device, link
-from utils.catalog.rules import of_kind, positive, whole
+from utils.catalog.rules import keep_whole, of_kind, positive, whole
 from utils.units import GB
 
 
@@ -34,8 +34,7 @@ class Cluster:
         of_kind("cluster", gpu=(self.gpu, Device, str))
         if isinstance(self.gpu, str):
             device(self.gpu)
-        counts = whole("cluster", nodes=self.nodes, gpus_per_node=self.gpus_per_node)
-        self.__dict__.update(counts)  # past the guard of a frozen class
+        keep_whole(self, "cluster", "nodes", "gpus_per_node")
         positive("cluster", network_bytes_per_second=self.network_bytes_per_second)
         if self.usd_per_gpu_hour is not None:
             positive("cluster", least=0, usd_per_gpu_hour=self.usd_per_gpu_hour)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from utils.catalog import ModelShape, model_shape
-from utils.catalog.rules import divides, of_kind, one_of, whole
+from utils.catalog.rules import divides, keep_whole, of_kind, one_of
 from utils.parallel.dims import ParallelDims
 from utils.planner.adapters import Lora
 from utils.planner.frameworks import FRAMEWORKS, Framework, framework
@@ -32,8 +32,7 @@ class Batch:
 
     def __post_init__(self) -> None:
         """Raises ValueError where a count is no whole number, or below one."""
-        counts = whole("batch", sequences=self.sequences, sequence_length=self.sequence_length)
-        self.__dict__.update(counts)  # past the guard of a frozen class
+        keep_whole(self, "batch", "sequences", "sequence_length")
 
     @property
     def tokens(self) -> int:
@@ -93,10 +92,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Refuse layouts that contradict themselves. Raises ValueError with the rule."""
-        counts = {name: getattr(self, name) for name in COUNTS}
-        if self.shard_ranks is not None:
-            counts["shard_ranks"] = self.shard_ranks
-        self.__dict__.update(whole("plan", **counts))
+        keep_whole(self, "plan", *COUNTS, optional="shard_ranks")
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("partition", self.partition, PARTITIONS)
         one_of("recompute", self.recompute, RECOMPUTE)
