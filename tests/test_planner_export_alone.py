@@ -28,7 +28,7 @@ import utils
 import utils.parallel.train as loop
 
 adamw, clip, report, destroy = loop.adamw, loop.clip, loop.report, dist.destroy_process_group
-named, kept = {}, {}
+named, kept, norms = {}, {}, []
 
 def naming(parts, learning_rate):
     for part in parts:
@@ -41,7 +41,8 @@ def keeping(optimizer, mesh, limit):
         named.clear()
         if not mesh.get_local_rank("shard") and not mesh.get_local_rank("tp"):
             torch.save(kept, f"gradients-{mesh.get_local_rank('pp')}.pt")
-    return clip(optimizer, mesh, limit)
+    norms.append(clip(optimizer, mesh, limit).item())
+    return norms[-1]
 
 def saving(losses):
     found = report(losses)
@@ -53,7 +54,7 @@ def saving(losses):
 def leaving():
     held = (FSDPModule, torch.optim.Optimizer)
     left = [type(o).__name__ for o in gc.get_objects() if issubclass(type(o), held)]
-    json.dump(left, open(f"left-{dist.get_rank()}.json", "w"))
+    json.dump([left, norms[0]], open(f"left-{dist.get_rank()}.json", "w"))
     destroy()
 
 loop.adamw, loop.clip, loop.report, dist.destroy_process_group = naming, keeping, saving, leaving
@@ -118,6 +119,11 @@ def folder(tmp_path_factory):
     return folder
 
 
+def at_the_end(folder: Path) -> list[tuple[list[str], float]]:
+    """What each rank still held, and its norm of the first step's gradient."""
+    return [json.loads((folder / f"left-{rank}.json").read_text()) for rank in range(8)]
+
+
 @pytest.mark.slow
 def test_losses_of_twenty_steps_equal_those_of_one_process(folder):
     losses, package, others = json.loads((folder / "losses.json").read_text())
@@ -140,5 +146,12 @@ def test_gradients_of_the_first_step_equal_those_of_one_process(folder):
 
 @pytest.mark.slow
 def test_nothing_holds_the_process_group_when_it_ends(folder):
-    left = [json.loads((folder / f"left-{rank}.json").read_text()) for rank in range(8)]
-    assert left == [[]] * 8
+    assert [left for left, _ in at_the_end(folder)] == [[]] * 8
+
+
+@pytest.mark.slow
+def test_all_ranks_clip_by_the_norm_of_the_whole_gradient(folder):
+    """AdamW hardly notices a wrong scale, so losses do not show it."""
+    grads = plain_gradients(DEEP, folder / "deep.pt").values()
+    norm = torch.stack([grad.norm() for grad in grads]).norm().item()
+    assert [found for _, found in at_the_end(folder)] == pytest.approx([norm] * 8, rel=1e-5)
