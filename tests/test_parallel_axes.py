@@ -41,7 +41,6 @@ from utils.simulation import simulate
 
 CONFIG = TransformerConfig(vocabulary=32, hidden=32, layers=8, heads=4, kv_heads=2, feedforward=48)
 ROWS, LENGTH, MICRO_BATCH = 8, 16, 1
-pytestmark = pytest.mark.slow
 
 
 def model() -> Transformer:

@@ -124,7 +124,6 @@ def at_the_end(folder: Path) -> list[tuple[list[str], float]]:
     return [json.loads((folder / f"left-{rank}.json").read_text()) for rank in range(8)]
 
 
-@pytest.mark.slow
 def test_losses_of_twenty_steps_equal_those_of_one_process(folder):
     losses, package, others = json.loads((folder / "losses.json").read_text())
     assert Path(package).is_relative_to(folder)
@@ -133,7 +132,6 @@ def test_losses_of_twenty_steps_equal_those_of_one_process(folder):
     assert len(losses) == STEPS
 
 
-@pytest.mark.slow
 def test_gradients_of_the_first_step_equal_those_of_one_process(folder):
     plain, found = plain_gradients(DEEP, folder / "deep.pt"), {}
     for stage in range(2):
@@ -144,12 +142,10 @@ def test_gradients_of_the_first_step_equal_those_of_one_process(folder):
     assert apart <= 1e-6 * norm
 
 
-@pytest.mark.slow
 def test_nothing_holds_the_process_group_when_it_ends(folder):
     assert [left for left, _ in at_the_end(folder)] == [[]] * 8
 
 
-@pytest.mark.slow
 def test_all_ranks_clip_by_the_norm_of_the_whole_gradient(folder):
     """AdamW hardly notices a wrong scale, so losses do not show it."""
     grads = plain_gradients(DEEP, folder / "deep.pt").values()

@@ -15,8 +15,6 @@ from export_cases import (
     start_weights,
 )
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):

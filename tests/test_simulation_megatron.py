@@ -28,7 +28,6 @@ def test_what_was_deduced_from_its_row_is_marked(rows: list[Comparison]) -> None
     assert all(row.quantity == "GiB between steps" for row in rows if row.fitted)
 
 
-@pytest.mark.slow
 def test_korthikanti_activations() -> None:
     found = list(korthikanti_comparisons())
     assert len(found) == 2

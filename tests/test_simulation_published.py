@@ -52,7 +52,6 @@ def test_peft() -> None:
     assert max(abs(row.error) for row in rows) <= 0.05
 
 
-@pytest.mark.slow
 def test_torchtitan() -> None:
     """On 8 GPUs, where the shards are large, one stream instead of several costs most."""
     rows = list(torchtitan_comparisons())

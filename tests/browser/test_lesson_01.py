@@ -35,7 +35,6 @@ def lesson(browser: str, tmp_path: Path) -> Iterator[Notebook]:
         yield Notebook.open(page, server, token, LESSON)
 
 
-@pytest.mark.slow
 def test_all_cells_run_and_the_slider_moves_the_figure(lesson: Notebook) -> None:
     lesson.run_all(timeout_s=240)
     lesson.screenshot(PICTURES / "lesson_01_after_run.png")
