@@ -9,7 +9,16 @@ _STOP = Shim(
     MULTIPROCESSING, "multiprocessing.forkserver:_forkserver._stop", "stop_server",
     "nothing public ends the server, so that the next one may import more",
 )  # fmt: skip
-SHIMS = (_STOP,)
+_PID = Shim(
+    MULTIPROCESSING, "multiprocessing.forkserver:_forkserver._forkserver_pid", "server_pid",
+    "what children leave behind is inherited by the server",
+)  # fmt: skip
+SHIMS = (_STOP, _PID)
+
+
+def server_pid() -> int | None:
+    """The process number of the server; None if none runs."""
+    return _PID.get()
 
 
 def stop_server() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -50,8 +51,12 @@ _TRACKER = Shim(
     TORCH, "torch.distributed._tools.mem_tracker:MemTracker", "mem_tracker",
     "PyTorch's own simulator of memory is a peer that `validate` compares with",
 )  # fmt: skip
+_FLIGHT = Shim(
+    TORCH, "torch._C._distributed_c10d:_dump_fr_trace", "flight_record",
+    "PyTorch's own record of collectives is read in no other way",
+)  # fmt: skip
 SHIMS = (
-    _STORE, _RESOLVE, _DEFAULT_STORE, _INIT, _RANKS, *_METHODS, _COLUMNS, _ALL_TO_ALL, _TRACKER
+    _FLIGHT, _STORE, _RESOLVE, _DEFAULT_STORE, _INIT, _RANKS, *_METHODS, _COLUMNS, _ALL_TO_ALL, _TRACKER
 )  # fmt: skip
 
 # Called with a new mesh's group names and axes; and with the sizes of one that is being made.
@@ -84,6 +89,13 @@ def as_group(argument: Any) -> Any:
     if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in type_name(argument):
         return dist.ProcessGroup.unbox(argument)
     return argument if isinstance(argument, dist.ProcessGroup) else None
+
+
+def flight_record() -> list[dict[str, Any]]:
+    """What this process gave to collectives lately, a row each, without stacks."""
+    with_collectives, with_stacks, only_active = True, False, False
+    dump = pickle.loads(_FLIGHT.get()(with_collectives, with_stacks, only_active))
+    return list(dump.get("entries", ()))
 
 
 def mem_tracker() -> Any:
