@@ -149,14 +149,6 @@ def test_make_lists_its_commands() -> None:
         assert f"make {command} " in done.stdout
 
 
-def test_files_stay_short() -> None:
-    code = [p for p in tracked() if p.suffix in {".py", ".cpp"}]
-    parts = ("utils", "tests", "benchmarks")
-    code = [p for p in code if p.relative_to(ROOT).parts[0] in parts or p.name == "build.py"]
-    lengths = {p: len(p.read_text(encoding="utf-8").splitlines()) for p in code}
-    assert {p: n for p, n in lengths.items() if n > 300} == {}
-
-
 def test_no_file_names_a_path_of_a_machine() -> None:
     found = {}
     for path in tracked():

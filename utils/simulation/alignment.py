@@ -111,8 +111,7 @@ def timeline(messages: Stream) -> MemoryTimeline:
             alive[identity].append(len(blocks))
             blocks.append(_block(message, len(blocks), now_ns))
     ended = [
-        block if i not in died else replace(block, died_ns=died[i])
-        for i, block in enumerate(blocks)
+        replace(block, died_ns=died[i]) if i in died else block for i, block in enumerate(blocks)
     ]
     return MemoryTimeline(ended, marks, 0, now_ns + 1)
 

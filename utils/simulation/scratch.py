@@ -44,7 +44,14 @@ def cuda_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
     Flash attention's backward accumulates the query's gradient in fp32, with one more fp32 per
     query row, both padded to 128 rows, and the head width to 32; grouped keys and values get
     gradients per query head first (flash-attention, csrc/flash_attn/flash_api.cpp, mha_bwd).
+
+    An all-to-all between two dimensions of a shard sends a copy in which the one comes first, and
+    copies what arrives to where the other is (torch/csrc/distributed/c10d/Functional.cpp,
+    shard_dim_alltoall).
     """
+    if func is torch.ops._dtensor.shard_dim_alltoall.default:
+        gather_dim, shard_dim = args[1:3]
+        return _bytes(args[0]) * ((gather_dim != 0) + (shard_dim != 0))
     if func is not aten._scaled_dot_product_flash_attention_backward.default:
         return 0
     query, key = args[1], args[2]

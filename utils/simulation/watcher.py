@@ -43,6 +43,8 @@ _RANGES = frozenset(
     {torch.ops.profiler._record_function_enter_new.default,
      torch.ops.profiler._record_function_exit._RecordFunction}
 )  # fmt: skip
+# Without data it returns a slice of all that is gathered; with data a tensor of its own.
+_SLICED = torch.ops._dtensor.shard_dim_alltoall.default
 WORKSPACE_ADDRESS = -1  # no storage has it
 
 
@@ -138,7 +140,8 @@ class StorageWatcher(TorchDispatchMode):
 
     def _worked_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+            return out.clone() if func is _SLICED else out
         except Exception:
             self.failed_in = running_module()
             raise
