@@ -22,7 +22,7 @@ LAB := jupyterlab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root)
 FIRST_PAGE := --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test style soak course bench validate record notebooks my-labs constraints badges
+.PHONY: help setup lab test style bytes soak course bench validate record notebooks my-labs constraints badges
 
 help:  ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,9 +38,9 @@ lab: setup  ## Set up, then open JupyterLab on the first notebook
 STAGES := failed=; trap 'exit 130' INT; stage() { name="$$1"; shift; "$$@" || failed="$$failed $$name"; }
 VERDICT := [ -z "$$failed" ] || { echo "Failed:$$failed" >&2; exit 1; }
 
-test soak: export CUDA_VISIBLE_DEVICES :=
-test soak: export COURSE_OFFLINE := 1
-test soak: export COURSE_SCOREBOARD := build/test-scoreboard.json
+test bytes soak: export CUDA_VISIBLE_DEVICES :=
+test bytes soak: export COURSE_OFFLINE := 1
+test bytes soak: export COURSE_SCOREBOARD := build/test-scoreboard.json
 # Threads of a kernel that wait for work sleep. By default they spin, and where several kernels
 # share the processors they take them from those that work: 3 to 10 times slower on two cores.
 test soak course notebooks: export OMP_WAIT_POLICY := passive
@@ -57,6 +57,9 @@ test: setup  ## Set up, then run every test, notebook, lab and solution
 
 style: setup  ## Rules, format, types and the direction of imports
 	@$(RUN) sources/style.py
+
+bytes: setup  ## The tests of bytes alone, with whatever kernels the environment chooses
+	@$(RUN) sources/soak.py bytes
 
 soak: setup  ## What takes too long for each change: slow tests, other kernels, lessons one size up
 	@$(STAGES); \

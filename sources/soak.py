@@ -1,6 +1,7 @@
 """What takes too long for each change, beside the slow tests: `make soak`.
 
-python sources/soak.py kernels          tests of bytes, under every choice of CPU kernels
+python sources/soak.py bytes            tests of bytes, with the kernels that are chosen outside
+python sources/soak.py kernels          the same under every choice of CPU kernels
 python sources/soak.py lessons          every lesson one size up, COURSE_SCALE=small
 python sources/soak.py lessons PATH ... only these notebooks
 
@@ -104,11 +105,13 @@ def lessons(paths: Sequence[Path], folder: Path) -> int:
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Soak; 0 if nothing failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=("kernels", "lessons"))
+    parser.add_argument("what", choices=("bytes", "kernels", "lessons"))
     parser.add_argument("paths", nargs="*", type=Path, help="tests or notebooks; default: all")
     options = parser.parse_args(arguments)
+    tests = options.paths or [root / "tests" / name for name in BYTE_TESTS]
+    if options.what == "bytes":
+        return subprocess.call([sys.executable, "-m", "pytest", *map(str, tests)], cwd=root)
     if options.what == "kernels":
-        tests = options.paths or [root / "tests" / name for name in BYTE_TESTS]
         return 1 if kernels(tests, cases(cpu_flags())) else 0
     found = [path for path in course.notebooks(root) if root / "notebooks" in path.parents]
     return 1 if lessons(options.paths or found, root / "build" / "soak") else 0
