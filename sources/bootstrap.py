@@ -4,7 +4,6 @@ import pathlib
 import subprocess
 import sys
 
-
 def open_course(repository="https://github.com/OWNER/big-models-small-memory"):
     here, colab = pathlib.Path.cwd(), "google.colab" in sys.modules
     clone = here / repository.rsplit("/", 1)[1]
@@ -13,18 +12,13 @@ def open_course(repository="https://github.com/OWNER/big-models-small-memory"):
     marks = ("pyproject.toml", "utils/units.py")
     found = [p for p in (here, *here.parents, clone) if all((p / m).is_file() for m in marks)]
     if not found:
-        raise RuntimeError(
-            f"The course was not found above {here}. Open this notebook inside a copy "
-            f"of the repository: git clone {repository}, then make lab."
-        )
+        raise RuntimeError(f"The course was not found above {here}. Open this notebook inside a copy "
+                           f"of the repository: git clone {repository}, then make lab.")
     if sys.version_info < (3, 11) or not all(map(importlib.util.find_spec, ("torch", "numpy"))):
-        raise RuntimeError(
-            f"This kernel ({sys.executable}) lacks what the course needs. Choose the "
-            "kernel of the course's .venv, or close this and start with: make lab"
-        )
+        raise RuntimeError(f"This kernel ({sys.executable}) lacks what the course needs. Choose the "
+                           "kernel of the course's .venv, or close this and start with: make lab")
     sys.path.insert(0, str(found[0]))
     if colab:
         importlib.import_module("utils.colab").prepare(found[0])
-
 
 open_course()
