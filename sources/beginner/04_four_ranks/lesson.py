@@ -852,8 +852,7 @@ def sum_gradients(model):
 
 
 undivided = run_ranks(train, 4, share_start, sum_gradients)[0]["losses"]
-curves = {"one process": one["losses"], "not divided": undivided}
-figure = draw_losses(curves, device=WHERE, title="Gradients summed, not averaged")
+figure = draw_losses({"one process": one["losses"], "not divided": undivided}, device=WHERE, title="Summed, not averaged")
 show(figure, alt="The losses begin equal and part after the first step: four times the gradient.")
 assert abs(undivided[0] - one["losses"][0]) < 1e-4, "the first loss is taken before any update"
 assert largest_difference(undivided, one["losses"]) > 0.01, "a gradient four times too large should show"

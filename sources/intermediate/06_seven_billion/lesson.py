@@ -390,8 +390,7 @@ sizes = [parameter.numel() for parameter in trained(qlora)]
 for bits in (32, 8):
     print(f"{sum(sizes):,} parameters, moments in {bits} bits: {format_bytes(adam_state_bytes(sizes, bits))} ({Evidence.PREDICTED})")
 print(f"what this optimizer holds: {format_bytes(optimizer_bytes(optimizer))} ({Evidence.MEASURED})")
-expected = adam_state_bytes(sizes, bits=8 if four_bits else 32)
-assert optimizer_bytes(optimizer) == expected, "another optimizer, or one that has not stepped yet"
+assert optimizer_bytes(optimizer) == adam_state_bytes(sizes, bits=8 if four_bits else 32), "has it stepped yet?"
 print(f"8 instead of 32 bits for every weight of 7B: {(8 - 2) * P / GB:.0f} GB less ({Evidence.PREDICTED})")
 try:
     print("a step with paged moments:", fit(qlora, adamw_8bit(trained(qlora), paged=True), batches[:1]))
