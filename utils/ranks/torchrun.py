@@ -125,12 +125,8 @@ class _Run:
         output = self._process.output
         end = len(output) if to_the_end else output.rfind(b"\n") + 1
         new, self._taken = output[self._taken : end], max(self._taken, end)
-        # What torchrun says itself has no rank. Of a progress bar only the last state stands.
-        lines = [
-            line.rstrip(b"\r").rpartition(b"\r")[2]
-            for line in new.splitlines()
-            if line.startswith(_RANK)
-        ]
+        # What torchrun says itself has no rank. It ends a line wherever a progress bar starts anew.
+        lines = [line for line in new.split(b"\n") if line.startswith(_RANK)]
         text = "".join(f"{line.decode(errors='replace')}\n" for line in lines)
         if to_the_end and self._process.has_lost_prints:
             text += f"{LOST_PRINTS}\n"

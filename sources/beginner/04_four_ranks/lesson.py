@@ -17,7 +17,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 40 | any laptop (Linux, macOS or WSL2); several GPUs if you have them | about a minute on two CPU cores |
+# | 40 | any laptop (Linux, macOS or WSL2); several GPUs if you have them | about a minute and 2 GiB of memory on two CPU cores |
 
 # %% [markdown]
 # ## A bet
