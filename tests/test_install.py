@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,16 @@ def test_old_python_is_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(install, "newer_python", lambda: None)
-    assert install.main((3, 9, 2)) == 1
+    assert install.main((3, 9)) == 1
     assert "needs Python 3.11 or newer and this is 3.9." in capsys.readouterr().err
+
+
+def test_the_oldest_python_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    oldest = ".".join(map(str, install.OLDEST_PYTHON))
+    assert project["requires-python"] == f">={oldest}"
+    assert install.OLDEST_PYTHON == environment.OLDEST_PYTHON
+    assert f"Python {oldest} or newer" in install.TOO_OLD
 
 
 def test_python_without_venv_names_the_package() -> None:
@@ -83,12 +92,12 @@ def test_an_old_python_hands_over_to_a_newer_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
 def test_it_needs_nothing_but_python(source: Path) -> None:
-    own = ("utils.installation", "utils.install")
+    own = "utils.installation."
     for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         for name in names:
-            assert name.startswith(own) or name.split(".")[0] in sys.stdlib_module_names
+            assert f"{name}.".startswith(own) or name.split(".")[0] in sys.stdlib_module_names
 
 
 def test_it_starts_where_no_package_is_installed() -> None:

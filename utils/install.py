@@ -37,12 +37,12 @@ def newer_python(names: Sequence[str] = NEWER_PYTHONS) -> Optional[str]:
     return next((path for path in paths if is_adequate(path)), None)
 
 
-def main(version: Sequence[int] = sys.version_info) -> int:
+def main(version: Sequence[int] = sys.version_info[:2]) -> int:
     """Set up if needed; 0 when the course is ready."""
     if tuple(version) < OLDEST_PYTHON:
         better = newer_python()
         if better is None:
-            print(TOO_OLD.format(".".join(map(str, version[:2]))), file=sys.stderr)
+            print(TOO_OLD.format(".".join(map(str, version))), file=sys.stderr)
             return 1
         os.execv(better, [better, __file__])
     sys.path[0] = str(ROOT)  # in place of utils/, whose modules would stand before the library's

@@ -12,12 +12,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from utils.install import is_adequate
 from utils.installation.children import Children
 from utils.installation.ways_out import SetupError, explain, last_words
 
 # The first lines of a script that starts with the environment's own Python, in both forms.
 LAUNCHER = re.compile(rb"\A#!(?:/bin/sh\n'''exec' .*\n' '''|.*python[\d.]*)(?=\r?\n)")
+OLDEST_PYTHON = (3, 11)
+WORKS = f"import sys, pip; sys.exit(sys.version_info < {OLDEST_PYTHON})"
 LONGEST_SHEBANG = 127  # Linux reads no more of a script's first line
 LIST_MODULES = (
     "import pkgutil, site; print(*{m.name for m in pkgutil.iter_modules(site.getsitepackages())})"
@@ -54,11 +55,13 @@ class Environment:
 
     def works(self) -> bool:
         """Whether its interpreter runs, is new enough and has pip."""
-        if not self.python.exists() or not is_adequate(str(self.python)):
+        if not self.python.exists():
             return False
-        return (
-            subprocess.call([str(self.python), "-c", "import pip"], stderr=subprocess.DEVNULL) == 0
-        )
+        try:
+            done = subprocess.run([str(self.python), "-c", WORKS], stderr=subprocess.DEVNULL)
+        except OSError:
+            return False
+        return done.returncode == 0
 
     def version(self) -> str:
         """Its Python's version as "3.11"; this process's where it does not say."""
@@ -145,14 +148,14 @@ def launched_by(python: str, script: bytes) -> bytes:
 
 
 def check_parts(
-    version: Sequence[int] = sys.version_info, modules: Iterable[str] = ("venv", "ensurepip")
+    version: Sequence[int] = sys.version_info[:2], modules: Iterable[str] = ("venv", "ensurepip")
 ) -> str:
     """This Python's version; refuses one that cannot make environments.
 
     Raises:
         SetupError: it came without the module for them.
     """
-    found = ".".join(map(str, version[:2]))
+    found = ".".join(map(str, version))
     if not all(importlib.util.find_spec(name) for name in modules):
         raise SetupError(
             f"Python {found} came without its venv module. On Debian and Ubuntu: "

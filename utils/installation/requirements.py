@@ -24,7 +24,7 @@ def installer(root: Path) -> list[str]:
     """
     fixed = fixed_versions(root)
     needs = _project(root)["optional-dependencies"]["setup"]
-    names = [re.match(r"[\w.-]+", need)[0] for need in needs]
+    names = [re.split(r"[^\w.-]", need, maxsplit=1)[0] for need in needs]
     return [
         f"{n}=={fixed[n]}" if n in fixed else need for n, need in zip(names, needs, strict=True)
     ]
