@@ -37,7 +37,7 @@ def newer_python(names: Sequence[str] = NEWER_PYTHONS) -> Optional[str]:
     return next((path for path in paths if is_adequate(path)), None)
 
 
-def main(version: Sequence[int] = sys.version_info) -> int:
+def main(version: Sequence[int] = sys.version_info[:2]) -> int:
     """Set up if needed; 0 when the course is ready."""
     if tuple(version) < OLDEST_PYTHON:
         better = newer_python()

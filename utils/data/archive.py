@@ -55,8 +55,8 @@ def unpack(root: Path, dataset: type[CIFAR10] = CIFAR10) -> None:
         )
     with whole_folder(root / dataset.base_folder) as folder, tarfile.open(archive) as tar:
         for member in tar:
-            if member.isfile():
-                (folder / Path(member.name).name).write_bytes(tar.extractfile(member).read())
+            if member.isfile() and (contents := tar.extractfile(member)):
+                (folder / Path(member.name).name).write_bytes(contents.read())
 
 
 def _check_batches(folder: Path, dataset: type[CIFAR10]) -> None:

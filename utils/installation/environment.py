@@ -145,7 +145,7 @@ def launched_by(python: str, script: bytes) -> bytes:
 
 
 def check_parts(
-    version: Sequence[int] = sys.version_info, modules: Iterable[str] = ("venv", "ensurepip")
+    version: Sequence[int] = sys.version_info[:2], modules: Iterable[str] = ("venv", "ensurepip")
 ) -> str:
     """This Python's version; refuses one that cannot make environments.
 

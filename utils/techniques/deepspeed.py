@@ -134,7 +134,8 @@ def _quote_library_path() -> None:
 
     A space in it cuts the command in two. Where there is none this changes nothing.
     """
-    cpp_extension = importlib.import_module("torch.utils.cpp_extension")
+    from torch.utils import cpp_extension
+
     folder = str(Path(importlib.import_module("torch").__file__ or "").parent / "lib")
     cpp_extension.TORCH_LIB_PATH = shlex.quote(folder)
 
