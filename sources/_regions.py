@@ -84,7 +84,8 @@ def regions(lines: list[str], file: str) -> Iterator[Region]:
             _refuse(begin is not None, file, index, f"a second {BEGIN} before {END}.")
             begin = index
             continue
-        _refuse(begin is None, file, index, f"{END} without {BEGIN}.")
+        if begin is None:
+            raise _wrong(file, index, f"{END} without {BEGIN}.")
         stub = _stub_after(lines, begin, index)
         after = index + 1 + len(stub)
         yield Region(begin, index, after, stub or _stub_like(lines[begin], DEFAULT_STUB))
@@ -109,4 +110,8 @@ def _stub_like(marker: str, code: str) -> tuple[str, ...]:
 
 def _refuse(is_wrong: bool, file: str, index: int | None, why: str) -> None:
     if is_wrong:
-        raise SourceError(f"{file}:{(index or 0) + 1}: {why}")
+        raise _wrong(file, index or 0, why)
+
+
+def _wrong(file: str, index: int, why: str) -> SourceError:
+    return SourceError(f"{file}:{index + 1}: {why}")

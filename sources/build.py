@@ -92,7 +92,7 @@ def choose(all_targets: list[Target], paths: Sequence[str], root: Path) -> list[
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Build or check; 0 if all is well."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("paths", nargs="*", help="scripts, notebooks or folders; default: all")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--check", action="store_true", help="build nothing, list what is wrong")
@@ -101,10 +101,10 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     try:
         chosen = choose(targets(root), options.paths, root)
     except SourceError as error:
-        problems = [str(error)]
-    else:
-        problems = (findings(root, chosen, leftovers=not options.paths) if options.check
-                    else build_all(chosen, root, force=options.force))  # fmt: skip
+        print(error, file=sys.stderr)
+        return 1
+    problems = (findings(root, chosen, leftovers=not options.paths) if options.check
+                else build_all(chosen, root, force=options.force))  # fmt: skip
     for problem in problems:
         print(problem, file=sys.stderr)
     if options.check and not problems:

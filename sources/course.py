@@ -22,6 +22,7 @@ from pathlib import Path
 
 import nbformat
 import psutil
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbconvert import HTMLExporter
@@ -134,8 +135,15 @@ def notebooks(root: Path = ROOT) -> list[Path]:
 
 def place(path: Path) -> tuple[int, str, int]:
     """The sorting key of a notebook: tier, number and name, then lesson, lab, solution."""
-    tier = path.parts[1] if len(path.parts) > 2 else ""
-    return TIERS.index(tier), path.stem, FOLDERS.index(path.parts[0])
+    folder, *tier, _ = path.parts
+    return TIERS.index(tier[0] if tier else ""), path.stem, FOLDERS.index(folder)
+
+
+def _kernel_pid(client: NotebookClient) -> int:
+    """The process of a notebook's kernel, which runs on this machine."""
+    provisioner = client.km.provisioner if client.km else None
+    assert isinstance(provisioner, LocalProvisioner) and provisioner.pid is not None
+    return provisioner.pid
 
 
 def run(path: Path, target: Path, scoreboard: Path) -> Run:
@@ -154,7 +162,7 @@ def run(path: Path, target: Path, scoreboard: Path) -> Run:
     error = ""
     try:
         with bar, client.setup_kernel(env=os.environ | {"COURSE_SCOREBOARD": str(scoreboard)}):
-            watch.start(client.km.provisioner.pid)
+            watch.start(_kernel_pid(client))
             for index, cell in enumerate(notebook.cells):
                 client.execute_cell(cell, index)
     except (CellExecutionError, DeadKernelError, TimeoutError) as problem:

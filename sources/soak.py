@@ -104,7 +104,7 @@ def lessons(paths: Sequence[Path], folder: Path) -> int:
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Soak; 0 if nothing failed."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", choices=("bytes", "kernels", "lessons"))
     parser.add_argument("paths", nargs="*", type=Path, help="tests or notebooks; default: all")
     options = parser.parse_args(arguments)

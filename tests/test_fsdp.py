@@ -106,6 +106,14 @@ def test_unused_parameters_are_found_whatever_the_forward_returns():
         check_all_used(InADictionary(), torch.zeros(2, 4))
 
 
+def test_a_model_whose_outputs_depend_on_nothing_that_is_trained():
+    check_all_used(nn.Linear(4, 4).requires_grad_(False), torch.zeros(2, 4))
+    forgotten = Forgetful()
+    forgotten.used.requires_grad_(False)
+    with pytest.raises(ValueError, match="2 parameters are not used in forward: unused.weight"):
+        check_all_used(forgotten, torch.zeros(2, 4))
+
+
 def two_steps(wrap: str) -> bool:
     """Train with a part that forward leaves out; whether that part ever moved."""
     torch.manual_seed(0)

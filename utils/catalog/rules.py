@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Real
+from typing import TypeGuard
 
 # Divisors up to this, and their partners, are looked at: all of them for numbers up to 10**12.
 LARGEST_DIVISOR_TRIED = 10**6
@@ -103,7 +104,7 @@ def _as_int(where: str, name: str, value: object) -> int:
     raise ValueError(f"{where}: {name} is {value!r}; it must be a whole number{hint}.")
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 

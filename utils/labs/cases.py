@@ -202,7 +202,7 @@ def takes(kind: Kind) -> Callable[[Callable[[Any], Verdict]], Callable[[Any], Ve
             except NotYet as ending:
                 return ending.verdict
 
-        judged.kind = kind
+        judged.kind = kind  # pyright: ignore[reportAttributeAccessIssue]  # functions have them
         return judged
 
     return declare

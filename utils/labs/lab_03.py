@@ -130,10 +130,11 @@ def _three_parameters() -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
 def _give_gradients(
     parameters: list[nn.Parameter], scale: float, factor: float, place: tuple[int, int] | None
 ) -> None:
-    for parameter in parameters:
-        parameter.grad = torch.full_like(parameter, scale)
+    gradients = [torch.full_like(parameter, scale) for parameter in parameters]
     if place:
-        parameters[place[0]].grad[place[1]] = factor * scale
+        gradients[place[0]][place[1]] = factor * scale
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
 
 
 def _problem_of_parameters(ours: list[Any], theirs: list[Any], count: int) -> Verdict | None:

@@ -191,7 +191,7 @@ def _wrong_loss(
         nudge = _loss_nudge(found[0], hidden, head, labels, chunks)
         return not_yet(f"the loss in {chunks} chunks", expected=f"{wanted[0]:.4f}",
                        got=f"{found[0]:.4f}", nudge=nudge)  # fmt: skip
-    if not all(b is not None and torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+    if not all(a is not None and b is not None and torch.allclose(a, b, rtol=1e-4, atol=1e-6)
                for a, b in zip(wanted, found, strict=True)):  # fmt: skip
         return not_yet(
             "the gradients are not those of the whole loss", nudge="Is a chunk detached?"

@@ -139,7 +139,8 @@ def explain_oom(answer: dict[str, Any]) -> Verdict:
 def _wrong_category(category: str, found: Estimate) -> Verdict | None:
     if category == largest_category(found.peak)[0]:
         return None
-    second = found.peak.bytes_by_category.get(category)
+    by_name: dict[str, float] = {**found.peak.bytes_by_category}
+    second = by_name.get(category)
     held = f"{format_bytes(second)} there" if second is not None else "no category"
     nudge = "Look at the tallest part of that stage's bar. What grew with the micro-batch?"
     return not_yet("the category", got=f"{shown(category)}: {held}", nudge=nudge)
@@ -232,7 +233,7 @@ def _wrong_bill(bill: Callable[..., Any]) -> Verdict | None:
         "GPUs: 6 N D FLOP over (peak * MFU * seconds), rounded up. Dollars: GPUs * hours * price."
     )
     for card, mfu in (("A100-80GB", 0.45), ("A10", 0.38)):
-        peak, hourly = device(card).bf16_tflops * 1e12, _hourly(card)
+        peak, hourly = device(card).peak_flops_per_second("bf16"), _hourly(card)
         gpus, usd = pair.returned(bill(peak, mfu, hourly, 13e9, 260e9, 30))
         right, cost = _bill(peak, mfu, hourly)
         verdict = judge(

@@ -11,6 +11,8 @@ class SavesAView(nn.Module):
     but the graph keeps alive: a ledger whose graph is gone sees their addresses used again.
     """
 
+    scale: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(32, 64), nn.Linear(32, 8)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from utils.memory.holdings import held
-from utils.traffic.counter import traffic
+from utils.traffic.counter import Sent, traffic
 
 ROWS, STEPS, RATE, MOMENTUM = 16, 3, 0.1, 0.9
 
@@ -42,21 +42,31 @@ def zero_1(step: Callable[..., Any]) -> Report:
     """On every rank: three steps of the learner's."""
     gc.freeze()  # what came with the fork is not looked at, so that its pages are not copied
     model, state = network(), {}
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    for number in range(STEPS):
-        inputs, targets = batch(number)
-        mine = slice(rank * ROWS // ranks, (rank + 1) * ROWS // ranks)
-        model.zero_grad()
-        F.mse_loss(model(inputs[mine]), targets[mine]).backward()
-        with traffic() as sent:
-            step(list(model.parameters()), state, RATE)
+    for number in range(STEPS - 1):
+        _stepped(step, model, state, number)
+    sent, last_batch = _stepped(step, model, state, STEPS - 1)
     bytes_sent: dict[str, int] = {}
     for row in sent.rows:
         bytes_sent[row.collective] = bytes_sent.get(row.collective, 0) + row.payload_bytes
-    known = {"model": model, "state": state, "batch": (inputs, targets)}
+    known = {"model": model, "state": state, "batch": last_batch}
     kept, elsewhere = _bytes(state=state), _bytes(**known, rest=_alive()) - _bytes(**known)
     calls = sum(row.calls for row in sent.rows)
-    return Report(_flat(model), _trained(1.0), _trained(ranks), kept, elsewhere, bytes_sent, calls)
+    summed = _trained(dist.get_world_size())
+    return Report(_flat(model), _trained(1.0), summed, kept, elsewhere, bytes_sent, calls)
+
+
+def _stepped(
+    step: Callable[..., Any], model: nn.Module, state: dict[Any, Any], number: int
+) -> tuple[Sent, tuple[Tensor, Tensor]]:
+    """What one step sent, and the batch that it worked on."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    inputs, targets = batch(number)
+    mine = slice(rank * ROWS // ranks, (rank + 1) * ROWS // ranks)
+    model.zero_grad()
+    F.mse_loss(model(inputs[mine]), targets[mine]).backward()
+    with traffic() as sent:
+        step(list(model.parameters()), state, RATE)
+    return sent, (inputs, targets)
 
 
 def _alive() -> list[Tensor]:

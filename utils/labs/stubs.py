@@ -8,7 +8,7 @@ import inspect
 import textwrap
 from collections.abc import Iterable
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeGuard
 
 MOST_NESTED = 4  # of lists in an answer: one may hold itself
 
@@ -69,7 +69,7 @@ def _is_blank(function: FunctionType) -> bool:
     return code.co_code in _BLANK_CODE and all(value in nothing for value in code.co_consts)
 
 
-def _is_stub(node: ast.AST) -> bool:
+def _is_stub(node: ast.AST) -> TypeGuard[ast.stmt | ast.expr]:
     # A statement `...`, or `x = ...`; an index such as x[..., 0] is no stub.
     holds_value = (ast.Expr, ast.Assign, ast.AnnAssign, ast.Return)
     value = node.value if isinstance(node, holds_value) else getattr(node, "body", None)

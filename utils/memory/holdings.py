@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
 from utils.units import format_bytes
+
+if TYPE_CHECKING:  # what has no shards is measured without torch.distributed
+    from torch.distributed.tensor import DTensor
 
 
 class Held(NamedTuple):
@@ -42,6 +45,11 @@ def held(**roots: Any) -> tuple[Held, ...]:
     return tuple(sorted(found.values(), key=lambda row: -row.bytes))
 
 
+def is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
+    """Whether it reports the size of the whole, and `to_local` gives this rank's part."""
+    return hasattr(tensor, "to_local")
+
+
 def _tensors(roots: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     seen: dict[int, Any] = {}  # kept alive: the id of an object that is gone is used again
     waiting = deque(roots.items())  # by breadth: the first path to a tensor is a shortest one
@@ -50,7 +58,7 @@ def _tensors(roots: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         if id(found) in seen:
             continue
         seen[id(found)] = found
-        if isinstance(found, torch.Tensor) and not hasattr(found, "to_local"):
+        if isinstance(found, torch.Tensor) and not is_sharded(found):
             if found.layout is torch.strided:
                 yield path, found
         waiting.extend(_inside(path, found))
@@ -58,7 +66,7 @@ def _tensors(roots: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _inside(path: str, found: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(found, torch.Tensor):
-        if hasattr(found, "to_local"):
+        if is_sharded(found):
             yield path, found.to_local().detach()
         if found.is_leaf and found.grad is not None:
             yield f"{path}.grad", found.grad

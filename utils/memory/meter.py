@@ -95,7 +95,7 @@ def _metered(
     optimizer: torch.optim.Optimizer | None,
     source: EventSource,
     device: torch.device,
-    advance: Callable[[], None],
+    advance: Callable[[], object],
 ) -> tuple[MemoryTimeline, dict[str, int], list[str]]:
     """Warm up and meter inside one recording, so that frees of the first are seen in the second.
 
@@ -172,7 +172,7 @@ def _recording(source: EventSource) -> Iterator[list[AllocationEvent]]:
 
 
 def _timed(
-    step: Step, count: int, device: torch.device, advance: Callable[[], None]
+    step: Step, count: int, device: torch.device, advance: Callable[[], object]
 ) -> tuple[float, ...]:
     seconds = []
     for _ in range(count):
@@ -275,7 +275,7 @@ def _nothing() -> Iterator[None]:
 
 
 @contextmanager
-def _progress(total: int, name: str) -> Iterator[Callable[[], None]]:
+def _progress(total: int, name: str) -> Iterator[Callable[[], object]]:
     """A bar that appears only if measuring takes longer than two seconds."""
     label = f"measuring {name}".strip()
     with tqdm(total=total, desc=label, delay=2, leave=False, unit="step") as bar:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from utils.memory.elsewhere import KeepsElsewhere
 from utils.memory.events import Category, KnownStorage, Mark, ModuleSpan, Phase
+from utils.memory.holdings import is_sharded
 from utils.memory.hookable import hookable
 from utils.memory.source import EventSource
 from utils.shims.fsdp import noted_buffers
@@ -95,7 +96,7 @@ class StepObserver:
     def _hook_up(self) -> None:
         self._paths = dict(hookable(self._model))
         own = list(self._model.parameters())
-        self._shards = {id(p) for p in own} if any(map(_is_shard, own)) else set()
+        self._shards = {id(p) for p in own} if any(map(is_sharded, own)) else set()
         for module in self._paths:
             self._handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
             hook = module.register_forward_hook(self._leave, always_call=True)
@@ -259,13 +260,9 @@ def _differentiable(output: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
 
 
-def _is_shard(tensor: torch.Tensor) -> bool:
-    return hasattr(tensor, "to_local")
-
-
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part: a DTensor reports the size of the whole."""
-    return tensor.to_local() if _is_shard(tensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

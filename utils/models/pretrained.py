@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -71,7 +71,7 @@ def load_base(
     from transformers import AutoModelForCausalLM
 
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        loaded = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, device_map={"": device}, output_loading_info=True,
             quantization_config=_packing(quantization, dtype),
         )  # fmt: skip
@@ -79,6 +79,8 @@ def load_base(
         raise
     except Exception as error:  # what the libraries raise for damaged files differs by version
         raise BaseModelError(_cannot_load(source, error)) from error
+    # The library's annotation forgets the pair that `output_loading_info` asks for.
+    model, loading = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     if wrong := sorted([*loading["missing_keys"], *map(str, loading["mismatched_keys"])]):
         raise BaseModelError(
             f"{source} lacks weights of this architecture, or has them in another shape: "

@@ -48,7 +48,7 @@ def resnet(
     if stem == "cifar":
         model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
         nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
-        model.maxpool = nn.Identity()
+        model.set_submodule("maxpool", nn.Identity())
     return model
 
 

@@ -135,12 +135,15 @@ class Transformer(nn.Module):
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=std)
-                if getattr(module, "bias", None) is not None:
-                    nn.init.zeros_(module.bias)
+                bias = getattr(module, "bias", None)  # an embedding has none
+                if bias is not None:
+                    nn.init.zeros_(bias)
             elif isinstance(module, nn.RMSNorm):
                 nn.init.ones_(module.weight)
 
-    def to_empty(self, *, device: torch.device | str | None, recurse: bool = True) -> Transformer:
+    def to_empty(
+        self, *, device: torch.device | str | int | None, recurse: bool = True
+    ) -> Transformer:
         """Give a model from the meta device memory, without values (see `init_weights`)."""
         super().to_empty(device=device, recurse=recurse)
         self._tie()  # PyTorch makes two tensors of a shared one here

@@ -110,8 +110,8 @@ class UNet(nn.Module):
     @property
     def blocks(self) -> list[nn.Module]:
         """All blocks in the order of their calls: down, bottom, up."""
-        down = [block for level in self.down for block in level]
-        return [*down, self.middle, *(block for level in self.up for block in level)]
+        down = [block for level in self.down for block in level.children()]
+        return [*down, self.middle, *(block for level in self.up for block in level.children())]
 
     def forward(self, images: Tensor, steps: Tensor) -> Tensor:
         """The noise that was added to the images at these time steps.
@@ -127,13 +127,13 @@ class UNet(nn.Module):
         embedded, skips = step_embedding(steps), []
         x = self.first(images)
         for level in self.down:
-            for block in level:
+            for block in level.children():
                 x = block(x, embedded)
                 skips.append(x)
             x = F.avg_pool2d(x, 2)
         x = self.middle(x, embedded)
         for level in self.up:
             x = F.interpolate(x, scale_factor=2)
-            for block in level:
+            for block in level.children():
                 x = block(torch.cat((x, skips.pop()), dim=1), embedded)
         return self.last(F.silu(self.norm(x)))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
 import psutil
@@ -25,6 +25,9 @@ from utils.ranks.outcome import ChildError, Failure, Outcome, describe_exit, des
 from utils.ranks.position import Position, frames_of_dump, position_in
 from utils.ranks.server import end_orphans_of_server, start_server, without_main
 from utils.ranks.sizes import Given
+
+if TYPE_CHECKING:  # Windows has no such class
+    from multiprocessing.context import ForkServerContext
 
 START_SECONDS = 120.0  # for the first launch on a slow disk; no part of a call's timeout
 EXIT_SECONDS = 2.0  # for a process that has answered to end by itself
@@ -70,14 +73,15 @@ class KillableProcess:
             RuntimeError: this system cannot start one, or the server broke down.
         """
         context = start_server()
-        self._messages, for_messages = context.Pipe()
-        self._prints, for_prints = context.Pipe(duplex=False)
-        self._stacks, for_stacks = context.Pipe(duplex=False)
+        self._messages, for_messages = _pipe(context)
+        self._prints, for_prints = _pipe(context, duplex=False)
+        self._stacks, for_stacks = _pipe(context, duplex=False)
         ends = (for_messages, for_prints, for_stacks)
-        self._process = context.Process(target=serve, args=(self._call, self._surroundings, *ends))
+        process = context.Process(target=serve, args=(self._call, self._surroundings, *ends))
+        self._process = process
         try:
             with without_main():
-                self._process.start()
+                process.start()
         except (EOFError, ConnectionError) as error:
             raise RuntimeError("The helper process could not start; run this again.") from error
         finally:
@@ -130,21 +134,22 @@ class KillableProcess:
         return None
 
     def _has_message(self) -> bool:
-        return not self._has_answered and self._messages.poll()
+        return not self._has_answered and self._messages is not None and self._messages.poll()
 
     def position(self) -> Position:
         """Where the running function stands."""
         if self._has_answered:
             return Position(is_finished=True)
-        if not self._process or not self._is_called:
+        pid, stacks = self.pid, self._stacks
+        if pid is None or stacks is None or not self._is_called:
             return Position()
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGUSR1)
+            os.kill(pid, signal.SIGUSR1)
         text, dump, deadline = b"", b"", time.monotonic() + STACK_SECONDS
         # Written in pieces, outermost call last, which is this package's. What lies before the
         # dump's first line is the end of an earlier one.
-        while b" in serve\n" not in dump and self._stacks.poll(max(0, deadline - time.monotonic())):
-            piece = os.read(self._stacks.fileno(), 65536)
+        while b" in serve\n" not in dump and stacks.poll(max(0, deadline - time.monotonic())):
+            piece = os.read(stacks.fileno(), 65536)
             if not piece:
                 break
             text += piece
@@ -191,10 +196,11 @@ class KillableProcess:
             process.close()
 
     def _see_descendants(self, process: BaseProcess) -> None:
-        if process.exitcode is None:
+        if process.pid is not None and process.exitcode is None:
             self._started += descendants(process.pid)
 
     def _receive(self) -> Outcome | None:
+        assert self._messages is not None  # open until there is an outcome
         try:
             data = self._messages.recv_bytes()
         except (EOFError, OSError):
@@ -210,7 +216,7 @@ class KillableProcess:
         if kind == GIVEN:
             self._given = content
             return None
-        if not CAN_ADOPT:  # what it started is nobody's once it has ended: look before
+        if not CAN_ADOPT and self._process:  # what it started is soon nobody's: look before
             self._see_descendants(self._process)
         if kind == RAISED:
             self._given, summary, *where = content
@@ -232,6 +238,7 @@ class KillableProcess:
         return Outcome(None if failure else value, failure, text + cut)
 
     def _read_prints(self) -> None:
+        assert self._prints is not None  # its callers have just asked it
         data = os.read(self._prints.fileno(), 65536)
         if not data:
             self._prints.close()
@@ -250,11 +257,17 @@ class KillableProcess:
 
     def _death(self) -> Failure | None:
         """What is wrong with how the process ended; None if nothing is."""
+        assert self._process is not None  # `_end_process` comes after
         self._process.join(EXIT_SECONDS)
         exit_code = self._process.exitcode
         if self._has_answered:
             return Failure("died", describe_late_exit(exit_code)) if exit_code else None
         return Failure("died", describe_exit(exit_code))
+
+
+def _pipe(context: ForkServerContext, *, duplex: bool = True) -> tuple[Connection, Connection]:
+    """Both ends. They are of another class on Windows alone, which has no such context."""
+    return cast("tuple[Connection, Connection]", context.Pipe(duplex))
 
 
 def kill_all(processes: Iterable[KillableProcess]) -> None:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+# `TCPStore` is documented as PyTorch's, though the package does not list it as exported.
 if TYPE_CHECKING:
     import torch
-    import torch.distributed as dist
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 LOCALHOST = "127.0.0.1"
 PATIENCE_SECONDS = 60.0  # beyond the timeout, so that whoever launched the ranks gives up first
@@ -34,10 +35,11 @@ class Member(contextlib.AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         import torch.distributed as dist
+        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
         self._set_environment()
         limit = datetime.timedelta(seconds=self.timeout_seconds + PATIENCE_SECONDS)
-        store = dist.TCPStore(LOCALHOST, self.port, is_master=False, timeout=limit)
+        store = TCPStore(LOCALHOST, self.port, is_master=False, timeout=limit)
         dist.init_process_group(
             _backend(self.rank, self.world_size),
             store=store,
@@ -80,16 +82,16 @@ class Member(contextlib.AbstractContextManager[None]):
         os.environ |= {name: str(value) for name, value in values.items()} | loopback_variables()
 
 
-def local_store() -> dist.TCPStore:
+def local_store() -> TCPStore:
     """A store that only this machine reaches, at a port that the system chooses.
 
     Left to itself, PyTorch's store listens on every address, and asks nobody who they are.
     """
-    import torch.distributed as dist
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     listening = socket.create_server((LOCALHOST, 0))
     port = listening.getsockname()[1]
-    return dist.TCPStore(
+    return TCPStore(
         LOCALHOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
     )
 

@@ -14,9 +14,13 @@ import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from utils.ranks.orphans import CAN_ADOPT, end_orphans
 from utils.shims.forkserver import server_pid, stop_server
+
+if TYPE_CHECKING:  # Windows has no such class
+    from multiprocessing.context import ForkServerContext
 
 ROOT = Path(__file__).resolve().parents[2]
 # Libraries that ranks get ready-made if this process has imported them: seconds each, in every
@@ -39,7 +43,7 @@ _launching = threading.Lock()
 _preloaded: set[str] = set()  # by the one server that this process has
 
 
-def start_server() -> multiprocessing.context.BaseContext:
+def start_server() -> ForkServerContext:
     """Start the server if it does not run yet, and return at once: it imports in the background.
 
     Raises:
@@ -70,7 +74,8 @@ def end_orphans_of_server() -> None:
     pid = server_pid()
     if CAN_ADOPT and pid is not None:
         with _launching:  # else one could be on its way that is not in the list yet
-            end_orphans(pid, {process.pid for process in multiprocessing.active_children()})
+            running = (process.pid for process in multiprocessing.active_children())
+            end_orphans(pid, {number for number in running if number is not None})
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ the speed of data parallelism: both ranks take turns on the same processor.
 from __future__ import annotations
 
 from functools import partial
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -33,7 +34,8 @@ class ShareOfTheBatch:
 
     def __init__(self, device: torch.device) -> None:
         # A group of its own: where there are several GPUs, the default one would take NCCL.
-        self._group = dist.new_group(backend="gloo")
+        # Every rank is in it: none gets the number that stands for "not a member".
+        self._group = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
         torch.manual_seed(0)
         images, labels = torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
         mine = slice(dist.get_rank(), BATCH, dist.get_world_size())

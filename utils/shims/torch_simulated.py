@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -213,7 +213,7 @@ def fake_device(tensor: Any) -> torch.device:
     return tensor.fake_device
 
 
-def fake_like(plain: torch.Tensor, kind: type[Any], attributes: dict[str, Any]) -> Any:
+def fake_like(plain: torch.Tensor, kind: type[Any], attributes: Mapping[str, Any]) -> Any:
     """A fake tensor around a tensor on `meta`, with another fake tensor's attributes.
 
     `FakeTensor`'s own constructor does the same, and checks its arguments on the way.

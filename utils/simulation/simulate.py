@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -30,13 +30,14 @@ from utils.simulation.world import check_heads, simulated_world
 from utils.traffic.collectives import Collective, Traffic, summed
 from utils.units import Evidence
 
-Build = Callable[[], tuple[nn.Module, torch.optim.Optimizer | None]]
-Step = Callable[[nn.Module, Any], Any]
+Model = TypeVar("Model", bound=nn.Module)
+Build = Callable[[], tuple[Model, torch.optim.Optimizer | None]]
+Step = Callable[[Model, Any], Any]
 
 
 def simulate(
-    build: Build,
-    step: Step,
+    build: Build[Model],
+    step: Step[Model],
     *,
     device: str = "A100 80GB",
     world: int | ParallelDims = 1,

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -69,8 +69,8 @@ def checkpoint_blocks(
     chosen = _chosen(len(blocks), every, only)
     recompute = _Recompute(tuple(keep), freeze_statistics, preserve_rng_state)
     for index, block in enumerate(blocks):
-        if isinstance(block, _Checkpointed):
-            block.__class__ = type(block).__mro__[2]
+        if issubclass(now := type(block), _Checkpointed):
+            block.__class__ = now.__mro__[2]
         if index in chosen:
             block.__class__ = _checkpointed_class(type(block))
             block._recompute = recompute  # type: ignore[assignment]
@@ -83,10 +83,12 @@ def blocks_of(model: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
     Raises:
         ValueError: the model shows no blocks, or there are none.
     """
-    stages = [getattr(model, f"layer{n}", None) for n in (1, 2, 3, 4)]
-    if hasattr(model, "blocks"):
-        found = list(model.blocks)
-    elif all(isinstance(stage, nn.Sequential) for stage in stages):
+    blocks = getattr(model, "blocks", None)
+    layers = [getattr(model, f"layer{n}", None) for n in (1, 2, 3, 4)]
+    stages = [layer for layer in layers if isinstance(layer, nn.Sequential)]
+    if blocks is not None:
+        found = list(blocks)
+    elif len(stages) == len(layers):
         found = [block for stage in stages for block in stage]  # torchvision's ResNets
     elif isinstance(model, (nn.Sequential, nn.ModuleList, list, tuple)):
         found = list(model)
@@ -180,7 +182,7 @@ class _Checkpointed:
         how = self._recompute
         extra = {}
         if how.keep or how.freeze_statistics:
-            extra["context_fn"] = functools.partial(how.contexts, self)
+            extra["context_fn"] = functools.partial(how.contexts, cast("nn.Module", self))
         return checkpoint(
             run, *args, use_reentrant=False, preserve_rng_state=how.preserve_rng_state, **extra,
             **kwargs,

@@ -85,7 +85,7 @@ class DataParallel(nn.Module):
         share_start(module)
         self.module = module
         self.buckets = buckets_of(trained, bucket_bytes)
-        self._arrived: list[set[nn.Parameter]] = [set() for _ in self.buckets]
+        self._arrived: list[set[Tensor]] = [set() for _ in self.buckets]
         self._under_way: list[tuple[list[nn.Parameter], Tensor, Any]] = []
         self._reduces, self._is_queued = True, False
         for number, bucket in enumerate(self.buckets):
@@ -181,13 +181,14 @@ def accumulated_backward(
 
 def _reduced(bucket: Sequence[nn.Parameter]) -> tuple[Tensor, Any]:
     """Start to add up a flat copy of the gradients over the ranks."""
-    without = sum(parameter.grad is None for parameter in bucket)
+    gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
+    without = len(bucket) - len(gradients)
     if without:
         raise RuntimeError(
             f"{without} of {len(bucket)} parameters have no gradient. Call backward() first, and "
             "give only parameters that the loss uses."
         )
-    flat = torch.cat([parameter.grad.reshape(-1) for parameter in bucket])
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     return flat, dist.all_reduce(flat, async_op=True)
 
 
@@ -197,6 +198,7 @@ def _divide_and_return(bucket: Sequence[nn.Parameter], flat: Tensor, work: Any) 
     flat /= dist.get_world_size()
     parts = flat.split([parameter.numel() for parameter in bucket])
     for parameter, part in zip(bucket, parts, strict=True):
+        assert parameter.grad is not None  # `_reduced` has read it
         parameter.grad.copy_(part.view_as(parameter))
 
 

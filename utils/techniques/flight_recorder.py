@@ -144,7 +144,7 @@ class FlightRecorder:
         value, after = float(loss.detach()), self._scale_now()
         if not math.isfinite(value) and (self._first is None or "gradient" in self._first.kind):
             self._first = NonFinite("loss", "")
-        skipped = after is not None and after < self._scale
+        skipped = after is not None and self._scale is not None and after < self._scale
         done = StepRecord(
             step=len(self.records), loss=value, scale=self._scale, skipped=skipped,
             grad_norm=math.sqrt(sum(self._squares.values())) / (self._scale or 1.0),
@@ -183,6 +183,7 @@ class FlightRecorder:
                     self._owners.setdefault(parameter, name)
 
     def _gradient_arrived(self, parameter: Tensor, module: str) -> None:
+        assert parameter.grad is not None  # the hook runs after it was accumulated
         gradient = parameter.grad.detach()
         self._squares[parameter] = _square(gradient)
         small = gradient.to(self._low)

@@ -72,7 +72,8 @@ def shard(
     }
     for block in parts:
         fully_shard(block, reshard_after_forward=reshard_after_forward, **how)
-    return fully_shard(model, **how)
+    fully_shard(model, **how)  # in place
+    return model
 
 
 def _all_ranks(model: nn.Module) -> DeviceMesh:
@@ -115,7 +116,7 @@ def check_all_used(model: nn.Module, *inputs: torch.Tensor) -> None:
     """
     empty = copy.deepcopy(model).to("meta")
     outputs = tree_leaves(empty(*(tensor.to("meta") for tensor in inputs)))
-    sum(leaf.sum() for leaf in outputs if getattr(leaf, "requires_grad", False)).backward()
+    torch.autograd.backward([x.sum() for x in outputs if getattr(x, "requires_grad", False)])
     named = [(n, p) for n, p in empty.named_parameters() if p.requires_grad and p.grad is None]
     if named:
         some = ", ".join(name for name, _ in named[:3]) + (", ..." if len(named) > 3 else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -98,16 +99,17 @@ class LoraLinear(nn.Module):
         Args:
             dtype: of the new weight; that of the base, or of its computation if it is packed.
         """
-        packed = isinstance(self.base, NF4Linear)
-        dtype = dtype or (self.base.compute_dtype if packed else self.base.weight.dtype)
-        weight = self.base.unpacked(torch.float32) if packed else self.base.weight.float()
+        base = self.base
+        packed = isinstance(base, NF4Linear)
+        dtype = dtype or (base.compute_dtype if packed else base.weight.dtype)
+        weight = base.unpacked(torch.float32) if packed else base.weight.float()
         if not self.is_merged:
             weight = weight + self.update().float()
         out, inputs = weight.shape
-        linear = nn.Linear(inputs, out, self.base.bias is not None, device="meta")
+        linear = nn.Linear(inputs, out, base.bias is not None, device="meta")
         linear.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
-        if self.base.bias is not None:
-            linear.bias = nn.Parameter(self.base.bias.detach().to(dtype), requires_grad=False)
+        if base.bias is not None:
+            linear.bias = nn.Parameter(base.bias.detach().to(dtype), requires_grad=False)
         return linear
 
 
@@ -150,5 +152,6 @@ def merge_lora(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         raise ValueError("The model has no adapters to merge; add_lora() puts them in.")
     for path in paths:  # names, not layers: a list of these would keep every old weight to the end
         owner, _, name = path.rpartition(".")
-        setattr(model.get_submodule(owner), name, model.get_submodule(path).merged_linear(dtype))
+        merged = cast("LoraLinear", model.get_submodule(path)).merged_linear(dtype)
+        setattr(model.get_submodule(owner), name, merged)
     return model

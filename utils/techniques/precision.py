@@ -56,7 +56,9 @@ def tf32(enabled: bool = True) -> Iterator[None]:
     (docs.pytorch.org/docs/stable/notes/cuda.html, "TensorFloat-32"); to set them and to read the
     older `allow_tf32` raises an error in PyTorch.
     """
-    switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+    # PyTorch makes `conv` at import, where a type checker does not see it.
+    convolutions = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
+    switches = (torch.backends.cuda.matmul, convolutions)
     before = [switch.fp32_precision for switch in switches]
     try:
         for switch in switches:
@@ -184,4 +186,4 @@ def _checked_device(model: nn.Module) -> torch.device:
 
 
 def _checked_dtype(device_type: str, dtype: torch.dtype | None) -> torch.dtype:
-    return dtype if dtype is torch.float32 else low_precision(device_type, dtype)[0]
+    return torch.float32 if dtype is torch.float32 else low_precision(device_type, dtype)[0]

@@ -38,6 +38,11 @@ class NF4Linear(nn.Module):
     The scales are kept as raw bytes, so that `model.to(torch.bfloat16)` does not round them.
     """
 
+    scales: Tensor
+    outer_scales: Tensor
+    scale_code: Tensor
+    scale_mean: Tensor
+
     def __init__(
         self,
         weight: Tensor,
@@ -124,8 +129,9 @@ class _FrozenProduct(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(x, layer.unpacked(x.dtype), bias)
 
+    # It gets the gradient of the one output; the signature that it overrides takes any number.
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return gradient @ ctx.layer.unpacked(gradient.dtype), None
 
 
@@ -149,7 +155,9 @@ def quantize_linears(
         NF4Linear.from_linear, double_quantization=double_quantization, compute_dtype=compute_dtype
     )
     left = set(skip)
-    return replace_linears(model, lambda path: path.rpartition(".")[2] not in left, pack)
+    return replace_linears(
+        model, lambda path: path.rpartition(".")[2] not in left, pack, (nn.Linear,)
+    )
 
 
 def _raw(tensor: Tensor) -> Tensor:

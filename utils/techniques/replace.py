@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from torch import nn
+
+Kind = TypeVar("Kind", bound=nn.Module)
 
 
 def replace_linears(
     model: nn.Module,
     wanted: Callable[[str], bool],
-    make: Callable[[nn.Linear], nn.Module],
-    kinds: tuple[type[nn.Module], ...] = (nn.Linear,),
+    make: Callable[[Kind], nn.Module],
+    kinds: tuple[type[Kind], ...],
 ) -> nn.Module:
     """Put `make(layer)` in the place of each layer of these kinds whose path is wanted.
 

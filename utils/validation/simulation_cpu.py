@@ -39,7 +39,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "AdamW for-loop": functools.partial(torch.optim.AdamW, foreach=False),
     "AdamW foreach": functools.partial(torch.optim.AdamW, foreach=True),
     "AdamW fused": functools.partial(torch.optim.AdamW, fused=True),
-    "AdamW 8-bit": bitsandbytes.optim.AdamW8bit,
+    # Documented under this name, which the library's `__init__` does not list.
+    "AdamW 8-bit": bitsandbytes.optim.AdamW8bit,  # pyright: ignore[reportPrivateImportUsage]
 }
 
 
@@ -79,7 +80,7 @@ def classify(
 
 
 def transformer(
-    optimizer: str = "AdamW for-loop", change: Callable[[nn.Module], Any] = lambda model: None,
+    optimizer: str = "AdamW for-loop", change: Callable[[Transformer], Any] = lambda model: None,
     **sizes: Any,
 ) -> Build:  # fmt: skip
     """A build function: the tiny transformer, changed in place, and an optimizer over the rest."""

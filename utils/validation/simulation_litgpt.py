@@ -215,8 +215,9 @@ class _Kept(torch.autograd.Function):
         ctx.kept = x
         return x.view_as(x)
 
+    # It gets the gradient of the one output; the signature that it overrides takes any number.
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return gradient
 
 

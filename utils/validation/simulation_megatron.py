@@ -125,8 +125,9 @@ class _Product(torch.autograd.Function):
         out = F.linear(layer.whole(x) if layer.columns else x, weight, bias)
         return out if layer.columns else reduced(out, layer.rank)
 
+    # It gets the gradient of the one output; the signature that it overrides takes any number.
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (x, weight), layer = ctx.saved_tensors, ctx.layer
         gradient = gradient.contiguous() if layer.columns else layer.whole(gradient)
         inputs = gradient @ weight
@@ -143,7 +144,7 @@ class Linear(nn.Module):
     def __init__(self, rank: Rank, buffers: Buffers, inputs: int, outputs: int, *, columns: bool,
                  bias: bool = False, head: bool = False) -> None:  # fmt: skip
         super().__init__()
-        self.rank, self.buffers, self.columns, self.head = rank, buffers, columns, head
+        self.rank, self.shared, self.columns, self.head = rank, buffers, columns, head
         shape = (outputs // rank.tp, inputs) if columns else (outputs, inputs // rank.tp)
         self.weight = nn.Parameter(torch.empty(shape, dtype=HALF))
         self.bias = nn.Parameter(torch.empty(shape[0], dtype=HALF)) if bias else None
@@ -156,7 +157,7 @@ class Linear(nn.Module):
         if not self.rank.sequence_parallel or self.rank.tp == 1:
             return x
         shape = (x.shape[0] * self.rank.tp, *x.shape[1:])
-        out = self.buffers.get("mpu", shape) if self.head else None
+        out = self.shared.get("mpu", shape) if self.head else None
         return gathered(x, self.rank, out)
 
     def weight_gradient(self, gradient: Tensor, total: Tensor) -> Tensor:
@@ -164,7 +165,7 @@ class Linear(nn.Module):
         if not self.rank.fused_gradients:
             return gradient.flatten(0, 1).t() @ total.flatten(0, 1)
         if self.rank.cached_stand_ins:
-            return self.buffers.get("stand-in", tuple(self.weight.shape)).detach()
+            return self.shared.get("stand-in", tuple(self.weight.shape)).detach()
         return torch.empty_like(self.weight)
 
 
@@ -178,7 +179,7 @@ class _Activation(torch.autograd.Function):
         return torch.empty_like(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (x,) = ctx.saved_tensors
         out = torch.empty_like(x)
         return out, out.flatten(0, 1).sum(0) if ctx.has_bias else None

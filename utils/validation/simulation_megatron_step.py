@@ -37,8 +37,9 @@ class _CrossEntropy(torch.autograd.Function):
         ctx.save_for_backward(softmax.exp_())
         return losses
 
+    # It gets the gradient of the one output; the signature that it overrides takes any number.
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (softmax,) = ctx.saved_tensors
         return softmax.mul_(gradient.unsqueeze(-1)).to(HALF), None
 
@@ -46,9 +47,13 @@ class _CrossEntropy(torch.autograd.Function):
 class Share(nn.Module):
     """All that one rank holds: chunks of layers, the ends of the model, the gradient buffer."""
 
+    gradients: Tensor
+    workspace: Tensor
+
     def __init__(self, rank: Rank) -> None:
         super().__init__()
-        self.rank, self.received = rank, [None] * rank.chunks
+        self.rank = rank
+        self.received: list[Tensor | None] = [None] * rank.chunks
         buffers = Buffers()
         self.chunks = nn.ModuleList(
             nn.ModuleList(Layer(rank, buffers) for _ in range(rank.layers))
@@ -71,17 +76,17 @@ class Share(nn.Module):
         """What a chunk works on: tokens, or what the stage before sends, kept until the next."""
         if self.embedding is not None and chunk == 0:
             return torch.zeros(tokens, dtype=torch.long)
-        self.received[chunk] = torch.empty(shape, dtype=HALF, requires_grad=True)
-        return self.received[chunk]
+        self.received[chunk] = x = torch.empty(shape, dtype=HALF, requires_grad=True)
+        return x
 
     def forward(self, chunk: int, x: Tensor) -> Tensor:
         """Through one chunk: tokens (B, S) on the first, else (S, B, H); losses from the last."""
         if self.embedding is not None and chunk == 0:
             x = self.embedding(x).transpose(0, 1).contiguous()
             x = F.dropout(_Scattered.apply(x, self.rank), self.rank.dropout)
-        for layer in self.chunks[chunk]:
+        for layer in self.chunks[chunk].children():
             x = layer(x)
-        if self.head is not None and chunk == self.rank.chunks - 1:
+        if self.norm is not None and self.head is not None and chunk == self.rank.chunks - 1:
             logits = self.head(self.norm(x))
             return _CrossEntropy.apply(logits, self.rank)
         return x
@@ -96,7 +101,7 @@ class _Scattered(torch.autograd.Function):
         return reduced(x, rank) if rank.tp > 1 else x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         split = ctx.rank.sequence_parallel and ctx.rank.tp > 1
         return gathered(gradient, ctx.rank) if split else gradient, None
 
@@ -115,8 +120,8 @@ class ShardedAdam(torch.optim.Optimizer):
         names = ("master", "first moment", "second moment")
         self.state[model.gradients] = {name: torch.empty(count) for name in names}
 
-    def step(self, closure: None = None) -> None:
-        """Nothing is allocated."""
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Nothing is allocated, and no closure is taken."""
 
 
 def share_step(
@@ -132,7 +137,7 @@ def share_step(
     """
     passes = tuple(order)
 
-    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+    def build() -> tuple[Share, torch.optim.Optimizer]:
         model = Share(rank)
         return model, ShardedAdam(model)
 

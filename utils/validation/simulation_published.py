@@ -59,7 +59,7 @@ def litgpt_step(model: str, micro_batch: int, quantization: str, early: bool) ->
         net = litgpt.LitGPT(shape).to(torch.bfloat16)
         pack = litgpt.quantizer(quantization, early)
         if pack is not None:
-            replace_linears(net, lambda path: True, pack)
+            replace_linears(net, lambda path: True, pack, (nn.Linear,))
         for name, parameter in net.named_parameters():
             parameter.requires_grad_("lora_" in name)
         return net, torch.optim.AdamW([p for p in net.parameters() if p.requires_grad])
@@ -110,7 +110,9 @@ def peft_step(row: dict[str, str]) -> Measurement:
     )  # fmt: skip
 
     def build() -> tuple[nn.Module, torch.optim.Optimizer]:
-        net = transformers.LlamaForCausalLM(config).to(torch.bfloat16).train()
+        net = transformers.LlamaForCausalLM(config)
+        # The library's decorator of `to` hides its `self`.
+        net = net.to(torch.bfloat16).train()  # pyright: ignore[reportArgumentType]
         adapted = peft.get_peft_model(net, lora)
         return adapted, torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad])
 

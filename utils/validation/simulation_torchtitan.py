@@ -29,7 +29,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from utils.catalog import model_shape
 from utils.memory import Measurement
 from utils.models import Transformer, TransformerConfig
-from utils.models.transformer import Attention, Rotation
+from utils.models.transformer import Attention, Block, Rotation
 from utils.simulation import simulate
 from utils.units import GIB
 from utils.validation.comparison import Comparison
@@ -65,6 +65,7 @@ def torchtitan_step(gpus: int, sequences: int, length: int = 8192) -> Measuremen
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         fsdp = {"mesh": init_device_mesh("cpu", (gpus,)), "mp_policy": policy}
         for index, block in enumerate(model.blocks):
+            assert isinstance(block, Block)
             block.attention.__class__ = RepeatedAttention
             block.forward = _checkpointed(block.forward)
             fully_shard(block, reshard_after_forward=index < config.layers - 1, **fsdp)

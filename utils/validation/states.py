@@ -8,7 +8,7 @@ from utils.catalog import model_shape
 from utils.planner import Batch, Plan, memory
 from utils.planner.frameworks import framework
 from utils.planner.states import state_bytes
-from utils.units import GB, GIB
+from utils.units import GB, GIB, Category
 from utils.validation.comparison import Comparison
 from utils.validation.tables import table
 
@@ -69,7 +69,7 @@ def korthikanti_comparisons() -> list[Comparison]:
         for column, plan in (("fig1_act_none_gib", plain), ("fig1_act_seqsel_gib", optimized)):
             batch = Batch(sequences=BATCHES[name][0], sequence_length=2048)
             first = memory(model, plan, batch)[0]
-            found[column] = first.bytes_by_category["activations"] / GIB
+            found[column] = first.bytes_by_category[Category.ACTIVATIONS] / GIB
         rows += [
             Comparison("Korthikanti Figure 1", column, name, float(row[column]), value)
             for column, value in found.items()

@@ -50,7 +50,7 @@ def explore(
     return widgets.VBox([*picked.values(), picture])
 
 
-def _control(name: str, values: list[Any]) -> widgets.Widget:
+def _control(name: str, values: list[Any]) -> widgets.SelectionSlider | widgets.Dropdown:
     """A slider for numbers, a menu for the rest. It reports when it is let go, not on the way."""
     label = name.replace("_", " ")
     layout, style = widgets.Layout(width="420px"), {"description_width": "110px"}

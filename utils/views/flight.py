@@ -78,15 +78,16 @@ def _legend_above_the_curve(axes: Axes) -> None:
 
 def _draw_scale(axes: Axes, records: Sequence[StepRecord]) -> None:
     axes.set_title("loss scale")
-    if any(r.scale is None for r in records):
+    scales = [r.scale for r in records if r.scale is not None]
+    if len(scales) < len(records):
         axes.text(0.5, 0.5, "no scaler", transform=axes.transAxes, ha="center", color="#555555")
         axes.set_yticks([])
         return
-    axes.step([r.step for r in records], [r.scale for r in records], where="mid")
-    skipped = [r for r in records if r.skipped]
+    axes.step([r.step for r in records], scales, where="mid")
+    skipped = [(r.step, scale) for r, scale in zip(records, scales, strict=True) if r.skipped]
     if skipped:
-        steps, scales = [r.step for r in skipped], [r.scale for r in skipped]
-        axes.plot(steps, scales, "x", color=BAD, ms=8, mew=2, label=f"{len(skipped)} steps skipped")
+        label = f"{len(skipped)} steps skipped"
+        axes.plot(*zip(*skipped, strict=True), "x", color=BAD, ms=8, mew=2, label=label)
         axes.legend(loc="best")
     axes.set_yscale("log", base=2)
 

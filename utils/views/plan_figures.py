@@ -23,7 +23,7 @@ HIGHEST_DRAWN = 1.5  # of the GPU's memory
 
 def stage_parts(row: StageMemory) -> dict[str, float]:
     """Bytes of one stage's GPU by category, workspaces and context as one; the sum is needed."""
-    parts: dict[str, float] = dict(row.bytes_by_category)
+    parts: dict[str, float] = {**row.bytes_by_category}
     parts["workspaces and context"] = parts.pop("workspaces") + row.context_bytes
     return parts
 
