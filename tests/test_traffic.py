@@ -246,3 +246,15 @@ def test_the_counter_hides_no_line_of_the_learner():
 
 def test_the_error_names_the_file_to_repair():
     assert "utils/traffic/collectives.py" in str(UnknownOperation("c10d::new"))
+
+
+def test_a_worker_that_names_the_counter_travels_to_its_rank():
+    """`traffic` is the package here, once that is loaded, and the function there."""
+    from utils import traffic as counted
+
+    def sent():
+        with counted() as found:
+            dist.all_reduce(torch.ones(3))
+        return found.payload_bytes
+
+    assert run_ranks(sent, 2) == [12, 12]

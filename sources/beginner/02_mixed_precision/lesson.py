@@ -246,7 +246,7 @@ runs = {(size, dtype): metered(size, dtype, timed if size == batch else 0)
 
 def when_backward_begins(measurement):
     spans = measurement.timeline.spans
-    return measurement.timeline.at(next(s.start_ns for s in spans if s.name == "backward"))
+    return dict(measurement.timeline.at(next(s.start_ns for s in spans if s.name == "backward")))
 
 
 # %%
