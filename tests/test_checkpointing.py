@@ -153,7 +153,7 @@ def test_a_norm_without_running_statistics_is_left_alone(norm: type[nn.Module]) 
 
 def test_only_the_gpus_of_the_tensors_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(torch.random, "fork_rng", asked.append)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: asked.append(devices))
     card = type("OnCard", (torch.Tensor,), {"is_cuda": True, "get_device": lambda self: 5})
     fork_random_state([torch.ones(1), {"x": torch.ones(1).as_subclass(card)}])
     fork_random_state(torch.ones(1))

@@ -137,7 +137,7 @@ def test_calls_that_pytorch_refuses_are_named(calls: str, words: str) -> None:
         optimizer.zero_grad()
         loss = forward(model, inputs, labels)
         scaled = scaler.scale(loss) if "scale" in calls else None
-        parts = {"scale": lambda: None, "backward": scaled.backward,
+        parts = {"scale": lambda: None, "backward": lambda: scaled.backward(),
                  "plain-backward": loss.backward, "optimizer": optimizer.step,
                  "step": lambda: scaler.step(optimizer), "update": scaler.update}  # fmt: skip
         for part in calls.split():

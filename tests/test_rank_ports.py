@@ -15,7 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from utils.ranks import run_ranks, run_torchrun, server
+from utils.ranks import run_ranks, run_torchrun
+from utils.shims.forkserver import stop_server
 
 LOOK_SECONDS = 0.02
 SCRIPT = """
@@ -117,10 +118,10 @@ def check(launch: Callable[[], object], ranks: int) -> None:
 
 def test_run_ranks_opens_nothing_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")  # a wish for a cluster, not for this machine
-    server._stop_server()  # the next one has this environment
+    stop_server()  # the next one has this environment
     run_ranks(together, 2)
     check(lambda: run_ranks(together, 2), 2)
-    server._stop_server()
+    stop_server()
 
 
 def test_run_torchrun_opens_nothing_to_others(

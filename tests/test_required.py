@@ -1,5 +1,6 @@
 """COURSE_REQUIRE_ALL: where everything is meant to be installed, no test is skipped in silence."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[1]
 CONFTEST = Path(__file__).with_name("conftest.py")
 TESTS = """
 import pytest
@@ -56,3 +58,22 @@ def test_elsewhere_it_stays_a_skip(tmp_path: Path) -> None:
 def test_whole_files(tmp_path: Path, required: str, words: str) -> None:
     found = outcomes(tmp_path, "test_file.py", WHOLE_FILE, required)
     assert words in found and "no_such_library" in found
+
+
+def test_a_kernel_that_does_not_start_is_started_once_more() -> None:
+    spec = importlib.util.spec_from_file_location("for_notebooks", ROOT / "conftest.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    calls: list[int] = []
+
+    def start(fails: int) -> str:
+        calls.append(fails)
+        if len(calls) <= fails:
+            raise RuntimeError("Kernel died before replying to kernel_info")
+        return "started"
+
+    assert module.retried(start)(1) == "started" and len(calls) == 2
+    calls.clear()
+    with pytest.raises(RuntimeError, match="Kernel died"):
+        module.retried(start)(2)

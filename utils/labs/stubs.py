@@ -18,6 +18,7 @@ def _blank() -> None: ...
 
 def _blank_with_docstring() -> None:
     """Compiles like a stub that has a docstring."""
+    ...
 
 
 _BLANK_CODE = {_blank.__code__.co_code, _blank_with_docstring.__code__.co_code}
