@@ -195,6 +195,7 @@ def stub(x): ...
 
 def stub_with_docstring(x):
     """Twice a number."""
+    ...
     # your code here
 
 
