@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass, replace
+from typing import Any
 
 # Slowest first: neighbouring ranks share a tensor-parallel group, so that it stays inside a node.
 AXES = ("pp", "replicate", "shard", "cp", "tp")
@@ -147,9 +148,9 @@ class ParallelDims:
         return " x ".join(f"{a} {n}" for a, n in self.sizes.items() if n > 1) or "one rank"
 
 
-def _is_count(size: object) -> bool:
+def _is_count(size: Any) -> bool:
     try:
-        return not isinstance(size, bool) and operator.index(size) >= 1  # type: ignore[arg-type]
+        return not isinstance(size, bool) and operator.index(size) >= 1
     except TypeError:
         return False
 
