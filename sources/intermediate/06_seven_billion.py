@@ -265,8 +265,8 @@ packed = (codes.flatten()[::2] << 4 | codes.flatten()[1::2]).to(torch.uint8)
 if four_bits:
     library = torch.ops.bitsandbytes
     theirs_packed, theirs_scales = library.quantize_4bit(weight, 64, "nf4", torch.uint8)
-    assert torch.equal(scales, theirs_scales), "a scale is the largest |w| of its block of 64"
-    assert torch.equal(packed, theirs_packed.flatten()), "a code is the index of the nearest level"
+    same = torch.equal(packed, theirs_packed.flatten()) and torch.equal(scales, theirs_scales)
+    assert same, "a scale is the largest |w| of its block, a code the nearest level's index"
     unpacked = library.dequantize_4bit(theirs_packed, scales, 64, "nf4", weight.shape, torch.float32)
     difference = (unpacked.view(-1, 64) - dequantize(codes, scales, levels)).abs().max()
     print(f"all {codes.numel():,} codes are those of bitsandbytes; largest difference {difference:.0e}")
@@ -391,8 +391,7 @@ sizes = [parameter.numel() for parameter in trained(qlora)]
 for bits in (32, 8):
     print(f"{sum(sizes):,} parameters, moments in {bits} bits: {format_bytes(adam_state_bytes(sizes, bits))} ({Evidence.PREDICTED})")
 print(f"what this optimizer holds: {format_bytes(optimizer_bytes(optimizer))} ({Evidence.MEASURED})")
-expected = adam_state_bytes(sizes, bits=8 if four_bits else 32)
-assert optimizer_bytes(optimizer) == expected, "another optimizer, or one that has not stepped yet"
+assert optimizer_bytes(optimizer) == adam_state_bytes(sizes, bits=8 if four_bits else 32), "has it stepped?"
 print(f"8 instead of 32 bits for every weight of 7B: {(8 - 2) * P / GB:.0f} GB less ({Evidence.PREDICTED})")
 try:
     print("a step with paged moments:", fit(qlora, adamw_8bit(trained(qlora), paged=True), batches[:1]))
@@ -859,8 +858,7 @@ if four_bits:
         model = load_base(folder / "base", quantization=four_bits, device=device)
         if word == "prepared":
             model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-            kinds = {parameter.dtype for parameter in model.parameters()}
-            assert torch.bfloat16 not in kinds, "this PEFT no longer makes 16-bit weights fp32"
+            assert all(p.dtype is not torch.bfloat16 for p in model.parameters()), "PEFT kept 16-bit weights"
         print(f"{word:<10}{bytes_by_dtype(model)}, peak of a step {format_bytes(step_peak(model))}")
     extra_gb = 2 * 2 * shape.vocabulary * shape.hidden / GB
     print(f"at 7B, embeddings and head in fp32: {extra_gb:.2f} GB more ({Evidence.PREDICTED})")
