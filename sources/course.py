@@ -146,14 +146,16 @@ def _kernel_pid(client: NotebookClient) -> int:
     return provisioner.pid
 
 
-def run(path: Path, target: Path, scoreboard: Path) -> Run:
+def run(
+    path: Path, target: Path, scoreboard: Path, cell_seconds: int = CELL_TIMEOUT_SECONDS
+) -> Run:
     """Run one notebook and write it as a web page; its scores go to the file `scoreboard`."""
     notebook = nbformat.read(path, as_version=4)
     watch, started = MemoryWatch(), time.perf_counter()
     bar = tqdm(total=len(notebook.cells), desc=path.stem[:28].ljust(28), unit="cell", leave=True)
     client = NotebookClient(
         notebook,
-        timeout=CELL_TIMEOUT_SECONDS,
+        timeout=cell_seconds,
         kernel_name="python3",
         extra_arguments=["--log-level=40"],  # no warning about plain TCP on the loopback address
         resources={"metadata": {"path": str(path.parent)}},

@@ -31,6 +31,7 @@ BYTE_TESTS = (
     "test_holdings.py", "test_timeline.py", "test_techniques.py", "test_checkpointing_memory.py",
 )  # fmt: skip
 THREADS = (1, 2, 8)
+CELL_SECONDS = 3600  # models of a small GPU, on whatever CPU is there
 # oneDNN takes a ceiling, PyTorch's own kernels one of three names; beside each the flags that a
 # CPU must show. Without them the setting would only repeat another one.
 SETTINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -95,7 +96,8 @@ def lessons(paths: Sequence[Path], folder: Path) -> int:
     failed = 0
     folder.mkdir(parents=True, exist_ok=True)
     for path in paths:
-        result = course.run(path, folder / f"{path.stem}.html", folder / "scoreboard.json")
+        page, board = folder / f"{path.stem}.html", folder / "scoreboard.json"
+        result = course.run(path, page, board, CELL_SECONDS)
         failed += bool(result.error)
         numbers = f"{format_seconds(result.seconds):>8}  {format_bytes(result.peak_bytes):>10}"
         print(f"{numbers}  {path.stem}  {result.error or 'passed'}", flush=True)
