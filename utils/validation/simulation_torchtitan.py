@@ -105,7 +105,7 @@ class RepeatedAttention(Attention):
 def _turned(x: Tensor, rotation: Rotation) -> Tensor:
     """Pairs of channels as complex fp32 numbers, times the rotation, and back."""
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    turn = torch.complex(*(part.float() for part in rotation))[:, None]  # (S, 1, D / 2)
+    turn = torch.complex(*(part.float() for part in rotation))[:, :, None]  # (1, S, 1, D / 2)
     return torch.view_as_real(pairs * turn).flatten(3).type_as(x)
 
 
