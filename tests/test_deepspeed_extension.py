@@ -12,6 +12,7 @@ import torch
 from torch.utils import cpp_extension
 
 from utils.memory.compile import CompilerError, find_compiler
+from utils.shims.torch_ import quote_library_path
 from utils.techniques import deepspeed as loading
 
 NINJA = """Error building extension 'deepspeed_shm_comm': [1/3] c++ -MMD -c shm.cpp -o shm.o
@@ -42,7 +43,7 @@ def test_an_extension_links_where_torch_lies_in_a_folder_with_a_space(
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(packages / "extensions"))
     source = packages / "answer.cpp"
     source.write_text('extern "C" int answer() { return 42; }\n')
-    loading._quote_library_path()
+    quote_library_path()
     built = cpp_extension.load("answer", [str(source)], is_python_module=False)
     assert Path(built).is_file()
     assert f"-L'{packages}/torch/lib'" in (Path(built).parent / "build.ninja").read_text()

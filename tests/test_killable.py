@@ -227,8 +227,7 @@ def test_what_a_running_process_started_is_left_alone(tmp_path):
     assert is_gone(int((tmp_path / "pid").read_text()))
 
 
-@pytest.mark.slow  # on a busy machine its process is late
-def test_without_adoption_children_are_looked_up_before_the_end(tmp_path, monkeypatch):
+def test_without_adoption_a_process_names_its_children_before_it_ends(monkeypatch):
     """As on macOS."""
     monkeypatch.setattr("utils.ranks.killable.CAN_ADOPT", False)
     monkeypatch.setattr("utils.ranks.server.CAN_ADOPT", False)

@@ -18,12 +18,12 @@ from typing import Any
 
 import cloudpickle
 
-from utils.ranks.orphans import adopt_orphans
+from utils.ranks.orphans import adopt_orphans, descendants, numbered
 from utils.ranks.position import frames_of_error, position_in
 from utils.ranks.sizes import given_here
 from utils.shims.forkserver import let_server_go
 
-READY, VALUE, RAISED, GIVEN = "ready", "value", "raised", "given"
+READY, VALUE, RAISED, GIVEN, STARTED = "ready", "value", "raised", "given", "started"
 
 
 def pack(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
@@ -49,11 +49,14 @@ def serve(
     messages: Connection,
     prints: Connection,
     stacks: Connection,
+    can_adopt: bool,
 ) -> None:
     """Answer one call: first READY, then VALUE with the result or RAISED with a traceback.
 
     READY is sent inside of `surroundings`, right before the call. The process leads a group of
-    its own and inherits what its children leave behind, so that all it started can be found.
+    its own and inherits what its children leave behind, so that all it started can be found. Where
+    nothing can be inherited, it sends STARTED before its answer: once it has ended, nobody knows
+    what it has left.
     """
     _stand_alone()
     answers = _Answers(messages)
@@ -64,6 +67,8 @@ def serve(
     answer = _answer(call, surroundings, answers)
     sys.stdout.flush()
     sys.stderr.flush()
+    if not can_adopt:
+        answers.send(cloudpickle.dumps((STARTED, numbered(descendants(os.getpid())))))
     answers.send(answer)
 
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, cast
 import cloudpickle
 import psutil
 
-from utils.ranks.child import GIVEN, RAISED, READY, pack, serve
-from utils.ranks.orphans import CAN_ADOPT, descendants, kill
+from utils.ranks.child import GIVEN, RAISED, READY, STARTED, pack, serve
+from utils.ranks.orphans import CAN_ADOPT, descendants, kill, still_there
 from utils.ranks.outcome import ChildError, Failure, Outcome, describe_exit, describe_late_exit
 from utils.ranks.position import Position, frames_of_dump, position_in
 from utils.ranks.server import end_orphans_of_server, start_server, without_main
@@ -77,7 +77,8 @@ class KillableProcess:
         self._prints, for_prints = _pipe(context, duplex=False)
         self._stacks, for_stacks = _pipe(context, duplex=False)
         ends = (for_messages, for_prints, for_stacks)
-        process = context.Process(target=serve, args=(self._call, self._surroundings, *ends))
+        args = (self._call, self._surroundings, *ends, CAN_ADOPT)
+        process = context.Process(target=serve, args=args)
         self._process = process
         try:
             with without_main():
@@ -216,8 +217,9 @@ class KillableProcess:
         if kind == GIVEN:
             self._given = content
             return None
-        if not CAN_ADOPT and self._process:  # what it started is soon nobody's: look before
-            self._see_descendants(self._process)
+        if kind == STARTED:
+            self._started += still_there(content)
+            return None
         if kind == RAISED:
             self._given, summary, *where = content
             return self._finish(failure=Failure("raised", f"raised {summary}", *where))

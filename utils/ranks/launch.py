@@ -26,7 +26,7 @@ BAR_SECONDS = 0.25
 
 
 def run_ranks(
-    worker: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 60.0
+    worker: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 120.0
 ) -> list[Any]:
     """Call `worker(*args)` on `world_size` ranks of a process group and return their results.
 

@@ -39,6 +39,27 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
+def numbered(processes: Iterable[psutil.Process]) -> list[tuple[int, float]]:
+    """Processes in a form that can be sent: number and time of creation (s) of each that lives."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found.append((process.pid, process.create_time()))
+    return found
+
+
+def still_there(sent: Iterable[tuple[int, float]]) -> list[psutil.Process]:
+    """The processes that `numbered` named; a number alone may belong to another by now."""
+    found = []
+    for pid, created_seconds in sent:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            # Processes reckon the time of the last boot each for themselves.
+            if abs(process.create_time() - created_seconds) < 1:
+                found.append(process)
+    return found
+
+
 def kill(processes: Iterable[psutil.Process]) -> None:
     """Kill processes, of which some may have ended."""
     for process in processes:

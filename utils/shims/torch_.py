@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,11 +64,15 @@ _MODES_OFF = Shim(
 _SCRIPT_TYPE = Shim(
     TORCH, "torch:ScriptObject._type", "type_name", "operators take process groups as such objects"
 )
+_LIBRARY_PATH = Shim(
+    TORCH, "torch.utils.cpp_extension:TORCH_LIB_PATH", "quote_library_path",
+    "it is written bare into the linker's command, and a space cuts that in two",
+)  # fmt: skip
 
 CUDA_SHIMS = (_WORKSPACES,)  # builds of PyTorch without CUDA lack these names
 SHIMS = (
     STORAGE, _INDICES, _VALUES, _GRAPH_TASK, _ENGINE, _COMPILED, _OPTIMIZED, _HISTORY, _SNAPSHOT,
-    _EVENT_TYPE, _BF16, _MODES_OFF, _SCRIPT_TYPE,
+    _EVENT_TYPE, _BF16, _MODES_OFF, _SCRIPT_TYPE, _LIBRARY_PATH,
 )  # fmt: skip
 
 
@@ -136,3 +142,10 @@ def with_data() -> AbstractContextManager[Any]:
 def type_name(found: torch.ScriptObject) -> str:
     """The name of the C++ class of an object that an operator was called with."""
     return str(_SCRIPT_TYPE.get()(found))
+
+
+def quote_library_path() -> None:
+    """Let extensions be built where PyTorch lies under a path with a space in it."""
+    _LIBRARY_PATH.get()
+    owner, name = _LIBRARY_PATH.owner()
+    setattr(owner, name, shlex.quote(str(Path(torch.__file__).parent / "lib")))

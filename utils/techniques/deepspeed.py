@@ -12,7 +12,6 @@ import importlib.util
 import logging
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from types import ModuleType
 from utils.memory.compile import CompilerError, find_compiler
 from utils.shims.deepspeed import device_type as loaded_for
 from utils.shims.deepspeed import extension_builder, try_compiler
+from utils.shims.torch_ import quote_library_path
 
 _DEVICE = "DS_ACCELERATOR"  # DeepSpeed's own variable
 # Of this copy of the course: another copy's would be compiled anew here, and again there.
@@ -49,7 +49,7 @@ def load_deepspeed(device_type: str | None = None) -> ModuleType:
     for name in ("DeepSpeed", "torch.utils.cpp_extension"):
         logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault("DS_LOG_LEVEL", "error")
-    _quote_library_path()
+    quote_library_path()
     deepspeed = importlib.import_module("deepspeed")
     deepspeed.utils.logger.setLevel(logging.ERROR)
     found = loaded_for()
@@ -127,17 +127,6 @@ def _cause(output: str) -> str:
     """What a build's output says of its end: which files failed, and the first error of each."""
     telling = [line.strip() for line in output.splitlines() if _TELLING.search(line)]
     return "\n".join(line[:160] for line in (telling or output.splitlines() or ["no message"])[:6])
-
-
-def _quote_library_path() -> None:
-    """Quote the one path that PyTorch writes bare into the linker's command: its own folder.
-
-    A space in it cuts the command in two. Where there is none this changes nothing.
-    """
-    import torch
-    from torch.utils import cpp_extension
-
-    cpp_extension.TORCH_LIB_PATH = shlex.quote(str(Path(torch.__file__).parent / "lib"))
 
 
 def main() -> None:
