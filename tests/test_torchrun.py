@@ -82,6 +82,11 @@ def test_prints_carry_their_rank(tmp_path, capsys):
     assert capsys.readouterr().out == text
 
 
+def test_an_agent_that_ends_late_was_not_too_slow(tmp_path, monkeypatch):
+    monkeypatch.setattr("utils.ranks.killable.EXIT_SECONDS", 0.0)
+    assert run_torchrun(script(tmp_path, ADD), 2, 10).count("total 21.0") == 2
+
+
 def test_a_rank_raises(tmp_path):
     with pytest.raises(RankError) as caught:
         run_torchrun(script(tmp_path, FAIL), 2)
