@@ -236,7 +236,7 @@ def _phases(
             Category.GATHERED: gathered,
             Category.ACTIVATIONS: blocks * kept,
             Category.LOGITS_AND_LOSS: logits * min(plan.rules.loss_bytes, LOGITS_AND_GRADIENT),
-            Category.TEMPORARIES: _head_gradient_bytes(model, plan, stage),
+            Category.TEMPORARIES: _head_gradient_bytes(model, plan, batch, stage),
         },
         "backward": {
             Category.GATHERED: in_backward,
@@ -253,13 +253,14 @@ def _phases(
     }
 
 
-def _head_gradient_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:
-    """The head's own gradient, or its stand-in, while logits and their gradient are still there."""
-    if plan.lora is not None or not stage.head:
+def _head_gradient_bytes(model: ModelShape, plan: Plan, batch: Batch, stage: Stage) -> float:
+    """The head's own gradient, or its stand-in, while logits and their gradient are still there.
+
+    Where gradients are freed after the step it stays, and counts as one of them.
+    """
+    if plan.lora is not None or not stage.head or frees_gradients(plan, batch):
         return 0.0
-    rules = plan.rules
-    width = rules.residual_bytes if rules.dummy_gradients else rules.backward_gradient_bytes
-    return width * table_parameters(model, plan)
+    return plan.rules.residual_bytes * table_parameters(model, plan)
 
 
 def _received_bytes(model: ModelShape, plan: Plan, batch: Batch) -> float:
