@@ -13,6 +13,7 @@ from utils.validation import (
     megatron,
     states,
     times,
+    torchtitan,
     ultrascale,
 )
 from utils.validation.comparison import Comparison, Summary, summarize
@@ -27,6 +28,7 @@ SOURCES: dict[str, Callable[[], list[Comparison]]] = {
     "ultrascale-speed": ultrascale.speed_comparisons,
     "bloom-seconds": bloom.seconds_comparisons,
     "foundry": foundry.comparisons,
+    "torchtitan": torchtitan.comparisons,
     "b200-memory": b200.memory_comparisons,
     "b200-seconds": b200.seconds_comparisons,
 }
