@@ -90,6 +90,9 @@ def block_time(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) ->
     forward = attention_forward + Parts(forward_matmul, moved[0], passed + around)
     backward = attention_backward + Parts(backward_matmul, moved[1], passed_back + 2 * around)
     recompute = {"none": Parts(), "selective": attention_forward, "full": forward}[plan.recompute]
+    if plan.recompute == "full" and plan.rules.recompute_stops_early:
+        last = Parts(matmul=matmul_seconds(gpu, *products[-1]))
+        recompute += last.times(-1)
     if plan.recompute == "selective" and plan.attention == "flash":
         recompute = Parts()
     return BlockTime(forward, backward, recompute)
