@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from utils.catalog import ModelShape
 from utils.planner.layout import Plan
 
+BLOCK_TENSORS = 6  # four matrices and two norms
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -44,8 +46,8 @@ class Stage:
 
     @property
     def tensors(self) -> int:
-        """Matrices and norms: four and two a block, embedding, last norm and head."""
-        return 6 * self.layers + self.embedding + 2 * self.head
+        """Matrices and norms of its blocks, embedding, last norm and head."""
+        return BLOCK_TENSORS * self.layers + self.embedding + 2 * self.head
 
     @property
     def kind(self) -> tuple[int, bool, bool, bool]:
