@@ -13,6 +13,10 @@ from utils.units import GB, MIB
 # Set on the even lines of the Ultra-Scale sweep (reserved over predicted bytes).
 FRAGMENTATION = 0.13
 
+# The same on one GPU alone, where no collective's stream holds a block longer than its tensor lives.
+# Set on the even lines of PEFT's method comparison.
+FRAGMENTATION_ALONE = 0.02
+
 # Buffers of one NCCL communicator. CUDA's context is 0.6 GB (not fitted); together they are what
 # nvidia-smi shows beyond the allocator. Set on the BLOOM prequel rows of 2022-02-17 to 02-20, which
 # run eight communicators: world, tensor, data, model and pipeline groups, embedding, and a pair
