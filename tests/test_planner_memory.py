@@ -199,6 +199,7 @@ def test_lora_trains_little_and_qlora_stores_little():
     [
         (lambda: Plan(tp=0), "tp is 0"),
         (lambda: Plan(framework="megatorn"), "megatorn"),
+        (lambda: replace(framework("fsdp"), shards="layer"), "shards is 'layer'"),
         (lambda: Plan(zero_stage=4), "zero_stage is 4"),
         (lambda: Plan(recompute="some"), "'selective'"),
         (lambda: Plan(virtual_stages=2), "Write 1"),

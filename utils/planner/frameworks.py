@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.catalog.lookup import find
+from utils.catalog.rules import one_of
 from utils.planner import calibration
+
+SHARDS = ("bucket", "block", "tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +109,10 @@ class Framework:
     accumulate_bytes: float = 0.0
     vocabulary_multiple: int = 128
     source: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an unknown unit of sharding."""
+        one_of("shards", self.shards, SHARDS)
 
     @property
     def state_bytes(self) -> float:
