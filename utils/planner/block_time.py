@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.catalog import ModelShape
+from utils.planner import calibration
 from utils.planner.cluster import Cluster
 from utils.planner.collectives import Group, all_gather_seconds, all_reduce_seconds
-from utils.planner.kernels import ceiling_flops_per_second, matmul_seconds, memory_seconds
+from utils.planner.kernels import flash_flops_per_second, matmul_seconds, memory_seconds
 from utils.planner.layout import Batch, Plan
 from utils.planner.stages import padded_vocabulary
 
@@ -18,9 +19,8 @@ SCORE_FORWARD, SCORE_BACKWARD, SCORE_DROPOUT = 8, 14, 5
 # exponential, sum and division in float32, then the gradient and its cast back.
 LOGIT_FORWARD, LOGIT_BACKWARD = 36, 14
 # Flash attention skips what is masked, half the scores; its backward makes the scores again, five
-# products for the forward's two (Dao 2023, arXiv:2307.08691, section 3). FlashAttention reaches 25
-# to 40% of an A100's peak (abstract), so in the middle 0.37 of its measured ceiling.
-CAUSAL_SHARE, FLASH_BACKWARD, FLASH_RATE = 0.5, 2.5, 0.37
+# products for the forward's two (Dao 2023, arXiv:2307.08691, section 3).
+CAUSAL_SHARE, FLASH_BACKWARD = 0.5, 2.5
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,17 @@ def block_time(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) ->
     )
     attention_forward, attention_backward = _attention(model, cluster, plan, tokens, s)
     moved = [memory_seconds(gpu, tokens * per_token) for per_token in _moved_bytes(model, plan)]
-    passed = _tensor_parallel(model, cluster, plan, tokens)
+    passed, passed_back = _tensor_parallel(model, cluster, plan, tokens)
     around = _context_parallel(model, cluster, plan, tokens)
     forward = attention_forward + Parts(forward_matmul, moved[0], passed + around)
-    backward = attention_backward + Parts(backward_matmul, moved[1], passed + 2 * around)
-    again = {"none": Parts(), "selective": attention_forward, "full": forward}[plan.recompute]
+    backward = attention_backward + Parts(backward_matmul, moved[1], passed_back + 2 * around)
+    recompute = {"none": Parts(), "selective": attention_forward, "full": forward}[plan.recompute]
+    if plan.recompute == "full" and plan.rules.recompute_stops_early:
+        last = Parts(matmul=matmul_seconds(gpu, *products[-1]))
+        recompute += last.times(-1)
     if plan.recompute == "selective" and plan.attention == "flash":
-        again = Parts()
-    return BlockTime(forward, backward, again)
+        recompute = Parts()
+    return BlockTime(forward, backward, recompute)
 
 
 def head_time(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> BlockTime:
@@ -132,7 +135,7 @@ def _attention(
     gpu, heads, d = cluster.device, model.heads / plan.tp, model.head_dim
     if plan.attention == "flash":
         flops = CAUSAL_SHARE * 4 * tokens * s * heads * d
-        one = flops / (ceiling_flops_per_second(gpu) * FLASH_RATE)
+        one = flops / flash_flops_per_second(gpu, plan.rules.flash_generation, s)
         return Parts(matmul=one), Parts(matmul=FLASH_BACKWARD * one)
     count = max(1, int(plan.micro_batch * heads))
     queries = s / plan.cp
@@ -166,12 +169,23 @@ def _moved_bytes(model: ModelShape, plan: Plan) -> tuple[float, float]:
     return forward, backward
 
 
-def _tensor_parallel(model: ModelShape, cluster: Cluster, plan: Plan, tokens: float) -> float:
-    """Two all-reduces a pass; sequence parallelism cuts each in two halves of the same bytes."""
+def _tensor_parallel(
+    model: ModelShape, cluster: Cluster, plan: Plan, tokens: float
+) -> tuple[float, float]:
+    """Forward and backward: two all-reduces each, which sequence parallelism cuts in two halves.
+
+    In backward what follows a column-parallel matrix can run beside the product of its weight's
+    gradient (Megatron-LM's async all-reduce), and loses its share to it. With sequence parallelism
+    the inputs of these matrices are gathered once more, unless they were kept.
+    """
     group, whole = Group(plan.tp), 2 * tokens * model.hidden
-    if plan.sequence_parallel:
-        return 4 * all_gather_seconds(cluster, group, whole)
-    return 2 * all_reduce_seconds(cluster, group, whole)
+    beside = calibration.CONTENTION if plan.rules.overlap_tensor else 1.0
+    if not plan.sequence_parallel:
+        one = all_reduce_seconds(cluster, group, whole)
+        return 2 * one, 2 * one * beside
+    one = all_gather_seconds(cluster, group, whole)
+    again = 1 - plan.rules.gathered_inputs
+    return 4 * one, 2 * one + 2 * one * (1 + again) * beside
 
 
 def _context_parallel(model: ModelShape, cluster: Cluster, plan: Plan, tokens: float) -> float:

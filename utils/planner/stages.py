@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from utils.catalog import ModelShape
 from utils.planner.layout import Plan
 
+BLOCK_TENSORS = 6  # four matrices and two norms
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -41,6 +43,11 @@ class Stage:
     def parameters(self) -> float:
         """Parameters on one rank of the stage, before ZeRO shards them."""
         return self.block_parameters + self.embedding_parameters + self.head_parameters
+
+    @property
+    def tensors(self) -> int:
+        """Matrices and norms of its blocks, embedding, last norm and head."""
+        return BLOCK_TENSORS * self.layers + self.embedding + 2 * self.head
 
     @property
     def kind(self) -> tuple[int, bool, bool, bool]:
