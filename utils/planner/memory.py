@@ -7,8 +7,14 @@ from dataclasses import dataclass
 
 from utils.catalog import Device, ModelShape, model_shape
 from utils.planner import calibration
-from utils.planner.activations import block_bytes, working_bytes
+from utils.planner.activations import (
+    block_bytes,
+    logit_bytes,
+    stage_block_bytes,
+    working_bytes,
+)
 from utils.planner.adapters import matrix_shapes
+from utils.planner.experts import expert_replicas
 from utils.planner.layout import Batch, Plan
 from utils.planner.schedules import in_flight_closed
 from utils.planner.stages import Stage, padded_vocabulary, stages, table_parameters
@@ -21,6 +27,8 @@ PREDICTED = (
     Category.GATHERED, Category.ACTIVATIONS, Category.LOGITS_AND_LOSS, Category.TEMPORARIES,
     Category.WORKSPACES,
 )  # fmt: skip
+
+ON_DEVICE = 2  # blocks whose activations stay where the others are offloaded
 
 
 @dataclass(frozen=True)
@@ -148,7 +156,7 @@ def gathered_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:
     """
     if plan.zero_stage < 3 or plan.shard_group == 1:
         return 0.0
-    block, table = stage.one_block, table_parameters(model, plan)
+    block, table = stage.widest_block, table_parameters(model, plan)
     ends = table if stage.embedding or stage.head else 0.0
     blocks = min(plan.rules.gathered_blocks, stage.layers)
     return plan.rules.gathered_bytes * max(blocks * block, ends + (blocks - 1) * block)
@@ -159,18 +167,23 @@ def _phases(
 ) -> dict[str, dict[Category, float]]:
     """What comes on top of the lasting bytes, at each moment that can be the peak."""
     s = batch.sequence_length
-    kept = block_bytes(model, plan, s, plan.recompute)
+    kept = stage_block_bytes(model, plan, s, stage, plan.recompute)
     tokens = plan.micro_batch * s / plan.cp
     logits = stage.loss * tokens * padded_vocabulary(model, plan) / plan.tp
     passing = stage.layers / plan.virtual_stages  # blocks of the micro-batch at work
-    working = working_bytes(model, plan, s)
-    if plan.recompute != "none":  # backward first makes the rest of the block's tensors again
-        working += block_bytes(model, plan, s, "none") - kept
+    working = max(
+        working_bytes(model, plan, s, experts)
+        + block_bytes(model, plan, s, "none", experts)
+        - block_bytes(model, plan, s, plan.recompute, experts)  # backward makes the rest again
+        for experts in {stage.expert_layers == stage.layers > 0, stage.expert_layers > 0}
+    )
+    if plan.offload_activations:
+        blocks, passing = min(blocks, ON_DEVICE), min(passing, ON_DEVICE)
     grads = _backward_gradients(plan, stage) + _dequantized(model, plan, stage)
     return {
         "forward": {
             Category.ACTIVATIONS: blocks * kept,
-            Category.LOGITS_AND_LOSS: logits * plan.rules.loss_bytes,
+            Category.LOGITS_AND_LOSS: logits * logit_bytes(plan),
             Category.TEMPORARIES: _dequantized(model, plan, stage),
         },
         "backward": {
@@ -199,6 +212,9 @@ def _received_bytes(model: ModelShape, plan: Plan, batch: Batch) -> float:
 def _backward_gradients(plan: Plan, stage: Stage) -> float:
     if plan.lora is not None:
         return 0.0
+    if plan.optimizer_in_backward:
+        widest = max(stage.widest_block, stage.embedding_parameters, stage.head_parameters)
+        return widest * plan.rules.gradient_bytes
     return stage.parameters * plan.rules.backward_gradient_bytes
 
 
@@ -215,5 +231,7 @@ def _dequantized(model: ModelShape, plan: Plan, stage: Stage) -> float:
 def _step_bytes(plan: Plan, stage: Stage) -> float:
     if plan.lora is not None:
         return 0.0
-    sharded = plan.shard_group if plan.zero_stage >= 1 else 1
-    return stage.parameters / sharded * plan.rules.step_gradient_bytes
+    sharded = (plan.shard_group, expert_replicas(plan)) if plan.zero_stage >= 1 else (1, 1)
+    experts = stage.expert_parameters
+    shard = (stage.parameters - experts) / sharded[0] + experts / sharded[1]
+    return shard * plan.rules.step_gradient_bytes
