@@ -18,6 +18,7 @@ from utils.planner.collectives import (
     Group,
     all_gather_seconds,
     all_reduce_seconds,
+    hops_across_nodes,
     send_seconds,
 )
 from utils.planner.kernels import memory_seconds
@@ -159,17 +160,20 @@ def stage_work(
 def _sends(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> float:
     """Activations and their gradients between stages, on the critical path.
 
-    Each micro-batch of the slowest stage waits for one send a pass and chunk, and filling the
-    pipeline for one from each stage. Megatron-LM scatters them over tp where it can.
+    Stages work in step, so each micro-batch waits for the slowest hop of all, once a pass and
+    chunk; filling the pipeline passes every hop once. Interleaved stages also send from the last
+    to the first. Megatron-LM scatters what it sends over tp where it can.
     """
     if plan.pp == 1:
         return 0.0
     tokens = plan.micro_batch * batch.sequence_length / plan.cp
     sent = plan.rules.residual_bytes * tokens * model.hidden
     sent /= plan.tp if plan.sequence_parallel or plan.rules.scattered_sends else 1
-    one = send_seconds(cluster, plan.tp * plan.cp * plan.dp, sent)
-    m = plan.micro_batches(batch)
-    return 2 * one * (m * plan.virtual_stages + plan.pp - 1)
+    across = hops_across_nodes(cluster.gpus_per_node, plan.tp * plan.cp * plan.dp, plan.pp)
+    hops = [send_seconds(cluster, leaves, sent) for leaves in across]
+    between, back = hops[:-1], hops[-1:]
+    slowest = max(between + back * (plan.virtual_stages > 1))
+    return 2 * (plan.micro_batches(batch) * plan.virtual_stages * slowest + sum(between))
 
 
 def _step_end(

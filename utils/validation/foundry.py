@@ -19,7 +19,7 @@ SIZES = {
     "3b": (32, 2560, 20), "7b": (32, 4096, 32), "13b": (40, 5120, 40), "30b": (48, 7168, 56),
     "70b": (80, 8192, 64),
 }  # fmt: skip
-GPUS = {"a100_80gb": "A100-80GB", "a100_40gb": "A100-40GB"}
+GPUS = {"a100_80gb": "A100-80GB", "a100_40gb": "A100-40GB", "h100_80gb": "H100"}
 
 # Its loss is flash-attn's fused cross-entropy, which writes the gradient over the 16-bit logits.
 RULES = replace(framework("fsdp"), name="llm-foundry", loss_bytes=4)
