@@ -136,6 +136,7 @@ def _experts(model: ModelShape, plan: Plan) -> tuple[Saved, ...]:
     f = k * model.expert_width / expert_tp(plan)
     sides, names = (2, "gate and up") if model.family == "llama" else (1, "GELU input")
     shared = shared_model(model)
+    weighted = model.family == "gpt"  # SwiGLU and the probability are one kernel, GELU is not
     dense = _gelu(shared, plan) if model.family == "gpt" else _swiglu(shared, plan)
     beside = dense[len(_norm(model, plan, 2)) :] if model.shared_feedforward else ()
     mask = (Saved("dropout 2 mask", h, "sequence"),) if plan.dropout and not beside else ()
@@ -146,6 +147,7 @@ def _experts(model: ModelShape, plan: Plan) -> tuple[Saved, ...]:
         Saved("expert input", width * k * h, "routed", for_weights=True),
         Saved(f"experts' {names}", width * sides * f, "routed"),
         Saved("experts' product", width * f, "routed", for_weights=True),
+        *((Saved("GELU output before its weight", width * f, "routed"),) if weighted else ()),
         *(tensor for tensor in beside if tensor.name != "feed-forward input"),
         *mask,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from utils.catalog import ModelShape
 from utils.planner.cluster import Cluster
-from utils.planner.collectives import Group, all_gather_seconds
+from utils.planner.collectives import Group, all_gather_seconds, all_reduce_seconds
 from utils.planner.kernels import matmul_seconds, memory_seconds
 from utils.planner.layout import Plan
 
@@ -81,8 +81,8 @@ def expert_work(model: ModelShape, cluster: Cluster, plan: Plan, tokens: float) 
     routed, width = routed_tokens(model, plan, tokens), model.expert_width / split
     up = 2 * width if model.family == "llama" else width
     own = tokens / (plan.tp if plan.sequence_parallel else 1)
-    products = matmul_seconds(gpu, routed / held, up, h, held)
-    products += matmul_seconds(gpu, routed / held, h, width, held)
+    products = matmul_seconds(gpu, routed / held, up, h, held, plan.precision)
+    products += matmul_seconds(gpu, routed / held, h, width, held, plan.precision)
     products += matmul_seconds(gpu, own, max(8, model.num_experts or 1), h)
     inner = (6, 10) if model.family == "llama" else (4, 6)
     moved = routed / split * h, routed * width
@@ -99,3 +99,19 @@ def _exchange(model: ModelShape, cluster: Cluster, plan: Plan, routed: float) ->
     inside = Group(split)
     sent = all_gather_seconds(cluster, around, whole)
     return 2 * sent + 2 * all_gather_seconds(cluster, inside, whole * split)
+
+
+def replica_seconds(cluster: Cluster, plan: Plan, count: float) -> tuple[float, float]:
+    """Seconds of reducing the gradients of `count` expert parameters, and of gathering them back."""
+    ranks = expert_replicas(plan)
+    if ranks == 1 or not count:
+        return 0.0, 0.0
+    group = Group(ranks, stride=plan.ep * expert_tp(plan), one_port=plan.rules.one_port)
+    width, gathered = plan.rules.reduce_bytes, plan.rules.gathered_bytes
+    calls = max(1.0, 2 * count / plan.rules.bucket_size_bytes)
+    if plan.zero_stage == 0:
+        return all_reduce_seconds(cluster, group, width * count, calls), 0.0
+    return (
+        all_gather_seconds(cluster, group, width * count, calls),
+        all_gather_seconds(cluster, group, gathered * count, calls),
+    )

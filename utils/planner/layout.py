@@ -260,6 +260,11 @@ def check_layers(plan: Plan, model: ModelShape) -> None:
         divides("ep", plan.ep, f"experts of {model.name}", model.num_experts)
         split = plan.tp if plan.expert_tp is None else plan.expert_tp
         divides("expert_tp", split, "width of an expert", model.expert_width)
+        if plan.lora is not None:
+            raise ValueError(
+                f"lora adapts dense blocks, and {model.name} has {model.num_experts} experts. Write "
+                "lora=None, or a dense model."
+            )
     counts = plan.partition
     if isinstance(counts, tuple):
         if len(counts) != plan.pp or sum(counts) != model.layers or plan.virtual_stages > 1:

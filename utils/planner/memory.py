@@ -28,6 +28,7 @@ PREDICTED = (
     Category.WORKSPACES,
 )  # fmt: skip
 
+HEADROOM = 0.05
 ON_DEVICE = 2  # blocks whose activations stay where the others are offloaded
 
 
@@ -79,6 +80,10 @@ class StageMemory:
     def fits(self, gpu: Device) -> bool:
         """Whether the device has room. Gaps do not count: near the limit they are given back."""
         return self.needed_bytes <= gpu.memory_bytes
+
+    def tight(self, gpu: Device) -> bool:
+        """Whether it fits, but with the gaps between blocks takes the allocator's reserve."""
+        return self.device_bytes > (1 - HEADROOM) * gpu.memory_bytes
 
     @property
     def needed_bytes(self) -> float:

@@ -8,51 +8,26 @@ answer equal to that of trying everything.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from utils.catalog import ModelShape, model_shape
 from utils.catalog.rules import of_kind, one_of
-from utils.planner.block_time import block_time
+from utils.planner.block_time import block_times
+from utils.planner.choice import ERROR, complexity, why_best
 from utils.planner.cluster import Cluster
 from utils.planner.estimate import Estimate, estimate
-from utils.planner.frameworks import Framework, framework
+from utils.planner.host import node_host_bytes
 from utils.planner.layout import Batch, Plan
-from utils.planner.memory import context_bytes, fullest
+from utils.planner.memory import StageMemory, context_bytes, fullest
 from utils.planner.schedules import bubble_closed
+from utils.planner.space import Group, Space, candidates, groups
 from utils.planner.stages import Stage, distinct, stages
 from utils.planner.states import buffer_bytes, states
 
+__all__ = ["Plans", "Space", "candidates", "least_bytes", "least_seconds", "search"]
+
 OBJECTIVES = ("seconds", "bytes")
-Placed = dict[tuple[int, int], list[Stage]]  # by tp and pp
-
-
-@dataclass(frozen=True, kw_only=True)
-class Space:
-    """Which choices a search combines; each tuple lists the values it tries.
-
-    Attributes:
-        zero_stages, recompute, offload, cp: See `Plan`.
-        largest_micro_batch: Micro-batches of 1, 2, 4 and so on up to this.
-        largest_tp: Tensor parallelism up to this; None for the GPUs of a node.
-        virtual_stages: Chunks a stage, where they divide.
-        framework: Whose conventions hold.
-        attention: "flash" or "unfused".
-        shard_stages: Also try ZeRO-2 and 3 with pipeline stages, which shard and gather for every
-            micro-batch; DeepSpeed refuses it, FSDP does it.
-    """
-
-    zero_stages: tuple[int, ...] = (0, 1, 2, 3)
-    recompute: tuple[str, ...] = ("none", "selective", "full")
-    offload: tuple[str, ...] = ("none",)
-    cp: tuple[int, ...] = (1,)
-    largest_micro_batch: int = 16
-    largest_tp: int | None = None
-    virtual_stages: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
-    framework: Framework | str = "megatron"
-    attention: str = "flash"
-    shard_stages: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,11 +35,14 @@ class Plans:
     """What a search found.
 
     Attributes:
-        best: The best plan that fits; None where none does.
+        best: The plan to take: of those that fit with headroom and are within the planner's error
+            of the fastest, the simplest; for bytes the smallest. None where there is none.
+        fastest: The fastest that fits with headroom, however complicated.
         pareto: Plans that fit and that no other beats in both seconds and bytes, fastest first.
         closest: Where none fits, the plans that lack least, each of another layout.
         considered: Combinations looked at.
         estimated: Those that no bound had ruled out.
+        why: Why `best`, and within which space that is exact.
     """
 
     best: Estimate | None
@@ -72,81 +50,14 @@ class Plans:
     closest: tuple[Estimate, ...]
     considered: int
     estimated: int
-
-
-def candidates(
-    model: ModelShape | str, cluster: Cluster, batch: Batch, space: Space
-) -> Iterator[Plan]:
-    """Every valid plan of the space that uses all GPUs of the cluster."""
-    model = model_shape(model)
-    rules = space.framework
-    rules = framework(rules) if isinstance(rules, str) else rules
-    for tp, pp, cp in _layouts(model, cluster, batch, space):
-        dp = cluster.gpus // (tp * pp * cp)
-        for micro_batch, chunks in itertools.product(
-            _micro_batches(batch, dp, space), _chunks(model, pp, space)
-        ):
-            m = batch.sequences // (dp * micro_batch)
-            if chunks > 1 and m % pp:
-                continue
-            base = Plan(
-                dp=dp, tp=tp, pp=pp, cp=cp, virtual_stages=chunks, micro_batch=micro_batch,
-                sequence_parallel=tp > 1, attention=space.attention, framework=rules,
-            )  # fmt: skip
-            for zero, recompute, offload in itertools.product(
-                _zero_stages(dp * cp, pp, space), _recompute(space), space.offload
-            ):
-                if offload != "parameters" or zero == 3:
-                    yield replace(base, zero_stage=zero, recompute=recompute, offload=offload)
-
-
-def _zero_stages(ranks: int, pp: int, space: Space) -> list[int]:
-    """Without replicas there is nothing to shard; with stages only optimizer state, by default."""
-    if ranks == 1:
-        return [0]
-    return [z for z in space.zero_stages if z < 2 or pp == 1 or space.shard_stages]
-
-
-def _recompute(space: Space) -> list[str]:
-    """Flash attention keeps no scores, so that selective recomputation changes nothing."""
-    return [r for r in space.recompute if r != "selective" or space.attention == "unfused"]
-
-
-def _layouts(
-    model: ModelShape, cluster: Cluster, batch: Batch, space: Space
-) -> Iterator[tuple[int, int, int]]:
-    gpus, widest = cluster.gpus, space.largest_tp or cluster.gpus_per_node
-    for tp in (t for t in range(1, min(gpus, widest) + 1) if gpus % t == 0):
-        if model.heads % tp or model.feedforward % tp:
-            continue
-        for cp in (c for c in space.cp if gpus % (tp * c) == 0):
-            if batch.sequence_length % (tp * cp):
-                continue
-            for pp in range(1, min(model.layers, gpus // (tp * cp)) + 1):
-                dp, rest = divmod(gpus, tp * cp * pp)
-                if rest == 0 and batch.sequences % dp == 0:
-                    yield tp, pp, cp
-
-
-def _micro_batches(batch: Batch, dp: int, space: Space) -> list[int]:
-    share, sizes, size = batch.sequences // dp, [], 1
-    while size <= min(share, space.largest_micro_batch):
-        if share % size == 0:
-            sizes.append(size)
-        size *= 2
-    return sizes
-
-
-def _chunks(model: ModelShape, pp: int, space: Space) -> list[int]:
-    if pp == 1:
-        return [1]
-    return [v for v in space.virtual_stages if v == 1 or model.layers % (pp * v) == 0]
+    fastest: Estimate | None = None
+    why: str = ""
 
 
 def search(
     model: ModelShape | str,
     cluster: Cluster,
-    batch: Batch,
+    batch: Batch | Sequence[Batch],
     objective: str = "seconds",
     space: Space = Space(),
 ) -> Plans:
@@ -155,51 +66,188 @@ def search(
     Args:
         model: What is trained: a shape, or a name of the catalog.
         cluster: On what; every plan uses all of it.
-        batch: The global batch.
+        batch: The global batch; or several, of which the best in seconds a token is taken.
         objective: "seconds" of a step (so dollars as well), or "bytes" of the fullest GPU.
         space: The choices to combine.
 
     Raises:
-        ValueError: an unknown objective, or no combination is even valid.
+        ValueError: an unknown objective, no batch, or no combination is even valid.
     """
     model = model_shape(model)
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return _of_several(model, cluster, batch, objective, space)
     of_kind("search", cluster=(cluster, Cluster), batch=(batch, Batch), space=(space, Space))
     one_of("objective", objective, OBJECTIVES)
-    front = _Front()
-    plans = list(candidates(model, cluster, batch, space))
-    if not plans:
-        raise ValueError(
-            f"No layout of {cluster.gpus} GPUs divides {model.heads} heads, {model.layers} layers "
-            f"and {batch.sequences} sequences. Nearest: a batch that is a multiple of "
-            f"{cluster.gpus}, or a number of GPUs that divides {batch.sequences}."
-        )
-    blocks: dict[tuple[int, int, int, str], float] = {}
-    for plan in plans:
-        if _alike(plan) not in blocks:
-            blocks[_alike(plan)] = block_time(model, cluster, plan, batch).total
-    bounded = sorted(
-        ((least_seconds(model, plan, batch, blocks[_alike(plan)]), plan) for plan in plans),
-        key=_first,
-    )
-    estimated, placed = 0, _placed(model, plans)
-    for seconds, plan in bounded:
-        places = placed[plan.tp, plan.pp]
-        lasting = least_bytes(model, plan, places)
-        if lasting > cluster.device.memory_bytes or front.beats(seconds, lasting):
-            continue
-        needed = fullest(model, plan, batch, places).needed_bytes
-        if needed <= cluster.device.memory_bytes and not front.beats(seconds, needed):
-            estimated += 1
-            front.add(estimate(model, cluster, plan, batch), needed)
-    pareto = front.sorted()
-    closest = () if pareto else _closest(model, cluster, batch, plans, placed)
-    best = None
-    if pareto:
-        best = pareto[0] if objective == "seconds" else pareto[-1]
-    return Plans(best, pareto, closest, len(plans), estimated)
+    found = _Search(model, cluster, batch, space)
+    found.run()
+    return found.answer(objective)
 
 
-def _first(pair: tuple[float, Plan]) -> float:
+def _of_several(
+    model: ModelShape, cluster: Cluster, batches: Sequence[Batch], objective: str, space: Space
+) -> Plans:
+    if not batches:
+        raise ValueError("search needs a batch: Batch(sequences=512, sequence_length=4096).")
+    found = [search(model, cluster, batch, objective, space) for batch in batches]
+    fitting = [plans for plans in found if plans.best]
+    if not fitting:
+        return found[0]
+
+    def worth(plans: Plans) -> tuple[float, float]:
+        assert plans.best is not None
+        speed, needed = -plans.best.tokens_per_second, plans.best.peak.needed_bytes
+        return (speed, needed) if objective == "seconds" else (needed, speed)
+
+    return min(fitting, key=worth)
+
+
+class _Search:
+    """One search at work."""
+
+    def __init__(self, model: ModelShape, cluster: Cluster, batch: Batch, space: Space) -> None:
+        self.model, self.cluster, self.batch, self.space = model, cluster, batch, space
+        self.room = cluster.device.memory_bytes
+        self.groups = list(groups(model, cluster, batch, space))
+        self.considered = sum(len(group.variants) for group in self.groups)
+        if not self.considered:
+            raise ValueError(
+                f"No layout of {cluster.gpus} GPUs divides {model.heads} heads, {model.layers} "
+                f"layers and {batch.sequences} sequences. Nearest: a batch that is a multiple of "
+                f"{cluster.gpus}, or a number of GPUs that divides {batch.sequences}."
+            )
+        self.placed: dict[tuple[object, ...], list[Stage]] = {}
+        self.lasting: dict[tuple[object, ...], float] = {}
+        self.known: dict[Plan, Estimate] = {}
+        self.front, self.roomy = _Front(), _Front()
+        self.bounded = self._bounded()
+
+    def run(self) -> None:
+        """Find the plans that no other beats, and the fastest with headroom."""
+        for seconds, group in self.bounded:
+            for plan in group.plans():
+                lasting = self._least_bytes(plan)
+                if lasting > self.room or self._beaten(seconds, lasting):
+                    continue
+                peak = self._peak(plan)
+                if self._fits(plan, peak) and not self._beaten(seconds, peak.needed_bytes):
+                    self._add(self._estimate(plan), peak)
+
+    def answer(self, objective: str) -> Plans:
+        """The plans found, and the one to take."""
+        pareto, roomy = self.front.sorted(), self.roomy.sorted()
+        closest = () if pareto else self._closest()
+        fastest = roomy[0] if roomy else None
+        best = fastest
+        if fastest and objective == "seconds":
+            best = self._simplest(fastest)
+        elif roomy:
+            best = roomy[-1]
+        return Plans(best, pareto, closest, self.considered, len(self.known), fastest,
+                     self._why(best, fastest, objective))  # fmt: skip
+
+    def _why(self, best: Estimate | None, fastest: Estimate | None, objective: str) -> str:
+        words = self.space.words(self.model, self.cluster, self.batch)
+        exact = f"Exact within {self.considered:,} plans: {words}."
+        if best is None or fastest is None:
+            some = "Some fit, all of them within the allocator's reach" if self.front else "None fits"
+            return f"{some}. {exact}"
+        if objective == "bytes":
+            return f"The smallest that fits with headroom. {exact}"
+        return f"{why_best(best, fastest)} {exact}"
+
+    def _simplest(self, fastest: Estimate) -> Estimate:
+        """Of the plans within the error of the fastest, the fastest of the simplest kind."""
+        limit, simplest = fastest.step_seconds * (1 + ERROR), complexity(fastest.plan)
+        near = [(complexity(plan), seconds, i, plan)
+                for i, (seconds, group) in enumerate(self.bounded) if seconds <= limit
+                for plan in group.plans()]  # fmt: skip
+        found = fastest
+        for kind, seconds, _, plan in sorted(
+            (row for row in near if row[0] < simplest), key=lambda row: row[:3]
+        ):
+            if found is not fastest and (
+                kind > complexity(found.plan) or seconds >= found.step_seconds
+            ):
+                if kind > complexity(found.plan):
+                    break
+                continue
+            if self._least_bytes(plan) > self.room:
+                continue
+            peak = self._peak(plan)
+            if not self._fits(plan, peak) or not self._has_headroom(peak):
+                continue
+            row = self._estimate(plan)
+            if row.step_seconds <= (limit if found is fastest else found.step_seconds):
+                found = row
+        return found
+
+    def _bounded(self) -> list[tuple[float, Group]]:
+        blocks: dict[tuple[object, ...], float] = {}
+        rows = []
+        for group in self.groups:
+            key = _alike(group.base)
+            if key not in blocks:
+                blocks[key] = average_block_seconds(
+                    self.model, self.cluster, group.base, self.batch
+                )
+            rows.append((least_seconds(self.model, group.base, self.batch, blocks[key]), group))
+        return sorted(rows, key=_first)
+
+    def _beaten(self, seconds: float, needed: float) -> bool:
+        """A plan like this can enter neither front."""
+        return self.front.beats(seconds, needed) and self.roomy.beats(seconds, needed)
+
+    def _add(self, found: Estimate, peak: StageMemory) -> None:
+        self.front.add(found, peak.needed_bytes)
+        if self._has_headroom(peak):
+            self.roomy.add(found, peak.needed_bytes)
+
+    def _has_headroom(self, peak: StageMemory) -> bool:
+        return not peak.tight(self.cluster.device)
+
+    def _fits(self, plan: Plan, peak: StageMemory) -> bool:
+        if peak.needed_bytes > self.room:
+            return False
+        needed = node_host_bytes(self.model, self.cluster, plan, self.batch)
+        return needed <= self.cluster.host_bytes_per_node
+
+    def _estimate(self, plan: Plan) -> Estimate:
+        if plan not in self.known:
+            self.known[plan] = estimate(self.model, self.cluster, plan, self.batch)
+        return self.known[plan]
+
+    def _peak(self, plan: Plan) -> StageMemory:
+        return fullest(self.model, plan, self.batch, self._places(plan))
+
+    def _places(self, plan: Plan) -> list[Stage]:
+        """The distinct stages of a plan: few of its choices change them."""
+        key = _shared(self.model, plan)
+        if key not in self.placed:
+            self.placed[key] = distinct(stages(self.model, plan))
+        return self.placed[key]
+
+    def _least_bytes(self, plan: Plan) -> float:
+        key = (*_shared(self.model, plan), plan.cp, plan.zero_stage, plan.offload, plan.precision)
+        if key not in self.lasting:
+            self.lasting[key] = least_bytes(self.model, plan, self._places(plan))
+        return self.lasting[key]
+
+    def _closest(self) -> tuple[Estimate, ...]:
+        """The plans that lack least, three of different layouts."""
+        least: dict[tuple[int, int, int], tuple[float, Plan]] = {}
+        for group in self.groups:
+            for plan in group.plans():
+                layout, needed = (plan.tp, plan.pp, plan.cp), self._peak(plan).needed_bytes
+                host = node_host_bytes(self.model, self.cluster, plan, self.batch)
+                if host > self.cluster.host_bytes_per_node:
+                    continue
+                if layout not in least or needed < least[layout][0]:
+                    least[layout] = (needed, plan)
+        nearest = sorted(least.values(), key=lambda pair: pair[0])[:3]
+        return tuple(self._estimate(plan) for _, plan in nearest)
+
+
+def _first(pair: tuple[float, Group]) -> float:
     return pair[0]
 
 
@@ -208,6 +256,9 @@ class _Front:
 
     def __init__(self) -> None:
         self._points: list[tuple[float, float, Estimate]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._points)
 
     def beats(self, seconds: float, needed: float) -> bool:
         """Whether some plan is at least as good in both, so that a plan like this cannot enter."""
@@ -225,27 +276,16 @@ class _Front:
         return tuple(point[2] for point in sorted(self._points, key=lambda p: p[:2]))
 
 
-def _placed(model: ModelShape, plans: list[Plan]) -> Placed:
-    """The distinct stages of each (tp, pp): nothing else of a search's plans changes them."""
-    placed: Placed = {}
-    for plan in plans:
-        if (plan.tp, plan.pp) not in placed:
-            placed[plan.tp, plan.pp] = distinct(stages(model, plan))
-    return placed
-
-
-def _closest(
-    model: ModelShape, cluster: Cluster, batch: Batch, plans: list[Plan], placed: Placed
-) -> tuple[Estimate, ...]:
-    """The plans that lack least, three of different layouts."""
-    least: dict[tuple[int, int, int], tuple[float, Plan]] = {}
-    for plan in plans:
-        layout, places = (plan.tp, plan.pp, plan.cp), placed[plan.tp, plan.pp]
-        needed = fullest(model, plan, batch, places).needed_bytes
-        if layout not in least or needed < least[layout][0]:
-            least[layout] = (needed, plan)
-    nearest = sorted(least.values(), key=lambda pair: pair[0])[:3]
-    return tuple(estimate(model, cluster, plan, batch) for _, plan in nearest)
+def average_block_seconds(
+    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch
+) -> float:
+    """Seconds of an average block, with what the plan recomputes of whole blocks left out."""
+    dense, mixed = block_times(model, cluster, plan, batch)
+    share = model.expert_layers / model.layers
+    kinds = [(1 - share, dense), *([(share, mixed)] if mixed else [])]
+    if plan.recompute_layers is not None:
+        return sum(part * (one.forward.total + one.backward.total) for part, one in kinds)
+    return sum(part * one.total for part, one in kinds)
 
 
 def least_bytes(model: ModelShape, plan: Plan, places: Sequence[Stage]) -> float:
@@ -263,6 +303,13 @@ def least_seconds(model: ModelShape, plan: Plan, batch: Batch, block_seconds: fl
     return m * block_seconds * model.layers / plan.pp * (1 + bubble) * rounding
 
 
-def _alike(plan: Plan) -> tuple[int, int, int, str]:
+def _alike(plan: Plan) -> tuple[object, ...]:
     """What the time of a block depends on, within one search."""
-    return plan.tp, plan.cp, plan.micro_batch, plan.recompute
+    return (plan.tp, plan.cp, plan.micro_batch, plan.recompute, plan.recompute_layers, plan.ep,
+            plan.expert_tp, plan.precision)  # fmt: skip
+
+
+def _shared(model: ModelShape, plan: Plan) -> tuple[object, ...]:
+    """What the stages depend on, within one search."""
+    chunks = plan.virtual_stages if model.dense_layers else 1
+    return plan.tp, plan.pp, plan.partition, plan.ep, plan.expert_tp, chunks

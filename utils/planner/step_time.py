@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 from utils.catalog import ModelShape, model_shape
 from utils.planner import calibration
-from utils.planner.block_time import BlockTime, Parts, block_time, head_time, loss_time
+from utils.planner.block_time import (
+    BlockTime,
+    Parts,
+    block_times,
+    head_time,
+    loss_time,
+)
 from utils.planner.cluster import Cluster
 from utils.planner.collectives import (
     Group,
@@ -21,6 +27,8 @@ from utils.planner.collectives import (
     hops_across_nodes,
     send_seconds,
 )
+from utils.planner.experts import expert_replicas, replica_seconds
+from utils.planner.host import activation_seconds
 from utils.planner.kernels import memory_seconds
 from utils.planner.layout import Batch, Plan
 from utils.planner.stages import Stage, distinct, stages
@@ -88,16 +96,31 @@ class Pieces:
     block: BlockTime
     head: BlockTime
     loss: BlockTime
+    expert_block: BlockTime | None = None
 
     def forward(self, stage: Stage) -> Parts:
         """A stage's forward pass."""
         ends = self.head.forward.times(stage.head) + self.loss.forward.times(stage.loss)
-        return self.block.forward.times(stage.layers) + ends
+        return self._blocks("forward", stage) + ends
 
     def backward(self, stage: Stage) -> Parts:
         """A stage's backward pass, without recomputation."""
         ends = self.head.backward.times(stage.head) + self.loss.backward.times(stage.loss)
-        return self.block.backward.times(stage.layers) + ends
+        return self._blocks("backward", stage) + ends
+
+    def recompute(self, stage: Stage, plan: Plan) -> Parts:
+        """What a stage's backward pass computes again first."""
+        some = plan.recompute_layers is not None and stage.layers
+        share = min(1.0, plan.recompute_layers / stage.layers) if some else 1.0
+        return self._blocks("recompute", stage).times(share)
+
+    def _blocks(self, name: str, stage: Stage) -> Parts:
+        one: Parts = getattr(self.block, name)
+        dense = one.times(stage.layers - stage.expert_layers)
+        if self.expert_block is None:
+            return dense
+        mixed: Parts = getattr(self.expert_block, name)
+        return dense + mixed.times(stage.expert_layers)
 
 
 def step_time(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batch) -> StepTime:
@@ -109,13 +132,11 @@ def step_time(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batc
     model = model_shape(model)
     plan.check(model, batch)
     check_size(plan, cluster)
-    pieces = Pieces(
-        block_time(model, cluster, plan, batch),
-        head_time(model, cluster, plan, batch),
-        loss_time(model, cluster, plan, batch),
-    )
+    dense, mixed = block_times(model, cluster, plan, batch)
+    head, loss = head_time(model, cluster, plan, batch), loss_time(model, cluster, plan, batch)
+    pieces = Pieces(dense, head, loss, mixed)
     places = stages(model, plan)
-    kinds = {s.kind: stage_work(model, cluster, plan, s, pieces) for s in distinct(places)}
+    kinds = {s.kind: stage_work(model, cluster, plan, batch, s, pieces) for s in distinct(places)}
     work, m = max(kinds.values(), key=lambda w: w.total), plan.micro_batches(batch)
     all_stages = sum(kinds[stage.kind].total for stage in places)
     fill = (all_stages - work.total) / plan.virtual_stages
@@ -141,20 +162,24 @@ def check_size(plan: Plan, cluster: Cluster) -> None:
 
 
 def stage_work(
-    model: ModelShape, cluster: Cluster, plan: Plan, stage: Stage, pieces: Pieces
+    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch, stage: Stage, pieces: Pieces
 ) -> StageWork:
     """A stage's work for one micro-batch."""
     passes = pieces.forward(stage) + pieces.backward(stage)
-    recompute = pieces.block.recompute.times(stage.layers)
+    recompute = pieces.recompute(stage, plan)
     count = trained_parameters(model, plan, stage)
     added = memory_seconds(cluster.device, count * plan.rules.accumulate_bytes)
     device = passes.total + recompute.total + added
     again = 1.5 if plan.recompute == "full" else 1.0  # a third pass to launch
     host = again * plan.rules.host_seconds * (stage.layers + stage.head)
+    sent = activation_seconds(model, cluster, plan, batch, stage)
+    back = pieces.backward(stage).total + recompute.total
+    unhidden = max(0.0, sent - pieces.forward(stage).total) + max(0.0, sent - back)
     waiting = host if plan.rules.host_exposed else max(0.0, host - device)
     return StageWork(
-        passes.matmul, passes.memory, recompute.total, passes.communication, waiting, added
-    )
+        passes.matmul, passes.memory + unhidden, recompute.total, passes.communication, waiting,
+        added,
+    )  # fmt: skip
 
 
 def _sends(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> float:
@@ -187,8 +212,11 @@ def _step_end(
     largest = max(places, key=lambda stage: trained_parameters(model, plan, stage))
     count = trained_parameters(model, plan, largest)
     forward = pieces.forward(largest).total
-    backward = pieces.backward(largest).total + largest.layers * pieces.block.recompute.total
-    gradients, parameters = data_parallel_seconds(cluster, plan, count)
+    backward = pieces.backward(largest).total + pieces.recompute(largest, plan).total
+    gradients, parameters = data_parallel_seconds(cluster, plan, count - largest.expert_parameters)
+    if largest.expert_parameters:
+        theirs = replica_seconds(cluster, plan, largest.expert_parameters)
+        gradients, parameters = gradients + theirs[0], parameters + theirs[1]
     if plan.zero_stage == 3:
         seen = [max(0.0, parameters - forward * plan.rules.overlap_parameters),
                 max(0.0, parameters + gradients * plan.rules.overlap_gradients
@@ -201,6 +229,8 @@ def _step_end(
     else:
         exposed = max(0.0, gradients - backward * plan.rules.overlap_gradients)
         exposed += max(0.0, parameters - forward * plan.rules.overlap_parameters)
+    if largest.expert_parameters and plan.zero_stage:  # as many as if sharded like the others
+        count += largest.expert_parameters * (plan.shard_group / expert_replicas(plan) - 1)
     return exposed, _update_seconds(cluster, plan, count, m)
 
 

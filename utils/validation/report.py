@@ -10,6 +10,7 @@ from utils.validation import (
     failures,
     foundry,
     megatron,
+    megatron_experts,
     states,
     times,
     ultrascale,
@@ -19,6 +20,7 @@ from utils.validation.comparison import Comparison, Summary, summarize
 SOURCES: dict[str, Callable[[], list[Comparison]]] = {
     "korthikanti-memory": states.korthikanti_comparisons,
     "megatron": megatron.comparisons,
+    "megatron-experts": megatron_experts.comparisons,
     "ultrascale-memory": ultrascale.memory_comparisons,
     "bloom-memory": bloom.memory_comparisons,
     "adapters": adapters.comparisons,
