@@ -113,6 +113,10 @@ class ModelShape:
             )
         check_experts(self)
 
+    def __hash__(self) -> int:
+        """By name and size: a search asks for the same shape thousands of times."""
+        return hash((self.name, self.layers, self.hidden))
+
     @property
     def expert_layers(self) -> int:
         """Blocks that have experts."""

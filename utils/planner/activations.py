@@ -16,11 +16,12 @@ arXiv:2205.14135, section 3.1).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from utils.catalog import ModelShape
 from utils.planner.adapters import Lora, kept_inputs
 from utils.planner.experts import expert_tp, shared_model
-from utils.planner.layout import Plan
+from utils.planner.layout import Plan, changed
 from utils.planner.stages import Stage
 
 # A tensor in fp8 beside 16 bits; MXFP8 has a one-byte scale for each 32 elements.
@@ -135,10 +136,11 @@ def _experts(model: ModelShape, plan: Plan) -> tuple[Saved, ...]:
     h, width, k = model.hidden, plan.rules.residual_bytes, model.experts_per_token or 0
     f = k * model.expert_width / expert_tp(plan)
     sides, names = (2, "gate and up") if model.family == "llama" else (1, "GELU input")
-    shared = shared_model(model)
     weighted = model.family == "gpt"  # SwiGLU and the probability are one kernel, GELU is not
-    dense = _gelu(shared, plan) if model.family == "gpt" else _swiglu(shared, plan)
-    beside = dense[len(_norm(model, plan, 2)) :] if model.shared_feedforward else ()
+    beside: tuple[Saved, ...] = ()
+    if model.shared_feedforward:
+        dense = (_gelu if model.family == "gpt" else _swiglu)(shared_model(model), plan)
+        beside = dense[len(_norm(model, plan, 2)) :]
     mask = (Saved("dropout 2 mask", h, "sequence"),) if plan.dropout and not beside else ()
     return (
         *_norm(model, plan, 2),
@@ -201,9 +203,23 @@ def block_bytes(
     tokens = plan.micro_batch * sequence_length / plan.cp
     if recompute == "full":
         return tokens * on_rank(Saved("block input", _input_bytes(model, plan), "sequence"), plan)
-    tensors = saved_tensors(model, plan, sequence_length, experts)
-    kept = [t for t in tensors if not (t.scores and recompute == "selective")]
-    return tokens * sum(on_rank(tensor, plan) for tensor in kept)
+    drops = recompute == "selective"
+    return tokens * _per_token(model, _one_rank(plan), sequence_length, drops, experts)
+
+
+def _one_rank(plan: Plan) -> Plan:
+    """The plan as far as a token's tensors depend on it: one key for thousands of plans."""
+    return changed(
+        plan, {"dp": 1, "pp": 1, "cp": 1, "ep": 1, "virtual_stages": 1, "micro_batch": 1,
+               "zero_stage": 0, "shard_ranks": None, "recompute": "none", "recompute_layers": None,
+               "offload": "none", "partition": "even", "schedule": "1f1b"},
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=10_000)
+def _per_token(model: ModelShape, plan: Plan, s: int, drops_scores: bool, experts: bool) -> float:
+    tensors = saved_tensors(model, plan, s, experts)
+    return sum(on_rank(tensor, plan) for tensor in tensors if not (tensor.scores and drops_scores))
 
 
 def stage_block_bytes(

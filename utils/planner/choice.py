@@ -17,11 +17,11 @@ Complexity = tuple[int, int]
 def complexity(plan: Plan) -> Complexity:
     """What a team must get right: axes of parallelism and special states first, then chunks.
 
-    The first number counts tp, pp, cp and ep above 1, offload, interleaving, and gradients or
-    parameters that are sharded (ZeRO-2 and 3); plain replicas and ZeRO-1 count nothing.
+    The first number counts tp, pp, cp and ep above 1, offload, interleaving, and what is sharded
+    beside optimizer state (gradients, parameters); plain replicas and ZeRO-1 count nothing.
     """
     axes = sum(size > 1 for size in (plan.tp, plan.pp, plan.cp, plan.ep))
-    states = (plan.offload != "none") + plan.offload_activations + (plan.zero_stage >= 2)
+    states = (plan.offload != "none") + plan.offload_activations + max(0, plan.zero_stage - 1)
     return axes + states + (plan.virtual_stages > 1), plan.virtual_stages
 
 

@@ -9,6 +9,7 @@ be split over fewer tensor-parallel ranks than attention is. Tokens are taken as
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from utils.catalog import ModelShape
 from utils.planner.cluster import Cluster
@@ -66,6 +67,7 @@ def routed_tokens(model: ModelShape, plan: Plan, tokens: float) -> float:
     return (model.experts_per_token or 0) * tokens * expert_tp(plan) / plan.tp
 
 
+@lru_cache
 def shared_model(model: ModelShape) -> ModelShape:
     """The dense model whose feed-forward layer is the shared experts; one wide where there are none."""
     return replace(

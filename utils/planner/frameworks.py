@@ -81,6 +81,10 @@ class Framework:
     vocabulary_multiple: int = 128
     source: str = ""
 
+    def __hash__(self) -> int:
+        """By name: a search asks for the same conventions thousands of times."""
+        return hash(self.name)
+
     @property
     def state_bytes(self) -> float:
         """Bytes per parameter of an unsharded rank: 16 for the ZeRO paper's mixed precision."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from utils.catalog import ModelShape, model_shape
 from utils.catalog.rules import divides, keep_whole, of_kind, one_of
@@ -247,6 +248,13 @@ class Plan:
             )
         if self.virtual_stages > 1:
             divides("pp, where stages interleave,", self.pp, "micro-batches", m)
+
+
+def changed(plan: Plan, fields: dict[str, Any]) -> Plan:
+    """`dataclasses.replace` without its checks, for fields that are known to go together."""
+    copy: Plan = object.__new__(Plan)
+    copy.__dict__.update(plan.__dict__, **fields)
+    return copy
 
 
 def check_layers(plan: Plan, model: ModelShape) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from utils.catalog import ModelShape, model_shape
 from utils.planner.cluster import Cluster
 from utils.planner.frameworks import Framework, framework
-from utils.planner.layout import Batch, Plan
+from utils.planner.layout import Batch, Plan, changed
 
 LONG_SEQUENCE = 16_384  # tokens from which context parallelism is tried unasked
 LARGEST_CP = 16
@@ -105,13 +105,6 @@ class Group:
     def plans(self) -> list[Plan]:
         """All of them."""
         return [changed(self.base, variant) for variant in self.variants]
-
-
-def changed(plan: Plan, fields: dict[str, Any]) -> Plan:
-    """`dataclasses.replace` without its checks, for fields that are known to go together."""
-    copy: Plan = object.__new__(Plan)
-    copy.__dict__.update(plan.__dict__, **fields)
-    return copy
 
 
 def candidates(
