@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.catalog import ModelShape
+from utils.planner import calibration
 from utils.planner.cluster import Cluster
 from utils.planner.collectives import Group, all_gather_seconds, all_reduce_seconds
 from utils.planner.experts import expert_work, shared_model
-from utils.planner.kernels import ceiling_flops_per_second, matmul_seconds, memory_seconds
+from utils.planner.kernels import flash_flops_per_second, matmul_seconds, memory_seconds
 from utils.planner.layout import Batch, Plan
 from utils.planner.stages import padded_vocabulary
 
@@ -20,9 +21,8 @@ SCORE_FORWARD, SCORE_BACKWARD, SCORE_DROPOUT = 8, 14, 5
 LOGIT_FORWARD, LOGIT_BACKWARD = 36, 14
 FUSED_LOGIT_FORWARD, FUSED_LOGIT_BACKWARD = 4, 4  # 16-bit logits read twice; read and overwritten
 # Flash attention skips what is masked, half the scores; its backward makes the scores again, five
-# products for the forward's two (Dao 2023, arXiv:2307.08691, section 3). FlashAttention reaches 25
-# to 40% of an A100's peak (abstract), so in the middle 0.37 of its measured ceiling.
-CAUSAL_SHARE, FLASH_BACKWARD, FLASH_RATE = 0.5, 2.5, 0.37
+# products for the forward's two (Dao 2023, arXiv:2307.08691, section 3).
+CAUSAL_SHARE, FLASH_BACKWARD = 0.5, 2.5
 
 
 @dataclass(frozen=True)
@@ -95,22 +95,23 @@ def block_time(
     if kind != "bf16":
         moved = [seconds + cast for seconds, cast in
                  zip(moved, _cast_seconds(cluster, products), strict=True)]  # fmt: skip
-    passed = _tensor_parallel(model, cluster, plan, tokens)
+    passed, passed_back = _tensor_parallel(model, cluster, plan, tokens)
     if plan.overlap_tp:
-        passed = passed / plan.tp + max(0.0, passed * (1 - 1 / plan.tp) - forward_matmul)
+        passed = _behind(passed, forward_matmul, plan.tp)
+        passed_back = _behind(passed_back, backward_matmul, plan.tp)
     around = _context_parallel(model, cluster, plan, tokens)
     if experts and not model.shared_feedforward:
-        passed /= 2  # the experts' ranks talk instead of the feed-forward layer's
+        passed, passed_back = passed / 2, passed_back / 2  # the experts' own exchange comes below
     forward = attention_forward + Parts(forward_matmul, moved[0], passed + around)
-    backward = attention_backward + Parts(backward_matmul, moved[1], passed + 2 * around)
+    backward = attention_backward + Parts(backward_matmul, moved[1], passed_back + 2 * around)
     if experts:
         work = expert_work(model, cluster, plan, tokens)
         forward += Parts(work.matmul, work.forward_memory, work.communication)
         backward += Parts(2 * work.matmul, work.backward_memory, work.communication)
-    again = {"none": Parts(), "selective": attention_forward, "full": forward}[plan.recompute]
+    recompute = {"none": Parts(), "selective": attention_forward, "full": forward}[plan.recompute]
     if plan.recompute == "selective" and plan.attention == "flash":
-        again = Parts()
-    return BlockTime(forward, backward, again)
+        recompute = Parts()
+    return BlockTime(forward, backward, recompute)
 
 
 def block_times(
@@ -133,6 +134,11 @@ def check_precision(plan: Plan, cluster: Cluster) -> None:
         f"precision is {plan.precision!r}, and {gpu.name} (capability {gpu.capability[0]}."
         f"{gpu.capability[1]}) has no units for it. Write precision={nearest!r}, or take {has_it}."
     )
+
+
+def _behind(passed: float, products: float, pieces: int) -> float:
+    """Collectives in `pieces` that run behind the products they feed: one shows, and what is longer."""
+    return passed / pieces + max(0.0, passed * (1 - 1 / pieces) - products)
 
 
 def _cast_seconds(
@@ -182,7 +188,7 @@ def _attention(
     gpu, heads, d = cluster.device, model.heads / plan.tp, model.head_dim
     if plan.attention == "flash":
         flops = CAUSAL_SHARE * 4 * tokens * s * heads * d
-        one = flops / (ceiling_flops_per_second(gpu) * FLASH_RATE)
+        one = flops / flash_flops_per_second(gpu, plan.rules.flash_generation, s)
         return Parts(matmul=one), Parts(matmul=FLASH_BACKWARD * one)
     count = max(1, int(plan.micro_batch * heads))
     queries = s / plan.cp
@@ -216,12 +222,23 @@ def _moved_bytes(model: ModelShape, plan: Plan) -> tuple[float, float]:
     return forward, backward
 
 
-def _tensor_parallel(model: ModelShape, cluster: Cluster, plan: Plan, tokens: float) -> float:
-    """Two all-reduces a pass; sequence parallelism cuts each in two halves of the same bytes."""
+def _tensor_parallel(
+    model: ModelShape, cluster: Cluster, plan: Plan, tokens: float
+) -> tuple[float, float]:
+    """Forward and backward: two all-reduces each, which sequence parallelism cuts in two halves.
+
+    In backward what follows a column-parallel matrix can run beside the product of its weight's
+    gradient (Megatron-LM's async all-reduce), and loses its share to it. With sequence parallelism
+    the inputs of these matrices are gathered once more, unless they were kept.
+    """
     group, whole = Group(plan.tp), 2 * tokens * model.hidden
-    if plan.sequence_parallel:
-        return 4 * all_gather_seconds(cluster, group, whole)
-    return 2 * all_reduce_seconds(cluster, group, whole)
+    beside = calibration.CONTENTION if plan.rules.overlap_tensor else 1.0
+    if not plan.sequence_parallel:
+        one = all_reduce_seconds(cluster, group, whole)
+        return 2 * one, 2 * one * beside
+    one = all_gather_seconds(cluster, group, whole)
+    again = 1 - plan.rules.gathered_inputs
+    return 4 * one, 2 * one + 2 * one * (1 + again) * beside
 
 
 def _context_parallel(model: ModelShape, cluster: Cluster, plan: Plan, tokens: float) -> float:

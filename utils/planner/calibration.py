@@ -28,18 +28,33 @@ WORKSPACE_BYTES = 2 * 32 * MIB
 # Ultra-Scale sweep with 15% MFU or more, of the BLOOM prequel's seconds and of llm-foundry.
 
 # Matrix products inside a training step, beside the fastest product ever measured on the device:
-# clocks fall under the power limit, most of all on Hopper.
-AMPERE_SUSTAINED = 0.92
-HOPPER_SUSTAINED = 0.71
+# clocks fall under the power limit, most of all on Hopper and Blackwell.
+AMPERE_SUSTAINED = 0.93
+HOPPER_SUSTAINED = 0.73
+BLACKWELL_SUSTAINED = 0.58
+
+# Products whose shapes tensor cores refuse, beside the peak of the vector units.
+VECTOR_SUSTAINED = 0.49
 
 # Kernels that only move data, beside the memory's peak bandwidth.
-MEMORY_SUSTAINED = 0.82
+MEMORY_SUSTAINED = 0.84
 
 # Collectives and sends, beside the line rate of the link.
-LINK_SUSTAINED = 0.64
+LINK_SUSTAINED = 0.54
+
+# To start one collective: launching its kernels and meeting the other ranks.
+CALL_SECONDS = 23e-6
 
 # One hop of a ring between nodes.
-HOP_SECONDS = 8e-6
+HOP_SECONDS = 13e-6
+
+# Compute loses this share of the seconds of collectives that run behind it: their kernels hold
+# multiprocessors and memory bandwidth.
+CONTENTION = 0.18
 
 # Host time to launch one block's forward and backward pass in a framework of plain Python.
 HOST_SECONDS = 4.5e-3
+
+# What each rank of a tensor-parallel group adds to that where stages on several nodes make the host
+# wait for the device, so that it has no lead in which to hide that ranks arrive one after another.
+ARRIVAL_SECONDS = 2.0e-3

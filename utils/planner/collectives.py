@@ -20,7 +20,7 @@ from utils.planner.cluster import Cluster
 from utils.units import MIB
 
 NCCL_BUFFER_BYTES = 4 * MIB  # NCCL documentation, NCCL_BUFFSIZE
-NVLINK_HOP_SECONDS = 1.9e-6  # NCCL, src/graph/tuning.cc: hwLat of a ring over NVLink, LL128
+NVLINK_HOP_SECONDS = 3.4e-6  # NCCL, src/graph/tuning.cc: hwLat of a ring over NVLink, Simple
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ def all_reduce_seconds(
         return bandwidth + calls * 2 * _ring_seconds(cluster, group)
     levels = math.ceil(math.log2(group.ranks))
     port = cluster.network_bytes_per_second_per_gpu * calibration.LINK_SUSTAINED
-    return bandwidth + calls * 2 * levels * NCCL_BUFFER_BYTES / port
+    waits = 2 * levels * NCCL_BUFFER_BYTES / port
+    return bandwidth + calls * (calibration.CALL_SECONDS + waits)
 
 
 def send_seconds(cluster: Cluster, crosses_nodes: bool, sent_bytes: float) -> float:
@@ -92,7 +93,7 @@ def send_seconds(cluster: Cluster, crosses_nodes: bool, sent_bytes: float) -> fl
 
 @lru_cache(maxsize=10_000)
 def hops_across_nodes(gpus_per_node: int, stride: int, stages: int) -> tuple[bool, ...]:
-    """Whether each hop of a pipeline leaves a node: stage to stage, then from the last to the first.
+    """Whether each hop of a pipeline leaves a node: stage to stage, then from last to first.
 
     Stages lie `stride` ranks apart. A hop leaves its node where it does for any rank of the stage:
     with 16 stages of 4 ranks on nodes of 8 every second one does.
@@ -107,7 +108,8 @@ def hops_across_nodes(gpus_per_node: int, stride: int, stages: int) -> tuple[boo
 
 
 def _ring_seconds(cluster: Cluster, group: Group) -> float:
-    """Latency of a pass around a ring."""
+    """Latency of a pass around a ring: its start and its hops."""
     across = group.nodes(cluster) - 1
     inside = group.ranks - 1 - across
-    return inside * NVLINK_HOP_SECONDS + across * calibration.HOP_SECONDS
+    hops = inside * NVLINK_HOP_SECONDS + across * calibration.HOP_SECONDS
+    return calibration.CALL_SECONDS + hops

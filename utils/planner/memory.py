@@ -18,7 +18,7 @@ from utils.planner.experts import expert_replicas
 from utils.planner.layout import Batch, Plan
 from utils.planner.schedules import in_flight_closed
 from utils.planner.stages import Stage, padded_vocabulary, stages, table_parameters
-from utils.planner.states import buffer_bytes, states
+from utils.planner.states import buffer_bytes, dummy_gradient_bytes, states
 from utils.units import Category
 
 # What a plan predicts of the meter's categories, in the order of figures.
@@ -27,6 +27,7 @@ PREDICTED = (
     Category.GATHERED, Category.ACTIVATIONS, Category.LOGITS_AND_LOSS, Category.TEMPORARIES,
     Category.WORKSPACES,
 )  # fmt: skip
+LOGITS_AND_GRADIENT = 4  # bytes per logit: both, in 16 bits
 
 HEADROOM = 0.05
 ON_DEVICE = 2  # blocks whose activations stay where the others are offloaded
@@ -122,7 +123,7 @@ def _stage_memory(model: ModelShape, plan: Plan, batch: Batch, stage: Stage) -> 
     blocks = in_flight_blocks(plan, batch, stage)
     lasting = states(model, plan, stage) | {
         Category.GATHERED: gathered_bytes(model, plan, stage),
-        Category.WORKSPACES: float(calibration.WORKSPACE_BYTES),
+        Category.WORKSPACES: calibration.WORKSPACE_BYTES + dummy_gradient_bytes(model, plan),
         Category.COMMUNICATION: buffer_bytes(plan, stage) + _received_bytes(model, plan, batch),
     }
     phases = _phases(model, plan, batch, stage, blocks)
@@ -191,6 +192,11 @@ def _phases(
             Category.LOGITS_AND_LOSS: logits * logit_bytes(plan),
             Category.TEMPORARIES: _dequantized(model, plan, stage),
         },
+        "backward of the head": {
+            Category.ACTIVATIONS: blocks * kept,
+            Category.LOGITS_AND_LOSS: logits * min(plan.rules.loss_bytes, LOGITS_AND_GRADIENT),
+            Category.TEMPORARIES: _head_gradient_bytes(model, plan, stage),
+        },
         "backward": {
             Category.ACTIVATIONS: blocks * kept,
             Category.LOGITS_AND_LOSS: 0.0,
@@ -202,6 +208,15 @@ def _phases(
         },
         "step": {Category.TEMPORARIES: _step_bytes(plan, stage)},
     }
+
+
+def _head_gradient_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:
+    """The head's own gradient, or its stand-in, while logits and their gradient are still there."""
+    if plan.lora is not None or not stage.head:
+        return 0.0
+    rules = plan.rules
+    width = rules.residual_bytes if rules.dummy_gradients else rules.backward_gradient_bytes
+    return width * table_parameters(model, plan)
 
 
 def _received_bytes(model: ModelShape, plan: Plan, batch: Batch) -> float:

@@ -95,6 +95,20 @@ def buffer_bytes(plan: Plan, stage: Stage) -> float:
     return stage.parameters * copies + plan.rules.fixed_buffer_bytes
 
 
+def dummy_gradient_bytes(model: ModelShape, plan: Plan) -> float:
+    """Gradients that autograd is handed where the true ones are added up inside the products.
+
+    Transformer Engine keeps one for each shape of a block's matrices (module/base.py,
+    get_dummy_wgrad).
+    """
+    if not plan.rules.dummy_gradients or plan.lora is not None:
+        return 0.0
+    h, f, kv = model.hidden, model.feedforward, model.key_value_heads * model.head_dim
+    up = 2 * f if model.family == "llama" else f
+    shapes = {(h, (h + 2 * kv) / plan.tp), (h, h / plan.tp), (h, up / plan.tp), (f / plan.tp, h)}
+    return plan.rules.residual_bytes * sum(rows * columns for rows, columns in shapes)
+
+
 def _adapter_states(model: ModelShape, plan: Plan, stage: Stage) -> dict[Category, float]:
     """Frozen base in its own type, adapters with gradients and moments in theirs."""
     lora = plan.lora

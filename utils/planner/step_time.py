@@ -170,16 +170,27 @@ def stage_work(
     count = trained_parameters(model, plan, stage)
     added = memory_seconds(cluster.device, count * plan.rules.accumulate_bytes)
     device = passes.total + recompute.total + added
-    again = 1.5 if plan.recompute == "full" else 1.0  # a third pass to launch
-    host = again * plan.rules.host_seconds * (stage.layers + stage.head)
     sent = activation_seconds(model, cluster, plan, batch, stage)
     back = pieces.backward(stage).total + recompute.total
     unhidden = max(0.0, sent - pieces.forward(stage).total) + max(0.0, sent - back)
+    host = _host_seconds(cluster, plan) * (stage.layers + stage.head)
     waiting = host if plan.rules.host_exposed else max(0.0, host - device)
     return StageWork(
         passes.matmul, passes.memory + unhidden, recompute.total, passes.communication, waiting,
         added,
     )  # fmt: skip
+
+
+def _host_seconds(cluster: Cluster, plan: Plan) -> float:
+    """To launch one block's passes, the third one of recomputation included.
+
+    Stages that exchange shapes before tensors make the host wait for the device, so that it has no
+    lead left; then each collective of a block waits for the ranks of its group one by one. The
+    sweep shows it over several nodes alone.
+    """
+    launch = plan.rules.host_seconds * (1.5 if plan.recompute == "full" else 1.0)
+    waits = plan.rules.host_meets_stages and plan.pp > 1 and plan.tp > 1 and cluster.nodes > 1
+    return launch + waits * plan.tp * calibration.ARRIVAL_SECONDS
 
 
 def _sends(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> float:
@@ -217,21 +228,25 @@ def _step_end(
     if largest.expert_parameters:
         theirs = replica_seconds(cluster, plan, largest.expert_parameters)
         gradients, parameters = gradients + theirs[0], parameters + theirs[1]
+    rules = plan.rules
+    first = _seen(parameters, forward * rules.overlap_parameters)
     if plan.zero_stage == 3:
-        seen = [max(0.0, parameters - forward * plan.rules.overlap_parameters),
-                max(0.0, parameters + gradients * plan.rules.overlap_gradients
-                    - backward * plan.rules.overlap_parameters),
-                gradients * (not plan.rules.overlap_gradients)]  # fmt: skip
-        exposed = m * sum(seen)
-    elif plan.zero_stage == 2:
-        exposed = m * max(0.0, gradients - backward * plan.rules.overlap_gradients)
-        exposed += max(0.0, parameters - forward * plan.rules.overlap_parameters)
+        both = parameters + gradients * rules.overlap_gradients
+        last = _seen(both, backward * rules.overlap_parameters)
+        exposed = m * (first + last + gradients * (not rules.overlap_gradients))
     else:
-        exposed = max(0.0, gradients - backward * plan.rules.overlap_gradients)
-        exposed += max(0.0, parameters - forward * plan.rules.overlap_parameters)
+        last = _seen(gradients, backward * rules.overlap_gradients)
+        exposed = last * (m if plan.zero_stage == 2 else 1) + first
     if largest.expert_parameters and plan.zero_stage:  # as many as if sharded like the others
         count += largest.expert_parameters * (plan.shard_group / expert_replicas(plan) - 1)
     return exposed, _update_seconds(cluster, plan, count, m)
+
+
+def _seen(sent: float, work: float) -> float:
+    """Seconds that collectives add to the work beside them: what it does not hide, and a share of
+    what it hides, since they take multiprocessors and memory bandwidth from it."""
+    hidden = min(sent, work)
+    return sent - hidden + calibration.CONTENTION * hidden
 
 
 def _update_seconds(cluster: Cluster, plan: Plan, count: float, m: int) -> float:

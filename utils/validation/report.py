@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from utils.validation import (
     adapters,
+    b200,
     bloom,
     failures,
     foundry,
@@ -28,6 +29,8 @@ SOURCES: dict[str, Callable[[], list[Comparison]]] = {
     "ultrascale-speed": ultrascale.speed_comparisons,
     "bloom-seconds": bloom.seconds_comparisons,
     "foundry": foundry.comparisons,
+    "b200-memory": b200.memory_comparisons,
+    "b200-seconds": b200.seconds_comparisons,
 }
 
 
