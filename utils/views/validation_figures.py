@@ -21,6 +21,12 @@ OURS, RATIO = "#bd1f01", "#3f90da"
 MARKERS = ("X", "s", "^", "D", "v", "P")
 OTHERS = ("#717581", "#832db6", "#e76300", "#a96b59", "#ffa90e", "#94a4a2")
 FARTHEST = 4.0  # ratios from 1/4 to 4 are drawn
+# Columns of published tables, in words.
+QUANTITIES = {
+    "fig1_param_opt_gib": "parameters and optimizer state, GiB",
+    "fig1_act_none_gib": "activations, nothing recomputed, GiB",
+    "fig1_act_seqsel_gib": "activations, selective recompute, GiB",
+}
 NAIVE = "naive rule, its constant fitted"
 
 
@@ -45,7 +51,8 @@ def draw_validation(summaries: Sequence[Summary], peers: Sequence[PeerError] = (
         _draw_ratios(left, summaries)
         _draw_errors(right, summaries, peers)
         names = [
-            f"{row.source}\n{row.quantity.replace('_', ' ')}, {row.rows} rows" for row in summaries
+            f"{row.source}\n{QUANTITIES.get(row.quantity, row.quantity)}, {row.rows} rows"
+            for row in summaries
         ]
         left.set_yticks(range(len(names)), names, fontsize=9)
         left.set_ylim(len(names) - 0.5, -0.5)
