@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from utils.catalog.rules import of_kind
-from utils.planner.choice import ERROR
+from utils.planner.choice import ERROR, Complexity, complexity
 from utils.planner.estimate import Estimate, estimate
 from utils.planner.layout import Plan
 from utils.planner.memory import StageMemory
@@ -70,9 +70,30 @@ def explain(chosen: Estimate, space: Space | None = None) -> list[Neighbour]:
 
 
 def one_change_that_fits(rejected: Estimate) -> Neighbour | None:
-    """The fastest plan that fits and is one choice away; None where no single choice is enough."""
-    fitting = (row for row in explain(rejected) if row.estimate and row.estimate.fits)
-    return min(fitting, key=lambda row: row.estimate.step_seconds, default=None)  # type: ignore[union-attr]
+    """The plan to take that is one choice away; None where no single choice is enough.
+
+    As in a search: with headroom where there is such a plan, and of those within the planner's
+    error of the fastest the simplest.
+    """
+    fitting = [row for row in explain(rejected) if row.estimate and row.estimate.fits]
+    gpu = rejected.cluster.device
+    roomy = [row for row in fitting if row.estimate and not row.estimate.peak.tight(gpu)]
+    among = roomy or fitting
+    if not among:
+        return None
+    limit = (1 + ERROR) * min(_seconds(row) for row in among)
+    near = [row for row in among if _seconds(row) <= limit]
+    return min(near, key=lambda row: (_complexity(row), _seconds(row)))
+
+
+def _seconds(row: Neighbour) -> float:
+    assert row.estimate is not None
+    return row.estimate.step_seconds
+
+
+def _complexity(row: Neighbour) -> Complexity:
+    assert row.plan is not None
+    return complexity(row.plan)
 
 
 def why_it_does_not_fit(rejected: Estimate) -> str:
