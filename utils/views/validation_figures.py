@@ -46,7 +46,7 @@ def draw_validation(summaries: Sequence[Summary], peers: Sequence[PeerError] = (
     if not summaries:
         raise ValueError("draw_validation() needs summaries; summarize(compare_all()) gives them.")
     with course_style():
-        figure = Figure(figsize=(12.0, 1.9 + 0.42 * len(summaries)), layout="constrained")
+        figure = Figure(figsize=(10.5, 1.9 + 0.38 * len(summaries)), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
         _draw_ratios(left, summaries)
         _draw_errors(right, summaries, peers)
