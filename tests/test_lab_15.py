@@ -59,7 +59,7 @@ def test_every_answer_of_the_lesson_is_accepted() -> None:
 def test_a_plan_within_the_allocators_reach_is_not() -> None:
     """77.5 of 79.1 GiB before any gap."""
     full = lab_15._on_64(Plan(tp=8, pp=8))
-    assert full.fits and full.peak.tight(full.cluster.device)
+    assert full.fits and full.tight
     nudged(lab_15.plan_175b(full.plan), "within the allocator's reach")
 
 

@@ -44,7 +44,7 @@ def test_offload_for_less_than_the_error_is_not_recommended() -> None:
 def test_the_best_is_never_within_the_allocators_reach() -> None:
     for nodes in (8, 12, 16):
         found = search("gpt-3-175b", replace(A100, nodes=nodes), BATCH)
-        assert found.best is None or not found.best.peak.tight(A100.device)
+        assert found.best is None or not found.best.tight
 
 
 def test_explaining_the_best_never_answers_faster() -> None:

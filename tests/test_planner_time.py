@@ -19,6 +19,7 @@ from utils.planner import (
     cost,
     estimate,
     explain,
+    framework,
     goodput,
     memory,
     plan_name,
@@ -38,6 +39,7 @@ from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.goodput import best_interval_seconds, working_share
 from utils.planner.kernels import (
     ceiling_flops_per_second,
+    flash_flops_per_second,
     matmul_seconds,
     memory_seconds,
     shape_efficiency,
@@ -118,7 +120,7 @@ def test_the_formula_of_a_pipeline_is_what_running_it_takes():
 
 
 def test_recompute_costs_time_and_interleaving_saves_bubble():
-    none, full = _estimate(tp=8), _estimate(tp=8, recompute="full")
+    none, full = (_estimate(tp=2, recompute=again) for again in ("none", "full"))
     assert 1.15 < full.step_seconds / none.step_seconds < 1.45
     plain, interleaved = _estimate(pp=4), _estimate(pp=4, virtual_stages=3)
     assert interleaved.time.pipeline < plain.time.pipeline
@@ -141,6 +143,58 @@ def test_odd_dimensions_leave_the_tensor_cores():
     even, odd = (matmul_seconds(A100, 4096, 4096, k) for k in (4096, 4098))
     assert odd > 5 * even
     assert matmul_seconds(H100, 4096, 4096, 4096) < even
+
+
+def test_flash_attention_runs_at_the_rate_of_its_generation():
+    """Kernels for Ampere do not use Hopper's units, those for Hopper and Blackwell do."""
+    second, third = (flash_flops_per_second(H100, generation, 1e6) for generation in (2, 3))
+    assert second == pytest.approx(0.61 * 0.62 * 989e12, rel=1e-3)
+    assert third > 1.4 * second
+    assert flash_flops_per_second(H100, None, 1e6) == third
+    assert flash_flops_per_second(A100, 3, 1e6) == flash_flops_per_second(A100, 2, 1e6)
+    assert flash_flops_per_second(A100, 1, 1e6) == pytest.approx(0.32 * 312e12, rel=1e-3)
+    assert flash_flops_per_second(device("B200"), None, 1e6) > 1.8 * third
+    assert flash_flops_per_second(H100, 2, 300) == pytest.approx(second / 2, rel=1e-3)
+
+
+def test_backward_hides_tensor_parallel_collectives_where_the_framework_does():
+    rules = framework("megatron")
+    hidden, bare = (
+        _estimate(tp=8, micro_batch=4, framework=replace(rules, overlap_tensor=overlap)).time
+        for overlap in (True, False)
+    )
+    assert hidden.tensor_parallel < 0.7 * bare.tensor_parallel
+
+
+def test_hidden_collectives_still_cost_a_share(monkeypatch):
+    plan, cluster = Plan(dp=64, zero_stage=1), _cluster(64)
+    sent = all_gather_seconds(cluster, Group(64), 4 * GPT.parameter_count)
+    with_cost = step_time(GPT, cluster, plan, BATCH).data_parallel
+    monkeypatch.setattr(calibration, "CONTENTION", 0.0)
+    without = step_time(GPT, cluster, plan, BATCH).data_parallel
+    assert 0.1 * sent < with_cost - without < 0.5 * sent
+
+
+def test_the_host_waits_longer_where_stages_make_it_meet_the_device():
+    """nanotron over several nodes: each rank of a tensor-parallel group adds its arrival."""
+    model, batch = model_shape("llama-2-7b"), Batch(sequences=64, sequence_length=512)
+    waits = {
+        (tp, pp): step_time(
+            model, Cluster(gpu="H100", nodes=2), Plan(dp=16 // tp // pp, tp=tp, pp=pp,
+            framework="nanotron"), batch,
+        ).launch for tp, pp in ((8, 1), (4, 2), (8, 2))
+    }  # fmt: skip
+    assert waits[8, 2] > 1.5 * waits[4, 2]
+    assert waits[8, 2] > waits[8, 1]
+
+
+def test_zero_tensor_by_tensor_pays_for_every_call():
+    plan = Plan(dp=256, zero_stage=1, framework="nanotron")
+    bucketed = replace(plan, framework=replace(plan.rules, shards_tensors=False))
+    batch = Batch(sequences=256, sequence_length=2048)
+    small = model_shape("megatron-1.7b")
+    each, few = (step_time(small, _cluster(256), p, batch).data_parallel for p in (plan, bucketed))
+    assert each > 1.05 * few
 
 
 def test_small_products_are_bound_by_memory():
@@ -170,10 +224,10 @@ def test_only_hops_that_leave_a_node_cost_the_latency_between_nodes():
     many, calls = Cluster(gpu="A100-80GB", nodes=64), 1000
     group = Group(512)
     latency = all_gather_seconds(many, group, 0.0, calls) / calls
-    inside = (511 - 63) * NVLINK_HOP_SECONDS
-    assert latency == pytest.approx(63 * calibration.HOP_SECONDS + inside)
+    inside, start = (511 - 63) * NVLINK_HOP_SECONDS, calibration.CALL_SECONDS
+    assert latency == pytest.approx(start + 63 * calibration.HOP_SECONDS + inside)
     one = all_gather_seconds(NODE, Group(8), 0.0, calls) / calls
-    assert one == pytest.approx(7 * NVLINK_HOP_SECONDS)
+    assert one == pytest.approx(start + 7 * NVLINK_HOP_SECONDS)
 
 
 def test_which_hops_of_a_pipeline_leave_a_node():

@@ -44,15 +44,20 @@ def test_every_cell_of_zero_table_1_is_as_printed():
         ("Megatron-LM CI, 7B and up", "bytes between steps", "worst", 0.05),
         ("Megatron-LM CI, 7B and up", "peak bytes", "worst", 0.05),
         ("Megatron-LM CI, small", "peak bytes", "median", 0.03),
-        ("Ultra-Scale sweep", "reserved GiB", "median", 0.06),
-        ("Ultra-Scale sweep", "reserved GiB", "p90", 0.15),
+        ("Ultra-Scale sweep", "reserved GiB", "median", 0.05),
         ("BLOOM prequel", "nvidia-smi GB", "mean", 0.05),
         ("litgpt LoRA and QLoRA", "peak GB", "median", 0.10),
         ("PEFT LoRA", "reserved GB", "median", 0.10),
-        ("Korthikanti Table 5", "seconds", "mean", 0.05),
-        ("Ultra-Scale sweep", "tokens/s/GPU", "median", 0.08),
-        ("BLOOM prequel", "seconds", "mean", 0.09),
-        ("llm-foundry", "MFU %", "median", 0.07),
+        ("Ultra-Scale sweep", "tokens/s/GPU", "median", 0.06),
+        ("Korthikanti Table 5", "seconds", "mean", 0.036),
+        ("Ultra-Scale sweep", "tokens/s/GPU", "mean", 0.09),
+        ("Ultra-Scale sweep", "tokens/s/GPU", "p90", 0.22),
+        ("Ultra-Scale sweep", "reserved GiB", "p90", 0.135),
+        ("BLOOM prequel", "seconds", "mean", 0.06),
+        ("llm-foundry, A100", "MFU %", "mean", 0.07),
+        ("llm-foundry, H100", "MFU %", "mean", 0.07),
+        ("SimuMax's B200", "milliseconds", "mean", 0.06),
+        ("SimuMax's B200", "allocated GiB", "mean", 0.015),
     ],
 )
 def test_predictions_are_within_their_bar(summaries, source_name, quantity, figure, bar):
@@ -73,7 +78,9 @@ def test_rows_that_set_no_constant_do_as_well(summaries, source_name):
         ("BLOOM prequel", "nvidia-smi GB", 5),
         ("Ultra-Scale sweep", "tokens/s/GPU", 2),
         ("BLOOM prequel", "seconds", 1),
-        ("llm-foundry", "MFU %", 1),
+        ("llm-foundry, A100", "MFU %", 1.5),
+        ("llm-foundry, H100", "MFU %", 1),
+        ("SimuMax's B200", "milliseconds", 3),
         ("Korthikanti Table 5", "seconds", 4),
     ],
 )
@@ -92,7 +99,7 @@ def test_stated_intervals_hold_what_they_say():
         assert 0.77 <= inside <= 0.83
 
 
-@pytest.mark.parametrize("source_name", ["bloom-seconds", "foundry", "korthikanti-seconds"])
+@pytest.mark.parametrize("source_name", ["bloom-seconds", "foundry", "korthikanti-seconds", "b200-seconds"])
 def test_sources_that_set_no_interval_lie_inside_it_as_often(source_name):
     rows = compare_all((source_name,))
     ratios = [row.published / row.predicted for row in rows]
@@ -104,14 +111,20 @@ def test_sources_that_set_no_interval_lie_inside_it_as_often(source_name):
 
 def test_following_the_planner_costs_little():
     losses = sorted(row.loss for row in ultrascale.regrets())
-    assert losses[len(losses) // 2] <= 0.03
+    assert losses[len(losses) // 2] <= 0.02
     assert losses[-1] <= 0.25
 
 
+def test_layouts_within_the_allocators_reach_are_the_slow_ones():
+    slow = sorted(ratio for _, ratio in ultrascale.tight_rows())
+    assert len(slow) > 10
+    assert slow[len(slow) // 2] > 2
+
+
 @pytest.mark.parametrize("name", ["hidden", "heads"])
-def test_effects_of_shape_have_their_sign_and_half_their_size(name):
+def test_effects_of_shape_have_their_sign_and_size(name):
     published, predicted = bloom.effects()[name]
-    assert published / 2 <= predicted <= 1.5 * published
+    assert 0.8 * published <= predicted <= 1.25 * published
 
 
 def test_ptd_and_zero_3_come_in_the_published_order():
@@ -161,8 +174,10 @@ def test_few_constants_were_set_on_measurements():
     fitted = {name for name in vars(calibration) if name.isupper()} - {"GB", "MIB"} - documented
     assert fitted == {
         "FRAGMENTATION", "COMMUNICATOR_BYTES", "AMPERE_SUSTAINED", "HOPPER_SUSTAINED",
-        "MEMORY_SUSTAINED", "LINK_SUSTAINED", "HOP_SECONDS", "HOST_SECONDS",
+        "BLACKWELL_SUSTAINED", "VECTOR_SUSTAINED", "MEMORY_SUSTAINED", "LINK_SUSTAINED",
+        "CALL_SECONDS", "HOP_SECONDS", "CONTENTION", "HOST_SECONDS", "ARRIVAL_SECONDS",
     }  # fmt: skip
+    assert len(fitted) <= 14
 
 
 def test_errors_are_signed_shares():

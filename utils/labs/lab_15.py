@@ -73,7 +73,7 @@ def plan_175b(answer: Plan) -> Verdict:
         )
         return not_yet(why_it_does_not_fit(found), nudge=nudge)
     gpu, held = found.cluster.device, found.peak.device_bytes
-    if found.peak.tight(gpu):
+    if found.tight:
         return not_yet(
             f"it fits, and with the gaps between blocks it holds {held / gpu.memory_bytes:.0%} of the "
             "card: within the allocator's reach",

@@ -24,8 +24,9 @@ CUDA_CONTEXT_BYTES = 0.6 * GB
 # (PyTorch documentation, CUBLAS_WORKSPACE_CONFIG=:4096:8).
 WORKSPACE_BYTES = 2 * 32 * MIB
 
-# Time. All of what follows was set together, on Korthikanti's Table 5, on the even lines of the
-# Ultra-Scale sweep with 15% MFU or more, of the BLOOM prequel's seconds and of llm-foundry.
+# Time. All of what follows was set together, on Korthikanti's Table 5 and on the even lines of the
+# Ultra-Scale sweep with 15% MFU or more, of the BLOOM prequel's seconds, of llm-foundry (A100 and
+# H100) and of SimuMax's B200.
 
 # Matrix products inside a training step, beside the fastest product ever measured on the device:
 # clocks fall under the power limit, most of all on Hopper and Blackwell.
@@ -34,25 +35,26 @@ HOPPER_SUSTAINED = 0.73
 BLACKWELL_SUSTAINED = 0.58
 
 # Products whose shapes tensor cores refuse, beside the peak of the vector units.
-VECTOR_SUSTAINED = 0.49
+VECTOR_SUSTAINED = 0.5
 
 # Kernels that only move data, beside the memory's peak bandwidth.
-MEMORY_SUSTAINED = 0.84
+MEMORY_SUSTAINED = 0.83
 
 # Collectives and sends, beside the line rate of the link.
 LINK_SUSTAINED = 0.54
 
 # To start one collective: launching its kernels and meeting the other ranks.
-CALL_SECONDS = 23e-6
+CALL_SECONDS = 25e-6
 
 # One hop of a ring between nodes.
-HOP_SECONDS = 13e-6
+HOP_SECONDS = 17e-6
 
 # Compute loses this share of the seconds of collectives that run behind it: their kernels hold
 # multiprocessors and memory bandwidth.
-CONTENTION = 0.18
+CONTENTION = 0.14
 
-# Host time to launch one block's forward and backward pass in a framework of plain Python.
+# Host time to launch one block's forward and backward pass in a framework of plain Python: the
+# least that a block takes in the sweep's layouts with one stage.
 HOST_SECONDS = 4.5e-3
 
 # What each rank of a tensor-parallel group adds to that where stages on several nodes make the host

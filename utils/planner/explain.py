@@ -77,7 +77,7 @@ def one_change_that_fits(rejected: Estimate) -> Neighbour | None:
     """
     fitting = [row for row in explain(rejected) if row.estimate and row.estimate.fits]
     gpu = rejected.cluster.device
-    roomy = [row for row in fitting if row.estimate and not row.estimate.peak.tight(gpu)]
+    roomy = [row for row in fitting if row.estimate and not row.estimate.tight]
     among = roomy or fitting
     if not among:
         return None
@@ -151,7 +151,7 @@ def _judge(chosen: Estimate, change: str, fields: dict[str, Any], space: Space) 
     if share > 0:
         return Neighbour(change, plan, found, "slower", why_it_is_slower(chosen, found))
     reason = f"{format_seconds(found.step_seconds)} a step, {-share:.1%} less."
-    if found.peak.tight(chosen.cluster.device):
+    if found.tight:
         reason = f"{reason[:-1]}, and within the allocator's reach of the limit."
         return Neighbour(change, plan, found, "too tight", reason)
     if not _tried(chosen, plan, space):

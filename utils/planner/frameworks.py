@@ -26,12 +26,16 @@ class Framework:
         fixed_buffer_bytes: Reduce and gather buckets of a fixed size, with dp above 1.
         backward_gradient_bytes: Per parameter, gradients that pile up during one backward pass
             before they are added to the lasting ones.
+        frees_gradients: Each step ends by freeing the gradients, as `zero_grad()` does.
         dummy_gradients: Gradients are added up inside the products, and one stand-in for each shape
             of a matrix is kept for autograd.
-        step_gradient_bytes: Per parameter of the rank's optimizer shard, a finer copy of the
-            gradient while the optimizer steps.
+        step_gradient_bytes: Per parameter of the rank's optimizer shard, what the optimizer's step
+            takes besides: a finer copy of the gradient, or the square roots of the second moments,
+            which PyTorch's AdamW makes for all parameters at once (torch/optim/adam.py, foreach).
         gathered_bytes: Per parameter of a block gathered by ZeRO-3 (its compute type).
         gathered_blocks: Blocks alive at once under ZeRO-3: the one computing and those prefetched.
+        keeps_ends: Under ZeRO-3, embedding and head stay gathered from forward to backward, and a
+            block's gradients are whole until they are reduced.
         residual_bytes: Width of one element of the residual stream and of block inputs.
         eager_norm: RMSNorm is plain PyTorch, which keeps more than a fused kernel does.
         flash_generation: Of the flash attention that it calls, see `kernels.FLASH`; None for the
@@ -42,6 +46,7 @@ class Framework:
         loss_bytes: Per logit on the rank at the peak of the loss, with the logits themselves.
         reduce_bytes: Per parameter, what the data-parallel reduction of gradients sends.
         bucket_size_bytes: Gradients in 16 bits that are reduced in one call.
+        shards_tensors: ZeRO shards and gathers each tensor by itself, not bucket by bucket.
         overlap_gradients, overlap_parameters: Their collectives run behind the last backward pass
             and the first forward pass.
         overlap_tensor: In backward, tensor-parallel collectives run beside the products of weight
@@ -69,10 +74,12 @@ class Framework:
     bucket_bytes: float = 0
     fixed_buffer_bytes: float = 0
     backward_gradient_bytes: float = 0
+    frees_gradients: bool = False
     dummy_gradients: bool = False
     step_gradient_bytes: float = 0
     gathered_bytes: float = 2
     gathered_blocks: int = 2
+    keeps_ends: bool = False
     residual_bytes: int = 2
     eager_norm: bool = False
     flash_generation: int | None = None
@@ -81,6 +88,7 @@ class Framework:
     loss_bytes: float = 6
     reduce_bytes: float = 4
     bucket_size_bytes: float = 80e6
+    shards_tensors: bool = False
     overlap_gradients: bool = True
     overlap_parameters: bool = True
     overlap_tensor: bool = False
@@ -139,9 +147,9 @@ _ROWS = [
         flash_generation=2, overlap_tensor=True, loss_bytes=10, vocabulary_multiple=1,
         bucket_size_bytes=25e6,
         overlap_parameters=False, host_seconds=calibration.HOST_SECONDS, host_meets_stages=True,
-        accumulate_bytes=10,
-        source="nanotron: gradient_accumulator.py (float32 gradients of all parameters), p2p.py, "
-        "DistributedDataParallel buckets in bfloat16, tensor_parallel/functional.py",
+        accumulate_bytes=10, shards_tensors=True,
+        source="nanotron: optim/zero.py, p2p.py, gradient_accumulator.py (float32 gradients of all "
+        "parameters), DistributedDataParallel buckets in bfloat16, tensor_parallel/functional.py",
     ),
     Framework(
         name="deepspeed", gradient_bytes=2, step_gradient_bytes=4, fixed_buffer_bytes=2e9,
@@ -153,18 +161,21 @@ _ROWS = [
         "from 768 to 1,536 GPUs in Narayanan et al. 2021, Table 2",
     ),
     Framework(
-        name="fsdp", parameter_bytes=4, gradient_bytes=4, master_bytes=0, gathered_bytes=2,
+        name="fsdp", keeps_ends=True, frees_gradients=True, step_gradient_bytes=4,
+        parameter_bytes=4, gradient_bytes=4, master_bytes=0, gathered_bytes=2,
         flash_generation=2, fused_gate=False, loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
         source="PyTorch FSDP2 with MixedPrecisionPolicy(bf16, reduce fp32): float32 shards are "
         "master and parameter in one",
     ),
     Framework(
-        name="fp32", parameter_bytes=4, gradient_bytes=4, master_bytes=0, gathered_bytes=4,
+        name="fp32", eager_norm=True, frees_gradients=True, step_gradient_bytes=4,
+        parameter_bytes=4, gradient_bytes=4, master_bytes=0, gathered_bytes=4,
         flash_generation=2, residual_bytes=4, fused_gate=False, loss_bytes=16,
         vocabulary_multiple=1, source="Plain PyTorch, everything in float32",
     ),
     Framework(
-        name="bf16", gradient_bytes=2, master_bytes=0, moment_bytes=4, fused_gate=False,
+        name="bf16", frees_gradients=True, step_gradient_bytes=2,
+        gradient_bytes=2, master_bytes=0, moment_bytes=4, fused_gate=False,
         flash_generation=2, loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
         source="Plain PyTorch with the whole model and its optimizer in bfloat16",
     ),

@@ -124,7 +124,7 @@ def _headroom(design: Estimate) -> Criterion:
     """Near the limit the allocator frees and searches at every step."""
     gpu, held = design.cluster.device, design.peak.device_bytes
     reason = f"with the gaps between blocks {held / gpu.memory_bytes:.0%} of the GPU's memory"
-    return Criterion("headroom", not design.peak.tight(gpu), reason)
+    return Criterion("headroom", not design.tight, reason)
 
 
 def _tokens(design: Estimate, tokens: float) -> Criterion:

@@ -128,9 +128,9 @@ class _Search:
                 lasting = self._least_bytes(plan)
                 if lasting > self.room or self._beaten(seconds, lasting):
                     continue
-                peak = self._peak(plan)
-                if self._fits(plan, peak) and not self._beaten(seconds, peak.needed_bytes):
-                    self._add(self._estimate(plan), peak)
+                needed = self._peak(plan).needed_bytes
+                if self._fits(plan, needed) and not self._beaten(seconds, needed):
+                    self._add(self._estimate(plan), needed)
 
     def answer(self, objective: str) -> Plans:
         """The plans found, and the one to take."""
@@ -173,11 +173,10 @@ class _Search:
                 continue
             if self._least_bytes(plan) > self.room:
                 continue
-            peak = self._peak(plan)
-            if not self._fits(plan, peak) or not self._has_headroom(peak):
+            if not self._fits(plan, self._peak(plan).needed_bytes):
                 continue
             row = self._estimate(plan)
-            if row.step_seconds <= (limit if found is fastest else found.step_seconds):
+            if not row.tight and row.step_seconds <= (limit if found is fastest else found.step_seconds):
                 found = row
         return found
 
@@ -197,19 +196,16 @@ class _Search:
         """A plan like this can enter neither front."""
         return self.front.beats(seconds, needed) and self.roomy.beats(seconds, needed)
 
-    def _add(self, found: Estimate, peak: StageMemory) -> None:
-        self.front.add(found, peak.needed_bytes)
-        if self._has_headroom(peak):
-            self.roomy.add(found, peak.needed_bytes)
+    def _add(self, found: Estimate, needed: float) -> None:
+        self.front.add(found, needed)
+        if not found.tight:
+            self.roomy.add(found, needed)
 
-    def _has_headroom(self, peak: StageMemory) -> bool:
-        return not peak.tight(self.cluster.device)
-
-    def _fits(self, plan: Plan, peak: StageMemory) -> bool:
-        if peak.needed_bytes > self.room:
+    def _fits(self, plan: Plan, needed: float) -> bool:
+        if needed > self.room:
             return False
-        needed = node_host_bytes(self.model, self.cluster, plan, self.batch)
-        return needed <= self.cluster.host_bytes_per_node
+        on_host = node_host_bytes(self.model, self.cluster, plan, self.batch)
+        return on_host <= self.cluster.host_bytes_per_node
 
     def _estimate(self, plan: Plan) -> Estimate:
         if plan not in self.known:

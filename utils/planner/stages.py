@@ -64,6 +64,11 @@ class Stage:
         return self.block_parameters + self.embedding_parameters + self.head_parameters
 
     @property
+    def tensors(self) -> int:
+        """Matrices and norms: four and two a block, embedding, last norm and head."""
+        return 6 * self.layers + self.embedding + 2 * self.head
+
+    @property
     def kind(self) -> Kind:
         """What two stages must share to hold and do the same, but for what is in flight."""
         return self.layers, self.expert_layers, self.embedding, self.head, self.loss

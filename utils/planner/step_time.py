@@ -224,7 +224,8 @@ def _step_end(
     count = trained_parameters(model, plan, largest)
     forward = pieces.forward(largest).total
     backward = pieces.backward(largest).total + pieces.recompute(largest, plan).total
-    gradients, parameters = data_parallel_seconds(cluster, plan, count - largest.expert_parameters)
+    dense = count - largest.expert_parameters
+    gradients, parameters = data_parallel_seconds(cluster, plan, dense, largest.tensors)
     if largest.expert_parameters:
         theirs = replica_seconds(cluster, plan, largest.expert_parameters)
         gradients, parameters = gradients + theirs[0], parameters + theirs[1]
@@ -265,13 +266,19 @@ def _update_seconds(cluster: Cluster, plan: Plan, count: float, m: int) -> float
     return there + on_host + streamed + memory_seconds(cluster.device, CLIP_BYTES * held)
 
 
-def data_parallel_seconds(cluster: Cluster, plan: Plan, count: float) -> tuple[float, float]:
-    """Seconds of reducing the gradients of `count` parameters, and of gathering parameters back."""
+def data_parallel_seconds(
+    cluster: Cluster, plan: Plan, count: float, tensors: int = 1
+) -> tuple[float, float]:
+    """Seconds of reducing the gradients of `count` parameters, and of gathering parameters back.
+
+    They go bucket by bucket; some frameworks shard and gather every tensor by itself.
+    """
     group = Group(plan.dp * plan.cp, plan.tp, plan.rules.one_port)
     width = plan.rules.reduce_bytes
     calls = max(1.0, 2 * count / plan.rules.bucket_size_bytes)
     if plan.zero_stage == 0:
         return all_reduce_seconds(cluster, group, width * count, calls), 0.0
+    calls = max(calls, tensors) if plan.rules.shards_tensors else calls
     reduce = all_gather_seconds(cluster, group, width * count, calls)
     gather = all_gather_seconds(cluster, group, plan.rules.gathered_bytes * count, calls)
     return reduce, gather

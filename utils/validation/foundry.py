@@ -1,4 +1,4 @@
-"""llm-foundry's benchmarks: MPT under FSDP on A100 and H100, the largest micro-batches that fitted."""
+"""llm-foundry's benchmarks: MPT under FSDP, the largest micro-batches that fitted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = {
 GPUS = {"a100_80gb": "A100-80GB", "a100_40gb": "A100-40GB", "h100_80gb": "H100"}
 
 # Its loss is flash-attn's fused cross-entropy, which writes the gradient over the 16-bit logits. Its
-# attention was the first FlashAttention, in Triton (llm-foundry's yamls of 2023, attn_impl: triton).
+# attention is the first FlashAttention, in Triton (submit_benchmarks.py, --attn_impl triton).
 RULES = replace(framework("fsdp"), name="llm-foundry", loss_bytes=4, flash_generation=1)
 # Network ports of a node: 1,600 Gb/s with A100, 3,200 with H100 (the README's headings).
 NETWORK = {"a100_80gb": 200 * GB, "a100_40gb": 200 * GB, "h100_80gb": 400 * GB}

@@ -95,7 +95,7 @@ def draw_design(found: Estimate, *, tokens: float = 300e9) -> tuple[Figure, str]
 def summary(found: Estimate, tokens: float) -> str:
     """Fit, speed and cost of a design, in a sentence or two."""
     fit = f"Fits, {format_bytes(found.peak.needed_bytes)} needed."
-    if found.peak.tight(found.cluster.device):
+    if found.tight:
         fit = f"{fit[:-1]}, but within the allocator's reach: it may run many times slower."
     if not found.fits:
         fit = why_it_does_not_fit(found)

@@ -326,7 +326,7 @@ variants = {
 }  # fmt: skip
 for name, (machines, plan) in variants.items():
     row = estimate(models["175B"], machines, plan, batch)
-    tight = "  no headroom" if row.peak.tight(a100) else ""
+    tight = "  no headroom" if row.tight else ""
     print(f"{name:<24}{format_bytes(row.peak.needed_bytes):>11}{format_seconds(row.step_seconds):>11}"
           f"   MFU {row.mfu:.1%}{tight}")  # fmt: skip
 
