@@ -30,7 +30,12 @@ QUANTITIES = {
 NAIVE = "naive rule, its constant fitted"
 
 
-def draw_validation(summaries: Sequence[Summary], peers: Sequence[PeerError] = ()) -> Figure:
+def draw_validation(
+    summaries: Sequence[Summary],
+    peers: Sequence[PeerError] = (),
+    *,
+    title: str = "Every published number",
+) -> Figure:
     """Two panels with a row for each source and quantity.
 
     Left: predicted over published, one dot a published number, with a bar over the middle 80%.
@@ -39,6 +44,7 @@ def draw_validation(summaries: Sequence[Summary], peers: Sequence[PeerError] = (
     Args:
         summaries: `summarize` of what `compare_all` gave.
         peers: What `compare_peers` gave.
+        title: Of the left panel.
 
     Raises:
         ValueError: no summaries.
@@ -49,6 +55,7 @@ def draw_validation(summaries: Sequence[Summary], peers: Sequence[PeerError] = (
         figure = Figure(figsize=(10.5, 1.9 + 0.38 * len(summaries)), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
         _draw_ratios(left, summaries)
+        left.set_title(title)
         _draw_errors(right, summaries, peers)
         names = [
             f"{row.source}\n{QUANTITIES.get(row.quantity, row.quantity)}, {row.rows} rows"
@@ -75,7 +82,6 @@ def _draw_ratios(axes: Axes, summaries: Sequence[Summary]) -> None:
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("predicted / published; the bar holds 80%")
-    axes.set_title("Every published number")
 
 
 def _draw_errors(axes: Axes, summaries: Sequence[Summary], peers: Sequence[PeerError]) -> None:

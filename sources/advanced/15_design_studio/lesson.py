@@ -409,7 +409,7 @@ peers = compare_peers()
 for row in peers:
     print(f"{row.source:<28}{row.tool:<28}median error {row.median:6.1%}")
 fresh = summarize(row for row in compare_all() if not row.fitted)
-show(draw_validation(fresh, peers), alt="Rows that no constant saw: predicted over published lies near 1 for "
+show(draw_validation(fresh, peers, title="Rows that no constant saw"), alt="Rows that no constant saw: predicted over published lies near 1 for "
      "most; right, the planner's median errors beside a naive rule and other tools.")  # fmt: skip
 
 # %% [markdown]
