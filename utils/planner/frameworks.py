@@ -29,6 +29,8 @@ class Framework:
         frees_gradients: Each step ends by freeing the gradients, as `zero_grad()` does.
         dummy_gradients: Gradients are added up inside the products, and one stand-in for each shape
             of a matrix is kept for autograd.
+        deferred_heads: Micro-batches for which the gradient of the head's weights is put off; the
+            gradients of their logits are kept for it, in 16 bits.
         step_gradient_bytes: Per parameter of the rank's optimizer shard, what the optimizer's step
             takes besides: a finer copy of the gradient, or the square roots of the second moments,
             which PyTorch's AdamW makes for all parameters at once (torch/optim/adam.py, foreach).
@@ -76,6 +78,7 @@ class Framework:
     backward_gradient_bytes: float = 0
     frees_gradients: bool = False
     dummy_gradients: bool = False
+    deferred_heads: int = 0
     step_gradient_bytes: float = 0
     gathered_bytes: float = 2
     gathered_blocks: int = 2

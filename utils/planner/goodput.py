@@ -102,7 +102,8 @@ def goodput(
         repair_seconds: How long a failed node is away.
         checkpoint_interval_seconds: Of work between two checkpoints; None for the best.
 
-    Interruptions of a spot price come on top of the rate of failures.
+    Interruptions of a spot price come on top of the rate of failures; another node is there at
+    once for one that was taken back.
 
     Raises:
         ValueError: a time below 1 second, or spares that are no whole number.
@@ -113,22 +114,24 @@ def goodput(
     if spares is not None:
         whole("goodput", least=0, spares=spares)
     taken = cluster.interruptions_per_1000_node_days or 0.0
-    rows = [
-        _at_rate(1000 * DAY / ((r + taken) * cluster.nodes), checkpoint_seconds, restart_seconds,
-                 spares, repair_seconds, checkpoint_interval_seconds)
-        for r in (rate.high, rate.low)
-    ]  # fmt: skip
-    share, mean, interval, restart = zip(*rows, strict=True)
-    return Goodput(share, mean, interval, restart)
+    rows = []
+    for failed in (rate.high, rate.low):
+        away = restart_seconds
+        if spares is not None:
+            between = 1000 * DAY / (failed * cluster.nodes)
+            broken = failed / (failed + taken)
+            away += broken * waiting_seconds(spares, repair_seconds, between)
+        mean = 1000 * DAY / ((failed + taken) * cluster.nodes)
+        rows.append(_at_rate(mean, checkpoint_seconds, away, checkpoint_interval_seconds))
+    worst, best = rows
+    return Goodput(*((low, high) for low, high in zip(worst, best, strict=True)))
 
 
 def _at_rate(
-    mean: float, checkpoint: float, restart: float, spares: int | None, repair: float,
-    interval: float | None,
-) -> tuple[float, float, float, float]:  # fmt: skip
+    mean: float, checkpoint: float, away: float, interval: float | None
+) -> tuple[float, float, float, float]:
     """Share of time that is work, and the seconds between failures, checkpoints and to restart."""
     between = best_interval_seconds(checkpoint, mean) if interval is None else interval
-    away = restart if spares is None else restart + waiting_seconds(spares, repair, mean)
     return working_share(between, checkpoint, away, mean), mean, between, away
 
 

@@ -235,25 +235,27 @@ def _phases(
     if plan.offload_activations:
         blocks, passing = min(blocks, ON_DEVICE), min(passing, ON_DEVICE)
     grads = _backward_gradients(plan, stage) + _dequantized(model, plan, stage)
+    deferred = 2 * logits * min(plan.rules.deferred_heads, plan.micro_batches(batch) - 1)
     gathered = gathered_bytes(model, plan, stage)
     in_backward = gathered + _reduced_bytes(plan, stage)
     return {
         "forward": {
             Category.GATHERED: gathered,
             Category.ACTIVATIONS: blocks * kept,
-            Category.LOGITS_AND_LOSS: logits * logit_bytes(plan),
+            Category.LOGITS_AND_LOSS: logits * logit_bytes(plan) + deferred,
             Category.TEMPORARIES: _dequantized(model, plan, stage),
         },
         "backward of the head": {
             Category.GATHERED: gathered,
             Category.ACTIVATIONS: blocks * kept,
-            Category.LOGITS_AND_LOSS: logits * min(plan.rules.loss_bytes, LOGITS_AND_GRADIENT),
+            Category.LOGITS_AND_LOSS: deferred
+            + logits * min(plan.rules.loss_bytes, LOGITS_AND_GRADIENT),
             Category.TEMPORARIES: _head_gradient_bytes(model, plan, batch, stage),
         },
         "backward": {
             Category.GATHERED: in_backward,
             Category.ACTIVATIONS: blocks * kept,
-            Category.LOGITS_AND_LOSS: 0.0,
+            Category.LOGITS_AND_LOSS: deferred,
             Category.TEMPORARIES: working + grads / max(passing, 1),
         },
         "end of backward": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from dataclasses import replace
 
 from utils.catalog import ModelShape, model_shape
@@ -52,6 +53,16 @@ def memory_comparisons() -> list[Comparison]:
                                 float(row["real_alloc_gib"]), held.allocated_bytes / GIB,
                                 held.parameters))  # fmt: skip
     return found
+
+
+def simumax_errors() -> tuple[float, float]:
+    """Mean absolute errors of SimuMax's own predictions, seconds and bytes, on the same rows."""
+    pairs = (("simumax_ms", "real_ms"), ("simumax_alloc_gib", "real_alloc_gib"))
+    found = [
+        statistics.fmean(abs(float(row[said]) / float(row[was]) - 1) for _, row in rows())
+        for said, was in pairs
+    ]
+    return found[0], found[1]
 
 
 def setup(row: dict[str, str]) -> tuple[ModelShape, Cluster, Plan, Batch]:

@@ -14,6 +14,7 @@ from utils.validation import (
     megatron_experts,
     states,
     times,
+    torchtitan,
     ultrascale,
 )
 from utils.validation.comparison import Comparison, Summary, summarize
@@ -29,6 +30,7 @@ SOURCES: dict[str, Callable[[], list[Comparison]]] = {
     "ultrascale-speed": ultrascale.speed_comparisons,
     "bloom-seconds": bloom.seconds_comparisons,
     "foundry": foundry.comparisons,
+    "torchtitan": torchtitan.comparisons,
     "b200-memory": b200.memory_comparisons,
     "b200-seconds": b200.seconds_comparisons,
 }
@@ -44,10 +46,14 @@ def compare_all(sources: tuple[str, ...] = tuple(SOURCES)) -> list[Comparison]:
 
 
 def validate(sources: tuple[str, ...] = tuple(SOURCES)) -> list[Summary]:
-    """Print predicted against published, source by source, and return the figures."""
+    """Print predicted against published, source by source, and return the figures.
+
+    "unfitted" is the median of the rows that no constant was set on; "seen" and "left out" are the
+    means of those that one was, and of the others.
+    """
     summaries = summarize(compare_all(sources))
     print(f"{'source':<30}{'quantity':<24}{'rows':>5}{'median':>8}{'mean':>7}{'p90':>7}"
-          f"{'worst':>7}{'bias':>7}{'naive':>7}{'unfitted':>9}")  # fmt: skip
+          f"{'worst':>7}{'bias':>7}{'naive':>7}{'unfitted':>9}{'seen':>7}{'left out':>9}")  # fmt: skip
     for row in summaries:
         print(_line(row))
     for line in verdicts():
@@ -62,6 +68,7 @@ def verdicts() -> list[str]:
     failed = sorted(row.loss for row in ultrascale.regrets(pathologies=True))
     foundry_fits = [fit for _, fit in foundry.fits()]
     inside = [row.inside for row in failures.intervals()]
+    slow, peer = sorted(ratio for _, ratio in ultrascale.tight_rows()), b200.simumax_errors()
     lines = [
         f"ZeRO Table 1: {sum(c.printed == c.ours for c in cells)} of {len(cells)} cells as printed",
         f"BLOOM prequel: {sum(ran == fit for _, ran, fit in fits)} of {len(fits)} fits and OOMs "
@@ -70,6 +77,10 @@ def verdicts() -> list[str]:
         f"Ultra-Scale regret: median {losses[len(losses) // 2]:.1%}, worst {losses[-1]:.1%} "
         f"of {len(losses)}; with the network's failures on 64 nodes median "
         f"{failed[len(failed) // 2]:.1%}, worst {failed[-1]:.1%}",
+        f"Ultra-Scale layouts within the allocator's reach: {len(slow)}, which ran "
+        f"{slow[len(slow) // 2]:.1f} times as long as predicted (median)",
+        f"SimuMax on the same B200, calibrated there: seconds {peer[0]:.1%}, bytes {peer[1]:.1%} "
+        "(means)",
         f"failures: {sum(inside)} of {len(inside)} inside the stated interval",
         f"ZeRO-3 at 530B on 560 GPUs, micro-batch 4: "
         f"{'fits' if times.zero_3_at_530b_on_560_gpus_fits() else 'does not fit'}",
@@ -80,8 +91,9 @@ def verdicts() -> list[str]:
 
 
 def _line(row: Summary) -> str:
-    figures = [row.median, row.mean, row.p90, row.worst, row.bias, row.baseline, row.unfitted]
+    figures = [row.median, row.mean, row.p90, row.worst, row.bias, row.baseline, row.unfitted,
+               row.seen_mean, row.left_out_mean]  # fmt: skip
     cells = ["-" if figure is None else f"{figure:.1%}" for figure in figures]
-    widths = (8, 7, 7, 7, 7, 7, 9)
+    widths = (8, 7, 7, 7, 7, 7, 9, 7, 9)
     numbers = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
     return f"{row.source:<30}{row.quantity:<24}{row.rows:>5}{numbers}"

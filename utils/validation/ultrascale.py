@@ -25,15 +25,17 @@ SEQUENCE_LENGTH = 4096
 # The same script repeats the runs with stages under a later nanotron ("pp==1: skip ... job_id <
 # 14097150"), so the table mixes two versions, and these differ in whether the inputs of
 # column-parallel matrices stay gathered. No column says which ran. On the even lines the memory of
-# runs on 32 nodes and more, and of two stages with tp of 4 and more, is that of the later one. The
+# runs with ZeRO-1 and stages over nodes, on 32 nodes and more or with two stages and tp of 4 and
+# more, is that of the later one. The
 # shares describe the mixture that is left; they were set there and are no constants of the planner.
-GATHERED_EARLIER, GATHERED_LATER = 0.65, 0.1
+GATHERED_EARLIER, GATHERED_LATER = 0.7, 0.1
 
 
 def later_version(row: dict[str, str]) -> bool:
     """Whether most rows like this one ran under the later nanotron."""
     pp, tp, nodes = (whole(row[name]) for name in ("pp", "tp", "nodes"))
-    return pp > 1 and (nodes >= 32 or (pp == 2 and tp >= 4))
+    sharded = pp > 1 and nodes > 1 and row["zero"] == "1"
+    return sharded and (nodes >= 32 or (pp == 2 and tp >= 4))
 
 
 def measured() -> list[tuple[int, dict[str, str]]]:

@@ -21,12 +21,6 @@ OURS, RATIO = "#bd1f01", "#3f90da"
 MARKERS = ("X", "s", "^", "D", "v", "P")
 OTHERS = ("#717581", "#832db6", "#e76300", "#a96b59", "#ffa90e", "#94a4a2")
 FARTHEST = 4.0  # ratios from 1/4 to 4 are drawn
-# Columns of published tables, in words.
-QUANTITIES = {
-    "fig1_param_opt_gib": "parameters and optimizer state, GiB",
-    "fig1_act_none_gib": "activations, nothing recomputed, GiB",
-    "fig1_act_seqsel_gib": "activations, selective recompute, GiB",
-}
 NAIVE = "naive rule, its constant fitted"
 
 
@@ -58,7 +52,7 @@ def draw_validation(
         left.set_title(title)
         _draw_errors(right, summaries, peers)
         names = [
-            f"{row.source}\n{QUANTITIES.get(row.quantity, row.quantity)}, {row.rows} rows"
+            f"{row.source}\n{row.quantity}, {row.rows} rows"
             for row in summaries
         ]
         left.set_yticks(range(len(names)), names, fontsize=9)

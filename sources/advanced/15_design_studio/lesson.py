@@ -161,7 +161,8 @@ print("slower per FLOP: {:.0%} published, {:.0%} predicted".format(*bloom.effect
 
 # %% [markdown]
 # **Read it.** 13,824 is a multiple of 512 and 14,400 is not: each slice of a matrix must also suit the
-# tiles of the matrix units.
+# tiles of the matrix units. Half of BLOOM's rows set the planner's constants, so this comparison is
+# in the sample.
 
 # %% [markdown]
 # ## 5. The first layout, stage by stage
@@ -225,8 +226,9 @@ check("15.micro_batches", micro_batches)
 # %%
 found = {name: search(model, cluster, batch) for name, model in models.items()}
 for name, plans in found.items():
-    print(textwrap.fill(f"{name}: {plans.why}", 110))
+    print(f"{name}: {plans.why.partition(' Exact')[0]}")
     print(compare_plans(plans.pareto[:3]), "\n")
+print(textwrap.fill("Exact" + found["175B"].why.partition("Exact")[2], 110))
 
 # %% [markdown]
 # **Read it.** 100B and 130B leave room for two replicas, so ZeRO-1 has something to share, and each
@@ -251,7 +253,7 @@ show(draw_pareto(cloud, pareto=front, title="175B on 64 A100-80GB"), alt=alt)
 # %%
 for row in explain(best):
     if row.verdict not in ("invalid", "no difference"):
-        print(textwrap.shorten(f"{row.change:<30}{row.verdict:<18}{row.reason}", 150))
+        print(f"{row.change:<34}{row.verdict:<18}{textwrap.shorten(row.reason, 95)}")
 
 # %% [markdown]
 # <div class="alert alert-warning"><b>Trap: the optimizer's curse.</b> A search picks the plan whose
@@ -321,8 +323,8 @@ variants = {
     "  offload optimizer": (cluster, replace(first, offload="optimizer")),
     "  no sequence parallel": (cluster, replace(first, sequence_parallel=False)),
     "  TP 16 leaves the node": (cluster, replace(first, tp=16, pp=4)),
-    "  10G Ethernet": (slow, first),
-    "ZeRO-3, HDR": (cluster, zero_3), "  10G Ethernet": (slow, zero_3),
+    "  on 10G Ethernet": (slow, first),
+    "ZeRO-3": (cluster, zero_3), "  ZeRO-3 on Ethernet": (slow, zero_3),
 }  # fmt: skip
 for name, (machines, plan) in variants.items():
     row = estimate(models["175B"], machines, plan, batch)
@@ -331,9 +333,9 @@ for name, (machines, plan) in variants.items():
           f"   MFU {row.mfu:.1%}{tight}")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** On HDR ZeRO-3 fits and loses little: it must recompute, and it gathers all parameters
-# twice for every micro-batch. On Ethernet the pipeline takes about twice as long, and ZeRO-3 loses
-# everything. The code that is easy on one network is impossible on another.
+# **Read it.** On HDR ZeRO-3 fits and loses about a tenth: it must recompute, and it gathers all
+# parameters twice for every micro-batch. On Ethernet the pipeline takes nearly twice as long, and
+# ZeRO-3 is lost. Code that is easy on one network is impossible on another.
 
 # %% [markdown]
 # ## 8. Days, dollars, failures
@@ -350,10 +352,10 @@ for spares in (0, 1):
     low, high = (seconds / 86_400 for seconds in left.seconds_between_failures)
     soon, late = left.checkpoint_interval_seconds
     print(f"{spares} spares, 24 h to repair: a failure every {low:.0f} to {high:.0f} days, work "
-          f"{left.share[0]:.0%} to {left.share[1]:.0%} of the time; checkpoint every "
+          f"{left.share[0]:.1%} to {left.share[1]:.1%} of the time; checkpoint every "
           f"{format_seconds(soon)} to {format_seconds(late)}")  # fmt: skip
-print(f"a checkpoint of 175B: {size / 1e12:.2f} TB (14P), {size / 64 / 1e9:.0f} GB a GPU; at 2 GB/s a node "
-      f"it takes {size / 8 / 2e9:.0f} s to write, behind the training")  # fmt: skip
+print(f"a checkpoint of 175B: {size / 1e12:.2f} TB (14P), {size / 64 / 1e9:.0f} GB a GPU; if each node writes "
+      f"2 GB/s it is written in {size / 8 / 2e9:.0f} s, behind the training")  # fmt: skip
 
 # %%
 for name, plans in found.items():
@@ -365,8 +367,8 @@ print(f"you bet {my_bet_days} days; 8 nodes and a spare at ${usd} a GPU hour")
 
 # %% [markdown]
 # **The honest verdict.** 175B *fits* on 64 A100. 300B tokens take most of a year; at Chinchilla's
-# ratio it is a decade. 100B is a third cheaper on the same tokens, and would still want seven times
-# as many of them. Fitting is not the question. The question is what the money should buy:
+# ratio it is a decade. 100B costs little more than half of it on the same tokens, and would still
+# want seven times as many. Fitting is not the question. The question is what the money should buy:
 
 # %%
 budget_usd = 1_000_000
@@ -389,9 +391,9 @@ for name, machines in offers.items():
           f"the slow side ${slow_usd / 1e6:.2f}M")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** A newer card costs more an hour and less a token. The spot row assumes that a node is
-# taken back every two days, a number to replace by your provider's; it is for single cards, so
-# finding 8 nodes with a network at that price is another matter.
+# **Read it.** A newer card costs more an hour and less a token. The spot row assumes that each node is
+# taken back every two days and another is there at once: put in your provider's numbers. The price
+# is for single cards; 8 nodes with a network at that price are another matter.
 
 # %% [markdown]
 # ## 9. How far to trust this
