@@ -134,13 +134,17 @@ def test_some_blocks_recompute() -> None:
 def test_uneven_stages_by_hand() -> None:
     by_hand = Plan(pp=4, tp=2, partition=(7, 8, 9, 8))
     assert [stage.layers for stage in stages(LLAMA, by_hand)] == [7, 8, 9, 8]
-    ends = [stage.layers for stage in stages(replace(LLAMA, layers=30), Plan(pp=4, partition="ends"))]
+    ends = [
+        stage.layers for stage in stages(replace(LLAMA, layers=30), Plan(pp=4, partition="ends"))
+    ]
     assert ends == [7, 8, 8, 7], "embedding and head count as a layer each"
 
 
 def test_the_optimizer_in_backward_holds_no_gradients() -> None:
     plan, batch = Plan(dp=8), Batch(sequences=8, sequence_length=4096)
-    plain, inside = (memory(LLAMA, replace(plan, optimizer_in_backward=v), batch)[0] for v in (False, True))
+    plain, inside = (
+        memory(LLAMA, replace(plan, optimizer_in_backward=v), batch)[0] for v in (False, True)
+    )
     assert inside.bytes_by_category["gradients"] == 0
     assert plain.allocated_bytes - inside.allocated_bytes > 3.5 * LLAMA.parameter_count
 
@@ -187,7 +191,12 @@ def test_hidden_collectives_are_shorter() -> None:
 def test_what_does_not_go_together_is_a_sentence(model, plan, sentence) -> None:
     nodes = -(-plan.ranks // 8)
     with pytest.raises(ValueError, match=sentence):
-        estimate(model, replace(H100, nodes=nodes), plan, Batch(sequences=256 if plan.ranks != 24 else 240, sequence_length=4096))
+        estimate(
+            model,
+            replace(H100, nodes=nodes),
+            plan,
+            Batch(sequences=256 if plan.ranks != 24 else 240, sequence_length=4096),
+        )
 
 
 @pytest.mark.parametrize(
@@ -208,7 +217,12 @@ def test_plans_that_contradict_themselves(fields, sentence) -> None:
 
 def test_a_sequence_that_cp_does_not_divide() -> None:
     with pytest.raises(ValueError, match="cp is 3 and does not divide 4096"):
-        estimate(LLAMA, replace(H100, nodes=3), Plan(dp=8, cp=3), Batch(sequences=8, sequence_length=4096))
+        estimate(
+            LLAMA,
+            replace(H100, nodes=3),
+            Plan(dp=8, cp=3),
+            Batch(sequences=8, sequence_length=4096),
+        )
 
 
 def test_fp8_on_a_card_without_it() -> None:
@@ -220,7 +234,9 @@ def test_a_host_without_the_memory_that_offload_needs() -> None:
     small = Cluster(gpu="A100-80GB", nodes=1, host_memory_bytes=64e9)
     plan = Plan(dp=8, zero_stage=1, offload="optimizer")
     assert host_bytes(LLAMA, plan, stages(LLAMA, plan)[0]) > 0
-    with pytest.raises(ValueError, match="Offload puts .* GiB into the memory of each node, which has 59.60"):
+    with pytest.raises(
+        ValueError, match="Offload puts .* GiB into the memory of each node, which has 59.60"
+    ):
         estimate(LLAMA, small, plan, LONG)
     assert estimate(LLAMA, replace(small, host_memory_bytes=2e12), plan, LONG).fits
 
@@ -229,7 +245,10 @@ def test_a_host_without_the_memory_that_offload_needs() -> None:
     ("fields", "sentence"),
     [
         ({"usd_per_gpu_hour": 0}, "usd_per_gpu_hour is 0; it must be above 0"),
-        ({"usd_per_gpu_hour": 1.25, "pricing": "spot"}, r"A spot price of \$1.25 needs interruptions"),
+        (
+            {"usd_per_gpu_hour": 1.25, "pricing": "spot"},
+            r"A spot price of \$1.25 needs interruptions",
+        ),
         ({"pricing": "free"}, "'on demand', 'reserved', 'spot'"),
     ],
 )

@@ -7,7 +7,19 @@ from dataclasses import replace
 import pytest
 
 from utils.catalog import ModelShape, model_shape, read_prices
-from utils.planner import Batch, Cluster, Plan, Space, candidates, cost, estimate, explain, goodput, review, search
+from utils.planner import (
+    Batch,
+    Cluster,
+    Plan,
+    Space,
+    candidates,
+    cost,
+    estimate,
+    explain,
+    goodput,
+    review,
+    search,
+)
 from utils.planner.choice import ERROR, complexity
 from utils.planner.cost import node_price
 from utils.planner.explain import one_change_that_fits
@@ -51,8 +63,8 @@ def test_explaining_the_best_never_answers_faster() -> None:
     best = search(BIG, A100, BATCH).best
     verdicts = {row.verdict for row in explain(best)}
     assert "faster" not in verdicts and "within the error" in verdicts
-    outside = Space(recompute=("full",), zero_stages=(0, 1))
-    smaller = replace(BIG, name="half", layers=36)
+    outside = Space(recompute=("full",), largest_micro_batch=1)
+    smaller = replace(BIG, name="third", layers=24)
     narrow = search(smaller, A100, BATCH, space=outside).best
     rows = [row for row in explain(narrow, outside) if row.verdict == "outside the space"]
     assert rows and all("did not try" in row.reason for row in rows)
@@ -60,7 +72,9 @@ def test_explaining_the_best_never_answers_faster() -> None:
 
 def test_one_change_takes_the_simpler_of_two_that_nobody_can_tell_apart() -> None:
     model = model_shape("gpt-3-175b")
-    rejected = estimate(model, A100, Plan(tp=4, pp=16, sequence_parallel=True, micro_batch=2), BATCH)
+    rejected = estimate(
+        model, A100, Plan(tp=4, pp=16, sequence_parallel=True, micro_batch=2), BATCH
+    )
     assert one_change_that_fits(rejected).plan.offload == "none"
 
 
@@ -70,7 +84,10 @@ def test_one_change_takes_the_simpler_of_two_that_nobody_can_tell_apart() -> Non
 def test_long_sequences_try_context_parallelism_unasked() -> None:
     model, one = model_shape("llama-2-7b"), Cluster(gpu="H100", nodes=2)
     sizes = {
-        s: {plan.cp for plan in candidates(model, one, Batch(sequences=16, sequence_length=s), Space())}
+        s: {
+            plan.cp
+            for plan in candidates(model, one, Batch(sequences=16, sequence_length=s), Space())
+        }
         for s in (8192, 16_384)
     }
     assert sizes == {8192: {1}, 16_384: {1, 2, 4, 8, 16}}
@@ -89,7 +106,11 @@ def test_batches_are_an_axis() -> None:
 def test_fsdp_shards_stages_and_megatron_does_not() -> None:
     batch = Batch(sequences=64, sequence_length=2048)
     staged = {
-        name: {plan.zero_stage for plan in candidates(BIG, A100, batch, Space(framework=name)) if plan.pp > 1}
+        name: {
+            plan.zero_stage
+            for plan in candidates(BIG, A100, batch, Space(framework=name))
+            if plan.pp > 1
+        }
         for name in ("megatron", "fsdp")
     }
     assert max(staged["megatron"]) == 1 and max(staged["fsdp"]) == 3
@@ -126,7 +147,9 @@ def test_spot_nodes_fail_more_often() -> None:
 def test_whole_nodes_are_priced_before_cheaper_single_cards() -> None:
     row = node_price(replace(A100, usd_per_gpu_hour=None))
     assert row.instance_gpus == 8 and row.fabric != "no" and row.kind == "on demand"
-    assert row.usd_per_gpu_hour > min(r.usd_per_gpu_hour for r in read_prices() if r.gpu == "A100-80GB")
+    assert row.usd_per_gpu_hour > min(
+        r.usd_per_gpu_hour for r in read_prices() if r.gpu == "A100-80GB"
+    )
 
 
 def test_the_review_does_not_sign_130b_on_1b_tokens() -> None:
@@ -137,7 +160,11 @@ def test_the_review_does_not_sign_130b_on_1b_tokens() -> None:
     assert {"tokens", "repair", "other GPU"} <= set(failed)
     assert "0.0 tokens per parameter" in failed["tokens"] and "81% to 97%" in failed["repair"]
     tight = estimate(BIG, A100, Plan(tp=8, pp=8, micro_batch=4), BATCH)
-    names = {row.name for row in review(tight, fastest, tokens=1e9, days=300, usd=1e6).criteria if not row.passed}
+    names = {
+        row.name
+        for row in review(tight, fastest, tokens=1e9, days=300, usd=1e6).criteria
+        if not row.passed
+    }
     assert "headroom" in names
 
 

@@ -99,7 +99,9 @@ def test_stated_intervals_hold_what_they_say():
         assert 0.77 <= inside <= 0.83
 
 
-@pytest.mark.parametrize("source_name", ["bloom-seconds", "foundry", "korthikanti-seconds", "b200-seconds"])
+@pytest.mark.parametrize(
+    "source_name", ["bloom-seconds", "foundry", "korthikanti-seconds", "b200-seconds"]
+)
 def test_sources_that_set_no_interval_lie_inside_it_as_often(source_name):
     rows = compare_all((source_name,))
     ratios = [row.published / row.predicted for row in rows]

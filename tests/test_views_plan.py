@@ -89,7 +89,9 @@ def test_many_micro_batches_are_cut_and_said() -> None:
     assert drawn_micro_batches(FOUND) == 16 and drawn_micro_batches(FOUND, 10) == 8
     heading = draw_schedule(FOUND).axes[0].get_title(loc="left")
     assert heading.startswith("16 micro-batches: idle 18.8%") and "all 64: 4.7%" in heading
-    assert "all" not in draw_schedule(planned(micro_batch=16, recompute="full")).axes[0].get_title(loc="left")
+    assert "all" not in draw_schedule(planned(micro_batch=16, recompute="full")).axes[0].get_title(
+        loc="left"
+    )
 
 
 def test_chunks_are_numbered_and_light_and_dark_are_said() -> None:
@@ -107,7 +109,10 @@ def test_ranks_lie_where_the_planner_prices_them() -> None:
     """TP 4 over 16 stages on nodes of 8: every second hop leaves its node."""
     two = replace(CLUSTER, nodes=2)
     found = estimate(MODEL, two, Plan(tp=4, pp=4, sequence_parallel=True), BATCH)
-    assert axis_links(found) == {"tp": "inside a node", "pp": "2 hops in a node, 1 over the network"}
+    assert axis_links(found) == {
+        "tp": "inside a node",
+        "pp": "2 hops in a node, 1 over the network",
+    }
     (axes,) = draw_ranks(found).axes
     assert {f"s{s}\nt{t}" for s in range(4) for t in range(4)} <= {t.get_text() for t in axes.texts}
     hops = [patch for patch in axes.patches if isinstance(patch, FancyArrowPatch)]

@@ -22,9 +22,13 @@ def check_experts(shape: ModelShape) -> None:
     keep_whole(shape, name, "shared_feedforward", "dense_layers", least=0)
     if experts is None:
         given = [field for field in EXPERT_FIELDS if getattr(shape, field) is not None]
-        given += [field for field in ("shared_feedforward", "dense_layers") if getattr(shape, field)]
+        given += [
+            field for field in ("shared_feedforward", "dense_layers") if getattr(shape, field)
+        ]
         if given:
-            raise ValueError(f"{name}: {given[0]} needs experts. Write num_experts=8, or leave it out.")
+            raise ValueError(
+                f"{name}: {given[0]} needs experts. Write num_experts=8, or leave it out."
+            )
         return
     keep_whole(shape, name, "num_experts")
     if chosen is None:
@@ -145,7 +149,9 @@ class ModelShape:
     def expert_parameter_counts(self) -> dict[str, int]:
         """Feed-forward parameters of one block with experts: "experts", "router", "shared"."""
         matrices = 2 if self.family == "gpt" else 3
-        one, shared = (matrices * self.hidden * w for w in (self.expert_width, self.shared_feedforward))
+        one, shared = (
+            matrices * self.hidden * w for w in (self.expert_width, self.shared_feedforward)
+        )
         experts = self.num_experts or 0
         return {"experts": experts * one, "router": experts * self.hidden, "shared": shared}
 

@@ -159,7 +159,9 @@ def _in_fp8(tensors: tuple[Saved, ...], plan: Plan) -> tuple[Saved, ...]:
     """Inputs of matrices are kept in fp8 alone, the attention's output in both types."""
     share = FP8_SHARE[plan.precision]
     smaller = tuple(
-        replace(t, bytes_per_token=t.bytes_per_token * share) if t.for_weights and not t.of_norm else t
+        replace(t, bytes_per_token=t.bytes_per_token * share)
+        if t.for_weights and not t.of_norm
+        else t
         for t in tensors
     )
     output = next(t for t in tensors if t.name == "attention output")
@@ -235,8 +237,8 @@ def stage_block_bytes(
                  for kind, n in kinds.items() if n)  # fmt: skip
         return sum(sizes) / stage.layers
 
-    whole = plan.recompute_layers is None or recompute != "full"
-    again = 1.0 if whole else min(1.0, plan.recompute_layers / stage.layers)
+    some = plan.recompute_layers if recompute == "full" else None
+    again = 1.0 if some is None else min(1.0, some / stage.layers)
     return again * average(recompute) + ((1 - again) * average("none") if again < 1 else 0.0)
 
 

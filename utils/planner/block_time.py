@@ -164,7 +164,9 @@ def loss_time(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> 
     """Seconds of the loss for one micro-batch, which only moves data."""
     logits = _tokens(plan, batch) * padded_vocabulary(model, plan) / plan.tp
     fused = plan.loss == "fused"
-    moved = (FUSED_LOGIT_FORWARD, FUSED_LOGIT_BACKWARD) if fused else (LOGIT_FORWARD, LOGIT_BACKWARD)
+    moved = (
+        (FUSED_LOGIT_FORWARD, FUSED_LOGIT_BACKWARD) if fused else (LOGIT_FORWARD, LOGIT_BACKWARD)
+    )
     forward, backward = (memory_seconds(cluster.device, logits * each) for each in moved)
     return BlockTime(Parts(memory=forward), Parts(memory=backward), Parts())
 

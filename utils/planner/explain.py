@@ -76,7 +76,6 @@ def one_change_that_fits(rejected: Estimate) -> Neighbour | None:
     error of the fastest the simplest.
     """
     fitting = [row for row in explain(rejected) if row.estimate and row.estimate.fits]
-    gpu = rejected.cluster.device
     roomy = [row for row in fitting if row.estimate and not row.estimate.tight]
     among = roomy or fitting
     if not among:

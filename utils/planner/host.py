@@ -19,8 +19,7 @@ def node_host_bytes(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batc
         return 0.0
     places = distinct(stages(model, plan))
     rank = max(
-        host_bytes(model, plan, stage) + _activations(model, plan, batch, stage)
-        for stage in places
+        host_bytes(model, plan, stage) + _activations(model, plan, batch, stage) for stage in places
     )
     return cluster.gpus_per_node * rank
 

@@ -167,7 +167,9 @@ class Plan:
                 f"{self.zero_stage}, offload {self.offload!r}. Write zero_stage=0, offload='none'."
             )
         if self.overlap_tp and self.tp == 1:
-            raise ValueError("overlap_tp hides collectives of tp, and tp is 1. Write False, or tp=2.")
+            raise ValueError(
+                "overlap_tp hides collectives of tp, and tp is 1. Write False, or tp=2."
+            )
         whole = self.dp * self.cp * self.tp
         split = self.tp if self.expert_tp is None else self.expert_tp
         if self.ep * split > 1 and (self.ep > 1 or self.expert_tp is not None):

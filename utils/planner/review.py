@@ -185,9 +185,7 @@ def _priced(design: Estimate) -> list[str]:
             and DEVICES[n].memory_bytes >= mine.memory_bytes / 2]  # fmt: skip
 
 
-def _on(
-    design: Estimate, name: str, tokens: float, left: Goodput
-) -> tuple[str, Cost] | None:
+def _on(design: Estimate, name: str, tokens: float, left: Goodput) -> tuple[str, Cost] | None:
     cluster = replace(design.cluster, gpu=name, usd_per_gpu_hour=None, pricing="on demand",
                       interruptions_per_1000_node_days=None)  # fmt: skip
     cluster = replace(cluster, usd_per_gpu_hour=node_price(cluster).usd_per_gpu_hour)
@@ -235,7 +233,8 @@ def _budget(spent: Cost, usd: float) -> Criterion:
 def _risk(design: Estimate) -> Criterion:
     left = goodput(design.cluster)
     slow_tp = design.plan.tp > design.cluster.gpus_per_node
-    reason = f"with nodes at hand failures leave {left.share[0]:.1%} to {left.share[1]:.1%}; tp " + (
-        "leaves the node" if slow_tp else "stays in the node"
+    reason = (
+        f"with nodes at hand failures leave {left.share[0]:.1%} to {left.share[1]:.1%}; tp "
+        + ("leaves the node" if slow_tp else "stays in the node")
     )
     return Criterion("risk", left.share[0] >= LEAST_GOODPUT and not slow_tp, reason)

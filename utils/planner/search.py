@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from utils.catalog import ModelShape, model_shape
 from utils.catalog.rules import of_kind, one_of
 from utils.planner.block_time import block_times
-from utils.planner.choice import ERROR, complexity, why_best
+from utils.planner.choice import ERROR, Complexity, complexity, why_best
 from utils.planner.cluster import Cluster
 from utils.planner.estimate import Estimate, estimate
 from utils.planner.host import node_host_bytes
 from utils.planner.layout import Batch, Plan
 from utils.planner.memory import StageMemory, context_bytes, fullest
 from utils.planner.schedules import bubble_closed
-from utils.planner.space import Group, Space, candidates, groups
+from utils.planner.space import DEFAULT, Group, Space, candidates, groups
 from utils.planner.stages import Stage, distinct, stages
 from utils.planner.states import buffer_bytes, states
 
@@ -57,9 +57,9 @@ class Plans:
 def search(
     model: ModelShape | str,
     cluster: Cluster,
-    batch: Batch | Sequence[Batch],
+    batch: Batch | list[Batch] | tuple[Batch, ...],
     objective: str = "seconds",
-    space: Space = Space(),
+    space: Space = DEFAULT,
 ) -> Plans:
     """The best plan for a model, a cluster and a batch.
 
@@ -74,7 +74,7 @@ def search(
         ValueError: an unknown objective, no batch, or no combination is even valid.
     """
     model = model_shape(model)
-    if isinstance(batch, Sequence) and not isinstance(batch, str):
+    if isinstance(batch, (list, tuple)):
         return _of_several(model, cluster, batch, objective, space)
     of_kind("search", cluster=(cluster, Cluster), batch=(batch, Batch), space=(space, Space))
     one_of("objective", objective, OBJECTIVES)
@@ -149,7 +149,9 @@ class _Search:
         words = self.space.words(self.model, self.cluster, self.batch)
         exact = f"Exact within {self.considered:,} plans: {words}."
         if best is None or fastest is None:
-            some = "Some fit, all of them within the allocator's reach" if self.front else "None fits"
+            some = (
+                "Some fit, all of them within the allocator's reach" if self.front else "None fits"
+            )
             return f"{some}. {exact}"
         if objective == "bytes":
             return f"The smallest that fits with headroom. {exact}"
@@ -157,28 +159,25 @@ class _Search:
 
     def _simplest(self, fastest: Estimate) -> Estimate:
         """Of the plans within the error of the fastest, the fastest of the simplest kind."""
-        limit, simplest = fastest.step_seconds * (1 + ERROR), complexity(fastest.plan)
-        near = [(complexity(plan), seconds, i, plan)
-                for i, (seconds, group) in enumerate(self.bounded) if seconds <= limit
-                for plan in group.plans()]  # fmt: skip
-        found = fastest
-        for kind, seconds, _, plan in sorted(
-            (row for row in near if row[0] < simplest), key=lambda row: row[:3]
-        ):
-            if found is not fastest and (
-                kind > complexity(found.plan) or seconds >= found.step_seconds
-            ):
-                if kind > complexity(found.plan):
-                    break
+        found, limit = fastest, fastest.step_seconds * (1 + ERROR)
+        for kind, seconds, plan in self._simpler(fastest, limit):
+            if found is not fastest and kind > complexity(found.plan):
+                break
+            if seconds > limit or self._least_bytes(plan) > self.room:
                 continue
-            if self._least_bytes(plan) > self.room:
-                continue
-            if not self._fits(plan, self._peak(plan).needed_bytes):
-                continue
-            row = self._estimate(plan)
-            if not row.tight and row.step_seconds <= (limit if found is fastest else found.step_seconds):
-                found = row
+            if self._fits(plan, self._peak(plan).needed_bytes):
+                row = self._estimate(plan)
+                if not row.tight and row.step_seconds <= limit:
+                    found, limit = row, row.step_seconds
         return found
+
+    def _simpler(self, fastest: Estimate, limit: float) -> list[tuple[Complexity, float, Plan]]:
+        """Plans simpler than the fastest that may be within the limit: complexity, bound, plan."""
+        kind = complexity(fastest.plan)
+        rows = [(complexity(plan), seconds, plan)
+                for seconds, group in self.bounded if seconds <= limit
+                for plan in group.plans()]  # fmt: skip
+        return sorted((row for row in rows if row[0] < kind), key=_kind_and_bound)
 
     def _bounded(self) -> list[tuple[float, Group]]:
         blocks: dict[tuple[object, ...], float] = {}
@@ -243,6 +242,10 @@ class _Search:
         return tuple(self._estimate(plan) for _, plan in nearest)
 
 
+def _kind_and_bound(row: tuple[Complexity, float, Plan]) -> tuple[Complexity, float]:
+    return row[:2]
+
+
 def _first(pair: tuple[float, Group]) -> float:
     return pair[0]
 
@@ -272,9 +275,7 @@ class _Front:
         return tuple(point[2] for point in sorted(self._points, key=lambda p: p[:2]))
 
 
-def average_block_seconds(
-    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch
-) -> float:
+def average_block_seconds(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> float:
     """Seconds of an average block, with what the plan recomputes of whole blocks left out."""
     dense, mixed = block_times(model, cluster, plan, batch)
     share = model.expert_layers / model.layers

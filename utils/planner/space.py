@@ -90,6 +90,9 @@ class Space:
         return ", ".join(said)
 
 
+DEFAULT = Space()
+
+
 @dataclass(frozen=True)
 class Group:
     """Plans that differ only in what the time of their blocks does not depend on.
@@ -120,19 +123,18 @@ def groups(model: ModelShape, cluster: Cluster, batch: Batch, space: Space) -> I
     for tp, pp, cp in _layouts(model, cluster, batch, space):
         dp = cluster.gpus // (tp * pp * cp)
         variants = _variants(dp * cp, pp, space)
-        for first in _first_plans(model, batch, space, dp=dp, tp=tp, pp=pp, cp=cp):
+        for first in _first_plans(model, batch, space, (dp, tp, pp, cp)):
             for choice in _same_sizes(model, space, first):
                 yield Group(changed(first, choice), variants)
 
 
 def _first_plans(
-    model: ModelShape, batch: Batch, space: Space, **sizes: int
+    model: ModelShape, batch: Batch, space: Space, sizes: tuple[int, int, int, int]
 ) -> Iterator[Plan]:
     """One checked plan for each micro-batch, number of chunks and partition of a layout."""
     rules = space.framework
     rules = framework(rules) if isinstance(rules, str) else rules
-    dp, tp, pp = sizes["dp"], sizes["tp"], sizes["pp"]
-    split = {"expert_tp": 1} if model.num_experts else {}
+    dp, tp, pp, cp = sizes
     for micro_batch, chunks, partition in itertools.product(
         _micro_batches(batch, dp, space), _chunks(model, pp, space), _partitions(pp, space)
     ):
@@ -140,7 +142,8 @@ def _first_plans(
         if chunks > 1 and (m % pp or partition != "even"):
             continue
         yield Plan(
-            **sizes, **split, virtual_stages=chunks, micro_batch=micro_batch, partition=partition,
+            dp=dp, tp=tp, pp=pp, cp=cp, expert_tp=1 if model.num_experts else None,
+            virtual_stages=chunks, micro_batch=micro_batch, partition=partition,
             sequence_parallel=tp > 1, attention=space.attention, framework=rules,
             loss=space.loss, overlap_tp=space.overlap_tp and tp > 1,
         )  # fmt: skip

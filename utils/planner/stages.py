@@ -85,7 +85,9 @@ def stages(model: ModelShape, plan: Plan) -> tuple[Stage, ...]:
     first, last = _embedding_parameters(model, table), _head_parameters(model, table, head == 0)
     mixed = _with_experts(model, plan, counts)
     return tuple(
-        Stage(i, n, i == 0, i == head, i == loss, block, (i == 0) * first, (i == head) * last, *more)
+        Stage(
+            i, n, i == 0, i == head, i == loss, block, (i == 0) * first, (i == head) * last, *more
+        )
         for i, (n, more) in enumerate(zip(counts, mixed, strict=True))
     )
 

@@ -110,8 +110,8 @@ class Pieces:
 
     def recompute(self, stage: Stage, plan: Plan) -> Parts:
         """What a stage's backward pass computes again first."""
-        some = plan.recompute_layers is not None and stage.layers
-        share = min(1.0, plan.recompute_layers / stage.layers) if some else 1.0
+        some = plan.recompute_layers
+        share = 1.0 if some is None or not stage.layers else min(1.0, some / stage.layers)
         return self._blocks("recompute", stage).times(share)
 
     def _blocks(self, name: str, stage: Stage) -> Parts:

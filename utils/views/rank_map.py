@@ -45,7 +45,7 @@ def draw_ranks(found: Estimate) -> Figure:
 
     Stages are colours. Grey arrows between stages stay inside a node, red ones leave it.
     """
-    plan, cluster = found.plan, found.cluster
+    cluster = found.cluster
     nodes = min(cluster.nodes, MOST_NODES)
     across = min(4, nodes)
     down = -(-nodes // across)

@@ -51,10 +51,7 @@ def draw_validation(
         _draw_ratios(left, summaries)
         left.set_title(title)
         _draw_errors(right, summaries, peers)
-        names = [
-            f"{row.source}\n{row.quantity}, {row.rows} rows"
-            for row in summaries
-        ]
+        names = [f"{row.source}\n{row.quantity}, {row.rows} rows" for row in summaries]
         left.set_yticks(range(len(names)), names, fontsize=9)
         left.set_ylim(len(names) - 0.5, -0.5)
         figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3)

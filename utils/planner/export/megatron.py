@@ -10,8 +10,8 @@ from itertools import chain
 from utils.catalog import ModelShape
 from utils.planner.cluster import Cluster
 from utils.planner.estimate import estimate
-from utils.planner.export.deepspeed import learning_rate
 from utils.planner.experts import expert_tp
+from utils.planner.export.deepspeed import learning_rate
 from utils.planner.export.precision import convention_notes, precision
 from utils.planner.goodput import goodput
 from utils.planner.layout import Batch, Plan
