@@ -1,14 +1,20 @@
 """Predictions stay as near to what was published as they are now."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
-from utils.planner import calibration, memory, worst
+from utils.catalog import model_shape
+from utils.planner import Batch, Plan, calibration, memory, worst
 from utils.planner.estimate import BYTES_INTERVAL, SECONDS_INTERVAL
 from utils.validation import (
     bloom,
     compare_all,
     failures,
+    finetunes,
     foundry,
+    megatron,
     peers,
     source,
     summarize,
@@ -203,6 +209,54 @@ def test_tools_that_are_not_installed_are_left_out(monkeypatch):
     bloom_rows = {row.tool: row for row in found if row.source == "BLOOM prequel"}
     assert bloom_rows["half"].median > 0.4
     assert bloom_rows["this planner"].median < 0.05
+
+
+def test_full_fine_tunes_are_predicted_as_simulated():
+    """Plain PyTorch frees gradients after the step: with one micro-batch forward holds none."""
+    rows = list(finetunes.comparisons(finetunes.QUICK))
+    assert len(rows) == 3
+    assert max(abs(row.error) for row in rows) <= 0.01
+
+
+def test_megatron_bridge_is_asked_with_its_own_words(monkeypatch):
+    name = "megatron.bridge.training.utils.theoretical_memory_utils"
+    asked = []
+
+    def activations(config, micro_batches):
+        asked.append((config.model, config.train.micro_batch_size, micro_batches))
+        return 1.0
+
+    module = SimpleNamespace(
+        F=SimpleNamespace(), compute_activation_memory=activations,
+        compute_weight_and_optimizer_memory=lambda config: 1000.0 * config.data_parallel_size,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, name, module)
+    plan = Plan(dp=2, tp=4, pp=4, zero_stage=1, micro_batch=2)
+    shape = model_shape("megatron-7.5b")
+    batch = Batch(sequences=16, sequence_length=2048)
+    said = peers.megatron_bridge_bytes(shape, plan, batch, bloom.GPU)
+    assert said == 2001.0
+    words, micro_batch, micro_batches = asked[0]
+    assert (words.hidden_size, words.tensor_model_parallel_size) == (shape.hidden, 4)
+    assert words.virtual_pipeline_model_parallel_size is None
+    assert (micro_batch, micro_batches) == (2, 4)
+
+
+def test_seen_and_left_out_halves_are_apart():
+    rows = [Comparison("s", "q", "a", 10, 11, fitted=True), Comparison("s", "q", "b", 10, 13)]
+    row = summarize(rows)[0]
+    assert (row.seen_mean, row.left_out_mean) == pytest.approx((0.1, 0.3))
+    assert summarize(rows[:1])[0].left_out_mean is None
+
+
+def test_rows_of_megatrons_ci_are_in_or_left_out_with_a_reason():
+    rows = table("megatron_golden")
+    assert sum("cross_entropy_loss_fusion" in row["test_case"] for row in rows) == 2
+    assert sum("defer_embedding_wgrad" in row["test_case"] for row in rows) == 13
+    assert {row["n_gpus"] for row in rows
+            if row["test_case"].endswith("_1node") and "gb200" in row["platform"]} == {"4"}  # fmt: skip
+    words = {word for names in megatron.LEFT_OUT for word in names.split(", ")}
+    assert not [r["test_case"] for r in rows if any(word in r["test_case"] for word in words)]
 
 
 def test_validate_prints_every_source(capsys):

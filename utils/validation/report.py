@@ -52,13 +52,18 @@ def validate(sources: tuple[str, ...] = tuple(SOURCES)) -> list[Summary]:
     means of those that one was, and of the others.
     """
     summaries = summarize(compare_all(sources))
+    print_summaries(summaries)
+    for line in verdicts():
+        print(line)
+    return summaries
+
+
+def print_summaries(summaries: list[Summary]) -> None:
+    """One line a source and quantity, under a head."""
     print(f"{'source':<30}{'quantity':<24}{'rows':>5}{'median':>8}{'mean':>7}{'p90':>7}"
           f"{'worst':>7}{'bias':>7}{'naive':>7}{'unfitted':>9}{'seen':>7}{'left out':>9}")  # fmt: skip
     for row in summaries:
         print(_line(row))
-    for line in verdicts():
-        print(line)
-    return summaries
 
 
 def verdicts() -> list[str]:
