@@ -351,9 +351,9 @@ for spares in (0, 1):
     left = goodput(cluster, spares=spares)
     low, high = (seconds / 86_400 for seconds in left.seconds_between_failures)
     soon, late = left.checkpoint_interval_seconds
-    print(f"{spares} spares, 24 h to repair: a failure every {low:.0f} to {high:.0f} days, work "
-          f"{left.share[0]:.1%} to {left.share[1]:.1%} of the time; checkpoint every "
-          f"{format_seconds(soon)} to {format_seconds(late)}")  # fmt: skip
+    print(f"{spares} spares, 24 h to repair: a failure every {low:.0f} to {high:.0f} days, {format_seconds(left.restart_seconds[0])} "
+          f"until it runs again;\n  work {left.share[0]:.1%} to {left.share[1]:.1%} of the time with a checkpoint "
+          f"every {format_seconds(soon)} to {format_seconds(late)} (Daly)")  # fmt: skip
 print(f"a checkpoint of 175B: {size / 1e12:.2f} TB (14P), {size / 64 / 1e9:.0f} GB a GPU; if each node writes "
       f"2 GB/s it is written in {size / 8 / 2e9:.0f} s, behind the training")  # fmt: skip
 
