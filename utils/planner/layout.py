@@ -81,7 +81,9 @@ class Plan:
         offload_activations: What a block keeps goes to host memory behind the compute and comes
             back for its backward pass; two blocks stay on the device.
         precision: "bf16"; "fp8": matrix products with one scale a tensor; "mxfp8": with one scale
-            for 32 elements. States stay as the framework has them.
+            for 32 elements. States stay as the framework has them. NVIDIA's published fp8 runs of
+            Llama 3 (Megatron-Bridge, docs/performance-summary.md, commit 067f987) are 12 to 33%
+            faster than predicted, but for one of 41%: no constant was set on them.
         loss: "whole": logits are cast to float32 as the framework does; "fused": one kernel from
             16-bit logits to their gradient, in place; "chunked": head and loss an eighth of the
             tokens at a time.
@@ -241,7 +243,9 @@ class Plan:
                 f"{model.layers // self.virtual_stages}."
             )
         if self.virtual_stages > 1:
-            divides("pp * virtual_stages", self.pp * self.virtual_stages, "layers", model.layers)
+            ends = 2 * (self.partition == "ends")  # embedding and head, each as a layer
+            what = "layers, embedding and head" if ends else "layers"
+            divides("pp * virtual_stages", self.pp * self.virtual_stages, what, model.layers + ends)
         m = self.micro_batches(batch)
         if self.optimizer_in_backward and m > 1:
             raise ValueError(

@@ -136,10 +136,10 @@ def _first_plans(
     rules = framework(rules) if isinstance(rules, str) else rules
     dp, tp, pp, cp = sizes
     for micro_batch, chunks, partition in itertools.product(
-        _micro_batches(batch, dp, space), _chunks(model, pp, space), _partitions(pp, space)
+        _micro_batches(batch, dp, space), _chunks(pp, space), _partitions(pp, space)
     ):
         m = batch.sequences // (dp * micro_batch)
-        if chunks > 1 and (m % pp or partition != "even"):
+        if chunks > 1 and (m % pp or not _interleaves(model, pp, chunks, partition)):
             continue
         yield Plan(
             dp=dp, tp=tp, pp=pp, cp=cp, expert_tp=1 if model.num_experts else None,
@@ -210,10 +210,14 @@ def _micro_batches(batch: Batch, dp: int, space: Space) -> list[int]:
     return [n for n in powers_of_two(min(share, space.largest_micro_batch)) if share % n == 0]
 
 
-def _chunks(model: ModelShape, pp: int, space: Space) -> list[int]:
-    if pp == 1:
-        return [1]
-    return [v for v in space.virtual_stages if v == 1 or model.layers % (pp * v) == 0]
+def _chunks(pp: int, space: Space) -> tuple[int, ...]:
+    return space.virtual_stages if pp > 1 else (1,)
+
+
+def _interleaves(model: ModelShape, pp: int, chunks: int, partition: str) -> bool:
+    """Whether every stage can hold so many alike chunks; of "ends" but for embedding and head."""
+    ends = 2 * (partition == "ends")
+    return pp > 1 and (model.layers + ends) % (pp * chunks) == 0 and partition != "compute"
 
 
 def _partitions(pp: int, space: Space) -> tuple[str, ...]:

@@ -24,6 +24,8 @@ def axis_links(found: Estimate) -> dict[str, str]:
     plan, per_node = found.plan, found.cluster.gpus_per_node
     strides = {"tp": (1, plan.tp), "cp": (plan.tp, plan.cp), "dp": (plan.tp * plan.cp, plan.dp)}
     words = {}
+    if plan.ep > 1:
+        strides["ep"] = (plan.tp if plan.expert_tp is None else plan.expert_tp, plan.ep)
     for axis, (stride, size) in strides.items():
         if size > 1:
             words[axis] = _ring_words(stride, size, per_node)
@@ -131,7 +133,7 @@ def _legend(found: Estimate) -> str:
     cluster = found.cluster
     node = cluster.node_link_bytes_per_second / GB
     port = cluster.network_bytes_per_second_per_gpu / GB
-    names = {"tp": "TP (t)", "cp": "CP", "dp": "DP (d)", "pp": "PP (s)"}
+    names = {"tp": "TP (t)", "cp": "CP", "dp": "DP (d)", "ep": "EP", "pp": "PP (s)"}
     said = [f"{names[axis]}: {words}" for axis, words in axis_links(found).items()]
     links = f"in a node {node:,.0f} GB/s a GPU and direction, between nodes {port:,.3g} GB/s"
     return "   ".join(said) + f"\n{links}; red arrows leave a node"

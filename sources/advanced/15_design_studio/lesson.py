@@ -350,10 +350,10 @@ size = checkpoint_bytes(models["175B"], first)
 for spares in (0, 1):
     left = goodput(cluster, spares=spares)
     low, high = (seconds / 86_400 for seconds in left.seconds_between_failures)
-    soon, late = left.checkpoint_interval_seconds
-    print(f"{spares} spares, 24 h to repair: a failure every {low:.0f} to {high:.0f} days, {format_seconds(left.restart_seconds[0])} "
-          f"until it runs again;\n  work {left.share[0]:.1%} to {left.share[1]:.1%} of the time with a checkpoint "
-          f"every {format_seconds(soon)} to {format_seconds(late)} (Daly)")  # fmt: skip
+    soon, late = map(format_seconds, left.checkpoint_interval_seconds)
+    print(f"spare nodes: {spares}; a failure every {low:.0f} to {high:.0f} days, {left.restart_seconds[0] / 3600:.1f} h "
+          f"until it runs again; work {left.share[0]:.1%} to {left.share[1]:.1%} of the time")  # fmt: skip
+print(f"a repair takes 24 h; a checkpoint every {soon} to {late} loses least (Daly)")
 print(f"a checkpoint of 175B: {size / 1e12:.2f} TB (14P), {size / 64 / 1e9:.0f} GB a GPU; if each node writes "
       f"2 GB/s it is written in {size / 8 / 2e9:.0f} s, behind the training")  # fmt: skip
 
@@ -363,7 +363,7 @@ for name, plans in found.items():
         bill = cost(plans.best, amount, left)
         days = "{:,.0f} to {:,.0f} days".format(*bill.days_interval)
         print(f"{name}, {amount / 1e9:5,.0f}B tokens: {days:<22} ${bill.usd / 1e6:5.2f}M")
-print(f"you bet {my_bet_days} days; 8 nodes and a spare at ${usd} a GPU hour")
+print(f"you bet {my_bet_days} days; 8 nodes at ${usd} a GPU hour, a spare at hand and not in the price")
 
 # %% [markdown]
 # **The honest verdict.** 175B *fits* on 64 A100. 300B tokens take most of a year; at Chinchilla's

@@ -71,6 +71,8 @@ def _layout(model: ModelShape, plan: Plan) -> Arguments:
         "pipeline-model-parallel-size": plan.pp,
         "num-virtual-stages-per-pipeline-rank": plan.virtual_stages if _interleaved(plan) else None,
         "pipeline-model-parallel-layout": _stage_layout(model, plan),
+        "account-for-embedding-in-pipeline-split": _interleaved(plan) and plan.partition == "ends",
+        "account-for-loss-in-pipeline-split": _interleaved(plan) and plan.partition == "ends",
         "context-parallel-size": plan.cp,
         "tp-comm-overlap": plan.overlap_tp,
     }
@@ -202,7 +204,7 @@ def _said_otherwise(model: ModelShape, plan: Plan) -> list[tuple[bool, str]]:
          f"Set CUDA_DEVICE_MAX_CONNECTIONS={connections(plan)} first, as megatron.sh does."),
         (plan.pp > 1 and plan.schedule == "gpipe",
          "Megatron-LM's pipeline runs 1F1B; the gpipe schedule is lost."),
-        (_interleaved(plan) and plan.partition != "even",
+        (_interleaved(plan) and plan.partition not in ("even", "ends"),
          f"partition={plan.partition!r} is lost: interleaved chunks are alike."),
         (plan.zero_stage >= 2 and plan.pp > 1,
          "Megatron-FSDP with pipeline stages gathers and reduces for every micro-batch."),
