@@ -255,3 +255,31 @@ def test_a_host_without_the_memory_that_offload_needs() -> None:
 def test_prices_that_are_none(fields, sentence) -> None:
     with pytest.raises(ValueError, match=sentence):
         Cluster(gpu="H100", nodes=1, **fields)
+
+
+def test_heads_wider_than_the_residual_stream() -> None:
+    """Qwen 3: 32 heads of 128 on a stream of 2,048."""
+    qwen = model_shape("qwen3-30b-a3b")
+    assert (qwen.head_dim, qwen.attention_width) == (128, 4096)
+    narrow = replace(qwen, head_width=None)
+    rows = [
+        estimate(shape, H100, Plan(dp=64, ep=8, zero_stage=1), LONG) for shape in (narrow, qwen)
+    ]
+    assert rows[1].time.matmul > rows[0].time.matmul
+    assert (
+        rows[1].peak.bytes_by_category["activations"]
+        > rows[0].peak.bytes_by_category["activations"]
+    )
+
+
+def test_embedding_and_head_count_as_layers_of_interleaved_stages() -> None:
+    """Llama 3.1 405B has 126 layers so that 8 stages of 8 chunks hold 128 with its ends."""
+    model = model_shape("llama-3.1-405b")
+    plan = Plan(
+        tp=8, pp=8, dp=16, virtual_stages=8, partition="ends", sequence_parallel=True, zero_stage=1
+    )
+    assert [stage.layers for stage in stages(model, plan)] == [15, 16, 16, 16, 16, 16, 16, 15]
+    batch = Batch(sequences=128, sequence_length=4096)
+    assert estimate(model, replace(H100, nodes=128), plan, batch).bubble < 0.2
+    with pytest.raises(ValueError, match="64 and does not divide 126"):
+        estimate(model, replace(H100, nodes=128), replace(plan, partition="even"), batch)

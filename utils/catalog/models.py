@@ -131,6 +131,19 @@ _EXPERTS = [
         experts_per_token=2, published_count=140_620_634_112, published_step=1,
         source="config.json and checkpoint of mistralai/Mixtral-8x22B-v0.1",
     ),
+    ModelShape(
+        name="qwen3-30b-a3b", family="llama", layers=48, hidden=2048, heads=32, kv_heads=4,
+        head_width=128, feedforward=6144, vocabulary=151_936, max_sequence=40_960, qk_norm=True,
+        num_experts=128, experts_per_token=8, expert_feedforward=768,
+        published_count=30_532_122_624, source="config.json and checkpoint of Qwen/Qwen3-30B-A3B",
+    ),
+    ModelShape(
+        name="qwen3-235b-a22b", family="llama", layers=94, hidden=4096, heads=64, kv_heads=4,
+        head_width=128, feedforward=12_288, vocabulary=151_936, max_sequence=40_960, qk_norm=True,
+        num_experts=128, experts_per_token=8, expert_feedforward=1536,
+        published_count=235_093_634_560,
+        source="config.json and checkpoint of Qwen/Qwen3-235B-A22B",
+    ),
 ]  # fmt: skip
 
 MODELS: dict[str, ModelShape] = {

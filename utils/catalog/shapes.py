@@ -58,15 +58,17 @@ class ModelShape:
         family: "gpt" or "llama", see `FAMILIES`.
         layers: Transformer blocks, L.
         hidden: Width of the residual stream, h.
-        heads: Query heads, a; each is `hidden // heads` wide.
+        heads: Query heads, a; each is `head_dim` wide.
         feedforward: Inner width of the feed-forward layer, 4h for most of the "gpt" family.
         vocabulary: Rows of the embedding, with the checkpoint's padding, V.
         max_sequence: Longest sequence of its training, s, in tokens.
         kv_heads: Key and value heads; None for as many as `heads`.
+        head_width: Width of one head, where it is not `hidden // heads`.
         positions: "learned" (a table of parameters), "rotary" or "alibi" (no parameters).
         extra_positions: Rows of the position table beyond `max_sequence` (OPT has 2).
         tied: The head is the embedding's own matrix and has no parameters.
-        qkv_bias: Biases on the query, key and value projections alone (Qwen).
+        qkv_bias: Biases on the query, key and value projections alone (Qwen 2).
+        qk_norm: An RMSNorm of each head's queries and keys, one weight a channel (Qwen 3).
         embedding_norm: One more LayerNorm, on the embedding (BLOOM).
         num_experts: Experts of a mixture-of-experts block, E; None for a dense model. Experts have
             no biases, and a router of E rows chooses among them.
@@ -88,10 +90,12 @@ class ModelShape:
     vocabulary: int
     max_sequence: int
     kv_heads: int | None = None
+    head_width: int | None = None
     positions: str = "rotary"
     extra_positions: int = 0
     tied: bool = False
     qkv_bias: bool = False
+    qk_norm: bool = False
     embedding_norm: bool = False
     num_experts: int | None = None
     experts_per_token: int | None = None
@@ -108,7 +112,8 @@ class ModelShape:
         one_of(f"{self.name}: positions", self.positions, POSITIONS)
         keep_whole(self, self.name, *SIZES, optional="kv_heads")
         keep_whole(self, self.name, "extra_positions", least=0)
-        if self.hidden % self.heads:
+        keep_whole(self, self.name, optional="head_width")
+        if self.head_width is None and self.hidden % self.heads:
             raise ValueError(f"{self.name}: {self.heads} heads do not divide {self.hidden} evenly.")
         if self.heads % self.key_value_heads:
             raise ValueError(
@@ -134,7 +139,12 @@ class ModelShape:
     @property
     def head_dim(self) -> int:
         """Width of one head."""
-        return self.hidden // self.heads
+        return self.hidden // self.heads if self.head_width is None else self.head_width
+
+    @property
+    def attention_width(self) -> int:
+        """Width of all query heads together: `hidden` in most models."""
+        return self.heads * self.head_dim
 
     @property
     def key_value_heads(self) -> int:
@@ -159,9 +169,11 @@ class ModelShape:
         """Parameters of one block without experts: "attention", "mlp" and "norms"."""
         h, f, kv = self.hidden, self.feedforward, self.key_value_heads * self.head_dim
         biases = self.family == "gpt"
-        attention = 2 * h * h + 2 * h * kv + (h + 2 * kv) * (biases or self.qkv_bias) + h * biases
+        q = self.attention_width
+        attention = 2 * h * q + 2 * h * kv + (q + 2 * kv) * (biases or self.qkv_bias) + h * biases
         mlp = 2 * h * f + f + h if biases else 3 * h * f
-        return {"attention": attention, "mlp": mlp, "norms": 2 * self.norm_parameters}
+        norms = 2 * self.norm_parameters + 2 * self.head_dim * self.qk_norm
+        return {"attention": attention, "mlp": mlp, "norms": norms}
 
     def parameter_counts(self) -> dict[str, int]:
         """All parameters: "embedding" (with positions), "attention", "mlp", "norms", "head".

@@ -84,12 +84,15 @@ def _norm(model: ModelShape, plan: Plan, number: int) -> tuple[Saved, ...]:
 def _attention(model: ModelShape, plan: Plan, s: int) -> tuple[Saved, ...]:
     h, a, width = model.hidden, model.heads, plan.rules.residual_bytes
     kv = model.key_value_heads * model.head_dim
+    q = model.attention_width
     tensors = [
         *_norm(model, plan, 1),
         Saved("q, k, v input", width * h, "gathered", for_weights=True),
-        Saved("q, k, v", width * (h + 2 * kv)),
-        Saved("attention output", width * h),
+        Saved("q, k, v", width * (q + 2 * kv)),
+        Saved("attention output", width * q),
     ]
+    if model.qk_norm:
+        tensors.append(Saved("q, k before their norms", width * (q + kv)))
     if plan.attention == "flash":
         tensors.append(Saved("softmax statistics", 4 * a, scores=True))
     else:

@@ -180,7 +180,8 @@ def _products(model: ModelShape, plan: Plan, tokens: float) -> list[tuple[float,
     h, f, t = model.hidden, model.feedforward / plan.tp, plan.tp
     kv = max(1, model.key_value_heads // t) * model.head_dim
     up = 2 * f if model.family == "llama" else f
-    return [(tokens, h / t + 2 * kv, h), (tokens, h, h / t), (tokens, up, h), (tokens, h, f)]
+    q = model.attention_width / t
+    return [(tokens, q + 2 * kv, h), (tokens, h, q), (tokens, up, h), (tokens, h, f)]
 
 
 def _attention(

@@ -4,6 +4,10 @@ Expert parallelism (Lepikhin et al. 2020, arXiv:2006.16668): each rank keeps E /
 all-to-all sends every token to the ranks of its k experts and back. As in Megatron-Core
 (megatron/core/transformer/moe), the ep ranks are taken from those of dp, cp and tp, and experts may
 be split over fewer tensor-parallel ranks than attention is. Tokens are taken as evenly routed.
+
+Bytes are held against Megatron-LM's own rows. Seconds are not calibrated: beside NVIDIA's published
+rates of Qwen 3 (Megatron-Bridge, docs/performance-summary.md, commit 067f987) most lie from 40%
+below to 40% above, and one layout's rates differ by half between its own releases.
 """
 
 from __future__ import annotations

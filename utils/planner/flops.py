@@ -27,8 +27,9 @@ def block_forward_flops(model: ModelShape, sequence_length: int) -> dict[str, fl
         mixed = routed + counts["router"] + counts["shared"]
         share = model.expert_layers / model.layers
         feedforward = share * mixed + (1 - share) * feedforward
-    weights = 2 * h * h + 2 * h * key_value + feedforward
-    return {"matrices": 2.0 * weights, "attention": 4.0 * sequence_length * h}
+    width = model.attention_width
+    weights = 2 * h * width + 2 * h * key_value + feedforward
+    return {"matrices": 2.0 * weights, "attention": 4.0 * sequence_length * width}
 
 
 def head_forward_flops(model: ModelShape) -> float:

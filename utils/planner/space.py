@@ -217,7 +217,8 @@ def _chunks(pp: int, space: Space) -> tuple[int, ...]:
 def _interleaves(model: ModelShape, pp: int, chunks: int, partition: str) -> bool:
     """Whether every stage can hold so many alike chunks; of "ends" but for embedding and head."""
     ends = 2 * (partition == "ends")
-    return pp > 1 and (model.layers + ends) % (pp * chunks) == 0 and partition != "compute"
+    fit = pp > 1 and pp * chunks <= model.layers and partition != "compute"
+    return fit and (model.layers + ends) % (pp * chunks) == 0
 
 
 def _partitions(pp: int, space: Space) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from utils.catalog import ModelShape
 from utils.planner.adapters import adapter_parameters
-from utils.planner.experts import expert_replicas
+from utils.planner.experts import expert_replicas, expert_tp
 from utils.planner.frameworks import Framework
 from utils.planner.layout import Plan
 from utils.planner.stages import Stage
@@ -104,8 +104,13 @@ def dummy_gradient_bytes(model: ModelShape, plan: Plan) -> float:
     if not plan.rules.dummy_gradients or plan.lora is not None:
         return 0.0
     h, f, kv = model.hidden, model.feedforward, model.key_value_heads * model.head_dim
-    up = 2 * f if model.family == "llama" else f
-    shapes = {(h, (h + 2 * kv) / plan.tp), (h, h / plan.tp), (h, up / plan.tp), (f / plan.tp, h)}
+    sides, q = 2 if model.family == "llama" else 1, model.attention_width / plan.tp
+    shapes = {(h, q + 2 * kv / plan.tp), (q, h)}
+    if model.expert_layers < model.layers:
+        shapes |= {(h, sides * f / plan.tp), (f / plan.tp, h)}
+    if model.num_experts:
+        width = model.expert_width / expert_tp(plan)
+        shapes |= {(h, sides * width), (width, h)}
     return plan.rules.residual_bytes * sum(rows * columns for rows, columns in shapes)
 
 

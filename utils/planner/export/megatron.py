@@ -48,6 +48,8 @@ def _model(model: ModelShape, plan: Plan, batch: Batch) -> Arguments:
         "hidden-size": model.hidden,
         "ffn-hidden-size": model.feedforward,
         "num-attention-heads": model.heads,
+        "kv-channels": model.head_width,
+        "qk-layernorm": model.qk_norm,
         "group-query-attention": grouped,
         "num-query-groups": model.key_value_heads if grouped else None,
         "seq-length": batch.sequence_length,

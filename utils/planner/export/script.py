@@ -56,6 +56,8 @@ def obstacle(model: ModelShape, plan: Plan, batch: Batch) -> str | None:
         (model.family != "llama" or model.positions != "rotary",
          f"{model.name} is of the {model.family!r} family with {model.positions!r} positions; the "
          "course's Transformer is Llama-style."),
+        (model.attention_width != model.hidden or model.qk_norm,
+         f"Heads of {model.head_dim} are not {model.hidden} wide together, or have norms of their own."),
         (model.head_dim % 2 == 1,
          f"Rotary positions turn pairs of channels, and a head is {model.head_dim} wide."),
         (model.num_experts is not None, "The course's Transformer has no experts."),
