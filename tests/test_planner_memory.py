@@ -305,6 +305,14 @@ def test_a_short_step_peaks_in_the_optimizer_with_its_temporaries():
     assert states == pytest.approx(10 * LLAMA.parameter_count)
 
 
+def test_an_offloaded_optimizer_steps_on_the_host():
+    batch = Batch(sequences=1, sequence_length=128)
+    plan = Plan(framework="fsdp", recompute="full")
+    on, off = (memory(LLAMA, replace(plan, offload=where), batch)[0].allocated_bytes
+               for where in ("none", "optimizer"))  # fmt: skip
+    assert on - off > 11 * LLAMA.parameter_count  # two moments and their square roots
+
+
 def test_fsdp_gathers_nothing_while_the_optimizer_steps():
     batch = Batch(sequences=8, sequence_length=128)
     held = memory(LLAMA, Plan(dp=8, zero_stage=3, framework="fsdp", recompute="full"), batch)[0]

@@ -109,6 +109,9 @@ def block_time(
         forward += Parts(work.matmul, work.forward_memory, work.communication)
         backward += Parts(2 * work.matmul, work.backward_memory, work.communication)
     recompute = {"none": Parts(), "selective": attention_forward, "full": forward}[plan.recompute]
+    if plan.recompute == "full" and plan.rules.recompute_stops_early:
+        last = Parts(matmul=matmul_seconds(gpu, *products[-1]))
+        recompute += last.times(-1)
     if plan.recompute == "selective" and plan.attention == "flash":
         recompute = Parts()
     return BlockTime(forward, backward, recompute)

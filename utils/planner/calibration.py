@@ -32,7 +32,7 @@ WORKSPACE_BYTES = 2 * 32 * MIB
 # clocks fall under the power limit, most of all on Hopper and Blackwell.
 AMPERE_SUSTAINED = 0.93
 HOPPER_SUSTAINED = 0.73
-BLACKWELL_SUSTAINED = 0.58
+BLACKWELL_SUSTAINED = 0.6
 
 # Products whose shapes tensor cores refuse, beside the peak of the vector units.
 VECTOR_SUSTAINED = 0.5

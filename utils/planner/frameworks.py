@@ -63,6 +63,8 @@ class Framework:
             device's time instead of hiding behind it.
         host_meets_stages: Stages send shapes before tensors, and the host reads them before it goes
             on.
+        recompute_stops_early: Recomputation of a block ends where its last kept tensor is made
+            again, before the last product (torch/utils/checkpoint.py, early_stop).
         accumulate_bytes: Per parameter and micro-batch, moved to add new gradients to the old.
         vocabulary_multiple: The vocabulary is padded to a multiple of this times tp.
         source: Where this was read.
@@ -100,6 +102,7 @@ class Framework:
     host_seconds: float = 0.0
     host_exposed: bool = False
     host_meets_stages: bool = False
+    recompute_stops_early: bool = False
     accumulate_bytes: float = 0.0
     vocabulary_multiple: int = 128
     source: str = ""
@@ -164,20 +167,23 @@ _ROWS = [
         "from 768 to 1,536 GPUs in Narayanan et al. 2021, Table 2",
     ),
     Framework(
-        name="fsdp", keeps_ends=True, frees_gradients=True, step_gradient_bytes=4,
+        name="fsdp", recompute_stops_early=True,
+        keeps_ends=True, frees_gradients=True, step_gradient_bytes=4,
         parameter_bytes=4, gradient_bytes=4, master_bytes=0, gathered_bytes=2,
         flash_generation=2, fused_gate=False, loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
         source="PyTorch FSDP2 with MixedPrecisionPolicy(bf16, reduce fp32): float32 shards are "
         "master and parameter in one",
     ),
     Framework(
-        name="fp32", eager_norm=True, frees_gradients=True, step_gradient_bytes=4,
+        name="fp32", recompute_stops_early=True,
+        eager_norm=True, frees_gradients=True, step_gradient_bytes=4,
         parameter_bytes=4, gradient_bytes=4, master_bytes=0, gathered_bytes=4,
         flash_generation=2, residual_bytes=4, fused_gate=False, loss_bytes=16,
         vocabulary_multiple=1, source="Plain PyTorch, everything in float32",
     ),
     Framework(
-        name="bf16", frees_gradients=True, step_gradient_bytes=2,
+        name="bf16", recompute_stops_early=True,
+        frees_gradients=True, step_gradient_bytes=2,
         gradient_bytes=2, master_bytes=0, moment_bytes=4, fused_gate=False,
         flash_generation=2, loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
         source="Plain PyTorch with the whole model and its optimizer in bfloat16",

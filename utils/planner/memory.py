@@ -307,7 +307,8 @@ def _dequantized(model: ModelShape, plan: Plan, stage: Stage) -> float:
 
 
 def _step_bytes(plan: Plan, stage: Stage) -> float:
-    if plan.lora is not None:
+    """What the optimizer's step takes besides; on the host where the optimizer is there."""
+    if plan.lora is not None or plan.offload != "none":
         return 0.0
     sharded = (plan.shard_group, expert_replicas(plan)) if plan.zero_stage >= 1 else (1, 1)
     experts = stage.expert_parameters

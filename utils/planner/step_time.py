@@ -53,7 +53,8 @@ class StepTime:
         tensor_parallel: Collectives inside blocks, tensor and context parallel.
         launch: Waiting for the host to launch kernels.
         pipeline: Bubble, and sending between stages.
-        data_parallel: Collectives of gradients and parameters that no compute hides.
+        data_parallel: Collectives of gradients and parameters that no compute hides, and what the
+            hidden ones take from it.
         optimizer: Clipping and the update.
     """
 

@@ -17,11 +17,11 @@ from utils.validation.tables import table, whole
 MODELS = {"llama3-70b": "llama-3-70b", "llama3-405b": "llama-3.1-405b"}
 SEQUENCE_LENGTH = 4096  # where the case names no other
 
-# simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh: distributed optimizer, and neither
-# --overlap-grad-reduce nor --overlap-param-gather; "cef" is the fused cross-entropy, which writes
-# the gradient over the 16-bit logits.
+# simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh: distributed optimizer, neither
+# --overlap-grad-reduce nor --overlap-param-gather, and every overlap of tensor-parallel collectives
+# disabled; "cef" is the fused cross-entropy, which writes the gradient over the 16-bit logits.
 RULES = replace(framework("megatron"), name="megatron-b200", overlap_gradients=False,
-                overlap_parameters=False, loss_bytes=4)  # fmt: skip
+                overlap_parameters=False, overlap_tensor=False, loss_bytes=4)  # fmt: skip
 
 
 def rows() -> list[tuple[int, dict[str, str]]]:
