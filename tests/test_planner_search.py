@@ -53,12 +53,15 @@ def _by_brute_force(model, cluster, batch, space):
     room=st.sampled_from([8, 12, 20, 40]),
     space=st.sampled_from(SPACES),
     kind=st.sampled_from([SMALL, EXPERTS]),
+    length=st.sampled_from([1024, 16_384]),  # from 16,384 on context parallelism is tried
 )
-def test_the_search_equals_brute_force(nodes, per_node, sequences, layers, room, space, kind):
+def test_the_search_equals_brute_force(
+    nodes, per_node, sequences, layers, room, space, kind, length
+):
     model = replace(kind, layers=layers)
     gpu = replace(device("A100-80GB"), memory_bytes=int(room * GIB))
     cluster = Cluster(gpu=gpu, nodes=nodes, gpus_per_node=per_node)
-    batch = Batch(sequences=sequences, sequence_length=1024)
+    batch = Batch(sequences=sequences, sequence_length=length)
     everything, fitting = _by_brute_force(model, cluster, batch, space)
     found = search(model, cluster, batch, space=space)
     assert found.considered == len(everything)
