@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from utils.catalog import device, model_shape
 from utils.catalog.rules import nearest_divisors
-from utils.planner import Batch, Cluster, Lora, Plan, framework, memory, network, worst
+from utils.planner import Batch, Cluster, Lora, Plan, estimate, framework, memory, network, worst
 from utils.planner.activations import block_bytes, saved_tensors
 from utils.planner.adapters import adapter_parameters
 from utils.planner.memory import DOES_NOT_FIT, FITS, PREDICTED, TIGHT
@@ -199,6 +199,7 @@ def test_lora_trains_little_and_qlora_stores_little():
     [
         (lambda: Plan(tp=0), "tp is 0"),
         (lambda: Plan(framework="megatorn"), "megatorn"),
+        (lambda: replace(framework("fsdp"), shards="layer"), "shards is 'layer'"),
         (lambda: Plan(zero_stage=4), "zero_stage is 4"),
         (lambda: Plan(recompute="some"), "'selective'"),
         (lambda: Plan(virtual_stages=2), "Write 1"),
@@ -341,5 +342,11 @@ def test_a_plan_within_the_allocators_reach_has_a_verdict_of_its_own():
     for verdict, size in sizes.items():
         assert held.verdict(replace(gpu, memory_bytes=int(size))) == verdict
     assert held.verdict(replace(gpu, memory_bytes=int(sizes[TIGHT])), headroom=0.03) == FITS
+    for size, tight in ((sizes[FITS], False), (sizes[TIGHT], True)):
+        cluster = Cluster(gpu=replace(gpu, memory_bytes=int(size)), nodes=1, gpus_per_node=1)
+        found = estimate(
+            LLAMA, cluster, Plan(micro_batch=4), Batch(sequences=4, sequence_length=4096)
+        )
+        assert (found.tight, found.verdict) == (tight, TIGHT if tight else FITS)
     with pytest.raises(ValueError, match="headroom is 5; it is the share"):
         held.verdict(gpu, headroom=5)

@@ -200,7 +200,7 @@ def test_the_host_waits_longer_where_stages_make_it_meet_the_device():
 
 def test_zero_tensor_by_tensor_pays_for_every_call():
     plan = Plan(dp=256, zero_stage=1, framework="nanotron")
-    bucketed = replace(plan, framework=replace(plan.rules, shards_tensors=False))
+    bucketed = replace(plan, framework=replace(plan.rules, shards="bucket"))
     batch = Batch(sequences=256, sequence_length=2048)
     small = model_shape("megatron-1.7b")
     each, few = (step_time(small, _cluster(256), p, batch).data_parallel for p in (plan, bucketed))

@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.catalog.lookup import find
+from utils.catalog.rules import one_of
 from utils.planner import calibration
+
+SHARDS = ("bucket", "block", "tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,7 @@ class Framework:
         loss_bytes: Per logit on the rank at the peak of the loss, with the logits themselves.
         reduce_bytes: Per parameter, what the data-parallel reduction of gradients sends.
         bucket_size_bytes: Gradients in 16 bits that are reduced in one call.
-        shards_tensors: ZeRO shards and gathers each tensor by itself, not bucket by bucket.
+        shards: What ZeRO shards and gathers in one call: a "bucket", or a "block" or "tensor" whole.
         overlap_gradients, overlap_parameters: Their collectives run behind the last backward pass
             and the first forward pass.
         overlap_tensor: In backward, tensor-parallel collectives run beside the products of weight
@@ -93,7 +96,7 @@ class Framework:
     loss_bytes: float = 6
     reduce_bytes: float = 4
     bucket_size_bytes: float = 80e6
-    shards_tensors: bool = False
+    shards: str = "bucket"
     overlap_gradients: bool = True
     overlap_parameters: bool = True
     overlap_tensor: bool = False
@@ -110,6 +113,10 @@ class Framework:
     def __hash__(self) -> int:
         """By name: a search asks for the same conventions thousands of times."""
         return hash(self.name)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an unknown unit of sharding."""
+        one_of("shards", self.shards, SHARDS)
 
     @property
     def state_bytes(self) -> float:
@@ -153,7 +160,7 @@ _ROWS = [
         flash_generation=2, overlap_tensor=True, loss_bytes=10, vocabulary_multiple=1,
         bucket_size_bytes=25e6,
         overlap_parameters=False, host_seconds=calibration.HOST_SECONDS, host_meets_stages=True,
-        accumulate_bytes=10, shards_tensors=True,
+        accumulate_bytes=10, shards="tensor",
         source="nanotron: optim/zero.py, p2p.py, gradient_accumulator.py (float32 gradients of all "
         "parameters), DistributedDataParallel buckets in bfloat16, tensor_parallel/functional.py",
     ),
@@ -168,7 +175,7 @@ _ROWS = [
     ),
     Framework(
         name="fsdp", recompute_stops_early=True,
-        keeps_ends=True, frees_gradients=True, step_gradient_bytes=4,
+        keeps_ends=True, shards="block", frees_gradients=True, step_gradient_bytes=4,
         parameter_bytes=4, gradient_bytes=4, master_bytes=0, gathered_bytes=2,
         flash_generation=2, fused_gate=False, loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
         source="PyTorch FSDP2 with MixedPrecisionPolicy(bf16, reduce fp32): float32 shards are "

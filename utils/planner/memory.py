@@ -49,6 +49,7 @@ class StageMemory:
         parameters: Parameters that the rank computes with.
         in_flight: Blocks whose activations it holds at once.
         context_bytes: Outside the allocator: CUDA's context and NCCL's buffers.
+        gaps: What gaps add to bytes that come and go, as a share of these.
     """
 
     stage: Stage
@@ -57,6 +58,7 @@ class StageMemory:
     parameters: float
     in_flight: float
     context_bytes: float
+    gaps: float
 
     @property
     def allocated_bytes(self) -> float:
@@ -75,8 +77,7 @@ class StageMemory:
 
         Gaps come with what comes and goes; lasting bytes are allocated once, in large pieces.
         """
-        passing = self.allocated_bytes - self.lasting_bytes
-        return self.allocated_bytes + calibration.FRAGMENTATION * passing
+        return self.allocated_bytes + self.gaps * (self.allocated_bytes - self.lasting_bytes)
 
     @property
     def device_bytes(self) -> float:
@@ -152,8 +153,11 @@ def _stage_memory(model: ModelShape, plan: Plan, batch: Batch, stage: Stage) -> 
                   for name, moment in phases.items()}  # fmt: skip
     held = {name: _fill(lasting | {k: lasting.get(k, 0.0) + v for k, v in moment.items()})
             for name, moment in phases.items()}  # fmt: skip
+    alone = plan.ranks == 1
+    gaps = calibration.FRAGMENTATION_ALONE if alone else calibration.FRAGMENTATION
     phase = max(held, key=lambda name: sum(held[name].values()))
-    return StageMemory(stage, phase, held[phase], stage.parameters, blocks, context_bytes(plan))
+    return StageMemory(stage, phase, held[phase], stage.parameters, blocks, context_bytes(plan),
+                       gaps)  # fmt: skip
 
 
 def frees_gradients(plan: Plan, batch: Batch) -> bool:

@@ -10,6 +10,7 @@ from utils.planner.experts import rank_parameters
 from utils.planner.layout import Plan
 
 Kind = tuple[int, int, bool, bool, bool]
+BLOCK_TENSORS = 6  # four matrices and two norms
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class Stage:
 
     @property
     def tensors(self) -> int:
-        """Matrices and norms: four and two a block, embedding, last norm and head."""
-        return 6 * self.layers + self.embedding + 2 * self.head
+        """Matrices and norms of its blocks, embedding, last norm and head."""
+        return BLOCK_TENSORS * self.layers + self.embedding + 2 * self.head
 
     @property
     def kind(self) -> Kind:

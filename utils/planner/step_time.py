@@ -31,7 +31,7 @@ from utils.planner.experts import expert_replicas, replica_seconds
 from utils.planner.host import activation_seconds
 from utils.planner.kernels import memory_seconds
 from utils.planner.layout import Batch, Plan
-from utils.planner.stages import Stage, distinct, stages
+from utils.planner.stages import BLOCK_TENSORS, Stage, distinct, stages
 from utils.planner.states import trained_parameters
 
 # Adam on one parameter: reads gradient, master and both moments, writes the last three and the
@@ -272,14 +272,16 @@ def data_parallel_seconds(
 ) -> tuple[float, float]:
     """Seconds of reducing the gradients of `count` parameters, and of gathering parameters back.
 
-    They go bucket by bucket; some frameworks shard and gather every tensor by itself.
+    They go bucket by bucket; FSDP shards and gathers block by block, others every one of the
+    `tensors` by itself.
     """
     group = Group(plan.dp * plan.cp, plan.tp, plan.rules.one_port)
     width = plan.rules.reduce_bytes
     calls = max(1.0, 2 * count / plan.rules.bucket_size_bytes)
     if plan.zero_stage == 0:
         return all_reduce_seconds(cluster, group, width * count, calls), 0.0
-    calls = max(calls, tensors) if plan.rules.shards_tensors else calls
+    calls = {"bucket": calls, "block": max(1, tensors // BLOCK_TENSORS),
+             "tensor": max(calls, tensors)}[plan.rules.shards]  # fmt: skip
     reduce = all_gather_seconds(cluster, group, width * count, calls)
     gather = all_gather_seconds(cluster, group, plan.rules.gathered_bytes * count, calls)
     return reduce, gather

@@ -24,10 +24,11 @@ SEQUENCE_LENGTH = 4096
 
 # The same script repeats the runs with stages under a later nanotron ("pp==1: skip ... job_id <
 # 14097150"), so the table mixes two versions, and these differ in whether the inputs of
-# column-parallel matrices stay gathered. No column says which ran. On the even lines the memory of
-# runs with ZeRO-1 and stages over nodes, on 32 nodes and more or with two stages and tp of 4 and
-# more, is that of the later one. The
-# shares describe the mixture that is left; they were set there and are no constants of the planner.
+# column-parallel matrices stay gathered. No column says which ran; the memory of the rows does: it
+# is mostly the later one's with ZeRO-1 and stages over nodes, on 32 nodes and more or with two
+# stages and tp of 4 and more. That rule was read off all rows, so that for it no half is left out.
+# The shares describe the mixture that remains; they were set on the even lines. None of this is a
+# constant of the planner.
 GATHERED_EARLIER, GATHERED_LATER = 0.7, 0.1
 
 

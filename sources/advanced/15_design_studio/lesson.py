@@ -173,8 +173,6 @@ print("slower per FLOP: {:.0%} published, {:.0%} predicted".format(*bloom.effect
 print(compare_plans([by_rules]))
 alt = f"{plan_name(by_rules)}: memory of one GPU of each of 8 stages; the first is the fullest, "
 show(draw_stage_memory(by_rules), alt=alt + "activations shrink from stage to stage.")
-
-# %%
 per_stage = by_rules.model.layers / first.pp
 print("micro-batches in flight:", [round(row.in_flight / per_stage) for row in by_rules.stages])
 m = first.micro_batches(batch)
@@ -246,12 +244,7 @@ cloud = [estimate(models["175B"], cluster, plan, batch)
 cloud = [row for row in cloud if row.step_seconds < 1.4 * best.step_seconds]
 alt = "Plans for 175B by step time and memory; the front runs from " + plan_name(front[0])
 show(draw_pareto(cloud, pareto=front, title="175B on 64 A100-80GB"), alt=alt)
-
-# %% [markdown]
-# Now the neighbours of the winner: one choice changed, and what that breaks or costs.
-
-# %%
-for row in explain(best):
+for row in explain(best):  # its neighbours: one choice changed, and what that breaks or costs
     if row.verdict not in ("invalid", "no difference"):
         print(f"{row.change:<34}{row.verdict:<18}{textwrap.shorten(row.reason, 95)}")
 
@@ -356,8 +349,6 @@ for spares in (0, 1):
 print(f"a repair takes 24 h; a checkpoint every {soon} to {late} loses least (Daly)")
 print(f"a checkpoint of 175B: {size / 1e12:.2f} TB (14P), {size / 64 / 1e9:.0f} GB a GPU; if each node writes "
       f"2 GB/s it is written in {size / 8 / 2e9:.0f} s, behind the training")  # fmt: skip
-
-# %%
 for name, plans in found.items():
     for amount in (300e9, 20 * models[name].parameter_count):
         bill = cost(plans.best, amount, left)
@@ -433,17 +424,13 @@ print(f"published {counted:.0%} counts recomputation (HFU); the model needs {cou
 # %% [markdown]
 # ## 10. The studio
 #
-# Move the controls: a layout, its memory, its schedule, its cost. DP is whatever the GPUs leave.
-
-# %%
-studio(list(models.values()), prices={"A100-80GB": usd}, start={"model": "175B"})
-
-# %% [markdown]
-# The controls work in a running notebook only. The same figure, kept as a picture:
+# Move the controls: a layout, its memory, its schedule, its cost. DP is whatever the GPUs leave. They
+# work in a running notebook only; the picture shows the winner.
 
 # %%
 figure, alt = draw_design(best)
 show(figure, alt)
+studio(list(models.values()), prices={"A100-80GB": usd}, start={"model": "175B"})
 
 # %% [markdown]
 # ## 11. From the plan to the command
