@@ -24,9 +24,9 @@ from utils.planner import (
     why_it_does_not_fit,
     worst,
 )
+from utils.planner.bounds import least_bytes
 from utils.planner.choice import ERROR, complexity
 from utils.planner.memory import fullest
-from utils.planner.search import least_bytes
 from utils.planner.stages import distinct, stages
 from utils.units import GIB
 
