@@ -88,7 +88,11 @@ def search(
 
 
 def _of_several(
-    model: ModelShape, cluster: Cluster, batches: Sequence[Batch], objective: str, space: Space
+    model: ModelShape,
+    cluster: Cluster,
+    batches: list[Batch] | tuple[Batch, ...],
+    objective: str,
+    space: Space,
 ) -> Plans:
     if not batches:
         raise ValueError("search needs a batch: Batch(sequences=512, sequence_length=4096).")
