@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from utils.catalog import model_shape
-from utils.planner import Batch, Cluster, Plan, estimate, memory
+from utils.planner import Batch, Cluster, Plan, Space, estimate, memory, search
 from utils.planner.collectives import Group
 from utils.planner.experts import all_to_all_seconds, expert_replicas, routed_tokens
 from utils.planner.stages import stages
@@ -206,6 +206,8 @@ def test_what_does_not_go_together_is_a_sentence(model, plan, sentence) -> None:
         ({"recompute_layers": 4}, "Write recompute='full'"),
         ({"optimizer_in_backward": True, "zero_stage": 1}, "Write zero_stage=0"),
         ({"overlap_tp": True}, "tp is 1"),
+        ({"pp": 2, "partition": (1.5, 2)}, "partition: stage 0 is 1.5"),
+        ({"pp": 2, "partition": [1, 2]}, r"write a tuple: \(1, 2\)"),
         ({"precision": "fp4"}, "'bf16', 'fp8', 'mxfp8'"),
         ({"loss": "half"}, "'whole', 'fused', 'chunked'"),
     ],
@@ -283,3 +285,11 @@ def test_embedding_and_head_count_as_layers_of_interleaved_stages() -> None:
     assert estimate(model, replace(H100, nodes=128), plan, batch).bubble < 0.2
     with pytest.raises(ValueError, match="64 and does not divide 126"):
         estimate(model, replace(H100, nodes=128), replace(plan, partition="even"), batch)
+
+
+def test_a_space_that_divides_nothing_says_which_choice() -> None:
+    one, batch = Cluster(gpu="H100", nodes=1), Batch(sequences=64, sequence_length=4096)
+    with pytest.raises(ValueError, match=r"No ep of \(3,\) divides 8 experts"):
+        search(MIXTRAL, one, batch, space=Space(ep=(3,)))
+    with pytest.raises(ValueError, match=r"No cp of \(3,\) divides 4096 tokens"):
+        search(LLAMA, one, batch, space=Space(cp=(3,)))

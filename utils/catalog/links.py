@@ -40,7 +40,9 @@ _NVLINK = "stas00/ml-engineering, network/README.md, NVLink table (unidirectiona
 _PCIE = "PCI Express base specification: 16 lanes, 128b/130b encoding"
 _INFINIBAND = "NVIDIA DGX SuperPOD cabling guide, NDR overview: 4 lanes of 50 (HDR), 100 (NDR) Gb/s"
 _XDR = "InfiniBand Trade Association, XDR specification release: 4 lanes of 200 Gb/s"
-_XGMI = "stas00/ml-engineering, network/README.md, AMD table: MI300X, 7 links of 64 GB/s"
+_XGMI = (
+    "stas00/ml-engineering, network/README.md, AMD table: MI300X, 7 links of 64 GB/s, all in use"
+)
 _C2C = "stas00/ml-engineering, network/README.md, NVLink-C2C: 450 GB/s a direction, second-hand"
 _ETHERNET = "IEEE 802.3: Gb/s of one port"
 

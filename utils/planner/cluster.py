@@ -20,7 +20,8 @@ class Cluster:
     Attributes:
         gpu: The device, by its name in the catalog or as a row of your own.
         nodes: Machines.
-        gpus_per_node: Devices in one machine.
+        gpus_per_node: Devices in one machine; in a rack whose devices share one fabric, such as the
+            GB200 NVL72, those of the rack that the job has.
         network_bytes_per_second: What one machine sends to others, all its ports together, in one
             direction. 8 ports of 200 Gb/s are 200e9.
         usd_per_gpu_hour: Price of one device for one hour; None where it is not asked for.

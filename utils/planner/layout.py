@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from utils.catalog import ModelShape, model_shape
-from utils.catalog.rules import divides, keep_whole, of_kind, one_of
+from utils.catalog.rules import divides, keep_whole, of_kind, one_of, whole
 from utils.parallel.dims import ParallelDims
 from utils.planner.adapters import Lora
 from utils.planner.frameworks import FRAMEWORKS, Framework, framework
@@ -126,7 +126,11 @@ class Plan:
         for name in ("expert_tp", "recompute_layers"):
             keep_whole(self, "plan", optional=name)
         one_of("schedule", self.schedule, SCHEDULES)
-        if not isinstance(self.partition, tuple):
+        if isinstance(self.partition, tuple):
+            whole("partition", **{f"stage {i}": n for i, n in enumerate(self.partition)}, least=0)
+        elif isinstance(self.partition, list):
+            raise ValueError(f"partition is a list; write a tuple: {tuple(self.partition)}.")
+        else:
             one_of("partition", self.partition, PARTITIONS)
         one_of("recompute", self.recompute, RECOMPUTE)
         one_of("attention", self.attention, ATTENTIONS)

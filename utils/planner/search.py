@@ -118,11 +118,7 @@ class _Search:
         self.groups = list(groups(model, cluster, batch, space))
         self.considered = sum(len(group.variants) for group in self.groups)
         if not self.considered:
-            raise ValueError(
-                f"No layout of {cluster.gpus} GPUs divides {model.heads} heads, {model.layers} "
-                f"layers and {batch.sequences} sequences. Nearest: a batch that is a multiple of "
-                f"{cluster.gpus}, or a number of GPUs that divides {batch.sequences}."
-            )
+            raise ValueError(_nothing_valid(model, cluster, batch, space))
         self.placed: dict[tuple[object, ...], list[Stage]] = {}
         self.lasting: dict[tuple[object, ...], float] = {}
         self.known: dict[Plan, Estimate] = {}
@@ -248,6 +244,25 @@ class _Search:
                     least[layout] = (needed, plan)
         nearest = sorted(least.values(), key=lambda pair: pair[0])[:3]
         return tuple(self._estimate(plan) for _, plan in nearest)
+
+
+def _nothing_valid(model: ModelShape, cluster: Cluster, batch: Batch, space: Space) -> str:
+    """Why a space holds no plan: the first of its choices that divides nothing."""
+    if not space.ep_sizes(model):
+        return (
+            f"No ep of {space.ep} divides {model.num_experts} experts. Nearest: ep=None, which tries "
+            "every power of two that does."
+        )
+    if not any(batch.sequence_length % cp == 0 for cp in space.cp_sizes(batch)):
+        return (
+            f"No cp of {space.cp} divides {batch.sequence_length} tokens of a sequence. Nearest: "
+            "cp=None, which tries powers of two from 16,384 tokens on."
+        )
+    return (
+        f"No layout of {cluster.gpus} GPUs divides {model.heads} heads, {model.layers} layers and "
+        f"{batch.sequences} sequences. Nearest: a batch that is a multiple of {cluster.gpus}, or a "
+        f"number of GPUs that divides {batch.sequences}."
+    )
 
 
 def _kind_and_bound(row: tuple[Complexity, float, Plan]) -> tuple[Complexity, float]:
