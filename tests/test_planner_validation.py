@@ -44,9 +44,9 @@ def test_every_cell_of_zero_table_1_is_as_printed():
 @pytest.mark.parametrize(
     ("source_name", "quantity", "figure", "bar"),
     [
-        ("Korthikanti Figure 1", "fig1_param_opt_gib", "worst", 0.03),
-        ("Korthikanti Figure 1", "fig1_act_none_gib", "worst", 0.001),
-        ("Korthikanti Figure 1", "fig1_act_seqsel_gib", "worst", 0.001),
+        ("Korthikanti Figure 1", "states GiB", "worst", 0.03),
+        ("Korthikanti Figure 1", "activations GiB", "worst", 0.001),
+        ("Korthikanti Figure 1", "activations, selective", "worst", 0.001),
         ("Megatron-LM CI, 7B and up", "bytes between steps", "worst", 0.05),
         ("Megatron-LM CI, 7B and up", "peak bytes", "worst", 0.05),
         ("Megatron-LM CI, small", "peak bytes", "median", 0.03),

@@ -8,6 +8,7 @@ from utils.catalog import ModelShape, model_shape
 from utils.catalog.rules import of_kind
 from utils.planner.cluster import Cluster
 from utils.planner.flops import hardware_flops, model_flops
+from utils.planner.host import check_host, node_host_bytes
 from utils.planner.layout import Batch, Plan
 from utils.planner.memory import StageMemory, memory, worst
 from utils.planner.step_time import StepTime, step_time
@@ -62,6 +63,11 @@ class Estimate:
     def missing_bytes(self) -> float:
         """What the fullest stage lacks; 0 where the plan fits."""
         return max(0.0, self.peak.needed_bytes - self.cluster.device.memory_bytes)
+
+    @property
+    def host_bytes(self) -> float:
+        """What offload puts into the memory of one node."""
+        return node_host_bytes(self.model, self.cluster, self.plan, self.batch)
 
     @property
     def step_seconds(self) -> float:
@@ -127,4 +133,5 @@ def estimate(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batch
     model = model_shape(model)
     of_kind("estimate", cluster=(cluster, Cluster), plan=(plan, Plan), batch=(batch, Batch))
     seconds = step_time(model, cluster, plan, batch)
+    check_host(model, cluster, plan, batch)
     return Estimate(model, cluster, plan, batch, memory(model, plan, batch), seconds)

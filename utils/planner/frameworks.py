@@ -110,6 +110,10 @@ class Framework:
     vocabulary_multiple: int = 128
     source: str = ""
 
+    def __hash__(self) -> int:
+        """By name: a search asks for the same conventions thousands of times."""
+        return hash(self.name)
+
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown unit of sharding."""
         one_of("shards", self.shards, SHARDS)

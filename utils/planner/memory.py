@@ -7,8 +7,14 @@ from dataclasses import dataclass
 
 from utils.catalog import Device, ModelShape, model_shape
 from utils.planner import calibration
-from utils.planner.activations import block_bytes, working_bytes
+from utils.planner.activations import (
+    block_bytes,
+    logit_bytes,
+    stage_block_bytes,
+    working_bytes,
+)
 from utils.planner.adapters import matrix_shapes
+from utils.planner.experts import expert_replicas
 from utils.planner.layout import Batch, Plan
 from utils.planner.schedules import in_flight_closed
 from utils.planner.stages import Stage, padded_vocabulary, stages, table_parameters
@@ -23,6 +29,7 @@ PREDICTED = (
 )  # fmt: skip
 LOGITS_AND_GRADIENT = 4  # bytes per logit: both, in 16 bits
 
+ON_DEVICE = 2  # blocks whose activations stay where the others are offloaded
 # Share of the device that a plan should leave free. Of the Ultra-Scale sweep's layouts that need
 # more than the rest, gaps included, three in four ran 2.7 to 7 times as long as predicted: the
 # allocator gives its whole cache back and takes it again. Of those with less to spare, none did.
@@ -162,7 +169,7 @@ def _late_gradients(stage: Stage, whole: float) -> dict[str, float]:
     """Gradients that a single backward pass has made by each moment."""
     share = whole / stage.parameters
     head = stage.head_parameters * share
-    first = head + min(stage.layers, 1) * stage.one_block * share
+    first = head + min(stage.layers, 1) * stage.widest_block * share
     return {"backward of the head": head, "backward": first, "end of backward": whole,
             "step": whole}  # fmt: skip
 
@@ -197,7 +204,7 @@ def gathered_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:
     """
     if plan.zero_stage < 3 or plan.shard_group == 1:
         return 0.0
-    block, table = stage.one_block, table_parameters(model, plan)
+    block, table = stage.widest_block, table_parameters(model, plan)
     blocks = min(plan.rules.gathered_blocks, stage.layers)
     if plan.rules.keeps_ends:
         held = stage.embedding_parameters + stage.head_parameters + blocks * block
@@ -211,7 +218,7 @@ def _reduced_bytes(plan: Plan, stage: Stage) -> float:
     """Gradients of a whole block, on their way to the ranks that keep a share of them."""
     if not plan.rules.keeps_ends or plan.zero_stage < 3 or plan.shard_group == 1:
         return 0.0
-    return plan.rules.reduce_bytes * min(stage.layers, 1) * stage.one_block
+    return plan.rules.reduce_bytes * min(stage.layers, 1) * stage.widest_block
 
 
 def _phases(
@@ -219,13 +226,18 @@ def _phases(
 ) -> dict[str, dict[Category, float]]:
     """What comes on top of the lasting bytes, at each moment that can be the peak."""
     s = batch.sequence_length
-    kept = block_bytes(model, plan, s, plan.recompute)
+    kept = stage_block_bytes(model, plan, s, stage, plan.recompute)
     tokens = plan.micro_batch * s / plan.cp
     logits = stage.loss * tokens * padded_vocabulary(model, plan) / plan.tp
     passing = stage.layers / plan.virtual_stages  # blocks of the micro-batch at work
-    working = working_bytes(model, plan, s)
-    if plan.recompute != "none":  # backward first makes the rest of the block's tensors again
-        working += block_bytes(model, plan, s, "none") - kept
+    working = max(
+        working_bytes(model, plan, s, experts)
+        + block_bytes(model, plan, s, "none", experts)
+        - block_bytes(model, plan, s, plan.recompute, experts)  # backward makes the rest again
+        for experts in {stage.expert_layers == stage.layers > 0, stage.expert_layers > 0}
+    )
+    if plan.offload_activations:
+        blocks, passing = min(blocks, ON_DEVICE), min(passing, ON_DEVICE)
     grads = _backward_gradients(plan, stage) + _dequantized(model, plan, stage)
     deferred = 2 * logits * min(plan.rules.deferred_heads, plan.micro_batches(batch) - 1)
     gathered = gathered_bytes(model, plan, stage)
@@ -234,7 +246,7 @@ def _phases(
         "forward": {
             Category.GATHERED: gathered,
             Category.ACTIVATIONS: blocks * kept,
-            Category.LOGITS_AND_LOSS: logits * plan.rules.loss_bytes + deferred,
+            Category.LOGITS_AND_LOSS: logits * logit_bytes(plan) + deferred,
             Category.TEMPORARIES: _dequantized(model, plan, stage),
         },
         "backward of the head": {
@@ -282,6 +294,9 @@ def _received_bytes(model: ModelShape, plan: Plan, batch: Batch) -> float:
 def _backward_gradients(plan: Plan, stage: Stage) -> float:
     if plan.lora is not None:
         return 0.0
+    if plan.optimizer_in_backward:
+        widest = max(stage.widest_block, stage.embedding_parameters, stage.head_parameters)
+        return widest * plan.rules.gradient_bytes
     return stage.parameters * plan.rules.backward_gradient_bytes
 
 
@@ -299,5 +314,7 @@ def _step_bytes(plan: Plan, stage: Stage) -> float:
     """What the optimizer's step takes besides; on the host where the optimizer is there."""
     if plan.lora is not None or plan.offload != "none":
         return 0.0
-    sharded = plan.shard_group if plan.zero_stage >= 1 else 1
-    return stage.parameters / sharded * plan.rules.step_gradient_bytes
+    sharded = (plan.shard_group, expert_replicas(plan)) if plan.zero_stage >= 1 else (1, 1)
+    experts = stage.expert_parameters
+    shard = (stage.parameters - experts) / sharded[0] + experts / sharded[1]
+    return shard * plan.rules.step_gradient_bytes

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 from utils.catalog import ModelShape, model_shape
 from utils.planner import calibration
-from utils.planner.block_time import BlockTime, Parts, block_time, head_time, loss_time
+from utils.planner.block_time import (
+    BlockTime,
+    Parts,
+    block_times,
+    head_time,
+    loss_time,
+)
 from utils.planner.cluster import Cluster
 from utils.planner.collectives import (
     Group,
@@ -21,6 +27,8 @@ from utils.planner.collectives import (
     hops_across_nodes,
     send_seconds,
 )
+from utils.planner.experts import expert_replicas, replica_seconds
+from utils.planner.host import activation_seconds
 from utils.planner.kernels import memory_seconds
 from utils.planner.layout import Batch, Plan
 from utils.planner.stages import BLOCK_TENSORS, Stage, distinct, stages
@@ -89,16 +97,31 @@ class Pieces:
     block: BlockTime
     head: BlockTime
     loss: BlockTime
+    expert_block: BlockTime | None = None
 
     def forward(self, stage: Stage) -> Parts:
         """A stage's forward pass."""
         ends = self.head.forward.times(stage.head) + self.loss.forward.times(stage.loss)
-        return self.block.forward.times(stage.layers) + ends
+        return self._blocks("forward", stage) + ends
 
     def backward(self, stage: Stage) -> Parts:
         """A stage's backward pass, without recomputation."""
         ends = self.head.backward.times(stage.head) + self.loss.backward.times(stage.loss)
-        return self.block.backward.times(stage.layers) + ends
+        return self._blocks("backward", stage) + ends
+
+    def recompute(self, stage: Stage, plan: Plan) -> Parts:
+        """What a stage's backward pass computes again first."""
+        some = plan.recompute_layers
+        share = 1.0 if some is None or not stage.layers else min(1.0, some / stage.layers)
+        return self._blocks("recompute", stage).times(share)
+
+    def _blocks(self, name: str, stage: Stage) -> Parts:
+        one: Parts = getattr(self.block, name)
+        dense = one.times(stage.layers - stage.expert_layers)
+        if self.expert_block is None:
+            return dense
+        mixed: Parts = getattr(self.expert_block, name)
+        return dense + mixed.times(stage.expert_layers)
 
 
 def step_time(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batch) -> StepTime:
@@ -110,13 +133,11 @@ def step_time(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batc
     model = model_shape(model)
     plan.check(model, batch)
     check_size(plan, cluster)
-    pieces = Pieces(
-        block_time(model, cluster, plan, batch),
-        head_time(model, cluster, plan, batch),
-        loss_time(model, cluster, plan, batch),
-    )
+    dense, mixed = block_times(model, cluster, plan, batch)
+    head, loss = head_time(model, cluster, plan, batch), loss_time(model, cluster, plan, batch)
+    pieces = Pieces(dense, head, loss, mixed)
     places = stages(model, plan)
-    kinds = {s.kind: stage_work(model, cluster, plan, s, pieces) for s in distinct(places)}
+    kinds = {s.kind: stage_work(model, cluster, plan, batch, s, pieces) for s in distinct(places)}
     work, m = max(kinds.values(), key=lambda w: w.total), plan.micro_batches(batch)
     all_stages = sum(kinds[stage.kind].total for stage in places)
     fill = (all_stages - work.total) / plan.virtual_stages
@@ -142,19 +163,23 @@ def check_size(plan: Plan, cluster: Cluster) -> None:
 
 
 def stage_work(
-    model: ModelShape, cluster: Cluster, plan: Plan, stage: Stage, pieces: Pieces
+    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch, stage: Stage, pieces: Pieces
 ) -> StageWork:
     """A stage's work for one micro-batch."""
     passes = pieces.forward(stage) + pieces.backward(stage)
-    recompute = pieces.block.recompute.times(stage.layers)
+    recompute = pieces.recompute(stage, plan)
     count = trained_parameters(model, plan, stage)
     added = memory_seconds(cluster.device, count * plan.rules.accumulate_bytes)
     device = passes.total + recompute.total + added
+    sent = activation_seconds(model, cluster, plan, batch, stage)
+    back = pieces.backward(stage).total + recompute.total
+    unhidden = max(0.0, sent - pieces.forward(stage).total) + max(0.0, sent - back)
     host = _host_seconds(cluster, plan) * (stage.layers + stage.head)
     waiting = host if plan.rules.host_exposed else max(0.0, host - device)
     return StageWork(
-        passes.matmul, passes.memory, recompute.total, passes.communication, waiting, added
-    )
+        passes.matmul, passes.memory + unhidden, recompute.total, passes.communication, waiting,
+        added,
+    )  # fmt: skip
 
 
 def _host_seconds(cluster: Cluster, plan: Plan) -> float:
@@ -199,8 +224,12 @@ def _step_end(
     largest = max(places, key=lambda stage: trained_parameters(model, plan, stage))
     count = trained_parameters(model, plan, largest)
     forward = pieces.forward(largest).total
-    backward = pieces.backward(largest).total + largest.layers * pieces.block.recompute.total
-    gradients, parameters = data_parallel_seconds(cluster, plan, count, largest.tensors)
+    backward = pieces.backward(largest).total + pieces.recompute(largest, plan).total
+    dense = count - largest.expert_parameters
+    gradients, parameters = data_parallel_seconds(cluster, plan, dense, largest.tensors)
+    if largest.expert_parameters:
+        theirs = replica_seconds(cluster, plan, largest.expert_parameters)
+        gradients, parameters = gradients + theirs[0], parameters + theirs[1]
     rules = plan.rules
     first = _seen(parameters, forward * rules.overlap_parameters)
     if plan.zero_stage == 3:
@@ -210,6 +239,8 @@ def _step_end(
     else:
         last = _seen(gradients, backward * rules.overlap_gradients)
         exposed = last * (m if plan.zero_stage == 2 else 1) + first
+    if largest.expert_parameters and plan.zero_stage:  # as many as if sharded like the others
+        count += largest.expert_parameters * (plan.shard_group / expert_replicas(plan) - 1)
     return exposed, _update_seconds(cluster, plan, count, m)
 
 

@@ -11,6 +11,7 @@ from utils.validation import (
     failures,
     foundry,
     megatron,
+    megatron_experts,
     states,
     times,
     torchtitan,
@@ -21,6 +22,7 @@ from utils.validation.comparison import Comparison, Summary, summarize
 SOURCES: dict[str, Callable[[], list[Comparison]]] = {
     "korthikanti-memory": states.korthikanti_comparisons,
     "megatron": megatron.comparisons,
+    "megatron-experts": megatron_experts.comparisons,
     "ultrascale-memory": ultrascale.memory_comparisons,
     "bloom-memory": bloom.memory_comparisons,
     "adapters": adapters.comparisons,
@@ -88,6 +90,8 @@ def verdicts() -> list[str]:
         f"ZeRO-3 at 530B on 560 GPUs, micro-batch 4: "
         f"{'fits' if times.zero_3_at_530b_on_560_gpus_fits() else 'does not fit'}",
     ]
+    for why, count in megatron_experts.left_out().items():
+        lines.append(f"Megatron-LM's rows with experts: {count} are not compared: {why}")
     for name, (published, predicted) in bloom.effects().items():
         lines.append(f"BLOOM effect of {name}: {published:+.1%} published, {predicted:+.1%} ours")
     return lines

@@ -240,8 +240,9 @@ check("01.momentum_bytes", momentum_bytes_per_parameter)
 #
 # You may read that training takes "18 x parameters x bytes per parameter". The bytes per parameter
 # *are* the answer, not a factor to multiply again. 16 is the sum above. 18 comes from *mixed
-# precision*, which adds a 16-bit copy of the weights: 2 + 4 + 4 + 8 bytes. Compare for Llama-2-7B,
-# with its published parameter count:
+# precision*, which adds a 16-bit copy of the weights: 2 + 4 + 4 + 8 bytes. [Who keeps which copy, and
+# when](../advanced/15_design_studio.ipynb#2.-On-paper), is one table in lesson 15. Compare for
+# Llama-2-7B, with its published parameter count:
 
 # %% tags=["nbval-check-output"]
 from utils.catalog import model_shape

@@ -196,7 +196,8 @@ assert states == {torch.float32}, "autocast leaves the states in fp32: did you c
 # %% [markdown]
 # **Read it.** Layers return 16-bit numbers. What *stays* from step to step is not:
 # parameters, gradients, Adam's means. The weights must stay in fp32: an update is often smaller than
-# the last digit of a 16-bit weight and would be lost (lesson 03).
+# the last digit of a 16-bit weight and would be lost (lesson 03). Lesson 15 has one table of [who keeps
+# which copy, and when](../advanced/15_design_studio.ipynb#2.-On-paper): 14, 16 or 18 bytes.
 #
 # **Question.** Autocast makes a 16-bit copy of each weight and keeps it until backward has used it.
 # How many bytes per parameter does that *add*?
