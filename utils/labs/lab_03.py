@@ -242,6 +242,7 @@ def _runs() -> list[tuple[str, list[StepRecord], tuple[int, int] | None]]:
     return [
         ("a run with a NaN at step 9, row 13", spoiled_run(9, 13), (9, 13)),
         ("a run with a NaN at step 5, row 30", spoiled_run(5, 30), (5, 30)),
+        ("a run with 1e30 at step 7, row 20", run(spoil=(7, 20), value=1e30), (7, 20)),
         ("a run whose data are fine, and whose scale searches", run(init_scale=2.0**22), None),
         ("a run that diverges, with a NaN at step 9, row 13", run(lr=1e5, spoil=(9, 13)), (9, 13)),
     ]
@@ -254,7 +255,7 @@ _PLACE = or_none(
 
 @takes(function())
 def find_bad_data(answer: Callable[[list[StepRecord]], Any]) -> Verdict:
-    """Exercise 4: the lab's run, another one, and ones that skip or diverge on data that are fine."""
+    """Exercise 4: the lab's run, others, and ones that skip or diverge on data that are fine."""
     for says, records, right in _runs():
         found, has_rows = _first_row(answer(list(records)))
         place = _PLACE.returned(found)
