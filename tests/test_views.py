@@ -211,7 +211,7 @@ def test_the_curve_over_batch_sizes_adds_up() -> None:
 def test_peaks_are_lines_with_a_card_and_a_prediction() -> None:
     simulated = [measured(size, evidence=Evidence.SIMULATED) for size in (64, 128)]
     figure = draw_peaks({"fp32": SIZES, "mixed": simulated}, limits={"a card": 2 * GIB},
-                        predicted_bytes={4: GIB, 128: 3 * GIB})  # fmt: skip
+                        predicted_bytes={"a formula": {4: GIB, 128: 3 * GIB}})  # fmt: skip
     (axes,) = figure.axes
     fp32, mixed, line, card = axes.lines
     assert fp32.get_ydata() == pytest.approx([m.peak_bytes / GIB for m in SIZES])
@@ -219,7 +219,7 @@ def test_peaks_are_lines_with_a_card_and_a_prediction() -> None:
     assert [each.get_markerfacecolor() == "white" for each in (fp32, mixed)] == [False, True]
     assert list(line.get_ydata()) == [1, 3] and list(card.get_ydata()) == [2, 2]
     names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert names == ["fp32", "mixed", "predicted", "a card"]
+    assert names == ["fp32", "mixed", "a formula (predicted)", "a card"]
     assert axes.get_ylim()[0] == 0
     assert "simulated" in evidence_of(figure) and "predicted" in evidence_of(figure)
     with pytest.raises(ValueError, match="two sizes or more"):

@@ -62,7 +62,7 @@ def draw_peaks(
     runs: Mapping[str, Sequence[Measurement]],
     *,
     limits: Mapping[str, float] | None = None,
-    predicted_bytes: Mapping[int, float] | None = None,
+    predicted_bytes: Mapping[str, Mapping[int, float]] | None = None,
     title: str = "The peak against the batch",
 ) -> Figure:
     """One line of peaks a name, against the items per step. Hollow points were not measured.
@@ -70,21 +70,21 @@ def draw_peaks(
     Args:
         runs: by name, each of at least two batch sizes; up to four names.
         limits: bytes by name, such as a card's memory, drawn as horizontal lines.
-        predicted_bytes: a formula's totals by batch size, drawn as a dashed line.
+        predicted_bytes: totals by batch size that a formula gives, by name, drawn dashed.
 
     Raises:
         ValueError: a name has fewer than two batch sizes.
     """
     lines = {name: _by_items(measurements) for name, measurements in runs.items()}
     everything = [m for line in lines.values() for m in line]
-    highest = max([m.peak_bytes for m in everything] + list((limits or {}).values()), default=1)
-    unit_bytes, unit = byte_unit(highest)
+    unit_bytes, unit = byte_unit(max((m.peak_bytes for m in everything), default=1))
     styles = zip(_LINE_COLORS, ("o-", "s--", "^-.", "D:"), strict=True)
     with course_style():
         figure, axes = empty_figure(height=3.8)
         for (name, line), (color, style) in zip(lines.items(), styles, strict=False):
             _totals(axes, line, unit_bytes, style, name, color)
-        _predicted_line(axes, predicted_bytes or {}, unit_bytes, "predicted")
+        for name, totals in (predicted_bytes or {}).items():
+            _predicted_line(axes, totals, unit_bytes, f"{name} (predicted)")
         for name, limit in (limits or {}).items():
             axes.axhline(limit / unit_bytes, color="black", ls=":", label=name)
         _label_batches(axes, everything, unit)
@@ -105,7 +105,7 @@ def _by_items(measurements: Sequence[Measurement]) -> list[Measurement]:
 def _label_batches(axes: Axes, measurements: Sequence[Measurement], unit: str) -> None:
     axes.set_xlabel(f"batch size ({measurements[0].unit})")
     axes.set_ylabel(f"memory at the peak ({unit})")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
     axes.set_xticks(_spaced({m.items for m in measurements}))
 
 

@@ -53,9 +53,9 @@ device = here.meter_device  # where the meter can count: CUDA or CPU
 # %% [markdown]
 # ## 1. One step in one picture
 #
-# A plain training step. The values of the images do not matter for memory, only their shapes do, so
-# random ones will serve. `measure` runs the step for real: once to warm up, once with every allocation
-# recorded, and a few times for the clock. (The *CIFAR stem* keeps a 32 x 32 image at its full size.)
+# A plain training step. Random images will do: only their shapes matter for memory. `measure` runs the step
+# for real: once to warm up, once with every allocation recorded, and a few times for the clock. (The
+# *CIFAR stem* keeps a 32 x 32 image at its full size.)
 
 # %%
 batch = {"tiny": 6, "small": 64, "full": 256}[here.scale]
@@ -84,12 +84,11 @@ show(draw_timeline(first), alt="Stacked memory over one training step: activatio
 
 # %% [markdown]
 # **Read it.** From left to right a step passes. The height is the memory of all tensors; the colours say
-# what they are for, the background names the phase. Forward builds *activations* up. Backward walks
-# from the last layer to the first: it frees activations and makes *gradients*. The optimizer step needs
-# neither more nor less, but for what it borrows. Parameters and Adam's state lie below all of it, the
-# whole time. (The thin spike at the left edge is the gradients of the step before: `zero_grad` frees them.)
-#
-# The triangle marks the peak. This is who is alive at that moment:
+# what they are for, the background names the phase. Parameters and Adam's state are there the whole time.
+# Forward builds *activations* up. Backward walks from the last layer to the first: it frees activations
+# and makes *gradients*. The optimizer step changes the weights. (The thin spike at the left edge is the
+# gradients of the step before: `zero_grad` frees them.) The triangle marks the peak; this is who is
+# alive at that moment:
 
 # %%
 found = first.breakdown
@@ -105,15 +104,14 @@ for counter, size_bytes in first.allocator_bytes.items():
 #
 # ## What you will be able to do
 #
-# - Name the categories of memory of a training step, and predict four of them by formula:
-#   parameters, gradients, optimizer state and logits.
+# - Name the categories of memory of a training step, and predict the main ones by formula.
 # - Measure all of them, and explain the difference between formula and measurement.
 # - Say what grows with the batch and what does not.
 # - Read the timeline of a step, and say why its peak is where it is.
 #
-# Every technique of this course trades between three things: **memory**, **compute** and
-# **communication**. This lesson is about the first one alone: you cannot save what you cannot see.
-# A word that is new to you stands in the [glossary](../00_glossary.ipynb).
+# Every technique of this course trades between **memory**, **compute** and **communication**. This lesson
+# is about the first alone: you cannot save what you cannot see. New words stand in the
+# [glossary](../00_glossary.ipynb).
 
 # %% [markdown]
 # ## 2. What "the memory of a device" is
@@ -204,8 +202,7 @@ reconcile(adam_states(P), first, at_ns=first.timeline.end_ns)
 # %% [markdown]
 # **Read it.** Parameters and gradients are equal to the formula, to the byte. Adam holds a little
 # more: a step counter of 4 bytes for each parameter tensor. Not predicted are the buffers (the
-# running statistics of batch norm) and the inputs (the images and labels of the batch). Both are
-# too small to be seen in the bars.
+# running statistics of batch norm) and the inputs; both are too small to be seen in the bars.
 #
 # ### Which optimizer, which states
 #
@@ -291,8 +288,7 @@ def saved_for_backward(model, inputs):
 
 
 # %% [markdown]
-# Run your ledger and compare it with the meter, at the moment when backward begins: that is when
-# all activations are alive.
+# Compare your ledger with the meter at the moment when backward begins: all activations are alive then.
 
 # %%
 def when(measurement, phase):
@@ -316,8 +312,8 @@ assert abs(ratio - 1) < 0.01, "over 1% apart: did model or batch change since th
 #
 # ### One batch after the other
 #
-# Predict before you run: double the batch, and which categories double? The next cells measure four
-# batch sizes. From the smallest and the largest they work out the activations per image.
+# Predict before you run: double the batch, and which categories double? Four batch sizes are measured;
+# the smallest and the largest give the activations per image.
 
 # %%
 def at_batch(batch_size):
@@ -345,9 +341,9 @@ show(figure, alt="Memory at the peak against batch size: parameters and optimize
 # %% [markdown]
 # **Read it.** Each batch size is shown at its own peak. Parameters and optimizer state are flat.
 # Activations grow, and gradients shrink: a larger batch has its peak at an earlier moment, when fewer
-# gradients exist. (A very small one has it in the optimizer step, without any activations.) The
-# dashed line, 16 P plus activations per image times batch, adds *all* gradients to *all* activations.
-# The step never holds both at once, so at larger batches the line lies above.
+# gradients exist. (At one image it lies in the optimizer step, without any activations.) The dashed line,
+# 16 P plus activations per image times batch, adds *all* gradients to *all* activations. The step never
+# holds both at once, so the line lies above.
 #
 # **Question.** A step at batch $b$ peaks at 6 GiB, of which 2 GiB are states. About how much does
 # it need at batch $2b$, in GiB?
@@ -373,11 +369,10 @@ pd.DataFrame(share).round(1).rename_axis("MiB")
 # %% [markdown]
 # **Read it.** A ResNet's last layers have the most weights and the smallest activations. So backward
 # begins by making large gradients and freeing little, and the total still rises. The peak holds *part*
-# of the gradients and *most* of the activations. The sum of the categories' own maxima is a number that the step never needs.
+# of the gradients and *most* of the activations. The step never needs the sum of the categories' maxima.
 #
-# **Question.** You halve the activations of this step, with its small batch, and nothing else. Does the peak fall by
-# half of the activations' share, or by less? Think of where the peak can move. Answer `"half"` or
-# `"less"`.
+# **Question.** You halve the activations of this step, and nothing else. Does the peak fall by half of the
+# activations' share, or by less? Think of where the peak can move. Answer `"half"` or `"less"`.
 
 # %%
 peak_moves = ...
@@ -491,8 +486,8 @@ show(figure, alt)
 # %% [markdown]
 # **Read it.** The formula errs in two ways. It says too much, because it adds all gradients to all
 # activations. It says too little, because it knows no temporaries. Try ResNet-18 with Adam at batch
-# 1: the peak lies in the optimizer step, and the prediction is too low. The first error does not know the
-# batch. The second does: some temporaries grow with it, as the next section shows.
+# 1: the peak lies in the optimizer step, and the prediction is too low. The next section shows how
+# both errors grow.
 
 # %% [markdown]
 # ## 8. Scale up
@@ -525,13 +520,13 @@ for size in (6, 64, 512):
 pd.DataFrame(rows).set_index("images").round(3)
 
 # %% [markdown]
-# **Read it.** The temporaries at the peak grow with the batch, since an operation borrows in proportion to its
-# tensors; the activations grow faster. So the formula becomes better as the batch grows, without
-# ever being exact. The card's limit is what CUDA reports for it, less some 0.5 GiB for its context
-# (an assumption until a GPU is recorded).
+# **Read it.** At a small batch the gradients that were added in vain make the formula too high. Their bytes
+# do not grow with the batch, so their share falls. The temporaries do grow, since an operation borrows in
+# proportion to its tensors, and at the largest batch the formula is a little too low. (The card's limit is
+# what CUDA reports, less some 0.5 GiB for the context: an assumption until a GPU is recorded.)
 #
-# Two published figures. They are for mixed precision, which the ZeRO paper counts as 2 + 2 + 12 bytes
-# per parameter: 16 again. At the end stand the recorded GPU rows, or a line that says there are none yet.
+# Two published figures, for mixed precision, which the ZeRO paper counts as 2 + 2 + 12 bytes per
+# parameter: 16 again. Below them stand recorded GPU rows, or a line that says there are none yet.
 
 # %%
 zero_paper = {"GPT-2, 1.5B": (1.5e9, 24e9), "a 7.5B model": (7.5e9, 120e9)}  # section 3, Figure 1
@@ -582,10 +577,9 @@ kept = leak.timeline.at(leak.timeline.end_ns)
 print(kept)
 
 # %% [markdown]
-# **Diagnose it.** Activations are alive after the step. "Other" holds as much again: `measure` had
-# run the step once before, to warm up, and what that left behind is still there. `total_loss` has a
-# history, the history holds the graph, and the graph holds the activations of every batch so far.
-# The cure is one line.
+# **Diagnose it.** Activations are alive after the step. "Other" holds as much again: what the warm-up step of
+# `measure` left behind. `total_loss` has a history, the history holds the graph, and the graph holds the
+# activations of every batch so far. The cure is one line.
 
 # %%
 total_loss = torch.zeros((), device=device)
