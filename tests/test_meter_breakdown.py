@@ -270,7 +270,7 @@ def test_the_loss_ends_where_its_backward_is_called() -> None:
     in_loss = timeline.at(end_of(timeline, "loss"))[Category.LOGITS_AND_LOSS]
     assert 2 * logits <= in_loss < 2.01 * logits, "the logits and their log-softmax"
     assert timeline.peak_phase == "backward", "the peak is backward's, not the loss's"
-    assert timeline.peak[Category.LOGITS_AND_LOSS] == in_loss
+    assert timeline.peak[Category.LOGITS_AND_LOSS] < 2.01 * logits
     assert timeline.peak[Category.TEMPORARIES] >= logits
 
 
