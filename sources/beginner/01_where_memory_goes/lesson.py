@@ -410,8 +410,8 @@ def language_step():
 
 text = measure(language_step, model=language_model, optimizer=language_optimizer,
                items=B * T, unit="tokens", name="small transformer", timed_steps=0)  # fmt: skip
-show(draw_timeline(text), alt="Memory over one step of a small transformer: a tall and short spike of logits "
-     "and loss where forward ends and backward begins.")  # fmt: skip
+show(draw_timeline(text), alt="Memory over one step of a small transformer: logits and loss appear at the end of "
+     "forward; where backward begins two temporaries of the same size stand on them, and that is the peak.")  # fmt: skip
 
 # %%
 P_text = sum(parameter.numel() for parameter in language_model.parameters())
@@ -420,18 +420,20 @@ states = sum(after[category] for category in adam_states(P_text))
 print(f"states: predicted {format_bytes(16 * P_text)}, measured {format_bytes(states)}")
 one = 4 * B * T * V
 print("one tensor of logits:", format_bytes(one))
-for moment, at_ns in [("backward begins", when(text, "backward")), ("peak", text.timeline.peak_ns)]:
-    alive = text.timeline.at(at_ns)["logits and loss"]
-    print(f"{moment + ':':<16} {alive / one:.2f} such tensors, in {text.timeline.phase_at(at_ns)}")
-print(f"at the peak they are {100 * text.breakdown['logits and loss'] / text.peak_bytes:.0f}% of it")
+kinds = ("logits and loss", "temporaries")
+for moment, at_ns in [("backward is called", when(text, "backward")), ("peak", text.timeline.peak_ns)]:
+    alive = text.timeline.at(at_ns)
+    print(f"{moment + ',':<20} such tensors:", {kind: round(alive[kind] / one, 2) for kind in kinds})
+spike = sum(text.breakdown[kind] for kind in kinds)
+print(f"both kinds are {100 * spike / text.peak_bytes:.0f}% of the peak, which is in {text.peak_phase}")
 del language_model, language_optimizer, language_step  # or they stay for the rest of the notebook
 
 # %% [markdown]
-# **Read it.** The model is small, its vocabulary is not. When backward is called two tensors of the logits'
-# shape are alive: the logits and their log-probabilities. Backward begins with a gradient of each, and
-# these four are the spike. Keeping fewer activations can lower only their thin band, and SGD only Adam's.
-# Neither touches the spike: the technique has to fit the category. One block of logits even stays to the
-# end of the step: the variable `logits` holds it until the function returns.
+# **Read it.** The model is small, its vocabulary is not. When backward is called, two tensors of the logits'
+# shape are alive: the logits and their log-probabilities. Backward begins with a gradient of each, its own
+# temporaries, and these four are the spike. Keeping fewer activations can lower only their thin band, and
+# SGD only Adam's. Neither touches the spike: the technique has to fit the category. One block of logits even
+# stays to the end of the step: the variable `logits` holds it until the function returns.
 # [A fine-tuning library](https://github.com/meta-pytorch/torchtune/pull/1046) added `del logits` for that.
 #
 # <div class="alert alert-warning"><b>Trap.</b> One line, <code>logits = logits.float()</code>, makes
