@@ -139,14 +139,14 @@ def _fill_badges(cells: list[NotebookNode], target: Target, root: Path) -> None:
             continue
         if position or cell.cell_type != "markdown":
             raise SourceError(f"{target.source.as_posix()}: {BADGES} belongs into the first cell.")
-        cell.source = cell.source.replace(BADGES, _badges(target.path, root))
+        badges = _badges(target.path, root)
+        # Without badges their paragraph goes, too.
+        cell.source = cell.source.replace(BADGES if badges else f"{BADGES}\n\n", badges)
 
 
 def _badges(path: Path, root: Path) -> str:
     try:
         return badge_markdown(path.as_posix(), repository_url(root))
-    except KeyError as error:
-        raise SourceError("pyproject.toml lacks Repository under [project.urls].") from error
     except ValueError as error:
         raise SourceError(str(error)) from error
 

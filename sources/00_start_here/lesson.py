@@ -11,12 +11,12 @@
 #
 # {{badges}}
 #
-# **Promise.** In ten minutes you know what this machine can do, how to read the two figures that
+# **Promise.** In a quarter of an hour you know what this machine can do, how to read the two figures that
 # every lesson uses, and where the bytes of your first training step went: measured here, not quoted.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 10 | any laptop; a GPU if you have one | about 10 seconds of computing |
+# | 15 | any laptop; a GPU if you have one | about 10 seconds of computing |
 
 # %% [markdown]
 # ## What this course is
@@ -31,28 +31,24 @@
 #
 # Run the next two cells (Shift and Enter). The first is folded away and finds the course's folder.
 # The second says which device was found, how much memory it has, which 16-bit number type (dtype)
-# suits it and why, and the *scale* at which the notebooks run here.
+# suits it, and the *scale* of the lessons' models here: `tiny` for a CPU, `small` or `full` for a GPU.
 
 # %% tags=["setup"]
 here = setup("00")
 
 # %% [markdown]
-# **Read it.** With `tiny`, models and batches are small enough for a laptop's CPU. With `small`
-# (a GPU of up to 16 GB) and `full` they grow. The lessons are the same, the effects are the same,
-# and each figure says where its numbers were taken. The *meter* is the part of the course that
-# counts bytes. The line about 16-bit types matters in later lessons; you can pass over it now.
+# **Read it.** The lessons and their effects are the same at every scale, and each figure says where its
+# numbers were taken. The *meter* is the part of the course that counts bytes. Pass over the rest now.
 
 # %% [markdown]
 # ## 2. Five kinds of numbers
 #
 # Numbers about memory are often quoted without their origin. Here each one carries its **evidence**.
-# The *allocator* in the first row is the part of PyTorch that hands out memory to tensors and takes
-# it back.
 #
 # | evidence | where it comes from |
 # |---|---|
-# | measured | the allocator of the device that ran the step, here and now |
-# | simulated | the same model code on tensors without data |
+# | measured | the device that ran the step, here and now: PyTorch's *allocator* hands out its memory, and is counted |
+# | simulated | the same model code on tensors that have shapes and no data, for a device that is not here |
 # | predicted | a formula |
 # | recorded | measured once on a named GPU, kept in `results/` with date and versions |
 # | published | a paper's or project's table, with its source |
@@ -106,7 +102,7 @@ adam = run("Adam", torch.optim.Adam)
 # ## 4. How to read the figures
 #
 # **Bars** show one moment: the *peak*, when the step holds the most memory. Each bar is split into
-# what the bytes are there for; the section "Glossary" below explains the words. The word in brackets
+# what the bytes are there for; the [glossary](00_glossary.ipynb) explains the words. The word in brackets
 # under each name is the evidence, and the corner names the device. The table repeats the numbers;
 # its *states* are parameters, gradients and optimizer state together.
 
@@ -131,8 +127,9 @@ assert state == 2 * 4 * sum(parameters) + step_counters, (
 # %% [markdown]
 # **The timeline** shows the whole step. The colours are the same as in the bars. The background
 # names the phase: forward builds activations up, backward takes them down and makes gradients, the
-# optimizer step comes last. The narrow band without a name is the loss. The triangle marks the peak.
-# The thin spike at the left edge is the gradients of the step before, which `zero_grad` frees.
+# optimizer step comes last. (A phase that is too short, such as the loss, goes without its name.) The
+# triangle marks the peak. The thin spike at the left edge is the gradients of the step before, which
+# `zero_grad` frees.
 
 # %%
 figure = draw_timeline(adam)
@@ -150,28 +147,36 @@ print(adam)
 # %% [markdown]
 # ## 5. The scoreboard
 #
-# Each lesson adds rows, so that you see what each technique brings on your machine. The rows are
-# kept when you close the notebook.
+# Each lesson adds rows and shows its own; `scoreboard()` shows all. They are kept when you close the notebook.
 
 # %%
 score("00", adam)
-scoreboard()
+scoreboard("00")
 
 # %% [markdown]
 # ## 6. The lessons
 #
-# | lesson | what you learn | minutes | then |
-# |---|---|---|---|
-# | [01 Where does the memory go?](beginner/01_where_memory_goes.ipynb) | account for every byte of a training step | 30 | [lab](../labs/beginner/01_where_memory_goes.ipynb), [solution](../solutions/beginner/01_where_memory_goes.ipynb) |
-# | [02 Mixed precision on a vision model](beginner/02_mixed_precision.ipynb) | put twice the batch on a 16 GB card, and keep the accuracy | 40 | [lab](../labs/beginner/02_mixed_precision.ipynb), [solution](../solutions/beginner/02_mixed_precision.ipynb) |
-# | [03 When numbers break](beginner/03_when_numbers_break.ipynb) | find five faults of a mixed-precision run from its record | 45 | [lab](../labs/beginner/03_when_numbers_break.ipynb), [solution](../solutions/beginner/03_when_numbers_break.ipynb) |
-# | [04 One model, four ranks](beginner/04_four_ranks.ipynb) | train on four processes, and get the same losses | 40 | [lab](../labs/beginner/04_four_ranks.ipynb), [solution](../solutions/beginner/04_four_ranks.ipynb) |
-# | [05 Trading compute for memory](intermediate/05_checkpointing.ipynb) | forget activations and compute them again, and know the price | 45 | [lab](../labs/intermediate/05_checkpointing.ipynb), [solution](../solutions/intermediate/05_checkpointing.ipynb) |
-# | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 20 | |
-# | [06 Seven billion parameters on 24 GB](intermediate/06_seven_billion.ipynb) | adapters and four-bit weights: which fine-tunes of a 7B model fit | 45 | [lab](../labs/intermediate/06_seven_billion.ipynb), [solution](../solutions/intermediate/06_seven_billion.ipynb) |
-# | [09 Sharding: ZeRO-1, 2, 3 and FSDP](intermediate/09_sharding.ipynb) | train one model in five ways on four ranks, and account for what each holds and sends | 45 | [lab](../labs/intermediate/09_sharding.ipynb), [solution](../solutions/intermediate/09_sharding.ipynb) |
-# | [15 The design studio](advanced/15_design_studio.ipynb) | lay out 175B on 64 GPUs, and defend a design in days and dollars | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
+# Minutes are those of a learner who reads, predicts and runs; the lab comes on top.
+#
+# | lesson | what you learn | lesson | lab | then |
+# |---|---|---|---|---|
+# | [01 Where does the memory go?](beginner/01_where_memory_goes.ipynb) | account for every byte of a training step | 45 | 60 | [lab](../labs/beginner/01_where_memory_goes.ipynb), [solution](../solutions/beginner/01_where_memory_goes.ipynb) |
+# | [02 Mixed precision on a vision model](beginner/02_mixed_precision.ipynb) | put twice the batch on a 16 GB card, and know which moment decides | 50 | 90 | [lab](../labs/beginner/02_mixed_precision.ipynb), [solution](../solutions/beginner/02_mixed_precision.ipynb) |
+# | [03 When numbers break](beginner/03_when_numbers_break.ipynb) | find five faults of a mixed-precision run from its record, and cure them | 65 | 75 | [lab](../labs/beginner/03_when_numbers_break.ipynb), [solution](../solutions/beginner/03_when_numbers_break.ipynb) |
+# | [04 One model, four ranks](beginner/04_four_ranks.ipynb) | train on four processes, and get the same losses | 80 | 45 | [lab](../labs/beginner/04_four_ranks.ipynb), [solution](../solutions/beginner/04_four_ranks.ipynb) |
+# | [05 Trading compute for memory](intermediate/05_checkpointing.ipynb) | forget activations and compute them again, and know the price | 75 | 60 | [lab](../labs/intermediate/05_checkpointing.ipynb), [solution](../solutions/intermediate/05_checkpointing.ipynb) |
+# | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 20 | | |
+# | [06 Seven billion parameters on 24 GB](intermediate/06_seven_billion.ipynb) | adapters and four-bit weights: which fine-tunes of a 7B model fit | 60 | 50 | [lab](../labs/intermediate/06_seven_billion.ipynb), [solution](../solutions/intermediate/06_seven_billion.ipynb) |
+# | [09 Sharding: ZeRO-1, 2, 3 and FSDP](intermediate/09_sharding.ipynb) | train one model in five ways on four ranks, and account for what each holds and sends | 75 | 60 | [lab](../labs/intermediate/09_sharding.ipynb), [solution](../solutions/intermediate/09_sharding.ipynb) |
+# | [15 The design studio](advanced/15_design_studio.ipynb) | lay out 175B on 64 GPUs, and defend a design in days and dollars | 80 | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
 #
 # A lab holds exercises that check your answers. Work in a copy: `make my-labs`, typed in a terminal
 # in the course's folder, puts the labs into `my_labs/`, which is yours and which no update touches.
-
+#
+# **To come:** 07 offload, 08 smaller weights for inference, 10 the out-of-memory clinic, 11 links and
+# collectives, 12 tensor and sequence parallelism, 13 pipelines, 14 three dimensions at once, 16 runs that
+# survive, 17 on a real cluster, 99 the capstone.
+#
+# ## 7. Glossary
+#
+# The words of the course stand on a page of their own: the [glossary](00_glossary.ipynb).

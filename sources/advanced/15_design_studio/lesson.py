@@ -16,7 +16,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 60 | any laptop; no GPU is used | about 20 seconds of computing |
+# | 80, and 60 for the lab | any laptop; no GPU is used | about 20 seconds of computing |
 
 # %% [markdown]
 # ## A bet
@@ -54,7 +54,7 @@ from utils.planner import Space, candidates, plan_name
 # Every number below is *predicted* by the planner unless it says *published*. Terms:
 # **TP** (tensor parallel: ranks share each matrix), **PP** (pipeline parallel: ranks hold different
 # layers), **DP** (data parallel: whole replicas). The
-# [glossary](../00_start_here.ipynb#7.-Glossary) has the rest.
+# [glossary](../00_glossary.ipynb) has the rest.
 
 # %% [markdown]
 # ## 1. On paper first

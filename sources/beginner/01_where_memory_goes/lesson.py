@@ -14,9 +14,9 @@
 # **Promise.** At the end of this notebook you account for one training step of ResNet-50 on
 # this machine: 100% of the bytes of its tensors, in named categories, at every moment of the step.
 #
-# | lesson (minutes) | lab (minutes) | hardware | runs |
-# |---|---|---|---|
-# | 45 | 60 | any laptop; a GPU if you have one | about a minute of computing on two CPU cores |
+# | minutes | hardware | runs |
+# |---|---|---|
+# | 45, and 60 for the lab | any laptop; a GPU if you have one | about a minute of computing on two CPU cores |
 
 # %% [markdown]
 # ## A bet

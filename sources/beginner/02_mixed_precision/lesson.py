@@ -16,9 +16,9 @@
 # in mixed precision (simulated). A toy network shows over five seeds what happens to accuracy, beside
 # the published figures for ResNet-50.
 #
-# | lesson | lab | hardware | runs |
-# |---|---|---|---|
-# | 50 minutes | 75 minutes | any laptop; a GPU if you have one | about a minute of computing on two CPU cores |
+# | minutes | hardware | runs |
+# |---|---|---|
+# | 50, and 90 for the lab | any laptop; a GPU if you have one | about a minute of computing on two CPU cores |
 
 # %% [markdown]
 # ## A bet

@@ -13,7 +13,7 @@
 #
 # | difficulty | minutes | needs |
 # |---|---|---|
-# | 3 of 5 | 60 | lesson 03; any laptop |
+# | 3 of 5 | 75 | lesson 03; any laptop |
 #
 # Five exercises: you read bits, write a loss scaler, clip in the right place, find a NaN, and name five
 # faults from their records alone. Each ends in a `check`. Hints are folded away. The exercises follow

@@ -15,9 +15,9 @@
 # from its record: which layer, which step, which row. Each gets the cure that you would use at work.
 # Three of the five are gone in bf16, and two were never a matter of precision.
 #
-# | lesson (minutes) | lab (minutes) | hardware | runs |
-# |---|---|---|---|
-# | 65 | 75 | any laptop; this lesson runs on the CPU everywhere | under a minute of computing on two CPU cores |
+# | minutes | hardware | runs |
+# |---|---|---|
+# | 65, and 75 for the lab | any laptop; this lesson runs on the CPU everywhere | under a minute of computing on two CPU cores |
 
 # %% [markdown]
 # ## A bet
