@@ -351,7 +351,9 @@ def test_a_lean_step_whose_parts_live_until_one_backward() -> None:
 
 
 def test_a_lean_step_that_sums_the_parts() -> None:
-    nudged(lab_01.lean_step(in_parts(32, divide=False)), "the mean over a part have to be divided by")
+    nudged(
+        lab_01.lean_step(in_parts(32, divide=False)), "the mean over a part have to be divided by"
+    )
 
 
 def test_a_lean_step_may_split_as_it_likes_and_has_its_par(solved: dict[str, Any]) -> None:

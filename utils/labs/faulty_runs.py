@@ -36,9 +36,7 @@ def _model() -> nn.Module:
     return model
 
 
-def _data(
-    spoil: tuple[int, int] | None, value: float, units: float
-) -> tuple[Tensor, Tensor]:
+def _data(spoil: tuple[int, int] | None, value: float, units: float) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(4)
     x = units * torch.randn(STEPS, ROWS, 16, generator=generator)
     labels = (x @ torch.randn(16, 6, generator=generator)).argmax(-1)
@@ -85,15 +83,15 @@ def run(
         for x, labels in zip(*_data(spoil, value, units), strict=True):
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=dtype if low else torch.float16, enabled=low):
-                value = loss(model(x), labels)
-            scaler.scale(value).backward()
+                found = loss(model(x), labels)
+            scaler.scale(found).backward()
             if clip:
                 if unscale:
                     scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             scaler.step(optimizer)
             scaler.update()
-            recorder.record(value)
+            recorder.record(found)
     return recorder.records
 
 

@@ -244,7 +244,7 @@ def kept_by_module(answer: Callable[..., Any]) -> Verdict:
             if equal(found, mistake):
                 return not_yet(says, nudge=nudge)
         name = next(n for n in [*right, *found] if found.get(n, 0) != right.get(n, 0))
-        nudge = "Which module runs while the pack hook is called? Hooks before and after it can say."
+        nudge = "Which module runs when pack is called? Hooks before and after it can say."
         return not_yet(f"{says}, module {name!r}", expected=right.get(name, 0),
                        got=found.get(name, 0), nudge=nudge)  # fmt: skip
     return correct("every storage once, for the module that keeps it first")
@@ -271,7 +271,7 @@ _FATES = {
 def did_not_halve(answer: dict[str, str]) -> Verdict:
     """Exercise 5: what became of each module's bytes."""
     for name, (right, evidence) in _FATES.items():
-        if verdict := judge(answer[name], right, name, expected="another of the three", nudge=evidence):
+        if verdict := judge(answer[name], right, name, expected="another", nudge=evidence):
             return verdict
     return correct("indices stay, and the copy of a large weight outweighs a small batch")
 

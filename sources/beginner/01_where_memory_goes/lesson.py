@@ -98,9 +98,9 @@ for counter, size_bytes in first.allocator_bytes.items():
     print(f"another counter, {counter}: {format_bytes(size_bytes)}")
 
 # %% [markdown]
-# **Read it.** *Buffers* are tensors of the model that are not trained. *Temporaries* are what one
-# operation borrows. The categories add up to all tensors. The last line counts more: a process also
-# holds the interpreter and its libraries, a GPU its reserve and its driver.
+# **Read it.** *Buffers* are tensors of the model that are not trained. *Temporaries* are what one operation
+# borrows. The categories add up to all tensors. The last line counts more: a process also holds its
+# libraries, a GPU its reserve and driver.
 #
 # ## What you will be able to do
 #
@@ -423,7 +423,7 @@ print("one tensor of logits:", format_bytes(one))
 kinds = ("logits and loss", "temporaries")
 for moment, at_ns in [("backward is called", when(text, "backward")), ("peak", text.timeline.peak_ns)]:
     alive = text.timeline.at(at_ns)
-    print(f"{moment + ',':<20} such tensors:", {kind: round(alive[kind] / one, 2) for kind in kinds})
+    print(f"{moment + ', such tensors:':<36}", ", ".join(f"{alive[kind] / one:.2f} {kind}" for kind in kinds))
 spike = sum(text.breakdown[kind] for kind in kinds)
 print(f"both kinds are {100 * spike / text.peak_bytes:.0f}% of the peak, which is in {text.peak_phase}")
 del language_model, language_optimizer, language_step  # or they stay for the rest of the notebook
@@ -540,7 +540,7 @@ recorded_table("resnet50", where={"quantity": "step", "image_size": 32}, columns
 # %% [markdown]
 # ## Which technique for which category
 #
-# You need none of these yet: later lessons build them. What each one costs stands in brackets.
+# Later lessons build them. What each one costs stands in brackets.
 #
 # | category | grows with | what shrinks it | what does not |
 # |---|---|---|---|
@@ -616,14 +616,14 @@ compare([leak, clean], title="A validation step, before and after the cure")
 #
 # ### Test yourself
 #
-# Name the components of a training step's memory, and one technique for each.
+# Name the components of a training step's memory, and a technique for each.
 #
 # <details><summary>Answer</summary>
 #
 # Parameters (quantize or shard), gradients (shard, or free them early), optimizer state (another
 # optimizer, 8-bit states, sharding, offload), activations (checkpointing, mixed precision,
 # smaller micro-batch), logits and loss (chunked loss), temporaries (fused kernels). On a GPU also
-# the context and what PyTorch reserves; with several devices also buffers for their messages.
+# the context and the reserve; with several devices also buffers for their messages.
 #
 # </details>
 #

@@ -143,6 +143,7 @@ def build_resnet18():
     return model, torch.optim.Adam(model.parameters())
 
 
+# %%
 P, PER_IMAGE = 11_173_962, 4_720_000  # ResNet-18: parameters, and bytes per image by the ledger of lab 01
 if isinstance(predicted_peak(P, PER_IMAGE, 1, False), (int, float)) and isinstance(
         measured_peak(build_resnet18, 1, None), int):  # fmt: skip
@@ -181,6 +182,7 @@ def kept_by_module(model: nn.Module, inputs: torch.Tensor, dtype: torch.dtype | 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         with torch.amp.autocast("cpu", dtype=dtype, enabled=dtype is not None):
             output = model(inputs)  # holds the graph, so no address is used again
+    del output
     for hook in hooks:
         hook.remove()
     return kept
@@ -207,6 +209,8 @@ check("02.kept_by_module", kept_by_module)
 # %%
 network, eight = small_network(), torch.randn(8, 3, 32, 32)
 print(network)
+
+# %%
 found = {name: kept_by_module(network, eight, dtype) for name, dtype in [("fp32", None), ("mixed", torch.bfloat16)]}
 if isinstance(found["mixed"], dict):
     for name, _ in network.named_children():

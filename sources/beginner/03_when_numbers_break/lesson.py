@@ -43,11 +43,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from utils import FORMATS, FlightRecorder, check, draw_bits, draw_flight, draw_formats, draw_losses
-from utils import explore, show
-from utils.start import device_name
-
-CPU = device_name(torch.device("cpu"))
+from utils import FORMATS, FlightRecorder, check, draw_bits, draw_flight, draw_formats, explore, show
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
@@ -57,7 +53,7 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # - Say what fp32, tf32, bf16, fp16 and fp8 can hold, and read their bits.
 # - Tell overflow, underflow and swallowed updates apart.
 # - Read a record of the loss scale, and say whether a skipped step is a fault.
-# - Debug a run that turns to NaN by a list of checks, each of which you have seen work.
+# - Debug a run that turns to NaN by a list of checks that you have seen work.
 #
 # New words stand in the [glossary](../00_glossary.ipynb).
 
@@ -146,9 +142,9 @@ check("03.smallest_update", smallest_update)
 # %% [markdown]
 # ## 3. A run, and its flight recorder
 #
-# The network is small, so that its layers fit one figure. Its `Norm`, which scales each row to a mean
-# square of 1 (an RMSNorm), is written by hand. That will matter. The layers are named by place: `0` is
-# the first linear layer, `1` and `2` are blocks, `3` is the last norm, `4` the last linear layer.
+# The network is small, so that its layers fit one figure. Its `Norm`, an RMSNorm (each row is scaled to a
+# mean square of 1), is written by hand. That will matter. The layers are named by place: `0` is the first
+# linear layer, `1` and `2` are blocks, `3` is the last norm, `4` the last linear layer.
 
 # %%
 class Norm(nn.Module):
@@ -289,7 +285,7 @@ show(draw_flight(falling, title="fp16, a scale that starts too large"),
 # %% [markdown]
 # **Read it.** The prediction looked at the first batch alone; a later one with a larger gradient costs one
 # skip more. Skipped steps are how a scaler *searches*. They are no fault while the scale settles. A fault
-# looks different: the scale falls without end. Remember the two shapes.
+# looks different: the scale falls without end.
 #
 # **Question.** A scaler starts at $2^{24}$. The largest gradient fits up to a scale of $2^{17}$. How many
 # steps are skipped before the first good one?
@@ -392,8 +388,8 @@ assert lost["as is"] > 2 * lost["scaled"], "small gradients underflow unscaled: 
 pd.DataFrame(errors).T.map("{:.1%}".format)
 
 # %% [markdown]
-# **Read it.** Unscaled, small gradients fall into e4m3's subnormals. So fp8 training scales each *tensor*, not
-# only the loss. Scaled, e4m3 has about half the error of e5m2: one more mantissa bit.
+# **Read it.** Unscaled, small gradients fall into e4m3's subnormals. So fp8 training scales each *tensor*.
+# Scaled, e4m3 has about half the error of e5m2: one more mantissa bit.
 
 # %% [markdown]
 # ## 6. Five faults
@@ -442,9 +438,6 @@ assert ending(cured) < 0.6 * ending(unclipped["fp16"]), "the cured run trains: i
 # %%
 raw = {"batches": 1000 * inputs}
 norms = three(raw)
-show(draw_losses({name: [r.loss for r in records] for name, records in norms.items()}, device=CPU,
-                 title="(b) the twins: the same fault in three formats"),
-     alt="The losses of bf16 and fp32 fall together; that of fp16 stays near 2.")  # fmt: skip
 show(draw_flight(norms["fp16"], title="(b) fp16"),
      alt="The loss stays near 2; a few early steps have gradients that are not finite; after that the "
          "gradients of all layers before the last are zero.")  # fmt: skip
@@ -473,9 +466,9 @@ for cured in (lifted, listed):
     assert not any(r.skipped for r in cured[1:]), "lifted norms do not overflow: is it in force?"
 
 # %% [markdown]
-# **Read it.** Under CUDA's autocast this fault does not occur, says the last line: `pow` and `rsqrt` are on its
-# list. (PyTorch's own `nn.RMSNorm` [squared in fp16](https://github.com/pytorch/pytorch/pull/133085) when it
-# was new.) `set_detect_anomaly` finds NaN in backward, no infinity and nothing in forward, and it is slow.
+# **Read it.** Under CUDA's autocast this fault does not occur: `pow` and `rsqrt` are on its list. (PyTorch's own
+# `nn.RMSNorm` [squared in fp16](https://github.com/pytorch/pytorch/pull/133085) when it was new.)
+# `set_detect_anomaly` finds NaN in backward, no infinity and nothing in forward, and it is slow.
 #
 # ### (c) NaN, and the scale falls without end
 #
@@ -623,8 +616,7 @@ assert math.isfinite(ending(alive)) and share == 1, "training lives, evaluation 
 # | bf16 | the device has it | digits | learning rate, data |
 # | fp8 | newest GPUs, a library that scales tensors | care, for each tensor | anything above |
 #
-# Published, beyond small networks: Multibox SSD did not train without loss scaling, and a scale of 8 was
-# enough (Micikevicius and others, section 3.2).
+# Published: Multibox SSD did not train without loss scaling; a scale of 8 was enough (Micikevicius, 3.2).
 #
 # ## Recap
 #
