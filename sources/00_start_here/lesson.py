@@ -162,7 +162,7 @@ scoreboard("00")
 # |---|---|---|---|---|
 # | [01 Where does the memory go?](beginner/01_where_memory_goes.ipynb) | account for every byte of a training step | 45 | 60 | [lab](../labs/beginner/01_where_memory_goes.ipynb), [solution](../solutions/beginner/01_where_memory_goes.ipynb) |
 # | [02 Mixed precision on a vision model](beginner/02_mixed_precision.ipynb) | put twice the batch on a 16 GB card, and know which moment decides | 50 | 90 | [lab](../labs/beginner/02_mixed_precision.ipynb), [solution](../solutions/beginner/02_mixed_precision.ipynb) |
-# | [03 When numbers break](beginner/03_when_numbers_break.ipynb) | find five faults of a mixed-precision run from its record, and cure them | 65 | 75 | [lab](../labs/beginner/03_when_numbers_break.ipynb), [solution](../solutions/beginner/03_when_numbers_break.ipynb) |
+# | [03 When numbers break](beginner/03_when_numbers_break.ipynb) | find five faults of a mixed-precision run from its record, and cure them | 65 | 80 | [lab](../labs/beginner/03_when_numbers_break.ipynb), [solution](../solutions/beginner/03_when_numbers_break.ipynb) |
 # | [04 One model, four ranks](beginner/04_four_ranks.ipynb) | train on four processes, and get the same losses | 80 | 45 | [lab](../labs/beginner/04_four_ranks.ipynb), [solution](../solutions/beginner/04_four_ranks.ipynb) |
 # | [05 Trading compute for memory](intermediate/05_checkpointing.ipynb) | forget activations and compute them again, and know the price | 75 | 60 | [lab](../labs/intermediate/05_checkpointing.ipynb), [solution](../solutions/intermediate/05_checkpointing.ipynb) |
 # | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 20 | | |

@@ -17,7 +17,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 65, and 75 for the lab | any laptop; this lesson runs on the CPU everywhere | under a minute of computing on two CPU cores |
+# | 65, and 80 for the lab | any laptop; this lesson runs on the CPU everywhere | under a minute of computing on two CPU cores |
 
 # %% [markdown]
 # ## A bet
