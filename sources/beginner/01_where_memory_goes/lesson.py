@@ -387,8 +387,8 @@ check("01.peak_moves", peak_moves)
 #
 # $$4 \cdot B \cdot T \cdot V \ \text{bytes}$$
 #
-# and loss and backward make more tensors of the same shape. Predict: for a small transformer with the
-# vocabulary of Llama 2, which category is the largest?
+# and loss and backward make more tensors of the same shape. Predict: in a small transformer with the
+# vocabulary of Llama 2, how many of them are alive at the peak, and how much of it are they?
 
 # %%
 del optimizer  # Adam's state of ResNet-50: make room first
@@ -551,7 +551,7 @@ recorded_table("resnet50", where={"quantity": "step", "image_size": 32}, columns
 # | logits and loss | batch, sequence, vocabulary | chunked loss (a little compute), smaller micro-batch (speed) | checkpointing the layers |
 # | temporaries | operation, size of its tensors | fused kernels (not there for every operation) | checkpointing |
 #
-# Every lesson keeps rows on a scoreboard. Beat these in the lessons to come.
+# Every lesson keeps rows on a scoreboard.
 
 # %%
 score("01", first)
