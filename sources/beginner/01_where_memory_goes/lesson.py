@@ -341,7 +341,7 @@ show(figure, alt="Memory at the peak against batch size: parameters and optimize
 # %% [markdown]
 # **Read it.** Each batch size is shown at its own peak. Parameters and optimizer state are flat.
 # Activations grow, and gradients shrink: a larger batch has its peak at an earlier moment, when fewer
-# gradients exist. (At one image it lies in the optimizer step, without any activations.) The dashed line,
+# gradients exist. (At one image it lies in the optimizer step.) The dashed line,
 # 16 P plus activations per image times batch, adds *all* gradients to *all* activations. The step never
 # holds both at once, so the line lies above.
 #
