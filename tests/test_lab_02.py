@@ -178,27 +178,36 @@ def test_a_step_that_returns_a_tensor(solved: dict[str, Any]) -> None:
     nudged(lab_02.amp_step(amp_step), "`.item()`")
 
 
+def peak_of(
+    p: int, kept: float, mixed: bool, s: int, copies: bool = True, half: bool = True
+) -> float:
+    """The right peak, or one with a part left out."""
+    begins = (4 + s + 2 * (mixed and copies)) * p + kept / (2 if mixed and half else 1)
+    return max(begins, (8 + s) * p)
+
+
 @pytest.mark.parametrize(
     ("peak", "words"),
     [
-        (lambda p, a, m: 14 * p + a / 2 if m else 12 * p + a, "Which moment holds more"),
-        (lambda p, a, m: 16 * p, "At a large batch another moment"),
-        (lambda p, a, m: 16 * p + a, "never alive together"),
+        (lambda p, a, m, s: (4 + s + 2 * m) * p + a / (1 + m), "Which moment holds more"),
+        (lambda p, a, m, s: (8 + s) * p, "At a large batch another moment"),
+        (lambda p, a, m, s: (8 + s) * p + a, "never alive together"),
+        (lambda p, a, m, s: peak_of(p, a, m, 8), "That is Adam"),
+        (lambda p, a, m, s: peak_of(p, a, m, s, copies=False), "copies of the weights"),
+        (lambda p, a, m, s: peak_of(p, a, False, s) / (2 if m else 1), "States stay in fp32"),
+        (lambda p, a, m, s: peak_of(p, a, m, s, half=False), "take half"),
         (
-            lambda p, a, m: max((12 * p + a / 2) if m else 12 * p + a, 16 * p),
-            "copies of the weights",
-        ),
-        (lambda p, a, m: max(12 * p + a, 16 * p) / (2 if m else 1), "States stay in fp32"),
-        (lambda p, a, m: max((14 * p + a) if m else 12 * p + a, 16 * p), "take half"),
-        (
-            lambda p, a, m: max((14 * p + a / 2) if m else 12 * p + a, (18 if m else 16) * p),
+            lambda p, a, m, s: max((4 + s + 2 * m) * p + a / (1 + m), (8 + s + 2 * m) * p),
             "are gone",
         ),
-        (lambda p, a, m: None, "returns nothing"),
+        (lambda p, a, m, s: None, "returns nothing"),
     ],
 )
 def test_wrong_peaks(peak: Any, words: str) -> None:
-    nudged(lab_02.predicted_peak(lambda p, a, b, mixed: peak(p, a * b, mixed)), words)
+    def predicted_peak(p: int, per_image: int, batch: int, mixed: bool, state: int) -> Any:
+        return peak(p, per_image * batch, mixed, state)
+
+    nudged(lab_02.predicted_peak(predicted_peak), words)
 
 
 def a_peak(autocast: bool = True, inverted: bool = False, steps: bool = True, unit: int = 1) -> Any:

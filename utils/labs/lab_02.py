@@ -162,31 +162,38 @@ def _reference_losses() -> list[float]:
     return [step(inputs, labels).item() for _ in range(STEPS)]
 
 
-def _peak_of(parameters: int, per_image: int, batch: int, mixed: bool) -> Case:
-    activations, step = per_image * batch, 16 * parameters
-    begins = 14 * parameters + activations / 2 if mixed else 12 * parameters + activations
-    right = max(begins, step)
+def _peak_of(parameters: int, per_image: int, batch: int, mixed: bool, state: int) -> Case:
+    activations = per_image * batch
+
+    def peak(state: int, copies: int = 2 * mixed, kept: float = activations / (1 + mixed)) -> float:
+        return max((4 + state + copies) * parameters + kept, (8 + state) * parameters)
+
+    right, step = peak(state), (8 + state) * parameters
+    begins = (4 + state + 2 * mixed) * parameters + activations / (1 + mixed)
     wrong = {
         begins: "At the optimizer step there are gradients, and no activations. Which moment holds more?",
         step: "That is the optimizer step alone. At a large batch another moment holds more.",
         step + activations: "Gradients and all activations are never alive together: two moments compete.",
-        max(12 * parameters + activations / 2, step): "The 16-bit copies of the weights are missing.",
-        max(12 * parameters + activations, step) / 2: "Not everything halves. States stay in fp32.",
-        step + 2 * parameters: "At the optimizer step the copies of the weights are gone.",
-        max(14 * parameters + activations, step): "The activations of mixed precision take half.",
+        peak(8): "That is Adam. What does this optimizer keep for each parameter?",
+        peak(state, copies=0): "The 16-bit copies of the weights are missing.",
+        peak(state, 0, activations) / 2: "Not everything halves. States stay in fp32.",
+        peak(state, kept=activations): "The activations of mixed precision take half.",
+        max(begins, step + 2 * parameters): "At the optimizer step the copies of the weights are gone.",
     }  # fmt: skip
     wrong = {value: text for value, text in wrong.items() if value != right}
-    says = f"{parameters} parameters, {per_image} bytes an image, batch {batch}, mixed={mixed}"
-    return Case((parameters, per_image, batch, mixed), right, says, wrong)
+    says = (f"{parameters} parameters, {per_image} bytes an image, batch {batch}, mixed={mixed}, "
+            f"{state} bytes of state a parameter")  # fmt: skip
+    return Case((parameters, per_image, batch, mixed, state), right, says, wrong)
 
 
 predicted_peak = Exercise(
-    "Exercise 2: the peak, as the larger of two moments.",
-    [_peak_of(*sizes, mixed)
-     for sizes in [(1000, 500, 64), (1000, 500, 1), (23_520_842, 25_500_000, 512), (1000, 4000, 1)]
+    "Exercise 2: the peak, as the larger of two moments, for any optimizer.",
+    [_peak_of(*sizes, mixed, state)
+     for sizes, state in [((1000, 500, 64), 8), ((1000, 500, 1), 8), ((1000, 500, 64), 0),
+                          ((1000, 500, 10), 4), ((23_520_842, 25_500_000, 512), 4), ((1000, 4000, 1), 0)]
      for mixed in (False, True)],
     relative=1e-9, nudge="Write the bytes of both moments for fp32 and for mixed, then take the larger.",
-    note="max(12 P + a b, 16 P) in fp32, max(14 P + a b / 2, 16 P) in mixed precision",
+    note="the larger of two moments; mixed precision never raises it",
 )  # fmt: skip
 
 

@@ -72,27 +72,29 @@ check("02.amp_step", amp_step)
 # %% [markdown]
 # ## Exercise 2: predict the peak
 #
-# **Spec.** `predicted_peak(parameters, per_image, batch, mixed)` returns the bytes at the peak of a step with
-# Adam, from its second step on. Two moments compete: backward begins, and the optimizer step. `per_image` are
-# the bytes of activations that one image takes in fp32. `mixed` is True for mixed precision. Take it that
-# every weight is cast, that all activations halve, that there are no gradients when backward begins, and
-# neither activations nor copies at the optimizer step. Leave buffers, inputs and temporaries out.
+# **Spec.** `predicted_peak(parameters, per_image, batch, mixed, state)` returns the bytes at the peak of a step,
+# from its second one on. The lesson did it for Adam; here the optimizer keeps `state` bytes for each
+# parameter: 0 (SGD), 4 (momentum) or 8 (Adam). `per_image` are the bytes of activations that one image takes in
+# fp32. `mixed` is True for mixed precision. Take it that every weight is cast, that all activations halve,
+# that there are no gradients when backward begins, and neither activations nor copies at the optimizer
+# step. Leave buffers, inputs and temporaries out.
 
 # %%
-def predicted_peak(parameters: int, per_image: int, batch: int, mixed: bool) -> float:
+def predicted_peak(parameters: int, per_image: int, batch: int, mixed: bool, state: int) -> float:
     # BEGIN SOLUTION
-    activations = per_image * batch
-    backward_begins = 12 * parameters + activations
+    kept, copies = per_image * batch, 0
     if mixed:
-        backward_begins = 12 * parameters + 2 * parameters + activations / 2
-    return max(backward_begins, 16 * parameters)
+        kept, copies = kept / 2, 2 * parameters
+    backward_begins = (4 + state) * parameters + copies + kept
+    optimizer_step = (4 + 4 + state) * parameters
+    return max(backward_begins, optimizer_step)
     # END SOLUTION
 
 
 check("02.predicted_peak", predicted_peak)
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>Weights and Adam's two means are there at both moments, in fp32.</details>
+# <details><summary>Hint 1</summary>Weights and the optimizer's state are there at both moments, in fp32.</details>
 # <details><summary>Hint 2</summary>At the optimizer step the gradients are added. Nothing of it depends on
 # <code>mixed</code> or on the batch.</details>
 # <details><summary>Hint 3</summary>When backward begins, mixed precision halves one term and adds a 16-bit copy
@@ -145,11 +147,12 @@ def build_resnet18():
 
 # %%
 P, PER_IMAGE = 11_173_962, 4_720_000  # ResNet-18: parameters, and bytes per image by the ledger of lab 01
-if isinstance(predicted_peak(P, PER_IMAGE, 1, False), (int, float)) and isinstance(
+if isinstance(predicted_peak(P, PER_IMAGE, 1, False, 8), (int, float)) and isinstance(
         measured_peak(build_resnet18, 1, None), int):  # fmt: skip
     for batch in (1, 4, 16):
         for name, dtype in [("fp32", None), ("mixed", torch.bfloat16)]:
-            guess, found = predicted_peak(P, PER_IMAGE, batch, dtype is not None), measured_peak(build_resnet18, batch, dtype)
+            guess = predicted_peak(P, PER_IMAGE, batch, dtype is not None, 8)
+            found = measured_peak(build_resnet18, batch, dtype)
             print(f"batch {batch:>2}, {name:<5} predicted {guess / 2**20:6.1f} MiB, measured {found / 2**20:6.1f} MiB")
 
 # %% [markdown]
