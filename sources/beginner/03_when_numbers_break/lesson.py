@@ -311,11 +311,10 @@ operations = {
 with torch.autocast("cpu", dtype=FP16):
     x = nn.Linear(8, 8)(torch.randn(4, 8))
     on_cpu = {name: operation(x).dtype for name, operation in operations.items()}
-print(f"{'result of':<15}{'CPU, fp16 (measured)':<24}CUDA (published)")
-for name, dtype in on_cpu.items():
-    print(f"{name:<15}{str(dtype).removeprefix('torch.'):<24}float32")
 lifted_here = {name for name, dtype in on_cpu.items() if dtype == FP32}
 assert lifted_here == {"cross_entropy", "mse_loss"}, "this PyTorch lifts others on CPUs: read its list"
+table = {"CPU, fp16 (measured)": map(str, on_cpu.values()), "CUDA (published)": "torch.float32"}
+pd.DataFrame(table, index=pd.Index(on_cpu, name="result of"))
 
 # %% [markdown]
 # **Read it.** The CPU lifts the losses that it knows, but neither softmax nor norms nor powers. So a
