@@ -106,9 +106,9 @@ if not on_gpu:
 peaks.rename(columns={"fp32": "fp32 (MiB)", "mixed": "mixed (MiB)"}).round(2)
 
 # %% [markdown]
-# **Read it.** At one image the two peaks are the same, to the byte on a CPU. From two images on, mixed precision
-# saves, and each image more adds to what it saves. It is never the more expensive of the two. And it is
-# far from one half: at these batches Adam's states fill most of the memory, and they do not shrink.
+# **Read it.** At one image the two peaks are the same. From two images on, mixed precision saves, and each image
+# more adds to what it saves. It is never the more expensive of the two. And it is far from one half: at
+# these batches Adam's states fill most of the memory, and they do not shrink.
 # Section 3 says why the lines part where they do.
 #
 # ## What you will be able to do
