@@ -18,6 +18,7 @@ from torch import nn
 from utils.labs import lab_15
 from utils.labs.checking import checks_of, lab_numbers
 from utils.labs.faulty_runs import fault_of
+from utils.memory import measure
 from utils.planner import Plan
 from utils.techniques.zero import zero_config
 
@@ -140,7 +141,7 @@ VALUES = {
 
 
 OF_PARTS = (
-    "01.read_timeline", "02.diagnose", "03.diagnosis", "05.diagnosis", "06.fit", "09.accumulation",
+    "01.read_timeline", "02.diagnose", "02.did_not_halve", "03.diagnosis", "05.diagnosis", "06.fit", "09.accumulation",
     "15.explain_oom", "15.two_cards",
 )  # fmt: skip
 
@@ -156,6 +157,7 @@ def right_dicts() -> dict[str, dict[str, Any]]:
         },
         "02.diagnose": {"run A": "half with Adam", "run B": "new scaler each step",
                         "run C": "no scaler"},
+        "02.did_not_halve": {"relu": "halves", "pool": "stays", "gelu": "halves", "wide": "grows"},
         "03.diagnosis": {name: fault_of(name) for name in "ABCDE"},
         "05.diagnosis": {"what differs": "buffers", "updates per step": 2},
         "06.fit": {"method": "LoRA", "sequence length": 1024, "micro-batch": 29},
@@ -174,7 +176,7 @@ def right_dicts() -> dict[str, dict[str, Any]]:
 
 NUMERIC = {
     "01": ["state_bytes", "saved_bytes", "largest_batch"],
-    "02": ["bytes_at_backward", "break_even_batch", "largest_on_card", "scaled_rate", "amp_step"],
+    "02": ["predicted_peak", "measured_peak", "kept_by_module", "largest_on_card", "amp_step"],
     "03": ["decode_float", "find_bad_data"],
     "04": ["sent_bytes", "make_buckets"],
     "05": ["predicted_bytes", "best_set"],
@@ -194,7 +196,7 @@ _CALLED = {"09.staircase": "state_bytes"}  # solutions that are called otherwise
 def solution(number: str, name: str) -> Callable[..., Any]:
     """A lab's own solution of an exercise."""
     wanted = _CALLED.get(f"{number}.{name}", name)
-    names = {"torch": torch, "F": F, "nn": nn, "math": math}
+    names = {"torch": torch, "F": F, "nn": nn, "math": math, "measure": measure}
     ends = ("\n\n\nfound = ", "\n\n\ncalls = ")
     if number == "05":
         from utils.techniques import activation_peak, recompute_flops

@@ -141,6 +141,7 @@ EXERCISES: dict[str, Callable[[], Any]] = {
     "ColwiseParallel._apply": _tensor_parallel,
     "FakeTensorMode.avoid_device_init": _faked,
     "_engine_run_backward": _backward,
+    "backward": _backward,
     "DeviceMesh.__init__": _on_mesh(lambda mesh: mesh),
     "DeviceMesh.mesh": _on_mesh(lambda mesh: mesh.mesh),
     "DeviceMesh.__getitem__": _on_mesh(lambda mesh: mesh["dp"]),

@@ -71,6 +71,7 @@ _HOME = {
     "draw_losses": "utils.views",
     "draw_memory_by_batch": "utils.views",
     "draw_pareto": "utils.views",
+    "draw_peaks": "utils.views",
     "draw_ranks": "utils.views",
     "draw_schedule": "utils.views",
     "draw_stage_memory": "utils.views",

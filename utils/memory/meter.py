@@ -206,8 +206,7 @@ def _checked_device(
 
 
 def _check_backward(observer: StepObserver, optimizer: torch.optim.Optimizer | None) -> None:
-    phases = {mark.phase for mark in observer.marks}
-    if optimizer is not None and Phase.BACKWARD not in phases:
+    if optimizer is not None and not observer.backward_came:
         raise ValueError(
             "The step never called backward() through this model, although an optimizer was "
             "given. Call loss.backward() in the step, or leave out optimizer= for inference."

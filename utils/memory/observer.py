@@ -22,7 +22,7 @@ from utils.memory.holdings import is_sharded
 from utils.memory.hookable import hookable
 from utils.memory.source import EventSource
 from utils.shims.fsdp import noted_buffers
-from utils.shims.torch_ import inside_backward, sparse_parts
+from utils.shims.torch_ import inside_backward, noted_backward, sparse_parts
 
 _active: contextvars.ContextVar[StepObserver | None] = contextvars.ContextVar(
     "active_observer", default=None
@@ -79,6 +79,7 @@ class StepObserver:
         self._now_ns, self._address = source.now_ns, source.address
         self._phase, self._label = Phase.BEFORE_FORWARD, ""
         self._device = next(model.parameters()).device
+        self.backward_came = False  # through this model: a gradient reached it
         self._running: list[tuple[nn.Module, int, tuple[int, ...]]] = []
         self._cast: set[int] = set()
         self._handles: list[Any] = []
@@ -108,6 +109,7 @@ class StepObserver:
         if self._optimizer is not None:
             self._handles.append(self._optimizer.register_step_pre_hook(self._step_begins))
             self._handles.append(self._optimizer.register_step_post_hook(self._step_ends))
+        self._patches.enter_context(noted_backward(self._backward_called))
         if self._shards:
             note = functools.partial(self.note, Category.COMMUNICATION)
             self._patches.enter_context(noted_buffers(note))
@@ -120,7 +122,7 @@ class StepObserver:
 
     def begin_step(self) -> int:
         """Forget what was seen, note the storages that exist, return the time."""
-        self.marks, self.spans, self.known = [], [], []
+        self.marks, self.spans, self.known, self.backward_came = [], [], [], False
         self.note_states()
         self._phase = Phase.BEFORE_FORWARD
         start_ns = self._now_ns()
@@ -239,10 +241,17 @@ class StepObserver:
         self._cast.update(id(p) for p in fresh if p.requires_grad)
         return tuple(p.numel() * element_bytes for p in fresh)
 
+    def _backward_called(self) -> None:
+        """The loss ends where its backward is called: what is born from there on is backward's."""
+        if self._phase is Phase.LOSS and _active.get() is self:
+            self._mark(Phase.BACKWARD)
+
     def _output_gradient_ready(self, gradient: torch.Tensor) -> None:
+        self.backward_came = True
         self._mark(Phase.BACKWARD)
 
     def _gradient_ready(self, parameter: torch.Tensor) -> None:
+        self.backward_came = True
         self._mark(Phase.BACKWARD)
         self.note(Category.GRADIENTS, [parameter.grad])
 

@@ -16,7 +16,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 90 | any laptop; no GPU is used | under a minute of computing |
+# | 80, and 60 for the lab | any laptop; no GPU is used | under a minute of computing |
 
 # %% [markdown]
 # ## A bet
@@ -49,7 +49,7 @@ from utils.planner.goodput import checkpoint_bytes
 #
 # Every number below is *predicted* by the planner unless it says *published*. **TP** (tensor
 # parallel): ranks share each matrix. **PP** (pipeline parallel): ranks hold different layers. **DP**
-# (data parallel): whole replicas. The [glossary](../00_start_here.ipynb#7.-Glossary) has the rest.
+# (data parallel): whole replicas. The [glossary](../00_glossary.ipynb) has the rest.
 #
 # The first layout follows a rule: TP talks in every block, so it stays in the node, on NVLink; PP
 # sends little, so it crosses nodes.
