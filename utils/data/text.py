@@ -59,7 +59,9 @@ def docstring_pairs(count: int) -> list[tuple[str, str]]:
         pairs += _documented(path)
         if len(pairs) >= count:
             return pairs[:count]
-    raise ValueError(f"The standard library here documents {len(pairs):,} functions; ask for fewer.")
+    raise ValueError(
+        f"The standard library here documents {len(pairs):,} functions; ask for fewer."
+    )
 
 
 def _documented(path: Path) -> Iterator[tuple[str, str]]:

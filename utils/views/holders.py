@@ -50,13 +50,17 @@ def draw_holders(
             for rank in range(ranks):
                 _draw_box(axes, rank, row, ranks, names)
             axes.text(-0.12, row + 0.4, name, ha="right", va="center", fontsize=12)
-            axes.text(1.15 * ranks, row + 0.4, (sends or {}).get(name, ""), va="center", fontsize=10)
+            axes.text(
+                1.15 * ranks, row + 0.4, (sends or {}).get(name, ""), va="center", fontsize=10
+            )
         axes.set(xlim=(-0.9, 1.15 * ranks + 2.6), ylim=(len(sharded), -0.25))
         for rank in range(ranks):
             axes.text(1.15 * rank + 0.5, -0.12, f"rank {rank}", ha="center", fontsize=11)
         axes.axis("off")
         axes.set_title(title)
-        handles = [Patch(facecolor=LOOKS[c].color, hatch=LOOKS[c].hatch, label=str(c)) for c in STRIPS]
+        handles = [
+            Patch(facecolor=LOOKS[c].color, hatch=LOOKS[c].hatch, label=str(c)) for c in STRIPS
+        ]
         handles.append(Patch(facecolor=_EMPTY, edgecolor="#bbbbbb", label="held by other ranks"))
         figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=10)
     return figure
@@ -73,5 +77,9 @@ def _draw_box(axes: Axes, rank: int, row: int, ranks: int, sharded: Collection[s
         top += height
 
 
-def _part(left: float, top: float, width: float, height: float, color: str, hatch: str) -> Rectangle:
-    return Rectangle((left, top), width, height, facecolor=color, hatch=hatch, edgecolor="#bbbbbb", lw=0.6)
+def _part(
+    left: float, top: float, width: float, height: float, color: str, hatch: str
+) -> Rectangle:
+    return Rectangle(
+        (left, top), width, height, facecolor=color, hatch=hatch, edgecolor="#bbbbbb", lw=0.6
+    )

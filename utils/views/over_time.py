@@ -49,7 +49,9 @@ def draw_over_time(
         panels[0].set_ylabel(f"{category} ({unit})")
         figure.supxlabel("")
         figure.suptitle(title or f"{category.capitalize()} through one step")
-        print_evidence(figure, [m.evidence for m in runs.values()], [m.device for m in runs.values()])
+        print_evidence(
+            figure, [m.evidence for m in runs.values()], [m.device for m in runs.values()]
+        )
     return figure
 
 
@@ -68,7 +70,9 @@ def _draw_panel(axes: Axes, run: Measurement, curve: np.ndarray, category: Categ
             short = "step" if span.phase is Phase.OPTIMIZER_STEP else span.name
             axes.text((left + right) / 2, 0.99, short, transform=axes.get_xaxis_transform(),
                       ha="center", va="top", fontsize=9, color="#444444")  # fmt: skip
-    axes.fill_between(numbers, 0, curve, step="post", color=look.color, hatch=look.hatch, linewidth=0)
+    axes.fill_between(
+        numbers, 0, curve, step="post", color=look.color, hatch=look.hatch, linewidth=0
+    )
     axes.set_xlim(0, len(curve))
     axes.set_xticks([])
     axes.set_xlabel("allocator events, in order")
