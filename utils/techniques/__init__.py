@@ -48,6 +48,8 @@ _HOME = {
     "tf32": "precision",
     "NF4Linear": "quantization",
     "quantize_linears": "quantization",
+    "StepCost": "step_cost",
+    "step_cost": "step_cost",
     "shard_batch": "sharding",
     "sharded_loader": "sharding",
     "NotRepeatableError": "repeatable",

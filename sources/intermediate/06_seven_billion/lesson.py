@@ -410,9 +410,8 @@ table["mean"], table["spread"] = table.mean(axis=1), table.max(axis=1) - table.m
 table.style.format("{:.3f}").set_caption(f"held-out loss after one pass; before it: {found[0][0]:.3f}")
 
 # %% [markdown]
-# **Read it.** Compare the differences between the means with the spread of three seeds: a difference that is
-# smaller says nothing. What can be said: every arm learns, and on this small model nothing worse than a few
-# hundredths of a nat shows. For large ones see QLoRA's paper, section 4: NF4 with double quantization matched
+# **Read it.** The means differ by much less than three seeds do. So no cost of four bits or of eight-bit moments shows
+# on this small model, and a cost below the spread could not. For large ones see QLoRA's paper, section 4: NF4 with double quantization matched
 # 16-bit fine-tuning on its benchmarks (published).
 #
 # ### Eight-bit moments, counted
@@ -518,13 +517,10 @@ for name, (wrapper, log) in logs.items():
 
 # %%
 if len(logs) == 2:
-    pairs_of_losses = zip(*(logged(log, "loss") for _, log in logs.values()), strict=True)
-    apart = [b - a for a, b in pairs_of_losses]
-    print(f"{len(apart)} steps, largest difference {max(map(abs, apart)):.0e} nats")
-    assert max(map(abs, apart)) < 0.01, "DeepSpeed trains another model: same seed, batches and precision?"
-    show(draw_losses({"with ZeRO-2 + offload, less without": apart}, device="CPU",
-                     title="What DeepSpeed changes in the losses", unit="nats"),
-         alt="The difference between the losses with and without DeepSpeed, over the steps: it stays near zero.")  # fmt: skip
+    with_and_without = zip(*(logged(log, "loss") for _, log in logs.values()), strict=True)
+    apart = max(abs(a - b) for a, b in with_and_without)
+    print(f"largest difference of the logged losses: {apart:.0e} nats")
+    assert apart < 1e-3, "DeepSpeed trains another model: same seed, batches and precision?"
 if logs:
     merge(str(folder / "base"), str(folder / "adapter"), str(folder / "merged"))
     end = logged(list(logs.values())[-1][1], "eval_loss")[-1]
@@ -534,8 +530,9 @@ if logs:
 
 # %% [markdown]
 # **Read it.** The run is whole: base in four bits, adapters trained on masked prompts, evaluated, saved, merged and
-# reloaded. DeepSpeed rounds adapters to bf16 and keeps an fp32 copy, and the losses stay together. What its
-# offload is worth here, and where it earns its keep, is the subject of [lesson 07](07_offload.ipynb).
+# reloaded. DeepSpeed trains the same model: it keeps adapters in bf16 beside an fp32 copy, and autocast without it
+# rounds fp32 adapters to bf16 wherever they are used. What its offload is worth here, and where it earns its
+# keep, is the subject of [lesson 07](07_offload.ipynb).
 #
 # ## 6. The methods, measured small
 #
@@ -671,15 +668,15 @@ recorded_table("llama7b_adapters", columns=["method", "sequence_length", "micro_
 # no one needed, and litgpt unpacked through fp16. The row "2023" has both, the row "today" has neither, and
 # needs much less. The "2023" row comes out some 6% low, and that is not explained (lesson 05a): leave a margin
 # of 10% on four-bit peaks until a GPU row is recorded.
-## ### The same run as lesson 05a's
+## ### The same run in lesson 05a
 #
-# Lesson 05a simulated LoRA on Llama-2-7B, one text of 2,048 tokens, with the course's own transformer: 21.6 GiB, which
-# is 23.2 GB. The map says 25.1 GB. Where does the difference lie?
+# Lesson 05a simulated LoRA on Llama-2-7B, one text of 2,048 tokens, and found 21.6 GiB, which is 23.2 GB. The map says
+# 25.1 GB. The cell goes from one to the other, one change at a time.
 
 # %%
-def build_05a():
+def build_05a(dtype):
     model = Transformer(TransformerConfig.from_shape(shape)).to(torch.bfloat16)
-    add_lora(model, rank=8, dtype=torch.bfloat16)
+    add_lora(model, rank=8, dtype=dtype)
     return model, torch.optim.AdamW(trained(model))
 
 
@@ -691,14 +688,17 @@ def step_05a(model, optimizer):
     optimizer.step()
 
 
-both = {"05a: the course's": simulate(build_05a, step_05a, device="RTX 4090"),
-        "here: transformers'": found["LoRA"][2048 // PIECE]}  # fmt: skip
+ways = {f"the course's transformer, adapters in {name}": simulate(lambda d=dtype: build_05a(d), step_05a, device="RTX 4090")
+        for name, dtype in {"bf16 (05a)": torch.bfloat16, "fp32": torch.float32}.items()}  # fmt: skip
+ways["transformers' Llama, adapters in fp32"] = found["LoRA"][2048 // PIECE]
 rows = {name: {str(c): size / GB for c, size in run.breakdown.items() if size > 0.005 * GB} | {"peak": run.peak_bytes / GB}
-        for name, run in both.items()}  # fmt: skip
+        for name, run in ways.items()}  # fmt: skip
 pd.DataFrame(rows).T.fillna(0).style.format("{:.2f}").set_caption("GB at the peak, simulated")
 
 # %% [markdown]
-# **Read it.** RECONCILE
+# **Read it.** Most of the difference is one choice. Adapters in fp32, as `peft` trains them, convert their input and
+# keep the fp32 copy: 4 bytes for each number, in two layers of every block. The rest is where the loss is computed:
+# transformers turns its logits into fp32 as well. Neither figure is wrong; they are two programs.
 #
 # ### The script, for a real card
 #
