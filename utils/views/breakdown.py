@@ -110,9 +110,9 @@ def _draw_bar(axes: Axes, row: int, bar: Bar, unit_bytes: int, widest: float) ->
 
 
 def _number_that_fits(width: float, widest: float) -> str:
-    """The width in three digits, or as a whole number; "" where neither has room."""
-    candidates = [f"{width:.3g}"] + [f"{width:.0f}"] * (width >= 1)
-    return next((t for t in candidates if width > CHARACTER_WIDTH * (len(t) + 1) * widest), "")
+    """The width with one decimal, as in every bar; "" where it has no room."""
+    text = f"{width:.1f}"
+    return text if width > CHARACTER_WIDTH * (len(text) + 1) * widest else ""
 
 
 def _draw_limit(axes: Axes, limit: str, unit_bytes: int) -> None:

@@ -47,7 +47,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from utils import Evidence, RankError, Span, accumulated_backward, check, cifar10, compare, computes
+from utils import Evidence, Span, accumulated_backward, check, cifar10, compare, computes
 from utils import draw_lanes, draw_losses, format_bytes, format_seconds, low_precision, measure
 from utils import recorded_table, resnet, run_ranks, run_torchrun, score, scoreboard
 from utils import sharded_loader, show, simulate, small_resnet, tf32, traffic
@@ -536,7 +536,7 @@ def back_step(back, labels, shape):
 def split_training(cut=4):
     torch.manual_seed(0)
     layers, first = small_resnet(), dist.get_rank() == 0
-    images, labels = data[:BATCH]
+    images, labels = (part.clone() for part in data[:BATCH])
     shape = (BATCH, *layers[:cut](images[:1]).shape[1:])
     mine = layers[:cut] if first else layers[cut:]
     optimizer = torch.optim.SGD(mine.parameters(), lr=0.03, momentum=0.9)
@@ -823,7 +823,7 @@ score("04", "small ResNet, 4 DDP ranks (one rank)", peak_bytes=max(r["peak_bytes
       step_seconds=max(r["step_seconds"] for r in best))  # fmt: skip
 for run in runs.values():
     score("04", run)
-scoreboard()
+scoreboard("04")
 
 # %% [markdown]
 # ## Break it, diagnose it

@@ -624,17 +624,17 @@ large_runs = []
 for way in ("none", "every 2nd", "selective", "every block"):
     run = simulate(lambda: build(way, large, dropout=0), large_step, device="A100 40GB", name=way)
     large_runs.append(run)
-    print(f"{way:<12} {format_bytes(run.peak_bytes):>10}, of which logits {format_bytes(run.breakdown['logits and loss'])}; {run.notes[0]}")
+    print(f"{way:<12} {format_bytes(run.peak_bytes):>10} in {run.peak_phase}; {run.notes[0]}")
 room = simulated_device("A100 40GB").usable_bytes  # less its context
 assert large_runs[0].peak_bytes > room, "without checkpoints it should not fit: is it smaller now?"
 assert large_runs[-1].peak_bytes < room, "every block checkpointed, it fits: lower the batch"
 compare(large_runs, title="1.3 billion parameters, 4 x 2,048 tokens")
 
 # %% [markdown]
-# **Read it.** Activations differ most. *Cast weights* are autocast's bf16 copies of the matrices (lesson 02). The
-# logits' part is not the same four times: without checkpoints the peak is a moment later, when three fp32 tensors of
-# the logits' size are there. With them cast weights go as forward ends, so the peak comes before: two of them and
-# the bf16 logits.
+# **Read it.** Activations differ most. *Cast weights* are autocast's bf16 copies of the matrices (lesson 02). What the
+# logits take differs, too, because the bars show two moments. Without checkpoints backward needs the cast weights,
+# and the peak comes when the loss's own backward makes a third fp32 tensor of the logits' size. With checkpoints cast
+# weights go as forward ends; so the peak comes before that, with two of them and the bf16 logits.
 #
 # A simulation has no time. Its arithmetic can be counted, though not in the same run: a counter keeps tensors
 # alive that checkpointing drops. Operations are a line in depth, so two and four layers say it all.
@@ -719,7 +719,7 @@ for way in ("none", "every block"):
     score("05", f"nine blocks, {way}", peak_bytes=run.peak_bytes, step_seconds=run.median_step_seconds)
 for run in large_runs:
     score("05", f"1.3B on an A100 40GB, {run.name}", peak_bytes=run.peak_bytes, evidence=run.evidence)
-scoreboard()
+scoreboard("05")
 
 # %% [markdown]
 # ## Break it, diagnose it

@@ -46,7 +46,7 @@ import torch
 from torch import nn
 
 from utils import GB, Evidence, Transformer, TransformerConfig, compare, draw_breakdown, draw_budget_map
-from utils import draw_losses, explore, format_bytes, llama_config, load_base, measure, model_shape, predicted
+from utils import explore, format_bytes, llama_config, load_base, measure, model_shape, predicted
 from utils import recorded_table, run_ranks, score, scoreboard, show, simulate, sweep, text_batches, text_tokens
 from utils.catalog import device as gpu
 from utils.data import docstring_pairs
@@ -825,7 +825,7 @@ score("06", f"Llama-2-7B, {mapped[-1]}, 4,096 tokens", evidence=Evidence.SIMULAT
 for run in measured:
     score("06", f"small Llama, {run.name}", peak_bytes=run.peak_bytes,
           step_seconds=run.median_step_seconds)  # fmt: skip
-scoreboard()
+scoreboard("06")
 
 # %% [markdown]
 # ## Break it, diagnose it

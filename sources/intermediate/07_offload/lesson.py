@@ -440,7 +440,7 @@ pd.DataFrame(rows).style.format(precision=2, thousands=",").set_caption("predict
 # %%
 for run in runs.values():
     score("07", f"7B, {run.name}", peak_bytes=run.peak_bytes, evidence=run.evidence)
-scoreboard()
+scoreboard("07")
 
 # %% [markdown]
 # ## Break it, diagnose it

@@ -772,7 +772,7 @@ for name in names:
 for ranks in (4, 64):
     run = steps["FSDP2"][ranks]
     score("09", f"1.3B, FSDP2 on {ranks} ranks", peak_bytes=run.peak_bytes, evidence=run.evidence)
-scoreboard()
+scoreboard("09")
 
 # %% [markdown]
 # ## Recap
