@@ -522,6 +522,7 @@ def front_step(front, images, shape):
         hidden.backward(gradient)
 
 
+# %%
 def back_step(back, labels, shape):
     hidden = torch.empty(shape, requires_grad=True)
     dist.recv(hidden.detach(), 0)
@@ -815,7 +816,6 @@ for experiment, where in [("resnet50", {"image_size": 224}), ("gloo_ranks", {})]
 # | DDP | the model fits one device, and you want speed | $4P$ bytes of payload a step, bucket copies | a model that does not fit |
 # | accumulation with `no_sync` | the batch does not fit, or the link is slow | time: parts run one after another | states |
 # | cutting the model | one device cannot hold it | idle devices, until pipelined | speed |
-# | SyncBatchNorm | shares are so small that batch norm suffers (GPUs only) | two collectives per layer | group or layer norm: not needed |
 
 # %%
 best = ways["four ranks, DDP"]
@@ -863,11 +863,9 @@ assert largest_difference(undivided, one["losses"]) > 0.01, "a gradient four tim
 #
 # <details><summary>Answer</summary>
 #
-# Take the step apart. Time the loader alone; if it is as slow as the step, feed it better. Time a step
-# inside <code>no_sync</code>: what the full step takes longer is communication that backward does not
-# hide. Compare it with ring bytes divided by the link's speed; look in the profiler whether buckets
-# overlap. Compare ranks: a slow one holds all others up. Last, ask whether the share of a rank is too
-# small to keep a GPU busy; then a larger batch per rank helps.
+# Take the step apart. Time the loader alone. Time a step inside <code>no_sync</code>: what the full step takes
+# longer is communication that backward does not hide; compare it with ring bytes divided by the link's speed. Compare
+# ranks: a slow one holds all others up. Last, ask whether a rank's share is too small to keep a GPU busy.
 #
 # </details>
 #

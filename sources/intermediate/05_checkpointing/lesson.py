@@ -12,8 +12,8 @@
 # {{badges}}
 #
 # **Promise.** You make a training step forget its activations and compute them again, with the same
-# losses and gradients to the last bit. You measure six ways to choose what is forgotten, and a model of
-# 1.3 billion parameters, simulated, fits a card of 40 GB that it overflowed before.
+# losses and gradients to the last bit. You measure six ways to choose what is forgotten. A model of 1.3 billion
+# parameters, simulated, fits a card of 40 GB that it overflowed.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -821,9 +821,8 @@ show(figure, alt="Measured peak against counted operations: the compiler's budge
 #
 # ### Where next
 #
-# Do the [lab](../../labs/intermediate/05_checkpointing.ipynb), in a copy: `make my-labs` makes one. When you
-# are done, compare with the [solution](../../solutions/intermediate/05_checkpointing.ipynb). How far the
-# simulated numbers hold is the subject of [notebook 05a](05a_trusting_simulation.ipynb).
+# Do the [lab](../../labs/intermediate/05_checkpointing.ipynb), in a copy: `make my-labs`. Then compare with the
+# [solution](../../solutions/intermediate/05_checkpointing.ipynb). Next: [notebook 05a](05a_trusting_simulation.ipynb).
 #
 # **References.** Chen and others, *Training Deep Nets with Sublinear Memory Cost*,
 # [arXiv:1604.06174](https://arxiv.org/abs/1604.06174). Korthikanti and others, *Reducing Activation

@@ -182,7 +182,6 @@ def trained(model):
 
 windows = text_batches(text_tokens(20 * 4 * 32 + 1), batch=4, sequence=32)
 short = [{"input_ids": tokens, "labels": tokens} for tokens, _ in windows]
-# On the CPU everywhere: on a GPU two runs of one attention backward may differ in the last digit.
 by_hand, by_peft = (fit(m, torch.optim.AdamW(trained(m), lr=1e-3), short) for m in (mine, theirs))
 largest = max(abs(a / b - 1) for a, b in zip(by_hand, by_peft, strict=True))
 print(f"{len(by_hand)} steps, largest relative difference {largest:.1e}")
@@ -517,8 +516,7 @@ for name, (wrapper, log) in logs.items():
 
 # %%
 if len(logs) == 2:
-    with_and_without = zip(*(logged(log, "loss") for _, log in logs.values()), strict=True)
-    apart = max(abs(a - b) for a, b in with_and_without)
+    apart = max(abs(a - b) for a, b in zip(*(logged(log, "loss") for _, log in logs.values()), strict=True))
     print(f"largest difference of the logged losses: {apart:.0e} nats")
     assert apart < 1e-3, "DeepSpeed trains another model: same seed, batches and precision?"
 if logs:
@@ -737,7 +735,6 @@ ready = extrapolate(scripted, lambda m, o: finetune_step(m, o, 4, 1024), layers=
                     from_layers=(2, 3, 4), device="L4", name="finetune.py")  # fmt: skip
 show(draw_breakdown([ready], title="The script at 7B: four texts of 1,024 tokens", limit="24GB", unit="GB"),
      alt=f"A bar of the script's simulated peak by category, {ready.peak_bytes / GB:.1f} GB, beside 24 GB.")  # fmt: skip
-print(ready.notes[0])
 
 # %% [markdown]
 # **Read it.** The script has room on the smallest card of 24 GB. No card has confirmed it yet: the figure is

@@ -165,13 +165,14 @@ def reduce_scatter(block):
     block.free()
 
 
+# %%
 def by_hand(sharded):
     torch.manual_seed(0)
     tower = nn.Sequential(*[nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(6)])
-    blocks = [Zero3(block) for block in tower] if sharded else []
-    optimizer = torch.optim.AdamW([block.part for block in blocks] or tower.parameters(), lr=1e-3)
-    rank, ranks, losses = dist.get_rank(), dist.get_world_size(), []
-    x, y = torch.randn(2, 16, 64).chunk(ranks, dim=1)[rank]
+    trained = [Zero3(block).part for block in tower] if sharded else tower.parameters()
+    optimizer = torch.optim.AdamW(trained, lr=1e-3)
+    x, y = torch.randn(2, 16, 64).chunk(dist.get_world_size(), dim=1)[dist.get_rank()]
+    losses = []
     for _ in range(5):
         with traffic() as sent:
             loss = F.mse_loss(tower(x), y)
@@ -179,8 +180,8 @@ def by_hand(sharded):
             loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    kept = sum(row.bytes for row in held(optimizer=optimizer, model=tower))
-    return losses, kept, [(row.collective, row.calls, row.payload_bytes) for row in sent.rows]
+    kept_bytes = sum(row.bytes for row in held(optimizer=optimizer, model=tower))
+    return losses, kept_bytes, [(row.collective, row.calls, row.payload_bytes) for row in sent.rows]
 
 
 # %%
@@ -449,8 +450,6 @@ zeros = {name: runs[name][0] for name in names if name.startswith("ZeRO")} or {"
 show(draw_over_time(zeros, "gradients", per=P, title="When gradients are there (one rank of four)"),
      alt="Gradients through one step, a panel for each ZeRO stage: they climb to two bytes per parameter in ZeRO-1's "
      "backward and stay low in those of ZeRO-2 and 3; all rise at the step by fp32 copies.")  # fmt: skip
-
-# %%
 for name in names[1:-1]:
     print(f"{name}, optimizer begins: {items(runs[name], 'begins')['gradients', FP]:,} bytes of fp32 gradients")
     fp32_gradients = items(runs[name], "begins")["gradients", FP]
