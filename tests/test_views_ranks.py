@@ -45,7 +45,7 @@ def test_one_category_on_one_scale():
     one, two = figure.axes
     assert one.get_ylim() == two.get_ylim() and one.get_ylim()[1] == pytest.approx(115)
     assert one.get_ylabel() == "gradients (bytes per parameter)"
-    assert one.get_title() == "one" and "backward" in texts(figure)
+    assert one.get_title(loc="left") == "one" and "backward" in texts(figure)
 
 
 def test_no_such_category():

@@ -44,7 +44,7 @@ def draw_over_time(
         panels = figure.subplots(1, len(runs), squeeze=False, sharey=True)[0]
         for axes, (name, run) in zip(panels, runs.items(), strict=True):
             _draw_panel(axes, run, curves[name] / unit_bytes, kind)
-            axes.set_title(name, fontsize=12)
+            axes.set_title(name, fontsize=12)  # on the left, as every title of the course
             axes.set_ylim(0, 1.15 * highest / unit_bytes)
         panels[0].set_ylabel(f"{category} ({unit})")
         figure.supxlabel("")

@@ -176,14 +176,21 @@ def build(way, config=small, device="cpu", dropout=0.1):
 
 # %% [markdown]
 # *Selective* is a list of operations whose results are kept. `checkpoint_blocks(..., keep=EXPENSIVE)` gives
-# it to PyTorch. In plain PyTorch it takes two lines:
+# it to PyTorch. In plain PyTorch it is a policy, asked at every operation:
 
 # %%
-from torch.utils.checkpoint import create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-print("kept:", ", ".join(operation.name().removeprefix("aten::") for operation in EXPENSIVE))
-contexts = partial(create_selective_checkpoint_contexts, list(EXPENSIVE))
-out = checkpoint(block, batch, use_reentrant=False, context_fn=contexts)
+
+def policy(context, operation, *args, **kwargs):
+    asked.append(operation in EXPENSIVE)
+    return CheckpointPolicy.MUST_SAVE if asked[-1] else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+asked, one_layer = [], Transformer(replace(small, layers=1))
+contexts = partial(create_selective_checkpoint_contexts, policy)
+checkpoint(one_layer, torch.zeros(1, 128, dtype=torch.long), use_reentrant=False, context_fn=contexts).sum().backward()
+print(f"one layer, forward and backward: {len(asked)} operations passed the policy, {sum(asked)} of them products or attention")
 
 # %% [markdown]
 # **Predict.** A block costs one part forward and two backward. Running it again adds one part to three:
@@ -271,11 +278,10 @@ show(figure, alt="The same peaks against counted extra operations: none and both
 # products only: 0.0% means that no product is repeated. *Every block* counts less than 33%: the head is not
 # recomputed, and recomputation stops before a block's last product, whose result nobody needs.
 #
-# The clock judges otherwise, and its spread over the rounds is wide. *Selective* is among the slowest here, though it
-# repeats no product. That is a price of **dispatch**: every operation, in forward and again in backward, goes
-# through a Python function that decides whether to keep its result. This model's operations are so short that the
-# function takes longer than they do. With large kernels it drowns: on an A100 another form of selective recomputation, for a 22B model,
-# took 7% more time (published, section 8).
+# The clock's spread over the rounds is wider than most differences: on a busy machine it ranks nothing. What is known of
+# *selective* is a price that no count of products shows, **dispatch**: each of the operations above, in forward and again in
+# backward, goes through a Python function, which in so small a model may take longer than the operation. With
+# large kernels it drowns: on A100s another form of selective recomputation took 7% more time (published, section 8).
 #
 # ### The timeline
 #
