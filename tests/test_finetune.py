@@ -17,6 +17,8 @@ from utils.techniques import LoraLinear, adam_state_bytes, optimizer_bytes
 from utils.techniques.lora import add_lora
 from utils.techniques.quantization import quantize_linears
 
+pytestmark = pytest.mark.deepspeed  # peft imports it where it is installed
+
 TINY = LlamaConfig(
     vocab_size=128, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
     num_attention_heads=4, use_cache=False,

@@ -37,9 +37,7 @@ def fetch(root: Path, dataset: type[CIFAR10]) -> None:
     download(dataset.url, root / dataset.filename, dataset.tgz_md5)
 
 
-def load(
-    root: Path, split: str, dataset: type[CIFAR10]
-) -> tuple[Tensor, Tensor, list[str]]:
+def load(root: Path, split: str, dataset: type[CIFAR10]) -> tuple[Tensor, Tensor, list[str]]:
     """Images (N, 3, 32, 32) uint8, labels (N,) int64 and class names, unpacking if need be.
 
     Raises:

@@ -62,13 +62,15 @@ def _largest(stage: int, count: int, ranks: int, bucket: int) -> Case:
     backward, begins = _moments(count, stage, ranks, bucket)
     says = f"stage {stage}, {count:,} parameters on {ranks} rank(s), a bucket of {bucket:,}"
     lasting = 2 * bucket if stage == 3 else 0
-    wrong = {
-        _states(count, stage, ranks): "That is the textbook's. It leaves out the fp32 copy of the gradients, and the bucket.",
-        min(backward, begins): "That is the other moment. Compute both, and return the larger.",
-        backward + begins: "The two moments are not at once: take the larger, not the sum.",
-        begins - 4 * count / ranks: "When the optimizer begins, an fp32 copy of this rank's gradients is there as well.",
-        begins - 2 * count / ranks: "The fp32 copy stands beside the 16-bit gradients: 4 + 2 bytes of each.",
-    } | ({begins - lasting: "Stage 3 keeps its bucket for good, also at the step."} if lasting else {})  # fmt: skip
+    mistakes = [
+        (_states(count, stage, ranks), "That is the textbook's. It leaves out the fp32 copy of the gradients, and the bucket."),
+        (min(backward, begins), "That is the other moment. Compute both, and return the larger."),
+        (backward + begins, "The two moments are not at once: take the larger, not the sum."),
+        (begins - 4 * count / ranks, "When the optimizer begins, an fp32 copy of this rank's gradients is there as well."),
+        (begins - 2 * count / ranks, "The fp32 copy stands beside the 16-bit gradients: 4 + 2 bytes of each."),
+        (begins - lasting, "Stage 3 keeps its bucket for good, also at the step."),
+    ]  # fmt: skip
+    wrong = {value: text for value, text in reversed(mistakes)}  # of equal values the first's text
     right = max(backward, begins)
     return Case(
         (count, stage, ranks, bucket), right, says, {k: v for k, v in wrong.items() if k != right}
