@@ -70,7 +70,7 @@ def _largest(stage: int, count: int, ranks: int, bucket: int) -> Case:
         (begins - 2 * count / ranks, "The fp32 copy stands beside the 16-bit gradients: 4 + 2 bytes of each."),
         (begins - lasting, "Stage 3 keeps its bucket for good, also at the step."),
     ]  # fmt: skip
-    wrong = {value: text for value, text in reversed(mistakes)}  # of equal values the first's text
+    wrong = dict(reversed(mistakes))  # of equal values the first's text
     right = max(backward, begins)
     return Case(
         (count, stage, ranks, bucket), right, says, {k: v for k, v in wrong.items() if k != right}

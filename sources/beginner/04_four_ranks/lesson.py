@@ -643,8 +643,8 @@ print(source("nvidia_resnet50").partition(",")[0])
 # %% [markdown]
 # **Read it.** Over NVLink the link takes less than a percent, even unhidden. The published speed-up of eight is lower: so
 # the rest is lost elsewhere, in loading, in ranks that wait for each other, in launching. That is what you look for,
-# below. (Ranks that share a laptop's cores take turns: their times say nothing about DDP. What such a machine *can* show
-# exactly is bytes, memory and losses.) Far out, ResNet-50 kept about 90% efficiency from 8 to 256 GPUs
+# below. (Ranks that share a laptop's cores take turns: their times say nothing about DDP; bytes, memory
+# and losses are exact.) Far out, ResNet-50 kept about 90% efficiency from 8 to 256 GPUs
 # ([Goyal and others 2017](https://arxiv.org/abs/1706.02677), abstract).
 #
 # ### Why is it slow?
@@ -828,7 +828,7 @@ scoreboard("04")
 # %% [markdown]
 # ## Break it, diagnose it
 #
-# A classic mistake: a hand-written DDP that forgets to divide.
+# A hand-written DDP that forgets to divide.
 
 # %%
 def sum_gradients(model):

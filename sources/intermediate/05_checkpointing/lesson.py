@@ -42,7 +42,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
 from utils import Transformer, TransformerConfig, UNet, check, compare, draw_timeline, draw_tradeoff
@@ -179,9 +179,6 @@ def build(way, config=small, device="cpu", dropout=0.1):
 # it to PyTorch. In plain PyTorch it is a policy, asked at every operation:
 
 # %%
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-
-
 def policy(context, operation, *args, **kwargs):
     asked.append(operation in EXPENSIVE)
     return CheckpointPolicy.MUST_SAVE if asked[-1] else CheckpointPolicy.PREFER_RECOMPUTE
@@ -407,7 +404,7 @@ for name, network in networks.items():
 #
 # ## 4. Layers that are too small
 #
-# The usual mistake: wrap every layer. A checkpoint keeps its input, and it pays only if the layer would
+# The usual mistake: every layer. A checkpoint keeps its input, and it pays only if the layer would
 # keep *more*. A linear layer keeps just its input. A ReLU keeps its result, which is the next
 # layer's input anyway. Checkpoint each of them by itself:
 
@@ -717,7 +714,7 @@ for row in table("llm_foundry"):
 # | chunked loss | the vocabulary is large | one product with the head | small vocabularies |
 # | the compiler's budget | you compile anyway | compile time | code that breaks the graph |
 #
-# Measure first. If states fill the card, this lesson cannot help: the next ones can.
+# If states fill the card, this lesson cannot help: the next ones can.
 
 # %%
 for way in ("none", "every block"):
@@ -753,7 +750,7 @@ compare(frozen, title="Eight of nine blocks frozen")
 # %% [markdown]
 # **Diagnose it.** Autograd keeps activations only where a gradient will pass. Below the lowest trained
 # parameter none does, so eight blocks keep nothing, checkpointed or not, and the ninth is the last. (With adapters in
-# *every* block, lesson 06, gradients pass through all of them, and checkpointing pays again.)
+# *every* block, lesson 06, checkpointing pays again.)
 #
 # ## Optional: let the compiler choose
 #

@@ -604,7 +604,7 @@ if four_bits:
         lambda model, optimizer: finetune_step(model, optimizer, 8, PIECE),
         layers=shape.layers, from_layers=(2, 3, 4), device="RTX 4090")  # fmt: skip
     print(f"with 8-bit AdamW: {(at_bet.peak_bytes - in_8_bits.peak_bytes) / GB:.3f} GB less ({at_bet.evidence})")
-print({name: f"shows {gpu(name).memory_bytes / GB:.1f} GB" for name in ("RTX 4090", "A10", "L4")})
+print("cards show:", ", ".join(f"{name} {gpu(name).memory_bytes / GB:.1f} GB" for name in ("RTX 4090", "A10", "L4")))
 
 # %% [markdown]
 # **Read it.** Packing saves the same 9.6 GB in every cell, because it shrinks the weights. Checkpointing
@@ -695,8 +695,8 @@ pd.DataFrame(rows).T.fillna(0).style.format("{:.2f}").set_caption("GB at the pea
 
 # %% [markdown]
 # **Read it.** Most of the difference is one choice. Adapters in fp32, as `peft` trains them, convert their input and
-# keep the fp32 copy: 4 bytes for each number, in two layers of every block. The rest is where the loss is computed:
-# transformers turns its logits into fp32 as well. Neither figure is wrong; they are two programs.
+# keep the fp32 copy: 4 bytes for each number, in two layers of every block. The rest lies around the loss, which
+# transformers computes from fp32 logits. Neither figure is wrong; they are two programs.
 #
 # ### The script, for a real card
 #
@@ -835,7 +835,7 @@ def bytes_by_dtype(model):
     sizes = {}
     for parameter in model.parameters():
         sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.nbytes
-    return {str(dtype): format_bytes(size) for dtype, size in sizes.items()}
+    return ", ".join(f"{dtype} {format_bytes(size)}" for dtype, size in sizes.items())
 
 
 def step_peak(model):
