@@ -262,13 +262,13 @@ for way, run in runs.items():
 print(f"your bet: {my_bet_percent}%, counted: {extra_percent('every block'):.1f}%")
 
 # %%
-show(draw_tradeoff(list(runs.values()), title="Peak against time"),
-     alt="Measured peak memory against the median step for six ways of checkpointing: none is highest, every "
-     "block lowest.")  # fmt: skip
 figure = draw_tradeoff(list(runs.values()), [extra_percent(way) for way in WAYS], title="Peak against operations",
                        cost_label="more operations than without checkpointing (%, counted)")  # fmt: skip
-show(figure, alt="The same peaks against counted extra operations: none and both selective ways stand at zero, "
+show(figure, alt="Measured peaks against counted extra operations: none and both selective ways stand at zero, "
      "every block is lowest, segments of 3 cost most.")  # fmt: skip
+show(draw_tradeoff(list(runs.values()), title="Peak against time, on this machine"),
+     alt="Measured peak memory against the median step for six ways of checkpointing: none is highest, every "
+     "block lowest.")  # fmt: skip
 
 # %% [markdown]
 # **Read it.** The dashed line leaves out a way if another needs no more memory and costs no more. The counter sees
