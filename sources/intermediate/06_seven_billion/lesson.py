@@ -302,7 +302,8 @@ print(f"Llama-2-7B: half a byte a weight is {P / 2 / GB:.1f} GB; packed, with em
 # <div class="alert alert-warning"><b>Trap.</b> bitsandbytes is not <i>quantization-aware training</i>. That
 # trains weights so that they survive rounding later. Here the packed weights never change: only
 # adapters learn, in fp32.</div>
-## ## 4. What do four bits cost?
+#
+# ## 4. What do four bits cost?
 #
 # First a base model. A small one learns Python's own sources, with a tokenizer made of the same text, and goes to a
 # folder as a real one comes from the Hub: configuration, weights, tokenizer.
@@ -410,8 +411,8 @@ table.style.format("{:.3f}").set_caption(f"held-out loss after one pass; before 
 
 # %% [markdown]
 # **Read it.** The means differ by much less than three seeds do. So no cost of four bits or of eight-bit moments shows
-# on this small model, and a cost below the spread could not. For large ones see QLoRA's paper, section 4: NF4 with double quantization matched
-# 16-bit fine-tuning on its benchmarks (published).
+# on this small model, and a cost below the spread could not. On large ones NF4 with double quantization matched
+# 16-bit fine-tuning (published: QLoRA, section 4).
 #
 # ### Eight-bit moments, counted
 #
@@ -434,7 +435,7 @@ print(f"8 instead of 32 bits for every weight of 7B: {(8 - 2) * P / GB:.0f} GB l
 # ## 5. The whole run
 #
 # Now all parts in one `Trainer`, as at work: NF4 with double quantization, `peft`, checkpointing, and
-# DeepSpeed's ZeRO-2 with the optimizer offloaded; tokenized data, masked prompts, evaluation, saving. Four
+# DeepSpeed's ZeRO-2 with the optimizer offloaded; tokenized data, masked prompts, evaluation, saving. Five
 # functions; section 7 prints them as a script for the real 7B.
 
 # %%
@@ -666,7 +667,8 @@ recorded_table("llama7b_adapters", columns=["method", "sequence_length", "micro_
 # no one needed, and litgpt unpacked through fp16. The row "2023" has both, the row "today" has neither, and
 # needs much less. The "2023" row comes out some 6% low, and that is not explained (lesson 05a): leave a margin
 # of 10% on four-bit peaks until a GPU row is recorded.
-## ### The same run in lesson 05a
+#
+# ### The same run in lesson 05a
 #
 # Lesson 05a simulated LoRA on Llama-2-7B, one text of 2,048 tokens, and found 21.6 GiB, which is 23.2 GB. The map says
 # 25.1 GB. The cell goes from one to the other, one change at a time.
@@ -813,7 +815,7 @@ assert at_7b.peak_bytes < 1.03 * 2 * P, "merge layer by layer, or two copies of 
 # | NF4 weights | weights, to a quarter | unpacking in every matmul, some accuracy | activations |
 # | checkpointing | activations | a second forward | weights |
 # | 8-bit or paged AdamW | optimizer state | a little accuracy; transfers when paged | adapters: it is small already |
-# | optimizer offload | optimizer state | transfers | adapters |
+# | optimizer offload (lesson 07) | optimizer state, gradients | transfers | adapters |
 # | shorter texts, smaller micro-batch | activations, logits | tokens per step | weights |
 
 # %%
@@ -866,7 +868,7 @@ else:
 # %% [markdown]
 # ## Recap
 #
-# - 16 bytes per parameter make a full fine-tune of Llama-2-7B impossible on 24 GB.
+# - 16 bytes per parameter keep a full fine-tune of Llama-2-7B off a card of 24 GB, unless most of them leave it (lesson 07).
 # - LoRA removes gradients and moments; NF4 removes three quarters of the weights; checkpointing removes
 #   most activations. Each touches another category.
 # - What packing costs: measure it on held-out text, with seeds, before you say it is nothing.
