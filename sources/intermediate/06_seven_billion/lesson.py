@@ -36,7 +36,7 @@ here = setup("intermediate/06")
 import contextlib
 import inspect
 import io
-import subprocess
+import os
 import tempfile
 import warnings
 from pathlib import Path
@@ -79,7 +79,7 @@ if four_bits is None:
 zero_problem = deepspeed_problem()
 print(zero_problem or f"DeepSpeed {load_deepspeed().__version__} is here.")
 if torch.cuda.is_available():
-    print(subprocess.getoutput("nvidia-smi"))
+    print(os.popen("nvidia-smi").read())
     if here.dtype is torch.float16:
         print("No bfloat16 on this GPU: PyTorch emulates it. Believe the bytes here, not the times. The",
               "map of section 7 assumes flash attention, which this GPU lacks too.")  # fmt: skip
@@ -488,6 +488,7 @@ def finetune(base, pairs, output, longest, deepspeed=None, **settings):
 
 # %%
 def on_rank(deepspeed):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on the CPU of every machine, as use_cpu says below
     warnings.simplefilter("ignore")
     transformers_logging.disable_progress_bar()
     if deepspeed:
