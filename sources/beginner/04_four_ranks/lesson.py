@@ -871,7 +871,7 @@ assert largest_difference(undivided, one["losses"]) > 0.01, "a gradient four tim
 #
 # ### Where next
 #
-# Do the [lab](../../labs/beginner/04_four_ranks.ipynb), in a copy: `make my-labs` makes one. Then compare
+# Do the [lab](../../labs/beginner/04_four_ranks.ipynb), in a copy: `make my-labs`. Then compare
 # with the [solution](../../solutions/beginner/04_four_ranks.ipynb).
 #
 # **References.** Li and others 2020, *PyTorch Distributed: Experiences on Accelerating Data Parallel
