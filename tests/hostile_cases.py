@@ -129,7 +129,8 @@ VALUES = {
     "05.last_block": "no",
     "05.tiny_layers": 16,
     "05.best_segment": 2,
-    "06.offloaded_gigabytes": 0.16,
+    "07.offloaded_gigabytes": 0.16,
+    "07.without_offload": 0,
     "09.stage_2_on_8": 3.75,
     "09.one_gpu": 0,
     "09.reduced_times": 8,
@@ -181,7 +182,7 @@ NUMERIC = {
     "04": ["sent_bytes", "make_buckets"],
     "05": ["predicted_bytes", "best_set"],
     "06": ["lora_states"],
-    "09": ["staircase", "sent_bytes", "smallest_stage"],
+    "09": ["largest_moment", "sent_bytes", "cheapest_plan"],
     "15": ["token_budget"],
 }  # functions that return numbers, or tuples, lists and dicts of them
 _SOURCES = {
@@ -190,23 +191,18 @@ _SOURCES = {
     "05": "intermediate/05_checkpointing", "06": "intermediate/06_seven_billion",
     "09": "intermediate/09_sharding", "15": "advanced/15_design_studio",
 }  # fmt: skip
-_CALLED = {"09.staircase": "state_bytes"}  # solutions that are called otherwise than their checks
 
 
 def solution(number: str, name: str) -> Callable[..., Any]:
     """A lab's own solution of an exercise."""
-    wanted = _CALLED.get(f"{number}.{name}", name)
     names = {"torch": torch, "F": F, "nn": nn, "math": math, "measure": measure}
     ends = ("\n\n\nfound = ", "\n\n\ncalls = ")
     if number == "05":
         from utils.techniques import activation_peak, recompute_flops
 
         names |= {"activation_peak": activation_peak, "recompute_flops": recompute_flops}
-    if (number, name) == ("09", "smallest_stage"):
-        names["state_bytes"] = solution("09", "staircase")
-    return definitions(solved_lab(_SOURCES[number]), *ends, starts=(f"def {wanted}(",), **names)[
-        wanted
-    ]
+    source = solved_lab(_SOURCES[number])
+    return definitions(source, *ends, starts=(f"def {name}(",), **names)[name]
 
 
 def in_numpy(value: Any) -> Any:
