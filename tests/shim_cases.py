@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import importlib
@@ -92,6 +93,11 @@ def _faked() -> None:
         torch.ones(2) + 1
 
 
+def _faked_device() -> None:
+    with FakeTensorMode():
+        assert torch.ones(2).device.type == "cpu"
+
+
 def _backward() -> None:
     torch.ones(2, requires_grad=True).sum().backward()
 
@@ -140,6 +146,10 @@ EXERCISES: dict[str, Callable[[], Any]] = {
     "ShardingPropagator._propagate_tensor_meta_non_cached": _new_shape,
     "ColwiseParallel._apply": _tensor_parallel,
     "FakeTensorMode.avoid_device_init": _faked,
+    "autocast.__init__": lambda: torch.autocast("cpu"),
+    "FakeTensor.device": _faked_device,
+    "Tensor.__format__": lambda: f"{torch.ones(()):.1f}",
+    "Tensor.__deepcopy__": lambda: copy.deepcopy(torch.ones(2)),
     "_engine_run_backward": _backward,
     "backward": _backward,
     "DeviceMesh.__init__": _on_mesh(lambda mesh: mesh),

@@ -134,9 +134,9 @@ def test_a_simulation_says_it_before_it_begins(monkeypatch):
 
 
 def test_a_simulation_without_the_cache_needs_none_of_its_names(monkeypatch):
-    monkeypatch.delattr(torch._C, "_set_throw_on_mutable_data_ptr")
+    monkeypatch.delattr(torch._C, "_set_warn_deprecated_on_mutable_data_ptr")
     small = lambda: (nn.Linear(4, 4), None), lambda model, _: model(torch.ones(1, 4))
-    with pytest.raises(MovedError, match="_set_throw_on_mutable_data_ptr of torch._C"):
+    with pytest.raises(MovedError, match="_set_warn_deprecated_on_mutable_data_ptr of torch._C"):
         simulate(*small)
     assert simulate(*small, reuse_results=False).peak_bytes > 0
 

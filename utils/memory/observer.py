@@ -16,11 +16,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from utils.memory.elsewhere import KeepsElsewhere
 from utils.memory.events import Category, KnownStorage, Mark, ModuleSpan, Phase
-from utils.memory.holdings import is_sharded
-from utils.memory.hookable import hookable
+from utils.memory.holdings import is_sharded, tensors_of
 from utils.memory.source import EventSource
+from utils.memory.watched import Watched
 from utils.shims.fsdp import noted_buffers
 from utils.shims.torch_ import inside_backward, noted_backward, sparse_parts
 
@@ -61,24 +60,19 @@ def note_storages(category: Category, tensors: Iterable[Any]) -> None:
 
 
 class StepObserver:
-    """Watches a model and its optimizer while it is open (`with StepObserver(...) as seen`).
+    """Watches models and their optimizers while it is open (`with StepObserver(...) as seen`).
 
     `marks`, `spans` and `known` fill up as the step runs, on the clock of the source of events.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-        source: EventSource,
-    ) -> None:
+    def __init__(self, watched: Watched, source: EventSource) -> None:
         self.marks: list[Mark] = []
         self.spans: list[ModuleSpan] = []
         self.known: list[KnownStorage] = []
-        self._model, self._optimizer = model, optimizer
+        self._watched = watched
         self._now_ns, self._address = source.now_ns, source.address
         self._phase, self._label = Phase.BEFORE_FORWARD, ""
-        self._device = next(model.parameters()).device
+        self._device = watched.parameters()[0].device
         self.backward_came = False  # through this model: a gradient reached it
         self._running: list[tuple[nn.Module, int, tuple[int, ...]]] = []
         self._cast: set[int] = set()
@@ -95,20 +89,20 @@ class StepObserver:
         return self
 
     def _hook_up(self) -> None:
-        self._paths = dict(hookable(self._model))
-        own = list(self._model.parameters())
+        self._paths = self._watched.paths()
+        own = self._watched.parameters()
         self._shards = {id(p) for p in own} if any(map(is_sharded, own)) else set()
         for module in self._paths:
             self._handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
             hook = module.register_forward_hook(self._leave, always_call=True)
             self._handles.append(hook)
-        for parameter in self._model.parameters():
+        for parameter in own:
             if parameter.requires_grad and parameter.is_leaf:
                 hook = parameter.register_post_accumulate_grad_hook(self._gradient_ready)
                 self._handles.append(hook)
-        if self._optimizer is not None:
-            self._handles.append(self._optimizer.register_step_pre_hook(self._step_begins))
-            self._handles.append(self._optimizer.register_step_post_hook(self._step_ends))
+        for optimizer in self._watched.optimizers:
+            self._handles.append(optimizer.register_step_pre_hook(self._step_begins))
+            self._handles.append(optimizer.register_step_post_hook(self._step_ends))
         self._patches.enter_context(noted_backward(self._backward_called))
         if self._shards:
             note = functools.partial(self.note, Category.COMMUNICATION)
@@ -131,13 +125,14 @@ class StepObserver:
 
     def note_states(self) -> None:
         """Note where parameters, buffers, gradients and optimizer state are now."""
-        self.note(Category.PARAMETERS, self._model.parameters())
-        self.note(Category.BUFFERS, self._model.buffers())
+        self.note(Category.PARAMETERS, self._watched.parameters())
+        self.note(Category.BUFFERS, self._watched.buffers())
         self._note_gradients()
         self._note_optimizer_state()
-        if isinstance(self._model, KeepsElsewhere):
-            for category, tensors in self._model.kept_elsewhere().items():
-                self.note(category, tensors)
+        for category, tensors in self._watched.kept_elsewhere():
+            self.note(category, tensors)
+        for name, holder in self._watched.keep.items():
+            self.note(Category.KEPT, tensors_of(name, holder))
 
     def running_path(self) -> str:
         """The path of the innermost module whose forward is running."""
@@ -167,18 +162,14 @@ class StepObserver:
                         self.known.append(KnownStorage(now_ns, address, size, category))
 
     def _note_gradients(self) -> None:
-        own = [*self._model.parameters(), *self._masters()]
+        copies, others = self._watched.stepped_elsewhere()
+        own = [*self._watched.parameters(), *copies, *others]
         self.note(Category.GRADIENTS, (p.grad for p in own if p.is_leaf))
 
     def _note_optimizer_state(self) -> None:
-        if self._optimizer is not None:
-            states = tree_leaves(list(self._optimizer.state.values()))
-            self.note(Category.OPTIMIZER_STATE, [*states, *self._masters()])
-
-    def _masters(self) -> list[torch.Tensor]:
-        """Finer copies of the parameters that the optimizer steps instead of the model's own."""
-        own = {id(p) for p in self._model.parameters()}
-        return [p for p in getattr(self._optimizer, "state", ()) if id(p) not in own]
+        copies, others = self._watched.stepped_elsewhere()
+        self.note(Category.OPTIMIZER_STATE, [*tree_leaves(self._watched.states()), *copies])
+        self.note(Category.KEPT, others)
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._running:

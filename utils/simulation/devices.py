@@ -21,11 +21,14 @@ class SimulatedDevice:
     """A device as the simulator sees it.
 
     `usable_bytes` is its memory less the context, None for a CPU, where nothing is cut off.
+    `total_bytes` and `capability` are what CUDA would report.
     `granularity_bytes`: its allocator rounds up to a multiple of it.
     """
 
     name: str
     usable_bytes: int | None
+    total_bytes: int
+    capability: tuple[int, int]
     granularity_bytes: int
     is_cuda: bool
     flash: bool
@@ -49,11 +52,15 @@ def simulated_device(name: str) -> SimulatedDevice:
         ValueError: the catalog has no such device; the message offers the nearest names.
     """
     if name.strip().lower() == "cpu":
-        return SimulatedDevice("a simulated CPU", None, 1, False, False, with_gloo(cpu_scratch))
+        return SimulatedDevice(
+            "a simulated CPU", None, 0, (0, 0), 1, False, False, with_gloo(cpu_scratch)
+        )
     card = catalog.device(name)
     return SimulatedDevice(
         name=f"a simulated {card.name}",
         usable_bytes=card.memory_bytes - CONTEXT_BYTES,
+        total_bytes=card.memory_bytes,
+        capability=card.capability,
         granularity_bytes=CUDA_BLOCK_BYTES,
         is_cuda=True,
         flash=tuple(card.capability) >= FLASH_CAPABILITY,

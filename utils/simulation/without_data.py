@@ -21,7 +21,7 @@ _LIBRARIES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 @contextlib.contextmanager
-def without_data(watcher: StorageWatcher) -> Iterator[None]:
+def without_data(watcher: StorageWatcher, is_cuda: bool) -> Iterator[None]:
     """Inside, modules convert and storages resize as they do with data. Undone at the end.
 
     Raises:
@@ -35,14 +35,16 @@ def without_data(watcher: StorageWatcher) -> Iterator[None]:
         torch_simulated.unread_initialization(),
         torch_simulated.apart_from_shapes(watcher.pausing),
         torch_simulated.device_asked_once(),
+        torch_simulated.copied_without_data(),
+        torch_simulated.formatted_by_value(),
         torch_simulated.errors_unlogged(),
-        _libraries(),
+        _libraries(is_cuda),
     ):
         yield
 
 
 @contextlib.contextmanager
-def _libraries() -> Iterator[None]:
+def _libraries(is_cuda: bool) -> Iterator[None]:
     """Inside, the libraries that are loaded run on tensors without data."""
     loaded = {name for name in _LIBRARIES if name in sys.modules}
     with contextlib.ExitStack() as stack:

@@ -1,0 +1,102 @@
+"""Where in the program something happened: file, line, and what stands there."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import shorten
+from types import FrameType
+from typing import Any
+
+import torch
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OWN = tuple(
+    str(Path(__file__).parents[1] / folder) + os.sep for folder in ("simulation", "memory", "shims")
+)
+_PYTHON = os.path.dirname(os.__file__) + os.sep
+_LIBRARIES = f"{os.sep}site-packages{os.sep}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """The deepest line that is not PyTorch's; `frame` is its frame, None where there is none.
+
+    `caller`: the deepest line of the program's own, where the first is a library's. `asked_in`:
+    the file, PyTorch's own included, that holds the innermost line.
+    """
+
+    file: str = ""
+    line: int = 0
+    frame: FrameType | None = None
+    caller: str = ""
+    asked_in: str = ""
+
+    @property
+    def text(self) -> str:
+        """What stands there."""
+        return linecache.getline(self.file, self.line).strip()
+
+    def is_named(self, name: str, tensor: Any) -> bool:
+        """Whether a name at that line, or "file.py:12", means this tensor."""
+        if name == f"{os.path.basename(self.file)}:{self.line}":
+            return True
+        local = self.frame.f_locals.get(name) if self.frame is not None else None
+        return local is tensor or bool(re.search(rf"\b{re.escape(name)}\b", self.text))
+
+    def __str__(self) -> str:
+        if not self.file:
+            return "the program"
+        shown = self.file.partition(_LIBRARIES)[2] or os.path.basename(self.file)
+        text = f" (`{shorten(self.text, 80)}`)" if self.text else ""
+        return f"{shown}, line {self.line}{text}{self.caller and f', called at {self.caller}'}"
+
+
+def asking() -> Place:
+    """Where the running program is now."""
+    frames: list[tuple[FrameType, int]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        frames.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    return _place(frames)
+
+
+def failed(error: BaseException) -> Place:
+    """Where an error comes from."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return _place(reversed(frames))
+
+
+def _place(frames: Iterable[tuple[FrameType, int]]) -> Place:
+    """From frames, the innermost first."""
+    others = list(_not_own(frames))
+    outside = [row for row in others if not _file(row).startswith(_TORCH)]
+    if not outside:
+        return Place(asked_in=_file(others[0]) if others else "")
+    (frame, line), caller = outside[0], ""
+    if _LIBRARIES in _file(outside[0]):
+        program = next((row for row in outside if _LIBRARIES not in _file(row)), None)
+        caller = f"{os.path.basename(_file(program))}, line {program[1]}" if program else ""
+    return Place(_file(outside[0]), line, frame, caller, _file(others[0]))
+
+
+def _not_own(frames: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, int]]:
+    """Without the simulator's own frames, and what PyTorch runs between it and the program."""
+    internal = (
+        *_OWN, "<frozen ", _TORCH + "_", _TORCH + "overrides.py", _TORCH + "utils" + os.sep + "_"
+    )  # fmt: skip
+    for row in frames:
+        is_python = _file(row).startswith(_PYTHON) and _LIBRARIES not in _file(row)
+        if not is_python and not _file(row).startswith(internal):
+            yield row
+
+
+def _file(row: tuple[FrameType, int]) -> str:
+    return row[0].f_code.co_filename
