@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -87,6 +88,15 @@ _TENSOR_DEVICE = Shim(
     TORCH, "torch._subclasses.fake_tensor:FakeTensor.device", "devices_answered",
     "tensors without data answer it themselves, past every function mode", patched=True,
 )  # fmt: skip
+_SCHEMA = Shim(
+    TORCH, "torch._ops:OpOverload._schema", "writes_arguments",
+    "an operator says nowhere else whether it writes to its arguments",
+)  # fmt: skip
+_RUN_COMPILED = Shim(
+    TORCH, "torch._dynamo.eval_frame:_callback_from_stance", "compiled_as_eager",
+    "compiled code passes dispatch modes by; PyTorch falls back to eager with many warnings",
+    patched=True,
+)  # fmt: skip
 _OPERATORS = Shim(
     TORCH, "torch._C:_dispatch_get_all_op_names", "autocast_operators",
     "which operators autocast changes stands in PyTorch's dispatcher alone",
@@ -99,7 +109,8 @@ SHIMS = (
     _APPLY, _RESIZE, _TRUNCATED, _SHAPES, _DEVICE_INIT, _BACKWARD, _DEEPCOPY, _FORMAT, _LOG, _MODES,
     _PYTHON_OFF, _FUNCTION_OFF, _LIBRARY, _EXCLUDE, _KEY_SET, _AUTOCAST,
     _TENSOR_DEVICE, _OPERATORS, _HAS_KERNEL,
-)  # fmt: skip
+)
+COMPILER_SHIMS = (_RUN_COMPILED,)  # its module takes seconds to load, and most need none of it  # fmt: skip
 
 # What the cache of results stands on; a simulation without it needs none of these.
 _KEYS = Shim(
@@ -248,6 +259,37 @@ def _of_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
     enabled = torch.is_autocast_enabled
     return asked
+
+
+def writes_arguments(func: Any) -> bool:
+    """Whether an operator changes one of its arguments."""
+    return func._schema.is_mutable
+
+
+@contextlib.contextmanager
+def compiled_as_eager(note: Callable[[], None]) -> Iterator[None]:
+    """Inside, what `torch.compile` has made runs as the Python that it was made from.
+
+    `note()` is called for each such run, and for each call of `torch.compile`.
+    """
+    compile_, loaded = torch.compile, "torch._dynamo.eval_frame" in sys.modules
+
+    @functools.wraps(compile_)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        note()
+        given = args[0] if args else kwargs.get("model")
+        return given if given is not None else lambda function: function
+
+    def no_callback(callback: Any) -> Any:
+        if callback is not None and callback is not False:
+            note()
+        return None if callback is None or callable(callback) else callback
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch, "compile", noted))
+        if loaded:
+            stack.enter_context(_RUN_COMPILED.replaced(no_callback))
+        yield
 
 
 def autocast_operators(key: str) -> frozenset[str]:

@@ -155,7 +155,7 @@ def _as_numbers(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor |
     """A boolean mask as numbers to add: 0 where attention may look, minus infinity elsewhere."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
-    return torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=dtype, device=mask.device))
+    return torch.where(mask, 0.0, mask.new_full((), -math.inf, dtype=dtype))
 
 
 def choose_optimizer_kernel(optimizer: torch.optim.Optimizer | None) -> None:

@@ -17,7 +17,14 @@ from utils.simulation.watcher import StorageWatcher
 _UNSUPPORTED = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 # Those that PyTorch raises without a class of their own, by words in them, and what to say.
 _NO_FORM = "There was no fake impl registered"
+_NO_GPU = (
+    "looks for a GPU in a way that a simulation cannot answer. Replace it by plain operations, such "
+    "as F.scaled_dot_product_attention with a mask for flex_attention, or run this step for real."
+)
 _WORDS: dict[str, str] = {
+    "hasPrimaryContext": _NO_GPU,
+    "Found no NVIDIA driver": _NO_GPU,
+    "not compiled with CUDA": _NO_GPU,
     "Please convert all Tensors to FakeTensors first": (
         "uses a tensor that was made before the simulation and holds real data. Make the inputs "
         "inside the step, and all else inside build()."

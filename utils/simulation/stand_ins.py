@@ -81,6 +81,10 @@ def _all_true(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         return tensor.new_empty(torch.broadcast_shapes(tensor.shape, args[1].shape).numel())
     if func is aten.index.Tensor:
         return func(tensor, _indices(args[1]))
+    if func.name().startswith("aten::_ctc_loss"):
+        steps, batch = tensor.shape[:2]
+        longest = args[1].shape[-1] if args[1].dim() > 1 else args[1].numel() // batch
+        return tensor.new_empty(batch), tensor.new_empty(batch, steps, 2 * longest + 1)
     if func.namespace == "torchvision" and "nms" in func.name():
         return tensor.new_empty(tensor.shape[0], dtype=torch.int64)
     if func.name().startswith("aten::_unique2"):

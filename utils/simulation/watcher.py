@@ -17,15 +17,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from utils.memory.events import AllocationEvent, Category
 from utils.memory.host import on_host
 from utils.memory.observer import note_storages, running_module
 from utils.memory.source import rounded
-from utils.shims.torch_ import storage_key
+from utils.shims.torch_ import storage_key, with_data
 from utils.shims.torch_simulated import python_dispatch_off, torch_function_off
 from utils.simulation.cuda_allocator import replayed
+from utils.simulation.known_values import KnownValues
 from utils.simulation.result_cache import ResultCache
 from utils.simulation.scratch import Scratch
 from utils.simulation.stand_ins import NEED_VALUES, StandIns, Values
@@ -41,6 +42,7 @@ _BUFFERS: dict[str, Callable[[Any, Any], Any]] = {
 }
 _DEVICE = torch.ops.prim.device.default
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
+_PACK = torch.ops.aten._pack_padded_sequence.default
 _RANGES = frozenset(
     {torch.ops.profiler._record_function_enter_new.default,
      torch.ops.profiler._record_function_exit._RecordFunction}
@@ -94,7 +96,7 @@ class StorageWatcher(TorchDispatchMode):
         self._placing: str | None = None
         self.is_working = False  # whether PyTorch works out a result
         self.remarks: dict[str, None] = {}  # what the result has to say, in order
-        self.stand_ins = StandIns(values, self.remark)
+        self.stand_ins, self._known = StandIns(values, self.remark), KnownValues()
         self._paused = False
         self.failed_in = ""
         self.collectives: list[Collective] = []
@@ -145,7 +147,9 @@ class StorageWatcher(TorchDispatchMode):
         to_host = self._has_host and self._goes_to_host(args, kwargs)
         for leaf in [out] if type(out) is FakeTensor else tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and not _is_meta(leaf):
-                self._note(leaf.untyped_storage(), to_host)
+                if leaf.layout is torch.strided:  # a sparse one is made of others, noted before
+                    self._note(leaf.untyped_storage(), to_host)
+        self._known.learn(func, args, kwargs, out)
         if func.namespace != "aten":
             self._communication(func, args, kwargs)
         if scratch_bytes and not to_host:
@@ -160,7 +164,7 @@ class StorageWatcher(TorchDispatchMode):
             out = func(*args, **kwargs)
             return out.clone() if func is _SLICED else out
         except NEED_VALUES:
-            out = self.stand_ins.results(func, args, kwargs)
+            out = self._asked(func, args, kwargs)
             if out is None:
                 self.failed_in = running_module()
                 raise
@@ -168,6 +172,28 @@ class StorageWatcher(TorchDispatchMode):
         except Exception:
             self.failed_in = running_module()
             raise
+
+    def _asked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What depends on values: of known ones, else of stand-ins; None if there are none."""
+        if self._known.all_known(args, kwargs):
+            real = self._known.worked_out(func, args, kwargs)
+            return tree_map_only(torch.Tensor, self._without_data, real)
+        if func is _PACK and self._known.knows(args[1]):
+            return self._packed(args[0], self._known.real(args[1]), args[2])
+        return self.stand_ins.results(func, args, kwargs)
+
+    def _packed(self, padded: Any, lengths: torch.Tensor, batch_first: bool) -> tuple[Any, Any]:
+        """Sequences of known lengths without their padding, and how many are as long as each."""
+        sizes = [sum(length > step for length in lengths.tolist()) for step in range(lengths.max())]
+        rows = padded.new_empty((sum(sizes), *padded.shape[2:]))
+        with with_data():
+            counted = torch.tensor(sizes)
+        return rows, self._without_data(counted)
+
+    def _without_data(self, real: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
+        self._known.keep(out, real)
+        return out
 
     @contextlib.contextmanager
     def pausing(self) -> Iterator[None]:
@@ -254,7 +280,8 @@ class StorageWatcher(TorchDispatchMode):
         if self._placing is not None or not self.tells_apart:
             return self._placing == HOST
         leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, FakeTensor)]
-        return all(map(self.is_on_host, leaves))
+        # What PyTorch itself makes inside of a function, it makes where it computes.
+        return bool(leaves) and all(map(self.is_on_host, leaves))
 
     def _note(self, storage: torch.UntypedStorage, to_host: bool) -> None:
         address = storage_key(storage)
@@ -279,6 +306,7 @@ class StorageWatcher(TorchDispatchMode):
 
     def _host_died(self, key: int) -> None:
         self._host_bytes -= self._on_host.pop(key)[0]
+        self._known.died(key)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Record that a storage changed its size in place, as FSDP's parameters do."""
@@ -310,6 +338,7 @@ class StorageWatcher(TorchDispatchMode):
 
     def _died(self, address: int) -> None:
         size, _ = self._alive.pop(address)
+        self._known.died(address)
         self._record(address, -size)
 
     def _record(self, address: int, size: int) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from utils.shims import bitsandbytes, deepspeed, torch_simulated, transformers
@@ -13,6 +14,10 @@ from utils.shims.shim import check
 from utils.shims.torch_ import STORAGE
 from utils.simulation.watcher import StorageWatcher
 
+COMPILED = (
+    "torch.compile is left out: the step is simulated as it runs without. Compiled, it mostly keeps "
+    "and takes less."
+)
 _LIBRARIES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "bitsandbytes": bitsandbytes.code_tables,
     "deepspeed": deepspeed.zero_without_data,
@@ -37,6 +42,7 @@ def without_data(watcher: StorageWatcher, is_cuda: bool) -> Iterator[None]:
         torch_simulated.device_asked_once(),
         torch_simulated.copied_without_data(),
         torch_simulated.formatted_by_value(),
+        torch_simulated.compiled_as_eager(partial(watcher.remark, COMPILED)),
         torch_simulated.errors_unlogged(),
         _libraries(is_cuda),
     ):
