@@ -402,7 +402,7 @@ def words(model: Any, optimizer: Any, packed: bool = False) -> None:
 for _kind in (nn.LSTM, nn.GRU, nn.RNN):
     add(_kind.__name__, lambda kind=_kind: adamw(Tagger(kind, dropout=0.1).cuda()), words, small=_kind is nn.LSTM)
 add("LSTM, both ways", lambda: adamw(Tagger(nn.LSTM, bidirectional=True).cuda()), words)
-add("LSTM, packed", lambda: adamw(Tagger(nn.LSTM).cuda()), partial(words, packed=True))
+add("LSTM, packed", lambda: adamw(Tagger(nn.LSTM).cuda()), partial(words, packed=True), says="reads the memory")
 
 
 def encoder() -> Any:

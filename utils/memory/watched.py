@@ -108,7 +108,13 @@ def _optimizers(optimizer: Any) -> list[Optimizer]:
             "optimizer= must be a torch.optim optimizer, several in a list or a dictionary, or "
             "None for inference."
         )
-    return found
+    return [_inner(part) for part in found]
+
+
+def _inner(optimizer: Any) -> Optimizer:
+    """The optimizer that a library's wrapper steps, as accelerate's does."""
+    inner = getattr(optimizer, "optimizer", None)
+    return _inner(inner) if isinstance(inner, Optimizer) else optimizer
 
 
 def _kept(keep: Any) -> Mapping[str, Any]:

@@ -433,7 +433,13 @@ def _convert(
 def _converted(parameter: nn.Parameter, fn: Callable[[torch.Tensor], torch.Tensor]) -> nn.Parameter:
     with torch.no_grad():
         fresh = fn(parameter)
-    return parameter if fresh is parameter else nn.Parameter(fresh, parameter.requires_grad)
+    if fresh is parameter:
+        return parameter
+    devices = [getattr(part, "fake_device", part.device) for part in (parameter, fresh)]
+    if type(parameter) is type(fresh) and devices[0] == devices[1]:
+        parameter.data = fresh  # an optimizer that holds the parameter goes on holding it
+        return parameter
+    return nn.Parameter(fresh, parameter.requires_grad)
 
 
 def _without_reading(

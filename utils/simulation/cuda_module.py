@@ -25,6 +25,7 @@ def cuda_module(watcher: StorageWatcher, card: SimulatedDevice) -> Iterator[None
                 stack.enter_context(mock.patch.object(torch.cuda, name, answer))
         stack.enter_context(mock.patch.object(torch, "Generator", _Generator))
         stack.enter_context(_saved_on_host(watcher))
+        stack.enter_context(_replicas_anywhere())
         stack.enter_context(autocast_as_on_cpu())
         yield
 
@@ -133,6 +134,22 @@ class _Generator(torch.Generator):
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         return super().__new__(cls, device="cpu")
+
+
+@contextlib.contextmanager
+def _replicas_anywhere() -> Iterator[None]:
+    """`DistributedDataParallel(model, device_ids=[0])` takes tensors that PyTorch sees on `cpu`."""
+    replicated = torch.nn.parallel.DistributedDataParallel
+    init = replicated.__init__
+
+    def set_up(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        init(self, module, None, None, *args, **kwargs)
+
+    with mock.patch.object(replicated, "__init__", set_up):
+        yield
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from utils.simulation.places import Place, failed
+from utils.simulation.places import Place, failed, files
 from utils.simulation.stand_ins import NEED_VALUES
 from utils.simulation.watcher import StorageWatcher
 
@@ -21,6 +21,12 @@ _NO_GPU = (
     "looks for a GPU in a way that a simulation cannot answer. Replace it by plain operations, such "
     "as F.scaled_dot_product_attention with a mask for flex_attention, or run this step for real."
 )
+_READS_MEMORY = (
+    "reads the memory of a tensor, as .numpy() and code in C++ do, and simulated tensors have none. "
+    "Leave it out of the step, or make it an operator with torch.library.custom_op, and say what "
+    "its results look like with register_fake."
+)
+_FSDP1 = "fsdp/fully_sharded_data_parallel.py"
 _WORDS: dict[str, str] = {
     "hasPrimaryContext": _NO_GPU,
     "Found no NVIDIA driver": _NO_GPU,
@@ -29,11 +35,8 @@ _WORDS: dict[str, str] = {
         "uses a tensor that was made before the simulation and holds real data. Make the inputs "
         "inside the step, and all else inside build()."
     ),
-    "data pointer": (
-        "reads the memory of a tensor (.numpy(), or an extension in C++), and simulated tensors "
-        "have none. Leave it out of the step, or register what the extension's results look like: "
-        "torch.library.register_fake."
-    ),
+    "data pointer": _READS_MEMORY,
+    "data is not allocated": _READS_MEMORY,
     ".numpy() is not supported": (
         "asks for the values of a tensor (.numpy()), and simulated tensors have none. Leave it "
         "out of the step."
@@ -71,6 +74,11 @@ def _reason(error: Exception) -> str | None:
             "Leave .item(), printing, and branches on values out of the step, return the "
             "tensor instead, or say what to assume: simulate(..., values={'loss': 1.0}) by the "
             "name at that line, values=True for every condition and mask."
+        )
+    if any(_FSDP1 in file for file in files(error)):
+        return (
+            "runs FullyShardedDataParallel (FSDP1), which points parameters into the memory of one "
+            "flat tensor, and simulated tensors have none. Shard the model with fully_shard (FSDP2)."
         )
     if isinstance(error, _UNSUPPORTED) or _NO_FORM in str(error):
         return (

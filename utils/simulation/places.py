@@ -74,6 +74,11 @@ def failed(error: BaseException) -> Place:
     return _place(reversed(frames))
 
 
+def files(error: BaseException) -> set[str]:
+    """The files that an error came through."""
+    return {_file(row) for row in traceback.walk_tb(error.__traceback__)}
+
+
 def _place(frames: Iterable[tuple[FrameType, int]]) -> Place:
     """From frames, the innermost first."""
     others = list(_not_own(frames))
@@ -90,7 +95,7 @@ def _place(frames: Iterable[tuple[FrameType, int]]) -> Place:
 def _not_own(frames: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, int]]:
     """Without the simulator's own frames, and what PyTorch runs between it and the program."""
     internal = (
-        *_OWN, "<frozen ", _TORCH + "_", _TORCH + "overrides.py", _TORCH + "utils" + os.sep + "_"
+        *_OWN, "<frozen ", "<string>", _TORCH + "_", _TORCH + "overrides.py", _TORCH + "utils" + os.sep + "_"
     )  # fmt: skip
     for row in frames:
         is_python = _file(row).startswith(_PYTHON) and _LIBRARIES not in _file(row)

@@ -184,11 +184,14 @@ class StorageWatcher(TorchDispatchMode):
 
     def _packed(self, padded: Any, lengths: torch.Tensor, batch_first: bool) -> tuple[Any, Any]:
         """Sequences of known lengths without their padding, and how many are as long as each."""
-        sizes = [sum(length > step for length in lengths.tolist()) for step in range(lengths.max())]
-        rows = padded.new_empty((sum(sizes), *padded.shape[2:]))
         with with_data():
+            numbers: list[int] = lengths.tolist()
+            sizes = [sum(n > step for n in numbers) for step in range(max(numbers))]
             counted = torch.tensor(sizes)
-        return rows, self._without_data(counted)
+        rows = padded.new_empty((sum(sizes), *padded.shape[2:]))
+        lasting = self._without_data(counted)
+        self._note(lasting.untyped_storage(), self.tells_apart)
+        return rows, lasting
 
     def _without_data(self, real: torch.Tensor) -> torch.Tensor:
         out = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
@@ -244,7 +247,8 @@ class StorageWatcher(TorchDispatchMode):
 
     def is_on_host(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor without data is in host memory."""
-        return storage_key(tensor.untyped_storage()) in self._on_host
+        is_dense = tensor.layout is torch.strided
+        return is_dense and storage_key(tensor.untyped_storage()) in self._on_host
 
     def all_on_host(self) -> None:
         """From here on device and host are told apart, and what there is was made on the host."""
