@@ -152,9 +152,20 @@ _UNUSUAL = (
 )  # fmt: skip
 
 
-def plain_conversion() -> AbstractContextManager[Any]:
-    """Inside, `module.to(...)` and its kin assign converted tensors, which works without data."""
-    return _APPLY.replaced(_convert)
+def plain_conversion(
+    after: Callable[[nn.Module], None] = lambda module: None,
+) -> AbstractContextManager[Any]:
+    """Inside, `module.to(...)` and its kin assign converted tensors, which works without data.
+
+    `after` is called with each module whose own tensors were converted.
+    """
+
+    def convert(module: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
+        for owner in _convert(module, fn, recurse):
+            after(owner)
+        return module
+
+    return _APPLY.replaced(convert)
 
 
 def noted_resizes(note: Callable[[torch.UntypedStorage], None]) -> AbstractContextManager[Any]:
@@ -414,11 +425,12 @@ def fake_like(plain: torch.Tensor, kind: type[Any], attributes: Mapping[str, Any
 
 
 def _convert(
-    module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
-) -> nn.Module:
+    module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool
+) -> list[nn.Module]:
     """`nn.Module._apply` by plain assignment. A weight that several modules share stays one."""
     converted: dict[int, nn.Parameter] = {}
-    for owner in module.modules() if recurse else [module]:
+    owners = list(module.modules()) if recurse else [module]
+    for owner in owners:
         for name, parameter in owner._parameters.items():
             if parameter is not None:
                 if id(parameter) not in converted:
@@ -427,7 +439,7 @@ def _convert(
         for name, buffer in owner._buffers.items():
             if buffer is not None:
                 owner._buffers[name] = fn(buffer)
-    return module
+    return owners
 
 
 def _converted(parameter: nn.Parameter, fn: Callable[[torch.Tensor], torch.Tensor]) -> nn.Parameter:
