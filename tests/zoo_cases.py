@@ -22,6 +22,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
+from utils.models.unet import UNet
+
 
 @dataclass(frozen=True)
 class Program:
@@ -32,10 +34,12 @@ class Program:
     values: Any = None
     says: str = ""
     world: int = 1
+    rank: int = 0
     small: bool = False  # whether `make test` runs it
 
 
 ZOO: dict[str, Program] = {}
+ON = ["cuda"]  # where the programs put their tensors
 DEVICE = "A100 80GB"
 
 
@@ -62,19 +66,25 @@ def update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
 
 def hub(auto: Any, config: Any, dtype: torch.dtype = torch.bfloat16, **how: Any) -> Any:
     """A transformers model from a configuration, on the device."""
-    return adamw(auto.from_config(config).to("cuda", dtype), **how)
+    return adamw(auto.from_config(config).to(ON[0], dtype), **how)
 
 
 def language(model: Any, optimizer: Any, batch: int = 1, length: int = 512, **more: Any) -> None:
     """One step of a causal language model."""
-    tokens = torch.randint(1000, (batch, length), device="cuda")
+    tokens = torch.randint(1000, (batch, length), device=ON[0])
     update(model(input_ids=tokens, labels=tokens, use_cache=False, **more).loss, optimizer)
 
 
 def padded(model: Any, optimizer: Any) -> None:
     """The same, with a mask as of a padded batch."""
-    mask = torch.ones(4, 256, dtype=torch.long, device="cuda")
-    language(model, optimizer, 4, 256, attention_mask=mask)
+    language(model, optimizer, 4, 256, attention_mask=short(4, 256))
+
+
+def short(batch: int, length: int) -> torch.Tensor:
+    """The mask of a batch whose sequences end before its end."""
+    mask = torch.ones(batch, length, dtype=torch.long, device=ON[0])
+    mask[:, length // 2 :] = 0
+    return mask
 
 
 CAUSAL = {
@@ -92,10 +102,10 @@ add("Llama 2 7B, padded", partial(hub, hf.AutoModelForCausalLM, hf.LlamaConfig()
 
 def understand(model: Any, optimizer: Any) -> None:
     """One step of a classifier of texts."""
-    tokens = torch.randint(1000, (16, 128), device="cuda")
-    mask = torch.ones_like(tokens)
-    labels = torch.zeros(16, dtype=torch.long, device="cuda")
-    with torch.autocast("cuda"):
+    tokens = torch.randint(1000, (16, 128), device=ON[0])
+    mask = short(16, 128)
+    labels = torch.zeros(16, dtype=torch.long, device=ON[0])
+    with torch.autocast(ON[0]):
         loss = model(input_ids=tokens, attention_mask=mask, labels=labels).loss
     update(loss, optimizer)
 
@@ -110,7 +120,7 @@ for _name, _config in {
 
 def translate(model: Any, optimizer: Any) -> None:
     """One step from text to text."""
-    tokens = torch.randint(1000, (8, 256), device="cuda")
+    tokens = torch.randint(1000, (8, 256), device=ON[0])
     update(model(input_ids=tokens, labels=tokens).loss, optimizer)
 
 
@@ -122,8 +132,8 @@ for _name, _config in {
 
 def hear(model: Any, optimizer: Any) -> None:
     """One step of Whisper."""
-    sound = torch.randn(4, 80, 3000, device="cuda")
-    labels = torch.randint(1000, (4, 128), device="cuda")
+    sound = torch.randn(4, 80, 3000, device=ON[0])
+    labels = torch.randint(1000, (4, 128), device=ON[0])
     update(model(input_features=sound, labels=labels).loss, optimizer)
 
 
@@ -132,8 +142,8 @@ add("Whisper", lambda: adamw(hf.WhisperForConditionalGeneration(hf.WhisperConfig
 
 def transcribe(model: Any, optimizer: Any) -> None:
     """One step of Wav2Vec2 with CTC."""
-    labels = torch.randint(1, 30, (2, 40), device="cuda")
-    update(model(torch.randn(2, 16000, device="cuda"), labels=labels).loss, optimizer)
+    labels = torch.randint(1, 30, (2, 40), device=ON[0])
+    update(model(torch.randn(2, 16000, device=ON[0]), labels=labels).loss, optimizer)
 
 
 def wav2vec(masked: bool) -> Any:
@@ -147,8 +157,8 @@ add("Wav2Vec2 with CTC", partial(wav2vec, False), transcribe,
 
 def see(model: Any, optimizer: Any, side: int = 224, batch: int = 16) -> None:
     """One step of an image classifier of transformers."""
-    images = torch.randn(batch, 3, side, side, device="cuda")
-    update(model(images, labels=torch.zeros(batch, dtype=torch.long, device="cuda")).loss, optimizer)
+    images = torch.randn(batch, 3, side, side, device=ON[0])
+    update(model(images, labels=torch.zeros(batch, dtype=torch.long, device=ON[0])).loss, optimizer)
 
 
 for _name, _config in {
@@ -160,7 +170,7 @@ for _name, _config in {
 
 def pair(model: Any, optimizer: Any) -> None:
     """One step of CLIP."""
-    tokens, images = torch.randint(1000, (16, 77), device="cuda"), torch.randn(16, 3, 224, 224, device="cuda")
+    tokens, images = torch.randint(1000, (16, 77), device=ON[0]), torch.randn(16, 3, 224, 224, device=ON[0])
     update(model(input_ids=tokens, pixel_values=images, return_loss=True).loss, optimizer)
 
 
@@ -169,7 +179,7 @@ add("CLIP", lambda: adamw(hf.CLIPModel(hf.CLIPConfig()).cuda()), pair)
 
 def segment(model: Any, optimizer: Any) -> None:
     """One step of SegFormer."""
-    images, masks = torch.randn(2, 3, 512, 512, device="cuda"), torch.zeros(2, 512, 512, dtype=torch.long, device="cuda")
+    images, masks = torch.randn(2, 3, 512, 512, device=ON[0]), torch.zeros(2, 512, 512, dtype=torch.long, device=ON[0])
     update(model(images, labels=masks).loss, optimizer)
 
 
@@ -183,7 +193,7 @@ SMALL_LLAMA = hf.LlamaConfig(num_hidden_layers=8)
 
 def adapted(config: Any, dtype: torch.dtype = torch.bfloat16) -> Any:
     """A Llama with peft's adapters."""
-    model = hf.LlamaForCausalLM(SMALL_LLAMA).to("cuda", dtype)
+    model = hf.LlamaForCausalLM(SMALL_LLAMA).to(ON[0], dtype)
     return adamw(peft.get_peft_model(model, config))
 
 
@@ -220,7 +230,7 @@ def classify(model: Any, optimizer: Any, side: int = 224, batch: int = 32) -> No
     labels = torch.randint(1000, (batch,)).to("cuda", non_blocking=True)
     scaler = torch.amp.GradScaler("cuda")
     optimizer.zero_grad(set_to_none=True)
-    with torch.autocast("cuda", dtype=torch.float16):
+    with torch.autocast(ON[0], dtype=torch.float16):
         out = model(images)
         out = out if isinstance(out, torch.Tensor) else out[0]
         loss = F.cross_entropy(out, labels)
@@ -239,8 +249,8 @@ for _name in (
 
 def per_pixel(model: Any, optimizer: Any) -> None:
     """A step of semantic segmentation."""
-    out = model(torch.randn(2, 3, 256, 256, device="cuda"))["out"]
-    update(F.cross_entropy(out, torch.zeros(2, 256, 256, dtype=torch.long, device="cuda")), optimizer)
+    out = model(torch.randn(2, 3, 256, 256, device=ON[0]))["out"]
+    update(F.cross_entropy(out, torch.zeros(2, 256, 256, dtype=torch.long, device=ON[0])), optimizer)
 
 
 for _name in ("deeplabv3_resnet50", "fcn_resnet50"):
@@ -270,7 +280,7 @@ def mlp(width: int = 4096) -> nn.Sequential:
 
 def digits(model: Any, optimizer: Any) -> None:
     """The step of the first tutorial."""
-    x, y = torch.randn(256, 784).to("cuda"), torch.randint(10, (256,)).to("cuda")
+    x, y = torch.randn(256, 784).to(ON[0]), torch.randint(10, (256,)).to(ON[0])
     loss = nn.CrossEntropyLoss()(model(x), y)
     update(loss, optimizer)
     print(f"loss: {loss.item():>7f}", end="\r")
@@ -288,7 +298,7 @@ def with_ema() -> Any:
 
 
 def ema_step(model: Any, optimizer: Any) -> None:
-    update(F.cross_entropy(model(torch.randn(64, 784, device="cuda")), torch.zeros(64, dtype=torch.long, device="cuda")), optimizer)
+    update(F.cross_entropy(model(torch.randn(64, 784, device=ON[0])), torch.zeros(64, dtype=torch.long, device=ON[0])), optimizer)
     with torch.no_grad():
         for mine, theirs in zip(model.averaged[0].parameters(), model.parameters(), strict=True):
             mine.lerp_(theirs, 0.01)
@@ -304,7 +314,7 @@ def averaged() -> Any:
 
 
 def averaged_step(model: Any, optimizer: Any) -> None:
-    update(model(torch.randn(64, 784, device="cuda")).sum(), optimizer)
+    update(model(torch.randn(64, 784, device=ON[0])).sum(), optimizer)
     model.averaged[0].update_parameters(model)
 
 
@@ -318,7 +328,7 @@ def distillation() -> Any:
 
 
 def distill(student: Any, optimizer: Any) -> None:
-    x = torch.randn(256, 784, device="cuda")
+    x = torch.randn(256, 784, device=ON[0])
     with torch.no_grad():
         wanted = student.teacher[0](x).softmax(-1)
     update(F.kl_div(student(x).log_softmax(-1), wanted, reduction="batchmean"), optimizer)
@@ -354,11 +364,11 @@ def gan() -> Any:
 
 def gan_step(models: Any, optimizers: Any) -> None:
     g, d = models.values()
-    real, noise = torch.randn(128, 3, 64, 64, device="cuda"), torch.randn(128, 100, 1, 1, device="cuda")
+    real, noise = torch.randn(128, 3, 64, 64, device=ON[0]), torch.randn(128, 100, 1, 1, device=ON[0])
     loss = nn.BCEWithLogitsLoss()
     made = g(noise)
-    update(loss(d(real), torch.ones(128, device="cuda")) + loss(d(made.detach()), torch.zeros(128, device="cuda")), optimizers[1])
-    update(loss(d(made), torch.ones(128, device="cuda")), optimizers[0])
+    update(loss(d(real), torch.ones(128, device=ON[0])) + loss(d(made.detach()), torch.zeros(128, device=ON[0])), optimizers[1])
+    update(loss(d(made), torch.ones(128, device=ON[0])), optimizers[0])
 
 
 add("GAN", gan, gan_step, small=True)
@@ -367,7 +377,7 @@ add("GAN", gan, gan_step, small=True)
 def penalty_step(models: Any, optimizers: Any) -> None:
     """WGAN's gradient penalty: a graph of a graph."""
     _, d = models.values()
-    x = torch.randn(32, 3, 64, 64, device="cuda", requires_grad=True)
+    x = torch.randn(32, 3, 64, 64, device=ON[0], requires_grad=True)
     (slope,) = torch.autograd.grad(d(x).sum(), x, create_graph=True)
     update(((slope.flatten(1).norm(2, dim=1) - 1) ** 2).mean(), optimizers[1])
 
@@ -394,7 +404,7 @@ class Tagger(nn.Module):
 
 
 def words(model: Any, optimizer: Any, packed: bool = False) -> None:
-    tokens = torch.randint(10_000, (64, 128), device="cuda")
+    tokens = torch.randint(10_000, (64, 128), device=ON[0])
     lengths = torch.full((64,), 128) if packed else None
     update(model(tokens, lengths).logsumexp(-1).mean(), optimizer)
 
@@ -410,43 +420,40 @@ def encoder() -> Any:
     return adamw(nn.TransformerEncoder(layer, 12).cuda())
 
 
-def encode(model: Any, optimizer: Any, masked: bool = False) -> None:
-    mask = torch.zeros(8, 512, dtype=torch.bool, device="cuda") if masked else None
-    update(model(torch.randn(8, 512, 1024, device="cuda"), src_key_padding_mask=mask).sum(), optimizer)
+def encode(model: Any, optimizer: Any, masked: bool = False, length: int = 512, width: int = 1024) -> None:
+    mask = torch.zeros(8, length, dtype=torch.bool, device=ON[0]) if masked else None
+    update(model(torch.randn(8, length, width, device=ON[0]), src_key_padding_mask=mask).sum(), optimizer)
 
 
 add("TransformerEncoder", encoder, encode, small=True)
 add("TransformerEncoder, padded", encoder, partial(encode, masked=True))
 add("nn.Transformer", lambda: adamw(nn.Transformer(512, 8, batch_first=True).cuda()),
-    lambda m, o: update(m(torch.randn(8, 128, 512, device="cuda"), torch.randn(8, 128, 512, device="cuda")).sum(), o))  # fmt: skip
-
-
-def unet() -> Any:
-    from utils.models import unet as make
-
-    return adamw(make().cuda())
+    lambda m, o: update(m(torch.randn(8, 128, 512, device=ON[0]), torch.randn(8, 128, 512, device=ON[0])).sum(), o))  # fmt: skip
 
 
 def denoise(model: Any, optimizer: Any) -> None:
-    x = torch.randn(4, 3, 32, 32, device="cuda")
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        loss = F.mse_loss(model(x, torch.randint(1000, (4,), device="cuda")), x)
+    x = torch.randn(16, 3, 32, 32, device=ON[0])
+    with torch.autocast(ON[0], dtype=torch.bfloat16):
+        loss = F.mse_loss(model(x, torch.randint(1000, (16,), device=ON[0])), x)
     update(loss, optimizer)
 
 
+add("diffusion U-Net", lambda: adamw(UNet().cuda()), denoise)
+
+
 def checkpointed(model: Any, optimizer: Any) -> None:
-    x = torch.randn(64, 784, device="cuda", requires_grad=True)
+    x = torch.randn(64, 784, device=ON[0], requires_grad=True)
     update(checkpoint(model, x, use_reentrant=False).sum(), optimizer)
 
 
 add("checkpoint", lambda: adamw(mlp().cuda()), checkpointed, small=True)
 add("checkpoint, reentrant", lambda: adamw(mlp().cuda()),
-    lambda m, o: update(checkpoint(m, torch.randn(64, 784, device="cuda", requires_grad=True), use_reentrant=True).sum(), o))  # fmt: skip
+    lambda m, o: update(checkpoint(m, torch.randn(64, 784, device=ON[0], requires_grad=True), use_reentrant=True).sum(), o))  # fmt: skip
 
 
 def offloading(model: Any, optimizer: Any) -> None:
     with torch.autograd.graph.save_on_cpu(pin_memory=True):
-        loss = model(torch.randn(256, 784, device="cuda")).sum()
+        loss = model(torch.randn(256, 784, device=ON[0])).sum()
     update(loss, optimizer)
 
 
@@ -458,7 +465,7 @@ def compiled() -> Any:
     return torch.compile(model), optimizer
 
 
-add("torch.compile", compiled, lambda m, o: update(m(torch.randn(64, 784, device="cuda")).sum(), o), small=True)
+add("torch.compile", compiled, lambda m, o: update(m(torch.randn(64, 784, device=ON[0])).sum(), o), small=True)
 
 
 def mapped(model: Any, optimizer: Any) -> None:
@@ -468,7 +475,7 @@ def mapped(model: Any, optimizer: Any) -> None:
     def loss(weights: Any, x: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(model, weights, (x.unsqueeze(0),)).sum()
 
-    grads = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, torch.randn(8, 784, device="cuda"))
+    grads = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, torch.randn(8, 784, device=ON[0]))
     for name, p in model.named_parameters():
         p.grad = grads[name].mean(0)
     optimizer.step()
@@ -481,7 +488,7 @@ add("gradients of each sample by vmap", lambda: (mlp(512).cuda(), None),
 def flexible(model: Any, optimizer: Any) -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
-    q = model(torch.randn(2, 8, 256, 64, device="cuda"))
+    q = model(torch.randn(2, 8, 256, 64, device=ON[0]))
     update(flex_attention(q, q, q).sum(), optimizer)
 
 
@@ -493,14 +500,14 @@ def sparse() -> Any:
     return model, torch.optim.SparseAdam(list(model.parameters()))
 
 
-add("sparse gradients", sparse, lambda m, o: update(m(torch.randint(100_000, (64,), device="cuda")).sum(), o))
+add("sparse gradients", sparse, lambda m, o: update(m(torch.randint(100_000, (64,), device=ON[0])).sum(), o))
 for _name in ("Adafactor", "LBFGS", "RMSprop", "NAdam", "Adagrad", "ASGD", "Rprop", "RAdam", "Adamax"):
     add(f"torch.optim.{_name}", lambda n=_name: (m := mlp(1024).cuda(), getattr(torch.optim, n)(m.parameters())),
         lambda m, o: o.step(lambda: _closure(m, o)) if isinstance(o, torch.optim.LBFGS) else update(_loss(m), o))  # fmt: skip
 
 
 def _loss(model: nn.Module) -> torch.Tensor:
-    return model(torch.randn(64, 784, device="cuda")).sum()
+    return model(torch.randn(64, 784, device=ON[0])).sum()
 
 
 def _closure(model: nn.Module, optimizer: Any) -> torch.Tensor:
@@ -508,3 +515,93 @@ def _closure(model: nn.Module, optimizer: Any) -> torch.Tensor:
     loss = _loss(model)
     loss.backward()
     return loss
+
+
+# --- libraries that shard, page and quantize -----------------------------------------------------
+
+
+def qlora() -> Any:
+    """Linear4bit by hand, as transformers places it, under peft's adapters."""
+    import bitsandbytes as bnb
+
+    model = hf.LlamaForCausalLM(SMALL_LLAMA).to(torch.bfloat16)
+    for block in model.model.layers:
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            old = getattr(block.self_attn, name)
+            new = bnb.nn.Linear4bit(old.in_features, old.out_features, bias=False,
+                                    compute_dtype=torch.bfloat16, quant_type="nf4")  # fmt: skip
+            setattr(block.self_attn, name, new.to(torch.bfloat16))
+    model = peft.prepare_model_for_kbit_training(model.to("cuda"))
+    return adamw(peft.get_peft_model(model, peft.LoraConfig(target_modules=LINEAR)))
+
+
+add("QLoRA with Linear4bit", qlora, language, small=True)
+
+
+def paged() -> Any:
+    from bitsandbytes.optim import PagedAdamW8bit
+
+    model = mlp().cuda()
+    return model, PagedAdamW8bit(model.parameters())
+
+
+add("paged optimizer", paged, lambda m, o: update(_loss(m), o), small=True)
+
+
+def sharded(rank: int = 0) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.cuda.set_device(0)
+    mesh = init_device_mesh("cuda", (8,))
+    model = mlp().cuda()
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    return adamw(fully_shard(model, mesh=mesh))
+
+
+add("FSDP2 on a mesh of cuda", sharded, lambda m, o: update(_loss(m), o), world=8)
+
+
+def sharded_in_place() -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return adamw(FullyShardedDataParallel(mlp().cuda(), device_id=0))
+
+
+add("FSDP1", sharded_in_place, lambda m, o: update(_loss(m), o), world=8, says="fully_shard")
+add("DistributedDataParallel",
+    lambda: adamw(nn.parallel.DistributedDataParallel(mlp().cuda(), device_ids=[0])),
+    lambda m, o: update(_loss(m), o), world=8)  # fmt: skip
+
+
+def prepared() -> Any:
+    from accelerate import Accelerator
+
+    with_accelerate = Accelerator(mixed_precision="bf16")
+    model, optimizer = with_accelerate.prepare(*adamw(mlp()))
+    model.accelerator = [with_accelerate]
+    return model, optimizer
+
+
+def accelerated(model: Any, optimizer: Any) -> None:
+    model.accelerator[0].backward(_loss(model))
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+add("accelerate", prepared, accelerated)
+
+
+def staged(model: Any, optimizer: Any, rank: int = 3) -> None:
+    """The last of four pipeline stages with static inputs."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    sample = torch.randn(2, 64)
+    stage = PipelineStage(model, rank, 4, torch.device("cpu"), input_args=(sample,), output_args=(sample,))
+    Schedule1F1B(stage, n_microbatches=4, loss_fn=F.mse_loss).step(target=torch.randn(8, 64))
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+add("torch.distributed.pipelining", lambda: adamw(nn.Linear(64, 64)), staged, world=4, rank=3)

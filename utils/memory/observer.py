@@ -21,7 +21,7 @@ from utils.memory.holdings import is_sharded, tensors_of
 from utils.memory.source import EventSource
 from utils.memory.watched import Watched
 from utils.shims.fsdp import noted_buffers
-from utils.shims.torch_ import inside_backward, noted_backward, sparse_parts
+from utils.shims.torch_ import inside_backward, noted_backward, plain, sparse_parts
 
 _active: contextvars.ContextVar[StepObserver | None] = contextvars.ContextVar(
     "active_observer", default=None
@@ -88,6 +88,10 @@ class StepObserver:
             raise
         return self
 
+    def __deepcopy__(self, memo: Any) -> StepObserver:
+        """A model that the step copies brings its hooks along, and they tell this observer."""
+        return self
+
     def _hook_up(self) -> None:
         self._paths = self._watched.paths()
         own = self._watched.parameters()
@@ -136,7 +140,7 @@ class StepObserver:
 
     def running_path(self) -> str:
         """The path of the innermost module whose forward is running."""
-        return self._paths[self._running[-1][0]] if self._running else ""
+        return self._paths.get(self._running[-1][0], "") if self._running else ""
 
     def label(self, name: str) -> str:
         """Give the time from now on a name of its own (none if empty); return the one before."""
@@ -154,7 +158,7 @@ class StepObserver:
         now_ns = self._now_ns()
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor) and tensor.device == self._device:
-                for part in _dense_parts(_local(tensor)):
+                for part in _dense_parts(plain(_local(tensor))):
                     storage = part.untyped_storage()
                     size = storage.nbytes()
                     address = self._address(storage)
@@ -195,7 +199,7 @@ class StepObserver:
                 self._handles.append(tensor.register_hook(again))
         while self._running:  # an exception may have skipped the hooks of inner modules
             entered, start_ns, cast_bytes = self._running.pop()
-            path = self._paths[entered]
+            path = self._paths.get(entered, "")
             self.spans.append(ModuleSpan(start_ns, self._now_ns(), path, cast_bytes))
             if entered is module:
                 break

@@ -13,6 +13,7 @@ from utils.units import MIB, format_bytes
 # What the CUDA context, loaded kernels and libraries take before the first tensor. With lazily
 # loaded kernels (the default since CUDA 12) a few hundred MiB; a recorded GPU row replaces this.
 CONTEXT_BYTES = 500 * MIB
+VERDICTS = ("Fits ", "Does not fit ")  # how a verdict begins
 FLASH_CAPABILITY = (8, 0)  # flash attention's kernels need an Ampere GPU or a newer one
 
 
