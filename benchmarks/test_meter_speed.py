@@ -15,9 +15,9 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from utils.memory.events import Mark
 from utils.memory.ledger import Observations, allocations
 from utils.memory.observer import StepObserver
-from utils.memory.watched import watched
 from utils.memory.source import CountingSource, EventSource, ProfilerSource
 from utils.memory.timeline import MemoryTimeline
+from utils.memory.watched import watched
 from utils.models import resnet
 
 from .conftest import Report

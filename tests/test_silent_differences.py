@@ -58,7 +58,9 @@ def test_a_kept_tensor_is_in_the_peak_and_in_a_note() -> None:
     assert any("256.00 MiB in 1 tensors that build() keeps" in note for note in found.notes)
     allocated = found.allocator_bytes["allocated peak"]
     assert allocated == pytest.approx(found.peak_bytes, rel=0.02), "two counts of one step"
-    assert "Does not fit" in simulate(build, train, device="T4").notes[0] or found.peak_bytes < 2**33
+    assert (
+        "Does not fit" in simulate(build, train, device="T4").notes[0] or found.peak_bytes < 2**33
+    )
 
 
 def test_a_copied_tensor_has_a_gradient_and_attributes_of_its_own() -> None:
@@ -201,7 +203,11 @@ def test_cuda_is_the_simulated_device() -> None:
     def step(model: nn.Module, optimizer: Any) -> None:
         x = torch.randn(64, 1024).to("cuda")
         seen["x"] = (x.device, x.is_cuda, x.get_device(), x.cpu().device, x.cpu().is_cuda)
-        seen["card"] = (torch.cuda.is_available(), torch.cuda.device_count(), torch.cuda.get_device_name())
+        seen["card"] = (
+            torch.cuda.is_available(),
+            torch.cuda.device_count(),
+            torch.cuda.get_device_name(),
+        )
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         y = torch.empty(MIB, device="cuda")
@@ -269,7 +275,9 @@ def repeated(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("pin_memory", [False, True])
 @pytest.mark.parametrize("build", [on_cuda, lambda: linear()])
-def test_save_on_cpu_takes_host_memory_and_no_more_of_the_device(build: Any, pin_memory: bool) -> None:
+def test_save_on_cpu_takes_host_memory_and_no_more_of_the_device(
+    build: Any, pin_memory: bool
+) -> None:
     def step(model: nn.Module, _: Any) -> None:
         x = torch.randn(4096, 1024, device="cuda", requires_grad=True)
         with torch.autograd.graph.save_on_cpu(pin_memory=pin_memory):
@@ -385,7 +393,9 @@ def test_what_was_written_to_is_known_no_more() -> None:
 
 
 def test_build_may_return_the_model_alone() -> None:
-    assert simulate(lambda: nn.Linear(4, 4), lambda model, _: model(torch.ones(1, 4))).peak_bytes > 0
+    assert (
+        simulate(lambda: nn.Linear(4, 4), lambda model, _: model(torch.ones(1, 4))).peak_bytes > 0
+    )
 
 
 def test_build_may_not_return_three_things() -> None:

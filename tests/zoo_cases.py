@@ -7,6 +7,7 @@ values, `says` the words of the sentence that it ends in where it cannot be simu
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -170,7 +171,10 @@ for _name, _config in {
 
 def pair(model: Any, optimizer: Any) -> None:
     """One step of CLIP."""
-    tokens, images = torch.randint(1000, (16, 77), device=ON[0]), torch.randn(16, 3, 224, 224, device=ON[0])
+    tokens, images = (
+        torch.randint(1000, (16, 77), device=ON[0]),
+        torch.randn(16, 3, 224, 224, device=ON[0]),
+    )
     update(model(input_ids=tokens, pixel_values=images, return_loss=True).loss, optimizer)
 
 
@@ -179,11 +183,18 @@ add("CLIP", lambda: adamw(hf.CLIPModel(hf.CLIPConfig()).cuda()), pair)
 
 def segment(model: Any, optimizer: Any) -> None:
     """One step of SegFormer."""
-    images, masks = torch.randn(2, 3, 512, 512, device=ON[0]), torch.zeros(2, 512, 512, dtype=torch.long, device=ON[0])
+    images, masks = (
+        torch.randn(2, 3, 512, 512, device=ON[0]),
+        torch.zeros(2, 512, 512, dtype=torch.long, device=ON[0]),
+    )
     update(model(images, labels=masks).loss, optimizer)
 
 
-add("SegFormer", lambda: adamw(hf.SegformerForSemanticSegmentation(hf.SegformerConfig()).cuda()), segment)
+add(
+    "SegFormer",
+    lambda: adamw(hf.SegformerForSemanticSegmentation(hf.SegformerConfig()).cuda()),
+    segment,
+)
 
 # --- peft ----------------------------------------------------------------------------------------
 
@@ -205,7 +216,7 @@ for _name, _config in {
     "OLoRA": peft.LoraConfig(target_modules=LINEAR, init_lora_weights="olora"),
     "LoHa": peft.LoHaConfig(target_modules=LINEAR), "LoKr": peft.LoKrConfig(target_modules=LINEAR),
     "AdaLoRA": peft.AdaLoraConfig(target_modules=LINEAR, total_step=10),
-    "IA3": peft.IA3Config(target_modules=LINEAR + ["down_proj"], feedforward_modules=["down_proj"]),
+    "IA3": peft.IA3Config(target_modules=[*LINEAR, "down_proj"], feedforward_modules=["down_proj"]),
     "VeRA": peft.VeraConfig(target_modules=LINEAR), "BOFT": peft.BOFTConfig(target_modules=LINEAR, boft_block_size=4),
     "OFT": peft.OFTConfig(target_modules=LINEAR, oft_block_size=32, use_cayley_neumann=False),
     "LN tuning": peft.LNTuningConfig(task_type="CAUSAL_LM"),
@@ -213,7 +224,13 @@ for _name, _config in {
     "prefix tuning": peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=20),
     "FourierFT": peft.FourierFTConfig(target_modules=LINEAR, n_frequency=1000),
 }.items():  # fmt: skip
-    add(f"peft {_name}", partial(adapted, _config), language, values=True, small=_name == "LN tuning")
+    add(
+        f"peft {_name}",
+        partial(adapted, _config),
+        language,
+        values=True,
+        small=_name == "LN tuning",
+    )
 
 # --- torchvision ---------------------------------------------------------------------------------
 
@@ -250,7 +267,9 @@ for _name in (
 def per_pixel(model: Any, optimizer: Any) -> None:
     """A step of semantic segmentation."""
     out = model(torch.randn(2, 3, 256, 256, device=ON[0]))["out"]
-    update(F.cross_entropy(out, torch.zeros(2, 256, 256, dtype=torch.long, device=ON[0])), optimizer)
+    update(
+        F.cross_entropy(out, torch.zeros(2, 256, 256, dtype=torch.long, device=ON[0])), optimizer
+    )
 
 
 for _name in ("deeplabv3_resnet50", "fcn_resnet50"):
@@ -266,16 +285,29 @@ def detect(model: Any, optimizer: Any) -> None:
     update(sum(model(images, [target, dict(target)]).values()), optimizer)
 
 
-for _name in ("fasterrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "ssd300_vgg16", "fcos_resnet50_fpn"):
+for _name in (
+    "fasterrcnn_resnet50_fpn",
+    "retinanet_resnet50_fpn",
+    "ssd300_vgg16",
+    "fcos_resnet50_fpn",
+):
     _build = partial(vision, getattr(torchvision.models.detection, _name), weights_backbone=None)
-    add(f"torchvision {_name}", _build, detect, values={"index": 0, "*": 1}, small=_name.startswith("faster"))
+    add(
+        f"torchvision {_name}",
+        _build,
+        detect,
+        values={"index": 0, "*": 1},
+        small=_name.startswith("faster"),
+    )
 
 # --- programs with more than one model, or copies of one -----------------------------------------
 
 
 def mlp(width: int = 4096) -> nn.Sequential:
     """A wide perceptron."""
-    return nn.Sequential(nn.Linear(784, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 10))
+    return nn.Sequential(
+        nn.Linear(784, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 10)
+    )
 
 
 def digits(model: Any, optimizer: Any) -> None:
@@ -286,7 +318,13 @@ def digits(model: Any, optimizer: Any) -> None:
     print(f"loss: {loss.item():>7f}", end="\r")
 
 
-add("tutorial with .cuda() and .item()", lambda: adamw(mlp().cuda()), digits, values={"loss": 1.0}, small=True)
+add(
+    "tutorial with .cuda() and .item()",
+    lambda: adamw(mlp().cuda()),
+    digits,
+    values={"loss": 1.0},
+    small=True,
+)
 add("tutorial that reads a value", lambda: adamw(mlp().cuda()), digits, small=True,
     says="zoo_cases.py, line")  # fmt: skip
 
@@ -298,7 +336,13 @@ def with_ema() -> Any:
 
 
 def ema_step(model: Any, optimizer: Any) -> None:
-    update(F.cross_entropy(model(torch.randn(64, 784, device=ON[0])), torch.zeros(64, dtype=torch.long, device=ON[0])), optimizer)
+    update(
+        F.cross_entropy(
+            model(torch.randn(64, 784, device=ON[0])),
+            torch.zeros(64, dtype=torch.long, device=ON[0]),
+        ),
+        optimizer,
+    )
     with torch.no_grad():
         for mine, theirs in zip(model.averaged[0].parameters(), model.parameters(), strict=True):
             mine.lerp_(theirs, 0.01)
@@ -343,7 +387,7 @@ class Generator(nn.Sequential):
     def __init__(self, width: int = 64) -> None:
         sizes = [100, 8 * width, 4 * width, 2 * width, width]
         layers: list[nn.Module] = []
-        for index, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        for index, (a, b) in enumerate(itertools.pairwise(sizes)):
             layers += [nn.ConvTranspose2d(a, b, 4, 2 if index else 1, 1 if index else 0, bias=False),
                        nn.BatchNorm2d(b), nn.ReLU(True)]  # fmt: skip
         super().__init__(*layers, nn.ConvTranspose2d(width, 3, 4, 2, 1, bias=False), nn.Tanh())
@@ -352,7 +396,7 @@ class Generator(nn.Sequential):
 def discriminator(width: int = 64) -> nn.Sequential:
     """DCGAN's discriminator."""
     sizes, layers = [3, width, 2 * width, 4 * width, 8 * width], []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in itertools.pairwise(sizes):
         layers += [nn.Conv2d(a, b, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True)]
     return nn.Sequential(*layers, nn.Conv2d(8 * width, 1, 4, 1, 0, bias=False), nn.Flatten(0))
 
@@ -364,10 +408,17 @@ def gan() -> Any:
 
 def gan_step(models: Any, optimizers: Any) -> None:
     g, d = models.values()
-    real, noise = torch.randn(128, 3, 64, 64, device=ON[0]), torch.randn(128, 100, 1, 1, device=ON[0])
+    real, noise = (
+        torch.randn(128, 3, 64, 64, device=ON[0]),
+        torch.randn(128, 100, 1, 1, device=ON[0]),
+    )
     loss = nn.BCEWithLogitsLoss()
     made = g(noise)
-    update(loss(d(real), torch.ones(128, device=ON[0])) + loss(d(made.detach()), torch.zeros(128, device=ON[0])), optimizers[1])
+    update(
+        loss(d(real), torch.ones(128, device=ON[0]))
+        + loss(d(made.detach()), torch.zeros(128, device=ON[0])),
+        optimizers[1],
+    )
     update(loss(d(made), torch.ones(128, device=ON[0])), optimizers[0])
 
 
@@ -410,9 +461,19 @@ def words(model: Any, optimizer: Any, packed: bool = False) -> None:
 
 
 for _kind in (nn.LSTM, nn.GRU, nn.RNN):
-    add(_kind.__name__, lambda kind=_kind: adamw(Tagger(kind, dropout=0.1).cuda()), words, small=_kind is nn.LSTM)
+    add(
+        _kind.__name__,
+        lambda kind=_kind: adamw(Tagger(kind, dropout=0.1).cuda()),
+        words,
+        small=_kind is nn.LSTM,
+    )
 add("LSTM, both ways", lambda: adamw(Tagger(nn.LSTM, bidirectional=True).cuda()), words)
-add("LSTM, packed", lambda: adamw(Tagger(nn.LSTM).cuda()), partial(words, packed=True), says="reads the memory")
+add(
+    "LSTM, packed",
+    lambda: adamw(Tagger(nn.LSTM).cuda()),
+    partial(words, packed=True),
+    says="reads the memory",
+)
 
 
 def encoder() -> Any:
@@ -420,9 +481,14 @@ def encoder() -> Any:
     return adamw(nn.TransformerEncoder(layer, 12).cuda())
 
 
-def encode(model: Any, optimizer: Any, masked: bool = False, length: int = 512, width: int = 1024) -> None:
+def encode(
+    model: Any, optimizer: Any, masked: bool = False, length: int = 512, width: int = 1024
+) -> None:
     mask = torch.zeros(8, length, dtype=torch.bool, device=ON[0]) if masked else None
-    update(model(torch.randn(8, length, width, device=ON[0]), src_key_padding_mask=mask).sum(), optimizer)
+    update(
+        model(torch.randn(8, length, width, device=ON[0]), src_key_padding_mask=mask).sum(),
+        optimizer,
+    )
 
 
 add("TransformerEncoder", encoder, encode, small=True)
@@ -465,7 +531,12 @@ def compiled() -> Any:
     return torch.compile(model), optimizer
 
 
-add("torch.compile", compiled, lambda m, o: update(m(torch.randn(64, 784, device=ON[0])).sum(), o), small=True)
+add(
+    "torch.compile",
+    compiled,
+    lambda m, o: update(m(torch.randn(64, 784, device=ON[0])).sum(), o),
+    small=True,
+)
 
 
 def mapped(model: Any, optimizer: Any) -> None:
@@ -475,7 +546,9 @@ def mapped(model: Any, optimizer: Any) -> None:
     def loss(weights: Any, x: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(model, weights, (x.unsqueeze(0),)).sum()
 
-    grads = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, torch.randn(8, 784, device=ON[0]))
+    grads = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(
+        weights, torch.randn(8, 784, device=ON[0])
+    )
     for name, p in model.named_parameters():
         p.grad = grads[name].mean(0)
     optimizer.step()
@@ -500,8 +573,22 @@ def sparse() -> Any:
     return model, torch.optim.SparseAdam(list(model.parameters()))
 
 
-add("sparse gradients", sparse, lambda m, o: update(m(torch.randint(100_000, (64,), device=ON[0])).sum(), o))
-for _name in ("Adafactor", "LBFGS", "RMSprop", "NAdam", "Adagrad", "ASGD", "Rprop", "RAdam", "Adamax"):
+add(
+    "sparse gradients",
+    sparse,
+    lambda m, o: update(m(torch.randint(100_000, (64,), device=ON[0])).sum(), o),
+)
+for _name in (
+    "Adafactor",
+    "LBFGS",
+    "RMSprop",
+    "NAdam",
+    "Adagrad",
+    "ASGD",
+    "Rprop",
+    "RAdam",
+    "Adamax",
+):
     add(f"torch.optim.{_name}", lambda n=_name: (m := mlp(1024).cuda(), getattr(torch.optim, n)(m.parameters())),
         lambda m, o: o.step(lambda: _closure(m, o)) if isinstance(o, torch.optim.LBFGS) else update(_loss(m), o))  # fmt: skip
 
@@ -598,7 +685,9 @@ def staged(model: Any, optimizer: Any, rank: int = 3) -> None:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     sample = torch.randn(2, 64)
-    stage = PipelineStage(model, rank, 4, torch.device("cpu"), input_args=(sample,), output_args=(sample,))
+    stage = PipelineStage(
+        model, rank, 4, torch.device("cpu"), input_args=(sample,), output_args=(sample,)
+    )
     Schedule1F1B(stage, n_microbatches=4, loss_fn=F.mse_loss).step(target=torch.randn(8, 64))
     optimizer.step()
     optimizer.zero_grad()

@@ -55,7 +55,13 @@ SMALL["T5"] = (
             hf.T5Config(decoder_start_token_id=0, vocab_size=1000, d_model=64, d_ff=128, num_layers=2, num_heads=4)),
     zoo.translate,
 )  # fmt: skip
-_sees = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 192, "image_size": 64}
+_sees = {
+    "hidden_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 192,
+    "image_size": 64,
+}
 SMALL["ViT"] = (
     partial(model_of, hf.AutoModelForImageClassification, hf.ViTConfig(**_sees)),
     partial(zoo.see, side=64, batch=4),
@@ -79,8 +85,18 @@ def pictures(model: Any, optimizer: Any) -> None:
     zoo.update(F.cross_entropy(model(images), labels), optimizer)
 
 
-for _name in ("resnet18", "mobilenet_v3_small", "efficientnet_b0", "shufflenet_v2_x0_5", "convnext_tiny", "swin_t"):
-    SMALL[_name] = (lambda n=_name: zoo.adamw(getattr(torchvision.models, n)(num_classes=10)), pictures)
+for _name in (
+    "resnet18",
+    "mobilenet_v3_small",
+    "efficientnet_b0",
+    "shufflenet_v2_x0_5",
+    "convnext_tiny",
+    "swin_t",
+):
+    SMALL[_name] = (
+        lambda n=_name: zoo.adamw(getattr(torchvision.models, n)(num_classes=10)),
+        pictures,
+    )
 
 
 def with_ema() -> Any:

@@ -110,12 +110,12 @@ def four_bit_weights() -> Iterator[None]:
 
 def quantize_moved(layer: nn.Module) -> None:
     """Quantize a four-bit layer that was just converted, unless to another type."""
-    weight = layer._parameters.get("weight")
+    weight: Any = layer._parameters.get("weight")
     if getattr(weight, "bnb_quantized", None) is False:
-        if weight.dtype is getattr(weight, "dtype_before", weight.dtype):  # pyright: ignore[reportOptionalMemberAccess]
+        if weight.dtype is weight.dtype_before:
             quantize(layer)
         else:
-            weight.dtype_before = weight.dtype  # pyright: ignore[reportOptionalMemberAccess]
+            weight.dtype_before = weight.dtype
 
 
 def quantize(layer: Any) -> None:
@@ -133,7 +133,9 @@ def quantize(layer: Any) -> None:
         )  # fmt: skip
     names = ("blocksize", "compress_statistics", "quant_type", "quant_storage", "module")
     how = {name: getattr(weight, name) for name in names}
-    layer._parameters["weight"] = _parameter(packed, {**how, "quant_state": state, "bnb_quantized": True})
+    layer._parameters["weight"] = _parameter(
+        packed, {**how, "quant_state": state, "bnb_quantized": True}
+    )
     layer.quant_state = state
 
 

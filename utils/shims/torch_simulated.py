@@ -106,9 +106,25 @@ _HAS_KERNEL = Shim(
     "as for the names of operators",
 )  # fmt: skip
 SHIMS = (
-    _APPLY, _RESIZE, _TRUNCATED, _SHAPES, _DEVICE_INIT, _BACKWARD, _DEEPCOPY, _FORMAT, _LOG, _MODES,
-    _PYTHON_OFF, _FUNCTION_OFF, _LIBRARY, _EXCLUDE, _KEY_SET, _AUTOCAST,
-    _TENSOR_DEVICE, _OPERATORS, _HAS_KERNEL,
+    _APPLY,
+    _RESIZE,
+    _TRUNCATED,
+    _SHAPES,
+    _DEVICE_INIT,
+    _BACKWARD,
+    _DEEPCOPY,
+    _FORMAT,
+    _LOG,
+    _MODES,
+    _PYTHON_OFF,
+    _FUNCTION_OFF,
+    _LIBRARY,
+    _EXCLUDE,
+    _KEY_SET,
+    _AUTOCAST,
+    _TENSOR_DEVICE,
+    _OPERATORS,
+    _HAS_KERNEL,
 )
 COMPILER_SHIMS = (_RUN_COMPILED,)  # its module takes seconds to load, and most need none of it  # fmt: skip
 

@@ -47,7 +47,10 @@ FLOAT32_RESULT = (
     "sum.dim_IntList",
 )  # fmt: skip
 # AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE: likewise, by another overload.
-FLOAT32_NORMS = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
+FLOAT32_NORMS = {
+    "norm.Scalar": "norm.ScalarOpt_dtype",
+    "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
+}
 # AT_FORALL_PROMOTE: all arguments to the widest type among them.
 WIDEST = (
     "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put",
@@ -64,7 +67,9 @@ def autocast_kernels() -> Iterator[tuple[str, Kernel]]:
     """Each operator's name and its kernel; it runs where autocast is on."""
     yield from ((name, _lowered(operator(name))) for name in LOWER)
     yield from ((name, _raised(operator(name))) for name in FLOAT32)
-    yield from ((name, _raising(operator(name), _DTYPE_PLACES.get(name))) for name in FLOAT32_RESULT)
+    yield from (
+        (name, _raising(operator(name), _DTYPE_PLACES.get(name))) for name in FLOAT32_RESULT
+    )
     for name, other in FLOAT32_NORMS.items():
         yield name, _norm(operator(name), operator(other))
     yield from ((name, _widened(operator(name))) for name in WIDEST)

@@ -7,7 +7,7 @@ that functions, methods, modules and code in C++ all meet them, in backward as w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -158,13 +158,13 @@ def _as_numbers(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor |
     return torch.where(mask, 0.0, mask.new_full((), -math.inf, dtype=dtype))
 
 
-def choose_optimizer_kernel(optimizer: torch.optim.Optimizer | None) -> None:
+def choose_optimizer_kernels(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """On CUDA an optimizer that was not told otherwise takes its multi-tensor (foreach) kernels.
 
     torch/optim/optimizer.py, `_default_to_fused_or_foreach`: on CPU, and for DTensors anywhere, it
     loops over the tensors.
     """
-    for group in optimizer.param_groups if optimizer is not None else ():
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         undecided = "foreach" in group and group["foreach"] is None and not group.get("fused")
         if undecided and not any(isinstance(p, DTensor) for p in group["params"]):
             group["foreach"] = True

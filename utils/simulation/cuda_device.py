@@ -8,7 +8,7 @@ leave it at that: `cpu` is then the simulated device. Once build() names `cuda`,
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -56,11 +56,11 @@ class SimulatedCuda(TorchFunctionMode):
         handler = self._handlers.get(func)
         if handler is not None:
             return handler(func, args, kwargs or {})
-        if kwargs and ("device" in kwargs or "pin_memory" in kwargs) or func in _FACTORIES:
+        if (kwargs and ("device" in kwargs or "pin_memory" in kwargs)) or func in _FACTORIES:
             return self._made(func, args, dict(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    def settle(self, parameters: list[torch.Tensor]) -> None:
+    def settle(self, parameters: Sequence[torch.Tensor]) -> None:
         """The end of build(): no name changes anything from here on.
 
         If none of the parameters was put on `cuda`, the program takes `cpu` for the device.
@@ -152,9 +152,9 @@ class SimulatedCuda(TorchFunctionMode):
         return HOST if self._watcher.is_on_host(tensor) else DEVICE
 
     def _on_cuda(self, tensor: torch.Tensor) -> bool:
-        watcher = self._watcher
-        known = type(tensor) is FakeTensor and watcher.tells_apart
-        return known and tensor.fake_device.type == "cpu" and not watcher.is_on_host(tensor)
+        if not self._watcher.tells_apart or not isinstance(tensor, FakeTensor):
+            return False
+        return tensor.fake_device.type == "cpu" and not self._watcher.is_on_host(tensor)
 
     def device_of(self, tensor: torch.Tensor, device: torch.device) -> torch.device:
         """What `x.device` is to the program; PyTorch's own code sees what it is to PyTorch."""

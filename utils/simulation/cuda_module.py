@@ -129,11 +129,14 @@ class _Event:
         return 1.0
 
 
+_PLAIN_GENERATOR = torch.Generator
+
+
 class _Generator(torch.Generator):
     """A generator for the device: random numbers have no values here."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
-        return super().__new__(cls, device="cpu")
+        return _PLAIN_GENERATOR.__new__(cls, "cpu")
 
 
 @contextlib.contextmanager

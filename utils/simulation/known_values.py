@@ -44,7 +44,7 @@ class KnownValues:
         if storage_key(out.untyped_storage()) in self._flat:
             return  # a view
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        if not inputs and not _makes_from_numbers(func) or not all(map(self.knows, inputs)):
+        if (not inputs and not _makes_from_numbers(func)) or not all(map(self.knows, inputs)):
             return
         self.keep(out, self.worked_out(func, args, kwargs))
 

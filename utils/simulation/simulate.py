@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,12 +17,12 @@ from utils.memory.budget import Budget
 from utils.memory.measurement import Measurement
 from utils.memory.meter import GROWN, UNNAMED, measure
 from utils.memory.timeline import MemoryTimeline
-from utils.memory.watched import watched
+from utils.memory.watched import Watched, watched
 from utils.parallel.dims import ParallelDims
 from utils.shims.torch_distributed import all_to_all_as_on_gpus
 from utils.shims.torch_simulated import active_modes
 from utils.simulation.cuda_allocator import replayed
-from utils.simulation.cuda_choices import choose_optimizer_kernel, cuda_choices
+from utils.simulation.cuda_choices import choose_optimizer_kernels, cuda_choices
 from utils.simulation.cuda_device import cuda_device
 from utils.simulation.cuda_module import cuda_module
 from utils.simulation.devices import SimulatedDevice, simulated_device
@@ -30,7 +30,7 @@ from utils.simulation.errors import explained
 from utils.simulation.stand_ins import Values
 from utils.simulation.watcher import StorageWatcher
 from utils.simulation.without_data import without_data
-from utils.simulation.world import check_heads, simulated_world
+from utils.simulation.world import World, check_heads, simulated_world
 from utils.traffic.collectives import Collective, Traffic, summed
 from utils.units import Category, Evidence, format_bytes
 
@@ -97,18 +97,16 @@ def simulate(
         watcher.axis_of = ranks.axis
         model, optimizer = _built(build())
         models = watched(model, optimizer, None)
-        for part in models.models.values():
-            _check_built(part)
-            check_heads(part, ranks)
+        _check_built(models, ranks)
         settle(models.parameters())
         built_ns = watcher.now_ns()
-        for part in models.optimizers if card.is_cuda else ():
-            choose_optimizer_kernel(part)
+        if card.is_cuda:
+            choose_optimizer_kernels(models.optimizers)
         result = measure(
             partial(step, model, optimizer), model=model, optimizer=optimizer, items=items,
             unit=unit, name=name, within=within, timed_steps=0, source=watcher,
         )  # fmt: skip
-        del model, optimizer, models, part
+        del model, optimizer, models
     notes = [
         card.verdict(result.peak_bytes),
         kept_note(result.timeline),
@@ -129,7 +127,7 @@ def simulate(
 @contextlib.contextmanager
 def _simulating(
     watcher: StorageWatcher, card: SimulatedDevice, world: int | ParallelDims
-) -> Iterator[Callable[[list[torch.Tensor]], None]]:
+) -> Iterator[Callable[[Sequence[torch.Tensor]], None]]:
     """All that a simulation stands on; gives what to call with the parameters after build()."""
     alone = (world.ranks if isinstance(world, ParallelDims) else world) == 1
     with contextlib.ExitStack() as stack:
@@ -201,11 +199,13 @@ def _built(found: Any) -> tuple[Any, Any]:
     )
 
 
-def _check_built(model: nn.Module) -> None:
-    for path, parameter in model.named_parameters():
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        if not isinstance(local, FakeTensor):
-            raise ValueError(
-                f"The parameter '{path}' was made before the simulation and holds real data. "
-                "Make the model inside build()."
-            )
+def _check_built(models: Watched, ranks: World) -> None:
+    for model in models.models.values():
+        check_heads(model, ranks)
+        for path, parameter in model.named_parameters():
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            if not isinstance(local, FakeTensor):
+                raise ValueError(
+                    f"The parameter '{path}' was made before the simulation and holds real data. "
+                    "Make the model inside build()."
+                )

@@ -262,7 +262,7 @@ class StorageWatcher(TorchDispatchMode):
     def all_on_device(self) -> None:
         """The inverse of `all_on_host`."""
         self.tells_apart = False
-        for key, (size, guard) in list(self._on_host.items()):
+        for key, (_size, guard) in list(self._on_host.items()):
             storage, *_ = guard.detach()
             self._host_died(key)
             self._note(storage, False)
