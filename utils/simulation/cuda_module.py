@@ -136,7 +136,7 @@ class _Generator(torch.Generator):
     """A generator for the device: random numbers have no values here."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
-        return _PLAIN_GENERATOR.__new__(cls, "cpu")
+        return _PLAIN_GENERATOR.__new__(cls, "cpu")  # pyright: ignore[reportCallIssue]
 
 
 @contextlib.contextmanager

@@ -28,6 +28,11 @@ _READS_MEMORY = (
 )
 _FSDP1 = "fsdp/fully_sharded_data_parallel.py"
 _WORDS: dict[str, str] = {
+    "Creating a new Tensor subclass": (
+        "makes a tensor of a class of its own around one without data, as bitsandbytes' "
+        "Linear8bitLt does, and PyTorch has no way to. Use Linear4bit or plain layers, or run this "
+        "step for real."
+    ),
     "hasPrimaryContext": _NO_GPU,
     "Found no NVIDIA driver": _NO_GPU,
     "not compiled with CUDA": _NO_GPU,

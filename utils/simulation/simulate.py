@@ -27,6 +27,7 @@ from utils.simulation.cuda_device import cuda_device
 from utils.simulation.cuda_module import cuda_module
 from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
+from utils.simulation.recurrences import noted_recurrences
 from utils.simulation.stand_ins import Values
 from utils.simulation.watcher import StorageWatcher
 from utils.simulation.without_data import without_data
@@ -135,6 +136,7 @@ def _simulating(
         mode = stack.enter_context(FakeTensorMode())
         stack.enter_context(watcher)
         stack.enter_context(without_data(watcher, card.is_cuda))
+        stack.enter_context(noted_recurrences(watcher.remark))
         if not card.is_cuda:
             yield lambda parameters: None
             return
