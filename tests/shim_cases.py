@@ -129,6 +129,17 @@ def _eight_bit() -> None:
     AdamW8bit([weight], min_8bit_size=1).step()
 
 
+def _four_bit() -> None:
+    from bitsandbytes.nn import Linear4bit
+
+    layer = Linear4bit(64, 64, quant_type="nf4").to("cpu")
+    layer(torch.ones(1, 64))
+
+
+def _compiled() -> None:
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+
+
 def _llama() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -170,6 +181,10 @@ EXERCISES: dict[str, Callable[[], Any]] = {
     "assert_ints_same_as_other_ranks": _zero_steps,
     "get_rank": _config_read,
     "create_dynamic_map": _eight_bit,
+    "Optimizer8bit.get_state_buffer": _eight_bit,
+    "Params4bit.__new__": _four_bit,
+    "Linear4bit.forward": _four_bit,
+    "_callback_from_stance": _compiled,
     "find_packed_sequence_indices": _llama,
 }
 

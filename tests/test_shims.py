@@ -43,6 +43,7 @@ LIBRARIES = (bitsandbytes, deepspeed, transformers)  # each looked at in a proce
 OWN = [
     *(shim for file in FILES for shim in file.SHIMS),
     *torch_simulated.CACHE_SHIMS,
+    *torch_simulated.COMPILER_SHIMS,
     *(torch_.CUDA_SHIMS if torch.version.cuda else ()),
     *EXTENSION_POINTS,
 ]
@@ -149,6 +150,7 @@ def test_every_row_is_whole():
             *file.SHIMS,
             *getattr(file, "CACHE_SHIMS", ()),
             *getattr(file, "CUDA_SHIMS", ()),
+            *getattr(file, "COMPILER_SHIMS", ()),
         ):
             assert callable(getattr(file, shim.function)), f"{shim.target}: no {shim.function}"
             assert (ROOT / shim.library.file).samefile(file.__file__)

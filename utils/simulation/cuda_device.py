@@ -48,7 +48,9 @@ class SimulatedCuda(TorchFunctionMode):
             tensor.record_stream: lambda func, args, kwargs: None,
             tensor.is_cuda.__get__: lambda func, args, kwargs: self._on_cuda(args[0]),  # pyright: ignore[reportAttributeAccessIssue]
             tensor.get_device: lambda func, args, kwargs: 0 if self._on_cuda(args[0]) else -1,
+            **dict.fromkeys(_FACTORIES, self._made),
         }
+        self.answers = contextlib.ExitStack()  # entered once device and host are told apart
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -85,12 +87,13 @@ class SimulatedCuda(TorchFunctionMode):
                 )
             if self._may_name and not self._watcher.tells_apart:
                 self._watcher.all_on_host()
+                self.answers.enter_context(devices_answered(self.device_of))
             return DEVICE
         return HOST if wanted.type == "cpu" and self._watcher.tells_apart else None
 
     def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function that may be told the device of what it makes."""
-        device = kwargs.get("device")
+        device, kwargs = kwargs.get("device"), dict(kwargs)
         if device is None and func in _FACTORIES:
             device = torch.get_default_device()
         where = None if device is None or _is_other(device) else self._where(device)
@@ -167,7 +170,7 @@ def cuda_device(
 ) -> Iterator[SimulatedCuda]:
     """`SimulatedCuda` in force, in backward too, where a checkpoint recomputes."""
     simulated, default = SimulatedCuda(watcher, mode, alone), torch.get_default_device()
-    with also_in_backward(simulated), devices_answered(simulated.device_of):
+    with also_in_backward(simulated), simulated.answers:
         try:
             yield simulated
         finally:

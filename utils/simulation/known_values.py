@@ -19,11 +19,11 @@ from utils.shims.torch_simulated import writes_arguments
 
 LARGEST = 1024  # elements
 aten = torch.ops.aten
-_FROM_NUMBERS = frozenset(
+_WRITES, _FROM_NUMBERS, _RANDOM, _PLAIN = range(4)  # kinds of operations
+_MAKERS = frozenset(
     {"aten::arange", "aten::linspace", "aten::full", "aten::zeros", "aten::ones",
      "aten::scalar_tensor", "aten::lift_fresh", "aten::lift_fresh_copy"}
 )  # fmt: skip
-_RANDOM = torch.Tag.nondeterministic_seeded
 
 
 class KnownValues:
@@ -33,20 +33,24 @@ class KnownValues:
         self._flat: dict[int, torch.Tensor] = {}
 
     def learn(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Work out a result that is small, if all that it follows from is known."""
-        if not self._flat and not _makes_from_numbers(func):
-            return
-        if _changes(func):
-            self.forget(args)
-            return
-        if type(out) is not FakeTensor or out.numel() > LARGEST or _is_random(func):
-            return
+        """Work out a result that is small, if all that it follows from is known.
+
+        It is asked after every operation, so what rules most of them out comes first.
+        """
+        kind = _kind(func)
+        if kind == _WRITES:
+            if self._flat:
+                self.forget(args)
+        elif kind == _FROM_NUMBERS or (kind == _PLAIN and self._flat and type(out) is FakeTensor):
+            if type(out) is FakeTensor and out.numel() <= LARGEST:
+                self._learn(func, args, kwargs, out)
+
+    def _learn(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         if storage_key(out.untyped_storage()) in self._flat:
             return  # a view
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        if (not inputs and not _makes_from_numbers(func)) or not all(map(self.knows, inputs)):
-            return
-        self.keep(out, self.worked_out(func, args, kwargs))
+        if (inputs or _kind(func) == _FROM_NUMBERS) and all(map(self.knows, inputs)):
+            self.keep(out, self.worked_out(func, args, kwargs))
 
     def keep(self, out: torch.Tensor, real: torch.Tensor) -> None:
         """Know from now on what `out` holds."""
@@ -56,10 +60,11 @@ class KnownValues:
         self._flat[storage_key(out.untyped_storage())] = flat
 
     def forget(self, args: Any) -> None:
-        """What an operation writes to is known no more."""
-        for x in tree_leaves(args):
-            if isinstance(x, FakeTensor):
-                self.died(storage_key(x.untyped_storage()))
+        """What an operation writes to is known no more; of tensors among others in lists, too."""
+        for arg in args:
+            for x in arg if isinstance(arg, (list, tuple)) else (arg,):
+                if isinstance(x, FakeTensor):
+                    self._flat.pop(storage_key(x.untyped_storage()), None)
 
     def died(self, key: int) -> None:
         """A storage is gone."""
@@ -93,15 +98,9 @@ class KnownValues:
 
 
 @functools.cache
-def _makes_from_numbers(func: Any) -> bool:
-    return func.name().partition(".")[0] in _FROM_NUMBERS
-
-
-@functools.cache
-def _changes(func: Any) -> bool:
-    return writes_arguments(func)
-
-
-@functools.cache
-def _is_random(func: Any) -> bool:
-    return _RANDOM in func.tags
+def _kind(func: Any) -> int:
+    if writes_arguments(func):
+        return _WRITES
+    if func.name().partition(".")[0] in _MAKERS:
+        return _FROM_NUMBERS
+    return _RANDOM if torch.Tag.nondeterministic_seeded in func.tags else _PLAIN

@@ -54,6 +54,7 @@ class Place:
         if not self.file:
             return "the program"
         shown = self.file.partition(_LIBRARIES)[2] or os.path.basename(self.file)
+        shown = "the cell" if "ipykernel" in self.file else shown
         text = f" (`{shorten(self.text, 80)}`)" if self.text else ""
         return f"{shown}, line {self.line}{text}{self.caller and f', called at {self.caller}'}"
 

@@ -144,7 +144,11 @@ class StorageWatcher(TorchDispatchMode):
             out = self._worked_out(func, args, kwargs)
             filled = out if out is not None else kwargs.get("out")
             scratch_bytes = self._scratch(func, args, filled)
-        to_host = self._has_host and self._goes_to_host(args, kwargs)
+        to_host = (
+            self._has_host
+            and (self.tells_apart or self._placing is not None or on_host())
+            and self._goes_to_host(args, kwargs)
+        )
         for leaf in [out] if type(out) is FakeTensor else tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and not _is_meta(leaf):
                 if leaf.layout is torch.strided:  # a sparse one is made of others, noted before
