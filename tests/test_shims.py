@@ -5,6 +5,7 @@ Run it first after an upgrade: it takes seconds, and says `torch X moved Y: repa
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.metadata
 import os
@@ -35,7 +36,7 @@ from utils.shims import (
 )
 from utils.shims.extension_points import EXTENSION_POINTS
 from utils.shims.shim import Library, MovedError, Shim
-from utils.simulation import simulate
+from utils.simulation import result_cache, simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = (torch_, torch_distributed, torch_simulated, ddp, fsdp, forkserver)
@@ -135,9 +136,10 @@ def test_a_simulation_says_it_before_it_begins(monkeypatch):
 
 
 def test_a_simulation_without_the_cache_needs_none_of_its_names(monkeypatch):
-    monkeypatch.delattr(torch._C, "_set_warn_deprecated_on_mutable_data_ptr")
+    gone = dataclasses.replace(torch_simulated.CACHE_SHIMS[0], target="torch._C:_gone")
+    monkeypatch.setattr(result_cache, "CACHE_SHIMS", (gone,))
     small = lambda: (nn.Linear(4, 4), None), lambda model, _: model(torch.ones(1, 4))
-    with pytest.raises(MovedError, match="_set_warn_deprecated_on_mutable_data_ptr of torch._C"):
+    with pytest.raises(MovedError, match="_gone of torch._C"):
         simulate(*small)
     assert simulate(*small, reuse_results=False).peak_bytes > 0
 

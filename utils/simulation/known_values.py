@@ -74,6 +74,8 @@ class KnownValues:
         """Whether the values of a tensor are known; those of one with data always are."""
         if not isinstance(tensor, FakeTensor):
             return tensor.device.type == "cpu" and tensor.numel() <= LARGEST
+        if tensor.requires_grad:
+            return False  # training changes it
         flat = self._flat.get(storage_key(tensor.untyped_storage()))
         return flat is not None and flat.dtype is tensor.dtype
 

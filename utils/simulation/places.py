@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import re
-import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class Place:
 def asking() -> Place:
     """Where the running program is now."""
     frames: list[tuple[FrameType, int]] = []
-    frame: FrameType | None = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         frames.append((frame, frame.f_lineno))
         frame = frame.f_back

@@ -17,7 +17,11 @@ NOTE = (
     "LSTM, GRU and RNN are approximated: they are simulated step by step, and the fused kernels of "
     "cuDNN and oneDNN keep other memory for backward."
 )
-_NAMES = [f"{kind}.{form}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for form in ("input", "data")]
+_NAMES = [
+    f"{kind}.{form}"
+    for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    for form in ("input", "data")
+]
 
 
 def noted_recurrences(remark: Callable[[str], None]) -> AbstractContextManager[None]:

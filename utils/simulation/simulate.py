@@ -96,8 +96,7 @@ def simulate(
     )
     with simulated_world(world, rank) as ranks, _simulating(watcher, card, world) as settle:
         watcher.axis_of = ranks.axis
-        model, optimizer = _built(build())
-        models = watched(model, optimizer, None)
+        model, optimizer, models = _built(build())
         _check_built(models, ranks)
         settle(models.parameters())
         built_ns = watcher.now_ns()
@@ -189,12 +188,12 @@ def _traffic(
     return summed(step) + summed((c for c in seen if c.time_ns < built_ns), at_startup=True)
 
 
-def _built(found: Any) -> tuple[Any, Any]:
-    """What build() returned, as models and optimizers; a model alone has no optimizer."""
-    if isinstance(found, nn.Module):
-        return found, None
-    if isinstance(found, tuple) and len(found) == 2:
-        return found
+def _built(found: Any) -> tuple[Any, Any, Watched]:
+    """What build() returned, as it is and in one form; a model alone has no optimizer."""
+    both = (found, None) if isinstance(found, nn.Module) else found
+    if isinstance(both, tuple) and len(both) == 2:
+        with contextlib.suppress(ValueError):
+            return (*both, watched(*both, None))
     raise ValueError(
         "build() must return (model, optimizer), the optimizer None for inference. For several "
         "return ([first, second], [their, optimizers]), and keep anything else in attributes."
