@@ -118,7 +118,7 @@ def distillation() -> Any:
 
 
 def gan() -> Any:
-    models = {"generator": zoo.Generator(8), "discriminator": zoo.discriminator(8)}
+    models = {"generator": zoo.Generator(16), "discriminator": zoo.discriminator(16)}
     return models, [torch.optim.Adam(m.parameters()) for m in models.values()]
 
 
