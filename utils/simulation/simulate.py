@@ -193,7 +193,7 @@ def _built(found: Any) -> tuple[Any, Any, Watched]:
     both = (found, None) if isinstance(found, nn.Module) else found
     if isinstance(both, tuple) and len(both) == 2:
         with contextlib.suppress(ValueError):
-            return (*both, watched(*both, None))
+            return both[0], both[1], watched(both[0], both[1], None)
     raise ValueError(
         "build() must return (model, optimizer), the optimizer None for inference. For several "
         "return ([first, second], [their, optimizers]), and keep anything else in attributes."
