@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from types import FrameType
-from typing import Any
 
 import torch
 
@@ -26,7 +25,7 @@ _LIBRARIES = f"{os.sep}site-packages{os.sep}"
 
 @dataclass(frozen=True)
 class Place:
-    """The deepest line that is not PyTorch's; `frame` is its frame, None where there is none.
+    """The deepest line that is not PyTorch's.
 
     `caller`: the deepest line of the program's own, where the first is a library's. `asked_in`:
     the file, PyTorch's own included, that holds the innermost line.
@@ -34,7 +33,6 @@ class Place:
 
     file: str = ""
     line: int = 0
-    frame: FrameType | None = None
     caller: str = ""
     asked_in: str = ""
 
@@ -43,12 +41,10 @@ class Place:
         """What stands there."""
         return linecache.getline(self.file, self.line).strip()
 
-    def is_named(self, name: str, tensor: Any) -> bool:
-        """Whether a name at that line, or "file.py:12", means this tensor."""
-        if name == f"{os.path.basename(self.file)}:{self.line}":
-            return True
-        local = self.frame.f_locals.get(name) if self.frame is not None else None
-        return local is tensor or bool(re.search(rf"\b{re.escape(name)}\b", self.text))
+    def is_named(self, name: str) -> bool:
+        """Whether a name stands at that line, or is its "file.py:12"."""
+        at_line = name == f"{os.path.basename(self.file)}:{self.line}"
+        return at_line or bool(re.search(rf"\b{re.escape(name)}\b", self.text))
 
     def __str__(self) -> str:
         if not self.file:
@@ -62,7 +58,9 @@ class Place:
 def asking() -> Place:
     """Where the running program is now."""
     frames: list[tuple[FrameType, int]] = []
-    frame = inspect.currentframe()
+    own = inspect.currentframe()
+    frame = own.f_back if own is not None else None
+    del own  # a frame in a local of its own is a cycle, and keeps the program's tensors alive
     while frame is not None:
         frames.append((frame, frame.f_lineno))
         frame = frame.f_back
@@ -86,11 +84,11 @@ def _place(frames: Iterable[tuple[FrameType, int]]) -> Place:
     outside = [row for row in others if not _file(row).startswith(_TORCH)]
     if not outside:
         return Place(asked_in=_file(others[0]) if others else "")
-    (frame, line), caller = outside[0], ""
+    line, caller = outside[0][1], ""
     if _LIBRARIES in _file(outside[0]):
         program = next((row for row in outside if _LIBRARIES not in _file(row)), None)
         caller = f"{os.path.basename(_file(program))}, line {program[1]}" if program else ""
-    return Place(_file(outside[0]), line, frame, caller, _file(others[0]))
+    return Place(_file(outside[0]), line, caller, _file(others[0]))
 
 
 def _not_own(frames: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, int]]:

@@ -44,20 +44,20 @@ class StandIns:
         """The results of an operation that depends on values; None if there is no stand-in."""
         tensor = args[0]
         is_number = func is aten._local_scalar_dense.default
-        value = self._value(tensor, asking(), is_number)
+        value = self._value(asking(), is_number)
         if value is None:
             return None
         if is_number:
             return _of_type(tensor.dtype, value)
         return _all_true(func, args, kwargs) if value else None
 
-    def _value(self, tensor: torch.Tensor, place: Place, is_number: bool) -> float | None:
+    def _value(self, place: Place, is_number: bool) -> float | None:
         for part, value, meaning in _HARMLESS:
             if is_number and part in place.asked_in:
                 self._remark(f"Assumed in {part.rstrip('/')}: {meaning}.")
                 return value
         for name, value in self._values.items():
-            if name == ANY or place.is_named(name, tensor):
+            if name == ANY or place.is_named(name):
                 what = f"{name} = {value:g}" if name != ANY else f"{value:g}"
                 if not is_number:
                     what = "all elements count"
