@@ -438,3 +438,13 @@ def test_an_extension_without_a_form_is_named_with_the_way_out() -> None:
 
     with pytest.raises(SimulationError, match=r"line \d+.*silent_tests.*register_fake"):
         simulate(infers, asks(opaque))
+
+
+def test_a_module_that_the_step_replaces_is_not_kept() -> None:
+    def step(model: nn.Module, _: Any) -> None:
+        with torch.no_grad():
+            model[0] = nn.Linear(1024, 1024).cuda()
+            model(torch.ones(1, 1024, device="cuda"))
+
+    found = simulate(lambda: nn.Sequential(nn.Linear(1024, 1024)).cuda(), step, device=A100)
+    assert found.breakdown[Category.KEPT] == 0, "the meter itself keeps the old module"

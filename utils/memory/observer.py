@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -93,7 +94,8 @@ class StepObserver:
         return self
 
     def _hook_up(self) -> None:
-        self._paths = self._watched.paths()
+        # Weakly: a module that the step replaces must die as it would without the meter.
+        self._paths = weakref.WeakKeyDictionary(self._watched.paths())
         own = self._watched.parameters()
         self._shards = {id(p) for p in own} if any(map(is_sharded, own)) else set()
         for module in self._paths:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
 from utils.memory.budget import Budget
+from utils.memory.holdings import is_sharded
 from utils.memory.measurement import Measurement
 from utils.memory.meter import GROWN, UNNAMED, measure
 from utils.memory.timeline import MemoryTimeline
@@ -33,7 +35,7 @@ from utils.simulation.watcher import StorageWatcher
 from utils.simulation.without_data import without_data
 from utils.simulation.world import World, check_heads, simulated_world
 from utils.traffic.collectives import Collective, Traffic, summed
-from utils.units import Category, Evidence, format_bytes
+from utils.units import MIB, Category, Evidence, format_bytes
 
 Model = TypeVar("Model", bound=nn.Module)
 Build = Callable[[], tuple[Model, torch.optim.Optimizer | None]]
@@ -99,6 +101,7 @@ def simulate(
         model, optimizer, models = _built(build())
         _check_built(models, ranks)
         settle(models.parameters())
+        _drop_cycles(models, watcher)
         built_ns = watcher.now_ns()
         if card.is_cuda:
             choose_optimizer_kernels(models.optimizers)
@@ -198,6 +201,16 @@ def _built(found: Any) -> tuple[Any, Any, Watched]:
         "build() must return (model, optimizer), the optimizer None for inference. For several "
         "return ([first, second], [their, optimizers]), and keep anything else in attributes."
     )
+
+
+def _drop_cycles(models: Watched, watcher: StorageWatcher) -> None:
+    """Collect what build() made and dropped, if there is more than the model has.
+
+    Else objects that refer to each other would count as kept until Python happens to look.
+    """
+    own = sum(p.numel() * p.element_size() for p in models.parameters() if not is_sharded(p))
+    if watcher.alive_bytes > 1.01 * own + MIB:
+        gc.collect()
 
 
 def _check_built(models: Watched, ranks: World) -> None:
