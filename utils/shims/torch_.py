@@ -37,6 +37,13 @@ _BACKWARD = Shim(
     TORCH, "torch.autograd:backward", "noted_backward",
     "a tensor's hooks come after the loss has made gradients of its own", patched=True,
 )  # fmt: skip
+_IS_WRAPPED = Shim(
+    TORCH, "torch._C._functorch:is_functorch_wrapped_tensor", "plain",
+    "inside of vmap and torch.func.grad a tensor stands around the one that has the memory",
+)  # fmt: skip
+_UNWRAPPED = Shim(
+    TORCH, "torch._C._functorch:get_unwrapped", "plain", "as for whether it is wrapped"
+)
 _COMPILED = Shim(
     TORCH, "torch.nn:Module._compiled_call_impl", "is_compiled_in_place",
     "`model.compile()` leaves no other trace",
@@ -76,8 +83,8 @@ _LIBRARY_PATH = Shim(
 
 CUDA_SHIMS = (_WORKSPACES,)  # builds of PyTorch without CUDA lack these names
 SHIMS = (
-    STORAGE, _INDICES, _VALUES, _GRAPH_TASK, _ENGINE, _BACKWARD, _COMPILED, _OPTIMIZED, _HISTORY, _SNAPSHOT,
-    _EVENT_TYPE, _BF16, _MODES_OFF, _SCRIPT_TYPE, _LIBRARY_PATH,
+    STORAGE, _INDICES, _VALUES, _GRAPH_TASK, _ENGINE, _BACKWARD, _IS_WRAPPED, _UNWRAPPED, _COMPILED,
+    _OPTIMIZED, _HISTORY, _SNAPSHOT, _EVENT_TYPE, _BF16, _MODES_OFF, _SCRIPT_TYPE, _LIBRARY_PATH,
 )  # fmt: skip
 
 
@@ -89,6 +96,13 @@ def storage_key(storage: torch.UntypedStorage) -> int:
 def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The indices and values of a sparse tensor in coordinate format, coalesced or not."""
     return _INDICES.get()(tensor), _VALUES.get()(tensor)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that holds the memory: what `torch.func` has wrapped, else the tensor itself."""
+    while _IS_WRAPPED.get()(tensor):
+        tensor = _UNWRAPPED.get()(tensor)
+    return tensor
 
 
 def inside_backward() -> bool:
