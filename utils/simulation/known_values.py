@@ -46,8 +46,8 @@ class KnownValues:
                 self._learn(func, args, kwargs, out)
 
     def _learn(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        if storage_key(out.untyped_storage()) in self._flat:
-            return  # a view
+        if out.fake_device.type == "meta" or storage_key(out.untyped_storage()) in self._flat:
+            return  # the program's own tensors without data; a view
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         if (inputs or _kind(func) == _FROM_NUMBERS) and all(map(self.knows, inputs)):
             self.keep(out, self.worked_out(func, args, kwargs))

@@ -247,10 +247,9 @@ check("01.momentum_bytes", momentum_bytes_per_parameter)
 # ### A folklore formula
 #
 # You may read that training takes "18 x parameters x bytes per parameter". The bytes per parameter
-# *are* the answer, not a factor to multiply again. 16 is the sum above. 18 comes from *mixed
-# precision*, which adds a 16-bit copy of the weights: 2 + 4 + 4 + 8 bytes. [Who keeps which copy, and
-# when](../advanced/15_design_studio.ipynb#2.-On-paper), is one table in lesson 15. Compare for
-# Llama-2-7B, with its published parameter count:
+# *are* the answer, no factor. 16 is the sum above. 18 is *mixed precision*, with a 16-bit copy of the
+# weights: 2 + 4 + 4 + 8 bytes ([who keeps which copy](../advanced/15_design_studio.ipynb#2.-On-paper)).
+# For Llama-2-7B:
 
 # %% tags=["nbval-check-output"]
 llama = model_shape("llama-2-7b")

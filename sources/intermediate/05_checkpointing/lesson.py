@@ -635,9 +635,9 @@ compare(large_runs, title="1.3 billion parameters, 4 x 2,048 tokens")
 
 # %% [markdown]
 # **Read it.** Activations differ most. *Cast weights* are autocast's bf16 copies of the matrices (lesson 02). What the
-# logits take differs, too, because the bars show two moments. Without checkpoints backward needs the cast weights,
-# and the peak comes when the loss's own backward makes a third fp32 tensor of the logits' size. With checkpoints cast
-# weights go as forward ends; so the peak comes before that, with two of them and the bf16 logits.
+# logits take differs, too, because the bars show two moments. With checkpoints the peak lies in the loss: the logits
+# and their log-softmax in bf16, the type that comes into CUDA's cross-entropy, and a copy of it in fp32. Without
+# checkpoints it lies where backward begins: the logits are gone, and a gradient has taken the copy's place.
 #
 # A simulation has no time. Its arithmetic can be counted, though not in the same run: a counter keeps tensors
 # alive that checkpointing drops. Operations are a line in depth, so two and four layers say it all.
