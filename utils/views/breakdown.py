@@ -84,7 +84,11 @@ def draw_breakdown(
             _draw_bar(axes, row, bar, unit_bytes, widest_bytes / unit_bytes)
             total = bar.breakdown.total_bytes
             text = f"{total / unit_bytes:,.1f} {unit}" if decimal else format_bytes(total)
-            axes.text(total / unit_bytes, row, f"  {text}", va="center", fontsize=11)
+            # On white: a card's line may pass where the number stands.
+            axes.text(
+                total / unit_bytes, row, f"  {text}", va="center", fontsize=11, zorder=3,
+                bbox={"boxstyle": "square,pad=0", "facecolor": "white", "linewidth": 0},
+            )  # fmt: skip
         names = [f"{wrapped(bar.name)}\n({bar.evidence})" for bar in bars]
         axes.set_yticks(range(len(bars)), names)
         axes.invert_yaxis()
