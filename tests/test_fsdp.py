@@ -6,28 +6,44 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from zero_cases import TINY, WORLD, model, one_process, parameter_sizes, trained
+from zero_cases import (
+    MANY_STEPS,
+    STEPS,
+    TINY,
+    WORLD,
+    model,
+    one_process,
+    parameter_sizes,
+    trained,
+)
 
 from utils.ranks import RankError, run_ranks
 from utils.techniques.fsdp import check_all_used, no_sync, shard
 
 P = sum(parameter_sizes())
+TOLERANCES = {"fp32": 1e-6, "bf16": 5e-4}
 ROOT = 2 * TINY.vocabulary * TINY.hidden + TINY.hidden  # embedding, head, last norm
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_losses_equal_those_of_one_process(precision, accumulation):
-    found = trained("FSDP2", precision, accumulation, 20)[0].losses
-    tolerance = {"fp32": 1e-6, "bf16": 5e-4}[precision]
-    assert found == pytest.approx(one_process(precision), rel=tolerance)
+    found = trained("FSDP2", precision, accumulation, STEPS)[0].losses
+    assert found == pytest.approx(one_process(precision), rel=TOLERANCES[precision])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_losses_of_many_steps_equal_those_of_one_process(precision):
+    found = trained("FSDP2", precision, 2, MANY_STEPS)[0].losses
+    assert found == pytest.approx(one_process(precision, MANY_STEPS), rel=TOLERANCES[precision])
 
 
 @pytest.mark.parametrize("precision, unit", [("fp32", 4), ("bf16", 2)])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_blocks_are_gathered_twice_and_the_root_once(precision, unit, accumulation):
     """Gradients are reduced in float32 in either precision, and once a step."""
-    for run in trained("FSDP2", precision, accumulation, 20):
+    for run in trained("FSDP2", precision, accumulation, STEPS):
         gathered = unit * (2 * (P - ROOT) + ROOT) // WORLD
         assert run.payloads() == {
             ("all-gather", "float32" if precision == "fp32" else "bfloat16"): accumulation
@@ -43,7 +59,7 @@ def test_without_resharding_everything_is_gathered_once():
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_rank_holds_16_bytes_per_parameter_over_the_ranks(precision):
-    for run in trained("FSDP2", precision, 1, 20):
+    for run in trained("FSDP2", precision, 1, STEPS):
         moment = run.moments["in the step"]
         assert moment.named(".grad") == 4 * P // WORLD
         assert moment.named("exp_avg") == 2 * 4 * P // WORLD
@@ -56,7 +72,7 @@ def test_a_rank_holds_16_bytes_per_parameter_over_the_ranks(precision):
 
 
 def test_accumulating_without_sending_holds_whole_gradients():
-    held = trained("FSDP2", "bf16", 2, 20)[0].moments
+    held = trained("FSDP2", "bf16", 2, STEPS)[0].moments
     first, last = (held[f"after backward {n}"].allocated_bytes for n in (0, 1))
     assert first - last > 2 * P
 

@@ -30,6 +30,8 @@ from utils.shims import (
     forkserver,
     fsdp,
     torch_,
+    torch_autocast,
+    torch_cache,
     torch_distributed,
     torch_simulated,
     transformers,
@@ -39,11 +41,19 @@ from utils.shims.shim import Library, MovedError, Shim
 from utils.simulation import result_cache, simulate
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = (torch_, torch_distributed, torch_simulated, ddp, fsdp, forkserver)
+FILES = (
+    torch_,
+    torch_autocast,
+    torch_cache,
+    torch_distributed,
+    torch_simulated,
+    ddp,
+    fsdp,
+    forkserver,
+)
 LIBRARIES = (bitsandbytes, deepspeed, transformers)  # each looked at in a process of its own
 OWN = [
     *(shim for file in FILES for shim in file.SHIMS),
-    *torch_simulated.CACHE_SHIMS,
     *torch_simulated.COMPILER_SHIMS,
     *(torch_.CUDA_SHIMS if torch.version.cuda else ()),
     *EXTENSION_POINTS,
@@ -136,8 +146,8 @@ def test_a_simulation_says_it_before_it_begins(monkeypatch):
 
 
 def test_a_simulation_without_the_cache_needs_none_of_its_names(monkeypatch):
-    gone = dataclasses.replace(torch_simulated.CACHE_SHIMS[0], target="torch._C:_gone")
-    monkeypatch.setattr(result_cache, "CACHE_SHIMS", (gone,))
+    gone = dataclasses.replace(torch_cache.SHIMS[0], target="torch._C:_gone")
+    monkeypatch.setattr(result_cache, "SHIMS", (gone,))
     small = lambda: (nn.Linear(4, 4), None), lambda model, _: model(torch.ones(1, 4))
     with pytest.raises(MovedError, match="_gone of torch._C"):
         simulate(*small)
@@ -150,7 +160,6 @@ def test_every_row_is_whole():
     for file in (*FILES, *LIBRARIES):
         for shim in (
             *file.SHIMS,
-            *getattr(file, "CACHE_SHIMS", ()),
             *getattr(file, "CUDA_SHIMS", ()),
             *getattr(file, "COMPILER_SHIMS", ()),
         ):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from utils.memory import Category
-from utils.shims.torch_simulated import autocast_operators
+from utils.shims.torch_autocast import autocast_operators
 from utils.simulation import SimulationError, cuda_autocast, simulate
 from utils.units import MIB
 

@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 from rank_cases import nothing_left
 from zero_cases import (
+    MANY_STEPS,
     STAGES,
+    STEPS,
     WORLD,
     adamw,
     loss_of,
@@ -42,13 +44,23 @@ def deepspeed_ready() -> None:
     assert deepspeed_problem() is None
 
 
+TOLERANCES = {"fp32": 1e-6, "bf16": 5e-4}
+
+
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", STAGES)
 def test_losses_equal_those_of_one_process(name, precision, accumulation):
-    found = trained(name, precision, accumulation, 20)[0].losses
-    tolerance = {"fp32": 1e-6, "bf16": 5e-4}[precision]
-    assert found == pytest.approx(one_process(precision), rel=tolerance)
+    found = trained(name, precision, accumulation, STEPS)[0].losses
+    assert found == pytest.approx(one_process(precision), rel=TOLERANCES[precision])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", STAGES)
+def test_losses_of_many_steps_equal_those_of_one_process(name, precision):
+    found = trained(name, precision, 2, MANY_STEPS)[0].losses
+    assert found == pytest.approx(one_process(precision, MANY_STEPS), rel=TOLERANCES[precision])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -59,7 +71,7 @@ def test_gradients_are_all_reduced_and_parameters_gathered(name, accumulation, p
     times = accumulation if name == "ZeRO-2" else 1
     unit, dtype = BYTES[precision], DTYPES[precision]
     norm = 4 if precision == "fp32" else 0  # of the gradients: one more number of the same dtype
-    for run in trained(name, precision, accumulation, 20):
+    for run in trained(name, precision, accumulation, STEPS):
         assert run.payloads() == {
             ("all-reduce", dtype): times * unit * P + norm, ("all-gather", dtype): unit * P // WORLD
         }  # fmt: skip
@@ -117,7 +129,7 @@ def test_what_a_rank_of_zero_1_and_2_holds(name, precision):
         ("optimizer.state['exp_avg']", "float32"): share,
         ("optimizer.state['exp_avg_sq']", "float32"): share,
     }
-    for rank, run in enumerate(trained(name, precision, 1, 20)):
+    for rank, run in enumerate(trained(name, precision, 1, STEPS)):
         gradients = {("averaged_gradients", dtype): unit * touched(rank)}
         copy = {("single_partition_of_fp32_groups.grad", "float32"): share}
         assert large(run.moments["after backward 0"]) == lasting | gradients
@@ -147,7 +159,7 @@ def test_what_a_rank_of_zero_3_holds(precision):
         ("optimizer.state['exp_avg']", "float32"): 4 * share,
         ("optimizer.state['exp_avg_sq']", "float32"): 4 * share,
     }
-    for run in trained("ZeRO-3", precision, 1, 20):
+    for run in trained("ZeRO-3", precision, 1, STEPS):
         copy = {("fp32_partitioned_groups_flat.grad", "float32"): 4 * share}
         assert large(run.moments["after the step"]) == lasting
         assert large(run.moments["in the step"]) == lasting | copy
@@ -156,7 +168,7 @@ def test_what_a_rank_of_zero_3_holds(precision):
 @pytest.mark.parametrize("name", STAGES)
 def test_every_allocated_byte_has_a_name(name):
     """But for single numbers that are on the stack of DeepSpeed's step."""
-    for run in trained(name, "bf16", 1, 20):
+    for run in trained(name, "bf16", 1, STEPS):
         for when, moment in run.moments.items():
             unnamed = moment.allocated_bytes - sum(row.bytes for row in moment.rows)
             assert 0 <= unnamed <= (16 if when == "in the step" else 0)
@@ -164,10 +176,10 @@ def test_every_allocated_byte_has_a_name(name):
 
 def test_zero_1_keeps_all_gradients_while_it_accumulates():
     first, last = (
-        trained("ZeRO-1", "bf16", 2, 20)[0].moments[f"after backward {n}"] for n in (0, 1)
+        trained("ZeRO-1", "bf16", 2, STEPS)[0].moments[f"after backward {n}"] for n in (0, 1)
     )
     assert first.named(".grad") >= 2 * P > last.named("averaged_gradients")
-    two = trained("ZeRO-2", "bf16", 2, 20)[0].moments["after backward 0"]
+    two = trained("ZeRO-2", "bf16", 2, STEPS)[0].moments["after backward 0"]
     assert two.named(".grad") < P
 
 

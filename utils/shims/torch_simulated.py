@@ -75,15 +75,6 @@ _LIBRARY = Shim(
     TORCH, "torch.library:_scoped_library", "kernels_replaced",
     "a public library of kernels stays until the process ends",
 )  # fmt: skip
-_EXCLUDE = Shim(
-    TORCH, "torch._C:_ExcludeDispatchKeyGuard", "autocast_off",
-    "`torch.autocast(enabled=False)` forgets the copies of weights that autocast keeps",
-)  # fmt: skip
-_KEY_SET = Shim(TORCH, "torch._C:DispatchKeySet", "autocast_off", "as for the guard")
-_AUTOCAST = Shim(
-    TORCH, "torch.amp.autocast_mode:autocast.__init__", "autocast_as_on_cpu",
-    "autocast for `cuda` passes tensors without data by, which are all of `cpu`", patched=True,
-)  # fmt: skip
 _TENSOR_DEVICE = Shim(
     TORCH, "torch._subclasses.fake_tensor:FakeTensor.device", "devices_answered",
     "tensors without data answer it themselves, past every function mode", patched=True,
@@ -96,14 +87,6 @@ _RUN_COMPILED = Shim(
     TORCH, "torch._dynamo.eval_frame:_callback_from_stance", "compiled_as_eager",
     "compiled code passes dispatch modes by; PyTorch falls back to eager with many warnings",
     patched=True,
-)  # fmt: skip
-_OPERATORS = Shim(
-    TORCH, "torch._C:_dispatch_get_all_op_names", "autocast_operators",
-    "which operators autocast changes stands in PyTorch's dispatcher alone",
-)  # fmt: skip
-_HAS_KERNEL = Shim(
-    TORCH, "torch._C:_dispatch_has_kernel_for_dispatch_key", "autocast_operators",
-    "as for the names of operators",
 )  # fmt: skip
 SHIMS = (
     _APPLY,
@@ -119,53 +102,9 @@ SHIMS = (
     _PYTHON_OFF,
     _FUNCTION_OFF,
     _LIBRARY,
-    _EXCLUDE,
-    _KEY_SET,
-    _AUTOCAST,
     _TENSOR_DEVICE,
-    _OPERATORS,
-    _HAS_KERNEL,
 )
 COMPILER_SHIMS = (_RUN_COMPILED,)  # its module takes seconds to load, and most need none of it  # fmt: skip
-
-# What the cache of results stands on; a simulation without it needs none of these.
-_KEYS = Shim(
-    TORCH,
-    "torch._C:_dispatch_keys",
-    "dispatch_keys",
-    "results follow from the keys of the arguments",
-)
-_KEY_NAMES = Shim(
-    TORCH,
-    "torch._C:DispatchKey",
-    "is_usual",
-    "conjugates, quantized and sparse tensors are left out",
-)
-_BUILTIN = Shim(
-    TORCH, "torch._library.utils:is_builtin", "is_builtin_operator",
-    "operators of others may do anything",
-)  # fmt: skip
-_OVERLOAD = Shim(
-    TORCH, "torch._ops:OpOverload", "is_builtin_operator", "only operators have results to keep"
-)
-_SUBCLASS = Shim(
-    TORCH, "torch:Tensor._make_subclass", "fake_like",
-    "the public constructor of fake tensors takes several times as long",
-)  # fmt: skip
-_WARN = Shim(
-    TORCH, "torch._C:_set_warn_deprecated_on_mutable_data_ptr", "fake_like",
-    "the constructor of fake tensors does so, unless PyTorch is told to raise there",
-)  # fmt: skip
-_FAKE_DEVICE = Shim(
-    TORCH, "torch._subclasses.fake_tensor:FakeTensor.fake_device", "fake_device",
-    "a fake tensor is on `meta`, and knows which device it stands for",
-)  # fmt: skip
-CACHE_SHIMS = (_KEYS, _KEY_NAMES, _BUILTIN, _OVERLOAD, _SUBCLASS, _WARN, _FAKE_DEVICE)
-
-_UNUSUAL = (
-    "Conjugate", "Negative", "ZeroTensor", "SparseCPU", "SparseCsrCPU", "SparseMeta",
-    "SparseCsrMeta", "QuantizedCPU", "QuantizedMeta", "NestedTensor",
-)  # fmt: skip
 
 
 def plain_conversion(
@@ -250,44 +189,6 @@ def devices_answered(answer: Callable[[Any, torch.device], Any]) -> AbstractCont
     return _TENSOR_DEVICE.replaced(property(lambda tensor: answer(tensor, device(tensor))))
 
 
-@contextlib.contextmanager
-def autocast_as_on_cpu() -> Iterator[None]:
-    """Inside, autocast for `cuda` is that for `cpu`, where tensors without data are.
-
-    Without a type of its own it keeps CUDA's, float16.
-    """
-    init, fast = _AUTOCAST.get(), torch.get_autocast_dtype
-
-    def on_cpu(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
-        if device_type == "cuda":
-            device_type, dtype = "cpu", fast("cuda") if dtype is None else dtype
-        init(self, device_type, dtype, *args, **kwargs)
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_AUTOCAST.replaced(on_cpu))
-        for name in _BY_DEVICE:
-            asked = _of_cpu(getattr(torch, name))
-            stack.enter_context(mock.patch.object(torch, name, asked))
-        yield
-
-
-# Public functions of `torch` that take a kind of device first; CUDA where it is left out.
-_BY_DEVICE = (
-    "is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype",
-)  # fmt: skip
-
-
-def _of_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    def asked(device_type: Any = "cuda", *args: Any) -> Any:
-        if isinstance(device_type, bool):  # the old way: set_autocast_enabled(True)
-            return function("cpu", device_type)
-        is_off = "get" in function.__name__ and not enabled("cpu")
-        return function("cpu" if device_type == "cuda" and not is_off else device_type, *args)
-
-    enabled = torch.is_autocast_enabled
-    return asked
-
-
 def writes_arguments(func: Any) -> bool:
     """Whether an operator changes one of its arguments."""
     return func._schema.is_mutable
@@ -317,23 +218,6 @@ def compiled_as_eager(note: Callable[[], None]) -> Iterator[None]:
         if loaded:
             stack.enter_context(_RUN_COMPILED.replaced(no_callback))
         yield
-
-
-def autocast_operators(key: str) -> frozenset[str]:
-    """PyTorch's own operators that have a kernel at "AutocastCPU" or "AutocastCUDA"."""
-    has_kernel, names = _HAS_KERNEL.get(), _OPERATORS.get()()
-    own = (name for name in names if name.startswith("aten::"))
-    return frozenset(name.removeprefix("aten::") for name in own if has_kernel(name, key))
-
-
-def autocast_off() -> AbstractContextManager[Any]:
-    """Inside, operators on `cpu` pass autocast by, as they do inside of its own kernels."""
-    return torch._C._ExcludeDispatchKeyGuard(_autocast_keys())
-
-
-@functools.cache
-def _autocast_keys() -> Any:
-    return torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
 def copied_without_data() -> AbstractContextManager[Any]:
@@ -397,47 +281,6 @@ def python_dispatch_off() -> Callable[[], AbstractContextManager[Any]]:
 def torch_function_off() -> Callable[[], AbstractContextManager[Any]]:
     """What makes a context in which functions do not come to function modes."""
     return _FUNCTION_OFF.get()
-
-
-# The rest runs for every argument of every operation: through the rows it would be felt. `check`
-# finds their names before a simulation begins.
-
-
-def dispatch_keys(tensor: torch.Tensor) -> int:
-    """The set of dispatch keys of a tensor, as a number."""
-    return torch._C._dispatch_keys(tensor).raw_repr()
-
-
-def is_usual(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is dense and plain: no conjugate, no zero, sparse or quantized one."""
-    found, names = torch._C._dispatch_keys(tensor), torch._C.DispatchKey
-    return not any(found.has(getattr(names, name)) for name in _UNUSUAL)
-
-
-def is_builtin_operator(func: Any, more_namespaces: frozenset[str]) -> bool:
-    """Whether it is an operator of PyTorch's own, or of these namespaces."""
-    if not isinstance(func, _OVERLOAD.get()):
-        return False
-    return _BUILTIN.get()(func) or func.namespace in more_namespaces
-
-
-def fake_device(tensor: Any) -> torch.device:
-    """The device that a fake tensor stands for."""
-    return tensor.fake_device
-
-
-def fake_like(plain: torch.Tensor, kind: type[Any], attributes: Mapping[str, Any]) -> Any:
-    """A fake tensor around a tensor on `meta`, with another fake tensor's attributes.
-
-    `FakeTensor`'s own constructor does the same, and checks its arguments on the way.
-    """
-    result = torch.Tensor._make_subclass(
-        kind, plain, False, dispatch_device=True,
-        device_for_backend_keys=attributes["_fake_device"],
-    )  # fmt: skip
-    torch._C._set_warn_deprecated_on_mutable_data_ptr(result)
-    result.__dict__.update(attributes)
-    return result
 
 
 def _convert(

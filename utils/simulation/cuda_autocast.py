@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from utils.shims.torch_simulated import autocast_off, autocast_operators
+from utils.shims.torch_autocast import autocast_off, autocast_operators
 
 Kernel = Callable[..., Any]
 _LOW = (torch.float16, torch.bfloat16)

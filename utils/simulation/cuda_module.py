@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 
 from utils.memory.host import host_memory
-from utils.shims.torch_simulated import autocast_as_on_cpu
+from utils.shims.torch_autocast import autocast_as_on_cpu
 from utils.simulation.devices import SimulatedDevice
 from utils.simulation.watcher import DEVICE, HOST, StorageWatcher
 

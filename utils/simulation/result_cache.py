@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from utils.shims.shim import check
 from utils.shims.torch_ import storage_key
-from utils.shims.torch_simulated import (
-    CACHE_SHIMS,
+from utils.shims.torch_cache import (
+    SHIMS,
     dispatch_keys,
     fake_device,
     fake_like,
@@ -81,7 +81,7 @@ class ResultCache:
     """
 
     def __init__(self) -> None:
-        check(CACHE_SHIMS)
+        check(SHIMS)
         self._recipes: dict[Key, Recipe] = {}
         self._is_usual: dict[int, bool] = {}
 
