@@ -43,8 +43,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Real]:
-    return on_real_ranks(tmp_path_factory.mktemp("ranks"), REPEATS)
+def real() -> dict[str, Real]:
+    return on_real_ranks(REPEATS)
 
 
 @functools.cache

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -29,6 +27,7 @@ from utils.memory import measure
 from utils.memory.measurement import Measurement
 from utils.memory.source import CountingSource
 from utils.models import Transformer, TransformerConfig
+from utils.ranks import run_ranks
 
 WORLD, BATCH, LENGTH = 4, 2, 64
 TINY = TransformerConfig(vocabulary=256, hidden=128, layers=2, heads=4, feedforward=352)
@@ -128,23 +127,15 @@ CASES: dict[str, Callable[[], Built]] = {
 }
 
 
-def on_real_ranks(folder: Path, repeats: int) -> dict[str, Real]:
+def on_real_ranks(repeats: int) -> dict[str, Real]:
     """Measure all cases on four gloo ranks; what rank 0 found."""
-    mp.spawn(_rank, (folder, repeats), nprocs=WORLD)
-    return torch.load(folder / "found", weights_only=False)
+    return run_ranks(_all_measured, WORLD, repeats, timeout_seconds=300)[0]
 
 
-def _rank(rank: int, folder: Path, repeats: int) -> None:
+def _all_measured(repeats: int) -> dict[str, Real] | None:
     torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), WORLD)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
-    try:
-        found = {name: _measured(build, repeats) for name, build in CASES.items()}
-        if rank == 0:
-            torch.save(found, folder / "found")
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    found = {name: _measured(build, repeats) for name, build in CASES.items()}
+    return found if dist.get_rank() == 0 else None
 
 
 def _measured(build: Callable[[], Built], repeats: int) -> Real:
