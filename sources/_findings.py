@@ -16,7 +16,7 @@ from nbformat import NotebookNode
 
 LESSON_CELLS = range(40, 71)
 SHORT_CELLS = range(15, 41)  # of a short notebook between two lessons, numbered 05a
-MOST_WORDS = 3_500
+MOST_WORDS = 2_400
 MEDIAN_CODE_LINES, MOST_CODE_LINES = 10, 25
 MOST_BYTES = 10**6
 MOST_HINTS = 3

@@ -47,7 +47,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, TensorDataset
 
 from utils import Evidence, Span, accumulated_backward, check, cifar10, compare, computes
-from utils import draw_lanes, draw_losses, format_bytes, format_seconds, low_precision, measure
+from utils import draw_holders, draw_lanes, draw_losses, format_bytes, format_seconds, low_precision, measure
 from utils import recorded_table, resnet, run_ranks, run_torchrun, score, scoreboard
 from utils import sharded_loader, show, simulate, small_resnet, tf32, traffic
 from utils.catalog import device as gpu
@@ -62,8 +62,12 @@ from utils.validation.tables import source, table
 # - Say what accumulation, batch norm and an uneven last batch do to the result.
 # - Find out why training on several ranks is not faster.
 #
-# This lesson buys *compute* (more processors) and pays in *communication*. Memory per rank hardly falls: you will
-# see why. Runs that are compared compute in one place: on GPUs if there are four, else on the CPU.
+# This lesson buys *compute* (more processors) and pays in *communication*, not memory: every rank holds
+# the whole model. Runs that are compared compute in one place: on four GPUs, else on the CPU.
+
+# %%
+figure = draw_holders({"data parallel": ()}, sends={"data parallel": "all gradients"}, title="Who holds what")
+show(figure, alt="Four boxes, one a rank, each filled whole with parameters, gradients and optimizer state.")
 
 # %%
 ON_GPUS = torch.cuda.device_count() >= 4

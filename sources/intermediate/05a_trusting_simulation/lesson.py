@@ -42,9 +42,31 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from utils import Transformer, TransformerConfig, budget, compare, draw_timeline, format_bytes
-from utils import measure, model_shape, resnet, score, scoreboard, show, simulate
+from utils import Transformer, TransformerConfig, budget, compare, draw_over_time, draw_timeline
+from utils import format_bytes, measure, model_shape, resnet, score, scoreboard, show, simulate
 from utils.simulation import SimulationError
+
+# %% [markdown]
+# Here is one training step of a small transformer, twice. One of them ran. In the other no number was ever
+# multiplied by another.
+
+# %%
+def small_model():
+    model = Transformer(TransformerConfig(vocabulary=256, hidden=64, layers=4, heads=4, feedforward=176))
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def small_step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.randint(0, 256, (4, 128))).square().mean().backward()
+    optimizer.step()
+
+
+ran = small_model()
+pair = {"with data": measure(lambda: small_step(*ran), model=ran[0], optimizer=ran[1], timed_steps=0),
+        "without": simulate(small_model, small_step, device="cpu")}  # fmt: skip
+show(draw_over_time(pair, "activations", title="Activations through one step, with data and without"),
+     alt="Two panels of activations through a training step, one measured and one simulated: the same hill.")  # fmt: skip
 
 # %% [markdown]
 # ## 1. A tensor without data
