@@ -8,8 +8,10 @@ PYTHON ?= python3
 RUN := .venv/bin/python
 NOTEBOOKS := notebooks labs solutions
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=300
-# Two files at a time.
+# Two files at a time; three of tests, which wait a good part of their time, for ranks that hang on
+# purpose and for time limits.
 SIDE_BY_SIDE := -n 2 --dist loadfile
+THREE_AT_A_TIME := -n 3 --dist loadfile
 
 # Without it the profiler writes its start lines into the outputs of cells.
 export KINETO_LOG_LEVEL := 99
@@ -49,7 +51,7 @@ test: setup  ## Set up, then run every test, notebook, lab and solution
 	@$(STAGES); \
 	stage libraries $(RUN) -m pytest tests/test_shims.py; \
 	stage style $(RUN) sources/style.py; \
-	stage tests $(RUN) -m pytest $(SIDE_BY_SIDE) -m "not slow" tests --ignore=tests/test_shims.py; \
+	stage tests $(RUN) -m pytest $(THREE_AT_A_TIME) -m "not slow" tests --ignore=tests/test_shims.py; \
 	stage sources $(RUN) sources/build.py --check; \
 	export TQDM_DISABLE=1; \
 	stage notebooks $(RUN) -m pytest $(SIDE_BY_SIDE) $(NBVAL) $(NOTEBOOKS); \

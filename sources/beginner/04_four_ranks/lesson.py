@@ -66,7 +66,7 @@ from utils.validation.tables import source, table
 # the whole model. Runs that are compared compute in one place: on four GPUs, else on the CPU.
 
 # %%
-figure = draw_holders({"data parallel": ()}, sends={"data parallel": "all gradients"}, title="Who holds what")
+figure = draw_holders({"data parallel": ()}, sends={"data parallel": "sends all gradients"}, title="Who holds what")
 show(figure, alt="Four boxes, one a rank, each filled whole with parameters, gradients and optimizer state.")
 
 # %%
