@@ -79,8 +79,12 @@ bench: setup  ## Print each speed beside its budget
 validate: setup  ## Print predicted and simulated against published, source by source
 	@$(RUN) -m utils.validation
 
-record: setup  ## Measure on this machine's device and write results/
-	@$(RUN) -m utils.record
+record: setup  ## Measure on this machine's device, write results/, and prove the paths of a GPU on it
+	@$(STAGES); \
+	stage records $(RUN) -m utils.record --minutes 12; \
+	stage gpu-tests $(RUN) -m pytest -m gpu tests; \
+	stage lessons $(RUN) sources/course.py; \
+	$(VERDICT)
 
 notebooks: setup  ## Build notebooks, labs and solutions from sources/
 	@$(RUN) sources/build.py

@@ -59,7 +59,7 @@ def test_the_glossary_is_a_page_that_lessons_lead_to() -> None:
     assert page.count("\n| ") > 70 and not any(
         cell.cell_type == "code" for cell in cells("notebooks/00_glossary.ipynb")
     )
-    for name in READ_AGAIN:
+    for name in LESSONS:
         assert "(../00_glossary.ipynb" in prose(name)
     assert "(00_glossary.ipynb)" in prose("notebooks/00_start_here.ipynb")
     terms = re.findall(r"^\| (?!term|---)(.+?) \|", page, re.MULTILINE)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,10 +15,11 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: else the profil
 import torch
 
 from utils.memory.source import prepare
+from utils.record.agreement import disagreements
 from utils.record.experiment import Experiment, run_jobs
 from utils.record.provenance import device_title, provenance
 from utils.record.registry import EXPERIMENTS, load
-from utils.record.store import Record, RecordError, check_writable, write
+from utils.record.store import Record, RecordError, check_writable, read, write
 
 
 def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:
@@ -29,16 +32,38 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
             return 0
         if device.type == "cpu":
             prepare()  # before any tensor: memory that is older is never seen to be freed
-        for experiment in _chosen(options.experiments, device):
-            path = record(experiment, device, options.commit, root)
-            print(f"{experiment.name}: wrote {'/'.join(path.parts[-3:])}")
+        chosen = _chosen(options.experiments, device)
+        return _record_all(chosen, device, options.commit, options.minutes, root)
     except RecordError as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("Stopped. Nothing of the experiment that was running is kept.", file=sys.stderr)
         return 130
-    return 0
+
+
+def _record_all(
+    experiments: Sequence[Experiment],
+    device: torch.device,
+    commit: str,
+    minutes: float,
+    root: Path | None,
+) -> int:
+    """Run them while time is left, then print what disagrees; the exit code."""
+    ends, problems = time.monotonic() + 60 * minutes, []
+    for number, experiment in enumerate(experiments):
+        if time.monotonic() > ends:
+            left = ", ".join(e.name for e in experiments[number:])
+            print(f"The {minutes:g} minutes are over; not begun: {left}.")
+            break
+        path = record(experiment, device, commit, root)
+        print(f"{experiment.name}: wrote {'/'.join(path.parts[-3:])}")
+        problems += disagreements(read(path))
+    for problem in problems:
+        print(f"DISAGREES  {problem}")
+    if problems:
+        print("The meter was never proved on this GPU: please report these lines.")
+    return 1 if problems else 0
 
 
 def record(
@@ -84,6 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m utils.record", description=__doc__)
     parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help="none: all")
     parser.add_argument("--list", action="store_true", help="list the experiments and stop")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no experiment after this time"
+    )
     parser.add_argument("--commit", default="", help="the commit of a copy that has no git")
     return parser
 

@@ -92,7 +92,7 @@ print(f"every rank computes on: {WHERE}; 16-bit type {LOW}, computed without emu
 # %% [markdown]
 # ## 1. A process group
 #
-# A **rank** is one process of a group; the **world size** is how many there are. Each rank runs the
+# A [**rank**](../00_glossary.ipynb) is one process of a group; the **world size** is how many there are. Each rank runs the
 # same code on its own data. They meet in **collectives**, operations that all ranks call together.
 # `run_ranks` starts real processes and runs a function of this notebook on each. A library carries
 # the data between them: *gloo* between CPUs, *NCCL* between NVIDIA GPUs.

@@ -62,7 +62,7 @@ device = here.meter_device  # where the meter can count: CUDA or CPU
 # - Predict the peak and the arithmetic, and say where the folklore of "33%" comes from.
 # - Recognize the cases in which checkpointing saves nothing, raises the peak, or breaks a model.
 #
-# Checkpointing pays for **memory** with **compute**. It shrinks activations; states and gradients stay.
+# Checkpointing pays for **memory** with **compute**. It shrinks [activations](../00_glossary.ipynb); states and gradients stay.
 
 # %%
 def nine_blocks(every):

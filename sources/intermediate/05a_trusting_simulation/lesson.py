@@ -47,7 +47,7 @@ from utils import format_bytes, measure, model_shape, resnet, score, scoreboard,
 from utils.simulation import SimulationError
 
 # %% [markdown]
-# Here is one training step of a small transformer, twice. One of them ran. In the other no number was ever
+# Here is one training step of a small transformer, twice: its [activations](../00_glossary.ipynb). One of them ran. In the other no number was ever
 # multiplied by another.
 
 # %%
