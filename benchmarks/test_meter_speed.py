@@ -17,6 +17,7 @@ from utils.memory.ledger import Observations, allocations
 from utils.memory.observer import StepObserver
 from utils.memory.source import CountingSource, EventSource, ProfilerSource
 from utils.memory.timeline import MemoryTimeline
+from utils.memory.watched import watched
 from utils.models import resnet
 
 from .conftest import Report
@@ -69,7 +70,7 @@ def metered(case: Training, source: EventSource) -> Seconds:
     """The step as `measure` runs it: source recording, observer open, then the analysis."""
     began = time.perf_counter()
     source.start()
-    with StepObserver(case.model, case.optimizer, source.now_ns) as observer:
+    with StepObserver(watched(case.model, case.optimizer, None), source) as observer:
         start_ns = observer.begin_step()
         step = seconds_of(case.step)
         end_ns = source.now_ns()

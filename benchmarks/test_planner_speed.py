@@ -15,6 +15,13 @@ def test_search_over_1024_gpus(report):
     report("search, 175B on 1,024 GPUs", time.perf_counter() - start, 2.0)
 
 
+def test_search_over_1024_gpus_with_experts_and_long_sequences(report):
+    batch = Batch(sequences=1024, sequence_length=32_768)
+    start = time.perf_counter()
+    search("mixtral-8x22b", Cluster(gpu="H100", nodes=128), batch)
+    report("search, 8x22B at 32k on 1,024 GPUs", time.perf_counter() - start, 2.0)
+
+
 def test_estimate(report):
     cluster, plan = Cluster(gpu="A100-80GB", nodes=8), Plan(tp=8, pp=8)
     start = time.perf_counter()

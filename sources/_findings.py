@@ -47,7 +47,7 @@ def _of_target(target: Target, root: Path) -> Iterator[str]:
     if target.is_executed:
         yield from _of_outputs(stored)
     elif any(cell.get("outputs") or cell.get("execution_count") for cell in stored.cells):
-        yield "is a lab and has outputs; run `make notebooks`."
+        yield f"is a {target.kind} and has outputs; run `make notebooks`."
 
 
 def _differences(made: NotebookNode, stored: NotebookNode) -> Iterator[str]:
@@ -87,6 +87,8 @@ def too_large(size: int) -> Iterator[str]:
 
 def budget_findings(notebook: NotebookNode, target: Target) -> Iterator[str]:
     """What is over budget in a notebook's cells and prose."""
+    if target.kind == "page":
+        return
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     lengths = [len(source.splitlines()) for source in code]

@@ -18,9 +18,9 @@ BADGES = "{{badges}}"
 BOOTSTRAP = "bootstrap"
 _CELL_OPTIONS = {"tags", "jupyter"}
 # Of a lesson's folder: each script, where its notebook goes, and what that is.
-_SCRIPTS = (("lesson", Path("notebooks"), "lesson"), ("lab", Path("labs"), "lab"),
-            ("lab", Path("solutions"), "solution"))  # fmt: skip
-_TEXT_OF = {"lesson": lesson_text, "lab": lab_text, "solution": solution_text}
+_SCRIPTS = (("lesson", Path("notebooks"), "lesson"), ("page", Path("notebooks"), "page"),
+            ("lab", Path("labs"), "lab"), ("lab", Path("solutions"), "solution"))  # fmt: skip
+_TEXT_OF = {"lesson": lesson_text, "page": lesson_text, "lab": lab_text, "solution": solution_text}
 _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 # Without the version, which differs between machines.
 _LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python",
@@ -29,9 +29,10 @@ _LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-pyth
 
 @dataclass(frozen=True)
 class Target:
-    """A notebook to build: its script, its place, and "lesson", "lab" or "solution".
+    """A notebook to build: its script, its place, and "lesson", "page", "lab" or "solution".
 
-    Both paths are relative to the repository.
+    A page is prose alone, such as the glossary: a notebook, so that links to it open in JupyterLab
+    and in Colab alike. Both paths are relative to the repository.
     """
 
     source: Path
@@ -40,7 +41,7 @@ class Target:
 
     @property
     def is_executed(self) -> bool:
-        return self.kind != "lab"
+        return self.kind in ("lesson", "solution")
 
 
 def targets(root: Path) -> list[Target]:
@@ -56,7 +57,7 @@ def targets(root: Path) -> list[Target]:
 
 
 def _made_by(folder: Path, root: Path) -> list[Target]:
-    """The lesson, the lab and its solution of `sources/<tier>/NN_name/`, as far as it has them."""
+    """The lesson or page, the lab and its solution of `sources/<tier>/NN_name/`, as it has them."""
     notebook = Path(*folder.parts[1:]).with_suffix(".ipynb")
     found = [
         Target(folder / f"{script}.py", place / notebook, kind)
@@ -64,7 +65,7 @@ def _made_by(folder: Path, root: Path) -> list[Target]:
         if (root / folder / f"{script}.py").is_file()
     ]
     if not found:
-        raise SourceError(f"{folder.as_posix()}/ has neither lesson.py nor lab.py.")
+        raise SourceError(f"{folder.as_posix()}/ has none of lesson.py, page.py and lab.py.")
     return found
 
 
@@ -77,7 +78,7 @@ def make(target: Target, root: Path) -> NotebookNode:
     name = target.source.as_posix()
     text = _TEXT_OF[target.kind]((root / target.source).read_text(encoding="utf-8"), name)
     cells = [_plain(cell, name) for cell in jupytext.reads(text, fmt="py:percent").cells]
-    cells = _with_bootstrap(cells, root, name)
+    cells = _prose(cells, name) if target.kind == "page" else _with_bootstrap(cells, root, name)
     _fill_badges(cells, target, root)
     _set_ids(cells, target.path)
     course = {"source": name, "kind": target.kind}
@@ -111,6 +112,13 @@ def _plain(cell: NotebookNode, file: str) -> NotebookNode:
     return new[cell.cell_type](cell.source, metadata=options)
 
 
+def _prose(cells: list[NotebookNode], file: str) -> list[NotebookNode]:
+    """The cells of a page."""
+    if any(cell.cell_type == "code" for cell in cells):
+        raise SourceError(f"{file}: a page has no code; a lesson has.")
+    return cells
+
+
 def _with_bootstrap(cells: list[NotebookNode], root: Path, file: str) -> list[NotebookNode]:
     """Put the bootstrap before the set-up cell, folded away, and import `setup` in that."""
     where = [i for i, cell in enumerate(cells) if "setup" in cell.metadata.get("tags", [])]
@@ -131,14 +139,14 @@ def _fill_badges(cells: list[NotebookNode], target: Target, root: Path) -> None:
             continue
         if position or cell.cell_type != "markdown":
             raise SourceError(f"{target.source.as_posix()}: {BADGES} belongs into the first cell.")
-        cell.source = cell.source.replace(BADGES, _badges(target.path, root))
+        badges = _badges(target.path, root)
+        # Without badges their paragraph goes, too.
+        cell.source = cell.source.replace(BADGES if badges else f"{BADGES}\n\n", badges)
 
 
 def _badges(path: Path, root: Path) -> str:
     try:
         return badge_markdown(path.as_posix(), repository_url(root))
-    except KeyError as error:
-        raise SourceError("pyproject.toml lacks Repository under [project.urls].") from error
     except ValueError as error:
         raise SourceError(str(error)) from error
 

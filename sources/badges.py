@@ -1,4 +1,4 @@
-"""Writes every badge and every public address from the one line in pyproject.toml.
+"""Writes badges, clone lines and the public address from the one line in pyproject.toml, if any.
 
 `python sources/badges.py` rewrites the files that carry it; the builder
 calls `badge_markdown` for the notebooks. Standard library only.
@@ -14,26 +14,31 @@ from urllib.parse import quote
 ROOT = Path(__file__).resolve().parents[1]
 CARRIERS = ("README.md", "CONTRIBUTING.md", "sources/bootstrap.py")
 _BADGES = re.compile(r"<!-- badges: (?P<notebook>\S+) -->.*?<!-- /badges -->")
-_ADDRESS = re.compile(r'(?<=repository=")https://[^"\s]*|(?<=git clone )https://\S+')
+_CLONE = re.compile(r"<!-- clone -->.*?<!-- /clone -->", re.DOTALL)
+_ADDRESS = re.compile(r'(?<=repository=")[^"]*(?=")')
 
 
 def repository_url(root: Path = ROOT) -> str:
-    """The public address of the repository, from pyproject.toml."""
+    """The public address of the repository, from pyproject.toml; "" while it has none."""
     settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    return settings["project"]["urls"]["Repository"].rstrip("/")
+    return settings["project"].get("urls", {}).get("Repository", "").rstrip("/")
 
 
 def badge_markdown(notebook_path: str, repository_url: str) -> str:
     """The Colab and Binder badges of one notebook, such as "notebooks/00_start_here.ipynb".
 
+    None, "", while there is no address, or where it is not one of GitHub, which both services need.
+
     Raises:
-        ValueError: the address is not one of GitHub, which both services need.
+        ValueError: an address of GitHub that names no repository.
     """
+    if not repository_url.startswith("https://github.com/"):
+        return ""
     match = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+)", repository_url)
     if not match:
         raise ValueError(
-            f"{repository_url!r} has no badges: Colab and Binder open addresses "
-            "of the form https://github.com/OWNER/NAME. Change Repository in pyproject.toml."
+            f"{repository_url!r} names no repository: write https://github.com/ACCOUNT/NAME. "
+            "Change Repository in pyproject.toml."
         )
     colab = f"https://colab.research.google.com/github/{match[1]}/blob/main/{quote(notebook_path)}"
     binder = f"https://mybinder.org/v2/gh/{match[1]}/main?labpath={quote(notebook_path, safe='')}"
@@ -44,12 +49,14 @@ def badge_markdown(notebook_path: str, repository_url: str) -> str:
 
 
 def with_badges(text: str, url: str) -> str:
-    """The text with its badge comments filled anew, and the address wherever it is cloned."""
+    """The text with its badges, its clone lines and the bootstrap's address filled anew."""
 
     def rewrite(match: re.Match[str]) -> str:
         badges = badge_markdown(match["notebook"], url)
         return f"<!-- badges: {match['notebook']} -->{badges}<!-- /badges -->"
 
+    clone = f"```\ngit clone {url}\n```\n" if url else ""
+    text = _CLONE.sub(f"<!-- clone -->\n{clone}<!-- /clone -->", text)
     return _ADDRESS.sub(url, _BADGES.sub(rewrite, text))
 
 

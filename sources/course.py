@@ -11,7 +11,6 @@ from __future__ import annotations
 import html
 import json
 import os
-import re
 import sys
 import threading
 import time
@@ -32,6 +31,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from utils.labs.scoreboard import Scoreboard, read_rows  # noqa: E402
 from utils.units import GIB, format_bytes, format_seconds  # noqa: E402
 
 FOLDERS = ("notebooks", "labs", "solutions")
@@ -174,19 +174,14 @@ def run(
     seconds = time.perf_counter() - started
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(HTMLExporter().from_notebook_node(notebook)[0], encoding="utf-8")
-    return Run(path, error, seconds, watch.peak_bytes, last_scoreboard(notebook))
+    return Run(path, error, seconds, watch.peak_bytes, rows_so_far(scoreboard))
 
 
-def last_scoreboard(notebook: nbformat.NotebookNode) -> str:
-    """What the notebook's last call of scoreboard() showed, as HTML."""
-    shown = ""
-    for cell in notebook.cells:
-        if re.search(r"^scoreboard\(", cell.source, flags=re.MULTILINE):
-            for output in cell.get("outputs", []):
-                data = output.get("data", {"text/plain": output.get("text", "")})
-                plain = f"<pre>{html.escape(data.get('text/plain', ''))}</pre>"
-                shown = data.get("text/html", plain)
-    return shown
+def rows_so_far(path: Path) -> str:
+    """All rows of a scoreboard's file, as HTML; "" while there are none."""
+    rows = read_rows(path)
+    by_lesson = sorted(rows, key=lambda row: row.lesson)
+    return Scoreboard(tuple(by_lesson))._repr_html_() if rows else ""
 
 
 def index_page(runs: list[Run], root: Path = ROOT) -> str:

@@ -47,7 +47,11 @@ def make_course(root: Path) -> Path:
     (root / "utils").mkdir()
     (root / "utils/units.py").touch()
     (root / "utils/__init__.py").write_text("def setup(name): print('lesson', name)\n")
-    shutil.copy(ROOT / "pyproject.toml", root)
+    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    address = 'Repository = "https://github.com/someone/course"'
+    (root / "pyproject.toml").write_text(
+        f"{settings.partition('[project.urls]')[0]}[project.urls]\n{address}\n"
+    )
     (root / "sources/beginner/01_x").mkdir(parents=True)
     (root / "sources/00_start").mkdir()
     shutil.copy(ROOT / "sources/bootstrap.py", root / "sources")

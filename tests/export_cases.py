@@ -14,6 +14,7 @@ from torch import Tensor
 from utils.catalog import ModelShape
 from utils.models import Transformer, TransformerConfig
 from utils.planner import Batch, Cluster, Export, Plan, export
+from utils.planner.export.deepspeed import learning_rate
 from utils.ranks import run_ranks
 
 WORLD, STEPS, SEQUENCES, LENGTH = 4, 2, 16, 16
@@ -80,7 +81,7 @@ def start_weights(model: ModelShape, folder: Path) -> Path:
 def one_process(model: ModelShape, weights: Path, steps: int = STEPS) -> list[float]:
     """Losses of plain training: the global batch at once, no mesh, nothing sharded."""
     plain = _plain(model, weights)
-    optimizer, losses = torch.optim.AdamW(plain.parameters(), lr=3e-4), []
+    optimizer, losses = torch.optim.AdamW(plain.parameters(), lr=learning_rate(model)), []
     for step in range(steps):
         loss = _plain_loss(plain, step)
         loss.backward()

@@ -18,6 +18,7 @@ from torch import nn
 from utils.labs import lab_15
 from utils.labs.checking import checks_of, lab_numbers
 from utils.labs.faulty_runs import fault_of
+from utils.memory import measure
 from utils.planner import Plan
 from utils.techniques.zero import zero_config
 
@@ -128,7 +129,8 @@ VALUES = {
     "05.last_block": "no",
     "05.tiny_layers": 16,
     "05.best_segment": 2,
-    "06.offloaded_gigabytes": 0.16,
+    "07.offloaded_gigabytes": 0.16,
+    "07.without_offload": 0,
     "09.stage_2_on_8": 3.75,
     "09.one_gpu": 0,
     "09.reduced_times": 8,
@@ -140,7 +142,7 @@ VALUES = {
 
 
 OF_PARTS = (
-    "01.read_timeline", "02.diagnose", "03.diagnosis", "05.diagnosis", "06.fit", "09.accumulation",
+    "01.read_timeline", "02.diagnose", "02.did_not_halve", "03.diagnosis", "05.diagnosis", "06.fit", "09.accumulation",
     "15.explain_oom", "15.two_cards",
 )  # fmt: skip
 
@@ -156,6 +158,7 @@ def right_dicts() -> dict[str, dict[str, Any]]:
         },
         "02.diagnose": {"run A": "half with Adam", "run B": "new scaler each step",
                         "run C": "no scaler"},
+        "02.did_not_halve": {"relu": "halves", "pool": "stays", "gelu": "halves", "wide": "grows"},
         "03.diagnosis": {name: fault_of(name) for name in "ABCDE"},
         "05.diagnosis": {"what differs": "buffers", "updates per step": 2},
         "06.fit": {"method": "LoRA", "sequence length": 1024, "micro-batch": 29},
@@ -174,12 +177,12 @@ def right_dicts() -> dict[str, dict[str, Any]]:
 
 NUMERIC = {
     "01": ["state_bytes", "saved_bytes", "largest_batch"],
-    "02": ["bytes_at_backward", "break_even_batch", "largest_on_card", "scaled_rate", "amp_step"],
+    "02": ["predicted_peak", "measured_peak", "kept_by_module", "largest_on_card", "amp_step"],
     "03": ["decode_float", "find_bad_data"],
     "04": ["sent_bytes", "make_buckets"],
     "05": ["predicted_bytes", "best_set"],
     "06": ["lora_states"],
-    "09": ["staircase", "sent_bytes", "smallest_stage"],
+    "09": ["largest_moment", "sent_bytes", "cheapest_plan"],
     "15": ["token_budget"],
 }  # functions that return numbers, or tuples, lists and dicts of them
 _SOURCES = {
@@ -188,23 +191,18 @@ _SOURCES = {
     "05": "intermediate/05_checkpointing", "06": "intermediate/06_seven_billion",
     "09": "intermediate/09_sharding", "15": "advanced/15_design_studio",
 }  # fmt: skip
-_CALLED = {"09.staircase": "state_bytes"}  # solutions that are called otherwise than their checks
 
 
 def solution(number: str, name: str) -> Callable[..., Any]:
     """A lab's own solution of an exercise."""
-    wanted = _CALLED.get(f"{number}.{name}", name)
-    names = {"torch": torch, "F": F, "nn": nn, "math": math}
+    names = {"torch": torch, "F": F, "nn": nn, "math": math, "measure": measure}
     ends = ("\n\n\nfound = ", "\n\n\ncalls = ")
     if number == "05":
         from utils.techniques import activation_peak, recompute_flops
 
         names |= {"activation_peak": activation_peak, "recompute_flops": recompute_flops}
-    if (number, name) == ("09", "smallest_stage"):
-        names["state_bytes"] = solution("09", "staircase")
-    return definitions(solved_lab(_SOURCES[number]), *ends, starts=(f"def {wanted}(",), **names)[
-        wanted
-    ]
+    source = solved_lab(_SOURCES[number])
+    return definitions(source, *ends, starts=(f"def {name}(",), **names)[name]
 
 
 def in_numpy(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import importlib
@@ -92,6 +93,11 @@ def _faked() -> None:
         torch.ones(2) + 1
 
 
+def _faked_device() -> None:
+    with FakeTensorMode():
+        assert torch.ones(2).device.type == "cpu"
+
+
 def _backward() -> None:
     torch.ones(2, requires_grad=True).sum().backward()
 
@@ -123,6 +129,17 @@ def _eight_bit() -> None:
     AdamW8bit([weight], min_8bit_size=1).step()
 
 
+def _four_bit() -> None:
+    from bitsandbytes.nn import Linear4bit
+
+    layer = Linear4bit(64, 64, quant_type="nf4").to("cpu")
+    layer(torch.ones(1, 64))
+
+
+def _compiled() -> None:
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+
+
 def _llama() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -140,7 +157,12 @@ EXERCISES: dict[str, Callable[[], Any]] = {
     "ShardingPropagator._propagate_tensor_meta_non_cached": _new_shape,
     "ColwiseParallel._apply": _tensor_parallel,
     "FakeTensorMode.avoid_device_init": _faked,
+    "autocast.__init__": lambda: torch.autocast("cpu"),
+    "FakeTensor.device": _faked_device,
+    "Tensor.__format__": lambda: f"{torch.ones(()):.1f}",
+    "Tensor.__deepcopy__": lambda: copy.deepcopy(torch.ones(2)),
     "_engine_run_backward": _backward,
+    "backward": _backward,
     "DeviceMesh.__init__": _on_mesh(lambda mesh: mesh),
     "DeviceMesh.mesh": _on_mesh(lambda mesh: mesh.mesh),
     "DeviceMesh.__getitem__": _on_mesh(lambda mesh: mesh["dp"]),
@@ -159,6 +181,10 @@ EXERCISES: dict[str, Callable[[], Any]] = {
     "assert_ints_same_as_other_ranks": _zero_steps,
     "get_rank": _config_read,
     "create_dynamic_map": _eight_bit,
+    "Optimizer8bit.get_state_buffer": _eight_bit,
+    "Params4bit.__new__": _four_bit,
+    "Linear4bit.forward": _four_bit,
+    "_callback_from_stance": _compiled,
     "find_packed_sequence_indices": _llama,
 }
 

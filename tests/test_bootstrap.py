@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,11 +23,15 @@ cp "{root}/utils/units.py" "{root}/utils/colab.py" "{root}/utils/__init__.py" "$
 """
 
 
+ADDRESS = "https://github.com/someone/big-models-small-memory"
+
+
 def run_cell(
-    folder: Path, before: str = "", python: str = sys.executable, **env: str
+    folder: Path, before: str = "", python: str = sys.executable, address: str = ADDRESS, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the cell in a folder, and print which folder it put on the path."""
-    code = before + CELL.read_text(encoding="utf-8") + REPORT
+    cell = re.sub('repository="[^"]*"', f'repository="{address}"', CELL.read_text(encoding="utf-8"))
+    code = before + cell + REPORT
     command = [python, "-I", "-c", code]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
 
@@ -85,6 +90,16 @@ def test_colab_clones_once(tmp_path: Path, fake_git: str) -> None:
     arguments.unlink()
     run_cell(tmp_path, before=COLAB, PATH=fake_git)
     assert not arguments.exists()
+
+
+def test_without_an_address_colab_uses_what_was_put_there(tmp_path: Path, fake_git: str) -> None:
+    done = run_cell(tmp_path, before=COLAB, address="", PATH=fake_git)
+    assert not (tmp_path / "git-arguments").exists()
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.endswith("inside a copy of the repository: clone or download it, then make lab.")
+    run_cell(tmp_path, before=COLAB, PATH=fake_git)  # puts a copy there
+    done = run_cell(tmp_path, before=COLAB, address="", PATH=fake_git)
+    assert done.stdout == f"ROOT {tmp_path / 'big-models-small-memory'}\n", done.stderr
 
 
 def test_colab_without_a_network_says_what_to_do(tmp_path: Path, fake_git: str) -> None:

@@ -114,10 +114,24 @@ def test_wrong_sources_are_refused(course, old, new, words):
         make(targets(course)[0], course)
 
 
-def test_an_address_that_is_missing_is_said(course):
+def test_without_an_address_there_are_no_badges_and_no_gap(course):
     change(course / "pyproject.toml", "Repository =", "Homepage =")
-    with pytest.raises(SourceError, match="lacks Repository"):
-        make(targets(course)[0], course)
+    change(course / "sources/00_start/lesson.py", "# {{badges}}\n", "# {{badges}}\n#\n# Next.\n")
+    assert make(targets(course)[0], course).cells[0].source == "# Start\n\nNext."
+
+
+def test_a_page_is_prose_alone(course):
+    (course / "sources/00_words").mkdir()
+    page = course / "sources/00_words/page.py"
+    page.write_text("# %% [markdown]\n# # Words\n")
+    target = next(t for t in targets(course) if t.kind == "page")
+    assert target.path.as_posix() == "notebooks/00_words.ipynb" and not target.is_executed
+    assert [cell.source for cell in make(target, course).cells] == ["# Words"]
+    assert build.main([str(page)], course) == 0
+    assert build.main(["--check", str(page)], course) == 0
+    page.write_text("# %%\nprint(1)\n")
+    with pytest.raises(SourceError, match="a page has no code"):
+        make(target, course)
 
 
 # Building: the only tests that start kernels
@@ -134,7 +148,7 @@ def test_build_runs_what_changed_and_check_agrees(course, capsys):
     written = {path: path.stat().st_mtime_ns for path in course.rglob("*.ipynb")}
     # Prose and address are no reason to run anything again.
     change(course / "sources/00_start/lesson.py", "# # Start", "# # Start here")
-    change(course / "sources/bootstrap.py", "OWNER", "ANOTHER")
+    change(course / "sources/bootstrap.py", 'repository=""', 'repository="https://a/b"')
     assert build.main([], course) == 0
     start = course / "notebooks/00_start.ipynb"
     new = {path: path.stat().st_mtime_ns for path in course.rglob("*.ipynb")}

@@ -147,8 +147,9 @@ def test_every_figure_has_a_source():
 
 @pytest.mark.parametrize("row", DEVICES.values(), ids=list(DEVICES))
 def test_reported_memory_is_a_little_below_the_chips(row):
-    # The label counts GiB up to 80; the later cards' 141 and 180 are GB.
-    chips = row.memory_gb * (GIB if row.memory_gb <= 80 else GB)
+    # The label counts GiB up to 80 and on AMD's cards; NVIDIA's later 141 and 180 are GB.
+    in_gib = row.memory_gb <= 80 or row.name.startswith("MI")
+    chips = row.memory_gb * (GIB if in_gib else GB)
     assert 0.91 < row.memory_bytes / chips < 1.07
     assert row.memory_bytes % MIB == 0
 
@@ -160,7 +161,10 @@ def test_peaks_are_dense_and_ordered(row):
     assert row.fp16_tflops >= 1.99 * row.fp32_tflops
     assert row.fp8_tflops is None or row.fp8_tflops == pytest.approx(2 * row.fp16_tflops, rel=0.01)
     if row.matmul_ceiling_tflops is not None:
-        assert 0.75 < row.matmul_ceiling_tflops / row.bf16_tflops < 0.9
+        assert 0.5 < row.matmul_ceiling_tflops / row.bf16_tflops < 0.9
+    if row.fp8_ceiling_tflops is not None:
+        assert row.ceiling_source, f"{row.name}: the fp8 ceiling has no source"
+        assert 0.7 < row.fp8_ceiling_tflops / row.fp8_tflops < 0.8
 
 
 def test_peak_by_name():
@@ -177,9 +181,54 @@ def test_rows_cannot_be_changed():
 
 
 def test_the_lowest_price_or_one_provider_s():
-    assert price("h100").provider == "Lambda"
+    assert price("h100").usd_per_gpu_hour == min(
+        row.usd_per_gpu_hour for row in read_prices() if row.gpu == "H100" and row.kind != "spot"
+    )
+    assert price("H100", "Lambda").usd_per_gpu_hour == 3.99
     assert price("H100", "aws capacity block").usd_per_gpu_hour == 4.916
     assert all(row.as_of and row.source for row in read_prices())
+
+
+def test_a_spot_price_is_never_the_lowest_unless_it_is_asked_for():
+    assert price("H100", kind="spot").usd_per_gpu_hour < price("H100").usd_per_gpu_hour
+    assert price("H100", kind="spot").kind == "spot"
+    assert price("H100", kind="reserved").kind == "reserved"
+    with pytest.raises(ValueError, match="kind is 'cheap'; write one of 'on demand', 'reserved'"):
+        price("H100", kind="cheap")
+
+
+def test_every_price_says_what_it_is_and_includes():
+    assert {row.kind for row in read_prices()} == {"on demand", "reserved", "spot"}
+    assert {row.fabric for row in read_prices()} <= {"yes", "no", "not stated"}
+
+
+def test_todays_cards_and_links():
+    assert {"H200", "B200", "B300", "GB200", "GB300", "MI300X"} <= set(DEVICES)
+    assert link("InfiniBand XDR").link_bytes_per_second == 100 * GB
+    assert device("H100").fp8_native and not device("H100").mxfp8_native
+    assert device("B200").mxfp8_native and not device("A100-80GB").fp8_native
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_experts": 8}, "experts_per_token is not given"),
+        ({"num_experts": 8, "experts_per_token": 9}, "experts_per_token is 9, more than the 8"),
+        ({"experts_per_token": 2}, "experts_per_token needs experts"),
+        ({"shared_feedforward": 64}, "shared_feedforward needs experts"),
+        ({"num_experts": 8, "experts_per_token": 2, "dense_layers": 32}, "none has experts.*31"),
+    ],
+)
+def test_impossible_experts_are_refused(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        replace(model_shape("llama-2-7b"), **change)
+
+
+def test_experts_that_a_token_does_not_meet_are_idle():
+    mixtral = model_shape("mixtral-8x7b")
+    one = 3 * 4096 * 14_336
+    assert mixtral.parameter_count - mixtral.active_parameter_count == 32 * 6 * one
+    assert model_shape("llama-2-7b").active_parameter_count == 6_738_415_616
 
 
 def test_unknown_prices_name_what_there_is():

@@ -29,8 +29,10 @@ def write(path: Path, *cells: str) -> None:
 @pytest.fixture
 def small_course(tmp_path: Path) -> Path:
     """A lesson that passes, its solution that fails, and the start, which comes first."""
-    board = "def scoreboard(): print('lab 01 < 12 MiB')"
-    write(tmp_path / "notebooks/beginner/01_a.ipynb", "print(1)", f"{board}\nscoreboard()")
+    row = {"lesson": "01", "what": "a < b", "peak_bytes": 12 * 2**20, "step_seconds": None,
+           "evidence": "measured"}  # fmt: skip
+    scored = f"import os; open(os.environ['COURSE_SCOREBOARD'], 'w').write({json.dumps([row])!r})"
+    write(tmp_path / "notebooks/beginner/01_a.ipynb", "print(1)", scored)
     write(tmp_path / "notebooks/00_start.ipynb", "x = 1")
     write(tmp_path / "solutions/beginner/01_a.ipynb", "raise ValueError('broken here')", "print(2)")
     return tmp_path
@@ -47,7 +49,7 @@ def test_runs_in_order_and_goes_on_after_a_failure(
 
     pages = small_course / "build/course"
     index = (pages / "index.html").read_text(encoding="utf-8")
-    assert "lab 01 &lt; 12 MiB" in index
+    assert "<td>a &lt; b</td><td>12.00 MiB</td>" in index
     assert "ValueError: broken here" in index
     assert (pages / "solutions/beginner/01_a.html").is_file()
     stored = nbformat.read(small_course / "notebooks/beginner/01_a.ipynb", as_version=4)

@@ -13,7 +13,7 @@ from loopback import server
 from torch.utils.data import DataLoader
 from torchvision.datasets import CIFAR10
 
-from utils.data import cifar10, normalize, text_batches, text_tokens
+from utils.data import cifar10, docstring_pairs, normalize, text_batches, text_tokens
 from utils.data.download import md5_of
 from utils.data.generated import SHAPES, draw, read, write
 
@@ -295,3 +295,18 @@ def test_too_little_text_for_a_batch():
         text_batches(torch.zeros(40, dtype=torch.uint8), batch=4, sequence=10)
     with pytest.raises(ValueError, match="must be 1 or more"):
         text_batches(torch.zeros(40, dtype=torch.uint8), batch=0, sequence=10)
+
+
+def test_docstring_pairs_are_functions_with_what_they_say():
+    pairs = docstring_pairs(40)
+    assert len(pairs) == 40 and pairs == docstring_pairs(60)[:40]
+    for prompt, answer in pairs:
+        assert prompt.startswith("def ") and prompt.endswith("):\n")
+        assert answer and "\n" not in answer
+
+
+def test_docstring_pairs_that_cannot_be():
+    with pytest.raises(ValueError, match="ask for 1 or more"):
+        docstring_pairs(0)
+    with pytest.raises(ValueError, match=r"documents [\d,]+ functions; ask for fewer"):
+        docstring_pairs(10**6)

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from utils.memory import Category, measure
-from utils.models.finetune import METHODS, build_finetune, finetune_step
+from utils.models.finetune import ALL_LINEAR, METHODS, build_finetune, finetune_step
 from utils.models.pretrained import load_base
 from utils.techniques import LoraLinear, adam_state_bytes, optimizer_bytes
 from utils.techniques.lora import add_lora
 from utils.techniques.quantization import quantize_linears
+
+pytestmark = pytest.mark.deepspeed  # peft imports it where it is installed
 
 TINY = LlamaConfig(
     vocab_size=128, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
@@ -121,3 +123,11 @@ def test_eight_bits_shrink_the_moments() -> None:
 def test_an_unknown_method() -> None:
     with pytest.raises(ValueError, match="'DoRA' is none of"):
         build_finetune(TINY, "DoRA")
+
+
+def test_rank_and_targets_of_the_adapters() -> None:
+    model, optimizer = build_finetune(TINY, "LoRA", rank=4, targets=ALL_LINEAR)
+    adapted = [part for part in model.modules() if isinstance(part, LoraLinear)]
+    assert len(adapted) == 7 * TINY.num_hidden_layers
+    assert {part.down.weight.shape[0] for part in adapted} == {4}
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == 2 * len(adapted)

@@ -20,12 +20,14 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
 
 
-def batches(steps: int, spoil: tuple[int, int] | None = None) -> list[tuple[Tensor, Tensor]]:
+def batches(
+    steps: int, spoil: tuple[int, int] | None = None, value: float = math.nan
+) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(steps, 32, 16, generator=generator)
     labels = (x @ torch.randn(16, 4, generator=generator)).argmax(-1)
     if spoil:
-        x[spoil[0], spoil[1], 3] = math.nan
+        x[spoil[0], spoil[1], 3] = value
     return list(zip(x, labels, strict=True))
 
 
@@ -37,6 +39,7 @@ def train(
     clip: tuple[float, bool] | None = None,
     steps: int = 25,
     spoil: tuple[int, int] | None = None,
+    value: float = math.nan,
     model: nn.Module | None = None,
     recorded: bool = True,
 ) -> tuple[list[StepRecord], list[float], nn.Module]:
@@ -49,7 +52,7 @@ def train(
     losses = []
     if not recorded:
         recorder.close()
-    for x, labels in batches(steps, spoil):
+    for x, labels in batches(steps, spoil, value):
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=dtype or FP16, enabled=dtype is not None):
             loss = weight * F.cross_entropy(model(x), labels)
@@ -167,6 +170,29 @@ def test_bad_data_are_found_by_step_and_row() -> None:
         found = [r for r in records if r.first]
         assert (found[0].step, found[0].first.kind, found[0].first.rows) == (6, "input", (21,))
         assert math.isfinite(records[-1].loss) == (scale > 0), "a scaler hides it"
+
+
+@pytest.mark.parametrize("scale", [0.0, 2.0**10])
+def test_a_finite_outlier_is_bad_data_and_no_fault_of_the_first_layer(scale: float) -> None:
+    records, _, _ = train(scale=scale, spoil=(6, 21), value=1e30, steps=8)
+    found = next(r for r in records if r.first)
+    assert (found.step, found.first.kind, found.first.rows) == (6, "input", (21,))
+    assert str(found.first) == "input of the model, rows [21]: finite, but 1e+30"
+
+
+def test_large_inputs_of_all_rows_are_no_outlier() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with FlightRecorder(model, optimizer) as recorder:
+        with torch.autocast("cpu", dtype=FP16):
+            loss = model(torch.full((4, 16), 1e6)).float().sum()
+        loss.backward()
+        assert recorder.record(loss).first.kind == "output"
+        optimizer.zero_grad()
+        spread = torch.ones(4, 16)
+        spread[2] *= 900  # large, and not a thousand times the others
+        model(spread).sum().backward()
+        assert recorder.record(torch.zeros(())).first is None
 
 
 def test_a_loss_that_is_not_finite_is_blamed_before_its_gradients() -> None:

@@ -310,6 +310,24 @@ def test_a_cure_that_records_nothing() -> None:
     nudged(lab_01.cured_step(lambda *args: training(*args[:4]) and None), "one Python number")
 
 
+def in_parts(parts: int, divide: bool = True, early: bool = True, late: bool = False) -> Any:
+    """A step over parts of the batch, with what may go wrong in it."""
+
+    def lean_step(model: Any, optimizer: Any, inputs: Any, labels: Any) -> None:
+        if early:
+            optimizer.zero_grad()
+        losses = []
+        for x, y in zip(inputs.chunk(parts), labels.chunk(parts), strict=True):
+            losses.append(F.cross_entropy(model(x), y) / (parts if divide else 1))
+            if not late:
+                losses.pop().backward()
+        if late:
+            sum(losses).backward()
+        optimizer.step()
+
+    return lean_step
+
+
 def test_a_lean_step_that_is_as_wasteful_as_before() -> None:
     def lean_step(model: Any, optimizer: Any, inputs: Any, labels: Any) -> None:
         loss = F.cross_entropy(model(inputs), labels)
@@ -318,6 +336,31 @@ def test_a_lean_step_that_is_as_wasteful_as_before() -> None:
         optimizer.step()
 
     nudged(lab_01.lean_step(lean_step), "old gradients are alive")
+
+
+def test_a_lean_step_that_frees_gradients_early_alone() -> None:
+    nudged(lab_01.lean_step(in_parts(1)), "Must the whole batch be in memory at once?")
+
+
+def test_a_lean_step_in_too_few_parts() -> None:
+    nudged(lab_01.lean_step(in_parts(4)), "change with the size of a part")
+
+
+def test_a_lean_step_whose_parts_live_until_one_backward() -> None:
+    nudged(lab_01.lean_step(in_parts(4, late=True)), "does a graph of one part stay")
+
+
+def test_a_lean_step_that_sums_the_parts() -> None:
+    nudged(
+        lab_01.lean_step(in_parts(32, divide=False)), "the mean over a part have to be divided by"
+    )
+
+
+def test_a_lean_step_may_split_as_it_likes_and_has_its_par(solved: dict[str, Any]) -> None:
+    assert lab_01.lean_step(in_parts(128)).status is Status.CORRECT
+    verdict = lab_01.lean_step(solved["lean_step"])
+    score, _, par = verdict.score.partition(" at the peak, par ")
+    assert score == par and "times lower" in verdict.note, verdict
 
 
 def test_a_lean_step_that_adds_old_gradients() -> None:

@@ -11,17 +11,21 @@ import torch.nn.functional as F
 from lab_cases import definitions, nudged, solved_lab
 from torch import nn
 
-from utils.labs import check, lab_02
+from utils.labs import check, lab_02, ledger_02
 from utils.labs.verdict import Status
+from utils.memory import measure
+from utils.models import resnet
 
 LAB = solved_lab("beginner/02_mixed_precision")
-EXERCISES = ["amp_step", "bytes_at_backward", "break_even_batch", "largest_on_card", "scaled_rate"]
+EXERCISES = ["amp_step", "predicted_peak", "measured_peak", "kept_by_module", "largest_on_card"]
+FATES = {"relu": "halves", "pool": "stays", "gelu": "halves", "wide": "grows"}
 CAUSES = {"run A": "half with Adam", "run B": "new scaler each step", "run C": "no scaler"}
 
 
 @pytest.fixture(scope="module")
 def solved() -> dict[str, Any]:
-    return definitions(LAB, "\ncalls = ", "\nfor number", torch=torch, F=F, nn=nn)
+    ends = ("\ncalls = ", "\nfor number")
+    return definitions(LAB, *ends, torch=torch, F=F, nn=nn, measure=measure, resnet=resnet)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
@@ -35,6 +39,7 @@ def test_the_questions_accept_the_right_answers() -> None:
     assert lab_02.what_halves("Activations").status is Status.CORRECT
     assert lab_02.linear_rate(0.2).status is Status.CORRECT
     assert lab_02.diagnose(CAUSES).status is Status.CORRECT
+    assert lab_02.did_not_halve(FATES).status is Status.CORRECT
 
 
 @pytest.mark.parametrize(
@@ -54,6 +59,10 @@ def test_the_questions_accept_the_right_answers() -> None:
         ("diagnose", CAUSES | {"run B": "half with Adam"}, "should have fallen"),
         ("diagnose", CAUSES | {"run C": "too slow"}, "run C"),
         ("diagnose", "no scaler", "a dict with the keys"),
+        ("did_not_halve", FATES | {"pool": "halves"}, "Which type has an index"),
+        ("did_not_halve", FATES | {"wide": "halves"}, "is that the parameter itself"),
+        ("did_not_halve", FATES | {"gelu": "stays"}, "a 16-bit tensor"),
+        ("did_not_halve", FATES | {"relu": 0.5}, '"halves", "stays" or "grows"'),
         ("added_bytes", float("nan"), "no finite number"),
         ("added_bytes", True, "a number of bytes"),
         ("linear_rate", float("inf"), "no finite number"),
@@ -169,35 +178,121 @@ def test_a_step_that_returns_a_tensor(solved: dict[str, Any]) -> None:
     nudged(lab_02.amp_step(amp_step), "`.item()`")
 
 
+def peak_of(
+    p: int, kept: float, mixed: bool, s: int, copies: bool = True, half: bool = True
+) -> float:
+    """The right peak, or one with a part left out."""
+    begins = (4 + s + 2 * (mixed and copies)) * p + kept / (2 if mixed and half else 1)
+    return max(begins, (8 + s) * p)
+
+
 @pytest.mark.parametrize(
-    ("mixed_bytes", "words"),
+    ("peak", "words"),
     [
-        (lambda p, a: 12 * p + a / 2, "copies of the weights"),
-        (lambda p, a: (12 * p + a) / 2, "Not everything halves"),
-        (lambda p, a: 16 * p + a, "no gradients yet"),
-        (lambda p, a: 14 * p + a, "What is halved"),
-        (lambda p, a: None, "returns nothing"),
+        (lambda p, a, m, s: (4 + s + 2 * m) * p + a / (1 + m), "Which moment holds more"),
+        (lambda p, a, m, s: (8 + s) * p, "At a large batch another moment"),
+        (lambda p, a, m, s: (8 + s) * p + a, "never alive together"),
+        (lambda p, a, m, s: peak_of(p, a, m, 8), "That is Adam"),
+        (lambda p, a, m, s: peak_of(p, a, m, s, copies=False), "copies of the weights"),
+        (lambda p, a, m, s: peak_of(p, a, False, s) / (2 if m else 1), "States stay in fp32"),
+        (lambda p, a, m, s: peak_of(p, a, m, s, half=False), "take half"),
+        (
+            lambda p, a, m, s: max((4 + s + 2 * m) * p + a / (1 + m), (8 + s + 2 * m) * p),
+            "are gone",
+        ),
+        (lambda p, a, m, s: None, "returns nothing"),
     ],
 )
-def test_wrong_bytes(mixed_bytes: Any, words: str) -> None:
-    def bytes_at_backward(parameters: int, per_image: int, batch: int, mixed: bool) -> Any:
-        activations = per_image * batch
-        return mixed_bytes(parameters, activations) if mixed else 12 * parameters + activations
+def test_wrong_peaks(peak: Any, words: str) -> None:
+    def predicted_peak(p: int, per_image: int, batch: int, mixed: bool, state: int) -> Any:
+        return peak(p, per_image * batch, mixed, state)
 
-    nudged(lab_02.bytes_at_backward(bytes_at_backward), words)
+    nudged(lab_02.predicted_peak(predicted_peak), words)
+
+
+def a_peak(autocast: bool = True, inverted: bool = False, steps: bool = True, unit: int = 1) -> Any:
+    """A measurement of the peak, with what may go wrong in it."""
+
+    def measured_peak(build: Any, batch: int, dtype: torch.dtype | None) -> Any:
+        model, optimizer = build()
+        images, labels = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
+        enabled = autocast and (dtype is None if inverted else dtype is not None)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            with torch.amp.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=enabled):
+                loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            if steps:
+                optimizer.step()
+
+        found = measure(step, model=model, optimizer=optimizer, timed_steps=0)
+        return found.peak_bytes // unit if unit else found
+
+    return measured_peak
 
 
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (lambda p, a: 4 * p // a, "equal is not less"),
-        (lambda p, a: 2 * p // a + 1, "Only half of an image"),
-        (lambda p, a: 16 * p // a, "Solve"),
-        (lambda p, a: None, "whole number of images"),
+        (a_peak(autocast=False), "Are forward and loss inside of autocast"),
+        (a_peak(inverted=True), "Are forward and loss inside of autocast"),
+        (a_peak(steps=False), "Does the step call it?"),
+        (a_peak(unit=2**20), "A whole step"),
+        (a_peak(unit=0), "a peak in bytes, a whole number"),
+        (lambda build, batch, dtype: 7_000_000 // 2, "A whole step"),
     ],
 )
-def test_wrong_break_even(answer: Any, words: str) -> None:
-    nudged(lab_02.break_even_batch(answer), words)
+def test_wrong_measurements(answer: Any, words: str) -> None:
+    nudged(lab_02.measured_peak(answer), words)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"own": True}, "own parameters and buffers"),
+        ({"once": False}, "was counted for both"),
+        ({"in_bytes": False}, "counts elements"),
+    ],
+)
+def test_ledgers_with_a_mistake(settings: dict[str, bool], words: str) -> None:
+    def kept(model: Any, inputs: Any, dtype: Any) -> dict[str, int]:
+        return ledger_02.kept_by_module(model, inputs, dtype, **settings)
+
+    nudged(lab_02.kept_by_module(kept), words)
+
+
+def test_a_ledger_without_autocast() -> None:
+    def kept(model: Any, inputs: Any, dtype: Any) -> dict[str, int]:
+        return ledger_02.kept_by_module(model, inputs, None)
+
+    nudged(lab_02.kept_by_module(kept), "is autocast on")
+
+
+def test_a_ledger_of_one_sum_or_of_nothing() -> None:
+    def total(model: Any, inputs: Any, dtype: Any) -> int:
+        return sum(ledger_02.kept_by_module(model, inputs, dtype).values())
+
+    def all_in_the_last(model: Any, inputs: Any, dtype: Any) -> dict[str, int]:
+        return {"head": total(model, inputs, dtype)}
+
+    nudged(lab_02.kept_by_module(total), "a dictionary from names")
+    nudged(lab_02.kept_by_module(all_in_the_last), "Which module runs")
+    nudged(lab_02.kept_by_module(lambda *given: None), "returns nothing")
+
+
+def test_a_ledger_may_list_modules_that_keep_nothing(solved: dict[str, Any]) -> None:
+    def kept(model: Any, inputs: Any, dtype: Any) -> dict[str, int]:
+        return {"flat": 0} | solved["kept_by_module"](model, inputs, dtype)
+
+    assert lab_02.kept_by_module(kept).status is Status.CORRECT
+
+
+def test_the_fates_are_what_the_ledger_says() -> None:
+    network, images = ledger_02.small_network(), torch.randn(8, 3, 32, 32)
+    fp32, mixed = (ledger_02.kept_by_module(network, images, d) for d in (None, torch.bfloat16))
+    ratios = {name: mixed[name] / fp32[name] for name in FATES}
+    assert ratios["relu"] == ratios["gelu"] == 0.5 and ratios["pool"] == 1 and ratios["wide"] > 4
 
 
 def test_a_search_that_tries_every_batch() -> None:
@@ -254,18 +349,6 @@ def test_a_search_that_forgets_its_return(solved: dict[str, Any]) -> None:
         solved["largest_on_card"](peak, limit)
 
     nudged(lab_02.largest_on_card(silent), "Is there a `return`?")
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (lambda r, old, new, o: r * new / old, "square root of the ratio"),
-        (lambda r, old, new, o: r * old / new, "upside down"),
-        (lambda r, old, new, o: None, "a number is wanted"),
-    ],
-)
-def test_wrong_rates(answer: Any, words: str) -> None:
-    nudged(lab_02.scaled_rate(answer), words)
 
 
 def test_the_three_runs_show_their_faults(solved: dict[str, Any], capsys: Any) -> None:

@@ -19,7 +19,7 @@ from utils.labs.verdict import Status
 LAB = solved_lab("beginner/03_when_numbers_break")
 EXERCISES = {
     "decode_float": "decode_float", "loss_scaler": "LossScaler", "clipped_step": "clipped_step",
-    "find_bad_data": "find_bad_data",
+    "in_fp32": "InFp32", "find_bad_data": "find_bad_data",
 }  # fmt: skip
 RIGHT = {name: fault_of(name) for name in "ABCDE"}
 
@@ -301,6 +301,59 @@ def test_a_step_by_hand_forgets_the_scaler() -> None:
 # Exercise 4
 
 
+class Lifted(nn.Module):
+    """A module around a layer, with a part left out."""
+
+    def __init__(
+        self, layer: nn.Module, lifts: bool, enabled: bool, kept: bool, gives: Any
+    ) -> None:
+        super().__init__()
+        self.given = (layer,) if not kept else None
+        self.layer = layer if kept else None
+        self.lifts, self.enabled, self.gives = lifts, enabled, gives
+
+    def forward(self, x: torch.Tensor) -> Any:
+        layer = self.layer or self.given[0]
+        with torch.autocast("cpu", dtype=torch.float16, enabled=self.enabled):
+            return self.gives(layer(x.float() if self.lifts else x))
+
+
+def lifted(lifts: bool = True, enabled: bool = False, kept: bool = True, gives: Any = None) -> Any:
+    return lambda layer: Lifted(layer, lifts, enabled, kept, gives or (lambda y: y))
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lifted(lifts=False), "Its input is still fp16"),
+        (lifted(lifts=False, enabled=True), "Its input is still fp16"),
+        (lifted(enabled=True), "Autocast casts products down again"),
+        (lifted(kept=False), "as an attribute of the module"),
+        (lifted(gives=lambda y: y.half()), "in torch.float16"),
+        (lifted(gives=lambda y: None), "Is there a `return`?"),
+        (lambda layer: lambda x: layer(x.float()), "Derive it from nn.Module"),
+    ],
+)
+def test_layers_that_are_not_kept_in_fp32(answer: Any, words: str) -> None:
+    nudged(lab_03.in_fp32(answer), words)
+
+
+def test_a_layer_that_leaves_autocast_off() -> None:
+    class Off(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.set_autocast_enabled("cpu", False)
+            return self.layer(x.float())
+
+    nudged(lab_03.in_fp32(Off), "switches it on again")
+
+
+# Exercise 5
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -339,7 +392,7 @@ def test_a_search_with_a_false_alarm() -> None:
     nudged(lab_03.find_bad_data(find), "no fault of the data")
 
 
-# Exercise 5
+# Exercise 6
 
 
 def test_the_right_diagnosis_is_correct() -> None:

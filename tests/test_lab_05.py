@@ -35,6 +35,9 @@ def solved() -> dict[str, Any]:
 def test_the_solution_is_correct(solved: dict[str, Any], exercise: str) -> None:
     verdict = getattr(lab_05, exercise)(solved[exercise])
     assert verdict.status is Status.CORRECT, verdict
+    if verdict.score:
+        found, par = verdict.score.split(", par ")
+        assert found.startswith(par), "the solution reaches the par"
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)

@@ -42,33 +42,6 @@ def test_the_untouched_lab_is_not_attempted(exercise: str) -> None:
     assert check(f"06.{exercise}", names[exercise]).status is Status.NOT_ATTEMPTED
 
 
-# The question of the lesson
-
-
-@pytest.mark.parametrize("answer", [0.16, 0.24, np.float32(0.16), np.float64(0.24)])
-def test_the_question_of_the_lesson(answer: float) -> None:
-    """Two moments; and DeepSpeed's offload takes the fp32 master copy along: 12 bytes each."""
-    assert check("06.offloaded_gigabytes", answer).is_correct
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (0.08, "one of the two moments"),
-        (0.32, "Only the optimizer state goes"),
-        (56, "Nothing of it is in the optimizer"),
-        (160, "That is MB"),
-        (240, "That is MB"),
-        (0.04, "Two moments"),
-        (math.nan, "no finite number"),
-        (0.5, "Two moments"),
-        ("0.16 GB", "a number of GB"),
-    ],
-)
-def test_wrong_answers_to_the_question(answer: Any, words: str) -> None:
-    nudged(lab_06.offloaded_gigabytes(answer), words)
-
-
 # Exercise 1
 
 
@@ -224,10 +197,10 @@ def test_choices_that_need_no_simulation(answer: dict[str, Any], words: str) -> 
 
 def test_the_solution_fits() -> None:
     """Whole numbers of numpy, and the entries in another order."""
-    answer = choice("QLoRA + checkpointing", np.int64(1024), np.int64(29))
+    answer = choice("QLoRA + checkpointing", np.int64(1115), np.int64(9))
     found = check("06.fit", dict(reversed(answer.items()))).verdict
     assert found.status is Status.CORRECT
-    assert found.score == f"29,696 tokens a step, par {lab_06.PAR:,}"
+    assert found.score == f"10,035 tokens a step, par {lab_06.PAR:,}"
 
 
 def test_a_choice_that_needs_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +213,12 @@ def test_a_full_fine_tune_does_not_fit() -> None:
 
 
 def test_a_choice_that_does_not_fit_names_the_category() -> None:
-    nudged(lab_06.fit(choice("LoRA", 1024, 8)), "largest category at the peak is activations")
+    nudged(lab_06.fit(choice("QLoRA", 1024, 8)), "largest category at the peak is activations")
+
+
+def test_the_answer_of_the_lesson_is_none_here() -> None:
+    """What the lesson's map shows for Llama-2: four times the vocabulary changes it."""
+    nudged(lab_06.fit(choice("QLoRA + checkpointing", 1024, 16)), "does not fit")
 
 
 def test_a_choice_that_fits_with_room_to_spare() -> None:

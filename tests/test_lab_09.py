@@ -18,7 +18,7 @@ pytestmark = pytest.mark.deepspeed
 
 
 NAMES = {"torch": torch, "dist": dist, "zero_config": zero_config}
-EXERCISES = ["staircase", "sent_bytes", "smallest_stage", "zero_1", "accumulation"]
+EXERCISES = ["largest_moment", "sent_bytes", "cheapest_plan", "zero_1", "accumulation"]
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
@@ -57,48 +57,77 @@ def test_questions_of_the_lesson(name, right, wrong):
         refused(name, answer, nudge)
 
 
-def state_bytes(count, stage, ranks):
+def moments(count, stage, ranks, bucket, copy=True, lasting=True):
+    always = 2 * count / (ranks if stage == 3 else 1) + 12 * count / ranks
+    backward = always + (2 * count if stage == 1 else 2 * count / ranks + 2 * bucket)
+    begins = always + 2 * count / ranks + (4 * count / ranks if copy else 0)
+    return backward, begins + (2 * bucket if stage == 3 and lasting else 0)
+
+
+def textbook(count, stage, ranks):
     shares = [12 / (ranks if stage >= 1 else 1), 2 / (ranks if stage >= 2 else 1)]
     return count * (sum(shares) + 2 / (ranks if stage >= 3 else 1))
 
 
-def test_staircase():
-    assert verdict("staircase", state_bytes).status is Status.CORRECT
-    refused("staircase", lambda p, s, n: 12 * p / n, "Not all 16 bytes")
-    refused("staircase", lambda p, s, n: state_bytes(p, min(s + 1, 3), n), "That is stage")
-    refused("staircase", lambda p, s, n: None, "`return`")
-    refused("staircase", lambda p, s, n: math.nan, "no finite number")
-    assert verdict("staircase", lambda *a: np.float64(state_bytes(*a))).status is Status.CORRECT
-    assert verdict("staircase", lambda *a: np.float32(state_bytes(*a))).status is Status.CORRECT
+def test_largest_moment():
+    right = lambda *a: max(moments(*a))  # noqa: E731
+    assert verdict("largest_moment", right).status is Status.CORRECT
+    assert verdict("largest_moment", lambda *a: np.float32(right(*a))).status is Status.CORRECT
+    refused("largest_moment", lambda p, s, n, b: textbook(p, s, n), "textbook's")
+    refused("largest_moment", lambda *a: moments(*a)[0], "textbook's")  # stage 1: they are equal
+    refused("largest_moment", lambda *a: moments(*a)[1], "the other moment")
+    refused("largest_moment", lambda *a: sum(moments(*a)), "not at once")
+    refused("largest_moment", lambda *a: moments(*a, copy=False)[1], "an fp32 copy")
+    kept = lambda *a: max(moments(*a, lasting=False))  # noqa: E731
+    refused("largest_moment", kept, "for good")
+    refused("largest_moment", lambda *a: None, "`return`")
+    refused("largest_moment", lambda *a: math.nan, "no finite number")
+
+
+ROUNDS = {
+    "zero1": lambda g: 3,
+    "zero2": lambda g: 2 * g + 1,
+    "zero2 to owners": lambda g: g + 1,
+    "zero3": lambda g: 3 * g,
+}
 
 
 def test_sent_bytes():
-    rounds = {"allreduce": 3, "owners": 2, "zero3": 3}
-    right = lambda p, n, how: rounds[how] * 2 * p * (n - 1) / n  # noqa: E731
+    once = lambda p, n: 2 * p * (n - 1) / n  # noqa: E731
+    right = lambda p, n, how, g: ROUNDS[how](g) * once(p, n)  # noqa: E731
     assert verdict("sent_bytes", right).status is Status.CORRECT
-    refused("sent_bytes", lambda p, n, how: right(p, n, how) / 2, "counts elements")
-    refused("sent_bytes", lambda p, n, how: rounds[how] * 2 * p, "does not send its own part")
-    refused("sent_bytes", lambda p, n, how: math.nan, "no finite number")
+    refused("sent_bytes", lambda p, n, how, g: right(p, n, how, g) / 2, "counts elements")
+    refused("sent_bytes", lambda p, n, how, g: ROUNDS[how](g) * 2 * p, "does not send its own part")
+    refused("sent_bytes", lambda p, n, how, g: math.nan, "no finite number")
     assert verdict("sent_bytes", lambda *a: np.float32(right(*a))).status is Status.CORRECT
-    refused("sent_bytes", lambda p, n, how: 2 * 2 * p * (n - 1) / n, "all-reduce is two")
+    refused("sent_bytes", lambda p, n, how, g: 2 * once(p, n), "all-reduce is two")
+    refused("sent_bytes", lambda p, n, how, g: ROUNDS[how](1) * once(p, n), "one micro-batch")
+    refused("sent_bytes", lambda p, n, how, g: g * ROUNDS[how](1) * once(p, n), "Not everything")
 
 
-def stage_for(count, ranks, card):
-    return next((s for s in range(4) if state_bytes(count, s, ranks) <= card), None)
+def plan_for(count, ranks, card, texts, each, fits=lambda size, card: size <= card, order=min):
+    plans = []
+    for stage in range(4):
+        for micro in range(1, texts + 1):
+            if texts % micro == 0 and fits(textbook(count, stage, ranks) + micro * each, card):
+                g = texts // micro
+                plans.append(([2, 3, 2 * g + 1, 3 * g][stage], (stage, micro)))
+    return order(plans)[1] if plans else None
 
 
-def test_smallest_stage():
-    assert verdict("smallest_stage", stage_for).status is Status.CORRECT
-    refused("smallest_stage", lambda *_: 3, "from 0 up")
-    always = lambda *a: stage_for(*a) if stage_for(*a) is not None else 3  # noqa: E731
-    refused("smallest_stage", always, "None when none fits")
-    refused("smallest_stage", with_room_to_spare, "to the last byte")
-    as_numpy = lambda *a: None if stage_for(*a) is None else np.int64(stage_for(*a))  # noqa: E731
-    assert verdict("smallest_stage", as_numpy).status is Status.CORRECT
-
-
-def with_room_to_spare(count, ranks, card):
-    return next((s for s in range(4) if state_bytes(count, s, ranks) < card), None)
+def test_cheapest_plan():
+    assert verdict("cheapest_plan", plan_for).status is Status.CORRECT
+    assert "par" in verdict("cheapest_plan", plan_for).score
+    as_list = lambda *a: plan_for(*a) and [np.int64(x) for x in plan_for(*a)]  # noqa: E731
+    assert verdict("cheapest_plan", as_list).status is Status.CORRECT
+    refused("cheapest_plan", lambda *a: plan_for(*a) or (3, 1), "Nothing fits")
+    refused("cheapest_plan", lambda *a: (0, 1), "states of the stage")
+    refused("cheapest_plan", lambda *a: (1, 3), "divides the texts")
+    refused("cheapest_plan", lambda *a: None, "Something fits")
+    below = lambda *a: plan_for(*a, fits=lambda size, card: size < card)  # noqa: E731
+    refused("cheapest_plan", below, "`<=`")
+    lowest = lambda *a: plan_for(*a, order=lambda plans: min(plans, key=lambda p: p[1]))  # noqa: E731
+    refused("cheapest_plan", lowest, "fewer of those send less")
 
 
 def by_hand(
@@ -163,6 +192,7 @@ def test_zero_1_refuses(change, nudge):
 def test_zero_1():
     found = check("09.zero_1", by_hand)
     assert found.verdict.status is Status.CORRECT and "272 bytes of state" in str(found)
+    assert "2,448 bytes sent, par 1,632" in str(found)
     refused("zero_1", lambda p, s, r: None, "not those of one process")
     refused("zero_1", lambda p, s, r: [][1], "every rank call the same")  # noqa: PLE0643
 

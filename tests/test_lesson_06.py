@@ -39,5 +39,6 @@ def test_without_bitsandbytes(tmp_path: Path) -> None:
     assert "bitsandbytes is not installed" in said
     assert "section 3 compares with no" in said
     assert "Without bitsandbytes there is no packed model to break." in said
-    assert "LoRA, checkpointing, AdamW" in said
-    assert "QLoRA, checkpointing" not in said
+    assert "section 5 is skipped" in said
+    assert "base in 16 bits" in said and "base in 4 bits" not in said
+    assert "ZeRO-2 + offload" not in said

@@ -254,3 +254,32 @@ def test_sparse_gradients() -> None:
     dense = total_bytes(model[1].parameters())
     indices, values = 10 * 8, 10 * 4 * 4
     assert now[Category.GRADIENTS] == dense + indices + values
+
+
+def test_the_loss_ends_where_its_backward_is_called() -> None:
+    """Two tensors of logits' size exist then; the two more at the peak are backward's own."""
+    vocabulary = 5000
+    model, x = nn.Linear(8, vocabulary), torch.ones(64, 8)
+    labels, logits = torch.zeros(64, dtype=torch.long), 64 * vocabulary * 4
+
+    def step() -> None:
+        predicted = model(x)
+        nn.functional.cross_entropy(predicted, labels).backward()
+
+    timeline = measure(step, model=model, timed_steps=0).timeline
+    in_loss = timeline.at(end_of(timeline, "loss"))[Category.LOGITS_AND_LOSS]
+    assert 2 * logits <= in_loss < 2.01 * logits, "the logits and their log-softmax"
+    assert timeline.peak_phase == "backward", "the peak is backward's, not the loss's"
+    assert timeline.peak[Category.LOGITS_AND_LOSS] < 2.01 * logits
+    assert timeline.peak[Category.TEMPORARIES] >= logits
+
+
+def test_a_backward_through_another_model_is_not_this_ones() -> None:
+    model, other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def step() -> None:
+        model(torch.ones(1, 4))
+        other(torch.ones(1, 4)).sum().backward()
+
+    with pytest.raises(ValueError, match="never called backward"):
+        measure(step, model=model, optimizer=torch.optim.SGD(model.parameters()), timed_steps=0)

@@ -12,7 +12,9 @@ from utils.models import Transformer, TransformerConfig, UNet, llama_config, res
 from utils.models.transformer import rotary, rotate
 
 TINY = TransformerConfig(vocabulary=97, hidden=32, layers=2, heads=4, kv_heads=2, feedforward=48)
-LLAMAS = [name for name, shape in MODELS.items() if shape.family == "llama"]
+LLAMAS = [
+    name for name, shape in MODELS.items() if shape.family == "llama" and shape.num_experts is None
+]
 
 
 def parameters(model):
@@ -92,6 +94,8 @@ def test_parts_have_the_catalog_s_counts():
 
 
 def test_only_llama_shapes_become_configurations():
+    with pytest.raises(ValueError, match="mixtral-8x7b has 8 experts in a layer"):
+        TransformerConfig.from_shape(model_shape("mixtral-8x7b"))
     with pytest.raises(ValueError, match="gpt2-124m is no Llama-style model"):
         TransformerConfig.from_shape(model_shape("gpt2-124m"))
     assert TransformerConfig.from_shape(model_shape("llama-2-7b"), layers=3).layers == 3

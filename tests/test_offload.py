@@ -119,5 +119,65 @@ def test_on_a_cpu_simulated_and_measured_agree_and_nothing_is_saved() -> None:
     assert simulated.host_bytes is None
 
 
+def leaving(make: Make = torch.optim.AdamW) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """In fp32 and gradients gone as they are made."""
+    torch.manual_seed(0)
+    model = Transformer(TINY)
+    return model, OffloadedOptimizer(make(model.parameters()), gradients_leave=True)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_gradients_that_leave_change_no_number(name: str) -> None:
+    plain, offloaded = build(MAKERS[name], False), leaving(MAKERS[name])
+    assert losses(*plain) == losses(*offloaded)
+    assert all(parameter.grad is None for parameter in offloaded[0].parameters())
+    for one, other in zip(plain[0].parameters(), offloaded[0].parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_gradients_that_leave_are_added_up_and_dropped() -> None:
+    one = nn.Parameter(torch.ones(2))
+    optimizer = OffloadedOptimizer(torch.optim.SGD([one], lr=1.0), gradients_leave=True)
+    for _ in range(2):
+        (2 * one).sum().backward()
+    (copy,) = optimizer.inner.param_groups[0]["params"]
+    assert one.grad is None and copy.grad.tolist() == [4.0, 4.0]
+    optimizer.zero_grad()
+    assert copy.grad is None
+    one.sum().backward()
+    optimizer.step()
+    assert one.tolist() == [0.0, 0.0]
+
+
+def test_a_master_copy_in_fp32_beside_16_bits() -> None:
+    """Steps too small for bf16 add up in the master copy."""
+    one = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    optimizer = OffloadedOptimizer(torch.optim.SGD([one], lr=1e-3), master_dtype=torch.float32)
+    for _ in range(8):
+        one.grad = torch.ones(1, dtype=torch.bfloat16)
+        optimizer.step()
+    (copy,) = optimizer.inner.param_groups[0]["params"]
+    assert copy.dtype is torch.float32 and copy.item() == pytest.approx(1 - 8e-3)
+    assert one.item() == torch.tensor(1 - 8e-3).bfloat16().item() < 1
+
+
+def test_on_a_simulated_gpu_two_bytes_a_parameter_stay() -> None:
+    """In bf16, with gradients that leave; the host has 16: copy, gradient and two moments in fp32."""
+    count = sum(p.numel() for p in Transformer(TINY).parameters())
+
+    def in_16_bits() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = Transformer(TINY).to(torch.bfloat16)
+        inner = torch.optim.AdamW(model.parameters())
+        how = {"gradients_leave": True, "master_dtype": torch.float32}
+        return model, OffloadedOptimizer(inner, **how)
+
+    found = simulate(in_16_bits, train, device="A100 80GB")
+    largest = max(p.numel() for p in Transformer(TINY).parameters())
+    assert int(found.timeline.alive_bytes[-1]) == pytest.approx(2 * count, rel=0.02)
+    assert Category.GRADIENTS not in categories(found)  # each is gone before the next: temporaries
+    assert Category.OPTIMIZER_STATE not in categories(found)
+    assert 16 * count <= found.host_bytes <= 16 * count + 4 * largest + MIB
+
+
 def categories(found: Any) -> set[Category]:
     return {block.category for block in found.timeline.allocations}

@@ -20,6 +20,7 @@ from utils import export as top_level
 from utils.catalog import model_shape
 from utils.parallel import ParallelDims
 from utils.planner import Batch, Cluster, Export, Lora, Plan, Space, candidates, export
+from utils.planner.export.deepspeed import learning_rate
 from utils.planner.export.script import chunk_blocks
 from utils.validation.tables import source, table
 
@@ -69,17 +70,33 @@ def constants(found: Export) -> dict[str, object]:
 
 def check_consistent(found: Export) -> None:
     """World size and global batch, read from each target."""
-    plan, gpus, sequences = found.plan, found.cluster.gpus, found.batch.sequences
-    assert launched(found) == gpus
-    read = found.deepspeed
-    micro, steps = read["train_micro_batch_size_per_gpu"], read["gradient_accumulation_steps"]
-    assert read["train_batch_size"] == micro * steps * plan.dp == sequences
-    assert json.loads(json.dumps(read)) == read
+    assert launched(found) == found.cluster.gpus
+    check_deepspeed(found)
     assert set(found.notes) == {"torchrun", "deepspeed", "python", "megatron"}
     check_megatron(found)
     if found.python is None:
         assert found.notes["python"][0].startswith("No script: ")
         return
+    check_script(found)
+
+
+def check_deepspeed(found: Export) -> None:
+    """Sizes that multiply out, or no file at all and a note that says why."""
+    plan, read = found.plan, found.deepspeed
+    if read is None:
+        assert plan.cp > 1 or plan.pp > 1 or plan.precision != "bf16"
+        assert found.notes["deepspeed"][0].startswith("No ds_config.json")
+        return
+    assert "overlap_comm" not in read["zero_optimization"], "DeepSpeed has its own default"
+    micro, steps = read["train_micro_batch_size_per_gpu"], read["gradient_accumulation_steps"]
+    assert read["train_batch_size"] == micro * steps * plan.dp == found.batch.sequences
+    assert json.loads(json.dumps(read)) == read
+
+
+def check_script(found: Export) -> None:
+    """What train.py holds is the plan."""
+    assert found.python is not None
+    plan, gpus, sequences = found.plan, found.cluster.gpus, found.batch.sequences
     values = constants(found)
     dims = values["DIMS"]
     assert dims == plan.dims
@@ -235,6 +252,40 @@ def test_a_plan_that_a_target_says_in_full_has_no_note_on_it():
     assert found.notes["deepspeed"] == ()
 
 
+REFUSED = [
+    {"pp": 2, "dp": 2, "zero_stage": 2}, {"pp": 2, "dp": 2, "virtual_stages": 2}, {"cp": 2, "dp": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", REFUSED)
+def test_deepspeed_gets_no_file_for_a_plan_that_it_does_not_run(plan, tmp_path):
+    found = tiny(DEEP, **plan)
+    assert found.deepspeed is None
+    assert "No ds_config.json" in found.notes["deepspeed"][0]
+    assert "ds_config.json" not in {path.name for path in found.write(tmp_path)}
+
+
+def test_megatron_is_told_where_to_save_and_how_fast_to_learn():
+    small, large = tiny(dp=4), model_shape("megatron-175b")
+    read = options(small)
+    assert read["--save"] == read["--load"] == "checkpoints"
+    assert int(read["--save-interval"]) >= 1
+    assert (learning_rate(large), learning_rate(TINY)) == (6e-5, 6e-4)
+    assert any("arXiv:2005.14165" in note for note in small.notes["megatron"])
+
+
+def test_experts_and_fp8_reach_megatron():
+    model, cluster = model_shape("mixtral-8x7b"), Cluster(gpu="H100", nodes=2)
+    plan = Plan(dp=4, tp=2, pp=2, ep=4, expert_tp=1, sequence_parallel=True, zero_stage=1,
+                precision="fp8", recompute="full", recompute_layers=2)  # fmt: skip
+    found = export(model, cluster, plan, Batch(sequences=64, sequence_length=4096))
+    read = options(found)
+    assert (read["--num-experts"], read["--expert-model-parallel-size"]) == ("8", "4")
+    assert (read["--fp8-recipe"], read["--recompute-method"]) == ("tensorwise", "block")
+    assert set(read) <= set(KNOWN), set(read) - set(KNOWN)
+    assert found.python is None and found.deepspeed is None
+
+
 def test_a_gpt_goes_to_megatron():
     cluster = Cluster(gpu="A100-80GB", nodes=128)
     plan = Plan(dp=16, tp=8, pp=8, virtual_stages=3, sequence_parallel=True, recompute="full")
@@ -243,6 +294,7 @@ def test_a_gpt_goes_to_megatron():
     assert found.python is None
     assert "pretrain_gpt.py --num-layers 96" in found.torchrun
     assert '"$HEAD_NODE:29500"' in found.torchrun
+    assert found.torchrun.startswith("CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun ")
     assert any("HEAD_NODE" in note for note in found.notes["torchrun"])
     check_consistent(found)
 

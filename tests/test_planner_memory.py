@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from utils.catalog import model_shape
+from utils.catalog import device, model_shape
 from utils.catalog.rules import nearest_divisors
-from utils.planner import Batch, Cluster, Lora, Plan, framework, memory, network, worst
+from utils.planner import Batch, Cluster, Lora, Plan, estimate, framework, memory, network, worst
 from utils.planner.activations import block_bytes, saved_tensors
 from utils.planner.adapters import adapter_parameters
-from utils.planner.memory import PREDICTED
+from utils.planner.memory import DOES_NOT_FIT, FITS, PREDICTED, TIGHT
 from utils.planner.stages import block_parameters, padded_vocabulary, stages
 from utils.planner.states import state_bytes
-from utils.units import GIB
+from utils.units import GIB, Category
 
 GPT = model_shape("megatron-7.5b")
 LLAMA = model_shape("llama-2-7b")
@@ -199,6 +199,7 @@ def test_lora_trains_little_and_qlora_stores_little():
     [
         (lambda: Plan(tp=0), "tp is 0"),
         (lambda: Plan(framework="megatorn"), "megatorn"),
+        (lambda: replace(framework("fsdp"), shards="layer"), "shards is 'layer'"),
         (lambda: Plan(zero_stage=4), "zero_stage is 4"),
         (lambda: Plan(recompute="some"), "'selective'"),
         (lambda: Plan(virtual_stages=2), "Write 1"),
@@ -282,3 +283,70 @@ def test_nearest_divisors_are_those_of_trying_all(number):
         below, above = nearest_divisors(number, wanted)
         assert below == max(d for d in divisors if d <= wanted)
         assert above == min((d for d in divisors if d >= wanted), default=None)
+
+
+def test_no_gradient_is_held_in_forward_with_one_micro_batch():
+    """Freed after the step: the peak of a long sequence holds none, that of two micro-batches all."""
+    batch = Batch(sequences=4, sequence_length=4096)
+    one = memory(LLAMA, Plan(micro_batch=4, framework="bf16"), batch)[0]
+    two = memory(LLAMA, Plan(micro_batch=2, framework="bf16"), batch)[0]
+    assert one.phase == "forward"
+    assert one.bytes_by_category[Category.GRADIENTS] == 0
+    assert two.bytes_by_category[Category.GRADIENTS] == pytest.approx(2 * LLAMA.parameter_count)
+    kept = memory(LLAMA, Plan(micro_batch=4), batch)[0]
+    assert kept.bytes_by_category[Category.GRADIENTS] > 0
+
+
+def test_a_short_step_peaks_in_the_optimizer_with_its_temporaries():
+    """Parameters, gradients, two moments and AdamW's square roots, two bytes each."""
+    batch = Batch(sequences=1, sequence_length=128)
+    held = memory(LLAMA, Plan(framework="bf16", recompute="full"), batch)[0]
+    assert held.phase == "step"
+    states = held.allocated_bytes - held.bytes_by_category[Category.WORKSPACES]
+    assert states == pytest.approx(10 * LLAMA.parameter_count)
+
+
+def test_an_offloaded_optimizer_steps_on_the_host():
+    batch = Batch(sequences=1, sequence_length=128)
+    plan = Plan(framework="fsdp", recompute="full")
+    on, off = (memory(LLAMA, replace(plan, offload=where), batch)[0].allocated_bytes
+               for where in ("none", "optimizer"))  # fmt: skip
+    assert on - off > 11 * LLAMA.parameter_count  # two moments and their square roots
+
+
+def test_fsdp_gathers_nothing_while_the_optimizer_steps():
+    batch = Batch(sequences=8, sequence_length=128)
+    held = memory(LLAMA, Plan(dp=8, zero_stage=3, framework="fsdp", recompute="full"), batch)[0]
+    assert held.phase == "step"
+    assert held.bytes_by_category[Category.GATHERED] == 0
+
+
+def test_transformer_engine_keeps_one_stand_in_for_each_shape():
+    rules = framework("megatron")
+    with_it, without = (
+        memory(LLAMA, Plan(framework=replace(rules, dummy_gradients=keeps)), BATCH)[0]
+        .bytes_by_category[Category.WORKSPACES] for keeps in (True, False)
+    )  # fmt: skip
+    h, f = LLAMA.hidden, LLAMA.feedforward
+    shapes = h * 3 * h + h * h + h * 2 * f + f * h
+    assert with_it - without == pytest.approx(2 * shapes)
+
+
+def test_a_plan_within_the_allocators_reach_has_a_verdict_of_its_own():
+    held = memory(LLAMA, Plan(micro_batch=4), Batch(sequences=4, sequence_length=4096))[0]
+    gpu = device("A100-80GB")
+    sizes = {
+        FITS: held.device_bytes / 0.94, TIGHT: held.device_bytes / 0.96,
+        DOES_NOT_FIT: held.needed_bytes - 1,
+    }  # fmt: skip
+    for verdict, size in sizes.items():
+        assert held.verdict(replace(gpu, memory_bytes=int(size))) == verdict
+    assert held.verdict(replace(gpu, memory_bytes=int(sizes[TIGHT])), headroom=0.03) == FITS
+    for size, tight in ((sizes[FITS], False), (sizes[TIGHT], True)):
+        cluster = Cluster(gpu=replace(gpu, memory_bytes=int(size)), nodes=1, gpus_per_node=1)
+        found = estimate(
+            LLAMA, cluster, Plan(micro_batch=4), Batch(sequences=4, sequence_length=4096)
+        )
+        assert (found.tight, found.verdict) == (tight, TIGHT if tight else FITS)
+    with pytest.raises(ValueError, match="headroom is 5; it is the share"):
+        held.verdict(gpu, headroom=5)

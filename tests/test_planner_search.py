@@ -24,15 +24,18 @@ from utils.planner import (
     why_it_does_not_fit,
     worst,
 )
+from utils.planner.bounds import least_bytes
+from utils.planner.choice import ERROR, complexity
 from utils.planner.memory import fullest
-from utils.planner.search import least_bytes
 from utils.planner.stages import distinct, stages
 from utils.units import GIB
 
 BIG = model_shape("megatron-175b")
 SMALL = replace(model_shape("megatron-1.7b"), layers=8)
+EXPERTS = replace(SMALL, name="experts", num_experts=4, experts_per_token=2, dense_layers=1)
 SPACES = [Space(), Space(attention="unfused", cp=(1, 2)), Space(framework="nanotron"),
-          Space(offload=("none", "optimizer"), shard_stages=True)]  # fmt: skip
+          Space(offload=("none", "optimizer"), shard_stages=True), Space(framework="fsdp"),
+          Space(recompute_layers=(None, 1), partitions=("even", "ends"))]  # fmt: skip
 
 
 def _by_brute_force(model, cluster, batch, space):
@@ -49,12 +52,16 @@ def _by_brute_force(model, cluster, batch, space):
     layers=st.sampled_from([4, 6]),
     room=st.sampled_from([8, 12, 20, 40]),
     space=st.sampled_from(SPACES),
+    kind=st.sampled_from([SMALL, EXPERTS]),
+    length=st.sampled_from([1024, 16_384]),  # from 16,384 on context parallelism is tried
 )
-def test_the_search_equals_brute_force(nodes, per_node, sequences, layers, room, space):
-    model = replace(SMALL, layers=layers)
+def test_the_search_equals_brute_force(
+    nodes, per_node, sequences, layers, room, space, kind, length
+):
+    model = replace(kind, layers=layers)
     gpu = replace(device("A100-80GB"), memory_bytes=int(room * GIB))
     cluster = Cluster(gpu=gpu, nodes=nodes, gpus_per_node=per_node)
-    batch = Batch(sequences=sequences, sequence_length=1024)
+    batch = Batch(sequences=sequences, sequence_length=length)
     everything, fitting = _by_brute_force(model, cluster, batch, space)
     found = search(model, cluster, batch, space=space)
     assert found.considered == len(everything)
@@ -62,11 +69,25 @@ def test_the_search_equals_brute_force(nodes, per_node, sequences, layers, room,
         assert found.best is None
         assert found.closest[0].missing_bytes == min(row.missing_bytes for row in everything)
         return
-    assert found.best.step_seconds == min(row.step_seconds for row in fitting)
+    roomy = [row for row in fitting if not row.tight]
     smallest = search(model, cluster, batch, "bytes", space).best
-    assert smallest.peak.needed_bytes == min(row.peak.needed_bytes for row in fitting)
+    if roomy:
+        assert found.fastest.step_seconds == min(row.step_seconds for row in roomy)
+        assert found.best.step_seconds == _simplest(roomy).step_seconds
+        assert complexity(found.best.plan) == complexity(_simplest(roomy).plan)
+        assert smallest.peak.needed_bytes == min(row.peak.needed_bytes for row in roomy)
+    else:
+        assert found.best is None
+        assert smallest is None
     points = {(row.step_seconds, row.peak.needed_bytes) for row in found.pareto}
     assert points == _pareto({(row.step_seconds, row.peak.needed_bytes) for row in fitting})
+
+
+def _simplest(roomy):
+    """What a search recommends: the simplest within the error, of these the fastest."""
+    limit = (1 + ERROR) * min(row.step_seconds for row in roomy)
+    near = [row for row in roomy if row.step_seconds <= limit]
+    return min(near, key=lambda row: (complexity(row.plan), row.step_seconds))
 
 
 def _pareto(points):

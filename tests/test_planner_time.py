@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from utils.catalog import device, model_shape
@@ -14,10 +14,12 @@ from utils.planner import (
     FailureRate,
     Lora,
     Plan,
+    calibration,
     compare_plans,
     cost,
     estimate,
     explain,
+    framework,
     goodput,
     memory,
     plan_name,
@@ -25,11 +27,19 @@ from utils.planner import (
     step_time,
 )
 from utils.planner.adapters import adapter_parameters
-from utils.planner.collectives import Group, all_gather_seconds, all_reduce_seconds, send_seconds
+from utils.planner.collectives import (
+    NVLINK_HOP_SECONDS,
+    Group,
+    all_gather_seconds,
+    all_reduce_seconds,
+    hops_across_nodes,
+    send_seconds,
+)
 from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.goodput import best_interval_seconds, working_share
 from utils.planner.kernels import (
     ceiling_flops_per_second,
+    flash_flops_per_second,
     matmul_seconds,
     memory_seconds,
     shape_efficiency,
@@ -110,11 +120,21 @@ def test_the_formula_of_a_pipeline_is_what_running_it_takes():
 
 
 def test_recompute_costs_time_and_interleaving_saves_bubble():
-    none, full = _estimate(tp=8), _estimate(tp=8, recompute="full")
+    none, full = (_estimate(tp=2, recompute=again) for again in ("none", "full"))
     assert 1.15 < full.step_seconds / none.step_seconds < 1.45
     plain, interleaved = _estimate(pp=4), _estimate(pp=4, virtual_stages=3)
     assert interleaved.time.pipeline < plain.time.pipeline
     assert interleaved.step_seconds < plain.step_seconds
+
+
+def test_pytorchs_checkpoint_does_not_make_the_last_product_again():
+    rules = framework("fsdp")
+    again = {
+        early: _estimate(dp=8, zero_stage=3, recompute="full",
+                         framework=replace(rules, recompute_stops_early=early)).time.recompute
+        for early in (True, False)
+    }  # fmt: skip
+    assert 0.65 < again[True] / again[False] < 0.85  # a third of the block's products
 
 
 def test_tensor_parallelism_is_dear_between_nodes():
@@ -133,6 +153,58 @@ def test_odd_dimensions_leave_the_tensor_cores():
     even, odd = (matmul_seconds(A100, 4096, 4096, k) for k in (4096, 4098))
     assert odd > 5 * even
     assert matmul_seconds(H100, 4096, 4096, 4096) < even
+
+
+def test_flash_attention_runs_at_the_rate_of_its_generation():
+    """Kernels for Ampere do not use Hopper's units, those for Hopper and Blackwell do."""
+    second, third = (flash_flops_per_second(H100, generation, 1e6) for generation in (2, 3))
+    assert second == pytest.approx(0.61 * 0.62 * 989e12, rel=1e-3)
+    assert third > 1.4 * second
+    assert flash_flops_per_second(H100, None, 1e6) == third
+    assert flash_flops_per_second(A100, 3, 1e6) == flash_flops_per_second(A100, 2, 1e6)
+    assert flash_flops_per_second(A100, 1, 1e6) == pytest.approx(0.32 * 312e12, rel=1e-3)
+    assert flash_flops_per_second(device("B200"), None, 1e6) > 1.8 * third
+    assert flash_flops_per_second(H100, 2, 300) == pytest.approx(second / 2, rel=1e-3)
+
+
+def test_backward_hides_tensor_parallel_collectives_where_the_framework_does():
+    rules = framework("megatron")
+    hidden, bare = (
+        _estimate(tp=8, micro_batch=4, framework=replace(rules, overlap_tensor=overlap)).time
+        for overlap in (True, False)
+    )
+    assert hidden.tensor_parallel < 0.7 * bare.tensor_parallel
+
+
+def test_hidden_collectives_still_cost_a_share(monkeypatch):
+    plan, cluster = Plan(dp=64, zero_stage=1), _cluster(64)
+    sent = all_gather_seconds(cluster, Group(64), 4 * GPT.parameter_count)
+    with_cost = step_time(GPT, cluster, plan, BATCH).data_parallel
+    monkeypatch.setattr(calibration, "CONTENTION", 0.0)
+    without = step_time(GPT, cluster, plan, BATCH).data_parallel
+    assert 0.1 * sent < with_cost - without < 0.5 * sent
+
+
+def test_the_host_waits_longer_where_stages_make_it_meet_the_device():
+    """nanotron over several nodes: each rank of a tensor-parallel group adds its arrival."""
+    model, batch = model_shape("llama-2-7b"), Batch(sequences=64, sequence_length=512)
+    waits = {
+        (tp, pp): step_time(
+            model, Cluster(gpu="H100", nodes=2), Plan(dp=16 // tp // pp, tp=tp, pp=pp,
+            framework="nanotron"), batch,
+        ).launch for tp, pp in ((8, 1), (4, 2), (8, 2))
+    }  # fmt: skip
+    assert waits[8, 2] > 1.5 * waits[4, 2]
+    assert waits[8, 2] > waits[8, 1]
+
+
+def test_zero_tensor_by_tensor_pays_for_every_call():
+    plan = Plan(dp=256, zero_stage=1, framework="nanotron")
+    bucketed = replace(plan, framework=replace(plan.rules, shards="bucket"))
+    batch = Batch(sequences=256, sequence_length=2048)
+    small = model_shape("megatron-1.7b")
+    each, few = (step_time(small, _cluster(256), p, batch).data_parallel for p in (plan, bucketed))
+    assert each > 1.05 * few
 
 
 def test_small_products_are_bound_by_memory():
@@ -155,7 +227,51 @@ def test_collectives():
     assert all_gather_seconds(two, replace(across, one_port=True), whole) > 3 * (
         all_gather_seconds(two, across, whole)
     )
-    assert send_seconds(two, 8, whole) > send_seconds(two, 1, whole)
+    assert send_seconds(two, True, whole) > send_seconds(two, False, whole)
+
+
+def test_only_hops_that_leave_a_node_cost_the_latency_between_nodes():
+    many, calls = Cluster(gpu="A100-80GB", nodes=64), 1000
+    group = Group(512)
+    latency = all_gather_seconds(many, group, 0.0, calls) / calls
+    inside, start = (511 - 63) * NVLINK_HOP_SECONDS, calibration.CALL_SECONDS
+    assert latency == pytest.approx(start + 63 * calibration.HOP_SECONDS + inside)
+    one = all_gather_seconds(NODE, Group(8), 0.0, calls) / calls
+    assert one == pytest.approx(start + 7 * NVLINK_HOP_SECONDS)
+
+
+def test_which_hops_of_a_pipeline_leave_a_node():
+    """On nodes of 8; the last hop is the one from the last stage back to the first."""
+    assert hops_across_nodes(8, 4, 4) == (False, True, False, True)
+    assert hops_across_nodes(8, 8, 3) == (True, True, True)
+    assert hops_across_nodes(8, 4, 2) == (False, False)
+    assert hops_across_nodes(8, 3, 3) == (False, True, True)  # rank 8 sits on the second node
+
+
+LAYOUTS = st.tuples(*[st.sampled_from([1, 2, 4, 8])] * 2, st.sampled_from([2, 4, 8]))
+
+
+@settings(max_examples=80, deadline=None)
+@given(layout=LAYOUTS, chunks=st.sampled_from([1, 3]), ports=st.sampled_from([1, 25, 200]))
+def test_a_slower_link_is_felt_by_every_pipeline_over_nodes(layout, chunks, ports):
+    dp, tp, pp = layout
+    plan = Plan(dp=dp, tp=tp, pp=pp, virtual_stages=chunks if pp == 4 else 1)
+    assume(plan.ranks > 8)
+    fast = Cluster(gpu="A100-80GB", nodes=plan.ranks // 8, network_bytes_per_second=ports * GB)
+    slow = replace(fast, network_bytes_per_second=0.8 * ports * GB)
+    times = [step_time(GPT, cluster, plan, BATCH).total for cluster in (fast, slow)]
+    assert times[1] > times[0]
+
+
+def test_tp4_pp16_on_nodes_of_8_pays_for_the_hops_between_them():
+    """175B on 64 A100: half of the hops leave a node, and stages wait for the slowest."""
+    plan = Plan(tp=4, pp=16, sequence_parallel=True)
+    batch = Batch(sequences=1536, sequence_length=2048)
+    shares = {}
+    for name, ports in (("HDR", 8 * 25 * GB), ("Ethernet", 1.25 * GB)):
+        cluster = Cluster(gpu="A100-80GB", nodes=8, network_bytes_per_second=ports)
+        shares[name] = estimate(BIG, cluster, plan, batch).bubble
+    assert shares["Ethernet"] > 10 * shares["HDR"]
 
 
 def test_zero_2_reduces_for_every_micro_batch_and_zero_1_once():

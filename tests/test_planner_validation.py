@@ -1,14 +1,20 @@
 """Predictions stay as near to what was published as they are now."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
-from utils.planner import calibration, memory, worst
+from utils.catalog import model_shape
+from utils.planner import Batch, Plan, calibration, memory, worst
 from utils.planner.estimate import BYTES_INTERVAL, SECONDS_INTERVAL
 from utils.validation import (
     bloom,
     compare_all,
     failures,
+    finetunes,
     foundry,
+    megatron,
     peers,
     source,
     summarize,
@@ -38,21 +44,26 @@ def test_every_cell_of_zero_table_1_is_as_printed():
 @pytest.mark.parametrize(
     ("source_name", "quantity", "figure", "bar"),
     [
-        ("Korthikanti Figure 1", "fig1_param_opt_gib", "worst", 0.03),
-        ("Korthikanti Figure 1", "fig1_act_none_gib", "worst", 0.001),
-        ("Korthikanti Figure 1", "fig1_act_seqsel_gib", "worst", 0.001),
+        ("Korthikanti Figure 1", "states GiB", "worst", 0.03),
+        ("Korthikanti Figure 1", "activations GiB", "worst", 0.001),
+        ("Korthikanti Figure 1", "activations, selective", "worst", 0.001),
         ("Megatron-LM CI, 7B and up", "bytes between steps", "worst", 0.05),
         ("Megatron-LM CI, 7B and up", "peak bytes", "worst", 0.05),
         ("Megatron-LM CI, small", "peak bytes", "median", 0.03),
-        ("Ultra-Scale sweep", "reserved GiB", "median", 0.06),
-        ("Ultra-Scale sweep", "reserved GiB", "p90", 0.15),
+        ("Ultra-Scale sweep", "reserved GiB", "median", 0.05),
         ("BLOOM prequel", "nvidia-smi GB", "mean", 0.05),
-        ("litgpt LoRA and QLoRA", "peak GB", "median", 0.10),
-        ("PEFT LoRA", "reserved GB", "median", 0.10),
-        ("Korthikanti Table 5", "seconds", "mean", 0.05),
-        ("Ultra-Scale sweep", "tokens/s/GPU", "median", 0.08),
-        ("BLOOM prequel", "seconds", "mean", 0.09),
-        ("llm-foundry", "MFU %", "median", 0.07),
+        ("litgpt LoRA and QLoRA", "peak GB", "median", 0.03),
+        ("PEFT LoRA", "reserved GB", "mean", 0.03),
+        ("Ultra-Scale sweep", "tokens/s/GPU", "median", 0.06),
+        ("Korthikanti Table 5", "seconds", "mean", 0.036),
+        ("Ultra-Scale sweep", "tokens/s/GPU", "mean", 0.09),
+        ("Ultra-Scale sweep", "tokens/s/GPU", "p90", 0.22),
+        ("Ultra-Scale sweep", "reserved GiB", "p90", 0.135),
+        ("BLOOM prequel", "seconds", "mean", 0.06),
+        ("llm-foundry, A100", "MFU %", "mean", 0.07),
+        ("llm-foundry, H100", "MFU %", "mean", 0.07),
+        ("SimuMax's B200", "milliseconds", "mean", 0.06),
+        ("SimuMax's B200", "allocated GiB", "mean", 0.015),
     ],
 )
 def test_predictions_are_within_their_bar(summaries, source_name, quantity, figure, bar):
@@ -73,7 +84,9 @@ def test_rows_that_set_no_constant_do_as_well(summaries, source_name):
         ("BLOOM prequel", "nvidia-smi GB", 5),
         ("Ultra-Scale sweep", "tokens/s/GPU", 2),
         ("BLOOM prequel", "seconds", 1),
-        ("llm-foundry", "MFU %", 1),
+        ("llm-foundry, A100", "MFU %", 1.5),
+        ("llm-foundry, H100", "MFU %", 1),
+        ("SimuMax's B200", "milliseconds", 2),
         ("Korthikanti Table 5", "seconds", 4),
     ],
 )
@@ -92,7 +105,9 @@ def test_stated_intervals_hold_what_they_say():
         assert 0.77 <= inside <= 0.83
 
 
-@pytest.mark.parametrize("source_name", ["bloom-seconds", "foundry", "korthikanti-seconds"])
+@pytest.mark.parametrize(
+    "source_name", ["bloom-seconds", "foundry", "korthikanti-seconds", "b200-seconds"]
+)
 def test_sources_that_set_no_interval_lie_inside_it_as_often(source_name):
     rows = compare_all((source_name,))
     ratios = [row.published / row.predicted for row in rows]
@@ -104,14 +119,20 @@ def test_sources_that_set_no_interval_lie_inside_it_as_often(source_name):
 
 def test_following_the_planner_costs_little():
     losses = sorted(row.loss for row in ultrascale.regrets())
-    assert losses[len(losses) // 2] <= 0.03
+    assert losses[len(losses) // 2] <= 0.02
     assert losses[-1] <= 0.25
 
 
+def test_layouts_within_the_allocators_reach_are_the_slow_ones():
+    slow = sorted(ratio for _, ratio in ultrascale.tight_rows())
+    assert len(slow) > 10
+    assert slow[len(slow) // 2] > 2
+
+
 @pytest.mark.parametrize("name", ["hidden", "heads"])
-def test_effects_of_shape_have_their_sign_and_half_their_size(name):
+def test_effects_of_shape_have_their_sign_and_size(name):
     published, predicted = bloom.effects()[name]
-    assert published / 2 <= predicted <= 1.5 * published
+    assert 0.8 * published <= predicted <= 1.25 * published
 
 
 def test_ptd_and_zero_3_come_in_the_published_order():
@@ -160,9 +181,11 @@ def test_few_constants_were_set_on_measurements():
     documented = {"CUDA_CONTEXT_BYTES", "WORKSPACE_BYTES"}
     fitted = {name for name in vars(calibration) if name.isupper()} - {"GB", "MIB"} - documented
     assert fitted == {
-        "FRAGMENTATION", "COMMUNICATOR_BYTES", "AMPERE_SUSTAINED", "HOPPER_SUSTAINED",
-        "MEMORY_SUSTAINED", "LINK_SUSTAINED", "HOP_SECONDS", "HOST_SECONDS",
+        "FRAGMENTATION", "FRAGMENTATION_ALONE", "COMMUNICATOR_BYTES", "AMPERE_SUSTAINED", "HOPPER_SUSTAINED",
+        "BLACKWELL_SUSTAINED", "VECTOR_SUSTAINED", "MEMORY_SUSTAINED", "LINK_SUSTAINED",
+        "CALL_SECONDS", "HOP_SECONDS", "CONTENTION", "HOST_SECONDS", "ARRIVAL_SECONDS",
     }  # fmt: skip
+    assert len(fitted) <= 14
 
 
 def test_errors_are_signed_shares():
@@ -186,6 +209,54 @@ def test_tools_that_are_not_installed_are_left_out(monkeypatch):
     bloom_rows = {row.tool: row for row in found if row.source == "BLOOM prequel"}
     assert bloom_rows["half"].median > 0.4
     assert bloom_rows["this planner"].median < 0.05
+
+
+def test_full_fine_tunes_are_predicted_as_simulated():
+    """Plain PyTorch frees gradients after the step: with one micro-batch forward holds none."""
+    rows = list(finetunes.comparisons(finetunes.QUICK))
+    assert len(rows) == 3
+    assert max(abs(row.error) for row in rows) <= 0.01
+
+
+def test_megatron_bridge_is_asked_with_its_own_words(monkeypatch):
+    name = "megatron.bridge.training.utils.theoretical_memory_utils"
+    asked = []
+
+    def activations(config, micro_batches):
+        asked.append((config.model, config.train.micro_batch_size, micro_batches))
+        return 1.0
+
+    module = SimpleNamespace(
+        F=SimpleNamespace(), compute_activation_memory=activations,
+        compute_weight_and_optimizer_memory=lambda config: 1000.0 * config.data_parallel_size,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, name, module)
+    plan = Plan(dp=2, tp=4, pp=4, zero_stage=1, micro_batch=2)
+    shape = model_shape("megatron-7.5b")
+    batch = Batch(sequences=16, sequence_length=2048)
+    said = peers.megatron_bridge_bytes(shape, plan, batch, bloom.GPU)
+    assert said == 2001.0
+    words, micro_batch, micro_batches = asked[0]
+    assert (words.hidden_size, words.tensor_model_parallel_size) == (shape.hidden, 4)
+    assert words.virtual_pipeline_model_parallel_size is None
+    assert (micro_batch, micro_batches) == (2, 4)
+
+
+def test_seen_and_left_out_halves_are_apart():
+    rows = [Comparison("s", "q", "a", 10, 11, fitted=True), Comparison("s", "q", "b", 10, 13)]
+    row = summarize(rows)[0]
+    assert (row.seen_mean, row.left_out_mean) == pytest.approx((0.1, 0.3))
+    assert summarize(rows[:1])[0].left_out_mean is None
+
+
+def test_rows_of_megatrons_ci_are_in_or_left_out_with_a_reason():
+    rows = table("megatron_golden")
+    assert sum("cross_entropy_loss_fusion" in row["test_case"] for row in rows) == 2
+    assert sum("defer_embedding_wgrad" in row["test_case"] for row in rows) == 13
+    assert {row["n_gpus"] for row in rows
+            if row["test_case"].endswith("_1node") and "gb200" in row["platform"]} == {"4"}  # fmt: skip
+    words = {word for names in megatron.LEFT_OUT for word in names.split(", ")}
+    assert not [r["test_case"] for r in rows if any(word in r["test_case"] for word in words)]
 
 
 def test_validate_prints_every_source(capsys):

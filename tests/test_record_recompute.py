@@ -38,7 +38,7 @@ def test_one_row_of_each_way_on_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_the_step_of_the_large_model_simulated() -> None:
-    config = replace(experiment.LARGE, layers=4)
+    config = replace(experiment.LARGE, layers=20)
 
     def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         tokens = experiment.batch(config, 1, experiment.LENGTH, CPU)

@@ -70,7 +70,7 @@ def test_a_local_build_leaves_no_mark_in_the_constraints(monkeypatch: pytest.Mon
 
 
 def test_badges_and_addresses_follow_pyproject() -> None:
-    assert badges.repository_url() == project()["urls"]["Repository"]
+    assert badges.repository_url() == project().get("urls", {}).get("Repository", "")
     assert list(badges.outdated()) == [], "run `make badges`"
 
 
@@ -79,29 +79,80 @@ def test_badges_are_rewritten_from_one_setting(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"))
     settings = (tmp_path / "pyproject.toml").read_text()
-    moved = settings.replace(badges.repository_url(), "https://github.com/someone/course")
-    (tmp_path / "pyproject.toml").write_text(moved)
-    changed = badges.outdated(tmp_path)
-    assert set(changed) == {tmp_path / name for name in badges.CARRIERS}
-    for text in changed.values():
-        assert "someone/course" in text
-        assert badges.repository_url() not in text
+    for address in ("https://github.com/someone/course", "https://github.com/another/name"):
+        moved = re.sub(r"(?<=\[project\.urls\]\n)", f'Repository = "{address}"\n', settings)
+        (tmp_path / "pyproject.toml").write_text(moved)
+        changed = badges.outdated(tmp_path)
+        assert set(changed) == {tmp_path / name for name in badges.CARRIERS}
+        assert f"```\ngit clone {address}\n```" in changed[tmp_path / "README.md"]
+        assert f'repository="{address}"' in changed[tmp_path / "sources/bootstrap.py"]
+        assert changed[tmp_path / "README.md"].count("[![Open in Colab]") > 5
+        for path, text in changed.items():
+            path.write_text(text)
+    (tmp_path / "pyproject.toml").write_text(settings)
+    assert all(
+        (ROOT / path.relative_to(tmp_path)).read_text(encoding="utf-8") == text
+        for path, text in badges.outdated(tmp_path).items()
+    ), "without an address the files are as they were"
+
+
+def test_no_reader_meets_an_address_that_does_not_exist() -> None:
+    shown = [p for p in tracked() if p.suffix in (".md", ".ipynb", ".toml", ".yml", ".py")
+             and p.relative_to(ROOT).parts[0] != "tests"]  # fmt: skip
+    placeholder = re.compile(r"\b(OWNER|YOUR[_-]?(NAME|ACCOUNT)|example\.org/\w+/big-models)\b")
+    found = [p for p in shown if placeholder.search(p.read_text(encoding="utf-8"))]
+    assert found == []
+    if not badges.repository_url():
+        readers = [p for p in shown if p.suffix in (".md", ".ipynb")]
+        badged = [p for p in readers if "colab-badge.svg" in p.read_text(encoding="utf-8")]
+        assert badged == [], "badges need an address: run `make badges` and `make notebooks`"
+
+
+def test_every_command_of_the_readme_works_as_typed() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = "".join(re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)).splitlines()
+    url = badges.repository_url()
+    assert commands == [f"git clone {url}"] * bool(url) + ["make lab"]
+
+
+def lessons() -> set[str]:
+    """The lessons of the course; a page, such as the glossary, has no row of its own."""
+    pages = {f"notebooks/{path.parent.name}.ipynb" for path in (ROOT / "sources").rglob("page.py")}
+    names = {str(path.relative_to(ROOT)) for path in tracked() if path.suffix == ".ipynb"}
+    return {name for name in names if name.startswith("notebooks/")} - pages
 
 
 def test_every_lesson_has_its_row_and_every_row_its_lesson() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = set(re.findall(r"^\| \[.*?\]\((notebooks/\S+\.ipynb)\)", text, flags=re.MULTILINE))
-    badged = set(re.findall(r"<!-- badges: (\S+) -->\[!\[", text))
-    lessons = {str(path.relative_to(ROOT)) for path in tracked() if path.suffix == ".ipynb"}
-    assert rows == badged == {name for name in lessons if name.startswith("notebooks/")}
+    badged = set(re.findall(r"<!-- badges: (\S+) -->", text))
+    assert rows == badged == lessons()
+
+
+def test_lessons_to_come_are_named_and_are_not_there_yet() -> None:
+    for name in ("README.md", "sources/00_start_here/lesson.py"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        coming = re.search(r"To come:(.*?)\n(?:# ?)?\n", text, re.DOTALL)
+        assert coming, name
+        numbers = set(re.findall(r"\b\d\d\b", coming[1]))
+        there = {Path(lesson).name[:2] for lesson in lessons()}
+        assert numbers and not numbers & there, f"{name}: {numbers & there} are there"
 
 
 def test_lessons_take_the_minutes_that_the_readme_says() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| \[.*?\]\(notebooks/(\S+)\.ipynb\) \| (\d+) \|", text, re.MULTILINE)
-    for name, minutes in rows:
+    row = r"^\| \[.*?\]\(notebooks/(\S+)\.ipynb\).*?\| (\d+) \| (\d*) \|"
+    rows = re.findall(row, text, re.MULTILINE)
+    assert {f"notebooks/{name}.ipynb" for name, *_ in rows} == lessons()
+    for name, minutes, of_the_lab in rows:
         source = (ROOT / f"sources/{name}/lesson.py").read_text(encoding="utf-8")
-        assert re.search(r"^# \| (\d+) \|", source, re.MULTILINE)[1] == minutes, name
+        told = re.search(r"^# \| (\d+)(?:, and (\d+) for the lab)? \|", source, re.MULTILINE)
+        assert told and told[1] == minutes, name
+        lab = ROOT / f"sources/{name}/lab.py"
+        head = lab.read_text(encoding="utf-8") if lab.is_file() else "# | 0 of 5 |  |"
+        wanted = re.search(r"^# \| \d of 5 \| (\d*) \|", head, re.MULTILINE)
+        assert wanted and wanted[1] == of_the_lab, name
+        assert told[2] in (None, of_the_lab), name
 
 
 def test_the_readme_says_whether_a_gpu_was_recorded() -> None:
@@ -111,8 +162,10 @@ def test_the_readme_says_whether_a_gpu_was_recorded() -> None:
 
 
 def test_badges_need_an_address_of_github() -> None:
+    assert badges.badge_markdown("notebooks/a.ipynb", "") == ""
+    assert badges.badge_markdown("notebooks/a.ipynb", "https://example.org/a/b") == ""
     with pytest.raises(ValueError, match=r"Change Repository in pyproject\.toml"):
-        badges.badge_markdown("notebooks/a.ipynb", "https://example.org/a/b")
+        badges.badge_markdown("notebooks/a.ipynb", "https://github.com/me")
     badge = badges.badge_markdown("notebooks/a.ipynb", "https://github.com/me/course")
     assert "colab.research.google.com/github/me/course/blob/main/notebooks/a.ipynb" in badge
     assert "mybinder.org/v2/gh/me/course/main?labpath=notebooks%2Fa.ipynb" in badge

@@ -30,6 +30,14 @@ def test_rows_are_kept_and_shown_by_lesson():
     assert "batch &lt;32&gt;" in html and html.count("<tr>") == 3
 
 
+def test_a_lesson_shows_its_own_rows():
+    score("02", "AMP", peak_bytes=3)
+    score("01", "ResNet-50", peak_bytes=2**30)
+    assert [row.lesson for row in scoreboard("02").rows] == ["02"]
+    assert [row.lesson for row in scoreboard().rows] == ["01", "02"]
+    assert "no rows" in str(scoreboard("03"))
+
+
 def test_a_measurement_is_a_row():
     measured = SimpleNamespace(
         name="Adam", peak_bytes=2**20, median_step_seconds=None, evidence=Evidence.MEASURED

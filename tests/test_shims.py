@@ -5,6 +5,7 @@ Run it first after an upgrade: it takes seconds, and says `torch X moved Y: repa
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.metadata
 import os
@@ -35,7 +36,7 @@ from utils.shims import (
 )
 from utils.shims.extension_points import EXTENSION_POINTS
 from utils.shims.shim import Library, MovedError, Shim
-from utils.simulation import simulate
+from utils.simulation import result_cache, simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = (torch_, torch_distributed, torch_simulated, ddp, fsdp, forkserver)
@@ -43,6 +44,7 @@ LIBRARIES = (bitsandbytes, deepspeed, transformers)  # each looked at in a proce
 OWN = [
     *(shim for file in FILES for shim in file.SHIMS),
     *torch_simulated.CACHE_SHIMS,
+    *torch_simulated.COMPILER_SHIMS,
     *(torch_.CUDA_SHIMS if torch.version.cuda else ()),
     *EXTENSION_POINTS,
 ]
@@ -134,9 +136,10 @@ def test_a_simulation_says_it_before_it_begins(monkeypatch):
 
 
 def test_a_simulation_without_the_cache_needs_none_of_its_names(monkeypatch):
-    monkeypatch.delattr(torch._C, "_set_throw_on_mutable_data_ptr")
+    gone = dataclasses.replace(torch_simulated.CACHE_SHIMS[0], target="torch._C:_gone")
+    monkeypatch.setattr(result_cache, "CACHE_SHIMS", (gone,))
     small = lambda: (nn.Linear(4, 4), None), lambda model, _: model(torch.ones(1, 4))
-    with pytest.raises(MovedError, match="_set_throw_on_mutable_data_ptr of torch._C"):
+    with pytest.raises(MovedError, match="_gone of torch._C"):
         simulate(*small)
     assert simulate(*small, reuse_results=False).peak_bytes > 0
 
@@ -149,6 +152,7 @@ def test_every_row_is_whole():
             *file.SHIMS,
             *getattr(file, "CACHE_SHIMS", ()),
             *getattr(file, "CUDA_SHIMS", ()),
+            *getattr(file, "COMPILER_SHIMS", ()),
         ):
             assert callable(getattr(file, shim.function)), f"{shim.target}: no {shim.function}"
             assert (ROOT / shim.library.file).samefile(file.__file__)

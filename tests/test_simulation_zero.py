@@ -118,7 +118,9 @@ def largest(found: Measurement, category: str) -> int:
 @pytest.mark.parametrize("name", NAMES)
 def test_peak_equals_that_of_real_ranks_to_the_byte(name):
     """A thread of gloo's may still hold the block that FSDP gathered last: then it is one more."""
-    apart = real(name)[0].peak_bytes - simulated(name).peak_bytes
+    found = simulated(name)  # it also counts what DeepSpeed keeps and names nowhere: one byte
+    apart = real(name)[0].peak_bytes - found.peak_bytes + found.breakdown[Category.KEPT]
+    assert found.breakdown[Category.KEPT] <= 1, "more than ZeRO-3's one flag"
     block = 2 * sum(p.numel() for p in model().blocks[0].parameters())
     assert apart in ((0, block) if name == "FSDP2" else (0,))
 

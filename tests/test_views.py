@@ -23,7 +23,9 @@ from utils.memory.events import Allocation, Category, Mark, Phase
 from utils.units import GIB, KIB, MIB, Evidence
 from utils.views import (
     draw_breakdown,
+    draw_losses,
     draw_memory_by_batch,
+    draw_peaks,
     draw_throughput,
     draw_timeline,
     draw_tradeoff,
@@ -37,7 +39,7 @@ LONG_NAME = "ResNet-50, AMP bf16, checkpointed x3"
 FIGURES = {
     "breakdown": lambda: draw_breakdown([FORMULA, *SIZES]),
     "timeline": lambda: draw_timeline(SIZES[0]),
-    "by batch": lambda: draw_memory_by_batch(SIZES, limit="2GB", predicted_bytes={4: 5e8, 64: 2e9}),
+    "by batch": lambda: draw_memory_by_batch(SIZES, predicted_bytes={4: 5e8, 64: 2e9}),
     "throughput": lambda: draw_throughput(SIZES),
     "trade-off": lambda: draw_tradeoff(SIZES, limit_bytes=1e9),
 }
@@ -206,15 +208,38 @@ def test_the_curve_over_batch_sizes_adds_up() -> None:
     ]  # fmt: skip
 
 
-def test_what_was_not_measured_is_a_hollow_point() -> None:
+def test_peaks_are_lines_with_a_card_and_a_prediction() -> None:
     simulated = [measured(size, evidence=Evidence.SIMULATED) for size in (64, 128)]
-    figure = draw_memory_by_batch([measured(4), *simulated], others={"mixed": simulated})
+    figure = draw_peaks({"fp32": SIZES, "mixed": simulated}, limits={"a card": 2 * GIB},
+                        predicted_bytes={"a formula": {4: GIB, 128: 3 * GIB}})  # fmt: skip
     (axes,) = figure.axes
-    total, hollow, mixed, mixed_hollow = axes.lines
-    assert list(total.get_xdata()) == [4, 64, 128] and list(hollow.get_xdata()) == [64, 128]
-    assert {line.get_markerfacecolor() for line in (hollow, mixed_hollow)} == {"white"}
-    assert mixed.get_ydata() == pytest.approx([m.peak_bytes / GIB for m in simulated])
-    assert {"total, simulated", "mixed", "mixed, simulated"} <= set(legend_of(figure))
+    fp32, mixed, line, card = axes.lines
+    assert fp32.get_ydata() == pytest.approx([m.peak_bytes / GIB for m in SIZES])
+    assert list(mixed.get_xdata()) == [64, 128]
+    assert [each.get_markerfacecolor() == "white" for each in (fp32, mixed)] == [False, True]
+    assert list(line.get_ydata()) == [1, 3] and list(card.get_ydata()) == [2, 2]
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert names == ["fp32", "mixed", "a formula (predicted)", "a card"]
+    assert axes.get_ylim()[0] == 0
+    assert "simulated" in evidence_of(figure) and "predicted" in evidence_of(figure)
+    with pytest.raises(ValueError, match="two sizes or more"):
+        draw_peaks({"fp32": SIZES[:1]})
+
+
+def test_numbers_in_bars_have_one_decimal() -> None:
+    numbers = [text.get_text() for text in draw_breakdown(SIZES).axes[0].texts]
+    inside = [number for number in numbers if not number.startswith(" ")]
+    assert inside and all(re.fullmatch(r"\d+\.\d", number) for number in inside), inside
+
+
+def test_curves_that_hide_each_other_are_drawn_as_differences() -> None:
+    curves = {"fp32": [3.0, 2.0, 1.0], "fp16": [3.0, 2.5, 0.5]}
+    (axes,) = draw_losses(curves, minus="fp32").axes
+    assert list(axes.lines[0].get_ydata()) == [0.0, 0.5, -0.5]
+    assert axes.get_ylabel() == "loss minus that of fp32"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fp16"]
+    with pytest.raises(ValueError, match="needs a curve of that name"):
+        draw_losses(curves, minus="bf16")
 
 
 def test_ticks_of_batch_sizes_keep_apart() -> None:

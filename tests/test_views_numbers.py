@@ -49,6 +49,11 @@ def test_the_heat_map_holds_the_shares_and_marks_what_is_not_finite() -> None:
     assert "mine\nfirst not finite: step 2, output of a, rows [3]" in texts(figure)
 
 
+def test_a_loss_that_stands_still_looks_so() -> None:
+    low, high = draw_flight(flight([1.0, 1.0])).axes[0].get_ylim()
+    assert low == 0 and high > 2
+
+
 def test_an_empty_flight_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
         draw_flight([])

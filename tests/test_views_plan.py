@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import ipywidgets as widgets
 import pytest
+from matplotlib.patches import FancyArrowPatch
 
 from tests.view_cases import evidence_of, texts
 from utils.catalog import ModelShape, device
@@ -18,6 +19,7 @@ from utils.views import (
     design,
     draw_design,
     draw_pareto,
+    draw_ranks,
     draw_schedule,
     draw_stage_memory,
     draw_validation,
@@ -25,6 +27,7 @@ from utils.views import (
     studio,
 )
 from utils.views.plan_figures import stage_parts
+from utils.views.rank_map import axis_links
 from utils.views.schedule import BACKWARD, FORWARD, drawn_micro_batches, executed
 from utils.views.style import LOOKS
 
@@ -83,10 +86,40 @@ def test_a_whole_step_takes_as_long_as_the_planner_says() -> None:
 
 
 def test_many_micro_batches_are_cut_and_said() -> None:
-    assert drawn_micro_batches(FOUND) == 32 and drawn_micro_batches(FOUND, 10) == 8
+    assert drawn_micro_batches(FOUND) == 16 and drawn_micro_batches(FOUND, 10) == 8
     heading = draw_schedule(FOUND).axes[0].get_title(loc="left")
-    assert heading.startswith("32 micro-batches: idle 9.4%") and "all 64: 4.7%" in heading
-    assert "all" not in draw_schedule(planned(micro_batch=4)).axes[0].get_title(loc="left")
+    assert heading.startswith("16 micro-batches: idle 18.7%") and "all 64: 4.7%" in heading
+    assert "all" not in draw_schedule(planned(micro_batch=16, recompute="full")).axes[0].get_title(
+        loc="left"
+    )
+
+
+def test_chunks_are_numbered_and_light_and_dark_are_said() -> None:
+    figure = draw_schedule(planned(virtual_stages=3))
+    said = texts(figure)
+    assert "dark: chunk 1, 3" in said and "light: chunk 2" in said and "number: chunk" in said
+    (axes,) = figure.axes
+    assert {"1", "2", "3"} <= {text.get_text() for text in axes.texts}
+
+
+# Ranks on nodes
+
+
+def test_ranks_lie_where_the_planner_prices_them() -> None:
+    """TP 4 over 16 stages on nodes of 8: every second hop leaves its node."""
+    two = replace(CLUSTER, nodes=2)
+    found = estimate(MODEL, two, Plan(tp=4, pp=4, sequence_parallel=True), BATCH)
+    assert axis_links(found) == {
+        "tp": "inside a node",
+        "pp": "2 hops in a node, 1 over the network",
+    }
+    (axes,) = draw_ranks(found).axes
+    assert {f"s{s}\nt{t}" for s in range(4) for t in range(4)} <= {t.get_text() for t in axes.texts}
+    hops = [patch for patch in axes.patches if isinstance(patch, FancyArrowPatch)]
+    assert len(hops) == 3
+    wide = estimate(MODEL, two, Plan(dp=2, tp=8, sequence_parallel=True), BATCH)
+    assert axis_links(wide) == {"tp": "inside a node", "dp": "over the network"}
+    assert evidence_of(draw_ranks(wide)) == "predicted"
 
 
 def test_no_colour_means_two_things() -> None:
@@ -192,9 +225,11 @@ def test_a_sound_design_passes_every_criterion() -> None:
     sound = estimate(MODEL, CLUSTER, PLAN, large)
     fastest = search(MODEL, CLUSTER, large).best
     assert fastest is not None
-    verdict = review(sound, fastest, tokens=1e9, days=30, usd=1e5)
+    cheap = replace(sound, cluster=replace(CLUSTER, usd_per_gpu_hour=0.01))
+    verdict = review(cheap, replace(fastest, cluster=cheap.cluster), tokens=1e11, days=365, usd=1e5,
+                     spares=1)  # fmt: skip
     failed = [row.name for row in verdict.criteria if not row.passed]
-    assert failed in ([], ["speed"]) and verdict.points == 7 - len(failed)
+    assert failed in ([], ["speed"]) and verdict.points == 12 - len(failed)
     with pytest.raises(ValueError, match="differ in batch"):
         review(sound, best, tokens=1e9, days=30, usd=1e5)
 
@@ -203,6 +238,9 @@ def test_a_sound_design_passes_every_criterion() -> None:
     ("fields", "asked", "failed"),
     [
         ({}, {"usd": 1.0}, "cost"),
+        ({}, {}, "tokens"),
+        ({}, {"checkpoint_interval_seconds": 86_400.0}, "checkpoints"),
+        ({}, {}, "other GPU"),
         ({}, {"tokens": 1e13}, "time"),
         ({"recompute": "full"}, {}, "speed"),
         ({"micro_batch": 16}, {}, "batch"),

@@ -53,6 +53,7 @@ class Category(enum.StrEnum):
     GATHERED = "gathered parameters"
     WORKSPACES = "workspaces"
     TEMPORARIES = "temporaries"
+    KEPT = "kept beside the model"
     OTHER = "other"
 
 

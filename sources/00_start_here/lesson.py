@@ -11,12 +11,12 @@
 #
 # {{badges}}
 #
-# **Promise.** In ten minutes you know what this machine can do, how to read the two figures that
+# **Promise.** In a quarter of an hour you know what this machine can do, how to read the two figures that
 # every lesson uses, and where the bytes of your first training step went: measured here, not quoted.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 10 | any laptop; a GPU if you have one | about 10 seconds of computing |
+# | 15 | any laptop; a GPU if you have one | about 10 seconds of computing |
 
 # %% [markdown]
 # ## What this course is
@@ -31,28 +31,24 @@
 #
 # Run the next two cells (Shift and Enter). The first is folded away and finds the course's folder.
 # The second says which device was found, how much memory it has, which 16-bit number type (dtype)
-# suits it and why, and the *scale* at which the notebooks run here.
+# suits it, and the *scale* of the lessons' models here: `tiny` for a CPU, `small` or `full` for a GPU.
 
 # %% tags=["setup"]
 here = setup("00")
 
 # %% [markdown]
-# **Read it.** With `tiny`, models and batches are small enough for a laptop's CPU. With `small`
-# (a GPU of up to 16 GB) and `full` they grow. The lessons are the same, the effects are the same,
-# and each figure says where its numbers were taken. The *meter* is the part of the course that
-# counts bytes. The line about 16-bit types matters in later lessons; you can pass over it now.
+# **Read it.** The lessons and their effects are the same at every scale, and each figure says where its
+# numbers were taken. The *meter* is the part of the course that counts bytes. Pass over the rest now.
 
 # %% [markdown]
 # ## 2. Five kinds of numbers
 #
 # Numbers about memory are often quoted without their origin. Here each one carries its **evidence**.
-# The *allocator* in the first row is the part of PyTorch that hands out memory to tensors and takes
-# it back.
 #
 # | evidence | where it comes from |
 # |---|---|
-# | measured | the allocator of the device that ran the step, here and now |
-# | simulated | the same model code on tensors without data |
+# | measured | the device that ran the step, here and now: PyTorch's *allocator* hands out its memory, and is counted |
+# | simulated | the same model code on tensors that have shapes and no data, for a device that is not here |
 # | predicted | a formula |
 # | recorded | measured once on a named GPU, kept in `results/` with date and versions |
 # | published | a paper's or project's table, with its source |
@@ -106,7 +102,7 @@ adam = run("Adam", torch.optim.Adam)
 # ## 4. How to read the figures
 #
 # **Bars** show one moment: the *peak*, when the step holds the most memory. Each bar is split into
-# what the bytes are there for; the section "Glossary" below explains the words. The word in brackets
+# what the bytes are there for; the [glossary](00_glossary.ipynb) explains the words. The word in brackets
 # under each name is the evidence, and the corner names the device. The table repeats the numbers;
 # its *states* are parameters, gradients and optimizer state together.
 
@@ -131,8 +127,9 @@ assert state == 2 * 4 * sum(parameters) + step_counters, (
 # %% [markdown]
 # **The timeline** shows the whole step. The colours are the same as in the bars. The background
 # names the phase: forward builds activations up, backward takes them down and makes gradients, the
-# optimizer step comes last. The narrow band without a name is the loss. The triangle marks the peak.
-# The thin spike at the left edge is the gradients of the step before, which `zero_grad` frees.
+# optimizer step comes last. (A phase that is too short, such as the loss, goes without its name.) The
+# triangle marks the peak. The thin spike at the left edge is the gradients of the step before, which
+# `zero_grad` frees.
 
 # %%
 figure = draw_timeline(adam)
@@ -150,130 +147,37 @@ print(adam)
 # %% [markdown]
 # ## 5. The scoreboard
 #
-# Each lesson adds rows, so that you see what each technique brings on your machine. The rows are
-# kept when you close the notebook.
+# Each lesson adds rows and shows its own; `scoreboard()` shows all. They are kept when you close the notebook.
 
 # %%
 score("00", adam)
-scoreboard()
+scoreboard("00")
 
 # %% [markdown]
 # ## 6. The lessons
 #
-# | lesson | what you learn | minutes | then |
-# |---|---|---|---|
-# | [01 Where does the memory go?](beginner/01_where_memory_goes.ipynb) | account for every byte of a training step | 30 | [lab](../labs/beginner/01_where_memory_goes.ipynb), [solution](../solutions/beginner/01_where_memory_goes.ipynb) |
-# | [02 Mixed precision on a vision model](beginner/02_mixed_precision.ipynb) | put twice the batch on a 16 GB card, and keep the accuracy | 40 | [lab](../labs/beginner/02_mixed_precision.ipynb), [solution](../solutions/beginner/02_mixed_precision.ipynb) |
-# | [03 When numbers break](beginner/03_when_numbers_break.ipynb) | find five faults of a mixed-precision run from its record | 45 | [lab](../labs/beginner/03_when_numbers_break.ipynb), [solution](../solutions/beginner/03_when_numbers_break.ipynb) |
-# | [04 One model, four ranks](beginner/04_four_ranks.ipynb) | train on four processes, and get the same losses | 40 | [lab](../labs/beginner/04_four_ranks.ipynb), [solution](../solutions/beginner/04_four_ranks.ipynb) |
-# | [05 Trading compute for memory](intermediate/05_checkpointing.ipynb) | forget activations and compute them again, and know the price | 45 | [lab](../labs/intermediate/05_checkpointing.ipynb), [solution](../solutions/intermediate/05_checkpointing.ipynb) |
-# | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 20 | |
-# | [06 Seven billion parameters on 24 GB](intermediate/06_seven_billion.ipynb) | adapters and four-bit weights: which fine-tunes of a 7B model fit | 45 | [lab](../labs/intermediate/06_seven_billion.ipynb), [solution](../solutions/intermediate/06_seven_billion.ipynb) |
-# | [09 Sharding: ZeRO-1, 2, 3 and FSDP](intermediate/09_sharding.ipynb) | train one model in five ways on four ranks, and account for what each holds and sends | 45 | [lab](../labs/intermediate/09_sharding.ipynb), [solution](../solutions/intermediate/09_sharding.ipynb) |
-# | [15 The design studio](advanced/15_design_studio.ipynb) | lay out 175B on 64 GPUs, and defend a design in days and dollars | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
+# Minutes are those of a learner who reads, predicts and runs; the lab comes on top.
+#
+# | lesson | what you learn | lesson | lab | then |
+# |---|---|---|---|---|
+# | [01 Where does the memory go?](beginner/01_where_memory_goes.ipynb) | account for every byte of a training step | 45 | 60 | [lab](../labs/beginner/01_where_memory_goes.ipynb), [solution](../solutions/beginner/01_where_memory_goes.ipynb) |
+# | [02 Mixed precision on a vision model](beginner/02_mixed_precision.ipynb) | put twice the batch on a 16 GB card, and know which moment decides | 50 | 90 | [lab](../labs/beginner/02_mixed_precision.ipynb), [solution](../solutions/beginner/02_mixed_precision.ipynb) |
+# | [03 When numbers break](beginner/03_when_numbers_break.ipynb) | find five faults of a mixed-precision run from its record, and cure them | 65 | 80 | [lab](../labs/beginner/03_when_numbers_break.ipynb), [solution](../solutions/beginner/03_when_numbers_break.ipynb) |
+# | [04 One model, four ranks](beginner/04_four_ranks.ipynb) | train on four processes, and get the same losses | 80 | 45 | [lab](../labs/beginner/04_four_ranks.ipynb), [solution](../solutions/beginner/04_four_ranks.ipynb) |
+# | [05 Trading compute for memory](intermediate/05_checkpointing.ipynb) | forget activations and compute them again, and know the price | 75 | 60 | [lab](../labs/intermediate/05_checkpointing.ipynb), [solution](../solutions/intermediate/05_checkpointing.ipynb) |
+# | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 25 | | |
+# | [06 Seven billion parameters on 24 GB](intermediate/06_seven_billion.ipynb) | adapters and four-bit weights: which fine-tunes of a 7B model fit | 60 | 50 | [lab](../labs/intermediate/06_seven_billion.ipynb), [solution](../solutions/intermediate/06_seven_billion.ipynb) |
+# | [07 Offload: memory that lies behind a link](intermediate/07_offload.ipynb) | move optimizer state and gradients to the host, and count both sides | 45 | | |
+# | [09 Sharding: ZeRO-1, 2, 3 and FSDP](intermediate/09_sharding.ipynb) | train one model in five ways on four ranks, and account for what each holds and sends | 75 | 60 | [lab](../labs/intermediate/09_sharding.ipynb), [solution](../solutions/intermediate/09_sharding.ipynb) |
+# | [15 The design studio](advanced/15_design_studio.ipynb) | lay out 175B on 64 GPUs, and defend a design in days and dollars | 80 | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
 #
 # A lab holds exercises that check your answers. Work in a copy: `make my-labs`, typed in a terminal
 # in the course's folder, puts the labs into `my_labs/`, which is yours and which no update touches.
-
-# %% [markdown]
+#
+# **To come:** 08 smaller weights for inference, 10 the out-of-memory clinic, 11 links and
+# collectives, 12 tensor and sequence parallelism, 13 pipelines, 14 three dimensions at once, 16 runs that
+# survive, 17 on a real cluster, 99 the capstone.
+#
 # ## 7. Glossary
 #
-# What the bytes are there for:
-#
-# | term | meaning |
-# |---|---|
-# | parameters | the weights that training changes |
-# | gradients | the derivative of the loss by each parameter |
-# | optimizer state | what the optimizer keeps for each parameter between steps |
-# | states, model states | parameters, gradients and optimizer state together |
-# | buffers | tensors of the model that are not trained, such as running statistics |
-# | inputs | the batch that the step works on |
-# | activations | what forward keeps because backward will need it |
-# | logits | the scores that the last layer gives to each class or token |
-# | temporaries | memory that an operation takes and gives back within one phase |
-# | other | alive, and none of the above: often something left by an earlier step |
-
-# %% [markdown]
-# Memory and its counters:
-#
-# | term | meaning |
-# |---|---|
-# | allocator | the part of PyTorch that hands out device memory to tensors and takes it back |
-# | allocation | a block of device memory, from the moment it is handed out until it is given back |
-# | storage | the allocation behind a tensor; several tensors (views) can share one |
-# | peak | the largest sum of allocations alive at one moment of a step |
-# | step, phase | one round of training; its parts: forward, loss, backward, optimizer step |
-# | HBM | the large memory of a GPU, where tensors live |
-# | reserved | memory that PyTorch holds for reuse, whether or not a tensor uses it |
-# | CUDA context | what NVIDIA's driver and the code of the kernels take on the GPU |
-# | kernel | a program that runs on a GPU; also the Python process behind a notebook |
-# | fp32, fp16, bf16 | numbers of 4, 2 and 2 bytes; bf16 has the range of fp32 and fewer digits |
-# | KB, MB, GB | 10^3, 10^6, 10^9 bytes |
-# | KiB, MiB, GiB | 2^10, 2^20, 2^30 bytes |
-
-# %% [markdown]
-# Several ranks:
-#
-# | term | meaning |
-# |---|---|
-# | rank, world size | one process of a group that trains together; how many there are |
-# | replica | a rank's own whole copy of the model |
-# | collective | an operation that all ranks of a group call together |
-# | all-reduce, broadcast | everyone gets the sum; everyone gets what one rank has |
-# | payload | the bytes that a rank puts into a collective; what crosses a link depends on the algorithm |
-# | bucket | a flat tensor of many gradients, sent in one call |
-# | DDP | data parallelism: every rank has the whole model and its share of each batch |
-
-# %% [markdown]
-# Techniques that later lessons build:
-#
-# | term | meaning |
-# |---|---|
-# | mixed precision | most arithmetic in 16-bit numbers, with fp32 where it matters |
-# | autocast | the part of PyTorch that casts inputs to 16 bits, operation by operation |
-# | cast weights | the 16-bit copies of weights that autocast makes and keeps until backward has used them |
-# | loss scaling | multiply the loss, so that small fp16 gradients do not become 0, and divide before the step |
-# | GradScaler | PyTorch's loss scaling; it skips steps with infinite gradients and adapts the scale |
-# | TF32 | products of fp32 tensors with 10 binary digits behind the point, on newer GPUs; no memory saved |
-# | channels_last | a memory layout with the colours of a pixel next to each other |
-# | overflow, underflow | too large for the format: infinity; too small: zero |
-# | NaN | "not a number", the result of infinity minus infinity or 0 times infinity; it spreads |
-# | exponent, mantissa | the bits of a number that give its range, and those that give its digits |
-# | subnormal | a number near zero that has fewer digits than the others |
-# | fp8 | numbers of 1 byte; e4m3 has one more digit, e5m2 more range |
-# | checkpointing | keep fewer activations, compute the others again in backward; also *recomputation* |
-# | selective checkpointing | keep the results of expensive operations, compute the cheap ones again |
-# | segment | several blocks that are checkpointed as one |
-# | micro-batch | a part of the batch; gradients of several parts are added up before the step |
-# | quantization | store numbers in 8 bits or fewer |
-# | 8-bit states | an optimizer state that is quantized |
-# | adapter, LoRA | a small trained difference of low rank beside a frozen weight |
-# | NF4 | sixteen levels for weights, the quantiles of a normal distribution; a block of 64 shares a scale |
-# | double quantization | the scales of blocks are quantized as well, to 8 bits |
-# | QLoRA | adapters on weights that are frozen in NF4 |
-# | merging | adding an adapter's product to the weight, so that one plain layer is left |
-# | paged optimizer | a state that the GPU's driver moves to the CPU's memory when the GPU is full |
-# | sharding | each device keeps only its part, and fetches the others' parts when it needs them |
-# | ZeRO-1, 2, 3 | sharding of the optimizer state, of the gradients too, of the parameters too |
-# | FSDP, FSDP2 | PyTorch's sharding of all three, gathered block by block |
-# | all-gather, reduce-scatter | everyone gets all parts; everyone gets its part of the sum |
-# | offload | keep what is not needed now in the CPU's memory or on disk |
-# | chunked loss | compute logits and loss for a part of the tokens at a time |
-# | fused kernel | one kernel for several operations, without memory for what lies between them |
-
-# %% [markdown]
-# Layouts over many devices, and how they are judged:
-#
-# | term | meaning |
-# |---|---|
-# | data parallel (DP) | replicas of the model, each on its part of the batch |
-# | tensor parallel (TP) | ranks share each matrix and exchange results inside every block |
-# | sequence parallel | norms and residuals split over the tensor-parallel ranks as well |
-# | pipeline parallel (PP) | ranks, the stages, hold different layers and pass activations on |
-# | bubble | the time in which a pipeline stage waits |
-# | 1F1B, GPipe | schedules: one forward and one backward in turn; all forwards, then all backwards |
-# | interleaving | each stage holds several chunks of layers, which shortens the bubble |
-# | ZeRO-1, 2, 3 | sharding of optimizer state, then gradients, then parameters over replicas |
-# | MFU, HFU | useful FLOP/s over the peak; with recomputation counted as well |
-# | goodput | the share of wall time that is training |
-# | Pareto front | the plans that no other beats in both time and memory |
+# The words of the course stand on a page of their own: the [glossary](00_glossary.ipynb).

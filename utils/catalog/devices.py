@@ -30,10 +30,10 @@ class Device:
         capability: CUDA compute capability.
         fp32_tflops, tf32_tflops, fp16_tflops, bf16_tflops, fp8_tflops: Peak of matrix products in
             that type, in 10**12 FLOP/s as data sheets print it; None without a unit for it.
-        matmul_ceiling_tflops: The fastest bfloat16 product that the source measured, in 10**12
-            FLOP/s; None where it measured none.
-        nvlink: The link to other GPUs of the node, None where there is none.
-        pcie: The link to the host.
+        matmul_ceiling_tflops, fp8_ceiling_tflops: The fastest product that the source measured in
+            bfloat16 and in fp8, in 10**12 FLOP/s; None where it measured none.
+        nvlink: The link to other GPUs of the node (AMD's Infinity Fabric too), None without one.
+        pcie: The link to the host; NVLink-C2C on Grace.
         memory_source, flops_source, ceiling_source: Where the figures were read.
     """
 
@@ -52,12 +52,23 @@ class Device:
     fp8_tflops: float | None = None
     nvlink: Link | None = None
     matmul_ceiling_tflops: float | None = None
+    fp8_ceiling_tflops: float | None = None
     ceiling_source: str = ""
 
     @property
     def bf16_native(self) -> bool:
         """Whether it computes bfloat16 itself (capability 8.0 on); older ones emulate it."""
         return self.capability >= (8, 0)
+
+    @property
+    def fp8_native(self) -> bool:
+        """Whether it has units for fp8 products."""
+        return self.fp8_tflops is not None
+
+    @property
+    def mxfp8_native(self) -> bool:
+        """Whether its fp8 units take a scale for each block of 32: NVIDIA's Blackwell on."""
+        return self.fp8_native and self.capability >= (10, 0)
 
     @property
     def peer_link(self) -> Link:
@@ -79,6 +90,7 @@ class Device:
 
 
 _REPORTED = "total_memory that PyTorch printed in public logs"
+_PRINTED = "total capacity that PyTorch prints when memory runs out, in public logs"
 _SPECS = "stas00/ml-engineering, compute/accelerator/README.md"
 
 _ROWS = [
@@ -152,7 +164,7 @@ _ROWS = [
         name="H100", memory_gb=80, memory_bytes=81_082 * MIB,
         memory_bytes_per_second=3350 * GB, capability=(9, 0), fp32_tflops=67, tf32_tflops=494.5,
         fp16_tflops=989, bf16_tflops=989, fp8_tflops=1979, nvlink=links.NVLINK_4,
-        pcie=links.PCIE_5_X16, matmul_ceiling_tflops=794.5,
+        pcie=links.PCIE_5_X16, matmul_ceiling_tflops=794.5, fp8_ceiling_tflops=1402.6,
         ceiling_source=f"{_SPECS}: maximum achievable, SXM",
         memory_source=f"{_REPORTED} (81,082 to 81,090 MiB); 3,350 GB/s: {_SPECS} (SXM)",
         flops_source=f"{_SPECS} (SXM)",
@@ -161,7 +173,8 @@ _ROWS = [
         name="H200", memory_gb=141, memory_bytes=143_156 * MIB,
         memory_bytes_per_second=4800 * GB, capability=(9, 0), fp32_tflops=67, tf32_tflops=494.5,
         fp16_tflops=989, bf16_tflops=989, fp8_tflops=1979, nvlink=links.NVLINK_4,
-        pcie=links.PCIE_5_X16,
+        pcie=links.PCIE_5_X16, matmul_ceiling_tflops=794.5, fp8_ceiling_tflops=1453.4,
+        ceiling_source=f"{_SPECS}: bf16 as on H100, fp8 measured on H200, torch 2.7",
         memory_source=f"{_REPORTED} (143,156 MiB); 4,800 GB/s: {_SPECS} (SXM)",
         flops_source=f"{_SPECS} (SXM)",
     ),
@@ -169,10 +182,46 @@ _ROWS = [
         name="B200", memory_gb=180, memory_bytes=182_631 * MIB,
         memory_bytes_per_second=8000 * GB, capability=(10, 0), fp32_tflops=80,
         tf32_tflops=1125, fp16_tflops=2250, bf16_tflops=2250, fp8_tflops=4500,
-        nvlink=links.NVLINK_5, pcie=links.PCIE_5_X16, matmul_ceiling_tflops=1745,
+        nvlink=links.NVLINK_5, pcie=links.PCIE_5_X16, matmul_ceiling_tflops=1745, fp8_ceiling_tflops=3432.5,
         ceiling_source=f"{_SPECS}: maximum achievable, SXM",
         memory_source=f"{_REPORTED} (182,631 to 182,642 MiB); 8,000 GB/s: {_SPECS} (SXM)",
         flops_source=f"{_SPECS} (SXM); fp32: glennklockwood.com/garden/processors/B200 (HGX)",
+    ),
+    Device(
+        name="B300", memory_gb=288, memory_bytes=274_109 * MIB,
+        memory_bytes_per_second=8000 * GB, capability=(10, 3), fp32_tflops=80,
+        tf32_tflops=1125, fp16_tflops=2250, bf16_tflops=2250, fp8_tflops=4500,
+        nvlink=links.NVLINK_5, pcie=links.PCIE_5_X16, matmul_ceiling_tflops=1769,
+        fp8_ceiling_tflops=3353.3, ceiling_source=f"{_SPECS}: maximum achievable, SXM",
+        memory_source=f"{_PRINTED} (267.69 GiB); 8,000 GB/s: {_SPECS} (SXM)",
+        flops_source=f"{_SPECS} (SXM), after NVIDIA's DGX B300 data sheet",
+    ),
+    Device(
+        name="GB200", memory_gb=186, memory_bytes=188_728 * MIB,
+        memory_bytes_per_second=8000 * GB, capability=(10, 0), fp32_tflops=80,
+        tf32_tflops=1250, fp16_tflops=2500, bf16_tflops=2500, fp8_tflops=5000,
+        nvlink=links.NVLINK_5, pcie=links.NVLINK_C2C, matmul_ceiling_tflops=1822,
+        fp8_ceiling_tflops=3615.6, ceiling_source=f"{_SPECS}: maximum achievable, GB200 SXM",
+        memory_source=f"{_PRINTED} (184.31 GiB); 8,000 GB/s: {_SPECS} (GB200 SXM)",
+        flops_source=f"{_SPECS}, one of the superchip's two GPUs, after NVIDIA's GB200 NVL72 page",
+    ),
+    Device(
+        name="GB300", memory_gb=278, memory_bytes=283_130 * MIB,
+        memory_bytes_per_second=8000 * GB, capability=(10, 3), fp32_tflops=80,
+        tf32_tflops=1250, fp16_tflops=2500, bf16_tflops=2500, fp8_tflops=5000,
+        nvlink=links.NVLINK_5, pcie=links.NVLINK_C2C,
+        memory_source=f"{_PRINTED} (276.50 GiB); 20 TB for 72: Google Cloud, A4X Max; 8,000 GB/s: "
+        f"B300's, {_SPECS}",
+        flops_source=f"{_SPECS}, after NVIDIA's GB300 NVL72 page",
+    ),
+    Device(
+        name="MI300X", memory_gb=192, memory_bytes=196_592 * MIB,
+        memory_bytes_per_second=5300 * GB, capability=(9, 4), fp32_tflops=163.4,
+        tf32_tflops=653.7, fp16_tflops=1307, bf16_tflops=1307, fp8_tflops=2610,
+        nvlink=links.INFINITY_FABRIC_3, pcie=links.PCIE_5_X16, matmul_ceiling_tflops=668.4,
+        ceiling_source=f"{_SPECS}: maximum achievable, torch 2.5 with ROCm 6.3",
+        memory_source=f"{_REPORTED} (196,592 MiB); 5,300 GB/s: {_SPECS}, after AMD's page",
+        flops_source=f"{_SPECS}, after AMD's MI300X page; the capability is ROCm's gfx942",
     ),
 ]  # fmt: skip
 

@@ -39,12 +39,19 @@ def _gigabits(gigabits_per_second: float) -> float:
 _NVLINK = "stas00/ml-engineering, network/README.md, NVLink table (unidirectional column)"
 _PCIE = "PCI Express base specification: 16 lanes, 128b/130b encoding"
 _INFINIBAND = "NVIDIA DGX SuperPOD cabling guide, NDR overview: 4 lanes of 50 (HDR), 100 (NDR) Gb/s"
+_XDR = "InfiniBand Trade Association, XDR specification release: 4 lanes of 200 Gb/s"
+_XGMI = (
+    "stas00/ml-engineering, network/README.md, AMD table: MI300X, 7 links of 64 GB/s, all in use"
+)
+_C2C = "stas00/ml-engineering, network/README.md, NVLink-C2C: 450 GB/s a direction, second-hand"
 _ETHERNET = "IEEE 802.3: Gb/s of one port"
 
 NVLINK_2 = Link("NVLink 2", 150 * GB, f"{_NVLINK}: V100, 6 links of 25 GB/s")
 NVLINK_3 = Link("NVLink 3", 300 * GB, f"{_NVLINK}: A100, 12 links of 25 GB/s")
 NVLINK_4 = Link("NVLink 4", 450 * GB, f"{_NVLINK}: H100 and H200, 18 links of 25 GB/s")
 NVLINK_5 = Link("NVLink 5", 900 * GB, f"{_NVLINK}: B200, 18 links of 50 GB/s")
+NVLINK_C2C = Link("NVLink-C2C", 450 * GB, _C2C)
+INFINITY_FABRIC_3 = Link("Infinity Fabric 3", 448 * GB, _XGMI)
 PCIE_3_X16 = Link("PCIe 3 x16", _pcie_x16(8), f"{_PCIE}, 8 GT/s")
 PCIE_4_X16 = Link("PCIe 4 x16", _pcie_x16(16), f"{_PCIE}, 16 GT/s")
 PCIE_5_X16 = Link("PCIe 5 x16", _pcie_x16(32), f"{_PCIE}, 32 GT/s")
@@ -52,6 +59,7 @@ PCIE_5_X16 = Link("PCIe 5 x16", _pcie_x16(32), f"{_PCIE}, 32 GT/s")
 _NETWORK = [
     Link("InfiniBand HDR", _gigabits(200), _INFINIBAND),
     Link("InfiniBand NDR", _gigabits(400), _INFINIBAND),
+    Link("InfiniBand XDR", _gigabits(800), _XDR),
     Link(
         "Omni-Path 100",
         _gigabits(100),
@@ -62,7 +70,10 @@ _NETWORK = [
     Link("Ethernet 100G", _gigabits(100), _ETHERNET),
     Link("Ethernet 400G", _gigabits(400), _ETHERNET),
 ]
-_INSIDE_A_NODE = [NVLINK_2, NVLINK_3, NVLINK_4, NVLINK_5, PCIE_3_X16, PCIE_4_X16, PCIE_5_X16]
+_INSIDE_A_NODE = [
+    NVLINK_2, NVLINK_3, NVLINK_4, NVLINK_5, NVLINK_C2C, INFINITY_FABRIC_3, PCIE_3_X16, PCIE_4_X16,
+    PCIE_5_X16,
+]  # fmt: skip
 
 LINKS: dict[str, Link] = {row.name: row for row in _INSIDE_A_NODE + _NETWORK}
 

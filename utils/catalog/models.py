@@ -118,7 +118,37 @@ _LLAMA = [
            "Qwen/Qwen2.5-7B", qkv_bias=True),
 ]  # fmt: skip
 
-MODELS: dict[str, ModelShape] = {shape.name: shape for shape in _GPT + _MEGATRON + _LLAMA}
+_EXPERTS = [
+    ModelShape(
+        name="mixtral-8x7b", family="llama", layers=32, hidden=4096, heads=32, kv_heads=8,
+        feedforward=14_336, vocabulary=32_000, max_sequence=32_768, num_experts=8,
+        experts_per_token=2, published_count=46_702_792_704,
+        source="config.json and checkpoint of mistralai/Mixtral-8x7B-v0.1",
+    ),
+    ModelShape(
+        name="mixtral-8x22b", family="llama", layers=56, hidden=6144, heads=48, kv_heads=8,
+        feedforward=16_384, vocabulary=32_000, max_sequence=65_536, num_experts=8,
+        experts_per_token=2, published_count=140_620_634_112, published_step=1,
+        source="config.json and checkpoint of mistralai/Mixtral-8x22B-v0.1",
+    ),
+    ModelShape(
+        name="qwen3-30b-a3b", family="llama", layers=48, hidden=2048, heads=32, kv_heads=4,
+        head_width=128, feedforward=6144, vocabulary=151_936, max_sequence=40_960, qk_norm=True,
+        num_experts=128, experts_per_token=8, expert_feedforward=768,
+        published_count=30_532_122_624, source="config.json and checkpoint of Qwen/Qwen3-30B-A3B",
+    ),
+    ModelShape(
+        name="qwen3-235b-a22b", family="llama", layers=94, hidden=4096, heads=64, kv_heads=4,
+        head_width=128, feedforward=12_288, vocabulary=151_936, max_sequence=40_960, qk_norm=True,
+        num_experts=128, experts_per_token=8, expert_feedforward=1536,
+        published_count=235_093_634_560,
+        source="config.json and checkpoint of Qwen/Qwen3-235B-A22B",
+    ),
+]  # fmt: skip
+
+MODELS: dict[str, ModelShape] = {
+    shape.name: shape for shape in _GPT + _MEGATRON + _LLAMA + _EXPERTS
+}
 
 # Exact counts at 1,000 classes; source: `num_params` of torchvision's pretrained weights.
 RESNET_PARAMETER_COUNTS: dict[int, int] = {

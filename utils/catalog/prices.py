@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.catalog.lookup import find, plain
+from utils.catalog.rules import one_of
 
 PRICES_CSV = Path(__file__).with_name("prices.csv")
 COLUMNS = ("provider", "gpu", "instance_gpus", "usd_per_gpu_hour", "as_of", "source")
+# Columns that a file may leave out, and what holds then.
+KINDS = ("on demand", "reserved", "spot")
+OPTIONAL = {"kind": "on demand", "fabric": "not stated"}
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,9 @@ class Price:
         usd_per_gpu_hour: US dollars for one GPU and one hour.
         as_of: The day it was read, or the commit of the catalog it was read in.
         source: Where it was read.
+        kind: "on demand", "reserved" (for a term) or "spot" (the provider may take it back).
+        fabric: Whether a network between nodes that trains is in the price: "yes", "no" or
+            "not stated".
     """
 
     provider: str
@@ -31,6 +38,8 @@ class Price:
     usd_per_gpu_hour: float
     as_of: str
     source: str
+    kind: str = "on demand"
+    fabric: str = "not stated"
 
 
 def read_prices(path: Path = PRICES_CSV) -> list[Price]:
@@ -59,6 +68,8 @@ def _price(row: dict[str, str], file: str) -> Price:
     for name, value in text.items():
         if not value:
             raise ValueError(f"{where}: {name} is empty. Every price needs one.")
+    text |= {name: row.get(name, "").strip() or usual for name, usual in OPTIONAL.items()}
+    one_of(f"{where}: kind", text["kind"], KINDS)
     return Price(instance_gpus=gpus, usd_per_gpu_hour=dollars, **text)
 
 
@@ -73,13 +84,24 @@ def _positive(row: dict[str, str], column: str, where: str) -> float:
     return value
 
 
-def price(gpu: str, provider: str | None = None, path: Path = PRICES_CSV) -> Price:
+def price(
+    gpu: str, provider: str | None = None, path: Path = PRICES_CSV, kind: str | None = None
+) -> Price:
     """The price of a GPU at one provider, or the lowest of all of them.
+
+    Args:
+        gpu: By its name.
+        provider: By name; None for all.
+        path: The file.
+        kind: "on demand", "reserved" or "spot"; None for the two that nobody interrupts.
 
     Raises:
         ValueError: the file has no such price, or is not readable as prices.
     """
-    rows = read_prices(path)
+    if kind is not None:
+        one_of("kind", kind, KINDS)
+    rows = [row for row in read_prices(path) if row.kind == (kind or row.kind)]
+    rows = [row for row in rows if kind or row.kind != "spot"]
     if provider is not None:
         named = find({row.provider: row.provider for row in rows}, provider, "provider")
         rows = [row for row in rows if row.provider == named]

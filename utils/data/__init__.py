@@ -2,12 +2,13 @@
 
 from utils.data.cifar import Cifar10, cifar10, normalize
 from utils.data.download import DownloadError, download
-from utils.data.text import text_batches, text_tokens
+from utils.data.text import docstring_pairs, text_batches, text_tokens
 
 __all__ = [
     "Cifar10",
     "DownloadError",
     "cifar10",
+    "docstring_pairs",
     "download",
     "normalize",
     "text_batches",

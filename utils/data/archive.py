@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 import tarfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torchvision.datasets import CIFAR10
-from torchvision.datasets.utils import check_integrity
 
 from utils.data.download import download, md5_of
 from utils.data.files import whole_folder
 
+if TYPE_CHECKING:
+    from torchvision.datasets import CIFAR10
 
-def is_there(root: Path, dataset: type[CIFAR10] = CIFAR10) -> bool:
+
+def torchvisions() -> type[CIFAR10]:
+    """Its class, imported when it is needed: ranks that only normalize images need none of it."""
+    return importlib.import_module("torchvision.datasets").CIFAR10
+
+
+def is_there(root: Path, dataset: type[CIFAR10]) -> bool:
     """Whether `root` holds CIFAR-10, as a folder of batches or as the archive."""
     return (root / dataset.base_folder).exists() or (root / dataset.filename).exists()
 
 
-def fetch(root: Path, dataset: type[CIFAR10] = CIFAR10) -> None:
+def fetch(root: Path, dataset: type[CIFAR10]) -> None:
     """Download the archive into `root`.
 
     Raises:
@@ -29,9 +37,7 @@ def fetch(root: Path, dataset: type[CIFAR10] = CIFAR10) -> None:
     download(dataset.url, root / dataset.filename, dataset.tgz_md5)
 
 
-def load(
-    root: Path, split: str, dataset: type[CIFAR10] = CIFAR10
-) -> tuple[Tensor, Tensor, list[str]]:
+def load(root: Path, split: str, dataset: type[CIFAR10]) -> tuple[Tensor, Tensor, list[str]]:
     """Images (N, 3, 32, 32) uint8, labels (N,) int64 and class names, unpacking if need be.
 
     Raises:
@@ -46,7 +52,7 @@ def load(
     return images, torch.tensor(data.targets), list(data.classes)
 
 
-def unpack(root: Path, dataset: type[CIFAR10] = CIFAR10) -> None:
+def unpack(root: Path, dataset: type[CIFAR10]) -> None:
     """Unpack the archive beside itself; its folder appears whole or not at all."""
     archive = root / dataset.filename
     if md5_of(archive) != dataset.tgz_md5:
@@ -61,6 +67,7 @@ def unpack(root: Path, dataset: type[CIFAR10] = CIFAR10) -> None:
 
 def _check_batches(folder: Path, dataset: type[CIFAR10]) -> None:
     meta = [dataset.meta["filename"], dataset.meta["md5"]]
+    check_integrity = importlib.import_module("torchvision.datasets.utils").check_integrity
     for name, md5 in [*dataset.train_list, *dataset.test_list, meta]:
         if not check_integrity(str(folder / name), md5):
             raise RuntimeError(

@@ -6,13 +6,16 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torchvision.datasets import CIFAR10
 
 from utils.data import archive, generated
 from utils.data.download import DownloadError
+
+if TYPE_CHECKING:
+    from torchvision.datasets import CIFAR10
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SPLITS = ("train", "test")
@@ -82,7 +85,7 @@ def cifar10(
     *,
     generated_train: int = 10_000,
     generated_test: int = 2_000,
-    dataset: type[CIFAR10] = CIFAR10,
+    dataset: type[CIFAR10] | None = None,
 ) -> Cifar10:
     """CIFAR-10's "train" or "test" images; without it and without a network, generated ones.
 
@@ -94,7 +97,7 @@ def cifar10(
         split: "train" or "test".
         root: Folder for the data; else the variable `CIFAR10_ROOT`, else the course's `data/`.
         generated_train, generated_test: Sizes of the generated set.
-        dataset: Torchvision's class, or one derived from it with another address.
+        dataset: A class derived from torchvision's, with another address; its own if None.
 
     Raises:
         ValueError: an unknown split, or a size below ten.
@@ -105,6 +108,7 @@ def cifar10(
     if min(generated_train, generated_test) < 10:
         raise ValueError("A generated set needs 10 images or more for training and for testing.")
     folder = Path(root or os.environ.get("CIFAR10_ROOT") or REPOSITORY / "data").expanduser()
+    dataset = dataset or archive.torchvisions()
     try:
         why_not = _why_not_real(folder, dataset)
         if not why_not:

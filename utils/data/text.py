@@ -1,7 +1,11 @@
-"""Real text that every machine has: the sources of Python's own standard library, as bytes."""
+"""Real text that every machine has: the sources of Python's own standard library.
+
+As bytes for pretraining, and as questions with answers for fine-tuning.
+"""
 
 from __future__ import annotations
 
+import ast
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +41,34 @@ def text_tokens(length_tokens: int = 1_000_000, folder: str | Path | None = None
     raise ValueError(
         f"The .py files in {library} hold {len(text):,} bytes; ask for no more tokens than that."
     )
+
+
+def docstring_pairs(count: int) -> list[tuple[str, str]]:
+    """Prompts and answers: a function's first line, and the first line of what is said of it.
+
+    The first `count` documented functions of the standard library, in order of file name. They
+    differ between versions of Python.
+
+    Raises:
+        ValueError: the count is not positive, or the library documents fewer.
+    """
+    if count < 1:
+        raise ValueError(f"count is {count}; ask for 1 or more.")
+    pairs: list[tuple[str, str]] = []
+    for path in _sources(Path(sysconfig.get_path("stdlib"))):
+        pairs += _documented(path)
+        if len(pairs) >= count:
+            return pairs[:count]
+    raise ValueError(
+        f"The standard library here documents {len(pairs):,} functions; ask for fewer."
+    )
+
+
+def _documented(path: Path) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.FunctionDef) and (told := ast.get_docstring(node)):
+            prompt = f"def {node.name}({ast.unparse(node.args)}):\n"
+            yield prompt, told.partition("\n")[0]
 
 
 def _sources(folder: Path) -> Iterator[Path]:

@@ -36,12 +36,12 @@ def _model() -> nn.Module:
     return model
 
 
-def _data(spoil: tuple[int, int] | None, units: float) -> tuple[Tensor, Tensor]:
+def _data(spoil: tuple[int, int] | None, value: float, units: float) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(4)
     x = units * torch.randn(STEPS, ROWS, 16, generator=generator)
     labels = (x @ torch.randn(16, 6, generator=generator)).argmax(-1)
     if spoil:
-        x[spoil[0], spoil[1], 7] = math.nan
+        x[spoil[0], spoil[1], 7] = value
     return x, labels
 
 
@@ -59,6 +59,7 @@ def run(
     unscale: bool = True,
     units: float = 1.0,
     spoil: tuple[int, int] | None = None,
+    value: float = math.nan,
     loss: Loss = F.cross_entropy,
 ) -> list[StepRecord]:
     """Train a small network for 16 steps and return its records; fp16 runs use a scaler.
@@ -70,7 +71,8 @@ def run(
         clip: largest norm of the gradients.
         unscale: before clipping.
         units: the inputs are multiplied by it.
-        spoil: step and row of an input that is NaN.
+        spoil: step and row of an input that is spoiled.
+        value: that stands there.
         loss: of logits and labels.
     """
     low = dtype != torch.float32
@@ -78,18 +80,18 @@ def run(
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, enabled=low)
     with FlightRecorder(model, optimizer, scaler) as recorder:
-        for x, labels in zip(*_data(spoil, units), strict=True):
+        for x, labels in zip(*_data(spoil, value, units), strict=True):
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=dtype if low else torch.float16, enabled=low):
-                value = loss(model(x), labels)
-            scaler.scale(value).backward()
+                found = loss(model(x), labels)
+            scaler.scale(found).backward()
             if clip:
                 if unscale:
                     scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             scaler.step(optimizer)
             scaler.update()
-            recorder.record(value)
+            recorder.record(found)
     return recorder.records
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
+from utils.labs.cases import scored
 from utils.labs.kinds import Kind, NotYet, WrongKind
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.memory import measure
@@ -161,14 +163,15 @@ def runs_too_often(block: Noisy) -> Verdict | None:
 
 
 def kept_after_forward(answer: Callable[..., Any], plain: Noisy, x: Tensor) -> Verdict:
-    """The verdict on the bytes that stay alive until backward; they are the score."""
-    whole, kept = (kept_bytes(f, plain, x) for f in (lambda block, x: block(x), answer))
+    """The verdict on the bytes that stay alive until backward: the score; the par is PyTorch's own."""
+    own = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+    whole, par, kept = (kept_bytes(f, plain, x) for f in (lambda block, x: block(x), own, answer))
     limit = KEPT_SHARE * whole
     if kept > limit:
         nudge = "What does your pack hook return? A tensor that it returns stays alive."
         return not_yet("forward still keeps activations", expected=f"at most {format_bytes(limit)}",
                        got=format_bytes(kept), nudge=nudge)  # fmt: skip
-    return correct(score=f"{format_bytes(kept)} alive after forward, plain {format_bytes(whole)}")
+    return correct(score=scored(kept, par, "alive after forward", format_bytes))
 
 
 def same_tensors(left: list[Any], right: list[Any]) -> bool:

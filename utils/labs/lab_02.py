@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from utils.labs import ledger_02
 from utils.labs.cases import Case, Exercise, Question, judge, scored, takes
-from utils.labs.kinds import function, keys, number, one_of, text, whole
+from utils.labs.kinds import equal, function, instance, keys, number, one_of, text, whole
 from utils.labs.searches import CountedPeak, Search, most_calls
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.techniques import MixedStep
@@ -161,47 +162,125 @@ def _reference_losses() -> list[float]:
     return [step(inputs, labels).item() for _ in range(STEPS)]
 
 
-def _bytes(parameters: int, per_image: int, batch: int, mixed: bool) -> Case:
-    states, activations = 12 * parameters, per_image * batch
-    wrong = {states + activations / 2: "The 16-bit copies of the weights are missing.",
-             (states + activations) / 2: "Not everything halves. States stay in fp32.",
-             16 * parameters + activations: "When backward begins there are no gradients yet."}  # fmt: skip
-    nudge = ("Parameters and Adam's two means stay in fp32. What is halved, what is added?" if mixed
-             else "Weights 4, Adam 8 bytes, activations.")  # fmt: skip
-    right = 14 * parameters + activations / 2 if mixed else states + activations
-    says = f"{parameters} parameters, {per_image} bytes an image, batch {batch}, mixed={mixed}"
-    return Case((parameters, per_image, batch, mixed), right, says, wrong, nudge)
+def _peak_of(parameters: int, per_image: int, batch: int, mixed: bool, state: int) -> Case:
+    activations = per_image * batch
+
+    def peak(state: int, copies: int = 2 * mixed, kept: float = activations / (1 + mixed)) -> float:
+        return max((4 + state + copies) * parameters + kept, (8 + state) * parameters)
+
+    right, step = peak(state), (8 + state) * parameters
+    begins = (4 + state + 2 * mixed) * parameters + activations / (1 + mixed)
+    wrong = {
+        begins: "At the optimizer step there are gradients, and no activations. Which moment holds more?",
+        step: "That is the optimizer step alone. At a large batch another moment holds more.",
+        step + activations: "Gradients and all activations are never alive together: two moments compete.",
+        peak(8): "That is Adam. What does this optimizer keep for each parameter?",
+        peak(state, copies=0): "The 16-bit copies of the weights are missing.",
+        peak(state, 0, activations) / 2: "Not everything halves. States stay in fp32.",
+        peak(state, kept=activations): "The activations of mixed precision take half.",
+        max(begins, step + 2 * parameters): "At the optimizer step the copies of the weights are gone.",
+    }  # fmt: skip
+    wrong = {value: text for value, text in wrong.items() if value != right}
+    says = (f"{parameters} parameters, {per_image} bytes an image, batch {batch}, mixed={mixed}, "
+            f"{state} bytes of state a parameter")  # fmt: skip
+    return Case((parameters, per_image, batch, mixed, state), right, says, wrong)
 
 
-bytes_at_backward = Exercise(
-    "Exercise 2: what is alive when backward begins.",
-    [_bytes(*sizes, mixed)
-     for sizes in [(1000, 500, 1), (1000, 500, 64), (23_520_842, 25_500_000, 512)]
+predicted_peak = Exercise(
+    "Exercise 2: the peak, as the larger of two moments, for any optimizer.",
+    [_peak_of(*sizes, mixed, state)
+     for sizes, state in [((1000, 500, 64), 8), ((1000, 500, 1), 8), ((1000, 500, 64), 0),
+                          ((1000, 500, 10), 4), ((23_520_842, 25_500_000, 512), 4), ((1000, 4000, 1), 0)]
      for mixed in (False, True)],
-    relative=1e-9, note="12 P + a b in fp32, 14 P + a b / 2 in mixed precision",
+    relative=1e-9, nudge="Write the bytes of both moments for fp32 and for mixed, then take the larger.",
+    note="the larger of two moments; mixed precision never raises it",
 )  # fmt: skip
 
 
-def _break_even(parameters: int, per_image: int) -> Case:
-    right = 4 * parameters // per_image + 1
-    wrong = {right - 1: "At that batch nothing is saved yet: equal is not less."}
-    for half in (right // 2 - 1, right // 2, right // 2 + 1):
-        wrong.setdefault(half, "Only half of an image's activations is saved, not all of them.")
-    return Case(
-        (parameters, per_image),
-        right,
-        f"{parameters} parameters, {per_image} bytes an image",
-        wrong,
-    )
+@takes(function())
+def measured_peak(answer: Callable[..., Any]) -> Verdict:
+    """Exercise 3: the peak of a step, as the meter finds it, in both precisions."""
+    for batch in (16, 24):
+        for dtype in (torch.bfloat16, None):
+            right = ledger_02.measured_peak(ledger_02.small_build, batch, dtype)
+            found = whole("a peak in bytes, a whole number,").returned(
+                answer(ledger_02.small_build, batch, dtype)
+            )
+            verdict = judge(found, right, f"batch {batch}, {dtype or 'fp32'}", relative=0.01,
+                            wrong=_wrong_peaks(batch, dtype),
+                            nudge="A whole step, from zero_grad to optimizer.step, at that batch?")  # fmt: skip
+            if verdict:
+                return verdict
+    return correct("the meter's peak, in fp32 and in bf16")
 
 
-break_even_batch = Exercise(
-    "Exercise 3: the smallest batch at which mixed precision saves.",
-    [_break_even(*sizes) for sizes in [(23_520_842, 25_500_000), (1000, 4000), (1000, 4001), (10**6, 10)]],
-    returns=whole("a whole number of images"),
-    nudge="Solve 2 P < (a / 2) b for b, and take the next whole number.",
-    note="the first batch with 2 P < a b / 2",
-)  # fmt: skip
+def _wrong_peaks(batch: int, dtype: torch.dtype | None) -> dict[int, str]:
+    other = None if dtype else torch.bfloat16
+    text = ("That is the peak in fp32. Are forward and loss inside of autocast, in this dtype?"
+            if dtype else "dtype=None is fp32: autocast takes enabled=False.")  # fmt: skip
+    return {
+        ledger_02.measured_peak(ledger_02.small_build, batch, other): text,
+        ledger_02.measured_peak(ledger_02.small_build, batch, dtype, steps=False): (
+            "Adam makes its state in optimizer.step(). Does the step call it?"
+        ),
+    }
+
+
+_LEDGER_CASES = [(torch.bfloat16, 8, "under autocast"), (None, 8, "without autocast, dtype=None"),
+                 (torch.bfloat16, 5, "under autocast, another batch")]  # fmt: skip
+_IN_BYTES = "a dictionary from names of modules to whole numbers of bytes"
+
+
+@takes(function())
+def kept_by_module(answer: Callable[..., Any]) -> Verdict:
+    """Exercise 4: what autograd keeps for backward, by the module that keeps it first."""
+    model = ledger_02.small_network(channels=8, side=16, wide=32)
+    for dtype, batch, says in _LEDGER_CASES:
+        inputs = torch.randn(batch, 3, 16, 16)
+        count = partial(ledger_02.kept_by_module, model, inputs)
+        found, right = _sizes(answer(model, inputs, dtype)), count(dtype)
+        if equal(found, right):
+            continue
+        other = None if dtype else torch.bfloat16
+        for mistake, nudge in [
+            (count(other), "That is the other precision: is autocast on exactly when dtype is given?"),
+            (count(dtype, own=True), "That counts the model's own parameters and buffers."),
+            (count(dtype, once=False), "A storage that two modules keep was counted for both."),
+            (count(dtype, in_bytes=False), "That counts elements, not bytes."),
+        ]:  # fmt: skip
+            if equal(found, mistake):
+                return not_yet(says, nudge=nudge)
+        name = next(n for n in [*right, *found] if found.get(n, 0) != right.get(n, 0))
+        nudge = "Which module runs when pack is called? Hooks before and after it can say."
+        return not_yet(f"{says}, module {name!r}", expected=right.get(name, 0),
+                       got=found.get(name, 0), nudge=nudge)  # fmt: skip
+    return correct("every storage once, for the module that keeps it first")
+
+
+def _sizes(found: Any) -> dict[str, int]:
+    """A learner's dictionary without the modules that keep nothing."""
+    sizes = instance(Mapping, _IN_BYTES).returned(found)
+    size = whole("a whole number of bytes for each module")
+    read = {str(name): size.returned(value) for name, value in sizes.items()}
+    return {name: value for name, value in read.items() if value}
+
+
+_FATES = {
+    "relu": ("halves", "It keeps its output, a 16-bit tensor under autocast."),
+    "pool": ("stays", "It keeps the places of the maxima. Which type has an index?"),
+    "gelu": ("halves", "It keeps its input, a 16-bit tensor under autocast."),
+    "wide": ("grows", "Beside its input it keeps the weight that it multiplied with. Under autocast, "
+                      "is that the parameter itself?"),
+}  # fmt: skip
+
+
+@takes(keys(dict.fromkeys(_FATES, one_of("halves", "stays", "grows"))))
+def did_not_halve(answer: dict[str, str]) -> Verdict:
+    """Exercise 5: what became of each module's bytes."""
+    for name, (right, evidence) in _FATES.items():
+        if verdict := judge(answer[name], right, name, expected="another", nudge=evidence):
+            return verdict
+    return correct("indices stay, and the copy of a large weight outweighs a small batch")
 
 
 def _peak(states: int, per_image: int, batch: int) -> int:
@@ -226,7 +305,7 @@ _CARDS = [
 
 @takes(function())
 def largest_on_card(answer: Callable[..., Any]) -> Verdict:
-    """Exercise 4: the largest batch, in few simulations."""
+    """Exercise 6: the largest batch, in few simulations."""
     most = most_calls(
         answer, _CARDS, nudge=_largest_nudge,
         counted=lambda s: CountedPeak(s.peak, MOST_SIMULATIONS),
@@ -245,22 +324,6 @@ def _largest_nudge(found: int, right: int, peak: CountedPeak) -> str:
     return "A line is a guess: test the guess and its neighbours."
 
 
-def _rate(optimizer: str, power: float, old: int, new: int) -> Case:
-    right = 0.1 * (new / old) ** power
-    wrong = {0.01 / right: "The ratio is upside down: a larger batch takes a larger rate."}
-    return Case(
-        (0.1, old, new, optimizer), right, f"{optimizer}, rate 0.1, batch {old} to {new}", wrong
-    )
-
-
-scaled_rate = Exercise(
-    "Exercise 5: the linear rule for SGD, the square root for Adam.",
-    [_rate(optimizer, power, old, new) for optimizer, power in [("sgd", 1.0), ("adam", 0.5)]
-     for old, new in [(512, 1024), (512, 2048), (1024, 256)]],
-    relative=1e-6, nudge="SGD: in proportion to the batch. Adam: to the square root of the ratio.",
-    note="linear for SGD, square root for Adam",
-)  # fmt: skip
-
 CAUSES = ("no scaler", "new scaler each step", "half with Adam")
 _RUNS = {
     "run A": ("half with Adam", "In which step do the weights stop being finite, and are the "
@@ -273,7 +336,7 @@ _RUNS = {
 
 @takes(keys({run: one_of(*CAUSES) for run in _RUNS}))
 def diagnose(answer: dict[str, Any]) -> Verdict:
-    """Exercise 6: which run has which fault."""
+    """Exercise 7: which run has which fault."""
     for run, (cause, evidence) in _RUNS.items():
         if verdict := judge(answer[run], cause, run, expected="another cause", nudge=evidence):
             return verdict

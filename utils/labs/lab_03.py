@@ -13,6 +13,7 @@ from torch import nn
 from utils.labs.cases import Question, judge, takes
 from utils.labs.faulty_runs import FAULTS, fault_of, run, spoiled_run
 from utils.labs.kinds import (
+    NO_RETURN,
     flag,
     function,
     keys,
@@ -236,12 +237,59 @@ def _clip_nudge(norm: float, whole_norm: float, scale: float) -> str:
     )
 
 
+class _Square(nn.Module):
+    """Squares, with a weight: what overflows in fp16 above 255."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * x)
+
+
+@takes(function("a class"))
+def in_fp32(answer: Callable[[nn.Module], Any]) -> Verdict:
+    """Exercise 4: a layer that overflows in fp16, and one that autocast would cast down."""
+    product = nn.Linear(4, 4, bias=False)
+    nn.init.constant_(product.weight, 100.0)
+    low = torch.full((2, 4), 300.0, dtype=torch.float16)
+    for layer, says, nudge in [
+        (_Square(), "a layer that squares", "Its input is still fp16. What lifts a tensor?"),
+        (product, "a linear layer", "Autocast casts products down again. It can be switched off around them."),
+    ]:  # fmt: skip
+        lifted = answer(layer)
+        if not isinstance(lifted, nn.Module):
+            return not_yet(
+                "an nn.Module is wanted", got=shown(lifted), nudge="Derive it from nn.Module."
+            )
+        if [id(p) for p in lifted.parameters()] != [id(p) for p in layer.parameters()]:
+            hint = (
+                "Keep the layer as an attribute of the module: then PyTorch finds its parameters."
+            )
+            return not_yet(f"{says}: its parameters are not the module's", nudge=hint)
+        with torch.autocast("cpu", dtype=torch.float16):
+            found, after = lifted(low), torch.is_autocast_enabled("cpu")
+        if not isinstance(found, torch.Tensor):
+            return not_yet(f"{says}: a tensor is wanted", got=shown(found), nudge=NO_RETURN)
+        right = layer(low.float())
+        if found.dtype != torch.float32 or not torch.equal(found, right):
+            return not_yet(f"{says}, input 300 in fp16", expected=f"{right[0, 0].item():.0f} in torch.float32",
+                           got=f"{found.flatten()[0].item()} in {found.dtype}", nudge=nudge)  # fmt: skip
+        if not after:
+            return not_yet(
+                "autocast is off afterwards", nudge="A `with` switches it on again at its end."
+            )
+    return correct("lifted, computed in fp32, and autocast is on again afterwards")
+
+
 @cache
 def _runs() -> list[tuple[str, list[StepRecord], tuple[int, int] | None]]:
-    """What each run of exercise 4 is, its records, and its first bad input."""
+    """What each run of exercise 5 is, its records, and its first bad input."""
     return [
         ("a run with a NaN at step 9, row 13", spoiled_run(9, 13), (9, 13)),
         ("a run with a NaN at step 5, row 30", spoiled_run(5, 30), (5, 30)),
+        ("a run with 1e30 at step 7, row 20", run(spoil=(7, 20), value=1e30), (7, 20)),
         ("a run whose data are fine, and whose scale searches", run(init_scale=2.0**22), None),
         ("a run that diverges, with a NaN at step 9, row 13", run(lr=1e5, spoil=(9, 13)), (9, 13)),
     ]
@@ -254,7 +302,7 @@ _PLACE = or_none(
 
 @takes(function())
 def find_bad_data(answer: Callable[[list[StepRecord]], Any]) -> Verdict:
-    """Exercise 4: the lab's run, another one, and ones that skip or diverge on data that are fine."""
+    """Exercise 5: the lab's run, others, and ones that skip or diverge on data that are fine."""
     for says, records, right in _runs():
         found, has_rows = _first_row(answer(list(records)))
         place = _PLACE.returned(found)
@@ -301,7 +349,7 @@ _EVIDENCE = {
 
 @takes(keys(dict.fromkeys("ABCDE", one_of(*FAULTS, what="one of FAULTS"))))
 def diagnosis(answer: dict[str, str]) -> Verdict:
-    """Exercise 5: the fault of each mystery run."""
+    """Exercise 6: the fault of each mystery run."""
     wrong = [name for name in answer if answer[name] != fault_of(name)]
     if wrong:
         name = wrong[0]

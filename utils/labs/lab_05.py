@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointError
+from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from utils.labs.cases import Case, Exercise, Question, judge, scored, takes
 from utils.labs.hooks_05 import (
@@ -174,7 +174,19 @@ def chunked_loss(answer: Callable[[Tensor, Tensor, Tensor, int], Tensor]) -> Ver
         nudge = "Chunks alone keep all their logits for backward. Which technique drops them?"
         return not_yet("the peak", expected=f"at most {format_bytes(LOSS_SHARE * whole_peak)}",
                        got=format_bytes(chunked), nudge=nudge)  # fmt: skip
-    return correct(score=f"peak {format_bytes(chunked)}, whole {format_bytes(whole_peak)}")
+    par = _loss_peak(_chunked, hidden, head, labels)
+    return correct(score=scored(chunked, par, "at the peak", format_bytes))
+
+
+def _chunked(hidden: Tensor, head: Tensor, labels: Tensor, chunks: int) -> Tensor:
+    """A sum for each chunk, computed again in backward: the score's par."""
+
+    def summed(part: Tensor, wanted: Tensor) -> Tensor:
+        return F.cross_entropy(part @ head.T, wanted, ignore_index=-100, reduction="sum")
+
+    pairs = zip(hidden.chunk(chunks), labels.chunk(chunks), strict=True)
+    parts = [checkpoint(summed, *pair, use_reentrant=False) for pair in pairs]
+    return torch.stack([*map(torch.as_tensor, parts)]).sum() / (labels != -100).sum()
 
 
 def _whole_loss(hidden: Tensor, head: Tensor, labels: Tensor, chunks: int = 1) -> Tensor:

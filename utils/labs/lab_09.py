@@ -8,16 +8,16 @@ from typing import Any
 import torch
 
 from utils.labs import ranks_09 as workers
-from utils.labs.cases import Case, Exercise, Question, judge, takes
+from utils.labs.cases import Case, Exercise, Question, judge, scored, takes
 from utils.labs.checking import starts_ranks
-from utils.labs.kinds import equal, function, instance, keys, number, or_none, text, whole
+from utils.labs.kinds import equal, function, instance, keys, number, or_none, several, text, whole
 from utils.labs.verdict import Verdict, correct, not_yet, shown
 from utils.ranks import RankError, run_ranks
 
 RANKS, PARAMETERS = 4, 272
-TIMEOUT_SECONDS = 8.0
+TIMEOUT_SECONDS = 20.0  # right answers take a second or two
+PAR_SENT_BYTES = 2 * 4 * PARAMETERS * (RANKS - 1) // RANKS  # a reduce-scatter and an all-gather
 _PER_PARAMETER = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}
-_SENT = {"allreduce": 3, "owners": 2, "zero3": 3}
 
 
 stage_2_on_8 = Question(
@@ -49,61 +49,158 @@ def _states(count: int, stage: int, ranks: int) -> float:
     return count * (whole_bytes + shared / ranks)
 
 
-def _stair(stage: int, count: int, ranks: int) -> Case:
-    says = f"stage {stage}, {count:,} parameters on {ranks} rank(s)"
-    partly = "Not all 16 bytes are sharded at this stage. What stays whole on every rank?"
-    wrong = {12 * count / ranks: partly, 16 * count / ranks: partly}
-    for other in _PER_PARAMETER:
-        text = f"That is stage {other}. Which states does the stage asked for still keep whole?"
-        wrong[_states(count, other, ranks)] = text
-    return Case((count, stage, ranks), _states(count, stage, ranks), says, wrong=wrong)
+def _moments(count: int, stage: int, ranks: int, bucket: int) -> tuple[float, float]:
+    """Bytes at the end of backward, and when the optimizer begins."""
+    parameters = 2 * count / (ranks if stage == 3 else 1)
+    rest = parameters + 12 * count / ranks
+    gradients = 2 * count if stage == 1 else 2 * count / ranks + 2 * bucket
+    lasting = 2 * bucket if stage == 3 else 0
+    return rest + gradients, rest + 6 * count / ranks + lasting
 
 
-staircase = Exercise(
-    "Exercise 1: bytes of states per rank.",
-    cases=[_stair(stage, *size) for stage in _PER_PARAMETER
-           for size in [(1_000_000, 1), (1_000_000, 8), (1_300_000_000, 64)]],
+def _largest(stage: int, count: int, ranks: int, bucket: int) -> Case:
+    backward, begins = _moments(count, stage, ranks, bucket)
+    says = f"stage {stage}, {count:,} parameters on {ranks} rank(s), a bucket of {bucket:,}"
+    lasting = 2 * bucket if stage == 3 else 0
+    mistakes = [
+        (_states(count, stage, ranks), "That is the textbook's. It leaves out the fp32 copy of the gradients, and the bucket."),
+        (min(backward, begins), "That is the other moment. Compute both, and return the larger."),
+        (backward + begins, "The two moments are not at once: take the larger, not the sum."),
+        (begins - 4 * count / ranks, "When the optimizer begins, an fp32 copy of this rank's gradients is there as well."),
+        (begins - 2 * count / ranks, "The fp32 copy stands beside the 16-bit gradients: 4 + 2 bytes of each."),
+        (begins - lasting, "Stage 3 keeps its bucket for good, also at the step."),
+    ]  # fmt: skip
+    wrong = dict(reversed(mistakes))  # of equal values the first's text
+    right = max(backward, begins)
+    return Case(
+        (count, stage, ranks, bucket), right, says, {k: v for k, v in wrong.items() if k != right}
+    )
+
+
+largest_moment = Exercise(
+    "Exercise 1: bytes of states on a rank, at the moment when there are most.",
+    cases=[_largest(stage, *size) for stage in (1, 2, 3)
+           for size in [(1_000_000, 2, 250_000), (1_000_000, 8, 250_000), (1_300_000_000, 64, 500_000_000)]],
     returns=number("a number of bytes"), relative=1e-6,
-    nudge="Optimizer state is 12 bytes, gradients 2, parameters 2; a stage divides some by N.",
-    note="16, 4 + 12/N, 2 + 14/N and 16/N bytes per parameter",
+    nudge="Write down both moments: parameters, gradients in 16 bits, in 32, the bucket, 12 bytes of optimizer state.",
+    note="with few ranks the step decides for ZeRO-1, with many its backward",
 )  # fmt: skip
 
 
-def _sent(how: str, count: int, ranks: int) -> Case:
-    whole_rounds = _SENT[how] * 2 * count
-    right = whole_rounds * (ranks - 1) / ranks
-    nearly = "Nearly: a rank does not send its own part. What is the factor (N - 1) / N for?"
-    wrong = {right / 2: "That counts elements. One takes two bytes in bf16.", whole_rounds: nearly}
+def _rounds(how: str, accumulation: int) -> int:
+    g = accumulation
+    return {"zero1": 2 + 1, "zero2": 2 * g + 1, "zero2 to owners": g + 1, "zero3": 3 * g}[how]
+
+
+def _sent(how: str, count: int, ranks: int, accumulation: int) -> Case:
+    rounds = _rounds(how, accumulation)
+    once = 2 * count * (ranks - 1) / ranks
+    right = rounds * once
+    wrong = {
+        right / 2: "That counts elements. One takes two bytes in bf16.",
+        rounds * 2 * count: "Nearly: a rank does not send its own part. What is the factor (N - 1) / N for?",
+        _rounds(how, 1) * once: "That is one micro-batch. What is sent again in each of them?",
+        accumulation * _rounds(how, 1) * once: "Not everything is sent in each micro-batch: when are parameters "
+                                               "gathered, and when does this stage send gradients?",
+    }  # fmt: skip
     alone = "One rank has nobody to send to." if ranks == 1 else ""
-    says = f"{how!r}, {count:,} parameters on {ranks} rank(s)"
-    return Case((count, ranks, how), right, says, wrong={} if alone else wrong, nudge=alone)
+    says = f"{how!r}, {count:,} parameters on {ranks} rank(s), {accumulation} micro-batches"
+    wrong = {} if alone else {value: text for value, text in wrong.items() if value != right}
+    return Case((count, ranks, how, accumulation), right, says, wrong=wrong, nudge=alone)
 
 
 sent_bytes = Exercise(
-    "Exercise 2: bytes that a rank of a ring sends in a step, for bf16.",
-    cases=[_sent(how, *size) for how in _SENT for size in [(1_000_000, 4), (1_000_000, 1), (800, 8)]],
+    "Exercise 2: bytes that a rank of a ring sends in a step of several micro-batches, for bf16.",
+    cases=[_sent(how, *size, g) for how in ("zero1", "zero2", "zero2 to owners", "zero3")
+           for size, g in [((1_000_000, 4), 1), ((1_000_000, 4), 8), ((1_000_000, 1), 2), ((800, 8), 3)]],
     returns=number("a number of bytes"), relative=1e-6, within=1e-6,
     nudge="Count rounds: an all-reduce is two, an all-gather, a reduce or a reduce-scatter one.",
-    note="three rounds, two rounds, three rounds",
+    note="3, 2g + 1, g + 1 and 3g rounds",
 )  # fmt: skip
 
+# parameters, ranks, card, texts of a rank's step, bytes of activations of a text
+_CARDS = [
+    (1_300_000_000, 8, 24_000_000_000, 8, 1_500_000_000),
+    (1_300_000_000, 8, 8_000_000_000, 8, 1_000_000_000),
+    (1_300_000_000, 8, 8_150_000_000, 8, 1_000_000_000),  # ZeRO-1 and one text, to the last byte
+    (1_300_000_000, 8, 6_600_000_000, 8, 1_000_000_000),  # ZeRO-3 and four
+    (1_300_000_000, 64, 4_000_000_000, 4, 900_000_000),
+    (1_000_000_000, 1, 15_000_000_000, 4, 100_000_000),
+    (1_000_000_000, 2, 21_000_000_000, 12, 1_000_000_000),
+]
+PLAN_ROUNDS = {0: lambda g: 2, 1: lambda g: 3, 2: lambda g: 2 * g + 1, 3: lambda g: 3 * g}
 
-def _lowest(count: float, ranks: int, card: float, nudge: str = "") -> Case:
-    fits = (stage for stage in _PER_PARAMETER if _states(int(count), stage, ranks) <= card)
-    says = f"{count / 1e9} billion parameters, {ranks} rank(s), {card / 1e9:g} GB"
-    return Case((int(count), ranks, card), next(fits, None), says, nudge=nudge)
+
+def _plans(count: int, ranks: int, card: int, texts: int, each: int) -> dict[tuple[int, int], int]:
+    """Rounds by (stage, micro-batch), of all that fit."""
+    return {
+        (stage, micro): rounds(texts // micro)
+        for stage, rounds in PLAN_ROUNDS.items()
+        for micro in range(1, texts + 1)
+        if texts % micro == 0 and _states(count, stage, ranks) + micro * each <= card
+    }
 
 
-_FULL = "These states fill the card to the last byte, and so they fit: `<=`, not `<`."
-smallest_stage = Exercise(
-    "Exercise 3: the lowest stage whose states fit.",
-    cases=[*(_lowest(1.3e9, 8, card) for card in (24e9, 12e9, 6e9, 3e9)),
-           _lowest(1.3e9, 1, 16e9, "On one rank no stage saves anything: return None when none fits."),
-           *(_lowest(1e9, 8, card, _FULL) for card in (16e9, 5.5e9, 3.75e9, 2e9))],
-    returns=or_none(whole("a stage, 0 to 3")),
-    nudge="Try stages from 0 up, and stop at the first that fits: a higher one sends more.",
-    note="the lowest stage that fits, and None where none does",
-)  # fmt: skip
+@takes(function())
+def cheapest_plan(answer: Callable[..., Any]) -> Verdict:
+    """Exercise 3: the stage and micro-batch that fit and send least, against the optimum."""
+    kind, spent, best, lost = or_none(several(whole(), 2, "a stage and a micro-batch")), 0, 0, []
+    for given in _CARDS:
+        plans, found = _plans(*given), kind.returned(answer(*given))
+        if problem := _plan_problem(found, plans, given):
+            return not_yet(_card_in_words(*given), got=shown(found), nudge=problem)
+        least = min(plans.values(), default=0)
+        spent, best = spent + (plans[found] if found else 0), best + least
+        lost += [given] if found and plans[found] > least else []
+    score = scored(spent, best, "rounds sent")
+    if lost:
+        got = f"{score}; the first that sends too much: {_card_in_words(*lost[0])}"
+        return not_yet(
+            "every plan fits, but not at the least traffic", got=got, nudge=_cheaper(lost)
+        )
+    return correct(f"the least traffic on all {len(_CARDS)} cards", score=score)
+
+
+def _card_in_words(count: int, ranks: int, card: int, texts: int, each: int) -> str:
+    return (f"{count / 1e9:g} billion parameters, {ranks} rank(s), a card of {card / 1e9:g} GB, "
+            f"{texts} texts of {each / 1e9:g} GB")  # fmt: skip
+
+
+def _cheaper(lost: list[tuple[int, int, int, int, int]]) -> str:
+    """Why these cards could be had for less."""
+
+    def is_full(given: tuple[int, int, int, int, int]) -> bool:
+        count, ranks, card, _, each = given
+        plans = _plans(*given)
+        stage, micro = min(plans, key=lambda plan: plans[plan])
+        return _states(count, stage, ranks) + micro * each == card
+
+    if all(map(is_full, lost)):
+        return "The cheapest plan fills this card to the last byte, and so it fits: `<=`, not `<`."
+    return ("A higher stage leaves room for a larger micro-batch, and fewer of those send less: try all "
+            "pairs of a stage and a divisor.")  # fmt: skip
+
+
+def _plan_problem(
+    found: tuple[int, int] | None, plans: Mapping[tuple[int, int], int], given: tuple[int, ...]
+) -> str:
+    """Why a plan cannot be taken; empty if it can."""
+    count, ranks, _, texts, each = given
+    if found is None:
+        return (
+            "Something fits here: did you try stage 3 with one text at a time, and `<=`?"
+            if plans
+            else ""
+        )
+    stage, micro = found
+    if not plans:
+        return "Nothing fits here, also not stage 3 with one text: return None."
+    if stage not in PLAN_ROUNDS or micro < 1 or texts % micro:
+        return "A stage is 0 to 3, and the micro-batch divides the texts of the step."
+    if found not in plans:
+        wanted = _states(count, stage, ranks) + micro * each
+        return f"That takes {wanted / 1e9:.2f} GB: states of the stage, and activations of {micro} text(s) at once."
+    return ""
 
 
 @starts_ranks
@@ -121,9 +218,16 @@ def zero_1(answer: Callable[..., Any]) -> Verdict:
         or _lean(found[0])
         or correct(
             "equal to one process, on a quarter of the state",
-            score=f"{found[0].state_bytes} bytes of state, {sum(found[0].sent.values())} bytes put in",
+            score=scored(_ring_bytes(found[0].sent), PAR_SENT_BYTES, "bytes sent")
+            + f", with {found[0].state_bytes} bytes of state",
         )
     )
+
+
+def _ring_bytes(put_in: Mapping[str, int]) -> int:
+    """What one rank of a ring sends, of what it put into each collective."""
+    factor = {"all-reduce": 2 * (RANKS - 1) / RANKS, "all-gather": RANKS - 1}
+    return round(sum(factor.get(kind, (RANKS - 1) / RANKS) * size for kind, size in put_in.items()))
 
 
 def _equal(found: list[workers.Report]) -> Verdict | None:

@@ -24,7 +24,7 @@ from utils.planner import (
 from utils.planner.explain import largest_category
 from utils.units import GB, format_bytes, format_seconds
 
-SLACK = 0.05
+SLACK = 0.10  # what the lesson's review allows
 MODEL = "gpt-3-175b"
 BATCH = Batch(sequences=1536, sequence_length=2048)
 OOM_PLAN = Plan(tp=4, pp=16, sequence_parallel=True, micro_batch=2)
@@ -60,7 +60,7 @@ micro_batches = Question(
 
 @takes(instance(Plan, "a Plan(...)"))
 def plan_175b(answer: Plan) -> Verdict:
-    """Exercise 1: a plan that fits, within 5% of the fastest."""
+    """Exercise 1: a plan that fits with headroom, within 10% of the fastest that does."""
     try:
         found = _on_64(answer)
     except ValueError as sentence:
@@ -72,7 +72,16 @@ def plan_175b(answer: Plan) -> Verdict:
             "Which choice makes that category smaller: a split, a smaller micro-batch, less kept?"
         )
         return not_yet(why_it_does_not_fit(found), nudge=nudge)
-    fastest = search(model_shape(MODEL), the_cluster(), BATCH).best
+    gpu, held = found.cluster.device, found.peak.device_bytes
+    if found.tight:
+        return not_yet(
+            f"it fits, and with the gaps between blocks it holds {held / gpu.memory_bytes:.0%} of the "
+            "card: within the allocator's reach",
+            expected="headroom", got=plan_name(found),
+            nudge="Near the limit the allocator frees and searches at every step. What is kept whole "
+            "on every TP rank?",
+        )  # fmt: skip
+    fastest = search(model_shape(MODEL), the_cluster(), BATCH).fastest
     assert fastest is not None
     slower = found.step_seconds / fastest.step_seconds - 1
     if slower > SLACK:

@@ -118,13 +118,14 @@ def score(
         print(error)
 
 
-def scoreboard() -> Scoreboard:
-    """All rows so far, by lesson."""
+def scoreboard(lesson: str = "") -> Scoreboard:
+    """The rows of one lesson, or all rows so far, by lesson."""
     try:
         rows = read_rows(scoreboard_path())
     except ScoreboardError as error:
         return Scoreboard((), str(error))
-    return Scoreboard(tuple(sorted(rows, key=lambda row: row.lesson)))
+    wanted = [row for row in rows if lesson in ("", row.lesson)]
+    return Scoreboard(tuple(sorted(wanted, key=lambda row: row.lesson)))
 
 
 def scoreboard_path() -> Path:

@@ -45,6 +45,11 @@ def held(**roots: Any) -> tuple[Held, ...]:
     return tuple(sorted(found.values(), key=lambda row: -row.bytes))
 
 
+def tensors_of(name: str, holder: Any) -> list[torch.Tensor]:
+    """Every tensor that can be reached from an object, by attributes, containers and gradients."""
+    return [tensor for _, tensor in _tensors({name: holder})]
+
+
 def is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
     """Whether it reports the size of the whole, and `to_local` gives this rank's part."""
     return hasattr(tensor, "to_local")

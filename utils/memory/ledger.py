@@ -60,6 +60,7 @@ class _Block:
     module: str = ""
     died_ns: int | None = None
     category: Category | None = None
+    is_kept: bool = False
 
 
 @dataclass
@@ -72,6 +73,13 @@ class _Sweep:
     blocks: list[_Block] = field(default_factory=list)
     phase: Phase = Phase.BEFORE_FORWARD
     running: list[tuple[ModuleSpan, list[int]]] = field(default_factory=list)
+
+    def exists(self, address: int, size: int) -> None:
+        """A block that was there when the recording began; what it holds is found out later."""
+        start_ns = self.seen.start_ns
+        block = _Block(address, size, start_ns, Phase.BEFORE_FORWARD, is_kept=True)
+        self.alive[address] = block
+        self.blocks.append(block)
 
     def allocation(self, event: AllocationEvent) -> None:
         if event.bytes > 0:
@@ -130,14 +138,20 @@ class _Sweep:
 
 
 def allocations(
-    events: Sequence[AllocationEvent], seen: Observations, granularity_bytes: int = 1
+    events: Sequence[AllocationEvent],
+    seen: Observations,
+    granularity_bytes: int = 1,
+    existing: Iterable[tuple[int, int]] = (),
 ) -> list[Allocation]:
     """Every block that was alive during the step, with its category.
 
     Events before `seen.start_ns` belong to the warm-up: what they left alive is part of the
-    step's memory. Memory older than that counts only if it is a known storage, or an input.
+    step's memory. Older memory counts if the source lists it as `existing` (address, bytes), and
+    is *kept beside the model* unless it is known; else only known storages and inputs count.
     """
     sweep = _Sweep(seen, granularity_bytes)
+    for address, size in existing:
+        sweep.exists(address, size)
     for _, _, handle, item in heapq.merge(*_streams(sweep, events, seen)):
         handle(item)
     kept = [b for b in sweep.blocks if b.died_ns is None or b.died_ns > seen.start_ns]
@@ -180,8 +194,9 @@ def _allocation(block: _Block, seen: Observations) -> Allocation:
 
 def _category_from_life(block: _Block, seen: Observations) -> Category:
     if block.born_ns <= seen.start_ns:
-        is_bucket = block.bytes in seen.communication_bytes
-        return Category.COMMUNICATION if is_bucket else Category.OTHER
+        if block.bytes in seen.communication_bytes:
+            return Category.COMMUNICATION
+        return Category.KEPT if block.is_kept else Category.OTHER
     if block.born_in is Phase.LOSS:
         return Category.LOGITS_AND_LOSS
     if block.born_in is Phase.FORWARD and _lives_at(block, _forward_ends_ns(block, seen)):

@@ -6,7 +6,7 @@ import ctypes
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,10 +22,12 @@ from utils.memory.measurement import Measurement
 from utils.memory.observer import StepObserver
 from utils.memory.source import EventSource, RealMemory, rounded, source_for
 from utils.memory.timeline import MemoryTimeline
+from utils.memory.watched import Models, Optimizers, Watched, watched
 from utils.shims.ddp import bucket_bytes
 from utils.units import Evidence, format_bytes
 
 Step = Callable[[], Any]
+GROWN, UNNAMED = "The step left", "An optimizer steps"  # how these notes begin
 
 _measuring = threading.Lock()  # the allocator that is recorded is the whole process's
 
@@ -33,14 +35,15 @@ _measuring = threading.Lock()  # the allocator that is recorded is the whole pro
 def measure(
     step: Step,
     *,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    model: Models,
+    optimizer: Optimizers = None,
     items: int = 1,
     unit: str = "items",
     name: str = "",
     within: Budget | str | int | None = None,
     timed_steps: int = 5,
     source: EventSource | None = None,
+    keep: Mapping[str, Any] | None = None,
 ) -> Measurement:
     """Measure the peak memory, its breakdown, and the speed of `step()`.
 
@@ -50,12 +53,16 @@ def measure(
     Args:
         step: one whole training step (or one inference), without arguments.
         model: the model that the step runs; its parameters, buffers and gradients are counted.
-        optimizer: the optimizer that the step uses; its state is counted. None for inference.
+            Several in a list, or a dictionary of names: `{"generator": g, "discriminator": d}`.
+        optimizer: the optimizer that the step uses; its state is counted. Several in a list; None
+            for inference.
         items: how many items (images, tokens) one step processes, for the throughput.
         unit: what an item is called.
         within: a memory budget, or its size such as "16GB"; the step must stay inside it.
         timed_steps: how many steps are timed; 0 leaves the speed out.
         source: where allocation events come from; the best one for the model's device if None.
+        keep: what else holds tensors on the device between steps, by name: `{"ema": ema}`. They
+            are counted as *kept beside the model*.
 
     Raises:
         ValueError: an argument cannot be used, or an optimizer is given and the step never
@@ -63,19 +70,21 @@ def measure(
         RuntimeError: another measurement is under way, in another thread or around this one.
         OverBudgetError: the step goes over the budget.
     """
-    device = _checked_device(step, model, optimizer, items, timed_steps)
+    seen = watched(model, optimizer, keep)
+    device = _checked_device(step, seen, items, timed_steps)
     events_from = source or source_for(device)
     allowed = None if within is None else budget(within)
     limit = allowed.enforced(device) if allowed else _nothing()
     alone = _alone() if isinstance(events_from, RealMemory) else _nothing()
-    with alone, limit, _progress(_warmup_steps(model) + 1 + timed_steps, name) as advance:
-        timeline, resident, others = _metered(step, model, optimizer, events_from, device, advance)
+    warmup = max(map(_warmup_steps, seen.models.values()))
+    with alone, limit, _progress(warmup + 1 + timed_steps, name) as advance:
+        timeline, resident, others = _metered(step, seen, warmup, events_from, device, advance)
         if allowed is not None:
             allowed.check(timeline)
         seconds = _timed(step, timed_steps, device, advance)
     _give_back_free_memory()
     return Measurement(
-        name=name or type(model).__name__,
+        name=name or seen.name,
         timeline=timeline,
         evidence=Evidence.MEASURED,
         device=_device_name(device),
@@ -85,14 +94,14 @@ def measure(
         source=events_from.name,
         allocator_bytes=resident,
         versions={"torch": torch.__version__, "python": platform.python_version()},
-        notes=(*_notes(timeline, optimizer, timed_steps + 1 + _warmup_steps(model)), *others),
+        notes=(*_notes(timeline, seen, timed_steps + 1 + warmup), *others),
     )
 
 
 def _metered(
     step: Step,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    seen: Watched,
+    warmup: int,
     source: EventSource,
     device: torch.device,
     advance: Callable[[], object],
@@ -102,8 +111,8 @@ def _metered(
     The timeline, what the allocator says, and notes on what other threads took meanwhile.
     """
     strangers = _other_threads()
-    with _recording(source) as events, StepObserver(model, optimizer, source) as observer:
-        for _ in range(_warmup_steps(model)):
+    with _recording(source) as events, StepObserver(seen, source) as observer:
+        for _ in range(warmup):
             step()
             advance()
         _synchronize(device)
@@ -115,10 +124,12 @@ def _metered(
         end_ns = source.now_ns()
         observer.note_states()
         advance()
-    _check_backward(observer, optimizer)
-    buckets = [rounded(size, source.granularity_bytes) for size in _bucket_bytes(model)]
-    seen = Observations(start_ns, end_ns, observer.marks, observer.spans, observer.known, buckets)
-    blocks = allocations(events, seen, source.granularity_bytes)
+    _check_backward(observer, seen)
+    sizes = [size for model in seen.models.values() for size in _bucket_bytes(model)]
+    buckets = [rounded(size, source.granularity_bytes) for size in sizes]
+    marks, spans, known = observer.marks, observer.spans, observer.known
+    found = Observations(start_ns, end_ns, marks, spans, known, buckets)
+    blocks = allocations(events, found, source.granularity_bytes, source.existing)
     timeline = MemoryTimeline(blocks, observer.marks, start_ns, end_ns)
     return timeline, _allocator_bytes(device), _taken_by(strangers, events, timeline)
 
@@ -185,29 +196,22 @@ def _timed(
     return tuple(seconds)
 
 
-def _checked_device(
-    step: Any, model: Any, optimizer: Any, items: int, timed_steps: int
-) -> torch.device:
+def _checked_device(step: Any, seen: Watched, items: int, timed_steps: int) -> torch.device:
     if not callable(step):
         raise ValueError("step must be a function without arguments that runs one training step.")
-    if not isinstance(model, nn.Module):
-        raise ValueError("measure() needs model=, the nn.Module that the step trains or runs.")
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise ValueError("optimizer= must be a torch.optim optimizer, or None for inference.")
     if items < 1:
         raise ValueError(f"items= must be at least 1, the number processed per step; got {items}.")
     if timed_steps < 0:
         raise ValueError(f"timed_steps= cannot be negative; got {timed_steps}.")
-    devices = {parameter.device for parameter in model.parameters()}
+    devices = {parameter.device for parameter in seen.parameters()}
     if len(devices) != 1:
         where = ", ".join(sorted(map(str, devices))) or "nowhere: it has no parameters"
         raise ValueError(f"measure() needs a model on one device; this one is on {where}.")
     return devices.pop()
 
 
-def _check_backward(observer: StepObserver, optimizer: torch.optim.Optimizer | None) -> None:
-    phases = {mark.phase for mark in observer.marks}
-    if optimizer is not None and Phase.BACKWARD not in phases:
+def _check_backward(observer: StepObserver, seen: Watched) -> None:
+    if seen.optimizers and not observer.backward_came:
         raise ValueError(
             "The step never called backward() through this model, although an optimizer was "
             "given. Call loss.backward() in the step, or leave out optimizer= for inference."
@@ -259,14 +263,31 @@ def _device_name(device: torch.device) -> str:
     return f"CPU ({platform.machine()})"
 
 
-def _notes(
-    timeline: MemoryTimeline, optimizer: torch.optim.Optimizer | None, steps: int
-) -> tuple[str, ...]:
+def _notes(timeline: MemoryTimeline, seen: Watched, steps: int) -> tuple[str, ...]:
     notes = [f"The step ran {steps} times for real: model and optimizer have moved on."]
     trains = any(mark.phase is Phase.BACKWARD for mark in timeline.marks)
-    if trains and optimizer is None:
+    if trains and not seen.optimizers:
         notes.append("No optimizer was given: its state, if any, is not told apart.")
-    return tuple(notes)
+    if seen.stepped_elsewhere()[1]:
+        notes.append(
+            f"{UNNAMED} parameters of a model that was not named. They are counted as kept beside "
+            "the model; name all models: model=[first, second]."
+        )
+    return (*notes, *_grown(timeline))
+
+
+def _grown(timeline: MemoryTimeline) -> list[str]:
+    """A note if the step leaves more behind than it found, and of what."""
+    before, after = timeline.at(timeline.start_ns), timeline.at(timeline.end_ns)
+    rise = after.total_bytes - before.total_bytes
+    if rise <= 0:
+        return []
+    rows = sorted(((after[c] - before[c], c) for c in after), reverse=True)
+    parts = ", ".join(f"{format_bytes(size)} of {category}" for size, category in rows if size > 0)
+    return [
+        f"{GROWN} {format_bytes(rise)} more behind than it found ({parts}): it grows from "
+        "step to step. Keep numbers (.item()) and detached tensors from one step to the next."
+    ]
 
 
 @contextmanager

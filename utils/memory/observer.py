@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -16,13 +17,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from utils.memory.elsewhere import KeepsElsewhere
 from utils.memory.events import Category, KnownStorage, Mark, ModuleSpan, Phase
-from utils.memory.holdings import is_sharded
-from utils.memory.hookable import hookable
+from utils.memory.holdings import is_sharded, tensors_of
 from utils.memory.source import EventSource
+from utils.memory.watched import Watched
 from utils.shims.fsdp import noted_buffers
-from utils.shims.torch_ import inside_backward, sparse_parts
+from utils.shims.torch_ import inside_backward, noted_backward, plain, sparse_parts
 
 _active: contextvars.ContextVar[StepObserver | None] = contextvars.ContextVar(
     "active_observer", default=None
@@ -61,24 +61,20 @@ def note_storages(category: Category, tensors: Iterable[Any]) -> None:
 
 
 class StepObserver:
-    """Watches a model and its optimizer while it is open (`with StepObserver(...) as seen`).
+    """Watches models and their optimizers while it is open (`with StepObserver(...) as seen`).
 
     `marks`, `spans` and `known` fill up as the step runs, on the clock of the source of events.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-        source: EventSource,
-    ) -> None:
+    def __init__(self, watched: Watched, source: EventSource) -> None:
         self.marks: list[Mark] = []
         self.spans: list[ModuleSpan] = []
         self.known: list[KnownStorage] = []
-        self._model, self._optimizer = model, optimizer
+        self._watched = watched
         self._now_ns, self._address = source.now_ns, source.address
         self._phase, self._label = Phase.BEFORE_FORWARD, ""
-        self._device = next(model.parameters()).device
+        self._device = watched.parameters()[0].device
+        self.backward_came = False  # through this model: a gradient reached it
         self._running: list[tuple[nn.Module, int, tuple[int, ...]]] = []
         self._cast: set[int] = set()
         self._handles: list[Any] = []
@@ -93,21 +89,27 @@ class StepObserver:
             raise
         return self
 
+    def __deepcopy__(self, memo: Any) -> StepObserver:
+        """A model that the step copies brings its hooks along, and they tell this observer."""
+        return self
+
     def _hook_up(self) -> None:
-        self._paths = dict(hookable(self._model))
-        own = list(self._model.parameters())
+        # Weakly: a module that the step replaces must die as it would without the meter.
+        self._paths = weakref.WeakKeyDictionary(self._watched.paths())
+        own = self._watched.parameters()
         self._shards = {id(p) for p in own} if any(map(is_sharded, own)) else set()
         for module in self._paths:
             self._handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
             hook = module.register_forward_hook(self._leave, always_call=True)
             self._handles.append(hook)
-        for parameter in self._model.parameters():
+        for parameter in own:
             if parameter.requires_grad and parameter.is_leaf:
                 hook = parameter.register_post_accumulate_grad_hook(self._gradient_ready)
                 self._handles.append(hook)
-        if self._optimizer is not None:
-            self._handles.append(self._optimizer.register_step_pre_hook(self._step_begins))
-            self._handles.append(self._optimizer.register_step_post_hook(self._step_ends))
+        for optimizer in self._watched.optimizers:
+            self._handles.append(optimizer.register_step_pre_hook(self._step_begins))
+            self._handles.append(optimizer.register_step_post_hook(self._step_ends))
+        self._patches.enter_context(noted_backward(self._backward_called))
         if self._shards:
             note = functools.partial(self.note, Category.COMMUNICATION)
             self._patches.enter_context(noted_buffers(note))
@@ -120,7 +122,7 @@ class StepObserver:
 
     def begin_step(self) -> int:
         """Forget what was seen, note the storages that exist, return the time."""
-        self.marks, self.spans, self.known = [], [], []
+        self.marks, self.spans, self.known, self.backward_came = [], [], [], False
         self.note_states()
         self._phase = Phase.BEFORE_FORWARD
         start_ns = self._now_ns()
@@ -129,17 +131,18 @@ class StepObserver:
 
     def note_states(self) -> None:
         """Note where parameters, buffers, gradients and optimizer state are now."""
-        self.note(Category.PARAMETERS, self._model.parameters())
-        self.note(Category.BUFFERS, self._model.buffers())
+        self.note(Category.PARAMETERS, self._watched.parameters())
+        self.note(Category.BUFFERS, self._watched.buffers())
         self._note_gradients()
         self._note_optimizer_state()
-        if isinstance(self._model, KeepsElsewhere):
-            for category, tensors in self._model.kept_elsewhere().items():
-                self.note(category, tensors)
+        for category, tensors in self._watched.kept_elsewhere():
+            self.note(category, tensors)
+        for name, holder in self._watched.keep.items():
+            self.note(Category.KEPT, tensors_of(name, holder))
 
     def running_path(self) -> str:
         """The path of the innermost module whose forward is running."""
-        return self._paths[self._running[-1][0]] if self._running else ""
+        return self._paths.get(self._running[-1][0], "") if self._running else ""
 
     def label(self, name: str) -> str:
         """Give the time from now on a name of its own (none if empty); return the one before."""
@@ -157,7 +160,7 @@ class StepObserver:
         now_ns = self._now_ns()
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor) and tensor.device == self._device:
-                for part in _dense_parts(_local(tensor)):
+                for part in _dense_parts(plain(_local(tensor))):
                     storage = part.untyped_storage()
                     size = storage.nbytes()
                     address = self._address(storage)
@@ -165,18 +168,14 @@ class StepObserver:
                         self.known.append(KnownStorage(now_ns, address, size, category))
 
     def _note_gradients(self) -> None:
-        own = [*self._model.parameters(), *self._masters()]
+        copies, others = self._watched.stepped_elsewhere()
+        own = [*self._watched.parameters(), *copies, *others]
         self.note(Category.GRADIENTS, (p.grad for p in own if p.is_leaf))
 
     def _note_optimizer_state(self) -> None:
-        if self._optimizer is not None:
-            states = tree_leaves(list(self._optimizer.state.values()))
-            self.note(Category.OPTIMIZER_STATE, [*states, *self._masters()])
-
-    def _masters(self) -> list[torch.Tensor]:
-        """Finer copies of the parameters that the optimizer steps instead of the model's own."""
-        own = {id(p) for p in self._model.parameters()}
-        return [p for p in getattr(self._optimizer, "state", ()) if id(p) not in own]
+        copies, others = self._watched.stepped_elsewhere()
+        self.note(Category.OPTIMIZER_STATE, [*tree_leaves(self._watched.states()), *copies])
+        self.note(Category.KEPT, others)
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._running:
@@ -202,7 +201,7 @@ class StepObserver:
                 self._handles.append(tensor.register_hook(again))
         while self._running:  # an exception may have skipped the hooks of inner modules
             entered, start_ns, cast_bytes = self._running.pop()
-            path = self._paths[entered]
+            path = self._paths.get(entered, "")
             self.spans.append(ModuleSpan(start_ns, self._now_ns(), path, cast_bytes))
             if entered is module:
                 break
@@ -239,10 +238,17 @@ class StepObserver:
         self._cast.update(id(p) for p in fresh if p.requires_grad)
         return tuple(p.numel() * element_bytes for p in fresh)
 
+    def _backward_called(self) -> None:
+        """The loss ends where its backward is called: what is born from there on is backward's."""
+        if self._phase is Phase.LOSS and _active.get() is self:
+            self._mark(Phase.BACKWARD)
+
     def _output_gradient_ready(self, gradient: torch.Tensor) -> None:
+        self.backward_came = True
         self._mark(Phase.BACKWARD)
 
     def _gradient_ready(self, parameter: torch.Tensor) -> None:
+        self.backward_came = True
         self._mark(Phase.BACKWARD)
         self.note(Category.GRADIENTS, [parameter.grad])
 

@@ -2,8 +2,9 @@
 
 Each source has the same members: `granularity_bytes` (the allocator rounds sizes up to a multiple
 of it), `start()`, `now_ns()` on the events' own clock, `stop()`, which returns the events in order
-of time, and `address()`, which finds a storage in them (None: it is in another memory). A source
-counts from `start()` on, for the whole process.
+of time, `address()`, which finds a storage in them (None: it is in another memory), and
+`existing`, address and bytes of what was there at the start, as far as it can tell. A source counts
+from `start()` on, for the whole process.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import ctypes
 import functools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,6 +33,8 @@ class EventSource(Protocol):
     name: str
     granularity_bytes: int
 
+    @property
+    def existing(self) -> Sequence[tuple[int, int]]: ...
     def start(self) -> None: ...
     def now_ns(self) -> int: ...
     def stop(self) -> list[AllocationEvent]: ...
@@ -41,8 +44,11 @@ class EventSource(Protocol):
 class RealMemory:
     """Sources of real memory: a storage's address is its data pointer.
 
-    There is one for the whole process, so that only one may be in use at a time.
+    There is one for the whole process, so that only one may be in use at a time. Older memory may
+    belong to anyone, and is not listed.
     """
+
+    existing: Sequence[tuple[int, int]] = ()
 
     def address(self, storage: torch.UntypedStorage) -> int:
         return storage.data_ptr()

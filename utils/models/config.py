@@ -73,6 +73,11 @@ class TransformerConfig:
                 f"{shape.name} is no Llama-style model (family {shape.family!r}, positions "
                 f"{shape.positions!r}); choose one such as 'llama-2-7b'."
             )
+        if shape.num_experts is not None:
+            raise ValueError(
+                f"{shape.name} has {shape.num_experts} experts in a layer, and this transformer has "
+                "none: choose a dense shape, such as 'llama-2-7b'."
+            )
         sizes = {
             "vocabulary": shape.vocabulary, "hidden": shape.hidden, "layers": shape.layers,
             "heads": shape.heads, "kv_heads": shape.kv_heads, "feedforward": shape.feedforward,

@@ -6,6 +6,7 @@ made of tensors without data, `NF4Linear` can. tests/test_finetune.py holds the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,15 +54,28 @@ METHODS = {
 }
 RANK = 8
 TARGETS = ("q_proj", "v_proj")
+ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def build_finetune(
-    config: LlamaConfig, method: str, *, device: torch.device | str = "cpu"
+    config: LlamaConfig,
+    method: str,
+    *,
+    device: torch.device | str = "cpu",
+    rank: int = RANK,
+    targets: Sequence[str] = TARGETS,
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A Llama with random weights, kept as the method says, and the optimizer of what it trains.
 
+    Args:
+        config: the Llama.
+        method: one of `METHODS`.
+        device: where the model goes.
+        rank: of the adapters, where the method has some.
+        targets: the linear layers that get them; `ALL_LINEAR` are those of a block.
+
     Raises:
-        ValueError: an unknown method.
+        ValueError: an unknown method, or no layer of a target's name.
         ModuleNotFoundError: the method packs weights or moments; bitsandbytes is not installed.
     """
     from transformers import AutoModelForCausalLM
@@ -75,7 +89,7 @@ def build_finetune(
         if how.packed:
             quantize_linears(model, double_quantization=True)
         if not how.whole:
-            add_lora(model, rank=RANK, targets=TARGETS)
+            add_lora(model, rank=rank, targets=targets)
     if how.whole:
         autocast = torch.autocast(torch.device(device).type, torch.bfloat16)
         model.forward = autocast(model.forward)  # as accelerate does for `Trainer`

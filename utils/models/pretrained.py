@@ -31,7 +31,7 @@ def llama_config(shape: ModelShape | str, **changes: Any) -> LlamaConfig:
     from transformers import LlamaConfig
 
     shape = model_shape(shape)
-    if shape.family != "llama":
+    if shape.family != "llama" or shape.num_experts is not None:
         raise ValueError(f"{shape.name} is no Llama: choose a shape such as 'llama-2-7b'.")
     sizes = {
         "vocab_size": shape.vocabulary, "hidden_size": shape.hidden,

@@ -1,22 +1,20 @@
-"""torchvision's ResNets, with the stem of your choice, and a small one from the same blocks."""
+"""torchvision's ResNets, with the stem of your choice, and a small one of the same kind of blocks."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from torch import nn
-from torchvision.models import ResNet, resnet18, resnet34, resnet50, resnet101, resnet152
-from torchvision.models.resnet import BasicBlock
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from utils.catalog.rules import one_of, whole
 
-DEPTHS: dict[int, Callable[..., ResNet]] = {
-    18: resnet18,
-    34: resnet34,
-    50: resnet50,
-    101: resnet101,
-    152: resnet152,
-}
+if TYPE_CHECKING:  # ranks of a small network need no torchvision: 100 MB and a second each
+    from torchvision.models import ResNet
+
+DEPTHS = (18, 34, 50, 101, 152)
 STEMS = ("cifar", "imagenet")
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "batch": nn.BatchNorm2d,
@@ -40,11 +38,12 @@ def resnet(
     Raises:
         ValueError: an argument is none of its choices; the sentence lists them.
     """
-    one_of("depth", depth, tuple(DEPTHS))
+    one_of("depth", depth, DEPTHS)
     one_of("stem", stem, STEMS)
     one_of("norm", norm, tuple(NORMS))
     num_classes = whole("resnet", num_classes=num_classes)["num_classes"]
-    model = DEPTHS[depth](num_classes=num_classes, norm_layer=NORMS[norm])
+    make = getattr(importlib.import_module("torchvision.models"), f"resnet{depth}")
+    model: ResNet = make(num_classes=num_classes, norm_layer=NORMS[norm])
     if stem == "cifar":
         model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
         nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
@@ -72,14 +71,30 @@ def small_resnet(norm: str = "group", num_classes: int = 10, width: int = 32) ->
         raise ValueError(f"width is {width}; its channels make 8 groups, so take 8, 16, 24, ...")
     make_norm = nn.BatchNorm2d if norm == "batch" else lambda channels: nn.GroupNorm(8, channels)
     stem = nn.Conv2d(3, width, kernel_size=3, stride=2, padding=1, bias=False)
-    blocks = [_block(width, width, 1, make_norm), _block(width, 2 * width, 2, make_norm),
-              _block(2 * width, 4 * width, 2, make_norm)]  # fmt: skip
+    blocks = [BasicBlock(width, width, 1, make_norm), BasicBlock(width, 2 * width, 2, make_norm),
+              BasicBlock(2 * width, 4 * width, 2, make_norm)]  # fmt: skip
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, num_classes)]
     return nn.Sequential(stem, make_norm(width), nn.ReLU(), *blocks, *head)
 
 
-def _block(inner: int, outer: int, stride: int, norm: Callable[[int], nn.Module]) -> BasicBlock:
-    shortcut = None
-    if (inner, stride) != (outer, 1):
-        shortcut = nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), norm(outer))
-    return BasicBlock(inner, outer, stride, shortcut, norm_layer=norm)
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut (He et al. 2015, section 4.1)."""
+
+    def __init__(
+        self, inner: int, outer: int, stride: int, norm: Callable[[int], nn.Module]
+    ) -> None:
+        super().__init__()
+        self.downsample = nn.Sequential()  # empty: the input itself
+        if (inner, stride) != (outer, 1):
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inner, outer, 1, stride, bias=False), norm(outer)
+            )
+        self.conv1 = nn.Conv2d(inner, outer, 3, stride, padding=1, bias=False)
+        self.bn1 = norm(outer)
+        self.conv2 = nn.Conv2d(outer, outer, 3, padding=1, bias=False)
+        self.bn2 = norm(outer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, inner, H, W) -> (batch, outer, H / stride, W / stride)."""
+        out = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        return F.relu(self.bn2(self.conv2(out)) + self.downsample(x), inplace=True)

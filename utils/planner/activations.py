@@ -15,11 +15,18 @@ arXiv:2205.14135, section 3.1).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from utils.catalog import ModelShape
 from utils.planner.adapters import Lora, kept_inputs
-from utils.planner.layout import Plan
+from utils.planner.experts import expert_tp, shared_model
+from utils.planner.layout import Plan, changed
+from utils.planner.stages import Stage
+
+# A tensor in fp8 beside 16 bits; MXFP8 has a one-byte scale for each 32 elements.
+FP8_SHARE = {"fp8": 0.5, "mxfp8": 0.5 * (1 + 1 / 32)}
+CHUNKS_OF_LOSS = 8  # pieces of the tokens, where the loss is chunked
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,8 @@ class Saved:
         name: What it is.
         bytes_per_token: Over all tp ranks together.
         split: "tp": divided by tp; "sequence": divided by tp only under sequence parallelism;
-            "gathered": as "sequence", unless the framework keeps it gathered.
+            "gathered": as "sequence", unless the framework keeps it gathered; "routed": tokens at
+            their experts, divided by the tp ranks that do not share an expert.
         scores: It is part of the attention scores, which selective recompute drops.
         for_weights: It is kept only for the gradient of the matrix that reads it, so not under
             LoRA, where that matrix is frozen.
@@ -45,13 +53,18 @@ class Saved:
     of_norm: bool = False
 
 
-def saved_tensors(model: ModelShape, plan: Plan, sequence_length: int) -> tuple[Saved, ...]:
-    """Every tensor that one block keeps without recomputation."""
-    feedforward = _gelu(model, plan) if model.family == "gpt" else _swiglu(model, plan)
+def saved_tensors(
+    model: ModelShape, plan: Plan, sequence_length: int, experts: bool = False
+) -> tuple[Saved, ...]:
+    """Every tensor that one block keeps without recomputation; `experts`: a block that has some."""
+    if experts:
+        feedforward = _experts(model, plan)
+    else:
+        feedforward = _gelu(model, plan) if model.family == "gpt" else _swiglu(model, plan)
     tensors = _attention(model, plan, sequence_length) + feedforward
     lora = plan.lora
     if lora is None:
-        return tensors
+        return _in_fp8(tensors, plan) if plan.precision != "bf16" else tensors
     inputs_kept = lora.keeps_inputs and lora.base != "bf16"
     tensors = tuple(t for t in tensors if not t.for_weights or (inputs_kept and not t.of_norm))
     return tensors + _adapters(model, plan, lora)
@@ -71,12 +84,15 @@ def _norm(model: ModelShape, plan: Plan, number: int) -> tuple[Saved, ...]:
 def _attention(model: ModelShape, plan: Plan, s: int) -> tuple[Saved, ...]:
     h, a, width = model.hidden, model.heads, plan.rules.residual_bytes
     kv = model.key_value_heads * model.head_dim
+    q = model.attention_width
     tensors = [
         *_norm(model, plan, 1),
         Saved("q, k, v input", width * h, "gathered", for_weights=True),
-        Saved("q, k, v", width * (h + 2 * kv)),
-        Saved("attention output", width * h),
+        Saved("q, k, v", width * (q + 2 * kv)),
+        Saved("attention output", width * q),
     ]
+    if model.qk_norm:
+        tensors.append(Saved("q, k before their norms", width * (q + kv)))
     if plan.attention == "flash":
         tensors.append(Saved("softmax statistics", 4 * a, scores=True))
     else:
@@ -113,6 +129,49 @@ def _swiglu(model: ModelShape, plan: Plan) -> tuple[Saved, ...]:
     )
 
 
+def _experts(model: ModelShape, plan: Plan) -> tuple[Saved, ...]:
+    """Router, experts and shared experts (megatron/core/transformer/moe, read at d98e8a6).
+
+    Each token's row is kept once for every expert it goes to: as it arrives, after the first
+    matrix, and with the router's probability, which the activation multiplies in. The router keeps
+    its input's float32 logits and probabilities.
+    """
+    h, width, k = model.hidden, plan.rules.residual_bytes, model.experts_per_token or 0
+    f = k * model.expert_width / expert_tp(plan)
+    sides, names = (2, "gate and up") if model.family == "llama" else (1, "GELU input")
+    weighted = model.family == "gpt"  # SwiGLU and the probability are one kernel, GELU is not
+    beside: tuple[Saved, ...] = ()
+    if model.shared_feedforward:
+        dense = (_gelu if model.family == "gpt" else _swiglu)(shared_model(model), plan)
+        beside = dense[len(_norm(model, plan, 2)) :]
+    mask = (Saved("dropout 2 mask", h, "sequence"),) if plan.dropout and not beside else ()
+    return (
+        *_norm(model, plan, 2),
+        Saved("router input", width * h, "sequence"),
+        Saved("router logits and probabilities", 3 * 4 * (model.num_experts or 0), "sequence"),
+        Saved("expert input", width * k * h, "routed", for_weights=True),
+        Saved(f"experts' {names}", width * sides * f, "routed"),
+        Saved("experts' product", width * f, "routed", for_weights=True),
+        *((Saved("GELU output before its weight", width * f, "routed"),) if weighted else ()),
+        *(tensor for tensor in beside if tensor.name != "feed-forward input"),
+        *mask,
+    )
+
+
+def _in_fp8(tensors: tuple[Saved, ...], plan: Plan) -> tuple[Saved, ...]:
+    """Inputs of matrices are kept in fp8 alone, the attention's output in both types."""
+    share = FP8_SHARE[plan.precision]
+    smaller = tuple(
+        replace(t, bytes_per_token=t.bytes_per_token * share)
+        if t.for_weights and not t.of_norm
+        else t
+        for t in tensors
+    )
+    output = next(t for t in tensors if t.name == "attention output")
+    return (*smaller, replace(output, name="attention output in fp8",
+                              bytes_per_token=output.bytes_per_token * share))  # fmt: skip
+
+
 def _adapters(model: ModelShape, plan: Plan, lora: Lora) -> tuple[Saved, ...]:
     """An adapter keeps its input in its own type, the mask of its dropout, and A(x)."""
     values, masks = kept_inputs(model, lora, plan.rules.residual_bytes)
@@ -126,13 +185,17 @@ def _adapters(model: ModelShape, plan: Plan, lora: Lora) -> tuple[Saved, ...]:
 
 def on_rank(tensor: Saved, plan: Plan) -> float:
     """Bytes per token of one tensor on one tp rank."""
+    if tensor.split == "routed":
+        return tensor.bytes_per_token * expert_tp(plan) / plan.tp
     if tensor.split != "tp" and not plan.sequence_parallel:
         return tensor.bytes_per_token
     whole = plan.rules.gathered_inputs if tensor.split == "gathered" else 0.0
     return tensor.bytes_per_token * (whole + (1 - whole) / plan.tp)
 
 
-def block_bytes(model: ModelShape, plan: Plan, sequence_length: int, recompute: str) -> float:
+def block_bytes(
+    model: ModelShape, plan: Plan, sequence_length: int, recompute: str, experts: bool = False
+) -> float:
     """What one block keeps of one micro-batch on one rank, in bytes.
 
     Args:
@@ -140,16 +203,59 @@ def block_bytes(model: ModelShape, plan: Plan, sequence_length: int, recompute: 
         plan: The layout.
         sequence_length: Tokens in a sequence, before context parallelism splits it.
         recompute: "none", "selective" or "full"; often the plan's own.
+        experts: The block is one that has experts.
     """
     tokens = plan.micro_batch * sequence_length / plan.cp
     if recompute == "full":
         return tokens * on_rank(Saved("block input", _input_bytes(model, plan), "sequence"), plan)
-    tensors = saved_tensors(model, plan, sequence_length)
-    kept = [t for t in tensors if not (t.scores and recompute == "selective")]
-    return tokens * sum(on_rank(tensor, plan) for tensor in kept)
+    drops = recompute == "selective"
+    return tokens * _per_token(model, _one_rank(plan), sequence_length, drops, experts)
 
 
-def working_bytes(model: ModelShape, plan: Plan, sequence_length: int) -> float:
+def _one_rank(plan: Plan) -> Plan:
+    """The plan as far as a token's tensors depend on it: one key for thousands of plans."""
+    return changed(
+        plan, {"dp": 1, "pp": 1, "cp": 1, "ep": 1, "virtual_stages": 1, "micro_batch": 1,
+               "zero_stage": 0, "shard_ranks": None, "recompute": "none", "recompute_layers": None,
+               "offload": "none", "partition": "even", "schedule": "1f1b"},
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=10_000)
+def _per_token(model: ModelShape, plan: Plan, s: int, drops_scores: bool, experts: bool) -> float:
+    tensors = saved_tensors(model, plan, s, experts)
+    return sum(on_rank(tensor, plan) for tensor in tensors if not (tensor.scores and drops_scores))
+
+
+def stage_block_bytes(
+    model: ModelShape, plan: Plan, sequence_length: int, stage: Stage, recompute: str
+) -> float:
+    """`block_bytes` of an average block of a stage: some may have experts, some recompute."""
+    kinds = {False: stage.layers - stage.expert_layers, True: stage.expert_layers}
+    if not stage.layers:
+        return block_bytes(model, plan, sequence_length, recompute)
+
+    def average(how: str) -> float:
+        sizes = (n * block_bytes(model, plan, sequence_length, how, kind)
+                 for kind, n in kinds.items() if n)  # fmt: skip
+        return sum(sizes) / stage.layers
+
+    some = plan.recompute_layers if recompute == "full" else None
+    again = 1.0 if some is None else min(1.0, some / stage.layers)
+    return again * average(recompute) + ((1 - again) * average("none") if again < 1 else 0.0)
+
+
+def logit_bytes(plan: Plan) -> float:
+    """Bytes for each logit of a micro-batch on the rank at the peak of the loss."""
+    if plan.loss == "fused":
+        return plan.rules.residual_bytes  # the gradient is written over the logits
+    pieces = CHUNKS_OF_LOSS if plan.loss == "chunked" else 1
+    return plan.rules.loss_bytes / pieces
+
+
+def working_bytes(
+    model: ModelShape, plan: Plan, sequence_length: int, experts: bool = False
+) -> float:
     """Gradients alive at once inside one block's backward pass, in bytes.
 
     The gradient of the residual stream, with sequence parallelism also a gathered input; and the
@@ -160,6 +266,10 @@ def working_bytes(model: ModelShape, plan: Plan, sequence_length: int) -> float:
     width = plan.rules.residual_bytes
     sides = 2 if model.family == "gpt" else 3 if plan.rules.fused_gate else 5
     inner = width * model.feedforward * sides / plan.tp
+    if experts:
+        rows = (model.experts_per_token or 0) * expert_tp(plan) / plan.tp
+        routed = width * model.expert_width * sides / expert_tp(plan) + 2 * width * model.hidden
+        inner = max(rows * routed, width * model.shared_feedforward * sides / plan.tp)
     if plan.attention == "unfused":
         inner = max(inner, 2 * width * model.heads * sequence_length / plan.tp)
     return tokens * (_input_bytes(model, plan) * (1 + plan.sequence_parallel) + inner)

@@ -58,7 +58,8 @@ class Lora:
 def matrix_shapes(model: ModelShape) -> dict[str, tuple[int, int]]:
     """(in, out) of a block's matrices, by target name; a GPT block has no "gate"."""
     h, f, kv = model.hidden, model.feedforward, model.key_value_heads * model.head_dim
-    shapes = {"q": (h, h), "k": (h, kv), "v": (h, kv), "o": (h, h), "up": (h, f), "down": (f, h)}
+    q = model.attention_width
+    shapes = {"q": (h, q), "k": (h, kv), "v": (h, kv), "o": (q, h), "up": (h, f), "down": (f, h)}
     return shapes | ({"gate": (h, f)} if model.family == "llama" else {})
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.catalog import ModelShape
+from utils.planner import calibration
 from utils.planner.cluster import Cluster
 from utils.planner.collectives import Group, all_gather_seconds, all_reduce_seconds
-from utils.planner.kernels import ceiling_flops_per_second, matmul_seconds, memory_seconds
+from utils.planner.experts import expert_work, shared_model
+from utils.planner.kernels import flash_flops_per_second, matmul_seconds, memory_seconds
 from utils.planner.layout import Batch, Plan
 from utils.planner.stages import padded_vocabulary
 
@@ -17,10 +19,10 @@ SCORE_FORWARD, SCORE_BACKWARD, SCORE_DROPOUT = 8, 14, 5
 # Bytes moved per logit from the head's output to its gradient: cast, maximum, subtraction,
 # exponential, sum and division in float32, then the gradient and its cast back.
 LOGIT_FORWARD, LOGIT_BACKWARD = 36, 14
+FUSED_LOGIT_FORWARD, FUSED_LOGIT_BACKWARD = 4, 4  # 16-bit logits read twice; read and overwritten
 # Flash attention skips what is masked, half the scores; its backward makes the scores again, five
-# products for the forward's two (Dao 2023, arXiv:2307.08691, section 3). FlashAttention reaches 25
-# to 40% of an A100's peak (abstract), so in the middle 0.37 of its measured ceiling.
-CAUSAL_SHARE, FLASH_BACKWARD, FLASH_RATE = 0.5, 2.5, 0.37
+# products for the forward's two (Dao 2023, arXiv:2307.08691, section 3).
+CAUSAL_SHARE, FLASH_BACKWARD = 0.5, 2.5
 
 
 @dataclass(frozen=True)
@@ -73,26 +75,82 @@ class BlockTime:
         return self.forward.total + self.backward.total + self.recompute.total
 
 
-def block_time(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> BlockTime:
-    """Seconds of one block for one micro-batch."""
+def block_time(
+    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch, experts: bool = False
+) -> BlockTime:
+    """Seconds of one block for one micro-batch; `experts`: of one that has some."""
     s, tokens = batch.sequence_length, _tokens(plan, batch)
-    products = _products(model, plan, tokens)
-    gpu = cluster.device
-    forward_matmul = sum(matmul_seconds(gpu, m, n, k) for m, n, k in products)
+    check_precision(plan, cluster)
+    dense = shared_model(model) if experts else model
+    products = _products(dense, plan, tokens)[: 2 if dense.feedforward == 1 else None]
+    gpu, kind = cluster.device, plan.precision
+    forward_matmul = sum(matmul_seconds(gpu, m, n, k, 1, kind) for m, n, k in products)
     backward_matmul = sum(
-        matmul_seconds(gpu, m, k, n) + (matmul_seconds(gpu, k, n, m) if plan.lora is None else 0.0)
+        matmul_seconds(gpu, m, k, n, 1, kind)
+        + (matmul_seconds(gpu, k, n, m, 1, kind) if plan.lora is None else 0.0)
         for m, n, k in products  # a frozen matrix gets no gradient of its own
     )
     attention_forward, attention_backward = _attention(model, cluster, plan, tokens, s)
-    moved = [memory_seconds(gpu, tokens * per_token) for per_token in _moved_bytes(model, plan)]
-    passed = _tensor_parallel(model, cluster, plan, tokens)
+    moved = [memory_seconds(gpu, tokens * per_token) for per_token in _moved_bytes(dense, plan)]
+    if kind != "bf16":
+        moved = [seconds + cast for seconds, cast in
+                 zip(moved, _cast_seconds(cluster, products), strict=True)]  # fmt: skip
+    passed, passed_back = _tensor_parallel(model, cluster, plan, tokens)
+    if plan.overlap_tp:
+        passed = _behind(passed, forward_matmul, plan.tp)
+        passed_back = _behind(passed_back, backward_matmul, plan.tp)
     around = _context_parallel(model, cluster, plan, tokens)
+    if experts and not model.shared_feedforward:
+        passed, passed_back = passed / 2, passed_back / 2  # the experts' own exchange comes below
     forward = attention_forward + Parts(forward_matmul, moved[0], passed + around)
-    backward = attention_backward + Parts(backward_matmul, moved[1], passed + 2 * around)
-    again = {"none": Parts(), "selective": attention_forward, "full": forward}[plan.recompute]
+    backward = attention_backward + Parts(backward_matmul, moved[1], passed_back + 2 * around)
+    if experts:
+        work = expert_work(model, cluster, plan, tokens)
+        forward += Parts(work.matmul, work.forward_memory, work.communication)
+        backward += Parts(2 * work.matmul, work.backward_memory, work.communication)
+    recompute = {"none": Parts(), "selective": attention_forward, "full": forward}[plan.recompute]
+    if plan.recompute == "full" and plan.rules.recompute_stops_early:
+        last = Parts(matmul=matmul_seconds(gpu, *products[-1]))
+        recompute += last.times(-1)
     if plan.recompute == "selective" and plan.attention == "flash":
-        again = Parts()
-    return BlockTime(forward, backward, again)
+        recompute = Parts()
+    return BlockTime(forward, backward, recompute)
+
+
+def block_times(
+    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch
+) -> tuple[BlockTime, BlockTime | None]:
+    """Seconds of a block without experts and, where the model has them, of one with."""
+    dense = block_time(model, cluster, plan, batch)
+    return dense, block_time(model, cluster, plan, batch, True) if model.num_experts else None
+
+
+def check_precision(plan: Plan, cluster: Cluster) -> None:
+    """The device has units for the plan's products. Raises ValueError with one that has."""
+    gpu = cluster.device
+    native = {"bf16": True, "fp8": gpu.fp8_native, "mxfp8": gpu.mxfp8_native}
+    if native[plan.precision]:
+        return
+    nearest = [name for name in ("bf16", "fp8") if native[name]][-1]
+    has_it = "H100, H200 or B200" if plan.precision == "fp8" else "B200, B300, GB200 or GB300"
+    raise ValueError(
+        f"precision is {plan.precision!r}, and {gpu.name} (capability {gpu.capability[0]}."
+        f"{gpu.capability[1]}) has no units for it. Write precision={nearest!r}, or take {has_it}."
+    )
+
+
+def _behind(passed: float, products: float, pieces: int) -> float:
+    """Collectives in `pieces` that run behind the products they feed: one shows, and what is longer."""
+    return passed / pieces + max(0.0, passed * (1 - 1 / pieces) - products)
+
+
+def _cast_seconds(
+    cluster: Cluster, products: list[tuple[float, float, float]]
+) -> tuple[float, float]:
+    """Reading inputs (backward: gradients) in 16 bits, writing them in fp8 as they are and turned."""
+    forward = sum(4 * m * k for m, _, k in products)
+    backward = sum(4 * m * n for m, n, _ in products)
+    return memory_seconds(cluster.device, forward), memory_seconds(cluster.device, backward)
 
 
 def head_time(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> BlockTime:
@@ -108,8 +166,11 @@ def head_time(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> 
 def loss_time(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> BlockTime:
     """Seconds of the loss for one micro-batch, which only moves data."""
     logits = _tokens(plan, batch) * padded_vocabulary(model, plan) / plan.tp
-    forward = memory_seconds(cluster.device, logits * LOGIT_FORWARD)
-    backward = memory_seconds(cluster.device, logits * LOGIT_BACKWARD)
+    fused = plan.loss == "fused"
+    moved = (
+        (FUSED_LOGIT_FORWARD, FUSED_LOGIT_BACKWARD) if fused else (LOGIT_FORWARD, LOGIT_BACKWARD)
+    )
+    forward, backward = (memory_seconds(cluster.device, logits * each) for each in moved)
     return BlockTime(Parts(memory=forward), Parts(memory=backward), Parts())
 
 
@@ -122,7 +183,8 @@ def _products(model: ModelShape, plan: Plan, tokens: float) -> list[tuple[float,
     h, f, t = model.hidden, model.feedforward / plan.tp, plan.tp
     kv = max(1, model.key_value_heads // t) * model.head_dim
     up = 2 * f if model.family == "llama" else f
-    return [(tokens, h / t + 2 * kv, h), (tokens, h, h / t), (tokens, up, h), (tokens, h, f)]
+    q = model.attention_width / t
+    return [(tokens, q + 2 * kv, h), (tokens, h, q), (tokens, up, h), (tokens, h, f)]
 
 
 def _attention(
@@ -132,7 +194,7 @@ def _attention(
     gpu, heads, d = cluster.device, model.heads / plan.tp, model.head_dim
     if plan.attention == "flash":
         flops = CAUSAL_SHARE * 4 * tokens * s * heads * d
-        one = flops / (ceiling_flops_per_second(gpu) * FLASH_RATE)
+        one = flops / flash_flops_per_second(gpu, plan.rules.flash_generation, s)
         return Parts(matmul=one), Parts(matmul=FLASH_BACKWARD * one)
     count = max(1, int(plan.micro_batch * heads))
     queries = s / plan.cp
@@ -166,12 +228,23 @@ def _moved_bytes(model: ModelShape, plan: Plan) -> tuple[float, float]:
     return forward, backward
 
 
-def _tensor_parallel(model: ModelShape, cluster: Cluster, plan: Plan, tokens: float) -> float:
-    """Two all-reduces a pass; sequence parallelism cuts each in two halves of the same bytes."""
+def _tensor_parallel(
+    model: ModelShape, cluster: Cluster, plan: Plan, tokens: float
+) -> tuple[float, float]:
+    """Forward and backward: two all-reduces each, which sequence parallelism cuts in two halves.
+
+    In backward what follows a column-parallel matrix can run beside the product of its weight's
+    gradient (Megatron-LM's async all-reduce), and loses its share to it. With sequence parallelism
+    the inputs of these matrices are gathered once more, unless they were kept.
+    """
     group, whole = Group(plan.tp), 2 * tokens * model.hidden
-    if plan.sequence_parallel:
-        return 4 * all_gather_seconds(cluster, group, whole)
-    return 2 * all_reduce_seconds(cluster, group, whole)
+    beside = calibration.CONTENTION if plan.rules.overlap_tensor else 1.0
+    if not plan.sequence_parallel:
+        one = all_reduce_seconds(cluster, group, whole)
+        return 2 * one, 2 * one * beside
+    one = all_gather_seconds(cluster, group, whole)
+    again = 1 - plan.rules.gathered_inputs
+    return 4 * one, 2 * one + 2 * one * (1 + again) * beside
 
 
 def _context_parallel(model: ModelShape, cluster: Cluster, plan: Plan, tokens: float) -> float:

@@ -13,6 +13,10 @@ from utils.units import GB, MIB
 # Set on the even lines of the Ultra-Scale sweep (reserved over predicted bytes).
 FRAGMENTATION = 0.13
 
+# The same on one GPU alone, where no collective's stream holds a block longer than its tensor lives.
+# Set on the even lines of PEFT's method comparison.
+FRAGMENTATION_ALONE = 0.02
+
 # Buffers of one NCCL communicator. CUDA's context is 0.6 GB (not fitted); together they are what
 # nvidia-smi shows beyond the allocator. Set on the BLOOM prequel rows of 2022-02-17 to 02-20, which
 # run eight communicators: world, tensor, data, model and pipeline groups, embedding, and a pair
@@ -24,22 +28,39 @@ CUDA_CONTEXT_BYTES = 0.6 * GB
 # (PyTorch documentation, CUBLAS_WORKSPACE_CONFIG=:4096:8).
 WORKSPACE_BYTES = 2 * 32 * MIB
 
-# Time. All of what follows was set together, on Korthikanti's Table 5, on the even lines of the
-# Ultra-Scale sweep with 15% MFU or more, of the BLOOM prequel's seconds and of llm-foundry.
+# Time. All of what follows was set together, on Korthikanti's Table 5 and on the even lines of the
+# Ultra-Scale sweep with 15% MFU or more, of the BLOOM prequel's seconds, of llm-foundry (A100 and
+# H100) and of SimuMax's B200.
 
 # Matrix products inside a training step, beside the fastest product ever measured on the device:
-# clocks fall under the power limit, most of all on Hopper.
-AMPERE_SUSTAINED = 0.92
-HOPPER_SUSTAINED = 0.71
+# clocks fall under the power limit, most of all on Hopper and Blackwell.
+AMPERE_SUSTAINED = 0.93
+HOPPER_SUSTAINED = 0.725
+BLACKWELL_SUSTAINED = 0.6
+
+# Products whose shapes tensor cores refuse, beside the peak of the vector units.
+VECTOR_SUSTAINED = 0.5
 
 # Kernels that only move data, beside the memory's peak bandwidth.
-MEMORY_SUSTAINED = 0.82
+MEMORY_SUSTAINED = 0.84
 
 # Collectives and sends, beside the line rate of the link.
-LINK_SUSTAINED = 0.64
+LINK_SUSTAINED = 0.54
+
+# To start one collective: launching its kernels and meeting the other ranks.
+CALL_SECONDS = 20e-6
 
 # One hop of a ring between nodes.
-HOP_SECONDS = 8e-6
+HOP_SECONDS = 21e-6
 
-# Host time to launch one block's forward and backward pass in a framework of plain Python.
+# Compute loses this share of the seconds of collectives that run behind it: their kernels hold
+# multiprocessors and memory bandwidth.
+CONTENTION = 0.18
+
+# Host time to launch one block's forward and backward pass in a framework of plain Python: the
+# least that a block takes in the sweep's layouts with one stage.
 HOST_SECONDS = 4.5e-3
+
+# What each rank of a tensor-parallel group adds to that where stages on several nodes make the host
+# wait for the device, so that it has no lead in which to hide that ranks arrive one after another.
+ARRIVAL_SECONDS = 2.0e-3

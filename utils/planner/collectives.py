@@ -2,21 +2,25 @@
 
 The alpha-beta model (Hockney 1994) of ring algorithms (Thakur et al. 2005): over n ranks an
 all-gather or reduce-scatter passes (n - 1)/n of the whole through every link in n - 1 hops, an
-all-reduce twice that. Between nodes NCCL takes trees for an all-reduce, up and down log2 n levels,
-each of which waits for a buffer to fill. A ring that visits g ranks of each node enters and leaves
-it once, over the g network ports of these ranks together.
+all-reduce twice that. Only the hops that leave a node cost the latency between nodes: one less than
+the nodes, as NCCL's own model counts them (src/graph/tuning.cc, nInterSteps). Between nodes NCCL
+takes trees for an all-reduce, up and down log2 n levels, each of which waits for a buffer to fill.
+A ring that visits g ranks of each node enters and leaves it once, over the g network ports of these
+ranks together.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from utils.planner import calibration
 from utils.planner.cluster import Cluster
 from utils.units import MIB
 
 NCCL_BUFFER_BYTES = 4 * MIB  # NCCL documentation, NCCL_BUFFSIZE
+NVLINK_HOP_SECONDS = 3.4e-6  # NCCL, src/graph/tuning.cc: hwLat of a ring over NVLink, Simple
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,8 @@ def all_gather_seconds(
     if group.ranks == 1:
         return 0.0
     share = (group.ranks - 1) / group.ranks
-    hops = group.ranks - 1
-    return share * whole_bytes / group.bus_bytes_per_second(cluster) + calls * hops * _hop(
-        cluster, group
-    )
+    bandwidth = share * whole_bytes / group.bus_bytes_per_second(cluster)
+    return bandwidth + calls * _ring_seconds(cluster, group)
 
 
 def all_reduce_seconds(
@@ -73,23 +75,41 @@ def all_reduce_seconds(
     share = 2 * (group.ranks - 1) / group.ranks
     bandwidth = share * whole_bytes / group.bus_bytes_per_second(cluster)
     if group.nodes(cluster) == 1:
-        return bandwidth + calls * 2 * (group.ranks - 1) * _hop(cluster, group)
+        return bandwidth + calls * 2 * _ring_seconds(cluster, group)
     levels = math.ceil(math.log2(group.ranks))
     port = cluster.network_bytes_per_second_per_gpu * calibration.LINK_SUSTAINED
-    return bandwidth + calls * 2 * levels * NCCL_BUFFER_BYTES / port
+    waits = 2 * levels * NCCL_BUFFER_BYTES / port
+    return bandwidth + calls * (calibration.CALL_SECONDS + waits)
 
 
-def send_seconds(cluster: Cluster, distance: int, sent_bytes: float) -> float:
-    """One rank sends to another that is `distance` ranks away."""
-    near = distance < cluster.gpus_per_node
-    rate = (
-        cluster.node_link_bytes_per_second * calibration.LINK_SUSTAINED
-        if near
-        else cluster.network_bytes_per_second_per_gpu * calibration.LINK_SUSTAINED
-    )
-    return sent_bytes / rate + calibration.HOP_SECONDS
+def send_seconds(cluster: Cluster, crosses_nodes: bool, sent_bytes: float) -> float:
+    """One rank sends to another, of its own node or of another one."""
+    if not crosses_nodes:
+        link = cluster.node_link_bytes_per_second * calibration.LINK_SUSTAINED
+        return sent_bytes / link + NVLINK_HOP_SECONDS
+    port = min(cluster.network_bytes_per_second_per_gpu, cluster.node_link_bytes_per_second)
+    return sent_bytes / (port * calibration.LINK_SUSTAINED) + calibration.HOP_SECONDS
 
 
-def _hop(cluster: Cluster, group: Group) -> float:
-    """Latency of a hop: inside a node a fraction of one between nodes."""
-    return calibration.HOP_SECONDS * (1.0 if group.nodes(cluster) > 1 else 0.25)
+@lru_cache(maxsize=10_000)
+def hops_across_nodes(gpus_per_node: int, stride: int, stages: int) -> tuple[bool, ...]:
+    """Whether each hop of a pipeline leaves a node: stage to stage, then from last to first.
+
+    Stages lie `stride` ranks apart. A hop leaves its node where it does for any rank of the stage:
+    with 16 stages of 4 ranks on nodes of 8 every second one does.
+    """
+    starts = [stage * stride for stage in range(stages)]
+    ends = [*starts[1:], 0]
+    return tuple(
+        any((start + rank) // gpus_per_node != (end + rank) // gpus_per_node
+            for rank in range(min(stride, gpus_per_node)))
+        for start, end in zip(starts, ends, strict=True)
+    )  # fmt: skip
+
+
+def _ring_seconds(cluster: Cluster, group: Group) -> float:
+    """Latency of a pass around a ring: its start and its hops."""
+    across = group.nodes(cluster) - 1
+    inside = group.ranks - 1 - across
+    hops = inside * NVLINK_HOP_SECONDS + across * calibration.HOP_SECONDS
+    return calibration.CALL_SECONDS + hops

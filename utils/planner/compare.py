@@ -15,9 +15,14 @@ def plan_name(found: Estimate) -> str:
     plan = found.plan
     parts = [f"dp{plan.dp}", f"tp{plan.tp}", f"pp{plan.pp}"]
     parts += [f"cp{plan.cp}"] * (plan.cp > 1)
+    parts += [f"ep{plan.ep}"] * (plan.ep > 1)
     parts += [f"v{plan.virtual_stages}"] * (plan.virtual_stages > 1)
     parts += [f"b{plan.micro_batch}", f"zero{plan.zero_stage}", plan.recompute]
+    if plan.recompute_layers is not None:
+        parts[-1] += f"-{plan.recompute_layers}"
+    parts += [plan.precision] * (plan.precision != "bf16")
     parts += [f"offload-{plan.offload}"] * (plan.offload != "none")
+    parts += ["offload-activations"] * plan.offload_activations
     return " ".join(parts)
 
 
@@ -42,7 +47,13 @@ def compare_plans(found: Sequence[Estimate]) -> str:
 
 def _row(found: Estimate) -> tuple[str, ...]:
     return (
-        plan_name(found), format_bytes(found.peak.needed_bytes), "yes" if found.fits else "no",
+        plan_name(found), format_bytes(found.peak.needed_bytes), _fits(found),
         format_seconds(found.step_seconds), f"{found.mfu:.1%}", f"{found.hfu:.1%}",
         f"{found.bubble:.1%}", f"{found.tokens_per_second:,.0f}",
     )  # fmt: skip
+
+
+def _fits(found: Estimate) -> str:
+    if not found.fits:
+        return "no"
+    return "tight" if found.tight else "yes"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.catalog import price
+from utils.catalog import Price, price, read_prices
 from utils.catalog.rules import of_kind, positive
 from utils.planner.cluster import Cluster
 from utils.planner.estimate import SECONDS_INTERVAL, Estimate
@@ -70,10 +70,27 @@ def cost(plan: Estimate, tokens: float, failures: Goodput | None = None) -> Cost
 def hourly_price(cluster: Cluster) -> tuple[float, str]:
     """US dollars of one GPU hour and where they are from: the cluster's, else the lowest listed.
 
+    A cluster of several nodes takes the lowest price of whole nodes, where one is listed: a cheaper
+    card may come alone, without a network that trains.
+
     Raises:
         ValueError: neither the cluster nor the price list has one.
     """
     if cluster.usd_per_gpu_hour is not None:
-        return cluster.usd_per_gpu_hour, "given with the cluster"
-    row = price(cluster.device.name)
-    return row.usd_per_gpu_hour, f"{row.provider}, {row.as_of}"
+        kind = "" if cluster.pricing == "on demand" else f", {cluster.pricing}"
+        return cluster.usd_per_gpu_hour, f"given with the cluster{kind}"
+    row = node_price(cluster)
+    return row.usd_per_gpu_hour, f"{row.provider}, {row.kind}, {row.as_of}"
+
+
+def node_price(cluster: Cluster) -> Price:
+    """The lowest listed price of the cluster's kind, of whole nodes where there is one.
+
+    Raises:
+        ValueError: the list has none.
+    """
+    lowest = price(cluster.device.name, kind="spot" if cluster.pricing == "spot" else None)
+    alike = [row for row in read_prices() if row.gpu == lowest.gpu and row.kind == cluster.pricing]
+    whole = [row for row in alike
+             if row.instance_gpus >= cluster.gpus_per_node and row.fabric != "no"]  # fmt: skip
+    return min(whole or alike or [lowest], key=lambda row: row.usd_per_gpu_hour)

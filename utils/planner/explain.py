@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from utils.catalog.rules import of_kind
+from utils.planner.choice import ERROR, Complexity, complexity
 from utils.planner.estimate import Estimate, estimate
 from utils.planner.layout import Plan
 from utils.planner.memory import StageMemory
+from utils.planner.space import Space, candidates
 from utils.units import Category, format_bytes, format_seconds
 
 # What each part of a step's time is called in a sentence.
@@ -31,7 +33,10 @@ class Neighbour:
         change: The choice, in words: "tp 8 -> 16".
         plan: The changed plan; None where no such plan can even be written down.
         estimate: Its estimate; None where plan, model, batch and cluster do not divide.
-        verdict: "invalid", "does not fit", "slower", "no difference" or "faster".
+        verdict: "invalid", "does not fit", "slower", "no difference", "within the error" (faster or
+            slower by less than the planner can tell) or "faster"; "outside the space" where it is
+            faster and the search was not asked to try it; "too tight" where it is faster and within
+            the allocator's reach of the limit.
         reason: Why, in one sentence.
     """
 
@@ -42,15 +47,21 @@ class Neighbour:
     reason: str
 
 
-def explain(chosen: Estimate) -> list[Neighbour]:
+def explain(chosen: Estimate, space: Space | None = None) -> list[Neighbour]:
     """Every neighbour of a plan and why it loses, fastest of those that fit first.
+
+    Args:
+        chosen: The plan.
+        space: What was searched; None for the default with the plan's framework and attention.
 
     Raises:
         ValueError: `chosen` is no estimate.
     """
     of_kind("explain", chosen=(chosen, Estimate))
-    order = {"faster": 0, "slower": 1, "no difference": 2, "does not fit": 3, "invalid": 4}
-    found = [_judge(chosen, change, fields) for change, fields in _changes(chosen)]
+    order = {"faster": 0, "outside the space": 1, "within the error": 2, "slower": 3,
+             "no difference": 4, "too tight": 5, "does not fit": 6, "invalid": 7}  # fmt: skip
+    searched = space or Space(framework=chosen.plan.framework, attention=chosen.plan.attention)
+    found = [_judge(chosen, change, fields, searched) for change, fields in _changes(chosen)]
 
     def rank(row: Neighbour) -> tuple[int, float]:
         return order[row.verdict], row.estimate.step_seconds if row.estimate else 0.0
@@ -59,9 +70,29 @@ def explain(chosen: Estimate) -> list[Neighbour]:
 
 
 def one_change_that_fits(rejected: Estimate) -> Neighbour | None:
-    """The fastest plan that fits and is one choice away; None where no single choice is enough."""
-    fitting = (row for row in explain(rejected) if row.estimate and row.estimate.fits)
-    return min(fitting, key=lambda row: row.estimate.step_seconds, default=None)  # type: ignore[union-attr]
+    """The plan to take that is one choice away; None where no single choice is enough.
+
+    As in a search: with headroom where there is such a plan, and of those within the planner's
+    error of the fastest the simplest.
+    """
+    fitting = [row for row in explain(rejected) if row.estimate and row.estimate.fits]
+    roomy = [row for row in fitting if row.estimate and not row.estimate.tight]
+    among = roomy or fitting
+    if not among:
+        return None
+    limit = (1 + ERROR) * min(_seconds(row) for row in among)
+    near = [row for row in among if _seconds(row) <= limit]
+    return min(near, key=lambda row: (_complexity(row), _seconds(row)))
+
+
+def _seconds(row: Neighbour) -> float:
+    assert row.estimate is not None
+    return row.estimate.step_seconds
+
+
+def _complexity(row: Neighbour) -> Complexity:
+    assert row.plan is not None
+    return complexity(row.plan)
 
 
 def why_it_does_not_fit(rejected: Estimate) -> str:
@@ -101,7 +132,7 @@ def _slow_link(other: Estimate) -> str:
     return f" Tensor parallelism of {other.plan.tp} leaves the node of {per_node} GPUs."
 
 
-def _judge(chosen: Estimate, change: str, fields: dict[str, Any]) -> Neighbour:
+def _judge(chosen: Estimate, change: str, fields: dict[str, Any], space: Space) -> Neighbour:
     plan = None
     try:
         plan = replace(chosen.plan, **fields)
@@ -110,18 +141,33 @@ def _judge(chosen: Estimate, change: str, fields: dict[str, Any]) -> Neighbour:
         return Neighbour(change, plan, None, "invalid", str(refusal))
     if not found.fits:
         return Neighbour(change, plan, found, "does not fit", why_it_does_not_fit(found))
-    if abs(found.step_seconds / chosen.step_seconds - 1) < SAME:
+    share = found.step_seconds / chosen.step_seconds - 1
+    if abs(share) < SAME:
         return Neighbour(change, plan, found, "no difference", "The step takes as long.")
-    if found.step_seconds > chosen.step_seconds:
+    if abs(share) <= ERROR:
+        reason = f"{format_seconds(found.step_seconds)} a step, {share:+.1%}: below the error."
+        return Neighbour(change, plan, found, "within the error", reason)
+    if share > 0:
         return Neighbour(change, plan, found, "slower", why_it_is_slower(chosen, found))
-    share = 1 - found.step_seconds / chosen.step_seconds
-    reason = f"{format_seconds(found.step_seconds)} a step, {share:.1%} less."
+    reason = f"{format_seconds(found.step_seconds)} a step, {-share:.1%} less."
+    if found.tight:
+        reason = f"{reason[:-1]}, and within the allocator's reach of the limit."
+        return Neighbour(change, plan, found, "too tight", reason)
+    if not _tried(chosen, plan, space):
+        reason += " The search did not try it: see Space."
+        return Neighbour(change, plan, found, "outside the space", reason)
     return Neighbour(change, plan, found, "faster", reason)
+
+
+def _tried(chosen: Estimate, plan: Plan, space: Space) -> bool:
+    """Whether a search of the space would have looked at a plan."""
+    tried = candidates(chosen.model, chosen.cluster, chosen.batch, space)
+    return any(plan == other for other in tried)
 
 
 def _changes(chosen: Estimate) -> Iterator[tuple[str, dict[str, Any]]]:
     plan = chosen.plan
-    for name in ("tp", "pp", "cp"):
+    for name in ("tp", "pp", "cp", *(("ep",) if chosen.model.num_experts else ())):
         for value in _doubled_and_halved(getattr(plan, name)):
             fields = _with_dp(chosen, {name: value})
             yield f"{name} {getattr(plan, name)} -> {value}, dp {fields['dp']}", fields
@@ -145,6 +191,7 @@ def _doubled_and_halved(value: int) -> list[int]:
 def _with_dp(chosen: Estimate, fields: dict[str, Any]) -> dict[str, Any]:
     """With the dp that keeps the plan on all GPUs, and sequence parallelism where tp allows it."""
     sizes = {name: fields.get(name, getattr(chosen.plan, name)) for name in ("tp", "pp", "cp")}
+    sizes = {name: int(size) for name, size in sizes.items()}
     dp = max(1, chosen.cluster.gpus // (sizes["tp"] * sizes["pp"] * sizes["cp"]))
     fields = fields | {"dp": dp, "sequence_parallel": sizes["tp"] > 1}
     if sizes["pp"] == 1:

@@ -15,11 +15,21 @@ from utils.planner.layout import Batch, Plan
 
 
 def block_forward_flops(model: ModelShape, sequence_length: int) -> dict[str, float]:
-    """FLOP per token of one block's forward pass: "matrices" and "attention"."""
+    """FLOP per token of one block's forward pass: "matrices" and "attention".
+
+    In a mixture of experts, of an average block, each token through its k experts.
+    """
     h, key_value = model.hidden, model.key_value_heads * model.head_dim
     feedforward = (3 if model.family == "llama" else 2) * h * model.feedforward
-    weights = 2 * h * h + 2 * h * key_value + feedforward
-    return {"matrices": 2.0 * weights, "attention": 4.0 * sequence_length * h}
+    if model.num_experts:
+        counts, chosen = model.expert_parameter_counts(), model.experts_per_token or 0
+        routed = counts["experts"] * chosen / model.num_experts
+        mixed = routed + counts["router"] + counts["shared"]
+        share = model.expert_layers / model.layers
+        feedforward = share * mixed + (1 - share) * feedforward
+    width = model.attention_width
+    weights = 2 * h * width + 2 * h * key_value + feedforward
+    return {"matrices": 2.0 * weights, "attention": 4.0 * sequence_length * width}
 
 
 def head_forward_flops(model: ModelShape) -> float:
@@ -42,6 +52,8 @@ def hardware_flops(model: ModelShape | str, plan: Plan, batch: Batch) -> float:
     model = model_shape(model)
     block = block_forward_flops(model, batch.sequence_length)
     again = {"none": 0.0, "selective": block["attention"], "full": sum(block.values())}
+    if plan.recompute_layers is not None:
+        again["full"] *= min(1.0, plan.recompute_layers * plan.pp / model.layers)
     selective_flash = plan.recompute == "selective" and plan.attention == "flash"
     extra = 0.0 if selective_flash else again[plan.recompute]
     return model_flops(model, batch) + batch.tokens * model.layers * extra

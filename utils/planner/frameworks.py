@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.catalog.lookup import find
+from utils.catalog.rules import one_of
 from utils.planner import calibration
+
+SHARDS = ("bucket", "block", "tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +29,33 @@ class Framework:
         fixed_buffer_bytes: Reduce and gather buckets of a fixed size, with dp above 1.
         backward_gradient_bytes: Per parameter, gradients that pile up during one backward pass
             before they are added to the lasting ones.
-        step_gradient_bytes: Per parameter of the rank's optimizer shard, a finer copy of the
-            gradient while the optimizer steps.
+        frees_gradients: Each step ends by freeing the gradients, as `zero_grad()` does.
+        dummy_gradients: Gradients are added up inside the products, and one stand-in for each shape
+            of a matrix is kept for autograd.
+        deferred_heads: Micro-batches for which the gradient of the head's weights is put off; the
+            gradients of their logits are kept for it, in 16 bits.
+        step_gradient_bytes: Per parameter of the rank's optimizer shard, what the optimizer's step
+            takes besides: a finer copy of the gradient, or the square roots of the second moments,
+            which PyTorch's AdamW makes for all parameters at once (torch/optim/adam.py, foreach).
         gathered_bytes: Per parameter of a block gathered by ZeRO-3 (its compute type).
         gathered_blocks: Blocks alive at once under ZeRO-3: the one computing and those prefetched.
+        keeps_ends: Under ZeRO-3, embedding and head stay gathered from forward to backward, and a
+            block's gradients are whole until they are reduced.
         residual_bytes: Width of one element of the residual stream and of block inputs.
         eager_norm: RMSNorm is plain PyTorch, which keeps more than a fused kernel does.
+        flash_generation: Of the flash attention that it calls, see `kernels.FLASH`; None for the
+            newest that the device runs.
         fused_gate: SwiGLU keeps its two inputs alone; unfused it also keeps silu(gate).
         gathered_inputs: Under sequence parallelism, the share (0 to 1) of inputs of
             column-parallel matrices that are kept gathered instead of gathered again in backward.
         loss_bytes: Per logit on the rank at the peak of the loss, with the logits themselves.
         reduce_bytes: Per parameter, what the data-parallel reduction of gradients sends.
         bucket_size_bytes: Gradients in 16 bits that are reduced in one call.
+        shards: What ZeRO shards and gathers in one call: a "bucket", or a "block" or "tensor" whole.
         overlap_gradients, overlap_parameters: Their collectives run behind the last backward pass
             and the first forward pass.
+        overlap_tensor: In backward, tensor-parallel collectives run beside the products of weight
+            gradients.
         one_port: Data-parallel collectives between nodes run at one network port's rate, whatever
             the number of ports.
         scattered_sends: Stages send each rank a share and gather it there (Narayanan et al. 2021,
@@ -48,6 +64,10 @@ class Framework:
             where its own work is shorter.
         host_exposed: The host waits for the device at every block, so that launching adds to the
             device's time instead of hiding behind it.
+        host_meets_stages: Stages send shapes before tensors, and the host reads them before it goes
+            on.
+        recompute_stops_early: Recomputation of a block ends where its last kept tensor is made
+            again, before the last product (torch/utils/checkpoint.py, early_stop).
         accumulate_bytes: Per parameter and micro-batch, moved to add new gradients to the old.
         vocabulary_multiple: The vocabulary is padded to a multiple of this times tp.
         source: Where this was read.
@@ -61,25 +81,42 @@ class Framework:
     bucket_bytes: float = 0
     fixed_buffer_bytes: float = 0
     backward_gradient_bytes: float = 0
+    frees_gradients: bool = False
+    dummy_gradients: bool = False
+    deferred_heads: int = 0
     step_gradient_bytes: float = 0
     gathered_bytes: float = 2
     gathered_blocks: int = 2
+    keeps_ends: bool = False
     residual_bytes: int = 2
     eager_norm: bool = False
+    flash_generation: int | None = None
     fused_gate: bool = True
     gathered_inputs: float = 0
     loss_bytes: float = 6
     reduce_bytes: float = 4
     bucket_size_bytes: float = 80e6
+    shards: str = "bucket"
     overlap_gradients: bool = True
     overlap_parameters: bool = True
+    overlap_tensor: bool = False
     one_port: bool = False
     scattered_sends: bool = True
     host_seconds: float = 0.0
     host_exposed: bool = False
+    host_meets_stages: bool = False
+    recompute_stops_early: bool = False
     accumulate_bytes: float = 0.0
     vocabulary_multiple: int = 128
     source: str = ""
+
+    def __hash__(self) -> int:
+        """By name: a search asks for the same conventions thousands of times."""
+        return hash(self.name)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an unknown unit of sharding."""
+        one_of("shards", self.shards, SHARDS)
 
     @property
     def state_bytes(self) -> float:
@@ -98,7 +135,8 @@ _ROWS = [
         source="Rajbhandari et al. 2019, arXiv:1910.02054, section 3.1: 2 + 2 + K, K = 12",
     ),
     Framework(
-        name="megatron",
+        name="megatron", dummy_gradients=True, overlap_tensor=True,
+        host_seconds=calibration.HOST_SECONDS,
         source="Megatron-LM: float32 main gradients, float32 main parameters and moments in "
         "distrib_optimizer.py; logits cast to float32 in cross_entropy.py, in place after that",
     ),
@@ -119,33 +157,42 @@ _ROWS = [
     ),
     Framework(
         name="nanotron", bucket_bytes=2, backward_gradient_bytes=2, fused_gate=False,
-        loss_bytes=10, vocabulary_multiple=1, bucket_size_bytes=25e6,
-        overlap_parameters=False, host_seconds=calibration.HOST_SECONDS, accumulate_bytes=10,
-        source="nanotron: gradient_accumulator.py (float32 gradients of all parameters), "
-        "DistributedDataParallel buckets in bfloat16, tensor_parallel/functional.py",
+        flash_generation=2, overlap_tensor=True, loss_bytes=10, vocabulary_multiple=1,
+        bucket_size_bytes=25e6,
+        overlap_parameters=False, host_seconds=calibration.HOST_SECONDS, host_meets_stages=True,
+        accumulate_bytes=10, shards="tensor",
+        source="nanotron: optim/zero.py, p2p.py, gradient_accumulator.py (float32 gradients of all "
+        "parameters), DistributedDataParallel buckets in bfloat16, tensor_parallel/functional.py",
     ),
     Framework(
         name="deepspeed", gradient_bytes=2, step_gradient_bytes=4, fixed_buffer_bytes=2e9,
-        reduce_bytes=2, bucket_size_bytes=1e9, overlap_gradients=False, one_port=True,
+        flash_generation=2, reduce_bytes=2, bucket_size_bytes=1e9, overlap_gradients=False,
+        one_port=True,
         fused_gate=False,
         loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
         source="DeepSpeed's stage_1_and_2.py and stage3.py; one port: the time that does not move "
         "from 768 to 1,536 GPUs in Narayanan et al. 2021, Table 2",
     ),
     Framework(
-        name="fsdp", parameter_bytes=4, gradient_bytes=4, master_bytes=0, gathered_bytes=2,
-        fused_gate=False, loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
+        name="fsdp", recompute_stops_early=True,
+        keeps_ends=True, shards="block", frees_gradients=True, step_gradient_bytes=4,
+        parameter_bytes=4, gradient_bytes=4, master_bytes=0, gathered_bytes=2,
+        flash_generation=2, fused_gate=False, loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
         source="PyTorch FSDP2 with MixedPrecisionPolicy(bf16, reduce fp32): float32 shards are "
         "master and parameter in one",
     ),
     Framework(
-        name="fp32", parameter_bytes=4, gradient_bytes=4, master_bytes=0, gathered_bytes=4,
-        residual_bytes=4, fused_gate=False, loss_bytes=16,
+        name="fp32", recompute_stops_early=True,
+        eager_norm=True, frees_gradients=True, step_gradient_bytes=4,
+        parameter_bytes=4, gradient_bytes=4, master_bytes=0, gathered_bytes=4,
+        flash_generation=2, residual_bytes=4, fused_gate=False, loss_bytes=16,
         vocabulary_multiple=1, source="Plain PyTorch, everything in float32",
     ),
     Framework(
-        name="bf16", gradient_bytes=2, master_bytes=0, moment_bytes=4, fused_gate=False,
-        loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
+        name="bf16", recompute_stops_early=True,
+        frees_gradients=True, step_gradient_bytes=2,
+        gradient_bytes=2, master_bytes=0, moment_bytes=4, fused_gate=False,
+        flash_generation=2, loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
         source="Plain PyTorch with the whole model and its optimizer in bfloat16",
     ),
 ]  # fmt: skip

@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from utils.catalog.rules import of_kind, positive
+from utils.catalog import ModelShape, model_shape
+from utils.catalog.rules import of_kind, positive, whole
 from utils.planner.cluster import Cluster
+from utils.planner.layout import Plan
 
 DAY = 86_400.0
 
@@ -49,11 +51,13 @@ class Goodput:
         share: Work over wall time, worst and best.
         seconds_between_failures: Mean, worst and best.
         checkpoint_interval_seconds: Daly's optimum, at the high and at the low rate.
+        restart_seconds: From a failure to training again, waiting for a repair included.
     """
 
     share: tuple[float, float]
     seconds_between_failures: tuple[float, float]
     checkpoint_interval_seconds: tuple[float, float]
+    restart_seconds: tuple[float, float] = (0.0, 0.0)
 
 
 def best_interval_seconds(checkpoint_seconds: float, mean_seconds_between_failures: float) -> float:
@@ -81,6 +85,9 @@ def goodput(
     rate: FailureRate = FailureRate(),
     checkpoint_seconds: float = 10.0,
     restart_seconds: float = 300.0,
+    spares: int | None = None,
+    repair_seconds: float = DAY,
+    checkpoint_interval_seconds: float | None = None,
 ) -> Goodput:
     """What failures leave of a run on a cluster that checkpoints at the best interval.
 
@@ -88,17 +95,62 @@ def goodput(
         cluster: The machines; more nodes fail more often.
         rate: Failures per 1,000 node-days.
         checkpoint_seconds: What one checkpoint stops the training for, written asynchronously.
-        restart_seconds: From a failure to training again, lost work aside.
+        restart_seconds: From a failure to training again on a node that is there, lost work aside.
+        spares: Nodes that wait for one to fail. A job whose replicas are all needed, as with
+            dp = 1, stands still where all of them are in repair. None: there is always one more, as
+            in a large cloud.
+        repair_seconds: How long a failed node is away.
+        checkpoint_interval_seconds: Of work between two checkpoints; None for the best.
+
+    Interruptions of a spot price come on top of the rate of failures; another node is there at
+    once for one that was taken back.
 
     Raises:
-        ValueError: a time below 1 second.
+        ValueError: a time below 1 second, or spares that are no whole number.
     """
     of_kind("goodput", cluster=(cluster, Cluster), rate=(rate, FailureRate))
     positive("goodput", checkpoint_seconds=checkpoint_seconds, restart_seconds=restart_seconds)
-    means = [1000 * DAY / (r * cluster.nodes) for r in (rate.high, rate.low)]
-    intervals = [best_interval_seconds(checkpoint_seconds, m) for m in means]
-    shares = [
-        working_share(t, checkpoint_seconds, restart_seconds, m)
-        for t, m in zip(intervals, means, strict=True)
-    ]
-    return Goodput((shares[0], shares[1]), (means[0], means[1]), (intervals[0], intervals[1]))
+    positive("goodput", repair_seconds=repair_seconds)
+    if spares is not None:
+        whole("goodput", least=0, spares=spares)
+    taken = cluster.interruptions_per_1000_node_days or 0.0
+    rows = []
+    for failed in (rate.high, rate.low):
+        away = restart_seconds
+        if spares is not None:
+            between = 1000 * DAY / (failed * cluster.nodes)
+            broken = failed / (failed + taken)
+            away += broken * waiting_seconds(spares, repair_seconds, between)
+        mean = 1000 * DAY / ((failed + taken) * cluster.nodes)
+        rows.append(_at_rate(mean, checkpoint_seconds, away, checkpoint_interval_seconds))
+    worst, best = rows
+    return Goodput(*((low, high) for low, high in zip(worst, best, strict=True)))
+
+
+def _at_rate(
+    mean: float, checkpoint: float, away: float, interval: float | None
+) -> tuple[float, float, float, float]:
+    """Share of time that is work, and the seconds between failures, checkpoints and to restart."""
+    between = best_interval_seconds(checkpoint, mean) if interval is None else interval
+    return working_share(between, checkpoint, away, mean), mean, between, away
+
+
+def waiting_seconds(spares: int, repair_seconds: float, mean_seconds: float) -> float:
+    """Seconds that a failure waits for a node on average.
+
+    Nodes in repair are Poisson with repair over the time between failures as their mean (M/D/inf).
+    Where all spares are among them, the first of `spares` + 1 comes back after a part of the repair.
+    """
+    load, term = repair_seconds / mean_seconds, math.exp(-repair_seconds / mean_seconds)
+    there = 0.0
+    for n in range(spares):
+        there += term
+        term *= load / (n + 1)
+    return (1 - there) * repair_seconds / (spares + 1)
+
+
+def checkpoint_bytes(model: ModelShape | str, plan: Plan) -> float:
+    """What one checkpoint writes: parameters, master copy and moments, each once."""
+    model = model_shape(model)
+    rules = plan.rules
+    return model.parameter_count * (rules.parameter_bytes + rules.optimizer_bytes)

@@ -18,13 +18,31 @@ from utils.planner import calibration
 # (rows, columns) of an output tile, and its rate beside the largest: a smaller tile reads its
 # inputs more often (same guide, figure on tile sizes).
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.65))
-MULTIPROCESSORS = {(7, 0): 80, (7, 5): 40, (8, 0): 108, (9, 0): 132, (10, 0): 148}
+MULTIPROCESSORS = {(7, 0): 80, (7, 5): 40, (8, 0): 108, (9, 0): 132, (9, 4): 304, (10, 0): 148,
+                   (10, 3): 148}  # fmt: skip
 MEASURED_CEILING = 0.8  # of peak, where nobody measured the device's ceiling: A100 0.87, H100 0.80
 ALIGNMENT = 8  # elements of 2 bytes
 
+# Flash attention by generation: the compute capability for whose matrix instructions it is written,
+# and the share of that device's peak it reaches over forward and backward on long sequences. 1: 25
+# to 40% of an A100 (Dao 2023, arXiv:2307.08691, abstract); 2: up to 0.61 of an A100 (its figure 4,
+# causal); 3: 616 forward and about 500 backward TFLOP/s of an H100 (Shah et al. 2024,
+# arXiv:2407.08608, figures 5 and 6, causal); 4: half forward and 0.42 backward of a B200
+# (MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json, sdp_fwd and sdp_bwd at 131,072).
+FLASH = {1: (8, 0.32), 2: (8, 0.61), 3: (9, 0.54), 4: (10, 0.44)}
+# What older instructions reach of a newer device's peak: 62% of an H100 (Luo et al. 2024,
+# arXiv:2402.13499, section on tensor cores: mma against wgmma).
+OLDER_INSTRUCTIONS = 0.62
+# Sequence at which causal attention runs at half that rate: of FlashAttention-2's 335 TFLOP/s on an
+# H100 it reaches 191 at 512, 260 at 1,024, 298 at 2,048 (Shah et al. 2024, figure 5).
+FLASH_HALF_SEQUENCE = 300
 
-def ceiling_flops_per_second(gpu: Device) -> float:
-    """The fastest 16-bit matrix product that was measured on the device."""
+
+def ceiling_flops_per_second(gpu: Device, precision: str = "bf16") -> float:
+    """The fastest matrix product that was measured on the device, in 16 bits or in fp8."""
+    if precision != "bf16":
+        measured = gpu.fp8_ceiling_tflops
+        return measured * 1e12 if measured else MEASURED_CEILING * gpu.peak_flops_per_second("fp8")
     if gpu.matmul_ceiling_tflops is not None:
         return gpu.matmul_ceiling_tflops * 1e12
     return MEASURED_CEILING * gpu.peak_flops_per_second("bf16" if gpu.bf16_native else "fp16")
@@ -32,8 +50,10 @@ def ceiling_flops_per_second(gpu: Device) -> float:
 
 def sustained_share(gpu: Device) -> float:
     """Share of that ceiling that a model's products sustain, by generation."""
-    hopper_on = gpu.capability >= (9, 0)
-    return calibration.HOPPER_SUSTAINED if hopper_on else calibration.AMPERE_SUSTAINED
+    if gpu.capability >= (10, 0):
+        return calibration.BLACKWELL_SUSTAINED
+    hopper = gpu.capability >= (9, 0)
+    return calibration.HOPPER_SUSTAINED if hopper else calibration.AMPERE_SUSTAINED
 
 
 @lru_cache(maxsize=100_000)
@@ -47,18 +67,37 @@ def shape_efficiency(m: float, n: float, multiprocessors: int, batch: int = 1) -
     return best
 
 
-def matmul_seconds(gpu: Device, m: float, n: float, k: float, batch: int = 1) -> float:
-    """Seconds of `batch` products (m, k) x (k, n) in 16 bits."""
+def matmul_seconds(
+    gpu: Device, m: float, n: float, k: float, batch: int = 1, precision: str = "bf16"
+) -> float:
+    """Seconds of `batch` products (m, k) x (k, n) in 16 bits or fp8, with results in 16 bits."""
     flops = 2.0 * batch * m * n * k
     written = 2.0 * batch * m * n
-    moved = 2.0 * batch * (m * k + k * n) + written
+    width = 2.0 if precision == "bf16" else 1.0
+    moved = width * batch * (m * k + k * n) + written
     if any(int(d) % ALIGNMENT for d in (n, k)):
-        vector_rate = gpu.fp32_tflops * 1e12 * sustained_share(gpu)
+        vector_rate = gpu.fp32_tflops * 1e12 * calibration.VECTOR_SUSTAINED
         return max(flops / vector_rate, memory_seconds(gpu, moved))
     processors = MULTIPROCESSORS.get(gpu.capability, 108)
-    rate = ceiling_flops_per_second(gpu) * sustained_share(gpu)
+    rate = ceiling_flops_per_second(gpu, precision) * sustained_share(gpu)
     rate *= shape_efficiency(m, n, processors, batch)
     return max(flops / rate + memory_seconds(gpu, written), memory_seconds(gpu, moved))
+
+
+def flash_flops_per_second(gpu: Device, generation: int | None, sequence_length: float) -> float:
+    """Rate of flash attention, of the products that a causal mask leaves.
+
+    Args:
+        gpu: The device.
+        generation: Of the kernel, see `FLASH`; None for the newest that the device runs.
+        sequence_length: s.
+    """
+    major = gpu.capability[0]
+    newest = max((g for g, (native, _) in FLASH.items() if native <= major), default=1)
+    native, share = FLASH[min(generation or newest, newest)]
+    peak = gpu.peak_flops_per_second("bf16" if gpu.bf16_native else "fp16")
+    instructions = OLDER_INSTRUCTIONS if native < major else 1.0
+    return share * instructions * peak / (1 + FLASH_HALF_SEQUENCE / sequence_length)
 
 
 def memory_seconds(gpu: Device, moved_bytes: float) -> float:

@@ -6,7 +6,11 @@ import math
 from dataclasses import dataclass
 
 from utils.catalog import ModelShape
+from utils.planner.experts import rank_parameters
 from utils.planner.layout import Plan
+
+Kind = tuple[int, int, bool, bool, bool]
+BLOCK_TENSORS = 6  # four matrices and two norms
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,9 @@ class Stage:
         embedding: It holds the embedding, so it is the first.
         head: It holds the last norm and the head.
         loss: It computes the loss; the head's stage, but for nanotron's rule.
+        expert_layers: Those of its blocks that have experts.
+        one_expert_block, one_block_experts: Parameters of such a block on one of its ranks: all of
+            it, and its experts alone, which other ranks share than the rest.
         one_block, embedding_parameters, head_parameters: Of each of its blocks, of the embedding,
             and of last norm and head; on one of its ranks, before ZeRO shards them.
     """
@@ -31,11 +38,26 @@ class Stage:
     one_block: float
     embedding_parameters: float
     head_parameters: float
+    expert_layers: int = 0
+    one_expert_block: float = 0.0
+    one_block_experts: float = 0.0
 
     @property
     def block_parameters(self) -> float:
         """Parameters of all its blocks on one rank, before ZeRO shards them."""
-        return self.layers * self.one_block
+        dense = (self.layers - self.expert_layers) * self.one_block
+        return dense + self.expert_layers * self.one_expert_block
+
+    @property
+    def expert_parameters(self) -> float:
+        """Parameters of all its experts on one rank, before ZeRO shards them."""
+        return self.expert_layers * self.one_block_experts
+
+    @property
+    def widest_block(self) -> float:
+        """Parameters of its largest block on one rank."""
+        dense = self.one_block * (self.expert_layers < self.layers)
+        return max(dense, self.one_expert_block * (self.expert_layers > 0))
 
     @property
     def parameters(self) -> float:
@@ -43,9 +65,14 @@ class Stage:
         return self.block_parameters + self.embedding_parameters + self.head_parameters
 
     @property
-    def kind(self) -> tuple[int, bool, bool, bool]:
+    def tensors(self) -> int:
+        """Matrices and norms of its blocks, embedding, last norm and head."""
+        return BLOCK_TENSORS * self.layers + self.embedding + 2 * self.head
+
+    @property
+    def kind(self) -> Kind:
         """What two stages must share to hold and do the same, but for what is in flight."""
-        return self.layers, self.embedding, self.head, self.loss
+        return self.layers, self.expert_layers, self.embedding, self.head, self.loss
 
 
 def stages(model: ModelShape, plan: Plan) -> tuple[Stage, ...]:
@@ -53,20 +80,46 @@ def stages(model: ModelShape, plan: Plan) -> tuple[Stage, ...]:
     if plan.partition == "compute":
         counts, head = _compute(model, plan.pp)
     else:
-        counts = (_even if plan.partition == "even" else _ends)(model, plan.pp)
-        head = plan.pp - 1
+        counts, head = _dealt(model, plan), plan.pp - 1
     loss = min(head + 1, plan.pp - 1) if plan.partition == "compute" else head
     block, table = block_parameters(model, plan.tp), table_parameters(model, plan)
     first, last = _embedding_parameters(model, table), _head_parameters(model, table, head == 0)
+    mixed = _with_experts(model, plan, counts)
     return tuple(
-        Stage(i, n, i == 0, i == head, i == loss, block, (i == 0) * first, (i == head) * last)
-        for i, n in enumerate(counts)
+        Stage(
+            i, n, i == 0, i == head, i == loss, block, (i == 0) * first, (i == head) * last, *more
+        )
+        for i, (n, more) in enumerate(zip(counts, mixed, strict=True))
     )
+
+
+def _dealt(model: ModelShape, plan: Plan) -> list[int]:
+    if isinstance(plan.partition, tuple):
+        return list(plan.partition)
+    return (_even if plan.partition == "even" else _ends)(model, plan.pp)
+
+
+def _with_experts(
+    model: ModelShape, plan: Plan, counts: list[int]
+) -> list[tuple[int, float, float]]:
+    """Of each stage: blocks with experts, parameters of one such block, and of its experts."""
+    if not model.num_experts:
+        return [(0, 0.0, 0.0)] * len(counts)
+    experts, beside = rank_parameters(model, plan)
+    whole = block_parameters(model, plan.tp, feedforward=False) + experts + beside
+    v, starts, rows = plan.virtual_stages, [0], []
+    for count in counts:
+        starts.append(starts[-1] + count // v)
+    for stage, count in enumerate(counts):
+        begins = [chunk * starts[-1] + starts[stage] for chunk in range(v)]
+        dense = sum(min(max(model.dense_layers - begin, 0), count // v) for begin in begins)
+        rows.append((count - dense, whole, experts))
+    return rows
 
 
 def distinct(places: tuple[Stage, ...]) -> list[Stage]:
     """The first stage of each kind: of alike stages it has most in flight, so it holds most."""
-    first: dict[tuple[int, bool, bool, bool], Stage] = {}
+    first: dict[Kind, Stage] = {}
     for stage in places:
         first.setdefault(stage.kind, stage)
     return list(first.values())
@@ -109,17 +162,17 @@ def padded_vocabulary(model: ModelShape, plan: Plan) -> int:
     return math.ceil(model.vocabulary / multiple) * multiple
 
 
-def block_parameters(model: ModelShape, tp: int) -> float:
-    """Parameters of one block on one tp rank.
+def block_parameters(model: ModelShape, tp: int, feedforward: bool = True) -> float:
+    """Parameters of one block on one tp rank, with or without its dense feed-forward layer.
 
     Matrices and the biases of column-parallel ones are divided; norms and the biases of
     row-parallel ones are on every rank, and so are key-value heads where there are fewer than tp.
     """
     counts = model.layer_parameter_counts()
-    row_biases = 2 * model.hidden if model.family == "gpt" else 0
+    row_biases = (1 + feedforward) * model.hidden if model.family == "gpt" else 0
     copies = max(1, tp // model.key_value_heads)
     key_value = 2 * model.hidden * model.key_value_heads * model.head_dim * (copies - 1)
-    split = counts["attention"] + counts["mlp"] - row_biases + key_value
+    split = counts["attention"] + counts["mlp"] * feedforward - row_biases + key_value
     return split / tp + row_biases + counts["norms"]
 
 

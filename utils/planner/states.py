@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from utils.catalog import ModelShape
 from utils.planner.adapters import adapter_parameters
+from utils.planner.experts import expert_replicas, expert_tp
 from utils.planner.frameworks import Framework
 from utils.planner.layout import Plan
 from utils.planner.stages import Stage
 from utils.units import Category
+
+# Bytes per parameter of a block's matrices, see `quantized_bytes`.
+FP8_COPIES = {"bf16": 0.0, "fp8": 2.0, "mxfp8": 2.0 * (1 + 1 / 32)}
 
 
 def state_bytes(
@@ -38,9 +42,42 @@ def states(model: ModelShape, plan: Plan, stage: Stage) -> dict[Category, float]
     """`state_bytes` of one rank of a stage."""
     if plan.lora is not None:
         return _adapter_states(model, plan, stage)
-    return state_bytes(
-        stage.parameters, plan.rules, plan.zero_stage, plan.shard_group, plan.offload
+    experts = stage.expert_parameters
+    held = state_bytes(
+        stage.parameters - experts, plan.rules, plan.zero_stage, plan.shard_group, plan.offload
     )
+    if experts:
+        replicas = expert_replicas(plan)
+        theirs = state_bytes(experts, plan.rules, plan.zero_stage, replicas, plan.offload)
+        held = {name: size + theirs[name] for name, size in held.items()}
+    if plan.optimizer_in_backward:
+        held[Category.GRADIENTS] = 0.0
+    held[Category.PARAMETERS] += quantized_bytes(plan, stage)
+    return held
+
+
+def quantized_bytes(plan: Plan, stage: Stage) -> float:
+    """Copies of the blocks' matrices in fp8, for forward and, transposed, for backward products.
+
+    Transformer Engine keeps both from the first micro-batch of a step on; MXFP8 has a one-byte
+    scale for each 32 elements.
+    """
+    return FP8_COPIES[plan.precision] * stage.block_parameters
+
+
+def host_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:
+    """Bytes of one rank of a stage that offload puts into its node's memory: states alone.
+
+    Master copy and moments, with the gradients that the host steps with; with "parameters" these
+    too.
+    """
+    if plan.offload == "none" or plan.lora is not None:
+        return 0.0
+    rules, experts = plan.rules, stage.expert_parameters
+    each = rules.optimizer_bytes + rules.gradient_bytes
+    each += rules.parameter_bytes * (plan.offload == "parameters")
+    ranks = (plan.shard_group, expert_replicas(plan)) if plan.zero_stage else (1, 1)
+    return each * ((stage.parameters - experts) / ranks[0] + experts / ranks[1])
 
 
 def trained_parameters(model: ModelShape, plan: Plan, stage: Stage) -> float:
@@ -56,6 +93,25 @@ def buffer_bytes(plan: Plan, stage: Stage) -> float:
         return 0.0
     copies = plan.rules.bucket_bytes if plan.zero_stage < 2 else 0.0
     return stage.parameters * copies + plan.rules.fixed_buffer_bytes
+
+
+def dummy_gradient_bytes(model: ModelShape, plan: Plan) -> float:
+    """Gradients that autograd is handed where the true ones are added up inside the products.
+
+    Transformer Engine keeps one for each shape of a block's matrices (module/base.py,
+    get_dummy_wgrad).
+    """
+    if not plan.rules.dummy_gradients or plan.lora is not None:
+        return 0.0
+    h, f, kv = model.hidden, model.feedforward, model.key_value_heads * model.head_dim
+    sides, q = 2 if model.family == "llama" else 1, model.attention_width / plan.tp
+    shapes = {(h, q + 2 * kv / plan.tp), (q, h)}
+    if model.expert_layers < model.layers:
+        shapes |= {(h, sides * f / plan.tp), (f / plan.tp, h)}
+    if model.num_experts:
+        width = model.expert_width / expert_tp(plan)
+        shapes |= {(h, sides * width), (width, h)}
+    return plan.rules.residual_bytes * sum(rows * columns for rows, columns in shapes)
 
 
 def _adapter_states(model: ModelShape, plan: Plan, stage: Stage) -> dict[Category, float]:

@@ -12,17 +12,26 @@ from dataclasses import dataclass
 
 from utils.catalog import ModelShape, model_shape
 from utils.planner import calibration
-from utils.planner.block_time import BlockTime, Parts, block_time, head_time, loss_time
+from utils.planner.block_time import (
+    BlockTime,
+    Parts,
+    block_times,
+    head_time,
+    loss_time,
+)
 from utils.planner.cluster import Cluster
 from utils.planner.collectives import (
     Group,
     all_gather_seconds,
     all_reduce_seconds,
+    hops_across_nodes,
     send_seconds,
 )
+from utils.planner.experts import expert_replicas, replica_seconds
+from utils.planner.host import activation_seconds
 from utils.planner.kernels import memory_seconds
 from utils.planner.layout import Batch, Plan
-from utils.planner.stages import Stage, distinct, stages
+from utils.planner.stages import BLOCK_TENSORS, Stage, distinct, stages
 from utils.planner.states import trained_parameters
 
 # Adam on one parameter: reads gradient, master and both moments, writes the last three and the
@@ -44,7 +53,8 @@ class StepTime:
         tensor_parallel: Collectives inside blocks, tensor and context parallel.
         launch: Waiting for the host to launch kernels.
         pipeline: Bubble, and sending between stages.
-        data_parallel: Collectives of gradients and parameters that no compute hides.
+        data_parallel: Collectives of gradients and parameters that no compute hides, and what the
+            hidden ones take from it.
         optimizer: Clipping and the update.
     """
 
@@ -87,16 +97,31 @@ class Pieces:
     block: BlockTime
     head: BlockTime
     loss: BlockTime
+    expert_block: BlockTime | None = None
 
     def forward(self, stage: Stage) -> Parts:
         """A stage's forward pass."""
         ends = self.head.forward.times(stage.head) + self.loss.forward.times(stage.loss)
-        return self.block.forward.times(stage.layers) + ends
+        return self._blocks("forward", stage) + ends
 
     def backward(self, stage: Stage) -> Parts:
         """A stage's backward pass, without recomputation."""
         ends = self.head.backward.times(stage.head) + self.loss.backward.times(stage.loss)
-        return self.block.backward.times(stage.layers) + ends
+        return self._blocks("backward", stage) + ends
+
+    def recompute(self, stage: Stage, plan: Plan) -> Parts:
+        """What a stage's backward pass computes again first."""
+        some = plan.recompute_layers
+        share = 1.0 if some is None or not stage.layers else min(1.0, some / stage.layers)
+        return self._blocks("recompute", stage).times(share)
+
+    def _blocks(self, name: str, stage: Stage) -> Parts:
+        one: Parts = getattr(self.block, name)
+        dense = one.times(stage.layers - stage.expert_layers)
+        if self.expert_block is None:
+            return dense
+        mixed: Parts = getattr(self.expert_block, name)
+        return dense + mixed.times(stage.expert_layers)
 
 
 def step_time(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batch) -> StepTime:
@@ -108,13 +133,11 @@ def step_time(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batc
     model = model_shape(model)
     plan.check(model, batch)
     check_size(plan, cluster)
-    pieces = Pieces(
-        block_time(model, cluster, plan, batch),
-        head_time(model, cluster, plan, batch),
-        loss_time(model, cluster, plan, batch),
-    )
+    dense, mixed = block_times(model, cluster, plan, batch)
+    head, loss = head_time(model, cluster, plan, batch), loss_time(model, cluster, plan, batch)
+    pieces = Pieces(dense, head, loss, mixed)
     places = stages(model, plan)
-    kinds = {s.kind: stage_work(model, cluster, plan, s, pieces) for s in distinct(places)}
+    kinds = {s.kind: stage_work(model, cluster, plan, batch, s, pieces) for s in distinct(places)}
     work, m = max(kinds.values(), key=lambda w: w.total), plan.micro_batches(batch)
     all_stages = sum(kinds[stage.kind].total for stage in places)
     fill = (all_stages - work.total) / plan.virtual_stages
@@ -140,36 +163,54 @@ def check_size(plan: Plan, cluster: Cluster) -> None:
 
 
 def stage_work(
-    model: ModelShape, cluster: Cluster, plan: Plan, stage: Stage, pieces: Pieces
+    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch, stage: Stage, pieces: Pieces
 ) -> StageWork:
     """A stage's work for one micro-batch."""
     passes = pieces.forward(stage) + pieces.backward(stage)
-    recompute = pieces.block.recompute.times(stage.layers)
+    recompute = pieces.recompute(stage, plan)
     count = trained_parameters(model, plan, stage)
     added = memory_seconds(cluster.device, count * plan.rules.accumulate_bytes)
     device = passes.total + recompute.total + added
-    again = 1.5 if plan.recompute == "full" else 1.0  # a third pass to launch
-    host = again * plan.rules.host_seconds * (stage.layers + stage.head)
+    sent = activation_seconds(model, cluster, plan, batch, stage)
+    back = pieces.backward(stage).total + recompute.total
+    unhidden = max(0.0, sent - pieces.forward(stage).total) + max(0.0, sent - back)
+    host = _host_seconds(cluster, plan) * (stage.layers + stage.head)
     waiting = host if plan.rules.host_exposed else max(0.0, host - device)
     return StageWork(
-        passes.matmul, passes.memory, recompute.total, passes.communication, waiting, added
-    )
+        passes.matmul, passes.memory + unhidden, recompute.total, passes.communication, waiting,
+        added,
+    )  # fmt: skip
+
+
+def _host_seconds(cluster: Cluster, plan: Plan) -> float:
+    """To launch one block's passes, the third one of recomputation included.
+
+    Stages that exchange shapes before tensors make the host wait for the device, so that it has no
+    lead left; then each collective of a block waits for the ranks of its group one by one. The
+    sweep shows it over several nodes alone.
+    """
+    launch = plan.rules.host_seconds * (1.5 if plan.recompute == "full" else 1.0)
+    waits = plan.rules.host_meets_stages and plan.pp > 1 and plan.tp > 1 and cluster.nodes > 1
+    return launch + waits * plan.tp * calibration.ARRIVAL_SECONDS
 
 
 def _sends(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> float:
     """Activations and their gradients between stages, on the critical path.
 
-    Each micro-batch of the slowest stage waits for one send a pass and chunk, and filling the
-    pipeline for one from each stage. Megatron-LM scatters them over tp where it can.
+    Stages work in step, so each micro-batch waits for the slowest hop of all, once a pass and
+    chunk; filling the pipeline passes every hop once. Interleaved stages also send from the last
+    to the first. Megatron-LM scatters what it sends over tp where it can.
     """
     if plan.pp == 1:
         return 0.0
     tokens = plan.micro_batch * batch.sequence_length / plan.cp
     sent = plan.rules.residual_bytes * tokens * model.hidden
     sent /= plan.tp if plan.sequence_parallel or plan.rules.scattered_sends else 1
-    one = send_seconds(cluster, plan.tp * plan.cp * plan.dp, sent)
-    m = plan.micro_batches(batch)
-    return 2 * one * (m * plan.virtual_stages + plan.pp - 1)
+    across = hops_across_nodes(cluster.gpus_per_node, plan.tp * plan.cp * plan.dp, plan.pp)
+    hops = [send_seconds(cluster, leaves, sent) for leaves in across]
+    between, back = hops[:-1], hops[-1:]
+    slowest = max(between + back * (plan.virtual_stages > 1))
+    return 2 * (plan.micro_batches(batch) * plan.virtual_stages * slowest + sum(between))
 
 
 def _step_end(
@@ -183,21 +224,31 @@ def _step_end(
     largest = max(places, key=lambda stage: trained_parameters(model, plan, stage))
     count = trained_parameters(model, plan, largest)
     forward = pieces.forward(largest).total
-    backward = pieces.backward(largest).total + largest.layers * pieces.block.recompute.total
-    gradients, parameters = data_parallel_seconds(cluster, plan, count)
+    backward = pieces.backward(largest).total + pieces.recompute(largest, plan).total
+    dense = count - largest.expert_parameters
+    gradients, parameters = data_parallel_seconds(cluster, plan, dense, largest.tensors)
+    if largest.expert_parameters:
+        theirs = replica_seconds(cluster, plan, largest.expert_parameters)
+        gradients, parameters = gradients + theirs[0], parameters + theirs[1]
+    rules = plan.rules
+    first = _seen(parameters, forward * rules.overlap_parameters)
     if plan.zero_stage == 3:
-        seen = [max(0.0, parameters - forward * plan.rules.overlap_parameters),
-                max(0.0, parameters + gradients * plan.rules.overlap_gradients
-                    - backward * plan.rules.overlap_parameters),
-                gradients * (not plan.rules.overlap_gradients)]  # fmt: skip
-        exposed = m * sum(seen)
-    elif plan.zero_stage == 2:
-        exposed = m * max(0.0, gradients - backward * plan.rules.overlap_gradients)
-        exposed += max(0.0, parameters - forward * plan.rules.overlap_parameters)
+        both = parameters + gradients * rules.overlap_gradients
+        last = _seen(both, backward * rules.overlap_parameters)
+        exposed = m * (first + last + gradients * (not rules.overlap_gradients))
     else:
-        exposed = max(0.0, gradients - backward * plan.rules.overlap_gradients)
-        exposed += max(0.0, parameters - forward * plan.rules.overlap_parameters)
+        last = _seen(gradients, backward * rules.overlap_gradients)
+        exposed = last * (m if plan.zero_stage == 2 else 1) + first
+    if largest.expert_parameters and plan.zero_stage:  # as many as if sharded like the others
+        count += largest.expert_parameters * (plan.shard_group / expert_replicas(plan) - 1)
     return exposed, _update_seconds(cluster, plan, count, m)
+
+
+def _seen(sent: float, work: float) -> float:
+    """Seconds that collectives add to the work beside them: what it does not hide, and a share of
+    what it hides, since they take multiprocessors and memory bandwidth from it."""
+    hidden = min(sent, work)
+    return sent - hidden + calibration.CONTENTION * hidden
 
 
 def _update_seconds(cluster: Cluster, plan: Plan, count: float, m: int) -> float:
@@ -216,13 +267,21 @@ def _update_seconds(cluster: Cluster, plan: Plan, count: float, m: int) -> float
     return there + on_host + streamed + memory_seconds(cluster.device, CLIP_BYTES * held)
 
 
-def data_parallel_seconds(cluster: Cluster, plan: Plan, count: float) -> tuple[float, float]:
-    """Seconds of reducing the gradients of `count` parameters, and of gathering parameters back."""
+def data_parallel_seconds(
+    cluster: Cluster, plan: Plan, count: float, tensors: int = 1
+) -> tuple[float, float]:
+    """Seconds of reducing the gradients of `count` parameters, and of gathering parameters back.
+
+    They go bucket by bucket; FSDP shards and gathers block by block, others every one of the
+    `tensors` by itself.
+    """
     group = Group(plan.dp * plan.cp, plan.tp, plan.rules.one_port)
     width = plan.rules.reduce_bytes
     calls = max(1.0, 2 * count / plan.rules.bucket_size_bytes)
     if plan.zero_stage == 0:
         return all_reduce_seconds(cluster, group, width * count, calls), 0.0
+    calls = {"bucket": calls, "block": max(1, tensors // BLOCK_TENSORS),
+             "tensor": max(calls, tensors)}[plan.rules.shards]  # fmt: skip
     reduce = all_gather_seconds(cluster, group, width * count, calls)
     gather = all_gather_seconds(cluster, group, plan.rules.gathered_bytes * count, calls)
     return reduce, gather

@@ -96,9 +96,9 @@ class KillableProcess:
         return self._process.pid if self._process else None
 
     @property
-    def is_called(self) -> bool:
-        """Whether the function has been called."""
-        return self._is_called
+    def is_too_slow(self) -> bool:
+        """Whether the function runs, and its time is over; not one that answered and is ending."""
+        return self._is_called and not self._has_answered and self.seconds_left == 0
 
     @property
     def waitables(self) -> list[Any]:

@@ -151,7 +151,7 @@ def _next_news(
     """Wait for something to happen; at the timeout, first ask every rank where it stands."""
     left = min(process.seconds_left for process in running.values())
     wait([w for p in running.values() for w in p.waitables], timeout=min(left, BAR_SECONDS))
-    if any(process.seconds_left == 0 for process in running.values()):
+    if any(process.is_too_slow for process in running.values()):
         stand.ask(running)
     _poll(running, outcomes)
 

@@ -112,7 +112,7 @@ class _Run:
         outcome = None
         while outcome is None:
             wait(self._process.waitables, timeout=self._process.seconds_left)
-            if self._process.seconds_left == 0 and self._process.is_called:
+            if self._process.is_too_slow:
                 self._show()
                 raise self._too_slow()
             outcome = self._process.poll()

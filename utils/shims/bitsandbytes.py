@@ -1,11 +1,15 @@
-"""bitsandbytes: its eight-bit optimizers on tensors without data."""
+"""bitsandbytes: its eight-bit optimizers and four-bit layers on tensors without data."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import torch
+from torch import nn
 
 from utils.shims.shim import Library, Shim
 from utils.shims.torch_ import with_data
@@ -15,7 +19,21 @@ _TABLE = Shim(
     BITSANDBYTES, "bitsandbytes.functional:create_dynamic_map", "code_tables",
     "the optimizers read a table of 256 values back as numbers", patched=True,
 )  # fmt: skip
-SHIMS = (_TABLE,)
+_STATE = Shim(
+    BITSANDBYTES, "bitsandbytes.optim.optimizer:Optimizer8bit.get_state_buffer", "paged_on_host",
+    "a paged optimizer's state is in memory that CUDA manages, and no allocator counts",
+    patched=True,
+)  # fmt: skip
+_WEIGHT = Shim(
+    BITSANDBYTES, "bitsandbytes.nn.modules:Params4bit.__new__", "four_bit_weights",
+    "a tensor without data cannot be of a subclass of its own", patched=True,
+)  # fmt: skip
+_FORWARD = Shim(
+    BITSANDBYTES, "bitsandbytes.nn.modules:Linear4bit.forward", "four_bit_weights",
+    "a layer that was never moved quantizes at its first use here", patched=True,
+)  # fmt: skip
+SHIMS = (_TABLE, _STATE, _WEIGHT, _FORWARD)
+PAGED_FROM = 100_000  # elements; smaller states are never paged (`get_state_buffer`)
 
 
 def code_tables() -> AbstractContextManager[Any]:
@@ -28,3 +46,100 @@ def code_tables() -> AbstractContextManager[Any]:
         return torch.tensor(values)
 
     return _TABLE.replaced(table)
+
+
+@contextlib.contextmanager
+def paged_on_host(
+    on_host: Callable[[], AbstractContextManager[Any]], note: Callable[[], None]
+) -> Iterator[None]:
+    """Inside, the state of paged optimizers is made in `on_host()`, and `note()` hears of it."""
+    plain = _STATE.get()
+
+    def buffer(optimizer: Any, p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        if not optimizer.is_paged or p.numel() < PAGED_FROM:
+            return torch.zeros_like(p, dtype=dtype) if optimizer.is_paged else plain(optimizer, p, dtype)  # fmt: skip
+        note()
+        with on_host():
+            state: Any = torch.zeros_like(p, dtype=dtype)
+        state.is_paged, state.page_deviceid = True, 0
+        return state
+
+    import bitsandbytes.functional
+
+    with _STATE.replaced(buffer):
+        with mock.patch.object(bitsandbytes.functional, "prefetch_tensor", lambda *_, **__: None):
+            yield
+
+
+@contextlib.contextmanager
+def four_bit_weights() -> Iterator[None]:
+    """Inside, `Linear4bit` holds a plain parameter with the attributes of its own kind.
+
+    It is quantized when the layer is moved to a device, as with data, or else at its first use.
+    """
+    import bitsandbytes.functional
+
+    forward, make = _FORWARD.get(), _WEIGHT.get()
+
+    def weight(
+        cls: Any, data: Any = None, requires_grad: bool = False, quant_state: Any = None,
+        blocksize: int | None = None, compress_statistics: bool = True, quant_type: str = "fp4",
+        quant_storage: torch.dtype = torch.uint8, module: Any = None, bnb_quantized: bool = False,
+        **_: Any,
+    ) -> nn.Parameter:  # fmt: skip
+        if type(data) is torch.Tensor:
+            return make(
+                cls, data, requires_grad, quant_state, blocksize, compress_statistics, quant_type,
+                quant_storage, module, bnb_quantized,
+            )  # fmt: skip
+        how = {
+            "blocksize": blocksize or 64, "compress_statistics": compress_statistics,
+            "quant_type": quant_type, "quant_state": quant_state, "quant_storage": quant_storage,
+            "bnb_quantized": bnb_quantized, "module": module,
+        }  # fmt: skip
+        return _parameter(data, how)
+
+    def quantized_first(layer: Any, x: torch.Tensor) -> torch.Tensor:
+        quantize(layer)
+        return forward(layer, x)
+
+    tables = mock.patch.dict(bitsandbytes.functional.name2qmap, clear=True)
+    with _WEIGHT.replaced(weight), _FORWARD.replaced(quantized_first), tables:
+        yield
+
+
+def quantize_moved(layer: nn.Module) -> None:
+    """Quantize a four-bit layer that was just converted, unless to another type."""
+    weight: Any = layer._parameters.get("weight")
+    if getattr(weight, "bnb_quantized", None) is False:
+        if weight.dtype is weight.dtype_before:
+            quantize(layer)
+        else:
+            weight.dtype_before = weight.dtype
+
+
+def quantize(layer: Any) -> None:
+    """Replace the weight of a four-bit layer by its quantized form, once."""
+    from bitsandbytes.functional import quantize_4bit
+
+    weight = layer._parameters["weight"]
+    if getattr(weight, "bnb_quantized", True):
+        return
+    with torch.no_grad():
+        packed, state = quantize_4bit(
+            weight.detach().contiguous(), blocksize=weight.blocksize,
+            compress_statistics=weight.compress_statistics, quant_type=weight.quant_type,
+            quant_storage=weight.quant_storage,
+        )  # fmt: skip
+    names = ("blocksize", "compress_statistics", "quant_type", "quant_storage", "module")
+    how = {name: getattr(weight, name) for name in names}
+    layer._parameters["weight"] = _parameter(
+        packed, {**how, "quant_state": state, "bnb_quantized": True}
+    )
+    layer.quant_state = state
+
+
+def _parameter(data: torch.Tensor, attributes: dict[str, Any]) -> nn.Parameter:
+    made = nn.Parameter(data.detach(), requires_grad=False)
+    vars(made).update(attributes, dtype_before=data.dtype)
+    return made

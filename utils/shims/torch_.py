@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -32,6 +33,17 @@ _ENGINE = Shim(
     TORCH, "torch.autograd:Variable._execution_engine", "after_backward",
     "nothing public runs a function at the end of a backward, as DDP's reducer does",
 )  # fmt: skip
+_BACKWARD = Shim(
+    TORCH, "torch.autograd:backward", "noted_backward",
+    "a tensor's hooks come after the loss has made gradients of its own", patched=True,
+)  # fmt: skip
+_IS_WRAPPED = Shim(
+    TORCH, "torch._C._functorch:is_functorch_wrapped_tensor", "plain",
+    "inside of vmap and torch.func.grad a tensor stands around the one that has the memory",
+)  # fmt: skip
+_UNWRAPPED = Shim(
+    TORCH, "torch._C._functorch:get_unwrapped", "plain", "as for whether it is wrapped"
+)
 _COMPILED = Shim(
     TORCH, "torch.nn:Module._compiled_call_impl", "is_compiled_in_place",
     "`model.compile()` leaves no other trace",
@@ -71,8 +83,8 @@ _LIBRARY_PATH = Shim(
 
 CUDA_SHIMS = (_WORKSPACES,)  # builds of PyTorch without CUDA lack these names
 SHIMS = (
-    STORAGE, _INDICES, _VALUES, _GRAPH_TASK, _ENGINE, _COMPILED, _OPTIMIZED, _HISTORY, _SNAPSHOT,
-    _EVENT_TYPE, _BF16, _MODES_OFF, _SCRIPT_TYPE, _LIBRARY_PATH,
+    STORAGE, _INDICES, _VALUES, _GRAPH_TASK, _ENGINE, _BACKWARD, _IS_WRAPPED, _UNWRAPPED, _COMPILED,
+    _OPTIMIZED, _HISTORY, _SNAPSHOT, _EVENT_TYPE, _BF16, _MODES_OFF, _SCRIPT_TYPE, _LIBRARY_PATH,
 )  # fmt: skip
 
 
@@ -86,6 +98,13 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return _INDICES.get()(tensor), _VALUES.get()(tensor)
 
 
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that holds the memory: what `torch.func` has wrapped, else the tensor itself."""
+    while _IS_WRAPPED.get()(tensor):
+        tensor = _UNWRAPPED.get()(tensor)
+    return tensor
+
+
 def inside_backward() -> bool:
     """Whether a backward runs in this thread now."""
     return _GRAPH_TASK.get()() != -1
@@ -94,6 +113,18 @@ def inside_backward() -> bool:
 def after_backward(callback: Callable[[], None]) -> None:
     """Call a function once, at the end of the backward that is running."""
     _ENGINE.get().queue_callback(callback)
+
+
+def noted_backward(note: Callable[[], None]) -> AbstractContextManager[Any]:
+    """Inside, `note()` is called before each `loss.backward()`, which calls this public function."""
+    backward = _BACKWARD.get()
+
+    @functools.wraps(backward)
+    def noted(*args: Any, **kwargs: Any) -> None:
+        note()
+        backward(*args, **kwargs)
+
+    return _BACKWARD.replaced(noted)
 
 
 def is_compiled_in_place(module: Any) -> bool:

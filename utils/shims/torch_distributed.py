@@ -134,8 +134,9 @@ def _noting(
 ) -> Callable[..., None]:
     from torch._subclasses.fake_tensor import FakeTensor
 
-    def call(mesh: Any, *args: Any, **kwargs: Any) -> None:
+    def call(mesh: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         ranks = kwargs.get("_rank_map")
+        args = ("cpu" if device_type == "cuda" else device_type, *args)  # where the tensors are
         with with_data():
             if isinstance(ranks, FakeTensor):  # init_device_mesh numbers the ranks in order
                 check_sizes(kwargs["_layout"].top_level_sizes)

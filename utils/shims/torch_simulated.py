@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import logging
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -41,6 +46,15 @@ _BACKWARD = Shim(
     TORCH, "torch.autograd:_engine_run_backward", "also_in_backward",
     "PyTorch switches a mode off while it handles `backward()`", patched=True,
 )  # fmt: skip
+_DEEPCOPY = Shim(
+    TORCH, "torch:Tensor.__deepcopy__", "copied_without_data",
+    "it copies the storage byte by byte, and where there are none it takes the process down",
+    patched=True,
+)  # fmt: skip
+_FORMAT = Shim(
+    TORCH, "torch:Tensor.__format__", "formatted_by_value",
+    "it knows plain tensors alone, and raises a TypeError for one without data", patched=True,
+)  # fmt: skip
 _LOG = Shim(
     TORCH, "torch._subclasses.fake_tensor:log", "errors_unlogged",
     "it logs the whole stack of an error that it raises all the same",
@@ -57,10 +71,62 @@ _FUNCTION_OFF = Shim(
     TORCH, "torch._C:DisableTorchFunction", "torch_function_off",
     "working out a result must not choose kernels a second time",
 )  # fmt: skip
-SHIMS = (
-    _APPLY, _RESIZE, _TRUNCATED, _SHAPES, _DEVICE_INIT, _BACKWARD, _LOG, _MODES, _PYTHON_OFF,
-    _FUNCTION_OFF,
+_LIBRARY = Shim(
+    TORCH, "torch.library:_scoped_library", "kernels_replaced",
+    "a public library of kernels stays until the process ends",
 )  # fmt: skip
+_EXCLUDE = Shim(
+    TORCH, "torch._C:_ExcludeDispatchKeyGuard", "autocast_off",
+    "`torch.autocast(enabled=False)` forgets the copies of weights that autocast keeps",
+)  # fmt: skip
+_KEY_SET = Shim(TORCH, "torch._C:DispatchKeySet", "autocast_off", "as for the guard")
+_AUTOCAST = Shim(
+    TORCH, "torch.amp.autocast_mode:autocast.__init__", "autocast_as_on_cpu",
+    "autocast for `cuda` passes tensors without data by, which are all of `cpu`", patched=True,
+)  # fmt: skip
+_TENSOR_DEVICE = Shim(
+    TORCH, "torch._subclasses.fake_tensor:FakeTensor.device", "devices_answered",
+    "tensors without data answer it themselves, past every function mode", patched=True,
+)  # fmt: skip
+_SCHEMA = Shim(
+    TORCH, "torch._ops:OpOverload._schema", "writes_arguments",
+    "an operator says nowhere else whether it writes to its arguments",
+)  # fmt: skip
+_RUN_COMPILED = Shim(
+    TORCH, "torch._dynamo.eval_frame:_callback_from_stance", "compiled_as_eager",
+    "compiled code passes dispatch modes by; PyTorch falls back to eager with many warnings",
+    patched=True,
+)  # fmt: skip
+_OPERATORS = Shim(
+    TORCH, "torch._C:_dispatch_get_all_op_names", "autocast_operators",
+    "which operators autocast changes stands in PyTorch's dispatcher alone",
+)  # fmt: skip
+_HAS_KERNEL = Shim(
+    TORCH, "torch._C:_dispatch_has_kernel_for_dispatch_key", "autocast_operators",
+    "as for the names of operators",
+)  # fmt: skip
+SHIMS = (
+    _APPLY,
+    _RESIZE,
+    _TRUNCATED,
+    _SHAPES,
+    _DEVICE_INIT,
+    _BACKWARD,
+    _DEEPCOPY,
+    _FORMAT,
+    _LOG,
+    _MODES,
+    _PYTHON_OFF,
+    _FUNCTION_OFF,
+    _LIBRARY,
+    _EXCLUDE,
+    _KEY_SET,
+    _AUTOCAST,
+    _TENSOR_DEVICE,
+    _OPERATORS,
+    _HAS_KERNEL,
+)
+COMPILER_SHIMS = (_RUN_COMPILED,)  # its module takes seconds to load, and most need none of it  # fmt: skip
 
 # What the cache of results stands on; a simulation without it needs none of these.
 _KEYS = Shim(
@@ -86,15 +152,15 @@ _SUBCLASS = Shim(
     TORCH, "torch:Tensor._make_subclass", "fake_like",
     "the public constructor of fake tensors takes several times as long",
 )  # fmt: skip
-_THROW = Shim(
-    TORCH, "torch._C:_set_throw_on_mutable_data_ptr", "fake_like",
-    "the constructor of fake tensors does so",
+_WARN = Shim(
+    TORCH, "torch._C:_set_warn_deprecated_on_mutable_data_ptr", "fake_like",
+    "the constructor of fake tensors does so, unless PyTorch is told to raise there",
 )  # fmt: skip
 _FAKE_DEVICE = Shim(
     TORCH, "torch._subclasses.fake_tensor:FakeTensor.fake_device", "fake_device",
     "a fake tensor is on `meta`, and knows which device it stands for",
 )  # fmt: skip
-CACHE_SHIMS = (_KEYS, _KEY_NAMES, _BUILTIN, _OVERLOAD, _SUBCLASS, _THROW, _FAKE_DEVICE)
+CACHE_SHIMS = (_KEYS, _KEY_NAMES, _BUILTIN, _OVERLOAD, _SUBCLASS, _WARN, _FAKE_DEVICE)
 
 _UNUSUAL = (
     "Conjugate", "Negative", "ZeroTensor", "SparseCPU", "SparseCsrCPU", "SparseMeta",
@@ -102,9 +168,20 @@ _UNUSUAL = (
 )  # fmt: skip
 
 
-def plain_conversion() -> AbstractContextManager[Any]:
-    """Inside, `module.to(...)` and its kin assign converted tensors, which works without data."""
-    return _APPLY.replaced(_convert)
+def plain_conversion(
+    after: Callable[[nn.Module], None] = lambda module: None,
+) -> AbstractContextManager[Any]:
+    """Inside, `module.to(...)` and its kin assign converted tensors, which works without data.
+
+    `after` is called with each module whose own tensors were converted.
+    """
+
+    def convert(module: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
+        for owner in _convert(module, fn, recurse):
+            after(owner)
+        return module
+
+    return _APPLY.replaced(convert)
 
 
 def noted_resizes(note: Callable[[torch.UntypedStorage], None]) -> AbstractContextManager[Any]:
@@ -154,6 +231,142 @@ def also_in_backward(mode: AbstractContextManager[Any]) -> Iterator[None]:
 
     with mode, _BACKWARD.replaced(run_with_mode):
         yield
+
+
+@contextlib.contextmanager
+def kernels_replaced(table: Mapping[tuple[str, str], Callable[..., Any]]) -> Iterator[None]:
+    """Inside, operators such as "aten::softmax.int" have other kernels, by operator and key."""
+    with _LIBRARY.get()("aten", "IMPL") as library:
+        with warnings.catch_warnings():  # it warns of each kernel that another one hides
+            warnings.simplefilter("ignore")
+            for (name, key), kernel in table.items():
+                library.impl(name.removeprefix("aten::"), kernel, key)
+        yield
+
+
+def devices_answered(answer: Callable[[Any, torch.device], Any]) -> AbstractContextManager[Any]:
+    """Inside, `x.device` is `answer(x, device)` for tensors without data."""
+    device = _TENSOR_DEVICE.get().fget
+    return _TENSOR_DEVICE.replaced(property(lambda tensor: answer(tensor, device(tensor))))
+
+
+@contextlib.contextmanager
+def autocast_as_on_cpu() -> Iterator[None]:
+    """Inside, autocast for `cuda` is that for `cpu`, where tensors without data are.
+
+    Without a type of its own it keeps CUDA's, float16.
+    """
+    init, fast = _AUTOCAST.get(), torch.get_autocast_dtype
+
+    def on_cpu(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", fast("cuda") if dtype is None else dtype
+        init(self, device_type, dtype, *args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_AUTOCAST.replaced(on_cpu))
+        for name in _BY_DEVICE:
+            asked = _of_cpu(getattr(torch, name))
+            stack.enter_context(mock.patch.object(torch, name, asked))
+        yield
+
+
+# Public functions of `torch` that take a kind of device first; CUDA where it is left out.
+_BY_DEVICE = (
+    "is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype",
+)  # fmt: skip
+
+
+def _of_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    def asked(device_type: Any = "cuda", *args: Any) -> Any:
+        if isinstance(device_type, bool):  # the old way: set_autocast_enabled(True)
+            return function("cpu", device_type)
+        is_off = "get" in function.__name__ and not enabled("cpu")
+        return function("cpu" if device_type == "cuda" and not is_off else device_type, *args)
+
+    enabled = torch.is_autocast_enabled
+    return asked
+
+
+def writes_arguments(func: Any) -> bool:
+    """Whether an operator changes one of its arguments."""
+    return func._schema.is_mutable
+
+
+@contextlib.contextmanager
+def compiled_as_eager(note: Callable[[], None]) -> Iterator[None]:
+    """Inside, what `torch.compile` has made runs as the Python that it was made from.
+
+    `note()` is called for each such run, and for each call of `torch.compile`.
+    """
+    compile_, loaded = torch.compile, "torch._dynamo.eval_frame" in sys.modules
+
+    @functools.wraps(compile_)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        note()
+        given = args[0] if args else kwargs.get("model")
+        return given if given is not None else lambda function: function
+
+    def no_callback(callback: Any) -> Any:
+        if callback is not None and callback is not False:
+            note()
+        return None if callback is None or callable(callback) else callback
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch, "compile", noted))
+        if loaded:
+            stack.enter_context(_RUN_COMPILED.replaced(no_callback))
+        yield
+
+
+def autocast_operators(key: str) -> frozenset[str]:
+    """PyTorch's own operators that have a kernel at "AutocastCPU" or "AutocastCUDA"."""
+    has_kernel, names = _HAS_KERNEL.get(), _OPERATORS.get()()
+    own = (name for name in names if name.startswith("aten::"))
+    return frozenset(name.removeprefix("aten::") for name in own if has_kernel(name, key))
+
+
+def autocast_off() -> AbstractContextManager[Any]:
+    """Inside, operators on `cpu` pass autocast by, as they do inside of its own kernels."""
+    return torch._C._ExcludeDispatchKeyGuard(_autocast_keys())
+
+
+@functools.cache
+def _autocast_keys() -> Any:
+    return torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+def copied_without_data() -> AbstractContextManager[Any]:
+    """Inside, `copy.deepcopy` clones tensors without data: shape, gradient and attributes."""
+    plain = _DEEPCOPY.get()
+
+    def copied(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        if type(tensor) is not FakeTensor or not tensor.is_leaf:
+            return plain(tensor, memo)
+        if id(tensor) in memo:
+            return memo[id(tensor)]
+        fresh = tensor.detach().clone(memory_format=torch.preserve_format)
+        kept = fresh.requires_grad_(tensor.requires_grad)
+        memo[id(tensor)] = kept
+        if tensor.grad is not None:
+            kept.grad = copy.deepcopy(tensor.grad, memo)
+        own = {name: value for name, value in vars(tensor).items() if name not in vars(fresh)}
+        vars(kept).update(copy.deepcopy(own, memo))
+        return kept
+
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return _DEEPCOPY.replaced(copied)
+
+
+def formatted_by_value() -> AbstractContextManager[Any]:
+    """Inside, `f"{loss:.3f}"` asks a tensor without data for its value, as `.item()` does."""
+    plain = _FORMAT.get()
+
+    def formatted(tensor: torch.Tensor, spec: str) -> str:
+        return format(tensor.item(), spec) if spec and not tensor.dim() else plain(tensor, spec)
+
+    return _FORMAT.replaced(formatted)
 
 
 @contextlib.contextmanager
@@ -222,17 +435,18 @@ def fake_like(plain: torch.Tensor, kind: type[Any], attributes: Mapping[str, Any
         kind, plain, False, dispatch_device=True,
         device_for_backend_keys=attributes["_fake_device"],
     )  # fmt: skip
-    torch._C._set_throw_on_mutable_data_ptr(result)
+    torch._C._set_warn_deprecated_on_mutable_data_ptr(result)
     result.__dict__.update(attributes)
     return result
 
 
 def _convert(
-    module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
-) -> nn.Module:
+    module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool
+) -> list[nn.Module]:
     """`nn.Module._apply` by plain assignment. A weight that several modules share stays one."""
     converted: dict[int, nn.Parameter] = {}
-    for owner in module.modules() if recurse else [module]:
+    owners = list(module.modules()) if recurse else [module]
+    for owner in owners:
         for name, parameter in owner._parameters.items():
             if parameter is not None:
                 if id(parameter) not in converted:
@@ -241,13 +455,19 @@ def _convert(
         for name, buffer in owner._buffers.items():
             if buffer is not None:
                 owner._buffers[name] = fn(buffer)
-    return module
+    return owners
 
 
 def _converted(parameter: nn.Parameter, fn: Callable[[torch.Tensor], torch.Tensor]) -> nn.Parameter:
     with torch.no_grad():
         fresh = fn(parameter)
-    return parameter if fresh is parameter else nn.Parameter(fresh, parameter.requires_grad)
+    if fresh is parameter:
+        return parameter
+    devices = [getattr(part, "fake_device", part.device) for part in (parameter, fresh)]
+    if type(parameter) is type(fresh) and devices[0] == devices[1]:
+        parameter.data = fresh  # an optimizer that holds the parameter goes on holding it
+        return parameter
+    return nn.Parameter(fresh, parameter.requires_grad)
 
 
 def _without_reading(

@@ -1,71 +1,57 @@
-"""The choices that PyTorch makes on a CUDA GPU, applied to tensors that stay on `cpu`."""
+"""The choices that PyTorch makes on a CUDA GPU, applied to tensors that stay on `cpu`.
+
+They are made where PyTorch makes them, in its dispatcher: at the keys of autograd and autocast, so
+that functions, methods, modules and code in C++ all meet them, in backward as well.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
-from utils.shims.torch_simulated import also_in_backward
+from utils.shims.torch_simulated import kernels_replaced
+from utils.simulation.cuda_autocast import autocast_kernels
 
-# CUDA's autocast runs these in fp32, CPU's does not: docs.pytorch.org/docs/stable/amp.html,
-# "CUDA Ops that can autocast to float32". The ones that models of the course call.
-FLOAT32_FUNCTIONS = {
-    F.softmax, F.log_softmax, F.layer_norm, F.group_norm, F.cross_entropy, F.nll_loss,
-    F.mse_loss, F.l1_loss, F.kl_div, F.normalize, F.rms_norm, torch.softmax, torch.log_softmax, torch.exp,
-    torch.log, torch.pow, torch.sum, torch.prod, torch.cumsum, torch.norm, torch.rsqrt,
-}  # fmt: skip
-_CHOSEN = FLOAT32_FUNCTIONS | {F.scaled_dot_product_attention, F.dropout, F.rms_norm}
+aten = torch.ops.aten
+_LOW = (torch.float16, torch.bfloat16)
+FLASH_WIDTH = 256  # the widest head that flash attention takes
+MASK_ALIGNMENT = 8  # elements to which the memory-efficient kernel has masks padded
 
 
-class CudaChoices(TorchFunctionMode):
-    """Attention kernels and autocast lists as on CUDA; `flash` from compute capability 8.0 on."""
+def cuda_choices(flash: bool) -> AbstractContextManager[None]:
+    """Inside, attention kernels, fused kernels and autocast's lists are those of CUDA.
 
-    def __init__(self, flash: bool) -> None:
-        super().__init__()
-        self._flash = flash
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func not in _CHOSEN:  # most are attributes of tensors: answer at once
-            return func(*args, **kwargs)
-        if func is F.scaled_dot_product_attention:
-            return attention(self._flash, *args, **kwargs)
-        if func is F.dropout:
-            return _dropout(*args, **kwargs)
-        if func is F.rms_norm and not torch.is_autocast_enabled("cpu"):
-            return _rms_norm(*args, **kwargs)
-        if func in FLOAT32_FUNCTIONS and torch.is_autocast_enabled("cpu"):
-            args, kwargs = tree_map_only(torch.Tensor, _up, (args, kwargs))
-            with torch.autocast("cpu", enabled=False):
-                return func(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def cuda_choices(flash: bool) -> Iterator[None]:
-    """`CudaChoices` in force, in backward too.
-
-    PyTorch switches a mode off while it handles a call to `backward()`, and what a checkpoint
-    recomputes in there must choose as the forward did.
+    `flash`: the device has flash attention's kernels, from compute capability 8.0 on.
     """
-    with also_in_backward(CudaChoices(flash)):
-        yield
+    table = {(f"aten::{name}", "AutocastCPU"): kernel for name, kernel in autocast_kernels()}
+    chosen = choices(flash)
+    table |= {(op.name(), "AutogradCPU"): kernel for op, kernel in chosen.items()}
+    return kernels_replaced(table)
 
 
-def _dropout(
-    tensor: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> torch.Tensor:
+def choices(flash: bool) -> dict[Any, Callable[..., Any]]:
+    """Composite operators, and the function that runs each as on CUDA."""
+    return {
+        aten.scaled_dot_product_attention.default: partial(attention, flash),
+        aten.dropout.default: _dropout,
+        aten.rms_norm.default: _rms_norm,
+        aten.softmax.int: partial(_softmax, aten.softmax.int, aten._softmax.default),
+        aten.log_softmax.int: partial(_softmax, aten.log_softmax.int, aten._log_softmax.default),
+    }
+
+
+def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """CUDA's fused kernel keeps a mask of one byte an element, CPU's the scaled noise."""
-    return torch.native_dropout(tensor, p, training)[0] if training and p > 0 else tensor
+    if train and 0 < p < 1 and tensor.numel():
+        return torch.native_dropout(tensor, p, True)[0]
+    return aten.dropout.default.decompose(tensor, p, train)
 
 
 def _rms_norm(
@@ -75,12 +61,19 @@ def _rms_norm(
     eps: float | None = None,
 ) -> torch.Tensor:
     """CUDA's fused kernel keeps one fp32 per row; the composed form keeps whole tensors."""
-    return torch.ops.aten._fused_rms_norm(tensor, normalized_shape, weight, eps)[0]
+    if weight is not None and weight.dtype is not tensor.dtype:
+        return aten.rms_norm.default.decompose(tensor, normalized_shape, weight, eps)
+    return aten._fused_rms_norm(tensor, normalized_shape, weight, eps)[0]
 
 
-def _up(tensor: torch.Tensor) -> torch.Tensor:
-    low = tensor.dtype in (torch.float16, torch.bfloat16)
-    return tensor.float() if low else tensor
+def _softmax(
+    composed: Any, kernel: Any, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """From float16 to float32 CUDA's kernel converts on its way (aten/src/ATen/native/SoftMax.cpp,
+    `softmax`: "input.is_cuda() && input.scalar_type() == Half && dtype == Float")."""
+    if tensor.dtype is torch.float16 and dtype is torch.float32:
+        return kernel(tensor, dim, True)
+    return composed.decompose(tensor, dim, dtype)
 
 
 def attention(
@@ -96,35 +89,82 @@ def attention(
 ) -> torch.Tensor:
     """`F.scaled_dot_product_attention` by the kernel that CUDA takes.
 
-    Flash attention for 16-bit types without a mask, else the memory-efficient kernel; either
-    keeps the output and one fp32 log-sum-exp per query row, never the matrix of scores.
+    Flash attention for 16-bit types without a mask, then the memory-efficient kernel; either
+    keeps the output and one fp32 log-sum-exp per query row, never the matrix of scores. What
+    neither takes (grouped keys with a mask or in fp32, odd widths, other than four dimensions) goes
+    through plain operations (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp,
+    `can_use_flash_attention` and `can_use_mem_efficient_attention`). A boolean mask is copied to
+    the query's type first (attention.cpp, `convert_boolean_attn_mask`).
     Shapes: (batch, heads, sequence, head width).
     """
-    if torch.is_autocast_enabled("cpu"):
-        to = torch.get_autocast_dtype("cpu")
-        query, key, value = query.to(to), key.to(to), value.to(to)
-    if flash and attn_mask is None and query.dtype in (torch.float16, torch.bfloat16):
-        out = torch.ops.aten._scaled_dot_product_flash_attention(
-            query, key, value, dropout_p, is_causal, False, scale=scale
-        )
-        return out[0]
-    if key.shape[1] != query.shape[1]:
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    needs_lse = query.requires_grad or key.requires_grad or value.requires_grad
-    out = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, attn_mask, needs_lse, dropout_p, is_causal, scale=scale
+    low, four = query.dtype in _LOW, query.dim() == key.dim() == value.dim() == 4
+    if flash and low and four and attn_mask is None and _suits_flash(query, key, value):
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    mask = _as_numbers(attn_mask, query.dtype)
+    same_heads = four and query.shape[1] == key.shape[1] == value.shape[1]
+    if same_heads and query.dtype is not torch.float64 and _aligned_heads(query, value):
+        return _efficient(query, key, value, mask, dropout_p, is_causal, scale)
+    out = aten._scaled_dot_product_attention_math(
+        query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
     )
     return out[0]
 
 
-def choose_optimizer_kernel(optimizer: torch.optim.Optimizer | None) -> None:
+def _suits_flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    widths = {query.shape[-1], key.shape[-1], value.shape[-1]}
+    return len(widths) == 1 and max(widths) <= FLASH_WIDTH
+
+
+def _flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float,
+    is_causal: bool, scale: float | None,
+) -> torch.Tensor:  # fmt: skip
+    width = query.shape[-1]
+    scale = 1 / math.sqrt(width) if scale is None else scale
+    if short := -width % 8:
+        query, key, value = (F.pad(part, (0, short)) for part in (query, key, value))
+    out = aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )
+    return out[0][..., :width] if short else out[0]
+
+
+def _aligned_heads(query: torch.Tensor, value: torch.Tensor) -> bool:
+    elements = 8 if query.dtype in _LOW else 4
+    return query.shape[-1] % elements == 0 and value.shape[-1] % elements == 0
+
+
+def _efficient(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
+    dropout_p: float, is_causal: bool, scale: float | None,
+) -> torch.Tensor:  # fmt: skip
+    trains = any(part.requires_grad for part in (query, key, value))
+    if mask is not None:
+        if any(stride % MASK_ALIGNMENT for stride in mask.stride()[:-1]) or mask.stride(-1) != 1:
+            last = mask.shape[-1]
+            mask = F.pad(mask, (0, MASK_ALIGNMENT - last % MASK_ALIGNMENT))[..., :last]
+        mask = mask.expand(*query.shape[:3], key.shape[2])
+    out = aten._scaled_dot_product_efficient_attention(
+        query, key, value, mask, trains and torch.is_grad_enabled(), dropout_p, is_causal,
+        scale=scale,
+    )  # fmt: skip
+    return out[0]
+
+
+def _as_numbers(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """A boolean mask as numbers to add: 0 where attention may look, minus infinity elsewhere."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    return torch.where(mask, 0.0, mask.new_full((), -math.inf, dtype=dtype))
+
+
+def choose_optimizer_kernels(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """On CUDA an optimizer that was not told otherwise takes its multi-tensor (foreach) kernels.
 
     torch/optim/optimizer.py, `_default_to_fused_or_foreach`: on CPU, and for DTensors anywhere, it
     loops over the tensors.
     """
-    for group in optimizer.param_groups if optimizer is not None else ():
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         undecided = "foreach" in group and group["foreach"] is None and not group.get("fused")
         if undecided and not any(isinstance(p, DTensor) for p in group["params"]):
             group["foreach"] = True

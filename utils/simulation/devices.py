@@ -13,6 +13,7 @@ from utils.units import MIB, format_bytes
 # What the CUDA context, loaded kernels and libraries take before the first tensor. With lazily
 # loaded kernels (the default since CUDA 12) a few hundred MiB; a recorded GPU row replaces this.
 CONTEXT_BYTES = 500 * MIB
+VERDICTS = ("Fits ", "Does not fit ")  # how a verdict begins
 FLASH_CAPABILITY = (8, 0)  # flash attention's kernels need an Ampere GPU or a newer one
 
 
@@ -21,11 +22,14 @@ class SimulatedDevice:
     """A device as the simulator sees it.
 
     `usable_bytes` is its memory less the context, None for a CPU, where nothing is cut off.
+    `total_bytes` and `capability` are what CUDA would report.
     `granularity_bytes`: its allocator rounds up to a multiple of it.
     """
 
     name: str
     usable_bytes: int | None
+    total_bytes: int
+    capability: tuple[int, int]
     granularity_bytes: int
     is_cuda: bool
     flash: bool
@@ -49,11 +53,15 @@ def simulated_device(name: str) -> SimulatedDevice:
         ValueError: the catalog has no such device; the message offers the nearest names.
     """
     if name.strip().lower() == "cpu":
-        return SimulatedDevice("a simulated CPU", None, 1, False, False, with_gloo(cpu_scratch))
+        return SimulatedDevice(
+            "a simulated CPU", None, 0, (0, 0), 1, False, False, with_gloo(cpu_scratch)
+        )
     card = catalog.device(name)
     return SimulatedDevice(
         name=f"a simulated {card.name}",
         usable_bytes=card.memory_bytes - CONTEXT_BYTES,
+        total_bytes=card.memory_bytes,
+        capability=card.capability,
         granularity_bytes=CUDA_BLOCK_BYTES,
         is_cuda=True,
         flash=tuple(card.capability) >= FLASH_CAPABILITY,

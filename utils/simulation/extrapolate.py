@@ -16,8 +16,8 @@ from utils.memory.source import rounded
 from utils.memory.timeline import MemoryTimeline
 from utils.parallel.dims import ParallelDims
 from utils.simulation.alignment import Misaligned, align, line, stream, timeline
-from utils.simulation.devices import simulated_device
-from utils.simulation.simulate import UNCOUNTED, simulate
+from utils.simulation.devices import VERDICTS, simulated_device
+from utils.simulation.simulate import KEPT, simulate
 from utils.traffic.collectives import Traffic
 
 BuildAt = Callable[[int], tuple[nn.Module, torch.optim.Optimizer | None]]
@@ -112,7 +112,7 @@ _EXTENDED = "Extended from"
 
 def lasting_notes(found: Measurement) -> tuple[str, ...]:
     """What a measurement says beside the verdict on its own peak."""
-    return tuple(note for note in found.notes if note.startswith((UNCOUNTED, _EXTENDED)))
+    return tuple(note for note in found.notes if not note.startswith((*VERDICTS, KEPT)))
 
 
 def _deeper(found: Sequence[Measurement], depths: Depths, layers: int) -> Measurement:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,21 +15,27 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
 from utils.memory.budget import Budget
+from utils.memory.holdings import is_sharded
 from utils.memory.measurement import Measurement
-from utils.memory.meter import measure
+from utils.memory.meter import GROWN, UNNAMED, measure
 from utils.memory.timeline import MemoryTimeline
+from utils.memory.watched import Watched, watched
 from utils.parallel.dims import ParallelDims
 from utils.shims.torch_distributed import all_to_all_as_on_gpus
 from utils.shims.torch_simulated import active_modes
 from utils.simulation.cuda_allocator import replayed
-from utils.simulation.cuda_choices import choose_optimizer_kernel, cuda_choices
+from utils.simulation.cuda_choices import choose_optimizer_kernels, cuda_choices
+from utils.simulation.cuda_device import cuda_device
+from utils.simulation.cuda_module import cuda_module
 from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
+from utils.simulation.recurrences import noted_recurrences
+from utils.simulation.stand_ins import Values
 from utils.simulation.watcher import StorageWatcher
 from utils.simulation.without_data import without_data
-from utils.simulation.world import check_heads, simulated_world
+from utils.simulation.world import World, check_heads, simulated_world
 from utils.traffic.collectives import Collective, Traffic, summed
-from utils.units import Evidence
+from utils.units import MIB, Category, Evidence, format_bytes
 
 Model = TypeVar("Model", bound=nn.Module)
 Build = Callable[[], tuple[Model, torch.optim.Optimizer | None]]
@@ -47,6 +54,7 @@ def simulate(
     name: str = "",
     within: Budget | str | int | None = None,
     reuse_results: bool = True,
+    values: Values = None,
 ) -> Measurement:
     """Meter one training step of any size on a device that need not exist.
 
@@ -63,6 +71,9 @@ def simulate(
         within: a memory budget that the step must stay inside.
         reuse_results: False has PyTorch work out every operation anew. The answer is the same and
             takes several times as long; it needs fewer of PyTorch's private names.
+        values: what to assume where the step asks for a value: `{"loss": 1.0}` by the name, or
+            the "file.py:12", at that line; True for 1 everywhere, so that each condition holds and
+            each mask selects everything. A note says where each was used.
 
     Returns:
         A measurement with evidence *simulated*; its times are event counts. The first note
@@ -82,21 +93,30 @@ def simulate(
     card = simulated_device(device)
     if any(isinstance(mode, FakeTensorMode) for mode in active_modes()):
         raise ValueError("A simulation cannot run inside another. Let this one end first.")
-    watcher = StorageWatcher(card.granularity_bytes, card.scratch, card.is_cuda, reuse_results)
-    with simulated_world(world, rank) as ranks, _simulating(watcher, card):
+    watcher = StorageWatcher(
+        card.granularity_bytes, card.scratch, card.is_cuda, reuse_results, values
+    )
+    with simulated_world(world, rank) as ranks, _simulating(watcher, card, world) as settle:
         watcher.axis_of = ranks.axis
-        model, optimizer = build()
-        _check_built(model)
-        check_heads(model, ranks)
+        model, optimizer, models = _built(build())
+        _check_built(models, ranks)
+        settle(models.parameters())
+        _drop_cycles(models, watcher)
         built_ns = watcher.now_ns()
         if card.is_cuda:
-            choose_optimizer_kernel(optimizer)
+            choose_optimizer_kernels(models.optimizers)
         result = measure(
             partial(step, model, optimizer), model=model, optimizer=optimizer, items=items,
             unit=unit, name=name, within=within, timed_steps=0, source=watcher,
         )  # fmt: skip
-        del model, optimizer
-    notes = [card.verdict(result.peak_bytes), *map(uncounted, watcher.unknown_operations.items())]
+        del model, optimizer, models
+    notes = [
+        card.verdict(result.peak_bytes),
+        kept_note(result.timeline),
+        *map(uncounted, watcher.unknown_operations.items()),
+        *watcher.remarks,
+        *(note for note in result.notes if note.startswith((GROWN, UNNAMED))),
+    ]
     return dataclasses.replace(
         result,
         evidence=Evidence.SIMULATED,
@@ -108,16 +128,24 @@ def simulate(
 
 
 @contextlib.contextmanager
-def _simulating(watcher: StorageWatcher, card: SimulatedDevice) -> Iterator[None]:
+def _simulating(
+    watcher: StorageWatcher, card: SimulatedDevice, world: int | ParallelDims
+) -> Iterator[Callable[[Sequence[torch.Tensor]], None]]:
+    """All that a simulation stands on; gives what to call with the parameters after build()."""
+    alone = (world.ranks if isinstance(world, ParallelDims) else world) == 1
     with contextlib.ExitStack() as stack:
         stack.enter_context(explained(watcher))
-        stack.enter_context(FakeTensorMode())
+        mode = stack.enter_context(FakeTensorMode())
         stack.enter_context(watcher)
-        stack.enter_context(without_data(watcher))
-        if card.is_cuda:
-            stack.enter_context(cuda_choices(card.flash))
-            stack.enter_context(all_to_all_as_on_gpus())
-        yield
+        stack.enter_context(without_data(watcher, card.is_cuda))
+        stack.enter_context(noted_recurrences(watcher.remark))
+        if not card.is_cuda:
+            yield lambda parameters: None
+            return
+        stack.enter_context(cuda_choices(card.flash))
+        stack.enter_context(cuda_module(watcher, card))
+        stack.enter_context(all_to_all_as_on_gpus())
+        yield stack.enter_context(cuda_device(watcher, mode, alone)).settle
 
 
 def _allocator_bytes(watcher: StorageWatcher) -> dict[str, int]:
@@ -132,6 +160,18 @@ def _allocator_bytes(watcher: StorageWatcher) -> dict[str, int]:
         "reserved peak": cache.reserved_bytes,
         "host peak": watcher.host_peak_bytes,
     }
+
+
+KEPT = "Counted beside model and optimizer"
+
+
+def kept_note(timeline: MemoryTimeline) -> str:
+    """What build() left on the device that neither the model nor the optimizer owns."""
+    blocks = [a for a in timeline.allocations if a.category is Category.KEPT and a.bytes]
+    if not blocks:
+        return ""
+    size = format_bytes(sum(block.bytes for block in blocks))
+    return f"{KEPT}: {size} in {len(blocks)} tensors that build() keeps."
 
 
 UNCOUNTED = "Traffic leaves out"
@@ -151,15 +191,35 @@ def _traffic(
     return summed(step) + summed((c for c in seen if c.time_ns < built_ns), at_startup=True)
 
 
-def _check_built(model: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise ValueError(
-            "build() must return (model, optimizer), the optimizer None for inference."
-        )
-    for path, parameter in model.named_parameters():
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        if not isinstance(local, FakeTensor):
-            raise ValueError(
-                f"The parameter '{path}' was made before the simulation and holds real data. "
-                "Make the model inside build()."
-            )
+def _built(found: Any) -> tuple[Any, Any, Watched]:
+    """What build() returned, as it is and in one form; a model alone has no optimizer."""
+    both = (found, None) if isinstance(found, nn.Module) else found
+    if isinstance(both, tuple) and len(both) == 2:
+        with contextlib.suppress(ValueError):
+            return both[0], both[1], watched(both[0], both[1], None)
+    raise ValueError(
+        "build() must return (model, optimizer), the optimizer None for inference. For several "
+        "return ([first, second], [their, optimizers]), and keep anything else in attributes."
+    )
+
+
+def _drop_cycles(models: Watched, watcher: StorageWatcher) -> None:
+    """Collect what build() made and dropped, if there is more than the model has.
+
+    Else objects that refer to each other would count as kept until Python happens to look.
+    """
+    own = sum(p.numel() * p.element_size() for p in models.parameters() if not is_sharded(p))
+    if watcher.alive_bytes > 1.01 * own + MIB:
+        gc.collect()
+
+
+def _check_built(models: Watched, ranks: World) -> None:
+    for model in models.models.values():
+        check_heads(model, ranks)
+        for path, parameter in model.named_parameters():
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            if not isinstance(local, FakeTensor):
+                raise ValueError(
+                    f"The parameter '{path}' was made before the simulation and holds real data. "
+                    "Make the model inside build()."
+                )

@@ -17,16 +17,19 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from utils.memory.events import AllocationEvent, Category
 from utils.memory.host import on_host
 from utils.memory.observer import note_storages, running_module
 from utils.memory.source import rounded
-from utils.shims.torch_ import storage_key
+from utils.shims.torch_ import storage_key, with_data
 from utils.shims.torch_simulated import python_dispatch_off, torch_function_off
+from utils.simulation.cuda_allocator import replayed
+from utils.simulation.known_values import KnownValues
 from utils.simulation.result_cache import ResultCache
 from utils.simulation.scratch import Scratch
+from utils.simulation.stand_ins import NEED_VALUES, StandIns, Values
 from utils.traffic.collectives import Collective, UnknownOperation, collectives_of, operator_name
 
 # Operation -> the buffers of communication among its arguments. What a reduce-scatter or a
@@ -39,6 +42,7 @@ _BUFFERS: dict[str, Callable[[Any, Any], Any]] = {
 }
 _DEVICE = torch.ops.prim.device.default
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
+_PACK = torch.ops.aten._pack_padded_sequence.default
 _RANGES = frozenset(
     {torch.ops.profiler._record_function_enter_new.default,
      torch.ops.profiler._record_function_exit._RecordFunction}
@@ -46,6 +50,7 @@ _RANGES = frozenset(
 # Without data it returns a slice of all that is gathered; with data a tensor of its own.
 _SLICED = torch.ops._dtensor.shard_dim_alltoall.default
 WORKSPACE_ADDRESS = -1  # no storage has it
+DEVICE, HOST = "device", "host"  # where a tensor may be put
 
 
 @functools.cache
@@ -68,6 +73,7 @@ class StorageWatcher(TorchDispatchMode):
     `scratch` says what its kernels need beyond their results, and `has_host` whether the device
     has a host with memory of its own, whose storages are summed up apart, without events. Without
     `reuse_results` PyTorch works out every result anew: the same events, in several times as long.
+    `values` are stand-ins for what the program asks of tensors.
     """
 
     name = "simulated storages"
@@ -78,11 +84,19 @@ class StorageWatcher(TorchDispatchMode):
         scratch: Scratch,
         has_host: bool = False,
         reuse_results: bool = True,
+        values: Values = None,
     ) -> None:
         super().__init__()
         self.granularity_bytes, self._scratch = granularity_bytes, scratch
-        self._has_host, self._on_host = has_host, {}
-        self.host_peak_bytes = 0
+        self._has_host = has_host
+        self._on_host: dict[int, tuple[int, Any]] = {}
+        self._host_bytes = self.host_peak_bytes = 0
+        self.alive_bytes = self.peak_bytes = 0
+        self.tells_apart = False  # whether the program puts tensors on device and host by name
+        self._placing: str | None = None
+        self.is_working = False  # whether PyTorch works out a result
+        self.remarks: dict[str, None] = {}  # what the result has to say, in order
+        self.stand_ins, self._known = StandIns(values, self.remark), KnownValues()
         self._paused = False
         self.failed_in = ""
         self.collectives: list[Collective] = []
@@ -111,8 +125,12 @@ class StorageWatcher(TorchDispatchMode):
             return args[0]  # as the real one does; its stand-in for fake tensors makes a new one
         if self._paused:
             return func(*args, **(kwargs or {}))
-        with self._function_off():
-            return self._run(func, args, kwargs or {})
+        before, self.is_working = self.is_working, True
+        try:
+            with self._function_off():
+                return self._run(func, args, kwargs or {})
+        finally:
+            self.is_working = before
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors: list[torch.Tensor] = []
@@ -126,12 +144,19 @@ class StorageWatcher(TorchDispatchMode):
             out = self._worked_out(func, args, kwargs)
             filled = out if out is not None else kwargs.get("out")
             scratch_bytes = self._scratch(func, args, filled)
+        to_host = (
+            self._has_host
+            and (self.tells_apart or self._placing is not None or on_host())
+            and self._goes_to_host(args, kwargs)
+        )
         for leaf in [out] if type(out) is FakeTensor else tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and not _is_meta(leaf):
-                self.note(leaf.untyped_storage())
+                if leaf.layout is torch.strided:  # a sparse one is made of others, noted before
+                    self._note(leaf.untyped_storage(), to_host)
+        self._known.learn(func, args, kwargs, out)
         if func.namespace != "aten":
             self._communication(func, args, kwargs)
-        if scratch_bytes and not (self._has_host and on_host()):
+        if scratch_bytes and not to_host:
             self._workspace(scratch_bytes)
         if cache is not None and key is not None and recipe is None:
             again = cache.key(func, args, kwargs, [])
@@ -142,9 +167,40 @@ class StorageWatcher(TorchDispatchMode):
         try:
             out = func(*args, **kwargs)
             return out.clone() if func is _SLICED else out
+        except NEED_VALUES:
+            out = self._asked(func, args, kwargs)
+            if out is None:
+                self.failed_in = running_module()
+                raise
+            return out
         except Exception:
             self.failed_in = running_module()
             raise
+
+    def _asked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What depends on values: of known ones, else of stand-ins; None if there are none."""
+        if self._known.all_known(args, kwargs):
+            real = self._known.worked_out(func, args, kwargs)
+            return tree_map_only(torch.Tensor, self._without_data, real)
+        if func is _PACK and self._known.knows(args[1]):
+            return self._packed(args[0], self._known.real(args[1]), args[2])
+        return self.stand_ins.results(func, args, kwargs)
+
+    def _packed(self, padded: Any, lengths: torch.Tensor, batch_first: bool) -> tuple[Any, Any]:
+        """Sequences of known lengths without their padding, and how many are as long as each."""
+        with with_data():
+            numbers: list[int] = lengths.tolist()
+            sizes = [sum(n > step for n in numbers) for step in range(max(numbers))]
+            counted = torch.tensor(sizes)
+        rows = padded.new_empty((sum(sizes), *padded.shape[2:]))
+        lasting = self._without_data(counted)
+        self._note(lasting.untyped_storage(), self.tells_apart)
+        return rows, lasting
+
+    def _without_data(self, real: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
+        self._known.keep(out, real)
+        return out
 
     @contextlib.contextmanager
     def pausing(self) -> Iterator[None]:
@@ -161,6 +217,7 @@ class StorageWatcher(TorchDispatchMode):
 
     def start(self) -> None:
         self._events = []
+        self.host_peak_bytes = self._host_bytes
         self.existing = [(address, size) for address, (size, _) in self._alive.items()]
 
     def now_ns(self) -> int:
@@ -177,10 +234,68 @@ class StorageWatcher(TorchDispatchMode):
 
     def note(self, storage: torch.UntypedStorage) -> None:
         """Record a storage that is seen for the first time."""
+        self._note(storage, self._has_host and self._goes_to_host((), {}))
+
+    def remark(self, text: str) -> None:
+        """Have the result say something, once."""
+        self.remarks[text] = None
+
+    @contextlib.contextmanager
+    def placing(self, where: str | None) -> Iterator[None]:
+        """Inside, what is made goes to `DEVICE` or `HOST`; None leaves that to the program."""
+        before, self._placing = self._placing, where or self._placing
+        try:
+            yield
+        finally:
+            self._placing = before
+
+    def is_on_host(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor without data is in host memory."""
+        is_dense = tensor.layout is torch.strided
+        return is_dense and storage_key(tensor.untyped_storage()) in self._on_host
+
+    def all_on_host(self) -> None:
+        """From here on device and host are told apart, and what there is was made on the host."""
+        self.tells_apart = True
+        for address, (size, guard) in list(self._alive.items()):
+            storage, *_ = guard.detach()
+            del self._alive[address]
+            self._record(address, -size)
+            self._note_on_host(storage)
+
+    def all_on_device(self) -> None:
+        """The inverse of `all_on_host`."""
+        self.tells_apart = False
+        for key, (_size, guard) in list(self._on_host.items()):
+            storage, *_ = guard.detach()
+            self._host_died(key)
+            self._note(storage, False)
+        self.host_peak_bytes = self._host_bytes
+
+    def reset_peak(self) -> None:
+        """As `torch.cuda.reset_peak_memory_stats()`."""
+        self.peak_bytes = self.alive_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What CUDA's caching allocator would have reserved so far, since the recording began."""
+        return replayed(self.existing, self._events).reserved_bytes
+
+    def _goes_to_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether results are made in host memory: by an order, else where their arguments are."""
+        if on_host():
+            return True
+        if self._placing is not None or not self.tells_apart:
+            return self._placing == HOST
+        leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, FakeTensor)]
+        # What PyTorch itself makes inside of a function, it makes where it computes.
+        return bool(leaves) and all(map(self.is_on_host, leaves))
+
+    def _note(self, storage: torch.UntypedStorage, to_host: bool) -> None:
         address = storage_key(storage)
         if address in self._alive or address in self._on_host:
             return
-        if self._has_host and on_host():
+        if to_host:
             return self._note_on_host(storage)
         size = rounded(storage.nbytes(), self.granularity_bytes)
         guard = weakref.finalize(storage, self._died, address)
@@ -190,11 +305,16 @@ class StorageWatcher(TorchDispatchMode):
         return None
 
     def _note_on_host(self, storage: torch.UntypedStorage) -> None:
-        key = storage_key(storage)
-        self._on_host[key] = storage.nbytes()
-        guard = weakref.finalize(storage, self._on_host.pop, key)
+        key, size = storage_key(storage), storage.nbytes()
+        guard = weakref.finalize(storage, self._host_died, key)
         guard.atexit = False
-        self.host_peak_bytes = max(self.host_peak_bytes, sum(self._on_host.values()))
+        self._on_host[key] = (size, guard)
+        self._host_bytes += size
+        self.host_peak_bytes = max(self.host_peak_bytes, self._host_bytes)
+
+    def _host_died(self, key: int) -> None:
+        self._host_bytes -= self._on_host.pop(key)[0]
+        self._known.died(key)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Record that a storage changed its size in place, as FSDP's parameters do."""
@@ -226,9 +346,12 @@ class StorageWatcher(TorchDispatchMode):
 
     def _died(self, address: int) -> None:
         size, _ = self._alive.pop(address)
+        self._known.died(address)
         self._record(address, -size)
 
     def _record(self, address: int, size: int) -> None:
         if size:
+            self.alive_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
             self._clock += 1
             self._events.append(AllocationEvent(self._clock, address, size))

@@ -6,13 +6,23 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
+from utils.memory.host import host_memory
 from utils.shims import bitsandbytes, deepspeed, torch_simulated, transformers
 from utils.shims.shim import check
 from utils.shims.torch_ import STORAGE
 from utils.simulation.watcher import StorageWatcher
 
+COMPILED = (
+    "torch.compile is left out: the step is simulated as it runs without. Compiled, it mostly keeps "
+    "and takes less."
+)
+PAGED = (
+    "The state of a paged optimizer is counted in host memory, from where CUDA pages it in as it is "
+    "used."
+)
 _LIBRARIES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "bitsandbytes": bitsandbytes.code_tables,
     "deepspeed": deepspeed.zero_without_data,
@@ -21,7 +31,7 @@ _LIBRARIES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 @contextlib.contextmanager
-def without_data(watcher: StorageWatcher) -> Iterator[None]:
+def without_data(watcher: StorageWatcher, is_cuda: bool) -> Iterator[None]:
     """Inside, modules convert and storages resize as they do with data. Undone at the end.
 
     Raises:
@@ -30,24 +40,32 @@ def without_data(watcher: StorageWatcher) -> Iterator[None]:
     """
     check((STORAGE, *torch_simulated.SHIMS))
     with (
-        torch_simulated.plain_conversion(),
+        torch_simulated.plain_conversion(bitsandbytes.quantize_moved),
         torch_simulated.noted_resizes(watcher.resized),
         torch_simulated.unread_initialization(),
         torch_simulated.apart_from_shapes(watcher.pausing),
         torch_simulated.device_asked_once(),
+        torch_simulated.copied_without_data(),
+        torch_simulated.formatted_by_value(),
+        torch_simulated.compiled_as_eager(partial(watcher.remark, COMPILED)),
         torch_simulated.errors_unlogged(),
-        _libraries(),
+        _libraries(watcher, is_cuda),
     ):
         yield
 
 
 @contextlib.contextmanager
-def _libraries() -> Iterator[None]:
+def _libraries(watcher: StorageWatcher, is_cuda: bool) -> Iterator[None]:
     """Inside, the libraries that are loaded run on tensors without data."""
     loaded = {name for name in _LIBRARIES if name in sys.modules}
     with contextlib.ExitStack() as stack:
         for name in sorted(loaded):
             stack.enter_context(_LIBRARIES[name]())
+        if "bitsandbytes" in loaded:
+            stack.enter_context(bitsandbytes.four_bit_weights())
+            if is_cuda:
+                note = partial(watcher.remark, PAGED)
+                stack.enter_context(bitsandbytes.paged_on_host(host_memory, note))
         yield
     for name in _LIBRARIES:
         if name in sys.modules and name not in loaded:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,7 +50,7 @@ def simulated_world(ranks: int | ParallelDims, rank: int) -> Iterator[World]:
     """
     size = ranks.ranks if isinstance(ranks, ParallelDims) else ranks
     _check(size, rank)
-    world = World()
+    world, excepthook = World(), sys.excepthook
     join_alone(rank, size)
     try:
         with (
@@ -60,6 +61,7 @@ def simulated_world(ranks: int | ParallelDims, rank: int) -> Iterator[World]:
         ):
             yield world
     finally:
+        sys.excepthook = excepthook  # joining puts the rank's number before later tracebacks
         dist.destroy_process_group()
 
 

@@ -48,6 +48,8 @@ _HOME = {
     "tf32": "precision",
     "NF4Linear": "quantization",
     "quantize_linears": "quantization",
+    "StepCost": "step_costs",
+    "step_cost": "step_costs",
     "shard_batch": "sharding",
     "sharded_loader": "sharding",
     "NotRepeatableError": "repeatable",

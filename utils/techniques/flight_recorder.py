@@ -15,27 +15,32 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 MOST_ROWS = 8
+OUTLIER = 1000.0  # times the largest element of the batch's median row
 
 
 @dataclass(frozen=True)
 class NonFinite:
-    """The first infinity or NaN of a step.
+    """The first infinity or NaN of a step, or the finite outlier that it came from.
 
     Attributes:
-        kind: "input": it came into the module; "output": the module made it of finite inputs;
+        kind: "input": it came into the module, or what came into the model had rows a thousand
+            times larger than the others; "output": the module made it of finite inputs;
             "loss": all modules were finite, the loss is not; "incoming gradient": it came back
             from what follows the module; "gradient": the module's backward made it.
         module: The module's name; "" for the whole model and for the loss.
         rows: The first places of the batch (dim 0) that have it; empty for a parameter's gradient.
+        largest: Of a finite outlier, its size; None for an infinity or NaN.
     """
 
     kind: str
     module: str
     rows: tuple[int, ...] = ()
+    largest: float | None = None
 
     def __str__(self) -> str:
         where = f" of {self.module or 'the model'}" if self.kind != "loss" else ""
-        return f"{self.kind}{where}" + (f", rows {list(self.rows)}" if self.rows else "")
+        size = "" if self.largest is None else f": finite, but {self.largest:.2g}"
+        return f"{self.kind}{where}" + (f", rows {list(self.rows)}" if self.rows else "") + size
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class StepRecord:
             a gradient is.
         step_norm: Of the gradients that the optimizer stepped with; None if it was not called.
         layers: Shares by name of the module that owns the parameters, in the model's order.
-        first: The first infinity or NaN; None if all is finite.
+        first: The first infinity or NaN, or the outlier it came from; None if all is finite.
     """
 
     step: int
@@ -143,7 +148,7 @@ class FlightRecorder:
             raise ValueError("No gradient arrived in this step: call record after loss.backward().")
         value, after = float(loss.detach()), self._scale_now()
         if not math.isfinite(value) and (self._first is None or "gradient" in self._first.kind):
-            self._first = NonFinite("loss", "")
+            self._first = self._outlier or NonFinite("loss", "")
         skipped = after is not None and self._scale is not None and after < self._scale
         done = StepRecord(
             step=len(self.records), loss=value, scale=self._scale, skipped=skipped,
@@ -158,6 +163,7 @@ class FlightRecorder:
 
     def _forget(self) -> None:
         self._first: NonFinite | None = None
+        self._outlier: NonFinite | None = None
         self._step_norm: float | None = None
         self._squares: dict[Tensor, float] = {}
         self._counts: dict[Tensor, list[int]] = {}
@@ -226,6 +232,8 @@ class FlightRecorder:
         if not _is_training(value):
             return value
         self._look("input", module, value)
+        if module == "":
+            self._outlier = self._outlier or _outlier(value)
         if not value.requires_grad:
             return value
         # A copy of its own: its gradient is what this module alone sends back.
@@ -244,7 +252,7 @@ class FlightRecorder:
             self._note(kind, module, _rows(tensor))
 
     def _note(self, kind: str, module: str, rows: tuple[int, ...] = ()) -> None:
-        self._first = self._first or NonFinite(kind, module, rows)
+        self._first = self._first or self._outlier or NonFinite(kind, module, rows)
 
 
 def _square(tensor: Tensor) -> float:
@@ -261,6 +269,17 @@ def _tensors(output: Any) -> list[Tensor]:
     values = output.values() if isinstance(output, dict) else output
     values = values if isinstance(output, (tuple, list, dict)) else [output]
     return [value for value in values if isinstance(value, Tensor)]
+
+
+def _outlier(inputs: Tensor) -> NonFinite | None:
+    """Rows of a batch that are finite and far larger than the others."""
+    if inputs.dim() < 2 or not inputs.numel() or not bool(inputs.isfinite().all()):
+        return None
+    sizes = inputs.detach().abs().flatten(1).amax(1).double()
+    typical = sizes.median()
+    large = (sizes > OUTLIER * typical) & (typical > 0)
+    rows = tuple(large.nonzero().flatten()[:MOST_ROWS].tolist())
+    return NonFinite("input", "", rows, float(sizes.max())) if rows else None
 
 
 def _rows(tensor: Tensor) -> tuple[int, ...]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from utils.validation import finetunes
+from utils.validation.comparison import summarize
 from utils.validation.peers import PeerError, compare_peers
-from utils.validation.report import validate
+from utils.validation.report import print_summaries, validate
 from utils.validation.simulation_peers import cpu_peers
 from utils.validation.simulation_report import LEFT_OUT, report, simulated_against_published
 
@@ -16,6 +18,8 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="simulate every row, in minutes")
     every = parser.parse_args().all
     validate()
+    print()
+    print_summaries(summarize(finetunes.comparisons(finetunes.CASES if every else finetunes.QUICK)))
     _print_peers("memory of one GPU", compare_peers())
     simulated = simulated_against_published(every=every)
     print(f"\n{report(simulated)}")

@@ -45,12 +45,12 @@ def comparisons() -> list[Comparison]:
             case = f"{row['model']} {row['size']} {row['quantization']} mbs{row['micro_batch']}"
             rows.append(Comparison("litgpt LoRA and QLoRA", "peak GB", case, published,
                                    held.allocated_bytes / GB, held.parameters))  # fmt: skip
-    for row in table("peft_adapters"):
+    for line, row in enumerate(table("peft_adapters")):
         if row["peft_type"] == "LORA":
             held = peft_memory(row)
             rows.append(Comparison("PEFT LoRA", "reserved GB", row["experiment"],
                                    float(row["memory_max_bytes"]) / GB, held.reserved_bytes / GB,
-                                   held.parameters))  # fmt: skip
+                                   held.parameters, line % 2 == 0))  # fmt: skip
     return rows
 
 

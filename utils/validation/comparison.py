@@ -47,6 +47,8 @@ class Summary:
         baseline: Median absolute error of the naive rule, its one constant chosen best; None where
             there is no such rule.
         unfitted: Median absolute error on the rows that no constant was set on; None without any.
+        seen_mean, left_out_mean: Mean absolute error on the rows that constants were set on, and on
+            the others; None without any.
         ratios: Predicted over published, row by row.
     """
 
@@ -60,6 +62,8 @@ class Summary:
     bias: float
     baseline: float | None
     unfitted: float | None
+    seen_mean: float | None
+    left_out_mean: float | None
     ratios: tuple[float, ...]
 
 
@@ -74,11 +78,14 @@ def summarize(rows: Iterable[Comparison]) -> list[Summary]:
 def _summary(key: tuple[str, str], group: list[Comparison]) -> Summary:
     errors = [abs(row.error) for row in group]
     fresh = [abs(row.error) for row in group if not row.fitted]
+    seen = [abs(row.error) for row in group if row.fitted]
     return Summary(
         source=key[0], quantity=key[1], rows=len(group), median=statistics.median(errors),
         mean=statistics.fmean(errors), p90=quantile(errors, 0.9), worst=max(errors),
         bias=statistics.median(row.error for row in group), baseline=_baseline(group),
         unfitted=statistics.median(fresh) if fresh else None,
+        seen_mean=statistics.fmean(seen) if seen else None,
+        left_out_mean=statistics.fmean(fresh) if fresh else None,
         ratios=tuple(1 + row.error for row in group),
     )  # fmt: skip
 

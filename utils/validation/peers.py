@@ -1,7 +1,7 @@
 """What other tools say of the same rows: memory of one GPU, by formulas they publish as code.
 
 None of them is needed here. Those that are installed (`pip install deepspeed accelerate
-llm-analysis`) are asked, the others are left out of the table. Where a tool knows no model
+llm-analysis megatron-bridge`) are asked, the others are left out of the table. Where a tool knows no model
 parallelism it is given the parameters of one model-parallel rank, which is the kindest reading.
 """
 
@@ -13,12 +13,13 @@ import logging
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 from utils.catalog import Device, ModelShape, device
 from utils.planner import Batch, Plan, memory, worst
-from utils.planner.stages import block_parameters
+from utils.planner.stages import block_parameters, padded_vocabulary
 from utils.units import GB, GIB
-from utils.validation import bloom, megatron, ultrascale
+from utils.validation import b200, bloom, megatron, ultrascale
 from utils.validation.tables import number, table
 
 
@@ -103,11 +104,41 @@ def llm_analysis_bytes(model: ModelShape, plan: Plan, batch: Batch, gpu: Device)
     return answer["(weight+op_state+grad+act)_memory_per_gpu"]
 
 
+def megatron_bridge_bytes(model: ModelShape, plan: Plan, batch: Batch, gpu: Device) -> float:
+    """Megatron-Bridge's theoretical_memory_utils: states of the fullest rank, and activations.
+
+    Its formula of activations assumes sequence parallelism and no scores kept; it is added for
+    every row, which is the kindest reading.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    module = importlib.import_module("megatron.bridge.training.utils.theoretical_memory_utils")
+    interleaved = plan.virtual_stages if plan.virtual_stages > 1 else None
+    shape = SimpleNamespace(
+        kv_channels=model.head_dim, num_attention_heads=model.heads, hidden_size=model.hidden,
+        num_query_groups=model.key_value_heads, num_moe_experts=None, num_layers=model.layers,
+        gated_linear_unit=model.family == "llama", ffn_hidden_size=model.feedforward,
+        activation_func=getattr(module.F, "silu", None), seq_length=batch.sequence_length // plan.cp,
+        share_embeddings_and_output_weights=model.tied, should_pad_vocab=False,
+        vocab_size=padded_vocabulary(model, plan), tensor_model_parallel_size=plan.tp,
+        pipeline_model_parallel_size=plan.pp, virtual_pipeline_model_parallel_size=interleaved,
+    )  # fmt: skip
+    asked = SimpleNamespace(
+        model=shape, train=SimpleNamespace(micro_batch_size=plan.micro_batch),
+        optimizer=SimpleNamespace(use_distributed_optimizer=plan.zero_stage > 0),
+        data_parallel_size=plan.dp,
+    )  # fmt: skip
+    states = module.compute_weight_and_optimizer_memory(asked)
+    return states + module.compute_activation_memory(asked, plan.micro_batches(batch))
+
+
 Tool = Callable[[ModelShape, Plan, Batch, Device], float]
 TOOLS: dict[str, Tool] = {
     "DeepSpeed estimator": deepspeed_bytes,
     "accelerate estimate-memory": accelerate_bytes,
     "llm-analysis": llm_analysis_bytes,
+    "Megatron-Bridge": megatron_bridge_bytes,
 }
 Asked = tuple[ModelShape, Plan, Batch, Device, float, float]
 
@@ -115,7 +146,8 @@ Asked = tuple[ModelShape, Plan, Batch, Device, float, float]
 def rows() -> dict[str, list[Asked]]:
     """Model, plan, batch, device, published and our bytes, by source."""
     found: dict[str, list[Asked]] = {"Ultra-Scale sweep": [], "BLOOM prequel": [],
-                                     "Megatron-LM CI, 7B and up": []}  # fmt: skip
+                                     "Megatron-LM CI, 7B and up": [],
+                                     "SimuMax's B200": []}  # fmt: skip
     for _, row in ultrascale.measured():
         asked = ultrascale.setup(row)
         ours = memory(*asked)[0].reserved_bytes
@@ -134,6 +166,11 @@ def rows() -> dict[str, list[Asked]]:
             ours = next(r for r in memory(*asked) if r.stage.head).allocated_bytes
             published = float(row["max_allocated_bytes"])
             found["Megatron-LM CI, 7B and up"].append((*asked, bloom.GPU, published, ours))
+    for _, row in b200.rows():
+        model, cluster, plan, batch = b200.setup(row)
+        ours = worst(memory(model, plan, batch)).allocated_bytes
+        published = float(row["real_alloc_gib"]) * GIB
+        found["SimuMax's B200"].append((model, plan, batch, cluster.device, published, ours))
     return found
 
 

@@ -53,6 +53,11 @@ FIGURE_1 = {
     "22B": ("megatron-22b", 1, 1), "175B": ("megatron-175b", 8, 3),
     "530B": ("megatron-530b", 35, 3), "1T": ("megatron-1t", 64, 1),
 }  # fmt: skip
+QUANTITIES = {
+    "fig1_param_opt_gib": "states GiB",
+    "fig1_act_none_gib": "activations GiB",
+    "fig1_act_seqsel_gib": "activations, selective",
+}
 BATCHES = {"22B": (4, 4), "175B": (64, 1), "530B": (280, 1), "1T": (512, 1)}
 
 
@@ -71,7 +76,7 @@ def korthikanti_comparisons() -> list[Comparison]:
             first = memory(model, plan, batch)[0]
             found[column] = first.bytes_by_category[Category.ACTIVATIONS] / GIB
         rows += [
-            Comparison("Korthikanti Figure 1", column, name, float(row[column]), value)
+            Comparison("Korthikanti Figure 1", QUANTITIES[column], name, float(row[column]), value)
             for column, value in found.items()
         ]
     return rows

@@ -58,12 +58,18 @@ def as_bar(item: Measurement | Bar) -> Bar:
 
 
 def draw_breakdown(
-    items: Sequence[Measurement | Bar], *, title: str = "Memory at the peak", limit: str = ""
+    items: Sequence[Measurement | Bar],
+    *,
+    title: str = "Memory at the peak",
+    limit: str = "",
+    unit: str = "",
 ) -> Figure:
     """Stacked horizontal bars of bytes by category; `limit` ("16GB") draws a card's memory.
 
+    `unit` is "GB" or "MB" where the text beside it counts in those; else a binary one is chosen.
+
     Raises:
-        ValueError: nothing to draw.
+        ValueError: nothing to draw, or an unknown unit.
     """
     if not items:
         raise ValueError("draw_breakdown() needs at least one measurement or prediction.")
@@ -72,9 +78,17 @@ def draw_breakdown(
         figure, axes = empty_figure(height=1.9 + 0.75 * len(bars))
         longest_bytes = max(bar.breakdown.total_bytes for bar in bars)
         widest_bytes = max(longest_bytes, parse_bytes(limit) if limit else 0)
-        unit_bytes, unit = byte_unit(widest_bytes)
+        decimal = (parse_bytes(f"1{unit}"), unit) if unit else None
+        unit_bytes, unit = decimal or byte_unit(widest_bytes)
         for row, bar in enumerate(bars):
             _draw_bar(axes, row, bar, unit_bytes, widest_bytes / unit_bytes)
+            total = bar.breakdown.total_bytes
+            text = f"{total / unit_bytes:,.1f} {unit}" if decimal else format_bytes(total)
+            # On white: a card's line may pass where the number stands.
+            axes.text(
+                total / unit_bytes, row, f"  {text}", va="center", fontsize=11, zorder=3,
+                bbox={"boxstyle": "square,pad=0", "facecolor": "white", "linewidth": 0},
+            )  # fmt: skip
         names = [f"{wrapped(bar.name)}\n({bar.evidence})" for bar in bars]
         axes.set_yticks(range(len(bars)), names)
         axes.invert_yaxis()
@@ -97,13 +111,12 @@ def _draw_bar(axes: Axes, row: int, bar: Bar, unit_bytes: int, widest: float) ->
         if text := _number_that_fits(width, widest):
             _label(axes, left + width / 2, row, text)
         left += width
-    axes.text(left, row, "  " + format_bytes(bar.breakdown.total_bytes), va="center", fontsize=11)
 
 
 def _number_that_fits(width: float, widest: float) -> str:
-    """The width in three digits, or as a whole number; "" where neither has room."""
-    candidates = [f"{width:.3g}"] + [f"{width:.0f}"] * (width >= 1)
-    return next((t for t in candidates if width > CHARACTER_WIDTH * (len(t) + 1) * widest), "")
+    """The width with one decimal, as in every bar; "" where it has no room."""
+    text = f"{width:.1f}"
+    return text if width > CHARACTER_WIDTH * (len(text) + 1) * widest else ""
 
 
 def _draw_limit(axes: Axes, limit: str, unit_bytes: int) -> None:

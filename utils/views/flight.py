@@ -46,6 +46,7 @@ def draw_flight(records: Sequence[StepRecord], *, title: str = "Flight recorder"
 
 def _draw_loss(axes: Axes, records: Sequence[StepRecord]) -> None:
     axes.plot(*_finite(records, [r.loss for r in records]), ".-")
+    axes.set_ylim(bottom=0)  # from zero: a loss that stands still is to look so
     _mark_not_finite(axes, [r.step for r in records if not math.isfinite(r.loss)])
     axes.set_title("loss")
 

@@ -75,6 +75,7 @@ def _limit(axes: Axes, found: Estimate, highest_bytes: float) -> None:
     axes.annotate(
         f"{gpu.name}, {room:.1f} GiB usable", (1, room), xycoords=("axes fraction", "data"),
         xytext=(0, 3), textcoords="offset points", ha="right", va="bottom", fontsize=10,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.0}, zorder=5,
     )  # fmt: skip
     axes.set_ylim(0, 1.15 * max(room, highest_bytes / GIB))
 
@@ -101,7 +102,9 @@ def draw_pareto(
         raise ValueError("One figure has one limit: draw plans for different GPUs apart.")
     with course_style():
         figure, axes = empty_figure()
-        _scatter(axes, [row for row in found if row.fits], "fits", "#94a4a2")
+        _scatter(axes, [row for row in found if row.fits and not row.tight], "fits", "#94a4a2")
+        _scatter(axes, [row for row in found if row.fits and row.tight],
+                 "fits, within the allocator's reach", "#ffa90e")  # fmt: skip
         _scatter(axes, [row for row in found if not row.fits], "does not fit", "none")
         _join(axes, pareto)
         axes.set_xlabel("seconds of one step")

@@ -17,8 +17,10 @@ from utils.views.style import course_style, empty_figure, print_evidence
 # Colours that no category of memory has beside it, far apart in grey too.
 FORWARD, BACKWARD, IDLE = "#92dadd", "#717581", "#f2f2f2"
 LATER_CHUNK = 0.45  # opacity of every second chunk, where stages interleave
-MOST_DRAWN = 32  # micro-batches; more are lines too thin to see
+MOST_DRAWN = 16  # micro-batches; more are lines too thin to see
 MOST_NUMBERED = 180  # pieces of work in all rows
+MOST_EDGED = 64  # pieces of work in one row: white edges between more make stripes of their own
+LEAST_RUN = 0.012  # of the time drawn, that a run of one chunk must take to be numbered
 
 Span = tuple[Work, float, float]  # what, from, to
 
@@ -77,9 +79,11 @@ def draw_rows(axes: Axes, found: Estimate, micro_batches: int | None = None) -> 
     for stage, row in enumerate(rows):
         axes.broken_barh([(0, result.total)], (stage - 0.42, 0.84), color=IDLE, zorder=1)
         spans = list(zip(row, result.starts[stage], result.ends[stage], strict=True))
-        _draw_row(axes, stage, spans)
+        _draw_row(axes, stage, spans, 0.5 if len(row) <= MOST_EDGED else 0.0)
         if numbered:
             _number_row(axes, stage, spans)
+        elif found.plan.virtual_stages > 1:
+            _number_chunks(axes, stage, spans, LEAST_RUN * result.total)
     axes.set_xlim(0, result.total)
     axes.set_yticks(range(0, len(rows), -(-len(rows) // 16)))
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -87,19 +91,49 @@ def draw_rows(axes: Axes, found: Estimate, micro_batches: int | None = None) -> 
     axes.set_ylabel("pipeline stage")
     axes.grid(False)
     axes.set_title(_heading(found, m, result))
+    return _legend(found.plan.virtual_stages, numbered)
+
+
+def _legend(chunks: int, numbered: bool) -> list[Patch]:
     names = {"forward": FORWARD, "backward": BACKWARD, "idle: the bubble": IDLE}
-    return [Patch(facecolor=color, label=name) for name, color in names.items()]
+    handles = [Patch(facecolor=color, label=name) for name, color in names.items()]
+    if chunks > 1:
+        odd = ", ".join(str(n) for n in range(1, chunks + 1, 2))
+        even = ", ".join(str(n) for n in range(2, chunks + 1, 2))
+        handles.append(Patch(facecolor=FORWARD, label=f"dark: chunk {odd}"))
+        handles.append(Patch(facecolor=FORWARD, alpha=LATER_CHUNK, label=f"light: chunk {even}"))
+    what = "number: micro-batch" if numbered else "number: chunk" if chunks > 1 else ""
+    return handles + ([Patch(facecolor="none", label=what)] if what else [])
 
 
-def _draw_row(axes: Axes, stage: int, spans: list[Span]) -> None:
+def _draw_row(axes: Axes, stage: int, spans: list[Span], edge: float) -> None:
     """One artist for each colour of a row: thousands of them would take seconds to draw."""
     for forward, odd in itertools.product((True, False), (False, True)):
         bars = [(start, end - start) for work, start, end in spans
                 if work.forward == forward and work.chunk % 2 == odd]  # fmt: skip
         axes.broken_barh(
             bars, (stage - 0.42, 0.84), facecolors=FORWARD if forward else BACKWARD,
-            edgecolor="white", linewidth=0.5, alpha=LATER_CHUNK if odd else 1.0, zorder=2,
+            edgecolor="white", linewidth=edge, alpha=LATER_CHUNK if odd else 1.0, zorder=2,
         )  # fmt: skip
+
+
+def _number_chunks(axes: Axes, stage: int, spans: list[Span], least: float) -> None:
+    """The number of a chunk on each run of it that is long enough to be read."""
+    for forward, chunk, start, end in _runs(spans, least / 100):
+        if end - start >= least:
+            axes.text((start + end) / 2, stage, str(chunk + 1), ha="center", va="center",
+                      fontsize=7, zorder=3, in_layout=False,
+                      color="black" if forward else "white")  # fmt: skip
+
+
+def _runs(spans: list[Span], gap: float) -> list[tuple[bool, int, float, float]]:
+    """Pieces of one chunk and direction that follow without a gap: what, and from when to when."""
+    found: list[tuple[bool, int, float, float]] = []
+    for work, start, end in spans:
+        if found and found[-1][:2] == (work.forward, work.chunk) and start - found[-1][3] < gap:
+            start = found.pop()[2]
+        found.append((work.forward, work.chunk, start, end))
+    return found
 
 
 def _number_row(axes: Axes, stage: int, spans: list[Span]) -> None:

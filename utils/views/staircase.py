@@ -42,7 +42,7 @@ def draw_staircase(
         for name, found in peaks.items():
             color, marker = looks[name]
             sizes = [found[ranks].peak_bytes / GB for ranks in sorted(found)]
-            axes.plot(sorted(found), sizes, color=color, marker=marker, ms=8, label=f"{name}, peak")
+            axes.plot(sorted(found), sizes, color=color, marker=marker, ms=8, label=name)
         if limit is not None:
             axes.axhline(parse_bytes(limit) / GB, color="black", ls=":", label=f"{limit} card")
         _finish(axes, sorted({r for d in (*peaks.values(), *predicted_bytes.values()) for r in d}))
@@ -60,9 +60,9 @@ def _draw_formulas(
     same: dict[tuple[tuple[int, float], ...], list[str]] = {}
     for name, sizes in predicted.items():
         same.setdefault(tuple(sorted(sizes.items())), []).append(name)
-    for sizes, names in same.items():
+    for number, (sizes, names) in enumerate(same.items()):
         color = looks[names[0]][0] if names[0] in looks else "#4d4d4d"
-        label = f"{', '.join(names)}: states by the formula"
+        label = "" if number else "dashed: states by the formula"
         ranks, values = zip(*sizes, strict=True)
         axes.plot(
             ranks, [value / GB for value in values], color=color, ls="--", lw=1.3, label=label
@@ -77,6 +77,6 @@ def _finish(axes: Axes, ranks: list[int]) -> None:
     low, high = axes.get_ylim()
     ticks = [tick for tick in (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000) if low <= tick <= high]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_xlabel("ranks")
-    axes.set_ylabel("bytes on one rank (GB)")
+    axes.set_xlabel("ranks (logarithmic)")
+    axes.set_ylabel("peak of one rank (GB, logarithmic)")
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9)

@@ -29,17 +29,20 @@ from utils.views.style import course_style, print_evidence
 
 MODELS = ("gpt-3-175b", "llama-2-70b", "llama-2-13b", "llama-2-7b")
 CONTROLS: dict[str, list[Any]] = {
-    "gpu": ["A100-80GB", "A100-40GB", "H100", "H200", "A10"],
+    "gpu": ["A100-80GB", "A100-40GB", "H100", "H200", "B200", "B300", "A10"],
     "nodes": [1, 2, 4, 8, 16, 32, 64, 128],
-    "link": ["InfiniBand HDR x 8", "InfiniBand HDR x 4", "Ethernet 100G x 1"],
+    "link": ["InfiniBand HDR x 8", "InfiniBand HDR x 4", "InfiniBand NDR x 8", "InfiniBand XDR x 8",
+             "Ethernet 100G x 1", "Ethernet 10G x 1"],
     "tp": [1, 2, 4, 8, 16],
     "pp": [1, 2, 4, 8, 12, 16, 24, 32],
+    "cp": [1, 2, 4, 8],
     "virtual_stages": [1, 2, 3, 6],
     "zero_stage": [0, 1, 2, 3],
     "recompute": ["none", "selective", "full"],
     "offload": ["none", "optimizer", "parameters"],
     "micro_batch": [1, 2, 4, 8],
     "sequences": [64, 256, 512, 1024, 1536, 2048],
+    "sequence_length": [2048, 4096, 8192, 16_384, 32_768, 131_072],
 }  # fmt: skip
 START = {"nodes": 8, "tp": 8, "pp": 8, "zero_stage": 0, "sequences": 1536}
 LONGEST_SENTENCE = 92  # characters in a line of the figure
@@ -47,7 +50,7 @@ LONGEST_SENTENCE = 92  # characters in a line of the figure
 
 def design(
     model: ModelShape, *, gpu: str, nodes: int, link: str, tp: int, pp: int, virtual_stages: int,
-    zero_stage: int, recompute: str, offload: str, micro_batch: int, sequences: int,
+    zero_stage: int, recompute: str, offload: str, micro_batch: int, sequences: int, cp: int = 1,
     sequence_length: int = 2048, usd_per_gpu_hour: float | None = None,
 ) -> Estimate:  # fmt: skip
     """The estimate of what the controls say; dp is what the GPUs leave.
@@ -61,7 +64,7 @@ def design(
     cluster = Cluster(gpu=gpu, nodes=nodes, usd_per_gpu_hour=usd_per_gpu_hour,
                       network_bytes_per_second=network(name, int(ports)))  # fmt: skip
     plan = Plan(
-        dp=max(1, cluster.gpus // (tp * pp)), tp=tp, pp=pp, virtual_stages=virtual_stages,
+        dp=max(1, cluster.gpus // (tp * pp * cp)), tp=tp, pp=pp, cp=cp, virtual_stages=virtual_stages,
         zero_stage=zero_stage, recompute=recompute, offload=offload, micro_batch=micro_batch,
         sequence_parallel=tp > 1,
     )  # fmt: skip
@@ -92,6 +95,8 @@ def draw_design(found: Estimate, *, tokens: float = 300e9) -> tuple[Figure, str]
 def summary(found: Estimate, tokens: float) -> str:
     """Fit, speed and cost of a design, in a sentence or two."""
     fit = f"Fits, {format_bytes(found.peak.needed_bytes)} needed."
+    if found.tight:
+        fit = f"{fit[:-1]}, but within the allocator's reach: it may run many times slower."
     if not found.fits:
         fit = why_it_does_not_fit(found)
     spent = cost(found, tokens)

@@ -40,6 +40,7 @@ LOOKS: dict[Category, Look] = {
     Category.GATHERED: Look("#3f90da", "**"),
     Category.WORKSPACES: Look("#4d4d4d", ".."),
     Category.TEMPORARIES: Look("#c9c9c9"),
+    Category.KEPT: Look("#94a4a2", "\\\\"),
     Category.OTHER: Look("#4d4d4d", "||"),
 }
 

@@ -24,7 +24,12 @@ FARTHEST = 4.0  # ratios from 1/4 to 4 are drawn
 NAIVE = "naive rule, its constant fitted"
 
 
-def draw_validation(summaries: Sequence[Summary], peers: Sequence[PeerError] = ()) -> Figure:
+def draw_validation(
+    summaries: Sequence[Summary],
+    peers: Sequence[PeerError] = (),
+    *,
+    title: str = "Every published number",
+) -> Figure:
     """Two panels with a row for each source and quantity.
 
     Left: predicted over published, one dot a published number, with a bar over the middle 80%.
@@ -33,6 +38,7 @@ def draw_validation(summaries: Sequence[Summary], peers: Sequence[PeerError] = (
     Args:
         summaries: `summarize` of what `compare_all` gave.
         peers: What `compare_peers` gave.
+        title: Of the left panel.
 
     Raises:
         ValueError: no summaries.
@@ -40,13 +46,12 @@ def draw_validation(summaries: Sequence[Summary], peers: Sequence[PeerError] = (
     if not summaries:
         raise ValueError("draw_validation() needs summaries; summarize(compare_all()) gives them.")
     with course_style():
-        figure = Figure(figsize=(12.0, 1.9 + 0.42 * len(summaries)), layout="constrained")
+        figure = Figure(figsize=(10.5, 1.9 + 0.38 * len(summaries)), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
         _draw_ratios(left, summaries)
+        left.set_title(title)
         _draw_errors(right, summaries, peers)
-        names = [
-            f"{row.source}\n{row.quantity.replace('_', ' ')}, {row.rows} rows" for row in summaries
-        ]
+        names = [f"{row.source}\n{row.quantity}, {row.rows} rows" for row in summaries]
         left.set_yticks(range(len(names)), names, fontsize=9)
         left.set_ylim(len(names) - 0.5, -0.5)
         figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3)
@@ -68,7 +73,6 @@ def _draw_ratios(axes: Axes, summaries: Sequence[Summary]) -> None:
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("predicted / published; the bar holds 80%")
-    axes.set_title("Every published number")
 
 
 def _draw_errors(axes: Axes, summaries: Sequence[Summary], peers: Sequence[PeerError]) -> None:

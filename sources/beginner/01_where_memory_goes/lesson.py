@@ -12,21 +12,19 @@
 # {{badges}}
 #
 # **Promise.** At the end of this notebook you account for one training step of ResNet-50 on
-# this machine: 100% of the bytes, in named categories, with nothing left in a corner called
-# "overhead".
+# this machine: 100% of the bytes of its tensors, in named categories, at every moment of the step.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 30 | any laptop; a GPU if you have one | about a minute of computing on two CPU cores |
+# | 45, and 60 for the lab | any laptop; a GPU if you have one | about a minute of computing on two CPU cores |
 
 # %% [markdown]
 # ## A bet
 #
-# ResNet-50 is an image network with some 23.5 million parameters; section 2 counts them. You train
+# ResNet-50 is an image network with some 23.5 million parameters; section 3 counts them. You train
 # it with Adam on a small batch of images of CIFAR-10's size, 32 x 32 pixels. Memory rises and falls
 # during a step. Its highest moment is the **peak**. Before you read on: which share of the memory,
-# at the peak, is the *parameters*? Write your guess, in percent, in place of the 50. Section 4
-# compares it with the measurement.
+# at the peak, is the *parameters*? Write your guess, in percent, in place of the 50.
 
 # %%
 my_bet_percent = 50
@@ -38,110 +36,26 @@ here = setup("beginner/01")
 import subprocess
 from dataclasses import replace
 
+import pandas as pd
 import psutil
 import torch
 import torch.nn.functional as F
 
 from utils import Evidence, check, compare, draw_memory_by_batch, draw_timeline, explore
-from utils import draw_throughput, format_bytes, measure, predicted, reconcile, recorded_table
-from utils import score, scoreboard, show
+from utils import device as card_of
+from utils import format_bytes, measure, model_shape, predicted, reconcile
+from utils import recorded_table, score, scoreboard, show, simulate
 from utils.models import Transformer, TransformerConfig, resnet
+from utils.simulation.devices import simulated_device
 
 device = here.meter_device  # where the meter can count: CUDA or CPU
 
 # %% [markdown]
-# ## What you will be able to do
+# ## 1. One step in one picture
 #
-# - Name the categories of memory of a training step, and predict four of them by formula:
-#   parameters, gradients, optimizer state and logits.
-# - Measure all of them, and explain the difference between formula and measurement.
-# - Say what grows with the batch and what does not.
-# - Read the timeline of a step, and say why its peak is where it is.
-#
-# Every technique of this course trades between three things: **memory**, **compute** and
-# **communication**. This lesson is about the first one alone: you cannot save what you cannot see.
-# A word that is new to you stands in the [glossary](../00_start_here.ipynb#7.-Glossary).
-
-# %% [markdown]
-# ## 1. What "the memory of a device" is
-#
-# A GPU has several memories. Small ones, registers and caches, sit beside the arithmetic. The
-# hardware manages them, together with the *kernels*: the programs that run on the GPU. One large
-# memory, the **HBM** (high-bandwidth memory), holds your tensors. "Out of memory" on a GPU always
-# means the large one. The cell prints the sizes for one GPU, the A100, as its maker published them.
-
-# %% tags=["nbval-check-output"]
-KIB, MIB = 2**10, 2**20
-a100_memories = {  # NVIDIA A100 Tensor Core GPU whitepaper (2020): 108 multiprocessors
-    "registers": 108 * 256 * KIB,
-    "L1 cache and shared memory": 108 * 192 * KIB,
-    "L2 cache": 40 * MIB,
-    "HBM (the 40 GB card)": 40 * 10**9,
-}
-for name, size_bytes in a100_memories.items():
-    print(f"{name:<28}{format_bytes(size_bytes):>12}   {Evidence.PUBLISHED}")
-
-# %% [markdown]
-# **Read it.** Registers and caches together are less than one percent of the HBM. (40 GB are
-# 37.25 GiB: a GB is 10^9 bytes, a GiB 2^30.) A tensor lives in HBM from the moment it is allocated
-# to the moment its last reference is gone. So "where does the memory go?" is a question about
-# *allocations and their lifetimes*. Three counters answer it, each in its own way:
-#
-# | who counts | what it counts |
-# |---|---|
-# | `torch.cuda.memory_allocated()` | bytes of tensors that are alive |
-# | `torch.cuda.memory_reserved()` | what PyTorch took from the driver, in large segments, and keeps for reuse |
-# | `nvidia-smi` | reserved, plus the CUDA context (what the driver and the code of the kernels take), plus other processes |
-#
-# On a CPU, PyTorch keeps no such reserve: the meter counts tensors, the operating system counts the
-# process.
-
-# %%
-if torch.cuda.is_available():
-    print(torch.cuda.memory_summary(abbreviated=True))
-    print(subprocess.getoutput("nvidia-smi"))
-else:
-    process_bytes = psutil.Process().memory_info().rss
-    print("No CUDA device here, so torch.cuda.memory_summary() has nothing to say.")
-    print("This Python process holds", format_bytes(process_bytes), "before any model exists:")
-    print("the interpreter and its libraries, PyTorch's above all.")
-
-# %% [markdown]
-# <div class="alert alert-warning"><b>Trap.</b> <code>nvidia-smi</code> shows a high number and the
-# step seems to fill the card. Often much of it is <i>reserved</i> but not <i>allocated</i>: PyTorch
-# holds it, and it is free for the next tensor. Judge a technique by the peak of allocated bytes
-# (<code>torch.cuda.max_memory_allocated()</code>). PyTorch's
-# <a href="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management">notes on CUDA
-# memory management</a> describe both.</div>
-
-# %% [markdown]
-# ## 2. The states: a formula without surprises
-#
-# Training keeps some tensors from step to step. For $P$ parameters in fp32 (4 bytes each):
-#
-# $$\underbrace{4P}_{\text{parameters}} + \underbrace{4P}_{\text{gradients}} +
-# \underbrace{4P + 4P}_{\text{Adam: running means}} = 16P \ \text{bytes}$$
-#
-# Adam keeps two running means for each parameter: of its gradient, and of the gradient's square.
-# All of these together are the **model states**. Nothing in the formula knows the batch. Predict
-# first. The code asks for the *CIFAR stem*: first layers that keep a 32 x 32 image at its full size.
-
-# %% tags=["nbval-check-output"]
-model = resnet(50, stem="cifar").to(device)
-P = sum(parameter.numel() for parameter in model.parameters())
-
-
-def adam_states(parameter_count: int) -> dict[str, int]:
-    weights = 4 * parameter_count
-    return {"parameters": weights, "gradients": weights, "optimizer state": 2 * weights}
-
-
-print(f"P = {P:,} parameters, so the states take {format_bytes(16 * P)}")
-
-# %% [markdown]
-# Now the real thing: a plain training step. The values of the images do not matter for memory,
-# only their shapes do, so random ones will serve. `measure` runs the step for real, once to warm
-# up, once with every allocation recorded, and a few times for the clock.
+# A plain training step. Random images will do: only their shapes matter for memory. `measure` runs the step
+# for real: once to warm up, once with every allocation recorded, and a few times for the clock. (The
+# *CIFAR stem* keeps a 32 x 32 image at its full size.)
 
 # %%
 batch = {"tiny": 6, "small": 64, "full": 256}[here.scale]
@@ -161,22 +75,121 @@ def make_step(model, optimizer, batch_size):
 
 
 # %%
+model = resnet(50, stem="cifar").to(device)
 optimizer = torch.optim.Adam(model.parameters())
-step = make_step(model, optimizer, batch)
-first = measure(step, model=model, optimizer=optimizer, items=batch, unit="images",
-                name=f"ResNet-50, batch {batch}")  # fmt: skip
-print(first)
-for counter, size_bytes in first.allocator_bytes.items():
-    print(f"another counter: {counter:<20}{format_bytes(size_bytes):>12}")
+first = measure(make_step(model, optimizer, batch), model=model, optimizer=optimizer, items=batch,
+                unit="images", name=f"ResNet-50, batch {batch}")  # fmt: skip
+show(draw_timeline(first), alt="Stacked memory over one training step: activations rise through forward, "
+     "gradients replace them during backward, and the peak lies between the two.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** Each line is a category, at the peak. *Buffers* are tensors of the model that are not
-# trained. *Temporaries* are what one operation borrows. The gradients are fewer than $4P$: at the
-# peak, not all of them exist yet. Other counters see more: a CPU's process, a GPU's reserve and
-# driver.
+# **Read it.** From left to right a step passes. The height is the memory of all tensors; the colours say
+# what they are for, the background names the phase. Parameters and Adam's state are there the whole time.
+# Forward builds *activations* up. Backward walks from the last layer to the first: it frees activations
+# and makes *gradients*. The optimizer step changes the weights. (The thin spike at the left edge is the
+# gradients of the step before: `zero_grad` frees them.) The triangle marks the peak; this is who is
+# alive at that moment:
+
+# %%
+found = first.breakdown
+print(first)
+print(f"\nparameters are {100 * found['parameters'] / found.total_bytes:.0f}% of the peak; your bet was {my_bet_percent}%")
+for counter, size_bytes in first.allocator_bytes.items():
+    print(f"another counter, {counter}: {format_bytes(size_bytes)}")
+
+# %% [markdown]
+# **Read it.** *Buffers* are tensors of the model that are not trained. *Temporaries* are what one operation
+# borrows. The categories add up to all tensors. The last line counts more: a process also holds its
+# libraries, a GPU its reserve and driver.
 #
-# The formula speaks of what stays, so compare it with what is alive when the step is over. The last
-# column is the measurement divided by the prediction.
+# ## What you will be able to do
+#
+# - Name the categories of memory of a training step, and predict the main ones by formula.
+# - Measure all of them, and explain the difference between formula and measurement.
+# - Say what grows with the batch and what does not.
+# - Read the timeline of a step, and say why its peak is where it is.
+#
+# Every technique of this course trades between **memory**, **compute** and **communication**. This lesson
+# is about the first alone: you cannot save what you cannot see. New words stand in the
+# [glossary](../00_glossary.ipynb).
+
+# %% [markdown]
+# ## 2. What "the memory of a device" is
+#
+# A GPU has small memories beside its arithmetic, registers and caches, which the hardware and the
+# *kernels* (the programs that run on the GPU) manage. One large memory, the **HBM** (high-bandwidth
+# memory), holds your tensors. "Out of memory" always means the large one. The A100 with "40 GB" on its box:
+
+# %% tags=["nbval-check-output"]
+KIB, MIB = 2**10, 2**20
+a100 = card_of("A100 40GB")
+memories = {  # NVIDIA A100 Tensor Core GPU whitepaper (2020): 108 multiprocessors
+    "registers": 108 * 256 * KIB,
+    "L1 cache and shared memory": 108 * 192 * KIB,
+    "L2 cache": 40 * MIB,
+    "HBM, as CUDA reports it": a100.memory_bytes,
+}
+for name, size_bytes in memories.items():
+    print(f"{name:<28}{format_bytes(size_bytes):>12}   {Evidence.PUBLISHED}")
+print(f"that HBM in GB: {a100.memory_bytes / 1e9:.1f}")
+
+# %% [markdown]
+# **Read it.** Registers and caches together are less than one percent of the HBM. The name of a card is
+# no byte count: this "40 GB" is 42.4 GB (10^9 bytes) or 39.49 GiB (2^30 bytes). The course takes
+# each card's bytes from one table, `utils/catalog`, with their source.
+#
+# A tensor lives in HBM from the moment it is allocated to the moment its last reference is gone. So
+# "where does the memory go?" is a question about *allocations and their lifetimes*. Three counters
+# answer it, each in its own way:
+#
+# | who counts | what it counts |
+# |---|---|
+# | `torch.cuda.memory_allocated()` | bytes of tensors that are alive |
+# | `torch.cuda.memory_reserved()` | what PyTorch took from the driver, in large segments, and keeps for reuse |
+# | `nvidia-smi` | reserved, plus the CUDA context (what the driver and the code of the kernels take), plus other processes |
+#
+# On a CPU, PyTorch keeps no such reserve: the meter counts tensors, the system counts the process.
+
+# %%
+if torch.cuda.is_available():
+    print(torch.cuda.memory_summary(abbreviated=True))
+    print(subprocess.getoutput("nvidia-smi"))
+else:
+    print("No CUDA device here, so torch.cuda.memory_summary() has nothing to say.")
+    print("This Python process holds", format_bytes(psutil.Process().memory_info().rss), "now, with")
+    print("the model, its states, the interpreter and its libraries, PyTorch's above all.")
+
+# %% [markdown]
+# <div class="alert alert-warning"><b>Trap.</b> <code>nvidia-smi</code> shows a high number and the
+# step seems to fill the card. Often much of it is only <i>reserved</i>, and free for the next tensor. Judge
+# a technique by the peak of allocated bytes (<code>torch.cuda.max_memory_allocated()</code>). PyTorch's
+# <a href="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management">notes on CUDA
+# memory management</a> describe both.</div>
+
+# %% [markdown]
+# ## 3. The states: a formula without surprises
+#
+# Training keeps some tensors from step to step. For $P$ parameters in fp32 (4 bytes each):
+#
+# $$\underbrace{4P}_{\text{parameters}} + \underbrace{4P}_{\text{gradients}} +
+# \underbrace{4P + 4P}_{\text{Adam: running means}} = 16P \ \text{bytes}$$
+#
+# Adam keeps two running means for each parameter: of its gradient, and of the gradient's square.
+# All of these together are the **model states**. Nothing in the formula knows the batch.
+
+# %% tags=["nbval-check-output"]
+P = sum(parameter.numel() for parameter in model.parameters())
+
+
+def adam_states(parameter_count: int) -> dict[str, int]:
+    weights = 4 * parameter_count
+    return {"parameters": weights, "gradients": weights, "optimizer state": 2 * weights}
+
+
+print(f"P = {P:,} parameters, so the states take {format_bytes(16 * P)}")
+
+# %% [markdown]
+# The formula speaks of what stays, so compare it with what is alive when the step is over.
 
 # %%
 after = first.timeline.at(first.timeline.end_ns)
@@ -189,22 +202,19 @@ reconcile(adam_states(P), first, at_ns=first.timeline.end_ns)
 # %% [markdown]
 # **Read it.** Parameters and gradients are equal to the formula, to the byte. Adam holds a little
 # more: a step counter of 4 bytes for each parameter tensor. Not predicted are the buffers (the
-# running statistics of batch norm) and the inputs (the images and labels of the batch). Both are
-# small here, too small to be seen in the bars.
-
-# %% [markdown]
+# running statistics of batch norm) and the inputs; both are too small to be seen in the bars.
+#
 # ### Which optimizer, which states
 #
-# SGD keeps nothing, SGD with momentum one number per parameter, Adam two. The next cell trains a
-# smaller model, ResNet-18, with each of the three. The batch is 2, so that the states fill most of
-# the picture. The bars show the peaks.
+# SGD keeps nothing, SGD with momentum one number per parameter, Adam two. ResNet-18 with each of the
+# three, at batch 2, so that the states fill most of the picture. The bars show the peaks.
 
 # %%
 def with_optimizer(name, build):
     model = resnet(18, stem="cifar").to(device)
     optimizer = build(model.parameters())
     return measure(make_step(model, optimizer, 2), model=model, optimizer=optimizer,
-                   items=2, unit="images", name=name, timed_steps=2)  # fmt: skip
+                   items=2, unit="images", name=name, timed_steps=0)  # fmt: skip
 
 
 three = [
@@ -232,20 +242,16 @@ check("01.momentum_bytes", momentum_bytes_per_parameter)
 # creates its state inside the <i>first</i> <code>optimizer.step()</code>, after forward and
 # backward have succeeded. A script can pass its first backward and fail one line later, or fail
 # only in the second step. <a href="https://github.com/pytorch/pytorch/issues/9439">A user of a
-# VGG model</a> met this: batch 8 ran with SGD; with Adam it ran out of memory after one step, and
-# batch 4 ran.</div>
-
-# %% [markdown]
+# VGG model</a> met this: batch 8 ran with SGD; with Adam it ran out of memory after one step.</div>
+#
 # ### A folklore formula
 #
 # You may read that training takes "18 x parameters x bytes per parameter". The bytes per parameter
-# *are* the answer, not a factor to multiply again. 16 is the sum above. 18 comes from *mixed
-# precision*, which adds a 16-bit copy of the weights: 2 + 4 + 4 + 8 bytes. Compare for Llama-2-7B,
-# with its published parameter count:
+# *are* the answer, no factor. 16 is the sum above. 18 is *mixed precision*, with a 16-bit copy of the
+# weights: 2 + 4 + 4 + 8 bytes ([who keeps which copy](../advanced/15_design_studio.ipynb#2.-On-paper)).
+# For Llama-2-7B:
 
 # %% tags=["nbval-check-output"]
-from utils.catalog import model_shape
-
 llama = model_shape("llama-2-7b")
 count = llama.parameter_count
 assert count == llama.published_count, "the shape no longer gives the published count"
@@ -256,7 +262,7 @@ for name, total_bytes in rows.items():
     print(f"{name:<44}{total_bytes / 1e9:8.1f} GB   {Evidence.PREDICTED}")
 
 # %% [markdown]
-# ## 3. Activations: what grows with the batch
+# ## 4. Activations: what grows with the batch
 #
 # Backward needs the inputs or the outputs of most operations again. Autograd therefore keeps them
 # from forward until backward has used them: the **activations**. You can watch it do so.
@@ -283,8 +289,7 @@ def saved_for_backward(model, inputs):
 
 
 # %% [markdown]
-# Run your ledger and compare it with the meter, at the moment when backward begins: that is when
-# all activations are alive.
+# Compare your ledger with the meter at the moment when backward begins: all activations are alive then.
 
 # %%
 def when(measurement, phase):
@@ -304,56 +309,42 @@ assert abs(ratio - 1) < 0.01, "over 1% apart: did model or batch change since th
 # %% [markdown]
 # **Read it.** Two meters that share no code agree to within one percent. Your ledger asks autograd
 # what it keeps. The meter asks the allocator, the part of PyTorch that hands out memory, what it
-# gave in forward and has not got back. The inputs are in the sum because the first layer keeps the
-# images themselves for backward.
-
-# %% [markdown]
+# gave in forward and has not got back. The inputs count because the first layer keeps the images.
+#
 # ### One batch after the other
 #
-# Predict before you run: double the batch, and which categories double? The next cells measure four
-# batch sizes. From the smallest and the largest they work out the activations per image.
+# Predict before you run: double the batch, and which categories double? Four batch sizes are measured;
+# the smallest and the largest give the activations per image.
 
 # %%
 def at_batch(batch_size):
     return measure(make_step(model, optimizer, batch_size), model=model, optimizer=optimizer,
-                   items=batch_size, unit="images", name=f"batch {batch_size}", timed_steps=3)  # fmt: skip
+                   items=batch_size, unit="images", name=f"batch {batch_size}", timed_steps=0)  # fmt: skip
 
 
 sizes = [batch // 6, batch // 3, 2 * batch // 3, batch]
 sweep = [*(at_batch(size) for size in sizes[:-1]), replace(first, name=f"batch {batch}")]
 
-# %%
+
 def activation_bytes(measurement):
     return measurement.timeline.at(when(measurement, "backward"))["activations"]
 
 
 small, large = sweep[0], sweep[-1]
 per_image = (activation_bytes(large) - activation_bytes(small)) / (large.items - small.items)
-total = {size: 16 * P + per_image * size for size in [*sizes, 2 * batch]}
 print(f"activations per image: {per_image / 1e6:.2f} MB")
 
 # %%
-figure = draw_memory_by_batch(sweep, predicted_bytes=total)
+figure = draw_memory_by_batch(sweep, predicted_bytes={size: 16 * P + per_image * size for size in sizes})
 show(figure, alt="Memory at the peak against batch size: parameters and optimizer state are flat, "
      "activations grow, gradients shrink, and the dashed prediction runs a little above the total.")  # fmt: skip
 
 # %% [markdown]
 # **Read it.** Each batch size is shown at its own peak. Parameters and optimizer state are flat.
 # Activations grow, and gradients shrink: a larger batch has its peak at an earlier moment, when fewer
-# gradients exist. (A very small one may have it in the optimizer step, without any activations.) The
-# dashed line, 16 P plus activations per image times batch, adds *all* gradients to *all* activations.
-# The step never holds both at once, so the line lies above. Section 4 shows when each is alive.
-#
-# A larger batch costs memory. The next figure shows what it buys. The whiskers run from the slowest
-# to the fastest step.
-
-# %%
-figure = draw_throughput(sweep)
-show(figure, alt="Images per second for each batch size, with whiskers from slowest to fastest step.")
-
-# %% [markdown]
-# **Read it.** A larger batch gives the processor more to do at once, so it usually handles more
-# images per second, up to a limit. Where whiskers overlap, the order of the bars says little.
+# gradients exist. (At one image it lies in the optimizer step.) The dashed line,
+# 16 P plus activations per image times batch, adds *all* gradients to *all* activations. The step never
+# holds both at once, so the line lies above.
 #
 # **Question.** A step at batch $b$ peaks at 6 GiB, of which 2 GiB are states. About how much does
 # it need at batch $2b$, in GiB?
@@ -363,44 +354,33 @@ doubled_batch_gib = ...
 check("01.doubled_batch", doubled_batch_gib)
 
 # %% [markdown]
-# ## 4. The timeline of one step
+# ## 5. Why the peak is where it is
 #
-# A peak is one moment. To lower it you must know which moment, and who is alive *then*. The figure
-# stacks all categories over the time of one step. The background marks the phases; a phase that is
-# too short, such as the loss here, goes without its name. The thin spike at the left edge is the
-# gradients of the step before: `zero_grad` frees them.
+# A peak is one moment. To lower it you must know which moment, and who is alive *then*. Go back to the
+# timeline of section 1, and compare its peak with the sum of what each category holds at its own highest.
 
 # %%
-figure = draw_timeline(first)
-show(figure, alt="Stacked memory over one training step: activations rise through forward, gradients "
-     "replace them during backward, and the peak lies between the two.")  # fmt: skip
-
-# %%
-found = first.breakdown
-print(f"peak: {format_bytes(first.peak_bytes)} in {first.peak_phase}")
-print(f"parameters are {100 * found['parameters'] / found.total_bytes:.0f}% of it; your bet was {my_bet_percent}%")
-maxima = sum(int(curve.max()) for curve in first.timeline.series().values())
-print(f"sum of the categories' own maxima: {format_bytes(maxima)},",
-      f"{100 * maxima / first.peak_bytes - 100:.0f}% more than the peak")  # fmt: skip
+maxima = {str(category): int(curve.max()) for category, curve in first.timeline.series().items()}
+print(f"peak {format_bytes(first.peak_bytes)} in {first.peak_phase}")
+print(f"sum of the categories' own maxima {format_bytes(sum(maxima.values()))},",
+      f"{100 * sum(maxima.values()) / first.peak_bytes - 100:.0f}% more than the peak")  # fmt: skip
+share = {"at the peak": {name: found[name] / 2**20 for name in maxima}, "at its own highest": {n: b / 2**20 for n, b in maxima.items()}}
+pd.DataFrame(share).round(1).rename_axis("MiB")
 
 # %% [markdown]
-# **Read it.** Forward builds the activations up. Backward walks from the last layer to the first:
-# it frees activations and creates gradients as it goes. A ResNet's last layers have the most
-# weights and the smallest activations. So backward begins by making large gradients and freeing
-# little, and the total still rises. The peak holds *part* of the gradients and *most* of the
-# activations. The sum of the categories' own maxima is a number that the step never needs.
-
-# %% [markdown]
-# **Question.** You halve the activations of this step, with its small batch, and nothing else. Does the peak fall by
-# half of the activations' share, or by less? Think of where the peak can move. Answer `"half"` or
-# `"less"`.
+# **Read it.** A ResNet's last layers have the most weights and the smallest activations. So backward
+# begins by making large gradients and freeing little, and the total still rises. The peak holds *part*
+# of the gradients and *most* of the activations. The step never needs the sum of the categories' maxima.
+#
+# **Question.** You halve the activations of this step, and nothing else. Does the peak fall by half of the
+# activations' share, or by less? Think of where the peak can move. Answer `"half"` or `"less"`.
 
 # %%
 peak_moves = ...
 check("01.peak_moves", peak_moves)
 
 # %% [markdown]
-# ## 5. A transformer: the last layer can be the largest
+# ## 6. A transformer: the last layer can be the largest
 #
 # A language model reads text in pieces, the tokens. It ends in one score for each token of its
 # vocabulary, at each position: the **logits**. For a batch of $B$ texts of $T$ tokens and a
@@ -408,11 +388,11 @@ check("01.peak_moves", peak_moves)
 #
 # $$4 \cdot B \cdot T \cdot V \ \text{bytes}$$
 #
-# and the loss makes more tensors of the same shape. Predict: for a small transformer with the
-# vocabulary of Llama 2, which category is the largest?
+# and loss and backward make more tensors of the same shape. Predict: in a small transformer with the
+# vocabulary of Llama 2, how many of them are alive at the peak, and how much of it are they?
 
 # %%
-del optimizer, step  # Adam's state of ResNet-50: make room first
+del optimizer  # Adam's state of ResNet-50: make room first
 model.zero_grad()
 B, T, V = 2, 128, 32_000
 language_model = Transformer(TransformerConfig(
@@ -430,46 +410,43 @@ def language_step():
 
 
 text = measure(language_step, model=language_model, optimizer=language_optimizer,
-               items=B * T, unit="tokens", name="small transformer", timed_steps=3)  # fmt: skip
-print("one tensor of logits:", format_bytes(4 * B * T * V))
-print(text)
-
-# %%
-figure = draw_timeline(text)
-show(figure, alt="Memory over one step of a small transformer: a tall and short spike of logits and "
-     "loss between forward and backward.")  # fmt: skip
-
-# %% [markdown]
-# **Read it.** The model is small, its vocabulary is not. The peak is a spike between forward and
-# backward, of tensors of one shape: the logits, their log-probabilities, and a gradient of each.
-# Keeping fewer activations can lower only their thin band, and SGD only Adam's. Neither touches the
-# spike: the technique has to fit the category. One block of logits even stays to the end of the
-# step: the variable `logits` holds it until the function returns.
-# [A fine-tuning library](https://github.com/meta-pytorch/torchtune/pull/1046) added `del logits`
-# for that. The next cell checks the formula of the states once more, and counts the spike.
+               items=B * T, unit="tokens", name="small transformer", timed_steps=0)  # fmt: skip
+show(draw_timeline(text), alt="Memory over one step of a small transformer: logits and loss appear at the end of "
+     "forward; where backward begins two temporaries of the same size stand on them, and that is the peak.")  # fmt: skip
 
 # %%
 P_text = sum(parameter.numel() for parameter in language_model.parameters())
 after = text.timeline.at(text.timeline.end_ns)
 states = sum(after[category] for category in adam_states(P_text))
 print(f"states: predicted {format_bytes(16 * P_text)}, measured {format_bytes(states)}")
-in_logits = text.breakdown["logits and loss"]
-print(f"logits and loss: {in_logits / (4 * B * T * V):.2f} tensors of the logits' shape,",
-      f"{100 * in_logits / text.peak_bytes:.0f}% of the peak")  # fmt: skip
+one = 4 * B * T * V
+print("one tensor of logits:", format_bytes(one))
+kinds = ("logits and loss", "temporaries")
+for moment, at_ns in [("backward is called", when(text, "backward")), ("peak", text.timeline.peak_ns)]:
+    alive = text.timeline.at(at_ns)
+    print(f"{moment + ', such tensors:':<36}", ", ".join(f"{alive[kind] / one:.2f} {kind}" for kind in kinds))
+spike = sum(text.breakdown[kind] for kind in kinds)
+print(f"both kinds are {100 * spike / text.peak_bytes:.0f}% of the peak, which is in {text.peak_phase}")
 del language_model, language_optimizer, language_step  # or they stay for the rest of the notebook
 
 # %% [markdown]
+# **Read it.** The model is small, its vocabulary is not. When backward is called, two tensors of the logits'
+# shape are alive: the logits and their log-probabilities. Backward begins with a gradient of each, its own
+# temporaries, and these four are the spike. Keeping fewer activations can lower only their thin band, and
+# SGD only Adam's. Neither touches the spike: the technique has to fit the category. One block of logits even
+# stays to the end of the step: the variable `logits` holds it until the function returns.
+# [A fine-tuning library](https://github.com/meta-pytorch/torchtune/pull/1046) added `del logits` for that.
+#
 # <div class="alert alert-warning"><b>Trap.</b> One line, <code>logits = logits.float()</code>, makes
 # an fp32 copy of 16-bit logits. It stood in nearly every language model of a popular library.
 # <a href="https://github.com/huggingface/transformers/pull/33902">Removing it</a> took the peak of
 # Llama 3.1 8B inference from 18.5 to 10.6 GiB, as the author measured (published figure).</div>
 
 # %% [markdown]
-# ## 6. Predict beside measure
+# ## 7. Predict beside measure
 #
-# Move the controls. Each change predicts first: the states by formula, the activations per image
-# from your ledger times the batch. Then it measures for real. Where do the two part, and which
-# category is to blame?
+# Move the controls. Each change predicts by your formulas and your ledger, then measures for real. Where
+# do the two part, and which category is to blame?
 
 # %%
 def build(kind):
@@ -512,33 +489,59 @@ show(figure, alt)
 # %% [markdown]
 # **Read it.** The formula errs in two ways. It says too much, because it adds all gradients to all
 # activations. It says too little, because it knows no temporaries. Try ResNet-18 with Adam at batch
-# 1: the peak lies in the optimizer step, and the prediction is too low. Neither error grows with the
-# batch as the activations do, so at a large batch the formula becomes good.
+# 1: the peak lies in the optimizer step, and the prediction is too low. The next section shows how
+# both errors grow.
 
 # %% [markdown]
-# ## 7. Scale up
+# ## 8. Scale up
 #
-# The same arithmetic at real size: how many images fill a GPU of 16 GB? This is a *prediction*, from
-# your formula and the activations per image that you measured. It knows neither the CUDA context nor
-# the reserve, so a real card holds fewer. Beside it stand two published figures. They are for mixed
-# precision, which the ZeRO paper counts as 2 + 2 + 12 bytes per parameter: 16 again. At the end
-# stand the recorded GPU rows, or a line that says there are none yet.
+# How many images fill a card of 16 GB? Predict first, by your formula and the activations per image that
+# you measured. Then **simulate**: the same model and step run on tensors that have shapes and lifetimes and no
+# data, and every allocation is counted as a GPU's allocator would count it. No such GPU is needed;
+# [05a](../intermediate/05a_trusting_simulation.ipynb) says how far to trust it.
 
 # %%
-card_bytes = 16 * 10**9
-images_that_fit = int((card_bytes - 16 * P) / per_image)
-print(f"ResNet-50, Adam, fp32: about {images_that_fit} images fill 16 GB   ({Evidence.PREDICTED})")
+def on_a_card(model, optimizer, size):
+    optimizer.zero_grad()
+    F.cross_entropy(model(torch.randn(size, 3, 32, 32)), torch.randint(0, 10, (size,))).backward()
+    optimizer.step()
+
+
+def build_for_card():
+    network = resnet(50, stem="cifar")
+    return network, torch.optim.Adam(network.parameters())
+
+
+usable = simulated_device("V100 16GB").usable_bytes
+fit = int((usable - 16 * P) / per_image)
+print(f"beside its context the card leaves {format_bytes(usable)}: about {fit} images   ({Evidence.PREDICTED})")
+rows = []
+for size in (6, 64, 512):
+    run = simulate(build_for_card, lambda m, o, size=size: on_a_card(m, o, size), device="V100 16GB", items=size)
+    rows.append({"images": size, "predicted MiB": (16 * P + per_image * size) / 2**20, f"{run.evidence} MiB": run.peak_bytes / 2**20,
+                 "temporaries MiB": run.breakdown["temporaries"] / 2**20, "ratio": run.peak_bytes / (16 * P + per_image * size)})  # fmt: skip
+pd.DataFrame(rows).set_index("images").round(3)
+
+# %% [markdown]
+# **Read it.** At a small batch the gradients that were added in vain make the formula too high. Their bytes
+# do not grow with the batch, so their share falls. The temporaries do grow, since an operation borrows in
+# proportion to its tensors, and at the largest batch the formula is a little too low. (The card's limit is
+# what CUDA reports, less some 0.5 GiB for the context: an assumption until a GPU is recorded.)
+#
+# Two published figures, for mixed precision, which the ZeRO paper counts as 2 + 2 + 12 bytes per
+# parameter: 16 again. Below them stand recorded GPU rows, or a line that says there are none yet.
+
+# %%
 zero_paper = {"GPT-2, 1.5B": (1.5e9, 24e9), "a 7.5B model": (7.5e9, 120e9)}  # section 3, Figure 1
 for name, (parameters, published_bytes) in zero_paper.items():
     print(f"{name:<16} 16 P = {16 * parameters / 1e9:6.1f} GB ({Evidence.PREDICTED}),",
           f"{published_bytes / 1e9:6.1f} GB ({Evidence.PUBLISHED}: ZeRO, arXiv:1910.02054)")  # fmt: skip
-recorded_table("resnet50")
+recorded_table("resnet50", where={"quantity": "step", "image_size": 32}, columns=["precision", "batch", "peak_bytes"])
 
 # %% [markdown]
 # ## Which technique for which category
 #
-# You need none of these techniques yet: later lessons build them. What each one costs stands in
-# brackets. The [glossary](../00_start_here.ipynb#7.-Glossary) has a line on each.
+# Later lessons build them. What each one costs stands in brackets.
 #
 # | category | grows with | what shrinks it | what does not |
 # |---|---|---|---|
@@ -548,23 +551,19 @@ recorded_table("resnet50")
 # | activations | batch, sequence, depth | checkpointing (compute), mixed precision (range or precision of numbers), smaller micro-batch (speed) | sharding the states |
 # | logits and loss | batch, sequence, vocabulary | chunked loss (a little compute), smaller micro-batch (speed) | checkpointing the layers |
 # | temporaries | operation, size of its tensors | fused kernels (not there for every operation) | checkpointing |
-
-# %% [markdown]
-# ### The scoreboard
 #
-# Every lesson adds its rows here. Beat them in the lessons to come.
+# Every lesson keeps rows on a scoreboard.
 
 # %%
 score("01", first)
 score("01", text)
-scoreboard()
+scoreboard("01")
 
 # %% [markdown]
 # ## Break it, diagnose it
 #
-# A validation loop adds up its losses. It never calls `backward`, so nothing should stay. (A real one
-# would call `model.eval()` as well. That changes what batch norm does; it does not stop autograd.)
-# Watch the memory that is alive when the step is over.
+# A validation loop adds up its losses. It never calls `backward`, so nothing should stay. Watch the
+# memory that is alive when the step is over. (`model.eval()`, left out here, would not stop autograd.)
 
 # %%
 total_loss = torch.zeros((), device=device)
@@ -581,10 +580,9 @@ kept = leak.timeline.at(leak.timeline.end_ns)
 print(kept)
 
 # %% [markdown]
-# **Diagnose it.** Activations are alive after the step. "Other" holds as much again: `measure` had
-# run the step once before, to warm up, and what that left behind is still there. `total_loss` has a
-# history, the history holds the graph, and the graph holds the activations of every batch so far.
-# The cure is one line.
+# **Diagnose it.** Activations are alive after the step. "Other" holds as much again: what the warm-up step of
+# `measure` left behind. `total_loss` has a history, the history holds the graph, and the graph holds the
+# activations of every batch so far. The cure is one line.
 
 # %%
 total_loss = torch.zeros((), device=device)
@@ -619,15 +617,14 @@ compare([leak, clean], title="A validation step, before and after the cure")
 #
 # ### Test yourself
 #
-# Name the components of a training step's memory, and one technique for each. Then open the
-# answer.
+# Name the components of a training step's memory, and a technique for each.
 #
 # <details><summary>Answer</summary>
 #
 # Parameters (quantize or shard), gradients (shard, or free them early), optimizer state (another
 # optimizer, 8-bit states, sharding, offload), activations (checkpointing, mixed precision,
 # smaller micro-batch), logits and loss (chunked loss), temporaries (fused kernels). On a GPU also
-# the context and what PyTorch reserves; with several devices also buffers for their messages.
+# the context and the reserve; with several devices also buffers for their messages.
 #
 # </details>
 #

@@ -13,10 +13,10 @@
 #
 # | difficulty | minutes | needs |
 # |---|---|---|
-# | 2 of 5 | 45 | lesson 02; any laptop |
+# | 3 of 5 | 90 | lesson 02; any laptop |
 #
-# Six exercises. Each asks you to put code or answers in place of the `...`, and ends in a `check`
-# that says *not attempted*, *not yet* with a nudge, or *correct*. Hints are folded away: click one
+# Seven exercises: you predict the peak, measure it, and find which tensors did not halve. Each asks you to put
+# code or answers in place of the `...`, and ends in a `check` that says *not attempted*, *not yet* with a nudge, or *correct*. Hints are folded away: click one
 # to open it. The exercises follow the
 # [lesson](../../notebooks/beginner/02_mixed_precision.ipynb). Work in a copy (`make my-labs`).
 
@@ -28,7 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from utils import check, resnet, simulate
+from utils import check, measure, resnet, simulate
+from utils.labs.ledger_02 import small_network
 
 # %% [markdown]
 # ## Exercise 1: convert a step
@@ -69,54 +70,175 @@ check("02.amp_step", amp_step)
 # <code>loss</code> itself stays as it is.</details>
 
 # %% [markdown]
-# ## Exercise 2: predict the bytes
+# ## Exercise 2: predict the peak
 #
-# **Spec.** `bytes_at_backward(parameters, per_image, batch, mixed)` returns the bytes that are alive when
-# backward begins, in training with Adam from its second step on. `per_image` are the bytes of
-# activations that one image takes in fp32. `mixed` is True for mixed precision. Take it that every
-# weight is cast, that all activations halve, and that there are no gradients yet. Leave buffers and
-# inputs out.
+# **Spec.** `predicted_peak(parameters, per_image, batch, mixed, state)` returns the bytes at the peak of a step,
+# from its second one on. The lesson did it for Adam; here the optimizer keeps `state` bytes for each
+# parameter: 0 (SGD), 4 (momentum) or 8 (Adam). `per_image` are the bytes of activations that one image takes in
+# fp32. `mixed` is True for mixed precision. Take it that every weight is cast, that all activations halve,
+# that there are no gradients when backward begins, and neither activations nor copies at the optimizer
+# step. Leave buffers, inputs and temporaries out.
 
 # %%
-def bytes_at_backward(parameters: int, per_image: int, batch: int, mixed: bool) -> float:
+def predicted_peak(parameters: int, per_image: int, batch: int, mixed: bool, state: int) -> float:
     # BEGIN SOLUTION
-    states = 4 * parameters + 8 * parameters
+    kept, copies = per_image * batch, 0
     if mixed:
-        return states + 2 * parameters + per_image * batch / 2
-    return states + per_image * batch
+        kept, copies = kept / 2, 2 * parameters
+    backward_begins = (4 + state) * parameters + copies + kept
+    optimizer_step = (4 + 4 + state) * parameters
+    return max(backward_begins, optimizer_step)
     # END SOLUTION
 
 
-check("02.bytes_at_backward", bytes_at_backward)
+check("02.predicted_peak", predicted_peak)
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>Weights and Adam's two means are there in both, in fp32.</details>
-# <details><summary>Hint 2</summary>Mixed precision halves one term and adds another.</details>
-# <details><summary>Hint 3</summary>The added term is a 16-bit copy of each weight.</details>
+# <details><summary>Hint 1</summary>Weights and the optimizer's state are there at both moments, in fp32.</details>
+# <details><summary>Hint 2</summary>At the optimizer step the gradients are added. Nothing of it depends on
+# <code>mixed</code> or on the batch.</details>
+# <details><summary>Hint 3</summary>When backward begins, mixed precision halves one term and adds a 16-bit copy
+# of each weight.</details>
 
 # %% [markdown]
-# ## Exercise 3: the break-even batch
+# ## Exercise 3: measure the peak
 #
-# **Spec.** `break_even_batch(parameters, per_image)` returns the smallest whole batch at which mixed
-# precision holds *less* than fp32 when backward begins, by the formula of exercise 2.
+# **Spec.** `measured_peak(build, batch, dtype)` returns the peak bytes of a training step, as `measure` finds
+# them. `build()` gives a model and its optimizer. The step is one on random images of shape
+# `(batch, 3, 32, 32)` with ten classes, from `zero_grad` to `optimizer.step`, on the CPU: forward and loss
+# under autocast in `dtype`, or in fp32 if `dtype` is `None`. A scaler is not needed.
 
 # %%
-def break_even_batch(parameters: int, per_image: int) -> int:
+def measured_peak(build, batch: int, dtype: torch.dtype | None) -> int:
     # BEGIN SOLUTION
-    return 2 * parameters * 2 // per_image + 1
+    model, optimizer = build()
+    images, labels = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
+
+    def step():
+        optimizer.zero_grad()
+        with torch.amp.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+
+    return measure(step, model=model, optimizer=optimizer, items=batch, timed_steps=0).peak_bytes
     # END SOLUTION
 
 
-check("02.break_even_batch", break_even_batch)
+check("02.measured_peak", measured_peak)
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>Set what is added against what is saved.</details>
-# <details><summary>Hint 2</summary>Added: 2 bytes per parameter. Saved: half of an image's activations, times the
-# batch.</details>
-# <details><summary>Hint 3</summary>At equality nothing is saved yet. Whole-number division and + 1.</details>
+# <details><summary>Hint 1</summary><code>measure(step, model=..., optimizer=...)</code> runs a function without
+# arguments; the answer has <code>peak_bytes</code>.</details>
+# <details><summary>Hint 2</summary><code>torch.amp.autocast("cpu", dtype=dtype, enabled=...)</code>: with
+# <code>enabled=False</code> it does nothing.</details>
 
 # %% [markdown]
-# ## Exercise 4: the largest batch on a card, in few simulations
+# ### Use it
+#
+# Your prediction beside your measurement, for ResNet-18. At which batch do the two precisions part? Until both
+# functions return numbers, the cell prints nothing.
+
+# %%
+def build_resnet18():
+    model = resnet(18, stem="cifar")
+    return model, torch.optim.Adam(model.parameters())
+
+
+# %%
+P, PER_IMAGE = 11_173_962, 4_720_000  # ResNet-18: parameters, and bytes per image by the ledger of lab 01
+if isinstance(predicted_peak(P, PER_IMAGE, 1, False, 8), (int, float)) and isinstance(
+        measured_peak(build_resnet18, 1, None), int):  # fmt: skip
+    for batch in (1, 4, 16):
+        for name, dtype in [("fp32", None), ("mixed", torch.bfloat16)]:
+            guess = predicted_peak(P, PER_IMAGE, batch, dtype is not None, 8)
+            found = measured_peak(build_resnet18, batch, dtype)
+            print(f"batch {batch:>2}, {name:<5} predicted {guess / 2**20:6.1f} MiB, measured {found / 2**20:6.1f} MiB")
+
+# %% [markdown]
+# ## Exercise 4: which module keeps what
+#
+# "Activations halve" is a sum over many tensors. Take it apart: a ledger by module.
+#
+# **Spec.** `kept_by_module(model, inputs, dtype)` runs one forward on the CPU, under autocast in `dtype`, or
+# without if `dtype` is `None`. It returns a dictionary: for each child of the model
+# (`model.named_children()`), how many bytes autograd keeps for backward while that child runs. Each *storage*
+# counts once and whole, for the child that keeps it first. The model's own parameters and buffers do not
+# count. Children that keep nothing may be left out.
+
+# %%
+def kept_by_module(model: nn.Module, inputs: torch.Tensor, dtype: torch.dtype | None) -> dict[str, int]:
+    # BEGIN SOLUTION
+    seen = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
+    kept, running, hooks = {}, [""], []
+    for name, module in model.named_children():
+        hooks.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+        hooks.append(module.register_forward_hook(lambda *_: running.pop() and None))
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            kept[running[-1]] = kept.get(running[-1], 0) + storage.nbytes()
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with torch.amp.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            output = model(inputs)  # holds the graph, so no address is used again
+    del output
+    for hook in hooks:
+        hook.remove()
+    return kept
+    # END SOLUTION
+
+
+check("02.kept_by_module", kept_by_module)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>Begin with the ledger of lab 01: <code>saved_tensors_hooks</code>, a set of
+# addresses that were seen, <code>tensor.detach()</code> from pack.</details>
+# <details><summary>Hint 2</summary><code>register_forward_pre_hook</code> and <code>register_forward_hook</code>
+# are called before and after a module runs: they can note which one it is. A hook that returns something
+# replaces the output, so return <code>None</code>.</details>
+# <details><summary>Hint 3</summary>In a loop, <code>lambda *_, name=name: ...</code> keeps each name. Remove the
+# hooks at the end.</details>
+
+# %% [markdown]
+# ## Exercise 5: which tensors did not halve
+#
+# Here your ledger meets a small vision network, eight images, in both precisions. Until it returns a
+# dictionary, the cell prints nothing.
+
+# %%
+network, eight = small_network(), torch.randn(8, 3, 32, 32)
+print(network)
+
+# %%
+found = {name: kept_by_module(network, eight, dtype) for name, dtype in [("fp32", None), ("mixed", torch.bfloat16)]}
+if isinstance(found["mixed"], dict):
+    for name, _ in network.named_children():
+        print(f"{name:<6} fp32 {found['fp32'].get(name, 0):>8,} bytes, mixed {found['mixed'].get(name, 0):>8,}")
+
+# %% [markdown]
+# **Spec.** For four of its modules, write what became of their bytes: `"halves"`, `"stays"` or `"grows"`. Think
+# of what each keeps, and why, before you read it off.
+
+# %%
+# BEGIN SOLUTION
+relu, pool, gelu, wide = "halves", "stays", "halves", "grows"
+# END SOLUTION
+# STUB: relu = pool = gelu = wide = ...
+
+check("02.did_not_halve", {"relu": relu, "pool": pool, "gelu": gelu, "wide": wide})
+
+# %% [markdown]
+# <details><summary>Hint 1</summary>Max-pooling keeps where each maximum was. Is that a floating-point
+# number?</details>
+# <details><summary>Hint 2</summary>A linear layer keeps its input and its weight. The parameter does not count; is
+# it the parameter that was used?</details>
+
+# %% [markdown]
+# ## Exercise 6: the largest batch on a card, in few simulations
 #
 # **Spec.** `largest_on_card(simulated_peak_bytes, limit_bytes)` returns the largest batch whose peak stays
 # within the limit. `simulated_peak_bytes(batch)` costs seconds a call: **your score is the number of
@@ -183,27 +305,7 @@ if isinstance(found, int):
     print(f"ResNet-18, mixed precision, 4 GB: batch {found}, {len(calls)} simulations: {calls}")
 
 # %% [markdown]
-# ## Exercise 5: the learning rate
-#
-# **Spec.** `scaled_rate(rate, old_batch, new_batch, optimizer)` returns the learning rate for the new batch:
-# by the linear rule for `"sgd"`, by the square-root rule for `"adam"`.
-
-# %%
-def scaled_rate(rate: float, old_batch: int, new_batch: int, optimizer: str) -> float:
-    # BEGIN SOLUTION
-    ratio = new_batch / old_batch
-    return rate * (ratio if optimizer == "sgd" else ratio**0.5)
-    # END SOLUTION
-
-
-check("02.scaled_rate", scaled_rate)
-
-# %% [markdown]
-# <details><summary>Hint 1</summary>Both rules depend on <code>new_batch / old_batch</code> alone.</details>
-# <details><summary>Hint 2</summary>Both rules also hold when the batch shrinks.</details>
-
-# %% [markdown]
-# ## Exercise 6: break it, diagnose it
+# ## Exercise 7: break it, diagnose it
 #
 # Three runs that do not train. Their code is in one function on purpose: read the *measurements* first,
 # not the code. Each run has one of three faults:

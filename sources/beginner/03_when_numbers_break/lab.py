@@ -13,10 +13,10 @@
 #
 # | difficulty | minutes | needs |
 # |---|---|---|
-# | 3 of 5 | 60 | lesson 03; any laptop |
+# | 3 of 5 | 80 | lesson 03; any laptop |
 #
-# Five exercises: you read bits, write a loss scaler, clip in the right place, find a NaN, and name five
-# faults from their records alone. Each ends in a `check`. Hints are folded away. The exercises follow
+# Six exercises: you read bits, write a loss scaler, clip in the right place, keep a layer in fp32, find bad
+# data, and name five faults from their records alone. Each ends in a `check`. Hints are folded away. The exercises follow
 # the [lesson](../../notebooks/beginner/03_when_numbers_break.ipynb). Work in a copy (`make my-labs`).
 
 # %% tags=["setup"]
@@ -134,7 +134,36 @@ check("03.clipped_step", clipped_step)
 # <details><summary>Hint 2</summary>If you do not unscale, <code>scaler.step</code> does it: after your clip.</details>
 
 # %% [markdown]
-# ## Exercise 4: find the NaN
+# ## Exercise 4: keep a layer in fp32
+#
+# **Spec.** `InFp32(layer)` is an `nn.Module` that runs `layer` in fp32, whatever autocast is at work around it:
+# its fp16 input is lifted, and nothing inside is cast down again. It returns fp32, its parameters are the
+# layer's, and autocast goes on after it. Everything runs on the CPU.
+
+# %%
+class InFp32(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        # BEGIN SOLUTION
+        self.layer = layer
+        # END SOLUTION
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # BEGIN SOLUTION
+        with torch.autocast("cpu", enabled=False):
+            return self.layer(x.float())
+        # END SOLUTION
+
+
+check("03.in_fp32", InFp32)
+
+# %% [markdown]
+# <details><summary>Hint 1</summary><code>torch.autocast("cpu", enabled=False)</code> switches it off inside of the
+# <code>with</code>.</details>
+# <details><summary>Hint 2</summary>Switched off, autocast lifts nothing either: the input is still fp16.</details>
+
+# %% [markdown]
+# ## Exercise 5: find bad data
 #
 # This run was recorded in fp16. Its scale starts too large, so a few steps are skipped for no fault of
 # the data. Somewhere later, one element of one input row is NaN. Look at the record first.
@@ -168,7 +197,7 @@ check("03.find_bad_data", find_bad_data)
 # <details><summary>Hint 3</summary>Not every record has a <code>first</code>. Ask for that before its kind.</details>
 
 # %% [markdown]
-# ## Exercise 5: break it, diagnose it
+# ## Exercise 6: break it, diagnose it
 #
 # Five runs, "A" to "E". Each was recorded in fp16 and once more in fp32, with the same fault. You do
 # not see their code. Name the fault of each from the evidence.

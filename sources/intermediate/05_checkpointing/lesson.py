@@ -12,12 +12,12 @@
 # {{badges}}
 #
 # **Promise.** You make a training step forget its activations and compute them again, with the same
-# losses and gradients to the last bit. You measure six ways to choose what is forgotten, and a model of
-# 1.3 billion parameters, simulated, fits a card of 40 GB that it overflowed before.
+# losses and gradients to the last bit. You measure six ways to choose what is forgotten. A model of 1.3 billion
+# parameters, simulated, fits a card of 40 GB that it overflowed.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 45 | any laptop; a GPU if you have one | about a minute of computing on two CPU cores |
+# | 75, and 60 for the lab | any laptop; a GPU if you have one | about a minute of computing on two CPU cores |
 #
 # ## A bet
 #
@@ -33,6 +33,7 @@ here = setup("intermediate/05")
 
 # %%
 import random
+import statistics
 import time
 from dataclasses import replace
 from functools import partial
@@ -41,7 +42,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
 from utils import Transformer, TransformerConfig, UNet, check, compare, draw_timeline, draw_tradeoff
@@ -49,7 +50,7 @@ from utils import format_bytes, measure, recorded_table, resnet, score, scoreboa
 from utils.simulation.devices import simulated_device
 from utils.techniques import EXPENSIVE, NotRepeatableError, activation_peak, best_blocks, block_costs
 from utils.techniques import check_repeatable, checkpoint_blocks, in_segments, recompute_explained
-from utils.techniques import recompute_flops
+from utils.techniques import recompute_flops, step_cost
 
 device = here.meter_device  # where the meter can count: CUDA or CPU
 
@@ -57,19 +58,16 @@ device = here.meter_device  # where the meter can count: CUDA or CPU
 # ## What you will be able to do
 #
 # - Write a checkpoint by hand, and say why the random state must be replayed.
-# - Choose what to recompute: every block, each second one, segments, or cheap operations only.
 # - Predict the peak and the arithmetic, and say where the folklore of "33%" comes from.
 # - Recognize the cases in which checkpointing saves nothing, raises the peak, or breaks a model.
 #
-# On the map of this course, checkpointing pays for **memory** with **compute**. Lesson 01 named the
-# category that it shrinks: activations. States and gradients stay what they are.
+# Checkpointing pays for **memory** with **compute**. It shrinks activations; states and gradients stay.
 #
 # ## 1. A checkpoint by hand
 #
-# Forward runs without keeping anything but the block's input. In backward, the block runs again, this
-# time with autograd watching, and its gradients follow at once. A dozen lines do it. The flag `replay`
-# says whether the random state of the first run is used again. (It is the CPU's state. On a GPU you would
-# save `torch.cuda.get_rng_state()` too, as `torch.utils.checkpoint` does.)
+# Forward keeps nothing but the block's input. In backward the block runs again, this time with autograd watching.
+# A dozen lines do it. The flag `replay` says whether the random state of the first run is used again. (It is the
+# CPU's; on a GPU you would save `torch.cuda.get_rng_state()` too.)
 
 # %%
 class Forgetful(torch.autograd.Function):
@@ -134,15 +132,14 @@ for name, out in {
 
 # %% [markdown]
 # **Read it.** By hand, the first block of a network would never be trained. The present way,
-# `use_reentrant=False`, hooks into what autograd saves. Each tensor that would be saved is replaced by a
-# placeholder; the first placeholder that backward opens reruns the block. So it also works if the input needs
-# no gradient, it stops recomputing as soon as the last needed tensor is there, and it works with
-# `torch.autograd.grad`. Always write `use_reentrant=False`. You build it yourself in the lab.
+# `use_reentrant=False`, puts a placeholder in the place of each tensor that autograd would save; the first one
+# that backward opens reruns the block, until the last needed tensor is there. Always write
+# `use_reentrant=False`. You build it yourself in the lab.
 #
 # ## 2. Which blocks?
 #
 # A transformer of nine blocks, with dropout in each. `checkpoint_blocks(model, ...)` wraps each chosen
-# block's call in `torch.utils.checkpoint`; it takes the blocks of any model. Six ways:
+# block's call in `torch.utils.checkpoint`. Six ways:
 #
 # | way | keeps |
 # |---|---|
@@ -179,14 +176,18 @@ def build(way, config=small, device="cpu", dropout=0.1):
 
 # %% [markdown]
 # *Selective* is a list of operations whose results are kept. `checkpoint_blocks(..., keep=EXPENSIVE)` gives
-# it to PyTorch. In plain PyTorch it takes two lines:
+# it to PyTorch. In plain PyTorch it is a policy, asked at every operation:
 
 # %%
-from torch.utils.checkpoint import create_selective_checkpoint_contexts
+def policy(context, operation, *args, **kwargs):
+    asked.append(operation in EXPENSIVE)
+    return CheckpointPolicy.MUST_SAVE if asked[-1] else CheckpointPolicy.PREFER_RECOMPUTE
 
-print("kept:", ", ".join(operation.name().removeprefix("aten::") for operation in EXPENSIVE))
-contexts = partial(create_selective_checkpoint_contexts, list(EXPENSIVE))
-out = checkpoint(block, batch, use_reentrant=False, context_fn=contexts)
+
+asked, one_layer = [], Transformer(replace(small, layers=1))
+contexts = partial(create_selective_checkpoint_contexts, policy)
+checkpoint(one_layer, torch.zeros(1, 128, dtype=torch.long), use_reentrant=False, context_fn=contexts).sum().backward()
+print(f"one layer, forward and backward: {len(asked)} operations passed the policy, {sum(asked)} of them products or attention")
 
 # %% [markdown]
 # **Predict.** A block costs one part forward and two backward. Running it again adds one part to three:
@@ -194,9 +195,7 @@ out = checkpoint(block, batch, use_reentrant=False, context_fn=contexts)
 # A selective step repeats no matrix product, so next to nothing. For memory: *every block* keeps nine inputs
 # and the inside of one block, *segments of 3* three inputs and the inside of three.
 #
-# `FlopCounterMode` counts the operations of matrix products, attention included. For the time the six ways
-# take turns, a step of each, round by round: on a busy machine one way after the other would be unfair. The
-# table shows the medians.
+# `FlopCounterMode` counts the operations of matrix products, attention included. For the time the six ways take turns.
 
 # %%
 tokens = torch.randint(0, 256, (sequences, 129), generator=torch.Generator().manual_seed(1)).to(device)
@@ -256,30 +255,30 @@ def extra_percent(way):
 
 
 for way, run in runs.items():
-    slower = 100 * (run.median_step_seconds / runs["none"].median_step_seconds - 1)
+    # Each round by itself: what slows the machine down slows both steps of a round.
+    ratios = [100 * (a / b - 1) for a, b in zip(run.step_seconds, runs["none"].step_seconds, strict=True)]
     print(f"{way:<21} peak {format_bytes(run.peak_bytes):>10}   {extra_percent(way):+5.1f}% operations (counted)",
-          f"  {slower:+5.0f}% time (median, measured)")  # fmt: skip
+          f"  {statistics.median(ratios):+5.0f}% time ({min(ratios):+.0f} to {max(ratios):+.0f}, measured)")  # fmt: skip
 print(f"your bet: {my_bet_percent}%, counted: {extra_percent('every block'):.1f}%")
 
 # %%
-show(draw_tradeoff(list(runs.values()), title="Peak against time"),
-     alt="Measured peak memory against the median step for six ways of checkpointing: none is highest, every "
-     "block lowest.")  # fmt: skip
 figure = draw_tradeoff(list(runs.values()), [extra_percent(way) for way in WAYS], title="Peak against operations",
                        cost_label="more operations than without checkpointing (%, counted)")  # fmt: skip
-show(figure, alt="The same peaks against counted extra operations: none and both selective ways stand at zero, "
+show(figure, alt="Measured peaks against counted extra operations: none and both selective ways stand at zero, "
      "every block is lowest, segments of 3 cost most.")  # fmt: skip
+show(draw_tradeoff(list(runs.values()), title="Peak against time, on this machine"),
+     alt="Measured peak memory against the median step for six ways of checkpointing: none is highest, every "
+     "block lowest.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** The peaks are the same in both figures. The dashed line leaves out a way if another needs no
-# more memory and costs no more. The counter sees products only: 0.0% means that no product is repeated, not
-# that nothing is. *Every block* counts less than 33%, for two reasons: the head is not recomputed, and
-# recomputation stops before a block's last product, whose result nobody needs. (A segment skips one product in
-# three blocks.)
+# **Read it.** The dashed line leaves out a way if another needs no more memory and costs no more. The counter sees
+# products only: 0.0% means that no product is repeated. *Every block* counts less than 33%: the head is not
+# recomputed, and recomputation stops before a block's last product, whose result nobody needs.
 #
-# The clock judges otherwise. It also sees memory traffic, the optimizer and Python. Selective pays there:
-# every operation goes through a Python function that decides whether to keep its result, and small operations
-# feel it most. A GPU whose kernels are short feels it as well: its times here are those of starting kernels.
+# The clock's spread over the rounds is wider than most differences: on a busy machine it ranks nothing. What is known of
+# *selective* is a price that no count of products shows, **dispatch**: each of the operations above, in forward and again in
+# backward, goes through a Python function, which in so small a model may take longer than the operation. With
+# large kernels it drowns: on A100s another form of selective recomputation took 7% more time (published, section 8).
 #
 # ### The timeline
 #
@@ -292,9 +291,8 @@ show(figure, alt="Timeline of a step with every block checkpointed: a low base o
 
 # %% [markdown]
 # **Read it.** Forward climbs only by the blocks' inputs. Backward shows one tooth for each block: its
-# inside appears, is used, and goes. As backward walks on, inputs go and gradients come. A block's gradients
-# are larger here than its input (the next section prints both), so the peak is the last tooth; with many more
-# tokens it would be the first.
+# inside appears, is used, and goes, while gradients come. They are larger here than the inputs that go, so the peak
+# is the last tooth.
 #
 # **Question.** You checkpoint the *last* block alone, and no other. (*Every 2nd* chose it, too: block 8.) Does
 # the peak in backward fall? Answer `"yes"` or `"no"`.
@@ -323,10 +321,19 @@ for s, size in alive.items():
 found = runs["segments of 3"].peak_bytes - runs["every block"].peak_bytes
 print(f"3 against 1: {format_bytes(alive[3] - alive[1])} more (predicted), {format_bytes(found)} more (measured)")
 
+
+def best_segment(depth, edge, inside):
+    return min(range(1, depth + 1), key=lambda s: -(-depth // s) * edge + (s - 1) * edge + s * inside)
+
+
+for depth in (9, 36, 100, 400, 1600):
+    print(f"{depth:>5} blocks, root {depth**0.5:2.0f}: best segment {best_segment(depth, 1, 0):>2} with nothing inside,",
+          f"{best_segment(depth, 1, 1):>2} with an edge's worth, {best_segment(depth, edge, inside):>2} for our block")  # fmt: skip
+
 # %% [markdown]
 # **Read it.** *Alive* is what stands at the highest tooth: all edges that were kept, those within the segment,
-# and its insides. One block a segment is best here. Twice the depth would add an edge for each block, and no
-# inside: more teeth, not taller ones.
+# and its insides. As the depth grows, the rule holds for layers with nothing inside. Our block keeps 22 times its edge
+# inside: its best segment is the root of the depth *over that ratio*, one or two blocks at depths that people train.
 #
 # **Question.** Now 36 blocks that keep 8 tensors inside and 1 at the edge. Which segment size $s$ keeps
 # the fewest: $36/s + (s-1) + 8s$?
@@ -339,8 +346,8 @@ check("05.best_segment", segment_size)
 # ## 3. Blocks that are not alike: a CNN and a U-Net
 #
 # In a network of images the first blocks see many pixels and the last ones see few. The memory lies at
-# one end, the parameters at the other. A U-Net goes down and up again, and its *skips* keep the result
-# of each level on the way down until the way up needs it. Checkpointing cannot free those.
+# one end, the parameters at the other. A U-Net's *skips* keep the result of each level until the way up needs it;
+# checkpointing cannot free those.
 
 # %%
 torch.manual_seed(0)
@@ -390,15 +397,14 @@ for name, network in networks.items():
          "the best set under a budget.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** In the U-Net a few blocks bring most of what all of them bring, for a part of the arithmetic,
-# and the prediction holds. In ResNet-18 it does not, because it counts activations alone: the last blocks
-# hold most parameters, backward passes them first, and so nearly all gradients exist when it reaches the large
-# activations of the first blocks. There gradients are what remains. "Checkpoint everything" is a default for
-# models of equal blocks; here it pays for blocks that give nothing back.
+# **Read it.** In the U-Net a few blocks bring most of what all of them bring, and the prediction holds. In ResNet-18
+# it does not, because it counts activations alone: nearly all gradients exist when backward reaches the large
+# activations of the first blocks. "Checkpoint everything" is a default for models of equal blocks; here it pays for
+# blocks that give nothing back.
 #
 # ## 4. Layers that are too small
 #
-# The usual mistake: wrap every layer. A checkpoint keeps its input, and it pays only if the layer would
+# The usual mistake: every layer. A checkpoint keeps its input, and it pays only if the layer would
 # keep *more*. A linear layer keeps just its input. A ReLU keeps its result, which is the next
 # layer's input anyway. Checkpoint each of them by itself:
 
@@ -426,8 +432,7 @@ compare(chains, title="Twenty tiny layers")
 
 # %% [markdown]
 # **Read it.** Wrapping each layer *raises* the peak: now both inputs of a pair stay, where one tensor was
-# enough. The same layers in segments of four do save. Checkpoint what is large inside and small at
-# the edge: a transformer's block, a residual block, attention without a fused kernel. Not a layer.
+# enough. Segments of four do save. Checkpoint what is large inside and small at the edge: a block, not a layer.
 #
 # **Question.** Eight pairs of linear layer and ReLU, each of the layers checkpointed by itself. How many
 # inputs are kept for backward?
@@ -477,17 +482,16 @@ assert twice[1] != without[1] == still[1], "only statistics updated twice change
 # %% [markdown]
 # **Read it.** The training loss is the same to the last digit, so no training curve shows it. The evaluation
 # loss is not. The cure is a context around recomputation alone (`context_fn`), in which the norms update
-# copies of their statistics. They are then, bit for bit, those of plain training; the lab lets you write it.
+# copies of their statistics; the lab lets you write it.
 #
 # <div class="alert alert-warning"><b>Trap.</b> This was
 # <a href="https://github.com/pytorch/pytorch/issues/96136">asked of PyTorch in 2023</a>.
-# Libraries <a href="https://github.com/pfnet/pytorch-pfn-extras/pull/117">patch it</a> each in their own
-# way. InstanceNorm with running statistics has it too. GroupNorm, LayerNorm and RMSNorm keep none.</div>
+# GroupNorm, LayerNorm and RMSNorm keep no running statistics.</div>
 #
 # ## 6. What does not repeat
 #
-# Recomputation must do what forward did. Torch's random state is replayed; Python's and NumPy's are not,
-# and neither is a counter. PyTorch compares shapes, dtypes and devices of what is saved, no values.
+# Torch's random state is replayed; Python's and NumPy's are not, and neither is a counter. PyTorch compares shapes,
+# dtypes and devices of what is saved, no values.
 
 # %%
 class Jitter(nn.Module):
@@ -522,10 +526,8 @@ except NotRepeatableError as error:
     print(error)
 
 # %% [markdown]
-# `recompute_explained` only says in other words what PyTorch found. With other *values* PyTorch finds
-# nothing: the next cell raises no error in backward. So ask before you train. `check_repeatable` runs a
-# block twice with the same random state, compares every part's output bit by bit, and names the first
-# part that differs.
+# With other *values* PyTorch finds nothing: the next cell raises no error in backward. So ask before you train.
+# `check_repeatable` runs a block twice with the same random state, and names the first part that differs.
 
 # %%
 print("backward raised nothing; the gradient is", gradient_of(Jitter())[0, :3])
@@ -589,107 +591,14 @@ assert loss_runs[1].peak_bytes < loss_runs[0].peak_bytes / 2, "in chunks under h
 compare(loss_runs, title="A loss over a vocabulary of 16,000")
 
 # %% [markdown]
-# **Read it.** Loss and both gradients agree; sums in another order may differ in their last bits. The whole
-# loss shows as logits; the chunks' logits are born and gone within a phase, so they show as temporaries. The
-# price is one more product with the head. Fused forms compute the gradient in forward and need no second
-# product, such as [Liger Kernel's](https://github.com/linkedin/Liger-Kernel) fused linear cross-entropy.
+# **Read it.** Loss and both gradients agree; the price is one more product with the head. Fused forms need none, such as
+# [Liger Kernel's](https://github.com/linkedin/Liger-Kernel).
 #
-# ## 8. Let the compiler choose
-#
-# `torch.compile` sees forward and backward as one graph and decides for each *operation* what is kept.
-# `activation_memory_budget` is its dial: 1.0 keeps what its default would, 0.0 as little as it can. Between
-# them it solves a *knapsack*: each result has a size and a price in operations; pack the most price into the
-# bytes allowed. It is finer than a set of blocks. The backend here partitions the graph and then runs it as
-# usual, so it needs no C++ compiler. Beside it we measure the best sets of whole blocks, under the same shares
-# of *their* activations.
-
-# %%
-import torch._functorch.config as functorch_config
-
-three_layers = replace(small, layers=3)
-
-
-def squared(model, x):
-    return model(x).square().mean()
-
-
-def kept_bytes(model, loss_of):
-    own, kept = {p.data_ptr() for p in model.parameters()}, {}
-    note = lambda t: (kept.update({t.data_ptr(): t.untyped_storage().nbytes()}), t)[1]  # noqa: E731
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        loss_of(tokens[:, :-1]).backward()
-    return sum(size for address, size in kept.items() if address not in own)
-
-
-def products(step):
-    """Operations of matrix products and attention (whose backward takes 2.5 forwards) that ran."""
-    with torch.profiler.profile(with_flops=True) as profile:
-        step()
-    count = sum(event.flops for event in profile.key_averages() if event.key.endswith("mm"))
-    calls = {e.key: e.count for e in profile.key_averages() if e.key.startswith("aten::_scaled_dot")}
-    forwards = sum(2.5 * n if "backward" in key else n for key, n in calls.items())
-    return count + forwards * 4 * sequences * 128**2 * three_layers.hidden
-
-
-# %%
-def measured_step(model, loss_of, name):
-    def step():
-        model.zero_grad()
-        loss_of(tokens[:, :-1]).backward()
-
-    step()  # compiles both halves
-    run = measure(step, model=model, name=name, timed_steps=0)
-    return run, products(step), kept_bytes(model, loss_of)
-
-
-compiled = {}
-for share in (1.0, 0.75, 0.5, 0.25, 0.0):
-    torch.compiler.reset()
-    model = Transformer(three_layers).to(device)
-    loss_of = torch.compile(partial(squared, model), backend="aot_eager_decomp_partition")
-    with functorch_config.patch(activation_memory_budget=share):
-        compiled[share] = measured_step(model, loss_of, f"compiler {share}")
-by_budget = [compiled[share][2] for share in (0.0, 0.5, 1.0)]
-assert by_budget == sorted(set(by_budget)), "a smaller budget keeps less: was the model changed?"
-
-# %%
-model = Transformer(three_layers).to(device)
-three_costs = block_costs(model, tokens[:, :-1])
-by_blocks = {}
-for share in compiled:
-    limit = int(share * activation_peak(three_costs, ()))
-    try:
-        chosen = sorted(best_blocks(three_costs, limit))
-    except ValueError as error:
-        print(f"share {share}: {error}")
-        continue
-    checkpoint_blocks(model, only=chosen)
-    by_blocks[share] = measured_step(model, partial(squared, model), f"blocks {chosen}")
-base = by_blocks[1.0][1]
-rows = [*compiled.values(), *by_blocks.values()]
-for run, count, kept in rows:
-    print(f"{run.name:<14} kept {format_bytes(kept):>9}, peak {format_bytes(run.peak_bytes):>9}, "
-          f"{100 * (count / base - 1):+5.1f}% operations (counted)")  # fmt: skip
-figure = draw_tradeoff([run for run, *_ in rows], [100 * (count / base - 1) for _, count, _ in rows],
-                       cost_label="more operations than without checkpointing (%, counted)",
-                       title="Three blocks: the compiler's choice and whole blocks")  # fmt: skip
-show(figure, alt="Measured peak against counted operations: the compiler's budgets save much for little, whole "
-     "blocks reach lower peaks at more operations.")  # fmt: skip
-
-# %% [markdown]
-# **Read it.** The compiler is finer: at 1.0 and 0.75 it lowers the peak without repeating one product, where a
-# list of blocks pays for each step down. But its dial governs what *stays* until backward, not the peak. With
-# 0.0 next to nothing stays, backward recomputes the whole model at once, and the peak is nearly that of no
-# checkpointing. Whole blocks come back one at a time, so at the end they reach lower. Measure what comes out.
-# With the usual backend the compiler also fuses what it recomputes into the kernels of backward
-# ([PyTorch](https://pytorch.org/blog/activation-checkpointing-techniques/)).
-#
-# ## 9. Scale up: 1.3 billion parameters on 40 GB
+# ## 8. Scale up: 1.3 billion parameters on 40 GB
 #
 # The same `build` and a real size: GPT-3 XL's 24 layers and width of 2,048 (Brown and others 2020, Table 2.1),
 # with 16 heads in place of its 24 and the blocks of our transformer, 4 sequences of 2,048 tokens, bf16
-# autocast, AdamW. **Predict.** The states take 16 bytes per parameter; the next cell says how much that is. 4
-# of them are gradients, which do not exist yet at the loss: the bars show 12.
+# autocast, AdamW. States take 16 bytes per parameter; 4 of them are gradients, which do not exist yet at the loss.
 
 # %%
 large = TransformerConfig(vocabulary=50_304, hidden=2048, layers=24, heads=16, feedforward=5504, tied=True)
@@ -725,8 +634,10 @@ assert large_runs[-1].peak_bytes < room, "every block checkpointed, it fits: low
 compare(large_runs, title="1.3 billion parameters, 4 x 2,048 tokens")
 
 # %% [markdown]
-# **Read it.** Only activations differ much between the bars. *Cast weights* are autocast's bf16 copies of the
-# matrices (lesson 02), and the logits are the same four times: 8,192 tokens with a vocabulary of 50,304.
+# **Read it.** Activations differ most. *Cast weights* are autocast's bf16 copies of the matrices (lesson 02). What the
+# logits take differs, too, because the bars show two moments. With checkpoints the peak lies in the loss: the logits
+# and their log-softmax in bf16, the type that comes into CUDA's cross-entropy, and a copy of it in fp32. Without
+# checkpoints it lies where backward begins: the logits are gone, and a gradient has taken the copy's place.
 #
 # A simulation has no time. Its arithmetic can be counted, though not in the same run: a counter keeps tensors
 # alive that checkpointing drops. Operations are a line in depth, so two and four layers say it all.
@@ -755,9 +666,8 @@ recorded_table("gpt1b_recompute", where={"micro_batch": 4},
                columns=["checkpointed", "first_loss", "peak_bytes", "median_step_seconds"])  # fmt: skip
 
 # %% [markdown]
-# **Read it.** *Selective* fits, and its price reads 0.0%: it repeats no product. *Every block* leaves most room
-# and has the price that the figure shows. Both are counts of operations. How well do they tell seconds?
-# Korthikanti and others (2022) published the times of one layer of a 22B model.
+# **Read it.** *Selective* fits and repeats no product; *every block* leaves most room. These are counts of operations.
+# How well do they tell seconds? Korthikanti and others (2022) published the times of one layer of a 22B model.
 
 # %% tags=["nbval-check-output"]
 from utils.validation.tables import source, table
@@ -772,13 +682,12 @@ forward_share = float(base["forward_ms"]) / float(base["combined_ms"])
 print(f"forward is {100 * forward_share:.0f}% of a layer's time there, not 33%")
 
 # %% [markdown]
-# **Read it.** Recomputing all cost 39% of a layer's time, not 33%: on that machine a backward takes less than
-# two forwards, so one forward more weighs more. Selective recomputation is another one there: it drops only the
-# attention scores and repeats their products, for 7%, and 4% with sequence parallelism. Today's fused attention
-# never keeps those scores, so it has this saving built in.
+# **Read it.** Recomputing all cost 39% of a layer's time, not 33%: a backward takes less than two forwards there, so
+# one forward more weighs more. Selective is another one there: it drops only the attention scores and repeats
+# their products, for 7%. Today's fused attention never keeps those scores.
 #
 # Real A100s with 40 GB trained 1.3B, too. llm-foundry published these runs; there each GPU holds an eighth of
-# the states (lesson 09) and weights in bf16, so more sequences fit than in our figure.
+# the states (lesson 09), so more sequences fit than in our figure.
 
 # %% tags=["nbval-check-output"]
 print(source("llm_foundry").split(",")[0])
@@ -790,24 +699,22 @@ for row in table("llm_foundry"):
               f"HFU/MFU {ratio:.3f} (published)")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** Only the longest sequence needs checkpointing, at one sequence a GPU. HFU counts the operations
-# that ran, MFU those that the model asks for, so their ratio is the price in operations: 1.333, by the rule of
-# one forward more on three parts. That is the source of "checkpointing costs 33%": a rule of counting, for one
-# way among many. Time says 39% on one machine, and on yours what section 2 measured.
+# **Read it.** HFU counts the operations that ran, MFU those that the model asks for; where blocks are recomputed their
+# ratio is 1.333, one forward more on three parts. That is the source of "checkpointing costs 33%": a rule of
+# counting, for one way among many. Time said 39% on one machine.
 #
 # ## When to use which
 #
 # | way | use when | costs | does not help |
 # |---|---|---|---|
 # | none | it fits | nothing | |
-# | selective by operation | activations are a little too large | few operations, memory for products | if the products are what fills the card |
+# | selective by operation | activations are a little too large | dispatch in Python (section 2), memory for products | small kernels; if the products are what fills the card |
 # | every 2nd block, or a best set | a part is enough | its share of a forward | where the last block or the logits are the peak |
 # | every block | it must fit | up to a forward | states, logits, optimizer temporaries |
-# | segments | very deep models of small blocks | the same forward | blocks large inside |
 # | chunked loss | the vocabulary is large | one product with the head | small vocabularies |
 # | the compiler's budget | you compile anyway | compile time | code that breaks the graph |
 #
-# Measure first. If states fill the card, this lesson cannot help: the next ones can.
+# If states fill the card, this lesson cannot help: the next ones can.
 
 # %%
 for way in ("none", "every block"):
@@ -815,7 +722,7 @@ for way in ("none", "every block"):
     score("05", f"nine blocks, {way}", peak_bytes=run.peak_bytes, step_seconds=run.median_step_seconds)
 for run in large_runs:
     score("05", f"1.3B on an A100 40GB, {run.name}", peak_bytes=run.peak_bytes, evidence=run.evidence)
-scoreboard()
+scoreboard("05")
 
 # %% [markdown]
 # ## Break it, diagnose it
@@ -842,10 +749,59 @@ compare(frozen, title="Eight of nine blocks frozen")
 
 # %% [markdown]
 # **Diagnose it.** Autograd keeps activations only where a gradient will pass. Below the lowest trained
-# parameter none does, so eight blocks keep nothing, checkpointed or not. The ninth gives its activations up at
-# the loss and takes them back at the start of backward: the peak only moves. The cure is none: there is nothing
-# to save. (With adapters in *every* block, lesson 06, gradients pass through all of them, and checkpointing pays
-# again.)
+# parameter none does, so eight blocks keep nothing, checkpointed or not, and the ninth is the last. (With adapters in
+# *every* block, lesson 06, checkpointing pays again.)
+#
+# ## Optional: let the compiler choose
+#
+# `torch.compile` decides for each *operation* what is kept. `activation_memory_budget` is its dial: 1.0 keeps what
+# its default would, 0.0 as little as it can. Beside it, the best sets of whole blocks under the same shares. The
+# backend here only partitions the graph, so it needs no C++ compiler.
+
+# %%
+import torch._functorch.config as functorch_config
+
+three_layers = replace(small, layers=3)
+attention_flops = 4 * sequences * 128**2 * width
+
+
+def squared(model):
+    return model(tokens[:, :-1]).square().mean()
+
+
+def cost_of(model, loss_of, name):
+    return step_cost(model, partial(loss_of, model), attention_flops=attention_flops, name=name)
+
+
+compiled = {}
+for share in (1.0, 0.75, 0.5, 0.25, 0.0):
+    torch.compiler.reset()
+    model, loss_of = Transformer(three_layers).to(device), torch.compile(squared, backend="aot_eager_decomp_partition")
+    with functorch_config.patch(activation_memory_budget=share):
+        compiled[share] = cost_of(model, loss_of, f"compiler {share}")
+by_budget = [compiled[share].kept_bytes for share in (0.0, 0.5, 1.0)]
+assert by_budget == sorted(set(by_budget)), "a smaller budget keeps less: was the model changed?"
+
+# %%
+model = Transformer(three_layers).to(device)
+three_costs = block_costs(model, tokens[:, :-1])
+by_blocks = []
+for share in (1.0, 0.75, 0.5):  # less cannot be reached by whole blocks
+    chosen = sorted(best_blocks(three_costs, int(share * activation_peak(three_costs, ()))))
+    checkpoint_blocks(model, only=chosen)
+    by_blocks.append(cost_of(model, squared, f"blocks {chosen}"))
+rows = [*compiled.values(), *by_blocks]
+more = [100 * (row.product_flops / by_blocks[0].product_flops - 1) for row in rows]
+figure = draw_tradeoff([row.run for row in rows], more, title="Three blocks: the compiler's choice and whole blocks",
+                       cost_label="more operations than without checkpointing (%, counted)")  # fmt: skip
+show(figure, alt="Measured peak against counted operations: the compiler's budgets save much for little, whole "
+     "blocks reach lower peaks at more operations.")  # fmt: skip
+
+# %% [markdown]
+# **Read it.** The compiler is finer: its first steps lower the peak without repeating a product. But its dial governs
+# what *stays* until backward, not the peak: with 0.0 backward recomputes the whole model at once. Whole blocks come
+# back one at a time, so at the end they reach lower
+# ([PyTorch](https://pytorch.org/blog/activation-checkpointing-techniques/)).
 #
 # ## Recap
 #
@@ -857,27 +813,23 @@ compare(frozen, title="Eight of nine blocks frozen")
 #
 # ### Test yourself
 #
-# A step runs out of memory in the loss, with every block checkpointed. What do you change? And why does a
-# selective step save less than *every block*, at almost no arithmetic?
+# A step runs out of memory in the loss, with every block checkpointed. What do you change?
 #
 # <details><summary>Answer</summary>
 #
 # The logits are the peak: compute the loss in chunks, or use a smaller micro-batch. More checkpointing cannot
-# help. A selective step keeps the results of all products, which are a large share of a block's activations,
-# and repeats only what lies between them.
+# help.
 #
 # </details>
 #
 # ### Where next
 #
-# Do the [lab](../../labs/intermediate/05_checkpointing.ipynb), in a copy: `make my-labs` makes one. When you
-# are done, compare with the [solution](../../solutions/intermediate/05_checkpointing.ipynb). How far the
-# simulated numbers hold is the subject of [notebook 05a](05a_trusting_simulation.ipynb).
+# Do the [lab](../../labs/intermediate/05_checkpointing.ipynb), in a copy: `make my-labs`. Then compare with the
+# [solution](../../solutions/intermediate/05_checkpointing.ipynb). Next: [notebook 05a](05a_trusting_simulation.ipynb).
 #
 # **References.** Chen and others, *Training Deep Nets with Sublinear Memory Cost*,
 # [arXiv:1604.06174](https://arxiv.org/abs/1604.06174). Korthikanti and others, *Reducing Activation
 # Recomputation in Large Transformer Models*, [arXiv:2205.05198](https://arxiv.org/abs/2205.05198), Table 4.
 # Brown and others, *Language Models are Few-Shot Learners*, [arXiv:2005.14165](https://arxiv.org/abs/2005.14165),
-# Table 2.1. MosaicML, [llm-foundry's
-# benchmarks](https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking). PyTorch,
+# Table 2.1. PyTorch,
 # [torch.utils.checkpoint](https://docs.pytorch.org/docs/stable/checkpoint.html).

@@ -120,26 +120,27 @@ check("06.merged_weight", merged_weight)
 # %% [markdown]
 # ## Exercise 4: fit it
 #
-# Fine-tune Llama-2-7B within 24 GB, on a simulated card. Your texts are 1,024 tokens long or more.
-# **Your score is the tokens per step**: sequence length times micro-batch. Get to 16,384 or beyond.
-# `simulated_finetune` tries a choice and returns its measurement. It takes some seconds. The methods are
+# Another model than the lesson's: Llama-**3**-8B, whose vocabulary has 128,256 entries, within 24 GB, on a simulated
+# card. Your texts are 1,024 tokens long or more. **Your score is the tokens per step**: sequence length times
+# micro-batch. Get to 9,000 or beyond. `simulated_finetune` tries a choice and returns its measurement. It takes
+# some seconds; look at what fills the card. The methods are
 # `"LoRA"`, `"QLoRA"`, `"QLoRA + checkpointing"`, `"QLoRA + 8-bit AdamW"` and `"full fine-tune"`.
 
 # %%
-from utils.labs.finetune_7b import simulated_finetune
+from utils.labs.finetune_06 import simulated_finetune
 from utils.techniques.library import bitsandbytes_problem
 
 has_packing = bitsandbytes_problem() is None
 if not has_packing:
-    print(f"{bitsandbytes_problem()}. Without it nothing is packed: try LoRA; 16,384 tokens need the library.")
+    print(f"{bitsandbytes_problem()}. Without it nothing is packed: try LoRA; 9,000 tokens need the library.")
 trial = simulated_finetune("QLoRA" if has_packing else "LoRA", 1024, 2)
 print(f"{trial.items:,} tokens a step: {trial.peak_bytes / 1e9:.1f} GB (simulated), the peak in {trial.peak_phase}")
 
 # %%
 # BEGIN SOLUTION
 method = "QLoRA + checkpointing"
-sequence_length = 1024
-micro_batch = 29  # 30 need 24.3 GB
+sequence_length = 1115  # ten texts of 1,024 need 24.4 GB
+micro_batch = 9
 # END SOLUTION
 # STUB: method = sequence_length = micro_batch = ...
 
@@ -150,8 +151,9 @@ check("06.fit", {"method": method, "sequence length": sequence_length, "micro-ba
 # <details><summary>Hint 2</summary>Memory grows in a straight line with the tokens. Two trials give you the
 # line.</details>
 # <details><summary>Hint 3</summary>With checkpointing the logits and their gradient fill the card next (the meter
-# calls them temporaries and activations): what is left over, divided by the bytes per token, is your
-# limit.</details>
+# calls them temporaries and activations): four times the vocabulary of Llama-2. What is left over, divided by the
+# bytes per token, is your limit. A text need not be 1,024 tokens: other products of length and micro-batch fit
+# closer.</details>
 
 # %% [markdown]
 # ## Exercise 5: break it, diagnose it

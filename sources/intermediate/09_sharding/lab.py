@@ -13,7 +13,7 @@
 #
 # | difficulty | minutes | needs |
 # |---|---|---|
-# | 3 of 5 | 60 | lesson 09; any laptop (Linux, macOS, WSL2) |
+# | 4 of 5 | 60 | lesson 09; any laptop (Linux, macOS, WSL2) |
 #
 # Five exercises. Each asks you to put code or answers in place of the `...`, and ends in a `check`
 # that says *not attempted*, *not yet* with a nudge, or *correct*. Hints are folded away: click one
@@ -31,42 +31,52 @@ from utils import check
 from utils.techniques.zero import zero_config
 
 # %% [markdown]
-# ## Exercise 1: the staircase
+# ## Exercise 1: the moment that decides
 #
-# **Spec.** `state_bytes(parameter_count, stage, ranks)` returns the bytes of states on one rank, in the
-# mixed precision of the ZeRO paper: 2 bytes of parameter, 2 of gradient, 12 of optimizer state.
-# `stage` is 0 (DDP), 1, 2 or 3.
+# **Spec.** The textbook counts states at rest. `largest_moment(parameter_count, stage, ranks, bucket)` returns the
+# bytes on one rank at the moment when there are **most**, as section 5 of the lesson found DeepSpeed to work in
+# bf16. `stage` is 1, 2 or 3, `bucket` the elements of `reduce_bucket_size`. Two moments compete:
+#
+# - *at the end of backward*: parameters, 16-bit gradients (stage 1: all of them; 2 and 3: this rank's part and a
+#   bucket), 12 bytes of optimizer state;
+# - *when the optimizer begins*: parameters, this rank's part of the gradients in 16 bits **and** in fp32, 12
+#   bytes of optimizer state, and the bucket where the stage keeps it for good.
+#
+# Take a part as 1/N, exactly.
 
 # %%
-def state_bytes(parameter_count: int, stage: int, ranks: int) -> float:
+def largest_moment(parameter_count: int, stage: int, ranks: int, bucket: int) -> float:
     # BEGIN SOLUTION
-    parameters = 2 / (ranks if stage >= 3 else 1)
-    gradients = 2 / (ranks if stage >= 2 else 1)
-    optimizer = 12 / (ranks if stage >= 1 else 1)
-    return parameter_count * (parameters + gradients + optimizer)
+    parameters = 2 * parameter_count / (ranks if stage == 3 else 1)
+    always = parameters + 12 * parameter_count / ranks
+    part = 2 * parameter_count / ranks
+    backward = always + (2 * parameter_count if stage == 1 else part + 2 * bucket)
+    begins = always + part + 4 * parameter_count / ranks + (2 * bucket if stage == 3 else 0)
+    return max(backward, begins)
     # END SOLUTION
 
 
-check("09.staircase", state_bytes)
+check("09.largest_moment", largest_moment)
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>Three terms. Each is whole below its stage, and divided by N from it on.</details>
-# <details><summary>Hint 2</summary>Stage 1 divides the optimizer state, stage 2 the gradients too, stage 3 the
-# parameters too.</details>
+# <details><summary>Hint 1</summary>Parameters are whole below stage 3. Optimizer state is divided in all three.</details>
+# <details><summary>Hint 2</summary>A bucket of n elements is 2 n bytes in bf16.</details>
+# <details><summary>Hint 3</summary>Which stage keeps its bucket from step to step? The lesson's list of what each holds
+# says it.</details>
 
 # %% [markdown]
-# ## Exercise 2: bytes per step
+# ## Exercise 2: bytes per step, with accumulation
 #
-# **Spec.** `sent_bytes(parameter_count, ranks, how)` returns what one rank of a ring sends in one step
-# of bf16 training, without accumulation. `how` is `"allreduce"` (DeepSpeed's ZeRO-1 and 2 as they come:
-# all-reduce gradients, all-gather parameters), `"owners"` (reduce gradients to their owners, all-gather
-# parameters) or `"zero3"` (gather all parameters for forward and again for backward, reduce-scatter
-# gradients).
+# **Spec.** `sent_bytes(parameter_count, ranks, how, accumulation)` returns what one rank of a ring sends in one
+# optimizer step of `accumulation` micro-batches, in bf16. `how` is `"zero1"` or `"zero2"` (DeepSpeed as it comes:
+# all-reduce), `"zero2 to owners"` (gradients reduced to their owners), or `"zero3"` (parameters gathered for each
+# forward and each backward, gradients reduce-scattered).
 
 # %%
-def sent_bytes(parameter_count: int, ranks: int, how: str) -> float:
+def sent_bytes(parameter_count: int, ranks: int, how: str, accumulation: int) -> float:
     # BEGIN SOLUTION
-    rounds = {"allreduce": 2 + 1, "owners": 1 + 1, "zero3": 2 + 1}[how]
+    g = accumulation
+    rounds = {"zero1": 2 + 1, "zero2": 2 * g + 1, "zero2 to owners": g + 1, "zero3": 3 * g}[how]
     return rounds * 2 * parameter_count * (ranks - 1) / ranks
     # END SOLUTION
 
@@ -74,31 +84,41 @@ def sent_bytes(parameter_count: int, ranks: int, how: str) -> float:
 check("09.sent_bytes", sent_bytes)
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>A round over a ring sends (N - 1) / N of the whole tensor.</details>
-# <details><summary>Hint 2</summary>An all-reduce is two rounds. All the others are one.</details>
+# <details><summary>Hint 1</summary>A round over a ring sends (N - 1) / N of the whole tensor. An all-reduce is two rounds,
+# all the others are one.</details>
+# <details><summary>Hint 2</summary>Below stage 3 parameters are gathered once, after the step. ZeRO-1 keeps all gradients
+# until then; ZeRO-2 has no room to.</details>
 
 # %% [markdown]
-# ## Exercise 3: the lowest stage that fits
+# ## Exercise 3: the plan that sends least
 #
-# **Spec.** `smallest_stage(parameter_count, ranks, card_bytes)` returns the lowest stage, 0 to 3, whose
-# states fit into `card_bytes`, or `None` if none does. A higher stage never sends less, and with accumulation
-# it sends more often, so the lowest is the best. Use `state_bytes`.
+# **Spec.** `cheapest_plan(parameter_count, ranks, card_bytes, texts, activation_bytes)` returns `(stage, micro_batch)`,
+# or `None` if nothing fits. Each rank has `texts` texts a step; the micro-batch divides them, and the rest is
+# accumulation. A plan fits if states (2 + 2 + 12 bytes, divided as the stage says) and `activation_bytes` for each
+# text of a micro-batch take `card_bytes` or less. Among those, send least, all in bf16: DDP 2 rounds with `no_sync`,
+# ZeRO-1 3, ZeRO-2 2 g + 1, ZeRO-3 3 g, for g micro-batches. **Your score is the rounds** over all cards. At the same
+# g a higher stage never sends less. A larger micro-batch changes g.
 
 # %%
-def smallest_stage(parameter_count: int, ranks: int, card_bytes: float):
+def cheapest_plan(parameter_count: int, ranks: int, card_bytes: int, texts: int, activation_bytes: int):
     # BEGIN SOLUTION
-    for stage in range(4):
-        if state_bytes(parameter_count, stage, ranks) <= card_bytes:
-            return stage
-    return None
+    best = None
+    for stage, (whole, shared) in enumerate([(16, 0), (4, 12), (2, 14), (0, 16)]):
+        for micro_batch in (size for size in range(1, texts + 1) if texts % size == 0):
+            states = parameter_count * (whole + shared / ranks)
+            if states + micro_batch * activation_bytes <= card_bytes:
+                g = texts // micro_batch
+                plan = ([2, 3, 2 * g + 1, 3 * g][stage], (stage, micro_batch))
+                best = plan if best is None else min(best, plan)
+    return best and best[1]
     # END SOLUTION
 
 
-check("09.smallest_stage", smallest_stage)
+check("09.cheapest_plan", cheapest_plan)
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>Try the stages in order, and return the first that fits.</details>
-# <details><summary>Hint 2</summary>What does a function return that reaches its end?</details>
+# <details><summary>Hint 1</summary>There are four stages and few divisors: try every pair.</details>
+# <details><summary>Hint 2</summary>Keep the pair with the fewest rounds. What does a function return that found none?</details>
 
 # %% [markdown]
 # ## Exercise 4: ZeRO-1 by hand
@@ -108,27 +128,27 @@ check("09.smallest_stage", smallest_stage)
 # as if one process had the whole batch: `velocity = 0.9 * velocity + gradient`, then
 # `parameter -= rate * velocity`.
 #
-# - Average all gradients over the ranks with **one** all-reduce (or reduce-scatter) of a flat tensor.
+# - Average all gradients over the ranks with **one** collective of a flat tensor.
 # - Keep the velocity of **this rank's part alone**, a quarter of all elements.
 # - Update that part, then give everyone all parts with **one** all-gather.
 #
-# All elements divide evenly over the ranks. Your score is the bytes of state, and what you put into
-# collectives.
+# All elements divide evenly over the ranks. **Your score is the bytes that a rank of a ring sends**: a
+# reduce-scatter sends half of what an all-reduce does.
 
 # %%
 @torch.no_grad()
 def zero_1_step(parameters, state, rate):
     # BEGIN SOLUTION
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    gradient = torch.cat([p.grad.flatten() for p in parameters])
-    dist.all_reduce(gradient)
-    mine = slice(rank * len(gradient) // ranks, (rank + 1) * len(gradient) // ranks)
-    gradient = gradient[mine] / ranks
+    whole_gradient = torch.cat([p.grad.flatten() for p in parameters])
+    gradient = torch.empty(len(whole_gradient) // ranks)
+    dist.reduce_scatter_tensor(gradient, whole_gradient)
+    gradient /= ranks
     if "velocity" not in state:
         state["velocity"] = torch.zeros_like(gradient)
     state["velocity"].mul_(0.9).add_(gradient)
     whole = torch.cat([p.flatten() for p in parameters])
-    part = whole[mine] - rate * state["velocity"]
+    part = whole.chunk(ranks)[rank] - rate * state["velocity"]
     dist.all_gather_into_tensor(whole, part)
     for p, new in zip(parameters, whole.split([p.numel() for p in parameters]), strict=True):
         p.copy_(new.view_as(p))
@@ -141,7 +161,8 @@ check("09.zero_1", zero_1_step)
 # <details><summary>Hint 1</summary><code>torch.cat([p.grad.flatten() for p in parameters])</code> is the flat
 # gradient. This rank's part of n elements goes from <code>rank * n // ranks</code> to
 # <code>(rank + 1) * n // ranks</code>.</details>
-# <details><summary>Hint 2</summary>An all-reduce adds up. Divide by the number of ranks.</details>
+# <details><summary>Hint 2</summary><code>dist.reduce_scatter_tensor(part, whole)</code> gives each rank the sum of its part,
+# <code>dist.all_reduce</code> of everything. Both add up: divide by the number of ranks.</details>
 # <details><summary>Hint 3</summary><code>dist.all_gather_into_tensor(whole, part)</code> puts the ranks' parts one
 # after the other. <code>whole.split(sizes)</code> cuts them into parameters again; copy them in place.</details>
 

@@ -29,7 +29,7 @@ class Export:
         model, cluster, plan, batch: What was asked.
         torchrun: The command line that starts all ranks of `python`, or of Megatron-LM's script
             where there is no `python`.
-        deepspeed: DeepSpeed's configuration.
+        deepspeed: DeepSpeed's configuration; None where it does not run the plan.
         python: A training script with FSDP2 and DTensor for the course's `Transformer`; None where
             that model cannot run the plan, and the notes say why.
         modules: What the script imports, by path beside it: the course's own files, so that the
@@ -43,7 +43,7 @@ class Export:
     plan: Plan
     batch: Batch
     torchrun: str
-    deepspeed: dict[str, Any]
+    deepspeed: dict[str, Any] | None
     python: str | None
     modules: dict[str, str]
     megatron: tuple[str, ...] | None
@@ -53,12 +53,12 @@ class Export:
         """Write launch.sh, ds_config.json, train.py, megatron.sh, notes.md and train.py's modules.
 
         Returns:
-            The files written; train.py and megatron.sh only where the plan has them.
+            The files written; ds_config.json, train.py and megatron.sh only where the plan has them.
         """
         folder = Path(folder)
         texts = {
             "launch.sh": f"#!/bin/sh\n{self.torchrun}\n",
-            "ds_config.json": json.dumps(self.deepspeed, indent=2) + "\n",
+            "ds_config.json": self._deepspeed_text(),
             "train.py": self.python,
             "megatron.sh": self._megatron_script(),
             "notes.md": self._notes_text(),
@@ -71,6 +71,9 @@ class Export:
                 (folder / name).write_text(text, encoding="utf-8")
                 written.append(folder / name)
         return written
+
+    def _deepspeed_text(self) -> str | None:
+        return None if self.deepspeed is None else json.dumps(self.deepspeed, indent=2) + "\n"
 
     def _megatron_script(self) -> str | None:
         if self.megatron is None:
@@ -121,7 +124,9 @@ def export(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> Exp
     python = training_script(model, cluster, plan, batch)
     script, command = "train.py", torchrun(cluster, "train.py")
     if python is None and arguments is not None:
-        script, command = MEGATRON_SCRIPT, torchrun(cluster, MEGATRON_SCRIPT, arguments)
+        variable = f"CUDA_DEVICE_MAX_CONNECTIONS={connections(plan)}"
+        script = MEGATRON_SCRIPT
+        command = f"{variable} {torchrun(cluster, MEGATRON_SCRIPT, arguments)}"
     notes = {
         "torchrun": torchrun_notes(cluster, script),
         "deepspeed": deepspeed_notes(plan),
@@ -129,7 +134,7 @@ def export(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> Exp
         "megatron": megatron_notes(model, cluster, plan),
     }
     return Export(
-        model, cluster, plan, batch, command, deepspeed_config(cluster, plan, batch), python,
+        model, cluster, plan, batch, command, deepspeed_config(model, cluster, plan, batch), python,
         modules(python) if python else {}, arguments,
         {target: tuple(texts) for target, texts in notes.items()},
     )  # fmt: skip

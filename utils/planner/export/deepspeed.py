@@ -5,26 +5,41 @@ Keys: https://www.deepspeed.ai/docs/config-json/, checked with DeepSpeed 0.19.8'
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from utils.catalog import ModelShape
 from utils.planner.cluster import Cluster
 from utils.planner.export.precision import convention_notes, precision
 from utils.planner.layout import Batch, Plan
 
-LEARNING_RATE = 3e-4
+# Learning rates of GPT-3's sizes, by millions of parameters (Brown et al. 2020, arXiv:2005.14165,
+# Table 2.1): the larger the model, the smaller the steps.
+LEARNING_RATES = {125: 6e-4, 350: 3e-4, 760: 2.5e-4, 1_300: 2e-4, 2_700: 1.6e-4, 6_700: 1.2e-4,
+                  13_000: 1e-4, 175_000: 6e-5}  # fmt: skip
 CLIP = 1.0
 
 
-def deepspeed_config(cluster: Cluster, plan: Plan, batch: Batch) -> dict[str, Any]:
-    """The configuration as a dictionary that `json.dump` writes.
+def learning_rate(model: ModelShape) -> float:
+    """The peak rate of the GPT-3 nearest in size: where to begin, not what to end with."""
+    millions = model.active_parameter_count / 1e6
+    return LEARNING_RATES[min(LEARNING_RATES, key=lambda size: abs(math.log(size / millions)))]
+
+
+def deepspeed_config(
+    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch
+) -> dict[str, Any] | None:
+    """The configuration as a dictionary that `json.dump` writes; None where DeepSpeed runs no such plan.
 
     train_batch_size = micro batch * accumulation * dp, where dp counts replicas of the data: ranks
     that share a sequence or a layer read the same rows.
     """
+    if refused(plan):
+        return None
     return {
         **batch_keys(plan.dp, plan.micro_batch, plan.micro_batches(batch)),
         "gradient_clipping": CLIP,
-        "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE}},
+        "optimizer": {"type": "AdamW", "params": {"lr": learning_rate(model)}},
         "zero_optimization": _zero(plan),
         **precision_keys(precision(plan, cluster)),
     }
@@ -49,6 +64,12 @@ def precision_keys(kind: str) -> dict[str, Any]:
     return {"bf16": {"enabled": True, **(whole if kind == "bf16" else {})}}
 
 
+def refused(plan: Plan) -> bool:
+    """DeepSpeed would stop at the plan, or run another one."""
+    stages = plan.pp > 1 and (plan.zero_stage >= 2 or plan.virtual_stages > 1)
+    return stages or plan.cp > 1 or plan.precision != "bf16" or plan.optimizer_in_backward
+
+
 def _stage(plan: Plan) -> int:
     """DeepSpeed offloads, and keeps optimizer state in 16 bits, with ZeRO alone."""
     needs_zero = plan.offload != "none" or plan.rules.name == "bf16"
@@ -56,7 +77,7 @@ def _stage(plan: Plan) -> int:
 
 
 def _zero(plan: Plan) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": _stage(plan), "overlap_comm": plan.rules.overlap_gradients}
+    zero: dict[str, Any] = {"stage": _stage(plan)}  # overlap_comm stays DeepSpeed's own choice
     host = {"device": "cpu", "pin_memory": True}
     if plan.offload != "none":
         zero["offload_optimizer"] = host
@@ -68,6 +89,8 @@ def _zero(plan: Plan) -> dict[str, Any]:
 def deepspeed_notes(plan: Plan) -> list[str]:
     """What this JSON cannot say, or says otherwise than the plan."""
     notes = [text for applies, text in _said_elsewhere(plan) if applies]
+    if refused(plan):
+        return ["No ds_config.json: DeepSpeed does not run this plan.", *notes]
     if _stage(plan) != plan.zero_stage:
         notes.append(
             "The plan has zero_stage 0; DeepSpeed offloads, and keeps optimizer state in 16 bits, "
@@ -78,6 +101,14 @@ def deepspeed_notes(plan: Plan) -> list[str]:
 
 def _said_elsewhere(plan: Plan) -> list[tuple[bool, str]]:
     return [
+        (plan.precision != "bf16",
+         f"DeepSpeed has no key for {plan.precision}: products in fp8 are Transformer Engine's."),
+        (plan.optimizer_in_backward, "DeepSpeed steps after backward, never in it."),
+        (plan.ep > 1,
+         f"Experts (ep {plan.ep}) are not in the JSON: the model has deepspeed.moe.layer.MoE(..., "
+         f"ep_size={plan.ep})."),
+        (plan.offload_activations,
+         "Activations are offloaded by deepspeed.checkpointing with cpu_checkpointing, inputs alone."),
         (plan.tp > 1,
          f"Tensor parallelism (tp {plan.tp}) is not in the JSON: the model splits its own layers, as "
          "Megatron-DeepSpeed's does. For Hugging Face models DeepSpeed has tensor_parallel."),

@@ -9,8 +9,11 @@ from itertools import chain
 
 from utils.catalog import ModelShape
 from utils.planner.cluster import Cluster
-from utils.planner.export.deepspeed import LEARNING_RATE
+from utils.planner.estimate import estimate
+from utils.planner.experts import expert_tp
+from utils.planner.export.deepspeed import learning_rate
 from utils.planner.export.precision import convention_notes, precision
+from utils.planner.goodput import goodput
 from utils.planner.layout import Batch, Plan
 from utils.planner.stages import stages
 
@@ -24,7 +27,8 @@ def megatron_arguments(
     if plan.lora is not None:
         return None
     groups = (_model(model, plan, batch), _layout(model, plan), _data_parallel(plan),
-              _memory(plan), _training(cluster, plan, batch))  # fmt: skip
+              _experts(model, plan), _memory(plan),
+              _training(model, cluster, plan, batch))  # fmt: skip
     given = chain.from_iterable(group.items() for group in groups)
     return tuple(chain.from_iterable(_tokens(name, value) for name, value in given))
 
@@ -44,6 +48,8 @@ def _model(model: ModelShape, plan: Plan, batch: Batch) -> Arguments:
         "hidden-size": model.hidden,
         "ffn-hidden-size": model.feedforward,
         "num-attention-heads": model.heads,
+        "kv-channels": model.head_width,
+        "qk-layernorm": model.qk_norm,
         "group-query-attention": grouped,
         "num-query-groups": model.key_value_heads if grouped else None,
         "seq-length": batch.sequence_length,
@@ -67,7 +73,29 @@ def _layout(model: ModelShape, plan: Plan) -> Arguments:
         "pipeline-model-parallel-size": plan.pp,
         "num-virtual-stages-per-pipeline-rank": plan.virtual_stages if _interleaved(plan) else None,
         "pipeline-model-parallel-layout": _stage_layout(model, plan),
+        "account-for-embedding-in-pipeline-split": _interleaved(plan) and plan.partition == "ends",
+        "account-for-loss-in-pipeline-split": _interleaved(plan) and plan.partition == "ends",
         "context-parallel-size": plan.cp,
+        "tp-comm-overlap": plan.overlap_tp,
+    }
+
+
+def _experts(model: ModelShape, plan: Plan) -> Arguments:
+    if model.num_experts is None:
+        return {}
+    layers = f"([0]*{model.dense_layers}+[1]*{model.expert_layers})"
+    return {
+        "num-experts": model.num_experts,
+        "moe-router-topk": model.experts_per_token,
+        "moe-ffn-hidden-size": model.expert_width,
+        "moe-shared-expert-intermediate-size": model.shared_feedforward or None,
+        "moe-layer-freq": layers if model.dense_layers else None,
+        "expert-model-parallel-size": plan.ep,
+        "expert-tensor-parallel-size": expert_tp(plan),
+        "moe-token-dispatcher-type": "alltoall",
+        "moe-grouped-gemm": True,
+        "moe-router-load-balancing-type": "aux_loss",
+        "moe-aux-loss-coeff": 0.01,
     }
 
 
@@ -108,10 +136,14 @@ def _data_parallel(plan: Plan) -> Arguments:
 
 def _memory(plan: Plan) -> Arguments:
     full, offloaded = plan.recompute == "full", plan.offload != "none"
+    some = plan.recompute_layers is not None
     return {
         "recompute-granularity": plan.recompute if plan.recompute != "none" else None,
-        "recompute-method": "uniform" if full else None,
-        "recompute-num-layers": 1 if full else None,
+        "recompute-method": ("block" if some else "uniform") if full else None,
+        "recompute-num-layers": (plan.recompute_layers or 1) if full else None,
+        "cross-entropy-loss-fusion": plan.loss == "fused",
+        "fp8-format": {"fp8": "hybrid", "mxfp8": "e4m3"}.get(plan.precision),
+        "fp8-recipe": {"fp8": "tensorwise", "mxfp8": "mxfp8"}.get(plan.precision),
         "attention-backend": plan.attention,
         "attention-dropout": 0.1 if plan.dropout else 0.0,
         "hidden-dropout": 0.1 if plan.dropout else 0.0,
@@ -121,17 +153,28 @@ def _memory(plan: Plan) -> Arguments:
     }
 
 
-def _training(cluster: Cluster, plan: Plan, batch: Batch) -> Arguments:
+def save_interval(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> int:
+    """Steps between two checkpoints: Daly's interval at the high rate of failures."""
+    seconds = goodput(cluster).checkpoint_interval_seconds[0]
+    return max(1, round(seconds / estimate(model, cluster, plan, batch).step_seconds))
+
+
+def _training(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> Arguments:
     kind = precision(plan, cluster)
     return {
         "micro-batch-size": plan.micro_batch,
         "global-batch-size": batch.sequences,
         "bf16": kind.startswith("bf16"),
         "fp16": kind.startswith("fp16"),
-        "lr": LEARNING_RATE,
-        "lr-decay-style": "constant",
+        "lr": learning_rate(model),
+        "min-lr": learning_rate(model) / 10,
+        "lr-decay-style": "cosine",
+        "lr-warmup-fraction": 0.01,
         "train-iters": 10,
         "mock-data": True,
+        "save": "checkpoints",
+        "load": "checkpoints",
+        "save-interval": save_interval(model, cluster, plan, batch),
     }
 
 
@@ -139,7 +182,13 @@ def megatron_notes(model: ModelShape, cluster: Cluster, plan: Plan) -> list[str]
     """What these arguments cannot say, or say otherwise than the plan."""
     if plan.lora is not None:
         return ["No arguments: Megatron-LM trains every parameter. Adapters are Megatron Bridge's."]
-    notes = ["Data, tokenizer and learning rate stand in for yours: --mock-data, NullTokenizer."]
+    notes = [
+        "Data, tokenizer and length stand in for yours: --mock-data, NullTokenizer, 10 iterations.",
+        f"--lr {learning_rate(model):g} is that of the GPT-3 nearest in size (arXiv:2005.14165, Table "
+        "2.1), down to a tenth of it: where to begin.",
+        "--save-interval is Daly's for failures at the high end of the published range; --save and "
+        "--load must be a folder that all nodes see.",
+    ]
     notes += [text for applies, text in _said_otherwise(model, plan) if applies]
     if precision(plan, cluster) == "bf16":
         notes.append("Megatron-LM keeps float32 masters; the plan keeps none.")
@@ -157,7 +206,7 @@ def _said_otherwise(model: ModelShape, plan: Plan) -> list[tuple[bool, str]]:
          f"Set CUDA_DEVICE_MAX_CONNECTIONS={connections(plan)} first, as megatron.sh does."),
         (plan.pp > 1 and plan.schedule == "gpipe",
          "Megatron-LM's pipeline runs 1F1B; the gpipe schedule is lost."),
-        (_interleaved(plan) and plan.partition != "even",
+        (_interleaved(plan) and plan.partition not in ("even", "ends"),
          f"partition={plan.partition!r} is lost: interleaved chunks are alike."),
         (plan.zero_stage >= 2 and plan.pp > 1,
          "Megatron-FSDP with pipeline stages gathers and reduces for every micro-batch."),
@@ -167,6 +216,10 @@ def _said_otherwise(model: ModelShape, plan: Plan) -> list[tuple[bool, str]]:
          "The optimizer's offload is not tested with Megatron-FSDP; take zero_stage=1."),
         (plan.offload == "parameters",
          "Megatron-LM offloads optimizer state alone; the parameters stay on the device."),
+        (plan.offload_activations,
+         "--cpu-offloading moves activations without pipeline stages and recomputation alone; check it."),
+        (plan.optimizer_in_backward, "Megatron-LM steps after backward, never in it."),
+        (plan.loss == "chunked", "Megatron-LM does not chunk the loss; --cross-entropy-loss-fusion."),
         (model.positions == "alibi",
          "ALiBi has no argument; the model has no positions instead, at the same size."),
         (model.embedding_norm, "The norm on the embedding has no argument and is left out."),

@@ -13,7 +13,7 @@ from textwrap import fill, indent
 from utils import parallel
 from utils.catalog import ModelShape
 from utils.planner.cluster import Cluster
-from utils.planner.export.deepspeed import CLIP, LEARNING_RATE
+from utils.planner.export.deepspeed import CLIP, learning_rate
 from utils.planner.export.precision import convention_notes, precision
 from utils.planner.layout import Batch, Plan
 from utils.planner.stages import padded_vocabulary, stages
@@ -56,8 +56,14 @@ def obstacle(model: ModelShape, plan: Plan, batch: Batch) -> str | None:
         (model.family != "llama" or model.positions != "rotary",
          f"{model.name} is of the {model.family!r} family with {model.positions!r} positions; the "
          "course's Transformer is Llama-style."),
+        (model.attention_width != model.hidden or model.qk_norm,
+         f"Heads of {model.head_dim} are not {model.hidden} wide together, or have norms of their own."),
         (model.head_dim % 2 == 1,
          f"Rotary positions turn pairs of channels, and a head is {model.head_dim} wide."),
+        (model.num_experts is not None, "The course's Transformer has no experts."),
+        (plan.precision != "bf16", f"The script has no products in {plan.precision}."),
+        (plan.offload_activations or plan.optimizer_in_backward or plan.recompute_layers is not None,
+         "The script neither offloads activations, nor steps in backward, nor recomputes some blocks."),
         (plan.lora is not None,
          "Adapters: the script trains every parameter. utils.techniques.add_lora makes them."),
         (plan.cp > 1 and batch.sequence_length % (2 * plan.cp) > 0,
@@ -133,7 +139,7 @@ def _constants(model: ModelShape, plan: Plan, batch: Batch) -> str:
     lines += [
         f"SEQUENCES, LENGTH = {batch.sequences}, {batch.sequence_length}",
         f"MICRO_BATCH = {plan.micro_batch}",
-        f"LEARNING_RATE, CLIP = {LEARNING_RATE}, {CLIP}",
+        f"LEARNING_RATE, CLIP = {learning_rate(model)}, {CLIP}",
     ]
     return "\n".join(lines)
 

@@ -1,0 +1,70 @@
+"""What a reader of the first lessons meets: the picture early, few words, links that are there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "sources"))
+
+from _findings import words  # noqa: E402
+
+MOST_WORDS, FIRST_FIGURE = 2400, 10
+READ_AGAIN = {
+    "notebooks/beginner/01_where_memory_goes.ipynb",
+    "notebooks/beginner/02_mixed_precision.ipynb",
+    "notebooks/beginner/03_when_numbers_break.ipynb",
+}
+NOTEBOOKS = sorted(
+    str(path.relative_to(ROOT))
+    for folder in ("notebooks", "labs", "solutions")
+    for path in (ROOT / folder).rglob("*.ipynb")
+    if ".ipynb_checkpoints" not in path.parts
+)
+LINK = re.compile(r"\]\((?!https?:|#)([^)\s]+?)(#[^)]*)?\)")
+
+
+def cells(name: str) -> list[nbformat.NotebookNode]:
+    return nbformat.read(ROOT / name, as_version=4).cells
+
+
+def prose(name: str) -> str:
+    return "\n".join(cell.source for cell in cells(name) if cell.cell_type == "markdown")
+
+
+@pytest.mark.parametrize("name", sorted(READ_AGAIN))
+def test_a_lesson_is_short(name: str) -> None:
+    assert words(prose(name)) <= MOST_WORDS
+
+
+@pytest.mark.parametrize("name", sorted(READ_AGAIN))
+def test_the_first_picture_comes_early(name: str) -> None:
+    shown = [str(cell.get("outputs", "")) for cell in cells(name)]
+    first = next(place for place, text in enumerate(shown, 1) if "data:image/png" in text)
+    assert first <= FIRST_FIGURE
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_links_between_notebooks_lead_somewhere(name: str) -> None:
+    links = [(link, place) for link, place in LINK.findall(prose(name)) if link]
+    gone = [link for link, _ in links if not ((ROOT / name).parent / link).exists()]
+    assert gone == []
+    # A relative link to a notebook opens in JupyterLab and, as an address beside it, in Colab.
+    assert [link for link, _ in links if not link.endswith(".ipynb")] == []
+
+
+def test_the_glossary_is_a_page_that_lessons_lead_to() -> None:
+    page = prose("notebooks/00_glossary.ipynb")
+    assert page.count("\n| ") > 70 and not any(
+        cell.cell_type == "code" for cell in cells("notebooks/00_glossary.ipynb")
+    )
+    for name in READ_AGAIN:
+        assert "(../00_glossary.ipynb" in prose(name)
+    assert "(00_glossary.ipynb)" in prose("notebooks/00_start_here.ipynb")
+    terms = re.findall(r"^\| (?!term|---)(.+?) \|", page, re.MULTILINE)
+    assert len(terms) == len(set(terms)), "a term stands once"

@@ -1,0 +1,60 @@
+"""Who holds what, and one category through several steps."""
+
+from __future__ import annotations
+
+import pytest
+from view_cases import measured, texts
+
+from utils.units import MIB, Category
+from utils.views import draw_breakdown, draw_holders, draw_over_time
+from utils.views.style import LOOKS
+
+
+def filled(figure, category):
+    """Width and left edge of the filled parts of a category."""
+    color = LOOKS[category].color
+    (axes,) = figure.axes
+    from matplotlib.colors import to_rgba
+
+    parts = [p for p in axes.patches if p.get_facecolor() == to_rgba(color)]
+    return [(round(p.get_x() % 1.15, 6), p.get_width()) for p in parts]
+
+
+def test_a_sharded_category_is_filled_in_its_ranks_part():
+    figure = draw_holders({"a": (), "b": ("gradients",)}, ranks=4, sends={"b": "reduces"})
+    parts = filled(figure, Category.GRADIENTS)
+    assert parts[:4] == [(0.0, 1)] * 4
+    assert parts[4:] == [(0.0, 0.25), (0.25, 0.25), (0.5, 0.25), (0.75, 0.25)]
+    assert filled(figure, Category.PARAMETERS) == [(0.0, 1)] * 8
+    assert "reduces" in texts(figure) and "rank 3" in texts(figure)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [({}, 4), ({"a": ()}, 1), ({"a": ("activations",)}, 4)],
+    ids=["none", "one rank", "kind"],
+)
+def test_what_cannot_be_held(given):
+    sharded, ranks = given
+    with pytest.raises(ValueError, match="one scheme or more on two ranks"):
+        draw_holders(sharded, ranks=ranks)
+
+
+def test_one_category_on_one_scale():
+    figure = draw_over_time({"one": measured(4), "two": measured(8)}, "gradients", per=MIB)
+    one, two = figure.axes
+    assert one.get_ylim() == two.get_ylim() and one.get_ylim()[1] == pytest.approx(115)
+    assert one.get_ylabel() == "gradients (bytes per parameter)"
+    assert one.get_title(loc="left") == "one" and "backward" in texts(figure)
+
+
+def test_no_such_category():
+    with pytest.raises(ValueError, match="runs and one of parameters"):
+        draw_over_time({"one": measured()}, "gradient")
+
+
+def test_bars_in_decimal_units():
+    found = texts(draw_breakdown([measured(4)], unit="MB"))
+    assert "memory (MB)" in found and f"{measured(4).peak_bytes / 1e6:,.1f} MB" in found
+    with pytest.raises(ValueError, match="not a size"):
+        draw_breakdown([measured(4)], unit="furlongs")

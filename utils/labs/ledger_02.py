@@ -1,0 +1,101 @@
+"""What the checks of lab 02 measure beside the learner: what autograd keeps, and a step's peak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from utils.memory import measure
+
+Build = Callable[[], tuple[nn.Module, torch.optim.Optimizer]]
+
+
+def small_network(channels: int = 16, side: int = 32, wide: int = 64) -> nn.Sequential:
+    """A small vision network whose layers have names; images (batch, 3, side, side) to ten logits.
+
+    What its layers keep for backward halves under autocast, stays as it is, or grows.
+    """
+    torch.manual_seed(0)
+    layers = {
+        "conv": nn.Conv2d(3, channels, 3, padding=1), "norm": nn.BatchNorm2d(channels),
+        "relu": nn.ReLU(), "pool": nn.MaxPool2d(2),
+        "mix": nn.Conv2d(channels, channels, 3, padding=1), "gelu": nn.GELU(),
+        "flat": nn.Flatten(), "wide": nn.Linear(channels * (side // 2) ** 2, wide),
+        "tanh": nn.Tanh(), "head": nn.Linear(wide, 10),
+    }  # fmt: skip
+    model = nn.Sequential()
+    for name, layer in layers.items():
+        model.add_module(name, layer)
+    return model
+
+
+def kept_by_module(
+    model: nn.Module,
+    inputs: torch.Tensor,
+    dtype: torch.dtype | None,
+    *,
+    own: bool = False,
+    once: bool = True,
+    in_bytes: bool = True,
+) -> dict[str, int]:
+    """Bytes that autograd keeps for backward, by the child module that keeps them first.
+
+    Args:
+        model: run forward once, on the CPU.
+        inputs: what it takes.
+        dtype: of autocast; None runs without.
+        own: count the model's parameters and buffers too.
+        once: count a storage for the first module alone.
+        in_bytes: False counts elements.
+    """
+    tensors = [] if own else [*model.parameters(), *model.buffers()]
+    seen = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    running, kept = [""], dict.fromkeys((name for name, _ in model.named_children()), 0)
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            kept[running[-1]] += storage.nbytes() if in_bytes else tensor.numel()
+            if once:
+                seen.add(storage.data_ptr())
+        return tensor.detach()
+
+    with ExitStack() as stack:
+        for name, module in model.named_children():
+            enter = module.register_forward_pre_hook(lambda *_, name=name: running.append(name))
+            leave = module.register_forward_hook(lambda *_: running.pop() and None)
+            stack.callback(enter.remove)
+            stack.callback(leave.remove)
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor))
+        stack.enter_context(torch.autocast("cpu", dtype=dtype, enabled=dtype is not None))
+        output = model(inputs)
+    del output
+    return {name: size for name, size in kept.items() if size}
+
+
+def measured_peak(
+    build: Build, batch: int, dtype: torch.dtype | None, *, steps: bool = True
+) -> int:
+    """Peak bytes of a training step; without the optimizer's part if `steps` is False."""
+    model, optimizer = build()
+    images, labels = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        if steps:
+            optimizer.step()
+
+    return measure(step, model=model, optimizer=optimizer, items=batch, timed_steps=0).peak_bytes
+
+
+def small_build() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The small network with Adam."""
+    model = small_network()
+    return model, torch.optim.Adam(model.parameters())

@@ -1,0 +1,131 @@
+"""What a measurement is told of: the models, their optimizers, and what else holds tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from utils.memory.elsewhere import KeepsElsewhere
+from utils.memory.hookable import hookable
+
+Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
+Optimizer = torch.optim.Optimizer
+Optimizers = Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer] | None
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Models by name ("" for a single one), optimizers, and holders of further tensors by name."""
+
+    models: Mapping[str, nn.Module]
+    optimizers: Sequence[Optimizer]
+    keep: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The models' own names."""
+        return ", ".join(type(model).__name__ for model in self.models.values())
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters of all models."""
+        return [p for model in self.models.values() for p in model.parameters()]
+
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """The buffers of all models."""
+        return chain.from_iterable(model.buffers() for model in self.models.values())
+
+    def paths(self) -> dict[nn.Module, str]:
+        """All modules that take hooks, with their paths; those of several models begin with
+        the model's name.
+
+        Raises:
+            ValueError: a model cannot be watched.
+        """
+        found: dict[nn.Module, str] = {}
+        for name, model in self.models.items():
+            for module, path in hookable(model):
+                found.setdefault(module, ".".join(filter(None, (name, path))))
+        return found
+
+    def kept_elsewhere(self) -> Iterator[tuple[Any, Any]]:
+        """Category and tensors of what models say is kept for them."""
+        for model in self.models.values():
+            if isinstance(model, KeepsElsewhere):
+                yield from model.kept_elsewhere().items()
+
+    def states(self) -> list[Any]:
+        """What the optimizers keep for each parameter."""
+        return [state for one in self.optimizers for state in one.state.values()]
+
+    def stepped_elsewhere(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What the optimizers step and no model owns: finer copies of own parameters, and others.
+
+        A copy has the shape of a parameter and more bytes an element, as in mixed precision by
+        hand; all else belongs to a model that was not named.
+        """
+        own = self.parameters()
+        known = {id(p) for p in own}
+        shapes: dict[torch.Size, int] = {}
+        for p in own:
+            shapes[p.shape] = min(p.element_size(), shapes.get(p.shape, 16))
+        copies, others = [], []
+        for p in (p for one in self.optimizers for p in one.state if id(p) not in known):
+            finer = p.element_size() > shapes.get(p.shape, 16) or p.shape not in shapes
+            (copies if finer else others).append(p)
+        return copies, others
+
+
+def watched(model: Any, optimizer: Any, keep: Mapping[str, Any] | None) -> Watched:
+    """The arguments of `measure`, in one form.
+
+    Raises:
+        ValueError: one of them is none of what it should be.
+    """
+    return Watched(_models(model), _optimizers(optimizer), _kept(keep))
+
+
+def _models(model: Any) -> dict[str, nn.Module]:
+    found = {"": model} if isinstance(model, nn.Module) else _named(model)
+    if not found or not all(isinstance(part, nn.Module) for part in found.values()):
+        raise ValueError(
+            "measure() needs model=, the nn.Module that the step trains or runs, or several in a "
+            "list or a dictionary."
+        )
+    return found
+
+
+def _optimizers(optimizer: Any) -> list[Optimizer]:
+    if optimizer is None:
+        return []
+    found = [optimizer] if isinstance(optimizer, Optimizer) else list(_named(optimizer).values())
+    if not found or not all(isinstance(part, Optimizer) for part in found):
+        raise ValueError(
+            "optimizer= must be a torch.optim optimizer, several in a list or a dictionary, or "
+            "None for inference."
+        )
+    return [_inner(part) for part in found]
+
+
+def _inner(optimizer: Any) -> Optimizer:
+    """The optimizer that a library's wrapper steps, as accelerate's does."""
+    inner = getattr(optimizer, "optimizer", None)
+    return _inner(inner) if isinstance(inner, Optimizer) else optimizer
+
+
+def _kept(keep: Any) -> Mapping[str, Any]:
+    if keep is not None and not isinstance(keep, Mapping):
+        raise ValueError('keep= names what holds tensors: a dictionary such as {"ema": ema}.')
+    return keep or {}
+
+
+def _named(several: Any) -> dict[str, Any]:
+    if isinstance(several, Mapping):
+        return {str(name): part for name, part in several.items()}
+    if isinstance(several, (list, tuple)):
+        return {str(number): part for number, part in enumerate(several)}
+    return {}

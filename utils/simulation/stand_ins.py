@@ -1,0 +1,105 @@
+"""Values that a program asks of tensors that have none: stand-ins, and a note on each.
+
+A step that reads `loss.item()` to print it does the same with any number. One that branches on a
+value does not: there the caller says which branch to assume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
+
+from utils.simulation.places import Place, asking
+
+NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+Values = Mapping[str, float] | bool | None
+ANY = "*"  # the name that stands for every tensor
+aten = torch.ops.aten
+# Code of PyTorch and other libraries whose memory does not depend on what it is told: which file,
+# what it is told, and what that means.
+_HARMLESS: tuple[tuple[str, float, str], ...] = (
+    ("torch/amp/grad_scaler.py", 0, "no gradient overflows"),
+    ("torch/distributed/fsdp/sharded_grad_scaler.py", 0, "no gradient overflows"),
+    ("torch/optim/lbfgs.py", 1, "the closure returns 1 each time, so that one iteration runs"),
+    ("torch/optim/", 1, "the optimizer reads 1, and only scales its update by it"),
+    ("transformers/optimization.py", 1, "the optimizer reads 1, and only scales its update by it"),
+    ("torch/utils/data/", 0, "a loader gives the first sample each time"),
+)
+
+
+class StandIns:
+    """What simulated tensors answer when a program asks for their values."""
+
+    def __init__(self, values: Values, remark: Callable[[str], None]) -> None:
+        self._values: Mapping[str, float] = {ANY: 1} if values is True else values or {}
+        self._remark = remark
+
+    def results(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """The results of an operation that depends on values; None if there is no stand-in."""
+        tensor = args[0]
+        is_number = func is aten._local_scalar_dense.default
+        value = self._value(asking(), is_number)
+        if value is None:
+            return None
+        if is_number:
+            return _of_type(tensor.dtype, value)
+        return _all_true(func, args, kwargs) if value else None
+
+    def _value(self, place: Place, is_number: bool) -> float | None:
+        for part, value, meaning in _HARMLESS:
+            if is_number and part in place.asked_in:
+                self._remark(f"Assumed in {part.rstrip('/')}: {meaning}.")
+                return value
+        for name, value in self._values.items():
+            if name == ANY or place.is_named(name):
+                what = f"{name} = {value:g}" if name != ANY else f"{value:g}"
+                if not is_number:
+                    what = "all elements count"
+                self._remark(f"Assumed at {place}: {what}, as values= says.")
+                return value
+        return None
+
+
+def _of_type(dtype: torch.dtype, value: float) -> float | int | bool | complex:
+    if dtype is torch.bool:
+        return bool(value)
+    return value if dtype.is_floating_point or dtype.is_complex else int(value)
+
+
+def _all_true(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """The results if every element counts: the largest that the operation can make."""
+    tensor = args[0]
+    if func is aten.nonzero.default:
+        return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
+    if func is aten.masked_select.default:
+        return tensor.new_empty(torch.broadcast_shapes(tensor.shape, args[1].shape).numel())
+    if func is aten.index.Tensor:
+        return func(tensor, _indices(args[1]))
+    if func.name().startswith("aten::_ctc_loss"):
+        steps, batch = tensor.shape[:2]
+        longest = args[1].shape[-1] if args[1].dim() > 1 else args[1].numel() // batch
+        return tensor.new_empty(batch), tensor.new_empty(batch, steps, 2 * longest + 1)
+    if func.namespace == "torchvision" and "nms" in func.name():
+        return tensor.new_empty(tensor.shape[0], dtype=torch.int64)
+    if func.name().startswith("aten::_unique2"):
+        whole, counts = tensor.new_empty(tensor.numel()), {"dtype": torch.int64}
+        return whole, tensor.new_empty(tensor.shape, **counts), tensor.new_empty(tensor.numel(), **counts)  # fmt: skip
+    return None
+
+
+def _indices(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Masks as indices of all their elements, one for each of a mask's dimensions."""
+    found: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            whole = index.new_empty(index.numel(), dtype=torch.int64)
+            found += [whole] * index.dim()
+        else:
+            found.append(index)
+    return found
