@@ -7,12 +7,13 @@ arXiv:2211.05102, section 2).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from utils.catalog import Device, ModelShape, device, model_shape
 from utils.catalog.rules import positive, whole
 
-PLAIN_BYTES = 2  # of embedding, norms, and a scale of a group: 16 bits
+PLAIN_BYTES = 2  # of a weight in the embedding and the norms, and of a group's scale or zero point
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +22,9 @@ class Serving:
 
     Attributes:
         model: a shape, or its name in the catalog.
-        bits: of a weight in a linear layer; 16 for plain weights.
-        group: weights that share a scale of 16 bits and a zero point of as many; None for no scales.
+        bits: of a weight in a linear layer, the head included; 16 for plain weights.
+        group: weights that share a scale and a zero point of 16 bits each, as PyTorch's int4
+            kernel keeps them; None for one scale a row, which is not counted.
         cache_bytes: of one number in the cache of keys and values.
     """
 
@@ -32,8 +34,12 @@ class Serving:
     cache_bytes: int = 2
 
     def __post_init__(self) -> None:
-        """Raises ValueError for sizes that cannot be, or a model that is not in the catalog."""
-        model_shape(self.model)
+        """Raises ValueError for sizes that cannot be, experts, or a model that is not in the catalog."""
+        if self.shape.num_experts:
+            raise ValueError(
+                f"{self.shape.name} has experts, and a token reads only some of their weights. "
+                "Serving counts dense models, such as 'llama-2-70b'."
+            )
         positive("serving", bits=self.bits, cache_bytes=self.cache_bytes)
         if self.group is not None:
             whole("serving", group=self.group)
@@ -47,8 +53,7 @@ class Serving:
     def weight_bytes(self) -> float:
         """All weights: linear layers in `bits`, embedding and norms in 16."""
         counts = self.shape.parameter_counts()
-        plain = counts["embedding"] + counts["norms"]
-        return self.linear_bytes + PLAIN_BYTES * plain
+        return self.linear_bytes + PLAIN_BYTES * (counts["embedding"] + counts["norms"])
 
     @property
     def linear_bytes(self) -> float:
@@ -69,17 +74,17 @@ class Serving:
         """Weights and the cache of `batch` sequences of `context_tokens` each."""
         return self.weight_bytes + batch * context_tokens * self.cache_bytes_per_token
 
-    def largest_context(self, memory_bytes: float, batch: int = 1) -> int:
-        """The longest context that fits beside the weights, in tokens; 0 where they do not fit."""
-        room = memory_bytes - self.weight_bytes
-        return max(0, int(room // (batch * self.cache_bytes_per_token)))
+    def cache_tokens(self, memory_bytes: float) -> int:
+        """How many tokens' caches fit beside the weights, all sequences together; 0 for none."""
+        return max(0, int((memory_bytes - self.weight_bytes) // self.cache_bytes_per_token))
 
     def tokens_per_second(
         self, gpu: Device | str, batch: int = 1, context_tokens: int = 0, gpus: int = 1
     ) -> float:
         """The most new tokens per second, all sequences together, with weights over `gpus`.
 
-        The peak bandwidth of the memory over what a step reads; no kernel reaches it.
+        The peak bandwidth of the memory over what a step reads; no kernel reaches it. Holds while
+        reading takes longer than the arithmetic (`arithmetic_batch`).
 
         Raises:
             ValueError: an unknown device, or no sequence or GPU.
@@ -88,3 +93,23 @@ class Serving:
         read = self.linear_bytes + batch * context_tokens * self.cache_bytes_per_token
         row = device(gpu) if isinstance(gpu, str) else gpu
         return batch * gpus * row.memory_bytes_per_second / read
+
+    def arithmetic_batch(self, gpu: Device | str) -> float:
+        """From this batch on, products in bf16 take longer than reading the weights once."""
+        row = device(gpu) if isinstance(gpu, str) else gpu
+        counts = self.shape.parameter_counts()
+        numbers = counts["attention"] + counts["mlp"] + (counts["head"] or counts["embedding"])
+        reading = self.linear_bytes / row.memory_bytes_per_second
+        return reading * row.peak_flops_per_second("bf16") / (2 * numbers)
+
+
+def paged_tokens(lengths: Sequence[int], block: int = 16) -> int:
+    """Cache that a paged cache gives out to sequences of these lengths: whole blocks, in tokens.
+
+    Kwon et al. 2023, arXiv:2309.06180, section 4.
+
+    Raises:
+        ValueError: the block is not a whole positive number.
+    """
+    whole("paged cache", block=block)
+    return sum(-(-length // block) * block for length in lengths)

@@ -7,6 +7,8 @@ row with them the rest is rounded to nothing, so their columns are multiplied in
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -14,10 +16,37 @@ LEVELS = 127
 THRESHOLD = 6.0  # an input of this magnitude makes its channel an outlier, as in the paper
 
 
+@dataclass(frozen=True)
+class Int8Weight:
+    """A weight (outputs, inputs) by `absmax`, in the format of bitsandbytes and torchao.
+
+    Attributes:
+        codes: int8 (outputs, inputs).
+        scales: fp32 (outputs,), the largest magnitude of each row.
+    """
+
+    codes: Tensor
+    scales: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Int8Weight:
+        """Round a weight (outputs, inputs)."""
+        return cls(*absmax(weight.detach()))
+
+    def weight(self) -> Tensor:
+        """The weight that is stored: fp32 (outputs, inputs)."""
+        return from_absmax(self.codes, self.scales)
+
+    @property
+    def stored_bytes(self) -> float:
+        """Bytes of codes and scales."""
+        return self.codes.nbytes + self.scales.nbytes
+
+
 def absmax(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Codes int8 (rows, width) and scales fp32 (rows,): each row over its largest magnitude."""
     scales = rows.float().abs().amax(dim=1)
-    codes = torch.round(rows.float() * (LEVELS / scales.clamp(min=1e-38))[:, None])
+    codes = torch.round(rows.float() * (LEVELS / scales.clamp(min=1e-30))[:, None])
     return codes.to(torch.int8), scales
 
 
@@ -38,6 +67,6 @@ def int8_product(x: Tensor, weight: Tensor) -> Tensor:
 
 def split_product(x: Tensor, weight: Tensor, threshold: float = THRESHOLD) -> Tensor:
     """`int8_product`, with the channels of x that reach the threshold multiplied as they are."""
-    outliers = x.abs().amax(dim=0) >= threshold
+    outliers = (x.abs() >= threshold).any(dim=0)
     rest = int8_product(x[:, ~outliers], weight[:, ~outliers])
     return rest + x[:, outliers].float() @ weight[:, outliers].float().T

@@ -1,29 +1,43 @@
 """Weights as whole numbers on an even grid, group by group, and what that costs a layer's output.
 
-A group is a run of weights in one row (one output). It has a scale and, unless the grid is symmetric,
-a zero point: weight = scale * (code - zero). The error that counts is the output's, and for inputs x
-it needs no more than their second moments: |(W - Q) x|^2 summed over the inputs is
-trace((W - Q) H (W - Q)^T) with H the sum of x x^T (Frantar et al. 2022, arXiv:2210.17323, equation 1).
+A group is a run of weights in one row (one output). It has a scale and a zero point:
+weight = scale * (code - zero). The error that counts is the output's, and for inputs x it needs no more
+than their second moments: |(W - Q) x|^2 summed over the inputs is trace((W - Q) H (W - Q)^T) with H the
+sum of x x^T (Frantar et al. 2022, arXiv:2210.17323, equation 1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-SCALE_BITS = 16  # as the formats on disk keep it
+SCALE_BITS = 16  # the type in which formats keep a scale: fp16
+SMALLEST_SCALE = 2.0**-20  # below it fp16 has few digits left
+
+
+class InFewBits(Protocol):
+    """What a method makes of a weight."""
+
+    def weight(self) -> Tensor:
+        """The values in effect, fp32 (outputs, inputs)."""
+        ...
+
+    @property
+    def stored_bytes(self) -> float:
+        """Bytes of the packed form."""
+        ...
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The numbers that a group's weights may take.
+    """The numbers that the weights of some groups may take.
 
     Attributes:
-        scales: fp32 (outputs, 1), the step between neighbours.
-        zeros: fp32 (outputs, 1), the code that stands for 0.
+        scales: fp32 (groups, 1), the step between neighbours; each a number of fp16.
+        zeros: fp32 (groups, 1), the code that stands for 0.
         bits: of a code, 2 to 8.
     """
 
@@ -32,26 +46,22 @@ class Grid:
     bits: int
 
     @classmethod
-    def of(cls, weight: Tensor, bits: int, symmetric: bool = False) -> Grid:
-        """The narrowest grid around the weights (outputs, any) of one group, 0 among them.
+    def of(cls, groups: Tensor, bits: int) -> Grid:
+        """The narrowest grid around each group (groups, weights), 0 among its numbers.
 
         Raises:
             ValueError: bits are outside of 2 to 8.
         """
-        if not 2 <= bits <= 8:
+        if bits not in range(2, 9):
             raise ValueError(f"bits is {bits!r}; a code takes 2 to 8.")
-        top = 2**bits - 1
-        low = weight.amin(dim=1, keepdim=True).clamp(max=0)
-        high = weight.amax(dim=1, keepdim=True).clamp(min=0)
-        if symmetric:
-            high = torch.maximum(high, -low)
-            low = -high
-        scales = ((high - low) / top).clamp(min=1e-9)
-        zeros = torch.full_like(scales, (top + 1) / 2) if symmetric else torch.round(-low / scales)
+        low = groups.amin(dim=1, keepdim=True).clamp(max=0)
+        high = groups.amax(dim=1, keepdim=True).clamp(min=0)
+        scales = ((high - low) / (2**bits - 1)).clamp(min=SMALLEST_SCALE).half().float()
+        zeros = torch.round(-low / scales).clamp(0, 2**bits - 1)
         return cls(scales, zeros, bits)
 
     def codes(self, weight: Tensor) -> Tensor:
-        """The nearest code for each weight (outputs, any): uint8, same shape."""
+        """The nearest code for each weight (groups, any): uint8, same shape."""
         codes = torch.round(weight / self.scales) + self.zeros
         return codes.clamp(0, 2**self.bits - 1).to(torch.uint8)
 
@@ -68,35 +78,27 @@ class Rounded:
         codes: uint8 (outputs, inputs).
         scales: fp32 (outputs, groups).
         zeros: fp32 (outputs, groups).
-        bits: of a code.
-        group: inputs that share a scale; the last group of a row may be shorter.
-        has_zeros: whether zero points are stored; a symmetric grid needs none.
+        bits: of a code, and of a zero point.
     """
 
     codes: Tensor
     scales: Tensor
     zeros: Tensor
     bits: int
-    group: int
-    has_zeros: bool
 
     def weight(self) -> Tensor:
         """The weight that is stored: fp32 (outputs, inputs)."""
-        width = self.codes.shape[1]
-        scales, zeros = (
-            part.repeat_interleave(self.group, dim=1)[:, :width]
-            for part in (self.scales, self.zeros)
-        )
-        return scales * (self.codes.float() - zeros)
+        groups = self.codes.float().view(*self.scales.shape, -1)
+        return (self.scales[..., None] * (groups - self.zeros[..., None])).flatten(1)
 
     @property
     def stored_bytes(self) -> float:
-        """Bytes of packed codes, scales in 16 bits and zero points in as many bits as a code."""
-        each = SCALE_BITS + self.bits * self.has_zeros
+        """Bytes of packed codes, and for each group a scale in 16 bits and a zero point."""
+        each = SCALE_BITS + self.bits
         return (self.codes.numel() * self.bits + self.scales.numel() * each) / 8
 
 
-def groups_of(inputs: int, group: int | None) -> int:
+def group_size(inputs: int, group: int | None) -> int:
     """How many inputs share a scale: `group`, or the whole row for None.
 
     Raises:
@@ -105,7 +107,7 @@ def groups_of(inputs: int, group: int | None) -> int:
     if group is None:
         return inputs
     if group < 1 or inputs % group:
-        near = [d for d in (32, 64, 128) if inputs % d == 0] or [inputs]
+        near = [size for size in (32, 64, 128) if inputs % size == 0] or [inputs]
         raise ValueError(
             f"A group of {group} does not divide rows of {inputs} weights. Take "
             f"{' or '.join(map(str, near))}, or None for one scale a row."
@@ -113,48 +115,22 @@ def groups_of(inputs: int, group: int | None) -> int:
     return group
 
 
-def round_to_nearest(
-    weight: Tensor, bits: int, group: int | None = None, symmetric: bool = False
-) -> Rounded:
+def round_to_nearest(weight: Tensor, bits: int, group: int | None = None) -> Rounded:
     """Each weight to its nearest neighbour on its group's grid: no data needed.
 
     Args:
         weight: (outputs, inputs), floating point.
         bits: 2 to 8.
         group: inputs that share a scale; None for one scale a row.
-        symmetric: the same reach on both sides of 0, and no zero points.
 
     Raises:
         ValueError: bits or group cannot be used.
     """
-    return by_columns(weight, bits, group, symmetric, lambda column, codes: None)
-
-
-def by_columns(
-    weight: Tensor,
-    bits: int,
-    group: int | None,
-    symmetric: bool,
-    after: Callable[[int, Tensor], None],
-) -> Rounded:
-    """Round column by column, from the left; `after(column, stored)` may move what is to come.
-
-    The grid of a group is chosen when its first column is reached. `after` gets the column's
-    number and the weights (outputs,) that are stored for it; it may change `weight` in place, to
-    the right of the column.
-    """
-    width = weight.shape[1]
-    group = groups_of(width, group)
-    codes = torch.empty(weight.shape, dtype=torch.uint8)
-    grids: list[Grid] = []
-    for column in range(width):
-        if column % group == 0:
-            grids.append(Grid.of(weight[:, column : column + group], bits, symmetric))
-        here = slice(column, column + 1)
-        codes[:, here] = grids[-1].codes(weight[:, here])
-        after(column, grids[-1].weight(codes[:, here]).squeeze(1))
-    scales, zeros = (torch.cat(parts, dim=1) for parts in zip(*((g.scales, g.zeros) for g in grids), strict=True))
-    return Rounded(codes, scales, zeros, bits, group, not symmetric)
+    outputs, inputs = weight.shape
+    groups = weight.detach().float().reshape(-1, group_size(inputs, group))
+    grid = Grid.of(groups, bits)
+    codes = grid.codes(groups).view(outputs, inputs)
+    return Rounded(codes, grid.scales.view(outputs, -1), grid.zeros.view(outputs, -1), bits)
 
 
 def second_moments(inputs: Tensor) -> Tensor:
@@ -167,7 +143,7 @@ def second_moments(inputs: Tensor) -> Tensor:
     if not len(rows) or not rows.isfinite().all():
         raise ValueError(
             "The calibration data is empty or not finite: nothing can be learned from it about "
-            "which weights matter. Give a few hundred tokens of the text that the model will read."
+            "which weights matter. Give a few thousand tokens of the text that the model will read."
         )
     return rows.T @ rows
 
