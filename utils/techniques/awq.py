@@ -3,18 +3,21 @@
 Lin et al. 2023, arXiv:2306.00978, section 3.2: W x = (W diag(s)) (x / s). A column that is multiplied
 by s > 1 is rounded s times more finely, as long as its group's reach does not grow. What its input is
 divided by folds into the norm or layer before. s is the mean magnitude of each input to a power, and
-the power is searched; 0 is plain rounding.
+the power is searched; 0 is plain rounding. Then each group's reach is: a grid that clips the largest
+weights has smaller steps for all others.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from utils.techniques.rounding import Rounded, output_error, round_to_nearest
+from utils.techniques.rounding import Grid, Rounded, group_size, output_error, round_to_nearest
 
 TRIES = 20  # powers from 0 to 0.95, as in the authors' code
+REACHES = [1 - step / 20 for step in range(10)]  # of a group's grid: 1 to 0.55
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,42 @@ def awq(
         scales = column_scales(magnitudes, power)
         rounded = round_to_nearest(weight.detach().float() * scales, bits, group)
         found.append(Scaled(rounded, scales, power))
-    return min(found, key=lambda tried: output_error(weight, tried.weight(), moments))
+
+    def error(tried: Scaled) -> float:
+        return output_error(weight, tried.weight(), moments)
+
+    best = min(found, key=error)
+    scales = best.column_scales
+    widened, seen = weight.detach().float() * scales, moments / torch.outer(scales, scales)
+    clipped = Scaled(clipped_to_nearest(widened, seen, bits, group), scales, best.power)
+    return min(best, clipped, key=error)
+
+
+def clipped_to_nearest(
+    weight: Tensor, moments: Tensor, bits: int, group: int | None = None
+) -> Rounded:
+    """`round_to_nearest` on the grid, of ten for each group, that serves the group's inputs best.
+
+    The errors of other groups are left out of the choice, so all groups choose at once.
+    """
+    outputs, inputs = weight.shape
+    size = group_size(inputs, group)
+    groups = weight.reshape(-1, size)
+    parts = torch.arange(inputs).view(-1, size)
+    own = moments[parts[:, :, None], parts[:, None, :]]  # (groups of a row, size, size)
+    best = torch.full((len(groups), 1), torch.inf)
+    codes, scales, zeros = torch.zeros_like(groups), torch.ones_like(best), torch.zeros_like(best)
+    for reach in REACHES:
+        grid = Grid.of(reach * groups, bits)
+        tried = grid.codes(groups)
+        away = (groups - grid.weight(tried)).view(outputs, -1, size)
+        error = torch.einsum("ogi,gij,ogj->og", away, own, away).reshape(-1, 1)
+        better = error < best
+        best = torch.where(better, error, best)
+        codes = torch.where(better, tried, codes)
+        scales, zeros = torch.where(better, grid.scales, scales), torch.where(better, grid.zeros, zeros)
+    shape = (outputs, inputs // size)
+    return Rounded(codes.to(torch.uint8).view(outputs, inputs), scales.view(shape), zeros.view(shape), bits)
 
 
 def column_scales(magnitudes: Tensor, power: float) -> Tensor:
