@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from utils.labs.cases import Case, Exercise, Question, scored, takes
-from utils.labs.kinds import function, instance, keys, number, whole
-from utils.labs.verdict import Verdict, correct, not_yet
-from utils.models.bytes_llama import LENGTH, bytes_llama, calibration_tokens, perplexity
+from utils.data.library_text import LENGTH
+from utils.labs.cases import Case, Exercise, Question, judge, scored, takes
+from utils.labs.few_bits_08 import (
+    BITS,
+    CHOICES,
+    GROUP,
+    Table,
+    budget_bytes,
+    calibrated_on,
+    choices,
+    held_out_perplexity,
+    layer,
+    layer_par,
+    loss_with,
+    perplexity_with,
+    without_text,
+)
+from utils.labs.kinds import function, instance, keys, number, one_of, several, whole
+from utils.labs.verdict import Verdict, correct, not_yet, shown
 from utils.techniques.gptq import gptq
-from utils.techniques.rounding import Grid, output_error, round_to_nearest, second_moments
-from utils.techniques.weight_only import inputs_of, linears_of, quantize_weights
+from utils.techniques.rounding import Rounded, output_error, round_to_nearest
 
-GROUP = 32
-CHOICES = (2, 3, 4, 8)  # bits that exercise 2 may give to a layer
-BITS_A_WEIGHT = 3.6  # what exercise 2 may spend on average, scales and zero points included
-MARGIN = 1.03  # how much worse than the reference an error may be, for other orders of arithmetic
+ENOUGH = 1.01  # times the library's error, exercise 1
+NEAR = 1.005  # times the par's perplexity, exercise 2
+HARM = 1.15  # times the perplexity of rounding to nearest, exercise 3
 
-cache_kib = Question(
-    "Lesson 08: the cache of one token of Llama-2-70B, in KiB.",
-    number("a number of KiB"), right=320, within=1,
-    wrong={2560: "That is one key and value for each of 64 query heads. They share 8.",
-           160: "Keys, or values. A token leaves both.",
-           327_680: "Those are bytes. A KiB has 1,024.",
-           4: "That is one layer. There are 80.", 640: "A number takes 2 bytes here, not 4."},
-    nudge="2 x layers x key-value heads x head width numbers of 2 bytes: 80 layers, 8 heads of 128.",
-    note="2 x 80 x 8 x 128 x 2 bytes",
+ungrouped_kib = Question(
+    "Lesson 08: the cache of one token of Llama-2-70B without grouped queries, in KiB.",
+    number("a number of KiB"), right=2560, within=1,
+    wrong={320: "That is with grouped queries, as the table says. How many heads would keep keys and values?",
+           1280: "Keys, or values. A token leaves both.",
+           2_621_440: "Those are bytes. A KiB has 1,024.",
+           32: "That is one layer. There are 80.", 5120: "A number takes 2 bytes here, not 4."},
+    nudge="2 x layers x heads x head width numbers of 2 bytes: 80 layers, 64 heads of 128.",
+    note="2 x 80 x 64 x 128 x 2 bytes, eight times the 320 KiB of grouped queries",
 )  # fmt: skip
 
 independent_inputs = Question(
@@ -53,121 +65,78 @@ large_batch = Question(
 )  # fmt: skip
 
 
-@functools.cache
-def _layer() -> tuple[Tensor, Tensor]:
-    """A weight of the lesson's model, one of its inputs dead, and the moments of its inputs."""
-    model = bytes_llama()
-    layers = {"down": model.blocks.get_submodule("2").get_submodule("feedforward.down")}
-    with inputs_of(linears_of(nn.ModuleDict(layers))) as seen, torch.no_grad():
-        model(calibration_tokens(seed=7))
-    moments = seen["down"].moments.clone()
-    moments[5], moments[:, 5] = 0, 0
-    weight = linears_of(nn.ModuleDict(layers))["down"].weight.detach().clone()
-    return weight, moments
-
-
-def sorted_gptq(weight: Tensor, moments: Tensor, bits: int) -> Tensor:
-    """What exercise 1 asks for: one grid a row, the columns with the largest moments first."""
-    order = moments.diagonal().argsort(descending=True)
-    moving, stored = weight[:, order].clone(), torch.empty_like(weight)
-    grid = Grid.of(weight, bits)
-    damped = moments[order][:, order].double()
-    damped += 0.01 * damped.diagonal().mean() * torch.eye(len(damped))
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    factor = torch.linalg.cholesky(inverse, upper=True).float()
-    for place, column in enumerate(order.tolist()):
-        stored[:, column] = grid.weight(grid.codes(moving[:, place : place + 1])).squeeze(1)
-        error = (moving[:, place] - stored[:, column]) / factor[place, place]
-        moving[:, place + 1 :] -= torch.outer(error, factor[place, place + 1 :])
-    return stored
-
-
 @takes(function())
-def largest_first(answer: Callable[[Tensor, Tensor, int], Any]) -> Verdict:
-    """Exercise 1: GPTQ that rounds the columns with the largest moments first."""
-    weight, moments = _layer()
-    tensors = instance(Tensor, "a tensor")
-    scores = []
-    for bits in (4, 3):
-        found = tensors.returned(answer(weight.clone(), moments.clone(), bits))
-        if verdict := _not_on_the_grid(found, weight, bits) or _too_far(found, weight, moments, bits):
-            return verdict
-        scores.append(output_error(weight, found.float(), moments))
-    par = output_error(weight, sorted_gptq(weight, moments, 3), moments)
-    return correct(
-        "the columns that matter most are rounded while all others can still make up for them",
-        score=scored(scores[1], par, "error at 3 bits", "{:.4f}".format),
-    )
+def few_bits(answer: Callable[[Tensor, Tensor], Any]) -> Verdict:
+    """Exercise 1: three bits in groups of 32, as near to the layer's output as GPTQModel."""
+    weight, moments = layer()
+    tensors = several(instance(Tensor, "a tensor"), 3, "codes, scales and zeros, three tensors")
+    found = tensors.returned(answer(weight.clone(), moments.clone()))
+    if verdict := _not_the_format(*found, weight):
+        return verdict
+    codes, scales, zeros = (part.detach().float() for part in found)
+    stored = Rounded(codes, scales, zeros, BITS).weight()
+    error, par = output_error(weight, stored, moments), layer_par()
+    score = scored(error, par, "error of the output", "{:.4f}".format)
+    if error > ENOUGH * par:
+        return not_yet("the error of the output", expected=f"{par:.4f}, to 1%", got=f"{error:.4f}",
+                       nudge=_error_nudge(stored, error, weight, moments))  # fmt: skip
+    return correct("the library's format, and no more error than the library's", score=score)
 
 
-def _not_on_the_grid(found: Tensor, weight: Tensor, bits: int) -> Verdict | None:
-    if found.shape != weight.shape:
-        return not_yet(f"the shape at {bits} bits", expected=f"{tuple(weight.shape)}",
-                       got=f"{tuple(found.shape)}", nudge="Give the weight that is stored.")  # fmt: skip
-    if not found.isfinite().all():
-        nudge = "An input never came: its moment is 0, and H has no inverse. What does damping add?"
-        return not_yet(f"values at {bits} bits", expected="finite numbers", got="NaN", nudge=nudge)
-    grid = Grid.of(weight, bits)
-    off = (grid.weight(grid.codes(found.float())) - found.float()).abs() > 1e-4 * grid.scales
-    if off.any():
-        nudge = (
-            "Each row has one grid: Grid.of(weight, bits), of the weight as it came. Every value is "
-            "one of its places: grid.weight(grid.codes(column))."
-        )
-        return not_yet(f"{int(off.sum())} values at {bits} bits", expected="values of the row's grid",
-                       got="others", nudge=nudge)  # fmt: skip
+def _not_the_format(codes: Tensor, scales: Tensor, zeros: Tensor, weight: Tensor) -> Verdict | None:
+    rows, groups = weight.shape[0], weight.shape[1] // GROUP
+    for name, part, shape in (
+        ("codes", codes, weight.shape),
+        ("scales", scales, (rows, groups)),
+        ("zeros", zeros, (rows, groups)),
+    ):
+        if tuple(part.shape) != tuple(shape):
+            return not_yet(f"the shape of {name}", expected=f"{tuple(shape)}", got=f"{tuple(part.shape)}",
+                           nudge="One scale and one zero point for each group of a row.")  # fmt: skip
+        if not part.isfinite().all():
+            nudge = "Does the Cholesky factor exist? Damping adds to the diagonal of H."
+            return not_yet(name, expected="finite numbers", got="NaN or infinity", nudge=nudge)
+    for name, part in (("codes", codes), ("zeros", zeros)):
+        off = (part != part.round()) | (part < 0) | (part > 2**BITS - 1)
+        if off.any():
+            return not_yet(f"{int(off.sum())} of the {name}", expected="whole numbers from 0 to 7",
+                           got=f"such as {part[off][0].item():.4g}", nudge="Clamp after rounding; the weight itself is not a code.")  # fmt: skip
     return None
 
 
-def _too_far(found: Tensor, weight: Tensor, moments: Tensor, bits: int) -> Verdict | None:
-    """The verdict on an error that is larger than the reference's; None if it is not."""
-    error = output_error(weight, found.float(), moments)
-    best = output_error(weight, sorted_gptq(weight, moments, bits), moments)
-    if error <= best * MARGIN:
-        return None
-    plain = round_to_nearest(weight, bits).weight()
-    in_order = gptq(weight, moments, bits).weight()
-    if torch.allclose(found.float(), plain, atol=1e-5):
-        nudge = "That is rounding to nearest. Which columns make up for the error of the first?"
-    elif torch.allclose(found.float(), in_order, atol=1e-5):
-        nudge = "That is GPTQ from left to right. Sort by the diagonal of H, largest first."
-    elif error > 0.9:
-        nudge = "The columns seem to lie in another order than they came in. Put them back."
-    elif error > output_error(weight, plain, moments):
-        nudge = "This is worse than rounding to nearest. Is it the factor of H's *inverse*, and H sorted too?"
-    else:
-        nudge = "Better than nothing. Are weight, H and result all in the same order, largest first?"
-    return not_yet(f"the error at {bits} bits", expected=f"{best:.4f} or less", got=f"{error:.4f}", nudge=nudge)
+def _error_nudge(stored: Tensor, error: float, weight: Tensor, moments: Tensor) -> str:
+    nearest = round_to_nearest(weight, BITS, GROUP).weight()
+    plain = output_error(weight, nearest, moments)
+    in_order = output_error(weight, gptq(weight, moments, BITS, GROUP).weight(), moments)
+    if torch.allclose(stored, nearest, atol=1e-4):
+        return "That is rounding to nearest. Let the columns to come make up for each error."
+    if error > 0.9:
+        return "Next to nothing is left of the output. Do the columns lie in the order in which they came?"
+    if error > plain:
+        return (
+            f"That is worse than rounding to nearest ({plain:.4f}). Is it the factor of H's inverse, sorted "
+            "as the columns are?"
+        )
+    if abs(error / in_order - 1) < 0.005:
+        return "That is the lesson's order, left to right. Which columns should be rounded while most others are free?"
+    return (
+        "Better than rounding to nearest. Are the largest moments first, and were the grids chosen "
+        "before any weight moved?"
+    )
 
 
-@functools.cache
-def choices() -> dict[str, dict[int, tuple[float, float]]]:
-    """For exercise 2: bytes and relative error of each layer at each number of bits."""
-    found: dict[str, dict[int, tuple[float, float]]] = {}
-    for bits in CHOICES:
-        rows = quantize_weights(bytes_llama(), calibration_tokens(), bits=bits, group=GROUP)
-        for row in rows:
-            found.setdefault(row.layer, {})[bits] = (row.stored_bytes, row.relative_error)
-    return found
-
-
-def budget_bytes() -> float:
-    """What exercise 2 may spend on all matrices."""
-    model = bytes_llama()
-    return BITS_A_WEIGHT / 8 * sum(l.weight.numel() for l in linears_of(model.blocks).values())
-
-
-def greedy(table: dict[str, dict[int, tuple[float, float]]], budget: float) -> dict[str, int]:
-    """The solution's way: from the fewest bits, buy where a byte takes off the most squared error."""
+def by_harm(table: Table, budget: float) -> dict[str, int]:
+    """The par's way: from the fewest bits, buy where a byte takes off the most measured loss."""
+    harm = {path: {bits: loss_with({path: bits}) for bits in CHOICES} for path in table}
     bits = dict.fromkeys(table, CHOICES[0])
-    spent = sum(table[path][CHOICES[0]][0] for path in table)
+    spent = sum(row[CHOICES[0]][0] for row in table.values())
     while True:
         offers = []
         for path, now in bits.items():
             for more in CHOICES[CHOICES.index(now) + 1 :]:
                 price = table[path][more][0] - table[path][now][0]
-                gain = table[path][now][1] ** 2 - table[path][more][1] ** 2
                 if spent + price <= budget:
+                    gain = harm[path][now] - harm[path][more]
                     offers.append((gain / price, path, more, price))
         if not offers:
             return bits
@@ -176,42 +145,51 @@ def greedy(table: dict[str, dict[int, tuple[float, float]]], budget: float) -> d
 
 
 @functools.cache
-def _perplexity_of(bits: tuple[tuple[str, int], ...]) -> float:
-    model = bytes_llama()
-    quantize_weights(model, calibration_tokens(), bits=dict(bits), group=GROUP)
-    return perplexity(model)
+def spending_par() -> float:
+    """The perplexity that `by_harm` reaches."""
+    return perplexity_with(by_harm(choices(), budget_bytes()))
 
 
 @takes(function())
-def spend_bits(answer: Callable[..., Any]) -> Verdict:
+def spend_bits(answer: Callable[[Table, float], Any]) -> Verdict:
     """Exercise 2: bits for each layer under a budget, scored by perplexity."""
     table, budget = choices(), budget_bytes()
-    sheet = keys({path: whole("bits: 2, 3, 4 or 8") for path in table})
-    found = sheet.returned(answer(copy.deepcopy(table), budget))
-    for path, bits in found.items():
-        if bits not in CHOICES:
-            return not_yet(f"bits of {path}", expected="2, 3, 4 or 8", got=str(bits),
-                           nudge="The table has a row for each number of bits that may be taken.")  # fmt: skip
-    spent = sum(table[path][bits][0] for path, bits in found.items())
+    found = instance(Mapping, "a dict of bits by path").returned(answer(choices(), budget))
+    if missing := [path for path in table if path not in found]:
+        return not_yet("a layer has no bits", expected=f"{len(table)} paths", got=f"{len(found)}",
+                       nudge=f"There is no {missing[0]!r} in it.")  # fmt: skip
+    wrong = [path for path in found if path not in table or found[path] not in CHOICES]
+    if wrong:
+        return not_yet(f"the bits of {wrong[0]!r}", expected="2, 3, 4 or 8", got=shown(found[wrong[0]]),
+                       nudge="The table has four choices for each path, and no other paths.")  # fmt: skip
+    bits = {path: int(found[path]) for path in table}
+    spent = sum(table[path][count][0] for path, count in bits.items())
     if spent > budget:
         return not_yet("the bytes of all layers", expected=f"{budget:,.0f} or fewer", got=f"{spent:,.0f}",
                        nudge="Add up table[path][bits][0] before you buy more.")  # fmt: skip
-    return _judged(found, table, budget)
+    return _judged(bits, spent, budget)
 
 
-def _judged(found: dict[str, int], table: dict, budget: float) -> Verdict:
-    mine = _perplexity_of(tuple(found.items()))
-    uniform = max(b for b in CHOICES if sum(row[b][0] for row in table.values()) <= budget)
-    same = _perplexity_of(tuple(dict.fromkeys(table, uniform).items()))
-    if mine >= same:
-        nudge = (
-            "As many bits everywhere would have done as well. Which layers have the largest error, "
-            "and which are small enough to get more bits cheaply?"
+def _judged(bits: dict[str, int], spent: float, budget: float) -> Verdict:
+    mine, par = perplexity_with(bits), spending_par()
+    if mine <= NEAR * par:
+        return correct(
+            "bits where they count", score=scored(mine, par, "perplexity", "{:.4f}".format)
         )
-        return not_yet("perplexity", expected=f"below {same:.4f}, that of {uniform} bits everywhere",
-                       got=f"{mine:.4f}", nudge=nudge)  # fmt: skip
-    par = _perplexity_of(tuple(greedy(table, budget).items()))
-    return correct("bits where they count", score=scored(mine, par, "perplexity", "{:.4f}".format))
+    if len(set(bits.values())) == 1:
+        nudge = "The same bits everywhere. Which matrices are hurt most by 2 bits?"
+    elif spent < 0.95 * budget:
+        nudge = (
+            f"{budget - spent:,.0f} bytes of the budget are left. Go on buying while a step fits."
+        )
+    else:
+        nudge = (
+            "The bytes went to matrices that need them less. An output's own error is not its harm to the model: "
+            "loss_with({path: 2}) measures that."
+        )
+    return not_yet(
+        "perplexity", expected=f"{NEAR * par:.4f} or less", got=f"{mine:.4f}", nudge=nudge
+    )
 
 
 @takes(function())
@@ -224,50 +202,63 @@ def wrong_text(answer: Callable[[], Any]) -> Verdict:
     if tokens.is_floating_point() or int(tokens.min()) < 0 or int(tokens.max()) > 255:
         return not_yet("the tokens", expected="whole numbers from 0 to 255", got="others",
                        nudge="The model reads bytes: torch.randint(...), or the bytes of a text.")  # fmt: skip
-    spoilt, plain = bytes_llama(), bytes_llama()
-    quantize_weights(spoilt, tokens.long(), method="gptq", bits=3, group=GROUP)
-    quantize_weights(plain, calibration_tokens(), method="nearest", bits=3, group=GROUP)
-    mine, without = perplexity(spoilt), perplexity(plain)
-    if mine <= without:
+    mine, without = held_out_perplexity(calibrated_on(tokens.long())), without_text()
+    if mine < HARM * without:
         nudge = (
-            "GPTQ still does better than no calibration at all. What text has channels that are "
-            "never used, so that GPTQ believes that they do not matter?"
+            "Worse than no text, and not bad enough: a text of few different bytes leaves most weights alone. "
+            "Which asks for many, and for the wrong ones?"
+            if mine > without
+            else "GPTQ still does better than no text at all. Is your text one that the model knows, or nearly empty?"
         )
-        return not_yet("perplexity with your text", expected=f"above {without:.3f}, that of rounding to nearest",
-                       got=f"{mine:.3f}", nudge=nudge)  # fmt: skip
-    return correct(
-        f"GPTQ fitted the model to a text that nobody reads; rounding to nearest gives {without:.3f}",
-        score=f"perplexity {mine:.3f}",
-    )
+        return not_yet("perplexity with your text", expected=f"{HARM * without:.3f} or more; rounding to nearest "
+                       f"gives {without:.3f}", got=f"{mine:.3f}", nudge=nudge)  # fmt: skip
+    return correct("GPTQ fitted the model to a text that nobody reads",
+                   score=f"perplexity {mine:.2f}, from {without:.2f} by rounding to nearest")  # fmt: skip
 
 
-def _batch(name: str, given: tuple[float, ...], says: str, nudge: str = "") -> Case:
-    weights, layers, kv_heads, width, context, card = given
-    each = 2 * layers * kv_heads * width * 2 * context
-    right = max(0, int((card - weights) // each))
-    wrong = {
-        int((card - weights) // (each / 2)): "A token leaves a key and a value in every layer.",
-        int(card // each): "The weights lie on the card as well.",
-        int((card - weights) // (each / 2)) // 2 + 1: "Round down: a part of a sequence is none.",
-    }
-    wrong = {value: text for value, text in wrong.items() if value != right}
-    return Case(given, right, f"{name}: {says}", wrong={} if nudge else wrong, nudge=nudge)
+@takes(keys({"same kind shows it": one_of("yes", "no"),
+             "what shows it": one_of("more of the same text", "the layers' weights", "text that the model will read")}))  # fmt: skip
+def diagnosis(answer: dict[str, str]) -> Verdict:
+    """Exercise 3: what tells that the calibration text was wrong."""
+    return (
+        judge(answer["same kind shows it"], "no", "another text of the same kind", expected="yes or no",
+              nudge="GPTQ fitted the layers to this kind of text. Will they do badly on it?")
+        or judge(answer["what shows it"], "text that the model will read", "what shows the damage", expected="one of the three",
+                 wrong={"the layers' weights": "Weights lie farther from where they were in every GPTQ, also in a good one."},
+                 nudge="Whom does the damage hurt?")
+        or correct("the error counts on the inputs that will come, and on no others")
+    )  # fmt: skip
 
 
-_7B, _70B = (3.9e9, 32, 32, 128), (38.5e9, 80, 8, 128)
-_EACH = 2 * 32 * 32 * 128 * 2 * 4096
-served_sequences = Exercise(
-    "Exercise 4: how many sequences a card serves at a time.",
+def _admitted_case(
+    card: int, lengths: list[int], right: int, says: str, block: int = 16, **nudges: Any
+) -> Case:
+    return Case((card, 1_000_000, 100, lengths, block), right, says, **nudges)
+
+
+_PAGE = 1600  # bytes of a block of 16 tokens in the cases
+admitted = Exercise(
+    "Exercise 4: how many sequences a card takes in at a time.",
     cases=[
-        _batch("7B in 4 bits", (*_7B, 4096, 24e9), "4,096 tokens on 24 GB"),
-        _batch("70B in 4 bits", (*_70B, 4096, 80e9), "4,096 tokens on 80 GB"),
-        _batch("70B in 4 bits", (*_70B, 131_072, 80e9), "131,072 tokens on 80 GB"),
-        _batch("70B in 4 bits", (*_70B, 4096, 24e9), "weights that do not fit on 24 GB",
-               "Where not even the weights fit, 0 sequences are served, not fewer."),
-        _batch("7B in 4 bits", (*_7B, 4096, 3.9e9 + 3 * _EACH), "a card that three sequences fill",
-               "Three sequences fill the card to the last byte, and so they fit."),
+        _admitted_case(1_000_000 + 10 * _PAGE, [16, 32, 48, 100, 16], 3, "three of five sequences fit",
+                       wrong={4: "None is passed over: the fourth does not fit, and it ends the count."}),
+        _admitted_case(1_000_000 + 10 * _PAGE, [17, 17, 17, 17, 17, 17], 5, "17 tokens each, in blocks of 16",
+                       wrong={6: "17 tokens take two blocks of 16.", 9: "17 tokens take two blocks of 16."}),
+        _admitted_case(1_000_000 + 4 * _PAGE, [1000, 16], 0, "the first is too long for the card",
+                       wrong={1: "None is passed over: the first ends the count."}),
+        _admitted_case(900_000, [16, 16], 0, "a card that the weights do not fit on",
+                       nudge="Where not even the weights fit, no sequence is taken in."),
+        _admitted_case(1_000_000 + 4 * _PAGE, [32, 32, 16], 2, "a card that two sequences fill to the last byte",
+                       nudge="Two sequences fill the card to the last byte, and so they fit."),
+        _admitted_case(1_000_000 + 5 * _PAGE - 1, [32, 32, 16], 2, "a byte too little for the third",
+                       nudge="A block that misses a byte is no block: round the card's blocks down."),
+        _admitted_case(1_000_000 + 9 * _PAGE, [16, 16], 2, "room for more than wait",
+                       nudge="No more can be taken in than wait."),
+        _admitted_case(1_000_000 + 5 * 100, [2, 3, 1], 2, "blocks of one token", block=1,
+                       nudge="The block is an argument: here it is one token."),
+        _admitted_case(1_000_000, [], 0, "nobody waits", nudge="An empty list has no sequence to take in."),
     ],
     returns=whole("a number of sequences"),
-    nudge="Room beside the weights, over what one sequence keeps: 2 x layers x key-value heads x width x 2 bytes a token.",
-    note="weights once, a cache for every sequence",
+    nudge="Count blocks: the card's beside the weights, rounded down, less each sequence's, rounded up.",
+    note="weights once, whole blocks for every sequence, in the order in which they came",
 )  # fmt: skip

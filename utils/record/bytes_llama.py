@@ -42,7 +42,9 @@ def train(steps: int = STEPS) -> tuple[Transformer, float]:
     torch.manual_seed(SEED)
     model = Transformer(CONFIG)
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, weight_decay=0.1, fused=True)
-    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_RATE, total_steps=steps, pct_start=0.1)
+    rate = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, PEAK_RATE, total_steps=steps, pct_start=0.1
+    )
     losses = []
     for inputs, targets in tqdm(_batches(steps), total=steps, unit="step"):
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())

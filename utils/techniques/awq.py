@@ -102,9 +102,14 @@ def clipped_to_nearest(
         better = error < best
         best = torch.where(better, error, best)
         codes = torch.where(better, tried, codes)
-        scales, zeros = torch.where(better, grid.scales, scales), torch.where(better, grid.zeros, zeros)
+        scales, zeros = (
+            torch.where(better, grid.scales, scales),
+            torch.where(better, grid.zeros, zeros),
+        )
     shape = (outputs, inputs // size)
-    return Rounded(codes.to(torch.uint8).view(outputs, inputs), scales.view(shape), zeros.view(shape), bits)
+    return Rounded(
+        codes.to(torch.uint8).view(outputs, inputs), scales.view(shape), zeros.view(shape), bits
+    )
 
 
 def column_scales(magnitudes: Tensor, power: float) -> Tensor:

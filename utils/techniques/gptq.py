@@ -46,7 +46,9 @@ def gptq(
         codes[:, here] = grids[-1].codes(moving[:, here])
         error = (moving[:, here] - grids[-1].weight(codes[:, here])) / factor[column, column]
         moving[:, column + 1 :] -= error * factor[here, column + 1 :]
-    scales, zeros = (torch.cat([getattr(g, part) for g in grids], 1) for part in ("scales", "zeros"))
+    scales, zeros = (
+        torch.cat([getattr(g, part) for g in grids], 1) for part in ("scales", "zeros")
+    )
     return Rounded(codes, scales, zeros, bits)
 
 

@@ -97,7 +97,9 @@ def quantize_weights(
         for path, layer in layers.items():
             made = _method_of(path, method)(layer.weight, seen[path])
             stored = made.weight()
-            rows.append(LayerRow(path, made, output_error(layer.weight, stored, seen[path].moments)))
+            rows.append(
+                LayerRow(path, made, output_error(layer.weight, stored, seen[path].moments))
+            )
             layer.weight.copy_(stored)
     return rows
 
@@ -127,7 +129,9 @@ def _method_of(path: str, method: Method | Mapping[str, Method]) -> Method:
     if not isinstance(method, Mapping):
         return method
     if path not in method:
-        raise ValueError(f"No method is given for {path!r}; the mapping names {len(method)} layers.")
+        raise ValueError(
+            f"No method is given for {path!r}; the mapping names {len(method)} layers."
+        )
     return method[path]
 
 
