@@ -29,7 +29,7 @@ def test_the_weights_by_hand() -> None:
 
 
 def test_a_tied_head_is_read_as_well() -> None:
-    tied = Serving(model="gpt2")
+    tied = Serving(model="gpt2-124m")
     counts = tied.shape.parameter_counts()
     assert counts["head"] == 0, "the head is the embedding's matrix"
     assert tied.linear_bytes == 2 * (counts["attention"] + counts["mlp"] + counts["embedding"]), (
@@ -48,7 +48,7 @@ def test_the_memory_is_a_line_in_tokens() -> None:
 
 
 def test_gpt_fast_moved_the_bytes_that_we_count() -> None:
-    """Its bandwidth over its rate: bytes of parameters and buffers, the embedding left out."""
+    """Its bandwidth over its rate: what it says it reads for a token, per GPU."""
     names = {
         "Llama-2-7B": "llama-2-7b",
         "Llama-2-70B": "llama-2-70b",
@@ -60,11 +60,14 @@ def test_gpt_fast_moved_the_bytes_that_we_count() -> None:
             model=names[row["model"]], bits=int(row["bits"]), group=int(row["group"] or 0) or None
         )
         theirs = 1e9 * float(row["bandwidth_gb_per_second"]) / float(row["tokens_per_second"])
-        ratio = served.linear_bytes / int(row["gpus"]) / theirs
-        assert 0.94 < ratio < 1.01, (
-            f"{row}: {ratio:.3f} of what they read; their buffers come on top"
+        gpus = int(row["gpus"])
+        ours = (served.linear_bytes - served.head_bytes) / gpus + served.head_bytes  # not split
+        embedding = 2 * served.shape.parameter_counts()["embedding"]  # in some rows of Llama-2
+        more = embedding if row["model"].startswith("Llama-2") else 0
+        assert -0.003 * theirs <= theirs - ours <= more + 0.003 * theirs, (
+            f"{row}: ours {ours:.4g}, theirs {theirs:.4g}"
         )
-        bound = served.tokens_per_second("A100-80GB", gpus=int(row["gpus"]))
+        bound = served.tokens_per_second("A100-80GB", gpus=gpus)
         assert float(row["tokens_per_second"]) < bound, f"{row}: nothing is faster than its bytes"
 
 

@@ -142,6 +142,27 @@ def test_gptq_leaves_no_more_error_than_the_library() -> None:
                               ("left to right", "groups by activation", "columns by activation"))  # fmt: skip
 
 
+@pytest.mark.slow
+def test_gptqmodel_itself_leaves_no_less_error() -> None:
+    """Where GPTQModel is installed: every order of its columns, on inputs made here."""
+    pytest.importorskip("gptqmodel", reason="pip install gptqmodel, in an environment of its own")
+    from utils.record.gptq_layer import ORDERS, by_gptqmodel, layer_with_inputs
+
+    weight, inputs, moments = layer_with_inputs()
+    theirs = {
+        name: output_error(weight, by_gptqmodel(weight, inputs, order), moments)
+        for name, order in ORDERS.items()
+    }
+    ours = output_error(weight, gptq(weight, moments, 3, 32).weight(), moments)
+    sorted_ours = output_error(
+        weight, Rounded(*by_activation()(weight, moments), 3).weight(), moments
+    )
+    assert ours <= 1.01 * theirs["left to right"], f"ours {ours:.5f}, GPTQModel's {theirs}"
+    assert sorted_ours <= 1.01 * theirs["columns by activation"], (
+        f"ours {sorted_ours:.5f}, GPTQModel's {theirs}"
+    )
+
+
 # Exercise 2 -------------------------------------------------------------------------------------
 
 

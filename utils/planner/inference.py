@@ -58,11 +58,22 @@ class Serving:
     @property
     def linear_bytes(self) -> float:
         """The linear layers, scales and zero points with them: what each token reads."""
+        return self._linear_numbers * self._number_bytes
+
+    @property
+    def head_bytes(self) -> float:
+        """The head's part of `linear_bytes`; a tied head is read as well."""
         counts = self.shape.parameter_counts()
-        head = counts["head"] or counts["embedding"]  # a tied head is read as well
-        numbers = counts["attention"] + counts["mlp"] + head
-        scales = 0.0 if self.group is None else 2 * PLAIN_BYTES / self.group
-        return numbers * (self.bits / 8 + scales)
+        return (counts["head"] or counts["embedding"]) * self._number_bytes
+
+    @property
+    def _linear_numbers(self) -> int:
+        counts = self.shape.parameter_counts()
+        return counts["attention"] + counts["mlp"] + (counts["head"] or counts["embedding"])
+
+    @property
+    def _number_bytes(self) -> float:
+        return self.bits / 8 + (0.0 if self.group is None else 2 * PLAIN_BYTES / self.group)
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -97,10 +108,8 @@ class Serving:
     def arithmetic_batch(self, gpu: Device | str) -> float:
         """From this batch on, products in bf16 take longer than reading the weights once."""
         row = device(gpu) if isinstance(gpu, str) else gpu
-        counts = self.shape.parameter_counts()
-        numbers = counts["attention"] + counts["mlp"] + (counts["head"] or counts["embedding"])
         reading = self.linear_bytes / row.memory_bytes_per_second
-        return reading * row.peak_flops_per_second("bf16") / (2 * numbers)
+        return reading * row.peak_flops_per_second("bf16") / (2 * self._linear_numbers)
 
 
 def paged_tokens(lengths: Sequence[int], block: int = 16) -> int:

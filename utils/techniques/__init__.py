@@ -9,8 +9,6 @@ import importlib
 from typing import Any
 
 _HOME = {
-    "awq": "awq",
-    "gptq": "gptq",
     "Int8Weight": "int8",
     "PackedLinear": "packed",
     "pack_linears": "packed",
