@@ -34,6 +34,7 @@ from utils.techniques.rounding import Rounded, output_error, round_to_nearest
 ENOUGH = 1.01  # times the library's error, exercise 1
 NEAR = 1.005  # times the par's perplexity, exercise 2
 HARM = 1.15  # times the perplexity of rounding to nearest, exercise 3
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 ungrouped_kib = Question(
     "Lesson 08: the cache of one token of Llama-2-70B without grouped queries, in KiB.",
@@ -199,7 +200,7 @@ def wrong_text(answer: Callable[[], Any]) -> Verdict:
     if tokens.dim() != 2 or tokens.shape[1] != LENGTH or not 1 <= len(tokens) <= 64:
         return not_yet("the shape", expected=f"(1 to 64, {LENGTH})", got=str(tuple(tokens.shape)),
                        nudge="A batch of sequences, as calibration_tokens() gives.")  # fmt: skip
-    if tokens.is_floating_point() or int(tokens.min()) < 0 or int(tokens.max()) > 255:
+    if tokens.dtype not in WHOLE or int(tokens.min()) < 0 or int(tokens.max()) > 255:
         return not_yet("the tokens", expected="whole numbers from 0 to 255", got="others",
                        nudge="The model reads bytes: torch.randint(...), or the bytes of a text.")  # fmt: skip
     mine, without = held_out_perplexity(calibrated_on(tokens.long())), without_text()
