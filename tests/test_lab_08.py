@@ -109,7 +109,7 @@ def with_nan(weight: Tensor, moments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (lambda w, h: parts(round_to_nearest(w, 3, 32)), "rounding to nearest"),
         (lambda w, h: parts(gptq(w, h, 3, 32)), "left to right"),
         (by_activation(put_back=False), "in which they came"),
-        (by_activation(static=False), "before any weight moved"),
+        (by_activation(static=False), "own group's grid"),
         (by_activation(inverse=False), "inverse"),
         (lambda w, h: parts(gptq(w, h, 4, 32)), "Clamp"),
         (lambda w, h: parts(gptq(w, h, 3, 64)), "for each group"),

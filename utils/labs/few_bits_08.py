@@ -95,7 +95,7 @@ def loss_with(bits: Mapping[str, int]) -> float:
 
 @functools.cache
 def _loss_with(bits: tuple[tuple[str, int], ...]) -> float:
-    tokens = calibration_tokens(32, seed=5)
+    tokens = calibration_tokens(16, seed=5)
     return sequence_losses(rounded_model(dict(bits)), tokens).mean().item()
 
 

@@ -104,7 +104,7 @@ print(f"loss: {loss_with({}):.4f} as trained, {loss_with(dict.fromkeys(choices()
 def spend_bits(table: dict, budget: float) -> dict[str, int]:
     # BEGIN SOLUTION
     steps = (2, 3, 4, 8)
-    harm = {path: {count: loss_with({path: count}) for count in steps} for path in table}
+    harm = {path: {count: loss_with({path: count}) for count in (2, 3, 4)} | {8: loss_with({})} for path in table}
     bits, spent = dict.fromkeys(table, 2), sum(row[2][0] for row in table.values())
     while True:
         offers = []
@@ -120,7 +120,7 @@ def spend_bits(table: dict, budget: float) -> dict[str, int]:
     # END SOLUTION
 
 
-check("08.spend_bits", spend_bits)
+check("08.spend_bits", spend_bits, timeout_seconds=120)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>Begin with 2 bits everywhere. What is left of the budget?</details>

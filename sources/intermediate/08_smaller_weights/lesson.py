@@ -57,6 +57,14 @@ from utils.techniques.library import bitsandbytes_problem
 from utils.validation.tables import source, table
 
 # %% [markdown]
+# ## What you will be able to do
+#
+# - Say what a served model holds, which card serves it, and how fast at most.
+# - Write GPTQ, AWQ and absmax rounding, and measure the error where it counts: in a layer's output.
+# - Choose a format, and know what a calibration text can break.
+#
+# Fewer bits pay for **memory** with accuracy. They also save bytes to move, which is what writing tokens waits for.
+#
 # ## 1. What a served model holds
 #
 # No gradients, no optimizer state. What is left are **weights** and the **cache of keys and values**: each
