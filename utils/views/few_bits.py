@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import blended_transform_factory
 
 from utils.units import GIB, Evidence
 from utils.views.style import course_style, empty_figure, print_evidence
@@ -70,20 +71,21 @@ def draw_context_memory(
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_xticks(every, [f"{c // 1024}k" if c >= 1024 else str(c) for c in every])
-        _cards(axes, cards, every[-1])
+        _cards(axes, cards)
         axes.set_xlabel("context, tokens")
         axes.set_ylabel("GiB")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.set_title(title)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.12, 1))
+        axes.legend(loc="upper left", bbox_to_anchor=(1.15, 1))
         print_evidence(figure, [Evidence.PREDICTED])
     return figure
 
 
-def _cards(axes: Axes, cards: Mapping[str, float], right: float) -> None:
+def _cards(axes: Axes, cards: Mapping[str, float]) -> None:
+    beside = blended_transform_factory(axes.transAxes, axes.transData)
     for name, size in cards.items():
         axes.axhline(size / GIB, color="black", ls=":", lw=1.2)
-        axes.text(right * 1.25, size / GIB, name, va="center", fontsize=10)
+        axes.text(1.01, size / GIB, name, va="center", fontsize=10, transform=beside)
 
 
 def draw_decoding(
@@ -91,7 +93,7 @@ def draw_decoding(
     bound: Sequence[float],
     published: Sequence[float],
     *,
-    title: str = "Tokens per second of one sequence: bytes over bandwidth, and published",
+    title: str = "Tokens per second of one sequence",
 ) -> Figure:
     """Two bars a row: the bound from bytes (predicted, hollow) and what was published.
 

@@ -309,8 +309,8 @@ show(draw_error_by_bits(errors, device="the CPU"),
 print(pd.DataFrame({f"groups of {g}": {m: f"{by_group[m, 4][g]:.2%}" for m in errors} for g in (32, 64, 128)}).to_string())
 
 # %% [markdown]
-# **Read it.** One bit less is about twice the error, for every method: the lines are straight and parallel. A method
-# moves its line down by a factor. GPTQ is worth about one bit here. Larger groups save scales and cost error.
+# **Read it.** One bit less is more than twice the error, for every method: the lines are nearly straight and parallel. A
+# method moves its line down by a factor. GPTQ is worth about one bit here. Larger groups save scales and cost error.
 #
 # ## 6. Eight bits, and the channels that spoil them
 #
