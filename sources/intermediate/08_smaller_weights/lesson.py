@@ -432,7 +432,7 @@ for name in ("int8", "nearest-4", "AWQ-4", "GPTQ-4"):
 # ### Packed, saved, loaded
 #
 # So far the rounded values lay in fp32. **Packing** stores codes without gaps, and a `PackedLinear` writes the weight out
-
+# anew in each forward. A kernel unpacks while it multiplies; this layer has the bytes and not the speed.
 
 # %%
 def packed(name):
