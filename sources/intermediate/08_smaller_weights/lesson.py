@@ -127,6 +127,9 @@ for name, card, batch in (("llama-2-7b", "RTX-4090", 1), ("llama-2-7b", "A100-80
           f"ratio {run.peak_bytes / formula:.3f}. {run.notes[0]}")  # fmt: skip
 
 # %% [markdown]
+# **Read it.** The formula counts what stays: weights and cache. What the simulation adds is what reading 4,096 tokens at
+# once takes for a moment, more with eight sequences. Servers read long texts in parts.
+#
 # ### A cache in pages
 #
 # A server does not know how long an answer will be. Reserving the longest possible cache for every reader wastes most
@@ -284,7 +287,7 @@ print(f"the largest input channel is {share:.1f} times the median one")
 # has the case that it was made for.
 #
 # Error against bits, each measured on calibration text that the method has *not* seen. The bands span three draws of
-# the text. Beside 4 bits in groups of 32, groups of 64 and 128:
+# the text. Below the figure stand the same at 4 bits with larger groups:
 
 # %%
 def errors_on_other_text(seed, group):
@@ -306,7 +309,8 @@ for seed in (10, 11, 12):
             by_group.setdefault((method, bits), {})[group] = error_of(made.weight())
 show(draw_error_by_bits(errors, device="the CPU"),
      alt="Relative error of a layer's output over 2, 3, 4 and 8 bits: three parallel lines, GPTQ lowest.")  # fmt: skip
-print(pd.DataFrame({f"groups of {g}": {m: f"{by_group[m, 4][g]:.2%}" for m in errors} for g in (32, 64, 128)}).to_string())
+four_bits = {f"4 bits, groups of {g}": {m: f"{by_group[m, 4][g]:.2%}" for m in errors} for g in (32, 64, 128)}
+print(pd.DataFrame(four_bits).to_string())
 
 # %% [markdown]
 # **Read it.** One bit less is more than twice the error, for every method: the lines are nearly straight and parallel. A
@@ -400,15 +404,15 @@ frame = pd.DataFrame(results, index=["perplexity", "change %", "standard error",
 assert abs(frame.loc["int8", "perplexity"] / frame.loc["fp16", "perplexity"] - 1) < 0.005, "int8 costs less than 0.5%"
 for better, worse in (("int8", "AWQ-4"), ("int8", "GPTQ-4"), ("AWQ-4", "nearest-4"), ("GPTQ-4", "nearest-4")):
     assert frame.loc[better, "mean error"] < frame.loc[worse, "mean error"], f"{better} should beat {worse}"
-print(frame.round({"perplexity": 3, "change %": 2, "standard error": 2, "bits a weight": 2, "mean error": 4}).to_string())
+print(frame.astype({"bytes": int}).round({"perplexity": 3, "change %": 2, "standard error": 2, "bits a weight": 2, "mean error": 4}).to_string())
 
 # %% [markdown]
 # **Read it.** Measured, on text that neither training nor calibration saw; the standard error is that of the change,
 # over sequences. Eight bits cost nothing that can be seen. At four the price is below one percent, and GPTQ's is smallest.
 # At two it is ten times as high and more, for every method. *Bits a weight* count scales and zero points.
 #
-# AWQ lowers the error of every layer and not the perplexity: an average over layers is no promise for the whole. And the
-# draw of the calibration text matters as well:
+# At 4 bits AWQ lowers the mean error of the layers and not the perplexity: an average over layers is no promise for the
+# whole. And the draw of the calibration text matters:
 
 # %%
 for name in ("AWQ-4", "GPTQ-4", "GPTQ-3"):
@@ -424,7 +428,8 @@ for name in ("int8", "nearest-4", "AWQ-4", "GPTQ-4"):
     print(f"{name:<10} as trained {frame.loc[name, 'change %']:+.2f}%, with an outlier {change:+.2f}% (standard error {spread:.2f})")
 
 # %% [markdown]
-# **Read it.** This is what AWQ was made for. Its powers shrink the channel back before rounding.
+# **Read it.** Rounding to nearest pays twice. This is what AWQ was made for: its powers shrink the channel back before
+# rounding. GPTQ copes as well, since $H$ knows how large the channel is.
 #
 # Large models lose less at the same bits. Frantar and others' table of OPT on WikiText2: at 3 bits GPTQ takes OPT-125M
 # from a perplexity of 27.65 to 53.85, and OPT-175B from 8.34 to 8.68 (published).
@@ -571,7 +576,7 @@ def predicted_rate(row):
     read, layers = parts(row)
     return 1 / (per_byte * read + per_layer * layers)
 
-# %%
+
 off = {row_kind: [] for row_kind in ("16 bits, in sample", "8 bits", "4 bits")}
 for row in rates:
     kind = "16 bits, in sample" if row["bits"] == "16" else f"{row['bits']} bits"
@@ -582,7 +587,8 @@ for kind, values in off.items():
 print(source("gpt_fast_decode").partition(":")[0], "(published)")
 
 # %% [markdown]
-# **Read it.** The bandwidth found is 78% of the data sheet's 2.04 TB/s. A layer costs tens of microseconds whatever its bits:
+# **Read it.** In sample the two numbers serve all rows but one (70B on two GPUs) to a few percent. The bandwidth found is 78% of
+# the data sheet's 2.04 TB/s. A layer costs tens of microseconds whatever its bits:
 # launches, attention, norms, and between GPUs the all-reduce. All rows in few bits come out too fast, those in 4 bits
 # most: *unpacking* is the part that is still missing. (The course has recorded no rates of its own: these are published.)
 #
