@@ -131,6 +131,9 @@ VALUES = {
     "05.best_segment": 2,
     "07.offloaded_gigabytes": 0.16,
     "07.without_offload": 0,
+    "08.ungrouped_kib": 2560,
+    "08.independent_inputs": 0,
+    "08.large_batch": 1,
     "09.stage_2_on_8": 3.75,
     "09.one_gpu": 0,
     "09.reduced_times": 8,
@@ -142,7 +145,8 @@ VALUES = {
 
 
 OF_PARTS = (
-    "01.read_timeline", "02.diagnose", "02.did_not_halve", "03.diagnosis", "05.diagnosis", "06.fit", "09.accumulation",
+    "01.read_timeline", "02.diagnose", "02.did_not_halve", "03.diagnosis", "05.diagnosis", "06.fit", "08.diagnosis",
+    "09.accumulation",
     "15.explain_oom", "15.two_cards",
 )  # fmt: skip
 
@@ -162,6 +166,7 @@ def right_dicts() -> dict[str, dict[str, Any]]:
         "03.diagnosis": {name: fault_of(name) for name in "ABCDE"},
         "05.diagnosis": {"what differs": "buffers", "updates per step": 2},
         "06.fit": {"method": "LoRA", "sequence length": 1024, "micro-batch": 29},
+        "08.diagnosis": {"same kind shows it": "no", "what shows it": "text that the model will read"},
         "09.accumulation": {
             "collective that grew": "all-reduce",
             "times that gradients are sent": 4,
@@ -182,6 +187,7 @@ NUMERIC = {
     "04": ["sent_bytes", "make_buckets"],
     "05": ["predicted_bytes", "best_set"],
     "06": ["lora_states"],
+    "08": ["admitted"],
     "09": ["largest_moment", "sent_bytes", "cheapest_plan"],
     "15": ["token_budget"],
 }  # functions that return numbers, or tuples, lists and dicts of them
@@ -189,7 +195,7 @@ _SOURCES = {
     "01": "beginner/01_where_memory_goes", "02": "beginner/02_mixed_precision",
     "03": "beginner/03_when_numbers_break", "04": "beginner/04_four_ranks",
     "05": "intermediate/05_checkpointing", "06": "intermediate/06_seven_billion",
-    "09": "intermediate/09_sharding", "15": "advanced/15_design_studio",
+    "08": "intermediate/08_smaller_weights", "09": "intermediate/09_sharding", "15": "advanced/15_design_studio",
 }  # fmt: skip
 
 

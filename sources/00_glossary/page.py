@@ -87,6 +87,19 @@
 # | NF4 | sixteen levels for weights, the quantiles of a normal distribution; a block of 64 shares a scale |
 # | double quantization | the scales of blocks are quantized as well, to 8 bits |
 # | QLoRA | adapters on weights that are frozen in NF4 |
+# | group | neighbouring weights of a row that share a scale and a zero point |
+# | zero point | the code that stands for 0 on a grid |
+# | absmax | rounding on a grid that the largest magnitude of a row sets |
+# | outlier channel | an input of a layer that is many times larger than the others |
+# | calibration text | what a method reads to learn which weights matter |
+# | GPTQ | round column by column; the columns to come make up for each error |
+# | AWQ | widen the columns with large inputs before rounding |
+# | perplexity | e to the mean loss of a token: among how many it is in doubt |
+# | cache of keys and values, KV cache | what each token leaves in every layer, so that later ones need not compute it again |
+# | grouped queries | several query heads share the keys and values of one head |
+# | paged cache | a cache that is given out in blocks, as sequences grow |
+# | decoding | writing one token after the other |
+# | quantization-aware training | rounding in forward, so that weights learn to stand on the grid |
 # | merging | adding an adapter's product to the weight, so that one plain layer is left |
 # | paged optimizer | a state that the GPU's driver moves to the CPU's memory when the GPU is full |
 # | sharding | each device keeps only its part, and fetches the others' parts when it needs them |

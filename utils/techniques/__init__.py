@@ -9,6 +9,16 @@ import importlib
 from typing import Any
 
 _HOME = {
+    "Int8Weight": "int8",
+    "PackedLinear": "packed",
+    "pack_linears": "packed",
+    "output_error": "rounding",
+    "round_to_nearest": "rounding",
+    "second_moments": "rounding",
+    "Inputs": "weight_only",
+    "inputs_of": "weight_only",
+    "linears_of": "weight_only",
+    "quantize_weights": "weight_only",
     "DataParallel": "data_parallel",
     "accumulated_backward": "data_parallel",
     "average_gradients": "data_parallel",

@@ -5,6 +5,7 @@ from utils.views.budget_map import draw_budget_map
 from utils.views.compare import Comparison, compare, reconcile
 from utils.views.curves import draw_losses, draw_memory_by_batch, draw_peaks, draw_throughput
 from utils.views.explore import explore
+from utils.views.few_bits import draw_context_memory, draw_decoding, draw_error_by_bits
 from utils.views.flight import draw_flight
 from utils.views.formats import draw_bits, draw_formats
 from utils.views.holders import draw_holders
@@ -22,9 +23,9 @@ from utils.views.validation_figures import draw_validation
 
 __all__ = [
     "Bar", "Comparison", "Span", "compare", "design", "draw_bits",
-    "draw_breakdown", "draw_budget_map", "draw_design", "draw_flight", "draw_formats",
-    "draw_holders", "draw_lanes", "draw_losses", "draw_memory_by_batch", "draw_over_time", "draw_pareto", "draw_peaks",
-    "draw_ranks", "draw_schedule",
+    "draw_breakdown", "draw_budget_map", "draw_context_memory", "draw_decoding", "draw_design",
+    "draw_error_by_bits", "draw_flight", "draw_formats", "draw_holders", "draw_lanes", "draw_losses",
+    "draw_memory_by_batch", "draw_over_time", "draw_pareto", "draw_peaks", "draw_ranks", "draw_schedule",
     "draw_stage_memory", "draw_staircase", "draw_throughput", "draw_timeline", "draw_tradeoff", "draw_validation",
     "explore", "predicted", "reconcile", "show", "studio",
 ]  # fmt: skip
