@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from utils.models import Transformer, TransformerConfig
-from utils.parallel.data import summed_loss
 from utils.parallel.tensor import split_tensors
 from utils.parallel.tensor_layers import vocabulary_cross_entropy
 from utils.parallel.tensor_split import split_layers

@@ -139,4 +139,3 @@ def _keep_inputs(linear: nn.Linear, own: slice) -> None:
 
 def _parameter(values: Tensor) -> nn.Parameter:
     return nn.Parameter(values.detach().clone(memory_format=torch.contiguous_format))
-

@@ -1,0 +1,315 @@
+"""Tensor and sequence parallelism by hand: equal to one process, to DTensor and to Megatron-Core.
+
+And what it sends and keeps: equal to the planner's and the papers' formulas.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from tensor_cases import (
+    BATCH,
+    GROUPED,
+    LENGTH,
+    PLAIN,
+    Trained,
+    apart,
+    model,
+    one_process,
+    put_together,
+    ways,
+)
+from torch import Tensor, nn
+
+from utils.catalog import ModelShape
+from utils.models import GPTBlock, Transformer, TransformerConfig
+from utils.parallel import ParallelDims, device_mesh
+from utils.parallel.tensor_layers import Split, columns, rows, vocabulary_cross_entropy
+from utils.parallel.tensor_split import split_layers
+from utils.planner import Batch, Plan
+from utils.planner.tensor_traffic import tensor_traffic
+from utils.ranks import RankError, run_ranks
+from utils.simulation import simulate
+from utils.techniques.megatron import megatron_layers, megatron_problem
+
+RANKS = 4
+
+
+@functools.cache
+def trained(grouped: bool, dtype: torch.dtype) -> tuple[Trained, list[dict[str, Trained]]]:
+    """One process, and every rank in every way; one launch for all that is asserted of it."""
+    config = GROUPED if grouped else PLAIN
+    found = run_ranks(ways, RANKS, config, dtype, not grouped, timeout_seconds=300)
+    return one_process(config, dtype), found
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_twenty_steps_in_double_precision(grouped):
+    """Grouped: two key-value heads on four ranks, biases, embedding and head one matrix."""
+    wanted, ranks = trained(grouped, torch.float64)
+    for rank in ranks:
+        for way, found in rank.items():
+            assert found.losses == pytest.approx(wanted.losses, rel=1e-9, abs=0), way
+    for way in ranks[0]:
+        gradients = put_together([rank[way].gradients for rank in ranks], wanted.gradients)
+        assert apart(gradients, wanted.gradients) < 1e-9, way
+
+
+def test_twenty_steps_in_single_precision():
+    wanted, ranks = trained(False, torch.float32)
+    for way in ranks[0]:
+        assert ranks[0][way].losses == pytest.approx(wanted.losses, rel=1e-5, abs=0), way
+        gradients = put_together([rank[way].gradients for rank in ranks], wanted.gradients)
+        assert apart(gradients, wanted.gradients) < 1e-6, way
+
+
+def test_all_ranks_compute_the_same_loss_to_the_bit():
+    for grouped in (False, True):
+        _, ranks = trained(grouped, torch.float64)
+        for way, found in ranks[0].items():
+            assert all(rank[way].losses == found.losses for rank in ranks), way
+
+
+def sent(way: str, grouped: bool = False) -> dict[tuple[str, str], tuple[int, int]]:
+    """Calls and bytes of the first step, by collective and axis."""
+    found = trained(grouped, torch.float64)[1][0][way].sent
+    return {(row.collective, row.axis): (row.calls, row.payload_bytes) for row in found}
+
+
+STREAM = BATCH * LENGTH * PLAIN.hidden * 8  # of float64
+LAYERS = PLAIN.layers
+NUMBERS = 3 * BATCH * LENGTH * 8  # a token's maximum, sum and target
+
+
+def test_bytes_of_a_step_are_those_of_the_formula():
+    """Four sums of the stream a block, one of the embedding, one before the head."""
+    passes = 4 * LAYERS + 2
+    norms = (2 * LAYERS + 1) * PLAIN.hidden * 8
+    assert sent("by hand") == {("all-reduce", "world"): (passes + 2, passes * STREAM + NUMBERS)}
+    assert sent("by hand with sequence") == {
+        ("reduce-scatter", "world"): (passes, passes * STREAM),
+        ("all-gather", "world"): (passes + 2 * LAYERS + 1, (passes + 2 * LAYERS + 1) * STREAM // 4),
+        ("all-reduce", "world"): (3, NUMBERS + norms),
+    }
+
+
+def test_dtensor_sends_as_many_bytes_in_as_many_calls():
+    """Its loss makes three calls of one number; it keeps what it gathered; norms it adds up later."""
+    passes = 4 * LAYERS + 2
+    assert sent("DTensor") == {("all-reduce", "world"): (passes + 3, passes * STREAM + NUMBERS)}
+    assert sent("DTensor with sequence") == {
+        ("reduce-scatter", "world"): (passes, passes * STREAM),
+        ("all-gather", "world"): (passes, passes * STREAM // 4),
+        ("all-reduce", "world"): (3, NUMBERS),
+    }
+
+
+def test_copies_of_a_head_add_up_their_gradients():
+    width, biases = GROUPED.head_dim, 1
+    of_copies = 2 * LAYERS * width * (GROUPED.hidden + biases) * 8
+    for way in ("by hand", "by hand with sequence"):
+        assert sent(way, grouped=True)["all-reduce", "copies"] == (1, of_copies), way
+
+
+# --- what is kept for backward -------------------------------------------------------------------
+
+S, B, H, A = 32, 2, 64, 8
+
+
+def kept_bytes(sequence: bool) -> int:
+    """A worker: of a GPT block in 16 bits, split over all ranks."""
+    torch.manual_seed(0)
+    part: Any = nn.Module()
+    part.blocks = nn.ModuleList([GPTBlock(H, A).bfloat16()])
+    part.embed = part.norm = part.head = None
+    split_layers(part, sequence_dim=0 if sequence else None)
+    own = {p.untyped_storage().data_ptr() for p in part.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    length = S // dist.get_world_size() if sequence else S
+    stream = torch.randn(length, B, H, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        out = part.blocks[0](stream)
+    out.float().sum().backward()
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sequence", "factor"),
+    [
+        (1, False, 34 + 5 * A * S / H),
+        (4, False, 10 + 24 / 4 + 5 * A * S / (4 * H)),
+        (4, True, (34 + 5 * A * S / H) / 4),
+        (2, True, (34 + 5 * A * S / H) / 2),
+    ],
+)
+def test_a_rank_keeps_what_the_paper_says(ranks, sequence, factor):
+    """Korthikanti et al. 2022, equations 1, 2 and 4. They leave out two things, counted here: mean
+    and deviation of both norms, in 16 bits, and the mask of causal attention, a byte a pair."""
+    beside = 2 * 2 * 2 * S * B // (ranks if sequence else 1) + S * S
+    for found in run_ranks(kept_bytes, ranks, sequence):
+        assert found == S * B * H * factor + beside
+
+
+# --- planner and simulation ----------------------------------------------------------------------
+
+BIG = TransformerConfig(vocabulary=1024, hidden=512, layers=3, heads=8, feedforward=1408)
+SHAPE = ModelShape(
+    name="three layers", family="llama", layers=3, hidden=512, heads=8, feedforward=1408,
+    vocabulary=1024, max_sequence=256,
+)  # fmt: skip
+
+
+def simulated(sequence: bool) -> dict[str, int]:
+    """Payload bytes over tp by collective, of two micro-batches on 8 simulated ranks."""
+    found: dict[str, Any] = {}
+
+    def build() -> tuple[Transformer, None]:
+        mesh = device_mesh(ParallelDims(tp=8), "cpu")
+        whole = Transformer(BIG).to(torch.bfloat16)
+        found["group"] = mesh.get_group("tp")
+        found["shared"] = split_layers(whole, found["group"], sequence_dim=1 if sequence else None)
+        return whole, None
+
+    def step(part: Transformer, _: None) -> None:
+        for _ in range(2):
+            tokens = torch.zeros(2, 256, dtype=torch.long)
+            loss = vocabulary_cross_entropy(part(tokens).float(), tokens, found["group"])
+            loss.mean().backward()
+        found["shared"].add_up()
+
+    seen = simulate(build, step, device="A100 80GB", world=ParallelDims(tp=8))
+    sums: dict[str, int] = {}
+    for row in seen.traffic:
+        if row.axis == "tp" and not row.at_startup:
+            sums[row.collective] = sums.get(row.collective, 0) + row.payload_bytes
+    return sums
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_the_planner_counts_what_simulated_ranks_send(sequence):
+    plan = Plan(tp=8, micro_batch=2, sequence_parallel=sequence)
+    wanted = tensor_traffic(SHAPE, plan, Batch(sequences=4, sequence_length=256))
+    assert simulated(sequence) == wanted
+
+
+def test_the_planner_refuses_to_count_stages():
+    with pytest.raises(ValueError, match="write pp=1"):
+        tensor_traffic(SHAPE, Plan(tp=2, pp=3), Batch(sequences=4, sequence_length=256))
+    assert tensor_traffic(SHAPE, Plan(), Batch(sequences=4, sequence_length=256)) == {}
+
+
+# --- Megatron-Core -------------------------------------------------------------------------------
+
+
+def beside_megatron(sequence: bool) -> dict[str, float]:
+    """A worker: the largest differences of outputs and gradients, theirs against ours."""
+    import importlib
+
+    config_of = importlib.import_module("megatron.core").ModelParallelConfig
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    with megatron_layers() as layers:
+        config = config_of(
+            tensor_model_parallel_size=ranks, use_cpu_initialization=True,
+            params_dtype=torch.float64, sequence_parallel=sequence,
+        )  # fmt: skip
+        make: dict[str, Any] = {
+            "config": config, "init_method": nn.init.zeros_, "bias": False, "skip_bias_add": False,
+        }  # fmt: skip
+        up = layers.ColumnParallelLinear(32, 64, gather_output=False, **make)
+        down = layers.RowParallelLinear(64, 32, input_is_parallel=True, **make)
+        torch.manual_seed(0)
+        first, second = (
+            torch.randn(64, 32, dtype=torch.float64), torch.randn(32, 64, dtype=torch.float64)
+        )  # fmt: skip
+        with torch.no_grad():
+            up.weight.copy_(first.chunk(ranks)[rank])
+            down.weight.copy_(second.chunk(ranks, dim=1)[rank])
+        x = torch.randn(8, 2, 32, dtype=torch.float64)
+        x = x.chunk(ranks)[rank] if sequence else x
+        theirs = x.clone().requires_grad_()
+        out, _ = down(F.gelu(up(theirs)[0]))
+        out.square().sum().backward()
+        logits, words = torch.randn(3, 2, 64, dtype=torch.float64), torch.randint(64, (3, 2))
+        loss = layers.vocab_parallel_cross_entropy(
+            logits.chunk(ranks, -1)[rank].contiguous().float(), words
+        )
+    split = Split(sequence_dim=0 if sequence else None)
+    linears = [nn.Linear(32, 64, False), nn.Linear(64, 32, False)]
+    linears[0].weight = nn.Parameter(first.chunk(ranks)[rank].clone())
+    linears[1].weight = nn.Parameter(second.chunk(ranks, dim=1)[rank].clone())
+    ours = x.clone().requires_grad_()
+    mine = rows(linears[1], split, F.gelu(columns(linears[:1], split, ours)[0]))
+    mine.square().sum().backward()
+    own_loss = vocabulary_cross_entropy(logits.chunk(ranks, -1)[rank].float(), words)
+    pairs = {
+        "output": (out, mine),
+        "input's gradient": (theirs.grad, ours.grad),
+        "first gradient": (up.weight.grad, linears[0].weight.grad),
+        "second gradient": (down.weight.grad, linears[1].weight.grad),
+        "loss": (loss, own_loss),
+    }
+    return {
+        name: ((one - other).norm() / other.norm()).item() for name, (one, other) in pairs.items()
+    }
+
+
+def test_megatron_core_is_equal_or_the_learner_reads_what_to_install():
+    if problem := megatron_problem():
+        assert "pip install --no-deps 'megatron-core" in problem, problem
+        with pytest.raises(RankError, match="Megatron-Core is not installed"):
+            run_ranks(_enter_megatron, 1)
+        return
+    for sequence in (False, True):
+        for found in run_ranks(beside_megatron, 2, sequence, timeout_seconds=300):
+            assert found.pop("loss") < 1e-6
+            assert max(found.values()) < 1e-9, found
+
+
+def _enter_megatron() -> None:
+    with megatron_layers():
+        pass
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+def refused(**changes: Any) -> None:
+    """A worker: split a model that does not divide."""
+    settings = {"vocabulary": 64, "hidden": 48, "layers": 1, "heads": 4, "feedforward": 48}
+    split_layers(Transformer(TransformerConfig(**settings | changes)))
+
+
+def odd_sequence() -> None:
+    """A worker: a sequence that does not divide."""
+    part = model(PLAIN, torch.float32)
+    split_layers(part, sequence_dim=1)
+    part(torch.zeros(1, 10, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("worker", "message"),
+    [
+        (functools.partial(refused, heads=6), "6 query heads do not divide over 4 ranks"),
+        (functools.partial(refused, heads=12, kv_heads=3), "divides 3, or is a multiple of 3"),
+        (functools.partial(refused, feedforward=50), "50 channels of Linear `gate` do not divide"),
+        (functools.partial(refused, vocabulary=63), "63 words does not divide over 4 .* Pad it to 64"),
+        (odd_sequence, "A sequence of 10 tokens does not divide .* such as 12"),
+        (functools.partial(device_mesh, ParallelDims(tp=3), "cpu"), "tp 3 needs 3 ranks, and 4 are"),
+        (functools.partial(device_mesh, ParallelDims(tp=4, shard=2), "cpu"), "needs 8 ranks"),
+    ],
+)  # fmt: skip
+def test_what_does_not_divide_is_refused_in_a_sentence(worker, message):
+    with pytest.raises(RankError, match=message):
+        run_ranks(worker, RANKS)

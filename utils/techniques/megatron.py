@@ -1,0 +1,48 @@
+"""Megatron-Core's own parallel layers on ranks of this machine, where it is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+from collections.abc import Iterator
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+
+from utils.shims.megatron import buffers_on_cpu
+
+INSTALL = "pip install --no-deps 'megatron-core>=0.16'"
+
+
+def megatron_problem() -> str | None:
+    """Why Megatron-Core cannot be used here; None if it is installed."""
+    try:
+        importlib.metadata.version("megatron-core")
+    except importlib.metadata.PackageNotFoundError:
+        return (
+            f"Megatron-Core is not installed, and the cells that use it are skipped: `{INSTALL}` "
+            "brings it (15 MB, Linux)."
+        )
+    return None
+
+
+@contextlib.contextmanager
+def megatron_layers() -> Iterator[ModuleType]:
+    """In a worker of `run_ranks`: `megatron.core.tensor_parallel`, all ranks one group of it.
+
+    Raises:
+        ModuleNotFoundError: Megatron-Core is not installed.
+    """
+    if problem := megatron_problem():
+        raise ModuleNotFoundError(problem)
+    state = importlib.import_module("megatron.core.parallel_state")
+    layers = importlib.import_module("megatron.core.tensor_parallel")
+    on_cpu = contextlib.nullcontext() if torch.cuda.is_available() else buffers_on_cpu()
+    with on_cpu:
+        state.initialize_model_parallel(tensor_model_parallel_size=dist.get_world_size())
+        try:
+            yield layers
+        finally:
+            state.destroy_model_parallel()
