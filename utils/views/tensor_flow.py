@@ -118,7 +118,7 @@ def draw_kept(
     if not measured or [*measured] != [*parts]:
         raise ValueError(f"Both need the same schemes; got {[*measured]} and {[*parts]}.")
     unit, name = byte_unit(max(measured.values()))
-    looks = [("#bd1f01", "\\\\"), ("#92dadd", ".."), ("#717581", ""), ("#ffa90e", "//")]
+    looks = [("#bd1f01", "\\\\"), ("#92dadd", ".."), ("#ffa90e", "//"), ("#e6e6e6", "")]
     with course_style():
         figure, axes = empty_figure(height=1.6 + 0.75 * len(measured))
         for row, (scheme, terms) in enumerate(parts.items()):
@@ -137,6 +137,6 @@ def draw_kept(
         axes.set_xlabel(f"kept for backward on one rank ({name})")
         axes.grid(False, axis="y")
         axes.set_title(title)
-        figure.legend(loc="outside lower center", ncols=4, fontsize=9)
+        axes.legend(loc="lower right", fontsize=9)
         print_evidence(figure, [Evidence.MEASURED, Evidence.PREDICTED], [device])
     return figure

@@ -31,6 +31,8 @@ my_bet_percent = 25
 here = setup("advanced/12")
 
 # %%
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -45,6 +47,8 @@ from utils import draw_kept, draw_lanes, draw_tensor_flow, model_shape, run_rank
 from utils import scoreboard, show, simulate, traffic
 from utils.models import GPTBlock
 from utils.parallel import ParallelDims, device_mesh, split_layers, split_tensors, vocabulary_cross_entropy
+from utils.parallel.shares import own_head_rows
+from utils.parallel.tensor_layers import Split, columns, rows
 from utils.planner.block_time import block_time
 from utils.planner.tensor_traffic import tensor_traffic
 from utils.techniques.megatron import megatron_layers, megatron_problem
@@ -101,6 +105,7 @@ class CopyIn(torch.autograd.Function):
         return total
 
 
+# %%
 class SumOut(torch.autograd.Function):
     """g: forward a sum over the ranks, backward nothing."""
 
@@ -177,9 +182,6 @@ check("12.other_way", collectives_the_other_way)
 # (Megatron-Core 0.16 gathers all projections instead, and holds no copies.)
 
 # %%
-from utils.parallel.shares import own_head_rows
-
-
 def heads_on(rank, heads, kv_heads, ranks=RANKS):
     config = TransformerConfig(hidden=16 * heads, heads=heads, kv_heads=kv_heads, layers=1)
     attention, width = Transformer(config).blocks[0].attention, 16
@@ -187,6 +189,7 @@ def heads_on(rank, heads, kv_heads, ranks=RANKS):
     return [list(range(spot.start // width, spot.stop // width)) for spot in spots]
 
 
+# %%
 for rank in range(RANKS):
     query, key = heads_on(rank, heads=8, kv_heads=2)
     print(f"rank {rank}: query heads {query}, a copy of key-value head {key}")
@@ -248,12 +251,12 @@ assert apart < 1e-9 and found == 3 * TOKENS * 8, "three numbers a token: a maxim
 
 # %%
 def tutorial_plan(model, mesh):
-    rows = {"embed": RowwiseParallel(input_layouts=Replicate()),
+    ends = {"embed": RowwiseParallel(input_layouts=Replicate()),
             "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}  # fmt: skip
-    parallelize_module(model, mesh, rows)
-    columns = ("attention.query", "attention.key", "attention.value", "feedforward.gate", "feedforward.up")
+    parallelize_module(model, mesh, ends)
+    by_columns = ("attention.query", "attention.key", "attention.value", "feedforward.gate", "feedforward.up")
     for block in model.blocks:
-        parallelize_module(block, mesh, {name: ColwiseParallel() for name in columns})
+        parallelize_module(block, mesh, {name: ColwiseParallel() for name in by_columns})
         parallelize_module(block, mesh, {n: RowwiseParallel() for n in ("attention.output", "feedforward.down")})
 
 
@@ -265,7 +268,7 @@ def tutorial_plan(model, mesh):
 LLAMA = TransformerConfig(vocabulary=64, hidden=32, layers=2, heads=4, kv_heads=4, feedforward=96)
 
 
-def train(model, dtype, shared=None, steps=20):
+def train(model, steps, shared=None):
     optimizer, losses, counted = torch.optim.SGD(model.parameters(), lr=0.1), [], None
     for step in range(steps):
         tokens = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(step))
@@ -278,7 +281,7 @@ def train(model, dtype, shared=None, steps=20):
         optimizer.step()
         losses.append(loss.full_tensor().item() if isinstance(loss, DTensor) else loss.item())
         counted = counted or sent.rows
-    return losses, {(r.collective, r.axis): (r.calls, r.payload_bytes) for r in counted}
+    return losses, {row.collective: (row.calls, row.payload_bytes) for row in counted}
 
 
 # %%
@@ -288,33 +291,38 @@ def loss_of(logits, targets):
     return vocabulary_cross_entropy(logits, targets).mean()
 
 
-def run(way, layers=2, dtype=torch.float64, kv_heads=4):
-    config = TransformerConfig(**{**vars(LLAMA), "layers": layers, "kv_heads": kv_heads})
+# %%
+def fresh(dtype=torch.float64, **changes):
     torch.manual_seed(0)
-    model = Transformer(config).to(dtype)
+    model = Transformer(replace(LLAMA, **changes))
     model.init_weights(std=0.1)
+    return model.to(dtype)
+
+
+def run(way, layers, dtype, steps):
+    model = fresh(dtype, layers=layers)
     sequence, mesh = "sequence" in way, init_device_mesh("cpu", (dist.get_world_size(),))
     if way.startswith("by hand"):
-        return train(model, dtype, split_layers(model, sequence_dim=1 if sequence else None))
+        return train(model, steps, split_layers(model, sequence_dim=1 if sequence else None))
     if way == "tutorial's plan":
         tutorial_plan(model, mesh)
     elif way.startswith("DTensor"):
         split_tensors(model, mesh, sequence=sequence)
-    return train(model, dtype)
+    return train(model, steps)
 
 
 # %%
 WAYS = ["by hand", "tutorial's plan", "DTensor", "by hand, sequence", "DTensor, sequence"]
 
 
-def all_ways(layers, dtype):
-    return {way: run(way, layers, dtype) for way in WAYS}
+def all_ways(layers, dtype, steps=20):
+    return {way: run(way, layers, dtype, steps) for way in WAYS}
 
 
-one = {dtype: run_ranks(run, 1, "one process", 2, dtype)[0][0] for dtype in (torch.float64, torch.float32)}
+one = {dtype: run_ranks(run, 1, "one process", 2, dtype, 20)[0][0] for dtype in (torch.float64, torch.float32)}
 two_layers = run_ranks(all_ways, RANKS, 2, torch.float64)[0]
-three_layers = run_ranks(all_ways, RANKS, 3, torch.float64)[0]
 single = run_ranks(all_ways, RANKS, 2, torch.float32)[0]
+three_layers = run_ranks(all_ways, RANKS, 3, torch.float64, 1)[0]  # one step: for the bytes
 
 
 # %%
@@ -337,10 +345,10 @@ for way in WAYS:
 STREAM = 2 * 16 * 32 * 8  # b, s, h, bytes
 
 
+# %%
 def per_layer(way):
     more, less = three_layers[way][1], two_layers[way][1]
-    kinds = {kind for kind, axis in more if axis == "world"}
-    return {k: tuple(a - b for a, b in zip(more[k, "world"], less[k, "world"], strict=True)) for k in sorted(kinds)}
+    return {kind: tuple(a - b for a, b in zip(more[kind], less[kind], strict=True)) for kind in more}
 
 
 for way in WAYS[:3]:
@@ -420,6 +428,7 @@ sbh = LENGTH * BATCH * HIDDEN
 scores = 5 * HEADS * LENGTH / HIDDEN
 
 
+# %%
 def kept_bytes(block, x):
     own = {p.untyped_storage().data_ptr() for p in block.parameters()}
     kept = {}
@@ -444,9 +453,11 @@ def kept_on_rank(sequence):
     return kept_bytes(part.blocks[0], torch.randn(length, BATCH, HIDDEN, dtype=torch.bfloat16, requires_grad=True))
 
 
+# %%
 kept = {"one GPU": run_ranks(kept_on_rank, 1, False)[0],
         "tensor parallel": run_ranks(kept_on_rank, RANKS, False)[0],
         "and sequence parallel": run_ranks(kept_on_rank, RANKS, True)[0]}  # fmt: skip
+# %%
 t = RANKS
 formula = {"one GPU": {"norms, inputs, masks": 10, "inside": 24, "scores": scores},
            "tensor parallel": {"norms, inputs, masks": 10, "inside": 24 / t, "scores": scores / t},
@@ -482,13 +493,14 @@ def ring_bytes(found):
     return sum(share[kind] * size for kind, (_, size) in found.items())
 
 
+over_a_ring = {}
 for way in ("by hand", "DTensor, sequence", "by hand, sequence"):
-    rows = per_layer(way)
-    sent = ring_bytes({k: v for k, v in rows.items() if v[0]})
-    print(f"{way:<18} {sent:>9,.0f} bytes over a ring a layer:",
-          ", ".join(f"{calls} x {kind}" for kind, (calls, _) in rows.items() if calls))  # fmt: skip
-more = ring_bytes(per_layer("by hand, sequence")) / ring_bytes(per_layer("by hand"))
-print(f"by hand, with the sequence split: {100 * (more - 1):+.0f}%")
+    made = {kind: row for kind, row in per_layer(way).items() if row[0]}  # a call more with a layer more
+    over_a_ring[way] = ring_bytes(made)
+    print(f"{way:<18} {over_a_ring[way]:>9,.0f} bytes over a ring a layer:",
+          ", ".join(f"{calls} x {kind}" for kind, (calls, _) in made.items()),
+          f"  {100 * (over_a_ring[way] / over_a_ring['by hand'] - 1):+.0f}%")  # fmt: skip
+assert over_a_ring["DTensor, sequence"] == over_a_ring["by hand"], "an all-reduce is a reduce-scatter and an all-gather"
 
 # %% [markdown]
 # **Read it.** DTensor sends what the all-reduces sent, and keeps the gathered inputs ($sbh \cdot 4$ bytes of the 10, not
@@ -525,8 +537,6 @@ def beside_megatron(sequence):
 
 # %%
 def beside_ours(sequence):
-    from utils.parallel.tensor_layers import Split, columns, rows
-
     n, rank, split = dist.get_world_size(), dist.get_rank(), Split(sequence_dim=0 if sequence else None)
     A, C, x = (torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
                for shape in ((64, 32), (32, 64), (8, 2, 32)))  # fmt: skip
@@ -538,11 +548,11 @@ def beside_ours(sequence):
     return [out.detach(), x.grad, up.weight.grad, down.weight.grad]
 
 
+# %%
 def both(worker):
     return [worker(sequence) for sequence in (False, True)]
 
 
-# %%
 print(megatron_problem() or "Megatron-Core is installed")
 if not megatron_problem():
     theirs, ours = (run_ranks(both, 2, worker)[0] for worker in (beside_megatron, beside_ours))
@@ -587,8 +597,6 @@ def step(model, _):
 
 
 # %%
-from dataclasses import replace
-
 seen = simulate(build, step, device="A100 80GB", world=ParallelDims(tp=8), name="two layers of 70B, TP 8")
 plan, batch = Plan(tp=8, sequence_parallel=True), Batch(sequences=1, sequence_length=4096)
 planned = tensor_traffic(replace(SHAPE, layers=LAYERS, published_count=None), plan, batch)
@@ -710,15 +718,14 @@ scoreboard("12")
 
 # %%
 def forgotten(add_up):
-    torch.manual_seed(0)
-    model = Transformer(TransformerConfig(**{**vars(LLAMA), "kv_heads": 2})).double()
-    model.init_weights(std=0.1)
+    model = fresh(kv_heads=2)
     shared = split_layers(model, sequence_dim=1)
-    losses, _ = train(model, torch.float64, shared if add_up else None, steps=6)
+    losses, _ = train(model, 6, shared if add_up else None)
     norm = model.blocks[0].attention_norm.weight.detach().clone()
     return losses, norm
 
 
+# %%
 right, wrong = (run_ranks(forgotten, RANKS, add_up) for add_up in (True, False))
 for name, found in (("with add_up", right), ("without", wrong)):
     drift = max((rank[1] - found[0][1]).abs().max().item() for rank in found)
