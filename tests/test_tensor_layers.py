@@ -6,6 +6,7 @@ And what it sends and keeps: equal to the planner's and the papers' formulas.
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import pytest
@@ -215,12 +216,9 @@ def test_the_planner_refuses_to_count_stages():
 
 def beside_megatron(sequence: bool) -> dict[str, float]:
     """A worker: the largest differences of outputs and gradients, theirs against ours."""
-    import importlib
-
-    config_of = importlib.import_module("megatron.core").ModelParallelConfig
     ranks, rank = dist.get_world_size(), dist.get_rank()
     with megatron_layers() as layers:
-        config = config_of(
+        config = importlib.import_module("megatron.core").ModelParallelConfig(
             tensor_model_parallel_size=ranks, use_cpu_initialization=True,
             params_dtype=torch.float64, sequence_parallel=sequence,
         )  # fmt: skip

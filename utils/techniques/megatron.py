@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
+import warnings
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -32,15 +33,18 @@ def megatron_problem() -> str | None:
 def megatron_layers() -> Iterator[ModuleType]:
     """In a worker of `run_ranks`: `megatron.core.tensor_parallel`, all ranks one group of it.
 
+    Inside, it does not warn that Transformer Engine and Apex, which need a GPU, are missing.
+
     Raises:
         ModuleNotFoundError: Megatron-Core is not installed.
     """
     if problem := megatron_problem():
         raise ModuleNotFoundError(problem)
-    state = importlib.import_module("megatron.core.parallel_state")
-    layers = importlib.import_module("megatron.core.tensor_parallel")
     on_cpu = contextlib.nullcontext() if torch.cuda.is_available() else buffers_on_cpu()
-    with on_cpu:
+    with warnings.catch_warnings(), on_cpu:
+        warnings.filterwarnings("ignore", category=UserWarning)
+        state = importlib.import_module("megatron.core.parallel_state")
+        layers = importlib.import_module("megatron.core.tensor_parallel")
         state.initialize_model_parallel(tensor_model_parallel_size=dist.get_world_size())
         try:
             yield layers

@@ -45,6 +45,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from utils import Batch, Cluster, Evidence, Plan, Span, Transformer, TransformerConfig, check
 from utils import draw_kept, draw_lanes, draw_tensor_flow, model_shape, run_ranks, score
 from utils import scoreboard, show, simulate, traffic
+from utils.catalog import link
 from utils.models import GPTBlock
 from utils.parallel import ParallelDims, device_mesh, split_layers, split_tensors, vocabulary_cross_entropy
 from utils.parallel.shares import own_head_rows
@@ -480,7 +481,7 @@ show(figure, alt="Bytes kept by one rank: one GPU most; on four ranks the term o
 # **Read it.** Exact, but for what the paper leaves out as small: the norms' statistics (8 bytes a token) and the mask
 # of causal attention (a byte a pair). Four ranks keep far more than a quarter: the 10 is not divided. With flash attention
 # the scores go away and the 10 weighs more: at $t = 8$ a rank keeps $13/34$, 38%. **With sequence parallelism the
-# quarter is true.**
+# quarter is true**, but for that mask.
 #
 # ### What a rank sends
 #
@@ -517,13 +518,13 @@ assert over_a_ring["DTensor, sequence"] == over_a_ring["by hand"], "an all-reduc
 
 # %%
 def beside_megatron(sequence):
-    from megatron.core import ModelParallelConfig
-
     n, rank = dist.get_world_size(), dist.get_rank()
     A, C, x = (torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
                for shape in ((64, 32), (32, 64), (8, 2, 32)))  # fmt: skip
     x = (x.chunk(n)[rank] if sequence else x).clone().requires_grad_()
     with megatron_layers() as layers:
+        from megatron.core import ModelParallelConfig
+
         config = ModelParallelConfig(tensor_model_parallel_size=n, sequence_parallel=sequence,
                                      use_cpu_initialization=True, params_dtype=torch.float64)  # fmt: skip
         make = {"config": config, "init_method": nn.init.zeros_, "bias": False, "skip_bias_add": False}
@@ -609,17 +610,17 @@ for kind, size in planned.items():
     assert size == counted, f"planner and simulation disagree about {kind}"
 
 # %% [markdown]
-# And the formula of section 5 against the paper's own models, 22 billion to 1 trillion parameters. With $p$ stages
-# in an interleaved pipeline of $m$ chunks, the first stage holds $1 + (p-1)/(pm)$ times a model's worth (their
-# section 4.2.3; lesson 13 draws why).
+# And the formula of section 5 against the paper's own models, 22 billion to 1 trillion parameters. In a pipeline the
+# first stage holds a whole model's worth of layers in flight; with $p$ stages of $m > 1$ chunks each (interleaved)
+# $1 + (p-1)/(pm)$ times that (their section 4.2.3; lesson 13, to come, draws why).
 
 # %%
-print(source("korthikanti_figure1").partition(",")[0])
+print(source("korthikanti_figure1").partition(" (")[0])
 sizes = {row["model"]: row for row in table("korthikanti_table5")}
 for row in table("korthikanti_figure1"):
     it = sizes[row["model"]]
     b, h, a, layers, t, p, m = (int(it[k]) for k in ("micro_batch", "hidden", "heads", "layers", "tp", "pp", "interleave"))
-    whole = 2048 * b * h * layers * (1 + (p - 1) / (p * m) if p > 1 else 1)
+    whole = 2048 * b * h * layers * (1 + (p - 1) / (p * m) if m > 1 else 1)
     tensor, selective = whole * (10 + 24 / t + 5 * a * 2048 / h / t), whole * 34 / t
     print(f"{row['model']:>5}: tensor parallel {tensor / 2**30:6.1f} GiB predicted, {float(row['fig1_act_none_gib']):6.1f} published;",
           f"with sequence and selective {selective / 2**30:5.1f} predicted, {float(row['fig1_act_seqsel_gib']):5.1f} published")  # fmt: skip
@@ -627,36 +628,37 @@ for row in table("korthikanti_figure1"):
 # %% [markdown]
 # ## 8. Why it stays inside a node
 #
-# Four sums a layer, and nothing to do meanwhile: the next product needs the sum. A layer of a 175B model on A100s, whose NVLink
-# carries 300 GB/s a direction; between nodes a GPU has one port of 25 GB/s. What the planner predicts for one
-# layer's forward:
+# Four sums a layer, and nothing to do meanwhile: the next product needs the sum. Inside a node of A100s each GPU
+# sends 300 GB/s by NVLink. Between nodes it has a port of its own in the best machines (8 x InfiniBand HDR, 25 GB/s
+# each), and in others one port serves the node. The planner predicts one layer of 175B, forward:
 
 # %%
-BIG, MACHINE = model_shape("gpt-3-175b"), Cluster(gpu="A100 80GB", nodes=8)
+BIG, PORT = model_shape("gpt-3-175b"), link("InfiniBand HDR").link_bytes_per_second
 lanes = {}
-print("ranks   products   other kernels   communication   share")
-for tp in (2, 4, 8, 16, 32):
-    time = block_time(BIG, MACHINE, Plan(tp=tp, dp=64 // tp, sequence_parallel=True), Batch(sequences=64, sequence_length=2048))
-    parts, start = {"products": time.forward.matmul, "other kernels": time.forward.memory,
-                    "communication": time.forward.communication}, 0.0  # fmt: skip
-    print(f"{tp:>5}" + "".join(f"{1e3 * seconds:>10.2f} ms" for seconds in parts.values()),
-          f"{100 * time.forward.communication / time.forward.total:>9.0f}%")  # fmt: skip
-    lanes[f"TP {tp}"] = []
-    for kind, seconds in parts.items():
-        lanes[f"TP {tp}"].append(Span(kind, start, start + seconds))
-        start += seconds
+print(f"{'ranks':<20} products   other kernels   communication   in all   GPUs x time")
+for tp, ports in ((2, 8), (4, 8), (8, 8), (16, 8), (16, 1)):
+    machine = Cluster(gpu="A100 80GB", nodes=8, network_bytes_per_second=ports * PORT)
+    plan = Plan(tp=tp, dp=64 // tp, sequence_parallel=True)
+    passed = block_time(BIG, machine, plan, Batch(sequences=64, sequence_length=2048)).forward
+    parts = {"products": passed.matmul, "other kernels": passed.memory, "communication": passed.communication}
+    name = f"TP {tp}" + (f", {ports} port{'s' * (ports > 1)} a node" if tp > 8 else "")
+    print(f"{name:<20}" + "".join(f"{1e3 * seconds:>10.2f} ms" for seconds in [*parts.values(), passed.total]),
+          f"{1e3 * tp * passed.total:>9.0f} ms (predicted)")  # fmt: skip
+    edges = [0.0, passed.matmul, passed.matmul + passed.memory, passed.total]
+    lanes[name] = [Span(kind, *edges[i : i + 2]) for i, kind in enumerate(parts)]
 
 # %%
-show(draw_lanes(lanes, title="A layer of 175B forward, one sequence; nodes of 8", evidence=Evidence.PREDICTED),
-     alt="Predicted time of a layer for 2 to 32 ranks: products shrink with each doubling; communication is small to 8 "
-     "ranks and longer than the products from 16 on.")  # fmt: skip
+show(draw_lanes(lanes, title="A layer of 175B forward, one sequence; nodes of 8 A100", evidence=Evidence.PREDICTED),
+     alt="Predicted time of a layer: products halve with each doubling of the ranks; communication is small up to 8 "
+     "ranks, as long as the products for 16 with a port a GPU, and six times as long with one port a node.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** Up to 8, twice the ranks is nearly half the time. At 16 the ring leaves the node, and the layer takes longer
-# than with 8. Pipeline and data parallelism send less often, and can wait: they take the slow links (lesson 14).
+# **Read it.** From 2 to 8 ranks the layer is three times as fast on four times the GPUs. With 16, half of the time is
+# sending, and the last column shows what that costs. With one port a node, 16 ranks take as long as 2. Pipeline and
+# data parallelism send less often and need not wait: they take the slow links (lesson 14, to come).
 #
 # **"TP = 8, always"** is folklore, though. More ranks make thinner products and more exchanges. BLOOM's team measured the same
-# model both ways on the same day:
+# model both ways on the same day, on 384 A100:
 
 # %%
 print(source("bloom_prequel").partition("@")[0])
@@ -669,15 +671,16 @@ for row in table("bloom_prequel"):
 # ### Asynchronous tensor parallelism
 #
 # An all-gather brings $t$ pieces, and a product can begin with the first. Cut both into pieces, and let each piece
-# travel while the one before is multiplied
-# ([Wang and others 2023](https://dl.acm.org/doi/10.1145/3567955.3567959)). PyTorch does it under `torch.compile`, on
+# travel while the one before is multiplied (Wang and others, ASPLOS 2023). PyTorch does it under `torch.compile`, on
 # GPUs with NVLink, Megatron by `--tp-comm-overlap`.
 
 # %%
-time = block_time(BIG, MACHINE, Plan(tp=8, dp=8, sequence_parallel=True), Batch(sequences=64, sequence_length=2048))
-gather, product, t = time.forward.communication / 4, time.forward.matmul / 4, 8
+plan, t = Plan(tp=8, dp=8, sequence_parallel=True), 8
+passed = block_time(BIG, machine, plan, Batch(sequences=64, sequence_length=2048)).forward
+gather, product = passed.communication / 4, passed.matmul / 4  # one of four, on average
 plain = [Span("gather", 0, gather), Span("product", gather, gather + product)]
-sends = [Span("gather", i * gather / t, (i + 1) * gather / t) for i in range(1, t)]  # its own piece is there
+each = gather / (t - 1)  # a rank has its own piece
+sends = [Span("gather", i * each, (i + 1) * each) for i in range(t - 1)]
 products, free = [], 0.0
 for i in range(t):
     ready = max(free, sends[i - 1].end_seconds if i else 0.0)
@@ -765,5 +768,6 @@ assert wrong[0][0][0] == right[0][0][0] and wrong[0][0][-1] != right[0][0][-1], 
 #
 # **References.** Shoeybi and others, *Megatron-LM*, [arXiv:1909.08053](https://arxiv.org/abs/1909.08053). Korthikanti and others,
 # *Reducing Activation Recomputation in Large Transformer Models*, [arXiv:2205.05198](https://arxiv.org/abs/2205.05198). PyTorch,
-# [Tensor Parallelism](https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html). BLOOM's
+# [Tensor Parallelism](https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html). Wang and others, *Overlap
+# Communication with Dependent Computation via Decomposition in Large Deep Learning Models*, ASPLOS 2023. BLOOM's
 # [chronicles](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md).
