@@ -41,6 +41,7 @@ _HOME = {
     "tf32": "utils.techniques",
     "recorded_table": "utils.record",
     "FlightRecorder": "utils.techniques",
+    "GPTBlock": "utils.models",
     "Transformer": "utils.models",
     "TransformerConfig": "utils.models",
     "UNet": "utils.models",

@@ -42,11 +42,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel
 from torch.distributed.tensor.parallel import parallelize_module
 
-from utils import Batch, Cluster, Evidence, Plan, Span, Transformer, TransformerConfig, check
+from utils import Batch, Cluster, Evidence, GPTBlock, Plan, Span, Transformer, TransformerConfig, check
 from utils import draw_kept, draw_lanes, draw_tensor_flow, model_shape, run_ranks, score
 from utils import scoreboard, show, simulate, traffic
 from utils.catalog import link
-from utils.models import GPTBlock
 from utils.parallel import ParallelDims, device_mesh, split_layers, split_tensors, vocabulary_cross_entropy
 from utils.parallel.shares import own_head_rows
 from utils.parallel.tensor_layers import Split, columns, rows
@@ -183,20 +182,44 @@ check("12.other_way", collectives_the_other_way)
 # (Megatron-Core 0.16 gathers all projections instead, and holds no copies.)
 
 # %%
-def heads_on(rank, heads, kv_heads, ranks=RANKS):
-    config = TransformerConfig(hidden=16 * heads, heads=heads, kv_heads=kv_heads, layers=1)
-    attention, width = Transformer(config).blocks[0].attention, 16
-    spots = (own_head_rows(attention, name, rank, ranks) for name in ("query", "key"))
-    return [list(range(spot.start // width, spot.stop // width)) for spot in spots]
+def attention(layer, x, own, f, g):
+    """With the rows `own` of each projection; f and g stand where the ranks meet."""
+    x = f(x)
+    q, k, v = (F.linear(x, getattr(layer, name).weight[rows_of]).unflatten(-1, (-1, layer.head_dim)).transpose(1, 2)
+               for name, rows_of in own.items())  # fmt: skip
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    return g(F.linear(mixed.transpose(1, 2).flatten(2), layer.output.weight[:, own["query"]]))
+
+
+def layer_of(heads, kv_heads):
+    torch.manual_seed(0)
+    return Transformer(TransformerConfig(hidden=16 * heads, heads=heads, kv_heads=kv_heads, layers=1)).double().blocks[0].attention
 
 
 # %%
-for rank in range(RANKS):
-    query, key = heads_on(rank, heads=8, kv_heads=2)
-    print(f"rank {rank}: query heads {query}, a copy of key-value head {key}")
+def attention_on_rank():
+    layer, names = layer_of(heads=4, kv_heads=2), ("query", "key", "value")
+    x = torch.randn(B, S, 64, dtype=torch.float64)
+    own = {name: own_head_rows(layer, name, dist.get_rank(), RANKS) for name in names}
+    wanted = attention(layer, x, {name: slice(None) for name in names}, nn.Identity(), nn.Identity())
+    wanted.square().sum().backward()
+    right, layer.key.weight.grad = layer.key.weight.grad[own["key"]], None
+    found = attention(layer, x, own, CopyIn.apply, SumOut.apply)
+    found.square().sum().backward()
+    alone, total = layer.key.weight.grad[own["key"]].clone(), layer.key.weight.grad
+    dist.all_reduce(total)  # zero where a rank has no copy
+    gaps = [((a - b).norm() / b.norm()).item() for a, b in ((found, wanted), (alone, right), (total[own["key"]], right))]
+    return {name: sorted({row // 16 for row in range(spot.start, spot.stop)}) for name, spot in own.items()}, gaps
+
+
+# %%
+for rank, (heads, gaps) in enumerate(run_ranks(attention_on_rank, RANKS)):
+    print(f"rank {rank}: query head {heads['query']}, a copy of key-value head {heads['key']}; output {gaps[0]:.0e} from one",
+          f"process, gradient of its key {100 * gaps[1]:.0f}% off alone, {gaps[2]:.0e} added up")  # fmt: skip
+    assert gaps[0] < 1e-9 and gaps[2] < 1e-9 < gaps[1], "outputs are whole, gradients of copies are parts"
 for heads, kv_heads in ((6, 6), (12, 3)):
     try:
-        heads_on(0, heads, kv_heads)
+        own_head_rows(layer_of(heads, kv_heads), "key", 0, RANKS)
     except ValueError as error:
         print(f"{heads} heads, {kv_heads} key-value heads: {error}")
 
@@ -507,6 +530,14 @@ assert over_a_ring["DTensor, sequence"] == over_a_ring["by hand"], "an all-reduc
 # **Read it.** DTensor sends what the all-reduces sent, and keeps the gathered inputs ($sbh \cdot 4$ bytes of the 10, not
 # divided). Megatron's way gathers twice more in backward: 10 half sums for 8 (and our model adds up norms). It hides
 # them behind products. Memory or bytes: you choose again.
+#
+# The plan of `split_tensors` for this, on top of section 4's:
+#
+# ```python
+# "attention_norm": SequenceParallel(), "feedforward_norm": SequenceParallel(),
+# "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
+# "attention.output": RowwiseParallel(output_layouts=Shard(1)),  # and so for the feed-forward
+# ```
 #
 # **The trap.** A norm's weight is whole on every rank, and now each rank sees only its part of the tokens, so
 # only a part of the gradient. These gradients must be added up over the ranks: `shared.add_up()` above, Megatron's
