@@ -42,7 +42,7 @@ def test_the_untouched_lab_is_not_attempted(exercise):
     ("question", "right", "wrong"),
     [
         ("other_way", 2, {1: "GELU of a sum", 0: "work on a term", 3: "What is the third", 7: "before GELU"}),
-        ("mb_per_layer", 268.4, {134.2: "two bytes in bf16", 67.1: "one stream", 469.8: "tutorial's",
+        ("mb_per_layer", 268.4, {134.2: "That is half", 67.1: "one stream", 469.8: "tutorial's",
                                  536.9: "put in", 5: "make a stream"}),
     ],
 )  # fmt: skip
@@ -217,7 +217,7 @@ def digits(where, step, tp, dp, sequence, **wrong):
         (lambda *given: digits(*given, stream_alike=True), "repeat along the sequence"),
         (lambda *given: digits(*given, never_alike=True), "the copies part"),
         (lambda *given: digits(*given, no_dp=True), "Data-parallel ranks"),
-        (lambda where, step, tp, dp, sequence: 1000 * (where == "stream") + 200 * dp + step
+        (lambda where, step, tp, dp, sequence: 10**6 * (where == "stream") + 1000 * dp + step
          + (tp if where == "scores" or sequence else 0), "Sums of small numbers"),
         (lambda *given: -1 - digits(*given), "from 0 to 2^63 - 1"),
         (lambda *given: 0.5, "whole number"),

@@ -30,8 +30,7 @@ other_way = Question(
 mb_per_layer = Question(
     "Lesson 12: MB that a layer of Llama-2-70B puts into all-reduces.",
     number("a number of MB"), right=4 * 4096 * 8192 * 2 / 1e6, relative=0.02,
-    wrong={4 * 4096 * 8192 / 1e6: "That counts numbers. One takes two bytes in bf16.",
-           2 * 4096 * 8192 * 2 / 1e6: "That is forward alone. Backward has two sums as well.",
+    wrong={4 * 4096 * 8192 / 1e6: "That is half. A number takes two bytes in bf16; and backward makes two sums, as forward does.",
            4096 * 8192 * 2 / 1e6: "That is one stream. A step makes four sums of it.",
            7 * 4096 * 8192 * 2 / 1e6: "That is the tutorial's plan, with seven.",
            8 * 4096 * 8192 * 2 / 1e6: "That counts what a ring sends, nearly. What does the rank put in?"},
@@ -51,17 +50,20 @@ def _case(*given: Any) -> Case:
     s, b, h, a, k, f, t, split = given
     right = _kept(*given)
     no_copies = right - 4 * s * b * (h // a) * (max(k / t, 1) - k / t)
-    mistakes = {
-        _kept(s, b, h, a, k, f, 1, split) / t: "Not everything is divided: which of these does every rank hold whole?",
-        no_copies: "There are fewer key-value heads than ranks, and a head does not fall apart: each rank keeps one, whole.",
-        _kept(s, b, h, a, k, f, t, "parts"): "Inputs of matrices that are kept gathered are whole on every rank.",
-        _kept(s, b, h, a, k, f, t, "no"): "With the sequence split, what lies between the matrices is divided, too.",
-        _kept(s, b, h, a, a, f, t, split): "Keys and values have K heads here, not A.",
-        right / 2: "That counts numbers. Most take two bytes.",
-    }  # fmt: skip
+    gathered = "Inputs of matrices that are kept gathered are whole on every rank."
+    divided = "Not everything is divided: which of these does every rank hold whole?"
+    mistakes = [
+        (_kept(s, b, h, a, k, f, t, "parts"), gathered if split == "gathered" else divided),
+        (_kept(s, b, h, a, k, f, 1, split) / t, divided),
+        (no_copies, "There are fewer key-value heads than ranks, and a head does not fall apart: each rank keeps one, whole."),
+        (_kept(s, b, h, a, k, f, t, "no"), "With the sequence split, what lies between the matrices is divided, too."),
+        (_kept(s, b, h, a, a, f, t, split), "Keys and values have K heads here, not A."),
+        (right / 2, "That counts numbers. Most take two bytes."),
+    ]  # fmt: skip
     says = (f"s {s}, b {b}, h {h}, {a} heads, {k} key-value heads, f {f}, {t} rank(s), "
             f"sequence split: {split!r}")  # fmt: skip
-    return Case(given, right, says, {v: text for v, text in mistakes.items() if v != right})
+    wrong = dict(reversed(mistakes))  # of equal values the first's text
+    return Case(given, right, says, {v: text for v, text in wrong.items() if v != right})
 
 
 kept_bytes = Exercise(

@@ -146,8 +146,8 @@ class Observed(NamedTuple):
     """What one rank of a run reports.
 
     Attributes:
-        gradient_errors: distance of this rank's gradients from those of one process without
-            dropout, by parameter in the order of forward; empty where the run has dropout.
+        gradient_errors: distance of this rank's gradients from those of one process, as a share of
+            the norm of all, by parameter in the order of forward; empty where the run has dropout.
         stream: the sum of squares of the stream after the last block.
         masks: which scores each of this rank's heads dropped in block 0: a number for each
             different mask; empty without dropout.
@@ -224,10 +224,11 @@ def _plant(block: Any, run: str, masks: list[int]) -> None:
 def _errors(split: Any, plain: Any) -> dict[str, float]:
     rank, found = dist.get_rank(), {}
     whole = dict(plain.named_parameters())
+    norm = torch.cat([p.grad.flatten() for p in whole.values()]).norm()
     for name, parameter in split.named_parameters():
         wanted = whole[name].grad
         for dim in range(wanted.dim()):
             if wanted.shape[dim] != parameter.shape[dim]:
                 wanted = wanted.chunk(RANKS, dim)[rank]
-        found[name] = _apart(parameter.grad, wanted)
+        found[name] = ((parameter.grad - wanted).norm() / norm).item()
     return found

@@ -161,7 +161,8 @@ check("12.dropout_seed", dropout_seed)
 # Three runs of two GPT blocks on four ranks, split by heads and channels, the stream whole on every rank. In each, one
 # thing may be wrong. No loss tells: run A's first loss is right, B and C train. Here is what the ranks report.
 #
-# Run A has no dropout. For each parameter: how far rank 0's gradient is from that of one process.
+# Run A has no dropout. For each parameter, in the order of forward: how far rank 0's gradient is from that of one
+# process, as a share of the norm of all gradients.
 
 # %%
 reports = {run: observed(run) for run in ("A", "B", "C")}

@@ -653,8 +653,8 @@ for row in table("korthikanti_figure1"):
     b, h, a, layers, t, p, m = (int(it[k]) for k in ("micro_batch", "hidden", "heads", "layers", "tp", "pp", "interleave"))
     whole = 2048 * b * h * layers * (1 + (p - 1) / (p * m) if m > 1 else 1)
     tensor, selective = whole * (10 + 24 / t + 5 * a * 2048 / h / t), whole * 34 / t
-    print(f"{row['model']:>5}: tensor parallel {tensor / 2**30:6.1f} GiB predicted, {float(row['fig1_act_none_gib']):6.1f} published;",
-          f"with sequence and selective {selective / 2**30:5.1f} predicted, {float(row['fig1_act_seqsel_gib']):5.1f} published")  # fmt: skip
+    print(f"{row['model']:>5}: tensor parallel {tensor / 2**30:6.2f} GiB predicted, {float(row["fig1_act_none_gib"]):6.2f} published;",
+          f"with sequence and selective {selective / 2**30:5.2f} predicted, {float(row["fig1_act_seqsel_gib"]):5.2f} published")  # fmt: skip
 
 # %% [markdown]
 # ## 8. Why it stays inside a node
