@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterator
 from types import ModuleType
 
-import torch
 import torch.distributed as dist
 
 from utils.shims.megatron import buffers_on_cpu
@@ -33,15 +32,14 @@ def megatron_problem() -> str | None:
 def megatron_layers() -> Iterator[ModuleType]:
     """In a worker of `run_ranks`: `megatron.core.tensor_parallel`, all ranks one group of it.
 
-    Inside, it does not warn that Transformer Engine and Apex, which need a GPU, are missing.
+    Its buffers are in the CPU's memory: give its layers tensors from there. Inside, it does not warn that Transformer Engine and Apex, which need a GPU, are missing.
 
     Raises:
         ModuleNotFoundError: Megatron-Core is not installed.
     """
     if problem := megatron_problem():
         raise ModuleNotFoundError(problem)
-    on_cpu = contextlib.nullcontext() if torch.cuda.is_available() else buffers_on_cpu()
-    with warnings.catch_warnings(), on_cpu:
+    with warnings.catch_warnings(), buffers_on_cpu():
         warnings.filterwarnings("ignore", category=UserWarning)
         state = importlib.import_module("megatron.core.parallel_state")
         layers = importlib.import_module("megatron.core.tensor_parallel")

@@ -269,9 +269,10 @@ assert apart < 1e-9 and found == 3 * TOKENS * 8, "three numbers a token: a maxim
 # %% [markdown]
 # ## 4. The whole model, two ways
 #
-# `split_layers(model)` does sections 1 to 3 to a whole transformer, and cuts the embedding by words, too. It keeps
-# less than our `CopyIn` and sends a token's numbers in two calls; the code is `utils/parallel/tensor_layers.py`.
-# **DTensor** needs no code but a plan: which layer is cut which way. This is a plan as tutorials have it:
+# `split_layers(model)` does sections 1 to 3 to a whole transformer, cuts the embedding by words, too, and refuses what does
+# not divide. Its code is `utils/parallel/tensor_layers.py`.
+# **DTensor** needs no code but a plan: which layer is cut which way. This plan is written as
+# [PyTorch's tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html) begins:
 
 # %%
 def tutorial_plan(model, mesh):
@@ -528,8 +529,8 @@ assert over_a_ring["DTensor, sequence"] == over_a_ring["by hand"], "an all-reduc
 
 # %% [markdown]
 # **Read it.** DTensor sends what the all-reduces sent, and keeps the gathered inputs ($sbh \cdot 4$ bytes of the 10, not
-# divided). Megatron's way gathers twice more in backward: 10 half sums for 8 (and our model adds up norms). It hides
-# them behind products. Memory or bytes: you choose again.
+# divided): it does not gather again. Megatron's way does, twice a layer: 10 half sums for 8 (and our model adds up norms).
+# It hides them behind products. Memory or bytes: you choose again.
 #
 # The plan of `split_tensors` for this, on top of section 4's:
 #
@@ -653,18 +654,19 @@ for row in table("korthikanti_figure1"):
     b, h, a, layers, t, p, m = (int(it[k]) for k in ("micro_batch", "hidden", "heads", "layers", "tp", "pp", "interleave"))
     whole = 2048 * b * h * layers * (1 + (p - 1) / (p * m) if m > 1 else 1)
     tensor, selective = whole * (10 + 24 / t + 5 * a * 2048 / h / t), whole * 34 / t
-    print(f"{row['model']:>5}: tensor parallel {tensor / 2**30:6.2f} GiB predicted, {float(row["fig1_act_none_gib"]):6.2f} published;",
-          f"with sequence and selective {selective / 2**30:5.2f} predicted, {float(row["fig1_act_seqsel_gib"]):5.2f} published")  # fmt: skip
+    print(f"{row['model']:>5}: tensor parallel {tensor / 2**30:6.2f} GiB predicted, {float(row['fig1_act_none_gib']):6.2f} published;",
+          f"with sequence and selective {selective / 2**30:5.2f} predicted, {float(row['fig1_act_seqsel_gib']):5.2f} published")  # fmt: skip
 
 # %% [markdown]
 # ## 8. Why it stays inside a node
 #
 # Four sums a layer, and nothing to do meanwhile: the next product needs the sum. Inside a node of A100s each GPU
-# sends 300 GB/s by NVLink. Between nodes it has a port of its own in the best machines (8 x InfiniBand HDR, 25 GB/s
-# each), and in others one port serves the node. The planner predicts one layer of 175B, forward:
+# sends by NVLink. Between nodes it has a port of its own in the best machines, 8 a node; in others one port serves
+# the node. The planner predicts one layer of 175B, forward:
 
 # %%
 BIG, PORT = model_shape("gpt-3-175b"), link("InfiniBand HDR").link_bytes_per_second
+print(f"NVLink {link('NVLink 3').link_bytes_per_second / 1e9:.0f} GB/s a GPU, InfiniBand {PORT / 1e9:.0f} GB/s a port (published)")
 lanes = {}
 print(f"{'ranks':<20} products   other kernels   communication   in all   GPUs x time")
 for tp, ports in ((2, 8), (4, 8), (8, 8), (16, 8), (16, 1)):
@@ -679,7 +681,7 @@ for tp, ports in ((2, 8), (4, 8), (8, 8), (16, 8), (16, 1)):
     lanes[name] = [Span(kind, *edges[i : i + 2]) for i, kind in enumerate(parts)]
 
 # %%
-show(draw_lanes(lanes, title="A layer of 175B forward, one sequence; nodes of 8 A100", evidence=Evidence.PREDICTED),
+show(draw_lanes(lanes, title="A layer of 175B forward, nodes of 8 A100", evidence=Evidence.PREDICTED),
      alt="Predicted time of a layer: products halve with each doubling of the ranks; communication is small up to 8 "
      "ranks, as long as the products for 16 with a port a GPU, and six times as long with one port a node.")  # fmt: skip
 
@@ -689,13 +691,13 @@ show(draw_lanes(lanes, title="A layer of 175B forward, one sequence; nodes of 8 
 # data parallelism send less often and need not wait: they take the slow links (lesson 14, to come).
 #
 # **"TP = 8, always"** is folklore, though. More ranks make thinner products and more exchanges. BLOOM's team measured the same
-# model both ways on the same day, on 384 A100:
+# model both ways on the same day:
 
 # %%
 print(source("bloom_prequel").partition("@")[0])
 for row in table("bloom_prequel"):
     if (row["section"], row["size_label"], row["pp"]) == ("Re-do", "182B", "6"):
-        print(f"{row['size_label']}: tp {row['tp']} x pp {row['pp']} x dp {row['dp']}, micro-batch {row['mbs']}:",
+        print(f"{row['n_gpus']} A100, {row['size_label']}: tp {row['tp']} x pp {row['pp']} x dp {row['dp']}, micro-batch {row['mbs']}:",
               f"{row['tflops_per_gpu']} TFLOP/s (published)")  # fmt: skip
 
 # %% [markdown]
@@ -747,8 +749,9 @@ scoreboard("12")
 # %% [markdown]
 # ## Break it, diagnose it
 #
-# The model of section 4 with the sequence split, and two key-value heads for four ranks. The line `shared.add_up()` is gone. Look at the
-# losses of all ranks, step by step. Which steps are right? Why do the ranks disagree later?
+# The model of section 4 with the sequence split, and two key-value heads for four ranks. In the second run the line
+# `shared.add_up()` is gone. Look at the losses, step by step, and at a weight that all ranks hold. Which losses are right?
+# What happens to the weight, and why?
 
 # %%
 def forgotten(add_up):
