@@ -433,6 +433,22 @@ def gathered(x):
     return whole
 
 
+# %%
+def columns_on_rank():
+    torch.manual_seed(0)
+    A, x = torch.randn(4 * H, H, dtype=torch.float64), torch.randn(S, B, H, dtype=torch.float64)
+    all_of_x, all_of_A = (t.clone().requires_grad_() for t in (x, A))
+    F.linear(all_of_x, all_of_A).square().sum().backward()
+    part_of_x, part_of_A = mine(x, 0), mine(A, 0)
+    GatherIn.apply(part_of_x, part_of_A).square().sum().backward()
+    pairs = (part_of_x.grad, mine(all_of_x.grad, 0)), (part_of_A.grad, mine(all_of_A.grad, 0))
+    return max(((a - b).norm() / b.norm()).item() for a, b in pairs)
+
+
+apart = max(run_ranks(columns_on_rank, RANKS))
+print(f"gradients of a rank's part of x, and of A: {apart:.0e} from one process")
+assert apart < 1e-9, "is the gradient of x summed over the ranks, and A's made with all of x?"
+
 # %% [markdown]
 # ### What a rank keeps
 #
