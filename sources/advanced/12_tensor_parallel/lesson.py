@@ -498,7 +498,6 @@ def kept_on_rank(sequence):
 kept = {"one GPU": run_ranks(kept_on_rank, 1, False)[0],
         "tensor parallel": run_ranks(kept_on_rank, RANKS, False)[0],
         "and sequence parallel": run_ranks(kept_on_rank, RANKS, True)[0]}  # fmt: skip
-# %%
 t = RANKS
 formula = {"one GPU": {"norms, inputs, masks": 10, "inside": 24, "scores": scores},
            "tensor parallel": {"norms, inputs, masks": 10, "inside": 24 / t, "scores": scores / t},
@@ -674,6 +673,9 @@ for row in table("korthikanti_figure1"):
           f"with sequence and selective {selective / 2**30:5.2f} predicted, {float(row['fig1_act_seqsel_gib']):5.2f} published")  # fmt: skip
 
 # %% [markdown]
+# **Read it.** Equal to the last digit: the paper's bars are computed, too. So this checks our reading of the formula, at full
+# size; section 5 checked the formula on a real rank.
+#
 # ## 8. Why it stays inside a node
 #
 # Four sums a layer, and nothing to do meanwhile: the next product needs the sum. Inside a node of A100s each GPU
@@ -684,14 +686,14 @@ for row in table("korthikanti_figure1"):
 BIG, PORT = model_shape("gpt-3-175b"), link("InfiniBand HDR").link_bytes_per_second
 print(f"NVLink {link('NVLink 3').link_bytes_per_second / 1e9:.0f} GB/s a GPU, InfiniBand {PORT / 1e9:.0f} GB/s a port (published)")
 lanes = {}
-print(f"{'ranks':<20} products   other kernels   communication   in all   GPUs x time")
+print(f"{'ranks':<24} products   other kernels   communication   in all   GPUs x time")
 for tp, ports in ((2, 8), (4, 8), (8, 8), (16, 8), (16, 1)):
     machine = Cluster(gpu="A100 80GB", nodes=8, network_bytes_per_second=ports * PORT)
     plan = Plan(tp=tp, dp=64 // tp, sequence_parallel=True)
     passed = block_time(BIG, machine, plan, Batch(sequences=64, sequence_length=2048)).forward
     parts = {"products": passed.matmul, "other kernels": passed.memory, "communication": passed.communication}
     name = f"TP {tp}" + (f", {ports} port{'s' * (ports > 1)} a node" if tp > 8 else "")
-    print(f"{name:<20}" + "".join(f"{1e3 * seconds:>10.2f} ms" for seconds in [*parts.values(), passed.total]),
+    print(f"{name:<24}" + "".join(f"{1e3 * seconds:>10.2f} ms" for seconds in [*parts.values(), passed.total]),
           f"{1e3 * tp * passed.total:>9.0f} ms (predicted)")  # fmt: skip
     edges = [0.0, passed.matmul, passed.matmul + passed.memory, passed.total]
     lanes[name] = [Span(kind, *edges[i : i + 2]) for i, kind in enumerate(parts)]
