@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -175,13 +176,13 @@ SHAPE = ModelShape(
 )  # fmt: skip
 
 
-def simulated(sequence: bool) -> dict[str, int]:
-    """Payload bytes over tp by collective, of two micro-batches on 8 simulated ranks."""
+def simulated(sequence: bool, kv_heads: int) -> dict[str, int]:
+    """Payload bytes by collective, of two micro-batches on 8 simulated ranks of one axis."""
     found: dict[str, Any] = {}
 
     def build() -> tuple[Transformer, None]:
         mesh = device_mesh(ParallelDims(tp=8), "cpu")
-        whole = Transformer(BIG).to(torch.bfloat16)
+        whole = Transformer(replace(BIG, kv_heads=kv_heads)).to(torch.bfloat16)
         found["group"] = mesh.get_group("tp")
         found["shared"] = split_layers(whole, found["group"], sequence_dim=1 if sequence else None)
         return whole, None
@@ -196,16 +197,18 @@ def simulated(sequence: bool) -> dict[str, int]:
     seen = simulate(build, step, device="A100 80GB", world=ParallelDims(tp=8))
     sums: dict[str, int] = {}
     for row in seen.traffic:
-        if row.axis == "tp" and not row.at_startup:
+        if not row.at_startup:
             sums[row.collective] = sums.get(row.collective, 0) + row.payload_bytes
     return sums
 
 
-@pytest.mark.parametrize("sequence", [False, True])
-def test_the_planner_counts_what_simulated_ranks_send(sequence):
+@pytest.mark.parametrize(("sequence", "kv_heads"), [(False, 8), (True, 8), (True, 2)])
+def test_the_planner_counts_what_simulated_ranks_send(sequence, kv_heads):
+    """With two key-value heads on eight ranks, copies of each add up their gradients as well."""
     plan = Plan(tp=8, micro_batch=2, sequence_parallel=sequence)
-    wanted = tensor_traffic(SHAPE, plan, Batch(sequences=4, sequence_length=256))
-    assert simulated(sequence) == wanted
+    shape = replace(SHAPE, kv_heads=kv_heads)
+    wanted = tensor_traffic(shape, plan, Batch(sequences=4, sequence_length=256))
+    assert simulated(sequence, kv_heads) == wanted
 
 
 def test_the_planner_refuses_to_count_stages():

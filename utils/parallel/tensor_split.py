@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -107,7 +107,7 @@ def _split_ends(part: Part, split: Split) -> list[nn.Parameter]:
         check_words(head.out_features, split.ranks)
         _keep_outputs(head, _part(head.out_features, split))
         head.forward = partial(one_column, head, split)
-    if tied:
+    if embed is not None and head is not None and tied:
         head.weight = embed.weight
     return [] if part.norm is None else list(part.norm.parameters())
 
@@ -116,9 +116,10 @@ def _group_of_copies(split: Split, copies: int) -> dist.ProcessGroup:
     """The neighbours that hold the same key-value head."""
     first = split.place // copies * copies
     members = dist.get_process_group_ranks(split.group or dist.group.WORLD)
-    return dist.new_group(
+    group = dist.new_group(
         members[first : first + copies], use_local_synchronization=True, group_desc="copies"
     )
+    return cast("dist.ProcessGroup", group)  # this rank is a member
 
 
 def _part(size: int, split: Split) -> slice:
