@@ -190,7 +190,7 @@ def vocabulary_cross_entropy(
     """Cross-entropy of each token, from logits that never meet on one rank.
 
     Args:
-        logits: (..., V / ranks), of this rank's words.
+        logits: (..., V / ranks), of this rank's words; float32 or wider, as sums are in its type.
         targets: (...), words of the whole vocabulary, the same on every rank.
         group: the ranks that share the vocabulary; None for all.
     """
