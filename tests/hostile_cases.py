@@ -103,7 +103,7 @@ def returning(value: Any) -> Callable[..., Any]:
     return lambda *args, **settings: value
 
 
-OF_RANKS = ["04.by_hand", "04.accumulate", "04.deadlock", "09.zero_1"]
+OF_RANKS = ["04.by_hand", "04.accumulate", "04.deadlock", "09.zero_1", "12.row_parallel"]
 
 
 def all_exercises() -> list[str]:
@@ -137,6 +137,8 @@ VALUES = {
     "09.stage_2_on_8": 3.75,
     "09.one_gpu": 0,
     "09.reduced_times": 8,
+    "12.other_way": 2,
+    "12.mb_per_layer": 268.4,
     "15.gb_per_gpu": 18 * 130 / 64,
     "15.micro_batches": 300,
     "15.plan_175b": Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2),
@@ -145,8 +147,8 @@ VALUES = {
 
 
 OF_PARTS = (
-    "01.read_timeline", "02.diagnose", "02.did_not_halve", "03.diagnosis", "05.diagnosis", "06.fit", "08.diagnosis",
-    "09.accumulation",
+    "01.read_timeline", "02.diagnose", "02.did_not_halve", "03.diagnosis", "05.diagnosis",
+    "06.fit", "08.diagnosis", "09.accumulation", "12.diagnosis",
     "15.explain_oom", "15.two_cards",
 )  # fmt: skip
 
@@ -173,6 +175,11 @@ def right_dicts() -> dict[str, dict[str, Any]]:
             "cured configuration": zero_config(1, 1_000_000, world_size=4, micro_batch=1,
                                                accumulation=4),
         },
+        "12.diagnosis": {
+            "run A": "a sum missing in backward", "where in run A": "attention of block 1",
+            "run B": "dropout of the stream differs between ranks",
+            "run C": "dropout of scores alike on all ranks",
+        },
         "15.explain_oom": {"fullest stage": 0, "largest category": "activations",
                            "missing GiB": _MISSING},
         "15.two_cards": {"bill": solution("15", "bill"), "an A10 holds the states": False,
@@ -189,13 +196,15 @@ NUMERIC = {
     "06": ["lora_states"],
     "08": ["admitted"],
     "09": ["largest_moment", "sent_bytes", "cheapest_plan"],
+    "12": ["kept_bytes", "dropout_seed"],
     "15": ["token_budget"],
 }  # functions that return numbers, or tuples, lists and dicts of them
 _SOURCES = {
     "01": "beginner/01_where_memory_goes", "02": "beginner/02_mixed_precision",
     "03": "beginner/03_when_numbers_break", "04": "beginner/04_four_ranks",
     "05": "intermediate/05_checkpointing", "06": "intermediate/06_seven_billion",
-    "08": "intermediate/08_smaller_weights", "09": "intermediate/09_sharding", "15": "advanced/15_design_studio",
+    "08": "intermediate/08_smaller_weights", "09": "intermediate/09_sharding",
+    "12": "advanced/12_tensor_parallel", "15": "advanced/15_design_studio",
 }  # fmt: skip
 
 

@@ -82,6 +82,7 @@ def test_functions_that_give_junk_on_ranks_are_sent_back() -> None:
     assert problem("04.by_hand", {"start_together": nothing, "average_gradients": nan}) == ""
     assert problem("04.accumulate", nan) == ""
     assert problem("09.zero_1", nan) == ""
+    assert problem("12.row_parallel", nan) == ""
 
 
 @pytest.mark.parametrize("name", OF_PARTS)

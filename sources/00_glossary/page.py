@@ -117,7 +117,12 @@
 # |---|---|
 # | data parallel (DP) | replicas of the model, each on its part of the batch |
 # | tensor parallel (TP) | ranks share each matrix and exchange results inside every block |
+# | column-parallel, row-parallel | a matrix cut by its outputs; by its inputs, so that each rank's product is a term of a sum |
+# | f, g | Megatron's pair at a split layer's edges: a sum over ranks backward only; forward only |
 # | sequence parallel | norms and residuals split over the tensor-parallel ranks as well |
+# | loss parallel | cross-entropy of logits that are divided by words over ranks, and never gathered |
+# | DTensor | a tensor whose parts lie on the ranks of a mesh, with the placements that say how |
+# | asynchronous TP | a gather and its product cut into pieces, so that one piece travels while another is multiplied |
 # | pipeline parallel (PP) | ranks, the stages, hold different layers and pass activations on |
 # | bubble | the time in which a pipeline stage waits |
 # | 1F1B, GPipe | schedules: one forward and one backward in turn; all forwards, then all backwards |

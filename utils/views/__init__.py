@@ -17,15 +17,17 @@ from utils.views.schedule import draw_schedule
 from utils.views.show import show
 from utils.views.staircase import draw_staircase
 from utils.views.studio import design, draw_design, studio
+from utils.views.tensor_flow import Exchange, Held, draw_kept, draw_tensor_flow
 from utils.views.timeline import draw_timeline
 from utils.views.tradeoff import draw_tradeoff
 from utils.views.validation_figures import draw_validation
 
 __all__ = [
-    "Bar", "Comparison", "Span", "compare", "design", "draw_bits",
+    "Bar", "Comparison", "Exchange", "Held", "Span", "compare", "design", "draw_bits",
     "draw_breakdown", "draw_budget_map", "draw_context_memory", "draw_decoding", "draw_design",
-    "draw_error_by_bits", "draw_flight", "draw_formats", "draw_holders", "draw_lanes", "draw_losses",
-    "draw_memory_by_batch", "draw_over_time", "draw_pareto", "draw_peaks", "draw_ranks", "draw_schedule",
-    "draw_stage_memory", "draw_staircase", "draw_throughput", "draw_timeline", "draw_tradeoff", "draw_validation",
+    "draw_error_by_bits", "draw_flight", "draw_formats", "draw_holders", "draw_kept", "draw_lanes",
+    "draw_losses", "draw_memory_by_batch", "draw_over_time", "draw_pareto", "draw_peaks",
+    "draw_ranks", "draw_schedule", "draw_stage_memory", "draw_staircase", "draw_tensor_flow",
+    "draw_throughput", "draw_timeline", "draw_tradeoff", "draw_validation",
     "explore", "predicted", "reconcile", "show", "studio",
 ]  # fmt: skip
