@@ -1,0 +1,73 @@
+"""A loader of images whose workers run ahead: no leak, and still the host is full.
+
+"The job is killed, there is no error, and nvidia-smi shows an almost empty GPU."
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from utils.units import MIB
+
+BUDGET_BYTES = 128 * MIB  # of shared memory; Docker gives a container 64 MB unless told otherwise
+BATCH, SHAPE = 8, (3, 256, 256)
+
+
+class Images(Dataset[torch.Tensor]):
+    """Images that are made when asked for, as fp32 or as the bytes that they are stored in."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full(SHAPE, index % 256, dtype=torch.uint8).to(self.dtype)
+
+
+def shared_bytes() -> int:
+    """Shared memory that workers hold for batches on their way; 0 where /proc cannot tell.
+
+    It is mapped nowhere yet, so that no process's own size shows it: only its open files do.
+    """
+    files = {}
+    for worker in psutil.Process().children(recursive=True):
+        for entry in Path(f"/proc/{worker.pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):  # closed meanwhile: the batch was taken
+                if os.readlink(entry).startswith("/dev/shm/torch_"):
+                    files[os.stat(entry).st_ino] = os.stat(entry).st_size
+    return sum(files.values())
+
+
+def main(workers: int, prefetch: int, dtype: torch.dtype, batches: int = 40) -> None:
+    """Print, as JSON, the mean of the images and the shared bytes at four moments of the run."""
+    loader = DataLoader(Images(dtype), BATCH, num_workers=workers, prefetch_factor=prefetch)
+    seen, total = [], 0.0
+    for number, images in enumerate(loader, start=1):
+        total += images.float().mean().item()
+        if number % (batches // 4) == 0:
+            time.sleep(0.5)  # a slow training step: the workers catch up
+            seen.append(shared_bytes())
+        if number == batches:
+            break
+    print(json.dumps({"mean": total / batches, "shared_bytes": seen}))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--prefetch", type=int, default=8)
+    parser.add_argument("--dtype", choices=["float32", "uint8"], default="float32")
+    given = parser.parse_args(sys.argv[1:])
+    main(given.workers, given.prefetch, getattr(torch, given.dtype))
