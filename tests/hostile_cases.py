@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from lab_cases import definitions, solved_lab
 from torch import nn
 
-from utils.labs import lab_15
+from utils.labs import lab_15, wards_10
 from utils.labs.checking import checks_of, lab_numbers
 from utils.labs.faulty_runs import fault_of
 from utils.memory import measure
@@ -134,6 +134,8 @@ VALUES = {
     "09.stage_2_on_8": 3.75,
     "09.one_gpu": 0,
     "09.reduced_times": 8,
+    "10.which_sum": "total_size",
+    "10.waiting_batches": 48,
     "15.gb_per_gpu": 18 * 130 / 64,
     "15.micro_batches": 300,
     "15.plan_175b": Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2),
@@ -143,7 +145,7 @@ VALUES = {
 
 OF_PARTS = (
     "01.read_timeline", "02.diagnose", "02.did_not_halve", "03.diagnosis", "05.diagnosis", "06.fit", "09.accumulation",
-    "15.explain_oom", "15.two_cards",
+    "10.patient_1", "15.explain_oom", "15.two_cards",
 )  # fmt: skip
 
 
@@ -168,6 +170,8 @@ def right_dicts() -> dict[str, dict[str, Any]]:
             "cured configuration": zero_config(1, 1_000_000, world_size=4, micro_batch=1,
                                                accumulation=4),
         },
+        "10.patient_1": {"cause": "forgotten reference", "category": "activations", "line": 43,
+                         "cure": wards_10.WARD[1].cure},
         "15.explain_oom": {"fullest stage": 0, "largest category": "activations",
                            "missing GiB": _MISSING},
         "15.two_cards": {"bill": solution("15", "bill"), "an A10 holds the states": False,

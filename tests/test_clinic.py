@@ -31,7 +31,8 @@ from utils.units import MIB
 # Bytes beside the line of the budget: what a kernel's scratch memory may add or take away.
 MARGIN = 0.03
 ONE_MORE_STEP = {
-    "kept_graph": "logits and loss", "forgotten_reference": "activations",
+    "kept_graph": "logits and loss",
+    "forgotten_reference": "activations",
 }  # what grows from step to step, and only in these
 
 
@@ -45,7 +46,9 @@ def in_chunks(model: torch.nn.Module, tokens: torch.Tensor, parts: int) -> torch
     hidden = model.norm(model(tokens[:, :-1])).flatten(0, 1)
     model.head, wanted = head, tokens[:, 1:].flatten()
     pairs = zip(hidden.chunk(8), wanted.chunk(8), strict=True)
-    return sum(checkpoint(summed, *pair, use_reentrant=False) for pair in pairs) / len(wanted) / parts
+    return (
+        sum(checkpoint(summed, *pair, use_reentrant=False) for pair in pairs) / len(wanted) / parts
+    )
 
 
 CURES: dict[str, Callable[[Patient], Patient]] = {
@@ -73,8 +76,7 @@ CURES: dict[str, Callable[[Patient], Patient]] = {
     "validation": lambda p: p.edited(
         {
             "    losses.append(loss_of(model, held_out).item())": (
-                "    with torch.no_grad():\n"
-                "        losses.append(loss_of(model, held_out).item())"
+                "    with torch.no_grad():\n        losses.append(loss_of(model, held_out).item())"
             )
         }
     ),
@@ -215,7 +217,9 @@ def test_waiting_batches_fill_the_host_and_stay() -> None:
 
 
 def test_the_host_is_over_its_budget_before_and_under_it_after() -> None:
-    assert 4 * 8 * batch_bytes("float32") > full_loader.BUDGET_BYTES > 4 * 2 * batch_bytes("float32")
+    assert (
+        4 * 8 * batch_bytes("float32") > full_loader.BUDGET_BYTES > 4 * 2 * batch_bytes("float32")
+    )
     images = [full_loader.Images(dtype)[300] for dtype in (torch.float32, torch.uint8)]
     assert torch.equal(images[0], images[1].float()), "bytes hold the same images"
 

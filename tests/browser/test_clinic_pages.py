@@ -54,7 +54,9 @@ def page() -> Iterator[Page]:
         pytest.skip("no Chromium on this machine (on Debian: apt install chromium)")
     with browser_page(found) as page:
         asked, errors = [], []
-        page.route(f"{OUTSIDE}*://**", lambda route: (asked.append(route.request.url), route.abort()))
+        page.route(
+            f"{OUTSIDE}*://**", lambda route: (asked.append(route.request.url), route.abort())
+        )
         page.on("pageerror", lambda error: errors.append(str(error)))
         yield page
         assert asked == [], f"the page asked the network for {asked}"

@@ -80,7 +80,9 @@ class Patient:
         before = after = inspect.getsource(script)
         for old, new in changes.items():
             if before.count(old) != 1:
-                raise ValueError(f"{old!r} stands {before.count(old)} times in the script, not once.")
+                raise ValueError(
+                    f"{old!r} stands {before.count(old)} times in the script, not once."
+                )
             after = after.replace(old, new)
         scope = {**vars(script), "__name__": f"{script.__name__} edited", **names}
         exec(compile(after, f"<{self.name}, edited>", "exec"), scope)
@@ -106,7 +108,9 @@ class Examination:
     @cached_property
     def bytes(self) -> int:
         """What counts against the budget: the peak, or the smallest GPU under the caching allocator."""
-        return smallest_capacity(self.run.timeline) if self.patient.fragments else self.run.peak_bytes
+        return (
+            smallest_capacity(self.run.timeline) if self.patient.fragments else self.run.peak_bytes
+        )
 
     @property
     def fits(self) -> bool:
@@ -177,18 +181,21 @@ def admit(script: str | ModuleType) -> Patient:
 
 def examine(patient: Patient) -> Examination:
     """Run all steps of a patient once under the meter, from the first step on."""
-    losses: list[float] = []
     with contextlib.redirect_stdout(io.StringIO()):
-        model, optimizer = patient.build()
-        start = time.perf_counter()
-        run = measure(
-            lambda: losses.extend(patient.train(model, optimizer)), model=model,
-            optimizer=optimizer, timed_steps=0, warmup_steps=0, name=patient.name,
-        )  # fmt: skip
-        seconds = time.perf_counter() - start
-    del model, optimizer
+        found = _examined(patient)
     gc.collect()  # an exception's frames refer to themselves
-    return Examination(patient, run, tuple(losses), seconds)
+    return found
+
+
+def _examined(patient: Patient) -> Examination:
+    model, optimizer = patient.build()
+    losses: list[float] = []
+    start = time.perf_counter()
+    run = measure(
+        lambda: losses.extend(patient.train(model, optimizer)), model=model, optimizer=optimizer,
+        timed_steps=0, warmup_steps=0, name=patient.name,
+    )  # fmt: skip
+    return Examination(patient, run, tuple(losses), time.perf_counter() - start)
 
 
 def sick(patient: Patient) -> Examination:
@@ -213,4 +220,6 @@ def source_of(function: Callable[..., Any]) -> str:
 
 def numbered(source: str, first: int = 1) -> str:
     """The source with line numbers."""
-    return "\n".join(f"{number:3}  {line}" for number, line in enumerate(source.splitlines(), first))
+    return "\n".join(
+        f"{number:3}  {line}" for number, line in enumerate(source.splitlines(), first)
+    )

@@ -41,7 +41,10 @@ def _check(number: int) -> Callable[[dict[str, Any]], Verdict]:
     def patient(answer: dict[str, Any]) -> Verdict:
         return _wrong_diagnosis(number, answer) or _judge_cure(number, answer["cure"])
 
-    patient.__name__, patient.__doc__ = f"patient_{number}", f"Patient {number}: diagnosis and cure."
+    patient.__name__, patient.__doc__ = (
+        f"patient_{number}",
+        f"Patient {number}: diagnosis and cure.",
+    )
     return patient
 
 
@@ -76,7 +79,9 @@ def _judge_cure(number: int, cure: Callable[[Patient], Any]) -> Verdict:
         note = "your function is to return a patient: `return patient.edited({...})`"
         return not_yet(note, got=type(treated).__name__)
     if treated.build is patient.build and treated.train is patient.train:
-        return not_yet("the patient came back as it went in", nudge="patient.edited gives a new one.")
+        return not_yet(
+            "the patient came back as it went in", nudge="patient.edited gives a new one."
+        )
     if treated.limit_bytes != patient.limit_bytes or treated.fragments != patient.fragments:
         return not_yet("the budget was changed", nudge="A larger card is the last of the cures.")
     before, after = examine(patient), examine(treated)

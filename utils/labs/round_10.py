@@ -47,7 +47,7 @@ class Round:
             print(f"The ward is empty.\n{self}")
             return None
         patient = lab_patient(number)
-        print(f"Patient {number}, {self._left()}: \"{patient.complaint}\"")
+        print(f'Patient {number}, {self._left()}: "{patient.complaint}"')
         print(f"budget {format_bytes(patient.limit_bytes)}\n\n{case_file(number)}")
         return number
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-
 from typing import NamedTuple
 
 from utils.memory.budget import OverBudgetError
@@ -102,7 +101,9 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Give every segment back that is wholly free, as `torch.cuda.empty_cache()` does."""
-        whole = [b for b in self._blocks.values() if b.free and self.segments.get(b.start) == b.size]
+        whole = [
+            b for b in self._blocks.values() if b.free and self.segments.get(b.start) == b.size
+        ]
         for block in whole:
             self._forget(block)
             del self._blocks[block.start]

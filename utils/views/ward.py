@@ -44,7 +44,9 @@ def draw_ward(
     with course_style():
         figure, axes = empty_figure(height=1.4 + 0.52 * len(cases))
         for row, case in enumerate(cases.values()):
-            _bar(axes, row - (thick / 2 if cured else 0), case.before_bytes, case, _SICK, "//", thick)
+            _bar(
+                axes, row - (thick / 2 if cured else 0), case.before_bytes, case, _SICK, "//", thick
+            )
             if case.after_bytes is not None:
                 _bar(axes, row + thick / 2, case.after_bytes, case, _WELL, "", thick)
         axes.axvline(1, color="black", linewidth=1.5)

@@ -45,7 +45,7 @@ from torch.utils.checkpoint import checkpoint
 from utils import MIB, Case, Evidence, Segment, Span, check, draw_breakdown, draw_lanes, draw_over_time
 from utils import draw_segments, draw_timeline, draw_ward, format_bytes, recorded_table, score, scoreboard, show
 from utils import UNet, simulate
-from utils.clinic import PATIENTS, SnapshotError, admit, examine, read_snapshot, run_loader, sick
+from utils.clinic import PATIENTS, SnapshotError, admit, examine, run_loader, sick
 from utils.clinic import write_snapshot, write_snapshot_page, write_trace_page
 from utils.techniques import checkpoint_blocks
 
@@ -557,3 +557,114 @@ for cure in fits:
 print(f"your bet on accumulation: {my_bet}; counted: {fits['accumulation']}")
 assert fits["its own cure"] == same["its own cure"] == 7, "each patient has a cure that changes no loss"
 assert max(same[cure] for cure in general) < 7, "no general cure should heal the whole ward"
+
+# %% [markdown]
+# **Read it.** Percentages are bytes against the sick run; times come from one metered run each, so read orders of magnitude. No general
+# cure heals the ward, and two of those that fit change the losses. Where something is *kept*, a general cure only moves the
+# day of death. That is why the first step is a measurement.
+
+# %%
+def path(name):
+    """The order of the lesson, filled in with what was measured for this patient."""
+    rows = [f"{name}, {format_bytes(before[name].bytes)} over {format_bytes(patients[name].limit_bytes)}"]
+    rows += [f"  profile            peak in {before[name].run.peak_phase}; its own cure {entry(name, after[name])}"]
+    rows += [f"  {cure:<18} {entry(name, table[name][cure])}" for cure in general]
+    enough = next((cure for cure in general if table[name][cure].fits), "more cards")
+    return "\n".join([*rows, f"  without a diagnosis you would have stopped at: {enough}"])
+
+
+print(path("kept_graph"), path("resolution"), sep="\n\n")
+
+# %%
+cases = {name: Case(before[name].bytes, patients[name].limit_bytes, after[name].bytes) for name in patients}
+show(draw_ward(cases, title="The ward, before and after", evidence=kinds),
+     alt="Two bars for each patient: the first beyond the line of its budget, the second short of it.")  # fmt: skip
+for name in patients:
+    score("10", name, peak_bytes=after[name].run.peak_bytes)
+scoreboard("10")
+
+# %% [markdown]
+# **Question.** A loader has 6 workers and `prefetch_factor=8`; an epoch has 10,000 batches. How many batches can wait in shared memory?
+
+# %%
+waiting_batches = ...
+check("10.waiting_batches", waiting_batches)
+
+# %% [markdown]
+# ## When to use which
+#
+# | cure | use when | costs | does not help |
+# |---|---|---|---|
+# | profile | always, first | minutes | |
+# | precision (02) | activations are large | other losses, a loss scale | states; anything kept |
+# | checkpointing (05) | activations of blocks are the peak | up to a forward | logits, states, the last block |
+# | accumulation | the batch is more than one item | smaller kernels | batch 1, states, anything kept |
+# | smaller optimizer (06) | states are the peak | other losses | activations |
+# | offload, quantize (06, 07) | nothing else is left on one card | the link's time | what is leaked goes to the host, too |
+# | more cards (09) | states do not fit one | traffic, money | a leak: it dies on all of them |
+#
+# ## Break it, diagnose it
+#
+# Three things that a clinic meets as well: a patient that is well, a snapshot that was cut short when the job was killed, and
+# one of an old PyTorch.
+
+# %%
+import pickle
+
+damaged = {"cut short": snapshot.read_bytes()[:5000], "old": pickle.dumps([{"address": 1, "blocks": []}])}
+for name, content in damaged.items():
+    file = files / f"{name.replace(' ', '_')}.pickle"
+    file.write_bytes(content)
+    try:
+        write_snapshot_page(files / "never.html", file)
+    except SnapshotError as refusal:
+        print(f"{name}: {refusal}")
+    file.unlink()
+try:
+    sick(cures["validation"])
+except ValueError as refusal:
+    print(f"well: {refusal}")
+print("left on disk by the refusals:", [entry.name for entry in files.glob("never*")])
+
+# %% [markdown]
+# **Diagnose it.** A job that is killed while it dumps leaves half a pickle: dump in an
+# `except torch.OutOfMemoryError`, not at the end. The reader takes plain values only, since a pickle from a stranger could run any code.
+#
+# ## Recap
+#
+# - The error names the last drop. Ask three questions: is it alive or reserved, does it grow between steps, which moment is too large?
+# - `total_loss += loss` leaks nothing after its backward; a sum whose graph no backward visits keeps all of it.
+# - Hooks, lists, exceptions and the notebook itself hold tensors; `empty_cache()` and `gc.collect()` free none of those.
+# - A general cure saves something nearly everywhere and heals nobody by plan. Diagnose, then choose.
+#
+# ### Test yourself
+#
+# Training runs for two hours and dies. `nvidia-smi` showed 79 of 80 GB since the first minute. Is it a leak?
+#
+# <details><summary>Answer</summary>
+#
+# You cannot know from that: `nvidia-smi` shows what PyTorch reserved, and the cache grows to the largest step and stays. Log
+# `torch.cuda.memory_allocated()` after each optimizer step. If it grows, something is kept; if not, the step that died was larger
+# than all before (a long sequence, a validation), or the cache is in pieces: compare allocated with reserved in the error.
+#
+# </details>
+#
+# A job runs out of memory: what do you do, in which order?
+#
+# <details><summary>Answer</summary>
+#
+# Read phase and category, count after each step, compare alive with reserved. Cure what is kept or misplaced. Only then:
+# precision, checkpointing, accumulation, a smaller optimizer, offload or quantization, more cards.
+#
+# </details>
+#
+# ### Where next
+#
+# Do the [lab](../../labs/intermediate/10_oom_clinic.ipynb), in a copy: `make my-labs`. Then compare with the
+# [solution](../../solutions/intermediate/10_oom_clinic.ipynb).
+#
+# **References.** PyTorch, [Understanding CUDA memory usage](https://docs.pytorch.org/docs/stable/torch_cuda_memory.html),
+# [CUDA semantics, memory management](https://docs.pytorch.org/docs/stable/notes/cuda.html),
+# [profiler](https://docs.pytorch.org/docs/stable/profiler.html). NVIDIA,
+# [Nsight Systems user guide](https://docs.nvidia.com/nsight-systems/UserGuide/index.html). The viewers in
+# `utils/clinic/viewers` are PyTorch's, d3's and Chromium's, under their own licences.
