@@ -16,7 +16,7 @@ from utils.clinic import Patient, examine
 from utils.labs import check, lab_10
 from utils.labs.round_10 import Round
 from utils.labs.verdict import Status
-from utils.labs.wards_10 import CAUSES, WARD, case_file, lab_patient
+from utils.labs.wards_10 import CAUSES, WARD, as_it_came, case_file, lab_patient
 
 LAB = solved_lab("intermediate/10_oom_clinic")
 NAMES = {"torch": torch, "F": F, "checkpoint": checkpoint}
@@ -50,7 +50,7 @@ def test_the_untouched_lab_is_not_attempted() -> None:
 def test_a_patient_is_over_its_budget_for_the_stated_reason(number: int) -> None:
     """The same bar as for the lesson's: clearly over before, clearly under after, losses equal."""
     case, patient = WARD[number], lab_patient(number)
-    before, after = examine(patient), examine(case.cure(patient))
+    before, after = as_it_came(number), examine(case.cure(patient))
     limit = patient.limit_bytes
     assert before.bytes > 1.03 * limit, f"{before.bytes} bytes are clearly over {limit}"
     assert after.bytes < 0.97 * limit, f"{after.bytes} bytes are clearly under {limit}"
@@ -90,7 +90,8 @@ WRONG_CURES = [
      "wholly free"),
     (3, edit("            weight.add_(kept, alpha=1 / STEPS)",
              "            weight.copy_(kept)"), "each with the same weight"),
-    (4, edit("fused=True", "foreach=False"), "Which of the four"),
+    (4, edit("lr=1e-3, fused=True", "lr=1e-3, foreach=False"), "The states stay"),
+    (4, edit("lr=1e-3, fused=True", "lr=1e-3, fused=True, maximize=False"), "Which of the four"),
     (4, edit("torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)",
              "torch.optim.SGD(model.parameters(), lr=1e-3)"), "SGD has no moments"),
     (5, edit("        wanted = model[\"teacher\"](tokens).softmax(-1)",
@@ -105,11 +106,10 @@ WRONG_CURES = [
     (7, edit("        scores = query @ key.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)\n", "",
              "scores.softmax(-1) @ value",
              "F.scaled_dot_product_attention(query, key, value, is_causal=True)"), "looks both ways"),
-    (7, edit("    return [", "    return ["), "came in"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("number", "cure", "words"), WRONG_CURES[:-1])
+@pytest.mark.parametrize(("number", "cure", "words"), WRONG_CURES)
 def test_wrong_cures_have_a_message_of_their_own(number: int, cure: Any, words: str) -> None:
     nudged(getattr(lab_10, f"patient_{number}")(answer_of(number, cure)), words)
 
@@ -159,7 +159,6 @@ def test_an_edit_that_does_not_fit_is_the_learners_line() -> None:
 def test_another_right_cure_passes() -> None:
     def cure(patient: Patient) -> Patient:
         return patient.edited({
-            "    model = nn.ModuleDict(": "    model = nn.ModuleDict(",
             "    model[\"teacher\"].eval()\n": "    model[\"teacher\"].eval().requires_grad_(False)\n",
         })  # fmt: skip
 

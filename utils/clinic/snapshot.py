@@ -87,6 +87,8 @@ def _problem(found: Any) -> str:
         return f"it holds a {type(found).__name__} where a dict is expected"
     if missing := sorted(_KEYS - found.keys()):
         return f"it has no {missing[0]!r}"
+    if not isinstance(found["segments"], list) or not isinstance(found["device_traces"], list):
+        return "'segments' and 'device_traces' are no lists"
     if not all(isinstance(trace, list) for trace in found["device_traces"]):
         return "'device_traces' is no list of lists"
     for event in (event for trace in found["device_traces"] for event in trace):

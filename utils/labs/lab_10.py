@@ -10,7 +10,16 @@ from utils.clinic import Examination, Patient, examine
 from utils.labs.cases import Question, judge, scored, takes
 from utils.labs.kinds import function, keys, one_of, whole
 from utils.labs.verdict import Verdict, correct, not_yet
-from utils.labs.wards_10 import CAUSES, RESERVED, WARD, Case, case_file, lab_patient
+from utils.labs.wards_10 import (
+    CAUSES,
+    RESERVED,
+    WARD,
+    Case,
+    as_it_came,
+    case_file,
+    lab_patient,
+    par_bytes,
+)
 from utils.units import Category, format_bytes
 
 LOSS_TOLERANCE = 1e-5  # relative; some steps of Adam enlarge what rounding does
@@ -41,10 +50,9 @@ def _check(number: int) -> Callable[[dict[str, Any]], Verdict]:
     def patient(answer: dict[str, Any]) -> Verdict:
         return _wrong_diagnosis(number, answer) or _judge_cure(number, answer["cure"])
 
-    patient.__name__, patient.__doc__ = (
-        f"patient_{number}",
-        f"Patient {number}: diagnosis and cure.",
-    )
+    # By this name a process of its own finds it.
+    patient.__name__ = patient.__qualname__ = f"patient_{number}"
+    patient.__doc__ = f"Patient {number}: diagnosis and cure."
     return patient
 
 
@@ -64,7 +72,7 @@ def _wrong_diagnosis(number: int, answer: dict[str, Any]) -> Verdict | None:
         return not_yet("the category that fills the memory", got=answer["category"], nudge=nudge)
     lines = case_file(number).splitlines()
     if not 1 <= answer["line"] <= len(lines):
-        return not_yet("the line", expected=f"1 to {len(lines)}", got=answer["line"])
+        return not_yet(f"the script has lines 1 to {len(lines)}", got=answer["line"])
     line = lines[answer["line"] - 1]
     if not any(text in line for text in case.lines):
         nudge = "Which line makes, or keeps, what fills the memory?"
@@ -84,8 +92,11 @@ def _judge_cure(number: int, cure: Callable[[Patient], Any]) -> Verdict:
         )
     if treated.limit_bytes != patient.limit_bytes or treated.fragments != patient.fragments:
         return not_yet("the budget was changed", nudge="A larger card is the last of the cures.")
-    before, after = examine(patient), examine(treated)
-    return _wrong_cure(case, treated, before, after) or _graded(case, patient, after)
+    after = examine(treated)
+    if verdict := _wrong_cure(case, treated, as_it_came(number), after):
+        return verdict
+    score = scored(after.bytes, par_bytes(number), "after the cure", format_bytes)
+    return correct("the same losses, under the budget", score=score)
 
 
 def _wrong_cure(
@@ -110,9 +121,3 @@ def _other_losses(before: Examination, after: Examination) -> str:
         if not math.isclose(old, new, rel_tol=LOSS_TOLERANCE, abs_tol=1e-9):
             return f"number {index} is {new:.6g}, and was {old:.6g}"
     return ""
-
-
-def _graded(case: Case, patient: Patient, after: Examination) -> Verdict:
-    par = examine(case.cure(patient)).bytes
-    return correct("the same losses, under the budget",
-                   score=scored(after.bytes, par, "after the cure", format_bytes))  # fmt: skip

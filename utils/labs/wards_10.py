@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from utils.clinic import Patient, admit, numbered
+from utils.clinic import Examination, Patient, admit, examine, numbered
 
 CAUSES = (
     "kept graph", "large logits", "fragmentation", "optimizer step", "missing no_grad",
@@ -49,6 +50,18 @@ class Case:
 def lab_patient(number: int) -> Patient:
     """The patient of a number, as it came in."""
     return admit(importlib.import_module(f"utils.labs.cases_10.case_{number}"))
+
+
+@functools.cache
+def as_it_came(number: int) -> Examination:
+    """The examination of a patient before its cure."""
+    return examine(lab_patient(number))
+
+
+@functools.cache
+def par_bytes(number: int) -> int:
+    """The bytes of a patient after the lab's own cure."""
+    return examine(WARD[number].cure(lab_patient(number))).bytes
 
 
 def case_file(number: int) -> str:

@@ -42,12 +42,13 @@ import torch.nn.functional as F
 from IPython.display import Code
 from torch.utils.checkpoint import checkpoint
 
-from utils import MIB, Case, Evidence, Segment, Span, check, draw_breakdown, draw_lanes, draw_over_time
+from utils import MIB, Evidence, Span, check, draw_breakdown, draw_lanes, draw_over_time
 from utils import draw_segments, draw_timeline, draw_ward, format_bytes, recorded_table, score, scoreboard, show
 from utils import UNet, simulate
 from utils.clinic import PATIENTS, SnapshotError, admit, examine, run_loader, sick
 from utils.clinic import write_snapshot, write_snapshot_page, write_trace_page
 from utils.techniques import checkpoint_blocks
+from utils.views import Case, Segment
 
 files = here.root / "build" / "clinic"  # git ignores this folder
 
@@ -185,28 +186,20 @@ def step_that_fails():
     raise RuntimeError("out of memory, say")
 
 
-shell = get_ipython()
-shell.showtraceback, shown = (lambda *args, **kwargs: None), shell.showtraceback  # quiet, for once
-shell.run_cell("step_that_fails()")
-shell.showtraceback = shown
+try:
+    step_that_fails()
+except RuntimeError as error:  # what a notebook does with an error that ends a cell
+    sys.last_value, sys.last_traceback = error, error.__traceback__
 
 # %%
-def keepers(target):
-    """Who refers to the tensor: the frame of the function that failed, and what keeps that frame."""
-    return sorted({type(owner).__name__ for owner in gc.get_referrers(target)})
-
-
 gc.collect()
 print("after the error, and gc.collect():", "alive" if witness() is not None else "gone")
-
-# %%
+frames = [frame for frame in gc.get_referrers(witness()) if hasattr(frame, "f_code")]
+print("held by:", *(f"the frame of {frame.f_code.co_name}()" for frame in frames))
+del frames
+sys.last_value.__traceback__ = sys.last_traceback = None
 gc.collect()
-error = getattr(sys, "last_exc", None) or sys.last_value
-print("the error that the notebook keeps:", repr(error))
-error.__traceback__ = sys.last_traceback = None
-del error
-gc.collect()
-print("without its traceback:", "alive" if witness() is not None else "gone")
+print("without the traceback:", "alive" if witness() is not None else "gone")
 
 # %% [markdown]
 # **Trap.** After an out-of-memory error in a notebook, a smaller batch fails as well: the failed step's tensors are still
@@ -479,17 +472,16 @@ recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_pe
 # patient:
 
 # %%
-class OffTheDevice:
-    """Saved tensors as Python bytes: host memory, which the device's allocator does not count."""
+def to_bytes(tensor):
+    """A saved tensor as Python bytes: host memory, which the device's allocator does not count."""
+    if tensor.numel() < 2**14 or isinstance(tensor, torch.nn.Parameter):
+        return tensor
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    return bytearray(flat.numpy().tobytes()), tensor.dtype, tensor.shape
 
-    def pack(tensor):
-        if tensor.numel() < 2**14 or isinstance(tensor, torch.nn.Parameter):
-            return tensor
-        flat = tensor.detach().contiguous()
-        return bytearray(flat.view(-1).view(torch.uint8).numpy().tobytes()), flat.dtype, flat.shape
 
-    def unpack(kept):
-        return kept if torch.is_tensor(kept) else torch.frombuffer(kept[0], dtype=kept[1]).view(kept[2])
+def from_bytes(kept):
+    return kept if torch.is_tensor(kept) else torch.frombuffer(kept[0], dtype=kept[1]).view(kept[2]).clone()
 
 
 def under(make_context, train):
@@ -521,7 +513,7 @@ def bf16():
 
 
 def to_host():
-    return torch.autograd.graph.saved_tensors_hooks(OffTheDevice.pack, OffTheDevice.unpack)
+    return torch.autograd.graph.saved_tensors_hooks(to_bytes, from_bytes)
 
 
 general = {

@@ -50,6 +50,15 @@ def shared_bytes() -> int:
     return sum(files.values())
 
 
+def settled_bytes(most_seconds: float = 5.0) -> int:
+    """The same once the workers have caught up, as they do while a training step takes its time."""
+    sizes, end = [-1], time.monotonic() + most_seconds
+    while time.monotonic() < end and (len(sizes) < 4 or len(set(sizes[-4:])) > 1):
+        time.sleep(0.1)
+        sizes.append(shared_bytes())
+    return sizes[-1]
+
+
 def main(workers: int, prefetch: int, dtype: torch.dtype, batches: int = 40) -> None:
     """Print, as JSON, the mean of the images and the shared bytes at four moments of the run."""
     loader = DataLoader(Images(dtype), BATCH, num_workers=workers, prefetch_factor=prefetch)
@@ -57,8 +66,7 @@ def main(workers: int, prefetch: int, dtype: torch.dtype, batches: int = 40) -> 
     for number, images in enumerate(loader, start=1):
         total += images.float().mean().item()
         if number % (batches // 4) == 0:
-            time.sleep(0.5)  # a slow training step: the workers catch up
-            seen.append(shared_bytes())
+            seen.append(settled_bytes())
         if number == batches:
             break
     print(json.dumps({"mean": total / batches, "shared_bytes": seen}))

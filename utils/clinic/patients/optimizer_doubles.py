@@ -16,7 +16,7 @@ STEPS = 4
 
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The model and its optimizer; `foreach=True` is what PyTorch chooses by itself on a GPU."""
+    """The model and its optimizer, with the kernels that PyTorch chooses by itself on a GPU."""
     torch.manual_seed(0)
     layers = [nn.Linear(512, 512) for _ in range(12)]
     model = nn.Sequential(*layers, nn.Linear(512, 10))

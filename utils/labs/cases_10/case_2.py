@@ -11,7 +11,7 @@ from torch import nn
 
 from utils.units import MIB
 
-BUDGET_BYTES = 60 * MIB
+BUDGET_BYTES = 34 * MIB
 ROWS, WIDTH = 2304, 48
 STEPS = 3
 

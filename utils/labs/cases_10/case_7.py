@@ -13,7 +13,7 @@ from torch import nn
 
 from utils.units import MIB
 
-BUDGET_BYTES = 70 * MIB
+BUDGET_BYTES = 40 * MIB
 CONTEXT, WIDTH, HEADS = 1024, 64, 4
 STEPS = 2
 
