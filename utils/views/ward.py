@@ -54,7 +54,7 @@ def draw_ward(
         axes.invert_yaxis()
         axes.grid(False, axis="y")
         axes.set_xlim(0, 1.6 * max(case.before_bytes / case.limit_bytes for case in cases.values()))
-        axes.set_xlabel("bytes over budget (the line is the budget)")
+        axes.set_xlabel("bytes, divided by the budget")
         axes.set_title(title)
         looks = [("before", _SICK, "//")] + ([("after the cure", _WELL, "")] if cured else [])
         handles = [Patch(facecolor=c, hatch=h, edgecolor="white", label=n) for n, c, h in looks]

@@ -270,7 +270,7 @@ show(draw_timeline(before["optimizer_doubles"].run, title="The first step makes 
 # %%
 cures["optimizer_doubles"] = patients["optimizer_doubles"].edited({"foreach=True": "fused=True"})
 treat("optimizer_doubles")
-print({key: format_bytes(size) for key, size in after["optimizer_doubles"].run.breakdown.items() if size > MIB})
+print(after["optimizer_doubles"].run.breakdown)
 
 # %% [markdown]
 # **Read it.** The moments had to come: a run is only safe once its *second* step is over. The temporary is what a fused
@@ -294,8 +294,7 @@ cures["resolution"] = resolution.edited(
 treat("resolution")
 
 # %% [markdown]
-# At a real size the story is the same. A U-Net of 450 million parameters, four images, AdamW, on a simulated card of
-# 24 GB:
+# At a real size the story is the same. A larger U-Net, two images, AdamW, bf16, on a simulated card of 24 GB:
 
 # %%
 def diffusion(checkpointed):
@@ -309,7 +308,7 @@ def diffusion(checkpointed):
 def diffusion_step(side):
     def step(model, optimizer):
         with torch.autocast("cpu", torch.bfloat16):
-            F.mse_loss(model(torch.randn(1, 3, side, side), torch.zeros(1)), torch.randn(1, 3, side, side)).backward()
+            F.mse_loss(model(torch.randn(2, 3, side, side), torch.zeros(2)), torch.randn(2, 3, side, side)).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -345,7 +344,7 @@ cures["fragmentation"] = patients["fragmentation"].edited({
 treat("fragmentation")
 maps = {name: [Segment(blocks) for blocks in found.replayed().segments()]
         for name, found in {"before": fragmented, "after": after["fragmentation"]}.items()}  # fmt: skip
-show(draw_segments(maps, title="What the allocator has reserved at the end of the run"),
+show(draw_segments(maps, title="What the allocator has reserved after the last step"),
      alt="Segments as bars. Before: many mostly white bars, each with a small block in use. After: few bars.")  # fmt: skip
 
 # %% [markdown]
@@ -436,7 +435,7 @@ lanes = {
     "CUDA API": [Span("cudaFree", 0.009, 0.013), Span("cudaMalloc", 0.013, 0.016)],
     "GPU: kernels": [Span("kernels", 0.001, 0.006), Span("kernels", 0.0065, 0.0095), Span("kernels", 0.0165, 0.021)],
 }  # fmt: skip
-show(draw_lanes(lanes, title="A made trace, not a recorded one: cudaFree in mid-step", evidence=Evidence.PREDICTED),
+show(draw_lanes(lanes, title="A made trace, not a recorded one: cudaFree in mid-step", evidence=None),
      alt="Three lanes over time: kernels stop while cudaFree and cudaMalloc run, then go on.")  # fmt: skip
 
 # %% [markdown]

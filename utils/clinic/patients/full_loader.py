@@ -21,6 +21,7 @@ from utils.units import MIB
 
 BUDGET_BYTES = 128 * MIB  # of shared memory; Docker gives a container 64 MB unless told otherwise
 BATCH, SHAPE = 8, (3, 256, 256)
+SHARED = "/dev/shm/torch_"
 
 
 class Images(Dataset[torch.Tensor]):
@@ -37,16 +38,23 @@ class Images(Dataset[torch.Tensor]):
 
 
 def shared_bytes() -> int:
-    """Shared memory that workers hold for batches on their way; 0 where /proc cannot tell.
+    """Shared memory of batches on their way; 0 where /proc cannot tell.
 
-    It is mapped nowhere yet, so that no process's own size shows it: only its open files do.
+    What a worker has made is an open file of its, mapped nowhere, so that no process's size shows
+    it; what came out of turn is mapped here.
     """
     files = {}
     for worker in psutil.Process().children(recursive=True):
         for entry in Path(f"/proc/{worker.pid}/fd").glob("*"):
             with contextlib.suppress(OSError):  # closed meanwhile: the batch was taken
-                if os.readlink(entry).startswith("/dev/shm/torch_"):
+                if os.readlink(entry).startswith(SHARED):
                     files[os.stat(entry).st_ino] = os.stat(entry).st_size
+    maps = Path("/proc/self/maps")
+    for row in maps.read_text().splitlines() if maps.exists() else []:
+        area, _, _, _, inode, *path = row.split(maxsplit=5)
+        if path and path[0].startswith(SHARED):
+            start, end = (int(part, 16) for part in area.split("-"))
+            files[int(inode)] = end - start
     return sum(files.values())
 
 
@@ -59,12 +67,13 @@ def settled_bytes(most_seconds: float = 5.0) -> int:
     return sizes[-1]
 
 
-def main(workers: int, prefetch: int, dtype: torch.dtype, batches: int = 40) -> None:
+def main(workers: int, prefetch: int, dtype: torch.dtype, batches: int = 32) -> None:
     """Print, as JSON, the mean of the images and the shared bytes at four moments of the run."""
     loader = DataLoader(Images(dtype), BATCH, num_workers=workers, prefetch_factor=prefetch)
     seen, total = [], 0.0
     for number, images in enumerate(loader, start=1):
         total += images.float().mean().item()
+        del images
         if number % (batches // 4) == 0:
             seen.append(settled_bytes())
         if number == batches:

@@ -12,7 +12,7 @@ from torch import nn
 from utils.models import UNet
 from utils.units import MIB
 
-BUDGET_BYTES = 285 * MIB
+BUDGET_BYTES = 256 * MIB
 SIDE = 512
 STEPS = 2
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from utils.units import MIB
 
-BUDGET_BYTES = 205 * MIB
+BUDGET_BYTES = 180 * MIB
 FRAGMENTS = True  # what is reserved counts, not what is alive
 STEPS, ROWS, WIDTH = 8, 256, 136
 
@@ -18,7 +18,7 @@ STEPS, ROWS, WIDTH = 8, 256, 136
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 20_480, bias=False), nn.ReLU(), nn.Linear(20_480, 4))
-    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.001)
 
 
 def train(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> list[float]:
