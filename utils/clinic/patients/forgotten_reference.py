@@ -12,9 +12,9 @@ from torch import nn
 from utils.models import Transformer, TransformerConfig
 from utils.units import MIB
 
-BUDGET_BYTES = 38 * MIB
+BUDGET_BYTES = 36 * MIB
 CONFIG = TransformerConfig(vocabulary=256, hidden=128, layers=3, heads=4, feedforward=352)
-STEPS = 16
+STEPS = 12
 
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -16,7 +16,7 @@ BUDGET_BYTES = 80 * MIB
 CONFIG = TransformerConfig(
     vocabulary=24_000, hidden=64, layers=2, heads=4, feedforward=176, tied=True
 )
-STEPS = 3
+STEPS = 2
 
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -14,7 +14,7 @@ from utils.units import MIB
 
 BUDGET_BYTES = 40 * MIB
 CONFIG = TransformerConfig(vocabulary=256, hidden=128, layers=4, heads=4, feedforward=352)
-STEPS = 4
+STEPS = 3
 
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:
