@@ -35,7 +35,7 @@ PATIENTS = (
     "kept_graph", "large_vocabulary", "fragmentation", "optimizer_doubles", "validation",
     "forgotten_reference", "resolution",
 )  # fmt: skip
-LOSS_TOLERANCE = 1e-6  # relative; fp32, the same arithmetic in another order
+LOSS_TOLERANCE = 1e-5  # relative; fp32 in another order, and some steps of Adam enlarge that
 Build = Callable[[], tuple[nn.Module, torch.optim.Optimizer]]
 Train = Callable[..., list[float]]
 

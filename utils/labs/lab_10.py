@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from utils.clinic import Examination, Patient, examine
+from utils.clinic import LOSS_TOLERANCE, Examination, Patient, examine
 from utils.labs.cases import Question, judge, scored, takes
 from utils.labs.kinds import function, keys, one_of, whole
 from utils.labs.verdict import Verdict, correct, not_yet
@@ -22,7 +22,6 @@ from utils.labs.wards_10 import (
 )
 from utils.units import Category, format_bytes
 
-LOSS_TOLERANCE = 1e-5  # relative; some steps of Adam enlarge what rounding does
 CATEGORIES = (*map(str, Category), RESERVED)
 
 which_sum = Question(

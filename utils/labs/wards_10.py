@@ -123,8 +123,7 @@ WARD: dict[int, Case] = {
     ),
     3: Case(
         "fragmentation", (RESERVED,), ("history.append",),
-        lambda p: p.edited({"losses, history = model[0].weight, [], []":
-                            "losses = model[0].weight, []\n    mean = torch.zeros_like(weight)",
+        lambda p: p.edited({"losses, history = [], []": "losses, mean = [], torch.zeros_like(weight)",
                             "history.append(weight.detach().clone())":
                             "mean.add_(weight.detach(), alpha=1 / STEPS)",
                             "        weight.zero_()\n        for kept in history:\n"

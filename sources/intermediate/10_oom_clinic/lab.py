@@ -130,13 +130,13 @@ print(found.replayed().summary())
 # BEGIN SOLUTION
 def cure_3(patient):
     return patient.edited({
-        "losses, history = model[0].weight, [], []": "losses = model[0].weight, []\n    mean = torch.zeros_like(weight)",
+        "losses, history = [], []": "losses, mean = [], torch.zeros_like(weight)",
         "history.append(weight.detach().clone())": "mean.add_(weight.detach(), alpha=1 / STEPS)",
         "        weight.zero_()\n        for kept in history:\n            weight.add_(kept, alpha=1 / STEPS)":
         "        weight.copy_(mean)"})  # fmt: skip
 
 
-diagnosis_3 = {"cause": "fragmentation", "category": "reserved, not alive", "line": 34}
+diagnosis_3 = {"cause": "fragmentation", "category": "reserved, not alive", "line": 35}
 # END SOLUTION
 # STUB: def cure_3(patient):
 # STUB:     ...

@@ -18,12 +18,13 @@ STEPS, ROWS, WIDTH = 8, 256, 136
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 20_480, bias=False), nn.ReLU(), nn.Linear(20_480, 4))
-    return model, torch.optim.SGD(model.parameters(), lr=0.001)
+    return model, torch.optim.SGD(model.parameters(), lr=0.001, weight_decay=10.0)
 
 
 def train(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> list[float]:
     generator = torch.Generator().manual_seed(1)
-    weight, losses, history = model[0].weight, [], []
+    weight = model.get_parameter("0.weight")
+    losses, history = [], []
     for _ in range(STEPS):
         batch = torch.randn(ROWS, WIDTH, generator=generator)
         optimizer.zero_grad()
@@ -36,4 +37,4 @@ def train(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> list[float]
         weight.zero_()
         for kept in history:
             weight.add_(kept, alpha=1 / STEPS)
-    return [*losses, weight.sum().item()]
+    return [*losses, weight.square().mean().item()]
