@@ -408,15 +408,15 @@ for view in ("Active Memory Timeline", "Allocator State History"):
 # %%
 from torch.profiler import ProfilerActivity, profile
 
-model, optimizer = patients["validation"].build()
+model, optimizer = patients["large_vocabulary"].build()
 with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-    patients["validation"].train(model, optimizer)
+    patients["large_vocabulary"].train(model, optimizer)
 rows = sorted(profiler.key_averages(), key=lambda row: -row.self_cpu_memory_usage)
 for row in rows[:4]:
     print(f"{row.key:<34} {row.count:>4} calls   {row.self_cpu_memory_usage / MIB:7.1f} MiB more than it freed")
-trace = files / "validation.json"
+trace = files / "large_vocabulary.json"
 profiler.export_chrome_trace(str(trace))
-page = write_trace_page(files / "validation_trace.html", trace)
+page = write_trace_page(files / "large_vocabulary_trace.html", trace)
 print(f"{page.relative_to(here.root)}: {page.stat().st_size // 1024} KiB; open it in a browser")
 
 # %% [markdown]
