@@ -169,7 +169,6 @@ def test_only_one_of_two_sums_leaks(before: dict[str, Examination]) -> None:
     [
         ("validation", {"    model.eval()\n": "    model.eval()\n    torch.manual_seed(0)\n"}),
         ("kept_graph", {"        optimizer.step()\n": "        optimizer.step()\n        import gc; gc.collect()\n"}),
-        ("resolution", {"UNet((8, 16, 16))": "UNet((8, 16, 16)).train()"}),
     ],
 )  # fmt: skip
 def test_folk_cures_do_not_help(

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from lab_cases import answers, nudged, solved_lab, untouched_lab
 from torch.utils.checkpoint import checkpoint
 
-from utils.clinic import Patient, examine
+from utils.clinic import Patient
 from utils.labs import check, lab_10
 from utils.labs.round_10 import Round
 from utils.labs.verdict import Status
-from utils.labs.wards_10 import CAUSES, WARD, as_it_came, case_file, lab_patient
+from utils.labs.wards_10 import CAUSES, WARD, after_cure, as_it_came, case_file, lab_patient
 
 LAB = solved_lab("intermediate/10_oom_clinic")
 NAMES = {"torch": torch, "F": F, "checkpoint": checkpoint}
@@ -50,7 +50,7 @@ def test_the_untouched_lab_is_not_attempted() -> None:
 def test_a_patient_is_over_its_budget_for_the_stated_reason(number: int) -> None:
     """The same bar as for the lesson's: clearly over before, clearly under after, losses equal."""
     case, patient = WARD[number], lab_patient(number)
-    before, after = as_it_came(number), examine(case.cure(patient))
+    before, after = as_it_came(number), after_cure(number)
     limit = patient.limit_bytes
     assert before.bytes > 1.03 * limit, f"{before.bytes} bytes are clearly over {limit}"
     assert after.bytes < 0.97 * limit, f"{after.bytes} bytes are clearly under {limit}"

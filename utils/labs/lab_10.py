@@ -15,10 +15,10 @@ from utils.labs.wards_10 import (
     RESERVED,
     WARD,
     Case,
+    after_cure,
     as_it_came,
     case_file,
     lab_patient,
-    par_bytes,
 )
 from utils.units import Category, format_bytes
 
@@ -94,7 +94,7 @@ def _judge_cure(number: int, cure: Callable[[Patient], Any]) -> Verdict:
     after = examine(treated)
     if verdict := _wrong_cure(case, treated, as_it_came(number), after):
         return verdict
-    score = scored(after.bytes, par_bytes(number), "after the cure", format_bytes)
+    score = scored(after.bytes, after_cure(number).bytes, "after the cure", format_bytes)
     return correct("the same losses, under the budget", score=score)
 
 
