@@ -350,8 +350,9 @@ show(draw_segments(maps, title="What the allocator has reserved after the last s
 # %% [markdown]
 # The cure makes room for all features *before* the loop: one long-lived block instead of ten scattered ones. Wrong cures:
 # `empty_cache()` gives back only segments that are wholly free (the replay has done so before it failed), and a smaller
-# batch scatters smaller blocks. On a GPU there is a switch, `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`: segments
-# then grow by pages that can be given back one by one. It helps, and it hides the cause.
+# batch scatters smaller blocks. On a GPU there is a switch, `PYTORCH_ALLOC_CONF=expandable_segments:True`
+# (`PYTORCH_CUDA_ALLOC_CONF` in older versions): segments then grow by pages that can be given back one by one. It helps, and it
+# hides the cause.
 #
 # ## 6. No leak at all: full_loader
 #
