@@ -25,6 +25,8 @@ from utils.clinic import (
 from utils.clinic.host import batch_bytes, run_loader
 from utils.clinic.patients import full_loader
 from utils.memory import OverBudgetError
+from utils.record import oom_fragmentation
+from utils.record.experiment import run_job
 from utils.techniques import checkpoint_blocks
 from utils.units import MIB
 
@@ -63,15 +65,7 @@ CURES: dict[str, Callable[[Patient], Patient]] = {
         },
         in_chunks=in_chunks,
     ),
-    "fragmentation": lambda p: p.edited(
-        {
-            "losses, kept = [], []": (
-                "losses, kept = [], []\n"
-                "    room = iter(torch.empty(STEPS, ROWS, FEATURES, device=device))"
-            ),
-            "kept.append(model(probe))": "kept.append(next(room).copy_(model(probe)))",
-        }
-    ),
+    "fragmentation": lambda p: p.edited(oom_fragmentation.CURE),
     "optimizer_doubles": lambda p: p.edited({"foreach=True": "fused=True"}),
     "validation": lambda p: p.edited(
         {
@@ -177,6 +171,15 @@ def test_folk_cures_do_not_help(
     found = examine(admit(name).edited(wrong))
     assert not found.fits, f"{name} stays over its budget"
     assert found.same_losses(before[name]), "and nothing else changes"
+
+
+@pytest.mark.slow
+def test_the_experiment_has_a_row_before_and_one_after_the_cure() -> None:
+    sick_row, cured_row = map(run_job, oom_fragmentation.jobs(torch.device("cpu")))
+    reserved = "replayed_reserved_peak_bytes"
+    assert sick_row[reserved] > cured_row[reserved], "the cure reserves less"
+    assert sick_row["last_loss"] == pytest.approx(cured_row["last_loss"], rel=1e-6)
+    assert sick_row["peak_bytes"] < admit("fragmentation").limit_bytes, "what is alive would fit"
 
 
 # Bad input --------------------------------------------------------------------------------------
