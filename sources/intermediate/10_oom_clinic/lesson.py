@@ -367,7 +367,8 @@ for name, found in host.items():
     print(f"{name:<28}{found}   mean of all images {found.mean}")
 
 # %% [markdown]
-# **Read it.** Four moments of a run, and the number stays: full is not growing. The second line sends the bytes that the images
+# **Read it.** Four moments of a run, and the number stays: full is not growing. (It has one batch more than wait, the one that the
+# loop still holds.) The second line sends the bytes that the images
 # are stored in, and converts them on the device: a quarter, with the same values. Fewer workers or a smaller `prefetch_factor` help
 # as well. (A list of Python
 # objects in the data set is another story: each worker's reference counts copy its pages,
@@ -552,7 +553,8 @@ assert max(same[cure] for cure in general) < 7, "no general cure should heal the
 # **Read it.** Percentages are bytes saved of the sick run's; times come from one metered run each, so read orders of magnitude. The
 # usual advice heals nobody here: half a batch does not shrink a validation, a state, a batch of one, or what is
 # kept (both halves are). Checkpointing makes `forgotten_reference` worse: its hook runs again in the recomputation, and keeps that
-# as well. Offload rescues `kept_graph`, since the leak goes to the host: it dies there, later. So measure first.
+# as well. Precision and offload rescue `kept_graph` for the eight steps of this run: the leak is half as fast, or goes to the host. It
+# dies later. So measure first.
 
 # %%
 def path(name):
