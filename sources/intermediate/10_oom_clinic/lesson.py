@@ -485,6 +485,14 @@ def from_bytes(kept):
     return kept if torch.is_tensor(kept) else torch.frombuffer(kept[0], dtype=kept[1]).view(kept[2]).clone()
 
 
+def to_host():
+    return torch.autograd.graph.saved_tensors_hooks(to_bytes, from_bytes)
+
+
+def bf16():
+    return torch.autocast("cpu", torch.bfloat16)
+
+# %%
 def under(make_context, train):
     def run(*args):
         with make_context():
@@ -500,7 +508,7 @@ def with_optimizer(build, kind):
 
     return build_both
 
-# %%
+
 def checkpointed(build):
     def build_both():
         model, optimizer = build()
@@ -508,15 +516,7 @@ def checkpointed(build):
 
     return build_both
 
-
-def bf16():
-    return torch.autocast("cpu", torch.bfloat16)
-
-
-def to_host():
-    return torch.autograd.graph.saved_tensors_hooks(to_bytes, from_bytes)
-
-
+# %%
 general = {
     "precision": lambda p: p.treated(train=under(bf16, p.train)),
     "checkpointing": lambda p: p.treated(build=checkpointed(p.build)),
