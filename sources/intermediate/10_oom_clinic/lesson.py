@@ -53,6 +53,12 @@ from utils.views import Case, Segment
 files = here.root / "build" / "clinic"  # git ignores this folder
 
 # %% [markdown]
+# ## What you will be able to do
+#
+# - Sort a run that dies of **memory** into one of four kinds, by three questions.
+# - Find what holds the bytes, cure it, and prove that no loss has changed.
+# - Choose the instrument that can see the fault, and open a snapshot and a trace without a network.
+#
 # ## 1. The ward
 #
 # A patient is a script with `build()`, which makes model and optimizer, and `train(model, optimizer)`, which runs all of
@@ -135,7 +141,7 @@ for name, changes in half_cures.items():
 # The other sum never sees a backward, so each step's logits wait for one. A sum is dangerous if its graph
 # was *not* run backward: a metric, a validation loss, a penalty that is logged and not trained.
 #
-# The cure is `.detach()` or `.item()`. Use both sums' cure, and compare the losses.
+# The cure is `.detach()` or `.item()`. Detach both, and compare the losses.
 
 # %%
 cures = {"kept_graph": patients["kept_graph"].edited(
@@ -176,7 +182,7 @@ treat("forgotten_reference")
 # %% [markdown]
 # A list in a hook, a closure, an attribute: anything that can be reached stays. Two such places are the **notebook's own**:
 # `Out[]` keeps what a cell's last line shows, and `sys.last_traceback` keeps the frames of the last error, with
-# every local variable in them. A tensor of 64 MiB dies in a function, and does not go:
+# every local variable in them. Here a function makes a tensor of 64 MiB, and fails:
 
 # %%
 def step_that_fails():
@@ -367,12 +373,12 @@ for name, found in host.items():
     print(f"{name:<28}{found}   mean of all images {found.mean}")
 
 # %% [markdown]
-# **Read it.** Four moments of a run, and the number stays: full is not growing. (It has one batch more than wait, the one that the
-# loop still holds.) The second line sends the bytes that the images
-# are stored in, and converts them on the device: a quarter, with the same values. Fewer workers or a smaller `prefetch_factor` help
-# as well. (A list of Python
-# objects in the data set is another story: each worker's reference counts copy its pages,
-# [PyTorch issue 13246](https://github.com/pytorch/pytorch/issues/13246).)
+# **Read it.** Four moments of a run, and the number stays: full is not growing. It counts one batch more than wait: the one that the
+# loop still holds. The budget was 128 MiB of shared memory. The second line sends the bytes that the images are stored in, and
+# converts them on the device: a quarter, with the same mean. Fewer workers or a smaller `prefetch_factor` help as well.
+#
+# A list of Python objects in the data set is another story: each worker's reference counts copy its pages
+# ([PyTorch issue 13246](https://github.com/pytorch/pytorch/issues/13246)).
 
 # %% [markdown]
 # ## 7. Instruments, and what each cannot see
@@ -401,7 +407,7 @@ for view in ("Active Memory Timeline", "Allocator State History"):
 # ![PyTorch's memory viewer with the patient's snapshot](../../docs/memory_viz.png)
 #
 # *Active Memory Timeline*: time to the right, each band one block; hover for its stack (here category, phase and module). A
-# band that never ends is a leak. *Allocator State History*: click an event, see the segments at that moment.
+# band that never ends is something kept. *Allocator State History*: click an event, see the segments at that moment.
 #
 # ### The profiler, in a trace viewer
 #
@@ -441,7 +447,7 @@ show(draw_lanes(lanes, title="A made trace, not a recorded one: cudaFree in mid-
      alt="Three lanes over time: kernels stop while cudaFree and cudaMalloc run, then go on.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** `cudaMalloc` belongs into the first steps. Later on, `cudaFree` and `cudaMalloc` say that the allocator ran dry, gave its cache
+# **Read it.** `cudaMalloc` belongs in the first steps. Later on, `cudaFree` and `cudaMalloc` say that the allocator ran dry, gave its cache
 # back and asked anew; the GPU waits meanwhile. It is the last sign before the error, and it looks like a *slow* step.
 #
 # | instrument | sees | cannot see |
