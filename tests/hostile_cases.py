@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from lab_cases import definitions, solved_lab
 from torch import nn
 
-from utils.labs import lab_15
+from utils.labs import lab_15, wards_10
 from utils.labs.checking import checks_of, lab_numbers
 from utils.labs.faulty_runs import fault_of
 from utils.memory import measure
@@ -139,6 +139,8 @@ VALUES = {
     "09.reduced_times": 8,
     "12.other_way": 2,
     "12.mb_per_layer": 268.4,
+    "10.which_sum": "total_size",
+    "10.waiting_batches": 48,
     "15.gb_per_gpu": 18 * 130 / 64,
     "15.micro_batches": 300,
     "15.plan_175b": Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2),
@@ -148,8 +150,8 @@ VALUES = {
 
 OF_PARTS = (
     "01.read_timeline", "02.diagnose", "02.did_not_halve", "03.diagnosis", "05.diagnosis",
-    "06.fit", "08.diagnosis", "09.accumulation", "12.diagnosis",
-    "15.explain_oom", "15.two_cards",
+    "06.fit", "08.diagnosis", "09.accumulation", "10.patient_1", "12.diagnosis", "15.explain_oom",
+    "15.two_cards",
 )  # fmt: skip
 
 
@@ -180,6 +182,8 @@ def right_dicts() -> dict[str, dict[str, Any]]:
             "run B": "dropout of the stream differs between ranks",
             "run C": "dropout of scores alike on all ranks",
         },
+        "10.patient_1": {"cause": "forgotten reference", "category": "activations", "line": 43,
+                         "cure": wards_10.WARD[1].cure},
         "15.explain_oom": {"fullest stage": 0, "largest category": "activations",
                            "missing GiB": _MISSING},
         "15.two_cards": {"bill": solution("15", "bill"), "an A10 holds the states": False,

@@ -40,6 +40,11 @@
 # | step, phase | one round of training; its parts: forward, loss, backward, optimizer step |
 # | HBM | the large memory of a GPU, where tensors live |
 # | reserved | memory that PyTorch holds for reuse, whether or not a tensor uses it |
+# | segment of memory, block | what the caching allocator takes from the driver at once; the part of it that one tensor gets |
+# | fragmentation | reserved memory that is free in pieces too small for the next request, in segments that cannot be given back |
+# | leak | memory that something keeps from step to step, though nothing will use it |
+# | snapshot | a record of the allocator's blocks, segments and history, which PyTorch's memory viewer shows |
+# | trace | a record of what ran when, which a trace viewer shows |
 # | CUDA context | what NVIDIA's driver and the code of the kernels take on the GPU |
 # | kernel | a program that runs on a GPU; also the Python process behind a notebook |
 # | fp32, fp16, bf16 | numbers of 4, 2 and 2 bytes; bf16 has the range of fp32 and fewer digits |

@@ -170,6 +170,7 @@ scoreboard("00")
 # | [07 Offload: memory that lies behind a link](intermediate/07_offload.ipynb) | move optimizer state and gradients to the host, and count both sides | 45 | | |
 # | [08 Smaller weights for inference](intermediate/08_smaller_weights.ipynb) | round a trained model to 8, 4, 3 and 2 bits, and say which card serves what, how fast | 75 | 70 | [lab](../labs/intermediate/08_smaller_weights.ipynb), [solution](../solutions/intermediate/08_smaller_weights.ipynb) |
 # | [09 Sharding: ZeRO-1, 2, 3 and FSDP](intermediate/09_sharding.ipynb) | train one model in five ways on four ranks, and account for what each holds and sends | 75 | 60 | [lab](../labs/intermediate/09_sharding.ipynb), [solution](../solutions/intermediate/09_sharding.ipynb) |
+# | [10 The out-of-memory clinic](intermediate/10_oom_clinic.ipynb) | find why a run dies of memory, from evidence, and cure it without changing a loss | 80 | 75 | [lab](../labs/intermediate/10_oom_clinic.ipynb), [solution](../solutions/intermediate/10_oom_clinic.ipynb) |
 # | [12 Tensor and sequence parallelism](advanced/12_tensor_parallel.ipynb) | split every matrix over four ranks, and count what a layer sends and keeps | 80 | 70 | [lab](../labs/advanced/12_tensor_parallel.ipynb), [solution](../solutions/advanced/12_tensor_parallel.ipynb) |
 # | [15 The design studio](advanced/15_design_studio.ipynb) | lay out 175B on 64 GPUs, and defend a design in days and dollars | 80 | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
 #

@@ -42,6 +42,7 @@ def measure(
     name: str = "",
     within: Budget | str | int | None = None,
     timed_steps: int = 5,
+    warmup_steps: int | None = None,
     source: EventSource | None = None,
     keep: Mapping[str, Any] | None = None,
 ) -> Measurement:
@@ -60,6 +61,8 @@ def measure(
         unit: what an item is called.
         within: a memory budget, or its size such as "16GB"; the step must stay inside it.
         timed_steps: how many steps are timed; 0 leaves the speed out.
+        warmup_steps: how many steps run before the metered one; 0 meters the very first, in which
+            the optimizer makes its state. What the model needs, one or two, if None.
         source: where allocation events come from; the best one for the model's device if None.
         keep: what else holds tensors on the device between steps, by name: `{"ema": ema}`. They
             are counted as *kept beside the model*.
@@ -72,11 +75,13 @@ def measure(
     """
     seen = watched(model, optimizer, keep)
     device = _checked_device(step, seen, items, timed_steps)
+    warmup = max(map(_warmup_steps, seen.models.values())) if warmup_steps is None else warmup_steps
+    if warmup < 0:
+        raise ValueError(f"warmup_steps= cannot be negative; got {warmup}.")
     events_from = source or source_for(device)
     allowed = None if within is None else budget(within)
     limit = allowed.enforced(device) if allowed else _nothing()
     alone = _alone() if isinstance(events_from, RealMemory) else _nothing()
-    warmup = max(map(_warmup_steps, seen.models.values()))
     with alone, limit, _progress(warmup + 1 + timed_steps, name) as advance:
         timeline, resident, others = _metered(step, seen, warmup, events_from, device, advance)
         if allowed is not None:

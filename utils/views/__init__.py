@@ -21,13 +21,15 @@ from utils.views.tensor_flow import Exchange, Held, draw_kept, draw_tensor_flow
 from utils.views.timeline import draw_timeline
 from utils.views.tradeoff import draw_tradeoff
 from utils.views.validation_figures import draw_validation
+from utils.views.ward import Case, Segment, draw_segments, draw_ward
 
 __all__ = [
-    "Bar", "Comparison", "Exchange", "Held", "Span", "compare", "design", "draw_bits",
-    "draw_breakdown", "draw_budget_map", "draw_context_memory", "draw_decoding", "draw_design",
-    "draw_error_by_bits", "draw_flight", "draw_formats", "draw_holders", "draw_kept", "draw_lanes",
-    "draw_losses", "draw_memory_by_batch", "draw_over_time", "draw_pareto", "draw_peaks",
-    "draw_ranks", "draw_schedule", "draw_stage_memory", "draw_staircase", "draw_tensor_flow",
-    "draw_throughput", "draw_timeline", "draw_tradeoff", "draw_validation",
+    "Bar", "Case", "Comparison", "Exchange", "Held", "Segment", "Span", "compare", "design",
+    "draw_bits", "draw_breakdown", "draw_budget_map", "draw_context_memory", "draw_decoding",
+    "draw_design", "draw_error_by_bits", "draw_flight", "draw_formats", "draw_holders",
+    "draw_kept", "draw_lanes", "draw_losses", "draw_memory_by_batch", "draw_over_time",
+    "draw_pareto", "draw_peaks", "draw_ranks", "draw_schedule", "draw_segments",
+    "draw_stage_memory", "draw_staircase", "draw_tensor_flow", "draw_throughput", "draw_timeline",
+    "draw_tradeoff", "draw_validation", "draw_ward",
     "explore", "predicted", "reconcile", "show", "studio",
 ]  # fmt: skip
