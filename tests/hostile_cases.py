@@ -103,7 +103,7 @@ def returning(value: Any) -> Callable[..., Any]:
     return lambda *args, **settings: value
 
 
-OF_RANKS = ["04.by_hand", "04.accumulate", "04.deadlock", "09.zero_1"]
+OF_RANKS = ["04.by_hand", "04.accumulate", "04.deadlock", "09.zero_1", "11.ordered_ring", "11.tree_broadcast"]
 
 
 def all_exercises() -> list[str]:
@@ -134,6 +134,12 @@ VALUES = {
     "09.stage_2_on_8": 3.75,
     "09.one_gpu": 0,
     "09.reduced_times": 8,
+    "11.ring_of_64": 1.97,
+    "11.fewer_on_64": 1.125,
+    "11.which_uses_tcp": "first",
+    "11.nic_of_gpu2": 2,
+    "11.ranks_of_that_run": 24,
+    "11.node_to_look_at": 3,
     "15.gb_per_gpu": 18 * 130 / 64,
     "15.micro_batches": 300,
     "15.plan_175b": Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2),
@@ -143,7 +149,7 @@ VALUES = {
 
 OF_PARTS = (
     "01.read_timeline", "02.diagnose", "02.did_not_halve", "03.diagnosis", "05.diagnosis", "06.fit", "09.accumulation",
-    "15.explain_oom", "15.two_cards",
+    "11.job_a", "11.job_b", "11.job_c", "15.explain_oom", "15.two_cards",
 )  # fmt: skip
 
 
@@ -168,11 +174,22 @@ def right_dicts() -> dict[str, dict[str, Any]]:
             "cured configuration": zero_config(1, 1_000_000, world_size=4, micro_batch=1,
                                                accumulation=4),
         },
+        "11.job_a": {"layer": "code", "node": 2, "seconds saved": 0.22},
+        "11.job_b": {"layer": "collectives", "node": "all", "seconds saved": _saved("B", "bucket_bytes")},
+        "11.job_c": {"layer": "network", "node": 6, "seconds saved": _saved("C", "weak_ports")},
         "15.explain_oom": {"fullest stage": 0, "largest category": "activations",
                            "missing GiB": _MISSING},
         "15.two_cards": {"bill": solution("15", "bill"), "an A10 holds the states": False,
                          "choice": "A100"},
     }  # fmt: skip
+
+
+def _saved(job: str, cause: str) -> float:
+    """What curing one cause of a slow job saves."""
+    from utils.labs.slow_jobs import unknown_job
+
+    slow = unknown_job(job)
+    return slow.step().step_seconds - slow.fixed(cause).step().step_seconds
 
 
 NUMERIC = {
@@ -183,13 +200,14 @@ NUMERIC = {
     "05": ["predicted_bytes", "best_set"],
     "06": ["lora_states"],
     "09": ["largest_moment", "sent_bytes", "cheapest_plan"],
+    "11": ["finish_seconds"],
     "15": ["token_budget"],
 }  # functions that return numbers, or tuples, lists and dicts of them
 _SOURCES = {
     "01": "beginner/01_where_memory_goes", "02": "beginner/02_mixed_precision",
     "03": "beginner/03_when_numbers_break", "04": "beginner/04_four_ranks",
     "05": "intermediate/05_checkpointing", "06": "intermediate/06_seven_billion",
-    "09": "intermediate/09_sharding", "15": "advanced/15_design_studio",
+    "09": "intermediate/09_sharding", "11": "advanced/11_links", "15": "advanced/15_design_studio",
 }  # fmt: skip
 
 

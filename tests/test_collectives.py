@@ -26,7 +26,9 @@ def every_kind(rows: int) -> dict[str, tuple[float, list[Move], int]]:
     """By collective: how far from gloo's, the moves, and the bytes that torch's own ops carried."""
     rank, size, wire = dist.get_rank(), dist.get_world_size(), Wire()
     found = {}
-    x = torch.randn(rows, COLUMNS, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+    x = torch.randn(
+        rows, COLUMNS, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)
+    )
 
     def compare(name: str, ours: Any, expected: torch.Tensor) -> None:
         wire.moves.clear()
@@ -82,10 +84,17 @@ def test_sums_are_equal_but_for_the_order_of_adding(eight: list[Any]) -> None:
 
 def test_every_rank_sends_the_bytes_of_the_formula(eight: list[Any]) -> None:
     size = ROWS * COLUMNS * 8
-    formulas = {"ring": 2 * 7 * size // 8, "gather": 7 * size, "scatter": 7 * size // 8, "all-to-all": 7 * size // 8}
+    formulas = {
+        "ring": 2 * 7 * size // 8,
+        "gather": 7 * size,
+        "scatter": 7 * size // 8,
+        "all-to-all": 7 * size // 8,
+    }
     for name, right in formulas.items():
         assert sent_by(eight, name) == [right] * 8, name
-        assert [rank[name][2] for rank in eight] == [right] * 8, f"{name}: the counter says otherwise"
+        assert [rank[name][2] for rank in eight] == [right] * 8, (
+            f"{name}: the counter says otherwise"
+        )
     down = [children(rank, 8) * size for rank in range(8)]
     assert sent_by(eight, "broadcast") == down
     assert sent_by(eight, "tree") == [size * (rank > 0) + down[rank] for rank in range(8)]
@@ -194,7 +203,11 @@ def test_a_start_is_never_negative() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "seconds", "words"),
-    [([8], [1.0], "two sizes"), ([8, 16], [1.0, 0.0], "no time"), ([8, 16, 32], [3.0, 2.0, 0.5], "do not grow")],
+    [
+        ([8], [1.0], "two sizes"),
+        ([8, 16], [1.0, 0.0], "no time"),
+        ([8, 16, 32], [3.0, 2.0, 0.5], "do not grow"),
+    ],
 )
 def test_times_that_fit_nothing_are_refused(sizes: Any, seconds: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):

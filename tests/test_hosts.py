@@ -51,7 +51,9 @@ def race(wire: Any) -> dict[str, Any]:
         dist.barrier()
         kernel = None if before is None else (bytes_sent_here() or 0) - before
         half = wire.size // 2
-        crossed = sum(m.sent_bytes for m in wire.moves if m.to is not None and m.to // half != found["host"])
+        crossed = sum(
+            m.sent_bytes for m in wire.moves if m.to is not None and m.to // half != found["host"]
+        )
         right = wire.size * torch.arange(NUMBERS) + sum(range(wire.size))
         found[name] = (crossed, kernel, torch.equal(x, right.float()))
     found["local"] = os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]
@@ -74,7 +76,9 @@ def test_namespaces_carry_what_the_wire_counts_and_leave_nothing() -> None:
             ranks = [found for found in run.results if found["host"] == host]
             assert sum(found[name][0] for found in ranks) == right, f"{name}, host {host}"
             kernel = max(found[name][1] for found in ranks)
-            assert right <= kernel < 1.5 * right, f"{name}: the kernel sent {kernel} bytes from host {host}"
+            assert right <= kernel < 1.5 * right, (
+                f"{name}: the kernel sent {kernel} bytes from host {host}"
+            )
     assert interfaces() == before, "an interface is left"
 
 
@@ -101,7 +105,9 @@ def test_a_killed_process_takes_its_hosts_along() -> None:
         "with linked_hosts(50e6):\n    print('ready', flush=True)\n    time.sleep(60)\n"
     )
     before = interfaces()
-    child = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     assert child.stdout and child.stdout.readline() == "ready\n"
     child.send_signal(signal.SIGKILL)
     child.communicate()
@@ -136,7 +142,9 @@ def timed(wire: Any) -> float:
 def test_a_paced_link_lets_nothing_through_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     no_tools(monkeypatch)
     least = 2 * NUMBERS * 4 / (40e6 / 8)
-    assert min(run_hosts(timed, 1, megabits_per_second=40).results) >= least, "the link was not waited for"
+    assert min(run_hosts(timed, 1, megabits_per_second=40).results) >= least, (
+        "the link was not waited for"
+    )
 
 
 @with_namespaces

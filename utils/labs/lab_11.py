@@ -9,7 +9,7 @@ from typing import Any
 from utils.labs import ranks_11 as workers
 from utils.labs.cases import Case, Exercise, Question, judge, scored, takes
 from utils.labs.checking import starts_ranks
-from utils.labs.kinds import NotYet, flag, function, keys, number, one_of, or_none, whole
+from utils.labs.kinds import Kind, NotYet, flag, function, keys, number, one_of, whole
 from utils.labs.slow_jobs import SlowJob, unknown_job
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.ranks import RankError, run_ranks
@@ -110,7 +110,10 @@ def _ring_problem(
     least, steps = -(-numbers // ranks) * 8, hops[-1].step
     longest = max(m.bytes for m in hops)
     if longest > least:
-        return (f"a message of {longest} bytes", "A step sends one part of the tensor, not all of it: torch.tensor_split.")
+        return (
+            f"a message of {longest} bytes",
+            "A step sends one part of the tensor, not all of it: torch.tensor_split.",
+        )
     if steps > 2 * (ranks - 1):
         return (f"{steps} steps; 2 (N - 1) is {2 * (ranks - 1)}",
                 "Sending and receiving belong into one step: wire.exchange does both at once.")  # fmt: skip
@@ -120,11 +123,18 @@ def _ring_problem(
 def _result_problem(found: Sequence[workers.Sent]) -> tuple[str, str] | None:
     for rank, sent in enumerate(found):
         if sent.elsewhere:
-            return (f"rank {rank} called {', '.join(sent.elsewhere)}", "Use the wire alone: send, receive, exchange.")
+            return (
+                f"rank {rank} called {', '.join(sent.elsewhere)}",
+                "Use the wire alone: send, receive, exchange.",
+            )
     wrong = [(rank, sent) for rank, sent in enumerate(found) if sent.share < 1]
     if not wrong:
         rest = [rank for rank, sent in enumerate(found) if not sent.returned]
-        return (f"rank {rest[0]} returned another tensor", "Return the tensor that you were given.") if rest else None
+        return (
+            (f"rank {rest[0]} returned another tensor", "Return the tensor that you were given.")
+            if rest
+            else None
+        )
     rank, sent = wrong[0]
     if sent.is_own:
         return (f"rank {rank}'s tensor is what it was before", "Work in place: the parts of torch.tensor_split are views; "
@@ -164,7 +174,10 @@ def _tree_problem(
         return problem
     steps, least = hops[-1].step, math.ceil(math.log2(ranks))
     if len(hops) > ranks - 1:
-        return (f"{len(hops)} messages; {ranks - 1} would do", "Send to those alone that do not have it yet.")
+        return (
+            f"{len(hops)} messages; {ranks - 1} would do",
+            "Send to those alone that do not have it yet.",
+        )
     if steps > least:
         star = all(m.source == root for m in hops)
         nudge = ("The root sends every message itself. Who has the tensor, could send it on in the next step."
@@ -211,7 +224,9 @@ def _along(*order: int) -> list[tuple[int, int]]:
     return [(order[i], order[(i + 1) % len(order)]) for i in range(len(order))]
 
 
-def _case(pairs: list[tuple[int, int]], ranks: int, right: bool, says: str, nudge: str = "") -> Case:
+def _case(
+    pairs: list[tuple[int, int]], ranks: int, right: bool, says: str, nudge: str = ""
+) -> Case:
     """Every pair talks in each of two steps."""
     noted = [Message(step, source, target, 64) for step in (1, 2) for source, target in pairs]
     return Case((noted, ranks), right, says, nudge=nudge)
@@ -239,20 +254,33 @@ is_one_ring = Exercise(
 )  # fmt: skip
 
 _LAYERS = ("hardware", "network", "collectives", "code")
-_PARTS = keys({"layer": one_of(*_LAYERS), "node": or_none(whole("the number of a node")),
+ALL = "all"  # the node, where none is different
+
+
+def _node(value: Any) -> int | str:
+    if isinstance(value, str) and value.strip().lower() == ALL:
+        return ALL
+    return whole().read(value)
+
+
+_PARTS = keys({"layer": one_of(*_LAYERS), "node": Kind('the number of a node, or "all"', _node),
                "seconds saved": number("a number of seconds")})  # fmt: skip
 
 
-def _job(name: str, layer: str, node: int | None, cause: str, nudges: dict[str, str], note: str) -> Any:
+def _job(
+    name: str, layer: str, node: int | str, cause: str, nudges: dict[str, str], note: str
+) -> Any:
     """The check of one unknown job; `nudges` by the layer that was blamed in place of the right one."""
 
     @takes(_PARTS)
     def check_job(answer: dict[str, Any]) -> Verdict:
         job = unknown_job(name)
         saved = job.step().step_seconds - job.fixed(cause).step().step_seconds
-        problem = judge(answer["layer"], layer, "the layer", wrong=nudges, expected="the layer of the cause")
+        problem = judge(
+            answer["layer"], layer, "the layer", wrong=nudges, expected="the layer of the cause"
+        )
         problem = problem or judge(
-            answer["node"], node, "the node", expected="the node, or None where all are alike",
+            answer["node"], node, "the node", expected='the node, or "all" where none is different',
             nudge="Is one node different from the others in what this layer shows?",
         ) or judge(
             answer["seconds saved"], saved, "the seconds saved by this cure alone", relative=0.03,
@@ -275,7 +303,7 @@ job_a = _job(
     "node 2 waits for its data, and seven nodes wait for node 2",
 )  # fmt: skip
 job_b = _job(
-    "B", "collectives", None, "bucket_bytes",
+    "B", "collectives", ALL, "bucket_bytes",
     {"hardware": "All clocks are alike, and no node waits less than another.",
      "network": "The ports give 197 of 200 Gb/s, and NCCL uses them. How many bytes has a message, and how many are there?",
      "code": "No node waits for data."},
@@ -313,4 +341,6 @@ def _on_ranks(worker: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
         failure = error.failures[error.rank]
         nudge = "Somebody waits for a message that nobody sends: follow who sends in which step."
         nudge = nudge if failure.kind == "timeout" else ""
-        raise NotYet(not_yet(f"on {ranks} ranks, rank {error.rank} {failure.what}", nudge=nudge)) from None
+        raise NotYet(
+            not_yet(f"on {ranks} ranks, rank {error.rank} {failure.what}", nudge=nudge)
+        ) from None

@@ -35,7 +35,9 @@ class Sent(NamedTuple):
 def ring(answer: Callable[..., Any], host_of: Sequence[int], numbers: int) -> Sent:
     """Exercise 1, on every rank."""
     ranks = range(dist.get_world_size())
-    right = sum((_numbers(rank, numbers) for rank in ranks), torch.zeros(numbers, dtype=torch.float64))
+    right = sum(
+        (_numbers(rank, numbers) for rank in ranks), torch.zeros(numbers, dtype=torch.float64)
+    )
     return _sent(lambda wire, tensor: answer(wire, tensor, list(host_of)), right)
 
 

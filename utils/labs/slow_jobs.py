@@ -90,7 +90,7 @@ class SlowJob:
         busy, finish = self._all_reduces(buckets, ends, slow)
         rows = [self._node(node, starts[node], ends[node], max(ends), finish, slow)
                 for node in range(self.nodes)]  # fmt: skip
-        return Trace(tuple(rows), buckets, busy, max(finish, max(ends)))
+        return Trace(tuple(rows), buckets, busy, max(finish, *ends))
 
     def _all_reduces(
         self, buckets: int, ends: list[float], slow: dict[int, float]
@@ -110,7 +110,13 @@ class SlowJob:
         return buckets * each, free
 
     def _node(
-        self, node: int, start: float, end: float, last: float, finish: float, slow: dict[int, float]
+        self,
+        node: int,
+        start: float,
+        end: float,
+        last: float,
+        finish: float,
+        slow: dict[int, float],
     ) -> tuple[Stretch, ...]:
         middle = start + FORWARD_SECONDS * slow.get(node, 1.0)
         parts = [("loading", 0.0, start), ("forward", start, middle), ("backward", middle, end),

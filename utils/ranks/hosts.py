@@ -83,7 +83,9 @@ def _check(ranks_per_host: Any, megabits_per_second: Any) -> None:
             "run_hosts(worker, 4)."
         )
     if not 1 <= ranks_per_host <= most:
-        raise ValueError(f"ranks_per_host={ranks_per_host}: each of the two hosts takes 1 to {most}.")
+        raise ValueError(
+            f"ranks_per_host={ranks_per_host}: each of the two hosts takes 1 to {most}."
+        )
     if not isinstance(megabits_per_second, (int, float)) or not 1 <= megabits_per_second <= 100_000:
         raise ValueError(
             f"megabits_per_second={megabits_per_second!r}: a link of 1 to 100,000 can be made here."
@@ -143,7 +145,9 @@ def _paced(
 ) -> list[Any]:
     with tempfile.TemporaryDirectory(prefix="link-") as folder, meeting_point() as port:
         link = SlowLink.make(Path(folder), per_host, HOSTS, rate)
-        members = [Member(rank, HOSTS * per_host, port, seconds) for rank in range(HOSTS * per_host)]
+        members = [
+            Member(rank, HOSTS * per_host, port, seconds) for rank in range(HOSTS * per_host)
+        ]
         return run_members(_OnHosts(worker, link), args, members)
 
 
@@ -168,5 +172,13 @@ def _as_root_of_our_own(
 
 
 def _start_as_root(call: str) -> int:
-    command = ["unshare", "--user", "--map-root-user", sys.executable, "-m", "utils.ranks.as_root", call]
+    command = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        sys.executable,
+        "-m",
+        "utils.ranks.as_root",
+        call,
+    ]
     return subprocess.run(command, cwd=ROOT).returncode

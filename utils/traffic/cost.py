@@ -71,7 +71,9 @@ def bus_bytes_per_second(collective: str, ranks: int, nbytes: float, seconds: fl
         ValueError: no such collective; the sentence names those there are.
     """
     if collective not in BUS_FACTORS:
-        raise ValueError(f"There is no bus factor of {collective!r}; there are {', '.join(BUS_FACTORS)}.")
+        raise ValueError(
+            f"There is no bus factor of {collective!r}; there are {', '.join(BUS_FACTORS)}."
+        )
     return nbytes / seconds * BUS_FACTORS[collective](ranks)
 
 
@@ -98,7 +100,9 @@ def overlapped_seconds(
     if not ready_seconds or len(ready_seconds) != len(gradient_bytes) or bucket_bytes <= 0:
         raise ValueError("Give as many sizes as times, at least one, and a bucket above 0 bytes.")
     free = filled = 0.0
-    for number, (ready, size) in enumerate(zip(ready_seconds, gradient_bytes, strict=True), start=1):
+    for number, (ready, size) in enumerate(
+        zip(ready_seconds, gradient_bytes, strict=True), start=1
+    ):
         filled += size
         if filled >= bucket_bytes or number == len(ready_seconds):
             free = max(free, ready) + all_reduce_seconds(filled)

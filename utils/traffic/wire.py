@@ -60,7 +60,9 @@ class Wire:
             ValueError: there is no process group, or the ranks do not divide over the hosts.
         """
         if not dist.is_initialized():
-            raise ValueError("There is no process group here: make a Wire in a worker of run_ranks.")
+            raise ValueError(
+                "There is no process group here: make a Wire in a worker of run_ranks."
+            )
         self._ranks = list(range(dist.get_world_size()))
         if len(self._ranks) % hosts:
             raise ValueError(
@@ -175,12 +177,12 @@ def _advance(
     return True
 
 
-def _check_all_met(
-    left: Sequence[deque[Move]], under_way: _UnderWay
-) -> None:
+def _check_all_met(left: Sequence[deque[Move]], under_way: _UnderWay) -> None:
     for rank, todo in enumerate(left):
         if todo:
-            raise ValueError(f"Rank {rank} waits for a message that rank {todo[0].source} never sends.")
+            raise ValueError(
+                f"Rank {rank} waits for a message that rank {todo[0].source} never sends."
+            )
     for (source, target), waiting in under_way.items():
         if waiting:
             raise ValueError(f"Rank {source} sent rank {target} a message that it never received.")

@@ -12,7 +12,12 @@ from utils.traffic.cost import AlphaBeta
 from utils.units import Evidence, format_bytes
 from utils.views.style import course_style, empty_figure, print_evidence
 
-_LOOKS = [("#1170aa", "o", "-"), ("#c85200", "s", "--"), ("#717581", "^", "-."), ("black", "D", ":")]
+_LOOKS = [
+    ("#1170aa", "o", "-"),
+    ("#c85200", "s", "--"),
+    ("#717581", "^", "-."),
+    ("black", "D", ":"),
+]
 Points = Sequence[tuple[float, float]]  # bytes, seconds
 
 
@@ -36,7 +41,9 @@ def draw_link_costs(
     """
     names = list(dict.fromkeys([*points, *lines]))
     if not 1 <= len(names) <= len(_LOOKS):
-        raise ValueError(f"draw_link_costs() draws 1 to {len(_LOOKS)} names; these are {len(names)}.")
+        raise ValueError(
+            f"draw_link_costs() draws 1 to {len(_LOOKS)} names; these are {len(names)}."
+        )
     sizes = [size for row in points.values() for size, _ in row] or [2**10, 2**30]
     span = np.geomspace(min(sizes), max(sizes), 200)
     with course_style():

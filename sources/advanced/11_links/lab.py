@@ -230,13 +230,13 @@ for layer in ("hardware", "network", "collectives", "code"):
     print(unknown_job("C").look(layer), end="\n\n")
 
 # %% [markdown]
-# **Spec.** For each job: the layer of its cause (`"hardware"`, `"network"`, `"collectives"` or `"code"`), the node that has it, or `None` if all are
-# alike, and how many seconds a step gets shorter when *this* cause is cured and nothing else.
+# **Spec.** For each job: the layer of its cause (`"hardware"`, `"network"`, `"collectives"` or `"code"`), the node that has it, or `"all"` if none is
+# different, and how many seconds a step gets shorter when *this* cause is cured and nothing else.
 
 # %%
 # BEGIN SOLUTION
 cause_a, node_a, saved_a = "code", 2, 0.22
-cause_b, node_b = "collectives", None
+cause_b, node_b = "collectives", "all"
 saved_b = unknown_job("B").step().step_seconds - 0.540
 cause_c, node_c = "network", 6
 saved_c = unknown_job("C").step().step_seconds - 0.540 * 1.02  # the hot node stays

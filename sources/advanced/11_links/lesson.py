@@ -112,8 +112,10 @@ print(f"each rank sent 2 (N - 1) / N x B = {ring[0][2]:,} of B = {B:,} bytes (co
 # messages. A rank sends $2(N-1)/N \cdot B$ bytes, less than $2B$ *however many ranks there are*. The price
 # is steps: $2(N - 1)$.
 #
-# **Trap.** A right result proves no ring. The exercises of one well-known course held, for months, a "ring all-reduce"
-# that was none. So the cell above asserts *who* sends to whom. Lab exercise 5 makes a test of that.
+# **Trap.** A right result proves no ring. The reference solution of one well-known course passed the *whole* tensor round: right
+# sums, and N times the bytes ([ARENA 3.0, pull request 407](https://github.com/callummcdougall/ARENA_3.0/pull/407)). It also hung on GPUs,
+# where a send waits behind its neighbour's receive: there, hand both to `dist.batch_isend_irecv`. So the cell above
+# asserts bytes *and* neighbours, and lab exercise 4 makes a test of it.
 #
 # **Question.** 64 ranks, 1 GB of gradients. How many GB does each rank send?
 
