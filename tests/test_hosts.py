@@ -147,6 +147,16 @@ def test_a_paced_link_lets_nothing_through_faster(monkeypatch: pytest.MonkeyPatc
     )
 
 
+def test_a_delay_is_there_or_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_hosts(timed, 1, delay_seconds=0.05)
+    assert run.delay_seconds == 0.05 or "No delay: " in run.why, run
+    if run.delay_seconds:
+        assert min(run.results) >= 2 * 0.05, "the link has no delay"
+    no_tools(monkeypatch)
+    paced = run_hosts(timed, 1, delay_seconds=0.05)
+    assert paced.delay_seconds == 0.05 and min(paced.results) >= 2 * 0.05
+
+
 @with_namespaces
 @pytest.mark.slow
 def test_without_root_a_user_namespace_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,10 +173,16 @@ def test_without_root_a_user_namespace_will_do(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("ranks", "rate", "words"),
-    [(0, 400, "each of the two hosts takes 1 to 8"), (9, 400, "1 to 8"), ("4", 400, "a whole number"),
-     (1, 0, "a link of 1 to 100,000"), (1, "fast", "a link of")],
-)  # fmt: skip
-def test_hosts_that_cannot_be(ranks: Any, rate: Any, words: str) -> None:
+    ("ranks", "settings", "words"),
+    [
+        (0, {}, "each of the two hosts takes 1 to 8"),
+        (9, {}, "1 to 8"),
+        ("4", {}, "a whole number"),
+        (1, {"megabits_per_second": 0}, "a link of 1 to 100,000"),
+        (1, {"megabits_per_second": "fast"}, "a link of"),
+        (1, {"delay_seconds": -1}, "0 to 1 s"),
+    ],
+)
+def test_hosts_that_cannot_be(ranks: Any, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        run_hosts(race, ranks, megabits_per_second=rate)
+        run_hosts(race, ranks, **settings)

@@ -19,13 +19,12 @@ REFUSED = 3  # exit code where no hosts could be made
 
 def answer(call: Path) -> int:
     """Run the call; the exit code."""
-    worker, per_host, args, rate, seconds = cloudpickle.loads(call.read_bytes())
     try:
-        found = in_namespaces(worker, per_host, args, rate, seconds), None
+        found = in_namespaces(cloudpickle.loads(call.read_bytes()))
     except NamespaceError:
         return REFUSED
     except Exception as error:  # for whoever asked, in its own process  # noqa: BLE001
-        found = None, error
+        found = error
     call.with_name("answer").write_bytes(cloudpickle.dumps(found))
     return 0
 

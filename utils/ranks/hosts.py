@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ import cloudpickle
 from utils.ranks.killable import run_killable
 from utils.ranks.launch import MOST_RANKS, meeting_point, run_members
 from utils.ranks.member import Member
-from utils.ranks.namespaces import INTERFACE, NamespaceError, enter, linked_hosts
+from utils.ranks.namespaces import INTERFACE, NamespaceError, NoDelayError, enter, linked_hosts
 from utils.ranks.slow_link import SlowLink
 
 HOSTS = 2
@@ -32,17 +32,31 @@ START_SECONDS = 60.0  # for the processes in a user namespace, which import torc
 
 
 class HostRun(NamedTuple):
-    """What ranks on two hosts returned, by rank.
+    """What ranks on two hosts returned.
 
     Attributes:
         results: By rank; host 0 has the first half.
         transport: "network namespaces" or "paced messages".
-        why: Why it is no namespaces, in a sentence; else empty.
+        delay_seconds: That the link adds to a message.
+        why: Why it is not as asked for, in a sentence; else empty.
     """
 
     results: list[Any]
     transport: str
+    delay_seconds: float
     why: str
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """A call of `run_hosts`, as it travels to a process that is root."""
+
+    worker: Callable[..., Any]
+    ranks_per_host: int
+    args: tuple[Any, ...]
+    bytes_per_second: float
+    delay_seconds: float
+    timeout_seconds: float
 
 
 def run_hosts(
@@ -50,6 +64,7 @@ def run_hosts(
     ranks_per_host: int,
     *args: Any,
     megabits_per_second: float = MEGABITS,
+    delay_seconds: float = 0.0,
     timeout_seconds: float = 120.0,
 ) -> HostRun:
     """Call `worker(wire, *args)` on ranks of two hosts, which a link of that rate joins.
@@ -57,25 +72,31 @@ def run_hosts(
     Ranks are as those of `run_ranks`. With namespaces everything between hosts takes the link, also
     PyTorch's own collectives; with paced messages what goes through `wire` does.
 
+    Args:
+        worker: what every rank calls, with its `Wire` first.
+        ranks_per_host: 1 to 8.
+        args: further arguments.
+        megabits_per_second: of the link, in each direction.
+        delay_seconds: of the link, where the kernel can (netem); the result says whether.
+        timeout_seconds: from the call of the worker to its end, on every rank.
+
     Raises:
         RankError: a rank raised, died or took too long.
-        ValueError: that many ranks, that rate or that timeout cannot be used.
+        ValueError: that many ranks, that rate, delay or timeout cannot be used.
     """
-    _check(ranks_per_host, megabits_per_second)
+    _check(ranks_per_host, megabits_per_second, delay_seconds)
     rate = megabits_per_second * 1e6 / 8
+    call = HostCall(worker, ranks_per_host, args, rate, delay_seconds, timeout_seconds)
     try:
-        results = in_namespaces(worker, ranks_per_host, args, rate, timeout_seconds)
-        return HostRun(results, "network namespaces", "")
+        return in_namespaces(call)
     except NamespaceError as error:
         why = str(error)
-    if _is_unprivileged() and (found := _as_root_of_our_own(worker, ranks_per_host, args, rate,
-                                                            timeout_seconds)):  # fmt: skip
+    if _is_unprivileged() and (found := _as_root_of_our_own(call)):
         return found
-    results = _paced(worker, ranks_per_host, args, rate, timeout_seconds)
-    return HostRun(results, "paced messages", f"No hosts of namespaces: {why}.")
+    return _paced(call, f"No hosts of namespaces: {why}.")
 
 
-def _check(ranks_per_host: Any, megabits_per_second: Any) -> None:
+def _check(ranks_per_host: Any, megabits_per_second: Any, delay_seconds: Any) -> None:
     most = MOST_RANKS // HOSTS
     if isinstance(ranks_per_host, bool) or not isinstance(ranks_per_host, int):
         raise ValueError(
@@ -90,6 +111,8 @@ def _check(ranks_per_host: Any, megabits_per_second: Any) -> None:
         raise ValueError(
             f"megabits_per_second={megabits_per_second!r}: a link of 1 to 100,000 can be made here."
         )
+    if not isinstance(delay_seconds, (int, float)) or not 0 <= delay_seconds <= 1:
+        raise ValueError(f"delay_seconds={delay_seconds!r}: a link may add 0 to 1 s to a message.")
 
 
 @dataclass(frozen=True)
@@ -123,62 +146,61 @@ class _OnHosts:
         return self.worker(Wire(hosts=HOSTS, pace=self.link), *args)
 
 
-def in_namespaces(
-    worker: Callable[..., Any], per_host: int, args: tuple[Any, ...], rate: float, seconds: float
-) -> list[Any]:
-    """What the ranks of two hosts return, for a process that may make namespaces.
+def in_namespaces(call: HostCall) -> HostRun:
+    """The call on two hosts, for a process that may make namespaces; without a delay if need be.
 
     Raises:
         NamespaceError: this one may not.
     """
-    size = HOSTS * per_host
-    with linked_hosts(rate) as hosts, meeting_point() as port:
+    try:
+        return HostRun(_on_linked(call), "network namespaces", call.delay_seconds, "")
+    except NoDelayError as error:
+        results = _on_linked(replace(call, delay_seconds=0.0))
+        return HostRun(results, "network namespaces", 0.0, f"No delay: {error}.")
+
+
+def _on_linked(call: HostCall) -> list[Any]:
+    per_host, size = call.ranks_per_host, HOSTS * call.ranks_per_host
+    link = linked_hosts(call.bytes_per_second, call.delay_seconds)
+    with link as hosts, meeting_point() as port:
         members = [
-            _HostMember(rank, size, port, seconds, hosts[rank // per_host], per_host)
+            _HostMember(rank, size, port, call.timeout_seconds, hosts[rank // per_host], per_host)
             for rank in range(size)
         ]
-        return run_members(_OnHosts(worker), args, members)
+        return run_members(_OnHosts(call.worker), call.args, members)
 
 
-def _paced(
-    worker: Callable[..., Any], per_host: int, args: tuple[Any, ...], rate: float, seconds: float
-) -> list[Any]:
+def _paced(call: HostCall, why: str) -> HostRun:
+    size = HOSTS * call.ranks_per_host
     with tempfile.TemporaryDirectory(prefix="link-") as folder, meeting_point() as port:
-        link = SlowLink.make(Path(folder), per_host, HOSTS, rate)
-        members = [
-            Member(rank, HOSTS * per_host, port, seconds) for rank in range(HOSTS * per_host)
-        ]
-        return run_members(_OnHosts(worker, link), args, members)
+        link = SlowLink.make(
+            Path(folder), call.ranks_per_host, call.bytes_per_second, call.delay_seconds, HOSTS
+        )
+        members = [Member(rank, size, port, call.timeout_seconds) for rank in range(size)]
+        results = run_members(_OnHosts(call.worker, link), call.args, members)
+    return HostRun(results, "paced messages", call.delay_seconds, why)
 
 
 def _is_unprivileged() -> bool:
     return sys.platform == "linux" and os.geteuid() != 0 and shutil.which("unshare") is not None
 
 
-def _as_root_of_our_own(
-    worker: Callable[..., Any], per_host: int, args: tuple[Any, ...], rate: float, seconds: float
-) -> HostRun | None:
+def _as_root_of_our_own(call: HostCall) -> HostRun | None:
     """The same by a process that is root in a user namespace; None where that is refused."""
     with tempfile.TemporaryDirectory(prefix="hosts-") as folder:
-        call = Path(folder, "call")
-        call.write_bytes(cloudpickle.dumps((worker, per_host, args, rate, seconds)))
-        code = run_killable(_start_as_root, str(call), timeout_seconds=seconds + START_SECONDS)
-        if code:
+        path = Path(folder, "call")
+        path.write_bytes(cloudpickle.dumps(call))
+        seconds = call.timeout_seconds + START_SECONDS
+        if run_killable(_start_as_root, str(path), timeout_seconds=seconds):
             return None
-        results, error = cloudpickle.loads(call.with_name("answer").read_bytes())
-    if error is not None:
-        raise error
-    return HostRun(results, "network namespaces", "")
+        found = cloudpickle.loads(path.with_name("answer").read_bytes())
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _start_as_root(call: str) -> int:
-    command = [
-        "unshare",
-        "--user",
-        "--map-root-user",
-        sys.executable,
-        "-m",
-        "utils.ranks.as_root",
-        call,
-    ]
+    """Whether that failed, and how: the exit code."""
+    unshare = ("unshare", "--user", "--map-root-user")
+    command = (*unshare, sys.executable, "-m", "utils.ranks.as_root", call)
     return subprocess.run(command, cwd=ROOT).returncode

@@ -2,8 +2,8 @@
 
 A namespace lives as long as something holds it. Here that is an open file of this process, with no
 name anywhere: when this process ends, even by a kill, the kernel takes the namespaces and their
-link away. `tc tbf` (a token bucket) sets the link's rate in both directions. The kernel gives the
-link no latency of its own.
+link away. `tc tbf` (a token bucket) sets the link's rate in both directions, and `tc netem` its delay, which
+not every kernel has.
 """
 
 from __future__ import annotations
@@ -28,11 +28,16 @@ class NamespaceError(OSError):
     """The system does not let us make hosts of namespaces; the text says what is missing."""
 
 
+class NoDelayError(NamespaceError):
+    """Hosts can be made here, but their link cannot be given a delay."""
+
+
 @contextlib.contextmanager
-def linked_hosts(bytes_per_second: float) -> Iterator[tuple[str, str]]:
+def linked_hosts(bytes_per_second: float, delay_seconds: float = 0.0) -> Iterator[tuple[str, str]]:
     """Two namespaces joined by a link of that rate, each as a path that `enter` takes.
 
     Raises:
+        NoDelayError: this kernel has no netem, and a delay was asked for.
         NamespaceError: this system cannot, or does not let us.
     """
     _check_tools()
@@ -45,6 +50,8 @@ def linked_hosts(bytes_per_second: float) -> Iterator[tuple[str, str]]:
                                 "netns", first))  # fmt: skip
         for path, address in zip((first, second), ADDRESSES, strict=True):
             _set_up(path, address, bytes_per_second)
+            if delay_seconds:
+                _delay(path, delay_seconds)
         yield first, second
     finally:
         for number in held:
@@ -108,9 +115,17 @@ def _set_up(path: str, address: str, bytes_per_second: float) -> None:
         path,
         _ip("addr", "add", address, "dev", INTERFACE),
         _ip("link", "set", INTERFACE, "up"),
-        ("tc", "qdisc", "add", "dev", INTERFACE, "root", "tbf", *rate, "latency",
+        ("tc", "qdisc", "add", "dev", INTERFACE, "root", "handle", "1:", "tbf", *rate, "latency",
          f"{1000 * QUEUE_SECONDS:.0f}ms"),
     )  # fmt: skip
+
+
+def _delay(path: str, seconds: float) -> None:
+    command = ("tc", "qdisc", "add", "dev", INTERFACE, "parent", "1:1", "netem", "delay")
+    try:
+        _run_inside(path, (*command, f"{1e6 * seconds:.0f}us"))
+    except NamespaceError as error:
+        raise NoDelayError(f"this kernel's links have no delay: {error}") from error
 
 
 def _ip(*words: str) -> tuple[str, ...]:

@@ -24,16 +24,20 @@ class SlowLink:
         folder: Holds a file for each host.
         ranks_per_host: Host 0 has the first ranks, and so on.
         bytes_per_second: In each direction.
+        delay_seconds: Added to a message that has passed.
     """
 
     folder: Path
     ranks_per_host: int
     bytes_per_second: float
+    delay_seconds: float
 
     @classmethod
-    def make(cls, folder: Path, ranks_per_host: int, hosts: int, rate: float) -> SlowLink:
+    def make(
+        cls, folder: Path, ranks_per_host: int, rate: float, delay_seconds: float, hosts: int
+    ) -> SlowLink:
         """A link with its files, in an empty folder."""
-        link = cls(folder, ranks_per_host, rate)
+        link = cls(folder, ranks_per_host, rate, delay_seconds)
         for host in range(hosts):
             link._file(host).write_bytes(_FREE_AT.pack(0.0))
         return link
@@ -42,7 +46,8 @@ class SlowLink:
         """Wait as long as the bytes take; nothing where the target is of this host."""
         host = int(os.environ["RANK"]) // self.ranks_per_host
         if target // self.ranks_per_host != host:
-            time.sleep(max(0.0, self._taken_until(host, nbytes) - time.monotonic()))
+            arrival = self._taken_until(host, nbytes) + self.delay_seconds
+            time.sleep(max(0.0, arrival - time.monotonic()))
 
     def _taken_until(self, host: int, nbytes: int) -> float:
         with self._file(host).open("r+b") as file:

@@ -63,7 +63,8 @@ def draw_link_costs(
         axes.set_xlabel("size of the message")
         axes.set_ylabel("seconds")
         axes.set_title(title)
-        axes.legend(fontsize=9, loc="upper left")
+        axes.margins(y=0.12)
+        axes.legend(fontsize=9, loc="best")
         kinds = [Evidence.MEASURED] * bool(points) + [Evidence.PREDICTED]
         print_evidence(figure, kinds, [device] if points else [])
     return figure

@@ -47,6 +47,8 @@ def draw_messages(
                 axes.set_axis_off()
                 continue
             _draw_grid(axes, [m for m in messages if m.step == step], ranks, largest, hosts)
+            if _has_parts(messages):
+                _number(axes, [m for m in messages if m.step == step], largest)
             axes.set_title(f"step {step}", fontsize=10, loc="center")
             if (step - 1) % across == 0:
                 axes.set_ylabel("sender", fontsize=9)
@@ -56,9 +58,15 @@ def draw_messages(
 
 
 def _legend(messages: Sequence[Message]) -> str:
-    sizes = sorted({m.bytes for m in messages})
-    each = format_bytes(sizes[0]) if len(sizes) == 1 else "dark: " + format_bytes(sizes[-1])
-    return f"row: sender, column: receiver, number: part of the tensor; {each} a message"
+    sizes = [format_bytes(size) for size in sorted({m.bytes for m in messages}, reverse=True)]
+    each = f"{sizes[0]} a message" if len(sizes) == 1 else f"dark {sizes[0]}, light {sizes[1]}"
+    each += " or less" if len(sizes) > 2 else ""
+    what = "number: part of the tensor; " if _has_parts(messages) else ""
+    return f"row: sender, column: receiver; {what}{each}"
+
+
+def _has_parts(messages: Sequence[Message]) -> bool:
+    return any(m.at_byte for m in messages)
 
 
 def _draw_grid(
@@ -67,9 +75,6 @@ def _draw_grid(
     for m in messages:
         color = FULL if m.bytes == largest else SOME
         axes.add_patch(_square(m.target, m.source, color))
-        text = "white" if color == FULL else "black"
-        axes.text(m.target, m.source, str(m.at_byte // m.bytes if m.bytes else 0), ha="center",
-                  va="center", fontsize=7, color=text)  # fmt: skip
     axes.set_xlim(-0.5, ranks - 0.5)
     axes.set_ylim(ranks - 0.5, -0.5)
     axes.set_aspect("equal")
@@ -86,6 +91,14 @@ def _draw_grid(
         edge = host * ranks / hosts - 0.5
         axes.axhline(edge, color="black", lw=1.2)
         axes.axvline(edge, color="black", lw=1.2)
+
+
+def _number(axes: Axes, messages: Sequence[Message], largest: int) -> None:
+    """Which part it is, counted in parts of the message's own size."""
+    for m in messages:
+        text = "white" if m.bytes == largest else "black"
+        axes.text(m.target, m.source, str(m.at_byte // max(1, m.bytes)), ha="center", va="center",
+                  fontsize=7, color=text)  # fmt: skip
 
 
 def _square(x: float, y: float, color: str) -> Rectangle:
