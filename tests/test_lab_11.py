@@ -23,7 +23,7 @@ LAB = solved_lab("advanced/11_links")
 FUNCTIONS = ["ordered_ring", "tree_broadcast", "finish_seconds", "is_one_ring"]
 EXERCISES = [*FUNCTIONS, "job_a", "job_b", "job_c"]
 PARS = {"ordered_ring": "14,336 bytes between hosts, both directions, par 14,336",
-        "tree_broadcast": "12 steps in all four, par 12"}  # fmt: skip
+        "tree_broadcast": "10 steps in all four, par 10"}  # fmt: skip
 STARTS = ("def ordered", "def tree", "def finish", "def is_one", "check(", "cause_", "# BEGIN")
 NAMES = {"torch": torch, "Wire": Wire, "unknown_job": unknown_job, "MIB": MIB}
 
@@ -104,18 +104,25 @@ def ring_of_views(wire: Wire, tensor: torch.Tensor, host_of: list[int]) -> None:
 
 
 def one_after_the_other(wire: Wire, tensor: torch.Tensor, host_of: list[int]) -> torch.Tensor:
-    """Right, but each step sends, and then receives."""
-
-    def exchange(part: Any, to: int, source: int, like: Any = None) -> Any:
-        wire.send(part, to)
-        return wire.receive(part if like is None else like, source)
-
+    """Right on an even number of ranks, but each step sends, and then receives, or the reverse."""
     order = sorted(range(wire.size), key=lambda rank: host_of[rank])
     joined = wire.among(order)
-    joined.exchange = lambda part, to, source, like=None: exchange(
-        part, order[to], order[source], like
-    )  # type: ignore[method-assign]
+
+    def exchange(part: Any, to: int, source: int, like: Any = None) -> Any:
+        if joined.rank % 2 == 0:
+            joined.send(part, to)
+        received = joined.receive(part if like is None else like, source)
+        if joined.rank % 2:
+            joined.send(part, to)
+        return received
+
+    joined.exchange = exchange  # type: ignore[method-assign]
     return algorithms.ring_all_reduce(joined, tensor)
+
+
+def all_send_first(wire: Wire, tensor: torch.Tensor, host_of: list[int]) -> torch.Tensor:
+    wire.send(tensor, (wire.rank + 1) % wire.size)
+    return tensor.add_(wire.receive(tensor, (wire.rank - 1) % wire.size))
 
 
 def whole_tensors(wire: Wire, tensor: torch.Tensor, host_of: list[int]) -> torch.Tensor:
@@ -135,7 +142,7 @@ def whole_tensors(wire: Wire, tensor: torch.Tensor, host_of: list[int]) -> torch
         (through_rank_0, "one neighbour alone"),
         (by_gloo, "Use the wire alone"),
         (not_in_place, "Work in place"),
-        (one_after_the_other, "wire.exchange does both at once"),
+        (one_after_the_other, "belong into one step"),
         (whole_tensors, "one part of the tensor"),
         (lambda wire, tensor, host_of: tensor, "Nobody sent anything"),
     ],
@@ -176,11 +183,24 @@ def powers_of_two_alone(wire: Wire, tensor: torch.Tensor, root: int) -> torch.Te
     [
         (star, "could send it on in the next step"),
         (from_rank_0, "Count ranks from the root"),
-        (powers_of_two_alone, "never received"),
     ],
 )
 def test_wrong_trees_are_nudged(answer: Any, words: str) -> None:
     nudged(check("11.tree_broadcast", answer).verdict, words)
+
+
+@pytest.mark.parametrize(
+    ("exercise", "answer", "words"),
+    [
+        ("ordered_ring", all_send_first, "all send first and nobody receives"),
+        ("tree_broadcast", powers_of_two_alone, "waits for a message that nobody sends"),
+    ],
+)
+def test_ranks_that_wait_for_ever_are_stopped(
+    exercise: str, answer: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab_11, "TIMEOUT_SECONDS", 3.0)
+    nudged(check(f"11.{exercise}", answer).verdict, words)
 
 
 def finish(closes: Any, waits: bool = True, last: bool = True, each: bool = False) -> Any:
@@ -275,6 +295,4 @@ def test_the_lessons_job_is_cured_cause_by_cause() -> None:
     last = trace.seconds("waiting for a node")
     assert last.index(min(last)) == 5, "the straggler waits least"
     for number, row in enumerate(trace.stretches):
-        assert all(a.end_seconds == b.start_seconds for a, b in itertools.pairwise(row)), (
-            number
-        )
+        assert all(a.end_seconds == b.start_seconds for a, b in itertools.pairwise(row)), number

@@ -72,7 +72,7 @@ node_to_look_at = Question(
     expected="the one that all others wait for", note="it comes last, so it waits least",
 )  # fmt: skip
 
-_HOSTS = [([0, 1, 0, 1, 0, 1, 0, 1], 512), ([0, 0, 1, 1, 0, 1], 64), ([0, 1, 2, 1, 0], 37)]
+_HOSTS = [([0, 1, 0, 1], 64), ([0, 1, 2, 1, 0], 37), ([0, 1, 0, 1, 0, 1, 0, 1], 512)]
 PAR_SLOW_BYTES = 2 * 2 * 7 * 512  # 8 ranks, 512 fp64 numbers: two hops of 2 x 7/8 x 4 KiB
 
 
@@ -88,7 +88,7 @@ def ordered_ring(answer: Callable[..., Any]) -> Verdict:
         if problem := _ring_problem(found, hops, host_of, numbers):
             return not_yet(says, got=problem[0], nudge=problem[1])
         slow_bytes.append(sum(m.bytes for m in hops if host_of[m.source] != host_of[m.target]))
-    score = scored(slow_bytes[0], PAR_SLOW_BYTES, "bytes between hosts, both directions")
+    score = scored(slow_bytes[-1], PAR_SLOW_BYTES, "bytes between hosts, both directions")
     return correct("a ring that leaves each host once, 2 (N - 1) steps", score=score)
 
 
@@ -120,12 +120,6 @@ def _ring_problem(
 
 
 def _result_problem(found: Sequence[workers.Sent]) -> tuple[str, str] | None:
-    for rank, sent in enumerate(found):
-        if sent.elsewhere:
-            return (
-                f"rank {rank} called {', '.join(sent.elsewhere)}",
-                "Use the wire alone: send, receive, exchange.",
-            )
     wrong = [(rank, sent) for rank, sent in enumerate(found) if sent.share < 1]
     if not wrong:
         rest = [rank for rank, sent in enumerate(found) if not sent.returned]
@@ -142,8 +136,8 @@ def _result_problem(found: Sequence[workers.Sent]) -> tuple[str, str] | None:
             "Follow one part by hand: who holds it, complete or not, after each step? Count places in the ring, not ranks.")  # fmt: skip
 
 
-_ROOTS = [(8, 0), (8, 3), (5, 4), (6, 0)]
-PAR_BROADCAST_STEPS = 12  # 3 of each of the four
+_ROOTS = [(4, 0), (4, 3), (5, 2), (8, 5)]
+PAR_BROADCAST_STEPS = 10  # 2, 2, 3 and 3
 
 
 @starts_ranks
@@ -198,7 +192,7 @@ _READY = [0.010, 0.020, 0.030, 0.040]
 finish_seconds = Exercise(
     "Exercise 3: when the last bucket is reduced.",
     [
-        _finish(_READY, [5000] * 4, 5000, "with every gradient a bucket", wrong={
+        _finish(_READY, [5000] * 4, 4000, "with every gradient a bucket", wrong={
             0.064: "That is backward, and then everything. Buckets go while backward goes on.",
             0.060: "All-reduces run beside backward; the last one starts when its gradient is there.",
         }),
@@ -318,6 +312,11 @@ job_c = _job(
 
 
 def _noted(found: Sequence[workers.Sent], says: str) -> list[Message]:
+    for rank, sent in enumerate(found):
+        if sent.elsewhere:
+            called = f"rank {rank} called {', '.join(sent.elsewhere)}"
+            nudge = "Use the wire alone: send, receive, exchange."
+            raise NotYet(not_yet(says, got=called, nudge=nudge))
     try:
         hops = messages([sent.moves for sent in found])
     except ValueError as error:
@@ -338,7 +337,10 @@ def _on_ranks(worker: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
         return run_ranks(worker, ranks, *args, timeout_seconds=TIMEOUT_SECONDS)
     except RankError as error:
         failure = error.failures[error.rank]
-        nudge = "Somebody waits for a message that nobody sends: follow who sends in which step."
+        nudge = (
+            "Somebody waits for a message that nobody sends, or all send first and nobody receives: "
+            "follow one step of every rank. wire.exchange does both at once."
+        )
         nudge = nudge if failure.kind == "timeout" else ""
         raise NotYet(
             not_yet(f"on {ranks} ranks, rank {error.rank} {failure.what}", nudge=nudge)

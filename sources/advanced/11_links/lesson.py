@@ -284,7 +284,7 @@ def as_nccl_tests():
     wire, rows = Wire(), []
     for size in (2**14, 2**17, 2**20, 2**22):
         x, seconds = torch.ones(size // 4), []
-        for _ in range(10):
+        for _ in range(30):
             dist.barrier()
             start = time.perf_counter()
             ring_all_reduce(wire, x)
@@ -293,7 +293,7 @@ def as_nccl_tests():
     return rows
 
 
-print(f"{'size (B)':>10} {'time (us)':>10} {'algbw (GB/s)':>13} {'busbw (GB/s)':>13}   4 ranks, this machine (measured, best of 10)")
+print(f"{'size (B)':>10} {'time (us)':>10} {'algbw (GB/s)':>13} {'busbw (GB/s)':>13}   4 ranks, this machine (measured, best of 30)")
 for size, seconds in run_ranks(as_nccl_tests, 4)[0]:
     bus = bus_bytes_per_second("all-reduce", 4, size, seconds)
     print(f"{size:>10,} {1e6 * seconds:>10,.0f} {size / seconds / GB:>13.3f} {bus / GB:>13.3f}")
@@ -384,12 +384,13 @@ check("11.fewer_on_64", fewer_on_64)
 LAYERS, LAYER_SECONDS, LAYER_BYTES = 16, 0.008, 128 * 1024
 
 
-def train_step(wire, layers_in_bucket):
+def train_step(wire, layers_in_bucket, start_seconds=0.0):
     ready, spans, filled = queue.SimpleQueue(), [], []
 
     def communicate():
         while (bucket := ready.get()) is not None:
             start = time.monotonic()
+            time.sleep(start_seconds)
             ring_all_reduce(wire, bucket)
             spans.append(Span("all-reduce", start, time.monotonic()))
 
@@ -409,13 +410,7 @@ def train_step(wire, layers_in_bucket):
 
 
 # %%
-BUCKETS = (1, 2, 4, 8, 16)
-
-
-def sweep_buckets(wire):
-    alone = [(layers * LAYER_BYTES, seconds_alone(wire, layers * LAYER_BYTES)) for layers in (*BUCKETS, *BUCKETS)]
-    runs = {layers: [train_step(wire, layers) for _ in range(5)] for layers in BUCKETS}
-    return alone, {layers: min(each, key=lambda run: run[1]) for layers, each in runs.items()}
+BUCKETS, STARTS_MORE = (1, 2, 4, 8, 16), (0.0, 0.010)
 
 
 def seconds_alone(wire, nbytes):
@@ -425,12 +420,18 @@ def seconds_alone(wire, nbytes):
     return time.monotonic() - start
 
 
+def sweep_buckets(wire):
+    alone = [(layers * LAYER_BYTES, seconds_alone(wire, layers * LAYER_BYTES)) for layers in (*BUCKETS, *BUCKETS)]
+    runs = {(more, layers): [train_step(wire, layers, more) for _ in range(4)] for more in STARTS_MORE for layers in BUCKETS}
+    return alone, {case: min(each, key=lambda run: run[1]) for case, each in runs.items()}
+
+
 alone, stepped = run_hosts(sweep_buckets, 1, megabits_per_second=MEGABITS).results[0]
 lanes = {}
 for layers in (1, 4, 16):
     for kind in ("backward", "all-reduce"):
-        spans = [span for span in stepped[layers][0] if span.kind == kind]
-        first = min(span.start_seconds for span in stepped[layers][0] if span.kind == "backward")
+        spans = [span for span in stepped[0.0, layers][0] if span.kind == kind]
+        first = min(span.start_seconds for span in stepped[0.0, layers][0] if span.kind == "backward")
         lanes[f"{kind}, {layers} a bucket"] = [Span(kind, s.start_seconds - first, s.end_seconds - first) for s in spans]
 show(draw_lanes(lanes, title="Backward and all-reduce, side by side", device="two hosts"),
      alt="Three pairs of lanes. With one layer a bucket many short all-reduces run along with backward; with all 16 in one "
@@ -441,18 +442,19 @@ bucket_cost = fit_alpha_beta(*zip(*alone, strict=True))
 ends = [LAYER_SECONDS * (number + 1) for number in range(LAYERS)]
 
 
-def predicted_ms(layers, cost):
+def predicted_ms(layers, more):
+    cost = bucket_cost._replace(alpha_seconds=bucket_cost.alpha_seconds + more)
     return 1e3 * overlapped_seconds(ends, [LAYER_BYTES] * LAYERS, layers * LAYER_BYTES, cost.seconds)
 
 
-dearer = AlphaBeta(bucket_cost.alpha_seconds + 0.010, bucket_cost.bytes_per_second)
-rows = [{"layers a bucket": layers, "bucket": format_bytes(layers * LAYER_BYTES), "ms (predicted)": predicted_ms(layers, bucket_cost),
-         "ms (measured, best of 5)": 1e3 * seconds, "with 10 ms more a start (predicted)": predicted_ms(layers, dearer)}
-        for layers, (_, seconds) in stepped.items()]  # fmt: skip
-display(pd.DataFrame(rows).style.format(precision=0).hide().set_caption("backward and all-reduces; backward alone is 128 ms"))
-for name, cost in (("this link", bucket_cost), ("a start of 10 ms more", dearer)):
-    print(f"best bucket, {name}: {min(BUCKETS, key=lambda layers: predicted_ms(layers, cost))} layers (predicted)")
-print(f"best bucket, this link: {min(stepped, key=lambda layers: stepped[layers][1])} layers (measured)")
+columns = {"bucket": [format_bytes(layers * LAYER_BYTES) for layers in BUCKETS]}
+for more, name in zip(STARTS_MORE, ("this link", "10 ms more a start"), strict=True):
+    columns[f"{name}, predicted"] = [predicted_ms(layers, more) for layers in BUCKETS]
+    columns[f"{name}, measured"] = [1e3 * stepped[more, layers][1] for layers in BUCKETS]
+    best = [BUCKETS[row.index(min(row))] for row in list(columns.values())[-2:]]
+    print(f"{name}: best with {best[0]} layers a bucket (predicted), {best[1]} (measured)")
+table = pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket"))
+display(table.style.format(precision=0).set_caption("ms for backward and all-reduces, best of 4; backward alone is 128"))
 
 # %% [markdown]
 # **Read it.** The prediction takes the cost of one all-reduce alone, and lets them queue beside backward. One bucket for all hides nothing. Small
