@@ -103,7 +103,14 @@ def returning(value: Any) -> Callable[..., Any]:
     return lambda *args, **settings: value
 
 
-OF_RANKS = ["04.by_hand", "04.accumulate", "04.deadlock", "09.zero_1", "11.ordered_ring", "11.tree_broadcast"]
+OF_RANKS = [
+    "04.by_hand",
+    "04.accumulate",
+    "04.deadlock",
+    "09.zero_1",
+    "11.ordered_ring",
+    "11.tree_broadcast",
+]
 
 
 def all_exercises() -> list[str]:

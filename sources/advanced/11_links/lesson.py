@@ -272,7 +272,8 @@ for name, start in STARTS.items():
 display(pd.DataFrame(rows).style.format(precision=1).hide().set_caption("rates and starts published, times predicted"))
 
 # %% [markdown]
-# **Read it.** Rates are line rates in one direction; NVLink's data sheet says 900 GB/s for both. A tree wins for
+# **Read it.** Rates are line rates in one direction; NVLink's data sheet says 900 GB/s for both. NCCL's model has one start
+# for every network; over TCP it is longer in truth. A tree wins for
 # small tensors, a ring for large ones. NCCL chooses by such a model, and its trees cut the tensor into chunks, so
 # that they lose less than ours. `NCCL_ALGO=Ring` or `Tree` forces one: to measure, not to keep.
 #
