@@ -165,11 +165,20 @@ def test_without_root_a_user_namespace_will_do(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(hosts, "in_namespaces", refused)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    probe = subprocess.run(["unshare", "--user", "--map-root-user", "true"], capture_output=True)
     run = run_hosts(race, 1)
-    if run.transport == "network namespaces":  # else this system has no user namespaces
-        assert all(found["ring"][2] for found in run.results)
-        with pytest.raises(RankError, match="rank 1 raised"):
-            run_hosts(lambda wire: [][wire.rank - 1] if wire.rank else None, 1)
+    assert run.transport == ("paced messages" if probe.returncode else "network namespaces"), (
+        run.why
+    )
+    assert all(found["ring"][2] for found in run.results)
+    with pytest.raises(RankError, match="rank 1 raised ZeroDivisionError") as caught:
+        run_hosts(divides_by_zero, 1)
+    assert caught.value.rank == 1 and caught.value.failures[1].kind == "raised"
+
+
+def divides_by_zero(wire: Any) -> None:
+    if wire.rank:
+        raise ZeroDivisionError
 
 
 @pytest.mark.parametrize(

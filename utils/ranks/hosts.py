@@ -28,6 +28,7 @@ from utils.ranks.slow_link import SlowLink
 HOSTS = 2
 MEGABITS = 400.0
 ROOT = Path(__file__).resolve().parents[2]
+ANSWER = "answer"  # a file beside that of the call
 START_SECONDS = 60.0  # for the processes in a user namespace, which import torch anew
 
 
@@ -191,16 +192,18 @@ def _as_root_of_our_own(call: HostCall) -> HostRun | None:
         path = Path(folder, "call")
         path.write_bytes(cloudpickle.dumps(call))
         seconds = call.timeout_seconds + START_SECONDS
-        if run_killable(_start_as_root, str(path), timeout_seconds=seconds):
-            return None
-        found = cloudpickle.loads(path.with_name("answer").read_bytes())
+        run_killable(_start_as_root, str(path), timeout_seconds=seconds)
+        answer = path.with_name(ANSWER)
+        found = cloudpickle.loads(answer.read_bytes()) if answer.exists() else None
     if isinstance(found, Exception):
         raise found
     return found
 
 
-def _start_as_root(call: str) -> int:
-    """Whether that failed, and how: the exit code."""
+def _start_as_root(call: str) -> None:
     unshare = ("unshare", "--user", "--map-root-user")
+    if subprocess.run((*unshare, "true"), capture_output=True).returncode:
+        return  # no user namespaces for us here
+    modules = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = (*unshare, sys.executable, "-m", "utils.ranks.as_root", call)
-    return subprocess.run(command, cwd=ROOT).returncode
+    subprocess.run(command, cwd=ROOT, env=os.environ | modules)
