@@ -103,7 +103,10 @@ def returning(value: Any) -> Callable[..., Any]:
     return lambda *args, **settings: value
 
 
-OF_RANKS = ["04.by_hand", "04.accumulate", "04.deadlock", "09.zero_1", "12.row_parallel"]
+OF_RANKS = [
+    "04.accumulate", "04.by_hand", "04.deadlock", "09.zero_1", "11.ordered_ring",
+    "11.tree_broadcast", "12.row_parallel",
+]  # fmt: skip
 
 
 def all_exercises() -> list[str]:
@@ -141,6 +144,12 @@ VALUES = {
     "12.mb_per_layer": 268.4,
     "10.which_sum": "total_size",
     "10.waiting_batches": 48,
+    "11.ring_of_64": 1.97,
+    "11.fewer_on_64": 1.125,
+    "11.which_uses_tcp": "first",
+    "11.nic_of_gpu2": 2,
+    "11.ranks_of_that_run": 24,
+    "11.node_to_look_at": 3,
     "15.gb_per_gpu": 18 * 130 / 64,
     "15.micro_batches": 300,
     "15.plan_175b": Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2),
@@ -150,8 +159,8 @@ VALUES = {
 
 OF_PARTS = (
     "01.read_timeline", "02.diagnose", "02.did_not_halve", "03.diagnosis", "05.diagnosis",
-    "06.fit", "08.diagnosis", "09.accumulation", "10.patient_1", "12.diagnosis", "15.explain_oom",
-    "15.two_cards",
+    "06.fit", "08.diagnosis", "09.accumulation", "10.patient_1", "11.job_a", "11.job_b",
+    "11.job_c", "12.diagnosis", "15.explain_oom", "15.two_cards",
 )  # fmt: skip
 
 
@@ -184,11 +193,22 @@ def right_dicts() -> dict[str, dict[str, Any]]:
         },
         "10.patient_1": {"cause": "forgotten reference", "category": "activations", "line": 43,
                          "cure": wards_10.WARD[1].cure},
+        "11.job_a": {"layer": "code", "node": 2, "seconds saved": 0.22},
+        "11.job_b": {"layer": "collectives", "node": "all", "seconds saved": _saved("B", "bucket_bytes")},
+        "11.job_c": {"layer": "network", "node": 6, "seconds saved": _saved("C", "weak_ports")},
         "15.explain_oom": {"fullest stage": 0, "largest category": "activations",
                            "missing GiB": _MISSING},
         "15.two_cards": {"bill": solution("15", "bill"), "an A10 holds the states": False,
                          "choice": "A100"},
     }  # fmt: skip
+
+
+def _saved(job: str, cause: str) -> float:
+    """What curing one cause of a slow job saves."""
+    from utils.labs.slow_jobs import unknown_job
+
+    slow = unknown_job(job)
+    return slow.step().step_seconds - slow.fixed(cause).step().step_seconds
 
 
 NUMERIC = {
@@ -200,7 +220,7 @@ NUMERIC = {
     "06": ["lora_states"],
     "08": ["admitted"],
     "09": ["largest_moment", "sent_bytes", "cheapest_plan"],
-    "12": ["kept_bytes", "dropout_seed"],
+    "11": ["finish_seconds"], "12": ["kept_bytes", "dropout_seed"],
     "15": ["token_budget"],
 }  # functions that return numbers, or tuples, lists and dicts of them
 _SOURCES = {
@@ -208,7 +228,8 @@ _SOURCES = {
     "03": "beginner/03_when_numbers_break", "04": "beginner/04_four_ranks",
     "05": "intermediate/05_checkpointing", "06": "intermediate/06_seven_billion",
     "08": "intermediate/08_smaller_weights", "09": "intermediate/09_sharding",
-    "12": "advanced/12_tensor_parallel", "15": "advanced/15_design_studio",
+    "11": "advanced/11_links", "12": "advanced/12_tensor_parallel",
+    "15": "advanced/15_design_studio",
 }  # fmt: skip
 
 

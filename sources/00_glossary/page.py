@@ -62,6 +62,17 @@
 # | all-reduce, broadcast | everyone gets the sum; everyone gets what one rank has |
 # | payload | the bytes that a rank puts into a collective; what crosses a link depends on the algorithm |
 # | bucket | a flat tensor of many gradients, sent in one call |
+# | reduce-scatter, all-gather | everyone gets its part of the sum; everyone gets all parts |
+# | all-to-all | part i of everyone's tensor goes to rank i |
+# | ring, tree | ways to do a collective: parts passed from neighbour to neighbour; whole tensors up and down a tree of pairs |
+# | hierarchical | first inside each host, then between hosts |
+# | alpha, beta | seconds that a message takes to start, and seconds per byte; latency-bound and bandwidth-bound: which of them is most of it |
+# | algbw, busbw | bytes of a collective per second; the same in what a link carried |
+# | straggler | the rank that all others wait for |
+# | NCCL, gloo | what PyTorch's collectives run on: between GPUs, and between CPUs |
+# | NVLink, PCIe | links between GPUs, and between a GPU and its host |
+# | InfiniBand, RoCE, RDMA | a network between hosts; its way of sending over Ethernet; writing into another host's memory without its CPU |
+# | network namespace | a host's network, made by Linux inside of one machine |
 # | DDP | data parallelism: every rank has the whole model and its share of each batch |
 
 # %% [markdown]

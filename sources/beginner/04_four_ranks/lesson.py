@@ -694,7 +694,7 @@ for rank, parts in enumerate(run_ranks(take_apart, 2)):
 # | a slow rank | *computing* differs between ranks | equal shares, equal hardware; look for a rank that also logs or saves |
 # | small shares | *computing* is hardly less than that of the whole batch | a larger batch per rank |
 #
-# On GPUs `NCCL_DEBUG`, `nccl-tests`, `nvidia-smi topo -m` and Nsight say more: lesson 11 (to come).
+# On GPUs `NCCL_DEBUG`, `nccl-tests`, `nvidia-smi topo -m` and Nsight say more: [lesson 11](../advanced/11_links.ipynb).
 #
 # ### The learning rate, when the batch grows
 #
