@@ -76,6 +76,7 @@ _HOME = {
     "draw_peaks": "utils.views",
     "draw_ranks": "utils.views",
     "draw_schedule": "utils.views",
+    "draw_schedules": "utils.views",
     "draw_stage_memory": "utils.views",
     "draw_throughput": "utils.views",
     "draw_timeline": "utils.views",

@@ -12,7 +12,7 @@ from utils.views.lanes import Span, draw_lanes
 from utils.views.over_time import draw_over_time
 from utils.views.plan_figures import draw_pareto, draw_stage_memory
 from utils.views.rank_map import draw_ranks
-from utils.views.schedule import draw_schedule
+from utils.views.schedule import Panel, draw_schedule, draw_schedules
 from utils.views.show import show
 from utils.views.staircase import draw_staircase
 from utils.views.studio import design, draw_design, studio
@@ -21,10 +21,10 @@ from utils.views.tradeoff import draw_tradeoff
 from utils.views.validation_figures import draw_validation
 
 __all__ = [
-    "Bar", "Comparison", "Span", "compare", "design", "draw_bits",
+    "Bar", "Comparison", "Panel", "Span", "compare", "design", "draw_bits",
     "draw_breakdown", "draw_budget_map", "draw_design", "draw_flight", "draw_formats",
     "draw_holders", "draw_lanes", "draw_losses", "draw_memory_by_batch", "draw_over_time", "draw_pareto", "draw_peaks",
-    "draw_ranks", "draw_schedule",
+    "draw_ranks", "draw_schedule", "draw_schedules",
     "draw_stage_memory", "draw_staircase", "draw_throughput", "draw_timeline", "draw_tradeoff", "draw_validation",
     "explore", "predicted", "reconcile", "show", "studio",
 ]  # fmt: skip
