@@ -18,8 +18,10 @@ from torch import nn
 from utils.labs import lab_15
 from utils.labs.checking import checks_of, lab_numbers
 from utils.labs.faulty_runs import fault_of
+from utils.labs.programs_13 import BROKEN
 from utils.memory import measure
 from utils.planner import Plan
+from utils.planner.schedules import order
 from utils.techniques.zero import zero_config
 
 
@@ -134,6 +136,8 @@ VALUES = {
     "09.stage_2_on_8": 3.75,
     "09.one_gpu": 0,
     "09.reduced_times": 8,
+    "13.micro_batches": 70,
+    "13.held": 4,
     "15.gb_per_gpu": 18 * 130 / 64,
     "15.micro_batches": 300,
     "15.plan_175b": Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2),
@@ -143,7 +147,7 @@ VALUES = {
 
 OF_PARTS = (
     "01.read_timeline", "02.diagnose", "02.did_not_halve", "03.diagnosis", "05.diagnosis", "06.fit", "09.accumulation",
-    "15.explain_oom", "15.two_cards",
+    "13.diagnosis", "15.explain_oom", "15.two_cards",
 )  # fmt: skip
 
 
@@ -168,11 +172,18 @@ def right_dicts() -> dict[str, dict[str, Any]]:
             "cured configuration": zero_config(1, 1_000_000, world_size=4, micro_batch=1,
                                                accumulation=4),
         },
+        "13.diagnosis": {"circle": [1, 2], "cured": cured_13()},
         "15.explain_oom": {"fullest stage": 0, "largest category": "activations",
                            "missing GiB": _MISSING},
         "15.two_cards": {"bill": solution("15", "bill"), "an A10 holds the states": False,
                          "choice": "A100"},
     }  # fmt: skip
+
+
+def cured_13() -> list[list[str]]:
+    """Lab 13's broken program with the warm-up of rank 2 put right."""
+    right = [[str(action) for action in row] for row in order("1f1b", 4, 6)]
+    return [right[2] if rank == 2 else row for rank, row in enumerate(BROKEN)]
 
 
 NUMERIC = {
@@ -183,13 +194,15 @@ NUMERIC = {
     "05": ["predicted_bytes", "best_set"],
     "06": ["lora_states"],
     "09": ["largest_moment", "sent_bytes", "cheapest_plan"],
+    "13": ["cut_layers"],
     "15": ["token_budget"],
 }  # functions that return numbers, or tuples, lists and dicts of them
 _SOURCES = {
     "01": "beginner/01_where_memory_goes", "02": "beginner/02_mixed_precision",
     "03": "beginner/03_when_numbers_break", "04": "beginner/04_four_ranks",
     "05": "intermediate/05_checkpointing", "06": "intermediate/06_seven_billion",
-    "09": "intermediate/09_sharding", "15": "advanced/15_design_studio",
+    "09": "intermediate/09_sharding", "13": "advanced/13_pipelines",
+    "15": "advanced/15_design_studio",
 }  # fmt: skip
 
 

@@ -214,7 +214,8 @@ def walk(rows: Program) -> Iterator[tuple[int, Action]]:
                 yield rank, action
         if not moved and waits:
             raise DeadlockError(
-                {r: (action, _as_written(need, rows)) for r, (action, need) in waits.items()}, owners
+                {r: (action, _as_written(need, rows)) for r, (action, need) in waits.items()},
+                owners,
             )
         if not moved:
             return

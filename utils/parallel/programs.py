@@ -51,5 +51,9 @@ class OwnSchedule:
         with tempfile.TemporaryDirectory() as folder:
             path = write_csv(self.rows, Path(folder) / "schedule.csv")
             return pipeline_from_csv(
-                path, stages, n_microbatches=n_microbatches, loss_fn=loss_fn, scale_grads=scale_grads
+                path,
+                stages,
+                n_microbatches=n_microbatches,
+                loss_fn=loss_fn,
+                scale_grads=scale_grads,
             )

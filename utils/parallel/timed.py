@@ -39,6 +39,11 @@ class SleepingStage(nn.Module):
         self.sleep("F")
         return _Nap.apply(x, self, "I") * _Nap.apply(self.weight, self, "W")
 
+    def forget(self) -> None:
+        """Drop what was noted; the next pass of each kind is that of micro-batch 0."""
+        self.spans = {}
+        self._counts.clear()
+
     def sleep(self, kind: str) -> None:
         """One pass."""
         start = time.monotonic()

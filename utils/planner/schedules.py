@@ -169,6 +169,7 @@ def run(
     transfer: float = 0.0,
     *,
     weights: float | None = None,
+    launch: float = 0.0,
 ) -> Run:
     """Execute a schedule: each action waits for its rank and for what it depends on.
 
@@ -178,6 +179,7 @@ def run(
         backward: Duration of one chunk's whole backward pass.
         transfer: Duration of sending activations or gradients to another rank.
         weights: How much of `backward` is the pass to the weights; half of it if left out.
+        launch: What a rank needs from the end of an action to the start of its next.
 
     Raises:
         DeadlockError: the schedule cannot finish: work waits for work that never comes.
@@ -192,9 +194,9 @@ def run(
             for need in needs(action, len(owners) - 1)
         ]
         start = max(clock[rank], *ready) if ready else clock[rank]
-        clock[rank] = start + takes[action.kind]
-        spans[action] = (start, clock[rank])
-        done |= dict.fromkeys(marks(action), clock[rank])
+        end = start + takes[action.kind]
+        clock[rank], spans[action] = end + launch, (start, end)
+        done |= dict.fromkeys(marks(action), end)
     return timed(rows, spans)
 
 
@@ -208,9 +210,9 @@ def timed(rows: Program, spans: Mapping[Action, tuple[float, float]]) -> Run:
     """
 
     def of(action: Action) -> tuple[float, float]:
-        parts = [action] if action in spans else sorted(marks(action))
-        times = [spans[part] for part in parts]
-        return times[0][0], times[-1][1]
+        parts = [action] if action in spans else marks(action)
+        starts, ends = zip(*(spans[part] for part in parts), strict=True)
+        return min(starts), max(ends)
 
     found = [[of(action) for action in row] for row in rows]
     first = min(start for row in found for start, _ in row)

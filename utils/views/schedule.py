@@ -20,7 +20,12 @@ from utils.views.style import course_style, empty_figure, print_evidence
 # Colours that no category of memory has beside it, far apart in grey too.
 FORWARD, BACKWARD, WEIGHTS, IDLE = "#92dadd", "#717581", "#ffa90e", "#f2f2f2"
 LOOKS = {"F": (FORWARD, ""), "B": (BACKWARD, ""), "I": (BACKWARD, ""), "W": (WEIGHTS, "///")}
-NAMES = {"F": "forward", "B": "backward", "I": "backward to the input", "W": "backward to the weights"}
+NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward to the input",
+    "W": "backward to the weights",
+}
 LATER_CHUNK = 0.45  # opacity of every second chunk, where stages interleave
 MOST_DRAWN = 16  # micro-batches; more are lines too thin to see
 MOST_NUMBERED = 180  # pieces of work in all rows
@@ -84,13 +89,16 @@ def draw_schedule(found: Estimate, *, micro_batches: int | None = None, title: s
 
 
 def draw_schedules(
-    panels: Mapping[str, Panel], *, title: str = "", unit: str = "time of a forward pass",
+    panels: Mapping[str, Panel],
+    *,
+    title: str = "",
+    unit: str = "time of a forward pass",
     width: float = 11.0,
 ) -> Figure:
     """Schedules below each other on one axis of time: drawn, measured, or both.
 
-    Each heading says how long the bubble is beside the work, and how many micro-batches (or chunks
-    of them) each rank holds at most, from the first rank to the last.
+    Each heading says how long the bubble is beside the work, and how many micro-batches each rank
+    holds at most, from the first to the last; one in one of two chunks counts half.
 
     Args:
         panels: what ran, by name, from top to bottom.
@@ -101,18 +109,21 @@ def draw_schedules(
     longest = max(panel.result.total for panel in panels.values())
     with course_style():
         rows = [len(panel.rows) for panel in panels.values()]
-        figure = Figure(figsize=(width, 0.9 + sum(0.72 + 0.27 * n for n in rows)), layout="constrained")
+        figure = Figure(
+            figsize=(width, 0.9 + sum(0.72 + 0.27 * n for n in rows)), layout="constrained"
+        )
         every = figure.subplots(len(panels), sharex=True, squeeze=False, height_ratios=rows)[:, 0]
         for axes, (name, panel) in zip(every, panels.items(), strict=True):
             draw_program(axes, panel.rows, panel.result, longest, first=0)
-            held = ", ".join(str(in_flight(row)) for row in panel.rows)
+            chunks = _chunks(panel.rows)
+            held = ", ".join(f"{in_flight(row) / chunks:g}" for row in panel.rows)
             axes.set_title(f"{name} ({panel.evidence}): bubble {panel.result.bubble_ratio:.1%} of "
                            f"the work; in flight {held}", fontsize=10)  # fmt: skip
             axes.set_ylabel("rank")
         every[-1].set_xlabel(unit)
         kinds = {a.kind for panel in panels.values() for row in panel.rows for a in row}
-        chunks = max(_chunks(panel.rows) for panel in panels.values())
-        figure.legend(handles=_legend(chunks, True, kinds), loc="outside lower center", ncols=4)
+        most = max(_chunks(panel.rows) for panel in panels.values())
+        figure.legend(handles=_legend(most, True, kinds), loc="outside lower center", ncols=4)
         if title:
             figure.suptitle(title, fontsize=12)
         print_evidence(figure, {panel.evidence for panel in panels.values()})
@@ -130,9 +141,7 @@ def draw_rows(axes: Axes, found: Estimate, micro_batches: int | None = None) -> 
     return _legend(found.plan.virtual_stages, numbered, {"F", "B"})
 
 
-def draw_program(
-    axes: Axes, rows: Program, result: Run, until: float, *, first: int = 1
-) -> bool:
+def draw_program(axes: Axes, rows: Program, result: Run, until: float, *, first: int = 1) -> bool:
     """Draw a schedule that ran, up to a time; returns whether micro-batches are numbered.
 
     `first`: the number of the first micro-batch; 0 as in the names of actions.
@@ -192,7 +201,7 @@ def _number_chunks(axes: Axes, rank: int, spans: list[Span], least: float) -> No
     """The number of a chunk on each run of it that is long enough to be read."""
     for kind, chunk, start, end in _runs(spans, least / 100):
         if end - start >= least:
-            _write(axes, kind, str(chunk + 1), (start + end) / 2, rank, 7)
+            _write(axes, kind, chunk, str(chunk + 1), (start + end) / 2, rank, 7)
 
 
 def _runs(spans: list[Span], gap: float) -> list[tuple[str, int, float, float]]:
@@ -206,12 +215,14 @@ def _runs(spans: list[Span], gap: float) -> list[tuple[str, int, float, float]]:
 
 
 def _number_row(axes: Axes, rank: int, spans: list[Span], first: int) -> None:
-    for action, _, start, end in spans:
-        _write(axes, action.kind, str(action.micro_batch + first), (start + end) / 2, rank, 8)
+    for action, chunk, start, end in spans:
+        text = str(action.micro_batch + first)
+        _write(axes, action.kind, chunk, text, (start + end) / 2, rank, 8)
 
 
-def _write(axes: Axes, kind: str, text: str, x: float, rank: int, size: int) -> None:
-    color = "white" if LOOKS[kind][0] == BACKWARD else "black"
+def _write(axes: Axes, kind: str, chunk: int, text: str, x: float, rank: int, size: int) -> None:
+    is_dark = LOOKS[kind][0] == BACKWARD and chunk % 2 == 0
+    color = "white" if is_dark else "black"
     axes.text(x, rank, text, ha="center", va="center", fontsize=size, zorder=3, in_layout=False,
               color=color)  # fmt: skip
 
