@@ -138,6 +138,7 @@ VALUES = {
     "09.reduced_times": 8,
     "13.micro_batches": 70,
     "13.held": 4,
+    "13.messages": 736,
     "15.gb_per_gpu": 18 * 130 / 64,
     "15.micro_batches": 300,
     "15.plan_175b": Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2),

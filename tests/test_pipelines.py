@@ -257,27 +257,27 @@ class Layer(nn.Module):
         return x + self.down(torch.tanh(self.up(x)))
 
 
-def layers(dtype: torch.dtype) -> list[nn.Module]:
+def layers() -> list[nn.Module]:
     torch.manual_seed(0)
-    return [Layer().to(dtype) for _ in range(4)]
+    return [Layer() for _ in range(4)]
 
 
-def pairs(dtype: torch.dtype):
+def pairs():
     """Micro-batches of all steps, with targets so large that a norm of 1.0 would clip."""
     draw = torch.Generator().manual_seed(1)
     for _ in range(STEPS * MICRO_BATCHES):
-        x, y = torch.randn(2, 2, 16, generator=draw, dtype=torch.float64).to(dtype)
+        x, y = torch.randn(2, 2, 16, generator=draw)
         yield x, 3 * y
 
 
-def deepspeed_pipeline(dtype: torch.dtype):
+def deepspeed_pipeline():
     """A worker: 20 losses, and this stage's gradients of the first step."""
     deepspeed, first = load_deepspeed(), []
     from deepspeed.pipe import PipelineModule
 
     with contextlib.redirect_stdout(io.StringIO()):
         deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-        net = PipelineModule(layers=layers(dtype), num_stages=2, loss_fn=F.mse_loss,
+        net = PipelineModule(layers=layers(), num_stages=2, loss_fn=F.mse_loss,
                              partition_method="uniform")  # fmt: skip
         engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config={
             "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": MICRO_BATCHES,
@@ -288,14 +288,14 @@ def deepspeed_pipeline(dtype: torch.dtype):
                 first.append(torch.cat([p.grad.flatten().clone() for p in net.parameters()]))
 
         engine.optimizer.register_step_pre_hook(note)
-        data = pairs(dtype)
+        data = pairs()
         losses = [engine.train_batch(data).item() for _ in range(STEPS)]
     return losses, first[0]
 
 
-def plain(dtype: torch.dtype):
-    net = nn.Sequential(*layers(dtype))
-    optimizer, data = torch.optim.SGD(net.parameters(), lr=0.05), pairs(dtype)
+def plain():
+    net = nn.Sequential(*layers())
+    optimizer, data = torch.optim.SGD(net.parameters(), lr=0.05), pairs()
     losses, first = [], None
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -313,15 +313,14 @@ def plain(dtype: torch.dtype):
 
 
 @pytest.mark.deepspeed
-@pytest.mark.parametrize(("dtype", "loss_gap", "gradient_gap"),
-                         [(torch.float32, 1e-5, 1e-6), (torch.float64, 1e-9, 1e-12)])  # fmt: skip
-def test_deepspeed_s_engine_trains_as_one_process_does(dtype, loss_gap, gradient_gap):
+def test_deepspeed_s_engine_trains_as_one_process_does() -> None:
+    """In fp32 alone: its engine refuses to reduce fp64 gradients."""
     if problem := deepspeed_missing():
         pytest.skip(problem)
     load_deepspeed()
-    found, (losses, gradient) = run_ranks(deepspeed_pipeline, 2, dtype), plain(dtype)
+    found, (losses, gradient) = run_ranks(deepspeed_pipeline, 2), plain()
     assert gradient.norm() > 1, "a clip at 1.0 would show"
     for row, _ in found:
-        assert row == pytest.approx(losses, rel=0, abs=loss_gap)
+        assert row == pytest.approx(losses, rel=0, abs=1e-5)
     both = torch.cat([part for _, part in found])
-    assert (both - gradient).norm() / gradient.norm() < gradient_gap
+    assert (both - gradient).norm() / gradient.norm() < 1e-6

@@ -32,6 +32,17 @@ held = Question(
     note="min(4, 8 - 2)", expected="how many micro-batches",
 )  # fmt: skip
 
+messages = Question(
+    "Lesson 13: messages of a step, eight ranks, three stages on each, sixteen micro-batches.",
+    number("a number of messages"), right=736,
+    wrong={224: "That is one stage a rank. How many borders are there between 24 stages?",
+           368: "That is one way. Gradients come back over the same borders.",
+           768: "24 stages have 23 borders between them.",
+           672: "Interleaving goes around: from the last rank back to the first is a border, too."},
+    nudge="2 (v p - 1) m: borders between stages, both ways, for every micro-batch.",
+    note="2 x 23 x 16; one stage a rank sends 224", expected="how many messages",
+)  # fmt: skip
+
 
 def _read_rows(value: Any) -> Rows:
     if not isinstance(value, (list, tuple)):

@@ -136,7 +136,7 @@ def accumulated_passes(
             before_backward(model, number == len(pieces))
             loss = summed_loss(model(x, positions), y) * weight
             loss.backward()
-            total += loss.detach()
+            total = total + loss.detach()  # in the type of the loss
         return total
 
     return passes

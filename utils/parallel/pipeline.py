@@ -179,6 +179,8 @@ def pipeline_passes(
         n_microbatches=micro_batches, loss_fn=loss_of, scale_grads=False,
     )  # fmt: skip
 
+    loss_type = torch.promote_types(stream.dtype, torch.float32)  # as summed_loss has it
+
     def passes(inputs: Tensor, targets: Tensor, weight: float) -> Tensor:
         if len(inputs) % micro_batches:
             raise ValueError(
@@ -191,7 +193,8 @@ def pipeline_passes(
         ends: dict[str, Any] = {"target": targets, "losses": losses} if chunks - 1 in held else {}
         places = positions.expand(len(inputs), -1)  # cut into micro-batches like the rows
         runs.step(*given, **ends, positions=places, return_outputs=False)
-        total = torch.stack(losses).sum() if losses else torch.zeros((), device=inputs.device)
+        none = torch.zeros((), device=inputs.device, dtype=loss_type)
+        total = torch.stack(losses).sum() if losses else none
         return sum_over(mesh, ["pp"], total.detach())  # only the last stage has a loss
 
     return passes

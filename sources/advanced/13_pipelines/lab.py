@@ -91,7 +91,7 @@ def stuck(rows: list[list[str]]) -> list[str | None]:
     # BEGIN SOLUTION
     program = [[re.fullmatch(r"(\d+)([FBIW])(\d+)", action).groups() for action in row] for row in rows]
     last = max(int(stage) for row in program for stage, _, _ in row)
-    done, place = set(), [0] * len(rows)
+    done, place, before = set(), [0] * len(rows), None
 
     def can_begin(stage, kind, number):
         before, behind = int(stage) - 1, int(stage) + 1
@@ -102,14 +102,12 @@ def stuck(rows: list[list[str]]) -> list[str | None]:
         gradient = behind > last or done & {(str(behind), "B", number), (str(behind), "I", number)}
         return (stage, "F", number) in done and bool(gradient)
 
-    moved = True
-    while moved:
-        moved = False
+    while place != before:
+        before = list(place)
         for rank, row in enumerate(program):
             while place[rank] < len(row) and can_begin(*row[place[rank]]):
                 done.add(row[place[rank]])
                 place[rank] += 1
-                moved = True
     return [row[at] if at < len(row) else None for row, at in zip(rows, place, strict=True)]
     # END SOLUTION
 

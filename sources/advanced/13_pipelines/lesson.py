@@ -45,14 +45,17 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from utils import Batch, Cluster, Evidence, Plan, RankError, check, draw_ranks, draw_schedules, estimate
-from utils import format_bytes, model_shape, run_ranks, score, scoreboard, show, traffic
+from utils import Batch, Cluster, Evidence, Plan, RankError, Transformer, TransformerConfig, check
+from utils import draw_over_time, draw_ranks, draw_schedules, estimate, format_bytes, model_shape
+from utils import run_ranks, score, scoreboard, show, simulate, traffic
 from utils.memory import saved_for_backward
-from utils.parallel import DeadlockError, SleepingStage, check_program, chunks_of, read_program, stage_owners
+from utils.parallel import DeadlockError, ParallelDims, SleepingStage, check_program, chunks_of, cut
+from utils.parallel import device_mesh, even_blocks, pipeline_passes, read_program, stage_owners
 from utils.planner.schedules import bubble_closed, in_flight, order, run, sends, timed
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.views import Panel
 
+# %%
 RANKS, MICRO_BATCHES = 4, 8
 deepspeed_is_missing = deepspeed_problem()
 print(deepspeed_is_missing or f"DeepSpeed {load_deepspeed().__version__}")
@@ -143,7 +146,7 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
-def cut(stage, stages):
+def layers_of(stage, stages):
     torch.manual_seed(0)
     layers, each = [Block() for _ in range(LAYERS)], LAYERS // stages
     return nn.Sequential(*layers[stage * each : (stage + 1) * each])
@@ -169,9 +172,9 @@ class Mail:
 
     def put(self, tensor, source, target, k):
         tag = 1000 * (2 * max(source, target) + (source < target)) + k
-        if self.owners[target] == dist.get_rank():
+        if self.owners.get(target) == dist.get_rank():
             self.here[tag] = tensor
-        else:
+        elif target in self.owners:  # nobody stands before stage 0
             self.sent.append(dist.isend(tensor.contiguous(), self.owners[target], tag=tag))
 
     def take(self, source, target, k):
@@ -193,9 +196,8 @@ class Mail:
 # %%
 def run_by_hand(actions, stages, mail, inputs, targets, log):
     last, kept, losses = max(mail.owners), {}, []
-    for action in actions:
-        log.append(action)
-        s, kind, k = action
+    for s, kind, k in actions:
+        log.append(f"{s}{kind}{k}")
         if kind == "F":
             x = inputs[k].detach() if s == 0 else mail.take(s - 1, s, k)
             y = stages[s](x.requires_grad_())
@@ -210,8 +212,7 @@ def run_by_hand(actions, stages, mail, inputs, targets, log):
             g = None if s == last else mail.take(s + 1, s, k)
             torch.autograd.backward(y, g, retain_graph=kind == "I", inputs=None if kind == "B" else [x])
             kept[s, k] = x, y, g
-            if s > 0:
-                mail.put(x.grad, s, s - 1, k)
+            mail.put(x.grad, s, s - 1, k)
         if kind == "W":
             torch.autograd.backward(kept[s, k][1], kept[s, k][2], inputs=list(stages[s].parameters()))
         if kind in "BW":
@@ -228,7 +229,7 @@ def run_by_hand(actions, stages, mail, inputs, targets, log):
 # %%
 def train_by_hand(rows, steps=3, micro_batches=MICRO_BATCHES):
     rank, owners = dist.get_rank(), stage_owners(rows)
-    stages = {s: cut(s, len(owners)) for s, owner in owners.items() if owner == rank}
+    stages = {s: layers_of(s, len(owners)) for s, owner in owners.items() if owner == rank}
     parameters = [p for stage in stages.values() for p in stage.parameters()]
     optimizer, losses = torch.optim.SGD(parameters, lr=0.1), []
     for step in range(steps):
@@ -245,7 +246,7 @@ def train_by_hand(rows, steps=3, micro_batches=MICRO_BATCHES):
 
 # %%
 def one_process(steps=3):
-    model = cut(0, 1)
+    model = layers_of(0, 1)
     optimizer, losses, first = torch.optim.SGD(model.parameters(), lr=0.1), [], None
     for step in range(steps):
         optimizer.zero_grad()
@@ -386,7 +387,7 @@ SEVEN = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "LoopedBFS": 2, "Interleav
 
 def train_pytorch(name, each, steps=3):
     rank, count = dist.get_rank(), RANKS * each
-    parts = {s: cut(s, count) for s in chunks_of(name, rank, RANKS, count)}
+    parts = {s: layers_of(s, count) for s in chunks_of(name, rank, RANKS, count)}
     stages = [PipelineStage(part, s, count, torch.device("cpu")) for s, part in parts.items()]
     schedule = get_schedule_class(name)(stages if each > 1 else stages[0], n_microbatches=MICRO_BATCHES, loss_fn=F.mse_loss)
     optimizer, losses = torch.optim.SGD([p for part in parts.values() for p in part.parameters()], lr=0.1), []
@@ -417,10 +418,19 @@ for name, each in SEVEN.items():
 # a loss that is a mean. A zero-bubble schedule gains only where `I` and `W` are different work: PyTorch cuts the graph
 # at each weight; ours walks it twice, which is right and slow.
 #
-# Who wrote the first ones? Kakao Brain's `torchgpipe` (2020) brought GPipe to PyTorch, FairScale forked it as
-# `fairscale.nn.Pipe`, and PyTorch [pulled that in](https://github.com/pytorch/pytorch/pull/44090) as
-# `torch.distributed.pipeline.sync.Pipe`: one process, GPipe alone. PiPPy replaced it and is today's
-# `torch.distributed.pipelining`. Old tutorials still import the old one:
+# **Question.** Eight ranks, three stages on each, sixteen micro-batches. How many messages does a step send?
+
+# %%
+messages_of_a_step = ...
+check("13.messages", messages_of_a_step)
+
+# %% [markdown]
+# ### Where it comes from
+#
+# Old tutorials import `Pipe`. Kakao Brain's `torchgpipe` (2020) brought GPipe to PyTorch; FairScale forked it as
+# `fairscale.nn.Pipe`; PyTorch [pulled that in](https://github.com/pytorch/pytorch/pull/44090) as
+# `torch.distributed.pipeline.sync.Pipe`. It drove all devices from one process, and GPipe was its only schedule. PiPPy
+# took its place, and is today's `torch.distributed.pipelining`. The old name is gone:
 
 # %%
 try:
@@ -439,7 +449,7 @@ def train_deepspeed(settings, steps=3):
     from deepspeed.pipe import PipelineModule
 
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    net = PipelineModule(layers=list(cut(0, 1)), num_stages=RANKS, loss_fn=F.mse_loss, partition_method="uniform")
+    net = PipelineModule(layers=list(layers_of(0, 1)), num_stages=RANKS, loss_fn=F.mse_loss, partition_method="uniform")
     engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config={
         "train_micro_batch_size_per_gpu": ROWS, "gradient_accumulation_steps": MICRO_BATCHES,
         "optimizer": {"type": "SGD", "params": {"lr": 0.1}}, **settings})  # fmt: skip
@@ -488,8 +498,8 @@ def fly(rows):
     rank, owners, log = dist.get_rank(), stage_owners(rows), []
     inputs, targets = batch(0)
     with contextlib.suppress(RuntimeError):  # what gloo raises when a receive takes too long
-        run_by_hand(rows[rank], {rank: cut(rank, RANKS)}, Mail(owners, inputs[0], seconds=2), inputs, targets, log)
-    return [str(action) for action in log], len(recorded_collectives())
+        run_by_hand(rows[rank], {rank: layers_of(rank, RANKS)}, Mail(owners, inputs[0], seconds=2), inputs, targets, log)
+    return log, len(recorded_collectives())
 
 
 # %%
@@ -522,10 +532,51 @@ except RankError as error:
     print(error)
 
 # %% [markdown]
-# ## 8. Scale up: the price of a message
+# ## 8. Scale up
 #
-# GPT-3's 175 billion parameters on 64 A100s, tensor parallel over 8, 8 stages. The planner executes the same programs, with
-# its own times for blocks and messages.
+# Seven billion parameters in Llama-2's shape, on four simulated A100s: `cut` leaves a stage of the course's Transformer,
+# and PyTorch's own schedule runs it. Sequences of 2,048 tokens, eight micro-batches, bf16, no optimizer.
+
+# %%
+llama = TransformerConfig(vocabulary=32_000, hidden=4096, layers=32, heads=32, feedforward=11_008)
+
+
+def simulated_stage(schedule, rank):
+    found = {}
+
+    def build():
+        mesh = device_mesh(ParallelDims(pp=4), "cpu")
+        with torch.device("meta"):
+            part = cut(Transformer(llama).to(torch.bfloat16), even_blocks(llama.layers, 4), rank)
+        sent = torch.empty(1, 2048, llama.hidden, dtype=torch.bfloat16, device="meta")
+        found["passes"] = pipeline_passes([part.to_empty(device="cpu")], mesh, torch.arange(2048), sent, chunks=4,
+                                          schedule=schedule, micro_batches=8)  # fmt: skip
+        return part, None
+
+    def step(part, optimizer):
+        rows = torch.zeros(8, 2048, dtype=torch.long)
+        found["passes"](rows, rows, 1.0)
+        part.zero_grad()
+
+    return simulate(build, step, device="A100 80GB", world=4, rank=rank, name=f"{schedule}, stage {rank}")
+
+
+# %%
+stages = [simulated_stage(*which) for which in (("GPipe", 0), ("1F1B", 0), ("1F1B", 3))]
+for run_of_stage in stages:
+    print(f"{run_of_stage.name:<15} peak {format_bytes(run_of_stage.peak_bytes):>9}, "
+          f"{format_bytes(run_of_stage.breakdown['activations']):>9} of it activations (simulated)")  # fmt: skip
+show(draw_over_time({run.name: run for run in stages}, "activations", title="A stage of 7B through one step"),
+     alt="Activations of simulated stages: GPipe's first climbs eight steps, 1F1B's first four, and 1F1B's last one.")  # fmt: skip
+
+# %% [markdown]
+# **Read it.** Eight steps up, four, one: the staircase that you counted, at real size. The last stage's peak is not a
+# quarter of the first's, because it holds the logits of a micro-batch and the head.
+#
+# ### The price of a message
+#
+# GPT-3's 175 billion parameters on 64 A100s, tensor parallel over 8, 8 stages. The planner knows the time of its blocks,
+# and that each message between nodes makes the next stage wait.
 
 # %%
 model, cluster = model_shape("megatron-175b"), Cluster(gpu="A100-80GB", nodes=8)
@@ -537,8 +588,9 @@ for m in (64, 512):  # micro-batches of one sequence
               f"bubble and messages {found.time.pipeline:5.2f} s of {found.step_seconds:6.2f} s (predicted)")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** Interleaving pays where the bubble is large, so at small batches. Megatron-LM's authors report gains of
-# "10+%" (Narayanan and others 2021, abstract; published). In a large batch it buys next to nothing, and still sends more.
+# **Read it.** Interleaving pays where the bubble is large, so at small batches, and only up to a point: $v = 12$ sends more
+# than it saves. In the large batch the bubble is small anyway, and each message costs. Megatron-LM's authors report
+# gains of "10+%" (Narayanan and others 2021, abstract; published).
 #
 # It is said that stages send so little that the network does not matter. Where do the hops go? With TP 4 and 16 stages,
 # two stages share a node of eight:
