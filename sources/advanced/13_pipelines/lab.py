@@ -197,6 +197,8 @@ if mine is not None:
     print(f"bubble of the work: {run(rows, 1, 2).bubble_ratio:.3f} (predicted), {ran.total / (8 * 0.06) - 1:.3f} (measured)")
 
 # %% [markdown]
+# The measured bubble holds launches and messages, too, which the drawing leaves out.
+#
 # ## Exercise 4: break it, diagnose it
 #
 # Someone tuned 1F1B for four ranks and six micro-batches by hand. The job hangs.
