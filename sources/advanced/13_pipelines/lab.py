@@ -237,8 +237,8 @@ check("13.diagnosis", {"circle": circle, "cured": cured})
 # %% [markdown]
 # ## Exercise 5: stages that take equally long
 #
-# A pipeline runs at the pace of its slowest stage. Layers are not alike: the embedding is light, the head with its
-# vocabulary is heavy. Here are the times of a small model's layers, as measured.
+# A pipeline runs at the pace of its slowest stage. Layers are not alike: the first is light here, and the head with its
+# vocabulary is heavy. These are the times of a small model's layers on this machine.
 
 # %%
 def seconds_of_layers(width=128, vocabulary=2500):
