@@ -531,8 +531,8 @@ except DeadlockError as error:
     print(error)
 
 # %% [markdown]
-# **Diagnose it.** Read the last action of each rank, and ask what it waits for. `0B0` waits for rank 1's backward, rank
-# 1 wants a second forward first, and rank 0 sends that only after `0B0`: a circle. The lists alone say so, before any
+# **Diagnose it.** Read the last action of each rank, and ask what it waits for. `0B0` waits for rank 1's backward. Rank
+# 1 wants a second forward first. Rank 0 sends that only after `0B0`: a circle. The lists alone say so, before any
 # rank starts: `check_program` walks them, and stops where nobody can move. In warm-up, *earlier* stages must run *ahead*.
 #
 # ### Right lists, and it hangs
@@ -560,9 +560,9 @@ def fly_politely(rows):
 print("last actions:", run_ranks(fly_politely, RANKS, programs["1F1B"]))
 
 # %% [markdown]
-# **Read it.** In the steady state rank 0 hands an activation down while rank 1 hands a gradient up. Both wait for the
-# other to fetch, and nobody fetches. So Megatron-LM and PyTorch's 1F1B send one way and receive the other *in one
-# call*; our `isend` does not wait.
+# **Read it.** Rank 2 hands the activations of `2F1` down while rank 3 hands the gradient of `3B0` up. Each waits for the
+# other to fetch, and nobody fetches; ranks 0 and 1 wait behind them. So Megatron-LM and PyTorch's 1F1B send one way and
+# receive the other *in one call*; our `isend` does not wait.
 #
 # ### A rank that dies
 #
