@@ -116,8 +116,9 @@ def stage_owners(rows: Program) -> dict[int, int]:
                     f"{action} stands on rank {rank}, and stage {action.stage} is held by rank "
                     f"{owners[action.stage]}: a stage's weights lie on one rank."
                 )
-    if missing := sorted(set(range(max(owners, default=-1) + 1)) - owners.keys()):
-        raise ValueError(f"No rank runs stage {missing[0]}: give each stage to one.")
+    missing = next((s for s in range(max(owners, default=-1)) if s not in owners), None)
+    if missing is not None:
+        raise ValueError(f"No rank runs stage {missing}: give each stage to one.")
     return dict(sorted(owners.items()))
 
 
