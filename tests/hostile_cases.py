@@ -18,8 +18,10 @@ from torch import nn
 from utils.labs import lab_15, wards_10
 from utils.labs.checking import checks_of, lab_numbers
 from utils.labs.faulty_runs import fault_of
+from utils.labs.programs_13 import BROKEN
 from utils.memory import measure
 from utils.planner import Plan
+from utils.planner.schedules import order
 from utils.techniques.zero import zero_config
 
 
@@ -150,6 +152,9 @@ VALUES = {
     "11.nic_of_gpu2": 2,
     "11.ranks_of_that_run": 24,
     "11.node_to_look_at": 3,
+    "13.micro_batches": 70,
+    "13.held": 4,
+    "13.messages": 736,
     "15.gb_per_gpu": 18 * 130 / 64,
     "15.micro_batches": 300,
     "15.plan_175b": Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2),
@@ -160,7 +165,7 @@ VALUES = {
 OF_PARTS = (
     "01.read_timeline", "02.diagnose", "02.did_not_halve", "03.diagnosis", "05.diagnosis",
     "06.fit", "08.diagnosis", "09.accumulation", "10.patient_1", "11.job_a", "11.job_b",
-    "11.job_c", "12.diagnosis", "15.explain_oom", "15.two_cards",
+    "11.job_c", "12.diagnosis", "13.diagnosis", "15.explain_oom", "15.two_cards",
 )  # fmt: skip
 
 
@@ -196,6 +201,7 @@ def right_dicts() -> dict[str, dict[str, Any]]:
         "11.job_a": {"layer": "code", "node": 2, "seconds saved": 0.22},
         "11.job_b": {"layer": "collectives", "node": "all", "seconds saved": _saved("B", "bucket_bytes")},
         "11.job_c": {"layer": "network", "node": 6, "seconds saved": _saved("C", "weak_ports")},
+        "13.diagnosis": {"circle": [1, 2], "cured": cured_13()},
         "15.explain_oom": {"fullest stage": 0, "largest category": "activations",
                            "missing GiB": _MISSING},
         "15.two_cards": {"bill": solution("15", "bill"), "an A10 holds the states": False,
@@ -209,6 +215,10 @@ def _saved(job: str, cause: str) -> float:
 
     slow = unknown_job(job)
     return slow.step().step_seconds - slow.fixed(cause).step().step_seconds
+def cured_13() -> list[list[str]]:
+    """Lab 13's broken program with the warm-up of rank 2 put right."""
+    right = [[str(action) for action in row] for row in order("1f1b", 4, 6)]
+    return [right[2] if rank == 2 else row for rank, row in enumerate(BROKEN)]
 
 
 NUMERIC = {
@@ -220,7 +230,7 @@ NUMERIC = {
     "06": ["lora_states"],
     "08": ["admitted"],
     "09": ["largest_moment", "sent_bytes", "cheapest_plan"],
-    "11": ["finish_seconds"], "12": ["kept_bytes", "dropout_seed"],
+    "11": ["finish_seconds"], "12": ["kept_bytes", "dropout_seed"], "13": ["cut_layers"],
     "15": ["token_budget"],
 }  # functions that return numbers, or tuples, lists and dicts of them
 _SOURCES = {
@@ -228,7 +238,7 @@ _SOURCES = {
     "03": "beginner/03_when_numbers_break", "04": "beginner/04_four_ranks",
     "05": "intermediate/05_checkpointing", "06": "intermediate/06_seven_billion",
     "08": "intermediate/08_smaller_weights", "09": "intermediate/09_sharding",
-    "11": "advanced/11_links", "12": "advanced/12_tensor_parallel",
+    "11": "advanced/11_links", "12": "advanced/12_tensor_parallel", "13": "advanced/13_pipelines",
     "15": "advanced/15_design_studio",
 }  # fmt: skip
 

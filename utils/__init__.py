@@ -87,6 +87,7 @@ _HOME = {
     "draw_peaks": "utils.views",
     "draw_ranks": "utils.views",
     "draw_schedule": "utils.views",
+    "draw_schedules": "utils.views",
     "draw_stage_memory": "utils.views",
     "draw_tensor_flow": "utils.views",
     "draw_throughput": "utils.views",

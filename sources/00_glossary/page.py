@@ -141,7 +141,13 @@
 # | asynchronous TP | a gather and its product cut into pieces, so that one piece travels while another is multiplied |
 # | pipeline parallel (PP) | ranks, the stages, hold different layers and pass activations on |
 # | bubble | the time in which a pipeline stage waits |
+# | action | one pass of one micro-batch through one stage: 2F0 is stage 2, forward, micro-batch 0 |
+# | schedule | the lists of actions that the ranks of a pipeline run, in order |
 # | 1F1B, GPipe | schedules: one forward and one backward in turn; all forwards, then all backwards |
+# | in flight | micro-batches whose activations a stage holds, from their forward to their backward |
+# | zero bubble, ZB-H1 | schedules that run the weights' part of a backward later, in place of waiting |
+# | DualPipeV | a schedule in which each rank holds a stage and its mirror, and data goes down and up again |
+# | deadlock | ranks that wait for each other in a circle, for ever |
 # | interleaving | each stage holds several chunks of layers, which shortens the bubble |
 # | MFU, HFU | useful FLOP/s over the peak; with recomputation counted as well |
 # | goodput | the share of wall time that is training |

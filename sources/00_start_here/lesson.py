@@ -173,6 +173,7 @@ scoreboard("00")
 # | [10 The out-of-memory clinic](intermediate/10_oom_clinic.ipynb) | find why a run dies of memory, from evidence, and cure it without changing a loss | 80 | 75 | [lab](../labs/intermediate/10_oom_clinic.ipynb), [solution](../solutions/intermediate/10_oom_clinic.ipynb) |
 # | [11 Links and collectives](advanced/11_links.ipynb) | write a ring all-reduce, build two hosts, and find what slows a job on eight nodes | 80 | 75 | [lab](../labs/advanced/11_links.ipynb), [solution](../solutions/advanced/11_links.ipynb) |
 # | [12 Tensor and sequence parallelism](advanced/12_tensor_parallel.ipynb) | split every matrix over four ranks, and count what a layer sends and keeps | 80 | 70 | [lab](../labs/advanced/12_tensor_parallel.ipynb), [solution](../solutions/advanced/12_tensor_parallel.ipynb) |
+# | [13 Pipelines](advanced/13_pipelines.ipynb) | run any schedule on four ranks, and predict its bubble, memory and messages | 80 | 75 | [lab](../labs/advanced/13_pipelines.ipynb), [solution](../solutions/advanced/13_pipelines.ipynb) |
 # | [15 The design studio](advanced/15_design_studio.ipynb) | lay out 175B on 64 GPUs, and defend a design in days and dollars | 80 | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
 #
 # A lab holds exercises that check your answers. Work in a copy: `make my-labs`, typed in a terminal

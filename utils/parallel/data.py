@@ -103,12 +103,12 @@ def token_weight(targets: Tensor, mesh: DeviceMesh) -> float:
 
 
 def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropies of (B, S, vocabulary) against (B, S), added up in float32.
+    """The cross-entropies of (B, S, vocabulary) against (B, S), added up in float32 or better.
 
     Under tensor parallelism the logits are a DTensor, each rank with those of some words; call it,
     and backward, inside `torch.distributed.tensor.parallel.loss_parallel()` then.
     """
-    flat = logits.flatten(0, 1).float()
+    flat = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
     loss = F.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction="sum")
     return loss.full_tensor() if isinstance(loss, DTensor) else loss
 
@@ -136,7 +136,7 @@ def accumulated_passes(
             before_backward(model, number == len(pieces))
             loss = summed_loss(model(x, positions), y) * weight
             loss.backward()
-            total += loss.detach()
+            total = total + loss.detach()  # in the type of the loss
         return total
 
     return passes

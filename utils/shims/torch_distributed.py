@@ -55,8 +55,13 @@ _DUMP = Shim(
     TORCH, "torch._C._distributed_c10d:_dump_fr_trace", "recorded_collectives",
     "nothing public reads the flight recorder of this very process",
 )  # fmt: skip
+_SCHEDULES = "torch.distributed.pipelining.schedules:_PipelineScheduleRuntime"
+_RUNTIME = Shim(
+    TORCH, _SCHEDULES, "pipeline_from_csv", "it alone runs a pipeline schedule that a reader wrote",
+)  # fmt: skip
+_LOAD = Shim(TORCH, _SCHEDULES + "._load_csv", "pipeline_from_csv", "it reads a schedule from CSV")
 SHIMS = (
-    _DUMP, _STORE, _RESOLVE, _DEFAULT_STORE, _INIT, _RANKS, *_METHODS, _COLUMNS, _ALL_TO_ALL, _TRACKER
+    _DUMP, _RUNTIME, _LOAD, _STORE, _RESOLVE, _DEFAULT_STORE, _INIT, _RANKS, *_METHODS, _COLUMNS, _ALL_TO_ALL, _TRACKER
 )  # fmt: skip
 
 # Called with a new mesh's group names and axes; and with the sizes of one that is being made.
@@ -87,6 +92,13 @@ def recorded_collectives() -> list[dict[str, Any]]:
     with_collectives, with_stacks, only_active = True, False, False
     dump = pickle.loads(_DUMP.get()(with_collectives, with_stacks, only_active))
     return dump.get("entries", [])
+
+
+def pipeline_from_csv(path: Any, stages: Any, **settings: Any) -> Any:
+    """A schedule of PyTorch's pipelining whose order of actions stands in a file, a line a rank."""
+    schedule = _RUNTIME.get()(list(stages), **settings)
+    _LOAD.get()(schedule, str(path))
+    return schedule
 
 
 def as_group(argument: Any) -> Any:

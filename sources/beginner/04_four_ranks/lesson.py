@@ -576,7 +576,7 @@ assert max(peak for _, peak in split) < one["peak_bytes"], "a part needs less me
 # %% [markdown]
 # **Read it.** Each rank needs less memory than one process: it has part of the layers and of their
 # activations. But one works while the other waits: two devices are no faster than one. Data parallelism keeps both busy
-# and saves no memory for states. Lesson 13 (to come) fills these gaps with micro-batches; lesson 09 saves the memory.
+# and saves no memory for states. [Lesson 13](../advanced/13_pipelines.ipynb) fills these gaps with micro-batches; lesson 09 saves the memory.
 #
 # ## 7. Batch norm looks at its own share
 #
