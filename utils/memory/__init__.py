@@ -7,10 +7,11 @@ from utils.memory.host import host_memory
 from utils.memory.measurement import Measurement
 from utils.memory.meter import measure
 from utils.memory.observer import phase
+from utils.memory.peak import allocated_peak
 from utils.memory.timeline import Breakdown, Crossing, MemoryTimeline
 
 __all__ = [
     "Allocation", "AllocationEvent", "Breakdown", "Budget", "Category", "Crossing",
-    "Held", "Measurement", "MemoryTimeline", "OverBudgetError", "Phase", "budget", "held",
-    "host_memory", "measure", "phase",
+    "Held", "Measurement", "MemoryTimeline", "OverBudgetError", "Phase", "allocated_peak", "budget",
+    "held", "host_memory", "measure", "phase",
 ]  # fmt: skip
