@@ -157,9 +157,7 @@ class StepObserver:
             self._phase = phase
             self.marks.append(Mark(self._now_ns(), phase, self._label))
 
-    def note(
-        self, category: Category, tensors: Iterable[Any], *, on_host: bool = False
-    ) -> None:
+    def note(self, category: Category, tensors: Iterable[Any], *, on_host: bool = False) -> None:
         """Note where these tensors are now, and that they hold bytes of this category."""
         now_ns = self._now_ns()
         for tensor in tensors:
@@ -169,9 +167,7 @@ class StepObserver:
                     size = storage.nbytes()
                     address = self._address(storage)
                     if address is not None:
-                        self.known.append(
-                            KnownStorage(now_ns, address, size, category, on_host)
-                        )
+                        self.known.append(KnownStorage(now_ns, address, size, category, on_host))
 
     def _note_gradients(self) -> None:
         copies, others = self._watched.stepped_elsewhere()

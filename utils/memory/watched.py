@@ -146,7 +146,7 @@ def _kept(keep: Any) -> Mapping[str, Any]:
 def _placed(host: Any) -> Mapping[Category, Any]:
     if host is not None and not (isinstance(host, Mapping) and set(host) <= set(Category)):
         raise ValueError(
-            'host= names what lies in host memory, by category: a dictionary such as '
+            "host= names what lies in host memory, by category: a dictionary such as "
             '{"optimizer state": offloaded.inner}.'
         )
     return {Category(name): holder for name, holder in (host or {}).items()}

@@ -41,7 +41,9 @@ class TokenBucket:
 
     def __init__(self, bytes_per_second: float) -> None:
         if not bytes_per_second > 0:
-            raise ValueError(f"A link of {bytes_per_second} bytes/s never delivers; write a rate above 0.")
+            raise ValueError(
+                f"A link of {bytes_per_second} bytes/s never delivers; write a rate above 0."
+            )
         self._rate, self._free_at = bytes_per_second, 0.0
 
     def take(self, size: int) -> None:
@@ -63,7 +65,9 @@ class Link:
     """
 
     def __init__(self, bytes_per_second: float | None = None, device: str = "cpu") -> None:
-        self._buckets = {way: bytes_per_second and TokenBucket(bytes_per_second) for way in (DOWN, UP)}
+        self._buckets = {
+            way: bytes_per_second and TokenBucket(bytes_per_second) for way in (DOWN, UP)
+        }
         self._workers = {way: ThreadPoolExecutor(1, f"link-{way}") for way in (DOWN, UP)}
         self._device, self._lock = torch.device(device), threading.Lock()
         self.log: list[Transfer] = []

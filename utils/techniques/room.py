@@ -73,7 +73,10 @@ def measure_disk(folder: str | Path, size: int = 64 * MIB, *, direct: bool = Tru
     if size < BLOCK or size % BLOCK:
         raise ValueError(f"size is {size}; it is a multiple of {BLOCK} bytes, 4 MiB.")
     check_disk_room(folder, size)
-    with _scratch(folder) as path, mmap.mmap(-1, BLOCK) as block:  # mmap: aligned, as O_DIRECT wants
+    with (
+        _scratch(folder) as path,
+        mmap.mmap(-1, BLOCK) as block,
+    ):  # mmap: aligned, as O_DIRECT wants
         block.write(os.urandom(BLOCK))
         start = time.perf_counter()
         with _opened(path, os.O_WRONLY | os.O_CREAT, direct) as file:
@@ -103,7 +106,9 @@ def _scratch(folder: str | Path) -> Iterator[Path]:
 def _opened(path: Path, flags: int, direct: bool) -> Iterator[int]:
     flag = getattr(os, "O_DIRECT", None)
     if direct and flag is None:
-        raise OSError("This system has no direct I/O: measure with direct=False, through the cache.")
+        raise OSError(
+            "This system has no direct I/O: measure with direct=False, through the cache."
+        )
     try:
         file = os.open(path, flags | (flag if direct and flag else 0))
     except OSError as error:

@@ -103,7 +103,9 @@ class StreamedBlock(nn.Module):
         return _Streamed.apply(x, self._stream[0], self.number, others)
 
 
-def stream_blocks(blocks: Iterable[nn.Module], link: Link, **how: Any) -> tuple[nn.ModuleList, Stream]:
+def stream_blocks(
+    blocks: Iterable[nn.Module], link: Link, **how: Any
+) -> tuple[nn.ModuleList, Stream]:
     """Blocks that stream, to put in the place of the plain ones, and their stream.
 
     The weights are copied to host memory. `how` are `Stream`'s.
@@ -116,7 +118,9 @@ def stream_blocks(blocks: Iterable[nn.Module], link: Link, **how: Any) -> tuple[
 
 class _Streamed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, stream: Stream, number: int, others: tuple[Any, ...]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, stream: Stream, number: int, others: tuple[Any, ...]
+    ) -> Tensor:
         ctx.save_for_backward(x)
         ctx.stream, ctx.number, ctx.others = stream, number, others
         weights, start = stream.fetch(number, number + 1), time.perf_counter()
@@ -148,4 +152,6 @@ def _check(blocks: list[nn.Module]) -> None:
             "stream alike blocks, and keep the others there."
         )
     if any(True for block in blocks for _ in block.buffers()):
-        raise ValueError("A block has buffers, which would stay behind: stream blocks without them.")
+        raise ValueError(
+            "A block has buffers, which would stay behind: stream blocks without them."
+        )

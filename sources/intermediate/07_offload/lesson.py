@@ -53,7 +53,7 @@ from utils.memory import allocated_peak, host_memory
 from utils.models.finetune import TARGETS, finetune_step
 from utils.models.pretrained import enable_checkpointing
 from utils.planner import Batch, Cluster, Lora, Plan, estimate
-from utils.planner.offload import SCHEMES, step_seconds
+from utils.planner.offload import SCHEMES
 from utils.techniques import Link, OffloadedOptimizer, measure_disk, op_problem, stream_blocks
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.techniques.fsdp import shard
@@ -469,7 +469,7 @@ with tempfile.TemporaryDirectory() as folder:
     found = run_ranks(on_one_rank, 1, {} if zero_problem else ARMS, folder, timeout_seconds=250)[0]
 HOST = ("fp32", "exp_avg", "param_buffer", "for_cpu_offload", "fp16_partitioned", "grad_partitions")  # DeepSpeed's names
 rows = []
-for name, (stage, place, _) in ({} if zero_problem else ARMS).items():
+for name, (_, place, _) in ({} if zero_problem else ARMS).items():
     found_losses, held, on_disk = found[name]
     apart = max(abs(a / b - 1) for a, b in zip(found_losses, found["ZeRO-2"][0], strict=True))
     there = sum(each for path, _, each in held if place and any(part in path for part in HOST))
