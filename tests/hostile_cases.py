@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -142,7 +143,7 @@ VALUES = {
 
 
 OF_PARTS = (
-    "01.read_timeline", "02.diagnose", "02.did_not_halve", "03.diagnosis", "05.diagnosis", "06.fit", "09.accumulation",
+    "01.read_timeline", "02.diagnose", "02.did_not_halve", "03.diagnosis", "05.diagnosis", "06.fit", "07.diagnosis", "09.accumulation",
     "15.explain_oom", "15.two_cards",
 )  # fmt: skip
 
@@ -162,6 +163,7 @@ def right_dicts() -> dict[str, dict[str, Any]]:
         "03.diagnosis": {name: fault_of(name) for name in "ABCDE"},
         "05.diagnosis": {"what differs": "buffers", "updates per step": 2},
         "06.fit": {"method": "LoRA", "sequence length": 1024, "micro-batch": 29},
+        "07.diagnosis": {"waits": 72, "idle seconds": 108.0, "least seconds": 72.0},
         "09.accumulation": {
             "collective that grew": "all-reduce",
             "times that gradients are sent": 4,
@@ -182,6 +184,7 @@ NUMERIC = {
     "04": ["sent_bytes", "make_buckets"],
     "05": ["predicted_bytes", "best_set"],
     "06": ["lora_states"],
+    "07": ["exposed_seconds", "best_choice"],
     "09": ["largest_moment", "sent_bytes", "cheapest_plan"],
     "15": ["token_budget"],
 }  # functions that return numbers, or tuples, lists and dicts of them
@@ -189,7 +192,7 @@ _SOURCES = {
     "01": "beginner/01_where_memory_goes", "02": "beginner/02_mixed_precision",
     "03": "beginner/03_when_numbers_break", "04": "beginner/04_four_ranks",
     "05": "intermediate/05_checkpointing", "06": "intermediate/06_seven_billion",
-    "09": "intermediate/09_sharding", "15": "advanced/15_design_studio",
+    "07": "intermediate/07_offload", "09": "intermediate/09_sharding", "15": "advanced/15_design_studio",
 }  # fmt: skip
 
 
@@ -201,6 +204,11 @@ def solution(number: str, name: str) -> Callable[..., Any]:
         from utils.techniques import activation_peak, recompute_flops
 
         names |= {"activation_peak": activation_peak, "recompute_flops": recompute_flops}
+    if number == "07":
+        from utils.techniques import offload_choice as choice
+
+        names |= {"itertools": itertools, "offloaded_seconds": choice.offloaded_seconds,
+                  "on_card": choice.on_card, "on_host": choice.on_host}  # fmt: skip
     source = solved_lab(_SOURCES[number])
     return definitions(source, *ends, starts=(f"def {name}(",), **names)[name]
 

@@ -53,7 +53,11 @@ def test_what_zero_2_saves_on_one_gpu(answer: Any, words: str) -> None:
 
 LAB = solved_lab("intermediate/07_offload")
 EXERCISES = ["exposed_seconds", "streamed", "best_choice", "pipelined"]
-STARTS = ("# BEGIN SOLUTION\nclass Fetch", *(f"def {exercise}(" for exercise in EXERCISES))
+STARTS = (
+    "# BEGIN SOLUTION\nclass Fetch",
+    "# A helper of your own",
+    *(f"def {exercise}(" for exercise in EXERCISES),
+)
 NAMES = {
     "torch": torch, "functional_call": functional_call, "itertools": itertools,
     "offloaded_seconds": choice.offloaded_seconds, "on_card": choice.on_card, "on_host": choice.on_host,

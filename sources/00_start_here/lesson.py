@@ -167,7 +167,7 @@ scoreboard("00")
 # | [05 Trading compute for memory](intermediate/05_checkpointing.ipynb) | forget activations and compute them again, and know the price | 75 | 60 | [lab](../labs/intermediate/05_checkpointing.ipynb), [solution](../solutions/intermediate/05_checkpointing.ipynb) |
 # | [05a How far to trust a simulated number](intermediate/05a_trusting_simulation.ipynb) | simulate a 7B step on a card you do not have | 25 | | |
 # | [06 Seven billion parameters on 24 GB](intermediate/06_seven_billion.ipynb) | adapters and four-bit weights: which fine-tunes of a 7B model fit | 60 | 50 | [lab](../labs/intermediate/06_seven_billion.ipynb), [solution](../solutions/intermediate/06_seven_billion.ipynb) |
-# | [07 Offload: memory that lies behind a link](intermediate/07_offload.ipynb) | move optimizer state and gradients to the host, and count both sides | 45 | | |
+# | [07 Offload: memory that lies behind a link](intermediate/07_offload.ipynb) | full fine-tuning of 7B on 24 GB: what leaves the card, what crosses the link, when it is free | 75 | 75 | [lab](../labs/intermediate/07_offload.ipynb), [solution](../solutions/intermediate/07_offload.ipynb) |
 # | [09 Sharding: ZeRO-1, 2, 3 and FSDP](intermediate/09_sharding.ipynb) | train one model in five ways on four ranks, and account for what each holds and sends | 75 | 60 | [lab](../labs/intermediate/09_sharding.ipynb), [solution](../solutions/intermediate/09_sharding.ipynb) |
 # | [15 The design studio](advanced/15_design_studio.ipynb) | lay out 175B on 64 GPUs, and defend a design in days and dollars | 80 | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
 #

@@ -9,7 +9,7 @@ import torch
 
 from utils.labs.cases import Case, Exercise, Question, judge, scored, takes
 from utils.labs.kinds import Kind, WrongKind, equal, function, keys, number, whole
-from utils.labs.run_07 import RunError, StreamedRun
+from utils.labs.run_07 import RunError, StreamedRun, one_ahead
 from utils.labs.streamed_07 import judge_streamed
 from utils.labs.verdict import Verdict, correct, not_yet, shown
 from utils.planner.offload import CHECKPOINTED_FLOPS, SCHEMES
@@ -227,30 +227,3 @@ def _slow_nudge(run: StreamedRun, par: StreamedRun) -> str:
     if run.waits <= par.waits:
         return "Does the link work while the device computes? Ask for the next block before you compute this one."
     return "Which waits stand between two passes? Gradients may arrive until the end of the step."
-
-
-def one_ahead(run: StreamedRun) -> None:
-    """The par: the next block's weights come while this one computes; gradients are waited for last."""
-    numbers = [*range(run.blocks), *reversed(range(run.blocks))]
-    last = {0: _ask(run, 0)}
-    ticket = None
-    for place, block in enumerate(numbers):
-        following = numbers[place + 1] if place + 1 < len(numbers) else block
-        last[block].wait() if block in last else None
-        last.pop(block, None)
-        if following != block:
-            last[following] = _ask(run, following)
-        if place < run.blocks:
-            run.forward(block)
-        else:
-            run.backward(block)
-            for tensor in range(run.tensors):
-                ticket = run.send_down(block, tensor)
-        if following != block or place + 1 == len(numbers):
-            run.release(block)
-    if ticket is not None:
-        ticket.wait()
-
-
-def _ask(run: StreamedRun, block: int) -> Any:
-    return [run.send_up(block, tensor) for tensor in range(run.tensors)][-1]

@@ -139,3 +139,30 @@ class StreamedRun:
     def _check(self, block: int, tensor: int) -> None:
         if not (0 <= block < self.blocks and 0 <= tensor < self.tensors):
             raise RunError(f"there is no tensor {tensor} of block {block}")
+
+
+def one_ahead(run: StreamedRun) -> None:
+    """The par: the next block's weights come while this one computes; gradients are waited for last."""
+    numbers = [*range(run.blocks), *reversed(range(run.blocks))]
+    last = {0: _ask(run, 0)}
+    ticket = None
+    for place, block in enumerate(numbers):
+        following = numbers[place + 1] if place + 1 < len(numbers) else block
+        last[block].wait() if block in last else None
+        last.pop(block, None)
+        if following != block:
+            last[following] = _ask(run, following)
+        if place < run.blocks:
+            run.forward(block)
+        else:
+            run.backward(block)
+            for tensor in range(run.tensors):
+                ticket = run.send_down(block, tensor)
+        if following != block or place + 1 == len(numbers):
+            run.release(block)
+    if ticket is not None:
+        ticket.wait()
+
+
+def _ask(run: StreamedRun, block: int) -> Ticket:
+    return [run.send_up(block, tensor) for tensor in range(run.tensors)][-1]

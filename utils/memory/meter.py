@@ -66,9 +66,9 @@ def measure(
         source: where allocation events come from; the best one for the model's device if None.
         keep: what else holds tensors on the device between steps, by name: `{"ema": ema}`. They
             are counted as *kept beside the model*.
-        host: what lies in host memory, by category: `{"optimizer state": offloaded.inner}`. On a
-            CPU, where device and host are one memory, its tensors and all that is made inside of
-            `host_memory()` are counted apart: `measurement.host`.
+        host: what lies in host memory, by category: `{"optimizer state": offloaded.inner}`, or {}.
+            On a CPU, where device and host are one memory, its tensors and all that is made inside
+            of `host_memory()` are then counted apart: `measurement.host`.
 
     Raises:
         ValueError: an argument cannot be used, or an optimizer is given and the step never
@@ -142,15 +142,16 @@ def _metered(
     sizes = [size for model in seen.models.values() for size in _bucket_bytes(model)]
     buckets = [rounded(size, source.granularity_bytes) for size in sizes]
     marks, spans, known = observer.marks, observer.spans, observer.known
-    found = Observations(start_ns, end_ns, marks, spans, known, buckets, on_host)
+    # On a GPU its own allocator knows nothing of the host.
+    is_apart = device.type == "cpu" and seen.host is not None
+    placed = on_host if is_apart else ()
+    found = Observations(start_ns, end_ns, marks, spans, known, buckets, placed)
     blocks = allocations(events, found, source.granularity_bytes, source.existing)
     timeline, beside = (
         MemoryTimeline([b for b in blocks if b.on_host is there], marks, start_ns, end_ns)
         for there in (False, True)
     )
     others = _taken_by(strangers, events, timeline)
-    # On a GPU its own allocator knows nothing of the host.
-    is_apart = device.type == "cpu" and bool(seen.host or beside.allocations)
     return (timeline, beside if is_apart else None), _allocator_bytes(device), others
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -24,13 +24,13 @@ Optimizers = Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer] | None
 class Watched:
     """Models by name ("" for a single one), optimizers, and holders of further tensors by name.
 
-    `host`: holders of what lies in host memory, by category.
+    `host`: holders of what lies in host memory, by category; None where it is not told apart.
     """
 
     models: Mapping[str, nn.Module]
     optimizers: Sequence[Optimizer]
     keep: Mapping[str, Any]
-    host: Mapping[Category, Any] = field(default_factory=dict)
+    host: Mapping[Category, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class Watched:
 
     def on_host(self) -> Iterator[tuple[Category, torch.Tensor]]:
         """What lies in host memory by the program's word: each tensor with its category."""
-        for category, holder in self.host.items():
+        for category, holder in (self.host or {}).items():
             found = tensors_of(category, holder)
             gradients = {id(t.grad) for t in found if t.is_leaf and t.grad is not None}
             for t in found:
@@ -143,13 +143,15 @@ def _kept(keep: Any) -> Mapping[str, Any]:
     return keep or {}
 
 
-def _placed(host: Any) -> Mapping[Category, Any]:
-    if host is not None and not (isinstance(host, Mapping) and set(host) <= set(Category)):
+def _placed(host: Any) -> Mapping[Category, Any] | None:
+    if host is None:
+        return None
+    if not isinstance(host, Mapping) or not set(host) <= set(Category):
         raise ValueError(
             "host= names what lies in host memory, by category: a dictionary such as "
             '{"optimizer state": offloaded.inner}.'
         )
-    return {Category(name): holder for name, holder in (host or {}).items()}
+    return {Category(name): holder for name, holder in host.items()}
 
 
 def _named(several: Any) -> dict[str, Any]:

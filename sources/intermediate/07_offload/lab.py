@@ -88,9 +88,10 @@ class Fetch(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         return ctx.link.down(gradient), None
-
-
 # END SOLUTION
+# STUB: # A helper of your own may stand here.
+
+
 def streamed(block, weights, x, link):
     # BEGIN SOLUTION
     copies = {name: Fetch.apply(weight, link) for name, weight in weights.items()}
