@@ -12,7 +12,12 @@ import pytest
 
 from utils.memory import allocated_peak
 from utils.techniques import room
-from utils.techniques.room import check_disk_room, check_host_room, measure_disk
+from utils.techniques.room import (
+    check_disk_room,
+    check_host_room,
+    check_offload_room,
+    measure_disk,
+)
 from utils.units import MIB
 
 
@@ -57,6 +62,17 @@ def test_a_host_with_less_memory_than_the_states(monkeypatch: pytest.MonkeyPatch
     check_host_room(1000)
     with pytest.raises(MemoryError, match="Take a smaller model, offload fewer states"):
         check_host_room(1001)
+
+
+def test_deepspeed_s_offload_needs_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room.psutil, "virtual_memory", lambda: SimpleNamespace(available=17_000))
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: SimpleNamespace(free=1999))
+    optimizer, weights = {"device": "cpu"}, {"device": "nvme", "nvme_path": str(tmp_path)}
+    check_offload_room({"stage": 2, "offload_optimizer": optimizer}, 1000)
+    with pytest.raises(MemoryError, match="offload fewer states"):
+        check_offload_room({"offload_optimizer": optimizer, "offload_param": optimizer}, 1000)
+    with pytest.raises(OSError, match="larger disk"):
+        check_offload_room({"offload_optimizer": optimizer, "offload_param": weights}, 1000)
 
 
 @pytest.mark.parametrize("size", [0, 5, 4 * MIB + 1])

@@ -8,9 +8,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -56,6 +56,24 @@ def check_disk_room(folder: str | Path, wanted_bytes: float) -> None:
             f"Offload would write {format_bytes(wanted_bytes)} to {str(folder)!r}, whose disk has "
             f"{format_bytes(free)} free. Name a folder on a larger disk."
         )
+
+
+def check_offload_room(zero: Mapping[str, Any], parameters: int) -> None:
+    """Refuse DeepSpeed's `zero_optimization` where what it offloads has no room.
+
+    The optimizer's states and gradients are 16 bytes a parameter, the weights 2.
+
+    Raises:
+        MemoryError, OSError: host memory, or a disk, that is too small.
+    """
+    host = 0.0
+    for key, each in (("offload_optimizer", 16), ("offload_param", 2)):
+        where = zero.get(key) or {}
+        if where.get("device") == "nvme":
+            check_disk_room(where.get("nvme_path", ""), each * parameters)
+        elif where.get("device") == "cpu":
+            host += each * parameters
+    check_host_room(host)
 
 
 def measure_disk(folder: str | Path, size: int = 64 * MIB, *, direct: bool = True) -> DiskSpeed:

@@ -45,8 +45,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.func import functional_call
 
+# %%
 from utils import GB, Evidence, Span, Transformer, TransformerConfig, check, draw_breakdown, draw_lanes, draw_validation
-from utils import llama_config, measure, model_shape, predicted, run_ranks, score, scoreboard, show, simulate
+from utils import llama_config, measure, model_shape, predicted, recorded_table, run_ranks, score, scoreboard, show, simulate
 from utils import text_batches, text_tokens
 from utils.catalog import device as gpu
 from utils.memory import allocated_peak, host_memory
@@ -196,6 +197,7 @@ class Streamed(torch.autograd.Function):
         return first, None, None, None
 
 
+# %%
 class StreamedBlock(torch.nn.Module):
     def __init__(self, stream, number):
         super().__init__()
@@ -214,6 +216,7 @@ SMALL = TransformerConfig(vocabulary=256, hidden=128, layers=4, heads=4, feedfor
 batches = list(text_batches(text_tokens(20 * 4 * 32 + 1), batch=4, sequence=32))
 
 
+# %%
 def prepared(form, dtype):
     torch.manual_seed(0)
     model, link, host, around = Transformer(SMALL).to(dtype), Link(), {}, contextlib.nullcontext()
@@ -250,6 +253,8 @@ for dtype in (torch.float32, torch.bfloat16):
             link_bytes[form] = {way: link.bytes(way) / len(batches) for way in ("down", "up")}
             runs[form] = measure(lambda: step(*batches[0]), model=model, timed_steps=0, host=host, name=form)
         link.close()
+
+# %%
 for dtype, within in ((torch.float32, 1e-6), (torch.bfloat16, 5e-4)):
     for form in FORMS[1:4]:
         beside = "the course's" if (form, dtype) == ("optimizer", torch.bfloat16) else "plain"
@@ -289,11 +294,19 @@ pd.DataFrame(rows).set_index("what leaves").style.format(precision=0, thousands=
     "Llama-2-7B, one step, predicted: half of the peak FLOP/s, the link's full rate, both directions at once")
 
 # %% [markdown]
-# **Read it.** The tokens are those of one micro-batch. A text or two of 2,048 tokens hides gradients on each of these
-# cards. A faster card needs *more* tokens, unless its link is faster, too. Sending the states to and fro, so that the GPU can do the
-# step, costs six times as much: that is why ZeRO-Offload steps on the CPU. Checkpointed activations are free at any batch:
-# both sides grow with the tokens.
+# **Read it.** The tokens are those of one micro-batch. One text of 2,048 tokens hides gradients on each of these
+# cards; streamed weights need one or two. A faster card needs *more* tokens, unless its link is faster, too. Sending the states to
+# and fro, so that the GPU can do the step, costs seven times as much: that is why ZeRO-Offload steps on the CPU. Checkpointed
+# activations are free at any batch: both sides grow with the tokens.
 #
+# Two things no batch hides. Weights that come up after the optimizer's step find no compute beside them. And the step itself
+# takes the CPU's time: 2.57 s for 10 billion parameters (published, Ren and others, Table 4). Larger batches only make
+# both rarer. A real link gives less than its full rate; `make record` measures it on a GPU:
+
+# %%
+recorded_table("device_speed", where={"quantity": "host to device"})
+
+# %% [markdown]
 # Now the plan as a timeline. One block's weights come up; a transfer may start when the block before begins to compute.
 
 # %%
@@ -322,8 +335,8 @@ show(draw_lanes(lanes, title="Forward through 8 blocks of 7B, weights streamed",
 
 # %% [markdown]
 # And for real: a link made slow on purpose. A *token bucket* lets a copy through when enough bytes' worth of time has
-# passed, and the program computes on. `stream_blocks` is the course's version of your `Stream`. The rate is set so that a
-# block comes in about as long as it computes.
+# passed, and the program computes on. `stream_blocks` is the course's version of your `Stream`; its gradients leave while backward
+# goes on. The rate is set so that a block comes in about as long as it computes.
 
 # %%
 WIDE = TransformerConfig(vocabulary=256, hidden=256, layers=5, heads=4, feedforward=704)
@@ -410,6 +423,7 @@ def adamw(own, from_deepspeed):
     return DeepSpeedCPUAdam(own, lr=1e-3, weight_decay=0.01)  # torch's default
 
 
+# %%
 def trained(make_model, loss_of, stage, place, own_adam, folder, precision="bf16"):
     torch.manual_seed(0)
     model = make_model()
@@ -439,6 +453,7 @@ def small_lora():
         r=8, target_modules=list(TARGETS), task_type="CAUSAL_LM"))  # fmt: skip
 
 
+# %%
 def lora_loss(engine, tokens, _):
     return engine(input_ids=tokens, labels=tokens, use_cache=False).loss
 
@@ -530,6 +545,7 @@ DEEPSPEED = {
     "train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "gradient_accumulation_steps": "auto"}  # fmt: skip
 
 
+# %%
 def on_ranks(more):
     if "deepspeed" in more:
         load_deepspeed()
@@ -623,6 +639,7 @@ def assigned_on_meta():
     return model
 
 
+# %%
 with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / "model.pt"
     torch.save(Transformer(WIDE).state_dict(), path)
@@ -645,8 +662,9 @@ show(draw_validation(summaries, title="Offload, predicted beside published"),
      alt="; ".join(f"{row.source}: mean error {row.mean:.0%}" for row in summaries))  # fmt: skip
 
 # %% [markdown]
-# **Read it.** ZeRO-Offload trained 13 billion parameters on one V100 of 32 GB at 34 TFLOP/s. Each micro-batch sends its gradients, and small ones (4 texts at 13B)
-# pay most. ZeRO-Infinity's states come from NVMe, unhidden: at 1 trillion parameters they take longer than the compute.
+# **Read it.** ZeRO-Offload trained 13 billion parameters on one V100 of 32 GB, at 34.5 TFLOP/s. Each micro-batch sends its gradients, and small ones (4 texts at 13B)
+# pay most. ZeRO-Infinity's states come from NVMe, unhidden: at 1 trillion parameters they take longer than the compute. The naive
+# rule, a constant fitted to the rows themselves, does as well where the link hardly shows, and worse where it decides.
 #
 # ## When to use what
 #
