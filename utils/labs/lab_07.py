@@ -165,7 +165,7 @@ def problems() -> list[Problem]:
     return found
 
 
-DIAGNOSED = (6, (1.0, 1.0, 1.0, 1.0), 3.0, 0.5)
+DIAGNOSED = (6, (1.0, 1.0, 1.0, 1.0), 2.5, 0.5)
 
 
 @takes(keys({"waits": whole("a whole number"), "idle seconds": number("a number of seconds"),

@@ -209,7 +209,7 @@ def waits_for_every_tensor(run):
 
 # %%
 def fresh_run():
-    return StreamedRun(blocks=6, tensor_seconds=(1.0, 1.0, 1.0, 1.0), compute_seconds=3.0, wait_seconds=0.5)
+    return StreamedRun(blocks=6, tensor_seconds=(1.0, 1.0, 1.0, 1.0), compute_seconds=2.5, wait_seconds=0.5)
 
 
 run = fresh_run()
