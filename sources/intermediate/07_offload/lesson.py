@@ -56,6 +56,7 @@ from utils.models.pretrained import enable_checkpointing
 from utils.planner import Batch, Cluster, Lora, Plan, estimate
 from utils.planner.offload import SCHEMES
 from utils.techniques import Link, OffloadedOptimizer, measure_disk, op_problem, stream_blocks
+from utils.techniques.cpu_ranks import fsdp_on_cpu
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.techniques.fsdp import shard
 from utils.techniques.zero import resident, zero_config, zero_engine
@@ -536,16 +537,20 @@ for targets_of, ends in per_block.items():
     print(f"7B, rank 8 on {targets_of} matrices of a block: {moving / GB:.2f} GB can move ({Evidence.PREDICTED})")
 
 # %% [markdown]
-# ## 5. `Trainer(deepspeed=...)`
+# ## 5. `Trainer`: `deepspeed=` and `fsdp=`
 #
-# One argument more, and `Trainer` offloads. The batch sizes are `"auto"`: Trainer writes those of its other
-# arguments into DeepSpeed's configuration, so that they agree. Two ranks, beside one plain process.
+# One argument more, and `Trainer` offloads or shards. The batch sizes are `"auto"`: Trainer writes those of its other
+# arguments into DeepSpeed's configuration, so that they agree. FSDP must know what to gather at a time: the class of a block.
+# Two ranks each, beside one plain process. (accelerate, which `Trainer` calls, takes up FSDP on GPUs alone; `fsdp_on_cpu`
+# turns it on here.)
 
 # %%
 DEEPSPEED = {
     "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
     "zero_force_ds_cpu_optimizer": False,
     "train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "gradient_accumulation_steps": "auto"}  # fmt: skip
+MORE = {"deepspeed=": {"deepspeed": DEEPSPEED}, "fsdp=": {"fsdp": True, "fsdp_config": {
+    "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "activation_checkpointing": True}}}  # fmt: skip
 
 
 # %%
@@ -558,18 +563,20 @@ def on_ranks(more):
         save_strategy="no", disable_tqdm=True, use_cpu=True, **more)  # fmt: skip
     rows = [{"input_ids": row, "labels": row} for tokens, _ in batches[:8] for row in tokens]
     trainer = Trainer(model=small_lora(), args=arguments, train_dataset=rows)
+    if arguments.fsdp:
+        fsdp_on_cpu(trainer)
     with contextlib.redirect_stdout(io.StringIO()):  # it prints every loss
         trainer.train()
     return [row["loss"] for row in trainer.state.log_history if "loss" in row], type(trainer.model_wrapped).__name__
 
 
 # %%
-if not zero_problem:
-    plain_losses, _ = run_ranks(on_ranks, 1, {"ddp_find_unused_parameters": False}, timeout_seconds=200)[0]
-    sharded, wrapper = run_ranks(on_ranks, 2, {"deepspeed": DEEPSPEED}, timeout_seconds=200)[0]
+plain_losses, _ = run_ranks(on_ranks, 1, {"ddp_find_unused_parameters": False}, timeout_seconds=200)[0]
+for name in ["fsdp="] if zero_problem else MORE:
+    sharded, wrapper = run_ranks(on_ranks, 2, MORE[name], timeout_seconds=200)[0]
     apart = max(abs(a / b - 1) for a, b in zip(sharded, plain_losses, strict=True))
-    print(f"{wrapper} on 2 ranks: losses {apart:.0e} from those of one process")
-    assert apart < 1e-5, "deepspeed= trains another model: same seed, same batches on every rank?"
+    print(f"{name:<11}{wrapper} on 2 ranks: losses {apart:.0e} from those of one process")
+    assert apart < 1e-5, f"{name} trains another model: same seed, same batches on every rank?"
 
 # %% [markdown]
 # ## 6. Seven billion, simulated
