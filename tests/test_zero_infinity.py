@@ -21,10 +21,15 @@ pytestmark = [
 ]
 
 
+WIDE = 8192  # DeepSpeed keeps tensors of less than 1 MiB in memory
+
+
 def worker(stage: int, offload: dict[str, Any], from_deepspeed: bool, folder: str) -> Any:
     load_deepspeed()
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 8))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(32, WIDE), torch.nn.GELU(), torch.nn.Linear(WIDE, 8)
+    )
     count = sum(p.numel() for p in model.parameters())
     config = zero_config(stage, count, world_size=1, micro_batch=4, **offload)
     make: Callable[..., Any] = torch.optim.AdamW
@@ -59,7 +64,7 @@ def test_zero_infinity_keeps_states_in_a_file(tmp_path: Path) -> None:
         pytest.skip(problem)
     there = {"device": "nvme", "nvme_path": str(tmp_path)}
     plain, _ = run_ranks(worker, 1, 3, {}, False, str(tmp_path), timeout_seconds=100)[0]
-    offload = {"offload_optimizer": there, "offload_param": there}
+    offload = {"offload_optimizer": there, "offload_param": there | {"buffer_size": 1_000_000}}
     found, written = run_ranks(worker, 1, 3, offload, False, str(tmp_path), timeout_seconds=200)[0]
     assert found == pytest.approx(plain, rel=5e-4), "states that went to a file came back changed"
     assert written >= 12, "copies and moments are on the disk"

@@ -415,7 +415,8 @@ def placed(stage, place, folder):
     if place is None:
         return {}
     there = {"device": place} | ({"nvme_path": folder} if place == "nvme" else {})
-    return {"offload_optimizer": there} | ({"offload_param": there} if stage == 3 else {})
+    weights = there | ({"buffer_size": 1_000_000} if place == "nvme" else {})  # elements; by default 1e8
+    return {"offload_optimizer": there} | ({"offload_param": weights} if stage == 3 else {})
 
 
 # %%
