@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -164,8 +165,8 @@ VALUES = {
 
 OF_PARTS = (
     "01.read_timeline", "02.diagnose", "02.did_not_halve", "03.diagnosis", "05.diagnosis",
-    "06.fit", "08.diagnosis", "09.accumulation", "10.patient_1", "11.job_a", "11.job_b",
-    "11.job_c", "12.diagnosis", "13.diagnosis", "15.explain_oom", "15.two_cards",
+    "06.fit", "07.diagnosis", "08.diagnosis", "09.accumulation", "10.patient_1", "11.job_a",
+    "11.job_b", "11.job_c", "12.diagnosis", "13.diagnosis", "15.explain_oom", "15.two_cards",
 )  # fmt: skip
 
 
@@ -185,6 +186,7 @@ def right_dicts() -> dict[str, dict[str, Any]]:
         "05.diagnosis": {"what differs": "buffers", "updates per step": 2},
         "06.fit": {"method": "LoRA", "sequence length": 1024, "micro-batch": 29},
         "08.diagnosis": {"same kind shows it": "no", "what shows it": "text that the model will read"},
+        "07.diagnosis": {"waits": 72, "idle seconds": 108.0, "least seconds": 60.0},
         "09.accumulation": {
             "collective that grew": "all-reduce",
             "times that gradients are sent": 4,
@@ -228,7 +230,7 @@ NUMERIC = {
     "04": ["sent_bytes", "make_buckets"],
     "05": ["predicted_bytes", "best_set"],
     "06": ["lora_states"],
-    "08": ["admitted"],
+    "07": ["exposed_seconds", "best_choice"], "08": ["admitted"],
     "09": ["largest_moment", "sent_bytes", "cheapest_plan"],
     "11": ["finish_seconds"], "12": ["kept_bytes", "dropout_seed"], "13": ["cut_layers"],
     "15": ["token_budget"],
@@ -237,8 +239,9 @@ _SOURCES = {
     "01": "beginner/01_where_memory_goes", "02": "beginner/02_mixed_precision",
     "03": "beginner/03_when_numbers_break", "04": "beginner/04_four_ranks",
     "05": "intermediate/05_checkpointing", "06": "intermediate/06_seven_billion",
-    "08": "intermediate/08_smaller_weights", "09": "intermediate/09_sharding",
-    "11": "advanced/11_links", "12": "advanced/12_tensor_parallel", "13": "advanced/13_pipelines",
+    "07": "intermediate/07_offload", "08": "intermediate/08_smaller_weights",
+    "09": "intermediate/09_sharding", "11": "advanced/11_links",
+    "12": "advanced/12_tensor_parallel", "13": "advanced/13_pipelines",
     "15": "advanced/15_design_studio",
 }  # fmt: skip
 
@@ -251,6 +254,11 @@ def solution(number: str, name: str) -> Callable[..., Any]:
         from utils.techniques import activation_peak, recompute_flops
 
         names |= {"activation_peak": activation_peak, "recompute_flops": recompute_flops}
+    if number == "07":
+        from utils.techniques import offload_choice as choice
+
+        names |= {"itertools": itertools, "offloaded_seconds": choice.offloaded_seconds,
+                  "on_card": choice.on_card, "on_host": choice.on_host}  # fmt: skip
     source = solved_lab(_SOURCES[number])
     return definitions(source, *ends, starts=(f"def {name}(",), **names)[name]
 

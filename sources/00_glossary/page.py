@@ -123,6 +123,16 @@
 # | FSDP, FSDP2 | PyTorch's sharding of all three, gathered block by block |
 # | all-gather, reduce-scatter | everyone gets all parts; everyone gets its part of the sum |
 # | offload | keep what is not needed now in the CPU's memory or on disk |
+# | host, device | the CPU with its memory; the GPU with its own |
+# | placement | whether the program puts a tensor in device or host memory |
+# | link | the way between host and device, such as PCI Express; or between devices |
+# | streaming, prefetch | weights come to the device block by block; the next block comes while this one computes |
+# | pinned memory | host memory that the system never moves, so that the GPU copies it at the link's rate |
+# | ZeRO-Offload, ZeRO-Infinity | ZeRO with states in host memory; with weights there as well, or on NVMe |
+# | NVMe | a fast disk on PCI Express |
+# | direct I/O | reading and writing a file past the system's cache |
+# | token bucket | a rule that lets bytes through at a steady rate |
+# | NUMA | a machine whose processors each have memory of their own, and slower ways to the others' |
 # | chunked loss | compute logits and loss for a part of the tokens at a time |
 # | fused kernel | one kernel for several operations, without memory for what lies between them |
 
