@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -103,7 +104,7 @@ def returning(value: Any) -> Callable[..., Any]:
     return lambda *args, **settings: value
 
 
-OF_RANKS = ["04.by_hand", "04.accumulate", "04.deadlock", "09.zero_1"]
+OF_RANKS = ["04.by_hand", "04.accumulate", "04.deadlock", "09.zero_1", "14.clip_over_axes"]
 
 
 def all_exercises() -> list[str]:
@@ -134,6 +135,9 @@ VALUES = {
     "09.stage_2_on_8": 3.75,
     "09.one_gpu": 0,
     "09.reduced_times": 8,
+    "14.same_rows": [0, 1, 4, 5],
+    "14.which_bug": 3,
+    "14.turning_point": 1815,
     "15.gb_per_gpu": 18 * 130 / 64,
     "15.micro_batches": 300,
     "15.plan_175b": Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2),
@@ -143,7 +147,7 @@ VALUES = {
 
 OF_PARTS = (
     "01.read_timeline", "02.diagnose", "02.did_not_halve", "03.diagnosis", "05.diagnosis", "06.fit", "09.accumulation",
-    "15.explain_oom", "15.two_cards",
+    "14.two_faults", "15.explain_oom", "15.two_cards",
 )  # fmt: skip
 
 
@@ -168,6 +172,7 @@ def right_dicts() -> dict[str, dict[str, Any]]:
             "cured configuration": zero_config(1, 1_000_000, world_size=4, micro_batch=1,
                                                accumulation=4),
         },
+        "14.two_faults": {"A: axis": "pp", "A: fault": 3, "B: axis": "shard", "B: fault": 2},
         "15.explain_oom": {"fullest stage": 0, "largest category": "activations",
                            "missing GiB": _MISSING},
         "15.two_cards": {"bill": solution("15", "bill"), "an A10 holds the states": False,
@@ -183,19 +188,22 @@ NUMERIC = {
     "05": ["predicted_bytes", "best_set"],
     "06": ["lora_states"],
     "09": ["largest_moment", "sent_bytes", "cheapest_plan"],
+    "14": ["place_axes", "deal_layers"],
     "15": ["token_budget"],
 }  # functions that return numbers, or tuples, lists and dicts of them
 _SOURCES = {
     "01": "beginner/01_where_memory_goes", "02": "beginner/02_mixed_precision",
     "03": "beginner/03_when_numbers_break", "04": "beginner/04_four_ranks",
     "05": "intermediate/05_checkpointing", "06": "intermediate/06_seven_billion",
-    "09": "intermediate/09_sharding", "15": "advanced/15_design_studio",
+    "09": "intermediate/09_sharding", "14": "advanced/14_three_dimensions",
+    "15": "advanced/15_design_studio",
 }  # fmt: skip
 
 
 def solution(number: str, name: str) -> Callable[..., Any]:
     """A lab's own solution of an exercise."""
-    names = {"torch": torch, "F": F, "nn": nn, "math": math, "measure": measure}
+    names = {"torch": torch, "F": F, "nn": nn, "math": math, "measure": measure,
+             "itertools": itertools}  # fmt: skip
     ends = ("\n\n\nfound = ", "\n\n\ncalls = ")
     if number == "05":
         from utils.techniques import activation_peak, recompute_flops

@@ -9,6 +9,7 @@ from utils.views.flight import draw_flight
 from utils.views.formats import draw_bits, draw_formats
 from utils.views.holders import draw_holders
 from utils.views.lanes import Span, draw_lanes
+from utils.views.orders import draw_orders
 from utils.views.over_time import draw_over_time
 from utils.views.plan_figures import draw_pareto, draw_stage_memory
 from utils.views.rank_map import draw_ranks
@@ -24,7 +25,7 @@ __all__ = [
     "Bar", "Comparison", "Span", "compare", "design", "draw_bits",
     "draw_breakdown", "draw_budget_map", "draw_design", "draw_flight", "draw_formats",
     "draw_holders", "draw_lanes", "draw_losses", "draw_memory_by_batch", "draw_over_time", "draw_pareto", "draw_peaks",
-    "draw_ranks", "draw_schedule",
+    "draw_orders", "draw_ranks", "draw_schedule",
     "draw_stage_memory", "draw_staircase", "draw_throughput", "draw_timeline", "draw_tradeoff", "draw_validation",
     "explore", "predicted", "reconcile", "show", "studio",
 ]  # fmt: skip
