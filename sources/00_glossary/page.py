@@ -106,6 +106,10 @@
 # | tensor parallel (TP) | ranks share each matrix and exchange results inside every block |
 # | sequence parallel | norms and residuals split over the tensor-parallel ranks as well |
 # | pipeline parallel (PP) | ranks, the stages, hold different layers and pass activations on |
+# | context parallel (CP) | ranks share each sequence, and gather keys and values for attention |
+# | axis, mesh | one of the ways in which ranks are divided; the box of ranks with a side for each axis |
+# | HSDP | states sharded inside a group, such as a node, and replicated between groups |
+# | tied embedding | embedding and head are one matrix; with stages, two copies whose gradients are added up |
 # | bubble | the time in which a pipeline stage waits |
 # | 1F1B, GPipe | schedules: one forward and one backward in turn; all forwards, then all backwards |
 # | interleaving | each stage holds several chunks of layers, which shortens the bubble |

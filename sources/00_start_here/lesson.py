@@ -169,14 +169,15 @@ scoreboard("00")
 # | [06 Seven billion parameters on 24 GB](intermediate/06_seven_billion.ipynb) | adapters and four-bit weights: which fine-tunes of a 7B model fit | 60 | 50 | [lab](../labs/intermediate/06_seven_billion.ipynb), [solution](../solutions/intermediate/06_seven_billion.ipynb) |
 # | [07 Offload: memory that lies behind a link](intermediate/07_offload.ipynb) | move optimizer state and gradients to the host, and count both sides | 45 | | |
 # | [09 Sharding: ZeRO-1, 2, 3 and FSDP](intermediate/09_sharding.ipynb) | train one model in five ways on four ranks, and account for what each holds and sends | 75 | 60 | [lab](../labs/intermediate/09_sharding.ipynb), [solution](../solutions/intermediate/09_sharding.ipynb) |
+# | [14 Three dimensions at once](advanced/14_three_dimensions.ipynb) | compose tensor, pipeline and data parallelism, and count the bytes on every link | 80 | 60 | [lab](../labs/advanced/14_three_dimensions.ipynb), [solution](../solutions/advanced/14_three_dimensions.ipynb) |
 # | [15 The design studio](advanced/15_design_studio.ipynb) | lay out 175B on 64 GPUs, and defend a design in days and dollars | 80 | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
 #
 # A lab holds exercises that check your answers. Work in a copy: `make my-labs`, typed in a terminal
 # in the course's folder, puts the labs into `my_labs/`, which is yours and which no update touches.
 #
 # **To come:** 08 smaller weights for inference, 10 the out-of-memory clinic, 11 links and
-# collectives, 12 tensor and sequence parallelism, 13 pipelines, 14 three dimensions at once, 16 runs that
-# survive, 17 on a real cluster, 99 the capstone.
+# collectives, 12 tensor and sequence parallelism, 13 pipelines, 16 runs that survive,
+# 17 on a real cluster, 99 the capstone.
 #
 # ## 7. Glossary
 #

@@ -116,7 +116,9 @@ def _layout_problem(found: Any, sizes: Mapping[str, int]) -> str:
     try:
         pairs = [(str(axis), whole().read(size)) for axis, size in found]
     except (TypeError, ValueError, WrongKind):
-        return 'Return a list of pairs, slowest first, such as [("pp", 4), ("shard", 2), ("tp", 8)].'
+        return (
+            'Return a list of pairs, slowest first, such as [("pp", 4), ("shard", 2), ("tp", 8)].'
+        )
     split = axis_sizes(pairs)
     if {a: n for a, n in split.items() if n > 1} != {a: n for a, n in sizes.items() if n > 1}:
         return "The factors of an axis must multiply out to its size, and there are no other axes."
@@ -146,7 +148,9 @@ def clip_over_axes(answer: Callable[..., Any]) -> Verdict:
         found = run_ranks(workers.clipped, workers.BOX.ranks, answer, timeout_seconds=TIMEOUT_SECONDS)  # fmt: skip
     except RankError as error:
         failure = error.failures[error.rank]
-        nudge = "Does every rank call the same collectives, also one whose list of gradients is empty?"
+        nudge = (
+            "Does every rank call the same collectives, also one whose list of gradients is empty?"
+        )
         return not_yet(f"rank {error.rank} {failure.what}", nudge=nudge)
     for number_, case in enumerate(workers.CASES):
         for rank, reports in enumerate(found):
@@ -200,11 +204,15 @@ def two_faults(answer: Mapping[str, Any]) -> Verdict:
         ("B", 6): "Gradients that are added up leave the loss of step 1 right. Is it, in run B?",
     }
     for run, (axis, fault) in wanted.items():
-        nudge = f"Run {run} with two ranks along one axis and one along the others. When is it wrong?"
+        nudge = (
+            f"Run {run} with two ranks along one axis and one along the others. When is it wrong?"
+        )
         if answer[f"{run}: axis"] != axis:
             return not_yet(f"run {run}: the axis", got=shown(answer[f"{run}: axis"]), nudge=nudge)
         given = answer[f"{run}: fault"]
-        nudge = notes.get((run, given), "Which of the list needs more than one rank along that axis?")
+        nudge = notes.get(
+            (run, given), "Which of the list needs more than one rank along that axis?"
+        )
         if verdict := judge(given, fault, f"run {run}: the fault", expected="a number of the list",
                             nudge=nudge):  # fmt: skip
             return verdict
@@ -234,7 +242,9 @@ def stage_bytes(
 def least_peak(layers: int, stages: int, m: int, state: float, kept: float, end: float) -> float:
     """The least that the fullest stage can hold: the smallest limit that has room for all layers."""
     empty = stage_bytes([0] * stages, m, state, kept, end)
-    one = [b - a for a, b in zip(empty, stage_bytes([1] * stages, m, state, kept, end), strict=True)]
+    one = [
+        b - a for a, b in zip(empty, stage_bytes([1] * stages, m, state, kept, end), strict=True)
+    ]
     limits = sorted({a + n * b for a, b in zip(empty, one, strict=True) for n in range(1, layers + 1)})  # fmt: skip
     for limit in limits:
         room = [int((limit - a) / b + 1e-9) for a, b in zip(empty, one, strict=True)]

@@ -595,7 +595,7 @@ print(script[script.index("    mesh =") : script.index("\n\n\nif")])
 def refused(what):
     try:
         what()
-    except Exception as error:
+    except ValueError as error:
         print("refused:", str(error).partition("\n")[0])
 
 
