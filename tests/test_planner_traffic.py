@@ -60,9 +60,13 @@ def test_sharded_bytes(lesson, name):
     run = lesson["at_size"](SHAPE, plan.dims, 0, 2, zero_stage=3)
     found = lesson["sent_by_axis"](run, plan.dims)
     (wanted,) = axis_bytes(SHAPE, plan, Batch(sequences=16, sequence_length=LENGTH))
-    # Named: a number of the norm an axis, and the norms' weights between which nothing is padded.
-    assert found["shard"] == pytest.approx(wanted["shard"], rel=1e-3)
-    assert found["replicate"] == pytest.approx(wanted["replicate"], rel=1e-3)
+    # Named: `shard_states` gives up the ends after forward too and gathers them again, which FSDP2
+    # left to itself does not; and a number of the norm over each axis.
+    n = plan.dims.shard
+    ends = 2 * SHAPE.vocabulary * SHAPE.hidden + SHAPE.hidden
+    again = 2 * 2 * ends * (n - 1) / n
+    assert found["shard"] == pytest.approx(wanted["shard"] + again, rel=1e-4)
+    assert found["replicate"] == pytest.approx(wanted["replicate"], rel=1e-4, abs=1)
 
 
 def test_what_a_ring_sends():

@@ -29,4 +29,5 @@ def lesson_names(**names: Any) -> dict[str, Any]:
             exec("\n\n\n".join(parts), found)
     missing = [name for name in DEFINES if name not in found]
     assert not missing, f"lesson 14 no longer defines {missing}"
-    return found | names
+    found.update(names)
+    return found

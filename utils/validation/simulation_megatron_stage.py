@@ -48,9 +48,16 @@ def megatron_stage(
         last=stage == plan.pp - 1, dropout=0.1 * plan.dropout,
         scores="flash" if plan.attention == "flash" else scores,
     )  # fmt: skip
-    filled = plan.pp * (2 if plan.virtual_stages > 1 else 1)
-    passes = order(plan.schedule, plan.pp, filled, plan.virtual_stages)[stage]
+    m = _filling(plan, stage)
+    passes = order(plan.schedule, plan.pp, m, plan.virtual_stages)[stage]
     return share_step(rank, passes, plan.micro_batch, length, device)
+
+
+def _filling(plan: Plan, stage: int) -> int:
+    """The fewest rounds of micro-batches after which as much is in flight as ever will be."""
+    p, v = plan.pp, plan.virtual_stages
+    warm_up = 2 * (p - stage - 1) + (v - 1) * p if v > 1 else p - stage - 1
+    return p if p * v > warm_up else 2 * p
 
 
 def states_and_kept(found: Measurement) -> tuple[int, int]:

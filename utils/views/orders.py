@@ -47,12 +47,13 @@ def draw_orders(
             color, hatch = AXIS_LOOKS[axis]
             axes.barh(range(len(left)), sizes, left=start, color=color, hatch=hatch, height=0.7)
             start = [a + b for a, b in zip(start, sizes, strict=True)]
-        for row, total in enumerate(start):
-            axes.annotate(f"{total:,.0f}", (total, row), xytext=(4, 0), va="center",
+        for row, (sizes_of, total) in enumerate(zip(left.values(), start, strict=True)):
+            most = max(sizes_of, key=lambda axis: sizes_of[axis])
+            axes.annotate(f"{total:,.0f}, most of it {most}", (total, row), xytext=(4, 0), va="center",
                           textcoords="offset points", fontsize=11)  # fmt: skip
         axes.set_yticks(range(len(left)), list(left))
         axes.set_ylim(len(left) - 0.5, -0.5)
-        axes.set_xlim(0, 1.12 * max(start) or 1)
+        axes.set_xlim(0, 1.3 * max(start) or 1)
         axes.grid(False, axis="y")
         axes.set_xlabel("GB that leave nodes in a step, all GPUs together")
         axes.set_ylabel("fastest axis first")

@@ -46,18 +46,16 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.tensor.parallel import loss_parallel
 
-from utils import GB, GIB, Batch, Category, Cluster, Evidence, Plan, Transformer, TransformerConfig, check
-from utils import draw_losses, draw_orders, draw_ranks, draw_stage_memory, estimate, export, run_ranks
-from utils import score, scoreboard, show, simulate
+from utils import GB, GIB, Batch, Cluster, Evidence, Plan, Transformer, TransformerConfig, check, draw_losses
+from utils import draw_orders, draw_ranks, draw_stage_memory, estimate, export, run_ranks, score, scoreboard
+from utils import show, simulate
 from utils.catalog import ModelShape, model_shape
 from utils.data import text_tokens
 from utils.memory import held
-from utils.parallel import ParallelDims, accumulated_passes, adamw, clip, cut, device_mesh, materialise
-from utils.parallel import own_positions, own_rows, pipeline_passes, reduce_late, shard_states, share_sequences
-from utils.parallel import split_tensors, sum_over, token_weight
+from utils.parallel import ParallelDims, accumulated_passes, adamw, clip, cut, device_mesh, materialise, own_positions
+from utils.parallel import own_rows, pipeline_passes, reduce_late, shard_states, share_sequences, split_tensors, sum_over
+from utils.parallel import token_weight
 from utils.planner import axis_bytes, framework, ring_bytes
-from utils.techniques.deepspeed import deepspeed_problem
-from utils.techniques.deepspeed_config import read_config
 from utils.validation.simulation_megatron_stage import megatron_stage, states_and_kept
 from utils.validation.tables import source, table
 
@@ -113,7 +111,7 @@ check("14.same_rows", same_rows)
 
 # %%
 TINY = TransformerConfig(vocabulary=256, hidden=64, layers=4, heads=4, feedforward=192)
-ROWS, LENGTH, MICRO_BATCHES, RATE, STEPS = 16, 32, 2, 1e-2, 5
+ROWS, LENGTH, MICRO_BATCHES, RATE, STEPS = 16, 32, 2, 3e-3, 5
 TEXT = text_tokens(100_000).long()
 
 
@@ -176,7 +174,7 @@ def my_part(dims, model, zero_stage=1, mixed=False):
 
 # %%
 def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_stage=1):
-    positions = own_positions(dims, dist.get_rank(), length)
+    positions = own_positions(dims, mesh.get_rank(), length)
     if dims.pp == 1:
         return accumulated_passes(part, micro_batch, positions, reduce_late(mesh, zero_stage=zero_stage))
     shape = (micro_batch, len(positions) // dims.tp, part.config.hidden)
@@ -223,7 +221,7 @@ def train(dims, steps, read=my_rows, clipped=clip_over_all, after_backward=None,
         optimizer.step()
         optimizer.zero_grad()
         losses.append(sum_over(mesh, ["shard"], loss).item() / mesh["shard"].size())
-    return losses, norms, [(row.category, row.bytes) for row in held(model=part, optimizer=optimizer)]
+    return losses, norms, [row.bytes for row in held(model=part, optimizer=optimizer)]
 
 
 # %% [markdown]
@@ -253,7 +251,7 @@ for name in BOXES:
 # %%
 P = sum(p.numel() for p in whole_model().parameters())
 copies = sum(p.numel() for name, p in whole_model().named_parameters() if "norm" in name)
-on_ranks = [sum(size for _, size in rank["TP x PP x DP"][2]) for rank in ranks]
+on_ranks = [sum(rank["TP x PP x DP"][2]) for rank in ranks]
 print(f"held between steps, by rank: {on_ranks} bytes (measured); 24 P / 8 = {3 * P:,}")
 steps_taken = sum(on_ranks) - 24 * (P + copies)
 print(f"all ranks: {sum(on_ranks):,}; 24 (P + a second copy of {copies:,} norm weights) = {24 * (P + copies):,};"
@@ -366,7 +364,7 @@ rows = []
 for i, stage in enumerate(planned.stages):
     states, kept = states_and_kept(whole[i]) if i in whole else (math.nan, a_block * stage.in_flight)
     rows.append({"stage": i, "blocks in flight": f"{stage.in_flight:.0f}", "states, predicted": stage.state_bytes / GIB,
-                 "simulated": states / GIB, "activations, predicted": stage.bytes_by_category[Category.ACTIVATIONS] / GIB,
+                 "simulated": states / GIB, "activations, predicted": stage.bytes_by_category["activations"] / GIB,
                  "simulated ": kept / GIB, "by": "whole run" if i in whole else "in flight"})  # fmt: skip
 display(pd.DataFrame(rows).style.format(precision=2, na_rep="").hide().set_caption("175B, GiB of one GPU"))
 paper = next(row for row in table("korthikanti_figure1") if row["model"] == "175B")
@@ -475,8 +473,8 @@ print(f"well placed {best:.2f}%, badly {worst:.0f}% (simulated); your bets {my_b
 print(f"the planner's whole step: {in_3d.step_seconds:.0f} s (predicted)")
 
 # %% [markdown]
-# **Read it.** *tp* innermost: that was folklore, here it is counted. The two best orders put either both replicas or two
-# neighbouring stages into a node. Which is better depends on the batch: data parallelism sends its gradients once a step, the
+# **Read it.** *tp* innermost: that was folklore, here it is counted. A node of eight has room for the four slices and one more pair. The
+# first two orders put both replicas there, the third two neighbouring stages. Which is better depends on the batch: data parallelism sends its gradients once a step, the
 # pipeline a stream for each micro-batch. **The order is an outcome of bytes, not a law.** The lab has cases where no order of
 # whole axes is best.
 #
@@ -516,8 +514,8 @@ for row in table("narayanan_table2"):
         print(f"  {row['scheme']:>6}, 174.6B on {row['n_gpus']:>4} GPUs: {row['tflops_per_gpu_incl_recompute']} TFLOP/s (published)")
 
 # %% [markdown]
-# **Read it.** On a fast network ZeRO-3 keeps up, with far less to build. As the network slows down it falls behind first:
-# its bytes grow with parameters *and* micro-batches and cross every link, those of three axes stay in the nodes. The published rows show the
+# **Read it.** On a fast network ZeRO-3 comes within an eighth, recomputing every block, with far less to build. As the network
+# slows down it falls behind first: its bytes grow with parameters *and* micro-batches and cross every link, those of three axes stay in the nodes. The published rows show the
 # same from another side: with more GPUs at one batch, ZeRO-3 has less work to hide its gathers behind.
 #
 # ## 8. One billion on 64 GPUs
@@ -537,9 +535,9 @@ for length, sequences in ((2048, 1), (2048, 8), (8192, 2), (8192, 4), (65_536, 1
               f"{at['logits and loss'] / GIB:5.1f}, activations {at['activations'] / GIB:5.1f}: {found.verdict}")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** It fits, until one micro-batch has some ten thousand tokens or more. Then activations overflow it, and after
-# checkpointing the **logits**: 128,256 of them for every token. Sharding over 64 GPUs does not help with either: each
-# rank has its own. A smaller micro-batch does, or a chunked loss, or context parallelism.
+# **Read it.** 16,384 tokens in one micro-batch fit. Twice as many overflow with activations and logits, until blocks are
+# recomputed. At 65,536 the **logits** alone overflow: 128,256 for every token. Sharding over 64 GPUs does not help with either:
+# each rank has its own. A smaller micro-batch does, or a chunked loss, or context parallelism.
 #
 # Still, 64 GPUs train it faster. FSDP shards over all 64; HSDP within each node, with eight replicas.
 
@@ -568,6 +566,9 @@ display(pd.DataFrame(rows).style.format(precision=3).hide().set_caption("Llama 3
 # Nobody types a layout twice. `export` writes it for each tool, and says what a tool cannot say.
 
 # %%
+from utils.techniques.deepspeed import deepspeed_problem
+from utils.techniques.deepspeed_config import read_config
+
 job = export(HUNDRED, cluster, replace(three, framework="fsdp"), batch)
 print(json.dumps(job.deepspeed, indent=1))
 for note in job.notes["deepspeed"][:3]:
@@ -576,7 +577,7 @@ layout = [word for word in job.megatron if word.startswith("--")]
 known = {row["name"] for row in table("megatron_arguments")}
 assert set(layout) <= known, f"Megatron-LM has no {sorted(set(layout) - known)}"
 text = " ".join(job.megatron)
-print("Megatron-LM:", text[text.index("--tensor-model") : text.index("--overlap-grad")])
+print("Megatron-LM:", text[text.index("--tensor-model") : text.index("--attention-backend")])
 print(f"all {len(layout)} options are in Megatron-LM's own list (published)")
 if not (problem := deepspeed_problem("cpu")):
     print("DeepSpeed's class reads a batch of", read_config(job.deepspeed, three.dp).train_batch_size)
