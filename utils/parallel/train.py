@@ -117,8 +117,8 @@ def _gradients(group: list[nn.Parameter]) -> list[DTensor]:
 def _own_square(grad: DTensor, mesh: DeviceMesh) -> Tensor:
     """The square of what this rank holds of a gradient; of copies the first one counts alone."""
     names = grad.device_mesh.mesh_dim_names or ()
-    shared = {name for name, place in zip(names, grad.placements, strict=True) if place.is_shard()}
-    copied = [axis for axis in mesh.mesh_dim_names or () if axis not in {"pp", *shared}]
+    apart = {n for n, place in zip(names, grad.placements, strict=True) if not place.is_replicate()}
+    copied = [axis for axis in mesh.mesh_dim_names or () if axis not in {"pp", *apart}]
     is_first = all(mesh.get_local_rank(axis) == 0 for axis in copied)
     return torch.linalg.vector_norm(grad.to_local()).square() * is_first
 

@@ -111,7 +111,7 @@ check("14.same_rows", same_rows)
 
 # %%
 TINY = TransformerConfig(vocabulary=256, hidden=64, layers=4, heads=4, feedforward=192)
-ROWS, LENGTH, MICRO_BATCHES, RATE, STEPS = 16, 32, 2, 3e-3, 5
+ROWS, LENGTH, MICRO_BATCHES, RATE, STEPS = 16, 32, 2, 3e-3, 4
 TEXT = text_tokens(100_000).long()
 
 
@@ -353,13 +353,13 @@ LARGE, TOKENS = model_shape("megatron-175b"), 2048
 megatron = Plan(tp=8, pp=8, virtual_stages=3, sequence_parallel=True, recompute="selective",
                 attention="unfused", dropout=True)  # fmt: skip
 planned = estimate(LARGE, cluster, megatron, Batch(sequences=64, sequence_length=TOKENS))
-whole = {stage: megatron_stage(LARGE, megatron, stage, length=TOKENS) for stage in (0, 3, 7)}
+whole = {stage: megatron_stage(LARGE, megatron, stage, length=TOKENS) for stage in (0, 4, 7)}
 show(draw_stage_memory(planned, simulated={stage: run.peak_bytes for stage, run in whole.items()}),
      alt="Stacked bars of memory for 8 stages, below the 80 GB card; activations shrink from stage to stage. Diamonds "
-     "for stages 0, 3 and 7 lie on the bars.")  # fmt: skip
+     "for stages 0, 4 and 7 lie on the bars.")  # fmt: skip
 
 # %%
-a_block = states_and_kept(whole[3])[1] / planned.stages[3].in_flight
+a_block = states_and_kept(whole[4])[1] / planned.stages[4].in_flight
 rows = []
 for i, stage in enumerate(planned.stages):
     states, kept = states_and_kept(whole[i]) if i in whole else (math.nan, a_block * stage.in_flight)
@@ -370,7 +370,7 @@ display(pd.DataFrame(rows).style.format(precision=2, na_rep="").hide().set_capti
 paper = next(row for row in table("korthikanti_figure1") if row["model"] == "175B")
 published = [float(paper[name]) for name in ("fig1_param_opt_gib", "fig1_act_seqsel_gib")]
 mean_states = sum(stage.state_bytes for stage in planned.stages) / 8 / GIB
-ours = [states_and_kept(whole[3])[0] / GIB, states_and_kept(whole[0])[1] / GIB]
+ours = [states_and_kept(whole[4])[0] / GIB, states_and_kept(whole[0])[1] / GIB]
 print(f"published: states {published[0]:.1f}, activations of the first stage {published[1]:.1f} GiB")
 print(f"simulated: {ours[0]:.1f} (a stage without embedding or head), {ours[1]:.1f}; predicted mean {mean_states:.1f}")
 for found, printed in zip(ours, published, strict=True):
