@@ -133,18 +133,28 @@ def clip_of_stage(gradients, place, limit):
     [
         ({"once": False}, "on every rank that has one"),
         ({"local": True}, "this rank's own norm"),
-        ({"roots": True}, "the root comes last"),
-        ({"squared": True}, "its square"),
         ({"up": True}, "only where the norm is above"),
-        ({"copy": True}, "in place"),
-        ({"each": True}, "one number is enough"),
-        ({"leave": True}, "whose list of gradients is empty"),
+        *[
+            pytest.param(change, words, marks=pytest.mark.slow)
+            for change, words in (
+                ({"roots": True}, "the root comes last"),
+                ({"squared": True}, "its square"),
+                ({"copy": True}, "in place"),
+                ({"each": True}, "one number is enough"),
+            )
+        ],
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_clip_over_axes_refuses(change, words, monkeypatch):
-    monkeypatch.setattr(lab_14, "TIMEOUT_SECONDS", 6.0)
+def test_clip_over_axes_refuses(change, words):
     nudged(lab_14.clip_over_axes(lambda *given: clip(*given, **change)), words)
+
+
+def test_clip_over_axes_says_who_waits_for_whom(monkeypatch):
+    monkeypatch.setattr(lab_14, "TIMEOUT_SECONDS", 6.0)
+    nudged(
+        lab_14.clip_over_axes(lambda *given: clip(*given, leave=True)), "list of gradients is empty"
+    )
 
 
 def test_clip_over_axes_knows_the_norm_of_a_stage():
@@ -165,6 +175,7 @@ def test_two_faults_refuses(change, words):
     nudged(lab_14.two_faults(FAULTS | change), words)
 
 
+@pytest.mark.slow
 def test_the_planted_faults_show_where_the_lab_says():
     right = one_process()
     for run, axis in (("A", "pp"), ("B", "shard")):
@@ -172,6 +183,9 @@ def test_the_planted_faults_show_where_the_lab_says():
             found = faulty_run(run, **{along: 2})
             same = found["losses"] == pytest.approx(right["losses"], rel=1e-9)
             assert same == (along != axis), (run, along)
+
+
+def test_runs_that_are_not_there():
     with pytest.raises(ValueError, match="There is no run 'C'"):
         faulty_run("C")
     with pytest.raises(ValueError, match="takes 16 ranks"):
