@@ -108,7 +108,7 @@ def returning(value: Any) -> Callable[..., Any]:
 
 OF_RANKS = [
     "04.accumulate", "04.by_hand", "04.deadlock", "09.zero_1", "11.ordered_ring",
-    "11.tree_broadcast", "12.row_parallel",
+    "11.tree_broadcast", "12.row_parallel", "14.clip_over_axes",
 ]  # fmt: skip
 
 
@@ -156,6 +156,9 @@ VALUES = {
     "13.micro_batches": 70,
     "13.held": 4,
     "13.messages": 736,
+    "14.same_rows": [0, 1, 4, 5],
+    "14.which_bug": 3,
+    "14.turning_point": 1815,
     "15.gb_per_gpu": 18 * 130 / 64,
     "15.micro_batches": 300,
     "15.plan_175b": Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2),
@@ -166,7 +169,8 @@ VALUES = {
 OF_PARTS = (
     "01.read_timeline", "02.diagnose", "02.did_not_halve", "03.diagnosis", "05.diagnosis",
     "06.fit", "07.diagnosis", "08.diagnosis", "09.accumulation", "10.patient_1", "11.job_a",
-    "11.job_b", "11.job_c", "12.diagnosis", "13.diagnosis", "15.explain_oom", "15.two_cards",
+    "11.job_b", "11.job_c", "12.diagnosis", "13.diagnosis", "14.two_faults", "15.explain_oom",
+    "15.two_cards",
 )  # fmt: skip
 
 
@@ -204,6 +208,7 @@ def right_dicts() -> dict[str, dict[str, Any]]:
         "11.job_b": {"layer": "collectives", "node": "all", "seconds saved": _saved("B", "bucket_bytes")},
         "11.job_c": {"layer": "network", "node": 6, "seconds saved": _saved("C", "weak_ports")},
         "13.diagnosis": {"circle": [1, 2], "cured": cured_13()},
+        "14.two_faults": {"A: axis": "pp", "A: fault": 3, "B: axis": "shard", "B: fault": 2},
         "15.explain_oom": {"fullest stage": 0, "largest category": "activations",
                            "missing GiB": _MISSING},
         "15.two_cards": {"bill": solution("15", "bill"), "an A10 holds the states": False,
@@ -233,6 +238,7 @@ NUMERIC = {
     "07": ["exposed_seconds", "best_choice"], "08": ["admitted"],
     "09": ["largest_moment", "sent_bytes", "cheapest_plan"],
     "11": ["finish_seconds"], "12": ["kept_bytes", "dropout_seed"], "13": ["cut_layers"],
+    "14": ["place_axes", "deal_layers"],
     "15": ["token_budget"],
 }  # functions that return numbers, or tuples, lists and dicts of them
 _SOURCES = {
@@ -242,13 +248,15 @@ _SOURCES = {
     "07": "intermediate/07_offload", "08": "intermediate/08_smaller_weights",
     "09": "intermediate/09_sharding", "11": "advanced/11_links",
     "12": "advanced/12_tensor_parallel", "13": "advanced/13_pipelines",
+    "14": "advanced/14_three_dimensions",
     "15": "advanced/15_design_studio",
 }  # fmt: skip
 
 
 def solution(number: str, name: str) -> Callable[..., Any]:
     """A lab's own solution of an exercise."""
-    names = {"torch": torch, "F": F, "nn": nn, "math": math, "measure": measure}
+    names = {"torch": torch, "F": F, "nn": nn, "math": math, "measure": measure,
+             "itertools": itertools}  # fmt: skip
     ends = ("\n\n\nfound = ", "\n\n\ncalls = ")
     if number == "05":
         from utils.techniques import activation_peak, recompute_flops

@@ -82,6 +82,7 @@ _HOME = {
     "draw_messages": "utils.views",
     "draw_losses": "utils.views",
     "draw_memory_by_batch": "utils.views",
+    "draw_orders": "utils.views",
     "draw_over_time": "utils.views",
     "draw_pareto": "utils.views",
     "draw_peaks": "utils.views",

@@ -150,6 +150,10 @@
 # | DTensor | a tensor whose parts lie on the ranks of a mesh, with the placements that say how |
 # | asynchronous TP | a gather and its product cut into pieces, so that one piece travels while another is multiplied |
 # | pipeline parallel (PP) | ranks, the stages, hold different layers and pass activations on |
+# | context parallel (CP) | ranks share each sequence, and gather keys and values for attention |
+# | axis, mesh | one of the ways in which ranks are divided; the box of ranks with a side for each axis |
+# | HSDP | states sharded inside a group, such as a node, and replicated between groups |
+# | tied embedding | embedding and head are one matrix; with stages, two copies whose gradients are added up |
 # | bubble | the time in which a pipeline stage waits |
 # | action | one pass of one micro-batch through one stage: 2F0 is stage 2, forward, micro-batch 0 |
 # | schedule | the lists of actions that the ranks of a pipeline run, in order |

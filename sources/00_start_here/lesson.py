@@ -175,6 +175,7 @@ scoreboard("00")
 # | [11 Links and collectives](advanced/11_links.ipynb) | write a ring all-reduce, build two hosts, and find what slows a job on eight nodes | 80 | 75 | [lab](../labs/advanced/11_links.ipynb), [solution](../solutions/advanced/11_links.ipynb) |
 # | [12 Tensor and sequence parallelism](advanced/12_tensor_parallel.ipynb) | split every matrix over four ranks, and count what a layer sends and keeps | 80 | 70 | [lab](../labs/advanced/12_tensor_parallel.ipynb), [solution](../solutions/advanced/12_tensor_parallel.ipynb) |
 # | [13 Pipelines](advanced/13_pipelines.ipynb) | run any schedule on four ranks, and predict its bubble, memory and messages | 80 | 75 | [lab](../labs/advanced/13_pipelines.ipynb), [solution](../solutions/advanced/13_pipelines.ipynb) |
+# | [14 Three dimensions at once](advanced/14_three_dimensions.ipynb) | compose tensor, pipeline and data parallelism, and count the bytes on every link | 80 | 60 | [lab](../labs/advanced/14_three_dimensions.ipynb), [solution](../solutions/advanced/14_three_dimensions.ipynb) |
 # | [15 The design studio](advanced/15_design_studio.ipynb) | lay out 175B on 64 GPUs, and defend a design in days and dollars | 80 | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
 #
 # A lab holds exercises that check your answers. Work in a copy: `make my-labs`, typed in a terminal

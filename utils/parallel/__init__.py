@@ -14,6 +14,7 @@ HOME = {
     "ParallelDims": "dims",
     "device_mesh": "mesh",
     "joined_ranks": "mesh",
+    "sum_over": "mesh",
     "accumulated_passes": "data",
     "own_batches": "data",
     "own_positions": "data",

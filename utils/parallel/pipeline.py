@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-from utils.parallel.data import Passes, summed_loss
+from utils.parallel.data import Passes, loss_dtype, summed_loss
 from utils.parallel.mesh import sum_over
 from utils.parallel.parts import Part, blocks_of
 
@@ -179,7 +179,6 @@ def pipeline_passes(
         n_microbatches=micro_batches, loss_fn=loss_of, scale_grads=False,
     )  # fmt: skip
 
-    loss_type = torch.promote_types(stream.dtype, torch.float32)  # as summed_loss has it
 
     def passes(inputs: Tensor, targets: Tensor, weight: float) -> Tensor:
         if len(inputs) % micro_batches:
@@ -193,7 +192,7 @@ def pipeline_passes(
         ends: dict[str, Any] = {"target": targets, "losses": losses} if chunks - 1 in held else {}
         places = positions.expand(len(inputs), -1)  # cut into micro-batches like the rows
         runs.step(*given, **ends, positions=places, return_outputs=False)
-        none = torch.zeros((), device=inputs.device, dtype=loss_type)
+        none = torch.zeros((), dtype=loss_dtype(stream.dtype), device=inputs.device)
         total = torch.stack(losses).sum() if losses else none
         return sum_over(mesh, ["pp"], total.detach())  # only the last stage has a loss
 

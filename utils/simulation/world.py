@@ -21,7 +21,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from utils.parallel.dims import ParallelDims
 from utils.shims.ddp import modelled_reducer
-from utils.shims.torch_distributed import join_alone, meshes_with_data, noted_column_splits
+from utils.shims.torch_distributed import (
+    forget_shardings,
+    join_alone,
+    meshes_with_data,
+    noted_column_splits,
+)
 
 
 @dataclass
@@ -61,6 +66,7 @@ def simulated_world(ranks: int | ParallelDims, rank: int) -> Iterator[World]:
         ):
             yield world
     finally:
+        forget_shardings()
         sys.excepthook = excepthook  # joining puts the rank's number before later tracebacks
         dist.destroy_process_group()
 

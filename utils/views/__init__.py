@@ -10,8 +10,8 @@ from utils.views.flight import draw_flight
 from utils.views.formats import draw_bits, draw_formats
 from utils.views.holders import draw_holders
 from utils.views.lanes import Span, draw_lanes
-from utils.views.link_costs import draw_link_costs
-from utils.views.messages import draw_messages
+    from utils.views.link_costs import draw_link_costs from utils.views.messages import draw_messages,
+    from utils.views.orders import draw_orders,
 from utils.views.over_time import draw_over_time
 from utils.views.plan_figures import draw_pareto, draw_stage_memory
 from utils.views.rank_map import draw_ranks
@@ -30,9 +30,9 @@ __all__ = [
     "design", "draw_bits", "draw_breakdown", "draw_budget_map", "draw_context_memory",
     "draw_decoding", "draw_design", "draw_error_by_bits", "draw_flight", "draw_formats",
     "draw_holders", "draw_kept", "draw_lanes", "draw_link_costs", "draw_losses",
-    "draw_memory_by_batch", "draw_messages", "draw_over_time", "draw_pareto", "draw_peaks",
-    "draw_ranks", "draw_schedule", "draw_schedules", "draw_segments", "draw_stage_memory",
-    "draw_staircase", "draw_tensor_flow", "draw_throughput", "draw_timeline", "draw_tradeoff",
-    "draw_validation", "draw_ward",
-    "explore", "predicted", "reconcile", "show", "studio",
+    "draw_memory_by_batch", "draw_messages", "draw_orders", "draw_over_time", "draw_pareto",
+    "draw_peaks", "draw_ranks", "draw_schedule", "draw_schedules", "draw_segments",
+    "draw_stage_memory", "draw_staircase", "draw_tensor_flow", "draw_throughput", "draw_timeline",
+    "draw_tradeoff", "draw_validation", "draw_ward", "explore", "predicted", "reconcile", "show",
+    "studio",
 ]  # fmt: skip
