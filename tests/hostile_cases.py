@@ -222,6 +222,8 @@ def _saved(job: str, cause: str) -> float:
 
     slow = unknown_job(job)
     return slow.step().step_seconds - slow.fixed(cause).step().step_seconds
+
+
 def cured_13() -> list[list[str]]:
     """Lab 13's broken program with the warm-up of rank 2 put right."""
     right = [[str(action) for action in row] for row in order("1f1b", 4, 6)]
@@ -235,9 +237,12 @@ NUMERIC = {
     "04": ["sent_bytes", "make_buckets"],
     "05": ["predicted_bytes", "best_set"],
     "06": ["lora_states"],
-    "07": ["exposed_seconds", "best_choice"], "08": ["admitted"],
+    "07": ["exposed_seconds", "best_choice"],
+    "08": ["admitted"],
     "09": ["largest_moment", "sent_bytes", "cheapest_plan"],
-    "11": ["finish_seconds"], "12": ["kept_bytes", "dropout_seed"], "13": ["cut_layers"],
+    "11": ["finish_seconds"],
+    "12": ["kept_bytes", "dropout_seed"],
+    "13": ["cut_layers"],
     "14": ["place_axes", "deal_layers"],
     "15": ["token_budget"],
 }  # functions that return numbers, or tuples, lists and dicts of them

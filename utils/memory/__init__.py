@@ -7,8 +7,8 @@ from utils.memory.host import host_memory
 from utils.memory.measurement import Measurement
 from utils.memory.meter import measure
 from utils.memory.observer import phase
-    from utils.memory.peak import allocated_peak, from utils.memory.saved import SavedBytes,
-    saved_for_backward,
+from utils.memory.peak import allocated_peak
+from utils.memory.saved import SavedBytes, saved_for_backward
 from utils.memory.timeline import Breakdown, Crossing, MemoryTimeline
 
 __all__ = [

@@ -179,7 +179,6 @@ def pipeline_passes(
         n_microbatches=micro_batches, loss_fn=loss_of, scale_grads=False,
     )  # fmt: skip
 
-
     def passes(inputs: Tensor, targets: Tensor, weight: float) -> Tensor:
         if len(inputs) % micro_batches:
             raise ValueError(

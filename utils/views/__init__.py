@@ -10,8 +10,9 @@ from utils.views.flight import draw_flight
 from utils.views.formats import draw_bits, draw_formats
 from utils.views.holders import draw_holders
 from utils.views.lanes import Span, draw_lanes
-    from utils.views.link_costs import draw_link_costs from utils.views.messages import draw_messages,
-    from utils.views.orders import draw_orders,
+from utils.views.link_costs import draw_link_costs
+from utils.views.messages import draw_messages
+from utils.views.orders import draw_orders
 from utils.views.over_time import draw_over_time
 from utils.views.plan_figures import draw_pareto, draw_stage_memory
 from utils.views.rank_map import draw_ranks
