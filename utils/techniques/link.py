@@ -65,9 +65,8 @@ class Link:
     """
 
     def __init__(self, bytes_per_second: float | None = None, device: str = "cpu") -> None:
-        self._buckets = {
-            way: bytes_per_second and TokenBucket(bytes_per_second) for way in (DOWN, UP)
-        }
+        rates = dict.fromkeys((DOWN, UP), bytes_per_second)
+        self._buckets = {w: None if r is None else TokenBucket(r) for w, r in rates.items()}
         self._workers = {way: ThreadPoolExecutor(1, f"link-{way}") for way in (DOWN, UP)}
         self._device, self._lock = torch.device(device), threading.Lock()
         self.log: list[Transfer] = []
@@ -100,7 +99,7 @@ class Link:
     def _copy(self, way: str, tensor: Tensor) -> Tensor:
         start = time.perf_counter()
         bucket = self._buckets[way]
-        if bucket:
+        if bucket is not None:
             bucket.take(tensor.nbytes)
         copy = self._placed(way, tensor)
         with self._lock:
