@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from utils.units import GIB
@@ -15,8 +16,8 @@ ERRORS = {"nearest": {2: [0.2, 0.21, 0.25], 4: [0.04]}, "GPTQ": {2: [0.1], 4: [0
 def test_the_line_joins_the_middle_of_the_draws() -> None:
     axes = draw_error_by_bits(ERRORS, device="the CPU").axes[0]
     nearest = axes.get_lines()[0]
-    assert list(nearest.get_xdata()) == [2, 4], "bits from few to many"
-    assert list(nearest.get_ydata()) == [0.21, 0.04], "the middle one of each draw"
+    assert np.asarray(nearest.get_xdata()).tolist() == [2, 4], "bits from few to many"
+    assert np.asarray(nearest.get_ydata()).tolist() == [0.21, 0.04], "the middle one of each draw"
     assert axes.get_yscale() == "log", "factors are read as distances"
 
 

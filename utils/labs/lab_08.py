@@ -71,10 +71,10 @@ def few_bits(answer: Callable[[Tensor, Tensor], Any]) -> Verdict:
     """Exercise 1: three bits in groups of 32, as near to the layer's output as GPTQModel."""
     weight, moments = layer()
     tensors = several(instance(Tensor, "a tensor"), 3, "codes, scales and zeros, three tensors")
-    found = tensors.returned(answer(weight.clone(), moments.clone()))
-    if verdict := _not_the_format(*found, weight):
+    codes, scales, zeros = tensors.returned(answer(weight.clone(), moments.clone()))
+    if verdict := _not_the_format(codes, scales, zeros, weight):
         return verdict
-    codes, scales, zeros = (part.detach().float() for part in found)
+    codes, scales, zeros = (part.detach().float() for part in (codes, scales, zeros))
     stored = Rounded(codes, scales, zeros, BITS).weight()
     error, par = output_error(weight, stored, moments), layer_par()
     score = scored(error, par, "error of the output", "{:.4f}".format)

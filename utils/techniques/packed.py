@@ -56,6 +56,12 @@ class PackedLinear(nn.Module):
         TypeError: the weight is of another form.
     """
 
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+    column_scales: Tensor | None
+    bias: Tensor | None
+
     def __init__(self, made: InFewBits, bias: Tensor | None = None) -> None:
         super().__init__()
         rounded = made.rounded if isinstance(made, Scaled) else made

@@ -324,8 +324,8 @@ print(pd.DataFrame(four_bits).to_string())
 # that are far larger than all others, and these take the whole scale of a row. `LLM.int8()` multiplies channels
 # that reach 6 in 16 bits, the rest in eight ([Dettmers and others 2022](https://arxiv.org/abs/2208.07339)).
 #
-# Ours has none, so plant one, by a change that changes nothing: a norm gives channel 7 thirty times as large, and the
-# layers behind it hold a thirtieth of its weights.
+# Ours has none, so plant one, by a change that changes nothing: each norm gives channel 7 thirty times as large, and the
+# layers behind it hold a thirtieth of that channel's weights.
 
 # %%
 def with_outlier(model, channel=7, factor=30.0):
@@ -497,8 +497,8 @@ except RuntimeError as error:
 # | int8, weights only | torchao | runs, below | |
 # | NF4 | bitsandbytes | runs, below | |
 # | GPTQ | GPTQModel, llm-compressor | GPTQModel runs; it set the par of the lab | AutoGPTQ |
-# | AWQ | llm-compressor, GPTQModel | kernels need a GPU | AutoAWQ, deprecated |
-# | int4, fp8 | torchao, vLLM | needs a GPU | |
+# | AWQ | llm-compressor, GPTQModel | not tried here | AutoAWQ, deprecated |
+# | int4, fp8 | torchao, vLLM | made for GPUs | |
 #
 # Where the format is the same, so are the codes:
 
