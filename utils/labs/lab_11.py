@@ -199,7 +199,7 @@ finish_seconds = Exercise(
         _finish(_READY, [5000] * 4, 20_000, "with one bucket for all", wrong={
             0.064: "Four starts? One bucket is one all-reduce.",
         }),
-        _finish(_READY, [30_000, 1000, 1000, 1000], 1000, "where the first bucket keeps the network busy",
+        _finish(_READY, [30_000, 1000, 1000, 1000], 900, "where the first bucket keeps the network busy",
                 nudge="A bucket waits for its gradients *and* for the all-reduce before it."),
         _finish(_READY, [5000] * 4, 12_000, "where the last bucket is not full", wrong={
             0.056: "Here the cap was exceeded by the third gradient, and the fourth is alone. Is it sent?",

@@ -112,7 +112,7 @@ class Wire:
     def _post(self, tensor: Tensor, to: int, source: int | None) -> dist.Work:
         target = self._number(to)
         came_from = None if source is None else self._number(source)
-        at_byte = tensor.storage_offset() * tensor.element_size()
+        at_byte = int(tensor.storage_offset()) * tensor.element_size()
         self.moves.append(Move(target, tensor.nbytes, came_from, at_byte))
         if self._pace:
             self._pace(target, tensor.nbytes)
