@@ -66,6 +66,7 @@ def one_f_one_b(stages: int, micro_batches: int) -> list[list[str]]:
     # END SOLUTION
 
 
+# %%
 check("13.one_f_one_b", one_f_one_b)
 
 # %% [markdown]
@@ -112,6 +113,7 @@ def stuck(rows: list[list[str]]) -> list[str | None]:
     # END SOLUTION
 
 
+# %%
 check("13.stuck", stuck)
 
 # %% [markdown]
@@ -152,6 +154,7 @@ def own_schedule(stages: int, micro_batches: int) -> list[list[str]]:
     # END SOLUTION
 
 
+# %%
 check("13.own_schedule", own_schedule)
 
 # %% [markdown]
@@ -283,6 +286,7 @@ def cut_layers(seconds: list[float], stages: int) -> list[int]:
     # END SOLUTION
 
 
+# %%
 check("13.cut_layers", cut_layers)
 
 # %% [markdown]
