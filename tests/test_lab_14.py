@@ -41,7 +41,7 @@ def test_the_untouched_lab_is_not_attempted(name):
     ("name", "right", "wrong"),
     [
         ("same_rows", {5, 4, 1, 0}, {(4, 5): "first stage", (5, 7): "two replicas", (1, 5): "pipeline"}),
-        ("which_bug", 3, {1: "Adam hides", 2: "at step 1"}),
+        ("which_bug", 3, {1: "different norms", 2: "at step 1"}),
         ("turning_point", 1820, {908: "two replicas", 100: "Let m vary"}),
     ],
 )  # fmt: skip

@@ -37,11 +37,12 @@ same_rows = Question(
 )  # fmt: skip
 
 which_bug = Question(
-    "Lesson 14: right at step 1, wrong from step 2 on.", number("1, 2 or 3"), right=3,
-    wrong={1: "Adam hides a wrong scale: the losses of a norm by stage stay near.",
+    "Lesson 14: the first loss is right, and all stages agree on a wrong norm.",
+    number("1, 2 or 3"), right=3,
+    wrong={1: "With a norm by stage the stages report different norms.",
            2: "Other rows show at step 1: the first loss is already of something else."},
-    nudge="Which of the three leaves the first forward pass alone, and the update not?",
-    note="both copies start alike, and their first update differs", expected="a number",
+    nudge="Which of the three leaves the first forward pass alone, and the gradients not?",
+    note="both copies start alike, and each has a part of the gradient", expected="a number",
 )  # fmt: skip
 
 _STREAM = 2048 * 10_240 * 2 / 4  # bytes of a micro-batch that a slice of 4 sends to the next stage
