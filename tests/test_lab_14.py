@@ -110,7 +110,8 @@ def clip(gradients, place, limit, *, once=True, roots=False, each=False, up=Fals
     for _ in range(3 * each):
         dist.all_reduce(torch.zeros(1))
     norm = (square if roots or squared else square.sqrt()).item()
-    scale = limit / norm if up else min(1.0, limit / norm)
+    norm_or_tiny = max(norm, 1e-30)  # of a stage without gradients, by itself
+    scale = limit / norm_or_tiny if up else min(1.0, limit / norm_or_tiny)
     for tensor, _ in gradients:
         if not copy:
             tensor *= scale

@@ -149,9 +149,7 @@ def clip_over_axes(answer: Callable[..., Any]) -> Verdict:
         found = run_ranks(workers.clipped, workers.BOX.ranks, answer, timeout_seconds=TIMEOUT_SECONDS)  # fmt: skip
     except RankError as error:
         failure = error.failures[error.rank]
-        nudge = (
-            "Does every rank call the same collectives, also one whose list of gradients is empty?"
-        )
+        nudge = "Does every rank call the same collectives, also one whose list of gradients is empty, and whose own norm is 0?"
         return not_yet(f"rank {error.rank} {failure.what}", nudge=nudge)
     for number_, case in enumerate(workers.CASES):
         for rank, reports in enumerate(found):
