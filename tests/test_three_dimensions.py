@@ -83,7 +83,6 @@ def test_a_stage_that_is_not_there():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_every_stage_of_175b_whole():
     """States and activations: against the plan, the published, and what is in flight."""
     plan, paper = planned(), next(r for r in table("korthikanti_figure1") if r["model"] == "175B")

@@ -37,11 +37,12 @@ same_rows = Question(
 )  # fmt: skip
 
 which_bug = Question(
-    "Lesson 14: right at step 1, wrong from step 2 on.", number("1, 2 or 3"), right=3,
-    wrong={1: "Adam hides a wrong scale: the losses of a norm by stage stay near.",
+    "Lesson 14: the first loss is right, and all stages agree on a wrong norm.",
+    number("1, 2 or 3"), right=3,
+    wrong={1: "With a norm by stage the stages report different norms.",
            2: "Other rows show at step 1: the first loss is already of something else."},
-    nudge="Which of the three leaves the first forward pass alone, and the update not?",
-    note="both copies start alike, and their first update differs", expected="a number",
+    nudge="Which of the three leaves the first forward pass alone, and the gradients not?",
+    note="both copies start alike, and each has a part of the gradient", expected="a number",
 )  # fmt: skip
 
 _STREAM = 2048 * 10_240 * 2 / 4  # bytes of a micro-batch that a slice of 4 sends to the next stage
@@ -148,9 +149,7 @@ def clip_over_axes(answer: Callable[..., Any]) -> Verdict:
         found = run_ranks(workers.clipped, workers.BOX.ranks, answer, timeout_seconds=TIMEOUT_SECONDS)  # fmt: skip
     except RankError as error:
         failure = error.failures[error.rank]
-        nudge = (
-            "Does every rank call the same collectives, also one whose list of gradients is empty?"
-        )
+        nudge = "Does every rank call the same collectives, also one whose list of gradients is empty, and whose own norm is 0?"
         return not_yet(f"rank {error.rank} {failure.what}", nudge=nudge)
     for number_, case in enumerate(workers.CASES):
         for rank, reports in enumerate(found):

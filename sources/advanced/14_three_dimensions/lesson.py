@@ -323,19 +323,20 @@ show(draw_losses(curves, minus="one process", title="Two bugs: loss minus that o
      "by stage stays near zero.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** Other rows show at once, in the loss of the first step. Untied gradients leave the first loss
-# right, since both copies start alike, and drift from the second step on. The norm by stage hardly moves the losses:
-# Adam divides a gradient by its own size, so a wrong scale cancels nearly. Only the norm itself says it: two
-# stages report two numbers, and neither is the right one. **Log the norm on every stage, and compare step 1 with one
-# process.** The tied run that is right has a norm that is too large all the same: it counts the shared matrix twice,
-# on both stages. Megatron-LM leaves one copy out of its norm; you will in the lab.
+# **Read it.** Other rows show at once, in the loss of the first step. The other two bugs leave it right: nothing has been updated yet. After
+# that they drift by less than a thousandth, and such a run looks healthy. (Adam divides a gradient by its own size, so a
+# wrong scale cancels nearly; untied copies part slowly.) The norm tells them apart. By stage, two stages report two numbers, and neither is
+# right. Untied, all stages agree, on a wrong one. **Log the norm on every stage, and compare the first steps with one process.**
+#
+# The tied run that is right has a norm that is too large all the same: it counts the shared matrix twice, once on each of the two
+# stages. In the lab you leave one copy out.
 #
 # <div class="alert alert-warning"><b>Trap: data that hides a bug.</b> Why <code>% 128</code> above? In a vocabulary of 256 all
 # characters of plain text lie in the first half, which slice 0 holds. Slice 1 would embed and score no token, and whatever rows
 # it read, no loss would change.</div>
 #
-# **Question.** A run's losses agree with one process at step 1 to nine digits, and at step 2 to three. Which of the
-# three bugs is it: 1, 2 or 3?
+# **Question.** A run's first loss is that of one process, and later ones are not. All stages report the same norm, and it is
+# wrong. Which of the three bugs is it: 1, 2 or 3?
 
 # %%
 which_bug = ...
