@@ -60,7 +60,8 @@ RANKS = 8
 # tensor into $N$ parts. In each of $N - 1$ steps a rank passes on a part, and adds its own numbers to the one that
 # comes in. Then part $r$ is complete on rank $r$: a **reduce-scatter**. In $N - 1$ more steps the complete
 # parts go round: an **all-gather**. Together they are an **all-reduce**
-# ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)).
+# ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)). New words stand in the
+# [glossary](../00_glossary.ipynb).
 #
 # `wire.exchange` is `work = dist.isend(part, right)`, `dist.recv(into, left)`, `work.wait()`. Both at once, and in this
 # order: if all ranks first waited to receive, nobody would send. The wire notes who sent what to whom.

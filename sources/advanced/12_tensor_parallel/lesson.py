@@ -659,7 +659,7 @@ for kind, size in planned.items():
 # %% [markdown]
 # And the formula of section 5 against the paper's own models, 22 billion to 1 trillion parameters. In a pipeline the
 # first stage holds a whole model's worth of layers in flight; with $p$ stages of $m > 1$ chunks each (interleaved)
-# $1 + (p-1)/(pm)$ times that (their section 4.2.3; lesson 13, to come, draws why).
+# $1 + (p-1)/(pm)$ times that (their section 4.2.3; [lesson 13](13_pipelines.ipynb) draws why).
 
 # %%
 print(source("korthikanti_figure1").partition(" (")[0])
@@ -706,7 +706,7 @@ show(draw_lanes(lanes, title="A layer of 175B forward, nodes of 8 A100", evidenc
 # %% [markdown]
 # **Read it.** From 2 to 8 ranks the layer is three times as fast on four times the GPUs. With 16, half of the time is
 # sending, and the last column shows what that costs. With one port a node, 16 ranks take as long as 2. Pipeline and
-# data parallelism send less often and need not wait: they take the slow links (lesson 14, to come).
+# data parallelism send less often and need not wait: they take the slow links ([lesson 14](14_three_dimensions.ipynb)).
 #
 # **"TP = 8, always"** is folklore, though. More ranks make thinner products and more exchanges. BLOOM's team measured the same
 # model both ways on the same day:

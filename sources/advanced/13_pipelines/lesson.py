@@ -68,7 +68,8 @@ print(deepspeed_is_missing or f"DeepSpeed {load_deepspeed().__version__}")
 # - Find a deadlock in the lists, and in a job that hangs.
 #
 # A pipeline saves **memory**: each rank holds a part of the layers. It sends little, and pays with **idle compute**: in
-# lesson 04 one half of a network waited while the other worked.
+# lesson 04 one half of a network waited while the other worked. New words stand in the
+# [glossary](../00_glossary.ipynb).
 #
 # ## 1. A schedule is a program
 #

@@ -68,7 +68,7 @@ from utils.validation.tables import source, table
 # - Place axes on links by counting bytes, and predict the memory of each stage.
 #
 # On the map of memory, compute and communication this lesson spends **communication** where links are fast, to
-# save **memory**. Lessons 04 and 09 have data parallelism and sharding, lessons 11 to 13 (to come) links, tensor
+# save **memory**. Lessons 04 and 09 have data parallelism and sharding, lessons 11 to 13 links, tensor
 # parallelism and pipelines; the [glossary](../00_glossary.ipynb) has the words. First the picture: where 64
 # ranks lie.
 

@@ -59,6 +59,8 @@ files = here.root / "build" / "clinic"  # git ignores this folder
 # - Find what holds the bytes, cure it, and prove that no loss has changed.
 # - Choose the instrument that can see the fault, and open a snapshot and a trace without a network.
 #
+# New words stand in the [glossary](../00_glossary.ipynb).
+#
 # ## 1. The ward
 #
 # A patient is a script with `build()`, which makes model and optimizer, and `train(model, optimizer)`, which runs all of
