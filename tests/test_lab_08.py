@@ -143,6 +143,7 @@ def test_gptq_leaves_no_more_error_than_the_library() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # its own are not ours
 def test_gptqmodel_itself_leaves_no_less_error() -> None:
     """Where GPTQModel is installed: every order of its columns, on inputs made here."""
     pytest.importorskip("gptqmodel", reason="pip install gptqmodel, in an environment of its own")
