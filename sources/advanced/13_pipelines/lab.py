@@ -188,6 +188,8 @@ def trained(rows, nap=0.02):
 
 # %%
 mine = own_schedule(4, 8)
+
+# %%
 if mine is not None:
     rows = read_program(mine)
     results = run_ranks(trained, 4, rows)
@@ -214,6 +216,8 @@ texts = [
     "3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4 3F5 3B5",
 ]
 BROKEN = [text.split() for text in texts]
+
+# %%
 print("where the ranks stand:", stuck(BROKEN))
 
 # %% [markdown]
