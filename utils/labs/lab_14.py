@@ -93,7 +93,7 @@ def _inside(sizes: Sequence[int], per_node: int) -> Iterator[tuple[int, ...]]:
 @takes(function())
 def place_axes(answer: Callable[..., Any]) -> Verdict:
     """Exercise 1: axes on nodes, by the bytes that leave them, against the best of all."""
-    spent, best, lost = 0.0, 0.0, None
+    spent, best, lost, nudge = 0.0, 0.0, "", ""
     for sizes, sent, per_node in _CLUSTERS:
         found = answer(dict(sizes), dict(sent), per_node)
         says = f"{', '.join(f'{a} {n}' for a, n in sizes.items())}, nodes of {per_node}"
@@ -102,15 +102,14 @@ def place_axes(answer: Callable[..., Any]) -> Verdict:
         layout = [(str(axis), int(size)) for axis, size in found if size > 1]
         left = sum(crossing_bytes(layout, sent, per_node).values())
         least = least_crossing(sizes, sent, per_node)
-        if lost is None and left > least * (1 + 1e-9):
-            lost = (says, left, least, layout, sizes, sent, per_node)
+        if not lost and left > least * (1 + 1e-9):
+            lost = f"{says}: {left:,.0f} GB leave, and {least:,.0f} is possible"
+            nudge = _placement_nudge(layout, sizes, sent, per_node)
         spent, best = spent + left, best + least
     score = scored(round(spent), round(best), "GB leave nodes")
-    if lost is None:
-        return correct(f"the fewest bytes on all {len(_CLUSTERS)} clusters", score=score)
-    says, left, least, *given = lost
-    return not_yet(f"{says}: {left:,.0f} GB leave, and {least:,.0f} is possible", got=score,
-                   nudge=_placement_nudge(*given))  # fmt: skip
+    if lost:
+        return not_yet(lost, got=score, nudge=nudge)
+    return correct(f"the fewest bytes on all {len(_CLUSTERS)} clusters", score=score)
 
 
 def _layout_problem(found: Any, sizes: Mapping[str, int]) -> str:
@@ -255,7 +254,7 @@ def least_peak(layers: int, stages: int, m: int, state: float, kept: float, end:
 @takes(function())
 def deal_layers(answer: Callable[..., Any]) -> Verdict:
     """Exercise 4: layers dealt to stages so that the fullest stage holds least."""
-    spent, best, lost = 0.0, 0.0, ""
+    spent, best, lost, nudge = 0.0, 0.0, "", ""
     for given in _MODELS:
         layers, stages, m, state, kept, end = given
         found = answer(*given)
