@@ -69,7 +69,6 @@ from utils.validation.tables import source, table
 figure = draw_holders({"data parallel": ()}, sends={"data parallel": "sends all gradients"}, title="Who holds what")
 show(figure, alt="Four boxes, one a rank, each filled whole with parameters, gradients and optimizer state.")
 
-# %%
 ON_GPUS = torch.cuda.device_count() >= 4
 
 

@@ -55,21 +55,11 @@ from utils.techniques import recompute_flops, step_cost
 
 device = here.meter_device  # where the meter can count: CUDA or CPU
 
-# %% [markdown]
-# ## What you will be able to do
-#
-# - Write a checkpoint by hand, and say why the random state must be replayed.
-# - Predict the peak and the arithmetic, and say where the folklore of "33%" comes from.
-# - Recognize the cases in which checkpointing saves nothing, raises the peak, or breaks a model.
-#
-# Checkpointing pays for **memory** with **compute**. It shrinks [activations](../00_glossary.ipynb); states and gradients stay.
-
 # %%
 def nine_blocks(every):
-    torch.manual_seed(0)
-    model = Transformer(TransformerConfig(vocabulary=256, hidden=128, layers=9, heads=4, feedforward=352))
-    checkpoint_blocks(model.to(device), every=every)
-    batch = torch.randint(0, 256, (4, 128), device=device)
+    config = TransformerConfig(vocabulary=256, hidden=128, layers=9, heads=4, feedforward=352)
+    model = checkpoint_blocks(Transformer(config).to(device), every=every)
+    batch = torch.zeros(4, 128, dtype=torch.long, device=device)
     return measure(lambda: model(batch).square().mean().backward(), model=model, timed_steps=0)
 
 
@@ -78,6 +68,14 @@ show(draw_over_time(kept_or_not, "activations", title="What forward keeps for ba
      alt="Activations through one step, twice: a hill where all is kept, a low step where blocks run again.")  # fmt: skip
 
 # %% [markdown]
+# ## What you will be able to do
+#
+# - Write a checkpoint by hand, and say why the random state must be replayed.
+# - Predict the peak and the arithmetic, and say where the folklore of "33%" comes from.
+# - Recognize the cases in which checkpointing saves nothing, raises the peak, or breaks a model.
+#
+# Checkpointing pays for **memory** with **compute**. It shrinks [activations](../00_glossary.ipynb); states and gradients stay.
+#
 # ## 1. A checkpoint by hand
 #
 # Forward keeps nothing but the block's input. In backward the block runs again, this time with autograd watching.
