@@ -235,6 +235,7 @@ def both_boxes():
     return {name: train(dims, STEPS) for name, dims in BOXES.items()}
 
 
+# %%
 ranks = run_ranks(both_boxes, 8, timeout_seconds=120)
 for name in BOXES:
     apart = max(abs(a / b - 1) for rank in ranks for a, b in zip(rank[name][0], alone, strict=True))
@@ -460,6 +461,7 @@ def leaving(order, sent, per_node=8):
     return left
 
 
+# %%
 m = three.micro_batches(batch)
 step_sent = {axis: counted[axis] * (1 if axis == "shard" else m / few) for axis in ("tp", "pp", "shard")}
 orders = {" < ".join(reversed(order)): leaving(order, step_sent) for order in itertools.permutations(step_sent)}
@@ -585,6 +587,8 @@ job = export(HUNDRED, cluster, replace(three, framework="fsdp"), batch)
 print(json.dumps(job.deepspeed, indent=1))
 for note in job.notes["deepspeed"][:3]:
     print("DeepSpeed:", note)
+
+# %%
 layout = [word for word in job.megatron if word.startswith("--")]
 known = {row["name"] for row in table("megatron_arguments")}
 assert set(layout) <= known, f"Megatron-LM has no {sorted(set(layout) - known)}"
