@@ -92,6 +92,7 @@ class Fetch(torch.autograd.Function):
 # STUB: # A helper of your own may stand here.
 
 
+# %%
 def streamed(block, weights, x, link):
     # BEGIN SOLUTION
     copies = {name: Fetch.apply(weight, link) for name, weight in weights.items()}
