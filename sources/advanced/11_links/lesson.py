@@ -426,6 +426,7 @@ def sweep_buckets(wire):
     return alone, {case: min(each, key=lambda run: run[1]) for case, each in runs.items()}
 
 
+# %%
 alone, stepped = run_hosts(sweep_buckets, 1, megabits_per_second=MEGABITS).results[0]
 lanes = {}
 for layers in (1, 4, 16):
