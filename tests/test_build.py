@@ -9,9 +9,10 @@ from tests.build_cases import LAB, ROOT, change, make_course, read
 
 sys.path.insert(0, str(ROOT / "sources"))
 
-import build
 from _notebook import make, targets
 from _regions import SourceError, lab_text, lesson_text, solution_text
+
+import build
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ from tests.build_cases import ROOT, make_course, read
 
 sys.path.insert(0, str(ROOT / "sources"))
 
-import build
 from _findings import budget_findings
 from _findings import words as count_words
 from _notebook import Target, code_sha256, make, targets
 from _outputs import STATE, WIDGET, clean, problems
+
+import build
 
 
 @pytest.fixture

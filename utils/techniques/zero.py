@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from utils.memory.events import Category
 from utils.memory.holdings import held
@@ -137,11 +138,9 @@ def zero_engine(
 
 
 def _has_data(model: nn.Module) -> bool:
-    """Whether its weights take memory here; simulated ones do not."""
-    try:
-        return next(model.parameters()).untyped_storage().data_ptr() != 0
-    except RuntimeError:  # PyTorch refuses the address of what is nowhere
-        return False
+    """Whether its weights take memory here; simulated ones do not, and those on `meta`."""
+    first = next(model.parameters())
+    return not isinstance(first, FakeTensor) and first.device.type != "meta"
 
 
 def _check_device(model: nn.Module, wanted: str) -> None:
