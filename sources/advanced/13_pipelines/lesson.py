@@ -499,10 +499,9 @@ print(f"norm of the first gradient {wanted.norm():.2f}; by stage", *(f"{norm:.2f
 #
 # ## 7. Break it, diagnose it: a schedule that never ends
 #
-# A colleague writes the warm-up as `rank` in place of `p - 1 - rank`. Each list alone looks like 1F1B. The job
-# hangs. PyTorch's *flight recorder* keeps the last calls of each rank for such a moment; under NCCL it holds sends and
-# receives, too. Under gloo it does not (the cell counts). So our interpreter keeps its own: `log`, to which it adds each
-# action that it begins.
+# A colleague lets rank $r$ warm up with $r$ forwards. Each list alone looks like 1F1B. The job hangs. PyTorch's *flight
+# recorder* keeps the last calls of each rank for such a moment; under NCCL it holds sends and receives, too. Under gloo
+# it does not (the cell counts). So our interpreter keeps its own: `log`, to which it adds each action that it begins.
 
 # %%
 def colleague(p, m):
@@ -645,8 +644,8 @@ show(draw_over_time({run.name: run for run in stages}, "activations", title="A s
 #
 # ### The price of a message
 #
-# GPT-3's 175 billion parameters on 64 A100s, tensor parallel over 8, 8 stages. The planner knows the time of its blocks,
-# and that each message between nodes makes the next stage wait.
+# GPT-3's 175 billion parameters on 64 A100s, tensor parallel over 8, 8 stages; every GPU has a network port of 25 GB/s.
+# The planner knows the time of the blocks, and that each message between nodes makes the next stage wait.
 
 # %%
 model, cluster = model_shape("megatron-175b"), Cluster(gpu="A100-80GB", nodes=8)
@@ -658,8 +657,9 @@ for m in (64, 512):  # micro-batches of one sequence
               f"bubble and messages {found.time.pipeline:5.2f} s of {found.step_seconds:6.2f} s (predicted)")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** Interleaving pays where the bubble is large, so at small batches, and only up to a point: $v = 12$ sends more
-# than it saves. In the large batch the bubble is small anyway, and each message costs. Megatron-LM's authors report
+# **Read it.** Interleaving pays where the bubble is large, so at small batches, and only up to a point: from
+# $v = 4$ to 12 the messages cost more than the bubble saves. In the large batch the bubble is small anyway, and $v = 12$
+# is slower than no interleaving. Megatron-LM's authors report
 # gains of "10+%" (Narayanan and others 2021, abstract; published).
 #
 # It is said that stages send so little that the network does not matter. Where do the hops go? With TP 4 and 16 stages,
