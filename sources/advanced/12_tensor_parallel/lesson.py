@@ -801,8 +801,8 @@ assert wrong[0][0][0] == right[0][0][0] and wrong[0][0][-1] != right[0][0][-1], 
 # %% [markdown]
 # **Diagnose it.** The first loss is right: forward has no error. Then each rank updates its norms by its own
 # tokens, and each copy of a head by its own queries. Tensors that must be equal drift apart, and training goes on. Its
-# losses are wrong, yet some are *lower* than the right ones: a curve alone does not tell. Compare replicated parameters between
-# ranks in a test, to the last bit.
+# losses are wrong, yet some are *lower* than the right ones: a curve alone does not tell. Compare replicated
+# parameters between ranks in a test, to the last bit.
 #
 # ## Recap
 #

@@ -659,8 +659,7 @@ for m in (64, 512):  # micro-batches of one sequence
 # %% [markdown]
 # **Read it.** Interleaving pays where the bubble is large, so at small batches, and only up to a point: from
 # $v = 4$ to 12 the messages cost more than the bubble saves. In the large batch the bubble is small anyway, and $v = 12$
-# is slower than no interleaving. Megatron-LM's authors report
-# gains of "10+%" (Narayanan and others 2021, abstract; published).
+# is slower than no interleaving. Megatron-LM's authors report gains of "10+%" (Narayanan and others 2021, abstract; published).
 #
 # It is said that stages send so little that the network does not matter. Where do the hops go? With TP 4 and 16 stages,
 # two stages share a node of eight:
