@@ -44,7 +44,7 @@ from utils.labs.ranks_12 import observed
 # | queries, and attention's result | $4\,s b h$ |
 # | keys and values | $4\,s b K D$ |
 # | a number in fp32 for each query head and token (flash attention's softmax) | $4\,s b A$ |
-# | gate, up, and their product | $6\,s b f$ |
+# | gate, up, and their product (SiLU is fused: its result is computed again in backward) | $6\,s b f$ |
 #
 # **Spec.** `kept_bytes(s, b, h, heads, kv_heads, f, ranks, split)` returns the bytes on one of `ranks` ranks. `split` is
 # `"no"` (the sequence is not split between the matrices), `"parts"` (it is, and inputs of column-parallel matrices are
@@ -152,8 +152,8 @@ check("12.dropout_seed", dropout_seed)
 # %% [markdown]
 # <details><summary>Hint 1</summary>In one of the four cases of <code>where</code> and <code>sequence</code>, all ranks of a
 # tensor-parallel group hold the same elements.</details>
-# <details><summary>Hint 2</summary><code>step + tp_rank</code> gives step 1 on rank 0 and step 0 on rank 1 the same number. Give
-# each argument decimal places of its own.</details>
+# <details><summary>Hint 2</summary><code>step + tp_rank</code> gives step 1 on rank 0 and step 0 on rank 1 the same number.
+# How can one number hold several, so that none is lost?</details>
 
 # %% [markdown]
 # ## Exercise 4: break it, diagnose it
@@ -162,7 +162,8 @@ check("12.dropout_seed", dropout_seed)
 # thing may be wrong. No loss tells: run A's first loss is right, B and C train. Here is what the ranks report.
 #
 # Run A has no dropout. For each parameter, in the order of forward: how far rank 0's gradient is from that of one
-# process, as a share of the norm of all gradients.
+# process, as a share of the norm of all gradients. (A key's bias moves all scores of a query alike. Softmax does not
+# see that, so its gradient is zero, right or wrong: skip these rows.)
 
 # %%
 reports = {run: observed(run) for run in ("A", "B", "C")}

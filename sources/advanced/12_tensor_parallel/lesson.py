@@ -12,8 +12,8 @@
 # {{badges}}
 #
 # **Promise.** You split every matrix of a transformer over four ranks, by hand and with PyTorch's DTensor, and train
-# 20 steps with the losses of one process to nine digits. You count what a layer sends and what each rank keeps, and
-# both are equal to the papers' formulas, byte for byte.
+# 20 steps with the losses of one process to nine digits. You count what a layer sends and what each rank keeps, set
+# both beside the papers' formulas, and explain them to the byte.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -132,7 +132,8 @@ def split_feedforward(A, B, x):  # nn.Linear keeps its matrix turned: (outputs, 
 
 
 # %% [markdown]
-# **Predict.** One sum forward and one backward, each of the whole stream: $2 \cdot s\,b\,h$ numbers, here of 8 bytes.
+# **Predict.** The *stream* is what flows from layer to layer: $s$ positions, $b$ sequences, $h$ channels. One sum of it
+# forward and one backward are $2 \cdot s\,b\,h$ numbers, here of 8 bytes.
 # Gradients of $A$ and $B$ stay where their parts are.
 
 # %%
@@ -177,7 +178,7 @@ check("12.other_way", collectives_the_other_way)
 # columns, **whole heads at a time**, and the output matrix by rows. Again one $f$ and one $g$. A layer then makes four
 # sums of the stream: two forward, two backward.
 #
-# With grouped queries there are fewer key-value heads, $K$, than ranks. Then several ranks hold a **copy** of the
+# With grouped queries there can be fewer key-value heads, $K$, than ranks. Then several ranks hold a **copy** of the
 # one that their query heads share. Each copy sees a part of its gradient: these must be added up over the copies.
 # (Megatron-Core 0.16 gathers all projections instead, and holds no copies.)
 
@@ -226,9 +227,9 @@ for heads, kv_heads in ((6, 6), (12, 3)):
 # %% [markdown]
 # ## 3. A loss without logits
 #
-# The head is the widest matrix. Cut by columns, each rank has the logits of some *words*. To gather them would send a
-# whole vocabulary for each token. The loss of a token needs three numbers: the largest logit (for safety), the sum of
-# exponentials, and the logit of the target, which one rank has:
+# The output head is the widest matrix. Cut by columns, each rank has the logits of some *words*. To gather them would
+# send a whole vocabulary for each token. The loss $\ell$ of a token needs three numbers: the largest logit $m$ (so that
+# nothing overflows), the sum of exponentials, and the logit of the target, which one rank has:
 #
 # $$\ell = \log \sum_w e^{z_w - m} + m - z_{\text{target}}$$
 
@@ -269,8 +270,9 @@ assert apart < 1e-9 and found == 3 * TOKENS * 8, "three numbers a token: a maxim
 # %% [markdown]
 # ## 4. The whole model, two ways
 #
-# `split_layers(model)` does sections 1 to 3 to a whole transformer, cuts the embedding by words, too, and refuses what does
-# not divide. Its code is `utils/parallel/tensor_layers.py`.
+# `split_layers(model)` does sections 1 to 3 to a whole transformer. It cuts the embedding by words, too, and refuses
+# what does not divide. Its code is `utils/parallel/tensor_layers.py`.
+#
 # **DTensor** needs no code but a plan: which layer is cut which way. This plan is written as
 # [PyTorch's tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html) begins:
 
@@ -405,7 +407,8 @@ check("12.mb_per_layer", mb_per_layer)
 # Between the matrices stand dropout, norms and residuals. So far every rank computes them **whole**, and keeps
 # them whole for backward. But they work on each token by itself. So let each rank have a part of the *sequence*
 # there ([Korthikanti and others 2022](https://arxiv.org/abs/2205.05198), section 4.2.2). An all-reduce is
-# a reduce-scatter followed by an all-gather. Put the first after the matrices, the second before the next ones, and the bytes are the same.
+# a reduce-scatter followed by an all-gather. Put the first after the matrices, the second before the next ones, and
+# the bytes are the same.
 #
 # The column side, by hand. It has one more idea: it keeps its *part* of $x$ and **gathers again** in
 # backward. The row side is yours to write, in the lab.
@@ -518,9 +521,9 @@ show(figure, alt="Bytes kept by one rank: one GPU most; on four ranks the term o
 
 # %% [markdown]
 # **Read it.** Exact, but for what the paper leaves out as small: the norms' statistics (8 bytes a token) and the mask
-# of causal attention (a byte a pair). Four ranks keep far more than a quarter: the 10 is not divided. With flash attention
-# the scores go away and the 10 weighs more: at $t = 8$ a rank keeps $13/34$, 38%. **With sequence parallelism the
-# quarter is true**, but for that mask.
+# of causal attention (a byte a pair). Each of the four keeps far more than a quarter: the 10 is not divided. With flash
+# attention the scores go away and the 10 weighs more: at $t = 8$ a rank keeps $13/34$, 38%. **With sequence parallelism
+# the quarter is true**, but for that mask.
 #
 # ### What a rank sends
 #
@@ -619,8 +622,8 @@ if not megatron_problem():
 #
 # ## 7. Real size
 #
-# A layer of Llama-2-70B's shape over 8 simulated ranks, with the sequence split: the same `split_layers`. The planner
-# counts by formula. Do they agree?
+# Two layers of Llama-2-70B's shape over 8 simulated ranks, with the sequence split: the same `split_layers`. The
+# planner counts by formula. Do they agree?
 
 # %%
 SHAPE = model_shape("llama-2-70b")
@@ -657,9 +660,13 @@ for kind, size in planned.items():
     assert size == counted, f"planner and simulation disagree about {kind}"
 
 # %% [markdown]
-# And the formula of section 5 against the paper's own models, 22 billion to 1 trillion parameters. In a pipeline the
-# first stage holds a whole model's worth of layers in flight; with $p$ stages of $m > 1$ chunks each (interleaved)
-# $1 + (p-1)/(pm)$ times that (their section 4.2.3; [lesson 13](13_pipelines.ipynb) draws why).
+# **Read it.** They agree. 8 reduce-scatters and 12 all-gathers are the two layers'; embedding and head make the other
+# five. The loss puts in its three numbers a token. The last row adds up the gradients of five norms.
+#
+# And the formula of section 5 against the paper's own models, 22 billion to 1 trillion parameters. *Selective*
+# recomputation computes attention's inside again, so the scores go. In a pipeline the first stage holds a whole
+# model's worth of layers in flight; with $p$ stages of $m > 1$ chunks each (interleaved; lesson 13 writes $v$ for this
+# $m$) $1 + (p-1)/(pm)$ times that (their section 4.2.3; [lesson 13](13_pipelines.ipynb) draws why).
 
 # %%
 print(source("korthikanti_figure1").partition(" (")[0])
@@ -704,12 +711,13 @@ show(draw_lanes(lanes, title="A layer of 175B forward, nodes of 8 A100", evidenc
      "ranks, as long as the products for 16 with a port a GPU, and six times as long with one port a node.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** From 2 to 8 ranks the layer is three times as fast on four times the GPUs. With 16, half of the time is
-# sending, and the last column shows what that costs. With one port a node, 16 ranks take as long as 2. Pipeline and
-# data parallelism send less often and need not wait: they take the slow links ([lesson 14](14_three_dimensions.ipynb)).
+# **Read it.** From 2 to 8 ranks the layer is three times as fast on four times the GPUs. With 16 and eight
+# ports a node, half of the time is sending; the last column shows what that costs. With one port, 16 take nearly as
+# long as 2. Pipeline and data parallelism send less often: they take the slow links
+# ([lesson 14](14_three_dimensions.ipynb)).
 #
-# **"TP = 8, always"** is folklore, though. More ranks make thinner products and more exchanges. BLOOM's team measured the same
-# model both ways on the same day:
+# **"TP = 8, always"** is folklore, though. More ranks make thinner products, and each sends no less. BLOOM's team
+# measured the same model both ways on the same day:
 
 # %%
 print(source("bloom_prequel").partition("@")[0])
@@ -719,6 +727,8 @@ for row in table("bloom_prequel"):
               f"{row['tflops_per_gpu']} TFLOP/s (published)")  # fmt: skip
 
 # %% [markdown]
+# **Read it.** TP 4 was a little faster. It also needed more memory: the same table has 75 GB a GPU, and 59 with TP 8.
+#
 # ### Asynchronous tensor parallelism
 #
 # An all-gather brings $t$ pieces, and a product can begin with the first. Cut both into pieces, and let each piece
@@ -745,14 +755,14 @@ print(f"{1e3 * (gather + product):.2f} ms one after the other, {1e3 * free:.2f} 
 
 # %% [markdown]
 # **Read it.** The picture leaves out that small products are slower and that sending takes memory bandwidth. PyTorch's
-# team published up to 20% off the forward of Llama 3 70B, and 8% off the whole step
+# team published speed-ups of up to 20% in the forward of Llama 3 70B, and of 8% in the whole step
 # ([PyTorch forum, 2024](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)).
 #
 # ## When to use which
 #
 # | take | when | costs | does not help |
 # |---|---|---|---|
-# | tensor parallelism, 2 to 8 | a layer, or its activations, is too large for a GPU; fast links | four sums a layer that nothing hides | across nodes; small layers |
+# | tensor parallelism, 2 to 8 | a layer, or its activations, is too large for a GPU; fast links | four sums a layer, each in the next product's way | across nodes; small layers |
 # | sequence parallelism | always with it | gathers in backward, or bytes for gathered inputs; norms to add up | attention's inside: that is context parallelism |
 # | loss parallel | always with it | three numbers a token | |
 # | asynchronous TP | long products on NVLink | tuning | thin products |
@@ -790,8 +800,9 @@ assert wrong[0][0][0] == right[0][0][0] and wrong[0][0][-1] != right[0][0][-1], 
 
 # %% [markdown]
 # **Diagnose it.** The first loss is right: forward has no error. Then each rank updates its norms by its own
-# tokens, and each copy of a head by its own queries. Tensors that must be equal drift apart, and training goes on,
-# a little worse. Compare replicated parameters between ranks in a test, to the last bit.
+# tokens, and each copy of a head by its own queries. Tensors that must be equal drift apart, and training goes on. Its
+# losses are wrong, yet some are *lower* than the right ones: a curve alone does not tell. Compare replicated
+# parameters between ranks in a test, to the last bit.
 #
 # ## Recap
 #
@@ -799,7 +810,7 @@ assert wrong[0][0][0] == right[0][0][0] and wrong[0][0][-1] != right[0][0][-1], 
 # - A loss needs three numbers a token, not the logits.
 # - Tensor parallelism alone leaves $10\,sbh$ bytes whole. Sequence parallelism divides all.
 # - Same losses do not mean same bytes: count what a plan sends.
-# - Four sums a layer that nothing hides: it stays on NVLink.
+# - Each of a layer's four sums stands in the next product's way: it stays on NVLink.
 #
 # ### Test yourself
 #

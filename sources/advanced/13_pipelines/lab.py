@@ -72,8 +72,8 @@ check("13.one_f_one_b", one_f_one_b)
 # %% [markdown]
 # <details><summary>Hint 1</summary>The last rank can run a backward right after its first forward. How many more
 # forwards fit into the wait of the rank before it?</details>
-# <details><summary>Hint 2</summary>Write the forwards and the backwards of a rank as two lists. Warm-up takes the first
-# <code>min(stages - 1 - rank, micro_batches)</code> forwards.</details>
+# <details><summary>Hint 2</summary>Write the forwards and the backwards of a rank as two lists. Warm-up takes
+# forwards from the front, then you take one of each in turn. Mind lists that are shorter than the warm-up.</details>
 
 # %% [markdown]
 # ## Exercise 2: find the deadlock before it runs
@@ -162,8 +162,8 @@ check("13.own_schedule", own_schedule)
 # what it waits for?</details>
 # <details><summary>Hint 2</summary>Under 1F1B, rank r holds stages - r micro-batches, and may hold r more here. A W that is
 # put off fills an idle moment at the end.</details>
-# <details><summary>Hint 3</summary>Let rank r skip its W for the first r backwards, and run the missing ones at the
-# end.</details>
+# <details><summary>Hint 3</summary>Each W that waits keeps one micro-batch in flight. So how many may wait on rank r,
+# and after which of its backwards must the first one run?</details>
 
 # %% [markdown]
 # ### Use it
@@ -245,7 +245,8 @@ check("13.diagnosis", {"circle": circle, "cured": cured})
 # ## Exercise 5: stages that take equally long
 #
 # A pipeline runs at the pace of its slowest stage. Layers are not alike: the first is light here, and the head with its
-# vocabulary is heavy. These are the times of a small model's layers on this machine.
+# vocabulary is heavy. The ten blocks between are alike: where their times differ, the machine had other work. These are
+# the times on this machine.
 
 # %%
 def seconds_of_layers(width=128, vocabulary=2500):

@@ -13,7 +13,7 @@
 #
 # **Promise.** You write a program of 25 lines that runs *any* pipeline schedule on four real ranks: GPipe, 1F1B,
 # interleaved, zero bubble. Seven schedules of PyTorch's and DeepSpeed's engine then train the same model to the same
-# losses. You predict the bubble, the memory and the messages of each, and measure all three.
+# losses. You predict bubble, memory and messages, and measure all three.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -67,8 +67,8 @@ print(deepspeed_is_missing or f"DeepSpeed {load_deepspeed().__version__}")
 # - Run it with `send` and `recv`, with `torch.distributed.pipelining` and with DeepSpeed, to equal losses.
 # - Find a deadlock in the lists, and in a job that hangs.
 #
-# A pipeline saves **memory**: each rank holds a part of the layers. It sends little, and pays with **idle compute**: in
-# lesson 04 one half of a network waited while the other worked. New words stand in the
+# A pipeline saves **memory**: each rank holds a part of the layers. It sends little, and pays with **idle compute**, the
+# *bubble*: in lesson 04 one half of a network waited while the other worked. New words stand in the
 # [glossary](../00_glossary.ipynb).
 #
 # ## 1. A schedule is a program
@@ -125,12 +125,12 @@ print(f"your bet: {my_bet_percent}%; 1F1B idles {100 * (1 - idle[1] / idle[0]):.
 # |---|---|---|---|
 # | GPipe | $(p-1)/m$ | $m$ | $2(p-1)m$ |
 # | 1F1B | $(p-1)/m$ | $\min(m, p-i)$ | $2(p-1)m$ |
-# | interleaved, $v$ chunks | $(p-1)/(vm)$ | more: above in whole micro-batches | $2(vp-1)m$ |
+# | interleaved, $v$ chunks | $(p-1)/(vm)$ | more: the drawing counts (a chunk is $1/v$) | $2(vp-1)m$ |
 # | ZB-H1 | $(p-1)/(3m)$ | $\min(m, p)$, until `W` | $2(p-1)m$ |
 #
-# ZB-H1's third holds where F, I and W take equally long. DualPipeV (DeepSeek) sends data down the ranks and up again,
-# so that each rank holds a stage and its mirror; it was made to overlap the messages of experts with computing, which
-# this drawing leaves out.
+# ZB-H1's third holds where F, I and W take equally long. DualPipeV (from DeepSeek's DualPipe) sends data down the
+# ranks and up again, so that each rank holds a stage and its mirror; it was made to overlap the messages of experts with
+# computing, which this drawing leaves out.
 #
 # **Question.** Eight stages, 1F1B. How many micro-batches keep idle over work at 10%?
 
@@ -328,8 +328,8 @@ check("13.held", held_by_stage_2)
 # Two cores are not four devices. But a process that *sleeps* needs no core. `SleepingStage` sleeps 20 ms in place of
 # each forward, 20 for the input's gradient and 20 for the weights', and notes when. The interpreter stays as it is.
 #
-# **Predict.** Launches and sends take time, too. GPipe on four micro-batches tells how much: passes that follow each
-# other without waiting, and the gap between ranks.
+# **Predict.** Two small times come on top: a *launch*, between two passes of a rank that need not wait, and a *message*,
+# between ranks. GPipe on four micro-batches measures both, and the drawings of all five programs get them.
 
 # %%
 NAP = 0.02
@@ -379,7 +379,7 @@ show(draw_schedules(panels, unit="seconds"),
 
 # %% [markdown]
 # **Read it.** The pictures agree, idle gap by idle gap. *Theory* knows no launch and no message; *drawn* knows both. The
-# more often a schedule sends, the further they are apart.
+# more passes a schedule has, the further *drawn* lies above *theory*.
 #
 # ## 5. PyTorch's own
 #
@@ -427,11 +427,13 @@ for name, each in SEVEN.items():
     assert loss_gap < 1e-5 and gradient_gap < 1e-6, f"{name} computes something else"
 
 # %% [markdown]
-# **Read it.** Seven schedules, one result. By default the gradients are divided by $m$ (`scale_grads=True`), which suits
-# a loss that is a mean. A zero-bubble schedule gains only where `I` and `W` are different work: PyTorch cuts the graph
-# at each weight; ours walks it twice, which is right and slow.
+# **Read it.** Seven schedules, one result. (LoopedBFS takes micro-batches backward in reverse, so its sums round
+# differently.) By default the gradients are divided by $m$ (`scale_grads=True`), which suits a loss that is a mean. A
+# zero-bubble schedule gains only where `I` and `W` are different work: PyTorch cuts the graph at each weight; ours walks
+# it twice, which is right, but slow.
 #
-# **Question.** Eight ranks, three stages on each, sixteen micro-batches. How many messages does a step send?
+# **Question.** Interleaved 1F1B on eight ranks, three stages on each, sixteen micro-batches. How many messages does a
+# step send?
 
 # %%
 messages_of_a_step = ...
@@ -490,16 +492,16 @@ print(f"norm of the first gradient {wanted.norm():.2f}; by stage", *(f"{norm:.2f
 
 # %% [markdown]
 # <div class="alert alert-warning"><b>Trap.</b> Since June 2026 DeepSpeed clips gradients to a norm of 1.0 unless you say
-# otherwise (<a href="https://github.com/microsoft/DeepSpeed/pull/8068">its pull request 8068</a>). A norm above 1 is cut
+# otherwise (<a href="https://github.com/deepspeedai/DeepSpeed/pull/8068">its pull request 8068</a>). A norm above 1 is cut
 # down without a word, and the losses part. Its fp32 pipeline takes the norm of the <i>first stage</i> for that of the
 # model: compare the last row with the second and the third. When you compare two engines, write
 # <code>"gradient_clipping": 0.0</code>.</div>
 #
 # ## 7. Break it, diagnose it: a schedule that never ends
 #
-# A colleague writes the warm-up as `rank` in place of `p - 1 - rank`. Each list alone looks like 1F1B. The job
-# hangs. PyTorch's *flight recorder* keeps the last calls of each rank for such a moment; under NCCL it holds sends and receives,
-# too. Under gloo it does not (the cell counts). So our interpreter keeps its own: `log`, to which it adds each action that it begins.
+# A colleague lets rank $r$ warm up with $r$ forwards. Each list alone looks like 1F1B. The job hangs. PyTorch's *flight
+# recorder* keeps the last calls of each rank for such a moment; under NCCL it holds sends and receives, too. Under gloo
+# it does not (the cell counts). So our interpreter keeps its own: `log`, to which it adds each action that it begins.
 
 # %%
 def colleague(p, m):
@@ -636,13 +638,14 @@ show(draw_over_time({run.name: run for run in stages}, "activations", title="A s
      alt="Activations of simulated stages: GPipe's first climbs eight steps, 1F1B's first four, and 1F1B's last one.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** Eight steps up, four, one: the staircase that you counted, at real size. The last stage's peak is not a
-# quarter of the first's, because it holds the logits of a micro-batch and the head.
+# **Read it.** Eight steps up, four, one: the staircase that you counted, at real size. The *peak* does not fall as far:
+# each stage also holds its weights and, once backward has begun, their gradients. The last stage adds the head, and the
+# logits of a micro-batch.
 #
 # ### The price of a message
 #
-# GPT-3's 175 billion parameters on 64 A100s, tensor parallel over 8, 8 stages. The planner knows the time of its blocks,
-# and that each message between nodes makes the next stage wait.
+# GPT-3's 175 billion parameters on 64 A100s, tensor parallel over 8, 8 stages; every GPU has a network port of 25 GB/s.
+# The planner knows the time of the blocks, and that each message between nodes makes the next stage wait.
 
 # %%
 model, cluster = model_shape("megatron-175b"), Cluster(gpu="A100-80GB", nodes=8)
@@ -654,9 +657,9 @@ for m in (64, 512):  # micro-batches of one sequence
               f"bubble and messages {found.time.pipeline:5.2f} s of {found.step_seconds:6.2f} s (predicted)")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** Interleaving pays where the bubble is large, so at small batches, and only up to a point: $v = 12$ sends more
-# than it saves. In the large batch the bubble is small anyway, and each message costs. Megatron-LM's authors report
-# gains of "10+%" (Narayanan and others 2021, abstract; published).
+# **Read it.** Interleaving pays where the bubble is large, so at small batches, and only up to a point: from
+# $v = 4$ to 12 the messages cost more than the bubble saves. In the large batch the bubble is small anyway, and $v = 12$
+# is slower than no interleaving. Megatron-LM's authors report gains of "10+%" (Narayanan and others 2021, abstract; published).
 #
 # It is said that stages send so little that the network does not matter. Where do the hops go? With TP 4 and 16 stages,
 # two stages share a node of eight:
@@ -681,7 +684,7 @@ for v in (1, 3, 6):
 # | schedule | use when | costs | does not help |
 # |---|---|---|---|
 # | GPipe | teaching; with recomputed activations | $m$ in flight | |
-# | 1F1B | the default; $m$ at least $4p$ | in flight $p$ on the first stage | bubbles |
+# | 1F1B | the default; $m$ at least $4p$ (Huang and others 2018) | in flight $p$ on the first stage | bubbles |
 # | interleaved | small batch, fast links | $v$ times the messages, more in flight | slow networks |
 # | zero bubble | bubbles matter, later ranks have room | memory up to $p$ everywhere, split backward | where W is short |
 # | DualPipeV | experts, whose messages overlap | two stages a rank | |
@@ -716,8 +719,8 @@ scoreboard("13")
 # ### Where next
 #
 # Do the [lab](../../labs/advanced/13_pipelines.ipynb), in a copy: `make my-labs` makes one. Then compare with the
-# [solution](../../solutions/advanced/13_pipelines.ipynb). Next: [lesson 15](15_design_studio.ipynb), where the planner
-# chooses the stages.
+# [solution](../../solutions/advanced/13_pipelines.ipynb). Next: [lesson 14](14_three_dimensions.ipynb), where
+# tensor, pipeline and data parallelism meet.
 #
 # **References.** Huang and others 2018, *GPipe*, [arXiv:1811.06965](https://arxiv.org/abs/1811.06965). Narayanan and
 # others 2021, [arXiv:2104.04473](https://arxiv.org/abs/2104.04473). Qi and others 2023, *Zero Bubble Pipeline
