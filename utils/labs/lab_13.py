@@ -33,7 +33,7 @@ held = Question(
 )  # fmt: skip
 
 messages = Question(
-    "Lesson 13: messages of a step, eight ranks, three stages on each, sixteen micro-batches.",
+    "Lesson 13: messages of a step of interleaved 1F1B, eight ranks, three stages on each, sixteen micro-batches.",
     number("a number of messages"), right=736,
     wrong={224: "That is one stage a rank. How many borders are there between 24 stages?",
            368: "That is one way. Gradients come back over the same borders.",
