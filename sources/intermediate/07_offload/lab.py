@@ -222,7 +222,7 @@ print(f"{run.seconds:.0f} s a step")
 
 # %% [markdown]
 # How often does the program wait in this step? For how many seconds is the device idle? How many seconds would remain
-# if the link and the waits cost nothing at all? Reckon first; then compare with what `run` counted (`vars(run)`).
+# if the link and the waits cost nothing at all? Reckon first; then compare with `run.waits` and `run.idle_seconds`.
 
 # %%
 # BEGIN SOLUTION

@@ -627,8 +627,8 @@ assert abs(least.peak_bytes / expected - 1) < 0.03, "2 bytes a parameter, buffer
 # - **Pageable memory.** The system may move ordinary host memory to disk; *pinned* memory stays, and only it is copied
 #   at the link's rate. With pinned memory DeepSpeed's copies up became
 #   [6 times faster](https://github.com/deepspeedai/DeepSpeed/pull/5301) on one GPU (published).
-# - **NUMA.** A host with two sockets reads its own half of the memory faster. Binding cores to ranks took Qwen2.5-3B on
-#   two A100 from 3.08 to [2.38 s a step](https://github.com/deepspeedai/DeepSpeed/pull/7474) (published).
+# - **NUMA.** Each processor of a host reads its own memory faster than the others'. Binding cores to ranks took
+#   Qwen2.5-3B on two A100 from 3.08 to [2.38 s a step](https://github.com/deepspeedai/DeepSpeed/pull/7474) (published).
 # - **foreach.** PyTorch's AdamW on a GPU works on all tensors at once, and takes one more copy of them; `fused=True` does
 #   not.
 # - **Loading.** A checkpoint read into a built model is there twice. Build on `meta`, map the file, assign. Older code
