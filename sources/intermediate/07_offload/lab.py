@@ -18,7 +18,7 @@
 # Four exercises. Each asks you to put code or answers in place of the `...`, and ends in a `check`
 # that says *not attempted*, *not yet* with a nudge, or *correct*. Hints are folded away. The
 # exercises follow the [lesson](../../notebooks/intermediate/07_offload.ipynb). Work in a copy
-# (`make my-labs`). Exercise 2 is the main one; in exercises 3 and 4 you are graded against an optimum.
+# (`make my-labs`). Exercise 2 is the main one; in exercises 3 and 4 your score stands beside a par.
 
 # %% tags=["setup"]
 here = setup("labs/intermediate/07")
@@ -38,12 +38,12 @@ from utils.techniques.offload_choice import OffloadItem, offloaded_seconds, on_c
 # ## Exercise 1: what the link adds
 #
 # A step has several micro-batches of `tokens` tokens. Each computes $8 P \cdot$ tokens operations. In every one of them
-# bf16 gradients go down, 2 bytes a parameter. Where weights *stream* they come up twice in each micro-batch; where they do not,
-# they come up once, after the optimizer's step, when the device has nothing to compute. Within a micro-batch, compute and both
-# directions of the link run at once; a micro-batch ends when all three have.
+# bf16 gradients go down, 2 bytes a parameter. Where weights *stream* they come up twice in each micro-batch, in bf16;
+# where they do not, they come up once, after the optimizer's step, when the device has nothing to compute. Within a
+# micro-batch, compute and both directions of the link run at once; a micro-batch ends when all three have.
 #
-# **Spec.** `exposed_seconds(parameters, tokens, micro_batches, flops_per_second, link_bytes_per_second, streams)` returns by
-# how many seconds the step is longer than its compute. The optimizer's own seconds do not count.
+# **Spec.** `exposed_seconds(parameters, tokens, micro_batches, flops_per_second, link_bytes_per_second, streams)`
+# returns by how many seconds the step is longer than its compute. The optimizer's own seconds do not count.
 
 # %%
 def exposed_seconds(parameters, tokens, micro_batches, flops_per_second, link_bytes_per_second, streams):
@@ -59,9 +59,10 @@ def exposed_seconds(parameters, tokens, micro_batches, flops_per_second, link_by
 check("07.exposed_seconds", exposed_seconds)
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>Take one micro-batch. Which of its three parts is the longest, and by how much is
-# it longer than compute?</details>
-# <details><summary>Hint 2</summary>An exposed time is never negative. And what runs when nothing computes is seen in full.</details>
+# <details><summary>Hint 1</summary>Take one micro-batch: compute, down, up. Which is the longest, and by how much is it
+# longer than compute?</details>
+# <details><summary>Hint 2</summary>An exposed time is never negative. What runs when nothing computes is exposed in
+# full.</details>
 
 # %% [markdown]
 # ## Exercise 2: a streamed block that computes once
@@ -128,14 +129,14 @@ check("07.streamed", streamed)
 # %% [markdown]
 # ## Exercise 3: what to offload
 #
-# A table of items: what each frees on the card, takes on the host, sends down and up in a step, and for how many seconds the CPU
-# works for it while the device waits. Compute and both directions run at once, then comes the CPU:
-# `offloaded_seconds(items, chosen, compute_seconds, link_bytes_per_second)`.
+# Each item of a list says what it frees on the card, takes on the host, sends down and up in a step, and for how many
+# seconds the CPU works for it while the device waits. Compute and both directions run at once, then comes the CPU:
+# `offloaded_seconds(items, chosen, compute_seconds, link_bytes_per_second)` gives the step's seconds.
 #
-# **Spec.** `best_choice(items, card_bytes, host_bytes, compute_seconds, link_bytes_per_second)` returns the set of item numbers
-# that leave, so that `on_card(items, chosen)` and `on_host(items, chosen)` are within their limits and the step takes the fewest seconds.
-# There are up to ten items, and always an answer. **Your score is your seconds over the optimum's**, in the
-# worst of seven problems; 1.000 is the best.
+# **Spec.** `best_choice(items, card_bytes, host_bytes, compute_seconds, link_bytes_per_second)` returns the set of item
+# numbers (from 0) that leave, so that `on_card(items, chosen)` and `on_host(items, chosen)` are within their limits and
+# the step takes the fewest seconds. There are up to ten items, and always an answer. **Your score is your seconds over
+# the optimum's**, in the worst of seven problems; 1.000 is the best.
 
 # %%
 def best_choice(items, card_bytes, host_bytes, compute_seconds, link_bytes_per_second):
@@ -150,14 +151,14 @@ def best_choice(items, card_bytes, host_bytes, compute_seconds, link_bytes_per_s
 check("07.best_choice", best_choice)
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>Ten items have 1,024 sets. You may try them all.</details>
+# <details><summary>Hint 1</summary>How many sets do ten items have? Is that too many to try?</details>
 # <details><summary>Hint 2</summary><code>itertools.combinations(range(n), size)</code> for each size from 0 to n goes
 # through all sets.</details>
 #
 # ### Use it
 #
-# Your choice for Llama-2-7B with checkpointing on an RTX 4090, 20 GB of it for these items, for two hosts and three batches. Until
-# your function returns something, the last rows stay away.
+# Your choice for Llama-2-7B with checkpointing on an RTX 4090, 20 GB of it for these items, for two hosts and three
+# batches. Until your function returns a set, only the first row is printed.
 
 # %%
 shape, card = model_shape("llama-2-7b"), gpu("RTX 4090")
@@ -179,8 +180,9 @@ for tokens, host_gb in ((2048, 64), (2048, 128), (16384, 128), (32768, 128)):
 # %% [markdown]
 # ## Exercise 4: break it, diagnose it
 #
-# An offload that works, gives the right losses, and is slow. It runs here on a clock of its own (nothing is computed), so that its
-# seconds are the same on every machine. A `StreamedRun` has `blocks` blocks of `tensors` tensors each.
+# An offload that works, gives the right losses, and is slow. It runs here on a clock of its own (nothing is computed),
+# so that its seconds are the same on every machine. A `StreamedRun` has `blocks` blocks of `tensors` tensors each.
+# Backward takes three times as long as forward: it computes a block again, then its gradients.
 #
 # | call | what happens |
 # |---|---|
@@ -219,8 +221,8 @@ run.check_end()
 print(f"{run.seconds:.0f} s a step")
 
 # %% [markdown]
-# How often does the program wait in this step? For how many seconds is the device idle? And how many seconds would remain if the link
-# cost nothing at all?
+# How often does the program wait in this step? For how many seconds is the device idle? How many seconds would remain
+# if the link and the waits cost nothing at all? Reckon first; then compare with `run.waits` and `run.idle_seconds`.
 
 # %%
 # BEGIN SOLUTION
@@ -231,8 +233,8 @@ waits, idle_seconds, least_seconds = run.waits, run.idle_seconds, run.seconds - 
 check("07.diagnosis", {"waits": waits, "idle seconds": idle_seconds, "least seconds": least_seconds})
 
 # %% [markdown]
-# **Spec.** `pipelined(run)` runs the same step as fast as two blocks' room allows. **Your score is your seconds over the par's**, on
-# four runs, some with a slow link, some with costly waits.
+# **Spec.** `pipelined(run)` runs the same step as fast as two blocks' room allows. **Your score is your seconds over the
+# par's**, on four runs, some with a slow link, some with costly waits.
 
 # %%
 def pipelined(run):

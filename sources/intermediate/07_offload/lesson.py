@@ -17,7 +17,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 75 | any laptop (Linux, macOS, WSL2) | about a minute of computing on two CPU cores |
+# | 75, and 75 for the lab | any laptop (Linux, macOS, WSL2) | about a minute of computing on two CPU cores |
 
 # %% [markdown]
 # ## A bet
@@ -104,7 +104,7 @@ show(draw_breakdown(bars, limit="24GB", unit="GB", title="States of Llama-2-7B o
      alt="; ".join(f"{name}: {sum(parts.values()) / GB:.1f} GB" for name, parts in kept.items()))  # fmt: skip
 
 # %% [markdown]
-# **Read it.** The optimizer's leaving is not enough for 24 GB. With gradients gone as they are made, bf16 weights
+# **Read it.** It is not enough for 24 GB that the optimizer leaves. If each gradient leaves as it is made, bf16 weights
 # stay, and there is room for activations. Weights can leave as well, layer by layer.
 #
 # ## 2. By hand
@@ -135,7 +135,7 @@ class HostAdamW:
 
 # %% [markdown]
 # **Activations.** Autograd hands each tensor that it saves to a *pack* hook, and asks for it in backward by *unpack*.
-# Weights are among them: they stay. PyTorch's own is `torch.autograd.graph.save_on_cpu(pin_memory=True)`.
+# Weights are among them: they stay. PyTorch's own form is `torch.autograd.graph.save_on_cpu(pin_memory=True)`.
 
 # %%
 def activations_on_host(model, link):
@@ -154,7 +154,7 @@ def activations_on_host(model, link):
 
 # %% [markdown]
 # **Weights, layer by layer.** They live on the host. `fetch` waits for one block's and asks for the next one's.
-# Forward keeps a block's input alone, so backward fetches the block again and computes it again.
+# Forward keeps only the block's input, so backward fetches the block again and computes it again.
 
 # %%
 class Stream:
@@ -274,15 +274,16 @@ table = {form: {"device peak, MB": run.peak_bytes / 1e6, "host peak, MB": (run.h
 pd.DataFrame(table).T.style.format("{:.2f}").set_caption("measured; device and host are one memory here, told apart by placement")
 
 # %% [markdown]
-# **Read it.** The losses are equal: offload moves numbers, it does not change them. Each form takes away what its name says, and
-# each has its own traffic: the optimizer sends all gradients down and all weights up, activations go both ways, and
-# streamed weights come up twice. Of streamed weights two blocks at most are on the device (among the *temporaries*); their
-# optimizer state is where they are, on the host.
+# **Read it.** The losses are equal: offload moves numbers, it does not change them. Each form takes away what its name
+# says, and each has its own traffic: the optimizer sends all gradients down and all weights up, activations go both
+# ways, and streamed weights come up twice. Two blocks of them at most are on the device (among the *temporaries*).
+# Their gradients and optimizer state are on the host as well, and only the inputs of blocks are kept.
 #
 # ## 3. When does the link cost nothing?
 #
-# With $b$ bytes a parameter to send one way, $P$ parameters, and $8P$ operations a token (checkpointed), compute hides
-# the transfer from $T = b F / (8 B)$ tokens on, where $F$ is the card's speed and $B$ the link's. $P$ cancels.
+# With $b$ bytes a parameter to send one way, $P$ parameters, and $8P$ operations a token (checkpointed), a micro-batch
+# computes at least as long as it sends from $T = b F / (8 B)$ tokens on. $F$ is the card's speed, $B$ the link's; $P$
+# cancels.
 
 # %%
 rows = []
@@ -298,20 +299,23 @@ pd.DataFrame(rows).set_index("what leaves").style.format(precision=0, thousands=
     "Llama-2-7B, one step, predicted: half of the peak FLOP/s, the link's full rate, both directions at once")
 
 # %% [markdown]
-# **Read it.** The tokens are those of one micro-batch. One text of 2,048 tokens hides gradients on each of these
-# cards; streamed weights need one or two. A faster card needs *more* tokens, unless its link is faster, too. Sending the states to
-# and fro, so that the GPU can do the step, costs seven times as much: that is why ZeRO-Offload steps on the CPU. Checkpointed
-# activations are free at any batch: both sides grow with the tokens.
+# **Read it.** The tokens are those of one micro-batch, and a lower bound: transfers are spread over its forward and
+# backward as if they could run at any time. One text of 2,048 tokens is enough for gradients on each of these cards;
+# streamed weights need one or two. A faster card needs *more* tokens, unless its link is faster by the same factor.
+# Sending the states to and fro, so that the GPU can do the step, costs seven times as much: that is why ZeRO-Offload
+# steps on the CPU. A block's input is small beside its compute, and both grow with the tokens: checkpointed activations
+# are free at any batch.
 #
-# Two things no batch hides. Weights that come up after the optimizer's step find no compute beside them. And the step itself
-# takes the CPU's time: 2.57 s for 10 billion parameters (published, Ren and others, Table 4). Larger batches only make
-# both rarer. A real link gives less than its full rate; `make record` measures it on a GPU:
+# Two things no batch hides. Weights that come up after the optimizer's step find no compute beside them. And the step
+# itself takes the CPU's time: 2.57 s for 10 billion parameters (published, Ren and others, Table 4). Larger batches
+# only make both rarer. A real link gives less than its full rate; `make record` measures it on a GPU:
 
 # %%
 recorded_table("device_speed", where={"quantity": "host to device"})
 
 # %% [markdown]
-# Now the plan as a timeline. One block's weights come up; a transfer may start when the block before begins to compute.
+# Now the plan as a timeline, forward alone: a block's weights come up once the block before begins to compute. Forward
+# has a quarter of the compute and half of the transfers up, so it needs twice the tokens of the table.
 
 # %%
 def planned(compute, transfer, blocks, ahead):
@@ -338,9 +342,12 @@ show(draw_lanes(lanes, title="Forward through 8 blocks of 7B, weights streamed",
      alt="512 tokens: the GPU waits for the link; 2,048 tokens: the link waits for the GPU; without prefetch both wait")  # fmt: skip
 
 # %% [markdown]
-# And for real: a link made slow on purpose. A *token bucket* lets a copy through when enough bytes' worth of time has
-# passed, and the program computes on. `stream_blocks` is the course's version of your `Stream`; its gradients leave while backward
-# goes on. The rate is set so that a block comes in about as long as it computes.
+# **Read it.** At 512 tokens the GPU mostly waits for the link. At 2,048, less than twice the table's 1,311, it still
+# waits a little in each block. Without prefetch each waits for the other.
+#
+# And for real: a link made slow on purpose. It lets a copy through when enough time for its bytes has passed, and the
+# program computes on. `stream_blocks` is the course's version of your `Stream`; its gradients leave while backward
+# goes on. At its rate a block comes up in the time that one computes, on average over forward and backward.
 
 # %%
 WIDE = TransformerConfig(vocabulary=256, hidden=256, layers=5, heads=4, feedforward=704)
@@ -371,11 +378,11 @@ show(draw_lanes(lanes, title=f"A real step behind a link of {rate / 1e6:.0f} MB/
      alt="one by one, compute waits for each transfer; one ahead, transfers run behind compute")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** One by one, either the link or the device is idle. One ahead, the next block's tensors come while the present one
-# computes. Backward has more to compute, so it hides more.
+# **Read it.** One by one, a block does not come up while another computes. One ahead, it does. Backward has more to
+# compute, so it hides more.
 #
-# **A disk** is one more link behind the host's. ZeRO-Infinity keeps states there: 16 bytes a parameter are read and as many
-# written in each step.
+# **A disk** is one more link behind the host's. ZeRO-Infinity keeps states there. Its paper counts 16 bytes a parameter
+# (copy, moments and gradient in fp32) that are read, and as many that are written, in each step.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -391,7 +398,7 @@ print(f"this disk writes {disk.write_bytes_per_second / GB:.2f} and reads {disk.
 # %% [markdown]
 # ## 4. DeepSpeed and FSDP2
 #
-# ZeRO-2 *partitions* over ranks. On one rank a part is the whole, so without offload it saves nothing. The calls at work:
+# ZeRO-2 *partitions* gradients and optimizer state over ranks. Here is one rank. The calls at work:
 #
 # ```python
 # engine, *_ = deepspeed.initialize(model=model, optimizer=DeepSpeedCPUAdam(model.parameters(), lr=1e-3), config={
@@ -510,10 +517,11 @@ print(f"FSDP2 with CPUOffloadPolicy, fp32: {apart:.0e} from the plain run, {len(
 assert apart <= 1e-6, "FSDP2 trains another model: same seed?"
 
 # %% [markdown]
-# **Read it.** The first row partitions nothing: all 16 bytes stay. The second keeps the bf16 weights and a buffer as large as the
-# largest tensor; fp32 gradients, copies and moments are on the host. ZeRO-3 takes the weights as well. `DeepSpeedCPUAdam` rounds
-# in another order than torch, so its losses differ in the fourth digit, no more. ZeRO-Infinity puts the 12 bytes of copies and
-# moments into a file; its staging buffers on the host do not shrink with a small model.
+# **Read it.** The second row keeps the bf16 weights and a buffer as large as the largest tensor. Its host has fp32
+# gradients, copies and moments, 16 bytes, and 2 more: a bf16 copy for the way up. ZeRO-3 takes the weights as well.
+# `DeepSpeedCPUAdam` rounds in another order than torch, so its losses differ in the fourth digit. ZeRO-Infinity puts
+# the 12 bytes of copies and moments into a file; the host's buffers that it reads and writes through do not shrink with
+# the model.
 #
 # **Question.** What does ZeRO-2 save on one GPU *without* offload, in bytes per parameter?
 
@@ -522,8 +530,9 @@ saved_without_offload = ...
 check("07.without_offload", saved_without_offload)
 
 # %% [markdown]
-# **Around adapters there is little to gain.** Adapters with 20 million fp32 parameters train with AdamW. How many GB does it
-# free to offload the optimizer state to the CPU?
+# **Around adapters there is little to gain.** Adapters with 20 million fp32 parameters train with AdamW. How many GB
+# does it free to offload the optimizer state to the CPU? (The cell after your answer counts DeepSpeed's master copy of
+# the adapters as well.)
 
 # %%
 freed_gb = ...
@@ -542,9 +551,9 @@ for targets_of, ends in per_block.items():
 # ## 5. `Trainer`: `deepspeed=` and `fsdp=`
 #
 # One argument more, and `Trainer` offloads or shards. The batch sizes are `"auto"`: Trainer writes those of its other
-# arguments into DeepSpeed's configuration, so that they agree. FSDP must know what to gather at a time: the class of a block.
-# Two ranks each, beside one plain process. (accelerate, which `Trainer` calls, takes up FSDP on GPUs alone; `fsdp_on_cpu`
-# turns it on here.)
+# arguments into DeepSpeed's configuration, so that they agree. FSDP must know what to gather at a time: the class of a
+# block. Two ranks each, beside one plain process. (accelerate, which `Trainer` calls, takes up FSDP on GPUs alone;
+# `fsdp_on_cpu` turns it on here.)
 
 # %%
 DEEPSPEED = {
@@ -609,18 +618,21 @@ print(f"device: {expected / GB:.2f} GB predicted, {least.peak_bytes / GB:.2f} si
 assert abs(least.peak_bytes / expected - 1) < 0.03, "2 bytes a parameter, buffers and activations: what else stays?"
 
 # %% [markdown]
-# **Read it.** With gradients that leave, a full fine-tune of 7B peaks below 24 GB. DeepSpeed holds the same, and buckets: 5e8
-# elements or 1 GB by its default. The host pays: 16 bytes a parameter and what is on its way.
+# **Read it.** With gradients that leave, a full fine-tune of 7B peaks below 24 GB. DeepSpeed holds the same on the card,
+# and buckets: 5e8 elements each by default, 1 GB in bf16. The host pays: 16 bytes a parameter and what is on its way,
+# 18 with DeepSpeed (section 4).
 #
 # ### Traps
 #
-# - **Pageable memory.** Only *pinned* host memory is copied at the link's rate: when DeepSpeed pinned its copies up, they became
+# - **Pageable memory.** The system may move ordinary host memory to disk; *pinned* memory stays, and only it is copied
+#   at the link's rate. With pinned memory DeepSpeed's copies up became
 #   [6 times faster](https://github.com/deepspeedai/DeepSpeed/pull/5301) on one GPU (published).
-# - **NUMA.** The optimizer's cores should sit beside the memory they read. Binding cores to ranks took Qwen2.5-3B on two A100 from
-#   3.08 to [2.38 s a step](https://github.com/deepspeedai/DeepSpeed/pull/7474) (published).
-# - **foreach.** PyTorch's AdamW on a GPU works on all tensors at once, and takes one more copy of them.
-# - **Loading.** A checkpoint read into a built model is there twice. Build on `meta`, map the file, assign. Older code says
-#   `low_cpu_mem_usage=True`; transformers 5 always does so.
+# - **NUMA.** Each processor of a host reads its own memory faster than the others'. Binding cores to ranks took
+#   Qwen2.5-3B on two A100 from 3.08 to [2.38 s a step](https://github.com/deepspeedai/DeepSpeed/pull/7474) (published).
+# - **foreach.** PyTorch's AdamW on a GPU works on all tensors at once, and takes one more copy of them; `fused=True` does
+#   not.
+# - **Loading.** A checkpoint read into a built model is there twice. Build on `meta`, map the file, assign. Older code
+#   says `low_cpu_mem_usage=True`; transformers 5 always does so.
 
 # %%
 def step_extra(**how):
@@ -662,8 +674,9 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## 7. Beside what was published
 #
-# Predictions from other runs' rates: 39 TFLOP/s for a V100 without offload (Megatron-LM), 12 GB/s of PCIe, 25 GB/s of NVMe, the bandwidth
-# of one socket's memory. No row's own figure goes in.
+# Predictions from published rates: 39 TFLOP/s for a V100 without offload (Megatron-LM), or 70 with ZeRO-Infinity's
+# wider models and no transfers; 12 GB/s of PCIe; for the 16 GPUs of a node together 25 GB/s of NVMe and 48 of CPU
+# memory; for CPU-Adam the bandwidth of one socket's memory. No row's own figure goes in.
 
 # %%
 summaries = summarize(compare_all(("offload",)))
@@ -674,14 +687,15 @@ show(draw_validation(summaries, title="Offload, predicted beside published"),
      alt="; ".join(f"{row.source}: mean error {row.mean:.0%}" for row in summaries))  # fmt: skip
 
 # %% [markdown]
-# **Read it.** ZeRO-Offload trained 13 billion parameters on one V100 of 32 GB, at 34.5 TFLOP/s. Each micro-batch sends its gradients, and small ones (4 texts at 13B)
-# pay most. ZeRO-Infinity's states come from NVMe, unhidden: at 1 trillion parameters they take longer than the compute. The naive
-# rule, a constant fitted to the rows themselves, does as well where the link hardly shows, and worse where it decides.
+# **Read it.** ZeRO-Offload trained 13 billion parameters on one V100 of 32 GB, at 34.5 TFLOP/s (published). Each
+# micro-batch sends its gradients, and small ones (4 texts at 13B) pay most. ZeRO-Infinity's states come from NVMe,
+# unhidden: at 1 trillion parameters they take longer than the compute. The naive rule, a constant fitted to the rows
+# themselves, is nearer in the first two, and farther off in the third, where the link decides.
 #
 # ## When to use what
 #
-# 7B on one RTX 4090, steps of 16 texts of 2,048 tokens, 50 million tokens in all. Seconds by the planner, memory of the full fine-tune
-# simulated.
+# 7B on one RTX 4090, steps of 16 texts of 2,048 tokens, 50 million tokens in all. Seconds are the planner's; the memory
+# of the full fine-tune is section 6's, simulated.
 
 # %%
 box = Cluster(gpu="RTX 4090", nodes=1, gpus_per_node=1, host_memory_bytes=128 * GB)
@@ -701,8 +715,8 @@ pd.DataFrame(sheet).T.style.format(precision=2).set_caption(f"{Evidence.PREDICTE
 # | way | gives up |
 # |---|---|
 # | QLoRA | weights are rounded to 4 bits, only adapters learn |
-# | LoRA + offload | the same without rounding; offload moves 0.05 GB, section 4 |
-# | full + offload | 109 GB of host memory, and a CPU step of seconds: large batches, or it waits |
+# | LoRA + offload | only adapters learn; offload moves 0.05 GB (section 4), which the planner leaves out |
+# | full + offload | 109 GB of host memory or more, and seconds of CPU a step: large batches, or the GPU waits |
 #
 # Activations do not leave with the states: checkpoint them first (lesson 05).
 
@@ -733,7 +747,7 @@ assert norm == 0 < there, "gradients should have left the device"
 # ## Recap
 #
 # - Needed least often leaves first: optimizer state, then gradients, then weights. 2 bytes per parameter stay, or two layers.
-# - The link is free from $bF/(8B)$ tokens a micro-batch on, if transfers run ahead.
+# - The link is not free below $bF/(8B)$ tokens a micro-batch; streamed weights need twice that, and prefetch.
 # - ZeRO-2 on one GPU partitions nothing. Its offload is what helps.
 # - Adapters have almost nothing to offload.
 #

@@ -50,7 +50,7 @@ for order in ("left to right", "groups by activation", "columns by activation"):
 # output**, and it must reach the library's best, to 1%. Any way is right.
 #
 # `Grid.of(part, bits)` gives the lesson's grid of each row of `part`; it has `scales`, `zeros`, `codes(part)` and
-# `weight(codes)`. `inverse_factor(moments, width)` is the lesson's $U$, with damping.
+# `weight(codes)`. `inverse_factor(moments, width)` is the lesson's $U$, with damping, for a layer of `width` inputs.
 
 # %%
 def few_bits(weight: torch.Tensor, moments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -96,9 +96,10 @@ print(f"budget for all matrices: {budget_bytes():,.0f} bytes")
 print(f"loss: {loss_with({}):.4f} as trained, {loss_with(dict.fromkeys(choices(), 2)):.4f} with 2 bits everywhere")
 
 # %% [markdown]
-# **Spec.** `spend_bits(table, budget)` gets such a table and returns `{path: bits}` for all its paths. Their bytes add up to
-# at most the budget. **Your score is the perplexity** of the whole model on held-out text. Par is what the solution
-# reaches; you must come within 0.5% of it. The function may take half a minute.
+# **Spec.** `spend_bits(table, budget)` gets such a table and returns `{path: bits}` for all its paths. Their bytes add up
+# to at most the budget. **Your score is the perplexity** of the whole model on held-out text: fewer sequences than the
+# lesson's, so do not compare the two. Par is what the solution reaches; you must come within 0.5% of it. The function
+# may take half a minute.
 
 # %%
 def spend_bits(table: dict, budget: float) -> dict[str, int]:
@@ -148,7 +149,7 @@ check("08.wrong_text", wrong_text)
 # A report of such a run shows the mean error of the layers on the calibration text.
 #
 # 1. With your text, would another text of the *same* kind show the damage? `"yes"` or `"no"`.
-# 2. Which of them would: `"more of the same text"`, `"the layers' weights"` or `"text that the model will read"`?
+# 2. Which of these would: `"more of the same text"`, `"the layers' weights"` or `"text that the model will read"`?
 
 # %%
 # BEGIN SOLUTION
@@ -162,7 +163,8 @@ check("08.diagnosis", {"same kind shows it": same_kind_shows_it, "what shows it"
 # %% [markdown]
 # <details><summary>Hint 1</summary>A text of few different bytes leaves most directions of the inputs empty, and GPTQ has
 # no reason to move weights there. Worse is a text that fills many directions, and the wrong ones.</details>
-# <details><summary>Hint 2</summary>What does the standard library hardly ever hold, though it is written in letters?</details>
+# <details><summary>Hint 2</summary>Letters are bytes that the model knows. Which are rare in the standard library, and in
+# which order would it never have them?</details>
 
 # %% [markdown]
 # ## Exercise 4: how many readers

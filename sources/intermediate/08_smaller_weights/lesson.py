@@ -94,7 +94,7 @@ print(pd.DataFrame(rows).set_index("model").T.to_string())
 # says which card serves what: "tokens" are those of all sequences together, 0 where the weights do not fit.
 #
 # The lines of 7B and 70B meet, because a token of the ten times larger model leaves *less* cache: Llama-2-7B keeps
-# keys and values of all its 32 heads, Llama-2-70B of 8 for its 64. That is **grouped-query attention**.
+# keys and values of all its 32 heads; in Llama-2-70B 64 heads share 8. That is **grouped-query attention**.
 #
 # **Question.** How many KiB would one token of Llama-2-70B leave *without* grouped queries?
 
@@ -103,8 +103,8 @@ ungrouped_kib = ...
 check("08.ungrouped_kib", ungrouped_kib)
 
 # %% [markdown]
-# **Run.** Is the formula right? transformers' Llama reads 4,096 tokens, keeps their cache and writes one more, in bf16, on a
-# simulated card.
+# **Run.** Is the formula right? transformers' Llama reads 4,096 tokens, keeps their cache and writes one more, in bf16,
+# on a simulated card.
 
 # %%
 def built(name):
@@ -132,7 +132,7 @@ for name, card, batch in (("llama-2-7b", "RTX-4090", 1), ("llama-2-7b", "A100-80
 #
 # ### A cache in pages
 #
-# A server does not know how long an answer will be. Reserving the longest possible cache for every reader wastes most
+# A server does not know how long an answer will be. To reserve the longest possible cache for every reader wastes most
 # of it. A **paged cache** gives out blocks of 16 tokens as they are needed, and loses less than one block a
 # sequence ([Kwon and others 2023](https://arxiv.org/abs/2309.06180)). Answers of 20 to 2,048 tokens, most of them
 # short, five draws:
@@ -186,8 +186,8 @@ print(f"weight {tuple(weight.shape)}; {inputs.rows:,} inputs seen")
 # %% [markdown]
 # ## 3. Round to nearest
 #
-# A **group** of weights in a row shares a scale and a zero point. With $b$ bits there are $2^b$ places on its grid;
-# each weight takes the nearest. The scale is kept in 16 bits.
+# A **group** of neighbours in a row, 32 here, shares a scale and a zero point, the code that stands for 0. With $b$ bits
+# there are $2^b$ places on its grid; each weight takes the nearest. The scale is kept in 16 bits.
 
 # %%
 def grid_of(part, bits):
@@ -214,16 +214,17 @@ for bits in (8, 4, 3, 2):
     print(f"{bits} bits: the layer's output is off by {error_of(nearest(weight, bits)):.2%}")
 
 # %% [markdown]
-# **The error that counts** is that of $Wx$, for the $x$ that really come. It needs no more of them than
-# $H = \sum x x^T$, since $\sum |(W-Q)x|^2 = \operatorname{tr}\,(W-Q)\,H\,(W-Q)^T$. Two methods lower it with the same
-# bits. They use $H$ in different ways.
+# **The error that counts** is that of $Wx$, for the $x$ that really come. To compute it for a rounded $Q$ takes no more
+# of them than $H = \sum x x^T$ (`moments`), since $\sum |(W-Q)x|^2 = \operatorname{tr}\,(W-Q)\,H\,(W-Q)^T$. Two methods
+# lower it with the same bits.
 #
 # ## 4. GPTQ: the columns to come make up for the error
 #
 # Round the first column: the output is off. The other columns are still free. Move them so that the output is as
 # right as it can be, round the second, and so on
 # ([Frantar and others 2022](https://arxiv.org/abs/2210.17323)). The error is quadratic, so the best move is known:
-# $-e\,U_{q,\text{later}}/U_{qq}$, with $U$ the upper Cholesky factor of $H^{-1}$.
+# $-e\,U_{q,\text{later}}/U_{qq}$, with $e$ the rounding error of column $q$ and $U$ the upper Cholesky factor of
+# $H^{-1}$. (*Damping* adds a little to the diagonal of $H$, so that the inverse exists.)
 
 # %%
 def gptq_by_hand(weight, moments, bits, group=GROUP, damping=0.01):
@@ -249,8 +250,8 @@ distance = [(stored - weight).norm() / weight.norm() for stored in (nearest(weig
 print(f"4 bits, error of the weights: nearest {distance[0]:.2%}, GPTQ {distance[1]:.2%}")
 
 # %% [markdown]
-# **Read it.** Taken one by one the weights are *less* right than before, and the output is twice as right. The errors were
-# not made small, they were made to cancel.
+# **Read it.** Taken one by one the weights are *farther* off than before, and the output's error is halved. GPTQ does
+# not make the errors small, it makes them cancel.
 #
 # **Question.** Suppose the layer's inputs have nothing to do with each other: $H$ is diagonal. By how many percent
 # does GPTQ lower the error of rounding to nearest?
@@ -265,7 +266,8 @@ check("08.independent_inputs", gain_percent)
 # A column whose input is ten times larger does ten times the harm when it is rounded. AWQ multiplies such columns by
 # $s > 1$ before rounding and divides their input by $s$, which the norm before can do for nothing
 # ([Lin and others 2023](https://arxiv.org/abs/2306.00978)). $s$ is the input's mean magnitude to a power, and twenty
-# powers are tried. (`utils`' form then also searches how far each group's grid reaches, as the authors do.)
+# powers are tried. (`utils`' form then also searches how far each group's grid reaches, as the authors do. So its
+# errors below are lower.)
 
 # %%
 def awq_by_hand(weight, inputs, bits):
@@ -284,11 +286,11 @@ print(f"4 bits: nearest {error_of(nearest(weight, 4)):.2%}, AWQ {error:.2%} at p
 print(f"the largest input channel is {share:.1f} times the median one")
 
 # %% [markdown]
-# **Read it.** AWQ gains little here: no channel of this small model stands out, so there is little to protect. Section 6
+# **Read it.** AWQ gains little here: no channel of this small model stands out, so there is little to protect. Section 7
 # has the case that it was made for.
 #
 # Error against bits, each measured on calibration text that the method has *not* seen. The bands span three draws of
-# the text. Below the figure stand the same at 4 bits with larger groups:
+# the text, and are narrow. Below the figure stands one draw at 4 bits, with larger groups as well:
 
 # %%
 def errors_on_other_text(seed, group):
@@ -314,7 +316,7 @@ four_bits = {f"4 bits, groups of {g}": {m: f"{by_group[m, 4][g]:.2%}" for m in e
 print(pd.DataFrame(four_bits).to_string())
 
 # %% [markdown]
-# **Read it.** One bit less is more than twice the error, for every method: the lines are nearly straight and parallel. A
+# **Read it.** One bit less is about twice the error, for every method: the lines are nearly straight and parallel. A
 # method moves its line down by a factor. GPTQ is worth about one bit here. Larger groups save scales and cost error.
 #
 # ## 6. Eight bits, and the channels that spoil them
@@ -324,8 +326,8 @@ print(pd.DataFrame(four_bits).to_string())
 # that are far larger than all others, and these take the whole scale of a row. `LLM.int8()` multiplies channels
 # that reach 6 in 16 bits, the rest in eight ([Dettmers and others 2022](https://arxiv.org/abs/2208.07339)).
 #
-# Ours has none, so plant one, by a change that changes nothing: each norm gives channel 7 thirty times as large, and the
-# layers behind it hold a thirtieth of that channel's weights.
+# Ours has none, so plant one, and leave the model's function as it is: each norm makes channel 7 thirty times as large,
+# and the layers behind it hold a thirtieth of that channel's weights.
 
 # %%
 def with_outlier(model, channel=7, factor=30.0):
@@ -362,7 +364,7 @@ for name, arm in {"as trained": model, "one outlier": grown}.items():
 assert few["one outlier, split"] < few["one outlier, int8"], "the split keeps the large channel out of the scale"
 
 # %% [markdown]
-# **Read it.** Without the split one channel in 128 spoils the product; with it the rest is exact to eight bits again.
+# **Read it.** Without the split one channel in 128 spoils the product; with it the error is what it was.
 #
 # ## 7. The whole model
 #
@@ -409,11 +411,11 @@ print(frame.astype({"bytes": int}).round({"perplexity": 3, "change %": 2, "stand
 
 # %% [markdown]
 # **Read it.** Measured, on text that neither training nor calibration saw; the standard error is that of the change,
-# over sequences. Eight bits cost nothing that can be seen. At four the price is below one percent, and GPTQ's is smallest.
-# At two it is ten times as high and more, for every method. *Bits a weight* count scales and zero points.
+# over sequences. Eight bits cost nothing that can be seen. At four the price is below one percent, and GPTQ's is
+# smallest. At two it is more than ten times that, for every method. *Bits a weight* count scales and zero points.
 #
 # At 4 bits AWQ lowers the mean error of the layers and not the perplexity: an average over layers is no promise for the
-# whole. And the draw of the calibration text matters:
+# whole. The draw of the calibration text matters as well, most at 3 bits:
 
 # %%
 for name in ("AWQ-4", "GPTQ-4", "GPTQ-3"):
@@ -429,16 +431,17 @@ for name in ("int8", "nearest-4", "AWQ-4", "GPTQ-4"):
     print(f"{name:<10} as trained {frame.loc[name, 'change %']:+.2f}%, with an outlier {change:+.2f}% (standard error {spread:.2f})")
 
 # %% [markdown]
-# **Read it.** Rounding to nearest pays twice. This is what AWQ was made for: its powers shrink the channel back before
-# rounding. GPTQ copes as well, since $H$ knows how large the channel is.
+# **Read it.** Rounding to nearest pays about twice as much. This is what AWQ was made for: it widens the channel's
+# weights again before rounding. GPTQ copes as well, since $H$ knows how large the channel is.
 #
 # Large models lose less at the same bits. Frantar and others' table of OPT on WikiText2: at 3 bits GPTQ takes OPT-125M
 # from a perplexity of 27.65 to 53.85, and OPT-175B from 8.34 to 8.68 (published).
 #
 # ### Packed, saved, loaded
 #
-# So far the rounded values lay in fp32. **Packing** stores codes without gaps, and a `PackedLinear` writes the weight out
-# anew in each forward. A kernel unpacks while it multiplies; this layer has the bytes and not the speed.
+# So far the rounded values lay in fp32. **Packing** stores codes without gaps, and a `PackedLinear` writes the weight
+# out anew in each forward, which takes time and, for a moment, memory: look at the *temporaries*. A server's kernel
+# unpacks while it multiplies. Embedding, norms and head stay in fp32, in the file as well.
 
 # %%
 def packed(name):
@@ -476,7 +479,7 @@ except RuntimeError as error:
 # %% [markdown]
 # ### The libraries
 #
-# These are the calls as people need them at work.
+# The calls at work:
 #
 # ```python
 # from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -494,7 +497,7 @@ except RuntimeError as error:
 # | format | home today | without a GPU | heritage |
 # |---|---|---|---|
 # | int8, LLM.int8() | bitsandbytes | runs, below | |
-# | int8, weights only | torchao | runs, below | |
+# | int8, weights only | torchao | runs, below where it is installed | |
 # | NF4 | bitsandbytes | runs, below | |
 # | GPTQ | GPTQModel, llm-compressor | GPTQModel runs; it set the par of the lab | AutoGPTQ |
 # | AWQ | llm-compressor, GPTQModel | not tried here | AutoAWQ, deprecated |
@@ -553,8 +556,8 @@ print(f"your bet {my_bet_tokens_per_second}; Llama-2-70B in 4 bits: at most {at_
 
 # %% [markdown]
 # **Read it.** A quarter of the bytes is not four times the speed: the share of the bound falls with the bits. What else
-# does a token pay? Take time per token as *bytes / bandwidth + layers x a constant*, and find the two numbers from the
-# 16-bit rows on one to eight GPUs, where only bytes per GPU change. Then predict the rows in few bits, which took no part.
+# does a token pay? Take time per token as *bytes per GPU / bandwidth + layers x a constant*, and find the two numbers
+# from the 16-bit rows: four models on one to eight GPUs. Then predict the rows in few bits, which took no part.
 
 # %%
 def parts(row):
@@ -588,10 +591,10 @@ for kind, values in off.items():
 print(source("gpt_fast_decode").partition(":")[0], "(published)")
 
 # %% [markdown]
-# **Read it.** In sample the two numbers serve all rows but one (70B on two GPUs) to a few percent. The bandwidth found is 78% of
-# the data sheet's 2.04 TB/s. A layer costs tens of microseconds whatever its bits:
-# launches, attention, norms, and between GPUs the all-reduce. All rows in few bits come out too fast, those in 4 bits
-# most: *unpacking* is the part that is still missing. (The course has recorded no rates of its own: these are published.)
+# **Read it.** In sample the two numbers serve all rows but one (Llama-3.1-70B on two GPUs) to a few percent. The
+# bandwidth found is a good three quarters of the data sheet's 2.04 TB/s. A layer costs tens of microseconds whatever its
+# bits: launches, attention, norms, and between GPUs the all-reduce. All rows in few bits are predicted too fast, those
+# in 4 bits most: what is still missing is *unpacking*. (The course has no rates of its own: these are published.)
 #
 # With a **batch** the weights are read once for all readers, so tokens per second grow with it, until arithmetic or the
 # cache takes over.
@@ -616,9 +619,9 @@ check("08.large_batch", factor)
 #
 # | you want to | take | costs | does not help |
 # |---|---|---|---|
-# | serve on one card | 4 bits by GPTQ or AWQ, calibrated on your own kind of text | below 1% of perplexity here | long contexts: the cache stays |
+# | serve on one card | 4 bits by GPTQ or AWQ, calibrated on your own kind of text | below 1% of perplexity here | for long contexts: the cache stays |
 # | serve many readers | 8 bits or fp8, a paged cache | a kernel for the format | fewer bits of weight |
-# | fit at any price | 3 bits, more for some layers (lab) | a few percent, more in small models | 2 bits by rounding to nearest |
+# | fit at any price | 3 bits, more for some layers (lab) | 1 to 2% of perplexity here, 95% of OPT-125M's (published) | 2 bits by rounding to nearest |
 # | fine-tune on one card | NF4 under adapters (lesson 06) | a slower step | GPTQ: its weights are fitted to one text |
 # | train from the start | bf16, or fp8 where the card has it | | any of these |
 #
@@ -634,8 +637,8 @@ scoreboard("08")
 # %% [markdown]
 # ## Break it, diagnose it
 #
-# A colleague calibrates GPTQ at 2 bits on a hex dump. The report shows half the usual error. The model is worse than one
-# that was rounded without any text. Why?
+# A colleague calibrates GPTQ at 2 bits on a hex dump. The report shows half the usual error, but the model is worse than
+# one that was rounded without any text. Why?
 
 # %%
 digits = torch.tensor([ord(c) for c in "0123456789ABCDEF"])
@@ -648,14 +651,14 @@ for name, text in {"Python sources": calibration_tokens(), "a hex dump": hex_dum
     print(f"GPTQ, calibrated on {name:<14}: reported error {reported:.1%}, perplexity {loss_in(few)[0]:.2f}")
 
 # %% [markdown]
-# **Diagnose it.** The reported error is that on the calibration text itself. Sixteen bytes give few different inputs, which
-# are easy to satisfy; the errors are made to cancel on them, and on nothing else. Measure on text that the model will read.
+# **Diagnose it.** The reported error is that on the calibration text itself. Sixteen bytes give few different inputs.
+# The errors are made to cancel on these, and on nothing else. Measure on text that the model will read.
 #
 # ## Recap
 #
 # - A served model is weights and cache; few bits shrink the weights, grouped queries and pages the cache.
 # - What counts is the error of the output. GPTQ makes errors cancel, AWQ protects large channels.
-# - Eight bits cost next to nothing, four little, two much; small models lose more.
+# - Eight bits cost next to nothing, four little, two much; of one family, small models lose more.
 # - Bytes over bandwidth bound the rate at small batches; layers and unpacking cost extra.
 #
 # ### Test yourself
@@ -666,7 +669,7 @@ for name, text in {"Python sources": calibration_tokens(), "a hex dump": hex_dum
 # <details><summary>Answer</summary>
 #
 # 2,000 / 35, so 57 tokens per second, less what layers and unpacking cost. With eight readers the weights are read once
-# for all; look at the cache: its type, its pages, grouped queries.
+# for all; look at the cache: its dtype, its pages, grouped queries.
 #
 # </details>
 #
