@@ -465,7 +465,7 @@ show(draw_lanes(lanes, title="A made trace, not a recorded one: cudaFree in mid-
 # |---|---|---|
 # | `nvidia-smi` | the whole card, every process, the context | what PyTorch has free in its cache; which tensor; what happens between two samples |
 # | `memory_summary()` | allocated, reserved, their peaks | which tensor, which line; other processes and libraries |
-# | snapshot | each block, its stack, segments, over time | memory outside of PyTorch (NCCL, cuBLAS's own, the context); what was there before it began |
+# | snapshot | each block, its stack, segments, over time | what PyTorch did not allocate (NCCL, the context); what was there before it began |
 # | `torch.profiler` | operations, their bytes and time | who *holds* a tensor; hours (traces grow fast) |
 # | Nsight Systems | driver calls, kernels, copies, all libraries | tensors; categories |
 # | the meter | every byte by category, phase, module | lines of code; other processes |
