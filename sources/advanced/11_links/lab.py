@@ -34,12 +34,13 @@ from utils.labs.slow_jobs import unknown_job
 # %% [markdown]
 # ## Exercise 1: a ring that knows the hosts
 #
-# The lesson's ring runs 0, 1, 2, ... A scheduler may number ranks otherwise: here `host_of[r]` is the host on which rank r
-# lives, such as `[0, 1, 0, 1, 0, 1, 0, 1]`. A ring by number would cross the slow link at every hop.
+# The lesson's ring runs 0, 1, 2, ... A scheduler may number ranks otherwise: here `host_of[r]` is the host on which
+# rank r lives, such as `[0, 1, 0, 1, 0, 1, 0, 1]`. A ring by number would cross the slow link at every hop.
 #
-# **Spec.** `ordered_ring(wire, tensor, host_of)` adds up `tensor` (1-D, of any length) over all ranks, in place, and returns it. It is a ring: each rank
-# sends to one other. It leaves each host once. It takes $2(N-1)$ steps, and a message is one part of N. You may use `wire.rank`,
-# `wire.size` and `wire.exchange(tensor, to, source, like=...)`. **Your score is the bytes between hosts.**
+# **Spec.** `ordered_ring(wire, tensor, host_of)` adds up `tensor` (1-D, of any length) over all ranks, in place, and
+# returns it. It is a ring: each rank sends to one other. It leaves each host once. It takes $2(N-1)$ steps, and a
+# message is one part of N. You may use `wire.rank`, `wire.size` and `wire.exchange(tensor, to, source, like=...)`.
+# **Your score is the bytes between hosts.**
 
 # %%
 def ordered_ring(wire: Wire, tensor: torch.Tensor, host_of: list[int]) -> torch.Tensor:
@@ -90,9 +91,10 @@ if hops:
 # %% [markdown]
 # ## Exercise 2: a tree from anywhere
 #
-# **Spec.** `tree_broadcast(wire, tensor, root)` gives every rank the root's `tensor`, in place, and returns it. Any number of ranks, any root.
-# It takes $\log_2 N$ steps, rounded up, and N - 1 messages: in each step everyone who has it sends it to one who has not. Use
-# `wire.send(tensor, to)` and `wire.receive(like, source)`. **Your score is the steps**, over four cases.
+# **Spec.** `tree_broadcast(wire, tensor, root)` gives every rank the root's `tensor`, in place, and returns it. Any
+# number of ranks, any root. It takes $\log_2 N$ steps, rounded up, and N - 1 messages: in each step everyone who has it
+# sends it to one who has not. Use `wire.send(tensor, to)` and `wire.receive(like, source)`. **Your score is the
+# steps**, over four cases.
 
 # %%
 def tree_broadcast(wire: Wire, tensor: torch.Tensor, root: int) -> torch.Tensor:
@@ -119,9 +121,10 @@ check("11.tree_broadcast", tree_broadcast)
 # %% [markdown]
 # ## Exercise 3: when is the last bucket through?
 #
-# Backward makes gradients one after the other: gradient i is there at `ready_seconds[i]` and has `gradient_bytes[i]`. They fill a bucket. The
-# gradient that takes it to `bucket_bytes`, or past it, still belongs in and closes it; the end of backward closes the last. A closed bucket of n
-# bytes takes `alpha_seconds + n / bytes_per_second` to reduce. Buckets go one at a time.
+# Backward makes gradients one after the other: gradient i is there at `ready_seconds[i]` and has `gradient_bytes[i]`.
+# They fill a bucket. The gradient that takes it to `bucket_bytes`, or past it, still belongs in and closes it; the end
+# of backward closes the last. A closed bucket of n bytes takes `alpha_seconds + n / bytes_per_second` to reduce.
+# Buckets go one at a time.
 #
 # **Spec.** `finish_seconds(...)` returns when the last bucket is reduced.
 
@@ -152,8 +155,9 @@ check("11.finish_seconds", finish_seconds)
 #
 # ### Use it
 #
-# Measure a slow link of 200 Mbit/s, then choose buckets for it with your function: 32 layers of 512 KiB, one each 10 ms. Which bucket would you
-# take? Compare with a link whose start costs ten times as much. Until your function returns something, nothing is printed.
+# Measure a slow link of 200 Mbit/s, then choose buckets for it with your function: 32 layers of 512 KiB, one each 10
+# ms. Which bucket would you take? Compare with a start ten times as dear, and of 10 ms at least. Until your function
+# returns something, nothing is printed.
 
 # %%
 def one_way(wire):
@@ -183,8 +187,9 @@ for alpha in (found.alpha_seconds, 10 * max(found.alpha_seconds, 0.001)):
 #
 # An all-reduce can be right and no ring at all. This function would have found it out.
 #
-# **Spec.** `is_one_ring(messages, ranks)` takes a list of messages with `.step`, `.source`, `.target`, `.bytes`. It returns `True` if each of the
-# ranks sends to one other alone, in all steps, and these hops make a single ring through all ranks; else `False`.
+# **Spec.** `is_one_ring(messages, ranks)` takes a list of messages with `.step`, `.source`, `.target`, `.bytes`. It
+# returns `True` if each of the ranks sends to one other alone, in all steps, and these hops make a single ring through
+# all ranks; else `False`.
 
 # %%
 def is_one_ring(messages: list, ranks: int) -> bool:
@@ -212,9 +217,10 @@ check("11.is_one_ring", is_one_ring)
 # %% [markdown]
 # ## Exercise 5: three slow jobs
 #
-# Three jobs of eight nodes, simulated, each slower than it should be. A healthy one takes 0.540 s a step. Each has **one** cause that matters; other things
-# may look odd and cost nothing. Look at the layers in order, as in the lesson. `job.step()` has `step_seconds`, `buckets`,
-# `network_busy_seconds`, and `seconds(kind)` by node for "loading", "forward", "backward", "waiting for a node" and "all-reduce, not hidden".
+# Three jobs of eight nodes, simulated, each slower than it should be. A healthy one takes 0.540 s a step. Each has
+# **one** cause that matters; other things may look odd and cost nothing. Look at the layers in order, as in the lesson.
+# `unknown_job("A").step()` has `step_seconds`, `buckets`, `network_busy_seconds`, and `seconds(kind)` by node for
+# "loading", "forward", "backward", "waiting for a node" and "all-reduce, not hidden".
 
 # %%
 for layer in ("hardware", "network", "collectives", "code"):
@@ -230,8 +236,9 @@ for layer in ("hardware", "network", "collectives", "code"):
     print(unknown_job("C").look(layer), end="\n\n")
 
 # %% [markdown]
-# **Spec.** For each job: the layer of its cause (`"hardware"`, `"network"`, `"collectives"` or `"code"`), the node that has it, or `"all"` if none is
-# different, and how many seconds a step gets shorter when *this* cause is cured and nothing else.
+# **Spec.** For each job: the layer of its cause (`"hardware"`, `"network"`, `"collectives"` or `"code"`), the node that
+# has it, or `"all"` if none is different, and how many seconds a step gets shorter when *this* cause is cured and
+# nothing else.
 
 # %%
 # BEGIN SOLUTION
@@ -254,6 +261,7 @@ check("11.job_c", {"layer": cause_c, "node": node_c, "seconds saved": saved_c})
 # %% [markdown]
 # <details><summary>Hint 1</summary>Who waits least in the all-reduce comes last. Then ask why it comes last.</details>
 # <details><summary>Hint 2</summary>If all wait alike, look at one all-reduce: its bytes over its time. Is that the port's rate, or a start?</details>
-# <details><summary>Hint 3</summary>Saved is the step as it is, less the step with this one cured. What else is odd stays in it: in job C a node that is 2% slower.</details>
+# <details><summary>Hint 3</summary>Saved is the step as it is, less the step with this one cured. What else is odd stays in it: a
+# clock tells how much longer its node computes.</details>
 #
 # Here is the [solution](../../solutions/advanced/11_links.ipynb) of this lab, with its outputs.

@@ -11,13 +11,13 @@
 #
 # {{badges}}
 #
-# **Promise.** You write a ring all-reduce over `send` and `recv`, and count every byte of it. You predict what a message costs,
-# build two hosts with a slow link between them, and beat a flat ring on it. At the end a job on eight nodes runs
-# less than three times as fast as on one, and you find the four causes.
+# **Promise.** You write a ring all-reduce over `send` and `recv`, and count every byte of it. You predict what a
+# message costs, build two hosts with a slow link between them, and beat a flat ring on it. At the end a job on eight
+# nodes runs less than three times as fast as on one, and you find the four causes.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 80, and 75 for the lab | any laptop (Linux, macOS, WSL2); beyond Binder's 1 GB | under a minute of computing on two CPU cores |
+# | 80, and 75 for the lab | any laptop (Linux, macOS, WSL2); needs more than Binder's 1 GB | under a minute of computing on two CPU cores |
 
 # %% [markdown]
 # ## A bet
@@ -112,10 +112,11 @@ print(f"each rank sent 2 (N - 1) / N x B = {ring[0][2]:,} of B = {B:,} bytes (co
 # messages. A rank sends $2(N-1)/N \cdot B$ bytes, less than $2B$ *however many ranks there are*. The price
 # is steps: $2(N - 1)$.
 #
-# **Trap.** A right result proves no ring. The reference solution of one well-known course passed the *whole* tensor round: right
-# sums, and N times the bytes ([ARENA 3.0, pull request 407](https://github.com/callummcdougall/ARENA_3.0/pull/407)). It also hung on GPUs,
-# where a send waits behind its neighbour's receive: there, hand both to `dist.batch_isend_irecv`. So the cell above
-# asserts bytes *and* neighbours, and lab exercise 4 makes a test of it.
+# **Trap.** A right result proves no ring. The reference solution of one well-known course passed the *whole* tensor
+# round: right sums, and N times the bytes
+# ([ARENA 3.0, pull request 407](https://github.com/callummcdougall/ARENA_3.0/pull/407)). It also hung on GPUs, where a
+# send waits behind its neighbour's receive: there, hand both to `dist.batch_isend_irecv`. So the cell above asserts
+# bytes *and* neighbours, and lab exercise 4 makes a test of it.
 #
 # **Question.** 64 ranks, 1 GB of gradients. How many GB does each rank send?
 
@@ -126,8 +127,8 @@ check("11.ring_of_64", ring_of_64_gb)
 # %% [markdown]
 # ## 2. Trees, and the rest
 #
-# In a **binomial tree** ranks add up in pairs, then pairs of pairs, up to rank 0, and the sum comes
-# down the same way. That is $2 \log_2 N$ steps, and whole tensors in each. The package has both, and the other
+# In a **binomial tree** ranks add up in pairs, then pairs of pairs, up to rank 0, and the sum comes down the same way.
+# That is $2 \log_2 N$ steps, and whole tensors in each. The course's package has rings, trees and the other
 # collectives, over the same wire.
 
 # %%
@@ -177,13 +178,15 @@ show(draw_messages(rotation, title="All-to-all of 8 ranks: in step k everybody s
      "talks to every other one once.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** What only moves numbers is equal to gloo's to the bit. Sums are equal to rounding, because
-# the order of adding differs. The tree's root sends $B \log_2 N$ bytes down, more than a ring's rank ever does, in fewer
-# steps. All-to-all, which experts need, is the one where *everybody* talks to *everybody*: no ring of near links helps it.
+# **Read it.** What only moves numbers is equal to gloo's to the bit. Sums are equal to rounding, because the order of
+# adding differs. The tree's root sends $B \log_2 N$ bytes down, more than a ring's rank ever does, in fewer steps.
+# All-to-all, which mixtures of experts need, is the one where *everybody* talks to *everybody*: no ring of near links
+# helps it.
 #
 # ### Break it: a collective in another order
 #
-# Rank 1 gathers first and reduces then; the others do it the other way round.
+# Rank 1 gathers first and reduces then; the others do it the other way round. A second mistake is caught before
+# anything is sent: ten rows for four ranks.
 
 # %%
 def in_another_order():
@@ -209,13 +212,14 @@ except RankError as error:
     print(str(error).partition("\n")[0])
 
 # %% [markdown]
-# On GPUs the first mistake says nothing at all: NCCL waits. `TORCH_FR_BUFFER_SIZE=2000` makes
-# PyTorch's flight recorder keep the last collectives of every rank, to be compared.
+# On GPUs the first mistake says nothing for ten minutes: NCCL waits, until PyTorch's timeout ends the job. PyTorch's
+# flight recorder keeps the last collectives of every rank, to be compared; `TORCH_FR_BUFFER_SIZE` says how many.
 #
 # ## 3. What a message costs
 #
-# The **alpha-beta model**: a message of $n$ bytes takes $\alpha + n\beta$ seconds, a start and a rate. Two ranks send a
-# message there and back; half of that is one way. We keep the fastest of fifteen: other programs can only add time.
+# The **alpha-beta model**: a message of $n$ bytes takes $\alpha + n\beta$ seconds: a start, and a time for each byte.
+# Two ranks send a message there and back; half of that is one way. We keep the fastest of fifteen: other programs can
+# only add time.
 
 # %%
 SIZES = [2**power for power in range(12, 25, 2)]  # 4 KiB to 16 MiB
@@ -243,11 +247,12 @@ show(draw_link_costs({"two ranks": points}, {"two ranks": mine}, title="One mess
      "size, with the fitted line through the points.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** Left of the dotted line, at $\alpha / \beta$ bytes, a message is **latency-bound**: half the bytes save nothing.
-# Right of it, it is **bandwidth-bound**. The line is fitted to the points you see, so their
-# nearness is no proof. `make bench` fits every second size and predicts the others.
+# **Read it.** Left of the dotted line, at $\alpha / \beta$ bytes, a message is **latency-bound**: half the bytes save
+# less than a quarter of the time. Right of it, it is **bandwidth-bound**. The line is fitted to the points you see, so
+# their nearness is no proof. `make bench` fits every second size and predicts the others.
 #
-# Put into the formulas of section 1 and 2, with $N$ ranks: a ring costs $2(N-1)\alpha + 2\frac{N-1}{N} B\beta$, a tree $2 \log_2 N\,(\alpha + B\beta)$.
+# Put into the formulas of sections 1 and 2, with $N$ ranks: a ring costs $2(N-1)\alpha + 2\frac{N-1}{N} B\beta$, a tree
+# $2 \log_2 N\,(\alpha + B\beta)$.
 
 # %%
 def ring_seconds(cost, ranks, nbytes):
@@ -270,13 +275,14 @@ for name, start in STARTS.items():
 display(pd.DataFrame(rows).style.format(precision=1).hide().set_caption("rates and starts published, times predicted"))
 
 # %% [markdown]
-# **Read it.** Rates are line rates in one direction; NVLink's data sheet says 900 GB/s for both. NCCL's model has one start
-# for every network; over TCP it is longer in truth. A tree wins for
-# small tensors, a ring for large ones. NCCL chooses by such a model, and its trees cut the tensor into chunks, so
-# that they lose less than ours. `NCCL_ALGO=Ring` or `Tree` forces one: to measure, not to keep.
+# **Read it.** Rates are line rates in one direction; NVLink's data sheet says 900 GB/s for both. NCCL's model has one
+# start for every network; over TCP a real one is longer. A tree wins for small tensors, a ring for large ones. NCCL
+# chooses by such a model, and its trees cut the tensor into chunks, so that they lose less than ours. `NCCL_ALGO=Ring`
+# or `Tree` forces one: to measure, not to keep.
 #
-# `nccl-tests` prints two bandwidths. **algbw** is size over time. **busbw** is algbw times
-# $2(N-1)/N$ for an all-reduce, $(N-1)/N$ for an all-gather: what a link carried, comparable to its rate whatever $N$. Here is ours.
+# `nccl-tests` prints two bandwidths. **algbw** is size over time. **busbw** is algbw times $2(N-1)/N$ for an
+# all-reduce, $(N-1)/N$ for an all-gather: what a link carried, comparable to its rate whatever $N$. Here are ours: both
+# rise with the size, as the starts count for less.
 
 # %%
 def as_nccl_tests():
@@ -298,10 +304,11 @@ for size, seconds in run_ranks(as_nccl_tests, 4)[0]:
 # %% [markdown]
 # ## 4. Two hosts
 #
-# Now a slow link, for real. `run_hosts` makes two *network namespaces*: each has its own network interfaces, and one virtual
-# cable joins them. `tc tbf` limits it to 200 Mbit/s in each direction. Ranks 0 to 3 live on host 0, 4 to 7 on host 1. When the
-# cell ends, both are gone. Where a system forbids this (macOS, Colab, Binder), ranks stay on one host, and messages
-# to the "other" wait for a link kept in a file. The cell says which it was.
+# Now a slow link. `run_hosts` makes two *network namespaces* of Linux: each has its own network interfaces, and one
+# virtual cable joins them. The kernel's token bucket (`tc tbf`) limits it to 200 Mbit/s in each direction. Ranks 0 to 3
+# live on host 0, 4 to 7 on host 1. When the cell ends, both are gone. Where this is not possible (macOS, Colab,
+# Binder), all ranks stay on one host, and a message to the "other" waits as long as such a link would be busy. The cell
+# says which it was.
 
 # %%
 NBYTES, MEGABITS = 4 * MIB, 200
@@ -360,11 +367,12 @@ show(draw_messages(layers, title="Hierarchical all-reduce: two hosts of four ran
      "of a part each, and three inside again.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** The flat ring carries $2\frac{N-1}{N}B$ over its one hop from host to host. The hierarchical one reduces inside
-# each host, and only finished sums cross: $2\frac{H-1}{H}B$ for $H$ hosts, all ranks of a host together.
-# *Order* matters more: a ring that changes hosts at every hop puts seven times $B$ there. So launchers number ranks host by host, and NCCL
-# reads the topology before it makes rings. The kernel counts a few percent more than we do: headers, and barriers. All three take
-# longer than the link alone would, as eight ranks share this machine's few cores.
+# **Read it.** The flat ring carries $2\frac{N-1}{N}B$ over its one hop from host to host. The hierarchical one reduces
+# inside each host, and only the host's sums cross: $2\frac{H-1}{H}B$ for $H$ hosts, all ranks of a host together.
+# *Order* matters more: a ring that changes hosts at every hop puts seven times $B$ there. So launchers number ranks
+# host by host, and NCCL reads the topology before it makes rings. The kernel counts a few percent more than we do:
+# headers, and barriers. All three take longer than the link alone would: eight ranks share a few cores, and the link
+# idles while a host adds up.
 #
 # **Question.** 8 hosts of 8 ranks. How many times fewer bytes does the hierarchical all-reduce put on a host's link?
 
@@ -375,9 +383,9 @@ check("11.fewer_on_64", fewer_on_64)
 # %% [markdown]
 # ## 5. Buckets and overlap
 #
-# DDP does not wait for the end of backward. It fills **buckets** with gradients and all-reduces each while backward goes on. Here,
-# on two hosts of one rank: sixteen layers, each "computes" 8 ms (it sleeps, as a GPU would leave the CPU free), then
-# has 128 KiB of gradient. A thread all-reduces what is ready.
+# DDP does not wait for the end of backward. It fills **buckets** with gradients and all-reduces each while backward
+# goes on. Here, on two hosts of one rank: sixteen layers, each "computes" 8 ms (it sleeps, as a GPU would leave the CPU
+# free), then has 128 KiB of gradient. A thread all-reduces what is ready.
 
 # %%
 LAYERS, LAYER_SECONDS, LAYER_BYTES = 16, 0.008, 128 * 1024
@@ -458,12 +466,12 @@ table = pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket"))
 display(table.style.format(precision=0).set_caption("ms for backward and all-reduces, best of 4; backward alone is 128"))
 
 # %% [markdown]
-# **Read it.** The prediction takes the cost of one all-reduce alone, and lets them queue beside backward. One bucket for all hides nothing. Small
-# ones hide nearly everything where a start is cheap; where it is dear, starts add up and a middle size wins. At work it is one argument, and 25 MiB is its
-# default:
+# **Read it.** The prediction takes the cost of one all-reduce alone, and lets them queue beside backward. One bucket
+# for all hides nothing. Small ones hide nearly everything where a start is cheap; where it is dear, starts add up and a
+# middle size wins. At work the size is one argument, and 25 MiB is its default:
 #
 # ```python
-# model = DistributedDataParallel(model, bucket_cap_mb=100)  # more starts cost more on Ethernet
+# model = DistributedDataParallel(model, bucket_cap_mb=100)  # for a network where a start is dear
 # ```
 #
 # ## 6. Reading the tools
@@ -486,10 +494,13 @@ display(table.style.format(precision=0).set_caption("ms for backward and all-red
 # NCCL INFO Using network IB
 # ```
 #
-# *IB* here means RDMA, over InfiniBand or, as in the second job, over Ethernet (RoCE). *Socket* means TCP. *OOB* is the interface for meeting only, and
-# `NCCL_SOCKET_IFNAME=ens` (a prefix), `=ens1f0` (exact) or `^docker` (all but) chooses it. Later lines tell each pair's way:
-# `via P2P/IPC` inside a node ([nccl 398](https://github.com/NVIDIA/nccl/issues/398)), `[send] via NET/IB/2/GDRDMA` from GPU memory to the network card
-# without the CPU ([nccl 707](https://github.com/NVIDIA/nccl/issues/707)).
+# *IB* here means RDMA, over InfiniBand or, as in the second job, over Ethernet (RoCE). *Socket* means TCP. *OOB* is the
+# interface over which ranks find each other, and no more. `NCCL_SOCKET_IFNAME` chooses it: its value is a prefix
+# (`ens`), an exact name after a `=` (`=ens1f0`), or what to leave out (`^docker`). Later lines tell each pair's way:
+# `via P2P/IPC` inside a node ([nccl 398](https://github.com/NVIDIA/nccl/issues/398)), `[send] via NET/IB/2/GDRDMA` from
+# GPU memory to the network card without the CPU ([nccl 707](https://github.com/NVIDIA/nccl/issues/707)).
+#
+# **Question.** Which of the two jobs speaks TCP, `"first"` or `"second"`?
 
 # %%
 which_job_uses_tcp = ...
@@ -504,7 +515,8 @@ check("11.which_uses_tcp", which_job_uses_tcp)
 # GPU2    NV12    NV12     X            SYS     SYS     PXB     PXB
 # ```
 #
-# `NV12`: 12 NVLinks. `PXB`: through PCIe switches only. `PHB`, `NODE`: through the CPU's host bridge. `SYS`: across CPU sockets. A GPU wants a NIC at `PIX` or `PXB`.
+# `NV12`: 12 NVLinks. `PIX`, `PXB`: through one PCIe switch, or several. `PHB`, `NODE`: through the CPU's host bridge.
+# `SYS`: from one NUMA node, a CPU socket or part of one, to another. A GPU wants a NIC at `PIX` or `PXB`.
 #
 # **Question.** Which NIC should GPU2 use: 0 or 2?
 
@@ -513,16 +525,20 @@ nic_of_gpu2 = ...
 check("11.nic_of_gpu2", nic_of_gpu2)
 
 # %% [markdown]
-# **`ib_write_bw`** tests one port without NCCL. Eight-byte messages ([perftest 273](https://github.com/linux-rdma/perftest/issues/273)):
+# **`ib_write_bw`** tests one port without NCCL. Eight-byte messages
+# ([perftest 273](https://github.com/linux-rdma/perftest/issues/273)):
 #
 # ```
 #  #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
 #  8          224958464        0.00               0.48               7.498617
 # ```
 #
-# 8 bytes x 8 bits x 7.498617 million a second: 0.48 Gb/s. Slow? The *port* is not: that is the latency-bound side of section 3. Test with 64 KiB or more.
+# 8 bytes x 8 bits x 7.498617 million a second: 0.48 Gb/s. This says nothing about the *port*: such messages are all
+# start, the latency-bound side of section 3. (The thread asks why the iterations of its 60 s give half of that rate.)
+# Test with 64 KiB or more.
 #
-# **`all_reduce_perf`** of nccl-tests, size, time, algbw and busbw ([NVIDIA/nccl 1453](https://github.com/NVIDIA/nccl/issues/1453)):
+# **`all_reduce_perf`** of nccl-tests, size, time, algbw and busbw
+# ([NVIDIA/nccl 1453](https://github.com/NVIDIA/nccl/issues/1453)):
 #
 # ```
 #      size (B)    time (us)   algbw (GB/s)   busbw (GB/s)
@@ -531,11 +547,12 @@ check("11.nic_of_gpu2", nic_of_gpu2)
 #     134217728        49264           2.72           5.22
 # ```
 #
-# Twice the size takes eleven times as long: no alpha-beta line does that. Something changes at 64 MiB, such as algorithm, protocol or a congested
-# network. For a fair figure of the network between two nodes, NVIDIA advises `NCCL_ALGO=RING`, and to expect 46-48 GB/s for each port of 400 Gb/s
+# Twice the size takes eleven times as long: no alpha-beta line does that. Something changes at 64 MiB, such as
+# algorithm, protocol or a congested network. For a fair figure of the network between two nodes, NVIDIA advises
+# `NCCL_ALGO=RING`, and to expect 46-48 GB/s for each port of 400 Gb/s
 # ([nccl-tests 290](https://github.com/NVIDIA/nccl-tests/issues/290)).
 #
-# **Question.** How many ranks did this run have? The ratio of the two bandwidths knows.
+# **Question.** How many ranks did this run have? The ratio of the two bandwidths tells.
 
 # %%
 ranks_of_that_run = ...
@@ -544,8 +561,8 @@ check("11.ranks_of_that_run", ranks_of_that_run)
 # %% [markdown]
 # ## 7. Eight nodes, three times as fast
 #
-# A job of 64 GPUs, simulated: 1.3 billion parameters, 2.6 GB of gradients a step. On one node a step takes 0.54 s. On eight it should be 8
-# times as fast.
+# A simulated job: 1.3 billion parameters, 2.6 GB of gradients a step, nodes of eight GPUs and eight ports of 200 Gb/s.
+# On one node a step takes 0.54 s. On eight it should take as long with eight times the data: 8 times as fast.
 
 # %%
 job, healthy = lesson_job(), SlowJob()
@@ -566,9 +583,9 @@ show(draw_job(job, "One step of the slow job"),
      "others wait for it.")  # fmt: skip
 
 # %% [markdown]
-# Where do you begin? All ranks spend most of their time in the all-reduce, so the network looks guilty. But **a collective's
-# time includes waiting for the last one to come**. Hence the order: hardware, network, collectives, code. Each layer is
-# judged by a test that needs none above it.
+# Where do you begin? Seven of eight nodes spend most of the step in the all-reduce, waiting included, so the network
+# looks guilty. But **a collective's time includes waiting for the last one to come**. Hence the order: hardware,
+# network, collectives, code. Each layer is judged by a test that needs none above it.
 
 # %%
 print(job.look("hardware"))
@@ -576,9 +593,9 @@ print()
 print(job.look("network"))
 
 # %% [markdown]
-# **Hardware.** Node 5 is hot and slow, so it is the *straggler*. Its own all-reduce is the *shortest*: it comes last, so it
-# never waits. **Network.** The ports are well, 197 of 200 Gb/s, but NCCL does not use them: it speaks TCP over `eth0`. In a container,
-# the InfiniBand devices were not passed in.
+# **Hardware.** Node 5 is hot and slow, so it is the *straggler*. In the picture its all-reduce is the *shortest*: it
+# comes last, so it never waits. **Network.** The ports are well, 197 of 200 Gb/s, but NCCL does not use them: it speaks
+# TCP over `eth0`. One cause of that is a container that was not given the InfiniBand devices.
 
 # %%
 print(job.look("collectives"))
@@ -586,8 +603,8 @@ print()
 print(job.look("code"))
 
 # %% [markdown]
-# **Collectives.** Ten thousand all-reduces of 0.25 MiB: somebody set `bucket_cap_mb`. **Code.** Every node waits for its loader with
-# the GPU idle: more workers, or prefetching. Now cure one at a time.
+# **Collectives.** Ten thousand all-reduces of 0.25 MiB: somebody set `bucket_cap_mb`. **Code.** Every node waits for
+# its loader with the GPU idle: more workers, or prefetching. Now cure one at a time.
 
 # %%
 CURES = {"as found": (), "node 5 replaced": ("slow_nodes",), "InfiniBand, not TCP": ("network",),
@@ -601,10 +618,12 @@ display(pd.DataFrame(rows).style.format(precision=2).hide().set_caption("each ro
 assert times_as_fast(job) < 3 and times_as_fast(cured) > 7.9, "the planted causes or their cures have changed"
 
 # %% [markdown]
-# **Read it.** Replacing the straggler alone gains little, because a slower thing hides it. That is no reason to skip it: a cure is worth what it gains
-# *after* the others. And nearly all of an all-reduce can hide behind backward. What counts is the part that is not hidden.
+# **Read it.** Replacing the straggler alone gains little, because something slower hides it: the all-reduces. That is
+# no reason to skip it: a cure is worth what it gains *after* the others. And nearly all of an all-reduce can hide
+# behind backward. What counts is the part that is not hidden.
 #
-# **Question.** A ninth job: seven nodes show 300 ms in all-reduce after backward, node 3 shows 20 ms. Which node do you look at first?
+# **Question.** Another job of eight nodes: seven show 300 ms in all-reduce after backward, node 3 shows 20 ms. Which
+# node do you look at first?
 
 # %%
 node_to_look_at = ...
@@ -640,11 +659,13 @@ scoreboard("11")
 #
 # ### Test yourself
 #
-# Eight nodes are only three times as fast as one. Say what you look at, in which order, with which tool. Then open the answer.
+# Eight nodes are only three times as fast as one. Say what you look at, in which order, with which tool. Then open the
+# answer.
 #
 # <details><summary>Answer</summary>
 #
-# Hardware: clocks, temperature and a matmul on each GPU alone (<code>nvidia-smi</code>). Network: <code>NCCL_DEBUG=INFO</code> for IB or Socket,
+# Hardware: clocks, temperature and a matmul on each GPU alone (<code>nvidia-smi</code>). Network:
+# <code>NCCL_DEBUG=INFO</code> for IB or Socket,
 # <code>ib_write_bw</code> port by port, <code>all_reduce_perf</code>'s busbw against the rate. Collectives: number and size of all-reduces, what is
 # not hidden behind backward. Code: time in the loader, synchronisations such as <code>.item()</code>.
 #
@@ -652,9 +673,11 @@ scoreboard("11")
 #
 # ### Where next
 #
-# Do the [lab](../../labs/advanced/11_links.ipynb), in a copy: `make my-labs` makes one. When you are done, compare with the
-# [solution](../../solutions/advanced/11_links.ipynb).
+# Do the [lab](../../labs/advanced/11_links.ipynb), in a copy: `make my-labs` makes one. When you are done, compare with
+# the [solution](../../solutions/advanced/11_links.ipynb).
 #
-# **References.** Patarasuk and Yuan 2009, [doi:10.1016/j.jpdc.2008.09.002](https://doi.org/10.1016/j.jpdc.2008.09.002). Thakur, Rabenseifner and Gropp 2005,
-# [doi:10.1177/1094342005051521](https://doi.org/10.1177/1094342005051521). Li and others 2020, *PyTorch Distributed*, [arXiv:2006.15704](https://arxiv.org/abs/2006.15704). NVIDIA,
-# [nccl-tests on bandwidths](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md), [NCCL's environment variables](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html).
+# **References.** Patarasuk and Yuan 2009, [doi:10.1016/j.jpdc.2008.09.002](https://doi.org/10.1016/j.jpdc.2008.09.002).
+# Thakur, Rabenseifner and Gropp 2005, [doi:10.1177/1094342005051521](https://doi.org/10.1177/1094342005051521). Li and
+# others 2020, *PyTorch Distributed*, [arXiv:2006.15704](https://arxiv.org/abs/2006.15704). NVIDIA,
+# [nccl-tests on bandwidths](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md),
+# [NCCL's environment variables](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html).

@@ -15,8 +15,9 @@
 # |---|---|---|
 # | 4 of 5 | 75 | lesson 10; any laptop |
 #
-# Seven scripts go over their budgets. They have the causes of the [lesson](../../notebooks/intermediate/10_oom_clinic.ipynb),
-# one each, with other sizes and in other places. For each you give four things, and one `check` grades them:
+# Seven scripts go over their budgets. They have the causes of the
+# [lesson](../../notebooks/intermediate/10_oom_clinic.ipynb), one each, with other sizes and in other places. For each
+# you give four things, and one `check` grades them:
 #
 # | part | what |
 # |---|---|
@@ -25,8 +26,8 @@
 # | `line` | evidence: the number of a line that makes or keeps it |
 # | `cure` | a function: `patient.edited({old: new, ...})`, as in the lesson |
 #
-# A cure is right if the patient stays under its budget with the same losses (within 1e-5). **Your score is its bytes**, beside a
-# par. Work in a copy (`make my-labs`).
+# A cure is right if the patient stays under its budget with the same losses (within 1e-5). **Your score is its bytes**,
+# beside a par. Work in a copy (`make my-labs`).
 
 # %% tags=["setup"]
 here = setup("labs/intermediate/10")
@@ -53,9 +54,9 @@ def admit(number):
 
 
 # %% [markdown]
-# An examination has more: `found.run.timeline`, `found.replayed().summary()`, `draw_timeline(found.run)`. `edited` replaces text
-# that stands in the script exactly once. What your new text uses beside the script's own names goes in by name:
-# `patient.edited({...}, checkpoint=checkpoint, my_function=my_function)`.
+# An examination has more: `found.run.timeline`, `found.replayed().summary()`, `draw_timeline(found.run)`. `edited`
+# replaces text that stands in the script exactly once. What your new text uses beside the script's own names goes in by
+# name: `patient.edited({...}, checkpoint=checkpoint, my_function=my_function)`.
 #
 # ## Patient 1
 
@@ -274,13 +275,13 @@ check("10.patient_7", {**diagnosis_7, "cure": cure_7})
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>Which tensor grows with the square of the context?</details>
-# <details><summary>Hint 2</summary>PyTorch has one function for the three lines, and its kernel never holds that tensor.</details>
+# <details><summary>Hint 2</summary>PyTorch has one function for scores, softmax and mixture, and its kernel never holds that tensor.</details>
 #
 # ## A timed round, for workshops
 #
-# `Round` deals the seven patients in an order of its own, shows the minutes left and keeps count. Teams with one seed get one order.
-# `round_1.next()` shows a patient, `round_1.answer(3, cause=..., category=..., line=..., cure=...)` checks it, and
-# `print(round_1)` is the table. Time is shown, and never graded.
+# `Round` deals the seven patients in an order of its own, shows the minutes left and keeps count. Teams with one seed
+# get one order. `round_1.next()` shows a patient, `round_1.answer(3, cause=..., category=..., line=..., cure=...)`
+# checks it, and `print(round_1)` is the table. Time is shown, and never graded.
 
 # %%
 round_1 = Round(minutes=35, seed=1)

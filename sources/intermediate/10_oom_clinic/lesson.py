@@ -12,7 +12,7 @@
 # {{badges}}
 #
 # **Promise.** Seven training runs go over their memory budget, each for a reason of its own, and an eighth fills the
-# host. You find each cause from evidence, cure it in a line or two with the same losses, and learn which instrument
+# host. You find each cause from evidence, cure it in a few lines with the same losses, and learn which instrument
 # sees what. At the end one table holds what every cure saves and costs on every patient.
 #
 # | minutes | hardware | runs |
@@ -63,8 +63,8 @@ files = here.root / "build" / "clinic"  # git ignores this folder
 #
 # ## 1. The ward
 #
-# A patient is a script with `build()`, which makes model and optimizer, and `train(model, optimizer)`, which runs all of
-# its steps and gives the losses. `examine` runs it once under the meter, from its very first step.
+# A patient is a script with `build()`, which makes model and optimizer, and `train(model, optimizer)`, which runs all
+# of its steps and gives the losses. `examine` runs it once under the meter, from its very first step.
 
 # %%
 patients = {name: admit(name) for name in PATIENTS}
@@ -81,8 +81,9 @@ for name, found in before.items():
 # %% [markdown]
 # ## 2. Read the error, then count between steps
 #
-# The error names a *phase* and a *category*: that is where the last drop fell. It does not say who filled the bucket. One more
-# number tells: the bytes alive right after each optimizer step. There activations should be gone.
+# The meter's error names a *phase* and a *category*: that is where the last drop fell. It does not say who filled the
+# bucket, and a GPU's own error, as `fragmentation` shows it, names neither. One more number tells: the bytes alive
+# right after each optimizer step. By then the activations of the step should be gone.
 
 # %%
 def after_steps(found):
@@ -138,10 +139,10 @@ for name, changes in half_cures.items():
     print(f"{name}: {examine(patients['kept_graph'].edited(changes))}\n")
 
 # %% [markdown]
-# **Read it.** [PyTorch's FAQ](https://docs.pytorch.org/docs/stable/notes/faq.html) warns of `total_loss += loss`. Here it
-# costs next to nothing: `backward()` has freed the tensors that this graph had saved, and only its empty nodes stay.
-# The other sum never sees a backward, so each step's logits wait for one. A sum is dangerous if its graph
-# was *not* run backward: a metric, a validation loss, a penalty that is logged and not trained.
+# **Read it.** [PyTorch's FAQ](https://docs.pytorch.org/docs/stable/notes/faq.html) warns of `total_loss += loss`. Here
+# it costs next to nothing: `backward()` has freed the tensors that this graph had saved, and only its empty nodes stay.
+# The other sum never sees a backward, so each step's logits wait for one. A sum is dangerous if its graph was *not* run
+# backward: a metric, a validation loss, a penalty that is logged and not trained.
 #
 # The cure is `.detach()` or `.item()`. Detach both, and compare the losses.
 
@@ -170,7 +171,8 @@ show(figure, alt="Logits and loss over eight steps: before the cure a staircase,
 # %% [markdown]
 # ### forgotten_reference
 #
-# "Since I added monitoring." The hook of this patient appends each output to a list, of which only the last is used.
+# "I added three lines of monitoring." The hook of this patient appends the output of every norm to a list. Only those
+# of the last forward are used.
 
 # %%
 script("forgotten_reference", "    norms =", "    for _ in")
@@ -182,8 +184,8 @@ cures["forgotten_reference"] = patients["forgotten_reference"].edited({
 treat("forgotten_reference")
 
 # %% [markdown]
-# A list in a hook, a closure, an attribute: anything that can be reached stays. Two such places are the **notebook's own**:
-# `Out[]` keeps what a cell's last line shows, and `sys.last_traceback` keeps the frames of the last error, with
+# A list in a hook, a closure, an attribute: anything that can be reached stays. Two such places are the **notebook's
+# own**: `Out[]` keeps what a cell's last line shows, and `sys.last_traceback` keeps the frames of the last error, with
 # every local variable in them. Here a function makes a tensor of 64 MiB, and fails:
 
 # %%
@@ -210,9 +212,9 @@ gc.collect()
 print("without the traceback:", "alive" if witness() is not None else "gone")
 
 # %% [markdown]
-# **Trap.** After an out-of-memory error in a notebook, a smaller batch fails as well: the failed step's tensors are still
-# there ([PyTorch issue 27600](https://github.com/pytorch/pytorch/issues/27600): "the exception holds on to the frame").
-# `empty_cache()` cannot help, nor can `gc.collect()`. Drop the traceback, or restart the kernel.
+# **Trap.** After an out-of-memory error in a notebook, a smaller batch fails as well: the failed step's tensors are
+# still there ([PyTorch issue 27600](https://github.com/pytorch/pytorch/issues/27600): "the exception holds on to the
+# frame"). `empty_cache()` cannot help, nor can `gc.collect()`. Drop the traceback, or restart the kernel.
 
 # %% [markdown]
 # ## 4. One moment is too large
@@ -234,7 +236,8 @@ treat("validation")
 # %% [markdown]
 # ### large_vocabulary
 #
-# "I checkpointed every block." Ask the breakdown what a block has to do with it.
+# "I checkpointed every block." Here that saves next to nothing; section 8 counts it. The breakdown of the peak says
+# why.
 
 # %%
 found = before["large_vocabulary"].run
@@ -243,8 +246,9 @@ show(draw_breakdown([found], title="The peak of large_vocabulary"),
 print("logits of one batch:", format_bytes(8 * 48 * 24_000 * 4), "(predicted)")
 
 # %% [markdown]
-# Logits are activations that no block owns. The cure of lesson 05: compute them for a few tokens at a time, and
-# again in backward.
+# **Read it.** Most of the bar is four tensors of the size just printed: the logits, their log-softmax, and a gradient
+# of each. No block owns them, so a checkpoint around blocks cannot drop them. The cure of lesson 05: compute the logits
+# for a few tokens at a time, and again in backward.
 
 # %%
 def in_chunks(model, tokens, parts, chunks=8):
@@ -281,8 +285,9 @@ treat("optimizer_doubles")
 print(after["optimizer_doubles"].run.breakdown)
 
 # %% [markdown]
-# **Read it.** The moments had to come: a run is only safe once its *second* step is over. The temporary is what a fused
-# kernel does without. Is it still too much? Step each parameter as soon as its gradient is there, and drop the gradient: the lab.
+# **Read it.** The moments had to come, and they stay: only from the *second* step on do activations lie on top of them.
+# So a first step that fits proves little. The temporary is what a fused kernel does without. The lab has a patient for
+# whom that is not enough.
 #
 # ### resolution
 #
@@ -302,7 +307,8 @@ cures["resolution"] = resolution.edited(
 treat("resolution")
 
 # %% [markdown]
-# At a real size the story is the same. A larger U-Net, two images, AdamW, bf16, on a simulated card of 24 GB:
+# At a real size the story is the same: the larger images do not fit, and checkpointed they do. A larger U-Net, two
+# images, AdamW, bf16, on a simulated card of 24 GB:
 
 # %%
 def diffusion(checkpointed):
@@ -330,10 +336,10 @@ for side, checkpointed in ((256, False), (512, False), (512, True)):
 # %% [markdown]
 # ## 5. Alive is not reserved: fragmentation
 #
-# PyTorch asks the driver for *segments* and hands out *blocks* of them. A segment goes back only when all of its blocks are
-# free. So three numbers stand for "memory in use": what tensors hold (*allocated*), what PyTorch took
-# (*reserved*), and what `nvidia-smi` shows (reserved, and the context). On a GPU `torch.cuda.memory_summary()` prints the
-# first two. Here the same requests go through a simulated caching allocator:
+# PyTorch asks the driver for *segments* and hands out *blocks* of them. A segment goes back only when all of its blocks
+# are free. So three numbers stand for "memory in use": what tensors hold (*allocated*), what PyTorch took (*reserved*),
+# and what `nvidia-smi` shows (reserved, and the context). On a GPU `torch.cuda.memory_summary()` prints the first two.
+# Here the same requests go through a simulated caching allocator:
 
 # %%
 fragmented = before["fragmentation"]
@@ -341,9 +347,9 @@ print(fragmented.replayed().summary())
 print("\non a GPU of the budget's size:", fragmented.complaint)
 
 # %% [markdown]
-# **Read it.** *Non-releasable* bytes are free and lie in segments in which something else lives. The map shows what: each
-# step keeps its features, 10.6 MiB, and they were born where a large activation had just died. The
-# rest of such a segment is too small for the next activation, which asks for a new one.
+# **Read it.** *Non-releasable* bytes are free and lie in segments in which something else lives. The map below the next
+# cell shows what: each step keeps its features, 10.6 MiB, and they were put where a large activation had just been
+# freed. The rest of such a segment is too small for the next activation, which asks for a new one.
 
 # %%
 cures["fragmentation"] = patients["fragmentation"].edited({
@@ -356,17 +362,17 @@ show(draw_segments(maps, title="What the allocator has reserved after the last s
      alt="Segments as bars. Before: many mostly white bars, each with a small block in use. After: few bars.")  # fmt: skip
 
 # %% [markdown]
-# The cure makes room for all features *before* the loop: one long-lived block instead of ten scattered ones. Wrong cures:
-# `empty_cache()` gives back only segments that are wholly free (the replay has done so before it failed), and a smaller
-# batch scatters smaller blocks. On a GPU there is a switch, `PYTORCH_ALLOC_CONF=expandable_segments:True`
-# (`PYTORCH_CUDA_ALLOC_CONF` in older versions): segments then grow by pages that can be given back one by one. It helps, and it
-# hides the cause.
+# The cure makes room for all features *before* the loop: one long-lived block instead of ten scattered ones. Wrong
+# cures: `empty_cache()` gives back only segments that are wholly free (the replay has done so before it failed), and
+# training on half a batch leaves the kept features as large as they were. On a GPU there is a switch,
+# `PYTORCH_ALLOC_CONF=expandable_segments:True` (`PYTORCH_CUDA_ALLOC_CONF` in older versions): segments then grow by
+# pages that can be given back one by one. It helps, and it hides the cause.
 #
 # ## 6. No leak at all: full_loader
 #
-# "The job is killed, there is no error, and `nvidia-smi` shows an almost empty GPU." Each worker of a `DataLoader` prepares
-# `prefetch_factor` batches ahead, in shared memory of the *host*:
-# waiting bytes = workers x prefetch_factor x bytes of a batch.
+# "The job is killed, there is no error, and `nvidia-smi` shows an almost empty GPU." Each worker of a `DataLoader`
+# prepares `prefetch_factor` batches ahead, in shared memory of the *host*:
+# `waiting bytes = workers x prefetch_factor x bytes of a batch`.
 
 # %%
 loaders = {"4 workers, 8 ahead, fp32": (4, 8, "float32"), "4 workers, 8 ahead, bytes": (4, 8, "uint8")}
@@ -375,9 +381,10 @@ for name, found in host.items():
     print(f"{name:<28}{found}   mean of all images {found.mean}")
 
 # %% [markdown]
-# **Read it.** Four moments of a run, and the number stays: full is not growing. It counts one batch more than wait: the one that the
-# loop still holds. The budget was 128 MiB of shared memory. The second line sends the bytes that the images are stored in, and
-# converts them on the device: a quarter, with the same mean. Fewer workers or a smaller `prefetch_factor` help as well.
+# **Read it.** Four moments of a run, and the number stays: the host is full, and nothing leaks. The measured bytes hold
+# one batch more than the predicted ones: the one that the loop still refers to. The script's budget is 128 MiB of
+# shared memory. The second line sends the bytes that the images are stored in, and converts them after the loader: a
+# quarter, with the same mean. Fewer workers or a smaller `prefetch_factor` help as well.
 #
 # A list of Python objects in the data set is another story: each worker's reference counts copy its pages
 # ([PyTorch issue 13246](https://github.com/pytorch/pytorch/issues/13246)).
@@ -387,7 +394,7 @@ for name, found in host.items():
 #
 # ### A snapshot, in PyTorch's own viewer
 #
-# On a GPU three private functions record it:
+# On a GPU three calls of private functions record it:
 #
 # ```python
 # torch.cuda.memory._record_memory_history(max_entries=100_000)
@@ -396,8 +403,8 @@ for name, found in host.items():
 # torch.cuda.memory._record_memory_history(enabled=None)
 # ```
 #
-# You drop the file onto [pytorch.org/memory_viz](https://pytorch.org/memory_viz). Here a metered run writes the same format, and the
-# course carries PyTorch's viewer, so that the page opens without a network.
+# You drop the file onto [pytorch.org/memory_viz](https://pytorch.org/memory_viz). Here a metered run writes the same
+# format, and the course carries PyTorch's viewer, so that the page opens without a network.
 
 # %%
 snapshot = write_snapshot(files / "fragmentation.pickle", fragmented.replayed())
@@ -408,8 +415,9 @@ for view in ("Active Memory Timeline", "Allocator State History"):
 # %% [markdown]
 # ![PyTorch's memory viewer with the patient's snapshot](../../docs/memory_viz.png)
 #
-# *Active Memory Timeline*: time to the right, each band one block; hover for its stack (here category, phase and module). A
-# band that never ends is something kept. *Allocator State History*: click an event, see the segments at that moment.
+# *Active Memory Timeline*: time to the right, each band one block; hover for its stack (here category, phase and
+# module). A band that never ends is something kept. *Allocator State History*: click an event, see the segments at that
+# moment.
 #
 # ### The profiler, in a trace viewer
 #
@@ -430,14 +438,14 @@ page = write_trace_page(files / "large_vocabulary_trace.html", trace)
 print(f"{page.relative_to(here.root)}: {page.stat().st_size // 1024} KiB; open it in a browser")
 
 # %% [markdown]
-# The page holds Chromium's trace viewer. `ui.perfetto.dev` and `chrome://tracing` read the same file, and so does TensorBoard:
-# `on_trace_ready=torch.profiler.tensorboard_trace_handler("runs")`, then `tensorboard --logdir runs` with
-# `torch-tb-profiler` installed.
+# **Read it.** The last three operations take one tensor of the logits' size in each call. The page holds Chromium's
+# trace viewer. `ui.perfetto.dev` and `chrome://tracing` read the same file. For TensorBoard there is
+# `on_trace_ready=torch.profiler.tensorboard_trace_handler("runs")`; its plugin, `torch-tb-profiler`, is deprecated.
 #
 # ### Nsight Systems
 #
-# `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py` records the *driver's* view. Its timeline has lanes. This
-# one is **made up for reading**: two steps, the second after the cache was full.
+# `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py` records the *driver's* view. This timeline
+# is **made up for reading**: two steps, and in the second the cache is full.
 
 # %%
 lanes = {
@@ -449,14 +457,15 @@ show(draw_lanes(lanes, title="A made trace, not a recorded one: cudaFree in mid-
      alt="Three lanes over time: kernels stop while cudaFree and cudaMalloc run, then go on.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** `cudaMalloc` belongs in the first steps. Later on, `cudaFree` and `cudaMalloc` say that the allocator ran dry, gave its cache
-# back and asked anew; the GPU waits meanwhile. It is the last sign before the error, and it looks like a *slow* step.
+# **Read it.** `cudaMalloc` belongs in the first steps. Later on, `cudaFree` and `cudaMalloc` say that the allocator ran
+# dry, gave its cache back and asked anew; the GPU waits meanwhile. It is the last sign before the error, and it looks
+# like a *slow* step.
 #
 # | instrument | sees | cannot see |
 # |---|---|---|
-# | `nvidia-smi` | the whole card, every process, the context | what PyTorch has free in its cache; who; when (it samples) |
+# | `nvidia-smi` | the whole card, every process, the context | what PyTorch has free in its cache; which tensor; what happens between two samples |
 # | `memory_summary()` | allocated, reserved, their peaks | which tensor, which line; other processes and libraries |
-# | snapshot | each block, its stack, segments, over time | memory outside of PyTorch (NCCL, cuBLAS's own, the context); what was there before it began |
+# | snapshot | each block, its stack, segments, over time | what PyTorch did not allocate (NCCL, the context); what was there before it began |
 # | `torch.profiler` | operations, their bytes and time | who *holds* a tensor; hours (traces grow fast) |
 # | Nsight Systems | driver calls, kernels, copies, all libraries | tensors; categories |
 # | the meter | every byte by category, phase, module | lines of code; other processes |
@@ -476,9 +485,9 @@ recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_pe
 # %% [markdown]
 # ## 8. In which order?
 #
-# *A job runs out of memory: what do you do?* Profile first. Then the general cures, from the cheap to the dear: precision,
-# checkpointing, accumulation, a smaller optimizer, offload or quantization, more cards. Each is a few lines around the
-# patient:
+# *A job runs out of memory: what do you do?* Profile first. Then the general cures, from the cheap to the dear:
+# precision, checkpointing, accumulation, a smaller optimizer, offload or quantization, more cards. Those for one card
+# are a few lines around the patient:
 
 # %%
 def to_bytes(tensor):
@@ -558,11 +567,12 @@ assert fits["its own cure"] == same["its own cure"] == 7, "each patient has a cu
 assert max(same[cure] for cure in general) < 7, "no general cure should heal the whole ward"
 
 # %% [markdown]
-# **Read it.** Percentages are bytes saved of the sick run's; times come from one metered run each, so read orders of magnitude. The
-# usual advice heals nobody here: half a batch does not shrink a validation, a state, a batch of one, or what is
-# kept (both halves are). Checkpointing makes `forgotten_reference` worse: its hook runs again in the recomputation, and keeps that
-# as well. Precision and offload rescue `kept_graph` for the eight steps of this run: the leak is half as fast, or goes to the host. It
-# dies later. So measure first.
+# **Read it.** Percentages are the bytes saved, as a share of the sick run's. Times come from one metered run each: they
+# rank nothing. The usual advice heals nobody here. Half a batch does not shrink a validation, a state, a batch of one,
+# or what is kept (both halves are), and half of the logits of `large_vocabulary` is still too much. Checkpointing makes
+# `forgotten_reference` worse: its hook runs again in the recomputation, and what it keeps there holds a graph that no
+# backward visits. Precision and offload rescue `kept_graph`, and offload `forgotten_reference`, for the few steps of
+# these runs. The leak goes on, slower, on the host or under a lower peak, and the run dies later. So measure first.
 
 # %%
 def path(name):
@@ -585,7 +595,8 @@ for name in patients:
 scoreboard("10")
 
 # %% [markdown]
-# **Question.** A loader has 6 workers and `prefetch_factor=8`; an epoch has 10,000 batches. How many batches can wait in shared memory?
+# **Question.** A loader has 6 workers and `prefetch_factor=8`; an epoch has 10,000 batches. How many batches can wait
+# in shared memory?
 
 # %%
 waiting_batches = ...
@@ -601,13 +612,13 @@ check("10.waiting_batches", waiting_batches)
 # | checkpointing (05) | activations of blocks are the peak | up to a forward | logits, states, the last block |
 # | accumulation | the batch is more than one item | smaller kernels | batch 1, states, anything kept |
 # | smaller optimizer (06) | states are the peak | other losses | activations |
-# | offload, quantize (06, 07) | nothing else is left on one card | the link's time | what is leaked goes to the host, too |
+# | offload (07), quantize (06, 08) | nothing else is left on one card | the link's time | what is leaked goes to the host, too |
 # | more cards (09) | states do not fit one | traffic, money | a leak: it dies on all of them |
 #
 # ## Break it, diagnose it
 #
-# Three things that a clinic meets as well: a patient that is well, a snapshot that was cut short when the job was killed, and
-# one of an old PyTorch.
+# Three things that a clinic meets as well: a patient that is well, a snapshot that was cut short when the job was
+# killed, and one of an old PyTorch.
 
 # %%
 import pickle
@@ -629,14 +640,15 @@ print("left on disk by the refusals:", [entry.name for entry in files.glob("neve
 
 # %% [markdown]
 # **Diagnose it.** A job that is killed while it dumps leaves half a pickle: dump in an
-# `except torch.OutOfMemoryError`, not at the end. The reader takes plain values only, since a pickle from a stranger could run any code.
+# `except torch.OutOfMemoryError`, not at the end. The course's reader takes plain values only, since a pickle from a
+# stranger could run any code.
 #
 # ## Recap
 #
 # - The error names the last drop. Ask three questions: is it alive or reserved, does it grow between steps, which moment is too large?
 # - `total_loss += loss` leaks nothing after its backward; a sum whose graph no backward visits keeps all of it.
 # - Hooks, lists, exceptions and the notebook itself hold tensors; `empty_cache()` and `gc.collect()` free none of those.
-# - A general cure saves something nearly everywhere and heals nobody by plan. Diagnose, then choose.
+# - No general cure heals the whole ward, and some make a patient worse. Diagnose, then choose.
 #
 # ### Test yourself
 #
@@ -644,9 +656,10 @@ print("left on disk by the refusals:", [entry.name for entry in files.glob("neve
 #
 # <details><summary>Answer</summary>
 #
-# You cannot know from that: `nvidia-smi` shows what PyTorch reserved, and the cache grows to the largest step and stays. Log
-# `torch.cuda.memory_allocated()` after each optimizer step. If it grows, something is kept; if not, the step that died was larger
-# than all before (a long sequence, a validation), or the cache is in pieces: compare allocated with reserved in the error.
+# You cannot know from that: `nvidia-smi` shows what PyTorch reserved, and the cache grows to the largest step and
+# stays. Log `torch.cuda.memory_allocated()` after each optimizer step. If it grows, something is kept; if not, the step
+# that died was larger than all before (a long sequence, a validation), or the cache is in pieces: compare allocated
+# with reserved in the error.
 #
 # </details>
 #
@@ -654,8 +667,8 @@ print("left on disk by the refusals:", [entry.name for entry in files.glob("neve
 #
 # <details><summary>Answer</summary>
 #
-# Read phase and category, count after each step, compare alive with reserved. Cure what is kept or misplaced. Only then:
-# precision, checkpointing, accumulation, a smaller optimizer, offload or quantization, more cards.
+# Read phase and category, count after each step, compare alive with reserved. Cure what is kept or misplaced. Only
+# then: precision, checkpointing, accumulation, a smaller optimizer, offload or quantization, more cards.
 #
 # </details>
 #
@@ -664,7 +677,8 @@ print("left on disk by the refusals:", [entry.name for entry in files.glob("neve
 # Do the [lab](../../labs/intermediate/10_oom_clinic.ipynb), in a copy: `make my-labs`. Then compare with the
 # [solution](../../solutions/intermediate/10_oom_clinic.ipynb).
 #
-# **References.** PyTorch, [Understanding CUDA memory usage](https://docs.pytorch.org/docs/stable/torch_cuda_memory.html),
+# **References.** PyTorch,
+# [Understanding CUDA memory usage](https://docs.pytorch.org/docs/stable/torch_cuda_memory.html),
 # [CUDA semantics, memory management](https://docs.pytorch.org/docs/stable/notes/cuda.html),
 # [profiler](https://docs.pytorch.org/docs/stable/profiler.html). NVIDIA,
 # [Nsight Systems user guide](https://docs.nvidia.com/nsight-systems/UserGuide/index.html). The viewers in
