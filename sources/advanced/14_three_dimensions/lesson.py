@@ -23,8 +23,8 @@
 # %% [markdown]
 # ## A bet
 #
-# 100 billion parameters train on 8 nodes of 8 GPUs: tensor parallel over 4, pipeline over 8, data parallel over
-# 2. Of all bytes that GPUs send in a step, how many percent leave their node, if the axes lie well on the nodes?
+# 100 billion parameters train on 8 nodes of 8 GPUs: tensor parallel over 4, pipeline over 8, data parallel
+# over 2. Of all bytes that GPUs send in a step, how many percent leave their node, if the axes lie well on the nodes?
 # And if they lie badly? Write two guesses. Section 6 counts.
 
 # %%
