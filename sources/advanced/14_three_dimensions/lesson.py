@@ -23,8 +23,8 @@
 # %% [markdown]
 # ## A bet
 #
-# 100 billion parameters train on 8 nodes of 8 GPUs: tensor parallel over 4, pipeline over 8, data parallel over
-# 2. Of all bytes that GPUs send in a step, how many percent leave their node, if the axes lie well on the nodes?
+# 100 billion parameters train on 8 nodes of 8 GPUs: tensor parallel over 4, pipeline over 8, data parallel
+# over 2. Of all bytes that GPUs send in a step, how many percent leave their node, if the axes lie well on the nodes?
 # And if they lie badly? Write two guesses. Section 6 counts.
 
 # %%
@@ -62,7 +62,7 @@ from utils.validation.tables import source, table
 # %% [markdown]
 # ## What you will be able to do
 #
-# - Compose three axes in six lines, in the order that works.
+# - Compose three axes in a dozen lines, in the order that works.
 # - Name, for each number of a step, the axes over which it must be added up.
 # - Find the usual bugs from losses and norms.
 # - Place axes on links by counting bytes, and predict the memory of each stage.
@@ -87,8 +87,9 @@ show(draw_ranks(in_3d), alt="8 nodes of 8 GPUs. Each node holds one stage: two r
 # ## 1. One rank, three coordinates
 #
 # A rank is a point in a box. Its *stage* says which layers it holds, its *slice* which part of each matrix, its
-# *replica* which rows of the batch it reads. Ranks that differ in one coordinate alone form a group, and each
-# collective runs in such a group. Ranks are numbered with the last axis fastest.
+# *replica* which rows of the batch it reads. The axis of the replicas is named `shard`, since they share out the
+# states. Ranks that differ in one coordinate alone form a group, and each collective runs in such a group. Ranks are
+# numbered with the last axis fastest.
 
 # %% tags=["nbval-check-output"]
 DIMS = ParallelDims(pp=2, shard=2, tp=2)
@@ -185,7 +186,8 @@ def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_
 # %% [markdown]
 # ## 3. A step: four sums
 #
-# Each number of a step is added up over *some* axes, and each usual bug is one axis too few or too many:
+# Each number of a step is added up over *some* axes, and a usual bug leaves one out. *Data* is `shard`, with context
+# parallelism in it where there is any:
 #
 # | number | added up over | why |
 # |---|---|---|
@@ -194,7 +196,7 @@ def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_
 # | gradients | data, and what else holds a copy | every copy must take the same step |
 # | the square of the norm | pp, data, tp | all scale alike; a *copy* counts once |
 #
-# The training loop has a place for each. Three of its arguments are doors for bugs.
+# The training loop has a place for each. Three of its arguments let bugs in: `read`, `clipped` and `after_backward`.
 
 # %%
 def my_rows(dims, step):
@@ -244,10 +246,10 @@ for name in BOXES:
     assert max(apart, norm) < 1e-9, f"{name}: another model is trained; which of the four sums is wrong?"
 
 # %% [markdown]
-# **Read it.** Losses and norms are those of one process, to float64's last digits, on every rank. What does a rank
-# hold for it? ZeRO-1 shards the optimizer state over the data ranks; here they keep the fp64 parameters sharded as
-# well between steps. So 24 bytes a parameter are divided by *all eight* ranks. What
-# is not divided are the norms: all slices have them whole.
+# **Read it.** Losses and norms are those of one process, to float64's last digits, on every rank. What does a rank hold
+# for it? ZeRO-1 shards the optimizer state over the data ranks; here they keep the fp64 parameters sharded as well
+# between steps. So 24 bytes a parameter are divided by *all eight* ranks. Only the weights of the norms are not cut
+# into slices: each slice has a copy.
 
 # %%
 P = sum(p.numel() for p in whole_model().parameters())
@@ -324,20 +326,21 @@ show(draw_losses(curves, minus="one process", title="Two bugs: loss minus that o
      "by stage stays near zero.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** Other rows show at once, in the loss of the first step. The other two bugs leave it right: nothing has been updated yet. After
-# that they drift by less than a thousandth, and such a run looks healthy. (Adam divides a gradient by its own size, so a
-# wrong scale cancels nearly; untied copies part slowly.) The norm tells them apart. By stage, two stages report two numbers, and neither is
-# right. Untied, all stages agree, on a wrong one. **Log the norm on every stage, and compare the first steps with one process.**
+# **Read it.** Other rows show at once, in the loss of the first step. The other two bugs leave it right: nothing has
+# been updated yet. After that they drift by less than a thousandth, and such a run looks healthy. (Adam divides a
+# gradient by its own size, so a wrong scale cancels nearly; untied copies part slowly.) The norm tells them apart. By
+# stage, two stages report two numbers, and neither is right. Untied, all stages agree, on a wrong one. **Log the norm
+# on every stage, and compare the first steps with one process.**
 #
-# The tied run that is right has a norm that is too large all the same: it counts the shared matrix twice, once on each of the two
-# stages. In the lab you leave one copy out.
+# The tied run that is right has a norm that is too large all the same: it counts the shared matrix twice, once on each
+# of the two stages. In the lab you leave one copy out.
 #
-# <div class="alert alert-warning"><b>Trap: data that hides a bug.</b> Why <code>% 128</code> above? In a vocabulary of 256 all
-# characters of plain text lie in the first half, which slice 0 holds. Slice 1 would embed and score no token, and whatever rows
-# it read, no loss would change.</div>
+# <div class="alert alert-warning"><b>Trap: data that hides a bug.</b> Why <code>% 128</code> above? In a vocabulary of
+# 256 all characters of plain text lie in the first half, which slice 0 holds. Slice 1 would embed and score no token,
+# and whatever rows it read, no loss would change.</div>
 #
-# **Question.** A run's first loss is that of one process, and later ones are not. All stages report the same norm, and it is
-# wrong. Which of the three bugs is it: 1, 2 or 3?
+# **Question.** A run's first loss is that of one process, and later ones are not. All stages report the same norm, and
+# it is wrong. Which of the three bugs is it: 1, 2 or 3?
 
 # %%
 which_bug = ...
@@ -351,8 +354,8 @@ check("14.which_bug", which_bug)
 # [Korthikanti and others 2022](https://arxiv.org/abs/2205.05198) published this run's memory in their Figure 1.
 #
 # One rank of the first, a middle and the last stage runs whole on simulated tensors: Megatron-LM's layers, as
-# `utils.validation` has them after its source, all passes of the schedule. The others hold the same layers with fewer
-# micro-batches in flight.
+# `utils.validation` has them after its source, all passes of the schedule. For the stages between, the table takes
+# stage 4's activations and scales them by the blocks in flight.
 
 # %%
 LARGE, TOKENS = model_shape("megatron-175b"), 2048
@@ -383,13 +386,15 @@ for found, printed in zip(ours, published, strict=True):
     assert abs(found / printed - 1) < 0.03, f"{found:.2f} GiB is not the published {printed:.2f}"
 
 # %% [markdown]
-# **Read it.** Figure 1 averages the states over all GPUs; the first and last stage have the embedding and the head on
-# top. The 0.42 GiB between prediction and simulation on stage 0 are its table of positions, which the simulated rank lacks. Stage 0 has the most in flight, so **stage 0 decides whether the plan fits**.
+# **Read it.** Figure 1 counts the parameters of the blocks alone: it agrees with a stage in the middle. The first and
+# last stage have the embedding and the head on top. The 0.42 GiB between prediction and simulation on stage 0 are its
+# table of positions, which the simulated rank lacks. Stage 0 has the most in flight, so **stage 0 decides whether the
+# plan fits**.
 #
 # ## 6. The bytes on every link
 #
-# The functions of section 2 now build the 100B model, on the meta device, and `simulate` runs one of its 64
-# ranks, in the second of eight stages. It counts each collective by axis. What a rank of a ring sends follows from its payload.
+# The functions of section 2 now build the 100B model, on the meta device, and `simulate` runs one of its 64 ranks, in
+# the second of eight stages. It counts each collective by axis. What a rank of a ring sends follows from its payload.
 
 # %%
 def at_size(shape, dims, rank, micro_batches, zero_stage=1):
@@ -438,14 +443,15 @@ for axis in ("tp", "pp", "shard"):
 
 # %% [markdown]
 # **Read it.** The planner's bytes and the program's agree within a tenth of a percent. What the planner leaves out are
-# gradients of the norm weights over *tp* and the few numbers of loss and norm. It also has Megatron's way, which gathers
-# inputs once more in backward instead of keeping them: a quarter more over *tp* for less memory.
+# gradients of the norm weights over *tp* and the few numbers of loss and norm. The simulated peak is 4% above the
+# predicted one. The planner knows Megatron's way, too, which gathers inputs once more in backward instead of keeping
+# them: a quarter more over *tp* for less memory.
 #
 # This was a step of eight micro-batches. A real one has 1536 sequences, so each replica passes 768 through.
 # Traffic over *tp* and *pp* grows with the micro-batches; that of data parallelism comes once a step.
 #
-# Which of it leaves the node depends on **where neighbours lie**. Number the ranks axis by axis, put eight to a node, and walk
-# along every ring.
+# Which of it leaves the node depends on **where neighbours lie**. Number the ranks axis by axis, put eight to a node,
+# and walk along every ring. The order `tp < shard < pp` counts along *tp* first.
 
 # %%
 def leaving(order, sent, per_node=8):
@@ -481,17 +487,18 @@ print(f"well placed {best:.2f}%, badly {worst:.0f}% (simulated); your bets {my_b
 print(f"the planner's whole step: {in_3d.step_seconds:.0f} s (predicted)")
 
 # %% [markdown]
-# **Read it.** *tp* innermost: that was folklore, here it is counted. A node of eight has room for the four slices and one more pair. The
-# first two orders put both replicas there, the third two neighbouring stages. Which is better depends on the batch: data parallelism sends its gradients once a step, the
-# pipeline a stream for each micro-batch. **The order is an outcome of bytes, not a law.** The lab has cases where no order of
-# whole axes is best.
+# **Read it.** *tp* inside the nodes: that was folklore, here it is counted. It need not be innermost: the first two
+# orders fill each node with the same ranks. A node of eight has room for the four slices and one more pair. The first
+# two orders put both replicas there, the third two neighbouring stages. Which is better depends on the batch: data
+# parallelism sends its gradients once a step, the pipeline a stream for each micro-batch. **The order is an outcome of
+# bytes, not a law.** The lab has cases where no order of whole axes is best.
 #
 # <div class="alert alert-warning"><b>Trap.</b> "Stages send little, so the network does not matter." Stages that
 # share a node send nothing over it; a stage on a node of its own sends everything over it; and interleaving by v
 # multiplies it by v.</div>
 #
-# **Question.** From how many sequences in a batch on does the order tp < pp < shard leave fewer bytes between nodes than
-# tp < shard < pp? `leaving` and `counted` are yours to use.
+# **Question.** From how many sequences in a batch on does the order tp < pp < shard leave fewer bytes between nodes
+# than tp < shard < pp? `leaving` and `counted` are yours to use.
 
 # %%
 turning_point = ...
@@ -522,14 +529,15 @@ for row in table("narayanan_table2"):
         print(f"  {row['scheme']:>6}, 174.6B on {row['n_gpus']:>4} GPUs: {row['tflops_per_gpu_incl_recompute']} TFLOP/s (published)")
 
 # %% [markdown]
-# **Read it.** On a fast network ZeRO-3 comes within an eighth, recomputing every block, with far less to build. As the network
-# slows down it falls behind first: its bytes grow with parameters *and* micro-batches and cross every link, those of three axes stay in the nodes. The published rows show the
-# same from another side: with more GPUs at one batch, ZeRO-3 has less work to hide its gathers behind.
+# **Read it.** On a fast network ZeRO-3 comes within an eighth, recomputing every block, with far less to build. As the
+# network slows down it falls behind: its bytes grow with parameters *and* micro-batches and cross every link. Nearly
+# all bytes of the three axes stay in the nodes. The published rows show the same from another side: with more GPUs at
+# one batch, ZeRO-3 has less work to hide its gathers behind.
 #
 # ## 8. One billion on 64 GPUs
 #
-# You may be told that a model of one billion parameters does not fit one A100. Its states are 16 GB of 80. What
-# would have to be true? Ask the planner, with Llama 3.2 1B, whose vocabulary has 128,256 words.
+# You may be told that a model of one billion parameters does not fit one A100. At 16 bytes a parameter its states are
+# 16 GB of 80. What would have to be true? Ask the planner, with Llama 3.2 1B, whose vocabulary has 128,256 words.
 
 # %%
 ONE, one_gpu = model_shape("llama-3.2-1b"), Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=1)
@@ -543,11 +551,12 @@ for length, sequences in ((2048, 1), (2048, 8), (8192, 2), (8192, 4), (65_536, 1
               f"{at['logits and loss'] / GIB:5.1f}, activations {at['activations'] / GIB:5.1f}: {found.verdict}")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** 16,384 tokens in one micro-batch fit. Twice as many overflow with activations and logits, until blocks are
-# recomputed. At 65,536 the **logits** alone overflow: 128,256 for every token. Sharding over 64 GPUs does not help with either:
-# each rank has its own. A smaller micro-batch does, or a chunked loss, or context parallelism.
+# **Read it.** With 2,048 tokens the peak is the optimizer's step, when no activations are left. 16,384 tokens in one
+# micro-batch fit, too. Twice as many overflow with activations and logits, until blocks are recomputed. At 65,536 the
+# **logits** alone overflow: 128,256 numbers for every token. Sharding over 64 GPUs does not help with either: each rank
+# has its own. A smaller micro-batch does, or a chunked loss, or context parallelism.
 #
-# Still, 64 GPUs train it faster. FSDP shards over all 64; HSDP within each node, with eight replicas.
+# You may still want 64 GPUs, for speed. FSDP shards over all 64; HSDP (hybrid) within each node, with eight replicas.
 
 # %%
 SCHEMES = {"FSDP": ParallelDims(shard=64), "HSDP": ParallelDims(replicate=8, shard=8)}
@@ -569,11 +578,12 @@ display(pd.DataFrame(rows).style.format(precision=2).hide()
         .set_caption("Llama 3.2 1B, one sequence of 2,048 a rank (simulated; seconds predicted)"))  # fmt: skip
 
 # %% [markdown]
-# **Read it.** HSDP holds more, an eighth of the states instead of a 64th. The surprise is the network: hardly fewer bytes
-# leave a node. FSDP's one ring over all ranks leaves each node once. HSDP keeps the *gathers* inside, and pays with an all-reduce in
-# fp32, which the planner cannot hide behind so little work. So with one micro-batch it is not faster. It pays where you accumulate and put the
-# all-reduce off to the last micro-batch (`set_requires_all_reduce`): with four, FSDP's one ring sends four times as much, HSDP's
-# replicas the same.
+# **Read it.** HSDP holds more, an eighth of the states instead of a 64th. The surprise is the network: hardly fewer
+# bytes leave a node. FSDP's one ring over all ranks leaves each node once. HSDP keeps the *gathers* inside, and pays
+# with an all-reduce in fp32. So little work hides little of it, and the planner adds a wait to each call: NCCL's tree
+# has levels to fill. So with one micro-batch HSDP is slower, on both networks. It pays where you accumulate and put the
+# all-reduce off to the last micro-batch (`set_requires_all_reduce`): with four, FSDP's one ring sends four times as
+# much, HSDP's replicas the same.
 #
 # ## 9. The same plan as files
 #
@@ -630,10 +640,10 @@ refused(lambda: replace(three, micro_batch=3).micro_batches(small))
 # |---|---|---|---|
 # | TP with SP | a block's states or activations are too large | four collectives a block and pass, on the fastest link | beyond a node; heads that do not divide |
 # | PP | layers must be spread over nodes | a bubble, micro-batches in flight on the first stages | few micro-batches |
-# | DP with ZeRO-1 | two replicas fit | gradients once a step | DP 1 |
+# | DP with ZeRO-1 | two replicas fit | gradients once a step | a single replica |
 # | CP | sequences too long for a rank | keys and values of the other ranks | short sequences |
 # | ZeRO-3, FSDP | a fast network, large micro-batches, no code for stages | the model twice a micro-batch | activations, logits |
-# | HSDP | shards fit in a node; accumulation | an fp32 all-reduce, more states | one replica |
+# | HSDP | shards fit in a node; accumulation | an fp32 all-reduce, more states | a single replica |
 
 # %%
 score("14", "100B, stage 1 of 8, on 64", peak_bytes=second.peak_bytes, evidence=second.evidence)
@@ -646,12 +656,13 @@ scoreboard("14")
 #
 # - A rank is a point in a box. Cut, share, split, shard: in this order.
 # - Four sums decide whether a composed step is right. Compare loss *and* norm of the first steps with one process.
-# - Stage 0 holds the most in flight; on 64 GPUs 175B leaves DP 1.
+# - Stage 0 has the most in flight, so it decides whether a plan fits.
 # - The order of axes follows from bytes: count them.
 #
 # ### Test yourself
 #
-# 64 GPUs, TP 8 x PP 8. A colleague turns on ZeRO-1 to make room for a larger micro-batch. What happens? Then open the answer.
+# 64 GPUs, TP 8 x PP 8. A colleague turns on ZeRO-1 to make room for a larger micro-batch. What happens? Then open the
+# answer.
 #
 # <details><summary>Answer</summary>
 #
@@ -662,12 +673,13 @@ scoreboard("14")
 #
 # ### Where next
 #
-# Do the [lab](../../labs/advanced/14_three_dimensions.ipynb), in a copy: `make my-labs` makes one. Then
-# compare with the [solution](../../solutions/advanced/14_three_dimensions.ipynb). [Lesson 15](15_design_studio.ipynb) searches all
+# Do the [lab](../../labs/advanced/14_three_dimensions.ipynb), in a copy: `make my-labs` makes one. Then compare with
+# the [solution](../../solutions/advanced/14_three_dimensions.ipynb). [Lesson 15](15_design_studio.ipynb) searches all
 # layouts at once.
 #
 # **References.** Narayanan and others 2021, *Efficient Large-Scale Language Model Training on GPU Clusters*,
-# [arXiv:2104.04473](https://arxiv.org/abs/2104.04473). Korthikanti and others 2022, [arXiv:2205.05198](https://arxiv.org/abs/2205.05198).
-# Rajbhandari and others 2019, *ZeRO*, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054). PyTorch,
+# [arXiv:2104.04473](https://arxiv.org/abs/2104.04473). Korthikanti and others 2022,
+# [arXiv:2205.05198](https://arxiv.org/abs/2205.05198). Rajbhandari and others 2019, *ZeRO*,
+# [arXiv:1910.02054](https://arxiv.org/abs/1910.02054). PyTorch,
 # [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) and
 # [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html).
