@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from utils.catalog import model_shape
+from utils.planner import Lora, Plan
 from utils.planner.offload import SCHEMES, step_seconds
+from utils.planner.stages import stages
+from utils.planner.states import host_bytes, states
 from utils.validation.comparison import summarize
 from utils.validation.offload import comparisons, zero_offload_comparisons
+
+LLAMA = model_shape("llama-2-7b")
 
 
 def test_states_are_whole() -> None:
     """Fp16 weights and gradients, master copies and moments: what leaves the card is on the host."""
     for scheme in SCHEMES.values():
         assert scheme.device_bytes + scheme.host_bytes >= 16, f"{scheme.name} loses states"
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "parameters"])
+def test_what_adapters_leave_the_card_is_on_the_host(offload: str) -> None:
+    plan = Plan(framework="bf16", lora=Lora(), zero_stage=3)
+    gone = replace(plan, offload=offload)
+    (stage,) = stages(LLAMA, plan)
+    left = sum(states(LLAMA, plan, stage).values()) - sum(states(LLAMA, gone, stage).values())
+    assert host_bytes(LLAMA, gone, stage) == left > 0, f"{offload}: bytes are lost"
+    assert host_bytes(LLAMA, plan, stage) == 0, "without offload nothing is on the host"
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ which_uses_tcp = Question(
 nic_of_gpu2 = Question(
     "Lesson 11: the NIC nearest to GPU2 of a DGX A100.",
     whole("the number of a NIC"), right=2,
-    wrong={0: "GPU2's row says SYS for NIC0: every byte would cross from one CPU socket to the other."},
+    wrong={0: "GPU2's row says SYS for NIC0: every byte would cross from one NUMA node to another."},
     nudge="Look in the row of GPU2 for PXB.", expected="0 or 2",
     note="PXB: through PCIe switches only; NIC3 is as near",
 )  # fmt: skip

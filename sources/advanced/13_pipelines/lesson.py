@@ -55,11 +55,6 @@ from utils.planner.schedules import bubble_closed, in_flight, order, run, sends,
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.views import Panel
 
-# %%
-RANKS, MICRO_BATCHES = 4, 8
-deepspeed_is_missing = deepspeed_problem()
-print(deepspeed_is_missing or f"DeepSpeed {load_deepspeed().__version__}")
-
 # %% [markdown]
 # ## What you will be able to do
 #
@@ -78,6 +73,10 @@ print(deepspeed_is_missing or f"DeepSpeed {load_deepspeed().__version__}")
 # 0. `B` is its backward. A schedule is nothing but one list of actions for each rank:
 
 # %% tags=["nbval-check-output"]
+RANKS, MICRO_BATCHES = 4, 8
+deepspeed_is_missing = deepspeed_problem()
+print(deepspeed_is_missing or f"DeepSpeed {load_deepspeed().__version__}")
+
 for rank, row in enumerate(order("1f1b", RANKS, MICRO_BATCHES)):
     print(f"rank {rank}:", *row)
 

@@ -473,7 +473,7 @@ step_sent = {axis: counted[axis] * (1 if axis == "shard" else m / few) for axis 
 orders = {" < ".join(reversed(order)): leaving(order, step_sent) for order in itertools.permutations(step_sent)}
 orders = dict(sorted(orders.items(), key=lambda item: sum(item[1].values())))
 show(draw_orders(orders, title="100B, 1536 sequences: bytes that leave nodes in a step, by order of axes"),
-     alt="Six bars. The three with tp innermost are small; the others are many times longer, nearly all of it tp.")  # fmt: skip
+     alt="Six bars. The three whose nodes hold all of tp are small; the others are many times longer, nearly all of it tp.")  # fmt: skip
 
 # %%
 all_bytes = 64 * (step_sent["tp"] + step_sent["shard"]) + 56 * step_sent["pp"]  # the last of 8 stages has no next

@@ -808,7 +808,7 @@ rows = [*compiled.values(), *by_blocks]
 more = [100 * (row.product_flops / by_blocks[0].product_flops - 1) for row in rows]
 figure = draw_tradeoff([row.run for row in rows], more, title="Three blocks: the compiler's choice and whole blocks",
                        cost_label="more operations than without checkpointing (%, counted)")  # fmt: skip
-show(figure, alt="Measured peak against counted operations: the compiler's budgets save much for little, whole "
+show(figure, alt="Measured peak against counted operations: the compiler's middle budget saves much for little, whole "
      "blocks reach lower peaks at more operations.")  # fmt: skip
 
 # %% [markdown]

@@ -334,16 +334,16 @@ def planned(compute, transfer, blocks, ahead):
 card, layers = gpu("RTX 4090"), 8
 transfer = 2 * P / shape.layers / card.pcie.link_bytes_per_second
 lanes = {}
-for name, tokens, ahead in (("512 tokens", 512, True), ("2,048 tokens", 2048, True), ("2,048, not ahead", 2048, False)):
+for name, tokens, ahead in (("512 tokens", 512, True), ("3,072 tokens", 3072, True), ("3,072, not ahead", 3072, False)):
     compute = 2 * P / shape.layers * tokens / (card.peak_flops_per_second("bf16") / 2)
     link_lane, device_lane = planned(compute, transfer, layers, ahead)
     lanes |= {f"{name}: link": link_lane, f"{name}: GPU": device_lane}
 show(draw_lanes(lanes, title="Forward through 8 blocks of 7B, weights streamed", evidence=Evidence.PREDICTED, device="RTX 4090"),
-     alt="512 tokens: the GPU waits for the link; 2,048 tokens: the link waits for the GPU; without prefetch both wait")  # fmt: skip
+     alt="512 tokens: the GPU waits for the link; 3,072 tokens: the link waits for the GPU; without prefetch both wait")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** At 512 tokens the GPU mostly waits for the link. At 2,048, less than twice the table's 1,311, it still
-# waits a little in each block. Without prefetch each waits for the other.
+# **Read it.** At 512 tokens the GPU mostly waits for the link. At 3,072 the link waits for the GPU. (Forward alone
+# needs twice the table's 1,311: the table counts the products of backward, too.) Without prefetch each waits for the other.
 #
 # And for real: a link made slow on purpose. It lets a copy through when enough time for its bytes has passed, and the
 # program computes on. `stream_blocks` is the course's version of your `Stream`; its gradients leave while backward

@@ -406,7 +406,7 @@ for name in METHODS:
 frame = pd.DataFrame(results, index=["perplexity", "change %", "standard error", "bytes", "bits a weight", "mean error"]).T
 assert abs(frame.loc["int8", "perplexity"] / frame.loc["fp16", "perplexity"] - 1) < 0.005, "int8 costs less than 0.5%"
 for better, worse in (("int8", "AWQ-4"), ("int8", "GPTQ-4"), ("AWQ-4", "nearest-4"), ("GPTQ-4", "nearest-4")):
-    assert frame.loc[better, "mean error"] < frame.loc[worse, "mean error"], f"{better} should beat {worse}"
+    assert frame.loc[better, "mean error"] < frame.loc[worse, "mean error"], f"{better} should beat {worse}: is the calibration text still Python?"
 print(frame.astype({"bytes": int}).round({"perplexity": 3, "change %": 2, "standard error": 2, "bits a weight": 2, "mean error": 4}).to_string())
 
 # %% [markdown]

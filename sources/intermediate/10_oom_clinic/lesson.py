@@ -225,7 +225,7 @@ print("without the traceback:", "alive" if witness() is not None else "gone")
 
 # %%
 show(draw_timeline(before["validation"].run, title="Small steps, and a validation that keeps everything"),
-     alt="Timeline: low hills of training, then a forward that climbs ten times as high.")  # fmt: skip
+     alt="Timeline: low hills of training, then a forward that climbs five times as high.")  # fmt: skip
 
 # %%
 cures["validation"] = patients["validation"].edited({
@@ -359,7 +359,7 @@ treat("fragmentation")
 maps = {name: [Segment(blocks) for blocks in found.replayed().segments()]
         for name, found in {"before": fragmented, "after": after["fragmentation"]}.items()}  # fmt: skip
 show(draw_segments(maps, title="What the allocator has reserved after the last step"),
-     alt="Segments as bars. Before: many mostly white bars, each with a small block in use. After: few bars.")  # fmt: skip
+     alt="Segments as bars. Before: many bars, half of each free, some of them whole. After: few bars.")  # fmt: skip
 
 # %% [markdown]
 # The cure makes room for all features *before* the loop: one long-lived block instead of ten scattered ones. Wrong

@@ -1,6 +1,6 @@
 """A language model with a vocabulary of 24,000 tokens and two small layers.
 
-"I checkpointed every block. The peak did not move by a byte."
+"I checkpointed every block. The peak hardly moved."
 """
 
 from __future__ import annotations
