@@ -97,7 +97,7 @@ def draw_segments(rows: Mapping[str, Sequence[Segment]], *, title: str) -> Figur
         handles = [Patch(facecolor=_BLOCKS[0], label="in use"),
                    Patch(facecolor=_FREE, edgecolor="#717581", label="reserved, free")]  # fmt: skip
         figure.legend(handles=handles, loc="outside right upper")
-        figure.suptitle(title)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
         print_evidence(figure, [Evidence.SIMULATED])
     return figure
 

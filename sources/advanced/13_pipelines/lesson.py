@@ -666,7 +666,7 @@ for m in (64, 512):  # micro-batches of one sequence
 # %%
 plan = Plan(tp=4, pp=16, sequence_parallel=True, recompute="selective")
 found = estimate(model, cluster, plan, Batch(sequences=64, sequence_length=2048))
-show(draw_ranks(found), alt="TP 4 with 16 stages on 8 nodes: every second hop of the pipeline leaves its node.")
+show(draw_ranks(found, title="175B, TP 4, 16 stages"), alt="TP 4 with 16 stages on 8 nodes: every second hop of the pipeline leaves its node.")
 node_of = [stage * plan.tp // 8 for stage in range(plan.pp)]
 out = sum(a != b for a, b in itertools.pairwise(node_of))
 message = 2 * 2048 * model.hidden  # bf16, one sequence

@@ -80,7 +80,8 @@ cluster = Cluster(gpu="A100-80GB", nodes=8)
 three = Plan(tp=4, pp=8, dp=2, zero_stage=1, sequence_parallel=True, framework=by_dtensor)
 batch = Batch(sequences=1536, sequence_length=2048)
 in_3d = estimate(HUNDRED, cluster, three, batch)
-show(draw_ranks(in_3d), alt="8 nodes of 8 GPUs. Each node holds one stage: two replicas, each of four slices t0 to "
+show(draw_ranks(in_3d, title="Two replicas, eight stages of four slices"),
+     alt="8 nodes of 8 GPUs. Each node holds one stage: two replicas, each of four slices t0 to "
      "t3. Every hop from stage to stage leaves a node.")  # fmt: skip
 
 # %% [markdown]
@@ -363,7 +364,8 @@ megatron = Plan(tp=8, pp=8, virtual_stages=3, sequence_parallel=True, recompute=
                 attention="unfused", dropout=True)  # fmt: skip
 planned = estimate(LARGE, cluster, megatron, Batch(sequences=64, sequence_length=TOKENS))
 whole = {stage: megatron_stage(LARGE, megatron, stage, length=TOKENS) for stage in (0, 4, 7)}
-show(draw_stage_memory(planned, simulated={stage: run.peak_bytes for stage, run in whole.items()}),
+show(draw_stage_memory(planned, title="One GPU of each stage of 175B",
+                       simulated={stage: run.peak_bytes for stage, run in whole.items()}),
      alt="Stacked bars of memory for 8 stages, below the 80 GB card; activations shrink from stage to stage. Diamonds "
      "for stages 0, 4 and 7 lie on the bars.")  # fmt: skip
 

@@ -715,7 +715,7 @@ pd.DataFrame(sheet).T.style.format(precision=2).set_caption(f"{Evidence.PREDICTE
 # | way | gives up |
 # |---|---|
 # | QLoRA | weights are rounded to 4 bits, only adapters learn |
-# | LoRA + offload | only adapters learn; offload moves 0.05 GB (section 4), which the planner leaves out |
+# | LoRA + offload | only adapters learn; all that leaves the card is their moments |
 # | full + offload | 109 GB of host memory or more, and seconds of CPU a step: large batches, or the GPU waits |
 #
 # Activations do not leave with the states: checkpoint them first (lesson 05).
