@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -122,6 +123,22 @@ def test_a_helper_of_other_versions_is_not_used(
     (folder / "built_for.txt").write_text("torch 1.0")
     ops.op_problem.cache_clear()
     assert "was built for other versions" in (ops.op_problem("cpu-adam") or "")
+
+
+def test_a_helper_that_was_copied_with_the_course_is_not_used(
+    no_op_yet: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its build file names the old folder, so the first use would compile all of it."""
+    monkeypatch.setattr(ops, "op_builder", lambda _: object())
+    monkeypatch.setattr(ops, "build", lambda *_: None)
+    folder = no_op_yet / "cpu_adam"
+    folder.mkdir()
+    (folder / "cpu_adam.so").write_bytes(b"")
+    assert ops.build_op("cpu-adam") is None, "built in this folder"
+    shutil.copytree(no_op_yet, tmp_path / "copy")
+    monkeypatch.setattr(ops, "EXTENSIONS", tmp_path / "copy")
+    ops.op_problem.cache_clear()
+    assert "or in another folder" in (ops.op_problem("cpu-adam") or ""), "built in another folder"
 
 
 def test_building_says_so_before_and_after(

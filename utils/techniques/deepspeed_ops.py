@@ -60,10 +60,10 @@ def op_problem(name: str) -> str | None:
     how = "make offload" + ("" if name == "cpu-adam" else f" OPS={name}")
     if not library.is_file():
         return f"{op.speaks_of} is not built here, so {op.without}. `{how}` builds it, once."
-    if not _stamp(op).is_file() or _stamp(op).read_text() != _versions():
+    if not _stamp(op).is_file() or _stamp(op).read_text() != _built_for():
         return (
-            f"{op.speaks_of} was built for other versions of torch, DeepSpeed or Python, so "
-            f"{op.without}. `{how}` builds it anew."
+            f"{op.speaks_of} was built for other versions of torch, DeepSpeed or Python, or in "
+            f"another folder, so {op.without}. `{how}` builds it anew."
         )
     return None
 
@@ -83,7 +83,7 @@ def build_op(name: str) -> str | None:
         return f"{op.speaks_of} cannot be built here: it needs {op.needs}. Until then {op.without}."
     if problem := build(builder, op.speaks_of, op.without):
         return problem
-    _stamp(op).write_text(_versions())
+    _stamp(op).write_text(_built_for())
     op_problem.cache_clear()
     return None
 
@@ -98,10 +98,15 @@ def _stamp(op: _Op) -> Path:
     return EXTENSIONS / op.folder / "built_for.txt"
 
 
-def _versions() -> str:
-    """What a compiled helper stands on; another of them, and it would be compiled in a cell."""
+def _built_for() -> str:
+    """What a compiled helper stands on; another of them, and it would be compiled in a cell.
+
+    The folder is one of them: in a course that was moved or copied its sources lie elsewhere.
+    """
     named = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "deepspeed")]
-    return "\n".join([*named, f"Python {platform.python_version()}", platform.machine(), ""])
+    return "\n".join(
+        [*named, f"Python {platform.python_version()}", platform.machine(), str(EXTENSIONS), ""]
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
