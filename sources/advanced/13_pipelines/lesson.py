@@ -587,12 +587,11 @@ except RankError as error:
 
 # %%
 lists = programs["1F1B"]
+missing, doubled = [lists[0][:-1], *lists[1:]], [[*lists[0], lists[0][2]], *lists[1:]]
 for attempt in (
-    lambda: check_program([lists[0][:-1], *lists[1:]]),
-    lambda: check_program([[*lists[0], lists[0][2]], *lists[1:]]),
-    lambda: order("1f1b", RANKS, 6, virtual_stages=2),
-    lambda: even_blocks(LAYERS, 3),
-):
+    lambda: check_program(missing), lambda: check_program(doubled),
+    lambda: order("1f1b", RANKS, 6, virtual_stages=2), lambda: even_blocks(LAYERS, 3),
+):  # fmt: skip
     try:
         attempt()
     except ValueError as error:
