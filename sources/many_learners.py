@@ -5,6 +5,9 @@ python sources/many_learners.py --learners 10
 Each learner has a kernel and a scoreboard of their own, as on a shared JupyterHub; all cells run as
 "Run all" does, which is the worst moment of a class. Peak memory and seconds go to
 docs/instructor/measured.json.
+
+Threads that wait for work sleep here (`OMP_WAIT_POLICY=passive`), as docs/instructor/room.md asks of
+a shared machine: by default they spin, and take the processors from the learners whose threads work.
 """
 
 from __future__ import annotations
@@ -68,7 +71,8 @@ def learn(room: Room, path: Path, number: int, folder: Path) -> float:
         extra_arguments=["--log-level=40"],  # no warning about plain TCP on the loopback address
         resources={"metadata": {"path": str(path.parent)}},
     )  # fmt: skip
-    mine = {"COURSE_SCOREBOARD": str(folder / f"learner-{number}.json"), "TQDM_DISABLE": "1"}
+    mine = {"COURSE_SCOREBOARD": str(folder / f"learner-{number}.json"), "TQDM_DISABLE": "1",
+            "OMP_WAIT_POLICY": "passive"}  # fmt: skip
     started = time.perf_counter()
     with client.setup_kernel(env=os.environ | mine):
         room.kernels.add(pid := _kernel_pid(client))
