@@ -154,9 +154,10 @@ def test_on_both_sides_of_a_crossing(device: str, depth: int) -> None:
     assert naive < 0.95 * extended.peak_bytes
 
 
-def test_a_depth_within_reach_is_simulated_whole() -> None:
-    found = extrapolate(ladder(), train, layers=5, device="cpu")
-    assert found.breakdown == simulate(lambda: ladder()(5), train, device="cpu").breakdown
+@pytest.mark.parametrize("layers", [FROM_LAYERS[-1] - 1, FROM_LAYERS[-1]])
+def test_a_depth_within_reach_is_simulated_whole(layers: int) -> None:
+    found = extrapolate(ladder(), train, layers=layers, device="cpu")
+    assert found.breakdown == simulate(lambda: ladder()(layers), train, device="cpu").breakdown
     assert found.notes == ()
 
 
