@@ -38,6 +38,7 @@ from utils.parallel import (
 from utils.parallel.data import IGNORED, Passes
 from utils.ranks import run_ranks
 from utils.simulation import simulate
+from utils.traffic.counter import traffic
 
 CONFIG = TransformerConfig(vocabulary=32, hidden=32, layers=8, heads=4, kv_heads=2, feedforward=48)
 ROWS, LENGTH, MICRO_BATCH = 8, 16, 1
@@ -249,6 +250,28 @@ def test_sharded_ranks_weigh_every_token_alike():
         assert found[1] < 1e-6
         assert found[2] == pytest.approx(norm, rel=1e-5)
         assert found[3] == pytest.approx(1e-3, rel=1e-3)
+
+
+def _gathered() -> dict[int, int]:
+    found, dims = {}, ParallelDims(shard=2)
+    for stage in (1, 2, 3):
+        mesh, whole = device_mesh(dims, "cpu"), model()
+        shard_states(whole, mesh, zero_stage=stage)
+        passes = accumulated_passes(
+            whole, MICRO_BATCH, torch.arange(LENGTH), reduce_late(mesh, zero_stage=stage)
+        )
+        rows = own_rows(dims, dist.get_rank(), *tokens())
+        with traffic() as sent:
+            passes(*rows, token_weight(rows[1], mesh))
+        found[stage] = sum(row.calls for row in sent.rows if row.collective == "all-gather")
+    return found
+
+
+def test_a_stage_gathers_as_often_as_it_gives_up():
+    """Once a step, once a micro-batch, or for forward and for backward; the root of ZeRO-3, too."""
+    groups, passes = CONFIG.layers + 1, ROWS // 2 // MICRO_BATCH
+    wanted = {1: groups, 2: groups * passes, 3: 2 * groups * passes}
+    assert run_ranks(_gathered, 2) == [wanted, wanted]
 
 
 def test_an_unknown_stage_is_refused():

@@ -15,7 +15,7 @@ from utils.planner.activations import block_bytes, saved_tensors
 from utils.planner.adapters import adapter_parameters
 from utils.planner.memory import DOES_NOT_FIT, FITS, PREDICTED, TIGHT
 from utils.planner.stages import block_parameters, padded_vocabulary, stages
-from utils.planner.states import state_bytes
+from utils.planner.states import buffer_bytes, state_bytes
 from utils.units import GIB, Category
 
 GPT = model_shape("megatron-7.5b")
@@ -39,6 +39,12 @@ def test_activations_are_equations_1_2_and_4_of_korthikanti(t):
         assert block_bytes(GPT, both, s, "none") == pytest.approx(s * b * h * (34 / t + scores))
         assert block_bytes(GPT, both, s, "selective") == pytest.approx(s * b * h * 34 / t)
     assert block_bytes(GPT, plan, s, "full") == 2 * s * b * h
+
+
+@pytest.mark.parametrize(("dp", "cp", "buffers"), [(1, 1, 0.0), (2, 1, 2e9), (1, 2, 2e9), (2, 2, 2e9)])
+def test_two_ranks_that_share_gradients_have_buffers(dp: int, cp: int, buffers: float):
+    plan, model = Plan(dp=dp, cp=cp, framework="deepspeed"), model_shape("llama-2-7b")
+    assert buffer_bytes(plan, stages(model, plan)[0]) == buffers
 
 
 def test_a_llama_block_by_hand():
