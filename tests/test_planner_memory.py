@@ -41,7 +41,9 @@ def test_activations_are_equations_1_2_and_4_of_korthikanti(t):
     assert block_bytes(GPT, plan, s, "full") == 2 * s * b * h
 
 
-@pytest.mark.parametrize(("dp", "cp", "buffers"), [(1, 1, 0.0), (2, 1, 2e9), (1, 2, 2e9), (2, 2, 2e9)])
+@pytest.mark.parametrize(
+    ("dp", "cp", "buffers"), [(1, 1, 0.0), (2, 1, 2e9), (1, 2, 2e9), (2, 2, 2e9)]
+)
 def test_two_ranks_that_share_gradients_have_buffers(dp: int, cp: int, buffers: float):
     plan, model = Plan(dp=dp, cp=cp, framework="deepspeed"), model_shape("llama-2-7b")
     assert buffer_bytes(plan, stages(model, plan)[0]) == buffers
