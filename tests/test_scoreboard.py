@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -72,6 +73,21 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(board, capsys):
     board.parent.write_text("a file where the folder should be")
     score("01", "Adam", peak_bytes=1)
     assert "cannot be" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_read_is_a_sentence_and_left_alone(board, capsys, monkeypatch):
+    score("01", "Adam", peak_bytes=1)
+    before = board.read_bytes()
+
+    def refused(path, **_):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", refused)
+        score("01", "SGD", peak_bytes=1)
+        assert "cannot be read: Permission denied" in str(scoreboard())
+    assert "cannot be read: Permission denied" in capsys.readouterr().out
+    assert board.read_bytes() == before
 
 
 def test_a_full_disk_leaves_the_old_rows_and_no_part(board, capsys, monkeypatch):
