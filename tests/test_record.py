@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import subprocess
@@ -142,10 +143,12 @@ def test_a_full_disk_leaves_the_earlier_file(
     assert recorded("resnet50", tmp_path)[0].rows == [{"batch": 1}]
 
 
-def test_rows_that_are_no_json_leave_nothing(tmp_path: Path) -> None:
-    with pytest.raises(TypeError):
-        write(a_record(rows=[{"batch": object()}]), tmp_path)
-    assert files(tmp_path) == []
+@pytest.mark.parametrize("value", [object(), math.nan, math.inf])
+def test_rows_that_are_no_json_leave_the_earlier_file(value: object, tmp_path: Path) -> None:
+    write(a_record(rows=[{"batch": 1}]), tmp_path)
+    with pytest.raises(RecordError, match="is not written: JSON has no word for a value"):
+        write(a_record(rows=[{"batch": value}]), tmp_path)
+    assert recorded("resnet50", tmp_path)[0].rows == [{"batch": 1}]
 
 
 def test_a_read_only_folder_is_found_out_before_the_run(

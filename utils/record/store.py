@@ -86,7 +86,8 @@ def write(record: Record, root: Path | None = None) -> Path:
     """Write a record beside those of its device, in place of an earlier one; return the path.
 
     Raises:
-        RecordError: the folder cannot be written, or the disk is full. The earlier file stays.
+        RecordError: the folder cannot be written, the disk is full, or a row holds what JSON has
+            no word for, as NaN. The earlier file stays.
     """
     path = _path(record.experiment, record.device, root)
     data = {
@@ -96,7 +97,12 @@ def write(record: Record, root: Path | None = None) -> Path:
         "configuration": record.configuration,
         "rows": record.rows,
     }
-    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+    try:
+        text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise RecordError(
+            f"{path} is not written: JSON has no word for a value ({error})."
+        ) from error
     with _draft(path) as draft:
         draft.write_text(text, encoding="utf-8")
         with draft.open("rb+") as file:
