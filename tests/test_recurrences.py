@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from utils.memory import Category, Measurement
 from utils.simulation import SimulationError, simulate
@@ -57,7 +57,7 @@ def predicted(kind: str, itemsize: int = 4) -> int:
 
 def test_the_published_sizes() -> None:
     """torchbench's tts_angular, and PyTorch's issue 2895, whose sizes are of whole rows."""
-    one_layer = reserve_bytes(LSTM, 1, 1, 64 * 50, 768, 768, 2)
+    one_layer = reserve_bytes(LSTM, 1, 1, 50 * 64, 768, 768, 2)
     assert one_layer == pytest.approx(24_576_016, abs=16)
     for mode, size in ((LSTM, 736_000_000), (GRU, 864_000_000)):
         a_row = reserve_bytes(mode, 4, 1, 1, 320, 320, 4)
@@ -154,16 +154,26 @@ def test_evaluation_reserves_nothing_and_cannot_go_backward() -> None:
         simulate(built("LSTM"), lambda model, _: trained(model.eval()), device=A100)
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU, batch first"])
 def test_packed_sequences_reserve_for_the_longest(kind: str) -> None:
     """cuDNN's reference: the sizes follow from the longest sequence and the batch."""
+    looks: list[Any] = []
 
-    def step(model: Any, _: Any) -> None:
-        lengths = torch.linspace(STEPS, 1, BATCH).long()
-        packed = pack_padded_sequence(inputs(model, device="cuda"), lengths)
-        model(packed)[0].data.sum().backward()
+    def step(model: Any, _: Any = None) -> None:
+        lengths, first = torch.linspace(STEPS, 1, BATCH).long(), model.batch_first
+        x = inputs(model, device=next(model.parameters()).device, requires_grad=True)
+        out = model(pack_padded_sequence(x, lengths, batch_first=first))[0]
+        padded, back = pad_packed_sequence(out, batch_first=first, total_length=STEPS + 2)
+        assert back.tolist() == lengths.tolist(), "the lengths came back as others"
+        padded.sum().backward()
+        looks.append([t.shape for t in (out.data, padded, x.grad)])
+        model.zero_grad()
 
-    assert kept_bytes(simulate(built(kind), step, device=A100)).count(predicted(kind)) == 1
+    kept = kept_bytes(simulate(built(kind), step, device=A100))
+    make, how = KINDS[kind]
+    step(make(WIDTH, HIDDEN, **how))
+    assert kept.count(predicted(kind)) == 1
+    assert looks[0] == looks[-1], "other shapes than for real"
 
 
 def test_packed_sequences_of_unknown_lengths_name_their_line() -> None:

@@ -4,12 +4,13 @@ On a simulated GPU they run as PyTorch's `_cudnn_rnn`, one operation for all lay
 whose autograd keeps input, states, output and cuDNN's *reserve space*. Only cuDNN itself can tell
 the size of that (`cudnnGetRNNTempSpaceSizes`). Two published sizes say what it is made of:
 
-- an LSTM of one layer of 768, 50 sequences of 64 steps in fp16: 24,576,016 bytes, or five values a
+- an LSTM of one layer of 768, 64 sequences of 50 steps in fp16: 24,576,016 bytes, or five values a
   step, sequence and unit: four gates and the cell (pytorch/pytorch, benchmarks/dynamo/
   microbenchmarks/operator_inp_logs/torchbench_train/tts_angular_training.txt);
-- four layers of 320 in fp32: 736,000,000 bytes for an LSTM and 864,000,000 for a GRU, as 23 to 27
-  (pytorch/pytorch issue 2895). With five a layer 23 is 4 x 5 and the outputs of the three layers
-  that have another above them; the GRU's 27 is then 4 x 6 and the same three.
+- 736,000,000 bytes for an LSTM and 864,000,000 for a GRU in fp32, as 23 to 27, whose numbers of
+  parameters are those of four layers of 320 (pytorch/pytorch issue 2895, of 2017). With five a
+  layer 23 is 4 x 5 and the outputs of the three layers that have another above them; the GRU's 27
+  is then 4 x 6 and the same three.
 
 A plain RNN has one gate and no cell; no size of its own is published. What cuDNN adds for dropout
 and projections, and the work space that it gives back, are not known and left out.

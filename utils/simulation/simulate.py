@@ -30,6 +30,7 @@ from utils.simulation.cuda_module import cuda_module
 from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
 from utils.simulation.garbage import set_aside
+from utils.simulation.packed import packed_sequences
 from utils.simulation.recurrences import recurrences
 from utils.simulation.stand_ins import Values
 from utils.simulation.watcher import StorageWatcher
@@ -145,6 +146,7 @@ def _simulating(
         stack.enter_context(watcher)
         stack.enter_context(without_data(watcher, card.is_cuda))
         stack.enter_context(recurrences(watcher.remark, card.is_cuda))
+        stack.enter_context(packed_sequences())
         if not card.is_cuda:
             yield lambda parameters: None
             return
