@@ -31,7 +31,7 @@ from .simulation_cases import (
     step_of,
 )
 
-WHOLE_BUDGET_SECONDS, EXTENDED_BUDGET_SECONDS, ADAPTED_BUDGET_SECONDS = 15.0, 4.0, 4.0
+WHOLE_BUDGET_SECONDS, EXTENDED_BUDGET_SECONDS, ADAPTED_BUDGET_SECONDS = 10.0, 4.0, 2.0
 RESIDENT_BUDGET_BYTES = 1.2 * GIB
 PEER_RATIO_BUDGET = 1 / 4  # at least four times as fast
 large_step, small_step = step_of(LARGE["vocabulary"]), step_of(SEVEN_B["vocabulary"])

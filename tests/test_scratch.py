@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from utils.simulation.scratch import cuda_scratch
+from utils.simulation.scratch import cpu_scratch, cuda_scratch
 
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
 
@@ -31,3 +31,19 @@ def test_flash_attention_s_backward(rows, width, kv_heads, taken) -> None:
 
 def test_other_operations_take_nothing() -> None:
     assert cuda_scratch(torch.ops.aten.mm.default, (), None) == 0, "matmuls have no scratch here"
+
+
+def test_operands_of_several_types_are_copied_to_the_common_one_on_a_cpu() -> None:
+    """aten/src/ATen/TensorIterator.cpp, compute_types."""
+    aten, wide, low = torch.ops.aten, torch.empty(8, 4), torch.empty(8, 4, dtype=torch.bfloat16)
+    taken = {
+        "one operand": (aten.add.Tensor, (wide, low), wide, 4 * 32),
+        "one that is broadcast": (aten.mul.Tensor, (wide, low[0]), wide, 4 * 4),
+        "into the wider": (aten.add_.Tensor, (wide, low), wide, 4 * 32),
+        "operand and result": (aten.mul_.Tensor, (low, wide), low, 2 * 4 * 32),
+        "one type": (aten.div.Tensor, (wide, wide), wide, 0),
+        "a number": (aten.add.Tensor, (low, 1.5), low, 0),
+    }
+    for name, (func, args, out, size) in taken.items():
+        assert cpu_scratch(func, args, out) == size, name
+        assert cuda_scratch(func, args, out) == 0, f"{name}: CUDA's kernels convert on their way"

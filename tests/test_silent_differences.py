@@ -333,17 +333,6 @@ def test_the_state_of_a_paged_optimizer_is_on_the_host() -> None:
     assert any("paged optimizer" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("device", ["cpu", A100])
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_a_recurrent_layer_is_said_to_be_approximated(kind: Any, device: str) -> None:
-    found = simulate(
-        lambda: kind(16, 16),
-        lambda model, _: model(torch.randn(4, 2, 16))[0].sum().backward(),
-        device=device,
-    )
-    assert any(note.startswith("LSTM, GRU and RNN are approximated") for note in found.notes)
-
-
 # --- values
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from utils.memory import Category
 from utils.memory.source import CountingSource, source_for
 from utils.models import Transformer
 from utils.simulation import SimulationError, simulate
-from utils.units import Evidence
+from utils.units import MIB, Evidence
 from utils.validation.simulation_cpu import (
     BATCH,
     CASES,
@@ -220,3 +221,45 @@ def test_a_shape_error_is_one_error_and_no_log(caplog):
     with pytest.raises(RuntimeError, match=r"same reduction dim, but got \[2, 5\] X \[4, 4\]"):
         simulate(lambda: (nn.Linear(4, 4), None), wrong)
     assert caplog.records == []
+
+
+def test_the_collector_of_cycles_is_as_before_come_what_may() -> None:
+    frozen: list[int] = []
+
+    def build() -> tuple[nn.Module, None]:
+        return nn.Linear(64, 64), None
+
+    def step(model: nn.Module, _: object) -> None:
+        frozen.append(gc.get_freeze_count())
+        model(torch.ones(1, 64)).sum().backward()
+
+    def fails(model: nn.Module, _: object) -> None:
+        raise RuntimeError("the learner's own")
+
+    before = gc.get_freeze_count()
+    found = simulate(build, step)
+    with pytest.raises(RuntimeError, match="the learner's own"):
+        simulate(build, fails)
+    assert min(frozen) > before == gc.get_freeze_count() == 0
+    gc.freeze()
+    try:  # a program's own is left alone
+        mine = gc.get_freeze_count()
+        assert simulate(build, step).peak_bytes == found.peak_bytes
+        assert gc.get_freeze_count() == pytest.approx(mine, rel=0.01)
+    finally:
+        gc.unfreeze()
+
+
+def test_a_tensor_that_only_a_cycle_holds_dies_as_in_a_real_program() -> None:
+    class Node:
+        def __init__(self, size: int) -> None:
+            self.me, self.tensor = self, torch.empty(size)
+
+    def step(model: nn.Module, _: object) -> None:
+        for _ in range(4):
+            Node(MIB)
+            gc.collect()
+        model(torch.ones(1, 64)).sum().backward()
+
+    found = simulate(lambda: (nn.Linear(64, 64), None), step)
+    assert 4 * MIB < found.peak_bytes < 8 * MIB, "one at a time"

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from tests.world_cases import (
     CASES,
@@ -189,6 +190,31 @@ def test_after_an_error_in_the_step_the_next_simulation_works() -> None:
         simulate(split, step, device="cpu", world=WORLD)
     assert not dist.is_initialized()
     assert simulate(split, train, device="cpu", world=WORLD).peak_bytes > 0
+
+
+def test_worlds_of_other_sizes_one_after_the_other() -> None:
+    """DTensor keeps what it worked out with its mesh, whose groups end with a simulation."""
+
+    def sized(dp: int, tp: int) -> Callable[[], Built]:
+        def build() -> Built:
+            mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
+            model = parallelize_module(
+                nn.Sequential(nn.Linear(64, 64), nn.ReLU()), mesh["tp"], {"0": ColwiseParallel()}
+            )
+            return fully_shard(model, mesh=mesh["dp"]), torch.optim.AdamW(model.parameters())
+
+        return build
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def peaks(worlds: list[tuple[int, int]]) -> list[int]:
+        return [simulate(sized(*w), step, world=w[0] * w[1]).peak_bytes for w in worlds]
+
+    worlds = [(2, 4), (4, 2), (1, 2), (2, 1), (1, 1), (8, 1)]
+    assert peaks(worlds) == peaks(worlds[::-1])[::-1]
 
 
 def test_a_world_is_named_by_the_axes_of_a_plan():

@@ -472,7 +472,6 @@ add(
     "LSTM, packed",
     lambda: adamw(Tagger(nn.LSTM).cuda()),
     partial(words, packed=True),
-    says="reads the memory",
 )
 
 

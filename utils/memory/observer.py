@@ -22,7 +22,8 @@ from utils.memory.holdings import is_sharded, tensors_of
 from utils.memory.source import EventSource
 from utils.memory.watched import Watched
 from utils.shims.fsdp import noted_buffers
-from utils.shims.torch_ import inside_backward, noted_backward, plain, sparse_parts
+from utils.shims.torch_ import inside_backward, noted_backward, sparse_parts, unwrapping
+from utils.shims.torch_simulated import torch_function_off
 
 _active: contextvars.ContextVar[StepObserver | None] = contextvars.ContextVar(
     "active_observer", default=None
@@ -72,6 +73,7 @@ class StepObserver:
         self.known: list[KnownStorage] = []
         self._watched = watched
         self._now_ns, self._address = source.now_ns, source.address
+        self._function_off = torch_function_off()
         self._phase, self._label = Phase.BEFORE_FORWARD, ""
         self._device = watched.parameters()[0].device
         self.backward_came = False  # through this model: a gradient reached it
@@ -159,15 +161,19 @@ class StepObserver:
 
     def note(self, category: Category, tensors: Iterable[Any], *, on_host: bool = False) -> None:
         """Note where these tensors are now, and that they hold bytes of this category."""
-        now_ns = self._now_ns()
-        for tensor in tensors:
-            if isinstance(tensor, torch.Tensor) and tensor.device == self._device:
+        now_ns, plain = self._now_ns(), unwrapping()
+        found = [t for t in tensors if isinstance(t, torch.Tensor)]
+        with self._function_off():  # a mode that is in force would hear of each of these questions
+            for tensor in found:
+                if tensor.device != self._device:
+                    continue
                 for part in _dense_parts(plain(_local(tensor))):
                     storage = part.untyped_storage()
-                    size = storage.nbytes()
                     address = self._address(storage)
                     if address is not None:
-                        self.known.append(KnownStorage(now_ns, address, size, category, on_host))
+                        self.known.append(
+                            KnownStorage(now_ns, address, storage.nbytes(), category, on_host)
+                        )
 
     def _note_gradients(self) -> None:
         copies, others = self._watched.stepped_elsewhere()

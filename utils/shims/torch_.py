@@ -38,11 +38,11 @@ _BACKWARD = Shim(
     "a tensor's hooks come after the loss has made gradients of its own", patched=True,
 )  # fmt: skip
 _IS_WRAPPED = Shim(
-    TORCH, "torch._C._functorch:is_functorch_wrapped_tensor", "plain",
+    TORCH, "torch._C._functorch:is_functorch_wrapped_tensor", "unwrapping",
     "inside of vmap and torch.func.grad a tensor stands around the one that has the memory",
 )  # fmt: skip
 _UNWRAPPED = Shim(
-    TORCH, "torch._C._functorch:get_unwrapped", "plain", "as for whether it is wrapped"
+    TORCH, "torch._C._functorch:get_unwrapped", "unwrapping", "as for whether it is wrapped"
 )
 _COMPILED = Shim(
     TORCH, "torch.nn:Module._compiled_call_impl", "is_compiled_in_place",
@@ -98,11 +98,16 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return _INDICES.get()(tensor), _VALUES.get()(tensor)
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that holds the memory: what `torch.func` has wrapped, else the tensor itself."""
-    while _IS_WRAPPED.get()(tensor):
-        tensor = _UNWRAPPED.get()(tensor)
-    return tensor
+def unwrapping() -> Callable[[torch.Tensor], torch.Tensor]:
+    """What gives the tensor that holds the memory: what `torch.func` has wrapped, else itself."""
+    is_wrapped, unwrapped = _IS_WRAPPED.get(), _UNWRAPPED.get()
+
+    def of(tensor: torch.Tensor) -> torch.Tensor:
+        while is_wrapped(tensor):
+            tensor = unwrapped(tensor)
+        return tensor
+
+    return of
 
 
 def inside_backward() -> bool:

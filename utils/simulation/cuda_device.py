@@ -16,7 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from utils.shims.torch_simulated import also_in_backward, devices_answered
-from utils.simulation.watcher import DEVICE, HOST, StorageWatcher
+from utils.simulation.simulated_memory import DEVICE, HOST
+from utils.simulation.watcher import StorageWatcher
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 _CUDA, _CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -58,9 +59,11 @@ class SimulatedCuda(TorchFunctionMode):
         handler = self._handlers.get(func)
         if handler is not None:
             return handler(func, args, kwargs or {})
-        if (kwargs and ("device" in kwargs or "pin_memory" in kwargs)) or func in _FACTORIES:
-            return self._made(func, args, dict(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        if not kwargs:
+            return func(*args)
+        if "device" in kwargs or "pin_memory" in kwargs:
+            return self._made(func, args, kwargs)
+        return func(*args, **kwargs)
 
     def settle(self, parameters: Sequence[torch.Tensor]) -> None:
         """The end of build(): no name changes anything from here on.

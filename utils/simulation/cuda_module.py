@@ -13,7 +13,8 @@ import torch
 from utils.memory.host import host_memory
 from utils.shims.torch_autocast import autocast_as_on_cpu
 from utils.simulation.devices import SimulatedDevice
-from utils.simulation.watcher import DEVICE, HOST, StorageWatcher
+from utils.simulation.simulated_memory import DEVICE, HOST
+from utils.simulation.watcher import StorageWatcher
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from utils.simulation.convolutions import backward_scratch, forward_scratch
+from utils.simulation.recurrences import CUDNN_RESULTS, cudnn_scratch
 
 Scratch = Callable[[Any, tuple[Any, ...], Any], int]
 aten = torch.ops.aten
@@ -22,6 +23,12 @@ OPTIMIZER_COPIES = {
     "bitsandbytes::optimizer_update_32bit": 3,
 }
 
+# Operations by element on tensors of several types. CUDA's kernels convert on their way.
+MIXING = frozenset(
+    getattr(aten, name).Tensor
+    for name in ("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_")
+)
+
 
 def cpu_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
     """Bytes beyond the results at an operation's worst moment on a CPU."""
@@ -31,6 +38,8 @@ def cpu_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
         return backward_scratch(args[0], args[1], args[2], out, args[4:7])
     if func is aten.native_batch_norm_backward.default:
         return _bytes(args[0])  # the incoming gradient once more
+    if func in MIXING:
+        return _converted(args, out)
     if func.name() in OPTIMIZER_COPIES:
         # A 16-bit parameter gets an fp32 copy as well.
         copies = OPTIMIZER_COPIES[func.name()] + (args[2].element_size() < 4)
@@ -52,6 +61,8 @@ def cuda_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
     if func is torch.ops._dtensor.shard_dim_alltoall.default:
         gather_dim, shard_dim = args[1:3]
         return _bytes(args[0]) * ((gather_dim != 0) + (shard_dim != 0))
+    if func in CUDNN_RESULTS:
+        return cudnn_scratch(func, args, out)
     if func is not aten._scaled_dot_product_flash_attention_backward.default:
         return 0
     query, key = args[1], args[2]
@@ -60,6 +71,17 @@ def cuda_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
     accumulated = 4 * batch * heads * padded_rows * (padded_width + 1)
     expanded = 2 * _bytes(key) // key.shape[1] * heads if key.shape[1] != heads else 0
     return accumulated + expanded
+
+
+def _converted(args: tuple[Any, ...], out: torch.Tensor) -> int:
+    """Copies in the common type of all operands, and of a result that is kept in another.
+
+    aten/src/ATen/TensorIterator.cpp, `TensorIteratorBase::compute_types`, where the device is a CPU.
+    """
+    operands = [arg for arg in args[:2] if isinstance(arg, torch.Tensor)]
+    common = torch.result_type(args[0], args[1])
+    parts = [*operands, *([out] if out is args[0] else [])]
+    return sum(part.numel() for part in parts if part.dtype is not common) * common.itemsize
 
 
 def _bytes(tensor: torch.Tensor | None) -> int:

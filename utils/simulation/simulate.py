@@ -29,7 +29,9 @@ from utils.simulation.cuda_device import cuda_device
 from utils.simulation.cuda_module import cuda_module
 from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
-from utils.simulation.recurrences import noted_recurrences
+from utils.simulation.garbage import set_aside
+from utils.simulation.packed import packed_sequences
+from utils.simulation.recurrences import recurrences
 from utils.simulation.stand_ins import Values
 from utils.simulation.watcher import StorageWatcher
 from utils.simulation.without_data import without_data
@@ -96,12 +98,17 @@ def simulate(
     watcher = StorageWatcher(
         card.granularity_bytes, card.scratch, card.is_cuda, reuse_results, values
     )
-    with simulated_world(world, rank) as ranks, _simulating(watcher, card, world) as settle:
+    with (
+        set_aside() as aside,
+        simulated_world(world, rank) as ranks,
+        _simulating(watcher, card, world) as settle,
+    ):
         watcher.axis_of = ranks.axis
         model, optimizer, models = _built(build())
         _check_built(models, ranks)
         settle(models.parameters())
         _drop_cycles(models, watcher)
+        aside()
         built_ns = watcher.now_ns()
         if card.is_cuda:
             choose_optimizer_kernels(models.optimizers)
@@ -138,7 +145,8 @@ def _simulating(
         mode = stack.enter_context(FakeTensorMode())
         stack.enter_context(watcher)
         stack.enter_context(without_data(watcher, card.is_cuda))
-        stack.enter_context(noted_recurrences(watcher.remark))
+        stack.enter_context(recurrences(watcher.remark, card.is_cuda))
+        stack.enter_context(packed_sequences())
         if not card.is_cuda:
             yield lambda parameters: None
             return
@@ -208,7 +216,9 @@ def _drop_cycles(models: Watched, watcher: StorageWatcher) -> None:
 
     Else objects that refer to each other would count as kept until Python happens to look.
     """
-    own = sum(p.numel() * p.element_size() for p in models.parameters() if not is_sharded(p))
+    with torch.no_grad():
+        parts = (p.to_local() if is_sharded(p) else p for p in models.parameters())
+        own = sum(part.numel() * part.element_size() for part in parts)
     if watcher.alive_bytes > 1.01 * own + MIB:
         gc.collect()
 

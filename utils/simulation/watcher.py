@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,16 +18,16 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from utils.memory.events import AllocationEvent, Category
+from utils.memory.events import Category
 from utils.memory.host import on_host
 from utils.memory.observer import note_storages, running_module
-from utils.memory.source import rounded
-from utils.shims.torch_ import storage_key, with_data
+from utils.shims.torch_ import with_data
 from utils.shims.torch_simulated import python_dispatch_off, torch_function_off
-from utils.simulation.cuda_allocator import replayed
 from utils.simulation.known_values import KnownValues
+from utils.simulation.recurrences import CUDNN_RESULTS
 from utils.simulation.result_cache import ResultCache
 from utils.simulation.scratch import Scratch
+from utils.simulation.simulated_memory import SimulatedMemory
 from utils.simulation.stand_ins import NEED_VALUES, StandIns, Values
 from utils.traffic.collectives import Collective, UnknownOperation, collectives_of, operator_name
 
@@ -49,8 +48,6 @@ _RANGES = frozenset(
 )  # fmt: skip
 # Without data it returns a slice of all that is gathered; with data a tensor of its own.
 _SLICED = torch.ops._dtensor.shard_dim_alltoall.default
-WORKSPACE_ADDRESS = -1  # no storage has it
-DEVICE, HOST = "device", "host"  # where a tensor may be put
 
 
 @functools.cache
@@ -66,48 +63,35 @@ def _is_meta(tensor: torch.Tensor) -> bool:
     return device.type == "meta"
 
 
-class StorageWatcher(TorchDispatchMode):
-    """Events of all storages that are born while it is entered, on a clock that counts events.
+class _Handler(SimulatedMemory):
+    """What `StorageWatcher` does in each operation.
 
-    It is an event source for the meter. `granularity_bytes` is the simulated allocator's,
-    `scratch` says what its kernels need beyond their results, and `has_host` whether the device
-    has a host with memory of its own, whose storages are summed up apart, without events. Without
-    `reuse_results` PyTorch works out every result anew: the same events, in several times as long.
-    `values` are stand-ins for what the program asks of tensors.
+    The mode inherits it: what stands in a mode's own class PyTorch wraps, so that torch.compile
+    passes it by, and in the many short calls that wrapper costs as much as all the rest.
     """
-
-    name = "simulated storages"
 
     def __init__(
         self,
         granularity_bytes: int,
         scratch: Scratch,
-        has_host: bool = False,
-        reuse_results: bool = True,
-        values: Values = None,
+        has_host: bool,
+        reuse_results: bool,
+        values: Values,
     ) -> None:
-        super().__init__()
-        self.granularity_bytes, self._scratch = granularity_bytes, scratch
-        self._has_host = has_host
-        self._on_host: dict[int, tuple[int, Any]] = {}
-        self._host_bytes = self.host_peak_bytes = 0
-        self.alive_bytes = self.peak_bytes = 0
-        self.tells_apart = False  # whether the program puts tensors on device and host by name
-        self._placing: str | None = None
+        self._known = KnownValues()
+        super().__init__(granularity_bytes, has_host, self._known.died)
+        self._scratch = scratch
         self.is_working = False  # whether PyTorch works out a result
         self.remarks: dict[str, None] = {}  # what the result has to say, in order
-        self.stand_ins, self._known = StandIns(values, self.remark), KnownValues()
+        self.stand_ins = StandIns(values, self.remark)
         self._paused = False
+        self._follow_values: set[Any] = set()  # operations whose results do; none is kept
         self.failed_in = ""
         self.collectives: list[Collective] = []
         self.unknown_operations: Counter[str] = Counter()
         self.axis_of: Callable[[Any], str] = str
         self._cache = ResultCache() if reuse_results else None
         self._python_off, self._function_off = python_dispatch_off(), torch_function_off()
-        self._clock = 0
-        self._alive: dict[int, tuple[int, Any]] = {}
-        self._events: list[AllocationEvent] = []
-        self.existing: list[tuple[int, int]] = []  # address and bytes, when the recording began
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -151,23 +135,27 @@ class StorageWatcher(TorchDispatchMode):
         )
         for leaf in [out] if type(out) is FakeTensor else tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and not _is_meta(leaf):
-                if leaf.layout is torch.strided:  # a sparse one is made of others, noted before
-                    self._note(leaf.untyped_storage(), to_host)
+                # A sparse one is made of others, noted before; no recipe makes one.
+                if recipe is not None or leaf.layout is torch.strided:
+                    self.note_at(leaf.untyped_storage(), to_host)
         self._known.learn(func, args, kwargs, out)
         if func.namespace != "aten":
             self._communication(func, args, kwargs)
         if scratch_bytes and not to_host:
-            self._workspace(scratch_bytes)
+            self.workspace(scratch_bytes)
         if cache is not None and key is not None and recipe is None:
+            if func in self._follow_values:
+                return out
             again = cache.key(func, args, kwargs, [])
             cache.learn(key, again, tensors, out, scratch_bytes)
         return out
 
     def _worked_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            out = func(*args, **kwargs)
+            out = CUDNN_RESULTS.get(func, func)(*args, **kwargs)
             return out.clone() if func is _SLICED else out
         except NEED_VALUES:
+            self._follow_values.add(func)
             out = self._asked(func, args, kwargs)
             if out is None:
                 self.failed_in = running_module()
@@ -194,7 +182,7 @@ class StorageWatcher(TorchDispatchMode):
             counted = torch.tensor(sizes)
         rows = padded.new_empty((sum(sizes), *padded.shape[2:]))
         lasting = self._without_data(counted)
-        self._note(lasting.untyped_storage(), self.tells_apart)
+        self.note_at(lasting.untyped_storage(), self.tells_apart)
         return rows, lasting
 
     def _without_data(self, real: torch.Tensor) -> torch.Tensor:
@@ -211,123 +199,9 @@ class StorageWatcher(TorchDispatchMode):
         finally:
             self._paused = before
 
-    def __enter__(self) -> StorageWatcher:
-        super().__enter__()
-        return self
-
-    def start(self) -> None:
-        self._events = []
-        self.host_peak_bytes = self._host_bytes
-        self.existing = [(address, size) for address, (size, _) in self._alive.items()]
-
-    def now_ns(self) -> int:
-        self._clock += 1
-        return self._clock
-
-    def stop(self) -> list[AllocationEvent]:
-        return self._events
-
-    def address(self, storage: torch.UntypedStorage) -> int | None:
-        """What stands in for an address: fake storages have no data pointer."""
-        key = storage_key(storage)
-        return None if key in self._on_host else key
-
-    def note(self, storage: torch.UntypedStorage) -> None:
-        """Record a storage that is seen for the first time."""
-        self._note(storage, self._has_host and self._goes_to_host((), {}))
-
     def remark(self, text: str) -> None:
         """Have the result say something, once."""
         self.remarks[text] = None
-
-    @contextlib.contextmanager
-    def placing(self, where: str | None) -> Iterator[None]:
-        """Inside, what is made goes to `DEVICE` or `HOST`; None leaves that to the program."""
-        before, self._placing = self._placing, where or self._placing
-        try:
-            yield
-        finally:
-            self._placing = before
-
-    def is_on_host(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor without data is in host memory."""
-        is_dense = tensor.layout is torch.strided
-        return is_dense and storage_key(tensor.untyped_storage()) in self._on_host
-
-    def all_on_host(self) -> None:
-        """From here on device and host are told apart, and what there is was made on the host."""
-        self.tells_apart = True
-        for address, (size, guard) in list(self._alive.items()):
-            storage, *_ = guard.detach()
-            del self._alive[address]
-            self._record(address, -size)
-            self._note_on_host(storage)
-
-    def all_on_device(self) -> None:
-        """The inverse of `all_on_host`."""
-        self.tells_apart = False
-        for key, (_size, guard) in list(self._on_host.items()):
-            storage, *_ = guard.detach()
-            self._host_died(key)
-            self._note(storage, False)
-        self.host_peak_bytes = self._host_bytes
-
-    def reset_peak(self) -> None:
-        """As `torch.cuda.reset_peak_memory_stats()`."""
-        self.peak_bytes = self.alive_bytes
-
-    @property
-    def reserved_bytes(self) -> int:
-        """What CUDA's caching allocator would have reserved so far, since the recording began."""
-        return replayed(self.existing, self._events).reserved_bytes
-
-    def _goes_to_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether results are made in host memory: by an order, else where their arguments are."""
-        if on_host():
-            return True
-        if self._placing is not None or not self.tells_apart:
-            return self._placing == HOST
-        leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, FakeTensor)]
-        # What PyTorch itself makes inside of a function, it makes where it computes.
-        return bool(leaves) and all(map(self.is_on_host, leaves))
-
-    def _note(self, storage: torch.UntypedStorage, to_host: bool) -> None:
-        address = storage_key(storage)
-        if address in self._alive or address in self._on_host:
-            return
-        if to_host:
-            return self._note_on_host(storage)
-        size = rounded(storage.nbytes(), self.granularity_bytes)
-        guard = weakref.finalize(storage, self._died, address)
-        guard.atexit = False
-        self._alive[address] = (size, guard)
-        self._record(address, size)
-        return None
-
-    def _note_on_host(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage_key(storage), storage.nbytes()
-        guard = weakref.finalize(storage, self._host_died, key)
-        guard.atexit = False
-        self._on_host[key] = (size, guard)
-        self._host_bytes += size
-        self.host_peak_bytes = max(self.host_peak_bytes, self._host_bytes)
-
-    def _host_died(self, key: int) -> None:
-        self._host_bytes -= self._on_host.pop(key)[0]
-        self._known.died(key)
-
-    def resized(self, storage: torch.UntypedStorage) -> None:
-        """Record that a storage changed its size in place, as FSDP's parameters do."""
-        address = storage_key(storage)
-        old = self._alive.get(address)
-        if old is None:
-            return self.note(storage)
-        size = rounded(storage.nbytes(), self.granularity_bytes)
-        if size != old[0]:
-            self._record(address, -old[0])
-            self._record(address, size)
-            self._alive[address] = (size, old[1])
-        return None
 
     def _communication(self, func: Any, args: Any, kwargs: Any) -> None:
         """Note what an operation of FSDP or of the collectives takes and makes."""
@@ -338,20 +212,30 @@ class StorageWatcher(TorchDispatchMode):
         if func.name() in _BUFFERS:
             note_storages(Category.COMMUNICATION, tree_leaves(_BUFFERS[func.name()](args, kwargs)))
 
-    def _workspace(self, size_bytes: int) -> None:
-        """Record memory that a kernel takes and gives back before it returns."""
-        size = rounded(size_bytes, self.granularity_bytes)
-        self._record(WORKSPACE_ADDRESS, size)
-        self._record(WORKSPACE_ADDRESS, -size)
 
-    def _died(self, address: int) -> None:
-        size, _ = self._alive.pop(address)
-        self._known.died(address)
-        self._record(address, -size)
+class StorageWatcher(_Handler, TorchDispatchMode):
+    """Events of all storages that are born while it is entered, on a clock that counts events.
 
-    def _record(self, address: int, size: int) -> None:
-        if size:
-            self.alive_bytes += size
-            self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
-            self._clock += 1
-            self._events.append(AllocationEvent(self._clock, address, size))
+    It is an event source for the meter. `granularity_bytes` is the simulated allocator's,
+    `scratch` says what its kernels need beyond their results, and `has_host` whether the device
+    has a host with memory of its own, whose storages are summed up apart, without events. Without
+    `reuse_results` PyTorch works out every result anew: the same events, in several times as long.
+    `values` are stand-ins for what the program asks of tensors.
+    """
+
+    name = "simulated storages"
+
+    def __init__(
+        self,
+        granularity_bytes: int,
+        scratch: Scratch,
+        has_host: bool = False,
+        reuse_results: bool = True,
+        values: Values = None,
+    ) -> None:
+        TorchDispatchMode.__init__(self)
+        _Handler.__init__(self, granularity_bytes, scratch, has_host, reuse_results, values)
+
+    def __enter__(self) -> StorageWatcher:
+        super().__enter__()
+        return self

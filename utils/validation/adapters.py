@@ -24,7 +24,8 @@ LLAMA_32_3B = ModelShape(name="llama-3.2-3b", family="llama", layers=28, hidden=
                          kv_heads=8, feedforward=8192, vocabulary=128_256, max_sequence=131_072,
                          tied=True)  # fmt: skip
 
-# (litgpt's model, its size) -> shape and the longest example of the data set, in tokens.
+# (litgpt's model, its size) -> shape and the longest example of the data set, in tokens. Llama's 13B
+# is left to the simulator: its norms ran in fp32, which the planner has no word for.
 LITGPT = {
     ("phi-1.5", "1.3 B"): (PHI, 1044),
     ("StableLM Alpha", "3 B"): (STABLELM, 1034),
@@ -40,7 +41,8 @@ def comparisons() -> list[Comparison]:
     rows = []
     for row in table("litgpt_adapters"):
         published = number(row["max_gpu_ram_gb"])
-        if published and row["gpu"] == "1 x A100":
+        is_known = (row["model"], row["size"]) in LITGPT
+        if published and row["gpu"] == "1 x A100" and is_known:
             held = litgpt_memory(row)
             case = f"{row['model']} {row['size']} {row['quantization']} mbs{row['micro_batch']}"
             rows.append(Comparison("litgpt LoRA and QLoRA", "peak GB", case, published,

@@ -28,6 +28,8 @@ class LitShape:
 
     `tokens` is the first training step's length, from the head of the resource tables. `gated`
     is the width of a Llama's feed-forward; 0 for the others, which have four times the hidden size.
+    `fp32_norms`: its norms compute in fp32, as they do since 6178c7c of 24 October 2023. The tables
+    name a commit of 16 October, and were merged on 27 October.
     """
 
     layers: int
@@ -41,6 +43,7 @@ class LitShape:
     head_bias: bool
     tokens: int
     gated: int = 0
+    fp32_norms: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -52,6 +55,7 @@ SHAPES = {
     "StableLM Alpha": LitShape(16, 4096, 32, 32, 50_688, 32, False, True, False, 1034),
     "Falcon": LitShape(60, 8192, 128, 8, 65_024, 64, False, False, False, 1079),
     "Llama 2": LitShape(32, 4096, 32, 32, 32_000, 128, False, False, False, 1304, gated=11_008),
+    "Llama 2 13B": LitShape(40, 5120, 40, 40, 32_000, 128, False, False, False, 1304, gated=13_824),
 }
 
 
@@ -139,15 +143,17 @@ class Block(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """In PyTorch's own operations, in the dtype of the input."""
+    """In PyTorch's own operations, in the dtype of the input or in fp32."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, shape: LitShape) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
+        self.weight, self.in_fp32 = nn.Parameter(torch.ones(shape.hidden)), shape.fp32_norms
 
     def forward(self, x: Tensor) -> Tensor:
+        dtype = x.dtype
+        x = x.float() if self.in_fp32 else x
         squares = torch.mean(x * x, dim=-1, keepdim=True)
-        return self.weight * (x * torch.rsqrt(squares + 1e-5))
+        return (self.weight * (x * torch.rsqrt(squares + 1e-5))).to(dtype)
 
 
 class LlamaBlock(nn.Module):
@@ -155,7 +161,7 @@ class LlamaBlock(nn.Module):
 
     def __init__(self, shape: LitShape) -> None:
         super().__init__()
-        self.norm_1, self.norm_2 = RMSNorm(shape.hidden), RMSNorm(shape.hidden)
+        self.norm_1, self.norm_2 = RMSNorm(shape), RMSNorm(shape)
         self.attn = Attention(shape)
         self.fc_1 = nn.Linear(shape.hidden, shape.gated, bias=shape.bias)
         self.fc_2 = nn.Linear(shape.hidden, shape.gated, bias=shape.bias)
@@ -179,7 +185,7 @@ class LitGPT(nn.Module):
         self.shape = shape
         self.wte = nn.Embedding(shape.vocabulary, shape.hidden)
         self.h = nn.ModuleList(_block(shape) for _ in range(shape.layers))
-        self.ln_f = (RMSNorm if shape.gated else nn.LayerNorm)(shape.hidden)
+        self.ln_f = RMSNorm(shape) if shape.gated else nn.LayerNorm(shape.hidden)
         self.lm_head = nn.Linear(shape.hidden, shape.vocabulary, bias=shape.head_bias)
 
     def forward(self, tokens: Tensor, rope: tuple[Tensor, Tensor]) -> list[Tensor]:

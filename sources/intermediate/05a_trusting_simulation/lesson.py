@@ -390,9 +390,9 @@ assert assumed.peak_bytes == script.peak_bytes, "a printed loss takes no memory:
 # | `torch.compile` | approximated | runs as written, a note says so |
 # | optimizers and scalers that read values | approximated | a harmless value is assumed, a note says which |
 # | detectors, boolean indexing, `.item()` | with `values=` | an upper bound: every mask selects all |
-# | LSTM, GRU, RNN | approximated | cuDNN does not say what it keeps; a note |
+# | LSTM, GRU, RNN, also packed | approximated | what cuDNN keeps is predicted; a note |
 # | other memory of CPU convolutions | approximated | some kernels' scratch is not stated |
-# | FSDP1, `flex_attention`, packed sequences, `Linear8bitLt`, `.numpy()` | refused | file, line, and what to write instead |
+# | FSDP1, `flex_attention`, `Linear8bitLt`, `.numpy()` | refused | file, line, and what to write instead |
 # | extensions in C++ | refused | until `torch.library.register_fake` says what they return |
 
 # %% [markdown]
