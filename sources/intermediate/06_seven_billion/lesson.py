@@ -117,9 +117,9 @@ show(draw_breakdown([predicted(name, parts) for name, parts in sheet.items()], l
 
 # %% [markdown]
 # **Read it.** The folklore (504 GB for a round 7B) takes 18, which is bytes already, times 4 bytes. The true
-# sheet is four of your cards and more, and at least three quarters of it exist because *every weight moves*.
-# So let most weights stand still: a frozen weight needs no gradient and no moments (Adam's two running means
-# of each gradient). The two short bars are what you build now: LoRA, then packed weights (section 3).
+# sheet fills more than four cards of 24 GB. Its gradients and optimizer state exist because *every weight
+# moves*. So let most weights stand still: a frozen weight needs no gradient and no moments (Adam's two running
+# means). The two short bars are what you build now: LoRA, then packed weights (section 3).
 #
 # ## 2. LoRA by hand
 #
@@ -252,7 +252,7 @@ for name, table, block in (("even steps, one scale", even, weight.numel()),
                            ("even steps, blocks of 64", even, 64),
                            ("NF4, blocks of 64", levels, 64)):  # fmt: skip
     back = dequantize(*quantize(weight, table, block), table).view_as(weight)
-    print(f"{name:<26} mean error {(back - weight).abs().mean():.3f}")
+    print(f"{name:<26} mean error {(back - weight).abs().mean():.3f}, of weights with a spread of 1")
 codes, scales = quantize(weight, levels)
 
 # %% [markdown]
@@ -296,8 +296,8 @@ print(f"Llama-2-7B: half a byte a weight is {P / 2 / GB:.1f} GB; packed, with em
 
 # %% [markdown]
 # **Read it.** Half a byte per weight is not all: scales, and the layers that stay in 16 bits (embeddings, and
-# the *head*, the last matrix, onto the vocabulary), raise 3.4 GB to 3.9 GB. A matmul unpacks the layer's weight to 16 bits, uses it and drops it, in forward and again
-# in backward.
+# the *head*, the last matrix, onto the vocabulary), raise 3.4 GB to 3.9 GB. A matmul unpacks the layer's weight to
+# 16 bits, uses it and drops it, in forward and again in backward.
 #
 # <div class="alert alert-warning"><b>Trap.</b> bitsandbytes is not <i>quantization-aware training</i>. That
 # trains weights so that they survive rounding later. Here the packed weights never change: only
@@ -615,8 +615,8 @@ print("cards show:", ", ".join(f"{name} {gpu(name).memory_bytes / GB:.1f} GB" fo
 # cell that fits holds sixteen times the tokens of LoRA's. Logits are not a category of their own here:
 # transformers computes the loss inside of forward, so the meter counts them as temporaries and activations.
 #
-# The cap is 24 GB of tensors. Each card (the last line, sizes as their drivers report them) keeps about 0.5 GB for its CUDA context, and PyTorch reserves more than
-# it uses. So on an A10 or an L4 plan for 22 GB.
+# The cap is 24 GB of tensors. A card's driver reports what the last line shows. Its CUDA context takes about 0.5 GB of
+# that (the course's assumption), and PyTorch reserves more than it uses. So on an A10 or an L4 plan for 22 GB.
 
 # %%
 def bars(sequence_length, micro_batch):

@@ -354,8 +354,7 @@ compare([run[0] for run in runs.values()], title="One rank of four, bf16 mixed p
 # **Read it.** Activations are not sharded by any of them, and in a model this small they are a large
 # part of the bar. Each bar is taken at its own peak, so gradients may not be there yet, or no more: the
 # stairs of the states stand in section 5. FSDP2's optimizer state is the smallest, because its fp32 parameters are
-# the master. Times are those of four ranks on the cores of this
-# machine: they tell of the overhead of many small collectives, not of a cluster.
+# the master. Four ranks share this machine's cores, so the times tell of many small collectives, not of a cluster.
 
 # %%
 steps_in_common = min(len(losses) for _, losses, _, _ in runs.values())
@@ -368,9 +367,8 @@ for name, mean in means.items():
 
 # %% [markdown]
 # **Read it.** Losses agree to the digits that bf16 has: sharding moves bytes, it does not change the
-# mathematics. Over 20 steps the difference from one process stays below 1e-6 in fp32, and below 5e-4 in bf16.
-
-# %% [markdown]
+# mathematics. (Section 2's, in fp32, agreed to the digits of fp32.)
+#
 # ## 5. What each really holds
 #
 # Now item by item. Each implementation has names of its own for parameters, master copies, gradients,
@@ -460,9 +458,11 @@ for name, run in (("DDP", runs["DDP"]), ("DDP, gradient_as_bucket_view", as_view
 # %% [markdown]
 # **Read it.** *During* backward ZeRO-1 has all gradients, the textbook's 2: it begins to reduce when
 # backward is over. ZeRO-2 reduces bucket by bucket. All three stages then make an **fp32 copy of their
-# gradients** for the step, $4P/N$ that the textbook leaves out: it is 1.00 of the gradients' 1.54 and 1.50. Of the last column, DDP's buckets and ZeRO-3's stay; the
-# buckets of ZeRO-1 and 2, and the layers that ZeRO-3 and FSDP2 hold *gathered*, are there for a moment.
-# DDP's are a second copy of the gradients: 20 bytes per parameter at the worst, not 16.
+# gradients** for the step, $4P/N$, one byte per parameter here, that the textbook leaves out.
+#
+# Of the last column, DDP's buckets and ZeRO-3's stay; the buckets of ZeRO-1 and 2, and the layers that ZeRO-3 and
+# FSDP2 hold *gathered*, are there for a moment. DDP's buckets are a second copy of the gradients: 20 bytes per
+# parameter at the worst, not 16.
 #
 # <div class="alert alert-warning"><b>Trap.</b> "ZeRO-3 also partitions activations." It does not. The
 # ZeRO paper's second part, ZeRO-R, partitions <i>checkpoints</i> over the ranks of tensor parallelism,
@@ -610,7 +610,7 @@ check("09.one_gpu", bytes_saved_on_one_gpu)
 #
 # The same transformer with the width and depth of the 1.3B GPT class. `simulate` runs rank 0 of a
 # world of any size on tensors without data: the same three builders, every layer, DeepSpeed's own
-# engine included. On four ranks of a small model it is equal to the real ones, to the byte.
+# engine included.
 
 # %%
 LARGE = TransformerConfig(vocabulary=50257, hidden=2048, layers=24, heads=16, feedforward=5504,
