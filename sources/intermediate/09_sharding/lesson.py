@@ -525,8 +525,8 @@ def sent_by(name, **settings):
 
 
 if not zero_problem:
-    owners = run_ranks(lambda: sent_by("ZeRO-2", use_multi_rank_bucket_allreduce=False), N)[0]
-    kept = run_ranks(lambda: sent_by("ZeRO-3", stage3_max_reuse_distance=10**9), N)[0]
+    owners, kept = run_ranks(lambda: (sent_by("ZeRO-2", use_multi_rank_bucket_allreduce=False),
+                                      sent_by("ZeRO-3", stage3_max_reuse_distance=10**9)), N)[0]  # fmt: skip
     print("ZeRO-2, reduced to owners:", owners)
     print("ZeRO-3, everything kept gathered:", kept)
     assert sum(owners.values()) == sum(kept.values()) == 2 * round_bytes, "two passes over P elements"
@@ -561,11 +561,12 @@ def accumulated(name, micro_batches, hold_back=False):
 
 
 expected = {("ZeRO-1", False): 1, ("ZeRO-2", False): 4, ("FSDP2", False): 4, ("FSDP2", True): 1}
-for (name, hold_back), times in expected.items():
-    if name in names:
-        once, four = (run_ranks(accumulated, N, name, g, hold_back)[0] for g in (1, 4))
-        print(f"{name}{' with no_sync' if hold_back else ''}: gradients sent {four / once:.0f} times with g = 4")
-        assert four == times * once, f"{name}: expected {times} times; is set_requires_gradient_sync used?"
+ways = [(name, hold_back) for name, hold_back in expected if name in names]
+counted = run_ranks(lambda: [(accumulated(name, 1, hold), accumulated(name, 4, hold)) for name, hold in ways], N)[0]
+for (name, hold_back), (once, four) in zip(ways, counted, strict=True):
+    print(f"{name}{' with no_sync' if hold_back else ''}: gradients sent {four / once:.0f} times with g = 4")
+    times = expected[name, hold_back]
+    assert four == times * once, f"{name}: expected {times} times; is set_requires_gradient_sync used?"
 
 # %% [markdown]
 # **Diagnose it.** ZeRO-2 has room for its own part of the gradients alone, so it must send what each
@@ -596,8 +597,8 @@ def on_one_rank(name):
 
 
 if not zero_problem:
-    for name in ("ZeRO-1", "ZeRO-2", "ZeRO-3"):
-        one = run_ranks(on_one_rank, 1, name)[0]
+    stages = ("ZeRO-1", "ZeRO-2", "ZeRO-3")
+    for name, one in zip(stages, run_ranks(lambda: list(map(on_one_rank, stages)), 1)[0], strict=True):
         print(f"{name} on one rank: {one:.2f} B/P after backward (measured); unsharded 16")
         assert one > 15.99, f"{name}: one rank has no other to shard over, so all 16 bytes stay"
 
@@ -638,7 +639,7 @@ def at_size(name, ranks):
 
 
 # %%
-WORLDS = {"DDP": (4,), "ZeRO-1": (4, 64), "ZeRO-2": (4, 64), "ZeRO-3": (4, 64), "FSDP2": (1, 4, 64)}
+WORLDS = {"DDP": (4,), "ZeRO-1": (4,), "ZeRO-2": (4, 64), "ZeRO-3": (4, 64), "FSDP2": (4, 64)}
 steps = {name: {ranks: at_size(name, ranks) for ranks in WORLDS[name]} for name in names}
 formulas = {name: {ranks: textbook(min(stage, 3), ranks) * P_large for ranks in (1, 4, 16, 64)}
             for stage, name in enumerate(BUILDERS)}  # fmt: skip
