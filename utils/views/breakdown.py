@@ -116,7 +116,7 @@ def _draw_bar(axes: Axes, row: int, bar: Bar, unit_bytes: int, widest: float) ->
 def _number_that_fits(width: float, widest: float) -> str:
     """The width with one decimal, as in every bar; "" where it has no room."""
     text = f"{width:.1f}"
-    return text if width > CHARACTER_WIDTH * (len(text) + 1) * widest else ""
+    return text if width > CHARACTER_WIDTH * (len(text) + 2) * widest else ""
 
 
 def _draw_limit(axes: Axes, limit: str, unit_bytes: int) -> None:
