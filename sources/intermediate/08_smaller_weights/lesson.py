@@ -589,10 +589,11 @@ print(source("gpt_fast_decode").partition(":")[0], "(published); 16 bits: in sam
 found.groupby("bits")["too fast by, %"].agg(["count", "min", "max", "mean"]).round(0).astype(int)
 
 # %% [markdown]
-# **Read it.** In sample the two numbers serve all rows but one (Llama-3.1-70B on two GPUs) to a few percent. The
-# bandwidth found, $1 / \beta$, is a good three quarters of the data sheet's 2.04 TB/s. A layer costs tens of microseconds whatever its
-# bits: launches, attention, norms, and between GPUs the all-reduce. All rows in few bits are predicted too fast, those
-# in 4 bits most: what is still missing is *unpacking*. (The course has no rates of its own: these are published.)
+# **Read it.** The columns say by how many percent the prediction is too fast. In sample the two numbers serve all rows but
+# one (Llama-3.1-70B on two GPUs) to a few percent. The bandwidth found, $1 / \beta$, is a good three quarters of the data
+# sheet's 2.04 TB/s. A layer costs tens of microseconds whatever its bits: launches, attention, norms, and between GPUs
+# the all-reduce. All rows in few bits are predicted too fast, those in 4 bits most: what is still missing is *unpacking*.
+# (The course has no rates of its own: these are published.)
 #
 # With a **batch** the weights are read once for all readers, so tokens per second grow with it, until arithmetic or the
 # cache takes over.
