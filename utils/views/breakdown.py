@@ -91,6 +91,7 @@ def draw_breakdown(
             )  # fmt: skip
         names = [f"{wrapped(bar.name)}\n({bar.evidence})" for bar in bars]
         axes.set_yticks(range(len(bars)), names)
+        axes.tick_params(axis="y", length=0)  # beside a number a tick reads as a minus
         axes.invert_yaxis()
         axes.set_xlabel(f"memory ({unit})")
         axes.set_title(title, pad=20 if limit else None)  # the limit's name stands between
@@ -116,7 +117,7 @@ def _draw_bar(axes: Axes, row: int, bar: Bar, unit_bytes: int, widest: float) ->
 def _number_that_fits(width: float, widest: float) -> str:
     """The width with one decimal, as in every bar; "" where it has no room."""
     text = f"{width:.1f}"
-    return text if width > CHARACTER_WIDTH * (len(text) + 2) * widest else ""
+    return text if width > CHARACTER_WIDTH * (len(text) + 1) * widest else ""
 
 
 def _draw_limit(axes: Axes, limit: str, unit_bytes: int) -> None:
