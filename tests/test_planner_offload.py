@@ -58,10 +58,10 @@ def test_bytes_over_the_link(name: str, micro_batches: int, down: float, up: flo
     assert SCHEMES[name].link_bytes(10.0, micro_batches) == (10 * down, 10 * up)
 
 
-def test_the_tokens_from_which_the_link_is_free() -> None:
+def test_the_tokens_from_which_compute_hides_the_link() -> None:
     """b F / (8 B): at that many tokens compute takes as long as the transfer, whatever the size."""
     scheme, flops, link = SCHEMES["weights, too"], 80e12, 25e9
-    tokens = scheme.free_tokens(flops, link)
+    tokens = scheme.tokens_that_hide_the_link(flops, link)
     assert tokens == pytest.approx(4 * flops / (8 * link))
     for parameters in (1e9, 7e9):
         up = scheme.link_bytes(parameters)[1] / link

@@ -196,7 +196,7 @@ def test_lesson_04s_script_never_aborts_at_its_end(tmp_path, monkeypatch):
     try:
         for _ in range(100):
             printed = run_torchrun(path, 2, images, timeout_seconds=900)
-            assert printed.count("loss of all ranks") == 2  # the first of four steps, by each rank
+            assert printed.count("loss of all ranks") == 1  # the first of four steps, by rank 0
     finally:
         for process in busy:
             process.kill()

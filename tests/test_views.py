@@ -261,6 +261,18 @@ def test_a_trade_off_joins_the_points_that_no_other_beats():
     )
 
 
+def test_a_trade_off_in_time_shows_ranges_and_ranks_nothing():
+    runs = [measured(seconds=(0.03, 0.01, 0.02)), measured(64, seconds=(0.05, 0.04))]
+    axes = draw_tradeoff(runs).axes[0]
+    medians = [c.get_offsets()[0][0] for c in axes.collections]
+    assert medians == pytest.approx([20, 45])
+    ranges = [list(line.get_xdata()) for line in axes.lines]
+    assert ranges == [pytest.approx([10, 30]), pytest.approx([40, 50]), []]
+    (entry,) = axes.get_legend().get_texts()
+    assert entry.get_text() == "range of 2 to 3 steps", "no line of those worth taking"
+    assert len({tuple(c.get_facecolor()[0]) for c in axes.collections}) == 1
+
+
 def test_names_in_a_trade_off_keep_apart():
     figure = draw_tradeoff(SIZES + SIZES[:1], [0.0, 30.0, 60.0, 0.5])
     (axes,) = figure.axes

@@ -17,16 +17,14 @@
 # | minutes | hardware | runs |
 # |---|---|---|
 # | 15 | any laptop; a GPU if you have one | about 10 seconds of computing |
-
-# %% [markdown]
+#
 # ## What this course is
 #
 # Many models need more memory than the device that should train them has. This course teaches
 # where the memory goes and what you can do about it, from one GPU to clusters. Every technique runs
 # on the machine you have, and every number says where it comes from. You need Python and the basics
 # of PyTorch: a model, a loss, `backward`, an optimizer.
-
-# %% [markdown]
+#
 # ## 1. Check this machine
 #
 # Run the next two cells (Shift and Enter). The first is folded away and finds the course's folder.
@@ -39,8 +37,7 @@ here = setup("00")
 # %% [markdown]
 # **Read it.** The lessons and their effects are the same at every scale, and each figure says where its
 # numbers were taken. The *meter* is the part of the course that counts bytes. Pass over the rest now.
-
-# %% [markdown]
+#
 # ## 2. Five kinds of numbers
 #
 # Numbers about memory are often quoted without their origin. Here each one carries its **evidence**.
@@ -52,8 +49,7 @@ here = setup("00")
 # | predicted | a formula |
 # | recorded | measured once on a named GPU, kept in `results/` with date and versions |
 # | published | a paper's or project's table, with its source |
-
-# %% [markdown]
+#
 # ## 3. Your first measurement
 #
 # A small network, two optimizers. `measure` needs one function that runs one training step, the model

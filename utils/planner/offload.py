@@ -40,8 +40,12 @@ class Scheme:
         up = micro_batches * self.up_each + self.up_once
         return parameters * down, parameters * up
 
-    def free_tokens(self, flops_per_second: float, link_bytes_per_second: float) -> float:
-        """Tokens of a micro-batch from which compute hides its transfers, both ways at once.
+    def tokens_that_hide_the_link(
+        self, flops_per_second: float, link_bytes_per_second: float
+    ) -> float:
+        """Tokens of a micro-batch from which its compute takes as long as its transfers.
+
+        Both ways at once, so the larger of the two counts.
 
         The model's size cancels: both sides grow with it.
         """

@@ -91,6 +91,7 @@ def draw_breakdown(
             )  # fmt: skip
         names = [f"{wrapped(bar.name)}\n({bar.evidence})" for bar in bars]
         axes.set_yticks(range(len(bars)), names)
+        axes.tick_params(axis="y", length=0)  # beside a number a tick reads as a minus
         axes.invert_yaxis()
         axes.set_xlabel(f"memory ({unit})")
         axes.set_title(title, pad=20 if limit else None)  # the limit's name stands between

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
@@ -21,11 +22,15 @@ def draw_tradeoff(
     limit_bytes: float | None = None,
     title: str = "Memory against its price",
 ) -> Figure:
-    """The peak of each measurement over its cost; a line joins those that no other one beats.
+    """The peak of each measurement over its cost.
+
+    Costs that were counted or computed rank the measurements: a line joins those that no other one
+    beats. Timed steps do not: each median stands within the range of its steps, and where ranges
+    overlap, another run may change the order.
 
     Args:
         measurements: two or more.
-        costs: one number for each; the median step in milliseconds if None.
+        costs: one number for each; if None, the timed steps, median and range.
         cost_label: what the numbers are.
         limit_bytes: what a card has for tensors, drawn as a line.
 
@@ -34,6 +39,7 @@ def draw_tradeoff(
     """
     if len(measurements) < 2:
         raise ValueError("A trade-off needs two measurements or more.")
+    is_timed = costs is None
     if costs is None:
         if untimed := [m.name for m in measurements if not m.step_seconds]:
             raise ValueError(f"Give costs=, or time the steps: none were timed in {untimed}.")
@@ -45,9 +51,12 @@ def draw_tradeoff(
     points = [(cost, peak / unit_bytes) for cost, peak in zip(costs, peaks, strict=True)]
     with course_style():
         figure, axes = empty_figure()
-        front = worth_taking(points)
-        axes.plot(*zip(*front, strict=True), color="#717581", ls="--", lw=1.5, zorder=1,
-                  label="least memory for its price")  # fmt: skip
+        front = points if is_timed else worth_taking(points)
+        if is_timed:
+            _draw_ranges(axes, measurements, points)
+        else:
+            axes.plot(*zip(*front, strict=True), color="#717581", ls="--", lw=1.5, zorder=1,
+                      label="least memory for its price")  # fmt: skip
         for cost, peak in points:
             chosen = (cost, peak) in front
             color = LOOKS[Category.PARAMETERS if chosen else Category.TEMPORARIES].color
@@ -69,6 +78,18 @@ def draw_tradeoff(
         print_evidence(figure, [m.evidence for m in measurements], [m.device for m in measurements])
         _keep_apart(figure, labels)
     return figure
+
+
+def _draw_ranges(
+    axes: Axes, measurements: Sequence[Measurement], points: Sequence[tuple[float, float]]
+) -> None:
+    """From the shortest timed step to the longest, behind each median."""
+    for m, (_, peak) in zip(measurements, points, strict=True):
+        ends = [1000 * min(m.step_seconds), 1000 * max(m.step_seconds)]
+        axes.plot(ends, [peak, peak], color="#717581", lw=2.5, zorder=1)
+    counts = sorted({len(m.step_seconds) for m in measurements})
+    steps = " to ".join(map(str, {counts[0]: 0, counts[-1]: 0}))
+    axes.plot([], [], color="#717581", lw=2.5, label=f"range of {steps} steps")
 
 
 def _keep_apart(figure: Figure, labels: Sequence[Annotation]) -> None:

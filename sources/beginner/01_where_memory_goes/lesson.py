@@ -23,7 +23,7 @@
 #
 # ResNet-50 is an image network with some 23.5 million parameters; section 3 counts them. You train
 # it with Adam on a small batch of images of CIFAR-10's size, 32 x 32 pixels. Memory rises and falls
-# during a step. Its highest moment is the **peak**. Before you read on: which share of the memory,
+# during a step. Its highest moment is the **peak**. Which share of the memory,
 # at the peak, is the *parameters*? Write your guess, in percent, in place of the 50.
 
 # %%
@@ -54,8 +54,8 @@ device = here.meter_device  # where the meter can count: CUDA or CPU
 # ## 1. One step in one picture
 #
 # A plain training step. Random images will do: only their shapes matter for memory. `measure` runs the step
-# for real: once to warm up, once with every allocation recorded, and a few times for the clock. (The
-# *CIFAR stem* keeps a 32 x 32 image at its full size.)
+# for real: once to warm up, once with every allocation recorded, and a few times for the clock. (A ResNet's
+# first layers are its *stem*; CIFAR's keeps a 32 x 32 image at full size.)
 
 # %%
 batch = {"tiny": 6, "small": 64, "full": 256}[here.scale]

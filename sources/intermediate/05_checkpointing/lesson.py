@@ -281,15 +281,15 @@ figure = draw_tradeoff(list(runs.values()), [extra_percent(way) for way in WAYS]
 show(figure, alt="Measured peaks against counted extra operations: none and both selective ways stand at zero, "
      "every block is lowest, segments of 3 cost most.")  # fmt: skip
 show(draw_tradeoff(list(runs.values()), title="Peak against time, on this machine"),
-     alt="Measured peak memory against the median step for six ways of checkpointing: none is highest, every "
-     "block lowest.")  # fmt: skip
+     alt="Measured peak memory against the median step for six ways of checkpointing, each with the range of its "
+     "steps: none is highest, every block lowest; many ranges overlap.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** The dashed line leaves out a way if another needs no more memory and costs no more. The counter sees
-# products only: 0.0% means that no product is repeated. *Every block* counts less than 33%: the head is not
-# recomputed, and recomputation stops before a block's last product, whose result nobody needs.
+# **Read it.** In the first figure the dashed line leaves out a way if another needs no more memory and costs no more.
+# The counter sees products only: 0.0% means that no product is repeated. *Every block* counts less than 33%: the head is
+# not recomputed, and recomputation stops before a block's last product, whose result nobody needs.
 #
-# Where the clock's ranges overlap, it ranks nothing. What is known of *selective* is a price that no count of products
+# The second figure has medians and ranges of the rounds. Where ranges overlap, it ranks nothing. What is known of *selective* is a price that no count of products
 # shows, **dispatch**: each of the operations above, in forward and again in backward, goes through a Python function,
 # which in so small a model may take longer than the operation. The larger the kernels, the less it weighs. (On A100s
 # another form of selective recomputation took 7% more time: published, section 8.)
@@ -328,7 +328,8 @@ plain_model, _ = build("none")
 costs = block_costs(plain_model, tokens[:, :-1].cpu())
 edge, inside = costs[1].input_bytes, costs[1].inside_bytes
 gradients = sum(p.nbytes for p in plain_model.blocks[1].parameters())
-print(f"a block's edge {format_bytes(edge)}, inside {format_bytes(inside)}, gradients {format_bytes(gradients)}")
+print(f"a block's edge {format_bytes(edge)}, inside {format_bytes(inside)} or {inside / edge:.0f} edges,",
+      f"gradients {format_bytes(gradients)}")  # fmt: skip
 alive = {s: -(-9 // s) * edge + (s - 1) * edge + s * inside for s in (1, 2, 3, 5, 9)}
 for s, size in alive.items():
     print(f"segments of {s}: {format_bytes(size):>10} alive at the peak (predicted)")
@@ -404,11 +405,11 @@ for name, network in networks.items():
         print(f"{name:<9} {run.name:<11} blocks {','.join(map(str, chosen)):<15} saved {format_bytes(saved):>9}",
               f"(predicted) {format_bytes(found[0].peak_bytes - run.peak_bytes):>9} (measured),",
               f"{recompute_flops(costs[name], chosen) / 1e9:5.2f} billion operations repeated")  # fmt: skip
-    seconds = taking_turns(image_steps, rounds=3).values()
-    found = [replace(run, step_seconds=tuple(each)) for run, each in zip(found, seconds, strict=True)]
-    show(draw_tradeoff(found, title=f"{name}: peak against time"),
-         alt=f"Measured peak of {name} against the median step: no checkpoint, every 2nd block, every block, and "
-         "the best set under a budget.")  # fmt: skip
+    repeated = [recompute_flops(costs[name], chosen) / 1e9 for chosen in choices_of(name).values()]
+    show(draw_tradeoff(found, repeated, title=f"{name}: peak against operations",
+                       cost_label="operations repeated (billions, counted)"),
+         alt=f"Measured peak of {name} against the operations repeated: no checkpoint, every 2nd block, every block, "
+         "and the best set under a budget.")  # fmt: skip
 
 # %% [markdown]
 # **Read it.** In the U-Net a few blocks bring most of what all of them bring, and the prediction holds. In ResNet-18 it

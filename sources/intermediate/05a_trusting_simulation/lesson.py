@@ -182,12 +182,12 @@ compare([simulated, real], title="The same step, without data and with")
 # temporaries are as large as all parameters together. Simulate the same step on both.
 
 # %%
-def build_small():
+def build_writer():
     model = Transformer(TransformerConfig(vocabulary=1000, hidden=256, layers=6, heads=4, feedforward=704))
     return model, torch.optim.AdamW(model.parameters())
 
 
-def small_step(model, optimizer):
+def writer_step(model, optimizer):
     tokens = torch.randint(0, 1000, (2, 129))
     optimizer.zero_grad()
     logits = model(tokens[:, :-1])
@@ -195,7 +195,7 @@ def small_step(model, optimizer):
     optimizer.step()
 
 
-pair = [simulate(build_small, small_step, device=name, name=name) for name in ("cpu", "A100 80GB")]
+pair = [simulate(build_writer, writer_step, device=name, name=name) for name in ("cpu", "A100 80GB")]
 compare(pair, title="The same step on two simulated devices")
 
 # %% [markdown]
@@ -410,7 +410,7 @@ assert assumed.peak_bytes == script.peak_bytes, "a printed loss takes no memory:
 
 # %%
 score("05a", llama)
-scoreboard()
+scoreboard("05a")
 
 # %% [markdown]
 # ### Test yourself

@@ -289,31 +289,31 @@ print(f"the largest input channel is {share:.1f} times the median one")
 # **Read it.** AWQ gains little here: no channel of this small model stands out, so there is little to protect. Section 7
 # has the case that it was made for.
 #
-# Error against bits, each measured on calibration text that the method has *not* seen. The bands span three draws of
-# the text, and are narrow. Below the figure stands one draw at 4 bits, with larger groups as well:
+# Now error against bits. Each method fits to the inputs of another draw of calibration text, and `error_of` measures on
+# the first draw, which it has *not* seen. The bands span three draws, and are narrow. Below the figure stands one draw
+# at 4 bits, with larger groups as well.
 
 # %%
-def errors_on_other_text(seed, group):
-    with inputs_of({PATH: gate}) as fitted, torch.no_grad():
+def inputs_on(seed):
+    with inputs_of({PATH: gate}) as found, torch.no_grad():
         model(calibration_tokens(seed=seed))
-    x = fitted[PATH]
-    for bits in (2, 3, 4, 8):
-        yield "nearest, no text", bits, round_to_nearest(weight, bits, group)
-        yield "AWQ", bits, awq(weight, x.moments, x.magnitudes, bits, group)
-        yield "GPTQ", bits, gptq(weight, x.moments, bits, group)
+    return found[PATH]
 
-# %%
-errors, by_group = {}, {}
-for seed in (10, 11, 12):
-    for group in (32, 64, 128):
-        for method, bits, made in errors_on_other_text(seed, group):
-            kept = errors.setdefault(method, {}) if group == 32 else {}
-            kept.setdefault(bits, []).append(error_of(made.weight()))
-            by_group.setdefault((method, bits), {})[group] = error_of(made.weight())
+
+ROUNDED_BY = {
+    "nearest, no text": lambda x, bits, group: round_to_nearest(weight, bits, group),
+    "AWQ": lambda x, bits, group: awq(weight, x.moments, x.magnitudes, bits, group),
+    "GPTQ": lambda x, bits, group: gptq(weight, x.moments, bits, group)}  # fmt: skip
+texts = [inputs_on(seed) for seed in (10, 11, 12)]
+errors = {name: {bits: [error_of(rounded_by(text, bits, GROUP).weight()) for text in texts] for bits in (2, 3, 4, 8)}
+          for name, rounded_by in ROUNDED_BY.items()}  # fmt: skip
 show(draw_error_by_bits(errors, device="the CPU"),
      alt="Relative error of a layer's output over 2, 3, 4 and 8 bits: three parallel lines, GPTQ lowest.")  # fmt: skip
-four_bits = {f"4 bits, groups of {g}": {m: f"{by_group[m, 4][g]:.2%}" for m in errors} for g in (32, 64, 128)}
-print(pd.DataFrame(four_bits).to_string())
+
+# %%
+by_group = {name: {f"groups of {group}": f"{error_of(rounded_by(texts[0], 4, group).weight()):.2%}" for group in (32, 64, 128)}
+            for name, rounded_by in ROUNDED_BY.items()}  # fmt: skip
+pd.DataFrame(by_group).T.rename_axis("error of the output, 4 bits (measured)")
 
 # %% [markdown]
 # **Read it.** One bit less is about twice the error, for every method: the lines are nearly straight and parallel. A
@@ -461,20 +461,17 @@ torch.testing.assert_close(sequence_losses(small, held_out[:32]), sequence_losse
 
 # %%
 @torch.no_grad()
-def write_a_token(model):
+def read_64_bytes(model):
     model(held_out[:1, :64])
 
 
-held = []
+weight_bytes = {}
 for name, arm in {"fp32": model, "packed, 4 bits": small}.items():
-    run = measure(lambda arm=arm: write_a_token(arm), model=arm, name=name, timed_steps=0)
-    held.append(run.breakdown["parameters"] + run.breakdown["buffers"])
-    print(f"{name:<15} weights {format_bytes(held[-1])}, temporaries {format_bytes(run.breakdown['temporaries'])} (measured)")
-assert held[1] < held[0] / 4, "packed matrices take an eighth of fp32; embedding and head stay"
-try:
-    small.train()
-except RuntimeError as error:
-    print(error)
+    run = measure(lambda arm=arm: read_64_bytes(arm), model=arm, name=name, timed_steps=0)
+    weight_bytes[name] = run.breakdown["parameters"] + run.breakdown["buffers"]  # packed codes are buffers
+    print(f"{name:<15} weights {format_bytes(weight_bytes[name])},",
+          f"temporaries {format_bytes(run.breakdown['temporaries'])} (measured)")  # fmt: skip
+assert weight_bytes["packed, 4 bits"] < weight_bytes["fp32"] / 4, "packed matrices take an eighth of fp32"
 
 # %% [markdown]
 # ### The libraries
@@ -524,9 +521,11 @@ if find_spec("torchao") is None:
 else:
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-    quantize_(layer := torch.nn.Sequential(copy.deepcopy(gate)), Int8WeightOnlyConfig())
+    layer = torch.nn.Sequential(copy.deepcopy(gate))
+    quantize_(layer, Int8WeightOnlyConfig())  # in place
     same = (layer[0].weight.qdata == int8.Int8Weight.of(weight).codes).float().mean()
-    print(f"int8 codes equal to torchao's: {same:.0%}; its step is the largest magnitude over 127.5, ours over 127")
+    # A row's scale is its largest magnitude over 127 here, over (127 + 128) / 2 in torchao's quant_primitives.py.
+    print(f"int8 codes equal to torchao's: {same:.0%}; its scales are a little smaller")
 
 # %% [markdown]
 # ## 8. How fast can tokens come?
@@ -556,45 +555,45 @@ print(f"your bet {my_bet_tokens_per_second}; Llama-2-70B in 4 bits: at most {at_
 
 # %% [markdown]
 # **Read it.** A quarter of the bytes is not four times the speed: the share of the bound falls with the bits. What else
-# does a token pay? Take time per token as *bytes per GPU / bandwidth + layers x a constant*, and find the two numbers
-# from the 16-bit rows: four models on one to eight GPUs. Then predict the rows in few bits, which took no part.
+# does a token pay? Suppose that a token takes *bytes that a GPU reads x $\beta$ + layers x $\lambda$* seconds. Find the two
+# numbers from the 16-bit rows, four models on one to eight GPUs, by least squares of the relative error. Then predict
+# the rows in few bits, which took no part.
 
 # %%
-def parts(row):
+def bytes_and_layers(row):
     serving = served_as(row)
     split = serving.linear_bytes - serving.head_bytes  # gpt-fast keeps the head whole on each GPU
     return [split / int(row["gpus"]) + serving.head_bytes, serving.shape.layers]
 
 
-def seconds(row):
-    return 1 / float(row["tokens_per_second"])
+def published_rate(row):
+    return float(row["tokens_per_second"])
 
 # %%
 sixteen = [row for row in rates if row["bits"] == "16"]
-shares = torch.tensor([[part / seconds(row) for part in parts(row)] for row in sixteen], dtype=torch.float64)
-per_byte, per_layer = torch.linalg.lstsq(shares, torch.ones(len(sixteen), 1, dtype=torch.float64)).solution.flatten().tolist()
-print(f"{1e-12 / per_byte:.2f} TB/s and {1e6 * per_layer:.0f} microseconds a layer, from {len(sixteen)} rows in 16 bits")
+# Each row is divided by its seconds, so that all rows should give 1.
+per_second = [[part * published_rate(row) for part in bytes_and_layers(row)] for row in sixteen]
+ones = torch.ones(len(sixteen), 1, dtype=torch.float64)
+beta, layer_seconds = torch.linalg.lstsq(torch.tensor(per_second, dtype=torch.float64), ones).solution.flatten().tolist()
+print(f"{1e-12 / beta:.2f} TB/s and {1e6 * layer_seconds:.0f} microseconds a layer, from {len(sixteen)} rows in 16 bits")
 
 # %%
 def predicted_rate(row):
-    read, layers = parts(row)
-    return 1 / (per_byte * read + per_layer * layers)
+    read_bytes, layers = bytes_and_layers(row)
+    return 1 / (beta * read_bytes + layer_seconds * layers)
 
 
-off = {row_kind: [] for row_kind in ("16 bits, in sample", "8 bits", "4 bits")}
-for row in rates:
-    kind = "16 bits, in sample" if row["bits"] == "16" else f"{row['bits']} bits"
-    off[kind].append(100 * (predicted_rate(row) / float(row["tokens_per_second"]) - 1))
-for kind, values in off.items():
-    mean = sum(map(abs, values)) / len(values)
-    print(f"{kind:<18} {len(values):>2} rows: predicted {min(values):+.0f}% to {max(values):+.0f}% off, mean {mean:.0f}%")
-print(source("gpt_fast_decode").partition(":")[0], "(published)")
+found = pd.DataFrame({"bits": int(row["bits"]), "too fast by, %": 100 * (predicted_rate(row) / published_rate(row) - 1)}
+                     for row in rates)  # fmt: skip
+print(source("gpt_fast_decode").partition(":")[0], "(published); 16 bits: in sample")
+found.groupby("bits")["too fast by, %"].agg(["count", "min", "max", "mean"]).round(0).astype(int)
 
 # %% [markdown]
-# **Read it.** In sample the two numbers serve all rows but one (Llama-3.1-70B on two GPUs) to a few percent. The
-# bandwidth found is a good three quarters of the data sheet's 2.04 TB/s. A layer costs tens of microseconds whatever its
-# bits: launches, attention, norms, and between GPUs the all-reduce. All rows in few bits are predicted too fast, those
-# in 4 bits most: what is still missing is *unpacking*. (The course has no rates of its own: these are published.)
+# **Read it.** The columns say by how many percent the prediction is too fast. In sample the two numbers serve all rows but
+# one (Llama-3.1-70B on two GPUs) to a few percent. The bandwidth found, $1 / \beta$, is a good three quarters of the data
+# sheet's 2.04 TB/s. A layer costs tens of microseconds whatever its bits: launches, attention, norms, and between GPUs
+# the all-reduce. All rows in few bits are predicted too fast, those in 4 bits most: what is still missing is *unpacking*.
+# (The course has no rates of its own: these are published.)
 #
 # With a **batch** the weights are read once for all readers, so tokens per second grow with it, until arithmetic or the
 # cache takes over.

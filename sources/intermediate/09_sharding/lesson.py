@@ -354,8 +354,7 @@ compare([run[0] for run in runs.values()], title="One rank of four, bf16 mixed p
 # **Read it.** Activations are not sharded by any of them, and in a model this small they are a large
 # part of the bar. Each bar is taken at its own peak, so gradients may not be there yet, or no more: the
 # stairs of the states stand in section 5. FSDP2's optimizer state is the smallest, because its fp32 parameters are
-# the master. Times are those of four ranks on the cores of this
-# machine: they tell of the overhead of many small collectives, not of a cluster.
+# the master. Four ranks share this machine's cores, so the times tell of many small collectives, not of a cluster.
 
 # %%
 steps_in_common = min(len(losses) for _, losses, _, _ in runs.values())
@@ -368,9 +367,8 @@ for name, mean in means.items():
 
 # %% [markdown]
 # **Read it.** Losses agree to the digits that bf16 has: sharding moves bytes, it does not change the
-# mathematics. Over 20 steps the difference from one process stays below 1e-6 in fp32, and below 5e-4 in bf16.
-
-# %% [markdown]
+# mathematics. (Section 2's, in fp32, agreed to the digits of fp32.)
+#
 # ## 5. What each really holds
 #
 # Now item by item. Each implementation has names of its own for parameters, master copies, gradients,
@@ -460,9 +458,11 @@ for name, run in (("DDP", runs["DDP"]), ("DDP, gradient_as_bucket_view", as_view
 # %% [markdown]
 # **Read it.** *During* backward ZeRO-1 has all gradients, the textbook's 2: it begins to reduce when
 # backward is over. ZeRO-2 reduces bucket by bucket. All three stages then make an **fp32 copy of their
-# gradients** for the step, $4P/N$ that the textbook leaves out: it is 1.00 of the gradients' 1.54 and 1.50. Of the last column, DDP's buckets and ZeRO-3's stay; the
-# buckets of ZeRO-1 and 2, and the layers that ZeRO-3 and FSDP2 hold *gathered*, are there for a moment.
-# DDP's are a second copy of the gradients: 20 bytes per parameter at the worst, not 16.
+# gradients** for the step, $4P/N$, one byte per parameter here, that the textbook leaves out.
+#
+# Of the last column, DDP's buckets and ZeRO-3's stay; the buckets of ZeRO-1 and 2, and the layers that ZeRO-3 and
+# FSDP2 hold *gathered*, are there for a moment. DDP's buckets are a second copy of the gradients: 20 bytes per
+# parameter at the worst, not 16.
 #
 # <div class="alert alert-warning"><b>Trap.</b> "ZeRO-3 also partitions activations." It does not. The
 # ZeRO paper's second part, ZeRO-R, partitions <i>checkpoints</i> over the ranks of tensor parallelism,
@@ -525,8 +525,8 @@ def sent_by(name, **settings):
 
 
 if not zero_problem:
-    owners = run_ranks(lambda: sent_by("ZeRO-2", use_multi_rank_bucket_allreduce=False), N)[0]
-    kept = run_ranks(lambda: sent_by("ZeRO-3", stage3_max_reuse_distance=10**9), N)[0]
+    owners, kept = run_ranks(lambda: (sent_by("ZeRO-2", use_multi_rank_bucket_allreduce=False),
+                                      sent_by("ZeRO-3", stage3_max_reuse_distance=10**9)), N)[0]  # fmt: skip
     print("ZeRO-2, reduced to owners:", owners)
     print("ZeRO-3, everything kept gathered:", kept)
     assert sum(owners.values()) == sum(kept.values()) == 2 * round_bytes, "two passes over P elements"
@@ -561,11 +561,12 @@ def accumulated(name, micro_batches, hold_back=False):
 
 
 expected = {("ZeRO-1", False): 1, ("ZeRO-2", False): 4, ("FSDP2", False): 4, ("FSDP2", True): 1}
-for (name, hold_back), times in expected.items():
-    if name in names:
-        once, four = (run_ranks(accumulated, N, name, g, hold_back)[0] for g in (1, 4))
-        print(f"{name}{' with no_sync' if hold_back else ''}: gradients sent {four / once:.0f} times with g = 4")
-        assert four == times * once, f"{name}: expected {times} times; is set_requires_gradient_sync used?"
+ways = [(name, hold_back) for name, hold_back in expected if name in names]
+counted = run_ranks(lambda: [(accumulated(name, 1, hold), accumulated(name, 4, hold)) for name, hold in ways], N)[0]
+for (name, hold_back), (once, four) in zip(ways, counted, strict=True):
+    print(f"{name}{' with no_sync' if hold_back else ''}: gradients sent {four / once:.0f} times with g = 4")
+    times = expected[name, hold_back]
+    assert four == times * once, f"{name}: expected {times} times; is set_requires_gradient_sync used?"
 
 # %% [markdown]
 # **Diagnose it.** ZeRO-2 has room for its own part of the gradients alone, so it must send what each
@@ -596,8 +597,8 @@ def on_one_rank(name):
 
 
 if not zero_problem:
-    for name in ("ZeRO-1", "ZeRO-2", "ZeRO-3"):
-        one = run_ranks(on_one_rank, 1, name)[0]
+    stages = ("ZeRO-1", "ZeRO-2", "ZeRO-3")
+    for name, one in zip(stages, run_ranks(lambda: list(map(on_one_rank, stages)), 1)[0], strict=True):
         print(f"{name} on one rank: {one:.2f} B/P after backward (measured); unsharded 16")
         assert one > 15.99, f"{name}: one rank has no other to shard over, so all 16 bytes stay"
 
@@ -610,7 +611,7 @@ check("09.one_gpu", bytes_saved_on_one_gpu)
 #
 # The same transformer with the width and depth of the 1.3B GPT class. `simulate` runs rank 0 of a
 # world of any size on tensors without data: the same three builders, every layer, DeepSpeed's own
-# engine included. On four ranks of a small model it is equal to the real ones, to the byte.
+# engine included.
 
 # %%
 LARGE = TransformerConfig(vocabulary=50257, hidden=2048, layers=24, heads=16, feedforward=5504,
@@ -638,7 +639,7 @@ def at_size(name, ranks):
 
 
 # %%
-WORLDS = {"DDP": (4,), "ZeRO-1": (4, 64), "ZeRO-2": (4, 64), "ZeRO-3": (4, 64), "FSDP2": (1, 4, 64)}
+WORLDS = {"DDP": (4,), "ZeRO-1": (4,), "ZeRO-2": (4, 64), "ZeRO-3": (4, 64), "FSDP2": (4, 64)}
 steps = {name: {ranks: at_size(name, ranks) for ranks in WORLDS[name]} for name in names}
 formulas = {name: {ranks: textbook(min(stage, 3), ranks) * P_large for ranks in (1, 4, 16, 64)}
             for stage, name in enumerate(BUILDERS)}  # fmt: skip
