@@ -524,7 +524,8 @@ for gb_per_second in (200, 50, 12.5, 1.25):
     rows.append({"network of a node, GB/s": gb_per_second} | {
         f"{name}, {what}": value for name, row in zip(("3D", "ZeRO-3"), found, strict=True)
         for what, value in (("s a step", row.step_seconds), ("MFU, %", 100 * row.mfu), ("GiB", row.peak.needed_bytes / GIB))})  # fmt: skip
-display(pd.DataFrame(rows).style.format(precision=1).hide().set_caption("100B on 64 A100-80GB (predicted)"))
+display(pd.DataFrame(rows).style.format(precision=1).format("{:g}", subset=["network of a node, GB/s"]).hide()
+        .set_caption("100B on 64 A100-80GB, bf16 products, fp32 states; GiB: the fullest GPU, with its context (predicted)"))  # fmt: skip
 print(source("narayanan_table2").partition(",")[0])
 for row in table("narayanan_table2"):
     if row["params_b"] == "174.6":
@@ -581,11 +582,13 @@ display(pd.DataFrame(rows).style.format(precision=2).hide()
 
 # %% [markdown]
 # **Read it.** HSDP holds more, an eighth of the states instead of a 64th. The surprise is the network: hardly fewer
-# bytes leave a node. FSDP's one ring over all ranks leaves each node once. HSDP keeps the *gathers* inside, and pays
-# with an all-reduce in fp32. So little work hides little of it, and the planner adds a wait to each call: NCCL's tree
-# has levels to fill. So with one micro-batch HSDP is slower, on both networks. It pays where you accumulate and put the
-# all-reduce off to the last micro-batch (`set_requires_all_reduce`): with four, FSDP's one ring sends four times as
-# much, HSDP's replicas the same.
+# bytes leave a node. FSDP has one ring over all 64 ranks, and each node is left by one of its links, with what a rank
+# sends. HSDP keeps *gathers* inside the node, and then each of the eight ranks of a node all-reduces its part of the
+# gradients in fp32 with the same ranks of other nodes: eight times the column "over replicate". (That this is as much
+# as it sends inside, 7 bytes a parameter, is chance.) One sequence a rank is too little work to hide this behind, and in
+# the planner an all-reduce between nodes waits for its buffers to fill. So HSDP is slower here, on both networks. It
+# pays where you accumulate, and put the all-reduce off to the last micro-batch (`set_requires_all_reduce`): with four,
+# FSDP's ring sends four times as much, HSDP's replicas the same.
 #
 # ## 9. The same plan as files
 #
