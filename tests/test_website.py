@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import sys
 from pathlib import Path
 
@@ -35,6 +36,16 @@ def book(*cells: NotebookNode, **metadata: object) -> NotebookNode:
 
 def on_page(notebook: NotebookNode, folder: Path) -> NotebookNode:
     return page(notebook, Path("notebooks/beginner/01.ipynb"), Figures(folder, "_static/figures"))
+
+
+def test_links_of_the_front_page_lead_to_what_the_site_has() -> None:
+    chosen = targets(ROOT)
+    there = {target.path.as_posix() for target in chosen} | set(website.guides(ROOT))
+    there |= {*website.PAGES, "labs/index.md", "solutions/index.md"}
+    there |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.png")}
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", website.front_page(ROOT, chosen))
+    assert len(links) > 20, "the front page lists the lessons"
+    assert set(links) <= there, f"no page of the site: {sorted(set(links) - there)}"
 
 
 def test_a_figure_becomes_a_file_that_loads_when_it_is_reached(tmp_path: Path) -> None:
