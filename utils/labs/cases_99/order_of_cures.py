@@ -19,7 +19,7 @@ from utils.units import GIB, format_bytes, format_seconds
 
 _RUNS = {
     1: ("llama-3.2-1b", "RTX 4090", 2048, 8, "deepspeed"),
-    2: ("llama-2-7b", "A100-80GB", 4096, 8, "bf16"),
+    2: ("llama-2-7b", "A100-80GB", 2048, 16, "bf16"),
     3: ("llama-3.2-1b", "L4", 8192, 8, "bf16"),
 }
 CHOICES: dict[str, tuple[Any, ...]] = {
