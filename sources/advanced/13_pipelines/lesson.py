@@ -499,9 +499,9 @@ print(f"norm of the first gradient {wanted.norm():.2f}; by stage", *(f"{norm:.2f
 # ## 7. Break it, diagnose it: a schedule that never ends
 #
 # A colleague took 1F1B's lists and counted the ranks from the wrong end: the first rank got the list of the last. Each
-# list alone is right. The job hangs. PyTorch's *flight
-# recorder* keeps the last calls of each rank for such a moment; under NCCL it holds sends and receives, too. Under gloo
-# it does not (the cell counts). So our interpreter keeps its own: `log`, to which it adds each action that it begins.
+# list alone looks like 1F1B. The job hangs. PyTorch's *flight recorder* keeps the last calls of each rank for such a
+# moment; under NCCL it holds sends and receives, too. Under gloo it does not (the cell counts). So our interpreter keeps
+# its own: `log`, to which it adds each action that it begins.
 
 # %%
 def colleague(p, m):

@@ -437,7 +437,9 @@ for row in second.traffic:
     if row.payload_bytes > 1e6 and not row.at_startup:
         print(row)
 counted = sent_by_axis(second, dims)
-print(f"peak {second.peak_bytes / GIB:.1f} GiB (simulated), {in_3d.stages[1].allocated_bytes / GIB:.1f} (predicted)")
+kept = second.breakdown["activations"] / GIB, in_3d.stages[1].bytes_by_category["activations"] / GIB
+print(f"peak {second.peak_bytes / GIB:.1f} GiB, {kept[0]:.1f} of it activations (simulated);",
+      f"{in_3d.stages[1].allocated_bytes / GIB:.1f}, {kept[1]:.1f} of it activations (predicted)")  # fmt: skip
 expected = axis_bytes(HUNDRED, three, Batch(sequences=few * three.dp, sequence_length=TOKENS))[1]
 for axis in ("tp", "pp", "shard"):
     print(f"{axis:>5}: {counted[axis] / GB:8.3f} GB sent a step (simulated), {expected[axis] / GB:8.3f} (predicted)")
@@ -446,8 +448,9 @@ for axis in ("tp", "pp", "shard"):
 # %% [markdown]
 # **Read it.** The planner's bytes and the program's agree within a tenth of a percent. What the planner leaves out are
 # gradients of the norm weights over *tp* and the few numbers of loss and norm. The simulated peak is 4% above the
-# predicted one. The planner knows Megatron's way, too, which gathers inputs once more in backward instead of keeping
-# them: a quarter more over *tp* for less memory.
+# predicted one. Nearly all of that are activations: the planner counts what a block must keep, the program keeps what
+# PyTorch's layers do. Both numbers are of stage 1, without CUDA's context. The planner knows Megatron's way, too, which
+# gathers inputs once more in backward instead of keeping them: a quarter more over *tp* for less memory.
 #
 # This was a step of eight micro-batches. A real one has 1536 sequences, so each replica passes 768 through.
 # Traffic over *tp* and *pp* grows with the micro-batches; that of data parallelism comes once a step.
