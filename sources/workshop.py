@@ -284,7 +284,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("paths", nargs="*", help="lessons; default: all")
     parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--since", default="", help="such as 2026-11-22T21:30, local time")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)  # a path may follow --since
     if options.what == "measure":
         if unknown := sorted(set(options.paths) - set(lessons(root))):
             parser.error(f"no lessons: {', '.join(unknown)}; write notebooks/beginner/01_...ipynb")
