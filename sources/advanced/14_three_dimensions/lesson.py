@@ -448,8 +448,8 @@ for axis in ("tp", "pp", "shard"):
 # %% [markdown]
 # **Read it.** The planner's bytes and the program's agree within a tenth of a percent. What the planner leaves out are
 # gradients of the norm weights over *tp* and the few numbers of loss and norm. The simulated peak is 4% above the
-# predicted one. Nearly all of that are activations: the planner counts what a block must keep, the program keeps what
-# PyTorch's layers do. Both numbers are of stage 1, without CUDA's context. The planner knows Megatron's way, too, which
+# predicted one, nearly all of it in activations: the planner counts what a block must keep. Both are without CUDA's
+# context. The planner knows Megatron's way, too, which
 # gathers inputs once more in backward instead of keeping them: a quarter more over *tp* for less memory.
 #
 # This was a step of eight micro-batches. A real one has 1536 sequences, so each replica passes 768 through.
@@ -586,12 +586,11 @@ display(pd.DataFrame(rows).style.format(precision=2).hide()
 # %% [markdown]
 # **Read it.** HSDP holds more, an eighth of the states instead of a 64th. The surprise is the network: hardly fewer
 # bytes leave a node. FSDP has one ring over all 64 ranks, and each node is left by one of its links, with what a rank
-# sends. HSDP keeps *gathers* inside the node, and then each of the eight ranks of a node all-reduces its part of the
-# gradients in fp32 with the same ranks of other nodes: eight times the column "over replicate". (That this is as much
-# as it sends inside, 7 bytes a parameter, is chance.) One sequence a rank is too little work to hide this behind, and in
-# the planner an all-reduce between nodes waits for its buffers to fill. So HSDP is slower here, on both networks. It
-# pays where you accumulate, and put the all-reduce off to the last micro-batch (`set_requires_all_reduce`): with four,
-# FSDP's ring sends four times as much, HSDP's replicas the same.
+# sends. HSDP keeps *gathers* inside the node, and then each of its eight ranks all-reduces its part of the gradients
+# with the same rank of other nodes, in fp32: eight times the column "over replicate". One sequence a rank is too little
+# work to hide this, and an all-reduce between nodes waits for its buffers to fill. So HSDP is slower here, on both
+# networks. It pays where you accumulate, and put the all-reduce off to the last micro-batch
+# (`set_requires_all_reduce`): with four, FSDP's ring sends four times as much, HSDP's replicas the same.
 #
 # ## 9. The same plan as files
 #

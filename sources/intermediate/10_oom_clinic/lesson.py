@@ -216,8 +216,7 @@ print("without the traceback:", "alive" if witness() is not None else "gone")
 # **Trap.** After an out-of-memory error in a notebook, a smaller batch fails as well: the failed step's tensors are
 # still there ([PyTorch issue 27600](https://github.com/pytorch/pytorch/issues/27600): "the exception holds on to the
 # frame"). `empty_cache()` cannot help, nor can `gc.collect()`. Drop the traceback, or restart the kernel.
-
-# %% [markdown]
+#
 # ## 4. One moment is too large
 #
 # ### validation
@@ -389,8 +388,7 @@ for name, found in host.items():
 #
 # A list of Python objects in the data set is another story: each worker's reference counts copy its pages
 # ([PyTorch issue 13246](https://github.com/pytorch/pytorch/issues/13246)).
-
-# %% [markdown]
+#
 # ## 7. Instruments, and what each cannot see
 #
 # ### A snapshot, in PyTorch's own viewer
