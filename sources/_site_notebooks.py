@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import nbformat
 from nbformat import NotebookNode
@@ -18,7 +19,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 WIDGET_STATES = "application/vnd.jupyter.widget-state+json"
 NOTE = "<p><i>A control stands here in JupyterLab; this is what it showed last.</i></p>"
 _DATA_IMAGE = re.compile(r'src="data:image/png;base64,([^"]+)"')
-_ANCHOR = re.compile(r"(\]\((?!https?:)[^)\s#]*)#([^)\s]+)\)")
+_ANCHOR = re.compile(r"(\]\((?!https?:)[^)\s#]*)#([^)\s]+)(?=[)\s])")  # a title may follow
 _BADGES = re.compile(r"^.*\[!\[Open in Colab\].*\n*", re.MULTILINE)
 _TABLE = re.compile(r"(<table.*?</table>)", re.DOTALL)
 
@@ -63,12 +64,12 @@ def page(notebook: NotebookNode, path: Path, figures: Figures) -> NotebookNode:
 
 def prose(text: str) -> str:
     """Markdown whose links to headings are Sphinx's, and without badges."""
-    return _ANCHOR.sub(lambda m: f"{m[1]}#{slug(m[2])})", _BADGES.sub("", text))
+    return _ANCHOR.sub(lambda m: f"{m[1]}#{slug(m[2])}", _BADGES.sub("", text))
 
 
 def slug(anchor: str) -> str:
     """The anchor of a heading as MyST makes it, from JupyterLab's: "2.-On-paper" -> "2-on-paper"."""
-    return re.sub(r"[^\w\- ]", "", anchor.replace("%20", "-").lower()).replace(" ", "-")
+    return re.sub(r"[^\w\- ]", "", unquote(anchor).lower()).replace(" ", "-")
 
 
 def shown(

@@ -26,7 +26,7 @@ MATHJAX = Path("docs/vendor/mathjax-tex-svg.js.gz")
 TIERS = (("beginner", "Beginner"), ("intermediate", "Intermediate"), ("advanced", "Advanced"))
 # Prose that stands in files of its own; the site has it under the same names.
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md")
-GUIDES = "docs/instructor"
+GUIDES = ("docs/instructor/*.md", "docs/cluster_owners.md")
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _NOT_A_PAGE = re.compile(r"\[([^\]]+)\]\((?:LICENSE|CITATION\.cff)\)")
 
@@ -45,8 +45,8 @@ def prepare(root: Path, folder: Path, chosen: Sequence[Target]) -> None:
         write(folder / target.path, notebook_text(root, target, figures))
     for name in PAGES:
         write(folder / name, on_site((root / name).read_text(encoding="utf-8")))
-    for guide in sorted((root / GUIDES).glob("*.md")):
-        write(folder / GUIDES / guide.name, guide.read_text(encoding="utf-8"))
+    for guide in guides(root):
+        write(folder / guide, on_site((root / guide).read_text(encoding="utf-8")))
     for picture in sorted((root / "docs").glob("*.png")):
         (folder / "docs").mkdir(parents=True, exist_ok=True)
         shutil.copy2(picture, folder / "docs" / picture.name)
@@ -80,8 +80,13 @@ def front_page(root: Path, chosen: Sequence[Target]) -> str:
         path for path in paths if path.count("/") == 1 and not path.endswith("start_here.ipynb")
     )
     text += contents("Look up", [*last, "labs/index.md", "solutions/index.md"])
-    guides = sorted(path.relative_to(root).as_posix() for path in (root / GUIDES).glob("*.md"))
-    return text + contents("Teach", guides) + contents("The project", PAGES)
+    return text + contents("Teach", guides(root)) + contents("The project", PAGES)
+
+
+def guides(root: Path) -> list[str]:
+    """The pages for those who teach the course, or run the machines it is taught on."""
+    found = (sorted(root.glob(pattern)) for pattern in GUIDES)
+    return [path.relative_to(root).as_posix() for paths in found for path in paths]
 
 
 def index_of(kind: str, chosen: Sequence[Target]) -> str:

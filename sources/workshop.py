@@ -1,8 +1,9 @@
 """Minutes for instructors: what lessons take to run, section by section, and to read.
 
-python sources/workshop.py measure [PATH ...]   runs lessons, and keeps seconds and memory
-python sources/workshop.py tables               writes them into docs/instructor/*.md
-python sources/workshop.py tables --check       says which tables are older than that
+python sources/workshop.py measure [PATH ...]     runs lessons, and keeps seconds and memory
+python sources/workshop.py measure --since TIME   goes on: leaves out what was measured after TIME
+python sources/workshop.py tables                 writes them into docs/instructor/*.md and the README
+python sources/workshop.py tables --check         says which tables are older than that
 
 Running time is measured, and kept in docs/instructor/measured.json with its machine. Reading time is
 computed from words. Whatever else a guide says about minutes is its author's estimate.
@@ -26,8 +27,10 @@ from pathlib import Path
 
 import nbformat
 from _findings import words
+from badges import BINDER_BYTES, BINDER_MOST_BYTES
 from course import MemoryWatch, _kernel_pid
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,6 +43,8 @@ MIB = 2**20
 _MARK = re.compile(r"<!-- sections: (?P<path>\S+) -->.*?<!-- /sections -->", re.DOTALL)
 _SUMMARY = re.compile(r"<!-- lessons -->.*?<!-- /lessons -->", re.DOTALL)
 _TOGETHER = re.compile(r"<!-- together -->.*?<!-- /together -->", re.DOTALL)
+_README_ROW = re.compile(r"^\| \[[^\]]*\]\((?P<path>notebooks/\S+)\).*$", re.MULTILINE)
+_BEYOND = re.compile(r"; beyond Binder's \d GB")
 _HEADING = re.compile(r"^## (?P<title>.+)$", re.MULTILINE)
 
 
@@ -92,7 +97,11 @@ def seconds_of(cell: NotebookNode) -> float:
 
 
 def measure(root: Path, path: str) -> dict:
-    """Run a lesson; its seconds by section, and the peak of its processes' memory."""
+    """Run a lesson; its seconds by section, and the peak of its processes' memory.
+
+    Raises:
+        CellExecutionError, CellTimeoutError, DeadKernelError: a cell failed, or the kernel did.
+    """
     notebook = nbformat.read(root / path, as_version=4)
     watch = MemoryWatch()
     client = NotebookClient(
@@ -121,6 +130,7 @@ def machine() -> dict[str, str | float]:
         "machine": f"{os.cpu_count()} processors, {platform.system()}, Python {platform.python_version()}",
         "torch": version("torch").partition("+")[0],
         "date": datetime.date.today().isoformat(),
+        "ended": datetime.datetime.now().isoformat(timespec="seconds"),
     }
 
 
@@ -222,14 +232,49 @@ def filled(root: Path, text: str, measured: dict) -> str:
     return _SUMMARY.sub(lambda _: summary, text)
 
 
+def beyond_binder(text: str, measured: dict) -> str:
+    """The README, whose row of a lesson says how it stands to Binder's memory, where that was measured."""
+
+    def row(match: re.Match[str]) -> str:
+        taken = measured.get("lessons", {}).get(match["path"], {}).get("peak_bytes")
+        if taken is None:
+            return match[0]
+        limit = 2 if taken > BINDER_MOST_BYTES else 1 if taken > BINDER_BYTES else 0
+        cells = _BEYOND.sub("", match[0]).split(" | ")
+        cells[-2] += f"; beyond Binder's {limit} GB" if limit else ""
+        return " | ".join(cells)
+
+    return _README_ROW.sub(row, text)
+
+
 def outdated(root: Path) -> dict[Path, str]:
-    """Guides whose tables differ from the lessons, with the text that they should have."""
+    """Guides, and the README, that differ from the lessons, with the text that they should have."""
     measured = load(root)
-    texts = {
-        path: path.read_text(encoding="utf-8") for path in sorted((root / GUIDES).glob("*.md"))
+    guides = [*sorted((root / GUIDES).glob("*.md")), root / "README.md"]
+    texts = {path: path.read_text(encoding="utf-8") for path in guides}
+    new = {
+        path: beyond_binder(filled(root, text, measured), measured) for path, text in texts.items()
     }
-    new = {path: filled(root, text, measured) for path, text in texts.items()}
     return {path: text for path, text in new.items() if text != texts[path]}
+
+
+def measure_all(root: Path, paths: Sequence[str], since: str) -> int:
+    """Measure lessons and keep each as it ends; how many failed."""
+    failed = 0
+    for path in paths:
+        if since and load(root).get("lessons", {}).get(path, {}).get("ended", "") >= since:
+            continue
+        try:
+            result = measure(root, path)
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as problem:
+            failed += 1
+            print(f"{path}  failed: {str(problem).strip().splitlines()[-1]}", flush=True)
+            continue
+        measured = load(root)
+        measured.setdefault("lessons", {})[path] = result | machine()
+        save(root, measured)
+        print(f"{path}  {result['seconds']} s  {result['peak_bytes'] / MIB:.0f} MiB", flush=True)
+    return failed
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
@@ -238,17 +283,12 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("what", choices=("measure", "tables"))
     parser.add_argument("paths", nargs="*", help="lessons; default: all")
     parser.add_argument("--check", action="store_true", help="write nothing")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--since", default="", help="such as 2026-11-22T21:30, local time")
+    options = parser.parse_intermixed_args(arguments)  # a path may follow --since
     if options.what == "measure":
-        for path in options.paths or lessons(root):
-            result = measure(root, path)
-            measured = load(root)
-            measured.setdefault("lessons", {})[path] = result | machine()
-            save(root, measured)
-            print(
-                f"{path}  {result['seconds']} s  {result['peak_bytes'] / MIB:.0f} MiB", flush=True
-            )
-        return 0
+        if unknown := sorted(set(options.paths) - set(lessons(root))):
+            parser.error(f"no lessons: {', '.join(unknown)}; write notebooks/beginner/01_...ipynb")
+        return 1 if measure_all(root, options.paths or lessons(root), options.since) else 0
     changed = outdated(root)
     for path, text in changed.items():
         print(

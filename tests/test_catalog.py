@@ -1,5 +1,6 @@
 """The catalog's figures agree with what was published, and its look-ups help."""
 
+import json
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, replace
@@ -286,7 +287,7 @@ def test_a_price_is_old_after_a_year_and_not_before():
     assert age_days("2026-11-22", date(2026, 11, 21)) == 0, "another time zone is no error"
 
 
-def test_old_prices_are_flagged_wherever_they_are_shown(capsys):
+def test_old_prices_are_flagged_wherever_they_are_shown(capsys, tmp_path):
     lambda_s = price("H100", "Lambda")
     assert lambda_s.origin(date(2026, 11, 22)) == "Lambda, on demand, 2026-11-21"
     assert lambda_s.origin(LATER) == "Lambda, on demand, 2026-11-21, OLDER THAN A YEAR"
@@ -298,7 +299,12 @@ def test_old_prices_are_flagged_wherever_they_are_shown(capsys):
         True
     ] * 3
     assert sum(line.endswith("OLDER THAN A YEAR") for line in lines) == 3
-    assert catalog_main(["--strict", "--today", "2027-11-22"]) == 1
+    report = tmp_path / "build" / "prices.json"
+    assert catalog_main(["--strict", "--today", "2027-11-22", "--report", str(report)]) == 1
+    rows = json.loads(report.read_text())
+    assert {row["notebook"]: row["error"] for row in rows}[
+        "T4"
+    ] == "read 2026-11-21, over a year ago"
     assert f"{len(DEVICES)} cards. Read them again" in capsys.readouterr().out
 
 

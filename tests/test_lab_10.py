@@ -187,7 +187,7 @@ def test_a_round_keeps_count_and_never_grades_time(capsys: pytest.CaptureFixture
     game = Round(minutes=1, seed=3, clock=lambda: now[0])
     assert sorted(game.order) == PATIENTS and Round(seed=3).order == game.order
     first = game.next()
-    assert first == game.order[0] and "1 minutes left" in capsys.readouterr().out
+    assert first == game.order[0] and "1 minute left" in capsys.readouterr().out
     wrong = dict.fromkeys(("cause", "category"), "kept graph") | {"line": 1, "cure": WARD[6].cure}
     assert not game.answer(6, **wrong).is_correct
     now[0] = 120.0

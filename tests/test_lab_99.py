@@ -143,6 +143,9 @@ def test_a_sitting_keeps_time_and_writes_a_page(
         sitting.open(name, widget=False)
         now[0] += 60 * minutes
         assert sitting.hand_in(name, right(name, 2)).is_correct
+    assert "no name yet" not in str(sitting) and "no name yet" in str(Sitting()), (
+        "a page is somebody's"
+    )
     sitting.open("four_ranks", widget=False)
     assert not sitting.hand_in("four_ranks", {**right("four_ranks", 2), "rank": 3}).is_correct
     assert "2 of 14 cases solved" in str(sitting) and "survive         solved in minute 25" in str(

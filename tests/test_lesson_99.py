@@ -113,7 +113,10 @@ def test_sayings_are_drawn_by_how_far_off_they_are() -> None:
     rows = [Saying("a", 2, 1, "GB", Evidence.PREDICTED), Saying("b", 1, 4, "%", Evidence.PUBLISHED)]
     (axes,) = draw_sayings(rows).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["b", "a"]
-    assert {text.get_text() for text in axes.texts} == {"said 2, right 1 GB", "said 1, right 4 %"}
+    assert {text.get_text() for text in axes.texts} == {
+        "said 2, right 1 GB (predicted)",
+        "said 1, right 4 % (published)",
+    }
     with pytest.raises(ValueError, match="numbers above zero"):
         draw_sayings([])
     with pytest.raises(ValueError, match="numbers above zero"):

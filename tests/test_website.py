@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
+import posixpath
+import re
 import sys
 from pathlib import Path
 
@@ -35,6 +38,16 @@ def book(*cells: NotebookNode, **metadata: object) -> NotebookNode:
 
 def on_page(notebook: NotebookNode, folder: Path) -> NotebookNode:
     return page(notebook, Path("notebooks/beginner/01.ipynb"), Figures(folder, "_static/figures"))
+
+
+def test_links_of_the_front_page_lead_to_what_the_site_has() -> None:
+    chosen = targets(ROOT)
+    there = {target.path.as_posix() for target in chosen} | set(website.guides(ROOT))
+    there |= {*website.PAGES, "labs/index.md", "solutions/index.md"}
+    there |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.png")}
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", website.front_page(ROOT, chosen))
+    assert len(links) > 20, "the front page lists the lessons"
+    assert set(links) <= there, f"no page of the site: {sorted(set(links) - there)}"
 
 
 def test_a_figure_becomes_a_file_that_loads_when_it_is_reached(tmp_path: Path) -> None:
@@ -71,13 +84,42 @@ def test_the_bootstrap_and_badges_are_for_notebooks_alone(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("jupyter", "myst"), [("2.-On-paper", "2-on-paper"), ("Where-next", "where-next"),
-                          ("6.-The-pipeline,-executed", "6-the-pipeline-executed")]
+                          ("6.-The-pipeline,-executed", "6-the-pipeline-executed"),
+                          ("%28c%29-NaN,-and-so-on", "c-nan-and-so-on")]
 )  # fmt: skip
 def test_anchors_are_those_of_the_site(jupyter: str, myst: str) -> None:
     assert slug(jupyter) == myst
     assert prose(f"[a](b.ipynb#{jupyter}), [c](https://d/#E-F)") == (
         f"[a](b.ipynb#{myst}), [c](https://d/#E-F)"
     ), "addresses elsewhere keep theirs"
+    titled = prose(f'[a](b.ipynb#{jupyter} "the cell")')
+    assert titled == f'[a](b.ipynb#{myst} "the cell")', "a title stays, and its link leads on"
+
+
+def test_links_between_notebooks_lead_to_headings_of_the_site() -> None:
+    texts = {target.path.as_posix(): markdown(ROOT / target.path) for target in targets(ROOT)}
+    there = {
+        path: {slug(title.replace(" ", "-")) for title in re.findall(r"^#{1,3} (.+?) *$", text, re.MULTILINE)}
+        for path, text in texts.items()
+    }  # fmt: skip
+    lost = []
+    for path, text in texts.items():
+        for place, anchor in re.findall(r"\]\((?!https?:)([^)\s#]*)#([^)\s]+)", prose(text)):
+            target = (
+                posixpath.normpath(posixpath.join(posixpath.dirname(path), place))
+                if place
+                else path
+            )
+            if target in there and anchor not in there[target]:
+                lost.append(f"{path} -> {place}#{anchor}")
+    assert lost == [], "\n".join(lost)
+
+
+def markdown(path: Path) -> str:
+    """The prose of a notebook, without the code that stands in it."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
 
 
 def test_the_front_page_leads_to_every_notebook() -> None:

@@ -53,9 +53,15 @@ def test_a_workflow_calls_commands_that_exist(path: Path) -> None:
 def test_what_fails_weekly_becomes_an_issue() -> None:
     for place, job in jobs(ROOT / ".github/workflows/weekly.yml"):
         told = [step for step in job["steps"] if "open_issue.sh" in step.get("run", "")]
-        if place.endswith(("newest", "colab", "links")):
+        if place.endswith(("newest", "colab", "links", "prices")):
             assert told and told[0]["if"] == "failure()", f"{place} opens an issue when it fails"
             assert job["permissions"]["issues"] == "write", f"{place} may open one"
+
+
+def test_old_prices_are_looked_for_every_week() -> None:
+    found = dict(jobs(ROOT / ".github/workflows/weekly.yml"))["weekly.yml, prices"]
+    (command,) = (step["run"] for step in found["steps"] if "utils.catalog" in step.get("run", ""))
+    assert "--strict" in command, "old ones fail the job, and so open an issue"
 
 
 def test_the_newest_versions_are_not_the_pinned() -> None:

@@ -87,6 +87,45 @@ def test_reading_is_counted_and_running_is_measured(tmp_path: Path) -> None:
     assert "| **all** | **1** | **12** |" in table or "| **all** | **2** | **12** |" in table, table
 
 
+@pytest.mark.parametrize(
+    ("taken", "told"),
+    [(9 * 10**8, "any laptop"), (12 * 10**8, "any laptop; beyond Binder's 1 GB"),
+     (26 * 10**8, "any laptop; beyond Binder's 2 GB")],
+)  # fmt: skip
+def test_the_readmes_row_says_how_a_lesson_stands_to_binder(taken: int, told: str) -> None:
+    row = "| [01 A](notebooks/a.ipynb) | 5 |  | {} | do it |\n| [02 B](notebooks/b.ipynb) | 5 |  | {} | do it |\n"
+    text = row.format("any laptop; beyond Binder's 1 GB", "any laptop; beyond Binder's 1 GB")
+    measured = {"lessons": {"notebooks/a.ipynb": {"peak_bytes": taken}}}
+    assert workshop.beyond_binder(text, measured) == row.format(
+        told, "any laptop; beyond Binder's 1 GB"
+    ), "only the measured row is written anew"
+
+
+def test_measuring_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / workshop.GUIDES).mkdir(parents=True)
+    old = {"ended": "2026-01-01T10:00:00", "seconds": 1.0}
+    workshop.save(
+        tmp_path, {"lessons": {"early": old, "late": old | {"ended": "2026-01-02T10:00:00"}}}
+    )
+
+    def run(_: Path, path: str) -> dict:
+        if path == "broken":
+            raise workshop.DeadKernelError("Kernel died")
+        return {"seconds": 2.0, "peak_bytes": 10**9}
+
+    monkeypatch.setattr(workshop, "measure", run)
+    failed = workshop.measure_all(tmp_path, ["early", "broken", "late", "new"], "2026-01-02T09:00")
+    rows = workshop.load(tmp_path)["lessons"]
+    assert {name: row["seconds"] for name, row in rows.items()} == {
+        "early": 2.0,
+        "late": 1.0,
+        "new": 2.0,
+    }, rows
+    assert failed == 1 and "broken  failed: Kernel died" in capsys.readouterr().out
+
+
 def test_a_cell_takes_what_its_kernel_says() -> None:
     cell = nbformat.v4.new_code_cell("1")
     assert workshop.seconds_of(cell) == 0.0, "a cell that was not run"

@@ -63,10 +63,14 @@ class Result:
         saved, sent, usd = self.gains.bytes_saved, self.gains.bytes_sent, self.gains.usd
         return (
             self.sheet.title, self.sheet.skill, self.state, self.score,
-            "" if self.seconds is None else f"{self.seconds / 60:.0f}", str(self.tries or ""),
+            "" if self.seconds is None else _minutes(self.seconds), str(self.tries or ""),
             format_bytes(saved) if saved else "", f"{sent / GB:.1f} GB" if sent else "",
             f"${usd:,.0f}" if usd else "", str(self.gains.evidence) if self.is_solved else "",
         )  # fmt: skip
+
+
+def _minutes(seconds: float) -> str:
+    return "under 1" if seconds < 60 else f"{seconds / 60:.0f}"
 
 
 def results_html(
@@ -81,8 +85,8 @@ def results_html(
         board: Rows of the course's scoreboard: lesson, what, peak memory, step time, evidence.
     """
     solved = [result for result in results if result.is_solved]
-    who = f"{learner}: " if learner else ""
-    title = f"{who}results of the capstone, Big Models, Small Memory"
+    who = learner.strip()
+    title = f"{f'{who}: r' if who else 'R'}esults of the capstone, Big Models, Small Memory"
     parts = [
         "<!doctype html>", '<html lang="en">', "<head>", '<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',

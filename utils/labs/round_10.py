@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from utils.labs.checking import check
+from utils.labs.clock import minute_of, time_left
 from utils.labs.verdict import Report
 from utils.labs.wards_10 import WARD, case_file, lab_patient
 from utils.units import format_bytes
@@ -67,8 +68,7 @@ class Round:
         return report
 
     def _left(self) -> str:
-        left = self.seconds_left
-        return f"{left / 60:.0f} minutes left" if left > 0 else "after the end"
+        return time_left(self.seconds_left)
 
     def __str__(self) -> str:
         rows = [f"{len(self.solved)} of {len(WARD)} cured, {self._left()}"]
@@ -76,7 +76,7 @@ class Round:
             late = "" if seconds <= 60 * self.minutes else ", after the end"
             tries = self.tries[number]
             rows.append(
-                f"patient {number}: minute {seconds / 60:.0f}, {tries} "
+                f"patient {number}: {minute_of(seconds)}, {tries} "
                 f"{'try' if tries == 1 else 'tries'}{late}"
             )
         return "\n".join(rows)

@@ -13,6 +13,7 @@ from IPython.display import display
 from utils.files import write_whole
 from utils.labs.cases_99 import CASES, MINUTES, SEEDS, Gains
 from utils.labs.checking import check
+from utils.labs.clock import minute_of, time_left
 from utils.labs.results_page import Result, results_html
 from utils.labs.scoreboard import scoreboard, scoreboard_path
 from utils.labs.verdict import Report
@@ -144,15 +145,17 @@ class Sitting:
 
     def _left(self, name: str) -> str:
         left = 60 * self.minutes - (self.clock() - self.entries[name].opened)
-        return f"{left / 60:.0f} minutes left" if left > 0 else "after the end"
+        return time_left(left)
 
     def __str__(self) -> str:
         solved = sum(result.is_solved for result in self.results())
         rows = [f"{solved} of {len(CASES)} cases solved, seed {self.seed}"]
         for name, entry in self.entries.items():
             done = entry.solved_seconds
-            state = self._left(name) if done is None else f"solved in minute {done / 60:.0f}"
+            state = self._left(name) if done is None else f"solved in {minute_of(done)}"
             rows.append(
                 f"  {name:<16}{state}, {entry.tries} {'try' if entry.tries == 1 else 'tries'}"
             )
+        if not self.learner.strip():
+            rows.append('no name yet: sitting.learner = "Your Name" puts it on the page')
         return "\n".join(rows)

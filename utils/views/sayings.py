@@ -48,12 +48,12 @@ def draw_sayings(sayings: Sequence[Saying], *, title: str = "Said over right") -
             axes.scatter(
                 [row.factor], [place], color=color, marker="o" if large else "s", s=60, zorder=2
             )
-            axes.annotate(f"said {_short(row.said)}, right {_short(row.right)} {row.unit}", (max(row.factor, 1), place),
-                          (10, 0), textcoords="offset points", va="center", fontsize=10)  # fmt: skip
+            told = f"said {_short(row.said)}, right {_short(row.right)} {row.unit} ({row.evidence})"
+            axes.annotate(told, (max(row.factor, 1), place), (10, 0), textcoords="offset points", va="center", fontsize=10)  # fmt: skip
         axes.axvline(1, color="black", lw=1)
         axes.set_xscale("log")
         least, most = min(1, rows[0].factor), max(1, rows[-1].factor)
-        axes.set_xlim(least / 1.6, most * 30)
+        axes.set_xlim(least / 1.6, most * 90)
         axes.set_yticks(range(len(rows)), [row.name for row in rows])
         axes.set_xlabel("said / right (circles: too large, squares: too small)")
         axes.set_title(title)

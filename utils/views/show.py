@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+from pathlib import Path
 from typing import Any
 
 from IPython.display import display
@@ -22,21 +23,23 @@ def png_bytes(figure: Figure) -> bytes:
     return stored.getvalue()
 
 
-def image_html(figure: Figure, alt: str) -> str:
-    """An `<img>` with the figure inside and `alt` for those who cannot see it.
+def image_html(figure: Figure | Path, alt: str) -> str:
+    """An `<img>` with the figure, or a PNG file, inside and `alt` for those who cannot see it.
 
     Raises:
         ValueError: no alternative text.
+        OSError: the file cannot be read.
     """
     if not alt.strip():
         raise ValueError("Say in alt= what the figure shows, for readers who cannot see it.")
-    data = base64.b64encode(png_bytes(figure)).decode("ascii")
+    png = figure.read_bytes() if isinstance(figure, Path) else png_bytes(figure)
+    data = base64.b64encode(png).decode("ascii")
     return (
         f'<img alt="{html.escape(alt)}" style="max-width:100%" src="data:image/png;base64,{data}">'
     )
 
 
-def show(figure: Figure, alt: str) -> None:
-    """Show the figure under the cell. JupyterLab reads `alt` only from HTML."""
+def show(figure: Figure | Path, alt: str) -> None:
+    """Show the figure, or a PNG file, under the cell. JupyterLab reads `alt` only from HTML."""
     bundle: dict[str, Any] = {"text/html": image_html(figure, alt), "text/plain": alt}
     display(bundle, raw=True)

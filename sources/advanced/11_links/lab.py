@@ -23,7 +23,6 @@
 here = setup("labs/advanced/11")
 
 # %%
-import statistics
 import time
 
 import torch
@@ -162,13 +161,17 @@ check("11.finish_seconds", finish_seconds)
 # %%
 def one_way(wire):
     found = []
-    for size in (64 * 1024, 256 * 1024, MIB):
+    for size in (1024, 256 * 1024, MIB):  # the first is nearly all start
         x, seconds = torch.ones(size // 4), []
-        for _ in range(3):
+        for _ in range(7):
             start = time.perf_counter()
-            wire.exchange(x, 1 - wire.rank, 1 - wire.rank)
-            seconds.append(time.perf_counter() - start)
-        found.append((size, statistics.median(seconds)))
+            if wire.rank == 0:  # there and back, so that no message is early
+                wire.send(x, 1)
+                wire.receive(x, 1)
+            else:
+                wire.send(wire.receive(x, 0), 0)
+            seconds.append((time.perf_counter() - start) / 2)
+        found.append((size, min(seconds)))  # other programs can only add time
     return found
 
 

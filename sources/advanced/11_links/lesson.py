@@ -263,8 +263,9 @@ def tree_seconds(cost, ranks, nbytes):
     return 2 * math.ceil(math.log2(ranks)) * cost.seconds(nbytes)
 
 
-# Start of a ring's message in NCCL (Simple protocol), microseconds, src/graph/tuning.cc at commit 01afd20.
-STARTS = {"NVLink 4": 3.4, "PCIe 5 x16": 5.7, "InfiniBand NDR": 9.6, "Ethernet 100G": 9.6}
+# Start of a ring's message, microseconds (Simple protocol): what NCCL 2.30 of June 2026 counts with in its file
+# src/graph/tuning.cc, commit 5067397c.
+STARTS = {"NVLink 4": 3.4, "PCIe 5 x16": 5.7, "InfiniBand NDR": 14.0, "Ethernet 100G": 14.0}
 rows = []
 for name, start in STARTS.items():
     cost = AlphaBeta(start * 1e-6, link(name).link_bytes_per_second)

@@ -724,10 +724,10 @@ print(source("bloom_prequel").partition("@")[0])
 for row in table("bloom_prequel"):
     if (row["section"], row["size_label"], row["pp"]) == ("Re-do", "182B", "6"):
         print(f"{row['n_gpus']} A100, {row['size_label']}: tp {row['tp']} x pp {row['pp']} x dp {row['dp']}, micro-batch {row['mbs']}:",
-              f"{row['tflops_per_gpu']} TFLOP/s (published)")  # fmt: skip
+              f"{row['tflops_per_gpu']} TFLOP/s, {row['mem_gb']} GB of a GPU in use (published)")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** TP 4 was a little faster. It also needed more memory: the same table has 75 GB a GPU, and 59 with TP 8.
+# **Read it.** TP 4 was a little faster, and needed more memory.
 #
 # ### Asynchronous tensor parallelism
 #

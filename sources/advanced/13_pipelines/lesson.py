@@ -419,10 +419,14 @@ def train_pytorch(name, each, steps=3):
 
 # %%
 for name, each in SEVEN.items():
-    results = run_ranks(train_pytorch, RANKS, name, each)
+    try:
+        results = run_ranks(train_pytorch, RANKS, name, each)
+    except RankError as error:  # an older PyTorch lets a rank that holds two neighbours send to itself
+        assert "Pair is not connected" in str(error), f"{name}: {error}"
+        print(f"{name:<22} skipped: PyTorch {torch.__version__} cannot run it over gloo")
+        continue
     loss_gap, gradient_gap = same_as_one_process(results)
-    print(f"{name:<22} losses {loss_gap:.1e} and gradients {gradient_gap:.1e} away from one process",
-          f"  {sum(result['messages'] for result in results):>3} messages a step (counted)")  # fmt: skip
+    print(f"{name:<22} losses {loss_gap:.1e}, gradients {gradient_gap:.1e} from one process; {sum(r['messages'] for r in results)} messages (counted)")
     assert loss_gap < 1e-5 and gradient_gap < 1e-6, f"{name} computes something else"
 
 # %% [markdown]
@@ -498,18 +502,15 @@ print(f"norm of the first gradient {wanted.norm():.2f}; by stage", *(f"{norm:.2f
 #
 # ## 7. Break it, diagnose it: a schedule that never ends
 #
-# A colleague lets rank $r$ warm up with $r$ forwards. Each list alone looks like 1F1B. The job hangs. PyTorch's *flight
-# recorder* keeps the last calls of each rank for such a moment; under NCCL it holds sends and receives, too. Under gloo
-# it does not (the cell counts). So our interpreter keeps its own: `log`, to which it adds each action that it begins.
+# A colleague took 1F1B's lists and counted the ranks from the wrong end: the first rank got the list of the last. Each
+# list alone looks like 1F1B. The job hangs. PyTorch's *flight recorder* keeps the last calls of each rank for such a
+# moment; under NCCL it holds sends and receives, too. Under gloo it does not (the cell counts). So our interpreter keeps
+# its own: `log`, to which it adds each action that it begins.
 
 # %%
 def colleague(p, m):
-    rows = []
-    for rank in range(p):
-        forward, backward = [[f"{rank}{kind}{k}" for k in range(m)] for kind in "FB"]
-        steady = [action for pair in zip(forward[rank:], backward, strict=False) for action in pair]
-        rows.append(forward[:rank] + steady + backward[m - rank :])
-    return read_program(rows)
+    rows = reversed(order("1f1b", p, m))
+    return read_program([[f"{rank}{kind}{k}" for _, kind, k in row] for rank, row in enumerate(rows)])
 
 
 def fly(rows):

@@ -437,7 +437,9 @@ for row in second.traffic:
     if row.payload_bytes > 1e6 and not row.at_startup:
         print(row)
 counted = sent_by_axis(second, dims)
-print(f"peak {second.peak_bytes / GIB:.1f} GiB (simulated), {in_3d.stages[1].allocated_bytes / GIB:.1f} (predicted)")
+kept = second.breakdown["activations"] / GIB, in_3d.stages[1].bytes_by_category["activations"] / GIB
+print(f"peak {second.peak_bytes / GIB:.1f} GiB, {kept[0]:.1f} of it activations (simulated);",
+      f"{in_3d.stages[1].allocated_bytes / GIB:.1f}, {kept[1]:.1f} of it activations (predicted)")  # fmt: skip
 expected = axis_bytes(HUNDRED, three, Batch(sequences=few * three.dp, sequence_length=TOKENS))[1]
 for axis in ("tp", "pp", "shard"):
     print(f"{axis:>5}: {counted[axis] / GB:8.3f} GB sent a step (simulated), {expected[axis] / GB:8.3f} (predicted)")
@@ -446,8 +448,9 @@ for axis in ("tp", "pp", "shard"):
 # %% [markdown]
 # **Read it.** The planner's bytes and the program's agree within a tenth of a percent. What the planner leaves out are
 # gradients of the norm weights over *tp* and the few numbers of loss and norm. The simulated peak is 4% above the
-# predicted one. The planner knows Megatron's way, too, which gathers inputs once more in backward instead of keeping
-# them: a quarter more over *tp* for less memory.
+# predicted one, nearly all of it in activations: the planner counts what a block must keep. Both are without CUDA's
+# context. The planner knows Megatron's way, too, which
+# gathers inputs once more in backward instead of keeping them: a quarter more over *tp* for less memory.
 #
 # This was a step of eight micro-batches. A real one has 1536 sequences, so each replica passes 768 through.
 # Traffic over *tp* and *pp* grows with the micro-batches; that of data parallelism comes once a step.
@@ -524,7 +527,8 @@ for gb_per_second in (200, 50, 12.5, 1.25):
     rows.append({"network of a node, GB/s": gb_per_second} | {
         f"{name}, {what}": value for name, row in zip(("3D", "ZeRO-3"), found, strict=True)
         for what, value in (("s a step", row.step_seconds), ("MFU, %", 100 * row.mfu), ("GiB", row.peak.needed_bytes / GIB))})  # fmt: skip
-display(pd.DataFrame(rows).style.format(precision=1).hide().set_caption("100B on 64 A100-80GB (predicted)"))
+display(pd.DataFrame(rows).style.format(precision=1).format("{:g}", subset=["network of a node, GB/s"]).hide()
+        .set_caption("100B on 64 A100-80GB, bf16 products, fp32 states; GiB: the fullest GPU, with its context (predicted)"))  # fmt: skip
 print(source("narayanan_table2").partition(",")[0])
 for row in table("narayanan_table2"):
     if row["params_b"] == "174.6":
@@ -581,11 +585,12 @@ display(pd.DataFrame(rows).style.format(precision=2).hide()
 
 # %% [markdown]
 # **Read it.** HSDP holds more, an eighth of the states instead of a 64th. The surprise is the network: hardly fewer
-# bytes leave a node. FSDP's one ring over all ranks leaves each node once. HSDP keeps the *gathers* inside, and pays
-# with an all-reduce in fp32. So little work hides little of it, and the planner adds a wait to each call: NCCL's tree
-# has levels to fill. So with one micro-batch HSDP is slower, on both networks. It pays where you accumulate and put the
-# all-reduce off to the last micro-batch (`set_requires_all_reduce`): with four, FSDP's one ring sends four times as
-# much, HSDP's replicas the same.
+# bytes leave a node. FSDP has one ring over all 64 ranks, and each node is left by one of its links, with what a rank
+# sends. HSDP keeps *gathers* inside the node, and then each of its eight ranks all-reduces its part of the gradients
+# with the same rank of other nodes, in fp32: eight times the column "over replicate". One sequence a rank is too little
+# work to hide this, and an all-reduce between nodes waits for its buffers to fill. So HSDP is slower here, on both
+# networks. It pays where you accumulate, and put the all-reduce off to the last micro-batch
+# (`set_requires_all_reduce`): with four, FSDP's ring sends four times as much, HSDP's replicas the same.
 #
 # ## 9. The same plan as files
 #

@@ -439,7 +439,7 @@ brief = sitting.open("lay_out")
 # %%
 # BEGIN SOLUTION
 def lay_out(case):
-    best = search(case.model, case.cluster, case.batch).best
+    best = search(case.model, case.cluster, case.batch).fastest
     bill = cost(best, case.tokens)
     print(f"{best.peak.needed_bytes / 2**30:.1f} GiB on the fullest GPU, {best.step_seconds:.0f} s a step")
     return {"plan": best.plan, "days": bill.days_interval, "usd": bill.usd}
@@ -466,7 +466,7 @@ half = sitting.open("half_the_cards")
 # %%
 # BEGIN SOLUTION
 def half_the_cards(case):
-    best = search(case.model, case.cluster, case.batch, space=Space(offload=("none", "optimizer"))).best
+    best = search(case.model, case.cluster, case.batch, space=Space(offload=("none", "optimizer"))).fastest
     zero_3 = Plan(dp=32, zero_stage=3, recompute="full", offload="optimizer")
     times = [estimate(case.model, case.on_ethernet, plan, case.batch).step_seconds
              / estimate(case.model, case.cluster, plan, case.batch).step_seconds for plan in (best.plan, zero_3)]  # fmt: skip

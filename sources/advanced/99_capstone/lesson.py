@@ -191,8 +191,8 @@ for stage in (0, 1, 2, 3):
 #
 # I profile before I cure: phase, category, and what is alive after each step [10 §2](../intermediate/10_oom_clinic.ipynb#2.-Read-the-error,-then-count-between-steps "after_steps"). Growth from step to step is something kept, and no
 # technique cures it [10](../intermediate/10_oom_clinic.ipynb#kept_graph "half_cures"). Reserved far above alive is fragmentation [10 §5](../intermediate/10_oom_clinic.ipynb#5.-Alive-is-not-reserved:-fragmentation "fragmented.replayed"). If it is one moment, I cure that one: validation without `no_grad`
-# [10](../intermediate/10_oom_clinic.ipynb#validation "no_grad"), logits [10](../intermediate/10_oom_clinic.ipynb#large_vocabulary "in_chunks"), the optimizer's copies [10](../intermediate/10_oom_clinic.ipynb#optimizer_doubles "treat"). After that come the general cures, precision, checkpointing, accumulation,
-# offload and quantization [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "path"). Their order is their price in this job: here accumulation is cheaper than recomputation [99](99_capstone.ipynb#Q5.-Out-of-memory "or recompute all"). Accumulation healed none of the seven patients; their own cures healed all [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "its own cure"). Last comes a larger card [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search").
+# [10](../intermediate/10_oom_clinic.ipynb#validation "no_grad"), logits [10](../intermediate/10_oom_clinic.ipynb#large_vocabulary "in_chunks"), the optimizer's copies [10](../intermediate/10_oom_clinic.ipynb#optimizer_doubles "treat"). After that come the general cures, precision, accumulation, checkpointing,
+# offload and quantization [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "path"). Their order is their price: accumulation repeats no arithmetic [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "flops"), and is cheaper in this job than recomputation [99](99_capstone.ipynb#Q5.-Out-of-memory "or recompute all"). Accumulation healed none of the seven patients; their own cures healed all [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "its own cure"). Last comes a larger card [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search").
 
 # %%
 run = Batch(sequences=8, sequence_length=4096)
@@ -291,7 +291,7 @@ print(f"A10, ZeRO-3 over 64 with 100 Gb/s a node: MFU {cheap.mfu:.0%} (predicted
 # | 175B and 100B in three dimensions | [14 §5](14_three_dimensions.ipynb#5.-Real-size:-the-memory-of-every-stage "planned"), [14 §6](14_three_dimensions.ipynb#6.-The-bytes-on-every-link "sent_by_axis") | `lay_out` |
 # | 1B over 8 nodes of 8 | [14 §8](14_three_dimensions.ipynb#8.-One-billion-on-64-GPUs "SCHEMES") | `one_billion` |
 # | 130B, 175B, 100B under a budget | [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search"), [15 §12](15_design_studio.ipynb#12.-Defend-a-design "verdict") | `lay_out`, `half_the_cards` |
-# | 70B on 256 GPUs that fail | [16 §3](16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off "saves_twice") | `survive` |
+# | 70B on 256 GPUs that fail | [16 §1](16_runs_that_survive.ipynb#1.-What-fails,-and-how-often "RunPlan"), [16 §3](16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off "saves_twice") | `survive` |
 
 # %% [markdown]
 # ## 4. Folklore, each row with its cell

@@ -13,7 +13,7 @@
 #
 # **Promise.** Seven training runs go over their memory budget, each for a reason of its own, and an eighth fills the
 # host. You find each cause from evidence, cure it in a few lines with the same losses, and learn which instrument
-# sees what. At the end one table holds what every cure saves and costs on every patient.
+# sees what. At the end one table holds what every cure saves on every patient.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -41,6 +41,7 @@ import torch
 import torch.nn.functional as F
 from IPython.display import Code
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from utils import MIB, Evidence, Span, check, draw_breakdown, draw_lanes, draw_over_time
 from utils import draw_segments, draw_timeline, draw_ward, format_bytes, recorded_table, score, scoreboard, show
@@ -215,8 +216,7 @@ print("without the traceback:", "alive" if witness() is not None else "gone")
 # **Trap.** After an out-of-memory error in a notebook, a smaller batch fails as well: the failed step's tensors are
 # still there ([PyTorch issue 27600](https://github.com/pytorch/pytorch/issues/27600): "the exception holds on to the
 # frame"). `empty_cache()` cannot help, nor can `gc.collect()`. Drop the traceback, or restart the kernel.
-
-# %% [markdown]
+#
 # ## 4. One moment is too large
 #
 # ### validation
@@ -388,8 +388,7 @@ for name, found in host.items():
 #
 # A list of Python objects in the data set is another story: each worker's reference counts copy its pages
 # ([PyTorch issue 13246](https://github.com/pytorch/pytorch/issues/13246)).
-
-# %% [markdown]
+#
 # ## 7. Instruments, and what each cannot see
 #
 # ### A snapshot, in PyTorch's own viewer
@@ -404,17 +403,16 @@ for name, found in host.items():
 # ```
 #
 # You drop the file onto [pytorch.org/memory_viz](https://pytorch.org/memory_viz). Here a metered run writes the same
-# format, and the course carries PyTorch's viewer, so that the page opens without a network.
+# format, and the course carries PyTorch's viewer, so that the page opens without a network. A picture of it:
 
 # %%
 snapshot = write_snapshot(files / "fragmentation.pickle", fragmented.replayed())
 for view in ("Active Memory Timeline", "Allocator State History"):
     page = write_snapshot_page(files / f"{view.split()[0].lower()}.html", snapshot, view)
     print(f"{page.relative_to(here.root)}: {page.stat().st_size // 1024} KiB; open it in a browser")
+show(here.root / "docs" / "memory_viz.png", alt="PyTorch's memory viewer with the patient's snapshot.")
 
 # %% [markdown]
-# ![PyTorch's memory viewer with the patient's snapshot](../../docs/memory_viz.png)
-#
 # *Active Memory Timeline*: time to the right, each band one block; hover for its stack (here category, phase and
 # module). A band that never ends is something kept. *Allocator State History*: click an event, see the segments at that
 # moment.
@@ -486,7 +484,7 @@ recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_pe
 # ## 8. In which order?
 #
 # *A job runs out of memory: what do you do?* Profile first. Then the general cures, from the cheap to the dear:
-# precision, checkpointing, accumulation, a smaller optimizer, offload or quantization, more cards. Those for one card
+# precision, accumulation, checkpointing, a smaller optimizer, offload or quantization, more cards. Those for one card
 # are a few lines around the patient:
 
 # %%
@@ -536,19 +534,41 @@ def checkpointed(build):
 # %%
 general = {
     "precision": lambda p: p.treated(train=under(bf16, p.train)),
-    "checkpointing": lambda p: p.treated(build=checkpointed(p.build)),
     "accumulation": lambda p: p.treated(train=lambda *both: p.train(*both, 2)),
+    "checkpointing": lambda p: p.treated(build=checkpointed(p.build)),
     "smaller optimizer": lambda p: p.treated(build=with_optimizer(p.build, torch.optim.Adafactor)),
     "offload": lambda p: p.treated(train=under(to_host, p.train)),
 }
 
+# %% [markdown]
+# Which is cheaper, accumulation or checkpointing? Time on a busy laptop does not tell; the number of operations does.
+
+# %%
+def flops(patient):
+    model, optimizer = patient.build()
+    with FlopCounterMode(display=False) as counter:
+        patient.train(model, optimizer)
+    return counter.get_total_flops()
+
+
+plain = flops(patients["kept_graph"])
+times = {cure: flops(general[cure](patients["kept_graph"])) / plain for cure in ("accumulation", "checkpointing")}
+for cure, factor in times.items():
+    print(f"kept_graph with {cure}: {factor:.2f} times the operations of the run without (counted)")
+assert times["accumulation"] == 1 < times["checkpointing"], "two halves are the whole; a recomputed forward comes on top"
+
+# %% [markdown]
+# **Read it.** Two halves of a batch are the same arithmetic. A checkpointed block runs its forward twice. The order turns
+# round where a half batch no longer keeps the card busy, and where each micro-batch gathers its parameters anew
+# ([lesson 09](09_sharding.ipynb)).
+
 # %%
 def entry(name, found):
-    """What a cure saved, what it cost, and whether the losses stayed; + saves, - costs bytes."""
+    """What a cure saved, + or - of the sick run's bytes, and whether the losses stayed."""
     saved = (before[name].bytes - found.bytes) / before[name].bytes
     mark = "fits" if found.fits else "over"
     same = "" if found.same_losses(before[name]) else ", other losses"
-    return f"{mark}: {saved:+.0%}, {found.seconds / before[name].seconds:.1f}x time{same}"
+    return f"{mark}: {saved:+.0%}{same}"
 
 
 table = {name: {"its own cure": entry(name, after[name])} for name in patients}
@@ -567,8 +587,7 @@ assert fits["its own cure"] == same["its own cure"] == 7, "each patient has a cu
 assert max(same[cure] for cure in general) < 7, "no general cure should heal the whole ward"
 
 # %% [markdown]
-# **Read it.** Percentages are the bytes saved, as a share of the sick run's. Times come from one metered run each: they
-# rank nothing. The usual advice heals nobody here. Half a batch does not shrink a validation, a state, a batch of one,
+# **Read it.** Percentages are the bytes saved, as a share of the sick run's. The usual advice heals nobody here. Half a batch does not shrink a validation, a state, a batch of one,
 # or what is kept (both halves are), and half of the logits of `large_vocabulary` is still too much. Checkpointing makes
 # `forgotten_reference` worse: its hook runs again in the recomputation, and what it keeps there holds a graph that no
 # backward visits. Precision and offload rescue `kept_graph`, and offload `forgotten_reference`, for the few steps of
@@ -609,8 +628,8 @@ check("10.waiting_batches", waiting_batches)
 # |---|---|---|---|
 # | profile | always, first | minutes | |
 # | precision (02) | activations are large | other losses, a loss scale | states; anything kept |
-# | checkpointing (05) | activations of blocks are the peak | up to a forward | logits, states, the last block |
 # | accumulation | the batch is more than one item | smaller kernels | batch 1, states, anything kept |
+# | checkpointing (05) | activations of blocks are the peak | up to a forward | logits, states, the last block |
 # | smaller optimizer (06) | states are the peak | other losses | activations |
 # | offload (07), quantize (06, 08) | nothing else is left on one card | the link's time | what is leaked goes to the host, too |
 # | more cards (09) | states do not fit one | traffic, money | a leak: it dies on all of them |
@@ -668,7 +687,7 @@ print("left on disk by the refusals:", [entry.name for entry in files.glob("neve
 # <details><summary>Answer</summary>
 #
 # Read phase and category, count after each step, compare alive with reserved. Cure what is kept or misplaced. Only
-# then: precision, checkpointing, accumulation, a smaller optimizer, offload or quantization, more cards.
+# then: precision, accumulation, checkpointing, a smaller optimizer, offload or quantization, more cards.
 #
 # </details>
 #

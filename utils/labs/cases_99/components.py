@@ -47,11 +47,11 @@ class PeakLog:
     context_gib: float
 
     def __str__(self) -> str:
-        rows = [f"  {b:>3} sequences: peak {gib:6.2f} GiB, in: {self.phase[b]}"
+        rows = [f"  {b:>3}: peak {gib:6.2f} GiB, in: {self.phase[b]}"
                 for b, gib in self.peak_gib.items()]  # fmt: skip
         return "\n".join([
             f"{self.model} trains on one {self.gpu} of {self.card_gib:.2f} GiB with Adam. CUDA's context takes "
-            f"{self.context_gib:.2f} GiB.", "The log (predicted by the planner):", *rows,
+            f"{self.context_gib:.2f} GiB.", "The log, by sequences in the batch (predicted):", *rows,
             "How many GiB stay whatever the batch, how many come with each sequence, what is the largest batch, and which",
             "technique takes most off each part?",
         ])  # fmt: skip

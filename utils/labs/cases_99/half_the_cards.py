@@ -61,9 +61,11 @@ class HalfTheCards:
     def __str__(self) -> str:
         bare = search(self.model, self.cluster, self.batch)
         lacks = format_bytes(bare.closest[0].missing_bytes)
+        ports = self.cluster.network_bytes_per_second / (25 * GB)
         return "\n".join([
-            f"{self.model} on 32 A100-80GB, 4 nodes of 8; a host has {format_bytes(self.cluster.host_bytes_per_node)}; "
-            f"{self.batch.sequences} sequences of {self.batch.sequence_length} tokens a step.",
+            f"{self.model} on 32 A100-80GB, 4 nodes of 8, {ports:.0f} network ports of 200 Gb/s a node; a host has",
+            f"{format_bytes(self.cluster.host_bytes_per_node)}; {self.batch.sequences} sequences of {self.batch.sequence_length} "
+            "tokens a step.",
             f"Of {bare.considered:,} plans without offload none fits: the nearest lacks {lacks} a GPU (predicted).",
             "Give a Plan that fits with headroom, at most 10% slower than the fastest; how many times as long its step is",
             "with one port of 10 Gb/s Ethernet a node (case.on_ethernet); the same for ZeRO-3 over all ranks",
@@ -76,7 +78,7 @@ def data(seed: int) -> HalfTheCards:
     """The machines of a seed."""
     model, host = _RUNS[seed]
     cluster = Cluster(gpu="A100-80GB", nodes=4, host_memory_bytes=host * GIB,
-                      network_bytes_per_second={1: 8, 2: 4, 3: 2}[seed] * 25 * GB)  # fmt: skip
+                      network_bytes_per_second={1: 2, 2: 8, 3: 4}[seed] * 25 * GB)  # fmt: skip
     return HalfTheCards(model, cluster, Batch(sequences=512, sequence_length=2048))
 
 

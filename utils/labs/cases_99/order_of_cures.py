@@ -19,7 +19,7 @@ from utils.units import GIB, format_bytes, format_seconds
 
 _RUNS = {
     1: ("llama-3.2-1b", "RTX 4090", 2048, 8, "deepspeed"),
-    2: ("llama-2-7b", "A100-80GB", 4096, 8, "bf16"),
+    2: ("llama-2-7b", "A100-80GB", 2048, 16, "bf16"),
     3: ("llama-3.2-1b", "L4", 8192, 8, "bf16"),
 }
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -55,9 +55,10 @@ class OutOfMemory:
             f"OutOfMemoryError: {self.model}, {self.batch.sequences} sequences of {self.batch.sequence_length}, on one "
             f"{self.cluster.device.name} of {format_bytes(self.cluster.device.memory_bytes)}.",
             f"At the peak, in phase {found.peak.phase} (predicted):", rows,
-            "Steps: change one field at a time. Each is a dict such as {\"micro_batch\": 1}; the fields are",
-            f"{', '.join(CHOICES)}. After the last it fits with headroom. None may be needless, the cheaper in",
-            "time come first, and the end is at most 3% slower than the fastest way out.",
+            "Which category is the largest, how many GiB are missing, and which steps lead out? A step changes one field of",
+            f"the plan, as in {{\"micro_batch\": 1}}. Choose from {_choices()}.",
+            "Together they fit with headroom, and are at most 3% slower than the fastest way out. Leave one out, and it no",
+            "longer fits with headroom. List first the step that, taken alone, costs the least time.",
         ])  # fmt: skip
 
 
@@ -82,6 +83,11 @@ def par(seed: int) -> Estimate:
         except ValueError:  # optimizer_in_backward with offload
             continue
     return fastest(case.model, case.cluster, case.batch, plans)
+
+
+def _choices() -> str:
+    """The steps that `par` tries, as a brief names them."""
+    return "; ".join(f"{name} {' or '.join(map(str, values))}" for name, values in CHOICES.items())
 
 
 def _roomy(found: Estimate) -> bool:

@@ -42,10 +42,11 @@ class TwoPrecisions:
 
     def __str__(self) -> str:
         depth, optimizer, gib = _RUNS[self.seed]
-        rows = [f"  {b:>4} images: {self.fp32_mib[b]:8.1f} MiB in fp32, {self.amp_mib[b]:8.1f} MiB with autocast to fp16"
+        rows = [f"  {b:>4}: {self.fp32_mib[b]:8.1f} MiB in fp32, {self.amp_mib[b]:8.1f} MiB with autocast to fp16"
                 for b in LOGGED]  # fmt: skip
         return "\n".join([
-            f"ResNet-{depth} with the CIFAR stem trains with {optimizer}; the job may take {gib} GiB of its card. Peaks of a step (simulated):",
+            f"ResNet-{depth} with the CIFAR stem trains with {optimizer}; the job may take {gib} GiB of its card.",
+            "Peaks of a step, by images in the batch (simulated):",
             *rows, "What is the largest batch in each precision, how many MiB does autocast take off the peak at batch 1,",
             "and what is it that shrinks?",
         ])  # fmt: skip
