@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -113,6 +115,14 @@ def test_a_script_has_thirty_to_sixty_lines(name: str) -> None:
     lines = inspect.getsource(inspect.getmodule(admit(name).train)).splitlines()
     assert 30 <= len(lines) <= 60, f"{name} has {len(lines)} lines"
     assert admit(name).complaint, f"{name} says what it complains of"
+
+
+def test_one_other_loss_is_another_run(before: dict[str, Examination]) -> None:
+    found = before["kept_graph"]
+    first, *rest = found.losses
+    assert found.same_losses(replace(found, losses=(first + 1e-9, *rest))), "rounding is no other"
+    for losses in ((1.01 * first, *rest), found.losses[:-1], (math.nan, *rest)):
+        assert not found.same_losses(replace(found, losses=losses)), f"{losses} are others"
 
 
 def test_what_is_kept_shows_after_each_step(before: dict[str, Examination]) -> None:
