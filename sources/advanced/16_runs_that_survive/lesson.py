@@ -82,6 +82,8 @@ from utils.techniques.safe_checkpoint import load_newest, newest_whole, save_saf
 from utils.views import progress_of
 from utils.watching import RULES_TEST, Exporter, StandInGpu, prometheus_problem, promtool, report, watch
 
+measured_here = f"measured on this machine, {os.cpu_count()} CPU cores"  # beside seconds: yours will differ
+
 # %% [markdown]
 # ## What you will be able to do
 #
@@ -277,7 +279,7 @@ def blocked(folder):
 
 seconds = run_ranks(blocked, 4, work)[0]
 total = sum(file.stat().st_size for file in (work / "sync").iterdir())
-print(f"{format_bytes(total)}:", ", ".join(f"{name} {s:.2f} s" for name, s in seconds.items()), "(measured)")
+print(f"{format_bytes(total)}:", ", ".join(f"{name} {s:.2f} s" for name, s in seconds.items()), f"({measured_here})")
 
 # %% [markdown]
 # **Read it.** Training waits for the second time; until the third, the new checkpoint is not whole.
@@ -636,7 +638,7 @@ print("hosts of", job.transport)
 # %%
 stored = recorded("survive")[0]
 story, when = run_in(stored, "three faults"), f"{stored.device}, {stored.date}"
-rows = [(f, "measured") for f in job.recoveries] + [(f, f"recorded on {when}") for f in story.recoveries[len(job.recoveries):]]
+rows = [(f, measured_here) for f in job.recoveries] + [(f, f"recorded on {when}") for f in story.recoveries[len(job.recoveries):]]
 for found, evidence in rows:
     kind = found.fault.kind
     print(f"{kind:<13} noticed after {found.noticed_seconds:4.1f} s (your guess {my_seconds_until_noticed[kind]:.1f}), training "
@@ -712,14 +714,18 @@ show(draw_progress(panels, title="The same death, two ways to live on", since="t
      "fault, and becomes one of two ranks again.")  # fmt: skip
 for name, run in runs.items():
     found = run.recoveries[0]
-    print(f"{name:<31} next step after {found.back_seconds:4.1f} s, steps done twice: {found.steps_lost:2d} (recorded)")
+    then = ", then ".join(str(world) for at, _, world, _ in run.worlds() if at > found.at_seconds)
+    steps = [moment.more["step"] for moment in run.moments if moment.what == "step" and moment.rank == 0]
+    print(f"{name:<31} next step after {found.back_seconds:4.1f} s, on {then} ranks; "
+          f"steps done twice: {len(steps) - len(set(steps)):2d} (recorded on {when})")  # fmt: skip
 print(torchft_problem() or "torchft is here: `python -m utils.record survive` runs all of this again, in two minutes.")
 
 # %% [markdown]
-# **Read it.** In both, host 1 is away for four seconds; torchrun is told to wait for it. torchft pays one broken step,
-# and goes on. (Its lost replica is back sooner because torch was already loaded; that is no merit of torchft.) The price:
-# each replica holds the whole model; and while one is away the batch is smaller, so the run is no longer *exactly* the
-# same. A restart on as many ranks can be exact, and needs no replicas.
+# **Read it.** In both, host 1 is away for ten seconds, and one host may go on alone. torchrun pays twice: once to shrink,
+# when the dead agent has missed its signs of life, and once more to grow. Each time all ranks start from the last
+# checkpoint. torchft pays one broken step, and goes on. (Its lost replica needs no import of torch, as it was already
+# loaded; that is no merit of torchft.) The price: each replica holds the whole model; and while one is away the batch is
+# smaller, so the run is no longer *exactly* the same. A restart on as many ranks can be exact, and needs no replicas.
 #
 # ## 7. Hangs
 #
@@ -839,7 +845,7 @@ news = run_ranks(watched_run, 4, metrics.name)[0]
 flips = [(step, odd[0]) for step, odd, _ in news if odd]
 print(f"step {flips[0][0]}: rank {flips[0][1][0]}'s tensor {flips[0][1][1]} differs from the others (measured)")
 medians = [statistics.median(row) for row in zip(*(seconds for *_, seconds in news), strict=True)]
-print("own seconds in a step, by rank:", [f"{s:.3f}" for s in medians], "slowest: rank", medians.index(max(medians)))
+print("own seconds in a step, by rank:", [f"{s:.3f}" for s in medians], "slowest: rank", medians.index(max(medians)), f"({measured_here})")
 assert flips[0] == (7, (2, 0)), "the flip is found in the step in which it happens, at rank 2, in the first tensor"
 
 # %% [markdown]
@@ -913,7 +919,7 @@ else:
     with Exporter(metrics.name) as exporter, watch([exporter.address]) as prometheus:
         report(metrics.name, 1, StandInGpu(xid=79).after(0.0, 2**30))
         alert, seconds = prometheus.wait_for("GpuIsLost")
-        print(f"{alert.state} after {seconds:.1f} s (measured): {alert.summary}")
+        print(f"{alert.state} after {seconds:.1f} s ({measured_here}): {alert.summary}")
 metrics.cleanup()
 
 # %% [markdown]
