@@ -126,7 +126,7 @@ def _codes(job: str) -> Verdict | None:
         return not_yet("job.slurm: both ranks of a node ended with code 75", got=f"its task ended with {saved.ended[0]}", expected="75",
                        nudge="Hand the ranks' own code on: `exit` of the node's shell.")  # fmt: skip
     if [word.strip() for word in saved.requeued] != [stubs.JOB_NUMBER]:
-        piped = re.search(r"\|\s*tee\b", job) and "PIPESTATUS" not in job
+        piped = re.search(r"\|\s*tee\b", job) and not re.search("pipefail|PIPESTATUS", job)
         nudge = ("What is `$?` after a pipe: the code of its first command, or of its last? `tee` always ends well." if piped else
                  "The ranks saved and wait to be started again: `scontrol requeue $SLURM_JOB_ID`. Keep srun's code before another "
                  "command replaces $?.")  # fmt: skip
