@@ -682,8 +682,9 @@ assert gap < 1e-5, "the job that came back trained something else"
 #
 # ### Growing again
 #
-# In this stored run the link came back after 14 seconds. The moment host 1's agent asks to join again, host 0's stops its
-# rank, and both begin again *from the last checkpoint*: growing costs a restart, too.
+# In this stored run the link came back after 30 seconds. The moment host 1's agent asks to join again, host 0's stops its
+# rank, and both begin again *from the last checkpoint*: growing costs a restart, too. It can also fail: an agent that
+# gives up just when the link is back closes the rendezvous, and nobody joins any more (`RendezvousClosedError`).
 
 # %%
 show(draw_progress({"job": progress_of(story)}, title="Shrunk to one host, and grown again", evidence=Evidence.RECORDED,
