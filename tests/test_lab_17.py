@@ -89,9 +89,7 @@ SHELL = "RANK=$((2 * SLURM_PROCID + i))"
 ADDRESS = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 REQUEUE = 'if [ $code = 75 ] || { [ $code != 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; }; then'
 EACH = """  code=0
-  for rank in "${ranks[@]}"; do
-    wait $rank || code=$?
-  done
+  for rank in "${ranks[@]}"; do wait $rank || code=$?; done
   exit $code
 """
 TRAP = '  trap "" USR1  # for the ranks, not for this shell\n'
@@ -140,7 +138,7 @@ HANDED_ON = [
     ),
 ]
 OTHER_WAYS = [
-    [("#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n", "#SBATCH -N 2 --ntasks-per-node=1\n")],
+    [("--nodes=2", "-N 2"), ("--time=5\n", "--time=5\n\n# meet\n")],
     [("2 * SLURM_PROCID", "2 * SLURM_NODEID"), ("python -u", "exec python3 -u"), (ADDRESS, "export MASTER_ADDR=$(hostname)")],
     [("$((2 * SLURM_NTASKS))", "4"), ("set -o pipefail\n", ""), ("code=$?\n\nif", "code=${PIPESTATUS[0]}\n\nif")],
     [(REQUEUE, "if [ $code = 75 ]; then"), (" | tee -a losses.txt", "")],

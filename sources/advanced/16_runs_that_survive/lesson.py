@@ -82,8 +82,6 @@ from utils.techniques.safe_checkpoint import load_newest, newest_whole, save_saf
 from utils.views import progress_of
 from utils.watching import RULES_TEST, Exporter, StandInGpu, prometheus_problem, promtool, report, watch
 
-measured_here = f"measured on this machine, {os.cpu_count()} CPU cores"  # beside seconds: yours will differ
-
 # %% [markdown]
 # ## What you will be able to do
 #
@@ -101,6 +99,7 @@ measured_here = f"measured on this machine, {os.cpu_count()} CPU cores"  # besid
 
 # %%
 HOUR = 3600.0
+measured_here = f"measured on this machine, {os.cpu_count()} CPU cores"  # beside seconds: yours will differ
 
 
 def one_run(days, interval, save, restart, mean, seed=1):
@@ -297,7 +296,7 @@ for where, rate in {"to the host, by PCIe 5": 256 * pcie, "to a store that takes
     print(f"  {where:<33} {size / rate:6.1f} s (predicted)")
 
 # %% [markdown]
-# **Read it.** The slower of port and store sets the write's time; the copy is quicker.
+# **Read it.** The slower of port and store sets the write's time.
 #
 # ## 3. A save that is cut off
 #
@@ -617,10 +616,10 @@ dist.destroy_process_group()
 # %% [markdown]
 # **Predict.** Two hosts, one rank each; a collective may take 3 s. We kill rank 1 (`kill -9`), then host 1 with its
 # agent (a supervisor restarts it a second later), then cut the link for good. After how many seconds does a rank
-# notice? Write your guesses.
+# notice?
 #
 # The hosts are two **network namespaces**, each with its own address; one virtual cable joins them, and we pull it.
-# Nobody is told: packets no longer arrive. Without namespaces, two agents share this machine's loopback address, and no
+# Nobody is told. Without namespaces, two agents share this machine's loopback address, and no
 # link can be cut.
 
 # %%
@@ -682,21 +681,22 @@ assert gap < 1e-5, "the job that came back trained something else"
 #
 # ### Growing again
 #
-# In this stored run the link came back after 30 seconds. The moment host 1's agent asks to join again, host 0's stops its
-# rank, and both begin again *from the last checkpoint*: growing costs a restart, too. It can also fail: an agent that
-# gives up just when the link is back closes the rendezvous, and nobody joins any more (`RendezvousClosedError`).
+# In this stored run the link came back. The moment host 1's agent asks to join again, host 0's stops its
+# rank, and both begin again *from the last checkpoint*: growing costs a restart, too. It can fail: an agent that gives
+# up just then closes the rendezvous for all (`RendezvousClosedError`).
 
 # %%
 show(draw_progress({"job": progress_of(story)}, title="Shrunk to one host, and grown again", evidence=Evidence.RECORDED,
                    device=when),
      alt="A stored run: after the link is back, a line of two ranks follows that of one rank.")  # fmt: skip
 grown = [world for *_, world, _ in story.worlds()]
+print(f"the link was cut for {story.recoveries[-1].fault.seconds:.0f} s; ranks: {', '.join(map(str, grown))} (recorded on {when})")
 assert grown[-2:] == [1, 2], "the stored run shrinks to one rank and grows to two"
 
 # %% [markdown]
 # ## 6. Tolerance for each step: torchft
 #
-# Must all die because one did? [torchft](https://github.com/meta-pytorch/torchft) lets each *replica*, a rank
+# [torchft](https://github.com/meta-pytorch/torchft) lets each *replica*, a rank
 # or group with a whole model, decide at every step who takes part; a **lighthouse** keeps the list. Gradients are
 # averaged over those who are there, and who comes back fetches the weights from a survivor, not from a disk. It wraps
 # what you have:
@@ -722,11 +722,11 @@ for name, run in runs.items():
 print(torchft_problem() or "torchft is here: `python -m utils.record survive` runs all of this again, in two minutes.")
 
 # %% [markdown]
-# **Read it.** In both, host 1 is away for ten seconds, and one host may go on alone. torchrun pays twice: once to shrink,
-# when the dead agent has missed its signs of life, and once more to grow. Each time all ranks start from the last
-# checkpoint. torchft pays one broken step, and goes on. (Its lost replica needs no import of torch, as it was already
-# loaded; that is no merit of torchft.) The price: each replica holds the whole model; and while one is away the batch is
-# smaller, so the run is no longer *exactly* the same. A restart on as many ranks can be exact, and needs no replicas.
+# **Read it.** In both, host 1 is away for ten seconds, and one host may go on alone. torchrun pays twice, to
+# shrink and to grow: each time all ranks start from the last checkpoint. torchft pays one broken step, and goes on.
+# (Its lost replica imports no torch; that is no merit of torchft.) The price: each replica holds the whole model; and
+# while one is away the batch is smaller, so the run is no longer *exactly* the same. A restart on as many ranks can be
+# exact, and needs no replicas.
 #
 # ## 7. Hangs
 #
@@ -925,7 +925,7 @@ metrics.cleanup()
 
 # %% [markdown]
 # **Read it.** Two rules deserve to wake somebody: *no step for a minute*, which catches every hang whatever its cause,
-# and *a lost GPU*. Then comes section 5: drain the host, let the rest go on.
+# and *a lost GPU*.
 #
 # | you see | look at | do |
 # |---|---|---|

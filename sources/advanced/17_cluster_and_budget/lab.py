@@ -56,17 +56,12 @@ print(broken("train.py"))
 # %%
 # BEGIN SOLUTION
 repaired_job = """#!/bin/bash
-#SBATCH --job-name=lab-17
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
-#SBATCH --time=5
-#SBATCH --output=out.txt
-#SBATCH --open-mode=append --requeue
+#SBATCH --job-name=lab-17 --nodes=2 --ntasks-per-node=1 --time=5
+#SBATCH --output=out.txt --open-mode=append --requeue
 #SBATCH --signal=USR1@120
 
 export MASTER_PORT=29517 WORLD_SIZE=$((2 * SLURM_NTASKS))
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-
 set -o pipefail
 srun --kill-on-bad-exit=1 bash -c '
   trap "" USR1  # for the ranks, not for this shell
@@ -75,9 +70,7 @@ srun --kill-on-bad-exit=1 bash -c '
     ranks+=($!)
   done
   code=0
-  for rank in "${ranks[@]}"; do
-    wait $rank || code=$?
-  done
+  for rank in "${ranks[@]}"; do wait $rank || code=$?; done
   exit $code
 ' | tee -a losses.txt
 code=$?

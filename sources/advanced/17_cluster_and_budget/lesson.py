@@ -17,7 +17,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 90, and 75 for the lab | any laptop; Slurm needs Linux, root and its packages, else you see a recorded run | a few minutes on two CPU cores, most of them Slurm's; beyond Binder's 1 GB |
+# | 90, and 75 for the lab | any laptop; Slurm needs Linux, root and its packages, else you see a recorded run | about a minute on two CPU cores, half of it Slurm's; beyond Binder's 1 GB |
 #
 # ## A bet
 #
@@ -287,13 +287,13 @@ for attempt in (lambda: run_ranks(on_an_older_node, 2), stopped_slurm, lambda: r
 
 # %% [markdown]
 # **Diagnose it.** Different PyTorch versions may *seem* to work: the exported script compares them before the first
-# step. A Slurm that was stopped must be started anew. A tab looks like spaces in most editors. `Podd` is a typing
+# step. A tab looks like spaces in most editors. `Podd` is a typing
 # error.
 
 # %% [markdown]
 # ## The account of a run
 #
-# The job starts anywhere now. What does it cost, and is the money well spent? Two shares answer the
+# What does the job cost, and is the money well spent? Two shares answer the
 # second question. **MFU** (model FLOP utilization) counts what the model needs. **HFU** (hardware FLOP
 # utilization) counts what was computed, recomputation included. Both divide by what the devices could
 # have computed in that time:
@@ -631,10 +631,9 @@ print(f"nobody asked for 32 H100: MFU {best.mfu:.0%} ({Evidence.PREDICTED}), {cl
 
 # %% [markdown]
 # **Read it.** With a 4-bit base, plain data parallelism runs on A10s, and a token still costs more than
-# on A100s (nobody claimed an MFU for these three lines: all take the planner's). A good answer also asks which card is
-# missing from the question. Its line follows the matrix's rule, the lower of a claimed MFU and the planner's; nobody
-# claimed one for 13B, so it takes the lowest of Llama 3's own table, of a far larger run. The price is another
-# provider's.
+# on A100s (all three at the planner's MFU). A good answer also asks which card is missing from the question. H100s
+# follow the matrix's rule, the lower of a claimed MFU and the planner's: the claim is the lowest in Llama 3's table, of
+# a far larger run. The price is another provider's.
 #
 # ## What changes on TPUs
 #
