@@ -714,12 +714,9 @@ show(draw_progress(panels, title="The same death, two ways to live on", since="t
      alt="Above, torchrun's line has a gap and falls back; below, torchft's line of one rank begins right after the "
      "fault, and becomes one of two ranks again.")  # fmt: skip
 for name, run in runs.items():
-    found = run.recoveries[0]
-    then = ", then ".join(str(world) for at, _, world, _ in run.worlds() if at > found.at_seconds)
-    steps = [moment.more["step"] for moment in run.moments if moment.what == "step" and moment.rank == 0]
-    print(f"{name:<31} next step after {found.back_seconds:4.1f} s, on {then} ranks; "
-          f"steps done twice: {len(steps) - len(set(steps)):2d} (recorded on {when})")  # fmt: skip
-print(torchft_problem() or "torchft is here: `python -m utils.record survive` runs all of this again, in two minutes.")
+    steps, after = [m.more["step"] for m in run.moments if m.what == "step" and m.rank == 0], run.recoveries[0].back_seconds
+    print(f"{name:<31} next step after {after:4.1f} s, steps done twice: {len(steps) - len(set(steps)):2d} (recorded on {when})")
+print(torchft_problem() or "torchft is here: `python -m utils.record survive` runs all of this again, in a few minutes.")
 
 # %% [markdown]
 # **Read it.** In both, host 1 is away for ten seconds, and one host may go on alone. torchrun pays twice, to

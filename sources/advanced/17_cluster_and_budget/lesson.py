@@ -543,6 +543,9 @@ hourly = {name: price(name, "Lambda").usd_per_gpu_hour for name in ("A100-80GB",
 for name, share in (("A100-80GB", 0.45), ("A10", 0.38)):
     useful = device(name).bf16_tflops * share
     print(f"{name:<10} ${hourly[name]:.2f} for {useful:.0f} useful TFLOP/s: ${1e3 * hourly[name] / useful:.1f} for 1,000 of them, an hour")
+h100 = Cluster(gpu="H100", nodes=4, usd_per_gpu_hour=firm.usd_per_gpu_hour,
+               network_bytes_per_second=8 * link("InfiniBand NDR").link_bytes_per_second)  # fmt: skip
+llama_3_mfu = min(float(row["bf16_mfu_pct"]) for row in table("llama3_table4")) / 100
 ethernet = link("Ethernet 25G").link_bytes_per_second
 a10s = Cluster(gpu="A10", nodes=16, gpus_per_node=8, network_bytes_per_second=ethernet, usd_per_gpu_hour=hourly["A10"])
 plain = estimate(thirteen, a10s, Plan(dp=128, recompute="full", framework="zero-paper"), train_batch)
@@ -621,10 +624,7 @@ for card, base in (("A10", "bf16"), ("A10", "nf4-dq"), ("A100-80GB", "bf16")):
     row = estimate(thirteen, one, plan, Batch(sequences=64, sequence_length=2048))
     usd = f"${cost(row, 1e9).usd_per_million_tokens:.2f} a million tokens" if row.fits else "does not fit"
     print(f"LoRA, base in {base:<7} on 8 {card:<10} plain DP: {row.peak.needed_bytes / 1e9:4.0f} GB, {usd} ({Evidence.PREDICTED})")
-h100 = Cluster(gpu="H100", nodes=4, usd_per_gpu_hour=firm.usd_per_gpu_hour,
-               network_bytes_per_second=8 * link("InfiniBand NDR").link_bytes_per_second)  # fmt: skip
-best = search(thirteen, h100, train_batch).best
-claimed = min(float(row["bf16_mfu_pct"]) for row in table("llama3_table4")) / 100
+best, claimed = search(thirteen, h100, train_batch).best, llama_3_mfu
 bill, slower = cost(best, tokens), best.mfu / min(best.mfu, claimed)
 print(f"nobody asked for 32 H100: MFU {best.mfu:.0%} ({Evidence.PREDICTED}), {claimed:.0%} for Llama 3 405B ({Evidence.PUBLISHED}); "
       f"by the lower {bill.days * slower:.1f} days, ${bill.usd * slower:,.0f} ({firm.origin()})")  # fmt: skip
