@@ -56,14 +56,6 @@ def test_a_script_that_hands_the_signal_on_is_correct_under_a_real_slurm(solved)
     assert verdict.status is Status.CORRECT and "a real Slurm" in verdict.note, verdict
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(bool(slurm_problem()), reason=slurm_problem())
-def test_a_shell_that_dies_of_the_signal_is_found_by_the_real_slurm(solved):
-    """The stand-ins are right about who gets the signal."""
-    bad = changed(solved, "job.slurm", (TRAP, ""))
-    nudged(lab_17._for_real(bad["job.slurm"], bad["train.py"]), "done twice or never")
-
-
 def test_an_untouched_lab_is_not_attempted():
     untouched = {"job.slurm": ..., "train.py": ...}
     assert check("17.repaired_job", untouched).verdict.status is Status.NOT_ATTEMPTED
