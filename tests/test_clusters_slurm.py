@@ -145,7 +145,7 @@ def test_a_job_that_loses_a_node_loses_no_step(tmp_path):
     """Two nodes of two ranks, one killed: the spare takes over, and losses are those of one process."""
     from utils.record.cluster_runs import tiny_job
 
-    tiny_job().write(tmp_path)
+    tiny_job(ranks_per_node=2).write(tmp_path)
     weights = start_weights(TINY, tmp_path)
     slurm = Slurm(nodes=3)
     try:

@@ -22,7 +22,7 @@ from utils.clusters import (
     kubectl_says,
     read_yaml,
 )
-from utils.labs.repairs_17 import try_script
+from utils.labs.stubs_17 import try_script
 from utils.parallel.saves import STOPPED
 from utils.planner import Batch, Cluster, Lora, Plan, export
 from utils.planner.export import slurm
@@ -79,10 +79,9 @@ def tiny_files(name: str) -> dict[str, str]:
 def test_a_script_with_a_hostile_name_runs_nothing_else(name, tmp_path, monkeypatch):
     """Really run, by bash, with stand-ins for Slurm: four ranks, and no stolen file anywhere."""
     monkeypatch.chdir(tmp_path)
-    found = try_script(named(name)["job.slurm"].replace("\n#", "\nls > listed\n#", 1), code=0)
-    assert sorted(found.tasks) == ["0", "1", "2", "3"], found.said
-    assert [found.tasks[task][0] for task in sorted(found.tasks)] == ["0", "1", "2", "3"]
-    assert {row[1:3] for row in found.tasks.values()} == {("4", "n1")}
+    found = try_script(named(name)["job.slurm"].replace("\n#", "\nls > listed\n#", 1))
+    assert [row[0] for row in found.ranks] == ["0", "1", "2", "3"], found.said
+    assert {row[1:3] for row in found.ranks} == {("4", "n1")}
     assert "stolen" not in found.said and not list(tmp_path.iterdir())
 
 
@@ -90,17 +89,20 @@ def test_a_script_with_a_hostile_name_runs_nothing_else(name, tmp_path, monkeypa
 def test_the_script_is_called_again_by_its_own_code_and_a_few_times_by_others():
     text = named("x")["job.slurm"]
     assert slurm.STOPPED == STOPPED
-    assert try_script(text, code=0).requeued == []
-    assert try_script(text, code=75, restarts=50).requeued == ["4711"]
-    assert try_script(text, code=1, restarts=2).requeued == ["4711"]
-    assert try_script(text, code=1, restarts=3).requeued == []
+    assert try_script(text).requeued == []
+    saved = try_script(text, codes=dict.fromkeys(range(4), 75), restarts=50)
+    assert (saved.ended, saved.requeued) == ([75] * 4, ["4711"])
+    assert try_script(text, codes={2: 1}, restarts=2).requeued == ["4711"]
+    assert try_script(text, codes={2: 1}, restarts=3).requeued == []
+    warned = try_script(text, signal_to="tasks")
+    assert (warned.ended, warned.requeued) == ([75] * 4, ["4711"]), "no shell stands before a rank"
 
 
 def test_megatron_is_started_too():
     text = GPT.slurm
     assert "pretrain_gpt.py" in text and "CUDA_DEVICE_MAX_CONNECTIONS=1" in text
-    found = try_script(text, code=0)
-    assert sorted(found.tasks) == ["0", "1", "2", "3"], found.said
+    found = try_script(text)
+    assert len(found.ranks) == 4, found.said
     assert GPT.ray is None and GPT.notes["ray"][0].startswith("No ray_train.py")
 
 

@@ -29,6 +29,8 @@ def test_the_valley_names_each_law_s_best_and_more_service_means_more_tokens() -
     figure = draw_purchase(laws, 5.76e23, [1e9, 1e12, 1e14], loss, title="money")
     best = REPLICATION.best_parameters(5.76e23)
     assert f"one: {best / 1e9:.1f}B on" in texts(figure)
+    names = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
+    assert names == list(laws), "both panels name their lines"
     for line in figure.axes[1].lines:
         ratios = list(line.get_ydata())
         assert ratios == sorted(ratios), "tokens a parameter rise with service"

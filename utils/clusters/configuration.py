@@ -41,7 +41,7 @@ MessageTimeout=5
 TCPTimeout=1
 KillWait=3
 JobRequeue=1
-SchedulerParameters=batch_sched_delay=1,sched_interval=2,sched_min_interval=200000
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=200000
 JobCompType=jobcomp/filetxt
 JobCompLoc={folder}/log/jobcomp
 MinJobAge=3600
@@ -54,11 +54,20 @@ NODE = "NodeName=n{i} NodeAddr=10.78.0.1{i} CPUs={cpus} RealMemory={memory} Gres
 PROLOG = "#!/bin/sh\necho export CUDA_VISIBLE_DEVICES=\necho export OMP_NUM_THREADS=1\n"
 
 
+def node_address(name: str) -> str:
+    """The address of a node such as "n2"."""
+    return f"{HEAD}{name.removeprefix('n')}"
+
+
 def write_configuration(folder: Path, nodes: int, lost_after_seconds: int) -> None:
     """Everything that the daemons read, in a folder that they alone use."""
     numbers = range(1, nodes + 1)
     lines = [NODE.format(i=i, cpus=CPUS, memory=MEMORY_MB, gpus=GPUS) for i in numbers]
-    hosts = ["127.0.0.1 localhost", f"{HEAD} head", *(f"{HEAD}{i} n{i}" for i in numbers)]
+    hosts = [
+        "127.0.0.1 localhost",
+        f"{HEAD} head",
+        *(f"{node_address(f'n{i}')} n{i}" for i in numbers),
+    ]
     for name in ("state", "log", *(f"spool.n{i}" for i in numbers)):
         (folder / name).mkdir()
     folder.chmod(0o755)  # munge's clients must reach its socket

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from utils.clusters.configuration import write_configuration
+from utils.clusters.configuration import node_address, write_configuration
 from utils.clusters.jobs import ENDED, Job, Span, read_jobs
 
 HOSTS = Path(__file__).with_name("hosts.sh")
@@ -218,13 +218,20 @@ class Slurm:
         return dict(line.split() for line in lines.splitlines())
 
     def kill_node(self, name: str) -> None:
-        """End all processes of a node at once, its slurmd too, as a power failure does."""
+        """End all processes of a node at once, its slurmd too, as a power failure does.
+
+        Calls to it then fail at once. Else slurmctld would try each for `MessageTimeout`, and it
+        counts a node as lost only after two rounds of such calls.
+        """
         inside = (self._of_node(name)).read_text().strip()
         self.run("kill", "-9", inside)
+        self.run("ip", "route", "replace", "unreachable", node_address(name))
 
     def start_node(self, name: str) -> None:
         """Start a node that was killed."""
         self._of_node(name)
+        if node_address(name) in self.run("ip", "route"):
+            self.run("ip", "route", "del", "unreachable", node_address(name))
         self.run("sh", str(HOSTS), "link", str(self.folder), name[1:])
 
     def accounting(self, *numbers: int) -> str:

@@ -1,7 +1,6 @@
-"""Lab 17's Slurm script and training script, tried: without Slurm by stubs, and under a real one.
+"""Lab 17's job: its texts, its training script tried on two ranks, and both under a real Slurm.
 
-Stubs of `srun`, `scontrol` and `python` run the learner's script in bash as Slurm would, note what each
-task sees, and end with the code that the case asks for.
+Without Slurm, `stubs_17` runs the Slurm script.
 """
 
 from __future__ import annotations
@@ -23,90 +22,15 @@ from pathlib import Path
 from utils.clusters import SlurmError, one_host_slurm
 
 FOLDER = Path(__file__).with_name("slurm_17")
-STEPS, SAVED_AT = 12, 6
-TASKS, PER_NODE = 4, 2
-JOB_NUMBER = "4711"
+STEPS = 12
 STOPPED = 75
 SECONDS = 20.0
 REAL_SECONDS = 60.0
-
-STUBS = {
-    # One call a task, each with what Slurm would tell it.
-    "srun": """#!/bin/bash
-words=(); for word in "$@"; do case "$word" in -*) [ ${#words[@]} = 0 ] || words+=("$word");; *) words+=("$word");; esac; done
-for task in 0 1 2 3; do
-  SLURM_PROCID=$task SLURM_LOCALID=$((task % 2)) SLURM_NODEID=$((task / 2)) SLURMD_NODENAME=n$((task / 2 + 1)) "${words[@]}"
-done
-exit $STUB_CODE
-""",
-    "scontrol": """#!/bin/bash
-case "$1 $2" in
-  "show hostname"*) printf 'n1\\nn2\\n' ;;
-  "requeue "*) echo "${@:2}" >> "$STUB_NOTES/requeued" ;;
-esac
-""",
-    "python": """#!/bin/bash
-echo "${SLURM_PROCID:-none};${RANK-none};${WORLD_SIZE-none};${MASTER_ADDR-none};${MASTER_PORT-none};${LOCAL_RANK-none}" >> "$STUB_NOTES/tasks"
-""",
-    "hostname": "#!/bin/bash\necho ${SLURMD_NODENAME:-n1}\n",
-}  # fmt: skip
 
 
 def broken(name: str) -> str:
     """The text of job.slurm or train.py as the lab hands it out."""
     return (FOLDER / name).read_text(encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class Tried:
-    """What stubs saw of one run of a script.
-
-    Attributes:
-        tasks: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK by task.
-        requeued: what `scontrol requeue` was given.
-        said: what the script printed, errors included.
-        is_endless: it did not end.
-    """
-
-    tasks: dict[str, tuple[str, ...]]
-    requeued: list[str]
-    said: str
-    is_endless: bool = False
-
-
-def try_script(text: str, *, code: int, restarts: int = 0) -> Tried:
-    """Run a Slurm script with stubs, whose srun ends with `code` on start number `restarts`."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "bin").mkdir()
-        for stub, body in STUBS.items():
-            for called in (stub, "python3") if stub == "python" else (stub,):
-                (folder / "bin" / called).write_text(body, encoding="utf-8")
-                (folder / "bin" / called).chmod(0o755)
-        (folder / "job.slurm").write_text(text, encoding="utf-8")
-        known = {
-            "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '')}", "HOME": name,
-            "STUB_CODE": str(code), "STUB_NOTES": name, "SLURM_JOB_ID": JOB_NUMBER,
-            "SLURM_JOBID": JOB_NUMBER, "SLURM_NTASKS": str(TASKS), "SLURM_NNODES": "2",
-            "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODELIST": "n[1-2]",
-            "SLURM_NPROCS": str(TASKS), "SLURM_NTASKS_PER_NODE": str(PER_NODE),
-            "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
-            "SLURM_RESTART_COUNT": str(restarts),
-        }  # fmt: skip
-        if not restarts:
-            known.pop("SLURM_RESTART_COUNT")  # as Slurm leaves it at the first start
-        try:
-            done = subprocess.run(["bash", "job.slurm"], cwd=folder, env=known, timeout=SECONDS,
-                                  capture_output=True, text=True)  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return Tried({}, [], "", is_endless=True)
-        rows = [line.split(";") for line in _lines(folder / "tasks")]
-        tasks = {row[0]: tuple(row[1:]) for row in rows}
-        return Tried(tasks, _lines(folder / "requeued"), done.stdout + done.stderr)
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
 
 
 def options_of(text: str) -> dict[str, str]:
@@ -121,6 +45,15 @@ def options_of(text: str) -> dict[str, str]:
         elif line.strip() and not line.startswith("#"):
             break
     return found
+
+
+def late_options(text: str) -> list[str]:
+    """`#SBATCH` lines behind the first command, which sbatch does not read."""
+    lines = text.splitlines()
+    first = next(
+        (i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines)
+    )
+    return [line for line in lines[first:] if line.startswith("#SBATCH")]
 
 
 @dataclass(frozen=True)

@@ -131,5 +131,10 @@ def _check(options: Sequence[Option], criteria: Sequence[str]) -> None:
 def _over(row: Option, limits: Mapping[str, float]) -> str:
     for name, most in limits.items():
         if row.values[name] > most:
-            return f"{name} {row.values[name]:,.0f}, the limit is {most:,.0f}"
+            return f"{name} {_short(row.values[name])}, the limit is {_short(most)}"
     return ""
+
+
+def _short(value: float) -> str:
+    """A tenth where it may decide: 30.2 days are not 30."""
+    return f"{value:,.1f}" if value < 100 and value % 1 else f"{value:,.0f}"

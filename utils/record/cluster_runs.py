@@ -39,10 +39,10 @@ sleep 1  # a shard is larger than these
 """
 
 
-def tiny_job() -> Export:
-    """The job of lesson 17: ZeRO-3 over two nodes of two ranks."""
-    cluster = Cluster(gpu="A100-80GB", nodes=2, gpus_per_node=2)
-    plan = Plan(dp=4, zero_stage=3, micro_batch=2, framework="fp32")
+def tiny_job(ranks_per_node: int = 1) -> Export:
+    """The job of lesson 17: ZeRO-3 over two nodes, there of one rank each."""
+    cluster = Cluster(gpu="A100-80GB", nodes=2, gpus_per_node=ranks_per_node)
+    plan = Plan(dp=2 * ranks_per_node, zero_stage=3, micro_batch=2, framework="fp32")
     return export(SHAPE, cluster, plan, Batch(sequences=16, sequence_length=16))
 
 
@@ -102,7 +102,7 @@ EXPERIMENT = Experiment(
     summary="one training script under a Slurm that loses a node, and a Ray that loses a worker",
     configuration={
         "model": "a Llama-style model of 2 layers, 32 wide, random weights",
-        "layout": "ZeRO-3 over 4 ranks: 2 nodes x 2 under Slurm, 4 workers under Ray",
+        "layout": "ZeRO-3 over 2 ranks: 2 nodes under Slurm, 2 workers under Ray",
         "steps": f"{STEPS}, saved every {EVERY}; killed after the save of step {KILLED_AFTER}",
         "slurm": "3 nodes as namespaces of one machine; SlurmdTimeout 2 s, cred_expire 5 s",
     },

@@ -85,8 +85,9 @@ def draw_purchase(
         left, right = figure.subplots(1, 2)
         for (name, law), look in zip(laws.items(), LOOKS, strict=False):
             _valley(left, law, train_flop, name, look)
-            _lifetimes(right, law, served_tokens, _same_quality(laws, law, loss), look)
+            _lifetimes(right, law, served_tokens, _same_quality(laws, law, loss), name, look)
         left.legend(fontsize=9, loc="upper center")
+        right.legend(fontsize=9, loc="upper left")
         left.set_title("the same dollars", fontsize=11)
         right.set_title("the same loss", fontsize=11)
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=13)
@@ -116,14 +117,14 @@ def _valley(axes: Axes, law: ScalingLaw, flop: float, name: str, look: tuple) ->
 
 
 def _lifetimes(
-    axes: Axes, law: ScalingLaw, served: Sequence[float], loss: float, look: tuple
+    axes: Axes, law: ScalingLaw, served: Sequence[float], loss: float, name: str, look: tuple
 ) -> None:
     color, marker, dash = look
     ratios = []
     for tokens in served:
         size = law.cheapest_parameters(loss, tokens)
         ratios.append(law.tokens_for(loss, size) / size)
-    axes.plot(served, ratios, marker=marker, ls=dash, color=color)
+    axes.plot(served, ratios, marker=marker, ls=dash, color=color, label=name)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("tokens served in the model's life")

@@ -99,6 +99,7 @@ from utils.watching import RULES_TEST, Exporter, StandInGpu, prometheus_problem,
 
 # %%
 HOUR = 3600.0
+measured_here = f"measured on this machine, {os.cpu_count()} CPU cores"  # beside seconds: yours will differ
 
 
 def one_run(days, interval, save, restart, mean, seed=1):
@@ -277,7 +278,7 @@ def blocked(folder):
 
 seconds = run_ranks(blocked, 4, work)[0]
 total = sum(file.stat().st_size for file in (work / "sync").iterdir())
-print(f"{format_bytes(total)}:", ", ".join(f"{name} {s:.2f} s" for name, s in seconds.items()), "(measured)")
+print(f"{format_bytes(total)}:", ", ".join(f"{name} {s:.2f} s" for name, s in seconds.items()), f"({measured_here})")
 
 # %% [markdown]
 # **Read it.** Training waits for the second time; until the third, the new checkpoint is not whole.
@@ -295,7 +296,7 @@ for where, rate in {"to the host, by PCIe 5": 256 * pcie, "to a store that takes
     print(f"  {where:<33} {size / rate:6.1f} s (predicted)")
 
 # %% [markdown]
-# **Read it.** The slower of port and store sets the write's time; the copy is quicker.
+# **Read it.** The slower of port and store sets the write's time.
 #
 # ## 3. A save that is cut off
 #
@@ -615,10 +616,10 @@ dist.destroy_process_group()
 # %% [markdown]
 # **Predict.** Two hosts, one rank each; a collective may take 3 s. We kill rank 1 (`kill -9`), then host 1 with its
 # agent (a supervisor restarts it a second later), then cut the link for good. After how many seconds does a rank
-# notice? Write your guesses.
+# notice?
 #
 # The hosts are two **network namespaces**, each with its own address; one virtual cable joins them, and we pull it.
-# Nobody is told: packets no longer arrive. Without namespaces, two agents share this machine's loopback address, and no
+# Nobody is told. Without namespaces, two agents share this machine's loopback address, and no
 # link can be cut.
 
 # %%
@@ -636,7 +637,7 @@ print("hosts of", job.transport)
 # %%
 stored = recorded("survive")[0]
 story, when = run_in(stored, "three faults"), f"{stored.device}, {stored.date}"
-rows = [(f, "measured") for f in job.recoveries] + [(f, f"recorded on {when}") for f in story.recoveries[len(job.recoveries):]]
+rows = [(f, measured_here) for f in job.recoveries] + [(f, f"recorded on {when}") for f in story.recoveries[len(job.recoveries):]]
 for found, evidence in rows:
     kind = found.fault.kind
     print(f"{kind:<13} noticed after {found.noticed_seconds:4.1f} s (your guess {my_seconds_until_noticed[kind]:.1f}), training "
@@ -680,20 +681,22 @@ assert gap < 1e-5, "the job that came back trained something else"
 #
 # ### Growing again
 #
-# In this stored run the link came back after 14 seconds. The moment host 1's agent asks to join again, host 0's stops its
-# rank, and both begin again *from the last checkpoint*: growing costs a restart, too.
+# In this stored run the link came back. The moment host 1's agent asks to join again, host 0's stops its
+# rank, and both begin again *from the last checkpoint*: growing costs a restart, too. It can fail: an agent that gives
+# up just then closes the rendezvous for all (`RendezvousClosedError`).
 
 # %%
 show(draw_progress({"job": progress_of(story)}, title="Shrunk to one host, and grown again", evidence=Evidence.RECORDED,
                    device=when),
      alt="A stored run: after the link is back, a line of two ranks follows that of one rank.")  # fmt: skip
 grown = [world for *_, world, _ in story.worlds()]
+print(f"the link was cut for {story.recoveries[-1].fault.seconds:.0f} s; ranks: {', '.join(map(str, grown))} (recorded on {when})")
 assert grown[-2:] == [1, 2], "the stored run shrinks to one rank and grows to two"
 
 # %% [markdown]
 # ## 6. Tolerance for each step: torchft
 #
-# Must all die because one did? [torchft](https://github.com/meta-pytorch/torchft) lets each *replica*, a rank
+# [torchft](https://github.com/meta-pytorch/torchft) lets each *replica*, a rank
 # or group with a whole model, decide at every step who takes part; a **lighthouse** keeps the list. Gradients are
 # averaged over those who are there, and who comes back fetches the weights from a survivor, not from a disk. It wraps
 # what you have:
@@ -711,15 +714,16 @@ show(draw_progress(panels, title="The same death, two ways to live on", since="t
      alt="Above, torchrun's line has a gap and falls back; below, torchft's line of one rank begins right after the "
      "fault, and becomes one of two ranks again.")  # fmt: skip
 for name, run in runs.items():
-    found = run.recoveries[0]
-    print(f"{name:<31} next step after {found.back_seconds:4.1f} s, steps done twice: {found.steps_lost:2d} (recorded)")
-print(torchft_problem() or "torchft is here: `python -m utils.record survive` runs all of this again, in two minutes.")
+    steps, after = [m.more["step"] for m in run.moments if m.what == "step" and m.rank == 0], run.recoveries[0].back_seconds
+    print(f"{name:<31} next step after {after:4.1f} s, steps done twice: {len(steps) - len(set(steps)):2d} (recorded on {when})")
+print(torchft_problem() or "torchft is here: `python -m utils.record survive` runs all of this again, in a few minutes.")
 
 # %% [markdown]
-# **Read it.** In both, host 1 is away for four seconds; torchrun is told to wait for it. torchft pays one broken step,
-# and goes on. (Its lost replica is back sooner because torch was already loaded; that is no merit of torchft.) The price:
-# each replica holds the whole model; and while one is away the batch is smaller, so the run is no longer *exactly* the
-# same. A restart on as many ranks can be exact, and needs no replicas.
+# **Read it.** In both, host 1 is away for ten seconds, and one host may go on alone. torchrun pays twice, to
+# shrink and to grow: each time all ranks start from the last checkpoint. torchft pays one broken step, and goes on.
+# (Its lost replica imports no torch; that is no merit of torchft.) The price: each replica holds the whole model; and
+# while one is away the batch is smaller, so the run is no longer *exactly* the same. A restart on as many ranks can be
+# exact, and needs no replicas.
 #
 # ## 7. Hangs
 #
@@ -839,7 +843,7 @@ news = run_ranks(watched_run, 4, metrics.name)[0]
 flips = [(step, odd[0]) for step, odd, _ in news if odd]
 print(f"step {flips[0][0]}: rank {flips[0][1][0]}'s tensor {flips[0][1][1]} differs from the others (measured)")
 medians = [statistics.median(row) for row in zip(*(seconds for *_, seconds in news), strict=True)]
-print("own seconds in a step, by rank:", [f"{s:.3f}" for s in medians], "slowest: rank", medians.index(max(medians)))
+print("own seconds in a step, by rank:", [f"{s:.3f}" for s in medians], "slowest: rank", medians.index(max(medians)), f"({measured_here})")
 assert flips[0] == (7, (2, 0)), "the flip is found in the step in which it happens, at rank 2, in the first tensor"
 
 # %% [markdown]
@@ -913,12 +917,12 @@ else:
     with Exporter(metrics.name) as exporter, watch([exporter.address]) as prometheus:
         report(metrics.name, 1, StandInGpu(xid=79).after(0.0, 2**30))
         alert, seconds = prometheus.wait_for("GpuIsLost")
-        print(f"{alert.state} after {seconds:.1f} s (measured): {alert.summary}")
+        print(f"{alert.state} after {seconds:.1f} s ({measured_here}): {alert.summary}")
 metrics.cleanup()
 
 # %% [markdown]
 # **Read it.** Two rules deserve to wake somebody: *no step for a minute*, which catches every hang whatever its cause,
-# and *a lost GPU*. Then comes section 5: drain the host, let the rest go on.
+# and *a lost GPU*.
 #
 # | you see | look at | do |
 # |---|---|---|

@@ -30,10 +30,11 @@ from utils.labs.repairs_17 import broken
 # %% [markdown]
 # ## Exercise 1: a job that must not lose a step
 #
-# A colleague's job trains on two nodes with two ranks each. It never gets past the meeting of its ranks, and it would not
-# survive its time limit or a dead node either. `train.py` stands for a training script: its ranks meet as PyTorch's
-# do, by `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, but start in a tenth of a second. `ranks.wait()` waits for
-# all ranks; `ranks.any(flag)` tells every rank whether the flag of any rank is true.
+# A colleague's job trains on two nodes. On this cluster a node's container starts once, so Slurm starts **one task a
+# node**, a shell that starts two ranks. The ranks never meet, and the job would survive neither its time limit nor a
+# rank that fails. `train.py` stands for a training script: its ranks meet as PyTorch's do, by `RANK`, `WORLD_SIZE`,
+# `MASTER_ADDR` and `MASTER_PORT`, but start in a tenth of a second. `ranks.wait()` waits for all ranks;
+# `ranks.any(flag)` tells every rank whether the flag of any rank is true.
 
 # %%
 print(broken("job.slurm"))
@@ -41,37 +42,41 @@ print("-" * 80)
 print(broken("train.py"))
 
 # %% [markdown]
-# **Spec.** Repair both, as texts. Keep two nodes, two tasks on each, `out.txt`, and `python -u train.py`, started by
-# `srun`.
+# **Spec.** Repair both, as texts. Keep two nodes, one task on each, two ranks in a task, `out.txt`, and
+# `python -u train.py`, started by `srun`. There are nine mistakes; lines that worked in the lesson may be wrong here.
 #
 # - All four ranks meet, also when the nodes do not share a network name such as `localhost`.
 # - Slurm warns the job with `SIGUSR1` two minutes before its time is over. Then the job saves, ends with code 75, and is
-#   requeued. The signal may reach ranks at different moments, and some of them not at all.
+#   requeued. The signal comes to every process of a task, to ranks at different moments, to some perhaps not at all.
 # - A job whose node dies is started again. One that fails every time is not started again for ever.
-# - `out.txt` shows every step once, whatever happened.
+# - A task ends with 0 only if both of its ranks did. `out.txt` shows every step once, also after a signal.
 #
 # Where a Slurm can be started, the check starts one and sends the signal; elsewhere it runs both texts with stand-ins.
 
 # %%
 # BEGIN SOLUTION
 repaired_job = """#!/bin/bash
-#SBATCH --job-name=lab-17
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=2
-#SBATCH --time=5
-#SBATCH --output=out.txt
-#SBATCH --open-mode=append
-#SBATCH --requeue
+#SBATCH --job-name=lab-17 --nodes=2 --ntasks-per-node=1 --time=5
+#SBATCH --output=out.txt --open-mode=append --requeue
 #SBATCH --signal=USR1@120
 
+export MASTER_PORT=29517 WORLD_SIZE=$((2 * SLURM_NTASKS))
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
-export WORLD_SIZE=$SLURM_NTASKS
-
-srun --kill-on-bad-exit=1 bash -c 'RANK=$SLURM_PROCID exec python -u train.py'
+set -o pipefail
+srun --kill-on-bad-exit=1 bash -c '
+  trap "" USR1  # for the ranks, not for this shell
+  for i in 0 1; do
+    RANK=$((2 * SLURM_PROCID + i)) python -u train.py &
+    ranks+=($!)
+  done
+  code=0
+  for rank in "${ranks[@]}"; do wait $rank || code=$?; done
+  exit $code
+' | tee -a losses.txt
 code=$?
+
 if [ $code = 75 ] || { [ $code != 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; }; then
-  scontrol requeue "$SLURM_JOB_ID"
+  scontrol requeue $SLURM_JOB_ID
 fi
 exit $code
 """
@@ -81,9 +86,8 @@ exit $code
 # %%
 # BEGIN SOLUTION
 changes = {
-    "import time\n": "import signal\nimport time\n",
-    "ranks = Ranks()\n": "asked = []\nsignal.signal(signal.SIGUSR1, lambda number, frame: asked.append(number))\n"
-                        "ranks = Ranks()\n",
+    "def leave(number, frame):\n    save(step)\n    raise SystemExit(75)\n\n\nsignal.signal(signal.SIGUSR1, leave)\n":
+        "asked = []\nsignal.signal(signal.SIGUSR1, lambda number, frame: asked.append(number))\n",
     "    ranks.wait()  # gradients\n": "    ends = ranks.any(bool(asked))  # waits for the gradients, too\n",
     "    if (step + 1) % 6 == 0:\n        save(step + 1)\n":
         "    if ends or (step + 1) % 6 == 0:\n        save(step + 1)\n    if ends:\n        raise SystemExit(75)\n",
@@ -97,12 +101,13 @@ for old, new in changes.items():
 check("17.repaired_job", {"job.slurm": repaired_job, "train.py": repaired_train})
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>What bash fills in, and where: the batch script runs once, on the first node. What
-# stands in single quotes after <code>bash -c</code> is filled in by each task.</details>
-# <details><summary>Hint 2</summary>Slurm opens <code>out.txt</code> anew at every start, unless you ask it to
-# append.</details>
-# <details><summary>Hint 3</summary>A handler should note the signal and no more. In the loop, all ranks ask
-# <code>ranks.any(...)</code> once a step, so that they save after the same one.</details>
+# <details><summary>Hint 1</summary>Who fills in each <code>$</code>, how often, and on which node? The batch script
+# runs once, on the first node. What stands in single quotes is filled in by each node's shell.</details>
+# <details><summary>Hint 2</summary>Follow one number: a rank ends with 75. Who is told, and what does that one end
+# with? <code>wait</code>, the shell, <code>srun</code>, <code>tee</code>, <code>$?</code>.</details>
+# <details><summary>Hint 3</summary>A signal handler runs in the middle of a step, on some ranks. It should note the
+# signal and no more. In the loop, all ranks ask <code>ranks.any(...)</code> once a step, so that they save after the
+# same one. And what does the signal do to a shell that has no handler?</details>
 
 # %% [markdown]
 # ## Exercise 2: the cheapest way to a loss by a deadline

@@ -17,7 +17,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 90, and 75 for the lab | any laptop; Slurm needs Linux, root and its packages, else you see a recorded run | a few minutes on two CPU cores, most of them Slurm's; beyond Binder's 1 GB |
+# | 90, and 75 for the lab | any laptop; Slurm needs Linux, root and its packages, else you see a recorded run | about a minute on two CPU cores, half of it Slurm's; beyond Binder's 1 GB |
 #
 # ## A bet
 #
@@ -63,8 +63,8 @@ stored = {row["quantity"]: (row, record) for record in recorded("cluster_runs") 
 # ## One folder, every launcher
 #
 # A launcher starts processes and tells each its number and where to meet. The script should not know which launcher it
-# was. So a plan is exported once: a tiny model, ZeRO-3 on two nodes of two ranks. Every file of the folder comes from
-# this one object.
+# was. So a plan is exported once: a tiny model, ZeRO-3 over two nodes of one rank each. Every file of the folder comes
+# from this one object.
 #
 # The cell also starts a Slurm: a controller, its authentication and three nodes. Each node is a host of its own, made
 # of namespaces as in lesson 11. Nothing of it can be reached from outside.
@@ -72,8 +72,8 @@ stored = {row["quantity"]: (row, record) for record in recorded("cluster_runs") 
 # %%
 tiny = ModelShape(name="tiny", family="llama", layers=2, hidden=32, heads=4, kv_heads=2, feedforward=96,
                   vocabulary=64, max_sequence=16)  # fmt: skip
-cluster = Cluster(gpu="A100-80GB", nodes=2, gpus_per_node=2)
-plan = Plan(dp=4, zero_stage=3, micro_batch=2, framework="fp32")
+cluster = Cluster(gpu="A100-80GB", nodes=2, gpus_per_node=1)
+plan = Plan(dp=2, zero_stage=3, micro_batch=2, framework="fp32")
 job = export(tiny, cluster, plan, Batch(sequences=16, sequence_length=16))
 folder = Path(tempfile.mkdtemp(prefix="lesson-17-"))
 print(*(path.name for path in job.write(folder) if path.parent == folder))
@@ -115,14 +115,16 @@ figure = draw_cluster(history, ["n1", "n2", "n3"], killed={"n2": killed}, eviden
                       title="A job loses a node, and goes on with another")  # fmt: skip
 show(figure, alt="The job runs on n1 and n2; n2 dies; the array runs on n3; the job waits in the queue, then starts on n1 and n3.")
 anew = next(span.start_seconds for span in history if span.state == "RUNNING" and span.restarts)
-print(f"your bet: {my_bet_commands} commands; it took none. From the kill to the new start {anew - killed:.0f} s ({evidence})")
+print(f"your bet: {my_bet_commands} commands; it took none. From the kill to the new start {anew - killed:.0f} s ({evidence}, {device})")
 
 # %% [markdown]
-# **Read it.** The ranks of `n1` saw a closed connection at once. (A real power cut closes none: ranks hang until a
-# timeout.) Yet Slurm lists the job as running until it declares the silent node down and requeues the job. That takes
-# at least `SlurmdTimeout`, 2 s here and 300 by default; the first bar on `n1` shows that it took longer. The array
-# needed only `n3`. In the queue the job waits until its old credential has expired: `cred_expire`, 5 s here, 120 by
-# default. On your cluster expect minutes. The bars of the job include the import of PyTorch on four ranks.
+# **Read it.** The rank of `n1` saw a closed connection at once. (A real power cut closes none: ranks hang until a
+# timeout.) Yet Slurm lists the job as running until it declares the silent node down: its controller calls every node,
+# again and again, and a node is lost whose last answer is older than `SlurmdTimeout`, 2 s here and 300 by default.
+# (A call to a dead host is tried for seconds, and two rounds of calls must fail. Our network says at once that nobody is
+# there.) The array needed only `n3`. In the queue the job waits until its old credential has expired: `cred_expire`, 5 s
+# here, the least that Slurm takes, 120 by default. On your cluster expect minutes. The bars of the job include the
+# import of PyTorch.
 #
 # What did Slurm write down, and is anything lost?
 
@@ -150,7 +152,7 @@ check("17.steps_twice", steps_twice)
 
 # %%
 with contextlib.redirect_stdout(io.StringIO()):
-    alone = losses_of(run_torchrun(folder / "train.py", 4, "--steps", "30"))
+    alone = losses_of(run_torchrun(folder / "train.py", 2, "--steps", "30"))
 rows = {"torchrun": (list(alone.values()), Evidence.MEASURED), "Slurm, a node lost": (list(losses.values()), evidence)}
 if "ray" in stored:
     rows["Ray, a worker lost"] = stored["ray"][0]["losses"], Evidence.RECORDED
@@ -285,13 +287,13 @@ for attempt in (lambda: run_ranks(on_an_older_node, 2), stopped_slurm, lambda: r
 
 # %% [markdown]
 # **Diagnose it.** Different PyTorch versions may *seem* to work: the exported script compares them before the first
-# step. A Slurm that was stopped must be started anew. A tab looks like spaces in most editors. `Podd` is a typing
+# step. A tab looks like spaces in most editors. `Podd` is a typing
 # error.
 
 # %% [markdown]
 # ## The account of a run
 #
-# The job starts anywhere now. What does it cost, and is the money well spent? Two shares answer the
+# What does the job cost, and is the money well spent? Two shares answer the
 # second question. **MFU** (model FLOP utilization) counts what the model needs. **HFU** (hardware FLOP
 # utilization) counts what was computed, recomputation included. Both divide by what the devices could
 # have computed in that time:
@@ -541,6 +543,9 @@ hourly = {name: price(name, "Lambda").usd_per_gpu_hour for name in ("A100-80GB",
 for name, share in (("A100-80GB", 0.45), ("A10", 0.38)):
     useful = device(name).bf16_tflops * share
     print(f"{name:<10} ${hourly[name]:.2f} for {useful:.0f} useful TFLOP/s: ${1e3 * hourly[name] / useful:.1f} for 1,000 of them, an hour")
+h100 = Cluster(gpu="H100", nodes=4, usd_per_gpu_hour=firm.usd_per_gpu_hour,
+               network_bytes_per_second=8 * link("InfiniBand NDR").link_bytes_per_second)  # fmt: skip
+llama_3_mfu = min(float(row["bf16_mfu_pct"]) for row in table("llama3_table4")) / 100
 ethernet = link("Ethernet 25G").link_bytes_per_second
 a10s = Cluster(gpu="A10", nodes=16, gpus_per_node=8, network_bytes_per_second=ethernet, usd_per_gpu_hour=hourly["A10"])
 plain = estimate(thirteen, a10s, Plan(dp=128, recompute="full", framework="zero-paper"), train_batch)
@@ -589,7 +594,7 @@ def matrix(a10_usd=None):
 weights, limits = {"usd": 3, "days": 1, "weeks": 1}, {"days": deadline}
 ranked = decide(matrix(), weights, limits)
 for row in ranked:
-    figures = ", ".join(f"{name} {value:,.0f}" for name, value in row.option.values.items())
+    figures = ", ".join(f"{name} {value:,.{int(name == 'days')}f}" for name, value in row.option.values.items())
     print(f"{row.option.name:<26}{figures or '-':<36}{row.struck or f'{row.score:.2f} ({Evidence.PREDICTED})'}")
 
 # %%
@@ -619,15 +624,16 @@ for card, base in (("A10", "bf16"), ("A10", "nf4-dq"), ("A100-80GB", "bf16")):
     row = estimate(thirteen, one, plan, Batch(sequences=64, sequence_length=2048))
     usd = f"${cost(row, 1e9).usd_per_million_tokens:.2f} a million tokens" if row.fits else "does not fit"
     print(f"LoRA, base in {base:<7} on 8 {card:<10} plain DP: {row.peak.needed_bytes / 1e9:4.0f} GB, {usd} ({Evidence.PREDICTED})")
-h100 = Cluster(gpu="H100", nodes=4, usd_per_gpu_hour=firm.usd_per_gpu_hour,
-               network_bytes_per_second=8 * link("InfiniBand NDR").link_bytes_per_second)  # fmt: skip
-bill = cost(search(thirteen, h100, train_batch).best, tokens)
-print(f"nobody asked for 32 H100: {bill.days:.0f} days, ${bill.usd:,.0f} ({Evidence.PREDICTED}, {firm.origin()})")
+best, claimed = search(thirteen, h100, train_batch).best, llama_3_mfu
+bill, slower = cost(best, tokens), best.mfu / min(best.mfu, claimed)
+print(f"nobody asked for 32 H100: MFU {best.mfu:.0%} ({Evidence.PREDICTED}), {claimed:.0%} for Llama 3 405B ({Evidence.PUBLISHED}); "
+      f"by the lower {bill.days * slower:.1f} days, ${bill.usd * slower:,.0f} ({firm.origin()})")  # fmt: skip
 
 # %% [markdown]
 # **Read it.** With a 4-bit base, plain data parallelism runs on A10s, and a token still costs more than
-# on A100s. A good answer also asks which card is missing from the question. (The last line takes the
-# planner's own MFU, and another provider's price.)
+# on A100s (all three at the planner's MFU). A good answer also asks which card is missing from the question. H100s
+# follow the matrix's rule, the lower of a claimed MFU and the planner's: the claim is the lowest in Llama 3's table, of
+# a far larger run. The price is another provider's.
 #
 # ## What changes on TPUs
 #
@@ -635,16 +641,13 @@ print(f"nobody asked for 32 H100: {bill.days:.0f} days, ${bill.usd:,.0f} ({Evide
 #   joined by links of their own in a 3D torus
 #   ([Google's page](https://docs.cloud.google.com/tpu/docs/v5p)). You do not rent nodes but a
 #   *slice* of a pod, and mesh axes should match its shape. Between slices runs the data-center network.
-# - **The program.** You write for one large device and mark how tensors are split: `xs.Mesh`,
-#   `xs.mark_sharding(weight, mesh, ("fsdp", "model"))`. The XLA compiler inserts the collectives
-#   ([PyTorch/XLA SPMD](https://docs.pytorch.org/xla/release/r2.8/perf/spmd_basic.html); its FSDP is a
-#   [wrapper](https://docs.pytorch.org/xla/release/r2.8/perf/fsdp_spmd.html) over that). In JAX the same
-#   is `jit` with shardings.
-# - **The traps.** `torch_xla` records operations and compiles whole graphs: every new shape compiles
-#   again, so pad to fixed shapes. Reading a value on the host (`.item()`) cuts the graph. A backend
-#   that runs eagerly is on its way
-#   ([proposal](https://github.com/pytorch/xla/issues/9684),
-#   [TorchTPU](https://developers.googleblog.com/en/search/?author=Kat+Ko&technology_categories=AI%2CCloud%2CMobile%2CWeb), April 2026).
+# - **The program.** [TorchTPU](https://docs.cloud.google.com/tpu/docs/pytorch-on-tpu), open source, makes `"tpu"` a
+#   device of PyTorch: one process a chip, eager or `torch.compile`, `torch.distributed` and DTensor as on GPUs. Before
+#   it there was [PyTorch/XLA](https://docs.pytorch.org/xla/release/r2.8/perf/spmd_basic.html): you write for one
+#   large device and mark how tensors are split, `xs.mark_sharding(weight, mesh, ("fsdp", "model"))`, and the XLA
+#   compiler inserts the collectives. In JAX the same is `jit` with shardings.
+# - **The traps.** `torch_xla` records operations and compiles whole graphs, as `torch.compile` does: a new shape
+#   compiles again, so pad to fixed shapes. Reading a value on the host (`.item()`) cuts the graph.
 # - **What stays.** Bytes per parameter, MFU, scaling laws, goodput, the decision matrix. Take the
 #   chip's own peak, and a dated price.
 
