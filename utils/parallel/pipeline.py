@@ -132,6 +132,13 @@ class _WeightedLoss:
         return summed_loss(logits, targets) * self.weight
 
 
+def _handed_on(part: Any, stream: Tensor, tokens: Tensor) -> Tensor:
+    """The shape of a chunk's result: the stream, or of the last one the logits, (b, S, V)."""
+    return (
+        stream if part.head is None else stream.new_empty((*tokens.shape, part.head.out_features))
+    )
+
+
 def pipeline_passes(
     parts: Sequence[nn.Module],
     mesh: DeviceMesh,
@@ -170,7 +177,7 @@ def pipeline_passes(
     stages = [
         PipelineStage(
             part, number, chunks, positions.device, group=group,
-            input_args=stream if number else tokens, output_args=stream,
+            input_args=stream if number else tokens, output_args=_handed_on(part, stream, tokens),
         )
         for number, part in zip(held, parts, strict=True)
     ]  # fmt: skip
