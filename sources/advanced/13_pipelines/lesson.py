@@ -422,7 +422,8 @@ for name, each in SEVEN.items():
     try:
         results = run_ranks(train_pytorch, RANKS, name, each)
     except RankError as error:  # an older PyTorch lets a rank that holds two neighbours send to itself
-        assert "Pair is not connected" in str(error), f"{name}: {error}"
+        if "Pair is not connected" not in str(error):
+            raise
         print(f"{name:<22} skipped: PyTorch {torch.__version__} cannot run it over gloo")
         continue
     loss_gap, gradient_gap = same_as_one_process(results)
