@@ -132,6 +132,19 @@ def test_ranks_call_different_collectives():
     assert "rank 1 in all_gather_object" in text and "same order" in text
 
 
+def test_one_that_sends_and_one_that_receives_are_not_in_different_collectives():
+    def worker():
+        if dist.get_rank() == 0:
+            dist.recv(torch.ones(2), 1)
+        elif dist.get_rank() == 2:
+            dist.send(torch.ones(10**7), 1)
+        time.sleep(60)
+
+    text = str(failure_of(worker))
+    assert "rank 0 stood in recv" in text and "rank 2 stood in send" in text
+    assert "different collectives" not in text
+
+
 def test_ranks_give_different_sizes():
     def worker():
         dist.all_reduce(torch.ones(2 + 1000 * dist.get_rank()))
