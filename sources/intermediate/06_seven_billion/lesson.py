@@ -630,9 +630,11 @@ show(*bars(1024, 4))
 # ### Beside published peaks
 #
 # The simulator against peaks that others measured: litgpt's LoRA of the same Llama-2-7B on an A100 (allocated
-# memory, texts of 1,304 tokens), and PEFT's of a 3B on an H100 (reserved memory, evaluation included). Each row
+# memory, texts of 1,304 tokens), and PEFT's of a 3B on an L40S (reserved memory, evaluation included). Each row
 # is simulated in its own configuration. litgpt's row with NF4 stands twice: with the libraries of its time, and
-# with today's.
+# with today's. litgpt's norms compute in fp32 since
+# [a change](https://github.com/Lightning-AI/litgpt/commit/6178c7c) that came between the commit which the tables name
+# and their publication; the peaks say that the runs had it.
 
 # %%
 from utils.validation.simulation_published import litgpt_step, peft_step
@@ -640,10 +642,10 @@ from utils.validation.tables import table
 
 lit = {(row["quantization"], row["micro_batch"]): float(row["max_gpu_ram_gb"])
        for row in table("litgpt_adapters") if row["model"] == "Llama 2" and row["max_gpu_ram_gb"] != "OOM"}
-cases = [("litgpt, Llama 2 7B, bf16", lit["None", "1"], litgpt_step("Llama 2", 1, "None", early=False).peak_bytes)]
+cases = [("litgpt, Llama 2 7B, bf16", lit["None", "1"], litgpt_step("Llama 2", 1, "None", early=False, fp32_norms=True).peak_bytes)]
 if four_bits:
     cases += [(f"litgpt, Llama 2 7B, NF4-dq, {when}", lit["bnb.nf4-dq", "1"],
-               litgpt_step("Llama 2", 1, "bnb.nf4-dq", early=when == "2023").peak_bytes)
+               litgpt_step("Llama 2", 1, "bnb.nf4-dq", early=when == "2023", fp32_norms=True).peak_bytes)
               for when in ("2023", "today")]  # fmt: skip
 row = next(r for r in table("peft_adapters") if r["experiment"].endswith("3B-rank32"))
 cases.append(("PEFT, Llama 3.2 3B, bf16, reserved", float(row["memory_max_bytes"]) / GB,
@@ -653,14 +655,14 @@ cases.append(("our map's LoRA, read at 1,304 tokens", lit["None", "1"], low + 28
 for case, published, simulated in cases:
     ratio = simulated / GB / published
     print(f"{case:<37}published {published:5.2f} GB  simulated {simulated / GB:5.2f} GB  ratio {ratio:.3f}")
-    assert "NF4" in case or abs(ratio - 1) < 0.06, f"{case}: run `make validate` for all rows"
+    assert "today" in case or abs(ratio - 1) < 0.05, f"{case}: run `make validate` for all rows"
 recorded_table("llama7b_adapters", columns=["method", "sequence_length", "micro_batch", "peak_bytes"])
 
 # %% [markdown]
-# **Read it.** The 16-bit rows lie within 6%. In 2023 bitsandbytes kept an input of every packed layer that
+# **Read it.** All rows but "today" lie within 5%. In 2023 bitsandbytes kept an input of every packed layer that
 # no one needed, and litgpt unpacked through fp16. The row "2023" has both, the row "today" has neither, and
-# needs much less. The "2023" row comes out some 6% low, and that is not explained (lesson 05a): leave a margin
-# of 10% on four-bit peaks until a GPU row is recorded.
+# needs much less. What a library keeps beside your model changes with its version: leave a margin of 10% on
+# four-bit peaks until a GPU row is recorded.
 #
 # ### The same run in lesson 05a
 #
