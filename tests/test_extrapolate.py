@@ -16,7 +16,8 @@ from utils.memory import Measurement, OverBudgetError, budget
 from utils.simulation import simulate
 from utils.simulation.alignment import stream
 from utils.simulation.extrapolate import FROM_LAYERS, extrapolate
-from utils.units import Evidence
+from utils.techniques import OffloadedOptimizer
+from utils.units import MIB, Evidence
 from utils.validation.simulation_cpu import OPTIMIZERS, cross_entropy, keep_matmuls
 
 BuildAt = Callable[[int], tuple[nn.Module, torch.optim.Optimizer]]
@@ -122,12 +123,24 @@ TECHNIQUES: dict[str, tuple[BuildAt, Callable[..., None], tuple[int, int, int]]]
 }  # fmt: skip
 
 
+def assert_allocator(extended: Measurement, whole: Measurement) -> None:
+    """A GPU's own words: of the deep step, not of a shallow one."""
+    assert set(extended.allocator_bytes) == set(whole.allocator_bytes)
+    if whole.reserved_bytes is None:
+        return
+    assert whole.reserved_bytes == pytest.approx(extended.reserved_bytes, rel=0.06, abs=2 * MIB)
+    assert extended.reserved_bytes >= extended.allocator_bytes["allocated peak"]
+    assert extended.allocator_bytes["allocated peak"] >= extended.peak_bytes
+    assert extended.host_bytes == whole.host_bytes
+
+
 def assert_same(extended: Measurement, whole: Measurement) -> None:
     """Peak, its phase, categories, and every message of the step."""
     assert extended.peak_bytes == whole.peak_bytes
     assert extended.peak_phase == whole.peak_phase
     assert extended.breakdown == whole.breakdown
     assert stream(extended.timeline) == stream(whole.timeline)
+    assert_allocator(extended, whole)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -152,6 +165,22 @@ def test_on_both_sides_of_a_crossing(device: str, depth: int) -> None:
         assert extended.peak_phase == phase
     naive = small[0].peak_bytes + (depth - 3) * (small[1].peak_bytes - small[0].peak_bytes)
     assert naive < 0.95 * extended.peak_bytes
+
+
+def test_what_a_gpu_reserves_and_the_host_keeps_is_that_of_the_deep_step() -> None:
+    def build_at(layers: int) -> tuple[nn.Module, Any]:
+        model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(layers)))
+        return model, OffloadedOptimizer(torch.optim.AdamW(model.parameters()))
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        model(torch.zeros(512, 1024)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    extended = extrapolate(build_at, step, layers=24)
+    assert extended.reserved_bytes >= 24 * 8 * MIB, "weights and gradients of all layers"
+    assert extended.host_bytes >= 24 * 16 * MIB, "an fp32 copy, its gradient and two moments"
+    assert_allocator(extended, simulate(lambda: build_at(24), step))
 
 
 @pytest.mark.parametrize("layers", [FROM_LAYERS[-1] - 1, FROM_LAYERS[-1]])

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from utils.memory.budget import OverBudgetError
 from utils.memory.timeline import MemoryTimeline
-from utils.simulation.cuda_allocator import SEGMENT_GRAIN_BYTES, Act, CachingAllocator, replayed
+from utils.simulation.cuda_allocator import (
+    SEGMENT_GRAIN_BYTES,
+    Act,
+    CachingAllocator,
+    replayed,
+    requests,
+)
 from utils.units import format_bytes
 
 
@@ -57,7 +63,7 @@ def replay(
         OverBudgetError: the capacity is too small.
     """
     allocator = CachingAllocator(capacity_bytes=capacity_bytes, history=[])
-    existing, events = _requests(timeline)
+    existing, events = requests(timeline)
     replayed(existing, (), allocator)
     acts = [(timeline.start_ns, act) for act in allocator.history or ()]
     for event in events:
@@ -71,7 +77,7 @@ def replay(
 
 def smallest_capacity(timeline: MemoryTimeline) -> int:
     """The smallest GPU, in steps of 2 MiB, on which the allocator serves every request."""
-    existing, events = _requests(timeline)
+    existing, events = requests(timeline)
 
     def serves(capacity: int) -> bool:
         try:
@@ -94,23 +100,6 @@ def pinned_bytes(allocator: CachingAllocator) -> int:
         size for start, size in allocator.segments.items()
         if any(start <= address < start + size for address in used)
     )  # fmt: skip
-
-
-def _requests(
-    timeline: MemoryTimeline,
-) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
-    """What was there before, and (time, name, bytes) of all else; names are indices of allocations."""
-    existing, events = [], []
-    for name, block in enumerate(timeline.allocations):
-        if not block.bytes:
-            continue
-        if block.born_ns <= timeline.start_ns:
-            existing.append((name, block.bytes))
-        else:
-            events.append((block.born_ns, name, block.bytes))
-        if block.died_ns is not None:
-            events.append((block.died_ns, name, -block.bytes))
-    return existing, sorted(events, key=lambda event: (event[0], event[2] > 0))
 
 
 def _row(name: str, now: int, peak: int | None) -> str:

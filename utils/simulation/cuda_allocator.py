@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from utils.memory.budget import OverBudgetError
 from utils.memory.source import CUDA_BLOCK_BYTES, rounded
+from utils.memory.timeline import MemoryTimeline
 from utils.units import MIB, format_bytes
 
 SMALL_REQUEST_BYTES = 1 * MIB  # kSmallSize
@@ -210,3 +211,21 @@ def replayed(
         else:
             allocator.release(address)
     return allocator
+
+
+def requests(
+    timeline: MemoryTimeline,
+) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
+    """A step as `replayed` takes it: what was there before, and (time, name, bytes) of all else;
+    names are indices of its allocations."""
+    existing, events = [], []
+    for name, block in enumerate(timeline.allocations):
+        if not block.bytes:
+            continue
+        if block.born_ns <= timeline.start_ns:
+            existing.append((name, block.bytes))
+        else:
+            events.append((block.born_ns, name, block.bytes))
+        if block.died_ns is not None:
+            events.append((block.died_ns, name, -block.bytes))
+    return existing, sorted(events, key=lambda event: (event[0], event[2] > 0))

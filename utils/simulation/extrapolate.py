@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -16,6 +17,7 @@ from utils.memory.source import rounded
 from utils.memory.timeline import MemoryTimeline
 from utils.parallel.dims import ParallelDims
 from utils.simulation.alignment import Misaligned, align, line, stream, timeline
+from utils.simulation.cuda_allocator import replayed, requests
 from utils.simulation.devices import VERDICTS, simulated_device
 from utils.simulation.simulate import KEPT, simulate
 from utils.traffic.collectives import Traffic
@@ -73,6 +75,9 @@ def extrapolate(
 
     Returns:
         A measurement with evidence *simulated*; its last note says what it was extended from.
+        `reserved_bytes` is that of the extended step alone, without the gaps that the step before
+        it left: within some percent of a whole simulation's. `host_bytes` is None where the
+        host's peak does not grow along a line.
 
     Raises:
         ValueError: the small steps do not align, or `layers` is no whole number of repetitions.
@@ -124,8 +129,7 @@ def _deeper(found: Sequence[Measurement], depths: Depths, layers: int) -> Measur
         extended = timeline(pattern.stream((layers - depths[0]) // period))
     except Misaligned as error:
         raise _refusal("layers", depths, error, "simulate() runs the whole depth.") from error
-    traffic = _traffic(found, depths, layers, "layers")
-    return _extended(found[0], extended, traffic, f"{_listed(depths)} layers to {layers}")
+    return _extended(found, extended, depths, layers, "layers")
 
 
 def larger(found: Sequence[Measurement], sizes: Depths, batch: int, grain: int) -> Measurement:
@@ -137,18 +141,34 @@ def larger(found: Sequence[Measurement], sizes: Depths, batch: int, grain: int) 
         )
     except Misaligned as error:
         raise _refusal("samples", sizes, error, "simulate() takes any batch.") from error
-    traffic = _traffic(found, sizes, batch, "samples")
-    note = f"{_listed(sizes)} samples to {batch}"
-    return _extended(found[0], timeline(messages), traffic, note)
+    return _extended(found, timeline(messages), sizes, batch, "samples")
 
 
 def _extended(
-    base: Measurement, deep: MemoryTimeline, traffic: tuple[Traffic, ...], steps: str
+    found: Sequence[Measurement], deep: MemoryTimeline, places: Depths, place: int, what: str
 ) -> Measurement:
-    note = f"{_EXTENDED} {steps}, allocation by allocation."
+    base = found[0]
+    note = f"{_EXTENDED} {_listed(places)} {what} to {place}, allocation by allocation."
     return dataclasses.replace(
-        base, timeline=deep, traffic=traffic, notes=(*lasting_notes(base), note)
-    )
+        base, timeline=deep, traffic=_traffic(found, places, place, what),
+        allocator_bytes=_allocator_bytes(found, deep, places, place),
+        notes=(*lasting_notes(base), note),
+    )  # fmt: skip
+
+
+def _allocator_bytes(
+    found: Sequence[Measurement], deep: MemoryTimeline, places: Depths, place: int
+) -> dict[str, int]:
+    """What the caching allocator says of the extended step, and the host's peak where it grows
+    along a line; {} for a CPU."""
+    if not found[0].allocator_bytes:
+        return {}
+    cache = replayed(*requests(deep))
+    said = {"allocated peak": cache.allocated_peak_bytes, "reserved peak": cache.reserved_bytes}
+    with contextlib.suppress(Misaligned):  # another moment of the step decides at another size
+        hosts = [m.allocator_bytes["host peak"] for m in found]
+        said["host peak"] = _on_line(hosts, places, place, 1)
+    return said
 
 
 def _on_line(values: Sequence[int], places: Sequence[int], place: int, grain: int) -> int:
