@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
@@ -94,26 +94,40 @@ def timeline(messages: Stream) -> MemoryTimeline:
         Misaligned: a block dies that is not alive.
     """
     marks: list[Mark] = []
-    blocks: list[Allocation] = []
-    alive: defaultdict[object, deque[int]] = defaultdict(deque)
+    births: list[tuple[Message, int]] = []
+    alive: defaultdict[tuple[int, Values], deque[int]] = defaultdict(deque)
+    codes = _Codes()
     died: dict[int, int] = {}
     now_ns = 0
     for message in messages:
         now_ns += message.kind != _EXISTING and bool(marks)
-        identity = (message.label[1:], message.values)
         if message.kind == _MARK:
             marks.append(Mark(now_ns, *message.label[1:]))
-        elif message.kind == _DIED:
-            if not alive[identity]:
-                raise Misaligned(f"{message} comes before its birth.")
-            died[alive[identity].popleft()] = now_ns
+            continue
+        same = alive[codes[message.label], message.values]
+        if message.kind != _DIED:
+            same.append(len(births))
+            births.append((message, now_ns))
+        elif same:
+            died[same.popleft()] = now_ns
         else:
-            alive[identity].append(len(blocks))
-            blocks.append(_block(message, len(blocks), now_ns))
-    ended = [
-        replace(block, died_ns=died[i]) if i in died else block for i, block in enumerate(blocks)
-    ]
-    return MemoryTimeline(ended, marks, 0, now_ns + 1)
+            raise Misaligned(f"{message} comes before its birth.")
+    blocks = [_block(birth, i, born, died.get(i)) for i, (birth, born) in enumerate(births)]
+    return MemoryTimeline(blocks, marks, 0, now_ns + 1)
+
+
+class _Codes:
+    """A small integer for what a label says of a block. Labels are hashed once each, by their
+    address after that: the hash of an enumeration's member is slow."""
+
+    def __init__(self) -> None:
+        self._by_address: dict[int, int] = {}
+        self._codes: dict[tuple[Any, ...], int] = {}
+
+    def __getitem__(self, label: tuple[Any, ...]) -> int:
+        if id(label) not in self._by_address:
+            self._by_address[id(label)] = self._codes.setdefault(label[1:], len(self._codes))
+        return self._by_address[id(label)]
 
 
 def _message(kind: int, block: Allocation) -> Message:
@@ -122,11 +136,11 @@ def _message(kind: int, block: Allocation) -> Message:
     return Message((kind, block.category, block.born_in, template), (block.bytes, *indices))
 
 
-def _block(message: Message, address: int, born_ns: int) -> Allocation:
+def _block(message: Message, address: int, born_ns: int, died_ns: int | None) -> Allocation:
     _, category, born_in, template = message.label
     size, *indices = message.values
-    module = str(template).format(*indices)
-    return Allocation(address, size, born_ns, None, category, born_in, module)
+    module = template.format(*indices) if indices else template
+    return Allocation(address, size, born_ns, died_ns, category, born_in, module)
 
 
 class Term(NamedTuple):
@@ -290,11 +304,13 @@ def line(streams: Sequence[Stream], value_at: Callable[[Sequence[int]], int]) ->
     """
     if len({len(stream) for stream in streams}) > 1:
         raise Misaligned("Their steps take and give back a different number of blocks.")
-    messages = []
-    for same in zip(*streams, strict=True):
-        if len({(m.label, m.values[1:]) for m in same}) > 1:
-            raise Misaligned(f"Their steps part at {same[0]}.")
-        sizes = [m.values[0] for m in same if m.values]
-        size = (value_at(sizes),) if sizes else ()
-        messages.append(Message(same[0].label, (*size, *same[0].values[1:])))
-    return messages
+    return [_on_line(same, value_at) for same in zip(*streams, strict=True)]
+
+
+def _on_line(same: Sequence[Message], value_at: Callable[[Sequence[int]], int]) -> Message:
+    first, *others = same
+    label, indices = first.label, first.values[1:]
+    if any(other.label != label or other.values[1:] != indices for other in others):
+        raise Misaligned(f"Their steps part at {first}.")
+    sizes = [message.values[0] for message in same if message.values]
+    return Message(label, (value_at(sizes), *indices)) if sizes else first

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from utils.parallel.dims import ParallelDims
 from utils.simulation.alignment import Misaligned, align, line, stream, timeline
 from utils.simulation.cuda_allocator import replayed, requests
 from utils.simulation.devices import VERDICTS, simulated_device
+from utils.simulation.garbage import set_aside
 from utils.simulation.simulate import KEPT, simulate
 from utils.traffic.collectives import Traffic
 
@@ -120,6 +120,7 @@ def lasting_notes(found: Measurement) -> tuple[str, ...]:
     return tuple(note for note in found.notes if not note.startswith((*VERDICTS, KEPT)))
 
 
+@set_aside()  # messages by the ten thousand, none of them garbage
 def _deeper(found: Sequence[Measurement], depths: Depths, layers: int) -> Measurement:
     """Extend three simulations of rising depth to `layers`."""
     period = depths[1] - depths[0]
@@ -132,6 +133,7 @@ def _deeper(found: Sequence[Measurement], depths: Depths, layers: int) -> Measur
     return _extended(found, extended, depths, layers, "layers")
 
 
+@set_aside()
 def larger(found: Sequence[Measurement], sizes: Depths, batch: int, grain: int) -> Measurement:
     """Extend three simulations of rising batch size to `batch`, block by block."""
     try:
@@ -178,12 +180,13 @@ def _on_line(values: Sequence[int], places: Sequence[int], place: int, grain: in
         Misaligned: the middle point is off the line by more than the rounding of all three.
     """
     low, middle, high = values
-    slope = Fraction(high - low, places[2] - places[0])
-    off = abs(low + slope * (places[1] - places[0]) - middle)
-    if off and off >= grain:
+    first, second, third = places
+    whole = third - first
+    off = low * whole + (high - low) * (second - first) - middle * whole
+    if off and abs(off) >= grain * whole:
         raise Misaligned(f"A block takes {low:,}, {middle:,} and {high:,} bytes: no line.")
-    exact = low + slope * (place - places[0])
-    return rounded(-(-exact.numerator // exact.denominator), grain)
+    exact = low * whole + (high - low) * (place - first)
+    return rounded(-(-exact // whole), grain)
 
 
 def _traffic(
