@@ -338,7 +338,7 @@ check("04.bytes_under_amp", bytes_under_amp)
 # Backward makes the last layer's gradients first. DDP does not wait for the rest: a full bucket is
 # reduced *while* backward goes on. DDP closes a bucket once it has reached its cap, by default 1 MiB
 # for the first and 25 MiB for the others: two buckets here, as *calls* above says. The next cell closes
-# them at a quarter of a MiB, and `torch.profiler` records one step.
+# them at a quarter of a MiB, and `torch.profiler` records steps; the quickest is drawn.
 
 # %%
 def profiled_step():
@@ -352,9 +352,12 @@ def profiled_step():
         step()
     with traffic() as sent:
         step()
-    with torch.profiler.profile() as profile:
-        step()
-    found = [(e.name, e.time_range.start / 1e6, e.time_range.end / 1e6) for e in profile.events()]
+    profiled = []
+    for _ in range(5):  # the quickest has least of what else the machine does
+        with torch.profiler.profile() as profile:
+            step()
+        profiled.append([(e.name, e.time_range.start / 1e6, e.time_range.end / 1e6) for e in profile.events()])
+    found = min(profiled, key=lambda events: max(end for *_, end in events) - min(start for _, start, _ in events))
     return found, [row.payload_bytes for row in sent.collectives]
 
 
@@ -368,7 +371,7 @@ backward = [Span("gradient into its bucket" if "AccumulateGrad" in name else "ba
 reduces = sorted((start, end) for name, start, end in events if name == "gloo:all_reduce")
 sending = {f"bucket {number}, {size / 1024:.0f} KiB": [Span("all-reduce of a bucket", *span)]
            for number, (size, span) in enumerate(zip(bucket_bytes, reduces, strict=True), 1)}  # fmt: skip
-lanes = {"engine": backward} | sending
+lanes = {"rank 0": backward} | sending
 figure = draw_lanes(lanes, title="One backward of DDP on rank 0", device="CPU, 1 thread a rank")
 show(figure, alt="Backward's operations in the first lane, and below it one lane per bucket: the first "
      "all-reduces begin before backward has ended, the last one after its last operation.")  # fmt: skip
