@@ -244,7 +244,7 @@ NUMERIC = {
     "01": ["state_bytes", "saved_bytes", "largest_batch"],
     "02": ["predicted_peak", "measured_peak", "kept_by_module", "largest_on_card", "amp_step"],
     "03": ["decode_float", "find_bad_data"],
-    "04": ["sent_bytes", "make_buckets"],
+    "04": ["exposed_seconds", "make_buckets"],
     "05": ["predicted_bytes", "best_set"],
     "06": ["lora_states"],
     "07": ["exposed_seconds", "best_choice"],

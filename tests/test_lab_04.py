@@ -19,7 +19,7 @@ from utils.labs.verdict import Status
 from utils.ranks import run_ranks
 
 LAB = solved_lab("beginner/04_four_ranks")
-EXERCISES = ["by_hand", "sent_bytes", "make_buckets", "accumulate", "deadlock"]
+EXERCISES = ["by_hand", "exposed_seconds", "make_buckets", "accumulate", "deadlock"]
 
 
 PARS = {
@@ -170,20 +170,53 @@ def test_an_endless_loop_ends_in_a_message(monkeypatch: pytest.MonkeyPatch) -> N
     nudged(verdict, "a loop that never ends")
 
 
+def sending(sizes: Any, ranks: int, link: float) -> list[float]:
+    return [2 * (ranks - 1) / ranks * size / link for size in sizes]
+
+
+def hidden(sizes: Any, ranks: int, link: float, backward: float) -> float:
+    return max(0.0, sum(sending(sizes, ranks, link)) - backward)
+
+
+def below_zero(sizes: Any, ranks: int, link: float, backward: float) -> float:
+    return sum(sending(sizes, ranks, link)) - backward
+
+
+def always_hidden(sizes: Any, ranks: int, link: float, backward: float) -> float:
+    return sending(sizes, ranks, link)[-1]
+
+
+def never_alone(sizes: Any, ranks: int, link: float, backward: float) -> float:
+    *before, last = sending(sizes, max(ranks, 2), link)
+    return max(0.0, sum(before) - backward) + last
+
+
 @pytest.mark.parametrize(
     ("formula", "words"),
     [
-        (lambda count, ranks, size: count * size * (ranks > 1), "That is the payload"),
-        (lambda count, ranks, size: 2 * count * size * (ranks > 1), "N - 1 of N parts"),
-        (lambda count, ranks, size: (ranks - 1) * count * size / ranks, "one round"),
-        (lambda count, ranks, size: 2 * (ranks - 1) * count * size, "all ranks together"),
-        (lambda count, ranks, size: 2 * (ranks - 1) * count / ranks, "Two rounds"),
-        (lambda count, ranks, size: 2 * max(ranks - 1, 3) * count * size / 4, "nobody to send to"),
-        (lambda count, ranks, size: None, "Is there a `return`?"),
+        (lambda sizes, ranks, link, backward: sum(sizes) / link, "That is the payload"),
+        (lambda sizes, ranks, link, backward: sum(sending(sizes, ranks, link)), "all sending"),
+        (hidden, "Does the last bucket hide?"),
+        (below_zero, "never negative"),
+        (always_hidden, "the last bucket alone"),
+        (never_alone, "nobody to send to"),
+        (lambda sizes, ranks, link, backward: 0.03, "begins when backward ends"),
+        (lambda sizes, ranks, link, backward: None, "Is there a `return`?"),
     ],
 )
-def test_wrong_bytes(formula: Any, words: str) -> None:
-    nudged(lab_04.sent_bytes(formula), words)
+def test_wrong_seconds(formula: Any, words: str) -> None:
+    nudged(lab_04.exposed_seconds(formula), words)
+
+
+def test_a_list_that_is_emptied_on_the_way() -> None:
+    def emptied(sizes: Any, ranks: int, link: float, backward: float) -> float:
+        done = 0.0
+        while len(sizes) > 1:
+            done += sending([sizes.pop(0)], ranks, link)[0]
+        return max(done, backward) + sending(sizes, ranks, link)[0] - backward
+
+    for _ in range(2):
+        assert lab_04.exposed_seconds(emptied).status is Status.CORRECT
 
 
 def greedy(order: Any, fits: Any) -> Any:

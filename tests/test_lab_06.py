@@ -137,10 +137,41 @@ def test_wrong_quantizers(wrong: Callable[..., Any], words: str) -> None:
 
 def test_codes_of_any_integer_type_and_shape() -> None:
     def nf4_quantize(weight: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
-        blocks = weight.reshape(-1, 64)
-        return nearest(blocks / per_block(blocks)[:, None], nf4_levels()).int(), per_block(blocks)
+        parts = weight.flatten().split(64)
+        scales = torch.stack([part.abs().max() for part in parts])
+        codes = torch.cat([nearest(part / part.abs().max(), nf4_levels()) for part in parts])
+        whole = codes.numel() % 64 == 0
+        return (codes.int().view(-1, 64) if whole else codes.int()), scales
 
     assert lab_06.nf4_quantize(nf4_quantize).status is Status.CORRECT
+
+
+def padded(fill: float, codes_kept: slice) -> Callable[..., Any]:
+    def nf4_quantize(weight: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
+        blocks = F.pad(weight.flatten(), (0, -weight.numel() % 64), value=fill).view(-1, 64)
+        codes = nearest(blocks / per_block(blocks)[:, None], levels).flatten()
+        return (codes if weight.numel() % 64 == 0 else codes[codes_kept]), per_block(blocks)
+
+    return nf4_quantize
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (padded(0.0, slice(None)), "512 codes and 8 scales"),
+        (padded(0.0, slice(12, None)), "no others"),
+        (padded(9.0, slice(500)), "must not be its largest magnitude"),
+        (lambda w, levels: padded(0.0, slice(None))(w.flatten()[: w.numel() // 64 * 64], levels),
+         "the 52 that are left"),
+    ],
+)  # fmt: skip
+def test_a_short_last_block(wrong: Callable[..., Any], words: str) -> None:
+    nudged(lab_06.nf4_quantize(wrong), words)
+
+
+def test_whole_blocks_alone_are_not_enough() -> None:
+    report = check("06.nf4_quantize", quantizer(per_block))
+    assert report.status is Status.NOT_YET and "500" in str(report)
 
 
 # Exercise 3

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from utils.labs import ranks_04 as workers
-from utils.labs.cases import Case, Exercise, Question, judge, scored, takes
+from utils.labs.cases import Case, Question, first_wrong, judge, scored, takes
 from utils.labs.checking import starts_ranks
 from utils.labs.kinds import NotYet, function, keys, number, one_of, several, text, whole
 from utils.labs.verdict import Verdict, correct, not_yet
@@ -106,28 +106,36 @@ def _one_call(report: workers.ByHand) -> Verdict | None:
     return judge(report.reduces, 1, f"{report.reduces} all-reduces", nudge=nudge)
 
 
-def _sent(count: int, ranks: int, size: int) -> Case:
-    payload, nudge = (
-        count * size,
-        "Two rounds; in each, a rank sends N - 1 parts of payload / N bytes.",
-    )
-    wrong = {} if ranks == 1 else {
-        payload: "That is the payload, what a rank puts in. What does a ring make of it?",
-        2 * payload: "Nearly: in each of the two rounds a rank passes on N - 1 of N parts, not all.",
-        payload * (ranks - 1) / ranks: "That is one round, the reducing. The sums must go round as well.",
-        2 * payload * (ranks - 1): "That is all ranks together. One rank sends an N-th of it.",
+def _exposed(sizes: list[int], ranks: int, backward: float, nudge: str) -> Case:
+    link = 10e9
+    seconds = [2 * (ranks - 1) / ranks * size / link for size in sizes]
+    right = max(0.0, sum(seconds[:-1]) - backward) + seconds[-1]
+    known = {
+        sum(sizes) / link: "That is the payload over the link's rate. How much does a ring send of it?",
+        sum(seconds): "That is all sending. Buckets travel while backward computes: what is hidden does not count.",
+        0.0: "Does the last bucket hide? It is full only when backward is over.",
+        sum(seconds) - backward: "An exposed time is never negative: a link that is done early gives nothing back.",
+        seconds[-1]: "That is the last bucket alone. Are the others through when backward is over?",
     }  # fmt: skip
-    says = f"for {count:,} gradients of {size} bytes on {ranks} rank(s)"
-    return Case((count, ranks, size), 2 * (ranks - 1) * payload / ranks, says, wrong,
-                "One rank has nobody to send to." if ranks == 1 else nudge)  # fmt: skip
+    buckets = ", ".join(f"{size:,}" for size in sizes)
+    says = f"for buckets of {buckets} bytes, {ranks} rank(s), 10 GB/s, backward {backward} s"
+    wrong = {value: text for value, text in known.items() if value != right}
+    return Case((list(sizes), ranks, link, backward), right, says, wrong, nudge)
 
 
-sent_bytes = Exercise(
-    "Exercise 2: bytes that a rank of a ring sends in one step.",
-    [_sent(1_000_000, 4, 4), _sent(1_000_000, 1, 4), _sent(350, 7, 2)],
-    within=1e-6, relative=1e-6,
-    note="the payload twice, less one part in N; nothing for one rank",
-)  # fmt: skip
+@takes(function())
+def exposed_seconds(answer: Callable[[list[int], int, float, float], float]) -> Verdict:
+    """Exercise 2: by how much sending makes a step longer."""
+    sizes, alone = [600_000_000, 300_000_000, 100_000_000], "One rank has nobody to send to."
+    cases = [  # made anew in each call: a learner's function may change its list
+        _exposed(sizes, 4, 0.2, "The first buckets hide here; the last one begins when backward ends."),
+        _exposed(sizes, 4, 0.1, "Here the link is still busy when backward ends: the last bucket waits for it."),
+        _exposed([400_000_000], 2, 0.5, "A single bucket is the last one: nothing hides it."),
+        _exposed([400_000_000, 1_000_000], 1, 0.1, alone),
+    ]  # fmt: skip
+    note = "what is sent behind backward costs nothing; the last bucket always does"
+    return first_wrong(answer, cases, within=1e-9, relative=1e-6) or correct(note)
+
 
 _SIZES = [([40, 10, 10, 10, 30], 40), ([5] * 9, 20), ([100, 1, 1], 10)]
 PAR_BUCKETS, PAR_PAYLOAD_BYTES = 6, 148

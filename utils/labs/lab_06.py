@@ -64,7 +64,7 @@ def _states_nudge(name: str, found: float, frozen: int, matrices: list, count: i
 
 @takes(function())
 def nf4_quantize(answer: Callable[[Tensor, Tensor], Any]) -> Verdict:
-    """Exercise 2: codes and scales of blocks of 64, two of them in each row."""
+    """Exercise 2: codes and scales of blocks of 64, two in each row; then a last block of 52."""
     torch.manual_seed(2)
     weight = (torch.randn(8, BLOCK) * torch.linspace(0.1, 3, 8)[:, None]).view(4, 2 * BLOCK)
     levels = nf4_levels()
@@ -77,6 +77,9 @@ def nf4_quantize(answer: Callable[[Tensor, Tensor], Any]) -> Verdict:
         return verdict
     if not torch.equal(codes.long(), right_codes.long()):
         return _wrong_codes(weight, codes.long(), right_codes.long())
+    ragged = torch.randn(5, 100)  # seven blocks, and 52 weights
+    if verdict := _wrong_tail(ragged, *tensors.returned(answer(ragged.clone(), levels))):
+        return verdict
     back = dequantize_blocks(right_codes, right_scales, levels, BLOCK)
     error = (back - weight.flatten()).abs().mean().item()
     return correct("the same codes as bitsandbytes", score=f"mean error {error:.4f}")
@@ -96,6 +99,21 @@ def _wrong_sizes(codes: Tensor, scales: Tensor) -> Verdict | None:
     if codes.numel() != 512 or scales.numel() != 8:
         got = f"{codes.numel()} codes and {scales.numel()} scales"
         return not_yet("for 512 weights", expected="512 codes and 8 scales", got=got)
+    return None
+
+
+def _wrong_tail(weight: Tensor, codes: Tensor, scales: Tensor) -> Verdict | None:
+    """The verdict where the weights do not fill whole blocks."""
+    right_codes, right_scales = quantize_blocks(weight, nf4_levels(), BLOCK)
+    wanted = f"{weight.numel()} codes and {right_scales.numel()} scales"
+    got = f"{codes.numel()} codes and {scales.numel()} scales"
+    if got != wanted:
+        nudge = "The last block holds the 52 that are left: one scale more, and a code for each of them."
+        return not_yet(f"for {weight.numel()} weights", expected=wanted, got=got, nudge=nudge)
+    if not torch.allclose(scales.flatten().float(), right_scales):
+        return not_yet("a scale differs where the last block is short", nudge="What you fill it up with must not be its largest magnitude.")  # fmt: skip
+    if not torch.equal(codes.flatten().long(), right_codes.long()):
+        return not_yet("codes differ where the last block is short", nudge="Drop the codes of what you added, and no others.")  # fmt: skip
     return None
 
 

@@ -91,7 +91,7 @@ def _draw_errors(axes: Axes, summaries: Sequence[Summary], peers: Sequence[PeerE
     ours = [(row.median, height) for height, row in enumerate(summaries)]
     axes.scatter(*_columns(ours), marker="o", color=OURS, s=55, label="this planner", zorder=3)
     axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
+    axes.xaxis.set_major_formatter(lambda x, _: f"{100 * x:g}%")
     axes.set_xlabel("median absolute error")
     axes.set_title("Beside simpler rules")
 

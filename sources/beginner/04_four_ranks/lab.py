@@ -72,26 +72,33 @@ check("04.by_hand", {"start_together": start_together, "average_gradients": aver
 # with <code>parameter.grad.copy_(...)</code>.</details>
 
 # %% [markdown]
-# ## Exercise 2: what a rank sends
+# ## Exercise 2: what does not hide
 #
-# **Spec.** `sent_bytes(parameter_count, ranks, bytes_per_gradient)` returns how many bytes *one* rank of a
-# ring sends to its neighbour in one step, if all gradients are averaged once.
+# DDP sends its buckets one after the other, over a ring. All but the last may travel from the moment at
+# which backward begins. The last one is full when backward is over; it begins when the link is free as well.
+#
+# **Spec.** `exposed_seconds(bucket_bytes, ranks, link_bytes_per_second, backward_seconds)` returns by how
+# many seconds the step is longer than its compute. `bucket_bytes` lists the buckets' payloads in the order
+# of sending; there is at least one.
 
 # %%
-def sent_bytes(parameter_count: int, ranks: int, bytes_per_gradient: int) -> float:
+def exposed_seconds(
+    bucket_bytes: list[int], ranks: int, link_bytes_per_second: float, backward_seconds: float
+) -> float:
     # BEGIN SOLUTION
-    payload_bytes = parameter_count * bytes_per_gradient
-    return 2 * (ranks - 1) * payload_bytes / ranks
+    ring = 2 * (ranks - 1) / ranks
+    *before, last = [ring * size / link_bytes_per_second for size in bucket_bytes]
+    return max(0.0, sum(before) - backward_seconds) + last
     # END SOLUTION
 
 
-check("04.sent_bytes", sent_bytes)
+check("04.exposed_seconds", exposed_seconds)
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>The gradients are cut into as many parts as there are ranks. What is a
-# part's size?</details>
-# <details><summary>Hint 2</summary>In a first round the parts are summed on their way, in a second the sums
-# are handed on. In each round a rank sends all parts but one.</details>
+# <details><summary>Hint 1</summary>Turn each payload into seconds first: what a ring sends of it, over the
+# link's rate.</details>
+# <details><summary>Hint 2</summary>At which moment, counted from the start of backward, is the link free of
+# all buckets but the last? The last one begins then, or when backward ends: whichever is later.</details>
 
 # %% [markdown]
 # ## Exercise 3: buckets

@@ -109,8 +109,8 @@ check("05.predicted_bytes", predicted_bytes)
 # %% [markdown]
 # <details><summary>Hint 1</summary>Backward runs from the last block to the first. When it computes block
 # i, everything of the later blocks is gone.</details>
-# <details><summary>Hint 2</summary>Alive at block i: i + 1 inputs, the insides of the blocks before i that
-# were not checkpointed, and the inside of block i itself.</details>
+# <details><summary>Hint 2</summary>Add up three things at block i: the inputs that still stand, the insides
+# that forward kept, and what block i needs itself. At which block is the sum largest?</details>
 
 # %% [markdown]
 # ## Exercise 3: the best set of blocks

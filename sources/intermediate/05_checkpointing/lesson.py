@@ -289,10 +289,10 @@ show(draw_tradeoff(list(runs.values()), title="Peak against time, on this machin
 # The counter sees products only: 0.0% means that no product is repeated. *Every block* counts less than 33%: the head is
 # not recomputed, and recomputation stops before a block's last product, whose result nobody needs.
 #
-# The second figure has medians and ranges of the rounds. Where ranges overlap, it ranks nothing. What is known of *selective* is a price that no count of products
-# shows, **dispatch**: each of the operations above, in forward and again in backward, goes through a Python function,
-# which in so small a model may take longer than the operation. The larger the kernels, the less it weighs. (On A100s
-# another form of selective recomputation took 7% more time: published, section 8.)
+# The second figure has medians and ranges of the rounds. Where ranges overlap, it ranks nothing. *Selective* has a price
+# that no count of products shows, **dispatch**: each of the operations above, in forward and again in backward, goes
+# through a Python function, which in so small a model may take longer than the operation. Large kernels hide it. (On
+# A100s another form of selective recomputation took 7% more time: published, section 8.)
 #
 # ### The timeline
 #
@@ -305,8 +305,8 @@ show(figure, alt="Timeline of a step with every block checkpointed: a low base o
 
 # %% [markdown]
 # **Read it.** Forward climbs only by the blocks' inputs. Backward shows one tooth for each block: its
-# inside appears, is used, and goes, while gradients come. They are larger here than the inputs that go, so the peak
-# is the last tooth.
+# inside appears, is used, and goes, while gradients come. A block's gradients are larger here than its input, so the
+# last tooth is the peak.
 #
 # **Question.** You checkpoint the *last* block alone, and no other. (*Every 2nd* chose it, too: block 8.) Does
 # the peak in backward fall? Answer `"yes"` or `"no"`.
@@ -347,8 +347,8 @@ for depth in (9, 36, 100, 400, 1600):
 
 # %% [markdown]
 # **Read it.** *Alive* is what stands at the highest tooth: all edges that were kept, those within the segment, and its
-# insides. The rule holds for layers with nothing inside. Our block keeps 22 times its edge inside: its best segment is
-# the root of the depth *over that ratio*, one or two blocks at depths that people train.
+# insides. The rule holds for layers with nothing inside. Our block keeps 22 edges inside, 23 in all: its best segment is
+# near $\sqrt{n/23}$, one or two blocks at depths that people train.
 #
 # **Question.** Now 36 blocks that keep 8 tensors inside and 1 at the edge. Which segment size $s$ keeps
 # the fewest: $36/s + (s-1) + 8s$?

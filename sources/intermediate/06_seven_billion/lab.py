@@ -75,22 +75,24 @@ if isinstance(sheet, dict):
 # **Spec.** `nf4_quantize(weight, levels)` returns `(codes, scales)`. Blocks of 64 neighbouring weights,
 # read row by row, share a scale: the largest magnitude in the block. The code of a weight is the number
 # (0 to 15) of the level nearest to weight / scale. `levels` are the sixteen values of NF4, rising.
-# `codes` has one entry for each weight, `scales` one for each block; the weights fill whole blocks.
+# `codes` has one entry for each weight, `scales` one for each block. Unlike the lesson's weights, yours need
+# not fill whole blocks: the last one holds what is left.
 
 # %%
 def nf4_quantize(weight: torch.Tensor, levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # BEGIN SOLUTION
-    blocks = weight.reshape(-1, 64)
+    blocks = F.pad(weight.flatten(), (0, -weight.numel() % 64)).view(-1, 64)
     scales = blocks.abs().amax(dim=1)
     distance = (blocks / scales[:, None])[..., None] - levels
-    return distance.abs().argmin(dim=-1).flatten(), scales
+    return distance.abs().argmin(dim=-1).flatten()[: weight.numel()], scales
     # END SOLUTION
 
 
 check("06.nf4_quantize", nf4_quantize)
 
 # %% [markdown]
-# <details><summary>Hint 1</summary><code>weight.reshape(-1, 64)</code> has one block in each row.</details>
+# <details><summary>Hint 1</summary>Blocks are rows of 64. Fill the last one up with a value that changes no
+# largest magnitude, and drop the codes of what you added.</details>
 # <details><summary>Hint 2</summary>After division by the scale every weight lies in -1 .. 1, as the levels
 # do.</details>
 # <details><summary>Hint 3</summary>Subtract all sixteen levels from each weight (a new last dimension of

@@ -209,7 +209,7 @@ compare(pair, title="A small Llama, all weights or adapters")
 
 # %% [markdown]
 # **Read it.** "LoRA trains 0.1% of the parameters, so it saves 99.9%" is folklore. Gradients and optimizer
-# state all but vanish. The weights stay. So do about two thirds of the activations: a frozen layer need
+# state all but vanish. The weights stay. So do most of the activations: a frozen layer need
 # not keep its input, but backward still passes through it on its way to the adapters. Two things are
 # left to shrink.
 #
@@ -428,8 +428,8 @@ assert optimizer_bytes(last_optimizer) == adam_state_bytes(sizes, bits=8 if four
 print(f"8 instead of 32 bits for every weight of 7B: {(8 - 2) * P / GB:.0f} GB less ({Evidence.PREDICTED})")
 
 # %% [markdown]
-# **Read it.** To the byte. Eight bits take a quarter. With every weight trained that would be 40 GB at 7B; for
-# adapters there is little left to save.
+# **Read it.** To the byte. Eight bits take a quarter. With every weight trained that would save 40 GB at 7B; with
+# adapters there is little to save.
 #
 # ## 5. The whole run
 #
@@ -549,8 +549,9 @@ for name in methods:
 compare(measured, title=f"A small Llama, {len(methods)} ways, 1,024 tokens")
 
 # %% [markdown]
-# **Read it.** In so small a model activations outweigh the weights, and packing weights is hardly seen, eight-bit
-# moments not at all. Checkpointing is. Which method matters at 7B? `build_finetune` and `finetune_step`, at full size, say it.
+# **Read it.** In so small a model activations outweigh the weights: checkpointing shows, packing hardly. Eight-bit
+# moments change nothing: these adapters have 1,024 elements a tensor, so their moments stay in fp32 (section 4). Which
+# method matters at 7B? Section 7 runs the same two functions at full size.
 #
 # ## 7. Seven billion, simulated
 #
@@ -597,16 +598,16 @@ show(figure, alt=f"Grids of peaks over sequence length and micro-batch, one each
 # %%
 if four_bits:
     at_bet = found["QLoRA"][2048 // PIECE]
-    print(*(f"{category}: {size / GB:.2f} GB" for category, size in at_bet.breakdown.items()), sep="\n")
+    print(*(f"{category}: {size / GB:.2f} GB" for category, size in at_bet.breakdown.items() if size > 0.005 * GB), sep="\n")
     print(f"your bet: {my_bet_gb} GB; the peak: {at_bet.peak_bytes / GB:.1f} GB ({at_bet.evidence})")
     print(f"with 8-bit AdamW: {(8 - 2) * adapters / GB:.3f} GB less ({Evidence.PREDICTED}, section 4)")
 print("cards show:", ", ".join(f"{name} {gpu(name).memory_bytes / GB:.1f} GB" for name in ("RTX 4090", "A10", "L4")))
 
 # %% [markdown]
 # **Read it.** Packing saves the same 9.6 GB in every cell, because it shrinks the weights. Checkpointing
-# saves more the more tokens there are. "QLoRA 7B takes 3.5 GB" is folklore: that is not even the weights,
-# and the peak of one text of 2,048 tokens is four times as much without checkpointing. With it, the largest
-# cell that fits holds sixteen times the tokens of LoRA's. Logits are not a category of their own here:
+# saves more the more tokens there are. "QLoRA 7B takes 3.5 GB" is folklore: the weights alone (parameters and buffers)
+# take 3.9 GB, and without checkpointing one text of 2,048 tokens peaks at more than four times the 3.5. With it, the
+# largest cell that fits holds sixteen times the tokens of LoRA's. Logits are not a category of their own here:
 # transformers computes the loss inside of forward, so the meter counts them as temporaries and activations.
 #
 # The cap is 24 GB of tensors. A card's driver reports what the last line shows. Its CUDA context takes about 0.5 GB of
@@ -634,7 +635,8 @@ show(*bars(1024, 4))
 # is simulated in its own configuration. litgpt's row with NF4 stands twice: with the libraries of its time, and
 # with today's. litgpt's norms compute in fp32 since
 # [a change](https://github.com/Lightning-AI/litgpt/commit/6178c7c) that came between the commit which the tables name
-# and their publication; the peaks say that the runs had it.
+# and their publication. That the runs had it is deduced from these 7B rows: with norms in bf16 LoRA comes out 3 to 5% low.
+# So these rows do not prove it; litgpt's 13B rows, which played no part, check it (`python -m utils.validation --all`).
 
 # %%
 from utils.validation.simulation_published import litgpt_step, peft_step
@@ -661,8 +663,8 @@ recorded_table("llama7b_adapters", columns=["method", "sequence_length", "micro_
 # %% [markdown]
 # **Read it.** All rows but "today" lie within 5%. In 2023 bitsandbytes kept an input of every packed layer that
 # no one needed, and litgpt unpacked through fp16. The row "2023" has both, the row "today" has neither, and
-# needs much less. What a library keeps beside your model changes with its version: leave a margin of 10% on
-# four-bit peaks until a GPU row is recorded.
+# needs 16% less. What a library keeps beside your model changes with its version: leave a margin on
+# four-bit peaks until you have measured yours.
 #
 # ### The same run in lesson 05a
 #
@@ -697,7 +699,8 @@ pd.DataFrame(rows).T.fillna(0).style.format("{:.2f}").set_caption("GB at the pea
 
 # %% [markdown]
 # **Read it.** Most of the difference is one choice. Adapters in fp32, as `peft` trains them, convert their input and
-# keep the fp32 copy: 4 bytes for each number, in two layers of every block. The rest lies around the loss, which
+# keep the copy. In every block that makes two copies of 4 bytes a number, where bf16 adapters share one of 2 bytes:
+# 6 x 2,048 x 4,096 x 32 bytes, 1.6 GB. The rest lies around the loss, which
 # transformers computes from fp32 logits. Neither figure is wrong; they are two programs.
 #
 # ### The script, for a real card

@@ -383,8 +383,8 @@ for name, arm in arms.items():
     assert bool(behind) == (name == "one ahead"), "only what is asked for ahead can travel behind compute"
 
 # %% [markdown]
-# **Read it.** One by one, nothing comes up while a block computes. One ahead, most does. How much of it is hidden depends
-# on this machine's speed at this moment; the formula above says it for a card.
+# **Read it.** One by one, nothing comes up while a block computes. One ahead, tensors do. How many, and how much of
+# their time is hidden, depends on this machine's speed at this moment; the formula above says it for a card.
 #
 # **A disk** is one more link behind the host's. ZeRO-Infinity keeps states there. Its paper counts 16 bytes a parameter
 # (copy, moments and gradient in fp32) that are read, and as many that are written, in each step.
@@ -692,7 +692,7 @@ show(draw_validation(summaries, title="Offload, predicted beside published"),
      alt="; ".join(f"{row.source}: mean error {row.mean:.0%}" for row in summaries))  # fmt: skip
 
 # %% [markdown]
-# **Read it.** ZeRO-Offload trained 13 billion parameters on one V100 of 32 GB, at 34.5 TFLOP/s (published). Each
+# **Read it.** ZeRO-Offload trained 13 billion parameters on one V100 of 32 GB, at 34.5 TFLOP/s (published, Figure 8). Each
 # micro-batch sends its gradients, and small ones (4 texts at 13B) pay most. ZeRO-Infinity's states come from NVMe,
 # unhidden: at 1 trillion parameters they take longer than the compute. The naive rule, a constant fitted to the rows
 # themselves, is nearer in the first two, and farther off in the third, where the link decides.
@@ -751,19 +751,20 @@ assert norm == 0 < there, "gradients should have left the device"
 # ## Recap
 #
 # - Needed least often leaves first: optimizer state, then gradients, then weights. 2 bytes per parameter stay, or two layers.
-# - The link is not free below $bF/(8B)$ tokens a micro-batch; streamed weights need twice that, and prefetch.
+# - The link is not free below $bF/(8B)$ tokens a micro-batch: $b$ is 2 for gradients, 4 for streamed weights. Prefetch.
 # - ZeRO-2 on one GPU partitions nothing. Its offload is what helps.
 # - Adapters have almost nothing to offload.
 #
 # ### Test yourself
 #
-# A colleague runs QLoRA with 4,096 tokens, is out of memory, and turns on optimizer offload and ZeRO-2.
-# What do you say?
+# A full fine-tune of Llama-2-7B on an H100, with optimizer and gradients offloaded, is much slower than its compute.
+# A step has 64 micro-batches of 512 tokens. What do you change first, and what do you look at next?
 #
 # <details><summary>Answer</summary>
 #
-# Both touch states that are small already: the moments of adapters. The activations fill the card.
-# Turn on checkpointing, or shorten the texts or the micro-batch; then look at the logits.
+# Gradients go down in every micro-batch, and 512 tokens are far below the 1,962 that hide them on this card. Take
+# micro-batches of 2,048 tokens, checkpointed: a quarter of the transfers, hidden. What is left no batch hides: the step
+# on the CPU (is it a compiled Adam, bound to its processor's memory?) and the weights' way up (is the memory pinned?).
 #
 # </details>
 #
