@@ -33,6 +33,7 @@ here = setup("advanced/99")
 # %%
 from dataclasses import replace
 
+import pandas as pd
 import torch
 
 from utils import GB, Batch, Cluster, Evidence, Lora, Plan, cost, estimate, format_bytes, model_shape
@@ -176,13 +177,14 @@ for name, how in causes.items():
 
 # %%
 small, eight = model_shape("opt-1.3b"), Cluster(gpu="V100-32GB", nodes=1, gpus_per_node=8)
-for stage in (0, 1, 2, 3):
-    for micro in (8, 1):
-        plan, whole = Plan(dp=8, zero_stage=stage, micro_batch=micro, framework="fsdp"), Batch(sequences=64, sequence_length=1024)
-        found = estimate(small, eight, plan, whole)
-        held = found.peak
-        print(f"stage {stage}, micro-batch {micro}: states {held.state_bytes / GB:5.1f} GB, "
-              f"peak {format_bytes(held.allocated_bytes):>9}, sends {sum(axis_bytes(small, plan, whole)[0].values()) / GB:5.1f} GB (predicted)")  # fmt: skip
+whole, rows = Batch(sequences=64, sequence_length=1024), []
+for micro in (8, 1):
+    for stage in (0, 1, 2, 3):
+        plan = Plan(dp=8, zero_stage=stage, micro_batch=micro, framework="fsdp")
+        held, sent = estimate(small, eight, plan, whole).peak, axis_bytes(small, plan, whole)[0]
+        rows.append({"micro-batch": micro, "stage": stage, "states at the peak, GB": held.state_bytes / GB,
+                     "peak, GB": held.allocated_bytes / GB, "a rank sends, GB": sum(sent.values()) / GB})  # fmt: skip
+pd.DataFrame(rows).set_index(["micro-batch", "stage"]).round(1).rename_axis(columns=str(Evidence.PREDICTED))
 
 # %% [markdown]
 # **Read it.** States are those alive at the peak: with micro-batch 8 it comes before the gradients. Stage 1 sends less than
@@ -236,14 +238,14 @@ print(f"all four: {8 * alone_seconds / SlowJob().step().step_seconds:.1f} times"
 #
 # I do the sum: 18 bytes times 175B over 32 cards is more than a card has [15](15_design_studio.ipynb#Test-yourself "half = replace"). So the optimizer's state goes to the host, and I check that it has room
 # [15](15_design_studio.ipynb#Test-yourself "roomy"). Tensor parallelism stays in the node, where a block's collectives are cheap [12 §8](12_tensor_parallel.ipynb#8.-Why-it-stays-inside-a-node "passed"), and the pipeline goes across nodes, because it sends least [14 §6](14_three_dimensions.ipynb#6.-The-bytes-on-every-link "leaving"). Many more micro-batches than stages keep the bubble
-# small [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"). The main worry is communication: on a slow network the pipeline takes almost twice as long, and ZeRO-3 a hundred times [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
+# small [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"). The main worry is communication: on a slow network the pipeline takes almost twice as long, and ZeRO-3 dozens of times [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
 
 # %%
 four = Cluster(gpu="A100-80GB", nodes=4)
 slow = replace(four, network_bytes_per_second=link("Ethernet 10G").link_bytes_per_second)
 b512 = Batch(sequences=512, sequence_length=2048)
 best = search("gpt-3-175b", four, b512, space=Space(offload=("none", "optimizer"))).best
-zero_3 = Plan(dp=32, zero_stage=3, recompute="full", offload="optimizer")
+zero_3 = Plan(dp=32, zero_stage=3, micro_batch=4, recompute="full", offload="optimizer")  # the largest that fits
 print(f"18 x 175B / 32 = {18 * P_175 / 32 / GB:.0f} GB a card")
 for name, plan in ((plan_name(best), best.plan), ("ZeRO-3 over all", zero_3)):
     fast, late = (estimate("gpt-3-175b", machines, plan, b512).step_seconds for machines in (four, slow))
