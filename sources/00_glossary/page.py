@@ -23,6 +23,7 @@
 # | buffers | tensors of the model that are not trained, such as running statistics |
 # | inputs | the batch that the step works on |
 # | activations | what forward keeps because backward will need it |
+# | token, vocabulary | a piece of text, as a language model reads it; all pieces that it knows |
 # | logits | the scores that the last layer gives to each class or token |
 # | temporaries | memory that an operation takes and gives back within one phase |
 # | other | alive, and none of the above: often something left by an earlier step |
@@ -46,6 +47,9 @@
 # | snapshot | a record of the allocator's blocks, segments and history, which PyTorch's memory viewer shows |
 # | trace | a record of what ran when, which a trace viewer shows |
 # | CUDA context | what NVIDIA's driver and the code of the kernels take on the GPU |
+# | autograd | the part of PyTorch that records forward, and computes gradients from the record |
+# | hook | a function of yours that PyTorch calls at a set point, such as after a module's forward |
+# | dtype | the type of a tensor's numbers, such as fp32 |
 # | kernel | a program that runs on a GPU; also the Python process behind a notebook |
 # | fp32, fp16, bf16 | numbers of 4, 2 and 2 bytes; bf16 has the range of fp32 and fewer digits |
 # | KB, MB, GB | 10^3, 10^6, 10^9 bytes |
@@ -97,6 +101,9 @@
 # | selective checkpointing | keep the results of expensive operations, compute the cheap ones again |
 # | segment | several blocks that are checkpointed as one |
 # | micro-batch | a part of the batch; gradients of several parts are added up before the step |
+# | gradient accumulation | several micro-batches, one after the other, and one optimizer step for all |
+# | master weights | the fp32 weights that the optimizer updates, where the model computes with 16-bit copies |
+# | flash attention | attention in one kernel that never stores the scores of all pairs of tokens |
 # | quantization | store numbers in 8 bits or fewer |
 # | 8-bit states | an optimizer state that is quantized |
 # | adapter, LoRA | a small trained difference of low rank beside a frozen weight |
@@ -121,7 +128,6 @@
 # | sharding | each device keeps only its part, and fetches the others' parts when it needs them |
 # | ZeRO-1, 2, 3 | sharding of the optimizer state, of the gradients too, of the parameters too |
 # | FSDP, FSDP2 | PyTorch's sharding of all three, gathered block by block |
-# | all-gather, reduce-scatter | everyone gets all parts; everyone gets its part of the sum |
 # | offload | keep what is not needed now in the CPU's memory or on disk |
 # | host, device | the CPU with its memory; the GPU with its own |
 # | placement | whether the program puts a tensor in device or host memory |
@@ -163,6 +169,7 @@
 # | DualPipeV | a schedule in which each rank holds a stage and its mirror, and data goes down and up again |
 # | deadlock | ranks that wait for each other in a circle, for ever |
 # | interleaving | each stage holds several chunks of layers, which shortens the bubble |
+# | FLOP, FLOP/s | one addition or multiplication of floating-point numbers; how many of them a second |
 # | MFU, HFU | useful FLOP/s over the peak; with recomputation counted as well |
 # | goodput | the share of wall time that is training |
 # | scaling law | the loss as a function of parameters and tokens, fitted to many runs |

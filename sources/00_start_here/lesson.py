@@ -44,7 +44,7 @@ here = setup("00")
 #
 # | evidence | where it comes from |
 # |---|---|
-# | measured | the device that ran the step, here and now: PyTorch's *allocator* hands out its memory, and is counted |
+# | measured | the device that ran the step, here and now: its memory is counted as PyTorch's *allocator* hands it out |
 # | simulated | the same model code on tensors that have shapes and no data, for a device that is not here |
 # | predicted | a formula |
 # | recorded | measured once on a named GPU, kept in `results/` with date and versions |

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -33,6 +34,8 @@ _FORWARD = Shim(
     "a layer that was never moved quantizes at its first use here", patched=True,
 )  # fmt: skip
 SHIMS = (_TABLE, _STATE, _WEIGHT, _FORWARD)
+# On a CPU its import warns of an optional kernel for inference, which nothing here uses.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 PAGED_FROM = 100_000  # elements; smaller states are never paged (`get_state_buffer`)
 
 

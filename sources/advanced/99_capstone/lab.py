@@ -17,8 +17,9 @@
 #
 # Each case is an interview question with data: a log, a trace, a plan or a bill. You have twenty minutes and all
 # tools of the course. `sitting.open(...)` shows the brief and starts the clock; press play below it, and a bar shows
-# the time. `sitting.hand_in(...)` checks your answer, as often as you like. Time is shown and never graded: a late
-# answer counts, and the page of results calls it late.
+# the time. It gives you the data of the case; `print(case.__doc__)` lists what they hold. `sitting.hand_in(...)` checks your
+# answer, as often as you like. Time is shown and never graded: a late answer counts, and the page of results calls it
+# late.
 #
 # The data come from a **seed**: 1, 2 or 3. Your class gets one seed, the exam another: write yours below, with your
 # name. What is right is computed from the data by the course's planner, simulator and meter. The
@@ -59,7 +60,7 @@ sitting = Sitting(learner="", seed=1)
 # `"checkpointing"`, `"step in backward"` (each gradient is used as soon as it is there), `"frozen and quantized base"`.
 
 # %%
-log = sitting.open("components")
+case = sitting.open("components")
 
 # %%
 # BEGIN SOLUTION
@@ -76,7 +77,7 @@ def components(log):
     }  # fmt: skip
 
 
-answer = components(log)
+answer = components(case)
 # END SOLUTION
 # STUB: answer = {
 # STUB:     "fixed GiB": ..., "GiB per sequence": ..., "largest batch": ...,
@@ -94,7 +95,7 @@ sitting.hand_in("components", answer)
 # `"gradients"`, `"optimizer state"` or `"activations"`.
 
 # %%
-peaks = sitting.open("sixteen_gb")
+case = sitting.open("sixteen_gb")
 
 # %%
 # BEGIN SOLUTION
@@ -109,7 +110,7 @@ def sixteen_gb(case):
             "saved at batch 1 MiB": case.fp32_mib[1] - case.amp_mib[1], "what shrinks": "activations"}  # fmt: skip
 
 
-answer = sixteen_gb(peaks)
+answer = sixteen_gb(case)
 # END SOLUTION
 # STUB: answer = {"fp32 batch": ..., "amp batch": ..., "saved at batch 1 MiB": ..., "what shrinks": ...}
 
@@ -162,7 +163,7 @@ sitting.hand_in("nan_run", answer)
 # `"too little work"`.
 
 # %%
-trace = sitting.open("four_ranks")
+case = sitting.open("four_ranks")
 
 # %%
 # BEGIN SOLUTION
@@ -184,7 +185,7 @@ def four_ranks(case):
     return {"efficiency": now, "cause": cause, "rank": rank, "efficiency without it": after}
 
 
-answer = four_ranks(trace)
+answer = four_ranks(case)
 # END SOLUTION
 # STUB: answer = {"efficiency": ..., "cause": ..., "rank": ..., "efficiency without it": ...}
 
@@ -200,7 +201,7 @@ sitting.hand_in("four_ranks", answer)
 # `lora=Lora(rank=16, base=...)` (bases `"bf16"`, `"int8"`, `"nf4-dq"`) and with `framework="deepspeed"`.
 
 # %%
-card = sitting.open("seven_billion")
+case = sitting.open("seven_billion")
 
 # %%
 # BEGIN SOLUTION
@@ -232,7 +233,7 @@ def seven_billion(case):
     return {"adapters": rows[0].plan, "full": rows[1].plan}
 
 
-answer = seven_billion(card)
+answer = seven_billion(case)
 # END SOLUTION
 # STUB: answer = {"adapters": ..., "full": ...}
 
@@ -249,7 +250,7 @@ sitting.hand_in("seven_billion", answer)
 # *ZeRO-3 or FSDP, for which case?* `axis_bytes(job.model, plan, job.batch)` counts what a rank sends.
 
 # %%
-jobs = sitting.open("zero_or_fsdp")
+case = sitting.open("zero_or_fsdp")
 
 # %%
 # BEGIN SOLUTION
@@ -270,7 +271,7 @@ def zero_or_fsdp(case):
     return answer
 
 
-answer = zero_or_fsdp(jobs)
+answer = zero_or_fsdp(case)
 # END SOLUTION
 # STUB: answer = {"A": ..., "B": ...}
 
@@ -284,7 +285,7 @@ sitting.hand_in("zero_or_fsdp", answer)
 # *A job runs out of memory: what do you do, in which order?* `case.after(step, step)` predicts a way out.
 
 # %%
-run = sitting.open("order_of_cures")
+case = sitting.open("order_of_cures")
 
 # %%
 # BEGIN SOLUTION
@@ -306,7 +307,7 @@ def order_of_cures(case):
     return {"largest category": str(max(held, key=held.get)), "missing GiB": before.missing_bytes / 2**30, "steps": steps}
 
 
-answer = order_of_cures(run)
+answer = order_of_cures(case)
 # END SOLUTION
 # STUB: answer = {"largest category": ..., "missing GiB": ..., "steps": [...]}
 
@@ -324,7 +325,7 @@ sitting.hand_in("order_of_cures", answer)
 # `"long-lived tensors first"`, `"a part of the rows at a time"`, `"step in backward"`, `"a kernel that keeps no scores"`.
 
 # %%
-record = sitting.open("unknown_job")
+case = sitting.open("unknown_job")
 
 # %%
 # BEGIN SOLUTION
@@ -343,7 +344,7 @@ def unknown_job(record):
             "beyond alive MiB": record.allocator_mib - record.peak_mib, "first": first}  # fmt: skip
 
 
-answer = unknown_job(record)
+answer = unknown_job(case)
 # END SOLUTION
 # STUB: answer = {"cause": ..., "category": ..., "grows MiB a step": ..., "beyond alive MiB": ..., "first": ...}
 
@@ -359,7 +360,7 @@ sitting.hand_in("unknown_job", answer)
 # `case.step_seconds("network", "code")` is a step with these layers mended.
 
 # %%
-slow = sitting.open("eight_nodes")
+case = sitting.open("eight_nodes")
 
 # %%
 # BEGIN SOLUTION
@@ -385,7 +386,7 @@ def eight_nodes(case):
                     "times one node, mended": case.times_one_node(*order)}  # fmt: skip
 
 
-answer = eight_nodes(slow)
+answer = eight_nodes(case)
 # END SOLUTION
 # STUB: answer = {
 # STUB:     "hardware": ..., "network": ..., "collectives": ..., "code": ..., "order": [...],
@@ -402,7 +403,7 @@ sitting.hand_in("eight_nodes", answer)
 # *1B over 8 nodes of 8 is said not to fit an A100: is it so, and how do you lay it out?*
 
 # %%
-small = sitting.open("one_billion")
+case = sitting.open("one_billion")
 
 # %%
 # BEGIN SOLUTION
@@ -420,7 +421,7 @@ def one_billion(case):
             "what overflows": str(max(held, key=held.get)), "plan": best.plan}  # fmt: skip
 
 
-answer = one_billion(small)
+answer = one_billion(case)
 # END SOLUTION
 # STUB: answer = {"states GB": ..., "sequences at once": ..., "what overflows": ..., "plan": ...}
 
@@ -434,7 +435,7 @@ sitting.hand_in("one_billion", answer)
 # *175B on 64 GPUs: lay it out.* Seeds 2 and 3 bring 130B and 100B. `search` finds plans, `cost` gives days and dollars.
 
 # %%
-brief = sitting.open("lay_out")
+case = sitting.open("lay_out")
 
 # %%
 # BEGIN SOLUTION
@@ -445,7 +446,7 @@ def lay_out(case):
     return {"plan": best.plan, "days": bill.days_interval, "usd": bill.usd}
 
 
-answer = lay_out(brief)
+answer = lay_out(case)
 # END SOLUTION
 # STUB: answer = {"plan": ..., "days": (..., ...), "usd": ...}
 
@@ -461,7 +462,7 @@ sitting.hand_in("lay_out", answer)
 # `"communication across nodes"`, `"the pipeline's bubble"`, `"the optimizer's arithmetic"`, `"reading the data"`.
 
 # %%
-half = sitting.open("half_the_cards")
+case = sitting.open("half_the_cards")
 
 # %%
 # BEGIN SOLUTION
@@ -475,7 +476,7 @@ def half_the_cards(case):
             "main worry": "communication across nodes"}  # fmt: skip
 
 
-answer = half_the_cards(half)
+answer = half_the_cards(case)
 # END SOLUTION
 # STUB: answer = {"plan": ..., "times on Ethernet": ..., "ZeRO-3 on Ethernet": ..., "main worry": ...}
 
@@ -489,7 +490,7 @@ sitting.hand_in("half_the_cards", answer)
 # *70B on 256 GPUs, and nodes fail: how often do you save, and what do you do when it happens?*
 
 # %%
-failures = sitting.open("survive")
+case = sitting.open("survive")
 
 # %%
 # BEGIN SOLUTION
@@ -512,7 +513,7 @@ def survive(log):
     }  # fmt: skip
 
 
-answer = survive(failures)
+answer = survive(case)
 # END SOLUTION
 # STUB: answer = {
 # STUB:     "failures": ..., "per 1,000 node-days": (..., ...), "node to repair": ...,
@@ -529,7 +530,7 @@ sitting.hand_in("survive", answer)
 # *13B: A100s at 45% MFU with 3D parallelism, or cheaper A10s at 38% with data parallelism and checkpointing?*
 
 # %%
-offers = sitting.open("two_offers")
+case = sitting.open("two_offers")
 
 # %%
 # BEGIN SOLUTION
@@ -548,7 +549,7 @@ def two_offers(case):
     return matrix | {"choice": min(able, key=able.get) if able else "none of them"}
 
 
-answer = two_offers(offers)
+answer = two_offers(case)
 # END SOLUTION
 # STUB: answer = {
 # STUB:     "A100": {"nodes": ..., "usd": ...}, "A10 plain": {"nodes": ..., "usd": ...},

@@ -33,6 +33,7 @@ here = setup("advanced/99")
 # %%
 from dataclasses import replace
 
+import pandas as pd
 import torch
 
 from utils import GB, Batch, Cluster, Evidence, Lora, Plan, cost, estimate, format_bytes, model_shape
@@ -92,48 +93,48 @@ print(f"worst: {worst.name}, off by a factor of {max(worst.factor, 1 / worst.fac
 
 # %% [markdown]
 # **Read it.** Red numbers are too large, blue ones too small. Eight are off by a factor of less than six. The worst one counts
-# trained parameters and calls them memory: weights and activations stay. Who plans with a number that is too small runs out of
-# memory; who plans with one that is too large buys cards that nobody needs.
+# trained parameters and calls them memory: weights and activations stay. Too small a number runs you out of
+# memory; too large a one buys cards that nobody needs.
 
 # %% [markdown]
 # ## 2. The questions
 #
-# Each answer is what you would say in two minutes. The number behind a sentence is the lesson that proves it; hold the
-# pointer over the link to see which cell. A link opens the notebook at the heading, and the cell stands below it. The cell after
-# each answer is the one measurement to have at hand. The words are in the [glossary](../00_glossary.ipynb).
+# An answer is what you would say in two minutes. The number behind a sentence leads to the section that proves it; the pointer
+# over it shows which cell. After each answer stands the one measurement to have at hand. Words are in the [glossary](../00_glossary.ipynb).
 #
 # ### Q1. The components of memory
 #
 # *Name the components of training memory, and the technique for each. Lab: `components`.*
 #
-# Parameters, gradients and Adam's moments are 16 bytes a parameter, whatever the batch [01 §3](../beginner/01_where_memory_goes.ipynb#3.-The-states:-a-formula-without-surprises "P = sum"). Activations grow with
+# Parameters, gradients and Adam's moments take 16 bytes a parameter, whatever the batch [01 §3](../beginner/01_where_memory_goes.ipynb#3.-The-states:-a-formula-without-surprises "P = sum"). Activations grow with
 # every sample [01 §4](../beginner/01_where_memory_goes.ipynb#4.-Activations:-what-grows-with-the-batch "your ledger"), and in a language model the logits can be the largest [01 §6](../beginner/01_where_memory_goes.ipynb#6.-A-transformer:-the-last-layer-can-be-the-largest "language_optimizer"). Memory peaks at one
-# moment, so a technique for another moment saves nothing [01 §5](../beginner/01_where_memory_goes.ipynb#5.-Why-the-peak-is-where-it-is "maxima"). Activations shrink by recomputation [05 §2](../intermediate/05_checkpointing.ipynb#2.-Which-blocks? "extra_percent"), in mixed precision
-# [02 §3](../beginner/02_mixed_precision.ipynb#3.-What-halves,-and-which-moment-decides "when_backward_begins"), and logits in chunks [05 §7](../intermediate/05_checkpointing.ipynb#7.-Logits-are-activations-too "loss_runs"). States shrink by sharding [09 §1](../intermediate/09_sharding.ipynb#1.-The-staircase "textbook"), on the host [07 §2](../intermediate/07_offload.ipynb#2.-By-hand "draw_breakdown") or
-# in few bits [06](../intermediate/06_seven_billion.ipynb#Eight-bit-moments,-counted "optimizer_bytes"). Adapters drop gradients and moments, not activations [06 §2](../intermediate/06_seven_billion.ipynb#2.-LoRA-by-hand "LoRA trains").
+# moment, so what is freed at another moment saves nothing [01 §5](../beginner/01_where_memory_goes.ipynb#5.-Why-the-peak-is-where-it-is "maxima"). Recomputation shrinks activations [05 §2](../intermediate/05_checkpointing.ipynb#2.-Which-blocks? "extra_percent"), mixed precision
+# halves most of them [02 §3](../beginner/02_mixed_precision.ipynb#3.-What-halves,-and-which-moment-decides "when_backward_begins"), and a loss in chunks shrinks the logits [05 §7](../intermediate/05_checkpointing.ipynb#7.-Logits-are-activations-too "loss_runs"). Sharding splits the states over ranks [09 §1](../intermediate/09_sharding.ipynb#1.-The-staircase "textbook"), offload
+# moves them to the host [07 §2](../intermediate/07_offload.ipynb#2.-By-hand "draw_breakdown"), and 8-bit moments take fewer bytes [06](../intermediate/06_seven_billion.ipynb#Eight-bit-moments,-counted "optimizer_bytes"). Adapters drop gradients and moments, and keep the activations [06 §2](../intermediate/06_seven_billion.ipynb#2.-LoRA-by-hand "LoRA trains").
 
 # %%
 plain = alone("opt-1.3b", 4, 1024, framework="bf16")
 ways = {"recompute blocks": {"recompute": "full"}, "loss in chunks": {"loss": "chunked"}, "step in backward": {"optimizer_in_backward": True},
         "optimizer to host": {"offload": "optimizer"}, "QLoRA": {"lora": qlora, "framework": "megatron"}}  # fmt: skip
+print(f"OPT-1.3B, 4 x 1,024 tokens: a peak of {format_bytes(plain.peak.allocated_bytes)}, in {plain.peak.phase}. Off it come")
 for name, choices in ways.items():
     found = alone("opt-1.3b", 4, 1024, **({"framework": "bf16"} | choices))
     saved = plain.peak.allocated_bytes - found.peak.allocated_bytes
-    print(f"{name:<18} {format_bytes(saved):>10} off a peak of {format_bytes(plain.peak.allocated_bytes)} in {plain.peak.phase} (predicted)")
+    print(f"  {name:<18} {format_bytes(saved):>10} (predicted)")
 
 # %% [markdown]
-# **Read it.** The peak lies in forward. A step in backward frees gradients, which are not there yet: it saves nothing.
+# **Read it.** The peak lies in forward. A step in backward frees gradients, which are not there yet: it saves nothing here.
 #
 # ### Q2. AMP turns to NaN
 #
 # *Training with AMP turns to NaN: how do you debug it? Lab: `nan_run`.*
 #
 # First I look whether the scaler is at work: it skips steps while its scale is too large, and that is healthy
-# [03](../beginner/03_when_numbers_break.ipynb#Planted:-a-scale-that-is-too-large "skipped steps"). A scale that falls for ever means that forward itself overflows
+# [03](../beginner/03_when_numbers_break.ipynb#Planted:-a-scale-that-is-too-large "skipped steps"). A scale that falls without end is a fault, such as an overflow in forward
 # [03](../beginner/03_when_numbers_break.ipynb#%28c%29-NaN,-and-the-scale-falls-without-end "written_by_hand"). So I record which module first gives something that is not finite [03 §3](../beginner/03_when_numbers_break.ipynb#3.-A-run,-and-its-flight-recorder "summary"), and
-# keep that one in fp32 [03 §4](../beginner/03_when_numbers_break.ipynb#4.-What-must-stay-in-fp32 "Fp32Norm"). I run fp32 beside it: if that explodes too, the learning rate is to blame and not the precision [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "before_first_skip").
-# bf16 has the range of fp32 [03 §1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest"). I clip after `unscale_` [03](../beginner/03_when_numbers_break.ipynb#%28a%29-The-loss-falls-in-fp32-and-hardly-in-fp16 "clipped"). And one NaN in the data looks like all of
-# these until the input is checked [03 §7](../beginner/03_when_numbers_break.ipynb#7.-Break-it,-diagnose-it:-a-NaN-in-the-data "spoiled").
+# keep that one in fp32 [03 §4](../beginner/03_when_numbers_break.ipynb#4.-What-must-stay-in-fp32 "Fp32Norm"). I run fp32 beside it: if that explodes too, the learning rate is to blame [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "before_first_skip").
+# bf16 is worth a try, with the range of fp32 [03 §1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest"). I clip after `unscale_` [03](../beginner/03_when_numbers_break.ipynb#%28a%29-The-loss-falls-in-fp32-and-hardly-in-fp16 "clipped"). One NaN in the data looks like all
+# of these until I check the input [03 §7](../beginner/03_when_numbers_break.ipynb#7.-Break-it,-diagnose-it:-a-NaN-in-the-data "spoiled").
 
 # %%
 records = spoiled_run()
@@ -142,14 +143,16 @@ print("scales:", *(f"2^{int(record.scale).bit_length() - 1}" for record in recor
 print(f"first that is more than a scale: step {bad.step}, {bad.first} (measured)")
 
 # %% [markdown]
+# **Read it.** Four of the five skipped steps are the scaler's search. The one in the last line is not: its input held a NaN.
+#
 # ### Q3. Scaling is slow
 #
 # *Scaling is slow: how do you find out why? Lab: `four_ranks`.*
 #
-# I divide: one process's step over this one [04 §8](../beginner/04_four_ranks.ipynb#8.-Is-it-faster?-Scaling-efficiency "one_gpu"). Then I time loading, computing and sending apart on every rank [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"). All ranks
-# wait for the last one, so I look for the one that waits least [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"). Sending hides behind backward only if buckets leave early [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "backward = "),
-# and too small ones pay a start each [11 §5](11_links.ipynb#5.-Buckets-and-overlap "bucket_cost"). Accumulating without `no_sync` sends every time [04 §5](../beginner/04_four_ranks.ipynb#5.-Gradient-accumulation,-and-no_sync "no_sync"). A model cut over two devices idles half of the
-# time by construction [04 §6](../beginner/04_four_ranks.ipynb#6.-Data-parallel-or-model-parallel:-an-idle-device "idle"). The losses must still be those of one process [04 §3](../beginner/04_four_ranks.ipynb#3.-The-real-one:-DDP,-and-DDP-with-mixed-precision "smooth").
+# I divide one process's step by the step of all, at the same batch each: that is the efficiency [04 §8](../beginner/04_four_ranks.ipynb#8.-Is-it-faster?-Scaling-efficiency "one_gpu"). Then I time loading, computing and sending apart, on every rank [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"). All ranks
+# wait for the last one, so the rank that waits least is the slow one [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"). Sending hides behind backward only if buckets leave early [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "backward = "),
+# and small buckets pay a start each [11 §5](11_links.ipynb#5.-Buckets-and-overlap "bucket_cost"). Gradient accumulation without `no_sync` sends after every micro-batch [04 §5](../beginner/04_four_ranks.ipynb#5.-Gradient-accumulation,-and-no_sync "no_sync"). A model cut over two devices leaves each idle half of the
+# time [04 §6](../beginner/04_four_ranks.ipynb#6.-Data-parallel-or-model-parallel:-an-idle-device "idle"). The losses must stay those of one process [04 §3](../beginner/04_four_ranks.ipynb#3.-The-real-one:-DDP,-and-DDP-with-mixed-precision "smooth").
 
 # %%
 ranks = 4
@@ -161,38 +164,41 @@ for name, how in causes.items():
     print(f"{name:<22} efficiency {alone_seconds / step.step_seconds:4.0%}   (simulated)")
 
 # %% [markdown]
+# **Read it.** One slow rank costs about as much as slow loading on all of them: all wait for it.
+#
 # ### Q4. ZeRO-3 or FSDP
 #
 # *ZeRO-3 or FSDP, for which case? Lab: `zero_or_fsdp`.*
 #
-# They are the same stair: parameters, gradients and states split N ways [09 §4](../intermediate/09_sharding.ipynb#4.-The-same-model,-five-ways "first loss"). Neither splits activations [99](99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS"). Both need more than 16P/N,
-# for what is gathered and for buckets [09 §5](../intermediate/09_sharding.ipynb#5.-What-each-really-holds "largest"). I go down no further than I must: stage 3 sends parameters twice for every micro-batch [09 §6](../intermediate/09_sharding.ipynb#6.-What-each-really-sends "round_bytes"), stage 2 reduces in
-# every backward [09](../intermediate/09_sharding.ipynb#Break-it:-ZeRO-2-with-accumulation "accumulated"). DeepSpeed where a configuration file must do it [09 §3](../intermediate/09_sharding.ipynb#3.-One-configuration-for-one-model "train_batch_size") or states go to NVMe [07 §4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "FSDP2"). FSDP2 in
-# PyTorch code, with tensor parallelism [14 §2](14_three_dimensions.ipynb#2.-Compose "one_process"), and checkpoints that load on other numbers of ranks [09](../intermediate/09_sharding.ipynb#A-sharded-save "saved_or_loaded"). On one GPU neither saves a byte [09 §7](../intermediate/09_sharding.ipynb#7.-One-GPU "on_one_rank").
+# They are the same idea: parameters, gradients and states are split N ways [09 §4](../intermediate/09_sharding.ipynb#4.-The-same-model,-five-ways "first loss"). Neither splits activations [99](99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS"). Both need more than 16P/N,
+# for gathered layers and for buckets [09 §5](../intermediate/09_sharding.ipynb#5.-What-each-really-holds "largest"). I take the lowest stage that fits, because stage 3 sends the parameters twice for every micro-batch [09 §6](../intermediate/09_sharding.ipynb#6.-What-each-really-sends "round_bytes"), and stage 2 reduces gradients in
+# every backward [09](../intermediate/09_sharding.ipynb#Break-it:-ZeRO-2-with-accumulation "accumulated"). I take DeepSpeed where a configuration file must do it [09 §3](../intermediate/09_sharding.ipynb#3.-One-configuration-for-one-model "train_batch_size"), or where states go to NVMe [07 §4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "FSDP2"). I take FSDP2 in
+# PyTorch code, with tensor parallelism [14 §2](14_three_dimensions.ipynb#2.-Compose "one_process"), or for checkpoints that load on another number of ranks [09](../intermediate/09_sharding.ipynb#A-sharded-save "saved_or_loaded"). On one GPU, without offload, neither saves a byte [09 §7](../intermediate/09_sharding.ipynb#7.-One-GPU "on_one_rank").
 
 # %%
 small, eight = model_shape("opt-1.3b"), Cluster(gpu="V100-32GB", nodes=1, gpus_per_node=8)
-for stage in (0, 1, 2, 3):
-    for micro in (8, 1):
-        plan, whole = Plan(dp=8, zero_stage=stage, micro_batch=micro, framework="fsdp"), Batch(sequences=64, sequence_length=1024)
-        found = estimate(small, eight, plan, whole)
-        held = found.peak
-        print(f"stage {stage}, micro-batch {micro}: states {held.state_bytes / GB:5.1f} GB, "
-              f"peak {format_bytes(held.allocated_bytes):>9}, sends {sum(axis_bytes(small, plan, whole)[0].values()) / GB:5.1f} GB (predicted)")  # fmt: skip
+whole, rows = Batch(sequences=64, sequence_length=1024), []
+for micro in (8, 1):
+    for stage in (0, 1, 2, 3):
+        plan = Plan(dp=8, zero_stage=stage, micro_batch=micro, framework="fsdp")
+        held, sent = estimate(small, eight, plan, whole).peak, axis_bytes(small, plan, whole)[0]
+        rows.append({"micro-batch": micro, "stage": stage, "states at the peak, GB": held.state_bytes / GB,
+                     "peak, GB": held.allocated_bytes / GB, "a rank sends, GB": sum(sent.values()) / GB})  # fmt: skip
+pd.DataFrame(rows).set_index(["micro-batch", "stage"]).round(1).rename_axis(columns=str(Evidence.PREDICTED))
 
 # %% [markdown]
-# **Read it.** States are those at the peak: with micro-batch 8 it comes before the gradients. Stage 1 sends less than stage 0,
-# because it gathers bf16 parameters where stage 0 gathers fp32 gradients. With micro-batch 1, stages 2 and 3 send in each of
+# **Read it.** States are those alive at the peak: with micro-batch 8 it comes before the gradients. Stage 1 sends less than
+# stage 0, because it gathers bf16 parameters where stage 0 gathers fp32 gradients. With micro-batch 1, stages 2 and 3 send in each of
 # eight backwards.
 #
 # ### Q5. Out of memory
 #
 # *A job runs out of memory: what do you do, in which order? Lab: `order_of_cures`, `unknown_job`.*
 #
-# I profile before I cure: phase, category, and what is alive after each step [10 §2](../intermediate/10_oom_clinic.ipynb#2.-Read-the-error,-then-count-between-steps "after_steps"). Growth from step to step is something kept, and no
-# technique cures it [10](../intermediate/10_oom_clinic.ipynb#kept_graph "half_cures"). Reserved far above alive is fragmentation [10 §5](../intermediate/10_oom_clinic.ipynb#5.-Alive-is-not-reserved:-fragmentation "fragmented.replayed"). If it is one moment, I cure that one: validation without `no_grad`
-# [10](../intermediate/10_oom_clinic.ipynb#validation "no_grad"), logits [10](../intermediate/10_oom_clinic.ipynb#large_vocabulary "in_chunks"), the optimizer's copies [10](../intermediate/10_oom_clinic.ipynb#optimizer_doubles "treat"). After that come the general cures, precision, accumulation, checkpointing,
-# offload and quantization [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "path"). Their order is their price: accumulation repeats no arithmetic [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "flops"), and is cheaper in this job than recomputation [99](99_capstone.ipynb#Q5.-Out-of-memory "or recompute all"). Accumulation healed none of the seven patients; their own cures healed all [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "its own cure"). Last comes a larger card [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search").
+# I profile before I cure: which phase, which category, and what is alive after each step [10 §2](../intermediate/10_oom_clinic.ipynb#2.-Read-the-error,-then-count-between-steps "after_steps"). Growth from step to step means that something is kept, and no
+# technique cures that [10](../intermediate/10_oom_clinic.ipynb#kept_graph "half_cures"). Reserved far above alive is fragmentation [10 §5](../intermediate/10_oom_clinic.ipynb#5.-Alive-is-not-reserved:-fragmentation "fragmented.replayed"). If the peak is one moment, I cure that moment: validation without `no_grad`
+# [10](../intermediate/10_oom_clinic.ipynb#validation "no_grad"), the logits [10](../intermediate/10_oom_clinic.ipynb#large_vocabulary "in_chunks"), or the optimizer's copies [10](../intermediate/10_oom_clinic.ipynb#optimizer_doubles "treat"). Then come the general cures: precision, accumulation, checkpointing,
+# offload and quantization [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "path"). Their order is their price: accumulation repeats no arithmetic [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "flops"), and in the job below it is cheaper than recomputation [99](99_capstone.ipynb#Q5.-Out-of-memory "or recompute all"). Accumulation healed none of lesson 10's seven patients, and their own cures healed all [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "its own cure"). The last resort is a larger card [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search").
 
 # %%
 run = Batch(sequences=8, sequence_length=4096)
@@ -205,13 +211,15 @@ for name, change in {"accumulate, 1 at a time": {"micro_batch": 1}, "and loss in
     print(f"{name:<24}{format_bytes(found.peak.needed_bytes):>11}, {found.step_seconds / first.step_seconds - 1:+.0%} time, {found.verdict} (predicted)")
 
 # %% [markdown]
+# **Read it.** "Within the allocator's reach": gaps between its blocks may fill the card. The chunked loss buys headroom.
+#
 # ### Q6. Eight nodes
 #
 # *Eight nodes are only three times as fast as one: why? Lab: `eight_nodes`.*
 #
-# Hardware, network, collectives, code, in that order [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"). One hot GPU makes 63 wait, and a collective shows it as waiting elsewhere [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "lesson_job"). `Using network Socket` says that TCP
-# is spoken on a fast card [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"). A ring sends $2(N-1)/N$ of the bytes whatever N [11 §1](11_links.ipynb#1.-A-ring-by-hand "sent_bytes"), so more ranks cost starts, not bytes [11 §3](11_links.ipynb#3.-What-a-message-costs "ring_seconds"). Ranks numbered across
-# hosts put every hop on the slow link [11 §4](11_links.ipynb#4.-Two-hosts "over_link"). Cures are measured one by one: what another fault hides saves nothing yet [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "CURES").
+# I look at hardware, network, collectives and code, in that order [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"). One hot GPU makes 63 others wait, and there it looks like a slow collective [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "lesson_job"). `Using network Socket` in NCCL's log means
+# TCP on a fast card [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"). A ring sends $2(N-1)/N$ times the bytes, which stays below twice [11 §1](11_links.ipynb#1.-A-ring-by-hand "sent_bytes"), so more ranks cost starts, not bytes [11 §3](11_links.ipynb#3.-What-a-message-costs "ring_seconds"). Ranks numbered across
+# hosts put every hop on the slow link [11 §4](11_links.ipynb#4.-Two-hosts "over_link"). I measure each cure alone, and again after every other: what another fault hides saves nothing yet [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "CURES").
 
 # %%
 job = lesson_job()
@@ -222,20 +230,22 @@ for layer, field in {"hardware": "slow_nodes", "network": "network", "collective
 print(f"all four: {8 * alone_seconds / SlowJob().step().step_seconds:.1f} times")
 
 # %% [markdown]
+# **Read it.** Cured alone, hardware and code bring little: what the other two lose hides them.
+#
 # ### Q7. Half of the cards
 #
 # *32 GPUs and a model that does not fit: what do you choose, and what is the main worry? Lab: `half_the_cards`.*
 #
-# I do the sum: 18 bytes times 175B over 32 cards is more than a card has [15](15_design_studio.ipynb#Test-yourself "half = replace"). So the optimizer goes to the host, and I check that its memory holds it
-# [15](15_design_studio.ipynb#Test-yourself "roomy"). TP stays in the node, where a block's collectives are cheap [12 §8](12_tensor_parallel.ipynb#8.-Why-it-stays-inside-a-node "passed"), and PP goes across, which sends least [14 §6](14_three_dimensions.ipynb#6.-The-bytes-on-every-link "leaving"). Many more micro-batches than stages keep the bubble
-# small [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"). The main worry is communication: on a slow network the pipeline takes almost twice as long, and ZeRO-3 a hundred times [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
+# I do the sum: 18 bytes times 175B over 32 cards is more than a card has [15](15_design_studio.ipynb#Test-yourself "half = replace"). So the optimizer's state goes to the host, and I check that it has room
+# [15](15_design_studio.ipynb#Test-yourself "roomy"). Tensor parallelism stays in the node, where a block's collectives are cheap [12 §8](12_tensor_parallel.ipynb#8.-Why-it-stays-inside-a-node "passed"), and the pipeline goes across nodes, because it sends least [14 §6](14_three_dimensions.ipynb#6.-The-bytes-on-every-link "leaving"). Many more micro-batches than stages keep the bubble
+# small [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"). The main worry is communication: on a slow network the pipeline takes almost twice as long, and ZeRO-3 dozens of times [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
 
 # %%
 four = Cluster(gpu="A100-80GB", nodes=4)
 slow = replace(four, network_bytes_per_second=link("Ethernet 10G").link_bytes_per_second)
 b512 = Batch(sequences=512, sequence_length=2048)
 best = search("gpt-3-175b", four, b512, space=Space(offload=("none", "optimizer"))).best
-zero_3 = Plan(dp=32, zero_stage=3, recompute="full", offload="optimizer")
+zero_3 = Plan(dp=32, zero_stage=3, micro_batch=4, recompute="full", offload="optimizer")  # the largest that fits
 print(f"18 x 175B / 32 = {18 * P_175 / 32 / GB:.0f} GB a card")
 for name, plan in ((plan_name(best), best.plan), ("ZeRO-3 over all", zero_3)):
     fast, late = (estimate("gpt-3-175b", machines, plan, b512).step_seconds for machines in (four, slow))
@@ -246,9 +256,9 @@ for name, plan in ((plan_name(best), best.plan), ("ZeRO-3 over all", zero_3)):
 #
 # *175B on 64 GPUs: lay it out. Lab: `lay_out`.*
 #
-# TP x PP x DP are all the GPUs, and 175B leaves no room for a second replica: TP x PP is 64 and DP is 1 [15 §1](15_design_studio.ipynb#1.-Ranks-on-nodes "first = Plan"). TP 8 in the node with sequence parallelism, PP 8 across: it fits with a margin and recomputes nothing
-# [15 §5](15_design_studio.ipynb#5.-The-first-layout,-stage-by-stage "compare_plans"). Early stages hold more micro-batches, the last one the logits [13 §3](13_pipelines.ipynb#3.-What-a-stage-holds "in_flight"). A search finds TP 4 x PP 16 a little faster and fuller [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search"). It would take most of a year on 300B tokens
-# [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "bill"). I would give the interval, what failures take [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "goodput"), and ask whether fewer parameters are wanted [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "budget_usd").
+# TP x PP x DP is the number of GPUs, and 175B leaves no room for a second replica: TP x PP is 64 and DP is 1 [15 §1](15_design_studio.ipynb#1.-Ranks-on-nodes "first = Plan"). TP 8 with sequence parallelism in the node and PP 8 across nodes fits with a margin, and recomputes nothing
+# [15 §5](15_design_studio.ipynb#5.-The-first-layout,-stage-by-stage "compare_plans"). Early stages hold more micro-batches, and the last one holds the logits [13 §3](13_pipelines.ipynb#3.-What-a-stage-holds "in_flight"). A search finds TP 4 x PP 16, a little faster and fuller [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search"). On 300B tokens the run takes most of a year
+# [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "bill"). I name the interval, and what failures take from it [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "goodput"), and I ask whether fewer parameters would do [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "budget_usd").
 
 # %%
 eight_nodes = Cluster(gpu="A100-80GB", nodes=8, usd_per_gpu_hour=price("A100-80GB", "Lambda").usd_per_gpu_hour)
@@ -263,9 +273,9 @@ print("{:.0f} to {:.0f} days, ".format(*bill.days_interval) + f"${bill.usd / 1e6
 #
 # *13B: A100s at 45% MFU with 3D parallelism, or cheaper A10s at 38% with data parallelism and checkpointing? Lab: `two_offers`.*
 #
-# The premise fails: Adam's states of 13B are 16 bytes a parameter, and plain data parallelism keeps all of them on every card [99](99_capstone.ipynb#Q9.-A100-or-A10 "state_bytes").
-# Recomputation takes activations away, not states [05 §8](../intermediate/05_checkpointing.ipynb#8.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"). Sharded, it talks over PCIe and Ethernet, and 38% is no longer what it reaches [99](99_capstone.ipynb#Q9.-A100-or-A10 "cheap.mfu"). I compare dollars for
-# the same work, not for an hour [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "offers"), and put the deadline into the matrix [17](17_cluster_and_budget.ipynb#The-question,-as-it-is-asked "thirteen").
+# The premise fails: Adam's states of 13B take 16 bytes a parameter, and plain data parallelism keeps all of them on every card [99](99_capstone.ipynb#Q9.-A100-or-A10 "state_bytes").
+# Recomputation takes activations away, not states [05 §8](../intermediate/05_checkpointing.ipynb#8.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"). With ZeRO-3 every micro-batch gathers weights over PCIe and Ethernet, and the A10s reach far less than 38% [99](99_capstone.ipynb#Q9.-A100-or-A10 "cheap.mfu"). I compare dollars for
+# the same work, not for an hour [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "offers"), and I put the deadline into the matrix [17](17_cluster_and_budget.ipynb#The-question,-as-it-is-asked "thirteen").
 
 # %%
 for card, plan, claimed in (("A100-80GB", Plan(tp=4, pp=2, sequence_parallel=True), 0.45), ("A10", Plan(dp=8, recompute="full"), 0.38)):
@@ -275,7 +285,7 @@ for card, plan, claimed in (("A100-80GB", Plan(tp=4, pp=2, sequence_parallel=Tru
     print(f"{card:<10} {found.peak.state_bytes / GB:5.0f} GB of states a card, {found.verdict}; ${hourly / (peak * claimed * 3600 / 1e6):.2f} an exaFLOP "
           f"at the claimed {claimed:.0%} (predicted)")  # fmt: skip
 cheap = estimate("llama-2-13b", Cluster(gpu="A10", nodes=8, network_bytes_per_second=12.5 * GB),
-                 Plan(dp=64, zero_stage=3, recompute="full", framework="deepspeed"), Batch(sequences=512, sequence_length=4096))  # fmt: skip
+                 Plan(dp=64, zero_stage=3, micro_batch=4, recompute="full", framework="deepspeed"), Batch(sequences=512, sequence_length=4096))  # fmt: skip
 print(f"A10, ZeRO-3 over 64 with 100 Gb/s a node: MFU {cheap.mfu:.0%} (predicted)")
 
 # %% [markdown]
@@ -310,7 +320,7 @@ for stage in (0, 1):
 # %% [markdown]
 # ### Micro-batch and speed
 #
-# A larger micro-batch is faster until memory, bubble or shapes object. One model, one layout, two micro-batches, as
+# A larger micro-batch is faster until memory, bubble or shapes object. One model, one layout, three micro-batches, as
 # [BLOOM's team](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md) noted them:
 
 # %%
@@ -351,10 +361,10 @@ else:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     finetune_step(model, optimizer, 2, 32)
     moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-    packed = [name for name, value in before.items() if value.dtype == torch.uint8]
+    packed = [name for name, value in before.items() if name.endswith("weight") and value.dtype == torch.uint8]
     adapters_of = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    print(f"{len(packed)} packed tensors, changed: {len(moved & set(packed))}; changed at all: {len(moved)}, which are the "
-          f"adapters: {moved <= adapters_of} (measured)")  # fmt: skip
+    print(f"{len(packed)} packed weights, of which {len(moved & set(packed))} changed (measured)")
+    print(f"{len(moved)} tensors changed, of which {len(moved & adapters_of)} are parts of adapters (measured)")
     assert packed and not moved & set(packed), "QLoRA's base is frozen: which packed weight moved?"
 
 # %% [markdown]
@@ -381,7 +391,7 @@ for stage in (0, 1, 2, 3):
 # | checkpointing costs 33% | full: 39% of a layer's time, selective 7%, with sequence parallelism 4% (22B) | [05 §8](../intermediate/05_checkpointing.ipynb#8.-Scale-up:-1.3-billion-parameters-on-40-GB "korthikanti_table4") |
 # | LoRA trains 0.1% of parameters, so saves 99.9% of memory | of states, yes; weights and activations stay | [06 §2](../intermediate/06_seven_billion.ipynb#2.-LoRA-by-hand "LoRA trains") |
 # | QLoRA 7B takes 3.5 GB | its weights take 3.9; the peak of a step is more than three times that | [06](../intermediate/06_seven_billion.ipynb#Double-quantization "half a byte a weight"), [06 §7](../intermediate/06_seven_billion.ipynb#7.-Seven-billion,-simulated "draw_budget_map") |
-# | bitsandbytes is quantization-aware training | it stores weights or moments in few bits; the base is frozen | [99](99_capstone.ipynb#Quantization-aware-training,-or-not "packed tensors") |
+# | bitsandbytes is quantization-aware training | it stores weights or moments in few bits; the base is frozen | [99](99_capstone.ipynb#Quantization-aware-training,-or-not "packed weights") |
 # | with QLoRA, offload the optimizer | only 0.05 to 0.24 GB can move | [07 §4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "can move") |
 # | `torch.cuda.amp`, `Pipe`, FairScale, Apex amp, AutoGPTQ, AutoAWQ | `torch.amp`, `torch.distributed.pipelining`, FSDP2 and their successors | [02](../beginner/02_mixed_precision.ipynb#Appendix-B:-old-names,-and-a-fused-optimizer "torch.cuda.amp"), [13](13_pipelines.ipynb#Where-it-comes-from "Pipe") |
 #
@@ -434,8 +444,9 @@ low, high = (seconds / 3600 for seconds in late.checkpoint_interval_seconds)
 print(f"with saves of 60 s, Daly saves every {low:.1f} to {high:.1f} h (predicted)")
 
 # %% [markdown]
-# **Diagnose it.** The 600 GB are a fifth of what is needed. Activations are each rank's own, and they overflow. ZeRO-3 then
-# recomputes and gathers for every micro-batch. And an interval comes from the failure rate and the save, not from the clock on the wall.
+# **Diagnose it.** First, 600 GB are a fifth of what is needed. Second, activations are each rank's own, and overflow. Third, ZeRO-3
+# fits only with recomputation, gathers for every micro-batch, and takes longer than the layout of Q8. Fourth, the interval
+# follows from the failure rate and the save.
 #
 # ## Recap
 #
@@ -446,6 +457,6 @@ print(f"with saves of 60 s, Daly saves every {low:.1f} to {high:.1f} h (predicte
 # ### Test yourself
 #
 # Sit the [lab](../../labs/advanced/99_capstone.ipynb) in a copy (`make my-labs`) with another seed than your neighbour, then compare with
-# the [solution](../../solutions/advanced/99_capstone.ipynb). `sitting.page()` writes a page of your results that you can show.
+# the [solution](../../solutions/advanced/99_capstone.ipynb). `sitting.page()` writes your results as a page.
 #
 # **References.** Each linked lesson has its own.

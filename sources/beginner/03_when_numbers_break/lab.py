@@ -25,6 +25,7 @@ here = setup("labs/beginner/03")
 # %%
 import math
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -172,7 +173,9 @@ check("03.in_fp32", InFp32)
 records = spoiled_run()
 show(draw_flight(records, title="A run with a NaN in its data"),
      alt="A run of 16 steps with some skipped; the task is to find which skipped step is a fault.")  # fmt: skip
-print(records[0])
+record = records[0]
+print(f"records[0]: .step {record.step}, .loss {record.loss:.2f}, .scale {record.scale:,.0f}, .skipped {record.skipped}")
+print(f"its .first: .kind {record.first.kind!r}, .module {record.first.module!r}, .rows {record.first.rows}")
 
 # %% [markdown]
 # **Spec.** `find_bad_data(records)` returns the step and the row of the first bad input as a tuple, such
@@ -203,13 +206,16 @@ check("03.find_bad_data", find_bad_data)
 # not see their code. Name the fault of each from the evidence.
 
 # %%
-runs = mystery_runs()
+runs, rows = mystery_runs(), []
 for name, twins in runs.items():
     for dtype, run in twins.items():
         first = next((record for record in run if record.first), None)
-        print(f"{name} {dtype}: loss {run[0].loss:6.2f} -> {run[-1].loss:8.2f}, largest {max(r.loss for r in run):.3g},",
-              f"skipped {sum(r.skipped for r in run):2}, first not finite:", first and (first.step, str(first.first)))  # fmt: skip
+        rows.append({"run": name, "dtype": dtype, "first loss": run[0].loss, "last loss": run[-1].loss,
+                     "largest finite loss": max((r.loss for r in run if math.isfinite(r.loss)), default=math.nan),
+                     "skipped": sum(r.skipped for r in run),
+                     "first not finite": f"step {first.step}: {first.first}" if first else "none"})  # fmt: skip
 print("the faults:", ", ".join(FAULTS))
+pd.DataFrame(rows).set_index(["run", "dtype"]).style.format("{:.3g}", subset=["first loss", "last loss", "largest finite loss"])
 
 # %% [markdown]
 # Change the letter and the dtype to see another record:

@@ -68,7 +68,7 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 #
 # Exponent bits buy **range**, mantissa bits buy **digits**. Where $e = 0$ the leading 1 becomes 0 and
 # the exponent stays at $1 - b$: these **subnormal** numbers lose digits as they fade into zero. An $e$ of
-# all ones means infinity or NaN (fp8 e4m3 has no infinity).
+# all ones means infinity or NaN (fp8 e4m3 has no infinity: there only the last of these is NaN).
 
 # %% tags=["nbval-check-output"]
 print(f"{'format':<10}{'bits':>5}{'exponent':>10}{'mantissa':>10}{'largest':>12}{'step at 1':>12}{'smallest':>12}")
@@ -85,7 +85,7 @@ show(draw_formats(), alt="Ranges of six formats on a logarithmic line: bf16 and 
 # %% [markdown]
 # **Read it.** bf16 is fp32 with 16 mantissa bits cut off: the same range, few digits. fp16 spends
 # three bits less on the exponent: more digits, and a range that ends at 65,504. tf32 is no storage
-# format: an NVIDIA matmul rounds its fp32 inputs to it. Now choose a number, a format, and a bit to flip.
+# format: an NVIDIA matmul rounds its fp32 inputs to it. Choose a number, a format, a bit to flip.
 
 # %%
 values = [0.1, 1.0, 1.001, 2049.0, 65504.0, 70000.0, 1e-7, 2e-8, 1e-40]
@@ -367,7 +367,7 @@ with torch.autocast("cpu", dtype=FP16):
 #
 # Products that gain time by fp8 need newer GPUs; the error of a cast can be seen anywhere. Each tensor is
 # cast as it is, and *scaled* so that its largest element lands on the largest number. (The gradients are
-# divided by 64, as if the loss had that small a weight.) Predict: which one needs the scale?
+# divided by 64, as by a small loss weight.) Predict: which one needs the scale?
 
 # %%
 def cast_error(x, dtype, scale=1.0):
@@ -498,7 +498,7 @@ assert max(ending(lifted), ending(listed)) < 0.5 * lifted[0].loss, "in fp32 the 
 # **Diagnose it.** "loss": every module is finite, the loss is not. No scale can cure it: the overflow
 # happens *before* the scale is applied, and the scaler halves again and again. $e^{x}$ passes 65,504 at
 # $x = 11.1$. Lift the loss to fp32, or better, use `F.cross_entropy`, which subtracts the maximum first.
-# CUDA's autocast has `exp` on its list, so this fault does not occur there either.
+# (The cured runs skip two steps first.) CUDA's autocast lifts `exp`, so the fault does not occur there.
 #
 # ### (d) fp16 skips step after step, so blame fp16?
 
@@ -556,8 +556,7 @@ first = next(r for r in wild["1e30, fp16"] if r.first)
 assert (first.step, first.first.kind, first.first.rows) == (17, "input", (41,)), "the outlier: 17, row 41"
 
 # %% [markdown]
-# **Read it.** In fp16 the recorder blames the input, since that row is more than a thousand times larger than
-# the others. In bf16 the outlier passes unseen: the norm turns that row into zeros, and the loss stays finite.
+# **Read it.** ("Skipped" does not count the guard's step.) In fp16 the recorder blames the input, since that row is more than a thousand times larger than the others. In bf16 the outlier passes unseen: the norm turns that row into zeros, and the loss stays finite.
 
 # %% [markdown]
 # ### Lives, and is dead: batch norm
@@ -587,7 +586,7 @@ assert math.isfinite(ending(alive)) and share == 1, "training lives, evaluation 
 # %% [markdown]
 # ## 8. Training with AMP turns to NaN: what do you do?
 #
-# In this order; brackets name the fault or section that earned the line.
+# In this order; brackets name fault or section.
 #
 # | step | look at | if so |
 # |---|---|---|
@@ -615,7 +614,7 @@ assert math.isfinite(ending(alive)) and share == 1, "training lives, evaluation 
 # | bf16 | the device has it | digits | learning rate, data |
 # | fp8 | newest GPUs, a library that scales tensors | care, for each tensor | anything above |
 #
-# Published: Multibox SSD did not train without loss scaling; a scale of 8 was enough (Micikevicius, 3.2).
+# Published: Multibox SSD trained only with loss scaling; 8 was enough (Micikevicius, 3.2).
 #
 # ## Recap
 #
@@ -638,8 +637,8 @@ assert math.isfinite(ending(alive)) and share == 1, "training lives, evaluation 
 #
 # ### Where next
 #
-# Do the [lab](../../labs/beginner/03_when_numbers_break.ipynb), in a copy: `make my-labs` makes one.
-# When you are done, compare with the [solution](../../solutions/beginner/03_when_numbers_break.ipynb).
+# Do the [lab](../../labs/beginner/03_when_numbers_break.ipynb) in a copy (`make my-labs`), then compare with the
+# [solution](../../solutions/beginner/03_when_numbers_break.ipynb).
 #
 # **References.** Micikevicius and others, *Mixed Precision Training*, 2017,
 # [arXiv:1710.03740](https://arxiv.org/abs/1710.03740). Micikevicius and others, *FP8 Formats for Deep

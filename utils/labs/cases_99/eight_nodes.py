@@ -108,7 +108,7 @@ def _verdict(case: EightNodes, answer: Mapping[str, Any]) -> Verdict:
     problem = judge(answer["times one node"], now, "how many times as fast", relative=0.02, expected="a number below 8",
                     wrong=wrong, nudge="Eight times the work, one_node_seconds over step_seconds.")  # fmt: skip
     problem = problem or judge(
-        answer["times one node, mended"], then, "the same when mended", relative=0.02, expected="a number below 8",
+        answer["times one node, mended"], then, "the same when mended", relative=0.02, expected="a number up to 8",
         nudge="Mend all of your layers, and measure again.",
     )  # fmt: skip
     return problem or correct(

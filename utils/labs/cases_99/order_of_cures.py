@@ -127,7 +127,7 @@ def _judge_steps(case: OutOfMemory, steps: tuple[Mapping[str, Any], ...]) -> Ver
     slower = end.step_seconds / par(seed).step_seconds - 1
     if slower > SLACK:
         return not_yet(f"it fits, and is {slower:.0%} slower than the fastest way out", got=plan_name_of(end.plan),
-                       nudge="Recomputation costs a third of the compute, the host a transfer for every step; a smaller "
+                       nudge="Recomputation adds about a third to the compute, the host a transfer for every step; a smaller "
                        "micro-batch and a chunked loss cost little. Which could replace the dear one?")  # fmt: skip
     return correct(f"{len(steps)} steps, each needed", score=scored(end.step_seconds, par(seed).step_seconds, "a step", format_seconds))  # fmt: skip
 

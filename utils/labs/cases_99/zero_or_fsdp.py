@@ -112,7 +112,7 @@ def _one(name: str, job: Job, plan: Plan) -> Estimate | Verdict:
         return not_yet(
             f"job {name}: the library",
             got=plan.rules.name,
-            nudge=f"It says: {job.needs}. Which of the two is made for that?",
+            nudge=f"The job: {job.needs}. Which of the two is made for that? Plan(framework=...) names it.",
         )
     if plan.dp != job.cluster.gpus or plan.offload != "none" or plan.lora is not None:
         return not_yet(f"job {name}: data parallelism over all {job.cluster.gpus} ranks, all parameters, no offload",
