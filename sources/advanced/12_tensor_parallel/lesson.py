@@ -215,7 +215,7 @@ def attention_on_rank():
 
 # %%
 for rank, (heads, gaps) in enumerate(run_ranks(attention_on_rank, RANKS)):
-    print(f"rank {rank}: query head {heads['query']}, a copy of key-value head {heads['key']}; output {gaps[0]:.0e} from one",
+    print(f"rank {rank}: query head {heads['query'][0]}, a copy of key-value head {heads['key'][0]}; output {gaps[0]:.0e} from one",
           f"process, gradient of its key {100 * gaps[1]:.0f}% off alone, {gaps[2]:.0e} added up")  # fmt: skip
     assert gaps[0] < 1e-9 and gaps[2] < 1e-9 < gaps[1], "outputs are whole, gradients of copies are parts"
 for heads, kv_heads in ((6, 6), (12, 3)):
@@ -547,8 +547,9 @@ assert over_a_ring["DTensor, sequence"] == over_a_ring["by hand"], "an all-reduc
 
 # %% [markdown]
 # **Read it.** DTensor sends what the all-reduces sent, and keeps the gathered inputs ($sbh \cdot 4$ bytes of the 10, not
-# divided): it does not gather again. Megatron's way does, twice a layer: 10 half sums for 8 (and our model adds up norms).
-# It hides them behind products. Memory or bytes: you choose again.
+# divided): it does not gather again. Megatron's way keeps only its part and gathers again, twice a layer: ten collectives of
+# half an all-reduce each, where the others send eight. Megatron hides them behind products. Memory or bytes: you choose
+# again. (Sums of the norms' gradients are not in these counts.)
 #
 # The plan of `split_tensors` for this, on top of section 4's:
 #
