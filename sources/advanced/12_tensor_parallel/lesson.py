@@ -664,10 +664,11 @@ for kind, size in planned.items():
 # **Read it.** They agree. 8 reduce-scatters and 12 all-gathers are the two layers'; embedding and head make the other
 # five. The loss puts in its three numbers a token. The last row adds up the gradients of five norms.
 #
-# And the formula of section 5 against the paper's own models, 22 billion to 1 trillion parameters. *Selective*
-# recomputation computes attention's inside again, so the scores go. In a pipeline the first stage holds a whole
-# model's worth of layers in flight; with $p$ stages of $m > 1$ chunks each (interleaved; lesson 13 writes $v$ for this
-# $m$) $1 + (p-1)/(pm)$ times that (their section 4.2.3; [lesson 13](13_pipelines.ipynb) draws why).
+# Now the formula of section 5 against the paper's own models, 22 billion to 1 trillion parameters. *Selective*
+# recomputation computes attention's inside again, so the scores go. In a pipeline of $p$ stages the first stage keeps
+# its layers' activations for $p$ micro-batches at once: as much as the whole model's for one. With an interleaved
+# schedule, $m > 1$ chunks a stage, it is $1 + (p-1)/(pm)$ times that (their section 4.2.3;
+# [lesson 13](13_pipelines.ipynb) draws why, and writes $v$ for $m$).
 
 # %%
 print(source("korthikanti_figure1").partition(" (")[0])
@@ -686,9 +687,9 @@ for row in table("korthikanti_figure1"):
 #
 # ## 8. Why it stays inside a node
 #
-# Four sums a layer, and nothing to do meanwhile: the next product needs the sum. Inside a node of A100s each GPU
-# sends by NVLink. Between nodes it has a port of its own in the best machines, 8 a node; in others one port serves
-# the node. The planner predicts one layer of 175B, forward:
+# A layer needs four sums, and while one is under way the GPU has nothing else to do: the next product needs it. Inside
+# a node of A100s each GPU sends by NVLink. Between nodes the best machines give each GPU a port of its own, 8 a node; in
+# others one port serves the node. The planner predicts one layer of 175B, forward:
 
 # %%
 BIG, PORT = model_shape("gpt-3-175b"), link("InfiniBand HDR").link_bytes_per_second

@@ -90,7 +90,7 @@ rows = [{"model": name, "weights": format_bytes(s.weight_bytes), "cache of a tok
 pd.DataFrame(rows).set_index("model").T
 
 # %% [markdown]
-# **Read it.** To the left weights decide, to the right the cache does. Few bits lower the left part alone. The table
+# **Read it.** To the left weights decide, to the right the cache does. Fewer bits lower only the left part of a line. The table
 # says which card serves what: "tokens" are those of all sequences together, 0 where the weights do not fit.
 #
 # The lines of 7B and 70B meet, because a token of the ten times larger model leaves *less* cache: Llama-2-7B keeps
