@@ -228,7 +228,8 @@ check("11.is_one_ring", is_one_ring)
 # %%
 for layer in ("hardware", "network", "collectives", "code"):
     print(unknown_job("A").look(layer), end="\n\n")
-print("step seconds:", {name: round(unknown_job(name).step().step_seconds, 3) for name in "ABC"})
+for name in "ABC":
+    print(f"job {name}: {unknown_job(name).step().step_seconds:.3f} s a step")
 
 # %%
 for layer in ("hardware", "network", "collectives", "code"):

@@ -282,8 +282,9 @@ display(pd.DataFrame(rows).style.format(precision=1).hide().set_caption("rates a
 # or `Tree` forces one: to measure, not to keep.
 #
 # `nccl-tests` prints two bandwidths. **algbw** is size over time. **busbw** is algbw times $2(N-1)/N$ for an
-# all-reduce, $(N-1)/N$ for an all-gather: what a link carried, comparable to its rate whatever $N$. Here are ours: both
-# rise with the size, as the starts count for less.
+# all-reduce, $(N-1)/N$ for an all-gather: what a link carried, comparable to its rate whatever $N$. Here are ours. At
+# 16 KiB nearly all of the time is starts, so both are low. With larger tensors they rise to what this machine's memory and
+# cores give, which all four ranks share.
 
 # %%
 def as_nccl_tests():
@@ -358,13 +359,14 @@ print(f"the flat ring puts {ratio:.2f} times as many bytes on the link (counted)
 
 # %% tags=["nbval-check-output"]
 in_b = {name: size / NBYTES for name, size in over_link.items()}
+for name, times in in_b.items():
+    print(f"{name:<20} {times:g} x B over the link, one direction (counted)")
 assert in_b == {"ring 0, 4, 1, 5, ...": 7, "ring 0, 1, ..., 7": 1.75, "hierarchical": 1}, "who talks over the link?"
-print("B over the link, one direction:", in_b)
 
 # %%
 layers = messages([result[0]["hierarchical"][0] for result in two_hosts.results])
 show(draw_messages(layers, title="Hierarchical all-reduce: two hosts of four ranks", across=8, hosts=2),
-     alt="Eight grids, parted by lines between the hosts. Three steps inside each host, two across, with a quarter "
+     alt="Eight grids, parted by lines between the hosts. Three steps inside each host, two across, with half "
      "of a part each, and three inside again.")  # fmt: skip
 
 # %% [markdown]
@@ -462,7 +464,7 @@ for more, name in zip(STARTS_MORE, ("this link", "10 ms more a start"), strict=T
     columns[f"{name}, predicted"] = [predicted_ms(layers, more) for layers in BUCKETS]
     columns[f"{name}, measured"] = [1e3 * stepped[more, layers][1] for layers in BUCKETS]
     best = [BUCKETS[row.index(min(row))] for row in list(columns.values())[-2:]]
-    print(f"{name}: best with {best[0]} layers a bucket (predicted), {best[1]} (measured)")
+    print(f"{name}: the step is shortest with {best[0]} (predicted) or {best[1]} (measured) of the layers in a bucket")
 table = pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket"))
 display(table.style.format(precision=0).set_caption("ms for backward and all-reduces, best of 4; backward alone is 128"))
 
@@ -594,8 +596,8 @@ print()
 print(job.look("network"))
 
 # %% [markdown]
-# **Hardware.** Node 5 is hot and slow, so it is the *straggler*. In the picture its all-reduce is the *shortest*: it
-# comes last, so it never waits. **Network.** The ports are well, 197 of 200 Gb/s, but NCCL does not use them: it speaks
+# **Hardware.** Node 5 is hot and slow, so it is the *straggler*. In the picture the others
+# wait for it, and it waits for none: counted with its waiting, its all-reduce is the *shortest*. **Network.** The ports are well, 197 of 200 Gb/s, but NCCL does not use them: it speaks
 # TCP over `eth0`. One cause of that is a container that was not given the InfiniBand devices.
 
 # %%

@@ -215,7 +215,7 @@ def attention_on_rank():
 
 # %%
 for rank, (heads, gaps) in enumerate(run_ranks(attention_on_rank, RANKS)):
-    print(f"rank {rank}: query head {heads['query']}, a copy of key-value head {heads['key']}; output {gaps[0]:.0e} from one",
+    print(f"rank {rank}: query head {heads['query'][0]}, a copy of key-value head {heads['key'][0]}; output {gaps[0]:.0e} from one",
           f"process, gradient of its key {100 * gaps[1]:.0f}% off alone, {gaps[2]:.0e} added up")  # fmt: skip
     assert gaps[0] < 1e-9 and gaps[2] < 1e-9 < gaps[1], "outputs are whole, gradients of copies are parts"
 for heads, kv_heads in ((6, 6), (12, 3)):
@@ -547,8 +547,9 @@ assert over_a_ring["DTensor, sequence"] == over_a_ring["by hand"], "an all-reduc
 
 # %% [markdown]
 # **Read it.** DTensor sends what the all-reduces sent, and keeps the gathered inputs ($sbh \cdot 4$ bytes of the 10, not
-# divided): it does not gather again. Megatron's way does, twice a layer: 10 half sums for 8 (and our model adds up norms).
-# It hides them behind products. Memory or bytes: you choose again.
+# divided): it does not gather again. Megatron's way keeps only its part and gathers again, twice a layer: ten collectives of
+# half an all-reduce each, where the others send eight. Megatron hides them behind products. Memory or bytes: you choose
+# again. (Sums of the norms' gradients are not in these counts.)
 #
 # The plan of `split_tensors` for this, on top of section 4's:
 #
@@ -663,10 +664,11 @@ for kind, size in planned.items():
 # **Read it.** They agree. 8 reduce-scatters and 12 all-gathers are the two layers'; embedding and head make the other
 # five. The loss puts in its three numbers a token. The last row adds up the gradients of five norms.
 #
-# And the formula of section 5 against the paper's own models, 22 billion to 1 trillion parameters. *Selective*
-# recomputation computes attention's inside again, so the scores go. In a pipeline the first stage holds a whole
-# model's worth of layers in flight; with $p$ stages of $m > 1$ chunks each (interleaved; lesson 13 writes $v$ for this
-# $m$) $1 + (p-1)/(pm)$ times that (their section 4.2.3; [lesson 13](13_pipelines.ipynb) draws why).
+# Now the formula of section 5 against the paper's own models, 22 billion to 1 trillion parameters. *Selective*
+# recomputation computes attention's inside again, so the scores go. In a pipeline of $p$ stages the first stage keeps
+# its layers' activations for $p$ micro-batches at once: as much as the whole model's for one. With an interleaved
+# schedule, $m > 1$ chunks a stage, it is $1 + (p-1)/(pm)$ times that (their section 4.2.3;
+# [lesson 13](13_pipelines.ipynb) draws why, and writes $v$ for $m$).
 
 # %%
 print(source("korthikanti_figure1").partition(" (")[0])
@@ -685,9 +687,9 @@ for row in table("korthikanti_figure1"):
 #
 # ## 8. Why it stays inside a node
 #
-# Four sums a layer, and nothing to do meanwhile: the next product needs the sum. Inside a node of A100s each GPU
-# sends by NVLink. Between nodes it has a port of its own in the best machines, 8 a node; in others one port serves
-# the node. The planner predicts one layer of 175B, forward:
+# A layer needs four sums, and while one is under way the GPU has nothing else to do: the next product needs it. Inside
+# a node of A100s each GPU sends by NVLink. Between nodes the best machines give each GPU a port of its own, 8 a node; in
+# others one port serves the node. The planner predicts one layer of 175B, forward:
 
 # %%
 BIG, PORT = model_shape("gpt-3-175b"), link("InfiniBand HDR").link_bytes_per_second

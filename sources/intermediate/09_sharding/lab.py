@@ -95,9 +95,10 @@ check("09.sent_bytes", sent_bytes)
 # **Spec.** `cheapest_plan(parameter_count, ranks, card_bytes, texts, activation_bytes)` returns `(stage, micro_batch)`,
 # or `None` if nothing fits. Each rank has `texts` texts a step; the micro-batch divides them, and the rest is
 # accumulation. A plan fits if states (2 + 2 + 12 bytes, divided as the stage says) and `activation_bytes` for each
-# text of a micro-batch take `card_bytes` or less. Among those, send least, all in bf16: DDP 2 rounds with `no_sync`,
-# ZeRO-1 3, ZeRO-2 2 g + 1, ZeRO-3 3 g, for g micro-batches. **Your score is the rounds** over all cards. At the same
-# g a higher stage never sends less. A larger micro-batch changes g.
+# text of a micro-batch take `card_bytes` or less. Among those, send least, all in bf16, counted in
+# rounds as in Exercise 2 for `"zero1"`, `"zero2"` and `"zero3"`; DDP (stage 0) takes 2 rounds, with `no_sync`.
+# **Your score is the rounds** over all cards. At the same number of micro-batches a higher stage never sends less. A
+# larger micro-batch makes that number smaller.
 
 # %%
 def cheapest_plan(parameter_count: int, ranks: int, card_bytes: int, texts: int, activation_bytes: int):

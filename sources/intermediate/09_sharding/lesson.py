@@ -11,7 +11,7 @@
 #
 # {{badges}}
 #
-# **Promise.** You write ZeRO-3 in twenty lines. Then you train one model in five ways on four real ranks, DDP,
+# **Promise.** You write ZeRO-3 in thirty lines. Then you train one model in five ways on four real ranks, DDP,
 # ZeRO-1, 2, 3 and FSDP2, with equal losses, and account for what each rank holds and sends, byte for byte, beside
 # what the textbook says. At the end 1.3 billion parameters, on up to 64 simulated ranks, with memory *and* speed.
 #
@@ -104,15 +104,14 @@ print("ranks   DDP  ZeRO-1  ZeRO-2  ZeRO-3   bytes per parameter (predicted)")
 for ranks in (1, 2, 4, 64):
     print(f"{ranks:>5}" + "".join(f"{textbook(stage, ranks):8.2f}" for stage in range(4)))
 row = next(r for r in table("zero_table1") if (r["model"], r["dp"]) == ("7.5B", "64"))
-print("7.5 billion parameters, 64 ranks, GB:", [round(7.5 * textbook(s, 64), 2) for s in (1, 2, 3)],
-      "predicted;", [float(row[key]) for key in ("pos_gb", "pos_g_gb", "pos_g_p_gb")], "published")  # fmt: skip
-print(source("zero_table1").partition(",")[0])
+print(f"\n7.5 billion parameters on 64 ranks, beside {source('zero_table1').partition(',')[0]}:")
+for stage, key in enumerate(("pos_gb", "pos_g_gb", "pos_g_p_gb"), start=1):
+    print(f"ZeRO-{stage} {7.5 * textbook(stage, 64):6.2f} GB (predicted), {row[key]} GB (published)")
 
 # %% [markdown]
 # **Read it.** The first row says the same number four times. A part of one is the whole: **on a single
-# GPU no stage saves anything**. That tutorials recommend "ZeRO-2 on one GPU" is due to
-# *offload* (lesson 07), which moves states to CPU memory; the partition does nothing there. Section 7
-# measures it.
+# GPU no stage saves anything**. Where a tutorial's "ZeRO-2 on one GPU" saves memory, *offload* does it
+# (lesson 07): it moves states to CPU memory. The partition does nothing there. Section 7 measures it.
 #
 # **Question.** How many bytes per parameter does ZeRO-2 hold on 8 ranks?
 
@@ -321,7 +320,7 @@ def everything(model, optimizer):
 
 
 # %%
-def on_rank(name, **settings):
+def on_rank(name, timed_steps=3, **settings):
     is_zero = BUILDERS[name] is zero
     model, optimizer, backward, update = BUILDERS[name](name, SMALL, **settings)
     losses, rows = [], {}
@@ -338,7 +337,7 @@ def on_rank(name, **settings):
         update()
 
     found = measure(step, model=model.module if is_zero else model, optimizer=optimizer, name=name,
-                    items=MICRO_BATCH * LENGTH, unit="tokens", timed_steps=3)  # fmt: skip
+                    items=MICRO_BATCH * LENGTH, unit="tokens", timed_steps=timed_steps)  # fmt: skip
     optimizer.register_step_pre_hook(lambda *_: rows.update(begins=everything(model, optimizer)))
     with traffic() as sent:
         step(looking=True)
@@ -351,9 +350,9 @@ runs = {name: ranks[0] for name, ranks in found.items()}
 compare([run[0] for run in runs.values()], title="One rank of four, bf16 mixed precision")
 
 # %% [markdown]
-# **Read it.** Activations are not sharded by any of them, and in a model this small they are a large
-# part of the bar. Each bar is taken at its own peak, so gradients may not be there yet, or no more: the
-# stairs of the states stand in section 5. FSDP2's optimizer state is the smallest, because its fp32 parameters are
+# **Read it.** None of them shards activations, and in a model this small these are a large
+# part of the bar. Each bar is taken at its own peak, when gradients may not be there yet, or be gone:
+# section 5 has the states item by item. FSDP2's optimizer state is the smallest, because its fp32 parameters are
 # the master. Four ranks share this machine's cores, so the times tell of many small collectives, not of a cluster.
 
 # %%
@@ -436,29 +435,29 @@ def largest(run, category):
 
 
 columns = ("parameters", "gradients", "optimizer state", "communication buffers")
-print("".join(f"{column:>23}" for column in columns), "  largest, B/P (measured)")
-for name in names:
-    row = [largest(runs[name], column) for column in columns]
-    print(f"{name:<7}{row[0]:16.2f}" + "".join(f"{value:23.2f}" for value in row[1:]))
+peaks = {name: {column: largest(runs[name], column) for column in columns} for name in names}
+pd.DataFrame(peaks).T.style.format(precision=2).set_caption("the most there is of each, at its own moment: bytes per parameter (measured)")
 
 # %%
 zeros = {name: runs[name][0] for name in names if name.startswith("ZeRO")} or {"FSDP2": runs["FSDP2"][0]}
 show(draw_over_time(zeros, "gradients", per=P, title="When gradients are there (one rank of four)"),
      alt="Gradients through one step, a panel for each ZeRO stage: they climb to two bytes per parameter in ZeRO-1's "
-     "backward and stay low in those of ZeRO-2 and 3; all rise at the step by fp32 copies.")  # fmt: skip
+     "backward and stay low in those of ZeRO-2 and 3; all rise at the end by fp32 copies.")  # fmt: skip
 for name in names[1:-1]:
     print(f"{name}, optimizer begins: {items(runs[name], 'begins')['gradients', FP]:,} bytes of fp32 gradients")
     fp32_gradients = items(runs[name], "begins")["gradients", FP]
     assert fp32_gradients == 4 * S, f"{name}: each rank keeps its share alone, 4 S bytes: is N changed?"
-as_views = run_ranks(lambda: on_rank("DDP", gradient_as_bucket_view=True), N)[0]
+as_views = run_ranks(lambda: on_rank("DDP", timed_steps=0, gradient_as_bucket_view=True), N)[0]
 for name, run in (("DDP", runs["DDP"]), ("DDP, gradient_as_bucket_view", as_views)):
     total = sum(items(run).values()) / P + largest(run, "communication buffers")
     print(f"{name}: {total:.0f} B/P after backward, buckets included (measured)")
 
 # %% [markdown]
 # **Read it.** *During* backward ZeRO-1 has all gradients, the textbook's 2: it begins to reduce when
-# backward is over. ZeRO-2 reduces bucket by bucket. All three stages then make an **fp32 copy of their
-# gradients** for the step, $4P/N$, one byte per parameter here, that the textbook leaves out.
+# backward is over. ZeRO-2 reduces bucket by bucket and keeps its own part. The rank drawn owns the first layers,
+# which backward reaches last. All three stages then make an **fp32 copy of their
+# gradients** for the step, $4P/N$, one byte per parameter here, that the textbook leaves out: the rise at
+# the right edges. (In these figures and tables *backward* lasts until the optimizer begins.)
 #
 # Of the last column, DDP's buckets and ZeRO-3's stay; the buckets of ZeRO-1 and 2, and the layers that ZeRO-3 and
 # FSDP2 hold *gathered*, are there for a moment. DDP's buckets are a second copy of the gradients: 20 bytes per
@@ -515,8 +514,8 @@ for name in names:
 # twice; with `reduce_dtype=torch.bfloat16` it would be one round less. Now change two settings.
 
 # %%
-def sent_by(name, **settings):
-    engine, _, backward, update = zero(name, SMALL, **settings)
+def sent_by(name, key, value):
+    engine, _, backward, update = zero(name, SMALL, **{key: value})
     for number in range(3):
         with traffic() as sent:
             backward(loss_of(engine, number))
@@ -524,12 +523,14 @@ def sent_by(name, **settings):
     return ring_bytes(sent.rows)
 
 
+CHANGES = [("ZeRO-2", "use_multi_rank_bucket_allreduce", False), ("ZeRO-3", "stage3_max_reuse_distance", 10**9)]
 if not zero_problem:
-    owners, kept = run_ranks(lambda: (sent_by("ZeRO-2", use_multi_rank_bucket_allreduce=False),
-                                      sent_by("ZeRO-3", stage3_max_reuse_distance=10**9)), N)[0]  # fmt: skip
-    print("ZeRO-2, reduced to owners:", owners)
-    print("ZeRO-3, everything kept gathered:", kept)
-    assert sum(owners.values()) == sum(kept.values()) == 2 * round_bytes, "two passes over P elements"
+    counted = run_ranks(lambda: [sent_by(*change) for change in CHANGES], N)[0]
+    for (name, key, value), sent in zip(CHANGES, counted, strict=True):
+        changed = sum(sent.values()) / round_bytes
+        parts = ", ".join(f"{kind} {size / round_bytes:.2f}" for (kind, _), size in sent.items())
+        print(f"{name} with {key} = {value}: {changed:.2f} rounds (counted), {rounds[name]:.2f} before; {parts}")
+        assert changed == 2, f"{name} should send every parameter twice: is its setting still known to DeepSpeed?"
     print(f"ZeRO-1 as it comes: {100 * rounds['ZeRO-1'] / 2:.0f}% of a DDP in bf16 (formula),",
           f"{100 * rounds['ZeRO-1'] / rounds['DDP']:.0f}% of the fp32 DDP above; your bet: {my_bet_percent}%")  # fmt: skip
 
@@ -547,26 +548,36 @@ if not zero_problem:
 # compared with one micro-batch. Then run.
 
 # %%
-def accumulated(name, micro_batches, hold_back=False):
-    more = {"accumulation": micro_batches} if name != "FSDP2" else {}
+MICRO_BATCHES = 4
+
+
+def accumulated(name, hold_back):
+    more = {"accumulation": MICRO_BATCHES} if name != "FSDP2" else {}
     model, _, backward, update = BUILDERS[name](name, SMALL, **more)
     with traffic() as sent:
-        for number in range(micro_batches):
+        for number in range(MICRO_BATCHES):
+            is_last = number == MICRO_BATCHES - 1
             if name == "FSDP2":
-                model.set_requires_gradient_sync(not hold_back or number == micro_batches - 1)  # no_sync
+                model.set_requires_gradient_sync(is_last or not hold_back)  # no_sync
             backward(loss_of(model, number))
-            if name != "FSDP2" or number == micro_batches - 1:
+            if name != "FSDP2" or is_last:
                 update()  # DeepSpeed steps at the last micro-batch only
-    return sum(size for (kind, _), size in ring_bytes(sent.rows).items() if kind != GATHER)
+    return gradient_bytes(sent.rows)
 
 
+def gradient_bytes(rows):
+    return sum(size for (kind, _), size in ring_bytes(rows).items() if kind != GATHER)
+
+
+# %%
 expected = {("ZeRO-1", False): 1, ("ZeRO-2", False): 4, ("FSDP2", False): 4, ("FSDP2", True): 1}
 ways = [(name, hold_back) for name, hold_back in expected if name in names]
-counted = run_ranks(lambda: [(accumulated(name, 1, hold), accumulated(name, 4, hold)) for name, hold in ways], N)[0]
-for (name, hold_back), (once, four) in zip(ways, counted, strict=True):
-    print(f"{name}{' with no_sync' if hold_back else ''}: gradients sent {four / once:.0f} times with g = 4")
-    times = expected[name, hold_back]
-    assert four == times * once, f"{name}: expected {times} times; is set_requires_gradient_sync used?"
+counted = run_ranks(lambda: [accumulated(*way) for way in ways], N)[0]
+for (name, hold_back), sent in zip(ways, counted, strict=True):
+    times = sent / gradient_bytes(runs[name][2])  # beside the step of one micro-batch, counted above
+    print(f"{name}{' with no_sync' if hold_back else ''}: gradients sent {times:g} times with g = {MICRO_BATCHES}")
+    wanted = expected[name, hold_back]
+    assert times == wanted, f"{name}: expected {wanted} times; is set_requires_gradient_sync used?"
 
 # %% [markdown]
 # **Diagnose it.** ZeRO-2 has room for its own part of the gradients alone, so it must send what each
@@ -584,7 +595,9 @@ check("09.reduced_times", reduced_times)
 # ## 7. One GPU
 #
 # One rank, three stages. Without any sharding it would hold 2 bytes of bf16 parameter, 2 of gradient, 4 of
-# master copy and 8 of moments. What does the partition save?
+# master copy and 8 of moments.
+#
+# **Question.** How many bytes per parameter does ZeRO-2's partition save here? Answer below, once you have run it.
 
 # %%
 def on_one_rank(name):
@@ -639,7 +652,8 @@ def at_size(name, ranks):
 
 
 # %%
-WORLDS = {"DDP": (4,), "ZeRO-1": (4,), "ZeRO-2": (4, 64), "ZeRO-3": (4, 64), "FSDP2": (4, 64)}
+# ZeRO-3 cuts each gradient into as many pieces as ranks, one by one: 64 of them simulate slowly.
+WORLDS = {"DDP": (4,), "ZeRO-1": (4,), "ZeRO-2": (4, 64), "ZeRO-3": (4, 16), "FSDP2": (4, 64)}
 steps = {name: {ranks: at_size(name, ranks) for ranks in WORLDS[name]} for name in names}
 formulas = {name: {ranks: textbook(min(stage, 3), ranks) * P_large for ranks in (1, 4, 16, 64)}
             for stage, name in enumerate(BUILDERS)}  # fmt: skip
@@ -689,7 +703,7 @@ def at_speed(network_gb, micro_batch, recompute):
 
 cases = [(200, 8, "none"), (200, 8, "full"), (200, 16, "none"), (1.25, 2, "none"), (1.25, 8, "none"), (1.25, 16, "full")]
 display(pd.DataFrame([at_speed(*case) for case in cases]).style.format(precision=1, thousands=",")
-        .hide().set_caption("64 x A100-40GB, 1.3B, 2,048 tokens a text (predicted)"))  # fmt: skip
+        .format("{:g}", subset=["network, GB/s a node"]).hide().set_caption("64 x A100-40GB, 1.3B, 2,048 tokens a text (predicted)"))  # fmt: skip
 for row in table("llm_foundry"):
     if (row["model"], row["seq_len"], row["n_gpus"], row["gpu"]) == ("1b", "2048", "64", "a100_40gb"):
         print(f"llm-foundry, 64 x A100-40GB, 200 GB/s a node, micro-batch {row['micro_batch_size']}:",
@@ -699,7 +713,7 @@ for row in table("llm_foundry"):
 # **Read it.** On the fast network eight texts fit without checkpointing, which then only costs. At 1.25 GB/s a node the
 # network decides: a step sends the same bytes whatever the micro-batch, so twice the texts give twice the tokens/s,
 # and checkpointing *pays*, because sixteen do not fit without it. (Half of the published table set the planner's
-# constants, so the nearness of its row is no proof.)
+# constants, so a comparison with its row proves little.)
 #
 # **Prefetch.** While a block computes, FSDP2 gathers the next: on a GPU forward does so by itself, and
 # `block.set_modules_to_forward_prefetch([next_block])` makes it earlier or deeper. Our small runs compute on a CPU with
@@ -750,7 +764,7 @@ pd.DataFrame({name: {"held, bytes per parameter (measured)": sum(items(runs[name
 # | take | when | costs | does not help |
 # |---|---|---|---|
 # | DDP | states fit on every rank | a second copy of the gradients, unless as views | a model whose states exceed a card |
-# | ZeRO-1 | optimizer state is too large; many accumulation steps | a third round, as it comes | parameters that do not fit |
+# | ZeRO-1 | optimizer state is too large; many accumulation steps | a third round by default; whole gradients in backward | parameters that do not fit |
 # | ZeRO-2 | gradients too; few accumulation steps | reduces after each backward | parameters that do not fit |
 # | ZeRO-3 | parameters too; NVMe offload; where you configure a Trainer and write no loop | a bucket for good, tuning of distance and prefetch | activations |
 # | FSDP2 | parameters too, in PyTorch code; with tensor parallelism, `compile`, checkpoints that load on other numbers of ranks | the whole root gathered; fp32 reduction if you choose it | activations |

@@ -587,8 +587,9 @@ assert fits["its own cure"] == same["its own cure"] == 7, "each patient has a cu
 assert max(same[cure] for cure in general) < 7, "no general cure should heal the whole ward"
 
 # %% [markdown]
-# **Read it.** Percentages are the bytes saved, as a share of the sick run's. The usual advice heals nobody here. Half a batch does not shrink a validation, a state, a batch of one,
-# or what is kept (both halves are), and half of the logits of `large_vocabulary` is still too much. Checkpointing makes
+# **Read it.** Percentages are the bytes saved, as a share of the sick run's. The usual advice, half a batch, heals nobody
+# here. It does not shrink a validation, a state, a batch of one, or what is kept (both halves are), and half of the
+# logits of `large_vocabulary` is still too much. Checkpointing makes
 # `forgotten_reference` worse: its hook runs again in the recomputation, and what it keeps there holds a graph that no
 # backward visits. Precision and offload rescue `kept_graph`, and offload `forgotten_reference`, for the few steps of
 # these runs. The leak goes on, slower, on the host or under a lower peak, and the run dies later. So measure first.
@@ -627,7 +628,7 @@ check("10.waiting_batches", waiting_batches)
 # | cure | use when | costs | does not help |
 # |---|---|---|---|
 # | profile | always, first | minutes | |
-# | precision (02) | activations are large | other losses, a loss scale | states; anything kept |
+# | precision (02) | activations are large | other losses, a loss scale | states; a leak only slows down |
 # | accumulation | the batch is more than one item | smaller kernels | batch 1, states, anything kept |
 # | checkpointing (05) | activations of blocks are the peak | up to a forward | logits, states, the last block |
 # | smaller optimizer (06) | states are the peak | other losses | activations |
