@@ -30,8 +30,8 @@ def test_it_runs_on_a_python_without_packages() -> None:
     [
         (ready.python((3, 10, 1)), False, "older than 3.11; install a newer one"),
         (ready.python((3, 12, 0)), True, "3.12.0"),
-        (ready.memory(8 * GIB, 2 * GIB), True, "8.0 GiB, 2.0 GiB free"),
-        (ready.memory(8 * GIB, 2 * GIB - 1), False, "Close other programs"),
+        (ready.memory(8 * GIB, ready.LESSON_BYTES), True, "8.0 GiB, 2.1 GiB free"),
+        (ready.memory(8 * GIB, ready.LESSON_BYTES - 1), False, "Close other programs"),
         (ready.disk(ROOT, 10**8), False, "0.1 GB free"),
         (ready.disk(ROOT, 10**10), True, "10.0 GB free"),
         (ready.loopback(), True, "reach each other"),

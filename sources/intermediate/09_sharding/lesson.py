@@ -652,8 +652,7 @@ def at_size(name, ranks):
 
 
 # %%
-# ZeRO-3 cuts each gradient into as many pieces as ranks, one by one: 64 of them simulate slowly.
-WORLDS = {"DDP": (4,), "ZeRO-1": (4,), "ZeRO-2": (4, 64), "ZeRO-3": (4, 16), "FSDP2": (4, 64)}
+WORLDS = {"DDP": (4,), "ZeRO-1": (4,), "ZeRO-2": (4, 64), "ZeRO-3": (4, 64), "FSDP2": (4, 64)}
 steps = {name: {ranks: at_size(name, ranks) for ranks in WORLDS[name]} for name in names}
 formulas = {name: {ranks: textbook(min(stage, 3), ranks) * P_large for ranks in (1, 4, 16, 64)}
             for stage, name in enumerate(BUILDERS)}  # fmt: skip
