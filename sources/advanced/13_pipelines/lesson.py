@@ -329,8 +329,8 @@ check("13.held", held_by_stage_2)
 # each forward, 20 for the input's gradient and 20 for the weights' (half as long where a rank holds two stages), and notes
 # when. The interpreter stays as it is.
 #
-# **Predict.** Two small times come on top: a *launch*, between two passes of a rank that need not wait, and a *message*,
-# between ranks. GPipe on four micro-batches measures both, and the drawings of all five programs get them. Of three runs
+# **Predict.** Two small times come on top: a *launch*, what a rank needs between two passes when it waits for nobody, and a
+# *message* from rank to rank. GPipe on four micro-batches measures both, and the drawings of all five programs get them. Of three runs
 # we keep the shortest: what else the machine does can only make one longer.
 
 # %%
@@ -440,8 +440,8 @@ for name, each in SEVEN.items():
 # %% [markdown]
 # **Read it.** Seven schedules, one result. (LoopedBFS takes micro-batches backward in reverse, so its sums round
 # differently.) By default the gradients are divided by $m$ (`scale_grads=True`), which suits a loss that is a mean. A
-# zero-bubble schedule gains only where `I` and `W` are different work: PyTorch cuts the graph at each weight; ours walks
-# it twice, which is right, but slow.
+# zero-bubble schedule gains only where `I` and `W` share no work. PyTorch cuts the graph at each weight, so that they share
+# none. Our `W` walks the whole graph a second time, which is right, but slow.
 #
 # **Question.** Interleaved 1F1B on eight ranks, three stages on each, sixteen micro-batches. How many messages does a
 # step send?

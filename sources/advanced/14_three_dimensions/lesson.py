@@ -291,8 +291,8 @@ def add_up_ends(part, mesh):
 
 
 # %% [markdown]
-# Two copies of a matrix start alike where the head takes the embedding's values. Clipping is off in the tied
-# runs. **Predict** before you run: which bug shows in the losses, which in the norm, and which at the first step?
+# In the tied runs the head starts with the embedding's values, so both copies start alike. Clipping is off
+# there. **Predict** before you run: which bug shows in the losses, which in the norm, and which at the first step?
 
 # %%
 def tied_model():

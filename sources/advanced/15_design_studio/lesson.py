@@ -90,7 +90,7 @@ show(draw_ranks(by_rules), alt="8 nodes of 8 GPUs; all 8 slices of stage i lie o
 # | weights in fp32 | 4 | step | x | x | x |
 # | Adam's two moments | 8 | step | x | x | x |
 #
-# **14P** is a checkpoint, and what lasts where each gradient is used at once. **16P** is
+# **14P** is a checkpoint, and what training holds where each gradient is used up at once. **16P** is
 # [ZeRO's](https://arxiv.org/abs/1910.02054) count. **18P** is Megatron-LM's, which adds up gradients
 # over micro-batches in fp32; the planner uses it here. "18 x parameters x bytes per parameter" counts
 # the bytes twice. A token costs about 6 FLOP per parameter.
@@ -293,8 +293,8 @@ print("planner's choice:", one_change_that_fits(rejected).change)
 
 # %% [markdown]
 # **Read it.** Offload is as fast here: the host updates once for 3 million tokens, so the way there
-# hardly shows. It also needs host memory, and a driver that works. For less than the error the
-# planner takes the simpler change.
+# hardly shows. It also needs host memory, and a driver that works. Where two changes
+# differ by less than its error, the planner takes the simpler one.
 
 # %% [markdown]
 # ### One change at a time
@@ -339,9 +339,9 @@ for name, (machines, plan) in variants.items():
 # %% [markdown]
 # ## 8. Days, dollars, failures
 #
-# Days carry the interval that holds 80% of published step times. Two amounts of tokens: 300B as for
-# GPT-3, and 20 per parameter, the ratio of [Chinchilla](https://arxiv.org/abs/2203.15556). Failures
-# are published as a range. With DP = 1 every node is needed: without a spare the job waits for the
+# Each number of days is a range, as wide as the interval that holds 80% of published step times. There
+# are two amounts of tokens: 300B as for GPT-3, and 20 per parameter, the ratio of
+# [Chinchilla](https://arxiv.org/abs/2203.15556). Failures are published as a range. With DP = 1 every node is needed: without a spare the job waits for the
 # repair.
 
 # %%

@@ -139,8 +139,8 @@ print("your bet:", my_bet_failures)
 
 # %% [markdown]
 # **Read it.** The interval of one log is narrow, and the logs lie six times apart: the cluster decides, and what is
-# counted (RSC-1's two rows are one cluster). Measure your own. Chance scatters: at a mean of six, three is as normal
-# as nine. Used below: the lowest and highest rate, 3.8 and 24 failures per 1,000 node-days (8 GPUs a node).
+# counted (RSC-1's two rows are one cluster). Measure your own. Counts scatter by chance: with a mean of six, three is as
+# normal as nine. Used below: the lowest and highest rate, 3.8 and 24 failures per 1,000 node-days (8 GPUs a node).
 #
 # **Goodput** is the share of time that is work which lasted. Daly's formula predicts its mean; Young's $\sqrt{2\,d\,M}$
 # is nearly the best interval (the code takes Daly's), with save time $d$ and mean time between failures $M$. Both assume
