@@ -556,8 +556,7 @@ for (sequences, length), recompute in itertools.product(shapes, ("none", "full")
     at = {name: found.peak.bytes_by_category[name] / GIB for name in ("logits and loss", "activations")}
     rows.append({"tokens": f"{sequences} x {length:,}", "recompute": recompute, "needs": found.peak.needed_bytes / GIB,
                  **at, "verdict": found.verdict})  # fmt: skip
-display(pd.DataFrame(rows).style.format(precision=1).hide()
-        .set_caption("Llama 3.2 1B on one A100-80GB: GiB at the peak (predicted)"))  # fmt: skip
+display(pd.DataFrame(rows).style.format(precision=1).hide().set_caption("One A100-80GB: GiB at the peak (predicted)"))
 
 # %% [markdown]
 # **Read it.** With 2,048 tokens the peak is the optimizer's step, when no activations are left. 16,384 tokens in one

@@ -172,7 +172,7 @@ check("17.cheapest_run", cheapest_run)
 target = REPLICATION.loss(7e9, 140e9)
 for served in (0, 5e12):
     found = cheapest_run(REPLICATION, target, 30, offers, served)
-    print(f"{served:.0e} tokens served: {found['parameters'] / 1e9:.1f}B on {found['nodes']} nodes of {found['offer']}")
+    print(f"{served:.0e} tokens served: {found['parameters'] / 1e9:.1f}B on {8 * found['nodes']} {found['offer']}")
 # END SOLUTION
 
 # %% [markdown]
