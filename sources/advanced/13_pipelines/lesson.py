@@ -386,6 +386,7 @@ show(draw_schedules(panels, unit="seconds"),
 # %% [markdown]
 # **Read it.** The pictures agree, idle gap by idle gap. *Theory* knows no launch and no message; *drawn* knows both. So
 # *drawn* lies above *theory*, and furthest where a rank holds two stages: twice the passes and messages, or more.
+# Other programs on your machine lengthen what is *measured*.
 #
 # ## 5. PyTorch's own
 #
