@@ -25,7 +25,7 @@
 #
 # 100 billion parameters train on 8 nodes of 8 GPUs: tensor parallel over 4, pipeline over 8, data parallel
 # over 2. Of all bytes that GPUs send in a step, how many percent leave their node, if the axes lie well on the nodes?
-# And if they lie badly? Write two guesses. Section 6 counts.
+# And if badly? Write two guesses. Section 6 counts.
 
 # %%
 my_bet_percent_well, my_bet_percent_badly = 20, 50
@@ -249,14 +249,14 @@ for name in BOXES:
 # %% [markdown]
 # **Read it.** Losses and norms are those of one process, to float64's last digits, on every rank. What does a rank hold
 # for it? ZeRO-1 shards the optimizer state over the data ranks; here they keep the fp64 parameters sharded as well
-# between steps. So 24 bytes a parameter are divided by *all eight* ranks. Only the weights of the norms are not cut
-# into slices: each slice has a copy.
+# between steps. So 24 bytes a parameter (8 of its own, 16 of Adam's moments) are divided by *all eight* ranks. Only the
+# weights of the norms are not cut into slices: each slice has a copy.
 
 # %%
 P = sum(p.numel() for p in whole_model().parameters())
 copies = sum(p.numel() for name, p in whole_model().named_parameters() if "norm" in name)
 on_ranks = [sum(rank["TP x PP x DP"][2]) for rank in ranks]
-print(f"held between steps, by rank: {on_ranks} bytes (measured); 24 P / 8 = {3 * P:,}")
+print(f"a rank holds {min(on_ranks):,} to {max(on_ranks):,} bytes between steps (measured); 24 P / 8 = {3 * P:,}")
 steps_taken = sum(on_ranks) - 24 * (P + copies)
 print(f"all ranks: {sum(on_ranks):,}; 24 (P + a second copy of {copies:,} norm weights) = {24 * (P + copies):,};"
       f" the rest, {steps_taken:,}, are the optimizer's step counts")  # fmt: skip
@@ -291,8 +291,8 @@ def add_up_ends(part, mesh):
 
 
 # %% [markdown]
-# Two copies of a matrix start alike where the head takes the embedding's values. Clipping is off in the tied
-# runs. **Predict** before you run: which bug shows in the losses, which in the norm, and which at the first step?
+# In the tied runs the head starts with the embedding's values, so both copies start alike. Clipping is off
+# there. **Predict** before you run: which bug shows in the losses, which in the norm, and which at the first step?
 
 # %%
 def tied_model():
@@ -396,7 +396,8 @@ for found, printed in zip(ours, published, strict=True):
 # ## 6. The bytes on every link
 #
 # The functions of section 2 now build the 100B model, on the meta device, and `simulate` runs one of its 64 ranks, in
-# the second of eight stages. It counts each collective by axis. What a rank of a ring sends follows from its payload.
+# the second of eight stages. It counts each collective by axis, and its payload: what a rank brings to an all-gather, or
+# the whole that a reduce-scatter adds up. What a rank of a ring sends follows.
 
 # %%
 def at_size(shape, dims, rank, micro_batches, zero_stage=1):
@@ -449,11 +450,11 @@ for axis in ("tp", "pp", "shard"):
 # **Read it.** The planner's bytes and the program's agree within a tenth of a percent. What the planner leaves out are
 # gradients of the norm weights over *tp* and the few numbers of loss and norm. The simulated peak is 4% above the
 # predicted one, nearly all of it in activations: the planner counts what a block must keep. Both are without CUDA's
-# context. The planner knows Megatron's way, too, which
-# gathers inputs once more in backward instead of keeping them: a quarter more over *tp* for less memory.
+# context. The planner also knows Megatron's way, which gathers inputs once more in backward instead of keeping them: a
+# quarter more over *tp* for less memory.
 #
-# This was a step of eight micro-batches. A real one has 1536 sequences, so each replica passes 768 through.
-# Traffic over *tp* and *pp* grows with the micro-batches; that of data parallelism comes once a step.
+# A real step has 1536 sequences, so each replica passes 768 through, not eight. Traffic over *tp* and *pp* grows with the
+# micro-batches; that of data parallelism comes once a step.
 #
 # Which of it leaves the node depends on **where neighbours lie**. Number the ranks axis by axis, put eight to a node,
 # and walk along every ring. The order `tp < shard < pp` counts along *tp* first.
@@ -500,7 +501,7 @@ print(f"the planner's whole step: {in_3d.step_seconds:.0f} s (predicted)")
 #
 # <div class="alert alert-warning"><b>Trap.</b> "Stages send little, so the network does not matter." Stages that
 # share a node send nothing over it; a stage on a node of its own sends everything over it; and interleaving by v
-# multiplies it by v.</div>
+# multiplies it by more than v.</div>
 #
 # **Question.** From how many sequences in a batch on does the order tp < pp < shard leave fewer bytes between nodes
 # than tp < shard < pp? `leaving` and `counted` are yours to use.
@@ -542,19 +543,20 @@ for row in table("narayanan_table2"):
 #
 # ## 8. One billion on 64 GPUs
 #
-# You may be told that a model of one billion parameters does not fit one A100. At 16 bytes a parameter its states are
-# 16 GB of 80. What would have to be true? Ask the planner, with Llama 3.2 1B, whose vocabulary has 128,256 words.
+# It is said that one billion parameters do not fit one A100. At 16 bytes a parameter their states are 16 GB of 80. What
+# would have to be true? Ask the planner, with Llama 3.2 1B, whose vocabulary has 128,256 tokens.
 
 # %%
 ONE, one_gpu = model_shape("llama-3.2-1b"), Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=1)
 print(f"states: 16 x {ONE.parameter_count / 1e9:.2f}B = {16 * ONE.parameter_count / GB:.1f} GB (predicted)")
-for length, sequences in ((2048, 1), (2048, 8), (8192, 2), (8192, 4), (65_536, 1)):
-    for recompute in ("none", "full"):
-        plan = Plan(framework="fsdp", micro_batch=sequences, recompute=recompute)
-        found = estimate(ONE, one_gpu, plan, Batch(sequences=sequences, sequence_length=length))
-        at = found.peak.bytes_by_category
-        print(f"{sequences} x {length:>6} tokens, recompute {recompute}: {found.peak.needed_bytes / GIB:6.1f} GiB, logits and loss",
-              f"{at['logits and loss'] / GIB:5.1f}, activations {at['activations'] / GIB:5.1f}: {found.verdict}")  # fmt: skip
+shapes, rows = ((1, 2048), (8, 2048), (2, 8192), (4, 8192), (1, 65_536)), []
+for (sequences, length), recompute in itertools.product(shapes, ("none", "full")):
+    plan = Plan(framework="fsdp", micro_batch=sequences, recompute=recompute)
+    found = estimate(ONE, one_gpu, plan, Batch(sequences=sequences, sequence_length=length))
+    at = {name: found.peak.bytes_by_category[name] / GIB for name in ("logits and loss", "activations")}
+    rows.append({"tokens": f"{sequences} x {length:,}", "recompute": recompute, "needs": found.peak.needed_bytes / GIB,
+                 **at, "verdict": found.verdict})  # fmt: skip
+display(pd.DataFrame(rows).style.format(precision=1).hide().set_caption("One A100-80GB: GiB at the peak (predicted)"))
 
 # %% [markdown]
 # **Read it.** With 2,048 tokens the peak is the optimizer's step, when no activations are left. 16,384 tokens in one
@@ -562,7 +564,7 @@ for length, sequences in ((2048, 1), (2048, 8), (8192, 2), (8192, 4), (65_536, 1
 # **logits** alone overflow: 128,256 numbers for every token. Sharding over 64 GPUs does not help with either: each rank
 # has its own. A smaller micro-batch does, or a chunked loss, or context parallelism.
 #
-# You may still want 64 GPUs, for speed. FSDP shards over all 64; HSDP (hybrid) within each node, with eight replicas.
+# You may want 64 GPUs for speed. FSDP shards over all 64; HSDP (hybrid) within each node, with eight replicas.
 
 # %%
 SCHEMES = {"FSDP": ParallelDims(shard=64), "HSDP": ParallelDims(replicate=8, shard=8)}
@@ -594,7 +596,7 @@ display(pd.DataFrame(rows).style.format(precision=2).hide()
 #
 # ## 9. The same plan as files
 #
-# Nobody types a layout twice. `export` writes it for each tool, and says what a tool cannot say.
+# `export` writes the layout for each tool, and says what a tool cannot say.
 
 # %%
 from utils.techniques.deepspeed import deepspeed_problem
@@ -668,8 +670,7 @@ scoreboard("14")
 #
 # ### Test yourself
 #
-# 64 GPUs, TP 8 x PP 8. A colleague turns on ZeRO-1 to make room for a larger micro-batch. What happens? Then open the
-# answer.
+# 64 GPUs, TP 8 x PP 8. A colleague turns on ZeRO-1 to make room for a larger micro-batch. What happens?
 #
 # <details><summary>Answer</summary>
 #

@@ -178,7 +178,8 @@ check("15.two_cards", {
 # %%
 for card, mfu in (("A100-80GB", 0.45), ("A10", 0.38)):
     hourly = price(card, "Lambda").usd_per_gpu_hour
-    print(card, f"${hourly} an hour:", bill(device(card).bf16_tflops * 1e12, mfu, hourly, 13e9, 260e9, 30))
+    answer = bill(device(card).bf16_tflops * 1e12, mfu, hourly, 13e9, 260e9, 30)
+    print(f"{card} at ${hourly} an hour:", "{:,} cards, ${:,.0f}".format(*answer) if isinstance(answer, tuple) else "no pair yet")
 
 # %% [markdown]
 # Here is the [solution](../../solutions/advanced/15_design_studio.ipynb) of this lab, with its

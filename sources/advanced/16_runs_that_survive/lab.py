@@ -31,6 +31,7 @@ import shutil
 import zlib
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from utils import check
@@ -107,11 +108,10 @@ check("16.safe_save", {"save": save, "load": load})
 # ## Exercise 2: mode, interval and spares within a budget
 #
 # A job is a dict. `write_seconds` is how long a save takes until it is whole; an asynchronous one blocks the training for
-# `copy_seconds`, and is whole after `write_seconds`.
+# `copy_seconds`, and is whole after `write_seconds`. Here are two of the seven jobs, with the keys of the dict at the left.
 
 # %%
-for says, job in JOBS[:2]:
-    print(f"{says}:\n   {job._asdict()}")
+display(pd.DataFrame({says: job._asdict() for says, job in JOBS[:2]}).style.format(precision=1, thousands=","))
 
 # %% [markdown]
 # **Spec.** `days_and_dollars(job, mode, interval_seconds, spares)` returns what a choice takes on average, by Daly's

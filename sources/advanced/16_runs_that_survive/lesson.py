@@ -57,6 +57,7 @@ import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 
 # %%
+import pandas as pd
 from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -125,19 +126,21 @@ show(draw_days(lanes, title="Three days of work, a failure every 8 hours on aver
 # **exact Poisson interval** holds all rates that make it plausible.
 
 # %%
-gpus, days = 256, 30
+gpus, days, rows = 256, 30, []
 for log in FAILURE_LOGS:
-    hours = log.hours_between(gpus)
-    low, high = poisson_interval(log.failures) if log.failures else (np.nan, np.nan)
-    spread = f" ({hours * log.failures / high:.0f} to {hours * log.failures / low:.0f}, 95%)" if log.failures else ""
-    print(f"{log.name:<25} {1e6 * log.per_gpu_hour:5.1f} failures in a million GPU hours (published); "
-          f"{gpus} GPUs: one in {hours:3.0f} h{spread}, {24 * days / hours:4.1f} in {days} days (predicted)")  # fmt: skip
+    hours, count = log.hours_between(gpus), log.failures
+    spread = [f"{hours * count / mean:.0f}" for mean in reversed(poisson_interval(count))] if count else ["no count published"]
+    rows.append({"log": log.name, "failures per million GPU hours": 1e6 * log.per_gpu_hour,
+                 "per 1,000 node-days": log.failures_per_1000_node_days, "hours between two": hours,
+                 "its 95% interval": " to ".join(spread), f"failures in {days} days": 24 * days / hours})  # fmt: skip
+display(pd.DataFrame(rows).style.format(precision=1).format("{:.0f}", subset=["hours between two"]).hide()
+        .set_caption(f"Rates as published; hours and failures of {gpus} GPUs predicted from them"))  # fmt: skip
 print("your bet:", my_bet_failures)
 
 # %% [markdown]
 # **Read it.** The interval of one log is narrow, and the logs lie six times apart: the cluster decides, and what is
-# counted (RSC-1's two rows are one cluster). Measure your own. Chance scatters: at a mean of six, three is as normal
-# as nine. Used below: the lowest and highest rate, 3.8 and 24 failures per 1,000 node-days (8 GPUs a node).
+# counted (RSC-1's two rows are one cluster). Measure your own. Counts scatter by chance: with a mean of six, three is as
+# normal as nine. Used below: the lowest and highest rate, 3.8 and 24 failures per 1,000 node-days (8 GPUs a node).
 #
 # **Goodput** is the share of time that is work which lasted. Daly's formula predicts its mean; Young's $\sqrt{2\,d\,M}$
 # is nearly the best interval (the code takes Daly's), with save time $d$ and mean time between failures $M$. Both assume
@@ -172,15 +175,16 @@ check("16.interval_factor", interval_factor)
 # In your own cluster no node is at hand: a repair takes a day, and every spare is paid for.
 
 # %%
-paid = price("H100", provider="Nebius", kind="on demand")
+paid, rows = price("H100", provider="Nebius", kind="on demand"), []
 print(f"{paid.provider}, {paid.gpu}: ${paid.usd_per_gpu_hour} for a GPU hour ({paid.as_of}; published)")
-for rate in best:
-    for spares in range(5):
-        run = replace(plan, failures_per_1000_node_days=rate, spares=spares, interval_seconds=best[rate])
-        found = failing_runs(run, 1000)
-        dollars = found.wall_seconds / HOUR * 8 * (run.nodes + spares) * paid.usd_per_gpu_hour
-        print(f"{rate:4.1f} failures, spares {spares}: goodput {found.goodput.mean():5.1%}, waiting {found.share('waiting'):5.1%}, "
-              f"${dollars.mean() / 1e6:.3f} million, 95% below ${np.quantile(dollars, 0.95) / 1e6:.3f} (simulated)")  # fmt: skip
+for rate, spares in itertools.product(best, range(5)):
+    run = replace(plan, failures_per_1000_node_days=rate, spares=spares, interval_seconds=best[rate])
+    found = failing_runs(run, 1000)
+    dollars = found.wall_seconds / HOUR * 8 * (run.nodes + spares) * paid.usd_per_gpu_hour
+    rows.append({"failures per 1,000 node-days": f"{rate:g}", "spares": spares, "goodput": f"{found.goodput.mean():.1%}",
+                 "waiting": f"{found.share('waiting'):.1%}", "million $": f"{dollars.mean() / 1e6:.3f}",
+                 "95% of runs below": f"{np.quantile(dollars, 0.95) / 1e6:.3f}"})  # fmt: skip
+display(pd.DataFrame(rows).style.hide().set_caption("30 days of work on 32 nodes and spares: 1,000 runs each (simulated)"))
 
 # %% [markdown]
 # **Read it.** Without a spare, most of the time that is no work is waiting for repairs. The cheapest number of spares
@@ -246,7 +250,7 @@ scratch = tempfile.TemporaryDirectory()
 work = Path(scratch.name)
 after, parameters = run_ranks(save_after_three, 4, work / "four")[0]
 on_two = run_ranks(load_here, 2, work / "four")[0]
-print("4 ranks, never stopped:", after, "\n2 ranks, from the files:", on_two)
+print("4 ranks, never stopped: ", *map("{:.7f}".format, after), "\n2 ranks, from the files:", *map("{:.7f}".format, on_two))
 assert max(abs(a - b) / a for a, b in zip(after, on_two, strict=True)) < 1e-6, "two ranks go on where four stopped"
 sizes = {file.name: file.stat().st_size for file in sorted((work / "four").iterdir())}
 print(f"12 bytes a parameter, a quarter each: {format_bytes(3 * parameters)} (predicted);",
@@ -341,7 +345,7 @@ for first, second in (("same", "same"), ("old", "new")):
         try:
             print(f"   {name!r} loads, next loss {run_ranks(load_here, 2, work / name)[0][0]:.4f}")
         except RankError as error:
-            print(f"   {name!r} does not load: {last_line(error)[:90]}")
+            print(f"   {name!r} does not load: {last_line(error).partition('; rank local')[0]}")
 
 # %% [markdown]
 # **Read it.** In the same folder, one kill destroyed *both* checkpoints. In a new folder the half save has no `.metadata`
@@ -783,7 +787,7 @@ def look(tool):
 
 for tool in ("monitored_barrier", "plain", "debug level DETAIL"):
     said = run_ranks(look, 3, tool)
-    print(f"{tool}:", f"  rank 0: {said[0][:380]}", *(f"  rank {rank}: {said[rank][:75]}" for rank in (1, 2)), sep="\n")
+    print(f"{tool}:", f"  rank 0: {said[0][:380]}", *(f"  rank {rank}: {said[rank].partition('. ')[0]}" for rank in (1, 2)), sep="\n")
 
 # %% [markdown]
 # **Read it.** `monitored_barrier` names who is missing. A wrong *shape* is worse than a hang: without
@@ -843,7 +847,7 @@ news = run_ranks(watched_run, 4, metrics.name)[0]
 flips = [(step, odd[0]) for step, odd, _ in news if odd]
 print(f"step {flips[0][0]}: rank {flips[0][1][0]}'s tensor {flips[0][1][1]} differs from the others (measured)")
 medians = [statistics.median(row) for row in zip(*(seconds for *_, seconds in news), strict=True)]
-print("own seconds in a step, by rank:", [f"{s:.3f}" for s in medians], "slowest: rank", medians.index(max(medians)), f"({measured_here})")
+print("own seconds in a step, by rank:", *(f"{s:.3f}" for s in medians), " slowest: rank", medians.index(max(medians)), f"({measured_here})")
 assert flips[0] == (7, (2, 0)), "the flip is found in the step in which it happens, at rank 2, in the first tensor"
 
 # %% [markdown]

@@ -171,7 +171,8 @@ check("17.cheapest_run", cheapest_run)
 # BEGIN SOLUTION
 target = REPLICATION.loss(7e9, 140e9)
 for served in (0, 5e12):
-    print(f"{served:.0e} tokens served:", cheapest_run(REPLICATION, target, 30, offers, served))
+    found = cheapest_run(REPLICATION, target, 30, offers, served)
+    print(f"{served:.0e} tokens served: {found['parameters'] / 1e9:.1f}B on {8 * found['nodes']} {found['offer']}")
 # END SOLUTION
 
 # %% [markdown]

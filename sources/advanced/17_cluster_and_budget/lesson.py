@@ -39,6 +39,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import pandas as pd
 import torch
 import torch.distributed as dist
 
@@ -81,7 +82,8 @@ print(job.slurm)
 
 problem = slurm_problem()
 slurm = None if problem else Slurm(nodes=3, lost_after_seconds=2)
-print(problem or f"{slurm.run('sinfo', '--version').strip()} up after {slurm.up_seconds:.1f} s: {slurm.nodes()}")
+print(problem or f"{slurm.run('sinfo', '--version').strip()} up after {slurm.up_seconds:.1f} s:",
+      ", ".join(map(" ".join, slurm.nodes().items())) if slurm else "")  # fmt: skip
 array = folder / "checksums.slurm"  # one script, four tasks, which need not run at once
 for number in range(4):
     (folder / f"shard-{number}.bin").write_bytes(bytes([number]) * 2**20)
@@ -186,7 +188,7 @@ for name, (found, kind) in rows.items():
 print(job.kubernetes.rpartition("containers:")[2].partition("env:")[0])
 for name, checks in (("kubernetes.yaml", check_kubernetes), ("trainjob.yaml", check_train_job)):
     try:
-        print(f"{name}: accepted, {checks((folder / name).read_text()) or 'TrainJob'}")
+        print(f"{name}: accepted,", ", ".join(checks((folder / name).read_text()) or ["TrainJob"]))
     except MissingToolError as error:
         print(error)
 
@@ -382,14 +384,17 @@ from utils.validation import table
 a100 = price("A100-80GB", "Lambda")
 print(f"A100-80GB ${a100.usd_per_gpu_hour} ({a100.origin()}, age in days {a100.age_days()}); "
       f"{device('A100-80GB').board_watts} W (read {device('A100-80GB').as_of})")  # fmt: skip
+rows = []
 for row in table("gpu_hours"):
     if not row["model"].startswith(("LLaMA-65B", "Llama2")):
         continue
     n, d = float(row["params_b"]) * 1e9, float(row["tokens"].rstrip("T")) * 1e12
     run = Account(gpu="A100-80GB", seconds=3600 * float(row["gpu_hours"]), tokens=d, model_flops=6 * n * d,
                   usd_per_gpu_hour=a100.usd_per_gpu_hour)  # fmt: skip
-    print(f"{row['model']:<11}{run.gpu_hours:>10,.0f} h ({Evidence.PUBLISHED}): MFU {run.mfu:.0%}, ${run.usd / 1e6:.2f}M, "
-          f"${run.usd_per_million_tokens:.2f} a million tokens, {run.kwh() / 1000:,.0f} MWh")  # fmt: skip
+    rows.append({"model": row["model"], "GPU hours (published)": f"{run.gpu_hours:,.0f}", "MFU": f"{run.mfu:.0%}",
+                 "million $": f"{run.usd / 1e6:.2f}", "$ a million tokens": f"{run.usd_per_million_tokens:.2f}",
+                 "MWh": f"{run.kwh() / 1000:,.0f}"})  # fmt: skip
+display(pd.DataFrame(rows).style.hide().set_caption("Published GPU hours, at the price and the power above"))
 print("older than a year:", ", ".join(f"{p.gpu} at {p.provider}" for p in old_prices()) or "none")
 
 # %% [markdown]
@@ -593,9 +598,9 @@ def matrix(a10_usd=None):
 
 weights, limits = {"usd": 3, "days": 1, "weeks": 1}, {"days": deadline}
 ranked = decide(matrix(), weights, limits)
-for row in ranked:
-    figures = ", ".join(f"{name} {value:,.{int(name == 'days')}f}" for name, value in row.option.values.items())
-    print(f"{row.option.name:<26}{figures or '-':<36}{row.struck or f'{row.score:.2f} ({Evidence.PREDICTED})'}")
+rows = [{"": row.option.name, **row.option.values, "marks": row.score, "out, because": row.struck} for row in ranked]
+display(pd.DataFrame(rows).style.format({"usd": "{:,.0f}", "days": "{:.1f}", "weeks": "{:.0f}", "marks": "{:.2f}"}, na_rep="")
+        .hide().set_caption(f"13B on {tokens / 1e9:.0f}B tokens in {deadline} days ({Evidence.PREDICTED})"))  # fmt: skip
 
 # %%
 prices = [hourly["A10"] * k / 20 for k in range(4, 27)]
