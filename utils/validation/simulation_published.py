@@ -100,9 +100,9 @@ def peft_comparisons(ranks: Container[int] = (32, 64)) -> Iterator[Comparison]:
     simulated what the replayed allocator reserves, for a step with the longest batch that the run
     allows, 768 tokens. No batch need be that long: the data are cut by characters, 1,300 with the
     question, so that none is longer (data.py, `CHAR_LIMIT`), and their lengths are not published. With
-    712 tokens three of the four rows below come out within 0.1%, DoRA's 1.6% low. The published mean and 99th percentile have no counterpart: they sample the reserved
-    memory after every step (run.py, which empties the cache every tenth), over batches whose
-    lengths are not published.
+    712 tokens three of the four rows below come out within 0.1%, DoRA's 1.6% low. The published mean
+    and 99th percentile have no counterpart: they sample the reserved memory after every step (run.py,
+    which empties the cache every tenth), over batches whose lengths are not published.
     """
     for row in table("peft_adapters"):
         if row["experiment"].partition("/")[0] != "lora" or row["optimizer"] != "AdamW":

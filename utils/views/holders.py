@@ -61,7 +61,10 @@ def draw_holders(
         handles = [
             Patch(facecolor=LOOKS[c].color, hatch=LOOKS[c].hatch, label=str(c)) for c in STRIPS
         ]
-        handles.append(Patch(facecolor=_EMPTY, edgecolor="#bbbbbb", label="held by other ranks"))
+        if any(sharded.values()):
+            handles.append(
+                Patch(facecolor=_EMPTY, edgecolor="#bbbbbb", label="held by other ranks")
+            )
         figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=10)
     return figure
 

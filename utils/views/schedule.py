@@ -229,7 +229,7 @@ def _write(axes: Axes, kind: str, chunk: int, text: str, x: float, rank: int, si
 
 def _heading(found: Estimate, drawn: int, result: Run) -> str:
     plan, m = found.plan, found.plan.micro_batches(found.batch)
-    text = f"{drawn:,} micro-batches: idle {result.bubble_ratio:.1%} of the working time"
+    text = f"{drawn:,} micro-batches: idle {result.bubble_ratio:.1%} of the work"
     if drawn == m:
         return text
     return f"{text}; all {m:,}: {bubble_closed(plan.pp, m, plan.virtual_stages):.1%}"
