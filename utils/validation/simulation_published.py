@@ -29,8 +29,11 @@ LLAMA_32_3B = {
 LLAMA_PARAMETERS = 3_212_749_824
 
 
-def litgpt_comparisons(models: Container[str] = litgpt.SHAPES) -> Iterator[Comparison]:
-    """litgpt's LoRA on one A100, by base; allocated GB. A row that ran out of memory is left out.
+def litgpt_comparisons(
+    models: Container[str] = litgpt.SHAPES, packed: bool = True
+) -> Iterator[Comparison]:
+    """litgpt's LoRA on one A100, by base; allocated GB. A row that ran out of memory is left out,
+    without `packed` also those in four bits, which need bitsandbytes.
 
     NF4 rows appear twice: with the libraries of the time and with today's. Llama's rows appear
     with norms in fp32, and once more with those of the commit that the tables name. That they ran
@@ -41,6 +44,8 @@ def litgpt_comparisons(models: Container[str] = litgpt.SHAPES) -> Iterator[Compa
         if published is None or row["gpu"] != "1 x A100" or row["model"] not in models:
             continue
         is_llama, is_packed = litgpt.SHAPES[row["model"]].gated > 0, row["quantization"] != "None"
+        if is_packed and not packed:
+            continue
         source = "litgpt QLoRA" if is_packed else "litgpt LoRA, bf16"
         yield _litgpt(row, published, source, is_packed, is_llama)
         if is_packed:
