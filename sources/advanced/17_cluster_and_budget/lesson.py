@@ -307,7 +307,7 @@ for attempt in (lambda: run_ranks(on_an_older_node, 2), stopped_slurm, lambda: r
 # Checkpointing every block should add one forward pass, a third.
 
 # %%
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from utils import Transformer, TransformerConfig, checkpoint_blocks
 from utils.planner.flops import hardware_flops, model_flops
@@ -355,14 +355,16 @@ for again in (False, True):
           f"({Evidence.MEASURED})")  # fmt: skip
 
 # %% tags=["nbval-check-output"]
-scores = 2 * 128 * 256 * batch.tokens  # queries times keys, in each of 4 layers
-last = 2 * 704 * 256 * batch.tokens
+scores, last = (2 * width * 256 * batch.tokens for width in (128, 704))  # queries times keys, and the last product
 print(f"without: counted - needed = {(computed[False] - needed) / 1e9:.2f} GFLOP; "
       f"flash computes the scores again: {4 * scores / 1e9:.2f}")  # fmt: skip
 added, forward = computed[True] - computed[False], needed / 3 - 2 * 256 * 256 * batch.tokens
 print(f"with: {added / 1e9:.2f} more; a forward pass of the blocks {forward / 1e9:.2f}, less the last "
       f"product of each block {4 * last / 1e9:.2f}")  # fmt: skip
-assert computed[False] - needed == 4 * scores, "the counter should see the scores computed twice"
+if torch.ops.aten._scaled_dot_product_flash_attention_for_cpu in flop_registry:
+    assert computed[False] - needed == 4 * scores, "the counter should see the scores computed twice"
+else:
+    print(f"PyTorch {torch.__version__} is too old to count flash attention on a CPU: these lines leave it out")
 assert added == forward - 4 * last, "recomputation should stop before each block's last product"
 
 # %% [markdown]
