@@ -355,17 +355,16 @@ for again in (False, True):
           f"({Evidence.MEASURED})")  # fmt: skip
 
 # %% tags=["nbval-check-output"]
+counts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu in flop_registry
+too_old = "" if counts else f" (not counted on a CPU: PyTorch {torch.__version__} is too old)"
 scores, last = (2 * width * 256 * batch.tokens for width in (128, 704))  # queries times keys, and the last product
 print(f"without: counted - needed = {(computed[False] - needed) / 1e9:.2f} GFLOP; "
-      f"flash computes the scores again: {4 * scores / 1e9:.2f}")  # fmt: skip
+      f"flash computes the scores again: {4 * scores / 1e9:.2f}{too_old}")  # fmt: skip
 added, forward = computed[True] - computed[False], needed / 3 - 2 * 256 * 256 * batch.tokens
 print(f"with: {added / 1e9:.2f} more; a forward pass of the blocks {forward / 1e9:.2f}, less the last "
       f"product of each block {4 * last / 1e9:.2f}")  # fmt: skip
-if torch.ops.aten._scaled_dot_product_flash_attention_for_cpu in flop_registry:
-    assert computed[False] - needed == 4 * scores, "the counter should see the scores computed twice"
-else:
-    print(f"PyTorch {torch.__version__} is too old to count flash attention on a CPU: these lines leave it out")
-assert added == forward - 4 * last, "recomputation should stop before each block's last product"
+assert too_old or computed[False] - needed == 4 * scores, "the counter should see the scores computed twice"
+assert too_old or added == forward - 4 * last, "recomputation should stop before each block's last product"
 
 # %% [markdown]
 # **Read it.** Counter and formula differ, and the last cell accounts for every FLOP between them. The attention kernel
