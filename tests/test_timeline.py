@@ -119,6 +119,13 @@ def test_peak_is_the_maximum_and_names_its_first_time(stream: Stream) -> None:
 
 
 @given(streams())
+def test_the_lasting_peak_leaves_out_the_temporaries_of_every_moment(stream: Stream) -> None:
+    seen = [stream.timeline.at(time_ns) for time_ns in moments(stream)]
+    lasting = [alive.total_bytes - alive[Category.TEMPORARIES] for alive in seen]
+    assert stream.timeline.lasting_peak_bytes == max(lasting)
+
+
+@given(streams())
 def test_categories_add_up_at_the_peak_and_at_every_event(stream: Stream) -> None:
     timeline = stream.timeline
     assert timeline.peak.total_bytes == timeline.peak_bytes

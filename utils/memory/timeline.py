@@ -121,6 +121,12 @@ class MemoryTimeline:
         """Who is alive at the peak: never a sum of the categories' own maxima."""
         return self.at(self.peak_ns)
 
+    @cached_property
+    def lasting_peak_bytes(self) -> int:
+        """The maximum without temporaries, wherever it lies: kernels decide those alone."""
+        curves = self.series()
+        return int((self.alive_bytes - curves.get(Category.TEMPORARIES, 0)).max())
+
     @property
     def peak_phase(self) -> str:
         return self.phase_at(self.peak_ns)

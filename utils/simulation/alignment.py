@@ -304,10 +304,10 @@ def line(streams: Sequence[Stream], value_at: Callable[[Sequence[int]], int]) ->
     """
     if len({len(stream) for stream in streams}) > 1:
         raise Misaligned("Their steps take and give back a different number of blocks.")
-    return [_on_line(same, value_at) for same in zip(*streams, strict=True)]
+    return [_merged(same, value_at) for same in zip(*streams, strict=True)]
 
 
-def _on_line(same: Sequence[Message], value_at: Callable[[Sequence[int]], int]) -> Message:
+def _merged(same: Sequence[Message], value_at: Callable[[Sequence[int]], int]) -> Message:
     first, *others = same
     label, indices = first.label, first.values[1:]
     if any(other.label != label or other.values[1:] != indices for other in others):

@@ -151,12 +151,13 @@ real = measure(lambda: resnet_step(model, optimizer), model=model, optimizer=opt
 error = 100 * (by_hand.peak / real.peak_bytes - 1)
 print(f"by hand {format_bytes(by_hand.peak)} (simulated), allocator {format_bytes(real.peak_bytes)} (measured)")
 print(f"error {error:+.2f}%; your bet was {my_bet_percent}%")
-assert abs(error) < 5, "over 5% off: are model, batch and optimizer the same in both?"
+lasting = real.timeline.lasting_peak_bytes  # without the temporaries, which kernels decide
+assert lasting <= by_hand.peak <= min(real.peak_bytes, 1.05 * lasting), "are model, batch and optimizer the same in both?"
 
 # %% [markdown]
-# **Read it.** Thirty lines come within a few percent. They find every parameter, gradient, moment
-# and activation. What is missing lies *inside* operations. A kernel may take memory and
-# give it back before it returns, and no dispatch mode sees that.
+# **Read it.** Thirty lines come within a few percent, on a CPU with AVX2 or newer. They find every parameter, gradient,
+# moment and activation. What is missing lies *inside* operations. A kernel may take memory and
+# give it back before it returns, and no dispatch mode sees that. Older CPUs' convolutions take much more of it.
 #
 # ## 3. What kernels take in between
 #
@@ -171,7 +172,9 @@ print(f"simulated / measured = {ratio:.4f}")
 for category in ("parameters", "gradients", "optimizer state", "buffers"):
     sizes = [run.breakdown[category] for run in (simulated, real)]
     print(f"{category:<16} simulated {format_bytes(sizes[0]):>12}   measured {format_bytes(sizes[1]):>12}")
-assert abs(ratio - 1) < 0.02, "over 2% off: is the batch the same in both?"
+sizes = [run.timeline.lasting_peak_bytes for run in (simulated, real)]
+print(f"peak without temporaries: simulated {format_bytes(sizes[0])}, measured {format_bytes(sizes[1])}")
+assert abs(sizes[0] / sizes[1] - 1) < 0.01, "over 1% off: is the batch the same in both?"
 
 # %%
 compare([simulated, real], title="The same step, without data and with")
