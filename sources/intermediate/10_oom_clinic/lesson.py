@@ -291,14 +291,14 @@ print(after["optimizer_doubles"].run.breakdown)
 #
 # ### resolution
 #
-# A U-Net that was trained at 256 x 256 gets 512 x 512, in a batch of one. Activations grow with the pixels.
+# A U-Net that was trained at 128 x 128 gets 256 x 256, in a batch of one. Activations grow with the pixels.
 
 # %%
 resolution = patients["resolution"]
-by_side = {256: examine(resolution.edited({"SIDE = 512": "SIDE = 256"})), 512: before["resolution"]}
+by_side = {128: examine(resolution.edited({"SIDE = 256": "SIDE = 128"})), 256: before["resolution"]}
 for side, found in by_side.items():
     print(f"{side}: {found}")
-pixels = by_side[512].run.breakdown["activations"] / by_side[256].run.breakdown["activations"]
+pixels = by_side[256].run.breakdown["activations"] / by_side[128].run.breakdown["activations"]
 print(f"twice the side, four times the pixels, {pixels:.2f} times the activations at the peak (measured)")
 
 # %%
