@@ -17,7 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.memory import measure
-from utils.ranks import run_ranks, server, traffic
+from utils.ranks import prepare_ranks, run_ranks, server, traffic
+from utils.shims.forkserver import server_pid
 
 
 def add_up(x):
@@ -33,6 +34,14 @@ def test_results_come_back_by_rank():
     found = run_ranks(who, 3)
     assert [row[:3] for row in found] == [(rank, 3, "gloo") for rank in range(3)]
     assert len({row[3] for row in found} | {os.getpid()}) == 4
+
+
+def test_ranks_come_from_the_server_that_was_prepared():
+    prepare_ranks()
+    prepared = server_pid()
+    assert prepared is not None and run_ranks(os.getppid, 2) == [prepared] * 2
+    prepare_ranks()
+    assert server_pid() == prepared, "a second call finds it running"
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5, 16])

@@ -33,6 +33,7 @@ _HOME = {
     "Fault": "utils.ranks",
     "run_elastic": "utils.ranks",
     "run_hosts": "utils.ranks",
+    "prepare_ranks": "utils.ranks",
     "run_ranks": "utils.ranks",
     "run_torchrun": "utils.ranks",
     "traffic": "utils.traffic",

@@ -9,7 +9,7 @@ from utils.ranks.child import pack
 from utils.ranks.elastic import Patience, run_elastic
 from utils.ranks.hosts import HostRun, run_hosts
 from utils.ranks.killable import KillableProcess, run_killable, run_to_outcome
-from utils.ranks.launch import run_ranks
+from utils.ranks.launch import prepare_ranks, run_ranks
 from utils.ranks.member import rank_device
 from utils.ranks.outcome import ChildError, Failure, Outcome
 from utils.ranks.position import Position
@@ -31,6 +31,7 @@ __all__ = [
     "Recovery",
     "Sent",
     "pack",
+    "prepare_ranks",
     "rank_device",
     "run_elastic",
     "run_hosts",

@@ -18,6 +18,7 @@ from utils.ranks.outcome import Failure, Outcome
 from utils.ranks.position import Position
 from utils.ranks.progress import RankProgress
 from utils.ranks.report import RankError
+from utils.ranks.server import start_server
 from utils.ranks.sizes import Given
 
 MOST_RANKS = 16
@@ -57,6 +58,17 @@ def run_ranks(
     with meeting_point() as port:
         members = [Member(rank, world_size, port, timeout_seconds) for rank in range(world_size)]
         return run_members(worker, args, members)
+
+
+def prepare_ranks() -> None:
+    """Import in the background what the first `run_ranks` would wait for, and return at once.
+
+    Call it after the imports of libraries that ranks use; nothing but waiting changes by it.
+
+    Raises:
+        RuntimeError: this system cannot start such processes.
+    """
+    start_server()
 
 
 def run_members(

@@ -46,7 +46,7 @@ import torch
 from torch import nn
 
 from utils import GB, Evidence, Transformer, TransformerConfig, compare, draw_breakdown, draw_budget_map
-from utils import explore, format_bytes, llama_config, load_base, measure, model_shape, predicted
+from utils import explore, format_bytes, llama_config, load_base, measure, model_shape, predicted, prepare_ranks
 from utils import recorded_table, run_ranks, score, scoreboard, show, simulate, sweep, text_batches, text_tokens
 from utils.catalog import device as gpu
 from utils.data import docstring_pairs
@@ -78,6 +78,7 @@ if four_bits is None:
     print("LoRA and the full fine-tune, and section 8 and 'Break it' have no packed weights.")
 zero_problem = deepspeed_problem()
 print(zero_problem or f"DeepSpeed {load_deepspeed().__version__} is here.")
+prepare_ranks()  # section 5 runs on one; until then it imports what we did
 if torch.cuda.is_available():
     print(os.popen("nvidia-smi").read())
     if here.dtype is torch.float16:
@@ -321,7 +322,7 @@ tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="</s>", pad_
 torch.manual_seed(0)
 base = LlamaForCausalLM(config).to(device)
 windows = text_batches(torch.tensor(tokenizer(text).input_ids), batch=8, sequence=64)
-pretraining = [{"input_ids": tokens, "labels": tokens} for tokens, _ in (next(windows) for _ in range(80))]
+pretraining = [{"input_ids": tokens, "labels": tokens} for tokens, _ in (next(windows) for _ in range(60))]
 losses = fit(base, torch.optim.AdamW(base.parameters(), lr=3e-3), pretraining)
 for part in (base, tokenizer):
     part.save_pretrained(folder / "base")
