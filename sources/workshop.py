@@ -5,6 +5,9 @@ python sources/workshop.py measure --since TIME   goes on: leaves out what was m
 python sources/workshop.py tables                 writes them into docs/instructor/*.md and the README
 python sources/workshop.py tables --check         says which tables are older than that
 
+With a CPU build of PyTorch `measure` keeps memory alone, beside the rest: CUDA's libraries weigh in every
+process, and machines without a GPU, Binder's among them, do without them.
+
 Running time is measured, and kept in docs/instructor/measured.json with its machine. Reading time is
 computed from words. Whatever else a guide says about minutes is its author's estimate.
 """
@@ -27,7 +30,7 @@ from pathlib import Path
 
 import nbformat
 from _findings import words
-from badges import BINDER_BYTES, BINDER_MOST_BYTES
+from badges import BINDER_BYTES, BINDER_MOST_BYTES, on_binder
 from course import MemoryWatch, _kernel_pid
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
@@ -40,6 +43,7 @@ MEASURED = GUIDES / "measured.json"
 WORDS_PER_MINUTE = 130
 CELL_SECONDS = 600
 MIB = 2**20
+CPU_BUILD = "cpu_build"
 _MARK = re.compile(r"<!-- sections: (?P<path>\S+) -->.*?<!-- /sections -->", re.DOTALL)
 _SUMMARY = re.compile(r"<!-- lessons -->.*?<!-- /lessons -->", re.DOTALL)
 _TOGETHER = re.compile(r"<!-- together -->.*?<!-- /together -->", re.DOTALL)
@@ -113,6 +117,24 @@ def measure(root: Path, path: str) -> dict:
             "sections": by_section}  # fmt: skip
 
 
+def measure_memory(root: Path, path: str) -> dict:
+    """The peak of a lesson's processes alone.
+
+    Raises:
+        CellExecutionError, CellTimeoutError, DeadKernelError: a cell failed, or the kernel did.
+    """
+    watch = MemoryWatch()
+    executed(root, path, watch)
+    return {"peak_bytes": watch.peak_bytes}
+
+
+def is_cpu_build() -> bool:
+    """Whether the installed PyTorch was built without CUDA."""
+    from torch.version import cuda  # here: tables need no torch
+
+    return cuda is None
+
+
 def executed(root: Path, path: str, watch: MemoryWatch | None = None) -> NotebookNode:
     """A lesson with the times of its cells, run in a kernel of its own.
 
@@ -184,18 +206,35 @@ def seconds(number: float | None) -> str:
 
 def summary_table(root: Path, measured: dict) -> str:
     """One row for each lesson."""
-    head = ["| lesson | reading, minutes (from words) | running, seconds (measured) | memory, MiB (measured) |",
-            "|---|---|---|---|"]  # fmt: skip
+    head = ["| lesson | reading, minutes (from words) | running, seconds (measured) | memory, MiB (measured) "
+            "| without CUDA's libraries, MiB (measured) |", "|---|---|---|---|---|"]  # fmt: skip
     rows = []
     for path in lessons(root):
         parts, kept = sections(root, path, measured), measured.get("lessons", {}).get(path, {})
         reading = sum(part.reading_minutes for part in parts)
-        memory = f"{kept['peak_bytes'] / MIB:,.0f}" if kept else "not measured"
+        memory = [
+            mebibytes(of.get(path)) for of in (measured.get("lessons", {}), without_cuda(measured))
+        ]
         rows.append(
-            f"| {title(root, path)} | {reading:.0f} | {seconds(kept.get('seconds'))} | {memory} |"
+            f"| {title(root, path)} | {reading:.0f} | {seconds(kept.get('seconds'))} | {' | '.join(memory)} |"
         )
-    there = list(measured.get("lessons", {}).values())
-    return "\n".join([*head, *rows, *(["", origin(there)] if there else [])])
+    notes = [
+        f"**{name}.** {origin(list(there.values()))}"
+        for name, there in (("Seconds and memory", measured.get("lessons")), ("Without CUDA's libraries (PyTorch's CPU "
+                            "build, as laptops without a GPU take it)", without_cuda(measured)))
+        if there
+    ]  # fmt: skip
+    return "\n".join([*head, *rows, *(line for note in notes for line in ("", note))])
+
+
+def without_cuda(measured: dict) -> dict:
+    """By lesson, what was measured with a CPU build of PyTorch."""
+    return measured.get(CPU_BUILD, {})
+
+
+def mebibytes(row: dict | None) -> str:
+    """A row's memory as a guide shows it."""
+    return f"{row['peak_bytes'] / MIB:,.0f}" if row else "not measured"
 
 
 def origin(rows: Sequence[dict]) -> str:
@@ -248,9 +287,10 @@ def filled(root: Path, text: str, measured: dict) -> str:
 
 def beyond_binder(text: str, measured: dict) -> str:
     """The README, whose row of a lesson says how it stands to Binder's memory, where that was measured."""
+    known = on_binder(measured)
 
     def row(match: re.Match[str]) -> str:
-        taken = measured.get("lessons", {}).get(match["path"], {}).get("peak_bytes")
+        taken = known.get(match["path"], {}).get("peak_bytes")
         if taken is None:
             return match[0]
         limit = 2 if taken > BINDER_MOST_BYTES else 1 if taken > BINDER_BYTES else 0
@@ -275,19 +315,21 @@ def outdated(root: Path) -> dict[Path, str]:
 def measure_all(root: Path, paths: Sequence[str], since: str) -> int:
     """Measure lessons and keep each as it ends; how many failed."""
     failed = 0
+    kind, run = (CPU_BUILD, measure_memory) if is_cpu_build() else ("lessons", measure)
     for path in paths:
-        if since and load(root).get("lessons", {}).get(path, {}).get("ended", "") >= since:
+        if since and load(root).get(kind, {}).get(path, {}).get("ended", "") >= since:
             continue
         try:
-            result = measure(root, path)
+            result = run(root, path)
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as problem:
             failed += 1
             print(f"{path}  failed: {str(problem).strip().splitlines()[-1]}", flush=True)
             continue
         measured = load(root)
-        measured.setdefault("lessons", {})[path] = result | machine()
+        measured.setdefault(kind, {})[path] = result | machine()
         save(root, measured)
-        print(f"{path}  {result['seconds']} s  {result['peak_bytes'] / MIB:.0f} MiB", flush=True)
+        took = f"{result['seconds']} s  " if "seconds" in result else ""
+        print(f"{path}  {took}{result['peak_bytes'] / MIB:.0f} MiB", flush=True)
     return failed
 
 

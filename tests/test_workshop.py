@@ -59,7 +59,8 @@ def test_tables_are_those_of_the_lessons() -> None:
 def test_measured_minutes_name_their_machine() -> None:
     measured = workshop.load(ROOT)
     assert measured["lessons"], "lessons were measured"
-    for row in [*measured["lessons"].values(), *measured.get("together", [])]:
+    found = [*measured["lessons"].values(), *workshop.without_cuda(measured).values()]
+    for row in [*found, *measured.get("together", [])]:
         assert row["machine"] and row["torch"] and row["date"], f"no origin: {row}"
         assert row["peak_bytes"] > 10**8, "a kernel with torch holds more"
 
@@ -99,6 +100,28 @@ def test_the_readmes_row_says_how_a_lesson_stands_to_binder(taken: int, told: st
     assert workshop.beyond_binder(text, measured) == row.format(
         told, "any laptop; beyond Binder's 1 GB"
     ), "only the measured row is written anew"
+    small = {"cpu_build": {"notebooks/a.ipynb": {"peak_bytes": 9 * 10**8}}}
+    assert workshop.beyond_binder(text, measured | small) == row.format(
+        "any laptop", "any laptop; beyond Binder's 1 GB"
+    ), "Binder installs the CPU build: its memory counts"
+
+
+def test_a_cpu_build_is_kept_beside_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = lesson(tmp_path)
+    (tmp_path / workshop.GUIDES).mkdir(parents=True)
+    for cpu, taken in ((False, 3 * workshop.MIB), (True, 2 * workshop.MIB)):
+        found = {"seconds": 2.0, "peak_bytes": taken, "sections": {}}
+        monkeypatch.setattr(workshop, "is_cpu_build", lambda cpu=cpu: cpu)
+        monkeypatch.setattr(workshop, "measure", lambda *_, row=found: row)
+        monkeypatch.setattr(
+            workshop, "measure_memory", lambda *_, row=found: {"peak_bytes": row["peak_bytes"]}
+        )
+        assert workshop.measure_all(tmp_path, [path], "") == 0
+    table = workshop.summary_table(tmp_path, workshop.load(tmp_path))
+    assert "| 2 | 3 | 2 |" in table, table
+    assert "CPU build" in table.rpartition("\n")[2], "and says where each was measured"
 
 
 def test_measuring_goes_on_where_it_stopped(
@@ -116,6 +139,7 @@ def test_measuring_goes_on_where_it_stopped(
         return {"seconds": 2.0, "peak_bytes": 10**9}
 
     monkeypatch.setattr(workshop, "measure", run)
+    monkeypatch.setattr(workshop, "is_cpu_build", lambda: False)
     failed = workshop.measure_all(tmp_path, ["early", "broken", "late", "new"], "2026-01-02T09:00")
     rows = workshop.load(tmp_path)["lessons"]
     assert {name: row["seconds"] for name, row in rows.items()} == {
