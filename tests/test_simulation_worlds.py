@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -28,7 +29,7 @@ from tests.world_cases import (
 from utils.memory import Category, Measurement
 from utils.models import TransformerConfig
 from utils.parallel.dims import ParallelDims
-from utils.simulation import simulate
+from utils.simulation import SimulationError, simulate
 from utils.traffic.collectives import Traffic
 from utils.validation.simulation_cpu import state_maxima
 
@@ -233,3 +234,49 @@ def test_a_world_is_named_by_the_axes_of_a_plan():
     assert found.peak_bytes == simulate(build, step, world=8, rank=7).peak_bytes
     with pytest.raises(ValueError, match="a world of 8 has ranks 0 to 7"):
         simulate(build, step, world=dims, rank=8)
+
+
+def _flagged(collective: Callable[[torch.Tensor], Any]) -> Callable[[nn.Module, None], None]:
+    def step(model: nn.Module, _: None) -> None:
+        flag = torch.zeros(1)
+        out = collective(flag)  # some say how many came, or that they are done
+        flag = out if isinstance(out, torch.Tensor) else flag
+        if flag.item():
+            torch.ones(100)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [lambda x: dist.recv(x, 0), dist.all_reduce, lambda x: dist.broadcast(x, 0),
+     lambda x: dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, 0)])[0].wait(),
+     lambda x: all_reduce(x, "sum", dist.group.WORLD)],
+    ids=["recv", "all_reduce", "broadcast", "batch", "functional"],
+)  # fmt: skip
+def test_what_other_ranks_send_is_not_known(collective: Callable[[torch.Tensor], Any]) -> None:
+    def build() -> tuple[nn.Module, None]:
+        return nn.Linear(2, 2), None
+
+    step = _flagged(collective)
+    with pytest.raises(SimulationError, match="asks for the value of a tensor"):
+        simulate(build, step, device="cpu", world=2, rank=1)
+    assumed = simulate(build, step, device="cpu", world=2, rank=1, values={"flag": 1})
+    assert assumed.peak_bytes >= 400 and "flag = 1" in assumed.notes[-1]
+
+
+def test_stages_that_vote_are_assumed_to_know_their_shapes() -> None:
+    """PyTorch 2.13 asks every stage before the first step; the answer decides no byte."""
+    file = Path(torch.distributed.__file__).parent / "pipelining" / "schedules.py"
+    names: dict[str, Any] = {}
+    exec(compile("def vote(result): return result.item()", str(file), "exec"), names)
+
+    def step(model: nn.Module, _: None) -> None:
+        result = torch.zeros(1, dtype=torch.int32)
+        dist.recv(result, 0)
+        assert names["vote"](result) == 1
+
+    found = simulate(lambda: (nn.Linear(2, 2), None), step, device="cpu", world=2, rank=1)
+    assert found.notes == (
+        "Assumed in torch/distributed/pipelining: every stage knows the shapes of what it gets.",
+    )

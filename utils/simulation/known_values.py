@@ -19,11 +19,14 @@ from utils.shims.torch_simulated import writes_arguments
 
 LARGEST = 1024  # elements
 aten = torch.ops.aten
-_WRITES, _FROM_NUMBERS, _RANDOM, _PLAIN = range(4)  # kinds of operations
+_WRITES, _RECEIVES, _FROM_NUMBERS, _UNKNOWN, _PLAIN = range(5)  # kinds of operations
 _MAKERS = frozenset(
     {"aten::arange", "aten::linspace", "aten::full", "aten::zeros", "aten::ones",
      "aten::scalar_tensor", "aten::lift_fresh", "aten::lift_fresh_copy"}
 )  # fmt: skip
+_SENDS = frozenset(
+    {"c10d::send", "c10d::barrier", "c10d::monitored_barrier_", "c10d::check_for_nan"}
+)
 
 
 class KnownValues:
@@ -41,6 +44,9 @@ class KnownValues:
         if kind == _WRITES:
             if self._flat:
                 self.forget(args)
+        elif kind == _RECEIVES:
+            self.forget(args)
+            _forget_constants(args)
         elif kind == _FROM_NUMBERS or (kind == _PLAIN and self._flat and type(out) is FakeTensor):
             if type(out) is FakeTensor and out.numel() <= LARGEST:
                 self._learn(func, args, kwargs, out)
@@ -99,10 +105,21 @@ class KnownValues:
         return all(self.knows(x) for x in leaves if isinstance(x, torch.Tensor))
 
 
+def _forget_constants(args: Any) -> None:
+    """PyTorch, too, takes what it made from numbers for unchanged by a collective."""
+    for x in tree_leaves(args):
+        if isinstance(x, FakeTensor):
+            x.constant = None
+
+
 @functools.cache
 def _kind(func: Any) -> int:
+    if func.namespace == "c10d":  # these do not say that they write
+        return _UNKNOWN if func.name() in _SENDS else _RECEIVES
     if writes_arguments(func):
         return _WRITES
+    if func.namespace == "_c10d_functional":
+        return _UNKNOWN  # what other ranks send
     if func.name().partition(".")[0] in _MAKERS:
         return _FROM_NUMBERS
-    return _RANDOM if torch.Tag.nondeterministic_seeded in func.tags else _PLAIN
+    return _UNKNOWN if torch.Tag.nondeterministic_seeded in func.tags else _PLAIN
