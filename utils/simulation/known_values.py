@@ -24,9 +24,6 @@ _MAKERS = frozenset(
     {"aten::arange", "aten::linspace", "aten::full", "aten::zeros", "aten::ones",
      "aten::scalar_tensor", "aten::lift_fresh", "aten::lift_fresh_copy"}
 )  # fmt: skip
-_SENDS = frozenset(
-    {"c10d::send", "c10d::barrier", "c10d::monitored_barrier_", "c10d::check_for_nan"}
-)
 
 
 class KnownValues:
@@ -115,7 +112,7 @@ def _forget_constants(args: Any) -> None:
 @functools.cache
 def _kind(func: Any) -> int:
     if func.namespace == "c10d":  # these do not say that they write
-        return _UNKNOWN if func.name() in _SENDS else _RECEIVES
+        return _UNKNOWN if func.name() == "c10d::send" else _RECEIVES
     if writes_arguments(func):
         return _WRITES
     if func.namespace == "_c10d_functional":
