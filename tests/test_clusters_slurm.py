@@ -82,9 +82,14 @@ def test_a_job_that_ends_with_75_is_called_again_and_one_that_is_done_is_not(slu
     text = (tmp_path / "job.slurm").read_text().replace("ntasks-per-node=4", "ntasks-per-node=2")
     path = script(tmp_path, text.replace("gpus-per-node=4", "gpus-per-node=2").partition("\n")[2])
     (tmp_path / "train.py").write_text(
-        "import os, sys\n"
-        "print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR')), *sys.argv[1:])\n"
-        "sys.exit(0 if os.environ.get('SLURM_RESTART_COUNT') else 75)\n"
+        "import os, pathlib, sys, time\n"
+        "print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR')), *sys.argv[1:], flush=True)\n"
+        "again = os.environ.get('SLURM_RESTART_COUNT', '')\n"
+        "here = pathlib.Path(__file__).parent\n"
+        "here.joinpath(f'printed{again}-{os.environ[\"RANK\"]}').touch()\n"
+        "while len(list(here.glob(f'printed{again}-*'))) < 2:  # the first to end takes the other with it\n"
+        "    time.sleep(0.05)\n"
+        "sys.exit(0 if again else 75)\n"
     )
     number = slurm.submit(path, "--steps", "a b; touch stolen", options=["--output=out.txt"])
     [job] = slurm.wait(number, timeout_seconds=SECONDS)
