@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
 from torch.utils._pytree import tree_leaves
@@ -92,6 +94,46 @@ def test_what_differs_is_not_recalled(watcher: StorageWatcher) -> None:
     assert [(ones * by).dtype for by in (2, 2.0, 2)] == [torch.int64, torch.float32, torch.int64]
     assert [a.sum(dim).shape for dim in (0, 1, 0)] == [(6,), (4,), (6,)]
     assert [a.t().clone().stride(), a.clone().stride()] == [(1, 6), (6, 1)]
+
+
+BOUND = st.none() | st.integers(-9, 9)
+CUTS = st.tuples(st.booleans(), BOUND, BOUND, st.integers(1, 3))
+
+
+@given(st.lists(CUTS, min_size=1, max_size=12))
+def test_slices_look_alike_wherever_they_begin(cuts: list[tuple[Any, ...]]) -> None:
+    """Whatever was sliced before: a recalled slice begins where the real one does."""
+    source = torch.arange(60.0)[4:52].view(8, 6)
+    simulated, ours = FakeTensorMode(), StorageWatcher(1, cuda_scratch)
+    for transposed, start, end, step in cuts:
+        real = (source.t() if transposed else source)[start:end:step]
+        with simulated, ours:
+            fake = torch.empty(60)[4:52].view(8, 6)
+            found = (fake.t() if transposed else fake)[start:end:step]
+        assert (found.shape, found.stride()) == (real.shape, real.stride())
+        assert found.storage_offset() == real.storage_offset()
+        assert found.untyped_storage()._cdata == fake.untyped_storage()._cdata
+
+
+def test_one_slice_a_rank_is_worked_out_once(watcher: StorageWatcher) -> None:
+    calls = []
+    worked_out = watcher._worked_out
+    watcher._worked_out = lambda func, *rest: calls.append(func) or worked_out(func, *rest)  # type: ignore[method-assign]
+    a = torch.ones(64)
+    shards = [a[rank * 4 : rank * 4 + 4] for rank in range(16)]
+    assert [shard.storage_offset() for shard in shards] == list(range(0, 64, 4))
+    assert calls[1:] == [torch.ops.aten.slice.Tensor]
+
+
+@pytest.mark.parametrize("dim", [2, -3])
+def test_a_slice_that_is_refused_is_refused_in_pytorch_s_words(
+    watcher: StorageWatcher, dim: int
+) -> None:
+    a = torch.ones(4, 6)
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        torch.ops.aten.slice.Tensor(a, dim, 0, 1)
+    with pytest.raises(RuntimeError, match="slice step must be positive"):
+        torch.ops.aten.slice.Tensor(a, 0, 0, 1, 0)
 
 
 def test_gradients_of_recalled_results(watcher: StorageWatcher) -> None:

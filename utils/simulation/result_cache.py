@@ -29,6 +29,7 @@ from utils.shims.torch_cache import (
 
 Tensors = list[torch.Tensor]
 Key = tuple[Any, ...]
+_SLICE = torch.ops.aten.slice.Tensor
 _META = torch.device("meta")
 # Arguments that compare by value. Generators, symbols and tensors with data are not among them.
 _VALUES = frozenset(
@@ -60,6 +61,18 @@ class Looks(NamedTuple):
     attributes: Mapping[str, Any] = MappingProxyType({})
 
 
+class Call(NamedTuple):
+    """What the results of a call follow from: its key, and the tensors among its arguments.
+
+    Slices of one length look alike but for where they begin, `shift` elements from their tensor's
+    own beginning: a sharded optimizer cuts each gradient into one slice a rank.
+    """
+
+    key: Key
+    tensors: Tensors
+    shift: int = 0
+
+
 class Recipe(NamedTuple):
     """The results of an operation, held in `container` unless it has just one, and its scratch."""
 
@@ -67,9 +80,9 @@ class Recipe(NamedTuple):
     container: Callable[[Iterable[Any]], Any] | None
     scratch_bytes: int
 
-    def results(self, tensors: Tensors) -> Any:
+    def results(self, call: Call) -> Any:
         """The results anew. Call it with PyTorch's dispatch to Python switched off."""
-        out = [None if looks is None else _make(looks, tensors) for looks in self.looks]
+        out = [None if looks is None else _make(looks, call) for looks in self.looks]
         return out[0] if self.container is None else self.container(out)
 
 
@@ -85,10 +98,14 @@ class ResultCache:
         self._recipes: dict[Key, Recipe] = {}
         self._is_usual: dict[int, bool] = {}
 
-    def key(self, func: Any, args: Sequence[Any], kwargs: Any, tensors: Tensors) -> Key | None:
-        """What the results of a call follow from, or None; `tensors` takes the arguments."""
+    def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
+        """What the results of a call follow from; None if they do not follow from looks alone."""
         if not _is_predictable(func):
             return None
+        shift = 0
+        if func is _SLICE:
+            args, shift = _from_its_beginning(*args)
+        tensors: Tensors = []
         parts = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
         if not self._describe(args, parts, tensors):
             return None
@@ -96,22 +113,23 @@ class ResultCache:
             parts.append(name)
             if not self._describe((value,), parts, tensors):
                 return None
-        return tuple(parts)
+        return Call(tuple(parts), tensors, shift)
 
-    def get(self, key: Key) -> Recipe | None:
-        """The recipe for a call, if it was seen before and has one."""
-        return self._recipes.get(key)
+    def get(self, call: Call) -> Recipe | None:
+        """The recipe for a call, if its like was seen before and has one."""
+        return self._recipes.get(call.key)
 
-    def learn(self, key: Key, again: Key | None, tensors: Tensors, out: Any, scratch: int) -> None:
-        """Keep what a call has given, if it can be made anew; `again` is its key after the call."""
+    def learn(self, call: Call, again: Call | None, out: Any, scratch: int) -> None:
+        """Keep what a call has given, if it can be made anew; `again` is the call after it."""
         several = type(out) in (list, tuple)
         parts = out if several else [out]
-        looks: list[Looks | Literal[False] | None] = [_looks(part, tensors) for part in parts]
+        looks: list[Looks | Literal[False] | None] = [_looks(part, call) for part in parts]
         known = [how for how in looks if how is not False]
         made = [part for part, how in zip(parts, looks, strict=True) if how and how.of is None]
-        if again == key and len(known) == len(looks) and _own_storages(made):
+        unchanged = again is not None and again.key == call.key
+        if unchanged and len(known) == len(looks) and _own_storages(made):
             container = type(out) if several else None
-            self._recipes[key] = Recipe(known, container, scratch)
+            self._recipes[call.key] = Recipe(known, container, scratch)
 
     def _describe(self, args: Iterable[Any], parts: list[Any], tensors: Tensors) -> bool:
         """Append the looks of arguments; False if one of them has no looks to go by."""
@@ -147,10 +165,26 @@ def _is_predictable(func: Any) -> bool:
     )
 
 
-def _looks(result: Any, tensors: Tensors) -> Looks | Literal[False] | None:
+def _from_its_beginning(
+    tensor: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> tuple[tuple[Any, ...], int]:
+    """A slice's arguments with its length in place of its bounds, and where it begins."""
+    is_plain = type(tensor) is FakeTensor and -tensor.dim() <= dim < tensor.dim() and step > 0
+    size = tensor.shape[dim] if is_plain else None
+    if (
+        any(type(number) not in (int, type(None)) for number in (start, end))
+        or type(size) is not int
+    ):
+        return (tensor, dim, start, end, step), 0
+    wanted = range(size)[start:end:step]
+    return (tensor, dim, len(wanted), step), wanted.start * tensor.stride(dim)
+
+
+def _looks(result: Any, call: Call) -> Looks | Literal[False] | None:
     """How to make a result anew; None for none, False if it cannot be done."""
     if result is None:
         return None
+    tensors = call.tensors
     for number, tensor in enumerate(tensors):
         if tensor is result:
             return Looks(number)
@@ -168,7 +202,7 @@ def _looks(result: Any, tensors: Tensors) -> Looks | Literal[False] | None:
     if not sources and (offset or storage.nbytes() != _span_bytes(shape, stride, result.itemsize)):
         return False
     of = sources[0] if sources else None
-    return Looks(of, shape, stride, offset, result.dtype, attributes)
+    return Looks(of, shape, stride, offset - call.shift, result.dtype, attributes)
 
 
 def _own_storages(tensors: Tensors) -> bool:
@@ -182,14 +216,14 @@ def _span_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> i
     return itemsize * (1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)))
 
 
-def _make(looks: Looks, tensors: Tensors) -> torch.Tensor:
+def _make(looks: Looks, call: Call) -> torch.Tensor:
     of, shape, stride, offset, dtype, attributes = looks
     if of is not None and shape is None:
-        return tensors[of]
+        return call.tensors[of]
     shape = shape or ()
     if of is None:
         plain = torch.empty_strided(shape, stride, dtype=dtype, device=_META)
     else:
         plain = torch.empty((), dtype=dtype, device=_META)
-        plain.set_(tensors[of].untyped_storage(), offset, shape, stride)
+        plain.set_(call.tensors[of].untyped_storage(), offset + call.shift, shape, stride)
     return fake_like(plain, FakeTensor, attributes)

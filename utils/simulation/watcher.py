@@ -117,13 +117,12 @@ class _Handler(SimulatedMemory):
             self.is_working = before
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensors: list[torch.Tensor] = []
         cache = self._cache
-        key = cache.key(func, args, kwargs, tensors) if cache is not None else None
-        recipe = cache.get(key) if cache is not None and key is not None else None
-        if recipe is not None:
+        call = cache.call(func, args, kwargs) if cache is not None else None
+        recipe = cache.get(call) if cache is not None and call is not None else None
+        if call is not None and recipe is not None:
             with self._python_off():
-                out, scratch_bytes = recipe.results(tensors), recipe.scratch_bytes
+                out, scratch_bytes = recipe.results(call), recipe.scratch_bytes
         else:
             out = self._worked_out(func, args, kwargs)
             filled = out if out is not None else kwargs.get("out")
@@ -143,11 +142,10 @@ class _Handler(SimulatedMemory):
             self._communication(func, args, kwargs)
         if scratch_bytes and not to_host:
             self.workspace(scratch_bytes)
-        if cache is not None and key is not None and recipe is None:
+        if cache is not None and call is not None and recipe is None:
             if func in self._follow_values:
                 return out
-            again = cache.key(func, args, kwargs, [])
-            cache.learn(key, again, tensors, out, scratch_bytes)
+            cache.learn(call, cache.call(func, args, kwargs), out, scratch_bytes)
         return out
 
     def _worked_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
