@@ -26,6 +26,7 @@ from _regions import SourceError  # noqa: E402
 from _stored import adopt_outputs, is_current, read  # noqa: E402
 
 from utils.files import write_whole  # noqa: E402
+from utils.labs.scoreboard import ScoreboardError, read_rows, write_rows  # noqa: E402
 
 
 def build(target: Target, root: Path, *, force: bool = False) -> bool:
@@ -41,11 +42,22 @@ def build(target: Target, root: Path, *, force: bool = False) -> bool:
     if must_run:
         # Rows of this machine's own lessons are no part of the course.
         board = root / "build" / "scoreboard.json"
+        _leave_out(board, path.stem.partition("_")[0])
         execute(notebook, path.parent, {"COURSE_SCOREBOARD": str(board)}, private=(str(root),))
     elif target.is_executed and stored is not None:
         adopt_outputs(notebook, stored)
     _write(notebook, path)
     return must_run
+
+
+def _leave_out(board: Path, lesson: str) -> None:
+    """Rows that a lesson wrote in an earlier build: it may have named them otherwise then."""
+    try:
+        rows = read_rows(board)
+        if any(row.lesson == lesson for row in rows):
+            write_rows(board, [row for row in rows if row.lesson != lesson])
+    except ScoreboardError as error:
+        raise RunError(str(error)) from error
 
 
 def _write(notebook: nbformat.NotebookNode, path: Path) -> None:

@@ -9,10 +9,12 @@ from tests.build_cases import LAB, ROOT, change, make_course, read
 
 sys.path.insert(0, str(ROOT / "sources"))
 
+from _execute import RunError
 from _notebook import make, targets
 from _regions import SourceError, lab_text, lesson_text, solution_text
 
 import build
+from utils.labs.scoreboard import Row, read_rows, write_rows
 
 
 @pytest.fixture
@@ -180,6 +182,17 @@ def test_an_error_or_a_private_folder_fails_the_build(course, capsys):
     assert build.main([str(lesson)], course) == 1
     assert "cell 4 (`1 / 0`) ended in ZeroDivisionError" in capsys.readouterr().err
     assert not (course / "notebooks/00_start.ipynb").exists()
+
+
+def test_a_lesson_s_own_old_scores_are_left_out(tmp_path):
+    board = tmp_path / "scoreboard.json"
+    rows = [Row(lesson, "a step", 1, None, "measured") for lesson in ("07", "08")]
+    write_rows(board, rows)
+    build._leave_out(board, "07")
+    assert read_rows(board) == rows[1:]
+    board.write_text("{")
+    with pytest.raises(RunError, match="damaged"):
+        build._leave_out(board, "07")
 
 
 def test_unknown_paths_are_refused(course, capsys):
