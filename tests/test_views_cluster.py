@@ -40,7 +40,7 @@ def test_bars_lie_on_the_nodes_and_end_where_a_node_dies():
     assert [label.get_text() for label in axes.get_yticklabels()] == ["n1", "n2", "n3", "queue"]
     assert "recorded on a machine" in figure.get_supxlabel()
     words = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert set(words) == {"tiny", "tiny, started again", "node is dead", "waiting for nodes"}
+    assert set(words) == {"tiny", "tiny, started again", "node is dead", "in the queue"}
 
 
 def test_the_stored_runs_lost_a_node_and_a_worker_and_no_step():

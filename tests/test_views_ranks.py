@@ -40,6 +40,14 @@ def test_what_cannot_be_held(given):
         draw_holders(sharded, ranks=ranks)
 
 
+def test_strips_are_as_high_as_their_bytes():
+    (axes,) = draw_holders({"a": ()}, ranks=2, parameter_bytes=(4, 4, 4)).axes
+    assert len({round(part.get_height(), 6) for part in axes.patches}) == 1
+    for wrong in ((4, 4), (4, 4, 0)):
+        with pytest.raises(ValueError, match="each above zero"):
+            draw_holders({"a": ()}, parameter_bytes=wrong)
+
+
 def test_one_category_on_one_scale():
     figure = draw_over_time({"one": measured(4), "two": measured(8)}, "gradients", per=MIB)
     one, two = figure.axes

@@ -56,6 +56,15 @@ def test_tables_are_those_of_the_lessons() -> None:
     assert stale == [], f"{stale}: run `.venv/bin/python sources/workshop.py tables`"
 
 
+def test_what_a_lesson_says_of_binder_is_what_the_readme_says() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for path in workshop.lessons(ROOT):
+        opening = nbformat.read(ROOT / path, as_version=4).cells[0].source
+        said = re.findall(r"beyond Binder's \d GB", opening)
+        row = next(line for line in readme.splitlines() if f"]({path})" in line)
+        assert all(words in row for words in said), f"{path} says {said}, the README {row[-120:]}"
+
+
 def test_measured_minutes_name_their_machine() -> None:
     measured = workshop.load(ROOT)
     assert measured["lessons"], "lessons were measured"

@@ -103,7 +103,7 @@ def why_it_does_not_fit(rejected: Estimate) -> str:
     name, size = largest_category(peak)
     return (
         f"Stage {peak.stage.index} of {rejected.plan.pp} needs {format_bytes(peak.needed_bytes)} "
-        f"and lacks {format_bytes(rejected.missing_bytes)}; most of it is {name}, "
+        f"and lacks {format_bytes(rejected.missing_bytes)}; the largest part is {name}, "
         f"{format_bytes(size)}, in the {peak.phase} phase."
     )
 

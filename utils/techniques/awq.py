@@ -14,7 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from utils.techniques.rounding import Grid, Rounded, group_size, output_error, round_to_nearest
+from utils.techniques.rounding import (
+    SCALE_BITS,
+    Grid,
+    Rounded,
+    group_size,
+    output_error,
+    round_to_nearest,
+)
 
 TRIES = 20  # powers from 0 to 0.95, as in the authors' code
 REACHES = [1 - step / 20 for step in range(10)]  # of a group's grid: 1 to 0.55
@@ -40,8 +47,11 @@ class Scaled:
 
     @property
     def stored_bytes(self) -> float:
-        """As without scaling: the scales of columns fold into what stands before the layer."""
-        return self.rounded.stored_bytes
+        """With the scales of its columns, in 16 bits: no other matrix shares them.
+
+        Scales that all readers of a norm share fold into that norm, as in the paper, and take none.
+        """
+        return self.rounded.stored_bytes + SCALE_BITS / 8 * self.column_scales.numel()
 
 
 def awq(

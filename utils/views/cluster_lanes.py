@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from utils.units import Evidence
 from utils.views.lanes import Span, draw_lanes
 
-WAITING = "waiting for nodes"
+WAITING = "in the queue"
 DEAD = "node is dead"
 
 

@@ -90,7 +90,8 @@ def draw_goodput(
         axes.yaxis.set_major_formatter("{x:.0%}")
         axes.set_title(title)
         axes.legend(
-            loc="lower center", title="lines: formula, its best a star; points: runs, 95% of them"
+            loc="lower center",
+            title="lines: formula, star: its best; points: mean of runs, bars: 95% of them",
         )
         print_evidence(figure, [Evidence.SIMULATED, Evidence.PREDICTED])
     return figure

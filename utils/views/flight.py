@@ -57,13 +57,19 @@ def _headline(title: str, records: Sequence[StepRecord]) -> str:
 
 
 def _draw_norms(axes: Axes, records: Sequence[StepRecord]) -> None:
-    axes.plot(*_positive(records, [r.grad_norm for r in records]), ".-", label="after backward")
-    used = [math.nan if r.step_norm is None else r.step_norm for r in records]
-    axes.plot(*_positive(records, used), "x", color="black", ms=5, label="stepped with")
+    after = _positive(records, [r.grad_norm for r in records])
+    used = _positive(records, [math.nan if r.step_norm is None else r.step_norm for r in records])
+    axes.plot(*after, ".-", label="after backward")
+    axes.plot(*used, "x", color="black", ms=5, label="stepped with")
     _mark_not_finite(axes, [r.step for r in records if not math.isfinite(r.grad_norm)])
+    shown = [norm for norm in (*after[1], *used[1]) if norm > 0]
     if not any(r.grad_norm > 0 for r in records):
         axes.text(0.5, 0.5, "zero in every step", transform=axes.transAxes, ha="center")
-    axes.set_yscale("log")
+        axes.set_yticks([])
+    elif max(shown, default=1) < 10 * min(shown, default=1):
+        axes.set_ylim(bottom=0)  # on less than a decade a logarithmic axis has crowded labels
+    else:
+        axes.set_yscale("log")
     axes.set_title("norm of the gradients, unscaled")
     _legend_above_the_curve(axes)
 

@@ -23,6 +23,8 @@ def draw_formats(
 ) -> Figure:
     """Left, the range of each format on a logarithmic line; right, its numbers from 1 to 1.5.
 
+    Where they lie closer than can be drawn, they are a bar.
+
     Raises:
         ValueError: a name is no format of the course.
     """
@@ -32,11 +34,11 @@ def draw_formats(
         line, digits = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
         for row, form in enumerate(formats):
             _draw_range(line, row, form)
-            steps = np.arange(1, 1.5 + form.epsilon / 2, max(form.epsilon, 2.0**-9))
-            digits.plot(steps, [row] * len(steps), "|", ms=16, mew=1.0, color="black")
+            _draw_digits(digits, row, form)
         line.set_yticks(range(len(formats)), [form.name for form in formats])
         line.set_ylim(len(formats) - 0.4, -0.6)
         line.set_xscale("log")
+        line.set_xticks([1e-40, 1e-20, 1, 1e20, 1e40])
         line.set_xlabel("size of a number (light: subnormal, fewer digits)")
         digits.set_xlabel("the numbers from 1 to 1.5")
         for axes in (line, digits):
@@ -53,6 +55,14 @@ def _draw_range(axes: Axes, row: int, form: NumberFormat) -> None:
     axes.text(edges[0], row, f"{edges[0]:.1e} ", va="center", ha="right", fontsize=10)
     low, high = FORMATS["fp32"].smallest, FORMATS["fp32"].largest
     axes.set_xlim(low * 1e-12, high * 1e12)  # room for the numbers at both ends
+
+
+def _draw_digits(axes: Axes, row: int, form: NumberFormat) -> None:
+    if form.epsilon < 2.0**-8:  # ticks would touch, and make patterns that no format has
+        axes.barh(row, 0.5, left=1, height=0.32, color="black")
+        return
+    steps = np.arange(1, 1.5 + form.epsilon / 2, form.epsilon)
+    axes.plot(steps, [row] * len(steps), "|", ms=16, mew=1.0, color="black")
 
 
 def draw_bits(format: str, value: float, flip: str = "no bit") -> tuple[Figure, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,8 +11,8 @@ from matplotlib.patches import Patch, Rectangle
 from utils.units import Category
 from utils.views.style import LOOKS, course_style
 
-# Bytes per parameter in mixed precision (ZeRO, section 3.1): the heights of the strips.
-STRIPS = {Category.PARAMETERS: 2, Category.GRADIENTS: 2, Category.OPTIMIZER_STATE: 12}
+STRIPS = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE)
+MIXED_BYTES = (2, 2, 12)  # of each, per parameter, in mixed precision with Adam (ZeRO, section 3.1)
 _EMPTY = "#f4f4f4"
 
 
@@ -21,20 +21,22 @@ def draw_holders(
     *,
     ranks: int = 4,
     sends: Mapping[str, str] | None = None,
+    parameter_bytes: Sequence[int] = MIXED_BYTES,
     title: str = "",
 ) -> Figure:
     """A row for each scheme, a box for each rank; a strip's filled part is what the rank holds.
 
-    A strip as wide as the box is a tensor of all parameters; its height is its bytes in mixed
-    precision, 2 (parameters), 2 (gradients) and 12 (optimizer state).
+    A strip as wide as the box is a tensor of all parameters; its height is its bytes.
 
     Args:
         sharded: by scheme, the categories that are divided over the ranks; the others are whole.
         ranks: boxes in a row.
         sends: by scheme, what the ranks send each other in a step; stands beside the row.
+        parameter_bytes: bytes of parameters, gradients and optimizer state, each per parameter.
 
     Raises:
-        ValueError: no scheme, fewer than two ranks, or a category that is none of the three.
+        ValueError: no scheme, fewer than two ranks, a category that is none of the three, or not
+            three heights above zero.
     """
     unknown = {name for names in sharded.values() for name in names} - {*map(str, STRIPS)}
     if not sharded or ranks < 2 or unknown:
@@ -43,12 +45,17 @@ def draw_holders(
             f"{', '.join(map(str, STRIPS))}; got {[*sharded]} on {ranks} ranks"
             f"{f', with {sorted(unknown)}' if unknown else ''}."
         )
+    if len(parameter_bytes) != len(STRIPS) or min(parameter_bytes) <= 0:
+        raise ValueError(
+            "parameter_bytes holds the bytes of parameters, gradients and optimizer state, each "
+            f"above zero: {MIXED_BYTES}, say; got {tuple(parameter_bytes)}."
+        )
     with course_style():
         figure = Figure(figsize=(11, 0.7 + 1.15 * len(sharded)), layout="constrained")
         axes = figure.add_subplot()
         for row, (name, names) in enumerate(sharded.items()):
             for rank in range(ranks):
-                _draw_box(axes, rank, row, ranks, names)
+                _draw_box(axes, rank, row, ranks, names, parameter_bytes)
             axes.text(-0.12, row + 0.4, name, ha="right", va="center", fontsize=12)
             axes.text(
                 1.15 * ranks, row + 0.4, (sends or {}).get(name, ""), va="center", fontsize=10
@@ -69,9 +76,16 @@ def draw_holders(
     return figure
 
 
-def _draw_box(axes: Axes, rank: int, row: int, ranks: int, sharded: Collection[str]) -> None:
-    left, top, scale = 1.15 * rank, row, 0.8 / sum(STRIPS.values())
-    for category, bytes_each in STRIPS.items():
+def _draw_box(
+    axes: Axes,
+    rank: int,
+    row: int,
+    ranks: int,
+    sharded: Collection[str],
+    parameter_bytes: Sequence[int],
+) -> None:
+    left, top, scale = 1.15 * rank, row, 0.8 / sum(parameter_bytes)
+    for category, bytes_each in zip(STRIPS, parameter_bytes, strict=True):
         height = scale * bytes_each
         axes.add_patch(_part(left, top, 1, height, _EMPTY, ""))
         start, width = (rank / ranks, 1 / ranks) if str(category) in sharded else (0, 1)

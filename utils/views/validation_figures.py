@@ -21,6 +21,8 @@ OURS, RATIO = "#bd1f01", "#3f90da"
 MARKERS = ("X", "s", "^", "D", "v", "P")
 OTHERS = ("#717581", "#832db6", "#e76300", "#a96b59", "#ffa90e", "#94a4a2")
 FARTHEST = 4.0  # ratios from 1/4 to 4 are drawn
+FEW = 20  # so many dots can be large, above the bar
+TICKS = (0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0)
 NAIVE = "naive rule, its constant fitted"
 
 
@@ -60,16 +62,19 @@ def draw_validation(
 
 
 def _draw_ratios(axes: Axes, summaries: Sequence[Summary]) -> None:
-    jitter = np.random.default_rng(0)
+    jitter, reach = np.random.default_rng(0), 0.5
     for height, summary in enumerate(summaries):
         ratios = np.clip(summary.ratios, 1 / FARTHEST, FARTHEST)
+        reach = max(reach, 1.1 * float(np.abs(np.log2(ratios)).max()))
         places = height + jitter.uniform(-0.25, 0.25, len(ratios))
-        axes.scatter(ratios, places, s=7, color=RATIO, alpha=0.45, linewidths=0)
+        size, alpha, layer = (26, 0.9, 3) if len(ratios) < FEW else (7, 0.45, 1)
+        axes.scatter(ratios, places, s=size, color=RATIO, alpha=alpha, linewidths=0, zorder=layer)
         ends = np.quantile(ratios, (0.1, 0.9))
-        axes.plot(ends, [height, height], color="black", lw=2.5, solid_capstyle="butt")
+        axes.plot(ends, [height, height], color="black", lw=2.5, solid_capstyle="butt", zorder=2)
     axes.axvline(1.0, color="black", lw=1)
     axes.set_xscale("log", base=2)
-    ticks = [0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0]
+    axes.set_xlim(2.0**-reach, 2.0**reach)
+    ticks = [tick for tick in TICKS if abs(math.log2(tick)) <= reach]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("predicted / published; the bar holds 80%")

@@ -94,7 +94,8 @@ def draw_segments(rows: Mapping[str, Sequence[Segment]], *, title: str) -> Figur
         panels[0].set_ylim(count - 0.3, -0.7)
         panels[0].set_ylabel("segments")
         panels[0].set_yticks([])
-        handles = [Patch(facecolor=_BLOCKS[0], label="in use"),
+        handles = [*(Patch(facecolor=shade, label=text)
+                     for shade, text in zip(_BLOCKS, ("in use", "in use, the next block"), strict=True)),
                    Patch(facecolor=_FREE, edgecolor="#717581", label="reserved, free")]  # fmt: skip
         figure.legend(handles=handles, loc="outside right upper")
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
