@@ -11,8 +11,8 @@
 #
 # {{badges}}
 #
-# **Promise.** In a quarter of an hour you know what this machine can do, how to read the two figures that
-# every lesson uses, and where the bytes of your first training step went: measured here, not quoted.
+# **Promise.** In a quarter of an hour you know what this machine can do, how to read the course's
+# two basic figures, and where the bytes of your first training step went: measured here, not quoted.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -44,10 +44,10 @@ here = setup("00")
 #
 # | evidence | where it comes from |
 # |---|---|
-# | measured | the device that ran the step, here and now: its memory is counted as PyTorch's *allocator* hands it out |
+# | measured | the device that ran the step, here and now: its memory is counted as PyTorch hands it out |
 # | simulated | the same model code on tensors that have shapes and no data, for a device that is not here |
 # | predicted | a formula |
-# | recorded | measured once on a named GPU, kept in `results/` with date and versions |
+# | recorded | measured once on a named machine, kept in `results/` with date and versions |
 # | published | a paper's or project's table, with its source |
 #
 # ## 3. Your first measurement
@@ -108,8 +108,8 @@ comparison
 
 # %% [markdown]
 # **Read it.** The networks are the same, and so are their parameters and gradients. Adam keeps two
-# more numbers for each parameter: the block *optimizer state*. It also borrows memory while it
-# computes, the grey *temporaries*. At that moment no activations are alive; the timeline below shows
+# more numbers for each parameter: the block *optimizer state*. Its step also borrows memory, the grey
+# *temporaries*. At neither peak are activations alive; the timeline below shows
 # when they are. The next cell checks the optimizer state against a formula, to the byte.
 
 # %%
@@ -118,7 +118,7 @@ state = adam.breakdown["optimizer state"]
 step_counters = 4 * len(parameters)  # Adam counts its steps once for each tensor
 print(f"predicted {2 * 4 * sum(parameters) + step_counters:,} bytes, measured {state:,} bytes")
 assert state == 2 * 4 * sum(parameters) + step_counters, (
-    "Adam keeps two fp32 moments a parameter. Run the notebook again from its first cell.")  # fmt: skip
+    "Adam keeps two float32 means a parameter. Run the notebook again from its first cell.")  # fmt: skip
 
 # %% [markdown]
 # **The timeline** shows the whole step. The colours are the same as in the bars. The background
@@ -132,10 +132,10 @@ figure = draw_timeline(adam)
 show(figure, alt="Stacked memory by category over one training step with Adam, phases shaded, peak marked.")
 
 # %% [markdown]
-# **Read it.** The largest block decides what to do. Here it is the states, and none of them depends
+# **Read it.** The largest share decides what to do. Here it is the states, and none of them depends
 # on the batch: a smaller batch would change almost nothing. With a large batch of images it would be
 # the activations, and another technique would help. This is the question of lesson 01. The next
-# cell prints the same peak as a list.
+# cell prints the same peak as a list (*logits* are the network's ten scores).
 
 # %%
 print(adam)
@@ -143,7 +143,7 @@ print(adam)
 # %% [markdown]
 # ## 5. The scoreboard
 #
-# Each lesson adds rows and shows its own; `scoreboard()` shows all. They are kept when you close the notebook.
+# Each lesson adds rows and shows its own; `scoreboard()` shows all. Rows stay when you close the notebook.
 
 # %%
 score("00", adam)
@@ -154,7 +154,7 @@ scoreboard("00")
 #
 # Minutes are those of a learner who reads, predicts and runs; the lab comes on top.
 #
-# | lesson | what you learn | lesson | lab | then |
+# | lesson | what you learn | lesson, min | lab, min | files |
 # |---|---|---|---|---|
 # | [01 Where does the memory go?](beginner/01_where_memory_goes.ipynb) | account for every byte of a training step | 45 | 60 | [lab](../labs/beginner/01_where_memory_goes.ipynb), [solution](../solutions/beginner/01_where_memory_goes.ipynb) |
 # | [02 Mixed precision on a vision model](beginner/02_mixed_precision.ipynb) | put twice the batch on a 16 GB card, and know which moment decides | 50 | 90 | [lab](../labs/beginner/02_mixed_precision.ipynb), [solution](../solutions/beginner/02_mixed_precision.ipynb) |

@@ -105,7 +105,7 @@ for rank, (_, apart, sent_bytes) in enumerate(ring):
     assert sent_bytes == 2 * (RANKS - 1) * B // RANKS, f"rank {rank} sent {sent_bytes} bytes"
 assert {(m.target - m.source) % RANKS for m in hops} == {1}, "somebody sent past its neighbour"
 print(f"{len(hops)} messages in {hops[-1].step} steps, every one to the right neighbour")
-print(f"each rank sent 2 (N - 1) / N x B = {ring[0][2]:,} of B = {B:,} bytes (counted); gloo's result to 1e-12")
+print(f"each rank sent 2 (N - 1) / N x B = {ring[0][2]:,} bytes, B = {B:,} (counted); gloo's result to 1e-12")
 
 # %% [markdown]
 # **Read it.** One square in each row and each column: in every step all links are busy, and no link carries two
@@ -243,7 +243,7 @@ mine = fit_alpha_beta(*zip(*points, strict=True))
 
 # %%
 show(draw_link_costs({"two ranks": points}, {"two ranks": mine}, title="One message between two ranks of this machine"),
-     alt="Time over message size, both logarithmic: flat up to the dotted line, then rising in proportion to the "
+     alt="Time over message size, both logarithmic: nearly flat at first, then rising in proportion to the "
      "size, with the fitted line through the points.")  # fmt: skip
 
 # %% [markdown]
@@ -283,8 +283,8 @@ display(pd.DataFrame(rows).style.format(precision=1).hide().set_caption("rates a
 #
 # `nccl-tests` prints two bandwidths. **algbw** is size over time. **busbw** is algbw times $2(N-1)/N$ for an
 # all-reduce, $(N-1)/N$ for an all-gather: what a link carried, comparable to its rate whatever $N$. Here are ours. At
-# 16 KiB nearly all of the time is starts, so both are low. With larger tensors they rise to what this machine's memory and
-# cores give, which all four ranks share.
+# 16 KiB hardly any of the time is bytes, so both are low. With larger tensors they rise; this machine's memory and
+# cores, which all four ranks share, set the limit.
 
 # %%
 def as_nccl_tests():
@@ -466,7 +466,7 @@ for more, name in zip(STARTS_MORE, ("this link", "10 ms more a start"), strict=T
     best = [BUCKETS[row.index(min(row))] for row in list(columns.values())[-2:]]
     print(f"{name}: the step is shortest with {best[0]} (predicted) or {best[1]} (measured) of the layers in a bucket")
 table = pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket"))
-display(table.style.format(precision=0).set_caption("ms for backward and all-reduces, best of 4; backward alone is 128"))
+display(table.style.format(precision=0).set_caption("ms for backward and all-reduces, best of 4, noisy on a shared machine; backward alone sleeps 128"))
 
 # %% [markdown]
 # **Read it.** The prediction takes the cost of one all-reduce alone, and lets them queue beside backward. One bucket
@@ -498,7 +498,7 @@ display(table.style.format(precision=0).set_caption("ms for backward and all-red
 # ```
 #
 # *IB* here means RDMA, over InfiniBand or, as in the second job, over Ethernet (RoCE). *Socket* means TCP. *OOB* is the
-# interface over which ranks find each other, and no more. `NCCL_SOCKET_IFNAME` chooses it: its value is a prefix
+# interface over which ranks find each other, and no more. `NCCL_SOCKET_IFNAME` chooses it, and *Socket*'s: its value is a prefix
 # (`ens`), an exact name after a `=` (`=ens1f0`), or what to leave out (`^docker`). Later lines tell each pair's way:
 # `via P2P/IPC` inside a node ([nccl 398](https://github.com/NVIDIA/nccl/issues/398)), `[send] via NET/IB/2/GDRDMA` from
 # GPU memory to the network card without the CPU ([nccl 707](https://github.com/NVIDIA/nccl/issues/707)).
@@ -537,7 +537,7 @@ check("11.nic_of_gpu2", nic_of_gpu2)
 # ```
 #
 # 8 bytes x 8 bits x 7.498617 million a second: 0.48 Gb/s. This says nothing about the *port*: such messages are all
-# start, the latency-bound side of section 3. (The thread asks why the iterations of its 60 s give half of that rate.)
+# overhead of a message, hardly any bytes. (224,958,464 iterations in 60 s would be half that rate: so the thread asks.)
 # Test with 64 KiB or more.
 #
 # **`all_reduce_perf`** of nccl-tests, size, time, algbw and busbw
@@ -565,7 +565,7 @@ check("11.ranks_of_that_run", ranks_of_that_run)
 # ## 7. Eight nodes, three times as fast
 #
 # A simulated job: 1.3 billion parameters, 2.6 GB of gradients a step, nodes of eight GPUs and eight ports of 200 Gb/s.
-# On one node a step takes 0.54 s. On eight it should take as long with eight times the data: 8 times as fast.
+# A healthy node takes 0.54 s a step. Eight should take as long with eight times the data: 8 times as fast.
 
 # %%
 job, healthy = lesson_job(), SlowJob()
@@ -667,7 +667,7 @@ scoreboard("11")
 #
 # <details><summary>Answer</summary>
 #
-# Hardware: clocks, temperature and a matmul on each GPU alone (<code>nvidia-smi</code>). Network:
+# Hardware: clocks, temperature (<code>nvidia-smi</code>), and a matmul on each GPU alone. Network:
 # <code>NCCL_DEBUG=INFO</code> for IB or Socket,
 # <code>ib_write_bw</code> port by port, <code>all_reduce_perf</code>'s busbw against the rate. Collectives: number and size of all-reduces, what is
 # not hidden behind backward. Code: time in the loader, synchronisations such as <code>.item()</code>.

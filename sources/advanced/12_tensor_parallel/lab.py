@@ -125,13 +125,13 @@ check("12.row_parallel", row_parallel)
 # %% [markdown]
 # ## Exercise 3: who drops what
 #
-# Two dropouts in a block: one on attention's **scores**, which belong to heads, and one on the **stream**. Each rank
+# Say a model has two dropouts: one on attention's **scores**, which belong to heads, one on the **stream**. Each rank
 # seeds a generator before each. If two ranks share a seed, they draw one mask.
 #
 # **Spec.** `dropout_seed(where, step, tp_rank, dp_rank, sequence)` returns a whole number from 0 to $2^{63}-1$. `where` is
 # `"scores"` or `"stream"`. `tp_rank` is the rank's place among those that share matrices; ranks with another `dp_rank`
-# read other rows. `sequence` says whether the stream is split along the sequence. Up to 40 steps, 8 and 8 ranks
-# (but leave room).
+# read other rows. `sequence` says whether the stream is split along the sequence. Up to 40 steps, 8 x 8 ranks
+# (leave room).
 #
 # - Ranks that hold **the same elements** of a tensor draw the same mask for it.
 # - No other two masks are drawn from the same seed: not of other ranks, places or steps.
@@ -188,7 +188,10 @@ for run in ("B", "C"):
 run_a, where_in_a = "a sum missing in backward", "attention of block 1"
 run_b, run_c = "dropout of the stream differs between ranks", "dropout of scores alike on all ranks"
 # END SOLUTION
-# STUB: run_a = where_in_a = run_b = run_c = ...
+# STUB: run_a = ...
+# STUB: where_in_a = ...
+# STUB: run_b = ...
+# STUB: run_c = ...
 
 check("12.diagnosis", {"run A": run_a, "where in run A": where_in_a, "run B": run_b, "run C": run_c})
 

@@ -17,7 +17,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 80, and 70 for the lab | any laptop (Windows: WSL2); beyond Binder's 1 GB | about a minute of computing on two CPU cores |
+# | 80, and 70 for the lab | any laptop (Windows: WSL2) | about a minute of computing on two CPU cores |
 #
 # ## A bet
 #
@@ -137,7 +137,7 @@ def split_feedforward(A, B, x):  # nn.Linear keeps its matrix turned: (outputs, 
 # Gradients of $A$ and $B$ stay where their parts are.
 
 # %%
-S, B, H = 16, 2, 32  # sequence, batch, hidden
+S, B, H = 16, 2, 32  # sequence, batch, hidden; the text's matrix B is C here
 
 
 def feedforward_on_rank():
@@ -521,9 +521,9 @@ show(figure, alt="Bytes kept by one rank: one GPU most; on four ranks the term o
 
 # %% [markdown]
 # **Read it.** Exact, but for what the paper leaves out as small: the norms' statistics (8 bytes a token) and the mask
-# of causal attention (a byte a pair). Each of the four keeps far more than a quarter: the 10 is not divided. With flash
+# of causal attention (a byte a pair). Tensor parallel keeps far more than a quarter: the 10 is not divided. With flash
 # attention the scores go away and the 10 weighs more: at $t = 8$ a rank keeps $13/34$, 38%. **With sequence parallelism
-# the quarter is true**, but for that mask.
+# that gathers again the quarter is true**, but for that mask.
 #
 # ### What a rank sends
 #
@@ -548,7 +548,7 @@ assert over_a_ring["DTensor, sequence"] == over_a_ring["by hand"], "an all-reduc
 # %% [markdown]
 # **Read it.** DTensor sends what the all-reduces sent, and keeps the gathered inputs ($sbh \cdot 4$ bytes of the 10, not
 # divided): it does not gather again. Megatron's way keeps only its part and gathers again, twice a layer: ten collectives of
-# half an all-reduce each, where the others send eight. Megatron hides them behind products. Memory or bytes: you choose
+# half an all-reduce each, where DTensor sends eight. Megatron hides them behind products. Memory or bytes: you choose
 # again. (Sums of the norms' gradients are not in these counts.)
 #
 # The plan of `split_tensors` for this, on top of section 4's:
@@ -666,7 +666,7 @@ for kind, size in planned.items():
 #
 # Now the formula of section 5 against the paper's own models, 22 billion to 1 trillion parameters. *Selective*
 # recomputation computes attention's inside again, so the scores go. In a pipeline of $p$ stages the first stage keeps
-# its layers' activations for $p$ micro-batches at once: as much as the whole model's for one. With an interleaved
+# activations of $p$ micro-batches: as much as the whole model keeps of one. With an interleaved
 # schedule, $m > 1$ chunks a stage, it is $1 + (p-1)/(pm)$ times that (their section 4.2.3;
 # [lesson 13](13_pipelines.ipynb) draws why, and writes $v$ for $m$).
 
@@ -710,7 +710,7 @@ for tp, ports in ((2, 8), (4, 8), (8, 8), (16, 8), (16, 1)):
 # %%
 show(draw_lanes(lanes, title="A layer of 175B forward, nodes of 8 A100", evidence=Evidence.PREDICTED),
      alt="Predicted time of a layer: products halve with each doubling of the ranks; communication is small up to 8 "
-     "ranks, as long as the products for 16 with a port a GPU, and six times as long with one port a node.")  # fmt: skip
+     "ranks, as long as the products for 16 with a port a GPU, and over six times as long with one port a node.")  # fmt: skip
 
 # %% [markdown]
 # **Read it.** From 2 to 8 ranks the layer is three times as fast on four times the GPUs. With 16 and eight
@@ -751,8 +751,8 @@ for i in range(t):
     products.append(Span("product", ready, free))
 figure = draw_lanes({"one after the other": plain, "in pieces: link": sends, "in pieces: compute": products},
                     title="An all-gather and its product, 175B, TP 8", evidence=Evidence.PREDICTED)  # fmt: skip
-show(figure, alt="Above, a gather and then a product. Below, eight pieces: each is multiplied while the next travels, "
-     "and the gather is hidden.")  # fmt: skip
+show(figure, alt="Above, a gather and then a product. Below, eight products: the gather's pieces travel "
+     "meanwhile, and the gather is hidden.")  # fmt: skip
 print(f"{1e3 * (gather + product):.2f} ms one after the other, {1e3 * free:.2f} ms in pieces (predicted)")
 
 # %% [markdown]
@@ -810,7 +810,7 @@ assert wrong[0][0][0] == right[0][0][0] and wrong[0][0][-1] != right[0][0][-1], 
 #
 # - Columns, then rows: one sum forward ($g$), one backward ($f$), for attention and feed-forward each.
 # - A loss needs three numbers a token, not the logits.
-# - Tensor parallelism alone leaves $10\,sbh$ bytes whole. Sequence parallelism divides all.
+# - Tensor parallelism alone leaves $10\,sbh$ bytes whole. Sequence parallelism that gathers again divides all.
 # - Same losses do not mean same bytes: count what a plan sends.
 # - Each of a layer's four sums stands in the next product's way: it stays on NVLink.
 #

@@ -241,15 +241,16 @@ circle = [1, 2]
 cured = [list(row) for row in BROKEN]
 cured[2] = one_f_one_b(4, 6)[2]
 # END SOLUTION
-# STUB: circle = cured = ...
+# STUB: circle = ...
+# STUB: cured = ...
 
 check("13.diagnosis", {"circle": circle, "cured": cured})
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>For each rank: at which action does it stand, what does that action need, and which
 # rank would have to do it?</details>
-# <details><summary>Hint 2</summary>Count the warm-up forwards of each rank. They should fall by one from rank to
-# rank.</details>
+# <details><summary>Hint 2</summary>Count the warm-up forwards of each rank. Which rank $r$ has more than
+# $4 - r$?</details>
 
 # %% [markdown]
 # ## Exercise 5: stages that take equally long

@@ -12,12 +12,12 @@
 # {{badges}}
 #
 # **Promise.** You write a program of 25 lines that runs *any* pipeline schedule on four real ranks: GPipe, 1F1B,
-# interleaved, zero bubble. Seven schedules of PyTorch's and DeepSpeed's engine then train the same model to the same
+# interleaved, zero bubble. Seven of PyTorch's schedules, and DeepSpeed's engine without clipping, then reach the same
 # losses. You predict bubble, memory and messages, and measure all three.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 80, and 75 for the lab | any laptop (Windows: WSL2); beyond Binder's 1 GB | about a minute of computing on two CPU cores |
+# | 80, and 75 for the lab | any laptop (Windows: WSL2) | about a minute of computing on two CPU cores |
 #
 # ## A bet
 #
@@ -60,7 +60,7 @@ from utils.views import Panel
 # ## What you will be able to do
 #
 # - Read a schedule as lists of actions, and predict its bubble, its memory and its messages.
-# - Run it with `send` and `recv`, with `torch.distributed.pipelining` and with DeepSpeed, to equal losses.
+# - Run it with `send` and `recv`, with `torch.distributed.pipelining` and with DeepSpeed, and compare losses.
 # - Find a deadlock in the lists, and in a job that hangs.
 #
 # A pipeline saves **memory**: each rank holds a part of the layers. It sends little, and pays with **idle compute**, the
@@ -168,7 +168,7 @@ def batch(step):
 
 
 # %% [markdown]
-# Two rules keep neighbours from waiting for each other without need. A send never waits (`isend`), and a receive names
+# Two rules keep neighbours from waiting for each other without need. A send does not wait to be fetched (`isend`), and a receive names
 # the message that it wants, by a *tag*. (Tags are gloo's. With NCCL the order of sends and receives must match.) A
 # stage whose neighbour is on the same rank sends nothing.
 
@@ -329,8 +329,8 @@ check("13.held", held_by_stage_2)
 # each forward, 20 for the input's gradient and 20 for the weights' (half as long where a rank holds two stages), and notes
 # when. The interpreter stays as it is.
 #
-# **Predict.** Two small times come on top: a *launch*, what a rank needs between two passes when it waits for nobody, and a
-# *message* from rank to rank. GPipe on four micro-batches measures both, and the drawings of all five programs get them. Of three runs
+# **Predict.** Two small times come on top: a *launch*, between two passes of a rank that need not wait, and a *message*
+# between ranks. A GPipe run of four micro-batches measures both, for all five drawings. Of three runs
 # we keep the shortest: what else the machine does can only make one longer.
 
 # %%
@@ -381,10 +381,10 @@ for name, rows in programs.items():
 
 # %%
 show(draw_schedules(panels, unit="seconds"),
-     alt="1F1B and ZB-H1 as drawn from calibrated times and as four sleeping processes ran them: the same picture.")  # fmt: skip
+     alt="1F1B and ZB-H1 as drawn from calibrated times and as four sleeping processes ran them: nearly the same picture.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** The pictures agree, idle gap by idle gap. *Theory* knows no launch and no message; *drawn* knows both. So
+# **Read it.** The pictures agree but for gaps of milliseconds. *Theory* knows no launch and no message; *drawn* knows both. So
 # *drawn* lies above *theory*, and furthest where a rank holds two stages: twice the passes and messages, or more.
 # Other programs on your machine lengthen what is *measured*.
 #
@@ -574,11 +574,11 @@ print("last actions:", run_ranks(fly_politely, RANKS, programs["1F1B"]))
 # %% [markdown]
 # **Read it.** Rank 2 hands the activations of `2F1` down while rank 3 hands the gradient of `3B0` up. Each waits for the
 # other to fetch, and nobody fetches; ranks 0 and 1 wait behind them. So Megatron-LM and PyTorch's 1F1B send one way and
-# receive the other *in one call*; our `isend` does not wait.
+# receive the other *in one call*; our `isend` does not wait to be fetched.
 #
 # ### A rank that dies
 #
-# To its neighbours it looks the same: a message that never comes. The launcher says which one it was.
+# To its neighbours it looks the same: a message that never goes through. The launcher says which one it was.
 
 # %%
 def dies(rows):
@@ -667,11 +667,10 @@ display(pd.DataFrame(rows).style.format(precision=2).hide().set_caption("175B, 8
 
 # %% [markdown]
 # **Read it.** Interleaving pays where the bubble is large, so at small batches, and only up to a point: from
-# $v = 4$ to 12 the messages cost more than the bubble saves. In the large batch the bubble is small anyway, and $v = 12$
-# is slower than no interleaving. Megatron-LM's authors report gains of "10+%" (Narayanan and others 2021, abstract; published).
+# $v = 4$ to 12 the messages cost more than the bubble saves. In the large batch the bubble is small anyway, and from $v = 4$
+# on it is slower than none. Megatron-LM's authors report "10+%", more than predicted here (Narayanan and others 2021, abstract; published).
 #
-# It is said that stages send so little that the network does not matter. Where do the hops go? With TP 4 and 16 stages,
-# two stages share a node of eight:
+# How many hops leave a node? With TP 4 and 16 stages, two stages share a node of eight:
 
 # %%
 plan = Plan(tp=4, pp=16, sequence_parallel=True, recompute="selective")
@@ -685,7 +684,7 @@ for v in (1, 3, 6):
     print(f"v = {v}: {leaves:>2} of {16 * v - 1} hops leave a node; {format_bytes(2 * leaves * 64 * message)} in a step (predicted)")
 
 # %% [markdown]
-# **Read it.** Every second hop leaves a node, and $v$ chunks a stage multiply that by a little more than $v$.
+# **Read it.** Every second hop leaves a node, and $v$ chunks a rank multiply that by a little more than $v$.
 # Tensor-parallel ranks may share a message (each sends its part), which divides the bytes per rank, not the number of
 # messages.
 #
@@ -720,7 +719,7 @@ scoreboard("13")
 #
 # <details><summary>Answers</summary>
 #
-# 1. The bubble halves. A micro-batch is half as large and as many are in flight: memory halves. Twice as many messages,
+# 1. The bubble halves. Micro-batches halve, and equally many are in flight: activations halve (for $m \ge p$). Twice as many messages,
 #    each half as large.
 # 2. The last stage's first forward starts after $p - 1$ passes, and then it has $3m$ passes to run.
 #

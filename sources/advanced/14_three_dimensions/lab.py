@@ -142,7 +142,10 @@ for run, axis in (("A", "pp"), ("A", "shard"), ("B", "pp"), ("B", "shard")):
 axis_a, fault_a = "pp", 3
 axis_b, fault_b = "shard", 2
 # END SOLUTION
-# STUB: axis_a = fault_a = axis_b = fault_b = ...
+# STUB: axis_a = ...
+# STUB: fault_a = ...
+# STUB: axis_b = ...
+# STUB: fault_b = ...
 
 check("14.two_faults", {"A: axis": axis_a, "A: fault": fault_a, "B: axis": axis_b, "B: fault": fault_b})
 
@@ -161,7 +164,7 @@ check("14.two_faults", {"A: axis": axis_a, "A: fault": fault_a, "B: axis": axis_
 # equal stages are not equally full. `deal_layers(layers, stages, micro_batches, state, kept, end)` returns the number
 # of layers of each stage, one at least. A layer takes `state` GB, and `kept` GB for each micro-batch in flight;
 # embedding and head take `end` GB each, on the first and the last stage. **Your score is the GB of the fullest stage**,
-# summed over all models; the least possible is par. The largest has 80 layers.
+# summed over all cases; the least possible is par. The largest has 80 layers.
 
 # %%
 def deal_layers(layers: int, stages: int, micro_batches: int, state: float, kept: float, end: float) -> list:

@@ -187,7 +187,7 @@ def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_
 # %% [markdown]
 # ## 3. A step: four sums
 #
-# Each number of a step is added up over *some* axes, and a usual bug leaves one out. *Data* is `shard`, with context
+# Each number of a step is added up over *some* axes, and two of the usual bugs leave one out. *Data* is `shard`, with context
 # parallelism in it where there is any:
 #
 # | number | added up over | why |
@@ -248,7 +248,7 @@ for name in BOXES:
 
 # %% [markdown]
 # **Read it.** Losses and norms are those of one process, to float64's last digits, on every rank. What does a rank hold
-# for it? ZeRO-1 shards the optimizer state over the data ranks; here they keep the fp64 parameters sharded as well
+# for it? ZeRO-1 shards the optimizer state over the data ranks; here those ranks shard the fp64 parameters, too,
 # between steps. So 24 bytes a parameter (8 of its own, 16 of Adam's moments) are divided by *all eight* ranks. Only the
 # weights of the norms are not cut into slices: each slice has a copy.
 
@@ -259,7 +259,7 @@ on_ranks = [sum(rank["TP x PP x DP"][2]) for rank in ranks]
 print(f"a rank holds {min(on_ranks):,} to {max(on_ranks):,} bytes between steps (measured); 24 P / 8 = {3 * P:,}")
 steps_taken = sum(on_ranks) - 24 * (P + copies)
 print(f"all ranks: {sum(on_ranks):,}; 24 (P + a second copy of {copies:,} norm weights) = {24 * (P + copies):,};"
-      f" the rest, {steps_taken:,}, are the optimizer's step counts")  # fmt: skip
+      f" the rest, {steps_taken:,}, are step counts and bookkeeping")  # fmt: skip
 
 # %% [markdown]
 # ## 4. The usual bugs
@@ -323,11 +323,11 @@ display(pd.DataFrame(rows).style.format(lambda x: x if isinstance(x, str) else f
         .set_caption("Losses: relative difference to one process. Norms of step 1: times the right one (measured)"))
 curves = {"one process": alone, **{name: bugs[0][name][0] for name in list(bugs[0])[:2]}}
 show(draw_losses(curves, minus="one process", title="Two bugs: loss minus that of one process", unit="nats"),
-     alt="Loss over steps less that of one process. Other rows within a TP group are far off from step 1; the norm "
+     alt="Loss over steps less that of one process. Other rows within a TP group are off from step 1; the norm "
      "by stage stays near zero.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** Other rows show at once, in the loss of the first step. The other two bugs leave it right: nothing has
+# **Read it.** Other rows differ in the first loss already, by a thousandth. The other two bugs leave it right: nothing has
 # been updated yet. After that they drift by less than a thousandth, and such a run looks healthy. (Adam divides a
 # gradient by its own size, so a wrong scale cancels nearly; untied copies part slowly.) The norm tells them apart. By
 # stage, two stages report two numbers, and neither is right. Untied, all stages agree, on a wrong one. **Log the norm
@@ -355,8 +355,8 @@ check("14.which_bug", which_bug)
 # [Korthikanti and others 2022](https://arxiv.org/abs/2205.05198) published this run's memory in their Figure 1.
 #
 # One rank of the first, a middle and the last stage runs whole on simulated tensors: Megatron-LM's layers, as
-# `utils.validation` has them after its source, all passes of the schedule. For the stages between, the table takes
-# stage 4's activations and scales them by the blocks in flight.
+# `utils.validation` has them after its source, all passes of the schedule. Between them the table scales
+# stage 4's activations by blocks in flight (a chunk is four).
 
 # %%
 LARGE, TOKENS = model_shape("megatron-175b"), 2048
@@ -499,8 +499,8 @@ print(f"the planner's whole step: {in_3d.step_seconds:.0f} s (predicted)")
 # parallelism sends its gradients once a step, the pipeline a stream for each micro-batch. **The order is an outcome of
 # bytes, not a law.** The lab has cases where no order of whole axes is best.
 #
-# <div class="alert alert-warning"><b>Trap.</b> "Stages send little, so the network does not matter." Stages that
-# share a node send nothing over it; a stage on a node of its own sends everything over it; and interleaving by v
+# <div class="alert alert-warning"><b>Trap.</b> "Stages send little, so the network does not matter." On a fast one.
+# Stages that share a node send each other nothing over it; a hop to another node sends all; and interleaving by v
 # multiplies it by more than v.</div>
 #
 # **Question.** From how many sequences in a batch on does the order tp < pp < shard leave fewer bytes between nodes
@@ -562,7 +562,7 @@ display(pd.DataFrame(rows).style.format(precision=1).hide().set_caption("One A10
 # **Read it.** With 2,048 tokens the peak is the optimizer's step, when no activations are left. 16,384 tokens in one
 # micro-batch fit, too. Twice as many overflow with activations and logits, until blocks are recomputed. At 65,536 the
 # **logits** alone overflow: 128,256 numbers for every token. Sharding over 64 GPUs does not help with either: each rank
-# has its own. A smaller micro-batch does, or a chunked loss, or context parallelism.
+# has its own. A smaller micro-batch does, while there is one, or context parallelism; a chunked loss helps with logits.
 #
 # You may want 64 GPUs for speed. FSDP shards over all 64; HSDP (hybrid) within each node, with eight replicas.
 
@@ -587,8 +587,7 @@ display(pd.DataFrame(rows).style.format(precision=2).hide()
 
 # %% [markdown]
 # **Read it.** HSDP holds more, an eighth of the states instead of a 64th. The surprise is the network: hardly fewer
-# bytes leave a node. FSDP has one ring over all 64 ranks, and each node is left by one of its links, with what a rank
-# sends. HSDP keeps *gathers* inside the node, and then each of its eight ranks all-reduces its part of the gradients
+# bytes leave a node. FSDP's one ring over 64 ranks leaves each node once, with what one rank sends. HSDP keeps *gathers* inside the node, and then each of its eight ranks all-reduces its part of the gradients
 # with the same rank of other nodes, in fp32: eight times the column "over replicate". One sequence a rank is too little
 # work to hide this, and an all-reduce between nodes waits for its buffers to fill. So HSDP is slower here, on both
 # networks. It pays where you accumulate, and put the all-reduce off to the last micro-batch
@@ -645,7 +644,7 @@ refused(lambda: replace(three, micro_batch=3).micro_batches(small))
 # %% [markdown]
 # ## Which axis when
 #
-# | axis | take it when | costs | does not help |
+# | axis | take it when | costs | no use for |
 # |---|---|---|---|
 # | TP with SP | a block's states or activations are too large | four collectives a block and pass, on the fastest link | beyond a node; heads that do not divide |
 # | PP | layers must be spread over nodes | a bubble, micro-batches in flight on the first stages | few micro-batches |
@@ -664,8 +663,8 @@ scoreboard("14")
 # ## Recap
 #
 # - A rank is a point in a box. Cut, share, split, shard: in this order.
-# - Four sums decide whether a composed step is right. Compare loss *and* norm of the first steps with one process.
-# - Stage 0 has the most in flight, so it decides whether a plan fits.
+# - A composed step needs four right sums, and the same rows within a TP group. Compare loss *and* norm of the first steps with one process.
+# - Stage 0 has the most in flight: here it decides whether the plan fits.
 # - The order of axes follows from bytes: count them.
 #
 # ### Test yourself

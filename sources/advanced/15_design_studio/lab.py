@@ -51,7 +51,7 @@ check("15.plan_175b", my_plan)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>The states are 18 bytes per parameter. How many ways must you split them, so
-# that DP can only be 1?</details>
+# that, without ZeRO, DP can only be 1?</details>
 # <details><summary>Hint 2</summary>Print <code>compare_plans([estimate(model, cluster, plan, batch)])</code> for TP 8
 # with PP 8, and for TP 4 with PP 16.</details>
 # <details><summary>Hint 3</summary>What is free first (sequence parallelism), then what memory still allows
@@ -78,7 +78,9 @@ stage = too_large.peak.stage.index
 category = "activations"
 missing_gib = too_large.missing_bytes / 2**30
 # END SOLUTION
-# STUB: stage = category = missing_gib = ...
+# STUB: stage = ...
+# STUB: category = ...
+# STUB: missing_gib = ...
 
 check("15.explain_oom", {
     "fullest stage": stage, "largest category": category, "missing GiB": missing_gib,
@@ -164,7 +166,8 @@ def bill(peak_flops: float, mfu: float, usd_per_gpu_hour: float, parameters: flo
 a10_holds_the_states = False
 my_choice = "A100"
 # END SOLUTION
-# STUB: a10_holds_the_states = my_choice = ...
+# STUB: a10_holds_the_states = ...
+# STUB: my_choice = ...
 
 check("15.two_cards", {
     "bill": bill, "an A10 holds the states": a10_holds_the_states, "choice": my_choice,

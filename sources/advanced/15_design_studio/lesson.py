@@ -12,7 +12,7 @@
 # {{badges}}
 #
 # **Promise.** You lay out 100B, 130B and 175B models on 64 GPUs of 80 GB: memory of every stage, step
-# time, days and dollars, each beside what was published. At the end you defend a design of your own.
+# time, days and dollars, time and memory beside published runs. At the end you defend a design of your own.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -49,7 +49,7 @@ from utils.planner.goodput import checkpoint_bytes
 # %% [markdown]
 # ## 1. Ranks on nodes
 #
-# Every number below is *predicted* by the planner unless it says *published*. **TP** (tensor
+# Every number below is *predicted* by the planner unless it says otherwise. **TP** (tensor
 # parallel): ranks share each matrix. **PP** (pipeline parallel): ranks hold different layers. **DP**
 # (data parallel): whole replicas. The [glossary](../00_glossary.ipynb) has the rest.
 #
@@ -138,8 +138,8 @@ for row in offers:
 # %% [markdown]
 # ## 4. Architect the models
 #
-# A block of width $h$ has about $12h^2$ parameters. Three demands fix the shape: the count, heads and
-# width that divide by TP, layers that divide by PP. Width 12,288 with heads of 128 is GPT-3's. The
+# A block of width $h$ has about $12h^2$ parameters. Three demands fix the shape: the number of parameters,
+# heads and width that TP divides, layers that PP divides. Width 12,288 with heads of 128 is GPT-3's. The
 # number of layers follows.
 
 # %%
@@ -171,7 +171,7 @@ print("slower per FLOP: {:.0%} published, {:.0%} predicted".format(*bloom.effect
 #
 # Which stage is the fullest? In the table a plan's name gives the ranks of each axis, `b` the micro-batch,
 # ZeRO's stage, and what is recomputed. **MFU** is the share of the data sheet's FLOP/s that the model's
-# own arithmetic uses; **HFU** counts recomputed passes as well. *bubble* holds the messages between stages, too.
+# own arithmetic uses; **HFU** counts recomputed passes as well. *bubble* is a share of the step, messages between stages included.
 
 # %%
 print(compare_plans([by_rules]))
@@ -208,9 +208,9 @@ show(draw_schedule(interleaved, micro_batches=8),
 print(compare_plans([by_rules, interleaved]))
 
 # %% [markdown]
-# **Read it.** Interleaving cuts the bubble by $v$. It holds more activations and sends $v$ times as
+# **Read it.** Interleaving cuts the idle time by $v$. It holds more activations and sends $v$ times as
 # often, and each send waits for the network. With a large batch, where the bubble is small anyway, it
-# gains nothing.
+# loses.
 #
 # **Question.** 16 stages, one chunk each. How many micro-batches keep idle over work at 5%?
 
@@ -221,8 +221,8 @@ check("15.micro_batches", micro_batches)
 # %% [markdown]
 # ## 7. Search, and ask why
 #
-# The planner tries every valid layout of 64 GPUs, exactly within the space that it names. It
-# recommends the simplest plan within 5% of the fastest, since smaller differences are below its
+# The planner tries every valid layout of 64 GPUs in the space that it names. It recommends the
+# simplest plan, with the fewest axes, within 5% of the fastest, since smaller differences are below its
 # error, and never one that fills the card.
 
 # %%
@@ -235,7 +235,7 @@ print(textwrap.fill("Exact" + found["175B"].why.partition("Exact")[2], 110))
 # %% [markdown]
 # **Read it.** 100B and 130B leave room for two replicas, so ZeRO-1 has something to share, and each
 # matrix is cut in 4 instead of 8: larger pieces run faster. At 100B memory even allows a larger
-# micro-batch. 175B has no room for a second replica: DP is 1.
+# micro-batch. 175B fits with two replicas only tightly or recomputed: DP is 1.
 
 # %%
 best = found["175B"].best
@@ -311,7 +311,7 @@ for sequences in (16, 64, 256, 1024, 2048):
               f" bubble {row.bubble:5.1%}, {row.tokens_per_second:7,.0f} tokens/s")  # fmt: skip
 
 # %% [markdown]
-# Many would choose ZeRO-3 first: no stages, no slices, five lines of code. First on the same network,
+# Many would choose ZeRO-3 first: no stages, no slices, little code. First on the same network,
 # then both on a slow one:
 
 # %%
@@ -339,9 +339,9 @@ for name, (machines, plan) in variants.items():
 # %% [markdown]
 # ## 8. Days, dollars, failures
 #
-# Each number of days is a range, as wide as the interval that holds 80% of published step times. There
+# Days with failures are a range, as wide as the interval that holds 80% of published step times. There
 # are two amounts of tokens: 300B as for GPT-3, and 20 per parameter, the ratio of
-# [Chinchilla](https://arxiv.org/abs/2203.15556). Failures are published as a range. With DP = 1 every node is needed: without a spare the job waits for the
+# [Chinchilla](https://arxiv.org/abs/2203.15556). Failures are published as a range, too (lesson 16). With DP = 1 every node is needed: without a spare the job waits for the
 # repair.
 
 # %%
@@ -395,7 +395,7 @@ for name, machines in offers.items():
 # %% [markdown]
 # ## 9. How far to trust this
 #
-# The planner against every published number that the project has, without the rows that any of its
+# The planner against the published numbers of these sources, without the rows that any of its
 # constants was set on. *naive* is one constant times size, chosen best. (`make validate` prints all
 # rows, and more.)
 
@@ -420,7 +420,7 @@ show(draw_validation(fresh, peers, title="Rows that no constant saw"), alt="Rows
      "most; right, the planner's median errors beside a naive rule and other tools.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** Memory is good: a few percent on whole models. Time is harder. In ZeRO-Offload's few rows
+# **Read it.** Memory is good: a few percent in the median. Time is harder. In ZeRO-Offload's few rows
 # the naive rule is nearer, with a constant that was chosen on these very rows. The estimators of
 # `accelerate` and DeepSpeed, where they are installed, leave activations out on purpose.
 #
@@ -492,8 +492,8 @@ verdict = review(design, fastest, tokens=my_tokens, days=300, usd=budget_usd, sp
 print(verdict)
 
 # %% [markdown]
-# **Read it.** No layout cures the failing rows. Fewer tokens meet deadline and budget, and then train
-# the model on too few: try 1B tokens and see which row objects. A spare node cures the repair. What
+# **Read it.** No layout cures the failing rows. A spare node cures repair and time. Fewer tokens
+# meet the budget, and 300B are too few already. What
 # is left is a decision for people, and the review tells them what they decide.
 
 # %% [markdown]
@@ -561,7 +561,7 @@ print(f"host memory for fp32 copy, moments and gradients: {format_bytes(roomy.be
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# **1.** 18 bytes per parameter must be spread over all 64, so TP x PP = 64 and DP = 1. TP 8 in the
+# **1.** Without ZeRO, 18 bytes per parameter need all 64: TP x PP = 64 and DP = 1. TP 8 in the
 # node and PP 8 over nodes with sequence parallelism fits with a margin, without recomputation. TP 4 x
 # PP 16 is a little faster and fuller. It would take most of a year.
 #

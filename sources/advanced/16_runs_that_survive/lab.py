@@ -117,7 +117,7 @@ display(pd.DataFrame({says: job._asdict() for says, job in JOBS[:2]}).style.form
 # **Spec.** `days_and_dollars(job, mode, interval_seconds, spares)` returns what a choice takes on average, by Daly's
 # formula:
 #
-# - a node is `failures_per_1000_node_days`; one failure stops the job; each waits `waiting_seconds(...)` for a node on
+# - failures come at `failures_per_1000_node_days`; one stops the job; each waits `waiting_seconds(...)` for a node on
 #   average, then restarts;
 # - mode `"sync"`: a save stops the training for `write_seconds`; `"async"`: for `copy_seconds`, and each failure loses
 #   `write_seconds` more, since the save under way was not whole;

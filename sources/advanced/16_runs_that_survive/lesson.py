@@ -138,8 +138,8 @@ display(pd.DataFrame(rows).style.format(precision=1).format("{:.0f}", subset=["h
 print("your bet:", my_bet_failures)
 
 # %% [markdown]
-# **Read it.** The interval of one log is narrow, and the logs lie six times apart: the cluster decides, and what is
-# counted (RSC-1's two rows are one cluster). Measure your own. Counts scatter by chance: with a mean of six, three is as
+# **Read it.** Llama 3's interval is narrow, yet the rates lie six times apart: what is counted matters most (the rows
+# of RSC-1, a cluster of Meta's, are one cluster). Measure your own. Counts scatter by chance: with a mean of six, three is as
 # normal as nine. Used below: the lowest and highest rate, 3.8 and 24 failures per 1,000 node-days (8 GPUs a node).
 #
 # **Goodput** is the share of time that is work which lasted. Daly's formula predicts its mean; Young's $\sqrt{2\,d\,M}$
@@ -158,7 +158,7 @@ for rate in (3.8, 24.0):
     for t, goodput in simulated[name].items():
         assert abs(goodput.mean() - working_share(t, 60.0, 900.0, mean)) < 0.02, f"the formula misses at {t} s"
     print(f"{name}: best interval {format_seconds(best[rate])}, goodput {working_share(best[rate], 60.0, 900.0, mean):.2%} (predicted)")
-show(draw_goodput(simulated, formula, title="70B on 256 GPUs: 60 s for a save, 15 min to restart"),
+show(draw_goodput(simulated, formula, title="70B on 256 GPUs: 60 s for a save, 15 min to restart (assumed)"),
      alt="Goodput over the interval: flat around its best at both rates, and falling on both sides.")  # fmt: skip
 
 # %% [markdown]
@@ -285,7 +285,7 @@ total = sum(file.stat().st_size for file in (work / "sync").iterdir())
 print(f"{format_bytes(total)}:", ", ".join(f"{name} {s:.2f} s" for name, s in seconds.items()), f"({measured_here})")
 
 # %% [markdown]
-# **Read it.** Training waits for the second time; until the third, the new checkpoint is not whole.
+# **Read it.** Training waits only for the second time; the checkpoint is whole after the third.
 #
 # For 70B, predict both from sizes and bandwidths: 14 bytes a parameter (bf16 weights; master copy and two moments in
 # fp32). The copy passes PCIe; the write passes each node's network port, then the store. Meta's store sustains 2 TB/s
@@ -404,7 +404,7 @@ for number in range(5):
     reached = step_of(found) if found else 0
 
 # %% [markdown]
-# **Read it.** Five kills, nothing lost. `save_safely` and `load_newest` in `utils.techniques.safe_checkpoint` also say in
+# **Read it.** Five kills, no checkpoint lost. `save_safely` and `load_newest` in `utils.techniques.safe_checkpoint` also say in
 # a sentence what is wrong. The first three faults hit both checkpoints; were one whole, it would load:
 
 # %%
@@ -652,14 +652,14 @@ for found, evidence in rows:
 
 # %%
 show(draw_progress({"job": progress_of(job)}, title="A job that comes back three times", device="two hosts of this machine"),
-     alt="Steps against seconds: lines of two ranks that end at each fault and begin again a little lower; after the cut "
+     alt="Steps against seconds: lines of two ranks that end at each fault and begin again there or a little lower; after the cut "
      "link one rank goes on alone.")  # fmt: skip
 
 # %% [markdown]
 # **Read it.** The kernel of a *dead process* closes its connections, so rank 0 knows at once. A *cut link* says nothing:
 # both ranks wait for exactly the timeout. A host without power is as silent: ours lost its processes, but its kernel
-# lived on. After the cut, host 0's agent waits until host 1 has missed three signs of life (one a second here, one in
-# five by default), and goes on alone, as `--nnodes=1:2` allows. The other seconds mostly import torch again.
+# lived on. After the cut, host 0's agent waits until host 1 has missed three signs of life (every second here, every
+# five by default), and goes on alone, as `--nnodes=1:2` allows. Most other seconds import torch again.
 #
 # Was it the same training? Each step's batch is divided among the ranks that are there, so up to rounding the weights are
 # those of one undisturbed process:
@@ -725,7 +725,7 @@ print(torchft_problem() or "torchft is here: `python -m utils.record survive` ru
 # %% [markdown]
 # **Read it.** In both, host 1 is away for ten seconds, and one host may go on alone. torchrun pays twice, to
 # shrink and to grow: each time all ranks start from the last checkpoint. torchft pays one broken step, and goes on.
-# (Its lost replica imports no torch; that is no merit of torchft.) The price: each replica holds the whole model; and
+# (Its replica returns with torch loaded: no merit of torchft.) The price: each replica holds the whole model; and
 # while one is away the batch is smaller, so the run is no longer *exactly* the same. A restart on as many ranks can be
 # exact, and needs no replicas.
 #
@@ -764,7 +764,7 @@ assert [rank for rank, (_, calls) in enumerate(found) if calls[-1].number < furt
 
 # %% [markdown]
 # **Read it.** The two who complain are innocent. Merge the traces, and look for the one that is *behind*. Worse: after
-# step 5, rank 1's gradients of each step were averaged with the others' of the step *before*. Under NCCL the dumps are
+# step 5, rank 1's gradients of each step were summed with the others' of the step *before*. Under NCCL the dumps are
 # written at the timeout (`TORCH_NCCL_DUMP_ON_TIMEOUT=1`), and `torchfrtrace` merges them; under gloo a rank dumps them
 # itself, as here. Two more tools, beside a plain run:
 
@@ -908,8 +908,8 @@ for name in ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_XID_ERRORS", "training_own_sec
 
 # %% [markdown]
 # `utils/watching/rules/` holds nine alert rules, their tests, and a dashboard for Grafana. `GpuIsLost` is
-# `DCGM_FI_DEV_XID_ERRORS == 48 or DCGM_FI_DEV_XID_ERRORS == 79`. XIDs are the driver's error numbers: an uncorrectable
-# memory error, and a GPU that has fallen off the bus. Where Prometheus is installed, it now fetches the run's numbers,
+# `DCGM_FI_DEV_XID_ERRORS == 48 or DCGM_FI_DEV_XID_ERRORS == 79`. XIDs are the driver's error numbers: 48 an uncorrectable
+# memory error, 79 a GPU that has fallen off the bus. Where Prometheus is installed, it now fetches the run's numbers,
 # and a GPU is lost:
 
 # %%
@@ -925,12 +925,12 @@ else:
 metrics.cleanup()
 
 # %% [markdown]
-# **Read it.** Two rules deserve to wake somebody: *no step for a minute*, which catches every hang whatever its cause,
+# **Read it.** Two rules deserve to wake somebody: *no step for several step times* (here a minute), which catches every hang,
 # and *a lost GPU*.
 #
 # | you see | look at | do |
 # |---|---|---|
-# | all ranks time out, no traceback of their own | flight recorder, merged: who is behind? | repair the `if` around a collective |
+# | ranks time out, one does not | flight recorder, merged: who is behind? | repair the `if` around a collective |
 # | "connection closed by peer" | which host says nothing any more; exit code -9; memory before | replace the host, or mend the leak |
 # | step time grew on all ranks | own seconds by rank | take out the slow host |
 # | loss jumps | gradient norm, the batch, checksums over replicas | skip, roll back, take out the GPU |
@@ -948,7 +948,7 @@ metrics.cleanup()
 #
 # ## Recap
 #
-# - The cluster's rate decides interval and spares; the optimum is flat.
+# - The failure rate decides interval and spares; the optimum is flat.
 # - A checkpoint is whole, or it has no name. Checksums tell whether it still is.
 # - Exact resume can be tested, and similar curves prove nothing.
 # - Who complains of a timeout is seldom to blame: find the rank that is behind.

@@ -122,7 +122,7 @@ check("17.repaired_job", {"job.slurm": repaired_job, "train.py": repaired_train}
 # - cost at most 1% more than the best of all: `offer.usd(nodes, train_flop, serve_flop)`, with 2 FLOP per
 #   parameter and token served.
 #
-# A node has 8 GPUs. The last column below is the share of speed that is lost each time the nodes double. The check
+# A node has 8 GPUs. The last number below is the share of speed lost each time the nodes double. The check
 # tries everything and compares. Your score is the dollars of all its markets together.
 
 # %%
@@ -209,7 +209,10 @@ for card, name, provider, gpus, mfu in (("A100", "A100-80GB", "Lambda", 256, 0.5
 winner = "H100"
 print({card: f"{days[card]:.1f} days, ${usd[card]:,.0f}" for card in days})
 # END SOLUTION
-# STUB: lines = days = usd = winner = ...
+# STUB: lines = ...
+# STUB: days = ...
+# STUB: usd = ...
+# STUB: winner = ...
 
 check("17.matrix_reviewed", {"lines": lines, "days": days, "usd": usd, "winner": winner})
 

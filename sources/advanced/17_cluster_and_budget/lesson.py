@@ -11,7 +11,7 @@
 #
 # {{badges}}
 #
-# **Promise.** You start one training script by torchrun and by a real Slurm, and see it under Ray, to the same losses.
+# **Promise.** You start one training script by torchrun and a real Slurm, see it under Ray, and compare losses.
 # A node dies in the middle, and the job goes on without you. You write its files for Kubernetes and SkyPilot. Then you
 # price the run, per token and by the deadline.
 #
@@ -56,7 +56,7 @@ stored = {row["quantity"]: (row, record) for record in recorded("cluster_runs") 
 # ## What you will be able to do
 #
 # - Start a job on a cluster, and keep it alive through dead nodes and time limits.
-# - Write files for five schedulers from one plan, and have them checked before they cost money.
+# - Write files for five launchers from one plan, and check the YAML before it costs money.
 # - Price a run by the token, and decide between offers with the deadline in it.
 #
 # New words stand in the [glossary](../00_glossary.ipynb).
@@ -121,10 +121,10 @@ print(f"your bet: {my_bet_commands} commands; it took none. From the kill to the
 
 # %% [markdown]
 # **Read it.** The rank of `n1` saw a closed connection at once. (A real power cut closes none: ranks hang until a
-# timeout.) Yet Slurm lists the job as running until it declares the silent node down: its controller calls every node,
-# again and again, and a node is lost whose last answer is older than `SlurmdTimeout`, 2 s here and 300 by default.
-# (A call to a dead host is tried for seconds, and two rounds of calls must fail. Our network says at once that nobody is
-# there.) The array needed only `n3`. In the queue the job waits until its old credential has expired: `cred_expire`, 5 s
+# timeout.) Yet Slurm lists the job as running until it declares the silent node down: its controller calls every node
+# again and again; no answer for `SlurmdTimeout` (2 s here, 300 by default), and the node is lost.
+# (On a real network a call to a dead host takes seconds, and two must fail. Ours refuses at
+# once.) The array needed only `n3`. In the queue the job waits until its old credential has expired: `cred_expire`, 5 s
 # here, the least that Slurm takes, 120 by default. On your cluster expect minutes. The bars of the job include the
 # import of PyTorch.
 #
@@ -264,7 +264,7 @@ tempfile.tempdir = None
 #
 # ## Break it, diagnose it
 #
-# Four ways in which a first job on a cluster ends. Read each sentence, and say what you would do.
+# Four errors that you may meet on a cluster. Read each sentence, and say what you would do.
 
 # %%
 def on_an_older_node():
@@ -304,7 +304,7 @@ for attempt in (lambda: run_ranks(on_an_older_node, 2), stopped_slurm, lambda: r
 #
 # First forward and backward of a small model, with and without checkpointing. The peak is here the speed of a large
 # matrix product on the same cores. PyTorch counts the FLOP of every operation, and the planner's formula predicts them.
-# Checkpointing every block should add one forward pass, a third.
+# Checkpointing every block should add a forward of the blocks.
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
@@ -473,10 +473,10 @@ alt = "Left: each law's valley is flat and wide, and their floors lie at differe
 show(figure, alt=alt + "Right: the more tokens are served, the more training tokens a parameter pay.")
 
 # %% [markdown]
-# **Read it.** One paper, three answers. Rounding its constants moves 53 tokens a parameter to 83; the rest is the fit.
+# **Read it.** One experiment, three answers. Rounding its constants moves 53 tokens a parameter to 83; the rest is the fit.
 # [Besiroglu and others 2024](https://arxiv.org/abs/2404.10102) fitted again and found the 20 that the paper's other
 # two methods gave. The valley (left) is flat: twice or half the best size costs less than 0.01 nats. That is why
-# over-training is cheap. Right: the loss of 13B on 260B tokens, at the least FLOP in all. A served token costs $2N$,
+# over-training is cheap. Right: the cheapest way, in FLOP, to the loss of 13B on 260B. A served token costs $2N$,
 # so a model with many users should be smaller and train longer ([Sardana and others
 # 2023](https://arxiv.org/abs/2401.00448)): total $6ND + 2N D_{served}$.
 #
@@ -562,7 +562,7 @@ print(f"weights {2 * thirteen.parameter_count / 1e9:.0f} GB, with Adam's states 
 # it: the weights alone overflow the card, checkpointing or not. Checkpointing shrinks activations, and
 # those are not the problem. What *could* run on A10s? Each way gets the lower of the MFU that was
 # claimed and the one that the planner predicts. A mark is the best value over the option's own, times the
-# weight; so one more option that is worse in everything changes no mark. The weeks of work are a judgement.
+# weight; so one more loser changes no mark. The weeks of work are a judgement.
 
 # %%
 hundred = link("Ethernet 100G").link_bytes_per_second
@@ -620,7 +620,7 @@ show(figure, alt=alt + "only where they cost far less than listed.")
 # too late. Then see how far the cross, today's price and weights, is from a border. A decision near one
 # is no decision.
 #
-# What would make the question's premise true? A price under the break-even *and* a fast network. Or
+# What would let A10s win? A price well under the break-even *and* a fast network. Or
 # another task: adapters.
 
 # %%
@@ -637,7 +637,7 @@ print(f"nobody asked for 32 H100: MFU {best.mfu:.0%} ({Evidence.PREDICTED}), {cl
 
 # %% [markdown]
 # **Read it.** With a 4-bit base, plain data parallelism runs on A10s, and a token still costs more than
-# on A100s (all three at the planner's MFU). A good answer also asks which card is missing from the question. H100s
+# on A100s (both at the planner's MFU). A good answer also asks which card is missing from the question. H100s
 # follow the matrix's rule, the lower of a claimed MFU and the planner's: the claim is the lowest in Llama 3's table, of
 # a far larger run. The price is another provider's.
 #

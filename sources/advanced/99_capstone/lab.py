@@ -21,8 +21,8 @@
 # answer, as often as you like. Time is shown and never graded: a late answer counts, and the page of results calls it
 # late.
 #
-# The data come from a **seed**: 1, 2 or 3. Your class gets one seed, the exam another: write yours below, with your
-# name. What is right is computed from the data by the course's planner, simulator and meter. The
+# The data come from a **seed**: 1, 2 or 3. Your class gets one seed, the exam another: write `seed` and `learner`
+# below. What is right is computed from the data by the course's planner, simulator and meter. The
 # [lesson](../../notebooks/advanced/99_capstone.ipynb) answers the same questions in prose. Work in a copy
 # (`make my-labs`).
 #
@@ -87,7 +87,7 @@ answer = components(case)
 sitting.hand_in("components", answer)
 
 # %% [markdown]
-# <details><summary>Hint</summary>The peak of a small batch lies in another phase. Which two rows lie on one line?</details>
+# <details><summary>Hint</summary>The peak of a small batch lies in another phase. Which rows grow evenly with the batch?</details>
 #
 # ## Beginner 2: twice the batch
 #
@@ -453,7 +453,7 @@ answer = lay_out(case)
 sitting.hand_in("lay_out", answer)
 
 # %% [markdown]
-# <details><summary>Hint</summary>18 bytes a parameter over TP x PP: what is left for DP? Then what is free (sequence parallelism), then
+# <details><summary>Hint</summary>18 bytes a parameter over TP x PP, without ZeRO: what is left for DP? Then what is free (sequence parallelism), then
 # what the memory that is left allows.</details>
 #
 # ## Advanced 4: half of the cards

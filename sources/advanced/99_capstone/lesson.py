@@ -100,7 +100,7 @@ print(f"worst: {worst.name}, off by a factor of {max(worst.factor, 1 / worst.fac
 # ## 2. The questions
 #
 # An answer is what you would say in two minutes. The number behind a sentence leads to the section that proves it; the pointer
-# over it shows which cell. After each answer stands the one measurement to have at hand. Words are in the [glossary](../00_glossary.ipynb).
+# over it shows which cell. After each answer stands the one number to have at hand. Words are in the [glossary](../00_glossary.ipynb).
 #
 # ### Q1. The components of memory
 #
@@ -123,7 +123,7 @@ for name, choices in ways.items():
     print(f"  {name:<18} {format_bytes(saved):>10} (predicted)")
 
 # %% [markdown]
-# **Read it.** The peak lies in forward. A step in backward frees gradients, which are not there yet: it saves nothing here.
+# **Read it.** The peak lies in forward. Stepping in backward frees gradients; in forward there are none to free.
 #
 # ### Q2. AMP turns to NaN
 #
@@ -170,7 +170,7 @@ for name, how in causes.items():
 #
 # *ZeRO-3 or FSDP, for which case? Lab: `zero_or_fsdp`.*
 #
-# They are the same idea: parameters, gradients and states are split N ways [09 §4](../intermediate/09_sharding.ipynb#4.-The-same-model,-five-ways "first loss"). Neither splits activations [99](99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS"). Both need more than 16P/N,
+# They are the same idea: parameters, gradients and moments are split N ways [09 §4](../intermediate/09_sharding.ipynb#4.-The-same-model,-five-ways "first loss"). Neither splits activations [99](99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS"). Both need more than 16P/N,
 # for gathered layers and for buckets [09 §5](../intermediate/09_sharding.ipynb#5.-What-each-really-holds "largest"). I take the lowest stage that fits, because stage 3 sends the parameters twice for every micro-batch [09 §6](../intermediate/09_sharding.ipynb#6.-What-each-really-sends "round_bytes"), and stage 2 reduces gradients in
 # every backward [09](../intermediate/09_sharding.ipynb#Break-it:-ZeRO-2-with-accumulation "accumulated"). I take DeepSpeed where a configuration file must do it [09 §3](../intermediate/09_sharding.ipynb#3.-One-configuration-for-one-model "train_batch_size"), or where states go to NVMe [07 §4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "FSDP2"). I take FSDP2 in
 # PyTorch code, with tensor parallelism [14 §2](14_three_dimensions.ipynb#2.-Compose "one_process"), or for checkpoints that load on another number of ranks [09](../intermediate/09_sharding.ipynb#A-sharded-save "saved_or_loaded"). On one GPU, without offload, neither saves a byte [09 §7](../intermediate/09_sharding.ipynb#7.-One-GPU "on_one_rank").
@@ -187,9 +187,9 @@ for micro in (8, 1):
 pd.DataFrame(rows).set_index(["micro-batch", "stage"]).round(1).rename_axis(columns=str(Evidence.PREDICTED))
 
 # %% [markdown]
-# **Read it.** States are those alive at the peak: with micro-batch 8 it comes before the gradients. Stage 1 sends less than
-# stage 0, because it gathers bf16 parameters where stage 0 gathers fp32 gradients. With micro-batch 1, stages 2 and 3 send in each of
-# eight backwards.
+# **Read it.** States are those alive at the peak, which with micro-batch 8 comes before the gradients. Stage 1 sends less than
+# stage 0, because it gathers bf16 parameters where stage 0 gathers fp32 gradients. With micro-batch 1, stage 2 sends in each of eight
+# backwards, stage 3 in forwards too.
 #
 # ### Q5. Out of memory
 #
@@ -230,7 +230,7 @@ for layer, field in {"hardware": "slow_nodes", "network": "network", "collective
 print(f"all four: {8 * alone_seconds / SlowJob().step().step_seconds:.1f} times")
 
 # %% [markdown]
-# **Read it.** Cured alone, hardware and code bring little: what the other two lose hides them.
+# **Read it.** Cured alone, hardware and code bring little: the other two hide them.
 #
 # ### Q7. Half of the cards
 #
@@ -256,7 +256,7 @@ for name, plan in ((plan_name(best), best.plan), ("ZeRO-3 over all", zero_3)):
 #
 # *175B on 64 GPUs: lay it out. Lab: `lay_out`.*
 #
-# TP x PP x DP is the number of GPUs, and 175B leaves no room for a second replica: TP x PP is 64 and DP is 1 [15 §1](15_design_studio.ipynb#1.-Ranks-on-nodes "first = Plan"). TP 8 with sequence parallelism in the node and PP 8 across nodes fits with a margin, and recomputes nothing
+# TP x PP x DP is the number of GPUs, and a second replica of 175B fits only with ZeRO-1, and slower: TP x PP is 64 and DP is 1 [15 §1](15_design_studio.ipynb#1.-Ranks-on-nodes "first = Plan"). TP 8 with sequence parallelism in the node and PP 8 across nodes fits with a margin, and recomputes nothing
 # [15 §5](15_design_studio.ipynb#5.-The-first-layout,-stage-by-stage "compare_plans"). Early stages hold more micro-batches, and the last one holds the logits [13 §3](13_pipelines.ipynb#3.-What-a-stage-holds "in_flight"). A search finds TP 4 x PP 16, a little faster and fuller [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search"). On 300B tokens the run takes most of a year
 # [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "bill"). I name the interval, and what failures take from it [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "goodput"), and I ask whether fewer parameters would do [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "budget_usd").
 
@@ -273,7 +273,7 @@ print("{:.0f} to {:.0f} days, ".format(*bill.days_interval) + f"${bill.usd / 1e6
 #
 # *13B: A100s at 45% MFU with 3D parallelism, or cheaper A10s at 38% with data parallelism and checkpointing? Lab: `two_offers`.*
 #
-# The premise fails: Adam's states of 13B take 16 bytes a parameter, and plain data parallelism keeps all of them on every card [99](99_capstone.ipynb#Q9.-A100-or-A10 "state_bytes").
+# The premise fails: the states of 13B take 16 bytes a parameter, and plain data parallelism keeps all of them on every card [99](99_capstone.ipynb#Q9.-A100-or-A10 "state_bytes").
 # Recomputation takes activations away, not states [05 §8](../intermediate/05_checkpointing.ipynb#8.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"). With ZeRO-3 every micro-batch gathers weights over PCIe and Ethernet, and the A10s reach far less than 38% [99](99_capstone.ipynb#Q9.-A100-or-A10 "cheap.mfu"). I compare dollars for
 # the same work, not for an hour [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "offers"), and I put the deadline into the matrix [17](17_cluster_and_budget.ipynb#The-question,-as-it-is-asked "thirteen").
 
@@ -332,7 +332,7 @@ for line in ("482", "518", "520"):
 # %% [markdown]
 # ### Flash attention's rate
 #
-# Kernels written for one generation of matrix instructions do not reach the next one's. The shares are published, the product
+# No kernel reaches the peak; those for older matrix instructions reach less. The shares are published, the product
 # is predicted:
 
 # %%
@@ -419,7 +419,7 @@ for stage in (0, 1, 2, 3):
 # | stages send little, so the network does not matter | TP 4 x PP 16: every second hop leaves its node, and interleaving multiplies it | [13](13_pipelines.ipynb#The-price-of-a-message "hops leave a node") |
 # | 52% of peak at 1T is MFU | it counts recomputation; MFU is 39% | [15 §9](15_design_studio.ipynb#9.-How-far-to-trust-this "one_t") |
 # | hidden size is free to choose | BLOOM, one layout: 14400 wide 100 TFLOP/s, 13824 wide 127 | [15 §4](15_design_studio.ipynb#4.-Architect-the-models "bloom_prequel") |
-# | flash attention runs at the matmul rate | older kernels reach a fraction of it on a newer card | [99](99_capstone.ipynb#Flash-attention's-rate "flash_flops_per_second") |
+# | flash attention runs at the matmul rate | every kernel reaches a fraction of it, older ones a smaller | [99](99_capstone.ipynb#Flash-attention's-rate "flash_flops_per_second") |
 # | datasheet TFLOP/s and NVLink 600 GB/s are usable | 87% is an A100's ceiling; 300 GB/s a direction | [15 §3](15_design_studio.ipynb#3.-The-machines,-without-the-brochure "matmul_ceiling_tflops") |
 
 # %%
@@ -445,7 +445,7 @@ print(f"with saves of 60 s, Daly saves every {low:.1f} to {high:.1f} h (predicte
 
 # %% [markdown]
 # **Diagnose it.** First, 600 GB are a fifth of what is needed. Second, activations are each rank's own, and overflow. Third, ZeRO-3
-# fits only with recomputation, gathers for every micro-batch, and takes longer than the layout of Q8. Fourth, the interval
+# fits with recomputation and small micro-batches, gathers for every micro-batch, and takes longer than the layout of Q8. Fourth, the interval
 # follows from the failure rate and the save.
 #
 # ## Recap

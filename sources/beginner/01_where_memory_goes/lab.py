@@ -51,8 +51,8 @@ check("01.state_bytes", state_bytes)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>Weights and gradients are always there: two numbers per parameter.</details>
-# <details><summary>Hint 2</summary>Momentum keeps one running mean of the gradients. Adam keeps that, and a
-# running mean of their squares.</details>
+# <details><summary>Hint 2</summary>Momentum keeps one running sum of the gradients. Adam keeps a running mean of them,
+# and one of their squares.</details>
 # <details><summary>Hint 3</summary>Every number is fp32: 4 bytes.</details>
 
 # %% [markdown]
@@ -124,7 +124,7 @@ check("01.largest_batch", largest_batch)
 # <details><summary>Hint 1</summary>Double until it no longer fits. Now you have a size that fits and one
 # that does not.</details>
 # <details><summary>Hint 2</summary>Halve the distance between the two until it is 1.</details>
-# <details><summary>Hint 3</summary>Make sure that batch 1 may fail, too.</details>
+# <details><summary>Hint 3</summary>Even batch 1 may fail.</details>
 
 # %% [markdown]
 # ### Use it
@@ -184,7 +184,9 @@ peak_phase = "optimizer step"
 temporaries_over_parameters = 2
 half_the_batch_helps = False
 # END SOLUTION
-# STUB: peak_phase = temporaries_over_parameters = half_the_batch_helps = ...
+# STUB: peak_phase = ...
+# STUB: temporaries_over_parameters = ...
+# STUB: half_the_batch_helps = ...
 
 check("01.read_timeline", {
     "phase of the peak": peak_phase,
@@ -254,7 +256,7 @@ check("01.cured_step", cured_step)
 # ## Exercise 6: the leanest step
 #
 # **Spec.** `lean_step` trains exactly like the step below: the same parameters after it, from the mean loss
-# over all of the inputs. Its peak is at least 1.35 times lower. **Your score is the peak in bytes.** You may
+# over all of the inputs. Its peak is at most that step's divided by 1.35. **Your score is the peak in bytes.** You may
 # reorder, free, split and rewrite anything. Give `wasteful_step` itself to the check to see the peak that
 # you have to beat.
 

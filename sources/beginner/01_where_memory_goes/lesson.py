@@ -83,7 +83,7 @@ show(draw_timeline(first), alt="Stacked memory over one training step: activatio
      "gradients replace them during backward, and the peak lies between the two.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** From left to right a step passes. The height is the memory of all tensors; the colours say
+# **Read it.** Time runs from left to right. The height is the memory of all tensors; the colours say
 # what they are for, the background names the phase. Parameters and Adam's state are there the whole time.
 # Forward builds *activations* up. Backward walks from the last layer to the first: it frees activations
 # and makes *gradients*. The optimizer step changes the weights. (The thin spike at the left edge is the
@@ -99,8 +99,8 @@ for counter, size_bytes in first.allocator_bytes.items():
 
 # %% [markdown]
 # **Read it.** *Buffers* are tensors of the model that are not trained. *Temporaries* are what one operation
-# borrows. The categories add up to all tensors. The last line counts more: a process also holds its
-# libraries, a GPU its reserve and driver.
+# borrows. The categories add up to all tensors. The last line counts more: the
+# process's libraries, too. (*Logits*: section 6.)
 #
 # ## What you will be able to do
 #
@@ -169,7 +169,7 @@ else:
 # %% [markdown]
 # ## 3. The states: a formula without surprises
 #
-# Training keeps some tensors from step to step. For $P$ parameters in fp32 (4 bytes each):
+# Some tensors are there when a step ends. For $P$ parameters in fp32 (4 bytes each):
 #
 # $$\underbrace{4P}_{\text{parameters}} + \underbrace{4P}_{\text{gradients}} +
 # \underbrace{4P + 4P}_{\text{Adam: running means}} = 16P \ \text{bytes}$$
@@ -206,8 +206,8 @@ reconcile(adam_states(P), first, at_ns=first.timeline.end_ns)
 #
 # ### Which optimizer, which states
 #
-# SGD keeps nothing, SGD with momentum one number per parameter, Adam two. ResNet-18 with each of the
-# three, at batch 2, so that the states fill most of the picture. The bars show the peaks.
+# SGD keeps nothing, SGD with momentum one number per parameter, Adam two. The bars show
+# ResNet-18's peaks with each, at batch 2, where states fill most of the picture.
 
 # %%
 def with_optimizer(name, build):
@@ -246,9 +246,9 @@ check("01.momentum_bytes", momentum_bytes_per_parameter)
 #
 # ### A folklore formula
 #
-# You may read that training takes "18 x parameters x bytes per parameter". The bytes per parameter
-# *are* the answer, no factor. 16 is the sum above. 18 is *mixed precision*, with a 16-bit copy of the
-# weights: 2 + 4 + 4 + 8 bytes ([who keeps which copy](../advanced/15_design_studio.ipynb#2.-On-paper)).
+# You may read that training takes "18 x parameters x bytes per parameter". That counts
+# bytes twice: 18 already is bytes. 16 is the sum above. 18 is one count of *mixed precision*, with a 16-bit copy of
+# the weights: 2 + 4 + 4 + 8 bytes ([who keeps which copy](../advanced/15_design_studio.ipynb#2.-On-paper)).
 # For Llama-2-7B:
 
 # %% tags=["nbval-check-output"]
@@ -341,7 +341,7 @@ show(figure, alt="Memory at the peak against batch size: parameters and optimize
 
 # %% [markdown]
 # **Read it.** Each batch size is shown at its own peak. Parameters and optimizer state are flat.
-# Activations grow, and gradients shrink: a larger batch has its peak at an earlier moment, when fewer
+# Activations grow, and gradients may shrink: a larger batch has its peak at an earlier moment, when fewer
 # gradients exist. (At one image it lies in the optimizer step.) The dashed line,
 # 16 P plus activations per image times batch, adds *all* gradients to *all* activations. The step never
 # holds both at once, so the line lies above.
@@ -372,8 +372,8 @@ pd.DataFrame(share).round(1).rename_axis("MiB")
 # begins by making large gradients and freeing little, and the total still rises. The peak holds *part*
 # of the gradients and *most* of the activations. The step never needs the sum of the categories' maxima.
 #
-# **Question.** You halve the activations of this step, and nothing else. Does the peak fall by half of the
-# activations' share, or by less? Think of where the peak can move. Answer `"half"` or `"less"`.
+# **Question.** You halve the activations of this step, and nothing else. Does the peak fall by half of its
+# activations, or by less? Think of where the peak can move. Answer `"half"` or `"less"`.
 
 # %%
 peak_moves = ...
@@ -389,7 +389,7 @@ check("01.peak_moves", peak_moves)
 # $$4 \cdot B \cdot T \cdot V \ \text{bytes}$$
 #
 # and loss and backward make more tensors of the same shape. Predict: in a small transformer with the
-# vocabulary of Llama 2, how many of them are alive at the peak, and how much of it are they?
+# vocabulary of Llama 2, how many such tensors are alive at the peak, and what share of it are they?
 
 # %%
 del optimizer  # Adam's state of ResNet-50: make room first
@@ -431,16 +431,16 @@ del language_model, language_optimizer, language_step  # or they stay for the re
 
 # %% [markdown]
 # **Read it.** The model is small, its vocabulary is not. When backward is called, two tensors of the logits'
-# shape are alive: the logits and their log-probabilities. Backward begins with a gradient of each, its own
-# temporaries, and these four are the spike. Keeping fewer activations can lower only their thin band, and
-# SGD only Adam's. Neither touches the spike: the technique has to fit the category. One block of logits even
+# shape are alive: the logits and their log-probabilities. Backward begins with a gradient of each, counted as
+# temporaries; these four are the spike. Keeping fewer activations lowers only their thin band, SGD only Adam's
+# broad one. Neither touches the spike: the technique has to fit the category. One block of logits even
 # stays to the end of the step: the variable `logits` holds it until the function returns.
 # [A fine-tuning library](https://github.com/meta-pytorch/torchtune/pull/1046) added `del logits` for that.
 #
 # <div class="alert alert-warning"><b>Trap.</b> One line, <code>logits = logits.float()</code>, makes
 # an fp32 copy of 16-bit logits. It stood in nearly every language model of a popular library.
 # <a href="https://github.com/huggingface/transformers/pull/33902">Removing it</a> took the peak of
-# Llama 3.1 8B inference from 18.5 to 10.6 GiB, as the author measured (published figure).</div>
+# sharded (FSDP2) Llama 3.1 8B inference from 18.5 to 10.6 GiB (published by the author).</div>
 
 # %% [markdown]
 # ## 7. Predict beside measure
@@ -489,8 +489,8 @@ show(figure, alt)
 # %% [markdown]
 # **Read it.** The formula errs in two ways. It says too much, because it adds all gradients to all
 # activations. It says too little, because it knows no temporaries. Try ResNet-18 with Adam at batch
-# 1: the peak lies in the optimizer step, and the prediction is too low. The next section shows how
-# both errors grow.
+# 1: the peak lies in the optimizer step, and the prediction is too low. The next section shows
+# which error wins when.
 
 # %% [markdown]
 # ## 8. Scale up
@@ -516,7 +516,7 @@ usable = simulated_device("V100 16GB").usable_bytes
 fit = int((usable - 16 * P) / per_image)
 print(f"beside its context the card leaves {format_bytes(usable)}: about {fit} images   ({Evidence.PREDICTED})")
 rows = []
-for size in (6, 64, 512):
+for size in (6, 64, fit):
     run = simulate(build_for_card, lambda m, o, size=size: on_a_card(m, o, size), device="V100 16GB", items=size)
     rows.append({"images": size, "predicted MiB": (16 * P + per_image * size) / 2**20, f"{run.evidence} MiB": run.peak_bytes / 2**20,
                  "temporaries MiB": run.breakdown["temporaries"] / 2**20, "ratio": run.peak_bytes / (16 * P + per_image * size)})  # fmt: skip
@@ -524,12 +524,12 @@ pd.DataFrame(rows).set_index("images").round(3)
 
 # %% [markdown]
 # **Read it.** At a small batch the gradients that were added in vain make the formula too high. Their bytes
-# do not grow with the batch, so their share falls. The temporaries do grow, since an operation borrows in
-# proportion to its tensors, and at the largest batch the formula is a little too low. (The card's limit is
+# do not grow with the batch, so their share falls. The temporaries do grow, and at the largest batch, the one
+# that was to fit, the formula is a little too low. (The card's limit is
 # what CUDA reports, less some 0.5 GiB for the context: an assumption until a GPU is recorded.)
 #
-# Two published figures, for mixed precision, which the ZeRO paper counts as 2 + 2 + 12 bytes per
-# parameter: 16 again. Below them stand recorded GPU rows, or a line that says there are none yet.
+# Two figures that the ZeRO paper computes for mixed precision, counting 2 + 2 + 12 bytes per parameter: 16
+# again. Below them stand recorded GPU rows, or a line that says there are none yet.
 
 # %%
 zero_paper = {"GPT-2, 1.5B": (1.5e9, 24e9), "a 7.5B model": (7.5e9, 120e9)}  # section 3, Figure 1

@@ -72,8 +72,8 @@ check("02.amp_step", amp_step)
 # %% [markdown]
 # ## Exercise 2: predict the peak
 #
-# **Spec.** `predicted_peak(parameters, per_image, batch, mixed, state)` returns the bytes at the peak of a step,
-# from its second one on. The lesson did it for Adam; here the optimizer keeps `state` bytes for each
+# **Spec.** `predicted_peak(parameters, per_image, batch, mixed, state)` returns the peak bytes of any step but
+# the first. The lesson did it for Adam; here the optimizer keeps `state` bytes for each
 # parameter: 0 (SGD), 4 (momentum) or 8 (Adam). `per_image` are the bytes of activations that one image takes in
 # fp32. `mixed` is True for mixed precision. Take it that every weight is cast, that all activations halve,
 # that there are no gradients when backward begins, and neither activations nor copies at the optimizer
@@ -104,7 +104,7 @@ check("02.predicted_peak", predicted_peak)
 # ## Exercise 3: measure the peak
 #
 # **Spec.** `measured_peak(build, batch, dtype)` returns the peak bytes of a training step, as `measure` finds
-# them. `build()` gives a model and its optimizer. The step is one on random images of shape
+# them. `build()` gives a model and its optimizer. The step trains on random images of shape
 # `(batch, 3, 32, 32)` with ten classes, from `zero_grad` to `optimizer.step`, on the CPU: forward and loss
 # under autocast in `dtype`, or in fp32 if `dtype` is `None`. A scaler is not needed.
 
@@ -146,10 +146,10 @@ def build_resnet18():
 
 
 # %%
-P, PER_IMAGE = 11_173_962, 4_720_000  # ResNet-18: parameters, and bytes per image by the ledger of lab 01
+P, PER_IMAGE = 11_173_962, 4_720_000  # ResNet-18: parameters, and bytes per image by lesson 01's ledger
 if isinstance(predicted_peak(P, PER_IMAGE, 1, False, 8), (int, float)) and isinstance(
         measured_peak(build_resnet18, 1, None), int):  # fmt: skip
-    for batch in (1, 4, 16):
+    for batch in (4, 6, 10):
         for name, dtype in [("fp32", None), ("mixed", torch.bfloat16)]:
             guess = predicted_peak(P, PER_IMAGE, batch, dtype is not None, 8)
             found = measured_peak(build_resnet18, batch, dtype)
@@ -220,14 +220,17 @@ if isinstance(found["mixed"], dict):
         print(f"{name:<6} fp32 {found['fp32'].get(name, 0):>8,} bytes, mixed {found['mixed'].get(name, 0):>8,}")
 
 # %% [markdown]
-# **Spec.** For four of its modules, write what became of their bytes: `"halves"`, `"stays"` or `"grows"`. Think
-# of what each keeps, and why, before you read it off.
+# **Spec.** For four of its modules, write what became of their bytes: `"halves"`, `"stays"` or `"grows"`. Can
+# you say why?
 
 # %%
 # BEGIN SOLUTION
 relu, pool, gelu, wide = "halves", "stays", "halves", "grows"
 # END SOLUTION
-# STUB: relu = pool = gelu = wide = ...
+# STUB: relu = ...
+# STUB: pool = ...
+# STUB: gelu = ...
+# STUB: wide = ...
 
 check("02.did_not_halve", {"relu": relu, "pool": pool, "gelu": gelu, "wide": wide})
 
@@ -350,7 +353,9 @@ run_a = "half with Adam"
 run_b = "new scaler each step"
 run_c = "no scaler"
 # END SOLUTION
-# STUB: run_a = run_b = run_c = ...
+# STUB: run_a = ...
+# STUB: run_b = ...
+# STUB: run_c = ...
 
 check("02.diagnose", {"run A": run_a, "run B": run_b, "run C": run_c})
 

@@ -11,7 +11,7 @@
 #
 # {{badges}}
 #
-# **Promise.** A ResNet-50 training script runs out of a 16 GB card at batch 1024. You convert it by
+# **Promise.** A ResNet-50 training script does not fit a 16 GB card at batch 1024. You convert it by
 # hand to 16-bit arithmetic and find the largest batch that fits, by search: 625 images in fp32, 1245
 # in mixed precision (simulated). A toy network shows over five seeds what happens to accuracy, beside
 # the published figures for ResNet-50.
@@ -108,7 +108,7 @@ peaks.rename(columns={"fp32": "fp32 (MiB)", "mixed": "mixed (MiB)"}).round(2)
 # %% [markdown]
 # **Read it.** At one image the two peaks are the same. From two images on, mixed precision saves, and each image
 # more adds to what it saves. It is never the more expensive of the two. And it is far from one half: at
-# these batches Adam's states fill most of the memory, and they do not shrink.
+# these batches the model states fill most of the memory, and they do not shrink.
 # Section 3 says why the lines part where they do.
 #
 # ## What you will be able to do
@@ -190,8 +190,8 @@ print("mixed: losses", [round(loss, 3) for loss in amp_losses])
 assert abs(amp_losses[0] / fp32_losses[0] - 1) < 0.05, "same weights, same batch: run from the top"
 
 # %% [markdown]
-# **Read it.** Five lines are new or changed. The first losses agree closely: same weights, same images,
-# fewer digits. With bf16 the scaler is switched off and passes everything through: bf16 has the
+# **Read it.** Five lines are new or changed. The losses agree at first (same weights and images, fewer
+# digits), then drift apart. With bf16 the scaler is switched off and passes everything through: bf16 has the
 # range of fp32, so nothing becomes 0 that fp32 would keep. Which type suits your device? The output
 # says it, and why. On a T4 or V100, which only *emulate* bf16, the answer is fp16 with a scaler.
 #
@@ -234,7 +234,7 @@ pd.DataFrame({"type": types}).astype(str)
 # **Read it.** Layers return 16-bit numbers. What *stays* from step to step is fp32: parameters,
 # gradients, Adam's means. The weights must be: an update is often smaller than the last digit of a
 # 16-bit weight and would be lost (lesson 03). Lesson 15 has one table of [who keeps which copy, and
-# when](../advanced/15_design_studio.ipynb#2.-On-paper): 14, 16 or 18 bytes.
+# when](../advanced/15_design_studio.ipynb#2.-On-paper): 14, 16 or 18 bytes per parameter.
 #
 # **Question.** Autocast makes a 16-bit copy of each weight and keeps it until backward has used it.
 # How many bytes per parameter does that *add*?
@@ -298,10 +298,10 @@ both
 # %% [markdown]
 # **Read it.** At one image the copies take more than the activations give back, *at the moment when
 # backward begins*. That costs nothing: the peak lies in the optimizer step, where there are neither. In
-# the formula the lines part at $ab > 4P$. They part earlier in the measurement: while the first gradients
-# appear, most activations are still alive, and the formula puts the two into different moments.
+# the formula the lines part at $ab > 4P$. The measured peaks are higher and part earlier: while the first gradients
+# appear, most activations are alive, and the formula puts the two into different moments.
 #
-# So mixed precision never costs a peak here, and it saves as soon as activations decide it.
+# So mixed precision never raises a peak here, and it saves as soon as activations decide it.
 
 # %%
 compare([runs[size, kind] for size in (1, most) for kind in (None, low)],
@@ -431,7 +431,7 @@ print(f"ImageNet stem: {activations / 1024 / 1e6:.2f} MB of activations per imag
 # ## 5. Twice the batch: speed, accuracy, learning rate
 #
 # A doubled batch means half as many steps per epoch, each with a less noisy gradient. Two rules of
-# thumb: with SGD multiply the rate by 2 (Goyal and others 2017), with Adam by $\sqrt 2$ (Malladi
+# thumb: with SGD multiply the rate by 2 (the *linear rule*, Goyal and others 2017), with Adam by $\sqrt 2$ (Malladi
 # and others 2022).
 #
 # What does it do to ResNet-50 itself? NVIDIA published its recipe's results on ImageNet, with eight V100 of 16 GB,
@@ -445,10 +445,10 @@ pd.DataFrame(
 ).rename_axis(f"{Evidence.PUBLISHED}: {source}")
 
 # %% [markdown]
-# **Read it.** The accuracies differ by less than the spread of the runs, and in this recipe one V100 trains 3.3
-# times as fast. That is the evidence for ResNet-50. Below you make the comparison yourself, on a **toy network** of two
-# convolutions and 8 x 8 pixels, which a laptop trains in a second. It shows how to compare, and it speaks
-# for itself alone.
+# **Read it.** The accuracies differ by less than the runs' spread (by 0.23 points at most in the README's table for a
+# DGX-2), and in this recipe one V100 trains 3.3 times as fast. That is the evidence for ResNet-50. Below you make the comparison yourself, on a **toy network** of two
+# convolutions and 8 x 8 pixels, which a laptop trains in seconds. It shows how to compare, and its
+# result holds for it alone.
 #
 # One run says little, since another seed moves it as well. So: five seeds, and for each seed the same
 # weights and the same order of images in every arm. One thing changes at a time.
@@ -478,7 +478,7 @@ images, labels = as_tensors("train", count)
 test_images, test_labels = as_tensors("test", 2000)
 
 # %% [markdown]
-# `MixedStep` is your loop from section 2 as an object; the first lines check that its losses are yours.
+# `MixedStep` is your loop from section 2 as an object; the last lines check that its losses are yours.
 
 # %%
 def train(seed, dtype=torch.float32, batch=128, rate=RATE):
@@ -502,34 +502,36 @@ assert mine == theirs or on_gpu, "MixedStep is your loop: compare the two, line 
 
 # %%
 settings = {"batch 128": {}, "batch 256": {"batch": 256}, "batch 256, rate x 1.41": {"batch": 256, "rate": 2**0.5 * RATE}}
-arms = {("batch 128", "fp16"): {"dtype": torch.float16}}
+FP16, MIXED = "mixed, fp16", f"mixed, {'fp16' if low is torch.float16 else 'bf16'}"
+arms = {("batch 128", FP16): {"dtype": torch.float16}}
 arms |= {(name, "fp32"): given for name, given in settings.items()}
-arms |= {(name, "mixed"): given | {"dtype": low} for name, given in settings.items()}
+arms |= {(name, MIXED): given | {"dtype": low} for name, given in settings.items()}
 results = {arm: [train(seed, **given) for seed in range(5)] for arm, given in arms.items()}
 final = pd.DataFrame({arm: [accuracy for accuracy, _ in found] for arm, found in results.items()})
 final.columns = final.columns.set_names(["setting", "precision"])
 assert not tiny or final.min().min() > 20, "guessing gives 10%: is the rate unchanged?"
 print(f"final accuracy in percent over five seeds, {data['test'].source} data, "
-      f"{'the toy network' if tiny else 'a ResNet'}, mixed = {low}   ({Evidence.MEASURED})")  # fmt: skip
+      f"{'the toy network' if tiny else 'a ResNet'}   ({Evidence.MEASURED})")  # fmt: skip
 final.agg(["mean", "min", "max"]).T.round(2).sort_index()
 
 # %%
 base = final["batch 128", "fp32"]
 print(f"fp32, one seed to the next: {base.max() - base.min():.2f} points between the best and the worst")
-for setting, precision in [("batch 128", "fp16"), *((name, "mixed") for name in settings)]:
+for setting, precision in [("batch 128", FP16), *((name, MIXED) for name in settings)]:
     gap = final[setting, precision] - final[setting, "fp32"]
     print(f"{setting + ', ' + precision:<32} minus fp32: mean {gap.mean():+.2f}, from {gap.min():+.2f} to {gap.max():+.2f}")
     assert not tiny or abs(gap.mean()) < 2, "unlike fp32 by over 2 points: the same seeds?"
-curves = {"fp32": results["batch 128", "fp32"][0][1], "fp16": results["batch 128", "fp16"][0][1],
-          "mixed": results["batch 128", "mixed"][0][1]}  # fmt: skip
+curves = {name: results["batch 128", name][0][1] for name in dict.fromkeys(("fp32", FP16, MIXED))}
+print(f"fp32's loss, seed 0: {curves['fp32'][0]:.2f} to {curves['fp32'][-1]:.2f}")
 show(draw_losses(curves, minus="fp32", device=runs[most, None].device, title="Training loss, seed 0: the difference from fp32"),
      alt="The losses of both 16-bit runs minus that of fp32, step by step: they stay close to zero.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** In each setting the fp32 and the mixed row lie closer than two seeds of one row do. The doubled
+# **Read it.** In each setting the means differ by less than the seeds of one row do; fp16 lies a little above fp32 in
+# each seed. The doubled
 # batch makes half as many steps in the same number of epochs, and costs accuracy here in *both* precisions:
 # it is the batch, not the bits. Whether the larger rate helps, five seeds of a toy cannot tell. The losses
-# differ by about one hundredth, where they are about two.
+# differ by a hundredth or two.
 #
 # **Question.** A script trains with SGD at batch 512 and learning rate 0.1. You double the batch. Which
 # rate does the linear rule give?
@@ -608,8 +610,8 @@ assert all(loss == loss for loss in cured_losses), "a loss is NaN: keep the weig
 
 # %% [markdown]
 # Both are 0, so Adam divides by 0. Autocast keeps weights and states in fp32, and that is why it does not
-# halve them. In [an issue of 2018](https://github.com/pytorch/pytorch/issues/8860) a user met such NaNs and
-# raised `eps` to 1e-4. That hides the fault and changes the optimizer.
+# halve them. In [an issue of 2018](https://github.com/pytorch/pytorch/issues/8860) a user met such NaNs,
+# raised `eps` to 1e-4 and clamped the convolutions. That hides the fault and changes the optimizer.
 # [PyTorch's documentation](https://docs.pytorch.org/docs/stable/amp.html) says it in one line: do
 # not call `half()` on your model when you use autocast.
 #
@@ -669,9 +671,9 @@ with tf32(True):  # the settings of today: one for products, one for convolution
 pd.DataFrame(rates, index=[f"{kind}, TFLOP/s" for kind in kinds]).T.rename_axis(f"peaks ({Evidence.PUBLISHED})")
 
 # %% [markdown]
-# **Read it.** TF32 has the digits of fp16 and the range of fp32. The rates are those of NVIDIA's data sheets, in
-# 10^12 operations a second; no training step reaches them. By default TF32 is on for convolutions and off
-# for products. The older `allow_tf32` still exists; reading it after setting the new name is an error.
+# **Read it.** TF32 has the digits of fp16 and the range of fp32. The rates are peaks for dense matrices (sources in
+# `utils/catalog`), in 10^12 operations a second; no training step reaches them. By default TF32 is on for convolutions and off
+# for products. The older `allow_tf32` still exists; reading it can fail once a new name is set.
 #
 # `model.to(memory_format=torch.channels_last)` stores the colours of a pixel next to each other, which
 # 16-bit convolutions on GPUs prefer. It moves numbers and changes none, and saves no memory.
@@ -687,7 +689,7 @@ pd.DataFrame(rates, index=[f"{kind}, TFLOP/s" for kind in kinds]).T.rename_axis(
 # | `apex.amp.scale_loss` | loss scaling | `GradScaler` |
 # | `apex.optimizers.FusedAdam` | one kernel for the whole update | `Adam(..., fused=True)` |
 #
-# [Apex](https://github.com/NVIDIA/apex) had to be compiled. Its `amp` was deprecated in favour of PyTorch's and
+# [Apex](https://github.com/NVIDIA/apex)'s fused kernels had to be compiled. Its `amp` was deprecated in favour of PyTorch's and
 # then [removed](https://github.com/NVIDIA/apex/pull/1896); its optimizers are still there. PyTorch's
 # own fused optimizer is worth a measurement: same weights, less borrowed memory?
 

@@ -39,7 +39,8 @@ from utils.labs.faulty_runs import FAULTS, mystery_runs, spoiled_run
 # **Spec.** `decode_float(bits, exponent_bits, mantissa_bits)` returns the value of a bit pattern, a
 # string of "0"s and "1"s: sign, exponent, mantissa. The bias is $2^{x-1} - 1$ for $x$ exponent bits.
 # An exponent of all zeros means a subnormal number (or zero), one of all ones means infinity
-# (mantissa zero) or NaN. It must work for any split: fp16 is 5 and 10, bf16 is 8 and 7.
+# (mantissa zero) or NaN. It must work for any split: fp16 is 5 and 10, bf16
+# is 8 and 7. (fp8 e4m3, without infinity, is left out.)
 
 # %%
 def decode_float(bits: str, exponent_bits: int, mantissa_bits: int) -> float:

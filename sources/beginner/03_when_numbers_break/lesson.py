@@ -12,7 +12,7 @@
 # {{badges}}
 #
 # **Promise.** You plant five faults in a mixed-precision run, record each run, and name every fault
-# from its record: which layer, which step, which row. Each gets the cure that you would use at work.
+# from its record, down to the layer or the row. Each gets the cure that you would use at work.
 # Three of the five are gone in bf16, and two were never a matter of precision.
 #
 # | minutes | hardware | runs |
@@ -68,7 +68,7 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 #
 # Exponent bits buy **range**, mantissa bits buy **digits**. Where $e = 0$ the leading 1 becomes 0 and
 # the exponent stays at $1 - b$: these **subnormal** numbers lose digits as they fade into zero. An $e$ of
-# all ones means infinity or NaN (fp8 e4m3 has no infinity: there only the last of these is NaN).
+# all ones means infinity or NaN (fp8 e4m3 has no infinity: there only all bits one is NaN).
 
 # %% tags=["nbval-check-output"]
 print(f"{'format':<10}{'bits':>5}{'exponent':>10}{'mantissa':>10}{'largest':>12}{'step at 1':>12}{'smallest':>12}")
@@ -85,7 +85,7 @@ show(draw_formats(), alt="Ranges of six formats on a logarithmic line: bf16 and 
 # %% [markdown]
 # **Read it.** bf16 is fp32 with 16 mantissa bits cut off: the same range, few digits. fp16 spends
 # three bits less on the exponent: more digits, and a range that ends at 65,504. tf32 is no storage
-# format: an NVIDIA matmul rounds its fp32 inputs to it. Choose a number, a format, a bit to flip.
+# format: an NVIDIA matmul may round fp32 inputs to it. Choose a number, a format, a bit to flip.
 
 # %%
 values = [0.1, 1.0, 1.001, 2049.0, 65504.0, 70000.0, 1e-7, 2e-8, 1e-40]
@@ -143,7 +143,7 @@ check("03.smallest_update", smallest_update)
 # ## 3. A run, and its flight recorder
 #
 # The network is small, so that its layers fit one figure. Its `Norm`, an RMSNorm (each row is scaled to a
-# mean square of 1), is written by hand. That will matter. The layers are named by place: `0` is the first
+# mean square of 1), is written by hand. The layers are named by place: `0` is the first
 # linear layer, `1` and `2` are blocks, `3` is the last norm, `4` the last linear layer.
 
 # %%
@@ -235,7 +235,7 @@ assert max(gaps.values()) < 0.05, f"all four end alike on this task; apart by {g
 # ### Planted: a loss that is too small
 #
 # Multiply the loss by one millionth, and the learning rate by a million: in exact arithmetic the same
-# training. (A real cause: a small weight in a sum of losses.) Predict: which of three runs trains?
+# training. (A real cause: a small weight in a sum of losses.) Predict which train: fp16, fp16 with a scaler, bf16.
 
 # %%
 tiny = {"loss_weight": 1e-6}
@@ -256,8 +256,8 @@ show(draw_flight(rescued, title="fp16, tiny loss, with a scaler"),
 
 # %% [markdown]
 # **Read it.** Without a scaler all gradients are zero: the network stands still (its loss moves only with
-# the batches). With one they survive, and the loss falls as in fp32. In the heat map a row is a layer, a
-# column is a step, and the colour is the share of the layer's scaled gradient that is 0 in fp16.
+# the batches). With one they survive, and the loss falls as in fp32. In the heat map rows are layers,
+# columns steps, and the colour is the share of the layer's scaled gradient that is 0 in fp16.
 #
 # ### Planted: a scale that is too large
 #
@@ -365,7 +365,7 @@ with torch.autocast("cpu", dtype=FP16):
 # %% [markdown]
 # ## 5. fp8: shown as a format
 #
-# Products that gain time by fp8 need newer GPUs; the error of a cast can be seen anywhere. Each tensor is
+# fp8 products need newer GPUs; a cast's error shows anywhere. Each tensor is
 # cast as it is, and *scaled* so that its largest element lands on the largest number. (The gradients are
 # divided by 64, as by a small loss weight.) Predict: which one needs the scale?
 
@@ -383,11 +383,13 @@ for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         errors[str(dtype)[6:], name] = {"as is": cast_error(x, dtype), "scaled": cast_error(x, dtype, fitted)}
 assert all(each["scaled"] < 0.08 for each in errors.values()), "scaled to the largest value, 8 bits do"
 lost = errors["float8_e4m3fn", "gradients"]
+cast = kinds["gradients"].to(torch.float8_e4m3fn).float()
+print(f"gradients that become 0 in e4m3, as they are: {((cast == 0) & (kinds['gradients'] != 0)).float().mean():.0%}")
 assert lost["as is"] > 2 * lost["scaled"], "small gradients underflow unscaled: was the network changed?"
 pd.DataFrame(errors).T.map("{:.1%}".format)
 
 # %% [markdown]
-# **Read it.** Unscaled, small gradients fall into e4m3's subnormals. So fp8 training scales each *tensor*.
+# **Read it.** Unscaled, most of these gradients become 0 in e4m3. So fp8 training scales each *tensor*.
 # Scaled, e4m3 has about half the error of e5m2: one more mantissa bit.
 
 # %% [markdown]
@@ -438,13 +440,13 @@ assert ending(cured) < 0.6 * ending(unclipped["fp16"]), "the cured run trains: i
 raw = {"batches": 1000 * inputs}
 norms = three(raw)
 show(draw_flight(norms["fp16"], title="(b) fp16"),
-     alt="The loss stays near 2; a few early steps have gradients that are not finite; after that the "
+     alt="The loss stays near 2; a few steps, most of them early, have gradients that are not finite; else the "
          "gradients of all layers before the last are zero.")  # fmt: skip
 
 # %% [markdown]
 # **Diagnose it.** bf16 and fp32 train, so it is range. The recorder names `3`, a `Norm`, as the first
 # module whose backward gave NaN. There $x^2$ overflows, $1/\sqrt{\infty} = 0$, and the norm quietly returns
-# zeros: later steps show no NaN at all, and the gradients of nearly all weights are zero. PyTorch's own
+# zeros: later steps show NaN just once, and the gradients of nearly all weights are zero. PyTorch's own
 # detector names the operation, and the cure is the norm of section 4:
 
 # %%
@@ -496,7 +498,7 @@ assert max(ending(lifted), ending(listed)) < 0.5 * lifted[0].loss, "in fp32 the 
 
 # %% [markdown]
 # **Diagnose it.** "loss": every module is finite, the loss is not. No scale can cure it: the overflow
-# happens *before* the scale is applied, and the scaler halves again and again. $e^{x}$ passes 65,504 at
+# happens *before* the scale is applied, in nearly every batch. $e^{x}$ passes 65,504 at
 # $x = 11.1$. Lift the loss to fp32, or better, use `F.cross_entropy`, which subtracts the maximum first.
 # (The cured runs skip two steps first.) CUDA's autocast lifts `exp`, so the fault does not occur there.
 #
@@ -509,7 +511,8 @@ show(draw_flight(rates["fp16"], title="(d) fp16"),
 
 # %% [markdown]
 # **Diagnose it.** The scale falls, steps are skipped, gradients overflow: all the signs of a precision
-# fault. But the loss *rose before* the first skip, and the fp32 twin explodes as well: the learning rate.
+# fault. But the loss *rose before* the first skip, and the fp32 twin explodes as well: the learning rate. (fp16's
+# later losses, near 3, come from (b)'s zeros: no recovery.)
 
 # %%
 before_first_skip = [round(r.loss, 1) for r in rates["fp16"][:3]]
@@ -604,9 +607,9 @@ assert math.isfinite(ending(alive)) and share == 1, "training lives, evaluation 
 # In step 6, (b) and (c) are faults of the CPU's autocast, or of a model that is fp16 as a whole: CUDA's lifts
 # both. There, suspect what its list does not name.
 #
-# With sharded gradients an overflow on one rank must skip the step on all. FSDP1 needs
+# Where ranks share the gradients (lesson 09), an overflow on one rank must skip the step on all. FSDP1 needs
 # `torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler` for that. With FSDP2, whose gradients are
-# DTensors, the plain `GradScaler` agrees on it by itself ([09](../intermediate/09_sharding.ipynb)).
+# DTensors, the plain `GradScaler` [agrees on it](https://github.com/pytorch/pytorch/pull/132816) by itself (lesson 09).
 #
 # | format | use when | costs | does not help |
 # |---|---|---|---|

@@ -74,8 +74,8 @@ check("04.by_hand", {"start_together": start_together, "average_gradients": aver
 # %% [markdown]
 # ## Exercise 2: what does not hide
 #
-# DDP sends its buckets one after the other, over a ring. All but the last may travel from the moment at
-# which backward begins. The last one is full when backward is over; it begins when the link is free as well.
+# DDP sends its buckets one after the other, over a ring. Simplified: all but the last are ready when backward
+# begins. The last one is full when backward is over; it begins when the link is free as well.
 #
 # **Spec.** `exposed_seconds(bucket_bytes, ranks, link_bytes_per_second, backward_seconds)` returns by how
 # many seconds the step is longer than its compute. `bucket_bytes` lists the buckets' payloads in the order
@@ -106,8 +106,7 @@ check("04.exposed_seconds", exposed_seconds)
 # **Spec.** `make_buckets(sizes_bytes, cap_bytes)` gets the sizes of the parameters, first layer first. It
 # returns a list of buckets, each a list of indices, in the order in which backward fills them: the
 # *last* parameter first. The rule is DDP's: a bucket is closed once it has reached the cap, so the
-# parameter that takes it there still goes in. **Your score is the number of buckets**, since each is one
-# all-reduce.
+# parameter that takes it there still goes in. Each bucket is one all-reduce.
 
 # %%
 def make_buckets(sizes_bytes: list[int], cap_bytes: int) -> list[list[int]]:
@@ -203,7 +202,8 @@ except RankError as error:
 missing_rank = 2
 its_collective = "all_gather"
 # END SOLUTION
-# STUB: missing_rank = its_collective = ...
+# STUB: missing_rank = ...
+# STUB: its_collective = ...
 
 
 def cured_report(loss: torch.Tensor) -> float:

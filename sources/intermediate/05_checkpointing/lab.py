@@ -261,14 +261,15 @@ broken = train(lambda body, images: checkpoint(body, images, use_reentrant=False
 # %% [markdown]
 # 1. Which tensors of the two bodies differ: `"parameters"`, `"gradients"` or `"buffers"`? Look at them in
 #    a cell of your own.
-# 2. How often was the odd one updated in each training step? Write the number.
+# 2. How often did the run with `checkpoint` update them in each training step? Write the number.
 
 # %%
 # BEGIN SOLUTION
 what_differs = "buffers"
 updates_per_step = 2
 # END SOLUTION
-# STUB: what_differs = updates_per_step = ...
+# STUB: what_differs = ...
+# STUB: updates_per_step = ...
 
 check("05.diagnosis", {"what differs": what_differs, "updates per step": updates_per_step})
 

@@ -64,7 +64,7 @@ def nine_blocks(every):
 
 
 kept_or_not = {"all kept": nine_blocks(every=0), "every block computed again": nine_blocks(every=1)}
-show(draw_over_time(kept_or_not, "activations", title="What forward keeps for backward, nine blocks"),
+show(draw_over_time(kept_or_not, "activations", title="What forward keeps, nine blocks (recomputed not shown)"),
      alt="Activations through one step, twice: a hill where all is kept, a low step where blocks run again.")  # fmt: skip
 
 # %% [markdown]
@@ -80,7 +80,7 @@ show(draw_over_time(kept_or_not, "activations", title="What forward keeps for ba
 # ## 1. A checkpoint by hand
 #
 # Forward keeps nothing but the block's input. In backward the block runs again, this time with autograd watching.
-# A dozen lines do it. The flag `replay` says whether the random state of the first run is used again. (It is the
+# The flag `replay` says whether the random state of the first run is used again. (It is the
 # CPU's; on a GPU you would save `torch.cuda.get_rng_state()` too.)
 
 # %%
@@ -146,8 +146,8 @@ for name, out in {
 
 # %% [markdown]
 # **Read it.** By hand, the first block of a network would never be trained. The present way,
-# `use_reentrant=False`, puts a placeholder in the place of each tensor that autograd would save; the first one
-# that backward opens reruns the block, until the last needed tensor is there. Always write
+# `use_reentrant=False`, puts a placeholder in the place of each tensor that autograd would save; when backward
+# opens one, the block runs again, until the last needed tensor is there. Always write
 # `use_reentrant=False`. You build it yourself in the lab.
 #
 # ## 2. Which blocks?
@@ -287,7 +287,8 @@ show(draw_tradeoff(list(runs.values()), title="Peak against time, on this machin
 # %% [markdown]
 # **Read it.** In the first figure the dashed line leaves out a way if another needs no more memory and costs no more.
 # The counter sees products only: 0.0% means that no product is repeated. *Every block* counts less than 33%: the head is
-# not recomputed, and recomputation stops before a block's last product, whose result nobody needs.
+# not recomputed, recomputation stops before a block's last product, whose result nobody needs, and fused attention has
+# five products in backward to two in forward. (The table's *activations* are those at the peak, less recomputed ones.)
 #
 # The second figure has medians and ranges of the rounds. Where ranges overlap, it ranks nothing. *Selective* has a price
 # that no count of products shows, **dispatch**: each of the operations above, in forward and again in backward, goes
@@ -296,7 +297,7 @@ show(draw_tradeoff(list(runs.values()), title="Peak against time, on this machin
 #
 # ### The timeline
 #
-# Where does the memory go over a step now? Compare with the mountain of lesson 01.
+# Compare with the mountain of lesson 01.
 
 # %%
 figure = draw_timeline(runs["every block"])
@@ -319,8 +320,8 @@ check("05.last_block", last_block_helps)
 # ### The rule of the square root
 #
 # Chen and others (2016) cut $n$ layers into segments of $s$. *Edge* is a layer's input, *inside* all else that it
-# saves. Kept are $n/s$ edges; while a segment is recomputed, its $s$ edges and insides are alive. With nothing inside,
-# $n/s + s$ is smallest at $s = \sqrt{n}$. A transformer's block keeps far more inside, so its best segment is shorter.
+# saves. Kept are $n/s$ edges; while a segment is recomputed, its other $s - 1$ edges and $s$ insides are alive. With nothing inside,
+# $n/s + s - 1$ is smallest at $s = \sqrt{n}$. A transformer's block keeps far more inside, so its best segment is shorter.
 # The costs of our block, counted:
 
 # %%
@@ -346,8 +347,8 @@ for depth in (9, 36, 100, 400, 1600):
           f"{best_segment(depth, 1, 1):>2} with an edge's worth, {best_segment(depth, edge, inside):>2} for our block")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** *Alive* is what stands at the highest tooth: all edges that were kept, those within the segment, and its
-# insides. The rule holds for layers with nothing inside. Our block keeps 22 edges inside, 23 in all: its best segment is
+# **Read it.** *Alive* is what stands at the first tooth: all edges that were kept, those within the segment, and its
+# insides. At the last, gradients have replaced edges, here in nearly as many bytes. The rule holds for layers with nothing inside. Our block keeps 22 edges inside, 23 in all: its best segment is
 # near $\sqrt{n/23}$, one or two blocks at depths that people train.
 #
 # **Question.** Now 36 blocks that keep 8 tensors inside and 1 at the edge. Which segment size $s$ keeps
@@ -474,6 +475,7 @@ def trained(**how):
         loss.backward()
         optimizer.step()
     model.eval()
+    x, when = torch.randn(8, 3, 16, 16), torch.randint(0, 1000, (8,))  # a batch of its own
     with torch.no_grad():
         held_out = F.mse_loss(model(x, when), x)
     updates = int(model.middle.norm1.num_batches_tracked)
@@ -605,7 +607,7 @@ compare(loss_runs, title="A loss over a vocabulary of 16,000")
 
 # %% [markdown]
 # **Read it.** Loss and both gradients agree, and the peak falls to a fifth; the price is one more product with the
-# head. Fused forms need none, such as [Liger Kernel's](https://github.com/linkedin/Liger-Kernel).
+# head, and here more time. Fused forms repeat none, such as [Liger Kernel's](https://github.com/linkedin/Liger-Kernel).
 #
 # ## 8. Scale up: 1.3 billion parameters on 40 GB
 #
@@ -649,8 +651,8 @@ compare(large_runs, title="1.3 billion parameters, 4 x 2,048 tokens")
 # %% [markdown]
 # **Read it.** Activations differ most. *Cast weights* are autocast's bf16 copies of the matrices (lesson 02). What the
 # logits take differs, too, because the bars show two moments. With checkpoints the peak lies in the loss: the logits
-# and their log-softmax in bf16, the type that comes into CUDA's cross-entropy, and a copy of it in fp32. Without
-# checkpoints it lies where backward begins: the logits are gone, and a gradient has taken the copy's place.
+# and their log-softmax in bf16, and the latter's fp32 copy, which CUDA's autocast makes. Without checkpoints it lies
+# where backward begins: the logits are gone, and a gradient stands beside the copy.
 #
 # A simulation has no time. Its arithmetic can be counted, though not in the same run: a counter keeps tensors
 # alive that checkpointing drops. Operations are a line in depth, so two and four layers say it all.
@@ -700,7 +702,7 @@ print(f"forward is {100 * forward_share:.0f}% of a layer's time there, not 33%")
 # their products, for 7%. Today's fused attention never keeps those scores.
 #
 # Real A100s with 40 GB trained 1.3B, too. llm-foundry published these runs; there each GPU holds an eighth of
-# the states (lesson 09), so more sequences fit than in our figure.
+# the states (lesson 09), and their model keeps fewer activations: more sequences fit than in our figure.
 
 # %% tags=["nbval-check-output"]
 print(source("llm_foundry").split(",")[0])
@@ -712,8 +714,8 @@ for row in table("llm_foundry"):
               f"HFU/MFU {ratio:.3f} (published)")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** HFU counts the operations that ran, MFU those that the model asks for; where blocks are recomputed their
-# ratio is 1.333, one forward more on three parts. That is the source of "checkpointing costs 33%": a rule of
+# **Read it.** HFU charges a whole forward more where blocks are recomputed, MFU does not: their ratio is 1.333, four
+# parts to three. That is the source of "checkpointing costs 33%": a rule of
 # counting, for one way among many. Time said 39% on one machine.
 #
 # ## When to use which
@@ -725,9 +727,7 @@ for row in table("llm_foundry"):
 # | every 2nd block, or a best set | a part is enough | its share of a forward | where the last block or the logits are the peak |
 # | every block | it must fit | up to a forward | states, logits, optimizer temporaries |
 # | chunked loss | the vocabulary is large | one product with the head | small vocabularies |
-# | the compiler's budget | you compile anyway | compile time | code that breaks the graph |
-#
-# If states fill the card, the next lessons help.
+# | the compiler's budget (last section) | you compile anyway | compile time | code that breaks the graph |
 
 # %%
 for way in ("none", "every block"):
@@ -813,7 +813,7 @@ show(figure, alt="Measured peak against counted operations: the compiler's middl
 # %% [markdown]
 # **Read it.** The compiler is finer: at 1.0 it lowers the peak and repeats no product. But its dial governs what
 # *stays* until backward, not the peak: with 0.0 backward recomputes the whole model at once. Whole blocks come back one
-# at a time, so at the end they reach lower ([PyTorch](https://pytorch.org/blog/activation-checkpointing-techniques/)).
+# at a time, so they reach lower ([PyTorch](https://pytorch.org/blog/activation-checkpointing-techniques/)).
 #
 # ## Recap
 #

@@ -125,7 +125,7 @@ check("06.merged_weight", merged_weight)
 # Another model than the lesson's: Llama-**3**-8B, whose vocabulary has 128,256 entries, within 24 GB, on a simulated
 # card. Your texts are 1,024 tokens long or more. **Your score is the tokens per step**: sequence length times
 # micro-batch. Get to 9,000 or beyond. `simulated_finetune` tries a choice and returns its measurement. It takes
-# some seconds; look at what fills the card. The methods are
+# some seconds; look at what fills the card (`print(trial)`). The methods are
 # `"LoRA"`, `"QLoRA"`, `"QLoRA + checkpointing"`, `"QLoRA + 8-bit AdamW"` and `"full fine-tune"`.
 
 # %%
@@ -144,7 +144,9 @@ method = "QLoRA + checkpointing"
 sequence_length = 1115  # ten texts of 1,024 need 24.4 GB
 micro_batch = 9
 # END SOLUTION
-# STUB: method = sequence_length = micro_batch = ...
+# STUB: method = ...
+# STUB: sequence_length = ...
+# STUB: micro_batch = ...
 
 check("06.fit", {"method": method, "sequence length": sequence_length, "micro-batch": micro_batch})
 

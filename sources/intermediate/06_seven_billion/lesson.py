@@ -117,14 +117,14 @@ show(draw_breakdown([predicted(name, parts) for name, parts in sheet.items()], l
      alt="; ".join(f"{name}: {sum(parts.values()) / GB:.1f} GB" for name, parts in sheet.items()))  # fmt: skip
 
 # %% [markdown]
-# **Read it.** The folklore (504 GB for a round 7B) takes 18, which is bytes already, times 4 bytes. The true
+# **Read it.** The folklore (504 GB for a round 7B) multiplies 18 bytes by 4 bytes again. The true
 # sheet fills more than four cards of 24 GB. Its gradients and optimizer state exist because *every weight
 # moves*. So let most weights stand still: a frozen weight needs no gradient and no moments (Adam's two running
-# means). The two short bars are what you build now: LoRA, then packed weights (section 3).
+# means). The two short bars are what you build now: LoRA, then QLoRA, its packed weights (section 3).
 #
 # ## 2. LoRA by hand
 #
-# Keep W frozen and learn a difference of low rank beside it (Hu and others, section 4.1):
+# Keep W frozen and learn an *adapter*, a difference of low rank, beside it (Hu and others, section 4.1):
 #
 # $$y = W x + \frac{\alpha}{r} B A x, \qquad A \in \mathbb{R}^{r \times \text{in}},\;
 # B \in \mathbb{R}^{\text{out} \times r}$$
@@ -209,8 +209,8 @@ print(f"LoRA trains {100 * share:.1f}% of the parameters, and its peak is",
 compare(pair, title="A small Llama, all weights or adapters")
 
 # %% [markdown]
-# **Read it.** "LoRA trains 0.1% of the parameters, so it saves 99.9%" is folklore. Gradients and optimizer
-# state all but vanish. The weights stay. So do most of the activations: a frozen layer need
+# **Read it.** "LoRA trains 0.1% of the parameters, so it saves 99.9%" is folklore. The optimizer
+# state all but vanishes (gradients come after this peak). The weights stay. So do most of the activations: a frozen layer need
 # not keep its input, but backward still passes through it on its way to the adapters. Two things are
 # left to shrink.
 #
@@ -410,8 +410,8 @@ table["mean"], table["spread"] = table.mean(axis=1), table.max(axis=1) - table.m
 table.style.format("{:.3f}").set_caption(f"held-out loss after twelve steps; of the base before them: {untrained:.3f}")
 
 # %% [markdown]
-# **Read it.** The means differ by much less than three seeds do. So no cost of four bits or of eight-bit moments shows
-# on this small model, and a cost below the spread could not. On large ones NF4 with double quantization matched
+# **Read it.** Compare seed by seed: the arms share their seeds, so the spread between seeds is no yardstick. No cost of
+# four bits or of eight-bit moments shows on this small model. On large ones NF4 with double quantization matched
 # 16-bit fine-tuning (published: QLoRA, section 4).
 #
 # ### Eight-bit moments, counted
@@ -435,7 +435,7 @@ print(f"8 instead of 32 bits for every weight of 7B: {(8 - 2) * P / GB:.0f} GB l
 # ## 5. The whole run
 #
 # Now all parts in one `Trainer`, as at work: NF4 with double quantization, `peft`, checkpointing, and
-# DeepSpeed's ZeRO-2 with the optimizer offloaded; tokenized data, masked prompts, evaluation, saving. Five
+# DeepSpeed with the optimizer offloaded (ZeRO-2, lesson 07); tokenized data, masked prompts, evaluation, saving. Five
 # functions; section 7 prints them as a script for the real 7B.
 
 # %%
@@ -529,9 +529,9 @@ if logs:
           f"merged in 16 bits {held_out_loss(load_base(folder / 'merged', device=device)):.3f}")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** The run is whole: base in four bits, adapters trained on masked prompts, evaluated, saved, merged and
-# reloaded. DeepSpeed trains the same model: it keeps adapters in bf16 beside an fp32 copy, and autocast without it
-# rounds fp32 adapters to bf16 wherever they are used. What its offload is worth here, and where it earns its
+# **Read it.** The run is whole (rank 16 and a falling rate: it ends higher than section 4), to the reloaded merged
+# model. DeepSpeed trains the same model: its bf16 adapters, rounded from an fp32 copy, are what autocast makes of fp32
+# adapters without it. What its offload is worth here, and where it earns its
 # keep, is the subject of [lesson 07](07_offload.ipynb).
 #
 # ## 6. The methods, measured small
@@ -612,7 +612,7 @@ print("cards show:", ", ".join(f"{name} {gpu(name).memory_bytes / GB:.1f} GB" fo
 # transformers computes the loss inside of forward, so the meter counts them as temporaries and activations.
 #
 # The cap is 24 GB of tensors. A card's driver reports what the last line shows. Its CUDA context takes about 0.5 GB of
-# that (the course's assumption), and PyTorch reserves more than it uses. So on an A10 or an L4 plan for 22 GB.
+# that (the course's assumption), and PyTorch reserves more than it uses. So on an A10 or an L4 leave some GB free.
 
 # %%
 def bars(sequence_length, micro_batch):
@@ -627,17 +627,17 @@ show(*bars(1024, 4))
 
 # %% [markdown]
 # **Read it.** The controls work in a running notebook; the picture is for four texts of 1,024 tokens. Adapters
-# count as parameters. The optimizer state is there, too thin to be seen.
+# count as parameters. The optimizer state is too thin for the figure.
 #
 # ### Beside published peaks
 #
 # The simulator against peaks that others measured: litgpt's LoRA of the same Llama-2-7B on an A100 (allocated
-# memory, texts of 1,304 tokens), and PEFT's of a 3B on an L40S (reserved memory, evaluation included). Each row
-# is simulated in its own configuration. litgpt's row with NF4 stands twice: with the libraries of its time, and
-# with today's. litgpt's norms compute in fp32 since
-# [a change](https://github.com/Lightning-AI/litgpt/commit/6178c7c) that came between the commit which the tables name
-# and their publication. That the runs had it is deduced from these 7B rows: with norms in bf16 LoRA comes out 3 to 5% low.
-# So these rows do not prove it; litgpt's 13B rows, which played no part, check it (`python -m utils.validation --all`).
+# memory, texts of 1,304 tokens), and PEFT's of a 3B on an L40S (reserved memory, evaluation included). Each row but
+# the last, our map's, is simulated in its own configuration. litgpt's row with NF4 stands twice: with the libraries of
+# its time, and with today's. We simulate litgpt's norms in fp32:
+# [a change](https://github.com/Lightning-AI/litgpt/commit/6178c7c) made before the tables were published, though after
+# the commit that they name. These 7B rows led us to that choice, so they cannot prove it; litgpt's 13B rows check it
+# (`python -m utils.validation --all`).
 
 # %%
 from utils.validation.simulation_published import litgpt_step, peft_step
@@ -744,7 +744,7 @@ show(draw_breakdown([ready], title="The script at 7B: four texts of 1,024 tokens
 
 # %% [markdown]
 # **Read it.** The script has room on the smallest card of 24 GB. No card has confirmed it yet: the figure is
-# simulated, with the course's NF4 layers and its own offloaded optimizer in fp32, of which DeepSpeed's bf16 adapters need a
+# simulated, with the course's NF4 layers, its own offloaded optimizer and fp32 adapters; DeepSpeed's bf16 ones need a
 # little less. `make record` measures such steps on a GPU.
 #
 # ## 8. Save, reload, merge
@@ -762,7 +762,9 @@ reloaded = peft.PeftModel.from_pretrained(
 print(f"reloaded: largest difference {(logits(reloaded) - logits(last_model)).abs().max():.1e}")
 assert torch.allclose(logits(reloaded), logits(last_model), atol=1e-5), "reload on the same packed base"
 print("files:", ", ".join(f"{name} {format_bytes(size)}" for name, size in files.items()))
-print(f"at 7B: {4 * adapters / 1e6:.1f} MB of adapters, {2 * P / GB:.1f} GB of model ({Evidence.PREDICTED})")
+script_adapters = 16 * shape.layers * (8 * shape.hidden + 3 * (shape.hidden + shape.feedforward))  # rank 16, all matrices
+print(f"at 7B: {4 * adapters / 1e6:.1f} MB of adapters (the script's: {4 * script_adapters / 1e6:.1f} MB),",
+      f"{2 * P / GB:.1f} GB of model ({Evidence.PREDICTED})")  # fmt: skip
 
 # %%
 def on_base(quantization, dtype):
@@ -805,20 +807,20 @@ assert at_7b.peak_bytes < 1.03 * 2 * P, "merge layer by layer, or two copies of 
 # %% [markdown]
 # **Read it.** Reloaded, and merged in fp32, the model is the same. In bf16 the sum is rounded to 8 bits of
 # precision, in *packed* weights to sixteen levels again. At 7B merging needs the weights and a few copies of one
-# layer beside them. Keep the adapters: their file is about a thousandth of the model's.
+# layer beside them. Keep the adapters: at 7B a thousandth to a hundredth of the model's bytes.
 #
 # <div class="alert alert-warning"><b>Trap.</b> An adapter trained on the packed base, merged into the
-# 16-bit one, sees weights that it did not train with. "On the base they did not train with" above is how far that
-# moves the logits. Evaluate the model that you will serve.</div>
+# 16-bit one, sees weights that it did not train with. "On the base they did not train with", above,
+# says how far that moves the logits. Evaluate the model that you will serve.</div>
 #
 # ## When to use what
 #
 # | technique | shrinks | costs | does not help |
 # |---|---|---|---|
 # | LoRA | gradients, optimizer state | sometimes quality | weights, most activations |
-# | NF4 weights | weights, to a quarter | unpacking in every matmul, some accuracy | activations |
+# | NF4 weights | weights, to a quarter | unpacking in every matmul; accuracy: measure it | activations |
 # | checkpointing | activations | a second forward | weights |
-# | 8-bit or paged AdamW | optimizer state | a little accuracy; transfers when paged | adapters: it is small already |
+# | 8-bit or paged AdamW | optimizer state | accuracy: measure it; transfers when paged | adapters: it is small already |
 # | optimizer offload (lesson 07) | optimizer state, gradients | transfers | adapters |
 # | shorter texts, smaller micro-batch | activations, logits | tokens per step | weights |
 

@@ -12,8 +12,8 @@
 # {{badges}}
 #
 # **Promise.** A full fine-tune of Llama-2-7B has 107.8 GB of states, and your card has 24. You move them to host
-# memory, one kind after the other: by hand in twenty lines each, then with DeepSpeed, FSDP2 and `Trainer`, with
-# the losses of the plain run. 2 bytes per parameter stay. Then you compute when the link costs nothing.
+# memory, one kind after the other: by hand, then with DeepSpeed, FSDP2 (PyTorch's own sharding) and `Trainer`, with
+# losses that stay the same. 2 bytes per parameter stay. Then you compute when the link costs nothing.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -23,7 +23,7 @@
 # ## A bet
 #
 # DeepSpeed's ZeRO-2 on **one** GPU, in bf16, with the optimizer offloaded. Of the 16 bytes of states per parameter,
-# how many stay on the device between two steps? Write your guess. Section 4 counts.
+# how many stay on the device between backward and the step? Write your guess. Section 4 counts.
 
 # %%
 my_bet_bytes = 4
@@ -104,7 +104,7 @@ show(draw_breakdown(bars, limit="24GB", unit="GB", title="States of Llama-2-7B o
      alt="; ".join(f"{name}: {sum(parts.values()) / GB:.1f} GB" for name, parts in kept.items()))  # fmt: skip
 
 # %% [markdown]
-# **Read it.** It is not enough for 24 GB that the optimizer leaves. If each gradient leaves as it is made, bf16 weights
+# **Read it.** For 24 GB it is not enough that the optimizer leaves. If each gradient leaves as it is made, bf16 weights
 # stay, and there is room for activations. Weights can leave as well, layer by layer.
 #
 # ## 2. By hand
@@ -235,9 +235,9 @@ def prepared(form, dtype):
         host = {"optimizer state": optimizer.inner}
 
     def step(tokens, targets):
+        model.zero_grad()
         with activations_on_host(model, link) if form == "activations" else around:
             loss = F.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())
-        model.zero_grad()
         loss.backward()
         optimizer.step()
         return loss.item()
@@ -266,7 +266,7 @@ for dtype, within in ((torch.float32, 1e-6), (torch.bfloat16, 5e-4)):
         assert apart <= within, f"{form} changes numbers: is a copy stale?"
 
 # %%
-show(draw_breakdown(list(runs.values()), title="On the device, fp32, one step (host apart by placement)"),
+show(draw_breakdown(list(runs.values()), unit="MB", title="On the device, fp32, one step (host apart by placement)"),
      alt="; ".join(f"{form}: {run.peak_bytes / 1e6:.1f} MB" for form, run in runs.items()))  # fmt: skip
 table = {form: {"device peak, MB": run.peak_bytes / 1e6, "host peak, MB": (run.host_bytes or 0) / 1e6,
                 "down a step, MB": link_bytes[form]["down"] / 1e6, "up a step, MB": link_bytes[form]["up"] / 1e6}
@@ -307,7 +307,7 @@ pd.DataFrame(rows).set_index("what leaves").style.format(precision=0, thousands=
 # steps on the CPU. A block's input is small beside its compute, and both grow with the tokens: checkpointed activations
 # are free at any batch.
 #
-# Two things no batch hides. Weights that come up after the optimizer's step find no compute beside them. And the step
+# Two things no batch hides. What moves around the optimizer's step (row two: all) finds no compute beside it. And the step
 # itself takes the CPU's time: 2.57 s for 10 billion parameters (published, Ren and others, Table 4). Larger batches
 # only make both rarer. A real link gives less than its full rate; `make record` measures it on a GPU:
 
@@ -343,12 +343,11 @@ show(draw_lanes(lanes, title="Forward through 8 blocks of 7B, weights streamed",
      alt="512 tokens: the GPU waits for the link; 3,072 tokens: the link waits for the GPU; without prefetch both wait")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** At 512 tokens the GPU mostly waits for the link. At 3,072 the link waits for the GPU. (Forward alone
-# needs twice the table's 1,311: the table counts the products of backward, too.) Without prefetch each waits for the other.
+# **Read it.** At 512 tokens the GPU mostly waits for the link. At 3,072 the link waits for the GPU. Without prefetch each waits for the other.
 #
 # And for real: a link made slow on purpose. It lets a copy through when enough time for its bytes has passed, and the
 # program computes on. `stream_blocks` is the course's version of your `Stream`; its gradients leave while backward
-# goes on. At its rate a block comes up in the time that one computes, on average over forward and backward.
+# goes on. At the link's rate a block comes up in the time that one computes, on average over forward and backward.
 
 # %%
 WIDE = TransformerConfig(vocabulary=256, hidden=256, layers=5, heads=4, feedforward=704)
@@ -401,6 +400,8 @@ print(f"this disk writes {disk.write_bytes_per_second / GB:.2f} and reads {disk.
       f"{seconds:.0f} s a step for the states of 7B (predicted)")  # fmt: skip
 
 # %% [markdown]
+# **Read it.** This is once a step, whatever the batch: a disk wants large ones.
+#
 # ## 4. DeepSpeed and FSDP2
 #
 # ZeRO-2 *partitions* gradients and optimizer state over ranks. Here is one rank. The calls at work:
@@ -509,7 +510,7 @@ for name, (_, place, _) in ({} if zero_problem else ARMS).items():
     apart = max(abs(a / b - 1) for a, b in zip(found_losses, found["ZeRO-2"][0], strict=True))
     device = sum(each for path, _, each in held if place is None or any(part in path for part in DEVICE))
     there = sum(each for *_, each in held) - device
-    rows.append({"": name, "device": device, "host": there, "file": on_disk, "losses apart": f"{apart:.0e}"})
+    rows.append({"": name, "device": device, "host": there, "file": on_disk, "losses apart from ZeRO-2": f"{apart:.0e}"})
     assert apart <= 5e-4, f"{name} trains another model than ZeRO-2: same seed?"
 if rows:
     display(pd.DataFrame(rows).set_index("").round(2))
@@ -522,10 +523,11 @@ print(f"FSDP2 with CPUOffloadPolicy, fp32: {apart:.0e} from the plain run, {len(
 assert apart <= 1e-6, "FSDP2 trains another model: same seed?"
 
 # %% [markdown]
-# **Read it.** The second row keeps the bf16 weights and a buffer as large as the largest tensor. Its host has fp32
-# gradients, copies and moments, 16 bytes, and 2 more: a bf16 copy for the way up. ZeRO-3 takes the weights as well.
-# `DeepSpeedCPUAdam` rounds in another order than torch, so its losses differ in the fourth digit. ZeRO-Infinity puts
-# the 12 bytes of copies and moments into a file; the host's buffers that it reads and writes through do not shrink with
+# **Read it.** The second row keeps 2 bytes, the bf16 weights, as gradients leave, too, and a buffer as large as the
+# largest tensor. Its host has fp32
+# gradients, copies and moments, 16 bytes, and 2 more: a bf16 copy for the way up. ZeRO-3 takes the weights as well; its bucket
+# stays. Where built: `DeepSpeedCPUAdam` rounds in another order than torch, so its losses differ in the fourth digit;
+# ZeRO-Infinity puts the 12 bytes of copies and moments into a file; the host's buffers that it reads and writes through do not shrink with
 # the model.
 #
 # **Question.** What does ZeRO-2 save on one GPU *without* offload, in bytes per parameter?
@@ -557,7 +559,7 @@ for targets_of, ends in per_block.items():
 #
 # One argument more, and `Trainer` offloads or shards. The batch sizes are `"auto"`: Trainer writes those of its other
 # arguments into DeepSpeed's configuration, so that they agree. FSDP must know what to gather at a time: the class of a
-# block. Two ranks each, beside one plain process. (accelerate, which `Trainer` calls, takes up FSDP on GPUs alone;
+# block. Two ranks and two steps each, beside one plain process. (accelerate, which `Trainer` calls, takes up FSDP on GPUs alone;
 # `fsdp_on_cpu` turns it on here.)
 
 # %%
@@ -624,7 +626,7 @@ assert abs(least.peak_bytes / expected - 1) < 0.03, "2 bytes a parameter, buffer
 
 # %% [markdown]
 # **Read it.** With gradients that leave, a full fine-tune of 7B peaks below 24 GB. DeepSpeed holds the same on the card,
-# and buckets: 5e8 elements each by default, 1 GB in bf16. The host pays: 16 bytes a parameter and what is on its way,
+# and buckets: 5e8 elements each by [default](https://www.deepspeed.ai/docs/config-json/), 1 GB in bf16. The host pays: 16 bytes a parameter and what is on its way,
 # 18 with DeepSpeed (section 4).
 #
 # ### Traps
@@ -681,7 +683,7 @@ with tempfile.TemporaryDirectory() as folder:
 # ## 7. Beside what was published
 #
 # Predictions from published rates: 39 TFLOP/s for a V100 without offload (Megatron-LM), or 70 with ZeRO-Infinity's
-# wider models and no transfers; 12 GB/s of PCIe; for the 16 GPUs of a node together 25 GB/s of NVMe and 48 of CPU
+# wider models and no transfers; 12 GB/s of PCIe; for a node's 16 GPUs 25 GB/s of NVMe and 48 of CPU
 # memory; for CPU-Adam the bandwidth of one socket's memory. No row's own figure goes in.
 
 # %%
@@ -694,14 +696,15 @@ show(draw_validation(summaries, title="Offload, predicted beside published"),
 
 # %% [markdown]
 # **Read it.** ZeRO-Offload trained 13 billion parameters on one V100 of 32 GB, at 34.5 TFLOP/s (published, Figure 8). Each
-# micro-batch sends its gradients, and small ones (4 texts at 13B) pay most. ZeRO-Infinity's states come from NVMe,
-# unhidden: at 1 trillion parameters they take longer than the compute. The naive rule, a constant fitted to the rows
+# micro-batch sends its gradients, predicted here as unhidden, and small ones (4 texts at 13B) pay most: hidden as in
+# section 3, the rows would not fall so. ZeRO-Infinity's states come from NVMe, unhidden. The naive rule, a constant fitted to the rows
 # themselves, is nearer in the first two, and farther off in the third, where the link decides.
 #
 # ## When to use what
 #
 # 7B on one RTX 4090, steps of 16 texts of 2,048 tokens, 50 million tokens in all. The planner predicts all of it.
-# For the full fine-tune it counts DeepSpeed's two buckets of 1 GB on the card; section 6 simulated without them.
+# For the full fine-tune it counts DeepSpeed's two buckets of 1 GB on the card, without which section 6 simulated, and 16
+# bytes a parameter on the host, where section 4 measured 18.
 
 # %%
 box = Cluster(gpu="RTX 4090", nodes=1, gpus_per_node=1, host_memory_bytes=128 * GB)
@@ -714,6 +717,7 @@ for name, plan in ways.items():
     told = estimate(shape, box, plan, batch)
     sheet[name] = {"card, GB": told.peak.allocated_bytes / GB, "host, GB": told.host_bytes / GB,
                    "step, s": told.step_seconds, "days": 50e6 / batch.tokens * told.step_seconds / 86_400}  # fmt: skip
+print(f"18 bytes a parameter on the host: {18 * P / GB:.0f} GB")
 pd.DataFrame(sheet).T.style.format(precision=2).set_caption(f"{Evidence.PREDICTED}; unpacking of NF4 not counted")
 
 # %% [markdown]
@@ -721,7 +725,7 @@ pd.DataFrame(sheet).T.style.format(precision=2).set_caption(f"{Evidence.PREDICTE
 # |---|---|
 # | QLoRA | weights are rounded to 4 bits, only adapters learn |
 # | LoRA + offload | only adapters learn; all that leaves the card is their moments |
-# | full + offload | 108 GB of host memory or more, and seconds of CPU a step: large batches, or the GPU waits |
+# | full + offload | 108 GB of host memory, 121 with DeepSpeed's 18 bytes, and seconds of CPU a step: large batches, or the GPU waits |
 #
 # Activations do not leave with the states: checkpoint them first (lesson 05).
 
@@ -752,7 +756,7 @@ assert norm == 0 < there, "gradients should have left the device"
 # ## Recap
 #
 # - Needed least often leaves first: optimizer state, then gradients, then weights. 2 bytes per parameter stay, or two layers.
-# - The link is not free below $bF/(8B)$ tokens a micro-batch: $b$ is 2 for gradients, 4 for streamed weights. Prefetch.
+# - The link is not free below $bF/(8B)$ tokens a micro-batch, if transfers overlap at all: $b$ is 2 for gradients, 4 for streamed weights. Prefetch.
 # - ZeRO-2 on one GPU partitions nothing. Its offload is what helps.
 # - Adapters have almost nothing to offload.
 #

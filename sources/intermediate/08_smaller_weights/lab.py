@@ -86,7 +86,7 @@ check("08.few_bits", few_bits)
 #
 # For each of the 28 matrices, `choices()` says what 2, 3, 4 or 8 bits take in bytes, and by how much the matrix's output
 # is then off. `loss_with({path: bits, ...})` measures the loss of the model on training text with these matrices rounded
-# and the others left, in a fraction of a second. The budget is 3 bits a weight, scales and zero points included.
+# by GPTQ, and the others left, in a fraction of a second. The budget is 3 bits a weight, scales and zero points included.
 
 # %%
 first = next(iter(choices()))
@@ -156,7 +156,8 @@ check("08.wrong_text", wrong_text)
 same_kind_shows_it = "no"
 what_shows_it = "text that the model will read"
 # END SOLUTION
-# STUB: same_kind_shows_it = what_shows_it = ...
+# STUB: same_kind_shows_it = ...
+# STUB: what_shows_it = ...
 
 check("08.diagnosis", {"same kind shows it": same_kind_shows_it, "what shows it": what_shows_it})
 

@@ -90,7 +90,7 @@ rows = [{"model": name, "weights": format_bytes(s.weight_bytes), "cache of a tok
 pd.DataFrame(rows).set_index("model").T
 
 # %% [markdown]
-# **Read it.** To the left weights decide, to the right the cache does. Fewer bits lower only the left part of a line. The table
+# **Read it.** To the left weights decide, to the right the cache does. Fewer bits take off the same GiB everywhere. The table
 # says which card serves what: "tokens" are those of all sequences together, 0 where the weights do not fit.
 #
 # The lines of 7B and 70B meet, because a token of the ten times larger model leaves *less* cache: Llama-2-7B keeps
@@ -265,8 +265,8 @@ check("08.independent_inputs", gain_percent)
 # ## 5. AWQ: widen what is multiplied by much
 #
 # A column whose input is ten times larger does ten times the harm when it is rounded. AWQ multiplies such columns by
-# $s > 1$ before rounding and divides their input by $s$, which the norm before can do for nothing
-# ([Lin and others 2023](https://arxiv.org/abs/2306.00978)). $s$ is the input's mean magnitude to a power, and twenty
+# $s > 1$ before rounding and divides their input by $s$ ([Lin and others 2023](https://arxiv.org/abs/2306.00978)). The norm
+# before can divide for nothing where all that read it share one $s$; here each matrix keeps its own. $s$ is the input's mean magnitude to a power, and twenty
 # powers are tried. (`utils`' form then also searches how far each group's grid reaches, as the authors do. So its
 # errors below are lower.)
 
@@ -291,7 +291,7 @@ print(f"the largest input channel is {share:.1f} times the median one")
 # has the case that it was made for.
 #
 # Now error against bits. Each method fits to the inputs of another draw of calibration text, and `error_of` measures on
-# the first draw, which it has *not* seen. The bands span three draws, and are narrow. Below the figure stands one draw
+# the first draw, which it has *not* seen. The bands span three draws, too narrow to be seen. Below the figure stands one draw
 # at 4 bits, with larger groups as well.
 
 # %%
@@ -309,7 +309,7 @@ texts = [inputs_on(seed) for seed in (10, 11, 12)]
 errors = {name: {bits: [error_of(rounded_by(text, bits, GROUP).weight()) for text in texts] for bits in (2, 3, 4, 8)}
           for name, rounded_by in ROUNDED_BY.items()}  # fmt: skip
 show(draw_error_by_bits(errors, device="the CPU"),
-     alt="Relative error of a layer's output over 2, 3, 4 and 8 bits: three parallel lines, GPTQ lowest.")  # fmt: skip
+     alt="Relative error of a layer's output over 2, 3, 4 and 8 bits: falling lines, GPTQ lowest; AWQ meets plain rounding at 8 bits.")  # fmt: skip
 
 # %%
 by_group = {name: {f"groups of {group}": f"{error_of(rounded_by(texts[0], 4, group).weight()):.2%}" for group in (32, 64, 128)}
@@ -317,18 +317,18 @@ by_group = {name: {f"groups of {group}": f"{error_of(rounded_by(texts[0], 4, gro
 pd.DataFrame(by_group).T.rename_axis("error of the output, 4 bits (measured)")
 
 # %% [markdown]
-# **Read it.** One bit less is about twice the error, for every method: the lines are nearly straight and parallel. A
-# method moves its line down by a factor. GPTQ is worth about one bit here. Larger groups save scales and cost error.
+# **Read it.** One bit less is about twice the error, for every method. AWQ's
+# gain fades towards 8 bits; GPTQ moves its line down by a factor, and is worth about one bit here. Larger groups save scales and cost error.
 #
 # ## 6. Eight bits, and the channels that spoil them
 #
 # With eight bits one scale a row is enough: **absmax** divides a row by its largest magnitude. Then inputs, too, can be
 # whole numbers, and the product is one of integers. But models of billions of parameters grow a few input channels
-# that are far larger than all others, and these take the whole scale of a row. `LLM.int8()` multiplies channels
-# that reach 6 in 16 bits, the rest in eight ([Dettmers and others 2022](https://arxiv.org/abs/2208.07339)).
+# that are far larger than all others, and these take the whole scale of a row. `LLM.int8()` takes 16 bits for
+# channels that reach 6, eight for the rest ([Dettmers and others 2022](https://arxiv.org/abs/2208.07339)).
 #
 # Ours has none, so plant one, and leave the model's function as it is: each norm makes channel 7 thirty times as large,
-# and the layers behind it hold a thirtieth of that channel's weights.
+# and the layers behind it divide its weights by thirty.
 
 # %%
 def with_outlier(model, channel=7, factor=30.0):
@@ -361,11 +361,12 @@ for name, arm in {"as trained": model, "one outlier": grown}.items():
     for way, product in (("int8", int8.int8_product(x, w)), ("split", int8.split_product(x, w))):
         few[f"{name}, {way}"] = ((product - x @ w.T).norm() / (x @ w.T).norm()).item()
     channels = (x.abs() >= int8.THRESHOLD).any(0).sum()
-    print(f"{name:<12} int8 {few[f'{name}, int8']:.2%}, LLM.int8() split {few[f'{name}, split']:.2%}; {channels} channels in 16 bits")
+    print(f"{name:<12} int8 {few[f'{name}, int8']:.2%}, LLM.int8() split {few[f'{name}, split']:.2%}; {channels} channels split off")
 assert few["one outlier, split"] < few["one outlier, int8"], "the split keeps the large channel out of the scale"
 
 # %% [markdown]
-# **Read it.** Without the split one channel in 128 spoils the product; with it the error is what it was.
+# **Read it.** Without the split one channel in 128 spoils the product; with it the error is what it was. (Below, int8
+# is a format of *weights* alone.)
 #
 # ## 7. The whole model
 #
@@ -417,7 +418,7 @@ display(frame.style.format({"perplexity": "{:.3f}", "change %": "{:+.2f}", "stan
 # smallest. At two it is more than ten times that, for every method. *Bits a weight* count scales and zero points.
 #
 # At 4 bits AWQ lowers the mean error of the layers and not the perplexity: an average over layers is no promise for the
-# whole. The draw of the calibration text matters as well, most at 3 bits:
+# whole. The draw of the calibration text matters as well, more at 3 bits than at 4:
 
 # %%
 for name in ("AWQ-4", "GPTQ-4", "GPTQ-3"):
@@ -436,7 +437,7 @@ for name in ("int8", "nearest-4", "AWQ-4", "GPTQ-4"):
 # **Read it.** Rounding to nearest pays about twice as much. This is what AWQ was made for: it widens the channel's
 # weights again before rounding. GPTQ copes as well, since $H$ knows how large the channel is.
 #
-# Large models lose less at the same bits. Frantar and others' table of OPT on WikiText2: at 3 bits GPTQ takes OPT-125M
+# Of one family, large models lose less at the same bits. Frantar and others' table of OPT on WikiText2: at 3 bits GPTQ takes OPT-125M
 # from a perplexity of 27.65 to 53.85, and OPT-175B from 8.34 to 8.68 (published).
 #
 # ### Packed, saved, loaded
@@ -556,7 +557,8 @@ at_most = served_as(alone[4]).tokens_per_second("A100-80GB")
 print(f"your bet {my_bet_tokens_per_second}; Llama-2-70B in 4 bits: at most {at_most:.0f} (predicted), {published[4]:.0f} (published)")
 
 # %% [markdown]
-# **Read it.** A quarter of the bytes is not four times the speed: the share of the bound falls with the bits. What else
+# **Read it.** A third of the bytes (gpt-fast's four bits have a scale and a zero for each 32) is not three times the
+# speed: the share of the bound falls with the bits. What else
 # does a token pay? Suppose that a token takes *bytes that a GPU reads x $\beta$ + layers x $\lambda$* seconds. Find the two
 # numbers from the 16-bit rows, four models on one to eight GPUs, by least squares of the relative error. Then predict
 # the rows in few bits, which took no part.
@@ -595,19 +597,19 @@ found.groupby("bits")["too fast by, %"].agg(["count", "min", "max", "mean"]).rou
 # %% [markdown]
 # **Read it.** The table says by how many percent the prediction is too fast. In sample the two numbers serve all rows but
 # the worst, printed above it, to a few percent. The bandwidth found, $1 / \beta$, is a good three quarters of the data
-# sheet's 2.04 TB/s. A layer costs tens of microseconds whatever its bits: launches, attention, norms, and between GPUs
-# the all-reduce. All rows in few bits are predicted too fast, those in 4 bits most on average. What the two numbers leave out is
+# sheet's 2.04 TB/s. A layer costs tens of microseconds: launches, attention, norms, and between GPUs
+# the all-reduce. All rows in few bits are predicted too fast, those in 4 bits most on average. What the two numbers leave out may be
 # *unpacking*. (The course has no rates of its own: these are published.)
 #
-# With a **batch** the weights are read once for all readers, so tokens per second grow with it, until arithmetic or the
-# cache takes over.
+# With a **batch** the weights are read once for all readers, so tokens per second grow with it, until the cache
+# takes over, or, with short contexts, arithmetic.
 
 # %% tags=["nbval-check-output"]
 for bits, group in ((16, None), (8, None), (4, 128)):
     s = Serving(model="llama-2-7b", bits=bits, group=group)
     rates_of = [f"{s.tokens_per_second('A100-80GB', batch, 2048):>6.0f}" for batch in (1, 8, 32)]
     print(f"7B, {bits:>2} bits, context 2,048: at most {', '.join(rates_of)} tokens/s at batch 1, 8, 32;",
-          f"arithmetic takes over at batch {s.arithmetic_batch('A100-80GB'):.0f} (predicted)")  # fmt: skip
+          f"without a cache arithmetic takes over at batch {s.arithmetic_batch('A100-80GB'):.0f} (predicted)")  # fmt: skip
 
 # %% [markdown]
 # **Question.** A batch is so large that the cache is all that is read. By what factor do tokens per second grow when
@@ -622,8 +624,8 @@ check("08.large_batch", factor)
 #
 # | you want to | take | costs | does not help |
 # |---|---|---|---|
-# | serve on one card | 4 bits by GPTQ or AWQ, calibrated on your own kind of text | below 1% of perplexity here | for long contexts: the cache stays |
-# | serve many readers | 8 bits or fp8, a paged cache | a kernel for the format | fewer bits of weight |
+# | serve on one card | 4 bits by GPTQ or AWQ, calibrated on your own kind of text | below 1% of perplexity here | long contexts: the cache stays |
+# | serve many readers | 8 bits or fp8, a paged cache | a kernel for the format | still fewer bits, much |
 # | fit at any price | 3 bits, more for some layers (lab) | 0.5 to 2% of perplexity here, 95% for OPT-125M (published) | 2 bits by rounding to nearest |
 # | fine-tune on one card | NF4 under adapters (lesson 06) | a slower step | GPTQ: its weights are fitted to one text |
 # | train from the start | bf16, or fp8 where the card has it | | any of these |
@@ -634,7 +636,7 @@ check("08.large_batch", factor)
 
 # %%
 for name in ("fp16", "int8", "GPTQ-4", "GPTQ-3"):
-    score("08", f"28 matrices, {name}", peak_bytes=int(frame.loc[name, "bytes"]))
+    score("08", f"28 matrices, {name}, stored", peak_bytes=int(frame.loc[name, "bytes"]))
 scoreboard("08")
 
 # %% [markdown]

@@ -97,8 +97,8 @@ check("09.sent_bytes", sent_bytes)
 # accumulation. A plan fits if states (2 + 2 + 12 bytes, divided as the stage says) and `activation_bytes` for each
 # text of a micro-batch take `card_bytes` or less. Among those, send least, all in bf16, counted in
 # rounds as in Exercise 2 for `"zero1"`, `"zero2"` and `"zero3"`; DDP (stage 0) takes 2 rounds, with `no_sync`.
-# **Your score is the rounds** over all cards. At the same number of micro-batches a higher stage never sends less. A
-# larger micro-batch makes that number smaller.
+# **Your score is the rounds** over all cards. With as many micro-batches a higher stage never sends less;
+# larger micro-batches are fewer.
 
 # %%
 def cheapest_plan(parameter_count: int, ranks: int, card_bytes: int, texts: int, activation_bytes: int):
@@ -190,7 +190,9 @@ grew = "all-reduce"
 times_sent = 4
 cured = zero_config(1, 1_000_000, world_size=4, micro_batch=1, accumulation=4)
 # END SOLUTION
-# STUB: grew = times_sent = cured = ...
+# STUB: grew = ...
+# STUB: times_sent = ...
+# STUB: cured = ...
 
 check("09.accumulation", {
     "collective that grew": grew,

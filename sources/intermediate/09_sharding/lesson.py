@@ -76,10 +76,10 @@ print(zero_problem or f"DeepSpeed {load_deepspeed().__version__}, ranks on {PLAC
 # %%
 SHARDED = {"DDP": (), "ZeRO-1": ("optimizer state",), "ZeRO-2": ("optimizer state", "gradients"),
            "ZeRO-3, FSDP2": ("optimizer state", "gradients", "parameters")}  # fmt: skip
-SENT = {"DDP": "all-reduce gradients", "ZeRO-1": "all-reduce gradients,\ngather parameters once",
-        "ZeRO-2": "reduce gradients bucket\nby bucket, gather once",
+SENT = {"DDP": "all-reduce gradients", "ZeRO-1": "reduce-scatter gradients,\ngather parameters once",
+        "ZeRO-2": "the same, gradients\nbucket by bucket",
         "ZeRO-3, FSDP2": "gather each block twice,\nreduce-scatter its gradients"}  # fmt: skip
-show(draw_holders(SHARDED, sends=SENT, title="Who holds what, between backward and step; heights are bytes"),
+show(draw_holders(SHARDED, sends=SENT, title="Who holds what, by the textbook, between backward and step; areas are bytes"),
      alt="Four ranks in four schemes. DDP: all ranks hold everything. ZeRO-1: each holds a quarter of the optimizer "
      "state. ZeRO-2: a quarter of the gradients, too. ZeRO-3: a quarter of everything.")  # fmt: skip
 
@@ -362,10 +362,10 @@ means = {name: [sum(rank[1][s] for rank in ranks) / N for s in range(steps_in_co
 for name, mean in means.items():
     apart = max(abs(a / b - 1) for a, b in zip(mean, means["DDP"], strict=True))
     print(f"{name:<7} first loss {mean[0]:.4f}, last loss {mean[-1]:.4f}, apart {apart:.0e}")
-    assert apart < 5e-4, f"{name} trains another model: same seed, same share of the batch?"
+    assert apart < 0.1 * (1 - mean[-1] / mean[0]), f"{name} trains another model: same seed, same share of the batch?"
 
 # %% [markdown]
-# **Read it.** Losses agree to the digits that bf16 has: sharding moves bytes, it does not change the
+# **Read it.** Losses differ far less than training changed them: sharding moves bytes, it does not change the
 # mathematics. (Section 2's, in fp32, agreed to the digits of fp32.)
 #
 # ## 5. What each really holds
@@ -453,15 +453,15 @@ for name, run in (("DDP", runs["DDP"]), ("DDP, gradient_as_bucket_view", as_view
     print(f"{name}: {total:.0f} B/P after backward, buckets included (measured)")
 
 # %% [markdown]
-# **Read it.** *During* backward ZeRO-1 has all gradients, the textbook's 2: it begins to reduce when
+# **Read it.** *During* backward ZeRO-1 has all gradients, about the textbook's 2: it begins to reduce when
 # backward is over. ZeRO-2 reduces bucket by bucket and keeps its own part. The rank drawn owns the first layers,
-# which backward reaches last. All three stages then make an **fp32 copy of their
-# gradients** for the step, $4P/N$, one byte per parameter here, that the textbook leaves out: the rise at
-# the right edges. (In these figures and tables *backward* lasts until the optimizer begins.)
+# which backward reaches last. ZeRO-3 keeps a buffer for its part, so its line never reaches zero. All three stages then make an **fp32 copy of their
+# gradients** for the step, $4P/N$, one byte per parameter here, that the textbook leaves out: the thin rise at
+# the right edges, and the lines below. (In these figures and tables *backward* lasts until the optimizer begins.)
 #
-# Of the last column, DDP's buckets and ZeRO-3's stay; the buckets of ZeRO-1 and 2, and the layers that ZeRO-3 and
+# In the table's last column, DDP's buckets and ZeRO-3's stay; the buckets of ZeRO-1 and 2, and the layers that ZeRO-3 and
 # FSDP2 hold *gathered*, are there for a moment. DDP's buckets are a second copy of the gradients: 20 bytes per
-# parameter at the worst, not 16.
+# parameter at the worst, not 16, unless `gradient_as_bucket_view=True` makes the gradients views of them.
 #
 # <div class="alert alert-warning"><b>Trap.</b> "ZeRO-3 also partitions activations." It does not. The
 # ZeRO paper's second part, ZeRO-R, partitions <i>checkpoints</i> over the ranks of tensor parallelism,
@@ -471,9 +471,8 @@ for name, run in (("DDP", runs["DDP"]), ("DDP, gradient_as_bucket_view", as_view
 # %% [markdown]
 # ## 6. What each really sends
 #
-# We count what enters each collective, and multiply by what a ring of $N$ ranks sends of it: for a
-# reduce (one rank gets the sum), a reduce-scatter or an all-gather of $B$ bytes in all, $B(N-1)/N$; an
-# all-reduce is two of these. One *round* is $2P(N-1)/N$ bytes: every parameter once, in bf16. The ZeRO
+# We count the bytes $B$ that enter each collective. A ring of $N$ ranks sends $B(N-1)/N$ of them in a reduce (one rank
+# gets the sum), a reduce-scatter or an all-gather, and twice that in an all-reduce. One *round* is $2P(N-1)/N$ bytes: every parameter once, in bf16. The ZeRO
 # paper needs two: a reduce-scatter of gradients and an all-gather of parameters, as many as DDP.
 
 # %%
@@ -582,7 +581,7 @@ for (name, hold_back), sent in zip(ways, counted, strict=True):
 # %% [markdown]
 # **Diagnose it.** ZeRO-2 has room for its own part of the gradients alone, so it must send what each
 # backward made at once: $g$ times a step. ZeRO-1 keeps all gradients, $2P$, adds up, and sends once.
-# So with accumulation on a slow link ZeRO-1 may be faster, for $2P(1 - 1/N)$ more bytes. FSDP2
+# So with accumulation on a slow link ZeRO-1 may be faster, for $2P(1 - 1/N)$ bytes more held. FSDP2
 # leaves you the choice: `no_sync` of `utils.techniques.fsdp` is this switch, and whole gradients are its price.
 #
 # **Question.** ZeRO-2, 8 accumulation steps: how many times are gradients reduced in a step?
@@ -658,7 +657,7 @@ formulas = {name: {ranks: textbook(min(stage, 3), ranks) * P_large for ranks in 
             for stage, name in enumerate(BUILDERS)}  # fmt: skip
 figure = draw_staircase(steps, formulas, limit="16GB", title="1.3 billion parameters, one sequence of 512")
 show(figure, alt="Peak of one rank over the number of ranks, for DDP, ZeRO-1, 2, 3 and FSDP2, each above the "
-     "dashed line of its states. FSDP2 falls with the ranks, and flattens well above its formula.")  # fmt: skip
+     "dashed line of its states (ZeRO-3 and FSDP2 share one). On 64 ranks FSDP2 is well above it.")  # fmt: skip
 
 # %%
 STATES = ("parameters", "gradients", "optimizer state")
@@ -676,19 +675,19 @@ gathered = 2 * (LARGE.vocabulary + 1) * LARGE.hidden / GB
 print(f"FSDP2's root gathered in bf16: {gathered:.2f} GB; its gradient to be reduced in fp32: {2 * gathered:.2f} GB")
 
 # %% [markdown]
-# **Read it.** A T4 or a V100 with 16 GB cannot hold the states, whole, of this model; four of them can,
+# **Read it.** A card with 16 GB cannot hold the states, whole, of this model; four of them can,
 # sharded. With few ranks the states are the stair itself. With many, what does not shrink with $N$
 # takes over: buckets, gathered layers, fp32 copies on their way to a reduction, and the activations, of
 # which every rank has its own. On 64 ranks that is most of FSDP2's memory. "ZeRO-3 needs $16P/N$"? It
 # needs that *plus* a part which no number of ranks shrinks. On four ranks the states of ZeRO-2 and 3 are above
 # their stair by just the fp32 copy of the gradients, $4P/N$. Where FSDP2 peaks, not all gradients exist yet, so its
-# states are a little below. How such peaks agree with H100s is in [05a](05a_trusting_simulation.ipynb).
+# states are a little below. How simulated peaks agree with real ones is in [05a](05a_trusting_simulation.ipynb).
 
 # %% [markdown]
 # ## 9. The same at speed
 #
-# Memory says what can run, time what should. The planner estimates FSDP on 64 A100 of 40 GB, eight to a node: with a
-# fast network and with one port of 10 Gb/s a node; at several micro-batches; and with every block recomputed.
+# Memory says what can run, time what should. The planner estimates FSDP of OPT-1.3B, of the same
+# size, on 64 A100 of 40 GB, eight to a node: with a fast network and with one port of 10 Gb/s a node; at several micro-batches; and with every block recomputed.
 
 # %%
 def at_speed(network_gb, micro_batch, recompute):
@@ -700,19 +699,20 @@ def at_speed(network_gb, micro_batch, recompute):
             "tokens/s/GPU": found.tokens_per_second / 64, "MFU, %": 100 * found.mfu}  # fmt: skip
 
 
-cases = [(200, 8, "none"), (200, 8, "full"), (200, 16, "none"), (1.25, 2, "none"), (1.25, 8, "none"), (1.25, 16, "full")]
+cases = [(200, 8, "none"), (200, 8, "full"), (200, 10, "none"), (1.25, 2, "none"), (1.25, 8, "none"), (1.25, 16, "full")]
 display(pd.DataFrame([at_speed(*case) for case in cases]).style.format(precision=1, thousands=",")
         .format("{:g}", subset=["network, GB/s a node"]).hide().set_caption("64 x A100-40GB, 1.3B, 2,048 tokens a text (predicted)"))  # fmt: skip
 for row in table("llm_foundry"):
     if (row["model"], row["seq_len"], row["n_gpus"], row["gpu"]) == ("1b", "2048", "64", "a100_40gb"):
-        print(f"llm-foundry, 64 x A100-40GB, 200 GB/s a node, micro-batch {row['micro_batch_size']}:",
+        print(f"llm-foundry, 64 x A100-40GB, 200 GB/s a node, micro-batch {row['micro_batch_size']}, recomputation: {row['activation_checkpointing']}:",
               f"{int(row['throughput_tok_s_gpu']):,} tokens/s/GPU, MFU {row['mfu_pct']}% (published)")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** On the fast network eight texts fit without checkpointing, which then only costs. At 1.25 GB/s a node the
+# **Read it.** On the fast network eight texts fit as they are, and checkpointing only costs. At 1.25 GB/s a node the
 # network decides: a step sends the same bytes whatever the micro-batch, so twice the texts give twice the tokens/s,
-# and checkpointing *pays*, because sixteen do not fit without it. (Half of the published table set the planner's
-# constants, so a comparison with its row proves little.)
+# and checkpointing *pays*, because sixteen do not fit without it. The published run fitted ten without, which the
+# planner refuses, and was slower than the planner says: such estimates rank plans, they do not replace a run. (Half of
+# the published table set the planner's constants.)
 #
 # **Prefetch.** While a block computes, FSDP2 gathers the next: on a GPU forward does so by itself, and
 # `block.set_modules_to_forward_prefetch([next_block])` makes it earlier or deeper. Our small runs compute on a CPU with

@@ -114,7 +114,7 @@ diagnosis_2 = {"cause": "large logits", "category": "logits and loss", "line": 2
 check("10.patient_2", {**diagnosis_2, "cure": cure_2})
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>2,304 x 2,304 numbers of four bytes are 20 MiB. Count how many tensors of that size the
+# <details><summary>Hint 1</summary>2,304 x 2,304 numbers of four bytes are 20.25 MiB. Count how many tensors of that size the
 # loss makes.</details>
 # <details><summary>Hint 2</summary>Rows may be taken a few at a time. Columns may not: the softmax runs over all of
 # them.</details>
@@ -279,8 +279,8 @@ check("10.patient_7", {**diagnosis_7, "cure": cure_7})
 #
 # ## A timed round, for workshops
 #
-# `Round` deals the seven patients in an order of its own, shows the minutes left and keeps count. Teams with one seed
-# get one order. `round_1.next()` shows a patient, `round_1.answer(3, cause=..., category=..., line=..., cure=...)`
+# `Round` deals the seven patients in an order of its own, shows the minutes left and keeps count. The same seed
+# deals one order. `round_1.next()` shows a patient, `round_1.answer(3, cause=..., category=..., line=..., cure=...)`
 # checks it, and `print(round_1)` is the table. Time is shown, and never graded.
 
 # %%

@@ -56,7 +56,7 @@ files = here.root / "build" / "clinic"  # git ignores this folder
 # %% [markdown]
 # ## What you will be able to do
 #
-# - Sort a run that dies of **memory** into one of four kinds, by three questions.
+# - Sort a run that dies of **memory** into one of three kinds, by two questions.
 # - Find what holds the bytes, cure it, and prove that no loss has changed.
 # - Choose the instrument that can see the fault, and open a snapshot and a trace without a network.
 #
@@ -95,19 +95,19 @@ def after_steps(found):
 triage = []
 for name, found in before.items():
     alive = after_steps(found)
-    growth = (alive[-1] - alive[1]) / (len(alive) - 2) if len(alive) > 2 else 0
+    growth = (alive[-1] - alive[1]) / (len(alive) - 2) if len(alive) > 2 else float("nan")  # two steps tell nothing
     triage.append({"patient": name, "peak in": found.run.peak_phase, "largest": max(found.run.breakdown, key=found.run.breakdown.get),
                    "grows per step (MiB)": round(growth / MIB, 2), "peak (MiB)": found.run.peak_bytes // MIB,
                    "budget (MiB)": patients[name].limit_bytes // MIB})  # fmt: skip
-pd.DataFrame(triage).set_index("patient")
+pd.DataFrame(triage).set_index("patient").style.format(na_rep="-", precision=2)
 
 # %% [markdown]
-# **Read it.** Three questions sort the ward.
+# **Read it.** Two questions sort the ward.
 #
 # 1. *Is the peak below the budget, and it still died?* Then what is alive is not the trouble: `fragmentation`.
 # 2. *Does it grow from step to step?* Then something keeps what a step made: `kept_graph`, `forgotten_reference`.
 #    (`fragmentation` grows too; what it keeps, it keeps on purpose.)
-# 3. *Else* one moment is too large, and phase and category name it: the other four.
+# 3. *Else* one moment is too large, and phase and category point at it: the other four.
 #
 # ## 3. Something is kept
 #
@@ -213,7 +213,7 @@ gc.collect()
 print("without the traceback:", "alive" if witness() is not None else "gone")
 
 # %% [markdown]
-# **Trap.** After an out-of-memory error in a notebook, a smaller batch fails as well: the failed step's tensors are
+# **Trap.** After an out-of-memory error in a notebook, a smaller batch may fail as well: the failed step's tensors are
 # still there ([PyTorch issue 27600](https://github.com/pytorch/pytorch/issues/27600): "the exception holds on to the
 # frame"). `empty_cache()` cannot help, nor can `gc.collect()`. Drop the traceback, or restart the kernel.
 #
@@ -277,7 +277,7 @@ treat("large_vocabulary")
 
 # %%
 show(draw_timeline(before["optimizer_doubles"].run, title="The first step makes the states, and a temporary"),
-     alt="Timeline: memory doubles during the first optimizer step and shows the same tooth in each later one.")  # fmt: skip
+     alt="Timeline: memory more than doubles during the first optimizer step and shows the same tooth in each later one.")  # fmt: skip
 
 # %%
 cures["optimizer_doubles"] = patients["optimizer_doubles"].edited({"foreach=True": "fused=True"})
@@ -386,7 +386,7 @@ for name, found in host.items():
 # shared memory. The second line sends the bytes that the images are stored in, and converts them after the loader: a
 # quarter, with the same mean. Fewer workers or a smaller `prefetch_factor` help as well.
 #
-# A list of Python objects in the data set is another story: each worker's reference counts copy its pages
+# A list of Python objects in the data set is another story: counting references copies pages in each worker
 # ([PyTorch issue 13246](https://github.com/pytorch/pytorch/issues/13246)).
 #
 # ## 7. Instruments, and what each cannot see
@@ -397,8 +397,10 @@ for name, found in host.items():
 #
 # ```python
 # torch.cuda.memory._record_memory_history(max_entries=100_000)
-# ...                                           # the step that dies
-# torch.cuda.memory._dump_snapshot("oom.pickle")
+# try:
+#     step()  # the one that dies
+# except torch.OutOfMemoryError:
+#     torch.cuda.memory._dump_snapshot("oom.pickle")
 # torch.cuda.memory._record_memory_history(enabled=None)
 # ```
 #
@@ -443,7 +445,7 @@ print(f"{page.relative_to(here.root)}: {page.stat().st_size // 1024} KiB; open i
 # ### Nsight Systems
 #
 # `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py` records the *driver's* view. This timeline
-# is **made up for reading**: two steps, and in the second the cache is full.
+# is **made up for reading**: two steps, and in the second the card is full.
 
 # %%
 lanes = {
@@ -592,7 +594,7 @@ assert max(same[cure] for cure in general) < 7, "no general cure should heal the
 # logits of `large_vocabulary` is still too much. Checkpointing makes
 # `forgotten_reference` worse: its hook runs again in the recomputation, and what it keeps there holds a graph that no
 # backward visits. Precision and offload rescue `kept_graph`, and offload `forgotten_reference`, for the few steps of
-# these runs. The leak goes on, slower, on the host or under a lower peak, and the run dies later. So measure first.
+# these runs. The leak goes on, on the host or under a lower peak, and the run dies later. So measure first.
 
 # %%
 def path(name):
@@ -611,7 +613,7 @@ cases = {name: Case(before[name].bytes, patients[name].limit_bytes, after[name].
 show(draw_ward(cases, title="The ward, before and after", evidence=kinds),
      alt="Two bars for each patient: the first beyond the line of its budget, the second short of it.")  # fmt: skip
 for name in patients:
-    score("10", name, peak_bytes=after[name].run.peak_bytes)
+    score("10", name, peak_bytes=after[name].bytes, evidence=kinds[name == "fragmentation"])
 scoreboard("10")
 
 # %% [markdown]
@@ -628,11 +630,11 @@ check("10.waiting_batches", waiting_batches)
 # | cure | use when | costs | does not help |
 # |---|---|---|---|
 # | profile | always, first | minutes | |
-# | precision (02) | activations are large | other losses, a loss scale | states; a leak only slows down |
+# | precision (02) | activations are large | other losses (fp16: a loss scale) | states; a leak only slows down |
 # | accumulation | the batch is more than one item | smaller kernels | batch 1, states, anything kept |
 # | checkpointing (05) | activations of blocks are the peak | up to a forward | logits, states, the last block |
 # | smaller optimizer (06) | states are the peak | other losses | activations |
-# | offload (07), quantize (06, 08) | nothing else is left on one card | the link's time | what is leaked goes to the host, too |
+# | offload (07), quantize (06, 08) | nothing else is left on one card | the link's time | a leak stays, or moves to the host |
 # | more cards (09) | states do not fit one | traffic, money | a leak: it dies on all of them |
 #
 # ## Break it, diagnose it
@@ -665,8 +667,8 @@ print("left on disk by the refusals:", [entry.name for entry in files.glob("neve
 #
 # ## Recap
 #
-# - The error names the last drop. Ask three questions: is it alive or reserved, does it grow between steps, which moment is too large?
-# - `total_loss += loss` leaks nothing after its backward; a sum whose graph no backward visits keeps all of it.
+# - The error names the last drop. Ask: is it alive or reserved, does it grow between steps, which moment is too large?
+# - `total_loss += loss` leaks no tensor after its backward; a sum whose graph no backward visits keeps all of it.
 # - Hooks, lists, exceptions and the notebook itself hold tensors; `empty_cache()` and `gc.collect()` free none of those.
 # - No general cure heals the whole ward, and some make a patient worse. Diagnose, then choose.
 #
