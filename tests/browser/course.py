@@ -83,7 +83,7 @@ def jupyter_lab(course: Path, folder: Path) -> Iterator[tuple[str, str]]:
             yield wait_for_server(server, folder / "runtime", log), token
         finally:
             server.terminate()
-            server.wait(timeout=30)
+            server.wait(timeout=300)
 
 
 def wait_for_server(server: subprocess.Popen, runtime: Path, log: Path) -> str:

@@ -5,25 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 from playwright.sync_api import Page
+from playwright.sync_api import TimeoutError as PageTimeout
 
-READY = """async () => {
-  await jupyterapp.restored;
-  const panel = jupyterapp.shell.currentWidget;
-  if (!panel?.sessionContext) return false;
-  await panel.sessionContext.ready;
-  await panel.revealed;
-  return panel.sessionContext.session?.kernel?.status === 'idle';
+# None of it waits by itself: a promise, whatever it comes to, would count as true at once.
+READY = """() => {
+  const panel = globalThis.jupyterapp?.shell.currentWidget;
+  const able = ['notebook:clear-all-cell-outputs', 'runmenu:run-all'];
+  return panel?.context?.isReady && panel.sessionContext?.isReady
+    && panel.sessionContext.session?.kernel?.status === 'idle'
+    && able.every(name => jupyterapp.commands.isEnabled(name));
 }"""
+KERNEL = "jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status"
 # Code cells that have source, and how each stands.
 CELLS = """() => [...jupyterapp.shell.currentWidget.content.model.cells]
   .filter(cell => cell.type === 'code' && cell.sharedModel.getSource().trim())
   .map(cell => ({
     source: cell.sharedModel.getSource(),
+    asked: cell.executionState === 'running' || cell.sharedModel.execution_count !== null,
     running: cell.executionState === 'running' || cell.sharedModel.execution_count === null,
     errors: cell.sharedModel.outputs.filter(o => o.output_type === 'error')
       .map(o => o.ename + ': ' + o.evalue),
   }))"""
-IDLE = "() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'"
+IDLE = f"() => {KERNEL} === 'idle'"
 IMAGES = "() => [...document.querySelectorAll('.jp-Notebook .jp-OutputArea img')].map(i => i.src)"
 ERRORS = ".jp-Notebook [data-mime-type='application/vnd.jupyter.error']"
 
@@ -38,20 +41,34 @@ class Notebook:
     def open(cls, page: Page, server: str, token: str, path: str) -> Notebook:
         """Open a notebook and wait until its kernel is ready."""
         page.goto(f"{server}lab/tree/{path}?token={token}", wait_until="domcontentloaded")
-        page.wait_for_function("() => globalThis.jupyterapp !== undefined", timeout=60_000)
-        page.wait_for_function(READY, timeout=60_000)
+        page.wait_for_function(READY, timeout=300_000)
         return cls(page)
 
     def run_all(self, timeout_s: int) -> None:
         """Clear what was stored, then run all cells from the menu and wait for the last one."""
         self.page.evaluate("() => jupyterapp.commands.execute('notebook:clear-all-cell-outputs')")
+        self.wait_for(f"() => !({CELLS})().some(cell => cell.asked)", 300)
         self.page.locator(".jp-Notebook .jp-Cell").first.click()  # the menu acts on what has focus
         self.page.locator(".lm-MenuBar-item", has_text="Run").click()
         # By command: the label of this entry changes between versions of JupyterLab.
         self.page.locator(".lm-Menu-item[data-command='runmenu:run-all']").click()
-        finished = f"() => ({CELLS})().every(cell => !cell.running) && ({IDLE})()"
+        self.wait_for(f"() => ({CELLS})().some(cell => cell.asked)", 300)
+        finished = f"({CELLS})().every(cell => !cell.running) && ({IDLE})()"
         stopped = f"({CELLS})().some(cell => cell.errors.length)"
-        self.page.wait_for_function(f"() => ({finished})() || {stopped}", timeout=timeout_s * 1000)
+        self.wait_for(f"() => ({finished}) || {stopped}", timeout_s)
+
+    def wait_for(self, condition: str, timeout_s: int) -> None:
+        """Wait until a function of the page is true.
+
+        Raises:
+            AssertionError: After timeout_s seconds, with what kernel and cells were doing.
+        """
+        try:
+            self.page.wait_for_function(condition, timeout=timeout_s * 1000)
+        except PageTimeout as late:
+            running = [cell["source"] for cell in self.page.evaluate(CELLS) if cell["running"]]
+            said = f"kernel {self.page.evaluate(KERNEL)}, {len(running)} cells not done"
+            raise AssertionError(f"after {timeout_s} s: {said}, the first {running[:1]}") from late
 
     def errors(self) -> list[str]:
         """Error outputs of the cells, and those that widgets show."""
@@ -70,8 +87,8 @@ class Notebook:
         handle.focus()
         self.page.keyboard.press("ArrowRight")
         changed = f"before => JSON.stringify(({IMAGES})()) !== JSON.stringify(before)"
-        self.page.wait_for_function(changed, arg=before, timeout=60_000)
-        self.page.wait_for_function(IDLE, timeout=60_000)
+        self.page.wait_for_function(changed, arg=before, timeout=300_000)
+        self.page.wait_for_function(IDLE, timeout=300_000)
         handle.evaluate("element => element.scrollIntoView({block: 'start'})")
 
     def screenshot(self, path: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_trace_opens_in_the_trace_viewer(page: Page, tmp_path: Path) -> None:
             model(torch.randn(64, 256)).sum().backward()
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     page.goto(write_trace_page(tmp_path / "trace.html", tmp_path / "trace.json").as_uri())
-    page.wait_for_function("() => globalThis.courseModel !== undefined", timeout=60_000)
+    page.wait_for_function("() => globalThis.courseModel !== undefined", timeout=300_000)
     slices = page.evaluate(
         "() => [...courseModel.getDescendantEvents()].map(event => event.title).filter(Boolean)"
     )

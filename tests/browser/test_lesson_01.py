@@ -36,7 +36,7 @@ def lesson(browser: str, tmp_path: Path) -> Iterator[Notebook]:
 
 
 def test_all_cells_run_and_the_slider_moves_the_figure(lesson: Notebook) -> None:
-    lesson.run_all(timeout_s=240)
+    lesson.run_all(timeout_s=900)
     lesson.screenshot(PICTURES / "lesson_01_after_run.png")
     assert lesson.errors() == []
     assert len(lesson.images()) > 1
