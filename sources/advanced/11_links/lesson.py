@@ -283,8 +283,9 @@ display(pd.DataFrame(rows).style.format(precision=1).hide().set_caption("rates a
 #
 # `nccl-tests` prints two bandwidths. **algbw** is size over time. **busbw** is algbw times $2(N-1)/N$ for an
 # all-reduce, $(N-1)/N$ for an all-gather: what a link carried, comparable to its rate whatever $N$. Here are ours. At
-# 16 KiB hardly any of the time is bytes, so both are low. With larger tensors they rise; this machine's memory and
-# cores, which all four ranks share, set the limit.
+# 16 KiB hardly any of the time is bytes, so both are low. With larger tensors they rise. Beside the time stands what the
+# ring's formula says with the $\alpha$ and $\beta$ that two ranks had for themselves. Here four share this machine's
+# memory and cores, and add and copy besides: a formula from an idle link is a lower bound.
 
 # %%
 def as_nccl_tests():
@@ -298,10 +299,11 @@ def as_nccl_tests():
     return [(size, min(each)) for size, each in seconds.items()]
 
 
-print(f"{'size (B)':>10} {'time (us)':>10} {'algbw (GB/s)':>13} {'busbw (GB/s)':>13}   4 ranks, this machine (measured, best of 30)")
+print(f"{'size (B)':>10} {'time (us)':>10} {'formula (us)':>13} {'algbw (GB/s)':>13} {'busbw (GB/s)':>13}   4 ranks, this machine (measured, best of 30)")
 for size, seconds in run_ranks(as_nccl_tests, 4)[0]:
     bus = bus_bytes_per_second("all-reduce", 4, size, seconds)
-    print(f"{size:>10,} {1e6 * seconds:>10,.0f} {size / seconds / GB:>13.3f} {bus / GB:>13.3f}")
+    formula = 1e6 * ring_seconds(mine, 4, size)
+    print(f"{size:>10,} {1e6 * seconds:>10,.0f} {formula:>13,.0f} {size / seconds / GB:>13.3f} {bus / GB:>13.3f}")
 
 # %% [markdown]
 # ## 4. Two hosts

@@ -341,8 +341,9 @@ for name, (machines, plan) in variants.items():
 #
 # Days with failures are a range, as wide as the interval that holds 80% of published step times. There
 # are two amounts of tokens: 300B as for GPT-3, and 20 per parameter, the ratio of
-# [Chinchilla](https://arxiv.org/abs/2203.15556). Failures are published as a range, too (lesson 16). With DP = 1 every node is needed: without a spare the job waits for the
-# repair.
+# [Chinchilla](https://arxiv.org/abs/2203.15556). Failures are a range, too: 3.5 to 25 in 1,000 node-days,
+# rounded outwards from the published 3.8 and 24 (Llama 3 and Meta's clusters, lesson 16). With DP = 1 every
+# node is needed: without a spare the job waits for the repair.
 
 # %%
 size = checkpoint_bytes(models["175B"], first)

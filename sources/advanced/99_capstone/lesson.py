@@ -115,10 +115,10 @@ print(f"worst: {worst.name}, off by a factor of {max(worst.factor, 1 / worst.fac
 # %%
 plain = alone("opt-1.3b", 4, 1024, framework="bf16")
 ways = {"recompute blocks": {"recompute": "full"}, "loss in chunks": {"loss": "chunked"}, "step in backward": {"optimizer_in_backward": True},
-        "optimizer to host": {"offload": "optimizer"}, "QLoRA": {"lora": qlora, "framework": "megatron"}}  # fmt: skip
+        "optimizer to host": {"offload": "optimizer"}, "QLoRA": {"lora": qlora}}  # fmt: skip
 print(f"OPT-1.3B, 4 x 1,024 tokens: a peak of {format_bytes(plain.peak.allocated_bytes)}, in {plain.peak.phase}. Off it come")
 for name, choices in ways.items():
-    found = alone("opt-1.3b", 4, 1024, **({"framework": "bf16"} | choices))
+    found = alone("opt-1.3b", 4, 1024, framework="bf16", **choices)
     saved = plain.peak.allocated_bytes - found.peak.allocated_bytes
     print(f"  {name:<18} {format_bytes(saved):>10} (predicted)")
 
