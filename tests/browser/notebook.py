@@ -15,7 +15,7 @@ READY = """() => {
     && panel.sessionContext.session?.kernel?.status === 'idle'
     && able.every(name => jupyterapp.commands.isEnabled(name));
 }"""
-KERNEL = "jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status"
+KERNEL = "jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status"
 # Code cells that have source, and how each stands.
 CELLS = """() => [...jupyterapp.shell.currentWidget.content.model.cells]
   .filter(cell => cell.type === 'code' && cell.sharedModel.getSource().trim())
@@ -88,7 +88,7 @@ class Notebook:
         self.page.keyboard.press("ArrowRight")
         changed = f"before => JSON.stringify(({IMAGES})()) !== JSON.stringify(before)"
         self.page.wait_for_function(changed, arg=before, timeout=300_000)
-        self.page.wait_for_function(IDLE, timeout=300_000)
+        self.wait_for(IDLE, 300)
         handle.evaluate("element => element.scrollIntoView({block: 'start'})")
 
     def screenshot(self, path: Path) -> None:

@@ -17,7 +17,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 80, and 75 for the lab | any laptop (Linux, macOS, WSL2); needs more than Binder's 1 GB | under a minute of computing on two CPU cores |
+# | 80, and 75 for the lab | any laptop (Linux, macOS, WSL2) | under a minute of computing on two CPU cores |
 
 # %% [markdown]
 # ## A bet

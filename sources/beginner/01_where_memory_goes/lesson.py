@@ -16,7 +16,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 45, and 60 for the lab | any laptop; a GPU if you have one | about a minute of computing on two CPU cores |
+# | 45, and 60 for the lab | any laptop; a GPU if you have one; beyond Binder's 1 GB | about a minute on two CPU cores |
 
 # %% [markdown]
 # ## A bet

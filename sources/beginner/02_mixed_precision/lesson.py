@@ -18,7 +18,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 50, and 90 for the lab | any laptop; a GPU if you have one | about a minute of computing on two CPU cores |
+# | 50, and 90 for the lab | any laptop; a GPU if you have one; beyond Binder's 1 GB | about a minute on two CPU cores |
 
 # %% [markdown]
 # ## A bet

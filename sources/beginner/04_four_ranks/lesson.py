@@ -17,7 +17,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 80, and 45 for the lab | any laptop (Linux, macOS or WSL2); several GPUs if you have them | about a minute of computing on two CPU cores |
+# | 80, and 45 for the lab | any laptop (Windows: WSL2); several GPUs if you have them; beyond Binder's 1 GB | about a minute on two CPU cores |
 
 # %% [markdown]
 # ## A bet

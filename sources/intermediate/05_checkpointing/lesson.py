@@ -17,7 +17,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 75, and 60 for the lab | any laptop; a GPU if you have one | about a minute of computing on two CPU cores |
+# | 75, and 60 for the lab | any laptop; a GPU if you have one; beyond Binder's 1 GB | about a minute on two CPU cores |
 #
 # ## A bet
 #

@@ -17,7 +17,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 60, and 50 for the lab | any laptop; a GPU if you have one | about a minute of computing on two CPU cores |
+# | 60, and 50 for the lab | any laptop (Windows: WSL2); a GPU if you have one; beyond Binder's 1 GB | about a minute on two CPU cores |
 
 # %% [markdown]
 # ## A bet

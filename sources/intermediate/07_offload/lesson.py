@@ -17,7 +17,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 75, and 75 for the lab | any laptop (Linux, macOS, WSL2) | about a minute of computing on two CPU cores |
+# | 75, and 75 for the lab | any laptop (Linux, macOS, WSL2); beyond Binder's 1 GB | about a minute on two CPU cores |
 
 # %% [markdown]
 # ## A bet

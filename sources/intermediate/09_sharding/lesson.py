@@ -362,7 +362,7 @@ means = {name: [sum(rank[1][s] for rank in ranks) / N for s in range(steps_in_co
 for name, mean in means.items():
     apart = max(abs(a / b - 1) for a, b in zip(mean, means["DDP"], strict=True))
     print(f"{name:<7} first loss {mean[0]:.4f}, last loss {mean[-1]:.4f}, apart {apart:.0e}")
-    assert apart < 0.1 * (1 - mean[-1] / mean[0]), f"{name} trains another model: same seed, same share of the batch?"
+    assert apart < min(5e-4, 0.1 * (1 - mean[-1] / mean[0])), f"{name} trains another model: same seed, same share of the batch?"
 
 # %% [markdown]
 # **Read it.** Losses differ far less than training changed them: sharding moves bytes, it does not change the
