@@ -4,15 +4,10 @@
 #   TORCH_INDEX=URL        another package index for torch and torchvision
 #   LAB_ARGS=--no-browser  more arguments for JupyterLab
 #   OPS="cpu-adam async-io"  what `make offload` builds
-#   FOLDER=handed_in         where `make scores` finds the scoreboards of a class
+#   FOLDER=handed_in         where `make scores` finds a class's scoreboards, and notebooks of lab 99
 
 PYTHON ?= python3
 RUN := .venv/bin/python
-NOTEBOOKS := notebooks labs solutions
-NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=300
-# Three files at a time, also on two processors: tests and lessons wait a good part of their time, for
-# ranks that hang on purpose, for schedulers and for time limits.
-THREE_AT_A_TIME := -n 3 --dist loadfile
 
 # Without it the profiler writes its start lines into the outputs of cells.
 export KINETO_LOG_LEVEL := 99
@@ -25,7 +20,7 @@ LAB := jupyterlab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root)
 FIRST_PAGE := --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 .DEFAULT_GOAL := help
-.PHONY: help setup offload lab test style bytes soak course bench validate record notebooks my-labs constraints badges \
+.PHONY: help setup offload lab test optional style bytes soak course bench validate record notebooks my-labs constraints badges \
 	site slides ready wheelhouse scores colab links release
 
 help:  ## List these commands
@@ -41,44 +36,29 @@ offload: setup  ## Build DeepSpeed's CPU optimizer, once (one to three minutes)
 	@$(RUN) -m utils.techniques.deepspeed_ops $(OPS)
 
 lab: setup  ## Set up, then open JupyterLab on the first notebook
-	@$(RUN) -m $(LAB) $(FIRST_PAGE) $(LAB_ARGS)
+	@[ -w "$$HOME" ] || { export HOME="$(CURDIR)/build/home"; mkdir -p "$$HOME"; \
+		echo "Your home cannot be written to: JupyterLab's files go to build/home."; }; \
+	$(RUN) -m $(LAB) $(FIRST_PAGE) $(LAB_ARGS)
 
-# Each stage runs even when one before it failed: one failure must not hide another.
-STAGES := failed=; trap 'exit 130' INT; stage() { name="$$1"; shift; "$$@" || failed="$$failed $$name"; }
-VERDICT := [ -z "$$failed" ] || { echo "Failed:$$failed" >&2; exit 1; }
-
-test bytes soak: export CUDA_VISIBLE_DEVICES :=
-test bytes soak: export COURSE_OFFLINE := 1
-test bytes soak: export COURSE_SCOREBOARD := build/test-scoreboard.json
-# Threads of a kernel that wait for work sleep. By default they spin, and where several kernels
-# share the processors they take them from those that work: 3 to 10 times slower on two cores.
-test soak course notebooks: export OMP_WAIT_POLICY := passive
-# Without bars (TQDM_DISABLE): on a slow machine one could stand in an output that is compared.
+# What the stages are, and in which order they run, stands in sources/stages.py.
 test: setup  ## Set up, then run every test, notebook, lab and solution
-	@$(STAGES); \
-	stage offload $(RUN) -m utils.techniques.deepspeed_ops --if-it-can cpu-adam; \
-	stage libraries $(RUN) -m pytest tests/test_shims.py; \
-	stage style $(RUN) sources/style.py; \
-	stage tests $(RUN) -m pytest $(THREE_AT_A_TIME) -m "not slow" tests --ignore=tests/test_shims.py; \
-	stage sources $(RUN) sources/build.py --check; \
-	export TQDM_DISABLE=1; \
-	stage notebooks $(RUN) -m pytest $(THREE_AT_A_TIME) $(NBVAL) $(NOTEBOOKS); \
-	$(VERDICT)
+	@$(RUN) sources/stages.py test
+
+optional: setup  ## Add the optional packages, then run what `make test` skipped without them
+	@$(RUN) sources/stages.py optional
 
 style: setup  ## Rules, format, types and the direction of imports
 	@$(RUN) sources/style.py
 
+bytes: export CUDA_VISIBLE_DEVICES :=
 bytes: setup  ## The tests of bytes alone, with whatever kernels the environment chooses
 	@$(RUN) sources/soak.py bytes
 
-soak: setup  ## What takes too long for each change: slow tests, other kernels, lessons one size up
-	@$(STAGES); \
-	stage offload $(RUN) -m utils.techniques.deepspeed_ops --if-it-can cpu-adam async-io; \
-	stage slow-tests $(RUN) -m pytest tests -m slow; \
-	stage kernels $(RUN) sources/soak.py kernels; \
-	stage lessons $(RUN) sources/soak.py lessons; \
-	$(VERDICT)
+soak: setup  ## What takes too long for each change: slow tests, other kernels, lessons one size up, clean states
+	@$(RUN) sources/stages.py soak
 
+# Threads of a kernel that wait for work sleep: spinning, they take the processors from other kernels.
+course notebooks: export OMP_WAIT_POLICY := passive
 course: setup  ## Set up, then run the whole course headless into build/course/
 	@$(RUN) sources/course.py
 
@@ -89,11 +69,7 @@ validate: setup  ## Print predicted and simulated against published, source by s
 	@$(RUN) -m utils.validation
 
 record: setup  ## Measure on this machine's device, write results/, and prove the paths of a GPU on it
-	@$(STAGES); \
-	stage records $(RUN) -m utils.record --minutes 12; \
-	stage gpu-tests $(RUN) -m pytest -m gpu tests; \
-	stage lessons $(RUN) sources/course.py; \
-	$(VERDICT)
+	@$(RUN) sources/stages.py record
 
 notebooks: setup  ## Build notebooks, labs and solutions from sources/
 	@$(RUN) sources/build.py

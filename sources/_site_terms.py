@@ -10,7 +10,6 @@ from typing import Any
 
 import nbformat
 from docutils import nodes
-from sphinx.application import Sphinx
 
 GLOSSARY = "notebooks/00_glossary"
 # Everyday words: they mean the glossary's sense only where the text stresses them.
@@ -123,8 +122,8 @@ def name_rows(doctree: nodes.document) -> None:
             first["ids"] += [anchor(name) for name in names(first.astext())]
 
 
-def on_resolved(app: Sphinx, doctree: nodes.document, name: str) -> None:
-    """Name the glossary's rows; link the words of every other notebook."""
+def on_resolved(app: Any, doctree: nodes.document, name: str) -> None:
+    """Name the glossary's rows; link the words of every other notebook. `app` is the Sphinx application."""
     if name == GLOSSARY:
         name_rows(doctree)
     elif name.startswith("notebooks/") and GLOSSARY in app.env.found_docs:
@@ -132,7 +131,7 @@ def on_resolved(app: Sphinx, doctree: nodes.document, name: str) -> None:
         Linker(glossary(Path(app.srcdir) / f"{GLOSSARY}.ipynb"), address).link(doctree)
 
 
-def setup(app: Sphinx) -> dict[str, Any]:
+def setup(app: Any) -> dict[str, Any]:
     """Called by Sphinx."""
     app.connect("doctree-resolved", on_resolved)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

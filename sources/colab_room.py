@@ -165,7 +165,11 @@ def run_whole(env: Path, path: Path, content: Path) -> tuple[str, list[str]]:
                             resources={"metadata": {"path": str(content)}})  # fmt: skip
     error = ""
     try:
-        client.execute(env=environment(content))
+        # Not client.execute(): it keeps a kernel whose manager was handed over, a GB for each
+        # lesson, and after an interrupt goes on with the next.
+        with client.setup_kernel(env=environment(content), cleanup_kc=True):
+            for position, cell in enumerate(notebook.cells):
+                client.execute_cell(cell, position)
     except (CellExecutionError, DeadKernelError, TimeoutError) as problem:
         error = strip_ansi(str(problem)).strip().splitlines()[-1]
     printed = "\n".join(o.get("text", "") for c in notebook.cells for o in c.get("outputs", []))
@@ -196,6 +200,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("env", nargs="?", type=Path, help="the environment's folder")
     parser.add_argument("paths", nargs="*", type=Path, help="notebooks; default: all lessons")
     options = parser.parse_args(arguments)
+    if not (ROOT / ".git").exists():
+        print(
+            "Colab clones the course, and this copy is no clone: git clone it first.",
+            file=sys.stderr,
+        )
+        return 1
     if options.what == "first":
         found = run_first(notebooks())
         errors = {name: run["error"] for name, run in found.items() if run["error"]}
@@ -205,7 +215,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.env is None:
         parser.error("name the environment's folder")
     if options.what == "make":
-        make(options.env)
+        print(f"Colab's versions go into {options.env}: some GB and minutes ...", flush=True)
+        try:
+            make(options.env)
+        except subprocess.CalledProcessError:
+            print("They could not be installed, for the reason above. With a network, make colab begins "
+                  "anew.", file=sys.stderr)  # fmt: skip
+            return 1
         return 0
     chosen = [path.resolve() for path in options.paths] or notebooks(("notebooks",))
     return 1 if whole(options.env, chosen, ROOT / "build/colab.json") else 0

@@ -250,4 +250,8 @@ def main(root: Path = ROOT) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("\nInterrupted: what ran is in build/course/index.html.", file=sys.stderr)
+        sys.exit(130)

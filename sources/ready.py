@@ -140,6 +140,16 @@ def writable(root: Path) -> Finding:
     return Finding("folder", good, str(root) + ("" if good else " cannot be written to; copy it"))
 
 
+def home(folder: Path | None = None) -> Finding:
+    """JupyterLab keeps the addresses of its kernels below it, and does not start without."""
+    folder = Path.home() if folder is None else folder
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    good = there.is_dir() and os.access(there, os.W_OK)
+    told = f"{folder} cannot be written to, and JupyterLab keeps files there; name another with "
+    told += "HOME=$PWD/build/home make ready, and start with HOME=$PWD/build/home make lab"
+    return Finding("home", good, str(folder) if good else told)
+
+
 def images(root: Path) -> Finding:
     """CIFAR-10; lessons 02 and 04 draw images of their own without it."""
     places = (Path(os.environ.get("CIFAR10_ROOT", root / "data")) / CIFAR, root / "data" / CIFAR)
@@ -165,7 +175,7 @@ def chromium() -> Finding:
 def findings(root: Path = ROOT) -> list[Finding]:
     """Everything, in the order of a day."""
     checks: list[Callable[[], Finding]] = [
-        python, lambda: writable(root), lambda: disk(root), memory, processors, loopback,
+        python, lambda: writable(root), home, lambda: disk(root), memory, processors, loopback,
         jupyter_port, lambda: download(root), lambda: images(root), compiler, chromium,
     ]  # fmt: skip
     return [check() for check in checks]

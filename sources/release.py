@@ -14,8 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "big-models-small-memory"
+COURSE = "build/wheelhouse/course"  # the course's own files, without what was put beside them
 PARTS = {"site": ("build/site",), "wheelhouse": ("build/wheelhouse",),
-         "notebooks": ("notebooks", "labs", "solutions")}  # fmt: skip
+         "notebooks": (f"{COURSE}/notebooks", f"{COURSE}/labs", f"{COURSE}/solutions")}  # fmt: skip
 
 
 def notes(changelog: str) -> str:
@@ -36,7 +37,8 @@ def pack(root: Path, folder: Path) -> list[Path]:
     for part, sources in PARTS.items():
         for source in sources:
             if not (root / source).is_dir():
-                raise FileNotFoundError(f"{source} is not there; run make {part} first.")
+                command = source.split("/")[1]
+                raise FileNotFoundError(f"{source} is not there; run make {command} first.")
         made.append(folder / f"{NAME}-{part}.tar.gz")
         with tarfile.open(made[-1], "w:gz", compresslevel=6) as archive:
             for source in sources:

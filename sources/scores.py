@@ -1,96 +1,218 @@
-"""Collects the scoreboards of a class into one CSV: `make scores FOLDER=handed_in`.
+"""Collects what a class handed in into one CSV: `make scores FOLDER=handed_in`.
 
-Each learner hands in `my_labs/scoreboard.json`. In the folder it lies as `NAME.json`, or somewhere
-below a folder `NAME/`. A file that is no scoreboard is named in a sentence, and the rest goes on.
+Each learner hands in `my_labs/scoreboard.json`, or their notebook of lab 99, or both. In the folder
+they lie as `NAME.json` and `NAME.ipynb`, or somewhere below a folder `NAME/`. Answers to lab 99 are
+checked again (`utils/labs/hand_ins.py`). A file that cannot be used is named in a sentence, and the
+rest goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import io
 import math
+import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
+
+import nbformat
+from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from utils.files import write_whole  # noqa: E402
+from utils.labs.hand_ins import Examined, HandInError, examine, is_capstone  # noqa: E402
 from utils.labs.scoreboard import Row, ScoreboardError, read_rows  # noqa: E402
 
-HEAD = ("learner", "lesson", "what", "peak_bytes", "step_seconds", "evidence")
+HEAD = ("learner", "lesson", "what", "peak_bytes", "step_seconds", "evidence", "result")
 MOST_BYTES = 10**6  # a scoreboard of the whole course has some 20 kB
+MOST_NOTEBOOK_BYTES = 10**8  # with pictures of every cell
+MOST_AMOUNT = 2.0**63  # bytes or seconds; none of a real run comes near
 # With one of these in front, a spreadsheet takes a text for a formula.
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
+RE_CHECKED = "re-checked"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the table: a row of a scoreboard, or what a check said once more."""
+
+    learner: str
+    row: Row
+    result: str = ""
+
+
+class Unusable(Exception):
+    """A file that was handed in and cannot be used; the text says why."""
 
 
 def learner_of(file: Path, folder: Path) -> str:
-    """Whose scoreboard a file is: the first folder below `folder`, else the file's own name."""
+    """Whose a file is: the first folder below `folder`, else the file's own name."""
     parts = file.relative_to(folder).parts
-    return parts[0] if len(parts) > 1 else file.stem
+    name = parts[0] if len(parts) > 1 else file.stem
+    return os.fsencode(name).decode("utf-8", "replace")  # a name may hold bytes that are no text
 
 
-def collect(folder: Path) -> tuple[list[tuple[str, Row]], list[str]]:
+def handed_in(folder: Path) -> tuple[list[Path], list[str]]:
+    """The scoreboards and notebooks below a folder, and a sentence for each folder that is closed."""
+    files, problems = [], []
+
+    def closed(error: OSError) -> None:
+        problems.append(f"{error.filename} was left out: {error.strerror}.")
+
+    for place, folders, names in os.walk(folder, onerror=closed):
+        folders[:] = sorted(name for name in folders if name != ".ipynb_checkpoints")
+        files += [Path(place, name) for name in names if name.endswith((".json", ".ipynb"))]
+    return sorted(files), problems
+
+
+def collect(folder: Path) -> tuple[list[Entry], list[str]]:
     """Every learner's rows, and a sentence for each file that cannot be used."""
-    rows: list[tuple[str, Row]] = []
-    problems, seen = [], {}
-    for file in sorted(folder.rglob("*.json")):
+    entries: list[Entry] = []
+    files, problems = handed_in(folder)
+    seen: dict[tuple[str, str], str] = {}
+    for file in files:
         learner, name = learner_of(file, folder), file.relative_to(folder).as_posix()
-        found, problem = read(file)
-        if not problem and learner in seen:
-            problem = f"{learner} has {seen[learner]} already; keep one of the two"
-        if problem:
-            problems.append(f"{name} was left out: {problem}.")
+        try:
+            found = entries_of(file, learner)
+            if found and (learner, file.suffix) in seen:
+                first = seen[learner, file.suffix]
+                raise Unusable(f"{learner} has {first} already; keep one of the two")
+        except Unusable as reason:
+            problems.append(f"{name} was left out: {reason}.")
             continue
-        seen[learner] = name
-        rows += [(learner, row) for row in found]
-    return rows, problems
+        if found:
+            seen[learner, file.suffix] = name
+        entries += found
+    return entries, problems
 
 
-def read(file: Path) -> tuple[list[Row], str]:
-    """The rows of one file, or why it cannot be used."""
+def entries_of(file: Path, learner: str) -> list[Entry]:
+    """The lines of one file; none for a notebook that is not lab 99's.
+
+    Raises:
+        Unusable: it is damaged, or none of the course's.
+    """
+    if file.suffix == ".json":
+        return [Entry(learner, row) for row in read(file)]
+    notebook = read_notebook(file)
+    return re_checked(notebook, learner) if is_capstone(notebook) else []
+
+
+def read(file: Path) -> list[Row]:
+    """The rows of a scoreboard.
+
+    Raises:
+        Unusable: it is damaged, or none of the course's.
+    """
+    none = "it is no scoreboard of the course; ask for my_labs/scoreboard.json"
+    check_file(file, MOST_BYTES, "a scoreboard has some kB")
     try:
-        if file.stat().st_size > MOST_BYTES:
-            return [], f"it has over {MOST_BYTES // 10**6} MB, and a scoreboard has some kB"
         rows = read_rows(file)
     except ScoreboardError as error:
         cause = error.__cause__
         reason = (
-            cause.strerror if isinstance(cause, OSError) else "it is no scoreboard of the course"
+            f"{cause.strerror}; ask for my_labs/scoreboard.json"
+            if isinstance(cause, OSError)
+            else none
         )
-        return [], f"{reason}; ask for my_labs/scoreboard.json"
-    except RecursionError:
-        return [], "it is no scoreboard of the course; ask for my_labs/scoreboard.json"
-    wrong = next((row for row in rows if not all(map(is_amount, numbers(row)))), None)
-    if wrong:
-        return [], f"the row {wrong.what!r} of lesson {wrong.lesson} holds no amount"
-    return rows, "" if rows else "it has no rows yet"
+        raise Unusable(reason) from error
+    except RecursionError as error:
+        raise Unusable(none) from error
+    for row in rows:
+        if not all(map(is_amount, (row.peak_bytes, row.step_seconds))):
+            raise Unusable(f"the row {row.what!r} of lesson {row.lesson!r} holds no amount")
+        if not all(map(is_text, (row.lesson, row.what, row.evidence))):
+            raise Unusable(f"the row {row.what!r} of lesson {row.lesson!r} holds half a letter")
+    if not rows:
+        raise Unusable("it has no rows yet")
+    return rows
 
 
-def numbers(row: Row) -> tuple[float | None, float | None]:
-    """A row's amounts."""
-    return row.peak_bytes, row.step_seconds
+def read_notebook(file: Path) -> NotebookNode:
+    """A notebook.
+
+    Raises:
+        Unusable: it is none.
+    """
+    check_file(file, MOST_NOTEBOOK_BYTES, "a notebook of the course has less")
+    try:
+        return nbformat.read(file, as_version=4)
+    except OSError as error:
+        raise Unusable(str(error.strerror)) from error
+    except Exception as error:  # nbformat says in many classes that a text is no notebook
+        raise Unusable("it is no notebook; ask for my_labs/advanced/99_capstone.ipynb") from error
+
+
+def check_file(file: Path, most_bytes: int, why: str) -> None:
+    """Refuse what cannot be read to its end: a dangling link, a pipe, a file without end.
+
+    Raises:
+        Unusable: it is such a one.
+    """
+    try:
+        size = file.stat().st_size
+    except OSError as error:
+        what = "a link that leads nowhere" if file.is_symlink() else error.strerror
+        raise Unusable(str(what)) from error
+    if not file.is_file():
+        raise Unusable("it is no file")
+    if size > most_bytes:
+        raise Unusable(f"it has over {most_bytes // 10**6} MB, and {why}")
+
+
+def re_checked(notebook: NotebookNode, learner: str) -> list[Entry]:
+    """What lab 99's checks say of a notebook's answers, its cells run here once more.
+
+    Raises:
+        Unusable: it cannot be examined.
+    """
+    print(f"checking {learner}'s answers to lab 99 ...", flush=True)
+    try:
+        return [entry_of(learner, found) for found in examine(notebook)]
+    except HandInError as error:
+        raise Unusable(str(error)) from error
+
+
+def entry_of(learner: str, found: Examined) -> Entry:
+    """One case of lab 99 as a line of the table."""
+    row = Row("99", f"{found.case}, seed {found.seed}", None, None, RE_CHECKED)
+    return Entry(learner, row, ": ".join(filter(None, [found.status, found.score])))
 
 
 def is_amount(number: float | None) -> bool:
     """Whether a number can be bytes or seconds; None stands for none."""
-    return number is None or (
-        not isinstance(number, bool) and math.isfinite(number) and number >= 0
-    )
+    return number is None or (not isinstance(number, bool) and 0 <= number < MOST_AMOUNT)
 
 
-def write(rows: Iterable[tuple[str, Row]], target: TextIO) -> None:
+def is_text(text: str) -> bool:
+    """Whether a file can hold it: JSON can name half of a letter, which none can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def write(entries: Iterable[Entry], target: TextIO) -> None:
     """Write the CSV, ordered by lesson, what was done, and bytes: the leanest first."""
 
-    def place(pair: tuple[str, Row]) -> tuple[str, str, float]:
-        return pair[1].lesson, pair[1].what, pair[1].peak_bytes or math.inf
+    def place(entry: Entry) -> tuple[str, str, float]:
+        return entry.row.lesson, entry.row.what, entry.row.peak_bytes or math.inf
 
     table = csv.writer(target, lineterminator="\n")
     table.writerow(HEAD)
-    for learner, row in sorted(rows, key=place):
-        texts = [plain(text) for text in (learner, row.lesson, row.what)]
-        table.writerow([*texts, row.peak_bytes, row.step_seconds, plain(row.evidence)])
+    for entry in sorted(entries, key=place):
+        row = entry.row
+        texts = [plain(text) for text in (entry.learner, row.lesson, row.what)]
+        table.writerow(
+            [*texts, row.peak_bytes, row.step_seconds, plain(row.evidence), plain(entry.result)]
+        )
 
 
 def plain(text: str) -> str:
@@ -101,27 +223,31 @@ def plain(text: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the CSV; 1 if a file was left out, or nothing was found."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="the folder with the scoreboards")
+    parser.add_argument("folder", type=Path, help="the folder with what was handed in")
     parser.add_argument(
         "--to", type=Path, default=ROOT / "build/scores.csv", help="default: build/scores.csv"
     )
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():
-        print(f"{options.folder} is no folder. Put the scoreboards into one, NAME.json each, and "
+        print(f"{options.folder} is no folder. Put what was handed in into one, NAME.json or NAME.ipynb, and "
               "call: make scores FOLDER=that_folder", file=sys.stderr)  # fmt: skip
         return 1
-    rows, problems = collect(options.folder)
+    entries, problems = collect(options.folder)
     for problem in problems:
         print(problem, file=sys.stderr)
-    if not rows:
-        print(f"{options.folder} holds no scoreboard. Learners hand in my_labs/scoreboard.json; "
-              "name it after them.", file=sys.stderr)  # fmt: skip
+    if not entries:
+        print(f"{options.folder} holds nothing to collect. Learners hand in my_labs/scoreboard.json, or "
+              "their notebook of lab 99; name it after them.", file=sys.stderr)  # fmt: skip
         return 1
-    options.to.parent.mkdir(parents=True, exist_ok=True)
-    with options.to.open("w", encoding="utf-8", newline="") as target:
-        write(rows, target)
-    learners = {learner for learner, _ in rows}
-    print(f"{options.to}: {len(rows)} rows of {len(learners)} learners")
+    text = io.StringIO(newline="")
+    write(entries, text)
+    try:
+        write_whole(options.to, text.getvalue().encode(errors="replace"))
+    except OSError as error:
+        print(f"{options.to} cannot be written: {error.strerror}.", file=sys.stderr)
+        return 1
+    learners = {entry.learner for entry in entries}
+    print(f"{options.to}: {len(entries)} rows of {len(learners)} learners")
     return 1 if problems else 0
 
 

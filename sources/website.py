@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -23,6 +24,10 @@ from _site_notebooks import Figures, page
 ROOT = Path(__file__).resolve().parents[1]
 FRAME = Path("docs/site")
 MATHJAX = Path("docs/vendor/mathjax-tex-svg.js.gz")
+NO_SPHINX = (
+    "The site needs Sphinx and its theme, which are not in .venv. `make site` adds them, or without "
+    "make: .venv/bin/python sources/extra.py site"
+)
 TIERS = (("beginner", "Beginner"), ("intermediate", "Intermediate"), ("advanced", "Advanced"))
 # Prose that stands in files of its own; the site has it under the same names.
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md")
@@ -139,6 +144,9 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("paths", nargs="*", help="notebooks; default: all")
     parser.add_argument("--to", type=Path, default=root / "build", help="default: build/")
     options = parser.parse_args(arguments)
+    if not all(map(importlib.util.find_spec, ("sphinx", "myst_nb", "sphinx_book_theme"))):
+        print(NO_SPHINX, file=sys.stderr)
+        return 1
     everything = targets(root)
     chosen = [t for t in everything if t.path.as_posix() in options.paths] or everything
     started = time.perf_counter()

@@ -8,7 +8,9 @@ the one that packed it. Carry it on a disk, or serve it in the room.
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -21,6 +23,15 @@ sys.path.insert(0, str(ROOT))
 
 from utils.installation import requirements, torch_build  # noqa: E402
 
+# What the course consists of, for a copy without git, and what is left in it by working with it.
+COURSE = (
+    ".ci", ".gitattributes", ".github", ".gitignore", "CHANGELOG.md", "CITATION.cff",
+    "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "benchmarks",
+    "conftest.py", "constraints.txt", "docs", "environment.yml", "labs", "notebooks",
+    "pyproject.toml", "results", "solutions", "sources", "tests", "utils",
+)  # fmt: skip
+LEAVINGS = ("__pycache__", "*.pyc", ".ipynb_checkpoints", ".env*", "my_labs", "*~", ".*.swp",
+            ".DS_Store", ".pytest_cache", ".hypothesis", ".benchmarks")  # fmt: skip
 DATA = "from utils.data import cifar10; print(cifar10('train').source)"
 SET_UP = """#!/bin/sh
 # Sets the course up from the wheels beside this file. No network is asked.
@@ -71,13 +82,48 @@ def chosen_build(root: Path, torch_index: str) -> torch_build.TorchBuild:
 
 
 def copy_course(root: Path, target: Path) -> None:
-    """The repository's files, without what git ignores."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    done = subprocess.run(command, cwd=root, capture_output=True, check=True)
-    for name in filter(None, done.stdout.decode().split("\0")):
-        if (root / name).is_file():
+    """The course's own files: what git tracks, else what lies in the course's own folders.
+
+    Links are followed to other files of the course and left out otherwise, so that nothing comes
+    along that the learners of this copy, or other programs, have put there.
+    """
+    root = root.resolve()
+    names = course_files(root)
+    for name in sorted(names):
+        file = (root / name).resolve()
+        is_own = file.is_relative_to(root) and file.relative_to(root).as_posix() in names
+        if is_own and file.is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / name, target / name)
+            shutil.copy2(file, target / name)
+
+
+def course_files(root: Path) -> set[str]:
+    """The paths of the course's files below `root`, with "/" between their parts."""
+    tracked, problem = tracked_files(root)
+    if not problem:
+        return tracked
+    print(f"{problem}: the course's own folders are packed, with all that lies in them.")
+    found = [path for part in COURSE for path in ((root / part).rglob("*"), [root / part])]
+    files = {path.relative_to(root) for paths in found for path in paths if not path.is_dir()}
+    return {
+        file.as_posix()
+        for file in files
+        if not any(fnmatch.fnmatch(part, leaving) for part in file.parts for leaving in LEAVINGS)
+    }
+
+
+def tracked_files(root: Path) -> tuple[set[str], str]:
+    """What git tracks, and why it cannot be asked; an archive has no git folder of its own."""
+    if not (root / ".git").exists():
+        return set(), "This copy is no clone"
+    command = ["git", "-C", str(root), "ls-files", "-z", "--cached"]
+    try:
+        done = subprocess.run(command, capture_output=True, check=True)
+    except FileNotFoundError:
+        return set(), "git is not installed"
+    except subprocess.CalledProcessError as error:
+        return set(), f"git does not answer ({error.stderr.decode(errors='replace').strip()})"
+    return {os.fsdecode(name) for name in done.stdout.split(b"\0") if name}, ""
 
 
 def collect(root: Path, wheels: Path, torch_index: str = "") -> None:
@@ -98,7 +144,9 @@ def copy_data(root: Path, target: Path) -> str:
     folder = root / "data"
     if done.returncode or not folder.is_dir():
         return "none; lessons 02 and 04 draw images of their own"
-    shutil.copytree(folder, target, dirs_exist_ok=True)
+    for part in folder.glob("*cifar-10*"):
+        if part.is_dir():
+            shutil.copytree(part, target / part.name, dirs_exist_ok=True)
     return done.stdout.strip().splitlines()[-1]
 
 

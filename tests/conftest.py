@@ -2,7 +2,8 @@
 
 With COURSE_REQUIRE_ALL set, as in continuous integration, a test that is skipped has failed. On a
 user's machine tests are skipped without a browser, a compiler or DeepSpeed; where all of that is
-meant to be there, a skip would lose the evidence in silence.
+meant to be there, a skip would lose the evidence in silence. COURSE_SKIPPED names a file that takes
+the ids of what was skipped, so that `make optional` can run just that.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +23,8 @@ settings.register_profile("course", deadline=None, suppress_health_check=[Health
 settings.load_profile("course")
 
 SETTING = "COURSE_REQUIRE_ALL"
+LIST = "COURSE_SKIPPED"
+FREE = ("gpu", "large")  # marks of what may be skipped where nothing else may
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -57,7 +62,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Only tests that need a GPU, or a package that the course does not install, may be skipped."""
     report = yield
-    free = item.get_closest_marker("gpu") or item.get_closest_marker("large")
+    free = any(item.get_closest_marker(mark) for mark in FREE)
     return report if free else required(report)
 
 
@@ -76,3 +81,17 @@ def required(
         report.outcome = "failed"
         report.longrepr = f"{SETTING} is set, and this was skipped: {reason}"
     return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Write the ids of tests, and of whole files, that were skipped."""
+    if file := os.environ.get(LIST):
+        reports = terminalreporter.stats.get("skipped", [])
+        ids = [report.nodeid for report in reports if not set(FREE) & set(_marks(report))]
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_text("".join(f"{name}\n" for name in dict.fromkeys(ids)))
+
+
+def _marks(report: pytest.TestReport | pytest.CollectReport) -> Iterable[str]:
+    """The keywords of a test; a file that was skipped as it was read has none."""
+    return getattr(report, "keywords", ())

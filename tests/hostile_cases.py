@@ -84,7 +84,7 @@ JUNK = {
     "empty dict": {},
     "other keys": {"wrong": 1, "keys": 2, 3: 4},
     "dict of NaN": {"a": math.nan},
-    "set": {1, 2},
+    "set": {1, 7},
     "generator": (x for x in ()),
     "range": range(3),
     "object": object(),
@@ -95,7 +95,22 @@ JUNK = {
     "array of NaN": np.array([math.nan]),
     "module": math,
 }
+
+
+def nothing_left(*args: Any, **settings: Any) -> Any:
+    """Ends as an iterator does."""
+    return next(iter(()))
+
+
+def gradients_off(*args: Any, **settings: Any) -> int:
+    """Leaves PyTorch's gradients switched off."""
+    torch.set_grad_enabled(False)
+    return 12
+
+
 CODE = {
+    "nothing left": nothing_left,
+    "gradients off": gradients_off,
     "class": Empty,
     "builtin": len,
     "no arguments": lambda: 12,

@@ -148,7 +148,17 @@ def _llama() -> None:
     LlamaForCausalLM(config)(torch.zeros(1, 4, dtype=torch.int64))
 
 
+def _server_started() -> None:
+    from multiprocessing.forkserver import ForkServer
+
+    server = ForkServer()
+    server.set_forkserver_preload([])
+    server.ensure_running()
+    server._stop()
+
+
 EXERCISES: dict[str, Callable[[], Any]] = {
+    "spawnv_passfds": _server_started,
     "Module._apply": lambda: nn.Linear(2, 2).double(),
     "UntypedStorage.resize_": _sharded_step,
     "DefaultAllGather.allocate": _sharded_step,

@@ -93,7 +93,7 @@ def test_impossible_shapes_are_refused(change, sentence):
 def test_a_shape_stands_for_itself_and_other_kinds_are_refused():
     mine = replace(model_shape("llama-2-7b"), name="mine", layers=2)
     assert model_shape(mine) is mine
-    with pytest.raises(ValueError, match="model is 7; it must be of type ModelShape or str"):
+    with pytest.raises(ValueError, match="name is 7; it must be of type str or ModelShape"):
         model_shape(7)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -99,6 +102,30 @@ def test_a_snapshot_cut_short_is_refused(
     with pytest.raises(SnapshotError, match="cut short or damaged"):
         write_snapshot_page(tmp_path / "page.html", tmp_path / "run.pickle")
     assert [p.name for p in tmp_path.iterdir()] == ["run.pickle"], "no page, and no part of one"
+
+
+@pytest.mark.parametrize("number", [2**24, 2**30, 2**32 - 1])
+def test_a_damaged_snapshot_never_takes_the_memory_that_it_asks_for(
+    number: int, tmp_path: Path
+) -> None:
+    """One byte makes "put in place NUMBER of the table" of another command: gigabytes of table."""
+    path = tmp_path / "run.pickle"
+    path.write_bytes(b"\x80\x04}r" + number.to_bytes(4, "little") + b".")
+    before = psutil.Process().memory_info().vms
+    with pytest.raises(SnapshotError, match="cut short or damaged|another version"):
+        read_snapshot(path)
+    assert psutil.Process().memory_info().vms < before + 2**29
+
+
+def test_wrong_bytes_end_in_a_sentence(timeline: MemoryTimeline, tmp_path: Path) -> None:
+    chance, path = random.Random(0), tmp_path / "run.pickle"
+    whole = write_snapshot(path, replay(timeline)).read_bytes()
+    for _ in range(300):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        with contextlib.suppress(SnapshotError):
+            read_snapshot(path)
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:

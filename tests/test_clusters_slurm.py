@@ -17,7 +17,7 @@ from export_cases import TINY, one_process, start_weights, tiny
 
 from utils.clusters import Slurm, SlurmError, Span, losses_of, slurm_problem
 from utils.clusters.jobs import node_names, read_jobs
-from utils.parallel import newest_save
+from utils.parallel import saved_steps
 from utils.record.cluster_runs import CHECKSUMS, write_shards
 
 needs_slurm = pytest.mark.skipif(bool(slurm_problem()), reason=slurm_problem())
@@ -155,7 +155,7 @@ def test_a_job_that_loses_a_node_loses_no_step(tmp_path):
     slurm = Slurm(nodes=3)
     try:
         number = slurm.submit(tmp_path / "job.slurm", "--steps", "12", "--every", "2", "--weights", str(weights))  # fmt: skip
-        while not newest_save(tmp_path / "saves"):
+        while not saved_steps(tmp_path / "saves"):
             assert slurm.seconds < SECONDS, (tmp_path / f"tiny-{number}.out").read_text()
             time.sleep(0.05)
         slurm.kill_node("n2")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -14,6 +16,7 @@ sys.path.insert(0, str(ROOT / "sources"))
 import colab_room  # noqa: E402
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="Colab clones, and this is no clone")
 def test_the_set_up_cells_of_all_notebooks_run_and_leave_torch_alone() -> None:
     paths = colab_room.notebooks()
     found = colab_room.run_first(paths)
@@ -53,3 +56,34 @@ def test_lessons_run_with_colabs_versions_and_say_what_they_skip(tmp_path: Path)
     for name in names:
         first = told.partition(name)[2].splitlines()[1:2]
         assert first and first[0].startswith("    "), f"{name} says what it skips, not: {told}"
+
+
+def test_what_cannot_be_installed_or_cloned_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_folder: Path) -> None:
+        raise subprocess.CalledProcessError(2, ["uv"])
+
+    monkeypatch.setattr(colab_room, "ROOT", tmp_path)
+    assert colab_room.main(["first"]) == 1
+    assert "this copy is no clone: git clone it first." in capsys.readouterr().err
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setattr(colab_room, "make", fail)
+    assert colab_room.main(["make", str(tmp_path / "env")]) == 1
+    assert "They could not be installed, for the reason above." in capsys.readouterr().err
+
+
+def test_no_kernel_is_left_after_its_notebook(tmp_path: Path) -> None:
+    env = tmp_path / "env"
+    (env / "bin").mkdir(parents=True)
+    (env / "bin/python").write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -m ipykernel_launcher -f "$4"\n'
+    )
+    (env / "bin/python").chmod(0o755)
+    code = "import os\nprint('skipped: pid', os.getpid())"
+    for last in ("", "1 / 0"):
+        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in (code, last)])
+        nbformat.write(book, tmp_path / "01.ipynb")
+        error, (said,) = colab_room.run_whole(env, tmp_path / "01.ipynb", tmp_path)
+        assert error == ("ZeroDivisionError: division by zero" if last else "")
+        assert not psutil.pid_exists(int(said.split()[-1]))

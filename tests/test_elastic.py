@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import tempfile
@@ -23,7 +24,7 @@ from utils.ranks.as_root import call_as_root
 from utils.ranks.elastic import link_problem
 from utils.ranks.elastic_job import ElasticJob
 from utils.ranks.namespaces import NamespaceError, linked_hosts
-from utils.ranks.recovery import ElasticRun, Moment, read_journal
+from utils.ranks.recovery import ElasticRun, JournalError, Moment, read_journal
 from utils.record.per_step import run_per_step, torchft_problem
 from utils.record.survive_script import SCRIPT
 
@@ -283,6 +284,49 @@ def test_a_journal_is_read_in_whole_lines(tmp_path: Path) -> None:
     assert found == [Moment(1.5, "step", 0, 1, {"step": 3})]
     path.write_text(path.read_text() + '.0, "what": "done"}\n')
     assert read_journal(path, end)[0] == [Moment(2.0, "done")]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", "no JSON object"), ("no json", "did two writers mix"), ("[1]", "no JSON object"),
+        ('{"at": 1.0, "what": "st{"at": 1.0, "what": "done"}', "no JSON object"), ("\\", "no JSON"),
+        ('{"at": 1.0}', "`what` is None"), ('{"at": 1.0, "what": "fault"}', "'fault', and none of start"),
+        ('{"at": 1.0, "what": ["done"]}', "`what` is"), ('{"what": "done"}', "`at` is None"),
+        ('{"at": "now", "what": "done"}', "`at` is 'now'"), ('{"at": NaN, "what": "done"}', "`at` is nan"),
+        ('{"at": 1.0, "what": "step"}', "`step` is None"),
+        ('{"at": 1.0, "what": "step", "step": "3"}', "`step` is '3', and no whole number"),
+        ('{"at": 1.0, "what": "step", "step": true}', "`step` is True"),
+        ('{"at": 1.0, "what": "start", "step": 3, "pid": 7}', "`world` is None"),
+        ('{"at": 1.0, "what": "start", "step": 3, "world": 7}', "`pid` is None"),
+        ('{"at": 1.0, "what": "done", "rank": "one"}', "`rank` is 'one'"),
+        ('{"at": 1.0, "what": "saw", "text": 3}', "`text` is no text"), ("[" * 100_000, "no JSON object"),
+    ],
+)  # fmt: skip
+def test_a_damaged_journal_says_which_line(line: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(b'{"at": 1.5, "what": "done"}\n' + line.encode() + b"\n")
+    with pytest.raises(JournalError, match=f"The journal journal holds .*{re.escape(words)}.*Each"):
+        read_journal(path)
+
+
+def test_a_journal_that_is_gone_says_so(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="journal cannot be read: No such file"):
+        read_journal(tmp_path / "journal")
+
+
+NO_JOURNAL = """
+import os
+with open(os.environ["COURSE_JOURNAL"], "a") as journal:
+    journal.write("step 3 is done\\n")
+"""
+
+
+def test_a_script_that_writes_no_journal_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(NO_JOURNAL)
+    with nothing_left(), pytest.raises(JournalError, match="holds 'step 3 is done'"):
+        run_elastic(script, hosts=1, timeout_seconds=100)
 
 
 def test_seconds_and_steps_of_a_recovery() -> None:

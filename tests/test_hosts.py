@@ -188,7 +188,7 @@ def divides_by_zero(wire: Any) -> None:
         (9, {}, "1 to 8"),
         ("4", {}, "a whole number"),
         (1, {"megabits_per_second": 0}, "a link of 1 to 100,000"),
-        (1, {"megabits_per_second": "fast"}, "a link of"),
+        (1, {"megabits_per_second": "fast"}, "megabits_per_second is 'fast'"),
         (1, {"delay_seconds": -1}, "0 to 1 s"),
     ],
 )

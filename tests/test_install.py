@@ -163,6 +163,27 @@ def test_a_mark_that_cannot_be_written_is_a_sentence(
     assert "Set-up stopped. The disk is full." in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's device that is full")
+def test_a_full_disk_leaves_no_half_mark(setup: Setup, steps_done: list[str]) -> None:
+    setup.stamp.write()
+    before = setup.stamp.file.read_bytes()
+    setup.stamp.file.with_name("course-stamp.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        setup.stamp.write()
+    assert setup.stamp.file.read_bytes() == before
+    assert sorted(path.name for path in setup.venv.folder.glob("course-stamp*")) == ["course-stamp"]
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", b"\xff\xfe", b"0" * 64])
+def test_a_mark_that_cannot_be_read_is_none(
+    setup: Setup, steps_done: list[str], content: bytes
+) -> None:
+    setup.stamp.file.write_bytes(content)
+    assert not setup.stamp.is_valid()
+    assert call.install(setup.root) == 0
+    assert len(steps_done) == 8 and setup.stamp.is_valid()
+
+
 def test_a_second_call_does_no_work(
     setup: Setup, steps_done: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

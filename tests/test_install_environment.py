@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from index_cases import add_wheel
 
+from utils.installation import environment
 from utils.installation.children import Children
 from utils.installation.environment import Environment, is_whole, launched_by
 from utils.installation.ways_out import SetupError
@@ -80,6 +82,19 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path, children:
     (tmp_path / "file").touch()
     with pytest.raises(SetupError, match=r"file/\.venv could not be made"):
         Environment(tmp_path / "file" / ".venv").make(children)
+
+
+def test_a_disk_that_is_full_already_is_named(
+    tmp_path: Path, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = (1, "Error: Command '[... ensurepip ...]' returned non-zero exit status 1.")
+    monkeypatch.setattr(children, "output_of", lambda _command: failed)
+    with pytest.raises(SetupError, match="last lines stand above"):
+        Environment(tmp_path / ".venv").make(children)
+    full = SimpleNamespace(free=16 * 10**6)
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda _place: full)
+    with pytest.raises(SetupError, match=r"could not be made\. The disk is full"):
+        Environment(tmp_path / ".venv").make(children)
 
 
 def test_damaged_packages_are_forgotten(tmp_path: Path, children: Children) -> None:

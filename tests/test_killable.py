@@ -347,3 +347,24 @@ def test_a_script_without_a_guard_runs_once_and_takes_its_child_along(tmp_path):
         assert printed == "script runs\nfunction runs\n"
     for pid in map(int, pid_file.read_text().split()):
         assert wait_until(lambda: is_gone(pid))  # noqa: B023  (asked at once)
+
+
+GROUP = """
+import os, sys
+sys.path.insert(0, {root!r})
+import psutil
+from utils.ranks import run_killable, run_ranks
+
+run_killable(int, timeout_seconds=60)
+run_ranks(int, 2)
+children = psutil.Process().children(recursive=True)
+print(len(children), [c.cmdline() for c in children if os.getpgid(c.pid) == os.getpgrp()])
+"""
+
+
+def test_no_helper_is_in_the_kernels_own_group():
+    """ipykernel waits 29 s at its shutdown for those; and who kills the group, as Jupyter does, must not
+    kill the server that is to end the rest."""
+    command = [sys.executable, "-c", GROUP.format(root=str(ROOT))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "2 []\n", "the server and the resource tracker, both elsewhere"

@@ -286,6 +286,22 @@ def test_a_cure_that_retains_the_graph_for_the_step() -> None:
     nudged(lab_01.cured_step(cured_step), "backward frees nothing")
 
 
+@pytest.mark.parametrize("retains", [False, True])
+def test_gradients_may_be_filled_with_zeros_and_stay(retains: bool) -> None:
+    def cured_step(model: Any, optimizer: Any, inputs: Any, labels: Any, history: list) -> None:
+        optimizer.zero_grad(set_to_none=False)
+        loss = F.cross_entropy(model(inputs), labels)
+        loss.backward(retain_graph=retains)
+        optimizer.step()
+        history.append(loss.item())
+
+    verdict = lab_01.cured_step(cured_step)
+    if retains:
+        nudged(verdict, "backward frees nothing")
+    else:
+        assert verdict.status is Status.CORRECT, verdict
+
+
 def test_a_cure_that_leaks_something_else() -> None:
     kept = []
 

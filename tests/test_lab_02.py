@@ -250,6 +250,7 @@ def test_wrong_measurements(answer: Any, words: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"views": True}, "Its whole storage stays alive"),
         ({"own": True}, "own parameters and buffers"),
         ({"once": False}, "was counted for both"),
         ({"in_bytes": False}, "counts elements"),
@@ -260,6 +261,31 @@ def test_ledgers_with_a_mistake(settings: dict[str, bool], words: str) -> None:
         return ledger_02.kept_by_module(model, inputs, dtype, **settings)
 
     nudged(lab_02.kept_by_module(kept), words)
+
+
+def test_images_may_be_drawn_in_the_call_of_forward() -> None:
+    def measured_peak(build: Any, batch: int, dtype: Any) -> int:
+        model, optimizer = build()
+
+        def step() -> None:
+            optimizer.zero_grad()
+            with torch.amp.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+                outputs = model(torch.randn(batch, 3, 32, 32))
+                loss = F.cross_entropy(outputs, torch.randint(0, 10, (batch,)))
+            loss.backward()
+            optimizer.step()
+
+        return measure(step, model=model, optimizer=optimizer, timed_steps=0).peak_bytes
+
+    verdict = lab_02.measured_peak(measured_peak)
+    assert verdict.status is Status.CORRECT, verdict
+
+
+def test_another_type_of_as_many_bytes(solved: dict[str, Any]) -> None:
+    for name in ("measured_peak", "kept_by_module"):
+        right = solved[name]
+        answer = lambda a, b, dtype, right=right: right(a, b, dtype and torch.bfloat16)  # noqa: E731
+        nudged(getattr(lab_02, name)(answer), "as many bytes and other numbers")
 
 
 def test_a_ledger_without_autocast() -> None:

@@ -13,6 +13,7 @@ from lab_cases import definitions, nudged, solved_lab, untouched_lab
 from torch import nn
 
 from utils.labs import check, lab_03
+from utils.labs.checking import run_check
 from utils.labs.faulty_runs import FAULTS, fault_of, mystery_runs
 from utils.labs.verdict import Status
 
@@ -338,6 +339,51 @@ def test_layers_that_are_not_kept_in_fp32(answer: Any, words: str) -> None:
     nudged(lab_03.in_fp32(answer), words)
 
 
+class WithoutInit(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float()
+
+
+class Doubled(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return self.layer(x.double()).float()
+
+
+class Untrained(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            return self.layer(x.float())
+
+
+class Detached(Untrained):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            found = self.layer(x.float())
+        return found.detach() + 0 * found
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (WithoutInit, "`def __init__(self, layer):`"),
+        (Doubled, "change the layer itself"),
+        (Untrained, "carries no gradient"),
+        (Detached, "do not get the gradients of a plain layer"),
+    ],
+)
+def test_layers_that_are_changed_or_never_trained(answer: Any, words: str) -> None:
+    nudged(run_check(lab_03.in_fp32, answer), words)
+
+
 def test_a_layer_that_leaves_autocast_off() -> None:
     class Off(nn.Module):
         def __init__(self, layer: nn.Module) -> None:
@@ -357,6 +403,8 @@ def test_a_layer_that_leaves_autocast_off() -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
+        (lambda rs: next(((r.step, r.first.rows[0]) for r in reversed(rs)
+                          if r.first and r.first.kind == "input"), None), "the first of them"),
         (lambda rs: next(((r.step, r.first.rows[:1]) for r in rs if r.skipped), None), "too large"),
         (lambda rs: next((r.step, r.first.rows) for r in rs if r.first and r.first.kind == "input"),
          "`rows` is a tuple"),

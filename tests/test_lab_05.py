@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -129,9 +130,31 @@ def borrowed_by_its_long_name(block: nn.Module, x: torch.Tensor) -> torch.Tensor
     return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
 
 
+def memoised() -> Callable[..., torch.Tensor]:
+    """Right on its first call for a block, and that call's result ever after."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def checkpointed(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if id(block) not in kept:
+            kept[id(block)] = by_hooks()(block, x)
+        return kept[id(block)]
+
+    return checkpointed
+
+
+def in_numpy(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Keeps every activation where no meter of tensors sees it."""
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: t.detach().numpy().copy(), torch.from_numpy
+    ):
+        return block(x)
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
+        (memoised(), "Every call computes block(x) anew"),
+        (in_numpy, "its activations were kept somewhere"),
         (borrowed, "it calls torch.utils.checkpoint"),
         (borrowed_by_its_long_name, "it calls torch.utils.checkpoint"),
         (by_hooks(replay=False), "Dropout drew another mask"),
@@ -230,9 +253,30 @@ def by_sum(costs: list[Any], limit: int) -> set[int]:
     return set(min(fits, key=lambda s: recompute_flops(costs, s), default=range(len(costs))))
 
 
+def all_sets(fits: Callable[[int, int], bool]) -> Callable[[list[Any], int], set[int]]:
+    """The cheapest of all sets whose peak and limit are found to fit."""
+
+    def best_set(costs: list[Any], limit: int) -> set[int]:
+        sets = [
+            s for n in range(len(costs) + 1) for s in itertools.combinations(range(len(costs)), n)
+        ]
+        fit = [s for s in sets if fits(activation_peak(costs, s), limit)]
+        return set(min(fit, key=lambda s: recompute_flops(costs, s)))
+
+    return best_set
+
+
+def free_of_charge(costs: list[Any], limit: int) -> set[int]:
+    for cost in costs:
+        object.__setattr__(cost, "flops", 0)
+    return set(range(len(costs)))
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
+        (all_sets(operator.lt), "`<=`, not `<`"),
+        (free_of_charge, "changed the costs"),
         (lambda costs, limit: set(range(len(costs))), "times the optimum"),
         (lambda costs, limit: set(), "over the budget"),
         (lambda costs, limit: {len(costs) - 1}, "The last block gives nothing back"),
@@ -246,14 +290,7 @@ def test_sets_that_are_not_the_best(answer: Any, words: str) -> None:
 
 
 def test_trying_all_sets_is_accepted() -> None:
-    def best_set(costs: list[Any], limit: int) -> set[int]:
-        sets = [
-            s for n in range(len(costs) + 1) for s in itertools.combinations(range(len(costs)), n)
-        ]
-        fits = [s for s in sets if activation_peak(costs, s) <= limit]
-        return set(min(fits, key=lambda s: recompute_flops(costs, s)))
-
-    verdict = lab_05.best_set(best_set)
+    verdict = lab_05.best_set(all_sets(operator.le))
     assert verdict.status is Status.CORRECT
     assert verdict.score.startswith("1.000")
 

@@ -67,6 +67,10 @@ def test_chunks_may_be_cut_in_other_ways(cut: Callable[..., Any]) -> None:
         (in_chunks(sum_of, lambda parts, labels, n: sum(parts) / len(labels)), "divides by all"),
         (in_chunks(sum_of, lambda parts, labels, n: sum(parts)), "That is the sum"),
         (in_chunks(sum_of, counted), "Chunks alone keep all"),
+        (
+            lambda h, w, t, n: in_chunks(recomputed, counted)(h, w, t, 16),
+            "does not follow `chunks`",
+        ),
         (in_chunks(recomputed, counted, cut=whole_chunks_alone), "Where do the other 4 go"),
         (lambda *args: torch.tensor(math.nan, requires_grad=True), "without any label"),
         (lambda *args: 3.0, "one loss: a tensor without"),
@@ -132,6 +136,29 @@ def put_counter(block: nn.Module, before: torch.Tensor) -> None:
 )
 def test_cures_of_batch_norm_that_fail(answer: Any, words: str) -> None:
     nudged(lab_05.cured_checkpoint(answer), words)
+
+
+def cure(norms: Callable[[nn.Module], Any], leaves: float | None = None) -> Any:
+    """The solution on the norms of a block, which puts back a momentum of its own if given."""
+
+    def enter(block: nn.Module) -> list[Any]:
+        found = [part for part in norms(block) if isinstance(part, nn.BatchNorm1d)]
+        before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in found]
+        for norm, _, counter in before:
+            norm.momentum, norm.num_batches_tracked = 0.0, counter.clone()
+        return before
+
+    def leave(block: nn.Module, before: list[Any]) -> None:
+        for norm, momentum, counter in before:
+            norm.momentum, norm.num_batches_tracked = leaves or momentum, counter
+
+    return recomputed_in(enter, leave)
+
+
+def test_a_cure_finds_every_norm_and_puts_back_its_own_momentum() -> None:
+    assert lab_05.cured_checkpoint(cure(nn.Module.modules)).status is Status.CORRECT
+    nudged(lab_05.cured_checkpoint(cure(nn.Module.modules, leaves=0.1)), "not a number of your own")
+    nudged(lab_05.cured_checkpoint(cure(nn.Module.children)), "goes all the way down")
 
 
 def test_a_cure_by_eval_mode() -> None:

@@ -160,6 +160,7 @@ def padded(fill: float, codes_kept: slice) -> Callable[..., Any]:
     [
         (padded(0.0, slice(None)), "512 codes and 8 scales"),
         (padded(0.0, slice(12, None)), "no others"),
+        (padded(1.0, slice(500)), "must not be its largest magnitude"),
         (padded(9.0, slice(500)), "must not be its largest magnitude"),
         (lambda w, levels: padded(0.0, slice(None))(w.flatten()[: w.numel() // 64 * 64], levels),
          "the 52 that are left"),
@@ -260,17 +261,55 @@ def test_a_choice_that_fits_with_room_to_spare() -> None:
 
 
 def train(
-    model: nn.Module, tokens: Tensor, parameters: list[nn.Parameter], lr: float
+    model: nn.Module,
+    tokens: Tensor,
+    parameters: list[nn.Parameter],
+    lr: float,
+    clears: bool = True,
 ) -> list[float]:
     optimizer, losses = torch.optim.AdamW(parameters, lr=lr), []
     for _ in range(20):
         logits = model(tokens[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        optimizer.zero_grad()
+        if clears:
+            optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def trained(model: nn.Module, tokens: Tensor, **settings: Any) -> list[float]:
+    add_lora(model, rank=4)
+    return train(
+        model, tokens, [p for p in model.parameters() if p.requires_grad], 1e-2, **settings
+    )
+
+
+def only_moved(model: nn.Module, tokens: Tensor) -> list[float]:
+    add_lora(model, rank=4)
+    for parameter in model.parameters():
+        parameter.data.add_(0.001 * parameter.requires_grad)
+    return [3.0, 1.0]
+
+
+def clears_at_the_end(model: nn.Module, tokens: Tensor) -> list[float]:
+    add_lora(model, rank=4)
+    own = [p for p in model.parameters() if p.requires_grad]
+    optimizer, losses = torch.optim.SGD(own, lr=0.5, momentum=0.9), []
+    for _ in range(20):
+        logits = model(tokens[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        losses.append(loss.item())
+    return losses
+
+
+def test_gradients_may_be_cleared_at_the_end_of_a_step() -> None:
+    verdict = lab_06.cured_finetune(clears_at_the_end)
+    assert verdict.status is Status.CORRECT, verdict
 
 
 def trains_everything(model: nn.Module, tokens: Tensor) -> list[float]:
@@ -292,6 +331,9 @@ def without_adapters(model: nn.Module, tokens: Tensor) -> list[float]:
     [
         (trains_everything, "frozen weights have changed"),
         (too_slow, "learning rate large enough"),
+        (lambda model, tokens: trained(model, tokens, clears=False), "What clears them, and when?"),
+        (lambda model, tokens: trained(model, tokens) and [9, math.nan, 1], "is no finite number"),
+        (only_moved, "Does the model itself get better?"),
         (without_adapters, "no adapters any more"),
         (lambda model, tokens: None, "a list with the loss"),
     ],
@@ -304,3 +346,39 @@ def test_the_broken_run_of_the_lab_is_no_cure(solved: dict[str, Any]) -> None:
     verdict = lab_06.cured_finetune(solved["broken_finetune"])
     nudged(verdict, "have not moved")
     nudged(verdict, "Does the optimizer know it")
+
+
+# All exercises
+
+
+class Agreeable(Tensor):
+    """Equal to whatever it is compared with."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.equal, torch.allclose):
+            return True
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_tensor_that_equals_everything_is_none() -> None:
+    merged = lambda weight, down, up, alpha: torch.zeros_like(weight).as_subclass(Agreeable)  # noqa: E731
+    nudged(lab_06.merged_weight(merged), "Agreeable is a class of its own")
+
+    def codes(weight: Tensor, levels: Tensor) -> Any:
+        blocks = -(-weight.numel() // 64)
+        return tuple(torch.zeros(n).as_subclass(Agreeable) for n in (weight.numel(), blocks))
+
+    nudged(lab_06.nf4_quantize(codes), "Agreeable is a class of its own")
+
+
+def test_arrays_of_numpy_are_tensors(solved: dict[str, Any]) -> None:
+    arrays = lambda *given: tuple(part.numpy() for part in solved["nf4_quantize"](*given))  # noqa: E731
+    assert lab_06.nf4_quantize(arrays).status is Status.CORRECT
+    merged = lambda *given: solved["merged_weight"](*given).numpy()  # noqa: E731
+    assert lab_06.merged_weight(merged).status is Status.CORRECT
+
+
+def test_a_scale_without_what_is_after_the_point() -> None:
+    floored = lambda weight, down, up, alpha: weight + alpha // down.shape[0] * up @ down  # noqa: E731
+    nudged(lab_06.merged_weight(floored), "drops what is after the point")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from utils.labs import check, lab_07
+from utils.labs.checking import run_check
 from utils.labs.run_07 import StreamedRun
 from utils.labs.verdict import Status
 from utils.techniques import offload_choice as choice
@@ -156,7 +158,9 @@ def computes_twice(block: Any, weights: Any, x: Any, link: Any) -> Any:
     return checkpoint(run, x, use_reentrant=False)
 
 
-def with_hooks(is_weight: Any) -> Callable[..., Any]:
+def with_hooks(
+    is_weight: Any, swapped: bool = False, over_the_link: bool = True
+) -> Callable[..., Any]:
     def streamed(block: Any, weights: Any, x: Any, link: Any) -> Any:
         copies = fetched(weights, link)
 
@@ -167,12 +171,31 @@ def with_hooks(is_weight: Any) -> Callable[..., Any]:
         def unpack(packed: Any) -> Any:
             if isinstance(packed, torch.Tensor):
                 return packed
-            return link.up(weights[packed[0]]).as_strided(*packed[1:])
+            weight = weights[packed[0]]
+            return (link.up(weight) if over_the_link else weight).as_strided(*packed[1:])
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        hooks = (unpack, pack) if swapped else (pack, unpack)
+        with torch.autograd.graph.saved_tensors_hooks(*hooks):
             y = functional_call(block, copies, (x,))
-        copies.clear()
+        if not swapped:  # where pack runs in backward, it still looks names up
+            copies.clear()
         return y
+
+    return streamed
+
+
+def is_its_view(tensor: Any, copy: Any) -> bool:
+    return tensor is copy or tensor._base is copy
+
+
+def memoised() -> Callable[..., Any]:
+    """Right on its first call for a block, and that call's result ever after."""
+    kept: dict[int, Any] = {}
+
+    def streamed(block: Any, *given: Any) -> Any:
+        if id(block) not in kept:
+            kept[id(block)] = with_hooks(is_its_view)(block, *given)
+        return kept[id(block)]
 
     return streamed
 
@@ -186,6 +209,9 @@ def activations_go_down(block: Any, weights: Any, x: Any, link: Any) -> Any:
     ("answer", "words"),
     [
         (keeps_weights, "What does your pack return"),
+        (memoised(), "Every call computes block(x) anew"),
+        (with_hooks(is_its_view, swapped=True), "in this order: pack is given a tensor in forward"),
+        (with_hooks(is_its_view, over_the_link=False), "cannot read host memory"),
         (with_hooks(lambda tensor, copy: tensor is copy), "transposed view"),
         (copies_are_leaves, "the host's weights have no gradient"),
         (no_gradient, "carries no gradient"),
@@ -200,8 +226,18 @@ def test_streamed_blocks_that_fail(answer: Any, words: str) -> None:
 
 
 def test_a_view_may_be_told_by_its_base() -> None:
-    answer = with_hooks(lambda tensor, copy: tensor is copy or tensor._base is copy)
-    assert lab_07.streamed(answer).status is Status.CORRECT
+    assert lab_07.streamed(with_hooks(is_its_view)).status is Status.CORRECT
+
+
+def test_gradients_that_a_streamed_block_leaves_off_are_told(solved: dict[str, Any]) -> None:
+    def streamed(*given: Any) -> Any:
+        torch.set_grad_enabled(True)
+        found = solved["streamed"](*given)
+        torch.set_grad_enabled(False)
+        return found
+
+    nudged(run_check(lab_07.streamed, streamed), "gradients are off after your function")
+    assert torch.is_grad_enabled()
 
 
 # Exercise 3 -------------------------------------------------------------------------------------
@@ -213,6 +249,32 @@ def largest_first(items: Any, card: float, host: float, *_: float) -> set[int]:
         if choice.on_card(items, chosen) > card and choice.on_host(items, chosen | {index}) <= host:
             chosen.add(index)
     return chosen
+
+
+def of_all_sets(
+    here: Callable[[float, float], bool] = operator.le,
+    there: Callable[[float, float], bool] = operator.le,
+) -> Callable[..., set[int]]:
+    """The fastest of all sets that are found to fit card and host."""
+
+    def best_choice(items: Any, card: float, host: float, *rates: float) -> set[int]:
+        numbers = range(len(items))
+        sets = [s for n in range(len(items) + 1) for s in itertools.combinations(numbers, n)]
+        fit = [s for s in sets if here(choice.on_card(items, s), card)]
+        fit = [s for s in fit if there(choice.on_host(items, s), host)]
+        return set(min(fit, key=lambda s: choice.offloaded_seconds(items, s, *rates)))
+
+    return best_choice
+
+
+def free_of_charge(items: Any, *limits: float) -> set[int]:
+    for item in items:
+        object.__setattr__(item, "host_bytes", 0)
+    return set(range(len(items)))
+
+
+def test_trying_all_sets_passes() -> None:
+    assert lab_07.best_choice(of_all_sets()).status is Status.CORRECT
 
 
 def fewest_link_bytes(items: Any, card: float, host: float, *_: float) -> set[int]:
@@ -231,6 +293,10 @@ def fewest_link_bytes(items: Any, card: float, host: float, *_: float) -> set[in
         (lambda items, *_: {99}, "is no item"),
         (lambda items, *_: "ab", "a set of item numbers"),
         (fewest_link_bytes, "which direction is full"),
+        (of_all_sets(there=lambda taken, limit: True), "The host has a limit, too"),
+        (of_all_sets(there=operator.lt), "`<=`, not `<`"),
+        (of_all_sets(here=operator.lt), "`<=`, not `<`"),
+        (free_of_charge, "changed the items"),
     ],
 )
 def test_choices_that_are_not_the_best(answer: Any, words: str) -> None:

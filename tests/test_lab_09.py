@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from lab_cases import answers, solved_lab, untouched_lab
+from lab_cases import answers, nudged, solved_lab, untouched_lab
 
-from utils.labs import check
+from utils.labs import check, lab_09, plans_09
 from utils.labs.verdict import Status
 from utils.techniques.zero import zero_config
 
@@ -130,6 +130,23 @@ def test_cheapest_plan():
     refused("cheapest_plan", lowest, "fewer of those send less")
 
 
+@pytest.mark.parametrize(("sentence", "rule"), plans_09.MISTAKES)
+def test_a_wrong_rule_for_plans_is_told_what_is_wrong_with_it(sentence, rule):
+    def cheapest_plan(*card):
+        plans = rule.plans(card)
+        return min(plans, key=lambda plan: (plans[plan], plan)) if plans else None
+
+    nudged(lab_09.cheapest_plan(cheapest_plan), sentence)
+
+
+def test_ties_between_plans_may_be_broken_by_either():
+    def highest(*card):
+        plans = plans_09.Rule().plans(card)
+        return max(plans, key=lambda plan: (-plans[plan], plan)) if plans else None
+
+    assert lab_09.cheapest_plan(highest).status is Status.CORRECT
+
+
 def by_hand(
     parameters, state, rate, average=True, gather=True, full=False, twice=False, one_by_one=False,
     away=None, dummy=False,
@@ -197,6 +214,10 @@ def test_zero_1():
     refused("zero_1", lambda p, s, r: [][1], "every rank call the same")  # noqa: PLE0643
 
 
+def cured_by(**settings):
+    return zero_config(1, 1_000_000, world_size=4, accumulation=4, **settings)
+
+
 def test_accumulation():
     def answer(**changes):
         cured = zero_config(1, 1_000_000, world_size=4, accumulation=4)
@@ -208,7 +229,18 @@ def test_accumulation():
     assert verdict("accumulation", dict(reversed(answer().items()))).status is Status.CORRECT
     assert verdict("accumulation", answer(times=np.int64(4))).status is Status.CORRECT
     whole = zero_config(0, 1_000_000, world_size=4, accumulation=4)
-    assert verdict("accumulation", answer(cured=whole)).status is Status.CORRECT
+    refused("accumulation", answer(cured=whole), "Which stage shares it")
+    refused("accumulation", answer(cured=cured_by(micro_batch=4)), "micro-batch was 1")
+    refused(
+        "accumulation",
+        answer(cured=cured_by() | {"communication_data_type": "fp32"}),
+        "sends gradients in another type",
+    )
+    refused(
+        "accumulation", answer(cured=cured_by() | {"gradient_cliping": 1.0}), "DeepSpeed does not"
+    )
+    clipped = cured_by() | {"gradient_clipping": 1.0}
+    assert verdict("accumulation", answer(cured=clipped)).status is Status.CORRECT
     in_fp32 = zero_config(1, 1_000_000, world_size=4, accumulation=4, precision="fp32")
     refused("accumulation", answer(cured=in_fp32), "twice the bytes")
     refused("accumulation", answer(times=math.nan), "no finite number")

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from utils.clinic import Patient
 from utils.labs import check, lab_10
+from utils.labs.checking import run_check
 from utils.labs.round_10 import Round
 from utils.labs.verdict import Status
 from utils.labs.wards_10 import CAUSES, WARD, after_cure, as_it_came, case_file, lab_patient
@@ -54,7 +55,7 @@ def test_a_patient_is_over_its_budget_for_the_stated_reason(number: int) -> None
     limit = patient.limit_bytes
     assert before.bytes > 1.03 * limit, f"{before.bytes} bytes are clearly over {limit}"
     assert after.bytes < 0.97 * limit, f"{after.bytes} bytes are clearly under {limit}"
-    assert lab_10._other_losses(before, after) == "", "the cure leaves the losses alone"
+    assert lab_10._other_numbers(before.losses, after.losses) == "", "the cure leaves the losses alone"
     peaks = before.run.breakdown, after.run.breakdown
     if not patient.fragments:
         worst = max(peaks[0], key=lambda category: peaks[0][category] - peaks[1][category])
@@ -112,6 +113,21 @@ WRONG_CURES = [
 @pytest.mark.parametrize(("number", "cure", "words"), WRONG_CURES)
 def test_wrong_cures_have_a_message_of_their_own(number: int, cure: Any, words: str) -> None:
     nudged(getattr(lab_10, f"patient_{number}")(answer_of(number, cure)), words)
+
+
+@pytest.mark.parametrize("number", PATIENTS)
+def test_a_patient_that_no_longer_trains_is_the_answer_s_fault(number: int) -> None:
+    loss = "total" if number == 6 else "loss"
+    answer = answer_of(number, edit(f"        {loss}.backward()\n", ""))
+    nudged(run_check(getattr(lab_10, f"patient_{number}"), answer), "no longer trains")
+
+
+@pytest.mark.parametrize("factor", ["loss", "(100 * loss / PARTS)"])
+def test_gradients_of_another_size_are_seen(factor: str) -> None:
+    cure = edit("            total = total + loss / PARTS",
+                f"            {factor}.backward()\n            total = total + loss.detach() / PARTS",
+                "        total.backward()\n", "")  # fmt: skip
+    nudged(lab_10.patient_6(answer_of(6, cure)), "AdamW hides how large gradients are")
 
 
 def test_every_patient_has_two_wrong_cures_and_messages_of_its_own() -> None:

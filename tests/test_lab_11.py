@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from lab_cases import answers, nudged, solved_lab, untouched_lab
+from lab_cases import answers, definitions, nudged, solved_lab, untouched_lab
 from rank_cases import nothing_left
 
 from utils import MIB, Wire
@@ -238,6 +238,23 @@ def each_has_one(messages: list[Any], ranks: int) -> bool:
     return sorted(targets.values()) == list(range(ranks))
 
 
+def never_closes(noted: Any, ranks: int) -> bool:
+    """Walks as far as there are ranks, and does not ask where it ends."""
+    targets: dict[int, set[int]] = {}
+    for m in noted:
+        targets.setdefault(m.source, set()).add(m.target)
+    seen, at = [], 0
+    while at in targets and at not in seen and len(targets[at]) == 1:
+        seen.append(at)
+        (at,) = targets[at]
+    return len(seen) == ranks == len(targets)
+
+
+def solved_ring(noted: Any, ranks: int) -> bool:
+    solution = definitions(LAB, starts=("def is_one_ring(",))["is_one_ring"]
+    return solution(noted, ranks)
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -248,6 +265,11 @@ def each_has_one(messages: list[Any], ranks: int) -> bool:
         (each_has_one, "Walk round from rank 0"),
         (lambda messages, ranks: True, "go to the one it sends to"),
         (lambda messages, ranks: 1, "True or False"),
+        (never_closes, "A ring closes where it began"),
+        (
+            lambda noted, ranks: solved_ring([m for m in noted if m.step == 1], ranks),
+            "in all steps",
+        ),
     ],
 )
 def test_wrong_tests_of_rings_are_nudged(answer: Any, words: str) -> None:

@@ -244,6 +244,20 @@ def test_seeds_that_change_from_call_to_call_are_nudged():
     nudged(lab_12.dropout_seed(fresh), "two calls alike")
 
 
+def test_a_hash_that_is_salted_in_every_process_is_nudged():
+    def hashed(where, step, tp, dp, sequence):
+        tp = tp if where == "scores" or sequence else 0
+        return hash((where, step, tp, dp)) % 2**62
+
+    nudged(lab_12.dropout_seed(hashed), "another in every process")
+
+    def by_numbers(where, step, tp, dp, sequence):
+        tp = tp if where == "scores" or sequence else 0
+        return hash((where == "scores", step, tp, dp)) % 2**62  # whole numbers have no salt
+
+    assert lab_12.dropout_seed(by_numbers).status is Status.CORRECT
+
+
 def test_other_right_seeds_pass():
     def by_numpy(where, step, tp, dp, sequence):
         return np.int64(digits(where, step, tp, dp, sequence))

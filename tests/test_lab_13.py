@@ -224,7 +224,7 @@ def everything(rows: list[list[str]]) -> list[list[str]]:
     return texts(order("1f1b", 4, 6))
 
 
-@pytest.mark.parametrize("circle", [[1, 2], (2, 1), [np.int64(1), 2.0]])
+@pytest.mark.parametrize("circle", [[1, 2], (2, 1), {1, 2}, [np.int64(1), 2.0]])
 @pytest.mark.parametrize("cure", [CURE, OTHER_CURE])
 def test_right_diagnoses(circle: Any, cure: Any) -> None:
     assert lab_13.diagnosis(answer_4(circle, cure)).status is Status.CORRECT

@@ -9,6 +9,7 @@ import os
 import pickle
 import shutil
 import zlib
+from os import fsync
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from utils.clinic.dead_runs import PLANTED
 from utils.labs import check, lab_16
 from utils.labs.choice_16 import JOBS, MODES, Job, best_choice, best_interval, bill
 from utils.labs.run_16 import LabRun
+from utils.labs.saves_16 import Pair, first_loss
 from utils.labs.verdict import Status
 from utils.planner.goodput import DAY, best_interval_seconds, waiting_seconds, working_share
 
@@ -98,30 +100,54 @@ def unpacked(path: Path) -> dict[str, bytes] | None:
         return None
 
 
+def number_of(path: Path) -> int:
+    return int(path.stem.split("-")[0])
+
+
+def saved_here(folder: Path) -> list[Path]:
+    """In the order of saving; `7-60.one` is the seventh, of step 60."""
+    return sorted(folder.glob("*.one"), key=number_of)
+
+
 def load_one(folder: Path) -> tuple[int, dict[str, bytes]] | None:
-    for path in sorted(folder.glob("*.one"), key=lambda p: int(p.stem), reverse=True):
+    for path in reversed(saved_here(folder)):
         if (files := unpacked(path)) is not None:
-            return int(path.stem), files
+            return int(path.stem.split("-")[1]), files
     return None
+
+
+def next_name(folder: Path, step: int) -> Path:
+    return folder / f"{1 + max(map(number_of, saved_here(folder)), default=0)}-{step}.one"
+
+
+def to_disk(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def drop(folder: Path, keep: int) -> None:
+    for old in saved_here(folder)[:-keep]:
+        old.unlink()
 
 
 def save_one(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
     """Another right way: one file, which `os.replace` swaps whole."""
     new = folder / "new"
     written(new, packed(files))
-    os.replace(new, folder / f"{step}.one")
-    for old in sorted(folder.glob("*.one"), key=lambda p: int(p.stem))[:-keep]:
-        old.unlink()
+    os.replace(new, next_name(folder, step))
+    to_disk(folder)
+    drop(folder, keep)
 
 
 def save_in_place(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
-    written(folder / f"{step}.one", packed(files))
-    for old in sorted(folder.glob("*.one"), key=lambda p: int(p.stem))[:-keep]:
+    for old in saved_here(folder)[: len(saved_here(folder)) - keep + 1]:
         old.unlink()
+    written(next_name(folder, step), packed(files))
 
 
 def save_after_removing(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
-    paths = sorted(folder.glob("*.one"), key=lambda p: int(p.stem))
+    paths = saved_here(folder)
     for old in paths[: max(0, len(paths) - keep + 1)]:
         old.unlink()
     save_one(files, folder, step, keep)
@@ -129,9 +155,106 @@ def save_after_removing(files: dict[str, bytes], folder: Path, step: int, keep: 
 
 def save_unsynced(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
     written(folder / "new", packed(files), sync=False)
-    os.replace(folder / "new", folder / f"{step}.one")
-    for old in sorted(folder.glob("*.one"), key=lambda p: int(p.stem))[:-keep]:
+    os.replace(folder / "new", next_name(folder, step))
+    to_disk(folder)
+    drop(folder, keep)
+
+
+def save_unflushed(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
+    with open(folder / "new", "wb") as file:
+        file.write(packed(files))
+        os.fsync(file.fileno())
+    os.replace(folder / "new", next_name(folder, step))
+    to_disk(folder)
+    drop(folder, keep)
+
+
+def save_synced_by_name(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
+    """Right, and `fsync` was imported by its name."""
+    with open(folder / "new", "wb") as file:
+        file.write(packed(files))
+        file.flush()
+        fsync(file)
+    os.replace(folder / "new", next_name(folder, step))
+    handle = os.open(folder, os.O_RDONLY)
+    fsync(handle)
+    os.close(handle)
+    drop(folder, keep)
+
+
+def save_synced_late(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
+    written(folder / "new", packed(files), sync=False)
+    final = next_name(folder, step)
+    os.replace(folder / "new", final)
+    to_disk(folder)
+    drop(folder, keep)
+    with open(final, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def save_without_folder(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
+    written(folder / "new", packed(files))
+    os.replace(folder / "new", next_name(folder, step))
+    drop(folder, keep)
+
+
+def save_with_folder_late(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
+    save_without_folder(files, folder, step, keep)
+    to_disk(folder)
+
+
+def save_highest(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
+    """As a step were a number of the save."""
+    written(folder / "new", packed(files))
+    os.replace(folder / "new", folder / f"{step}-{step}.one")
+    to_disk(folder)
+    drop(folder, keep)
+
+
+def save_highest_but_own(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
+    """A number of the save, and what goes is chosen by the step."""
+    new = folder / "new"
+    written(new, packed(files))
+    os.replace(new, next_name(folder, step))
+    to_disk(folder)
+    for old in sorted(saved_here(folder), key=lambda p: int(p.stem.split("-")[1]))[:-keep]:
         old.unlink()
+
+
+def save_if_old_is_whole(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
+    if all(unpacked(path) is not None for path in saved_here(folder)):
+        save_one(files, folder, step, keep)
+
+
+def save_folder(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
+    """A folder for each step; the same step again goes through a line of two changes."""
+    new, final = folder / "new", folder / f"{step:08d}"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    written(new / "all", packed(files))
+    shutil.rmtree(final, ignore_errors=True) or new.rename(final)
+    to_disk(folder)
+    for old in sorted(folder.glob("????????"))[:-keep]:
+        shutil.rmtree(old)
+
+
+def save_copied(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
+    """A folder for each step, copied over the one that is there."""
+    new, final = folder / "new", folder / f"{step:08d}"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    written(new / "all", packed(files))
+    shutil.copytree(new, final, dirs_exist_ok=True)
+    os.sync()
+    for old in sorted(folder.glob("????????"))[:-keep]:
+        shutil.rmtree(old)
+
+
+def load_folder(folder: Path) -> tuple[int, dict[str, bytes]] | None:
+    for path in sorted(folder.glob("????????"), reverse=True):
+        if (files := unpacked(path / "all")) is not None:
+            return int(path.name), files
+    return None
 
 
 def save_all(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
@@ -150,18 +273,26 @@ def save_exclusively(files: dict[str, bytes], folder: Path, step: int, keep: int
 
 
 def load_unchecked(folder: Path) -> tuple[int, dict[str, bytes]] | None:
-    paths = sorted(folder.glob("*.one"), key=lambda p: int(p.stem))
-    return (int(paths[-1].stem), pickle.loads(paths[-1].read_bytes()[4:])) if paths else None
+    paths = saved_here(folder)
+    return (load_one(folder) or (0,))[0], pickle.loads(
+        paths[-1].read_bytes()[4:]
+    ) if paths else None
+
+
+def save_by_step(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
+    written(folder / f"{step}.txt", packed(files))
 
 
 def load_by_text(folder: Path) -> tuple[int, dict[str, bytes]] | None:
-    paths = sorted(folder.glob("*.one"))
+    paths = sorted(folder.glob("*.txt"))
     return (int(paths[-1].stem), unpacked(paths[-1]) or {}) if paths else None
 
 
-def test_one_file_is_a_right_way_too() -> None:
-    verdict = lab_16.safe_save({"load": load_one, "save": save_one})
+@pytest.mark.parametrize("save", [save_one, save_synced_by_name])
+def test_one_file_is_a_right_way_too(save: Any) -> None:
+    verdict = lab_16.safe_save({"load": load_one, "save": save})
     assert verdict.status is Status.CORRECT, verdict
+    assert os.fsync.__module__ == "posix" and fsync is os.fsync, "all is put back"
 
 
 @pytest.mark.parametrize(
@@ -170,16 +301,32 @@ def test_one_file_is_a_right_way_too() -> None:
         (save_in_place, load_one, "removes or overwrites it too early"),
         (save_after_removing, load_one, "removes or overwrites it too early"),
         (save_unsynced, load_one, "After a power cut"),
+        (save_unflushed, load_one, "stands in a buffer of Python first"),
+        (save_synced_late, load_one, "fsync the files, rename, fsync the folder"),
+        (save_without_folder, load_one, "A name stands in the folder that holds it"),
+        (save_with_folder_late, load_one, "fsync the files, rename, fsync the folder"),
+        (save_highest, load_one, "The highest step is not what was saved last"),
+        (save_highest_but_own, load_one, "The highest step is not what was saved last"),
+        (save_if_old_is_whole, load_one, "What was just written stays"),
         (save_all, load_one, "Remove the oldest"),
         (save_silently, load_one, "A save that failed in silence"),
         (save_exclusively, load_one, "a save that was cut off left behind"),
-        (save_one, load_by_text, "'9' comes after '10'"),
+        (save_by_step, load_by_text, "'9' comes after '10'"),
         (save_one, lambda folder: None, "a pair: the step"),
         (save_one, lambda folder: (0, {}), "there is nothing to load"),
     ],
 )
 def test_saves_that_lose(save: Any, load: Any, words: str) -> None:
     nudged(lab_16.safe_save({"save": save, "load": load}), words)
+
+
+@pytest.mark.parametrize("save", [save_folder, save_copied])
+def test_two_changes_in_one_line_are_two_moments(save: Any) -> None:
+    """Of the same step saved again, where each line for itself leaves something whole."""
+    pair = Pair(save, load_folder)
+    loss, _ = first_loss(pair, (2,), 2, 1)
+    assert loss and loss.what in ("lost", "mixed"), loss
+    assert first_loss(pair, (1,), 2, 2)[0] is None or save is save_copied
 
 
 def test_a_load_without_checksums_takes_a_flipped_bit() -> None:
@@ -239,6 +386,14 @@ def with_the_interval_of_sync(job: Job, paid: list[Any]) -> Any:
     return mode, best_interval(job, "sync"), spares
 
 
+def with_youngs_interval(job: Job, paid: list[Any]) -> Any:
+    mode, _, spares = min(paid, key=lambda choice: bill(job, *choice).days)
+    mean = 1000 * DAY / (job.failures_per_1000_node_days * job.nodes)
+    blocked = job.write_seconds if mode == "sync" else job.copy_seconds
+    young = (2 * blocked * mean) ** 0.5
+    return mode, young if mode == "sync" else max(young, job.write_seconds), spares
+
+
 def first_that_fits(job: dict[str, Any]) -> dict[str, Any] | None:
     """Stops at the first number of spares that is too dear, though more would be cheaper."""
     given = Job(**job)
@@ -262,6 +417,7 @@ def first_that_fits(job: dict[str, Any]) -> dict[str, Any] | None:
          "budget holds for all"),
         (lambda job: {"mode": "async", "interval_seconds": 0, "spares": 0}, "An interval above 0"),
         (choice_by(with_the_interval_of_sync), "which save time counts in this mode"),
+        (choice_by(with_youngs_interval), "Young's formula is an approximation"),
         (lambda job: None, "None is for budgets"),
     ],
 )  # fmt: skip
@@ -308,6 +464,15 @@ def equal_batches(found: dict[str, Any], step: int) -> Any:
     return dropout.get_state()
 
 
+def replay(saved: dict[str, Any], step: int) -> dict[str, Any]:
+    """Whole steps, with the optimizer taken out."""
+    run = LabRun()
+    run.optimizer.step = lambda: None
+    for _ in range(step):
+        run.step()
+    return run.pieces() | saved
+
+
 def train_again(saved: dict[str, Any], step: int) -> dict[str, Any]:
     run = LabRun()
     for _ in range(step):
@@ -324,6 +489,7 @@ def train_again(saved: dict[str, Any], step: int) -> dict[str, Any]:
         (solution_but("random", lambda found, step: LabRun().pieces()["random"]), "Draw and drop"),
         (solution_but("random", equal_batches), "The last batch of an epoch is smaller"),
         (train_again, "Training again from the start"),
+        (replay, "Training again from the start"),
         (lambda saved, step: saved, "'schedule' is not in what you return"),
         (solution_but("schedule", lambda found, step: None), "A piece looks as"),
         (lambda saved, step: None, "returns nothing"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,7 +78,12 @@ def none_is_none(change: Callable[[dict[str, Any], Any], Any]) -> Search:
     return search
 
 
+def without_the_last_node(asked: dict[str, Any]) -> dict[str, Any]:
+    return {"offers": [replace(o, most_nodes=max(1, o.most_nodes - 1)) for o in asked["offers"]]}
+
+
 WRONG: list[tuple[Search, str]] = [
+    (brute(without_the_last_node), "range end at most_nodes, or one before"),
     (brute(days=math.inf), "strike out what is late"),
     (brute(served_tokens=0.0), "best for training alone"),
     (brute(lambda asked: {"offers": sorted(asked["offers"], key=lambda o: o.usd_per_gpu_hour)[:1]}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hostile_cases import (
     CODE,
     JUNK,
@@ -24,6 +25,7 @@ from hostile_cases import (
     right_dicts,
     solution,
 )
+from lab_cases import nudged
 
 from utils.labs import check, lab_06
 from utils.labs.cases import Exercise, Question
@@ -83,6 +85,29 @@ def test_functions_that_give_junk_on_ranks_are_sent_back() -> None:
     assert problem("04.accumulate", nan) == ""
     for name in ("09.zero_1", "11.ordered_ring", "11.tree_broadcast", "12.row_parallel"):
         assert problem(name, nan) == ""
+
+
+@pytest.mark.parametrize("name", ["02.amp_step", "02.measured_peak", "02.kept_by_module"])
+def test_gradients_that_a_right_answer_leaves_off_are_told_and_switched_on(name: str) -> None:
+    right = solution(*name.split("."))
+
+    def answer(*args: Any) -> Any:
+        torch.set_grad_enabled(True)
+        try:
+            return right(*args)
+        finally:
+            torch.set_grad_enabled(False)
+
+    nudged(run_check(find(name), answer), "gradients are off after your function")
+    assert torch.is_grad_enabled()
+
+
+def test_an_iterator_that_ends_in_an_answer_is_shown_with_its_line() -> None:
+    for name in ("05.chunked_loss", "06.merged_weight"):
+        verdict = run_check(find(name), CODE["nothing left"])
+        nudged(verdict, "your code raised StopIteration")
+        nudged(verdict, "in nothing_left: return next(iter(()))")
+        nudged(verdict, "Give it a default")
 
 
 @pytest.mark.parametrize("name", OF_PARTS)

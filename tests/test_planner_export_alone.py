@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sysconfig
 import venv
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from export_cases import DEEP, one_process, plain_gradients, start_weights, tiny
+from test_rank_ports import watched
 
 STEPS = 20
 # Run in place of train.py: runs it, and keeps the gradients of its first step, its losses, and what
@@ -100,22 +102,27 @@ def folder(tmp_path_factory):
     found.write(folder)
     start_weights(DEEP, folder)
     (folder / "keeper.py").write_text(KEEPER)
-    words = found.torchrun.split()
+    words = shlex.split(found.torchrun)
+    start = words.index("torchrun")
+    variables = dict(word.split("=") for word in words[:start])
     python = torch_alone(tmp_path_factory.mktemp("python"))
-    command = [str(python), "-m", "torch.distributed.run", *words[1:-1], "keeper.py"]
+    command = [str(python), "-m", "torch.distributed.run", *words[start + 1 : -1], "keeper.py"]
     command += ["--steps", str(STEPS), "--weights", "deep.pt"]
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     environment = {
         **kept,
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
-        "GLOO_SOCKET_IFNAME": "lo",
+        **variables,
     }
-    done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=400
-    )
+    with watched() as doors:
+        done = subprocess.run(
+            command, env=environment, cwd=folder, capture_output=True, text=True, timeout=400
+        )
     assert done.returncode == 0, done.stderr
     assert "step 19 loss" in done.stdout
+    assert len(doors.listening) > 8, "a store, and gloo's own of each rank"
+    assert not doors.open
     return folder
 
 

@@ -22,8 +22,12 @@ def test_modules_are_the_courses_own_files():
             assert text == (root / path).read_text(), path
         else:
             assert len(text.splitlines()) == 1
-    copied = {path for path in found if path.startswith("utils/catalog")}
-    assert copied == {"utils/catalog/__init__.py", "utils/catalog/rules.py"}  # what sizes may be
+    for package, few in (
+        ("catalog", {"rules.py"}),  # what sizes may be
+        ("shims", {"shim.py", "torch_checkpoint.py"}),  # how a save is read without running it
+    ):
+        copied = {path for path in found if path.startswith(f"utils/{package}")}
+        assert copied == {f"utils/{package}/{name}" for name in {"__init__.py", *few}}
 
 
 def test_modules_import_torch_and_each_other_alone():
@@ -37,7 +41,7 @@ def test_modules_import_torch_and_each_other_alone():
         for name in names:
             top = name.split(".")[0]
             assert top in {"torch", *sys.stdlib_module_names} or name.startswith(
-                ("utils.parallel", "utils.models.config", "utils.catalog")
+                ("utils.parallel", "utils.models.config", "utils.catalog", "utils.shims")
             ), (path, name)
 
 
@@ -49,8 +53,13 @@ def test_an_import_that_would_bring_the_whole_course_is_refused():
 HOSTILE = [
     'x"""\nimport os; os.system("echo bad")\n"""', "x\\", 'x\\"""', "a'b\"c\"\"\"d",
     "$(touch bad) `id`; rm -rf",
-    "one\ntwo\r\nthree", "\u2028\ud800 {0} {name} %(prog)s", '"', "\\N{BULLET}", "\\u12",
+    "one\ntwo\r\nthree", "\u2028 {0} {name} %(prog)s", '"', "\\N{BULLET}", "\\u12",
 ]  # fmt: skip
+
+
+def test_half_a_character_is_no_name():
+    with pytest.raises(ValueError, match="ModelShape: name .* half of a character"):
+        replace(TINY, name="\ud800")
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -84,6 +84,18 @@ def test_a_missing_shard(copied: Path) -> None:
         load_base(copied)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "7", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}', '{"weight_map": []}',
+     '{"weight_map": {"a": ["x"]}}', "\udcff", '{"weight_map": {"a": "/etc/passwd"}}', "[" * 100_000],
+)  # fmt: skip
+def test_an_index_that_is_none(copied: Path, text: str) -> None:
+    (index,) = copied.glob("*.index.json")
+    index.write_text(text, errors="surrogateescape")
+    with pytest.raises(BaseModelError, match=r"index\.json is no index of weights"):
+        load_base(copied)
+
+
 def test_a_shard_that_was_cut_off(copied: Path) -> None:
     shard = shards(copied)[0]
     shard.write_bytes(shard.read_bytes()[:-500])

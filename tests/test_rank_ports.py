@@ -16,9 +16,12 @@ import torch
 import torch.distributed as dist
 
 from utils.ranks import Fault, elastic, run_elastic, run_ranks, run_torchrun
+from utils.ranks.launch import meeting_point, run_members
+from utils.ranks.member import Member
 from utils.ranks.namespaces import NamespaceError
 from utils.record.survive_script import SCRIPT as ELASTIC_SCRIPT
 from utils.shims.forkserver import stop_server
+from utils.shims.torch_distributed import default_store
 
 LOOK_SECONDS = 0.02
 SCRIPT = """
@@ -114,7 +117,7 @@ def together() -> None:
 def check(launch: Callable[[], object], ranks: int) -> None:
     with watched() as doors:
         launch()
-    assert len(doors.listening) > ranks  # a store, and gloo's own of each rank
+    assert len(doors.listening) >= ranks  # gloo's own of each rank, and torchrun's store
     assert not doors.open
 
 
@@ -124,6 +127,21 @@ def test_run_ranks_opens_nothing_to_others(monkeypatch: pytest.MonkeyPatch) -> N
     run_ranks(together, 2)
     check(lambda: run_ranks(together, 2), 2)
     stop_server()
+
+
+def test_no_other_user_reaches_the_store_of_run_ranks() -> None:
+    with meeting_point() as place:
+        folder = Path(place.file).parent
+        assert folder.stat().st_mode & 0o077 == folder.parent.stat().st_mode & 0o077 == 0
+        with watched() as doors:
+            members = [Member(rank, 1, place, 20) for rank in range(1)]
+            assert run_members(kind_of_store, (), members) == ["FileStore"]
+    assert place.port not in {port for _, port in doors.listening}, "nobody listens there"
+
+
+def kind_of_store() -> str:
+    store = default_store()
+    return type(getattr(store, "underlying_store", store)).__name__
 
 
 def test_run_torchrun_opens_nothing_to_others(

@@ -17,7 +17,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.memory import measure
-from utils.ranks import prepare_ranks, run_ranks, server, traffic
+from utils.ranks import (
+    prepare_ranks,
+    run_elastic,
+    run_hosts,
+    run_killable,
+    run_ranks,
+    run_torchrun,
+    server,
+    traffic,
+)
 from utils.shims.forkserver import server_pid
 
 
@@ -312,3 +321,22 @@ def test_what_is_left_behind_is_seen(temporary):
     for end in pipe:
         os.close(end)
     assert len(found["files"]) == found["processes"] == 1 and found["descriptors"] > 2
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        lambda: run_ranks(add_up, 1, 0),
+        lambda: run_hosts(add_up, 1),
+        lambda: run_torchrun("script.py", 1),
+        lambda: run_elastic("script.py"),
+        lambda: run_killable(int, timeout_seconds=20),
+    ],
+    ids=["ranks", "hosts", "torchrun", "elastic", "check"],
+)
+def test_a_working_folder_that_is_gone(launch, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError, match="working folder of this notebook has been deleted"):
+        launch()

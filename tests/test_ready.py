@@ -34,6 +34,9 @@ def test_it_runs_on_a_python_without_packages() -> None:
         (ready.memory(8 * GIB, ready.LESSON_BYTES - 1), False, "Close other programs"),
         (ready.disk(ROOT, 10**8), False, "0.1 GB free"),
         (ready.disk(ROOT, 10**10), True, "10.0 GB free"),
+        (ready.home(ROOT), True, str(ROOT)),
+        (ready.home(ROOT / "not made yet"), True, "not made yet"),
+        (ready.home(ROOT / "README.md"), False, "start with HOME=$PWD/build/home make lab"),
         (ready.loopback(), True, "reach each other"),
     ],
 )

@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT / "sources"))
 
 import badges  # noqa: E402
 import constraints  # noqa: E402
+import wheelhouse  # noqa: E402
 
 CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
 # Somebody's home, or the very folder this runs in.
@@ -27,7 +28,12 @@ TEXT = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".cpp", ".json", ".ipynb
 
 
 def tracked() -> list[Path]:
-    """The repository's own files: what git knows, and what is new and not ignored."""
+    """The repository's own files: what git knows, and what is new and not ignored.
+
+    In an archive that was downloaded: what lies in the course's own folders.
+    """
+    if not (ROOT / ".git").exists():
+        return [ROOT / name for name in wheelhouse.course_files(ROOT)]
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     names = done.stdout.decode().strip("\0").split("\0")
@@ -192,16 +198,19 @@ def test_the_readme_says_which_lessons_binder_does_not_allow() -> None:
         assert "beyond Binder" in line, f"{name} took {rows[name]['peak_bytes']:,} bytes"
 
 
-def test_ci_runs_the_readmes_test_command() -> None:
+def test_ci_starts_where_a_user_starts() -> None:
     script = ROOT / ".ci/run"
     assert script.stat().st_mode & 0o111, ".ci/run must be executable"
-    lines = script.read_text(encoding="utf-8").strip().splitlines()
-    assert lines[-1] == "make test"
+    lines = script.read_text(encoding="utf-8").splitlines()
+    commands = [line for line in lines if line and not line.startswith("#")]
+    assert commands[:3] == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "make test"]
+    assert commands[-1] == "make optional", "then what that skipped, with all that it lacked"
     assert "`make test`" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_workflow_installs_nothing_before_it_tests() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8"))
-    steps = [step for step in workflow["jobs"]["test"]["steps"] if "run" in step]
-    site, linux, other = steps
-    assert site["run"] == "make site", "the site's packages are there for its tests"
+    linux, other = (step for step in workflow["jobs"]["test"]["steps"] if "run" in step)
     assert linux["run"].endswith(" .ci/run") and linux["if"] == "runner.os == 'Linux'"
     assert other["run"] == "make test" and other["if"] == "runner.os != 'Linux'"
 
@@ -215,9 +224,10 @@ def test_every_action_of_the_workflows_is_pinned_to_a_commit() -> None:
 
 
 def test_the_commands_in_contributing_are_those_of_make() -> None:
-    flags = re.search(r"^NBVAL := (.*)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-    assert flags
-    assert f"pytest {flags[1]} notebooks" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for target in ("test", "optional", "soak", "record"):
+        assert f"$(RUN) sources/stages.py {target}\n" in (ROOT / "Makefile").read_text()
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert ".venv/bin/python sources/stages.py test\n" in text
 
 
 def test_make_lists_its_commands() -> None:

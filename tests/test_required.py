@@ -33,13 +33,14 @@ def test_runs(): ...
 WHOLE_FILE = 'import pytest\npytest.importorskip("no_such_library")\n'
 
 
-def outcomes(folder: Path, name: str, text: str, required: str) -> str:
+def outcomes(folder: Path, name: str, text: str, required: str, **more: str) -> str:
     """What pytest says of one file of tests, beside the course's conftest.py."""
     shutil.copy(CONFTEST, folder)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu: needs one\n")
     (folder / name).write_text(text)
     command = [sys.executable, "-m", "pytest", "-ra", "-p", "no:cacheprovider", name]
-    settings = os.environ | {"COURSE_REQUIRE_ALL": required, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    settings = {"COURSE_REQUIRE_ALL": required, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **more}
+    settings = os.environ | {"COURSE_SKIPPED": ""} | settings
     return subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True).stdout
 
 
@@ -58,6 +59,16 @@ def test_elsewhere_it_stays_a_skip(tmp_path: Path) -> None:
 def test_whole_files(tmp_path: Path, required: str, words: str) -> None:
     found = outcomes(tmp_path, "test_file.py", WHOLE_FILE, required)
     assert words in found and "no_such_library" in found
+
+
+def test_what_was_skipped_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "test_file.py").write_text(WHOLE_FILE)
+    listed = tmp_path / "build" / "skipped.txt"
+    outcomes(tmp_path, "test_some.py", TESTS, "", COURSE_SKIPPED=str(listed))
+    tests = ["test_some.py::test_marked", "test_some.py::test_skips_itself"]
+    assert listed.read_text().splitlines() == tests, "what needs a GPU waits for one"
+    outcomes(tmp_path, "test_file.py", WHOLE_FILE, "", COURSE_SKIPPED=str(listed))
+    assert listed.read_text().splitlines() == ["test_file.py"]
 
 
 def test_a_kernel_that_does_not_start_is_started_once_more() -> None:

@@ -1,10 +1,8 @@
-"""`make soak` and `make test`: every stage runs, and a failure is named at the end."""
+"""`make soak`: each setting is tried, and one that fails is named."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -71,43 +69,3 @@ def test_lessons_run_one_size_up(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("00_start  passed")
     assert lines[1].endswith("01_wrong  AssertionError: too small")
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Path:
-    """The Makefile beside a Python that notes its arguments and fails where it is told to."""
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "ran $*"\ncase "$*" in $FAILS) exit 1;; esac\n')
-    python.chmod(0o755)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("target", "fails", "named"),
-    [
-        ("test", "none", ""),
-        ("test", "*loadfile?-m?not*", "Failed: tests"),
-        ("test", "*--check", "Failed: sources"),
-        ("test", "*nbval*", "Failed: notebooks"),
-        ("test", "*test_shims.py", "Failed: libraries"),
-        ("test", "*style.py", "Failed: style"),
-        ("test", "*", "Failed: offload libraries style tests sources notebooks"),
-        ("soak", "*slow", "Failed: slow-tests"),
-        ("soak", "*kernels", "Failed: kernels"),
-        ("soak", "*", "Failed: offload slow-tests kernels lessons"),
-    ],
-)
-def test_later_stages_run_and_what_failed_is_named(
-    made: Path, target: str, fails: str, named: str
-) -> None:
-    command = ["make", "-s", target, "PYTHON=true", "RUN=./python"]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
-    done = subprocess.run(
-        command, cwd=made, env=environment | {"FAILS": fails}, capture_output=True, text=True
-    )
-    assert done.stdout.count("ran ") == {"test": 6, "soak": 4}[target]
-    assert (done.returncode != 0) == bool(named)
-    assert named in done.stderr
-    if not named:
-        assert "Failed" not in done.stderr

@@ -177,3 +177,16 @@ def test_a_deck_asks_nothing_of_the_network(tmp_path: Path) -> None:
 def test_slides_of_what_is_no_lesson_are_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert slides.main(["labs/none.ipynb"], ROOT) == 1
     assert "labs/none.ipynb is no lesson: give a path such as notebooks/" in capsys.readouterr().err
+
+
+def test_a_site_without_sphinx_names_what_adds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        website.importlib.util, "find_spec", lambda name: None if name == "sphinx" else name
+    )
+    assert website.main(["--to", str(tmp_path)]) == 1
+    assert (
+        "needs Sphinx and its theme, which are not in .venv. `make site`" in capsys.readouterr().err
+    )
+    assert not any(tmp_path.iterdir())

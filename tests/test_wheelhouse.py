@@ -35,6 +35,55 @@ def test_the_course_goes_along_without_what_git_ignores(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists() and not (tmp_path / "build").exists()
 
 
+def small_course(folder: Path, with_git: bool) -> Path:
+    """A copy of a course, with what learners and others leave in it."""
+    for name in ("Makefile", "labs/01.ipynb", "utils/labs/a.py", "labs/__pycache__/a.pyc", ".env",
+                 "labs/.env", "my_labs/scoreboard.json", "handed_in/anna.json", "data/cifar"):  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    (folder / ".gitignore").write_text("__pycache__/\n")
+    secret = folder.parent / "secret.txt"
+    secret.write_text("secret")
+    for name, place in (("labs/out.ipynb", secret), ("labs/gone.ipynb", "nowhere"),
+                        ("labs/env.ipynb", "../.env"), ("labs/same.ipynb", "01.ipynb"),
+                        ("utils/folder", folder / "my_labs")):  # fmt: skip
+        (folder / name).symlink_to(place)
+    if with_git:
+        links = [f"labs/{name}.ipynb" for name in ("out", "gone", "env", "same")]
+        for command in (
+            ["init", "-q"],
+            ["add", "Makefile", ".gitignore", "labs/01.ipynb", "utils/labs/a.py", *links],
+        ):
+            subprocess.run(["git", *command], cwd=folder, check=True)
+    return folder
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such links")
+@pytest.mark.parametrize("with_git", [True, False])
+def test_nothing_goes_along_that_is_not_the_courses(
+    with_git: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, kit = small_course(tmp_path / "in", with_git), tmp_path / "kit"
+    wheelhouse.copy_course(root, kit)
+    packed = {path.relative_to(kit).as_posix() for path in kit.rglob("*") if path.is_file()}
+    assert packed == {
+        ".gitignore",
+        "Makefile",
+        "labs/01.ipynb",
+        "labs/same.ipynb",
+        "utils/labs/a.py",
+    }
+    assert not any(path.is_symlink() for path in kit.rglob("*"))
+    assert ("This copy is no clone" in capsys.readouterr().out) is not with_git
+
+
+def test_a_copy_without_git_packs_the_same_as_a_clone() -> None:
+    tracked, problem = wheelhouse.tracked_files(ROOT)
+    if problem:
+        pytest.skip(problem)
+    assert {name.partition("/")[0] for name in tracked} == set(wheelhouse.COURSE)
+
+
 def test_all_that_set_up_installs_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,9 +106,17 @@ def test_the_citation_agrees_with_the_project() -> None:
 
 
 def test_a_release_packs_what_was_built(tmp_path: Path) -> None:
-    for folder in ("build/site", "build/wheelhouse", "notebooks", "labs", "solutions"):
+    course = "build/wheelhouse/course"
+    for folder in (
+        "build/site",
+        f"{course}/notebooks",
+        f"{course}/labs",
+        f"{course}/solutions",
+        "labs",
+    ):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "file.txt").write_text(folder)
+    (tmp_path / "labs/anna.ipynb").write_text("handed in")
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 0.2\n\n- New.\n\n## 0.1\n\n- Old.\n")
     assert release.main(tmp_path) == 0
     folder = tmp_path / "build/release"
@@ -116,6 +124,7 @@ def test_a_release_packs_what_was_built(tmp_path: Path) -> None:
     with tarfile.open(folder / f"{release.NAME}-notebooks.tar.gz") as archive:
         names = archive.getnames()
     assert f"{release.NAME}-notebooks/labs/file.txt" in names, names
+    assert not any("anna" in name for name in names), "what was put beside the course stays here"
 
 
 def test_a_release_without_a_part_says_what_to_run(

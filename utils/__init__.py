@@ -10,6 +10,8 @@ from typing import Any
 
 _HOME = {
     "setup": "utils.start",
+    "scratch": "utils.files",
+    "scratch_folder": "utils.files",
     "Evidence": "utils.units",
     "format_bytes": "utils.units",
     "format_count": "utils.units",
@@ -141,7 +143,9 @@ __all__ = list(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'utils' has no name {name!r}; it offers: {sorted(_HOME)}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    from utils.checked import checked  # here: the set-up runs in this package before all else
+
+    return checked(getattr(importlib.import_module(_HOME[name]), name), __name__)
 
 
 def __dir__() -> list[str]:

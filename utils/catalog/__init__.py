@@ -8,6 +8,7 @@ from utils.catalog.links import LINKS, Link, link
 from utils.catalog.models import MODELS, RESNET_PARAMETER_COUNTS, model_shape
 from utils.catalog.prices import Price, old_prices, price, price_table, read_prices
 from utils.catalog.shapes import ModelShape
+from utils.checked import check_public
 
 __all__ = [
     "DEVICES",
@@ -26,3 +27,5 @@ __all__ = [
     "price_table",
     "read_prices",
 ]
+
+check_public(globals())

@@ -13,6 +13,7 @@ from utils.catalog import links
 from utils.catalog.age import age_days, is_old
 from utils.catalog.links import Link
 from utils.catalog.lookup import find
+from utils.catalog.rules import above_zero
 from utils.units import GB, MIB
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
@@ -61,6 +62,16 @@ class Device:
     ceiling_source: str = ""
     power_source: str = ""
     as_of: str = "2026-11-21"
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a memory, a rate or a power that is not above zero."""
+        rates = {f"{key}_tflops": getattr(self, f"{key}_tflops") for key in DTYPES}
+        above_zero(
+            f"device {self.name}", memory_gb=self.memory_gb, memory_bytes=self.memory_bytes,
+            memory_bytes_per_second=self.memory_bytes_per_second, board_watts=self.board_watts,
+            matmul_ceiling_tflops=self.matmul_ceiling_tflops,
+            fp8_ceiling_tflops=self.fp8_ceiling_tflops, **rates,
+        )  # fmt: skip
 
     @property
     def bf16_native(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.catalog.lookup import find
+from utils.catalog.rules import above_zero
 from utils.units import GB
 
 
@@ -25,6 +26,10 @@ class Link:
     name: str
     link_bytes_per_second: float
     source: str
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where nothing passes."""
+        above_zero(f"link {self.name}", link_bytes_per_second=self.link_bytes_per_second)
 
 
 def _pcie_x16(gigatransfers_per_second: float) -> float:

@@ -62,6 +62,8 @@ def read_prices(path: Path = PRICES_CSV) -> list[Price]:
     Raises:
         ValueError: a column is missing, a price is not a number above zero, or its date is no date.
     """
+    if not path.is_file():
+        raise FileNotFoundError(f"path is {path}, and there is no such file of prices.")
     with open(path, newline="", encoding="utf-8") as lines:
         rows = [row for row in csv.reader(lines) if row and not row[0].startswith("#")]
     header = [name.strip() for name in rows[0]] if rows else []

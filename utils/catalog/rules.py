@@ -9,16 +9,17 @@ from typing import TypeGuard
 
 # Divisors up to this, and their partners, are looked at: all of them for numbers up to 10**12.
 LARGEST_DIVISOR_TRIED = 10**6
+MOST = 10**15  # nothing that is counted here, tokens or parameters, comes to more
 _KIND_NAMES = {type(None): "None"}
 
 
-def whole(where: str, *, least: int = 1, **counts: object) -> dict[str, int]:
+def whole(where: str, *, least: int = 1, most: int = MOST, **counts: object) -> dict[str, int]:
     """The counts as plain integers; 8.0 and numpy's 8 count as 8.
 
     Raises:
-        ValueError: one is no whole number, or is below `least`; the sentence names it.
+        ValueError: one is no whole number, below `least` or above `most`; the sentence names it.
     """
-    return {name: _whole(where, name, value, least) for name, value in counts.items()}
+    return {name: _whole(where, name, value, least, most) for name, value in counts.items()}
 
 
 def keep_whole(row: object, where: str, *names: str, optional: str = "", least: int = 1) -> None:
@@ -38,10 +39,12 @@ def keep_whole(row: object, where: str, *names: str, optional: str = "", least: 
             object.__setattr__(row, name, count)
 
 
-def _whole(where: str, name: str, value: object, least: int) -> int:
+def _whole(where: str, name: str, value: object, least: int, most: int = MOST) -> int:
     count = value if type(value) is int else _as_int(where, name, value)
     if count < least:
         raise ValueError(f"{where}: {name} is {count}; it must be {least} or more.")
+    if count > most:
+        raise ValueError(f"{where}: {name} is {count:,}; it must be {most:,} or less.")
     return count
 
 
@@ -53,6 +56,13 @@ def positive(where: str, *, least: float = 1, **amounts: object) -> None:
             raise ValueError(f"{where}: {name} is {value!r}; it must be a number{hint}.")
         if not least <= value < math.inf:
             raise ValueError(f"{where}: {name} is {value}; it must be {least} or more, and finite.")
+
+
+def above_zero(where: str, **amounts: float | None) -> None:
+    """Every amount that is given is above 0 and finite. Raises ValueError naming one that is not."""
+    for name, value in amounts.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{where}: {name} is {value}; it must be above 0, and finite.")
 
 
 def one_of(name: str, value: object, choices: Sequence[object]) -> None:

@@ -1,5 +1,6 @@
 """The out-of-memory clinic: patients, their examination, snapshots and traces."""
 
+from utils.checked import check_public
 from utils.clinic.host import HostRun, run_loader
 from utils.clinic.pages import VIEWS, TraceError, read_trace, write_snapshot_page, write_trace_page
 from utils.clinic.replay import Replay, pinned_bytes, replay, smallest_capacity
@@ -23,3 +24,5 @@ __all__ = [
     "read_snapshot", "read_trace", "replay", "run_loader", "sick", "smallest_capacity", "snapshot_of",
     "source_of", "write_snapshot", "write_snapshot_page", "write_trace_page",
 ]  # fmt: skip
+
+check_public(globals())

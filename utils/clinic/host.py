@@ -9,9 +9,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from utils.catalog.rules import one_of, whole
 from utils.clinic.patients import full_loader
 from utils.units import format_bytes
 
+WIDTHS = {"float32": 4, "uint8": 1}  # bytes of a number
+MOST = 16
 _ROOT = Path(__file__).parents[2]
 
 
@@ -36,15 +39,22 @@ class HostRun:
 def batch_bytes(dtype: str) -> int:
     """Bytes of one batch of `full_loader`."""
     channels, height, width = full_loader.SHAPE
-    return full_loader.BATCH * channels * height * width * {"float32": 4, "uint8": 1}[dtype]
+    return full_loader.BATCH * channels * height * width * WIDTHS[dtype]
 
 
 def run_loader(workers: int = 4, prefetch: int = 8, dtype: str = "float32") -> HostRun:
     """Run the loader's script in a process of its own.
 
     Raises:
+        ValueError: no worker, more than 16, or no such type.
         RuntimeError: the script failed; the message ends in its last line.
     """
+    whole("run_loader", workers=workers, prefetch=prefetch)
+    one_of("dtype", dtype, tuple(WIDTHS))
+    if max(workers, prefetch) > MOST:
+        raise ValueError(
+            f"workers is {workers} and prefetch {prefetch}; both can be {MOST} at most."
+        )
     command = [sys.executable, "-m", full_loader.__name__, "--workers", str(workers)]
     command += ["--prefetch", str(prefetch), "--dtype", dtype]
     env = {**os.environ, "PYTHONPATH": str(_ROOT), "CUDA_VISIBLE_DEVICES": ""}

@@ -7,10 +7,15 @@ module, which the meter knows.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from utils.clinic.replay import Replay
 from utils.files import write_whole
@@ -21,6 +26,8 @@ FIRST_ADDRESS = 0x7F00_0000_0000
 _KEYS = {"segments", "device_traces"}
 _EVENT_KEYS = {"action", "addr", "size", "stream"}
 _BLOCK_KEYS = {"size", "state"}
+# What reading takes, at most: plain values take ten to thirty times their bytes in a pickle.
+_ROOM_PER_BYTE, _LEAST_ROOM_BYTES = 100, 2**28
 
 
 class SnapshotError(ValueError):
@@ -59,9 +66,10 @@ def read_snapshot(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise SnapshotError(f"The snapshot {path} cannot be read: {error.strerror}.") from error
     try:
-        found = _PlainUnpickler(io.BytesIO(data)).load()
+        with _at_most(_ROOM_PER_BYTE * len(data) + _LEAST_ROOM_BYTES):
+            found = _PlainUnpickler(io.BytesIO(data)).load()
     except (EOFError, pickle.UnpicklingError, UnicodeDecodeError, ValueError, IndexError,
-            KeyError, OverflowError, AttributeError, TypeError) as error:  # fmt: skip
+            KeyError, OverflowError, AttributeError, TypeError, MemoryError) as error:  # fmt: skip
         raise SnapshotError(
             f"{Path(path).name} is cut short or damaged ({type(error).__name__}: {error}). "
             "Write it again, and wait until the program that writes it has ended."
@@ -72,6 +80,27 @@ def read_snapshot(path: str | Path) -> dict[str, Any]:
             "reads those of torch.cuda.memory._dump_snapshot() of PyTorch 2.1 and newer."
         )
     return found
+
+
+@contextlib.contextmanager
+def _at_most(more_bytes: int) -> Iterator[None]:
+    """Inside, this process gets no more memory than that beyond what it has (Linux alone).
+
+    One wrong byte makes a pickle ask for a table of up to 64 GB, and write it full.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    import resource  # here: Windows has no such module
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = psutil.Process().memory_info().vms + more_bytes
+    limited = most if soft == resource.RLIM_INFINITY else min(soft, most)
+    resource.setrlimit(resource.RLIMIT_AS, (limited, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -96,9 +125,13 @@ def _problem(found: Any) -> str:
             return f"an event lacks one of {', '.join(sorted(_EVENT_KEYS))}"
     for segment in found["segments"]:
         blocks = segment.get("blocks") if isinstance(segment, dict) else None
-        if blocks is None or not all(block.keys() >= _BLOCK_KEYS for block in blocks):
+        if not isinstance(blocks, list) or not all(map(_is_block, blocks)):
             return "a segment has no blocks with 'size' and 'state'"
     return ""
+
+
+def _is_block(block: Any) -> bool:
+    return isinstance(block, dict) and block.keys() >= _BLOCK_KEYS
 
 
 def _events(replay: Replay, time_ns: int, act: Act) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from utils.checked import short
 from utils.clinic.replay import Replay, replay, smallest_capacity
 from utils.memory.budget import Budget, OverBudgetError
 from utils.memory.measurement import Measurement
@@ -214,8 +215,15 @@ def sick(patient: Patient) -> Examination:
 
 
 def source_of(function: Callable[..., Any]) -> str:
-    """The lines of a function as its script has them."""
-    return inspect.getsource(function)
+    """The lines of a function as its script has them.
+
+    Raises:
+        ValueError: no script has them.
+    """
+    try:
+        return inspect.getsource(function)
+    except (TypeError, OSError) as error:
+        raise ValueError(f"function is {short(function)}, whose lines are in no file.") from error
 
 
 def numbered(source: str, first: int = 1) -> str:

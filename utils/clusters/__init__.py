@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from utils.checked import check_public
 from utils.clusters.jobs import Job, Span, losses_of
 from utils.clusters.manifests import (
     ManifestError,
@@ -35,3 +36,5 @@ __all__ = [
     "run_ray",
     "slurm_problem",
 ]
+
+check_public(globals())

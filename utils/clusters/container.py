@@ -12,9 +12,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from utils.files import scratch
 
 BASE, IMAGE = "localhost/base:1", "localhost/job:1"
 SECONDS = 300.0
@@ -48,8 +49,7 @@ def build_container(folder: Path | str, run: Sequence[str]) -> str:
     """
     if problem := container_problem():
         raise ContainerError(problem)
-    with tempfile.TemporaryDirectory(prefix="image-") as name:
-        place = Path(name)
+    with scratch("image") as place:
         _base_files(place / "files")
         base = _buildah(place, "from", "scratch")
         _buildah(place, "copy", base, str(place / "files"), "/")

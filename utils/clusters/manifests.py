@@ -5,17 +5,20 @@ A tool that is missing, and a file that is wrong, are told apart: `MissingToolEr
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import yaml
+
+from utils.files import scratch
 
 KUBERNETES = "1.33"  # the oldest with all fields of kubernetes.yaml
 TRAIN_JOB = ("trainer.kubeflow.org/v1alpha1", "TrainJob")
@@ -60,9 +63,7 @@ def check_kubernetes(text: str, name: str = "kubernetes.yaml") -> list[str]:
         ManifestError: a field is wrong, or Kubernetes has no such kind itself.
         MissingToolError: kubernetes-validate is not installed.
     """
-    _needs("kubernetes_validate", "kubernetes-validate")
-    import kubernetes_validate
-
+    kubernetes_validate = _needs("kubernetes_validate", "kubernetes-validate")
     documents = read_yaml(text, name)
     for found in documents:
         kind = _kind(found, name)
@@ -86,8 +87,7 @@ def check_train_job(text: str, name: str = "trainjob.yaml") -> None:
         ManifestError: a field is wrong, unknown or missing.
         MissingToolError: kubeflow is not installed.
     """
-    _needs("kubeflow_trainer_api", "kubeflow")
-    from kubeflow_trainer_api import models
+    models = _needs("kubeflow_trainer_api.models", "kubeflow")
     from pydantic import ValidationError
 
     [found] = read_yaml(text, name)
@@ -123,16 +123,16 @@ def check_skypilot(path: Path | str) -> str:
         ManifestError: it refuses the file.
         MissingToolError: SkyPilot is not installed.
     """
-    _needs("sky", "skypilot", "pip install skypilot, 199 MB")
+    _is_installed("sky", "skypilot", "pip install skypilot, 199 MB")
     read_yaml(Path(path).read_text(encoding="utf-8"), Path(path).name)
     code = (
         "import sys, sky; task = sky.Task.from_yaml(sys.argv[1]); [one] = task.resources; "
         "print(task.name, task.num_nodes, one.accelerators, one.use_spot, one.job_recovery)"
     )
-    with tempfile.TemporaryDirectory() as home:  # it writes into one
+    with scratch("sky") as home:  # it writes into one
         done = subprocess.run(
             [sys.executable, "-c", code, str(Path(path).resolve())], capture_output=True, text=True,
-            cwd=Path(path).resolve().parent, timeout=SKY_SECONDS, env=_environment(home),
+            cwd=Path(path).resolve().parent, timeout=SKY_SECONDS, env=_environment(str(home)),
         )  # fmt: skip
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1]
@@ -176,6 +176,12 @@ def _kind(found: dict[str, Any], name: str) -> tuple[str, str]:
     return found["apiVersion"], found["kind"]
 
 
-def _needs(module: str, package: str, how: str = EXTRA) -> None:
-    if importlib.util.find_spec(module) is None:
+def _needs(module: str, package: str, how: str = EXTRA) -> ModuleType:
+    """An optional package, by name: types must come out alike where it is not installed."""
+    _is_installed(module, package, how)
+    return importlib.import_module(module)
+
+
+def _is_installed(module: str, package: str, how: str = EXTRA) -> None:
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
         raise MissingToolError(f"{package} is not installed, so the file is not checked: {how}")

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from utils.clusters.jobs import losses_of
+from utils.files import scratch
 from utils.parallel import saved_steps
 
 NAMESPACES = ["--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -83,9 +83,9 @@ def run_ray(
     """
     if problem := ray_problem():
         raise RayError(problem)
-    with tempfile.TemporaryDirectory(prefix="r-", dir="/tmp") as own:  # sockets have short paths
+    with scratch("r", Path("/tmp")) as own:  # sockets have short paths
         start, killed = time.monotonic(), None
-        process = _start(Path(folder), list(arguments), own)
+        process = _start(Path(folder), list(arguments), str(own))
         try:
             while process.poll() is None and time.monotonic() - start < timeout_seconds:
                 saved = saved_steps(Path(folder) / "saves")

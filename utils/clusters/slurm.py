@@ -15,7 +15,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ import psutil
 
 from utils.clusters.configuration import node_address, write_configuration
 from utils.clusters.jobs import ENDED, Job, Span, read_jobs
+from utils.files import scratch
 
 HOSTS = Path(__file__).with_name("hosts.sh")
 NAMESPACES = ("--net", "--mount", "--uts", "--pid")
@@ -81,7 +81,8 @@ class Slurm:
             raise SlurmError(problem)
         if not 1 <= nodes <= 9:
             raise ValueError(f"{nodes} nodes cannot be made here; take 1 to 9.")
-        self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+        self._kept = contextlib.ExitStack()
+        self.folder = self._kept.enter_context(scratch("slurm"))
         self.history: list[Span] = []
         self._start = time.monotonic()
         write_configuration(self.folder, nodes, lost_after_seconds)
@@ -116,7 +117,7 @@ class Slurm:
         for stream in (process.stdout, process.stderr):
             if stream:
                 stream.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._kept.close()
 
     def run(self, *command: str, timeout_seconds: float = 30.0, folder: Path | str | None = None,
             variables: Mapping[str, str] | None = None) -> str:  # fmt: skip

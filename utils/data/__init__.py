@@ -1,5 +1,6 @@
 """What the lessons train on: CIFAR-10, real or generated, and text as byte tokens."""
 
+from utils.checked import check_public
 from utils.data.cifar import Cifar10, cifar10, normalize
 from utils.data.download import DownloadError, download
 from utils.data.text import docstring_pairs, text_batches, text_tokens
@@ -14,3 +15,5 @@ __all__ = [
     "text_batches",
     "text_tokens",
 ]
+
+check_public(globals())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from utils.checked import checked
 from utils.data import archive, generated
 from utils.data.download import DownloadError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SPLITS = ("train", "test")
+LARGEST_SET = 60_000  # images of a generated set, as many as CIFAR-10 has
 
 # Mean and standard deviation of each colour over CIFAR-10's training images, scaled to 0..1.
 MEAN = (0.4914, 0.4822, 0.4465)
@@ -51,6 +53,7 @@ class Cifar10:
         """One normalised image float32 (3, 32, 32), and its label."""
         return normalize(self.images[index]), int(self.labels[index])
 
+    @checked
     def batches(
         self, size: int, seed: int | None = None, drop_last: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -69,7 +72,9 @@ class Cifar10:
         order = torch.arange(len(self))
         if seed is not None:
             order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
-        chosen = [part for part in order.split(size) if len(part) == size or not drop_last]
+        chosen = [
+            part for part in order.split(min(size, len(self))) if len(part) == size or not drop_last
+        ]
         return ((normalize(self.images[part]), self.labels[part]) for part in chosen)
 
 
@@ -107,6 +112,11 @@ def cifar10(
         raise ValueError(f"split is {split!r}; write 'train' or 'test'.")
     if min(generated_train, generated_test) < 10:
         raise ValueError("A generated set needs 10 images or more for training and for testing.")
+    if max(generated_train, generated_test) > LARGEST_SET:
+        raise ValueError(
+            f"generated_train is {generated_train:,} and generated_test {generated_test:,}; a "
+            f"generated set has {LARGEST_SET:,} images at most, as CIFAR-10."
+        )
     folder = Path(root or os.environ.get("CIFAR10_ROOT") or REPOSITORY / "data").expanduser()
     dataset = dataset or archive.torchvisions()
     try:

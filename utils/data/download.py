@@ -14,8 +14,10 @@ from urllib.request import Request, urlopen
 
 from tqdm import tqdm
 
+from utils.checked import short
 from utils.units import format_bytes
 
+MOST_SECONDS = 86_400
 CHUNK_BYTES = 2**18
 NETWORK_ERRORS = (OSError, HTTPException)
 
@@ -39,7 +41,13 @@ def download(
     Raises:
         DownloadError: no answer, an interrupted transfer (its part is kept), or a wrong file.
         OSError: the folder cannot be written.
+        ValueError: no address of a web page, or seconds that no one waits.
     """
+    if urlsplit(url).scheme not in ("http", "https", "file"):
+        raise ValueError(f"url is {short(url)}; an address begins with https:// or http://.")
+    for name, seconds in (("connect_seconds", connect_seconds), ("stall_seconds", stall_seconds)):
+        if not 0 < seconds <= MOST_SECONDS:
+            raise ValueError(f"{name} is {seconds}; write seconds above 0, up to {MOST_SECONDS:,}.")
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     kept = part.stat().st_size if part.exists() else 0

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 VOCABULARY = 256
+MOST_PAIRS = 5000  # every version of the standard library documents more functions
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
@@ -52,8 +53,8 @@ def docstring_pairs(count: int) -> list[tuple[str, str]]:
     Raises:
         ValueError: the count is not positive, or the library documents fewer.
     """
-    if count < 1:
-        raise ValueError(f"count is {count}; ask for 1 or more.")
+    if not 1 <= count <= MOST_PAIRS:
+        raise ValueError(f"count is {count:,}; ask for 1 to {MOST_PAIRS:,}.")
     pairs: list[tuple[str, str]] = []
     for path in _sources(Path(sysconfig.get_path("stdlib"))):
         pairs += _documented(path)
@@ -91,6 +92,11 @@ def text_batches(
     Raises:
         ValueError: the sizes are not positive, or the text is too short for one batch.
     """
+    if tokens.dim() != 1 or tokens.is_floating_point():
+        raise ValueError(
+            f"tokens is of shape {tuple(tokens.shape)} and {tokens.dtype}; give whole numbers in one "
+            "row, as text_tokens does."
+        )
     if min(batch, sequence) < 1:
         raise ValueError(f"batch {batch} and sequence {sequence} must be 1 or more.")
     windows = (len(tokens) - 1) // sequence

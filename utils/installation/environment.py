@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import importlib.util
 import os
 import re
@@ -19,6 +20,7 @@ from utils.installation.ways_out import SetupError, explain, last_words
 LAUNCHER = re.compile(rb"\A#!(?:/bin/sh\n'''exec' .*\n' '''|.*python[\d.]*)(?=\r?\n)")
 OLDEST_PYTHON = (3, 11)
 WORKS = f"import sys, pip; sys.exit(sys.version_info < {OLDEST_PYTHON})"
+ROOM_FOR_PIP = 50 * 10**6  # bytes; an environment with pip alone takes some 20 MB
 LONGEST_SHEBANG = 127  # Linux reads no more of a script's first line
 LIST_MODULES = (
     "import pkgutil, site; print(*{m.name for m in pkgutil.iter_modules(site.getsitepackages())})"
@@ -50,7 +52,10 @@ class Environment:
         status, output = children.output_of(command)
         if status:
             print("\n" + "\n".join(last_words(output)))
-            raise SetupError(f"The environment {self.folder} could not be made. {explain(output)}")
+            # venv does not say why pip could not be unpacked.
+            is_full = shutil.disk_usage(self.folder.parent).free < ROOM_FOR_PIP
+            reason = explain(os.strerror(errno.ENOSPC) if is_full else output)
+            raise SetupError(f"The environment {self.folder} could not be made. {reason}")
         return "made anew: the one that was there does not run here" if had else "made"
 
     def works(self) -> bool:

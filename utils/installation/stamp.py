@@ -29,19 +29,33 @@ class Stamp:
 
         Packages that the learner added since are none of its concern.
         """
-        if not self.file.is_file():
-            return False
-        fingerprint, *modules = self.file.read_text(encoding="utf-8").split()
-        return fingerprint == self.fingerprint() and set(modules) <= self.venv.modules()
+        fingerprint, modules = self.read()
+        return fingerprint == self.fingerprint() and modules <= self.venv.modules()
+
+    def read(self) -> tuple[str, set[str]]:
+        """The fingerprint of the set-up that finished, and its modules; "" where none is told.
+
+        A mark that cannot be read is none: the set-up then does its work again.
+        """
+        try:
+            words = self.file.read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError):
+            return "", set()
+        return (words[0], set(words[1:])) if words else ("", set())
 
     def write(self) -> None:
-        """Leave the mark.
+        """Leave the mark, whole or not at all.
 
         Raises:
             OSError: it cannot be written.
         """
         words = [self.fingerprint(), *sorted(self.venv.modules())]
-        self.file.write_text(" ".join(words), encoding="utf-8")
+        part = self.file.with_name(f"{self.file.name}.part")
+        try:
+            part.write_text(" ".join(words), encoding="utf-8")
+            part.replace(self.file)
+        finally:
+            part.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Take the mark away, as a set-up begins."""

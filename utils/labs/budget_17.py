@@ -72,6 +72,9 @@ def _markets() -> list[Market]:
         ),
         Market("the same loss in 5 days, three kinds", REPLICATION, loss, 5, (a100, a10, h100)),
         Market("the same in 60 days, one cheap by the hour", REPLICATION, loss, 60, (slow, h100)),
+        Market(
+            "the same in 6 days, of two kinds", REPLICATION, loss, 6, (a100, h100)
+        ),  # 4 of 4 H100
         Market("and 5T tokens served", REPLICATION, loss, 30, (a100, a10, h100), 5e12),
         Market("30B's loss in 4 years on cards of 24 GB", REPLICATION, large, 1460, (free,)),
         Market("30B's loss in a day", REPLICATION, large, 1, (a100, h100)),
@@ -154,6 +157,11 @@ def _too_dear(found: Purchase, best: Purchase, market: Market) -> Verdict | None
 
 
 def _why_dear(found: Purchase, best: Purchase, market: Market) -> str:
+    if best.nodes == best.offer.most_nodes and found.offer is not best.offer:
+        return (
+            f"All {best.nodes} nodes of {best.offer.name} would do it. Are as many tried as there are: does "
+            "range end at most_nodes, or one before?"
+        )
     hourly = min(offer.usd_per_gpu_hour for offer in market.offers)
     if found.offer is not best.offer:
         if found.offer.usd_per_gpu_hour == hourly:

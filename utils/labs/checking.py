@@ -9,9 +9,11 @@ import os
 import pkgutil
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from utils.labs.cases import Exercise, Question
 from utils.labs.kinds import NO_RETURN
@@ -23,6 +25,13 @@ Check = Callable[[Any], Verdict]
 TIMEOUT_SECONDS = 10.0
 _PACKAGE = "utils.labs"
 _STARTS_RANKS = "starts_ranks"
+_GRADIENTS_OFF = (
+    "torch.set_grad_enabled(False) holds for all that follows, in the whole process. "
+    "`with torch.no_grad():` ends by itself, also where its lines raise."
+)
+_NOTHING_LEFT = (
+    "next(...) found nothing left. Give it a default, or ask first whether there is more."
+)
 _LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
 _NOT_LEARNERS = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], *_LIBRARIES))
 
@@ -101,12 +110,18 @@ def run_check(function: Check, answer: Any) -> Verdict:
     """The check's verdict; what the learner's code raises becomes a "not yet".
 
     What the check's own code raises becomes a "check failed": the learner is not to look for a
-    fault that is the course's.
+    fault that is the course's. Gradients that the answer left switched off are switched on again:
+    whatever the check found without them, that is what it says.
     """
+    had_gradients = torch.is_grad_enabled()
     try:
-        return function(answer)
+        verdict = function(answer)
     except Exception as error:  # noqa: BLE001
-        return _verdict_on(error, function, answer)
+        verdict = _verdict_on(error, function, answer)
+    if torch.is_grad_enabled() == had_gradients:
+        return verdict
+    torch.set_grad_enabled(had_gradients)
+    return not_yet("gradients are off after your function has run", nudge=_GRADIENTS_OFF)
 
 
 def _check_in_process(name: str, function: Check, answer: Any, timeout_seconds: float) -> Report:
@@ -134,12 +149,13 @@ def _verdict_on(error: Exception, function: Check, answer: Any) -> Verdict:
     summary = "".join(traceback.format_exception_only(error)).strip()
     code = getattr(inspect.unwrap(function), "__code__", check.__code__)
     others = ("<frozen", code.co_filename, *_NOT_LEARNERS)
-    frames = traceback.extract_tb(error.__traceback__)
-    learners = [frame for frame in frames if not frame.filename.startswith(others)]
-    if learners:
-        line = learners[-1]
-        where = f"line {line.lineno}, in {line.name}: {line.line}"
-        return not_yet(f"your code raised {summary}", got=where)
+    for raised in _causes(error):
+        frames = traceback.extract_tb(raised.__traceback__)
+        if learners := [frame for frame in frames if not frame.filename.startswith(others)]:
+            line, what = learners[-1], "".join(traceback.format_exception_only(raised)).strip()
+            where = f"line {line.lineno}, in {line.name}: {line.line}"
+            nudge = _NOTHING_LEFT if isinstance(raised, StopIteration) else ""
+            return not_yet(f"your code raised {what}", got=where, nudge=nudge)
     if _comes_from_a_call(error, answer, others):
         return not_yet(f"your answer could not be used: {summary}")
     if _callables_in(answer) and "'NoneType' object" in summary:
@@ -151,6 +167,15 @@ def _verdict_on(error: Exception, function: Check, answer: Any) -> Verdict:
         "the lines below.",
         traceback="".join(traceback.format_exception(type(error), error, tail)).strip(),
     )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what it was raised from: a generator of ours makes another of StopIteration."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__
 
 
 def _comes_from_a_call(error: Exception, answer: Any, others: tuple[str, ...]) -> bool:

@@ -1,11 +1,18 @@
-"""A step of a Llama's fine-tuning, simulated: what lab 06 tries its choices on."""
+"""What lab 06 tries answers on: a Llama's step, simulated, and a watch on the optimizer's steps."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from utils.catalog import model_shape
 from utils.memory import Measurement
@@ -29,3 +36,35 @@ def simulated_finetune(method: str, length: int, batch: int) -> Measurement:
     step = partial(finetune_step, sequences=batch, length=length)
     return extrapolate(build, step, layers=shape.layers, device="RTX 4090",
                        items=length * batch, unit="tokens", name=method)  # fmt: skip
+
+
+@contextlib.contextmanager
+def stale_steps() -> Iterator[list[int]]:
+    """Inside, any optimizer's steps with gradients that are not finite are noted, counted from 0.
+
+    A step leaves infinity in the gradients that it used: whoever clears them never sees it.
+    """
+    found: list[int] = []
+    steps = 0
+
+    def before(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        nonlocal steps
+        if steps and not all(bool(gradient.isfinite().all()) for gradient in _gradients(optimizer)):
+            found.append(steps)
+        steps += 1
+
+    def after(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for gradient in _gradients(optimizer):
+            gradient.fill_(math.inf)
+
+    hooks = register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [p.grad for p in parameters if p.grad is not None]

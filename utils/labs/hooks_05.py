@@ -16,17 +16,22 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from utils.labs.cases import scored
-from utils.labs.kinds import Kind, NotYet, WrongKind
+from utils.labs.kinds import Kind, NotYet, WrongKind, tensor
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.memory import measure
 from utils.units import format_bytes
 
 KEPT_SHARE = 0.5  # of what plain forward keeps: below it a checkpoint by hand must stay
+_UNPACK = (
+    "saved_tensors_hooks(pack, unpack), in this order: pack is given a tensor in forward and may "
+    "return anything, unpack is given that in backward and returns a tensor."
+)
 _TORCH = str(Path(torch.__file__).parent)
 
 
 def _read_result(value: Any) -> Tensor:
-    if not isinstance(value, Tensor) or not value.is_floating_point():
+    value = tensor().read(value)
+    if not value.is_floating_point():
         raise WrongKind("")
     if not value.requires_grad:
         raise WrongKind("It has no gradients. Was it computed from the inputs, and not detached?")
@@ -85,12 +90,15 @@ def backward(loss: Tensor) -> None:
     """
     try:
         loss.backward()
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
         if any(not file.startswith((_TORCH, __file__)) for file in files):
             raise
         reason = str(error).partition("\n")[0]
-        raise NotYet(not_yet("backward through your result fails", got=reason)) from error
+        nudge = _UNPACK if "unpack_hook" in reason else ""
+        raise NotYet(
+            not_yet("backward through your result fails", got=reason, nudge=nudge)
+        ) from error
 
 
 def kept_bytes(function: Any, model: nn.Module, x: Tensor) -> int:
@@ -99,7 +107,7 @@ def kept_bytes(function: Any, model: nn.Module, x: Tensor) -> int:
     held: list[Tensor] = []
 
     def step() -> None:
-        held[:] = [function(model, x)]
+        held[:] = [RESULT.returned(function(model, x))]
 
     found = measure(step, model=model, timed_steps=0)
     alive = found.timeline.at(found.timeline.end_ns)
@@ -162,16 +170,35 @@ def runs_too_often(block: Noisy) -> Verdict | None:
                    got=f"{len(block.runs)} times", nudge=nudge)  # fmt: skip
 
 
-def kept_after_forward(answer: Callable[..., Any], plain: Noisy, x: Tensor) -> Verdict:
-    """The verdict on the bytes that stay alive until backward: the score; the par is PyTorch's own."""
+def kept_after_forward(answer: Callable[..., Any], plain: Noisy, x: Tensor, ran: int) -> Verdict:
+    """The verdict on the bytes that stay alive until backward: the score; the par is PyTorch's own.
+
+    `ran` is how often the block ran in a forward and a backward.
+    """
     own = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
-    whole, par, kept = (kept_bytes(f, plain, x) for f in (lambda block, x: block(x), own, answer))
+    (whole, runs), (par, _), (kept, found) = (
+        _kept_and_runs(f, plain, x) for f in (lambda block, x: block(x), own, answer)
+    )
+    if found < runs:
+        nudge = "Is a result kept from one call to the next? Every call computes block(x) anew."
+        return not_yet("the block does not run in every call of your function", nudge=nudge)
     limit = KEPT_SHARE * whole
     if kept > limit:
         nudge = "What does your pack hook return? A tensor that it returns stays alive."
         return not_yet("forward still keeps activations", expected=f"at most {format_bytes(limit)}",
                        got=format_bytes(kept), nudge=nudge)  # fmt: skip
+    if ran < 2:
+        nudge = (
+            "The meter sees tensors. Copies in another form, such as numpy's, take memory as well."
+        )
+        return not_yet("backward did not run the block again: its activations were kept somewhere",
+                       nudge=nudge)  # fmt: skip
     return correct(score=scored(kept, par, "alive after forward", format_bytes))
+
+
+def _kept_and_runs(function: Any, block: Noisy, x: Tensor) -> tuple[int, int]:
+    before = len(block.runs)
+    return kept_bytes(function, block, x), len(block.runs) - before
 
 
 def same_tensors(left: list[Any], right: list[Any]) -> bool:

@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+
 from utils.labs.verdict import Verdict, not_yet, shown
 
 NO_RETURN = "Is there a `return`? Does every path through the function end in one?"
@@ -187,11 +190,35 @@ def instance(types: type | tuple[type, ...], what: str, hint: str = "") -> Kind:
     return Kind(what, read)
 
 
-def several(part: Kind, count: int | None = None, what: str = "") -> Kind:
-    """A tuple or list of parts of one kind, read as a tuple; of any length if there is no count."""
+def tensor(what: str = "a tensor", hint: str = "") -> Kind:
+    """A plain tensor, or an array of numpy's, read as a tensor.
+
+    Subclasses are refused: their own operations would answer when the check compares.
+    """
+
+    def read(value: Any) -> torch.Tensor:
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            return torch.from_numpy(np.array(value))
+        if not isinstance(value, torch.Tensor):
+            raise WrongKind(hint)
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            raise WrongKind(
+                f"A plain tensor is wanted, and {type(value).__name__} is a class of its own."
+            )
+        return value
+
+    return Kind(what, read)
+
+
+def several(part: Kind, count: int | None = None, what: str = "", *, in_order: bool = True) -> Kind:
+    """A tuple or list of parts of one kind, read as a tuple; of any length if there is no count.
+
+    Where their order says nothing a set will do.
+    """
+    forms = (tuple, list) if in_order else (tuple, list, set, frozenset)
 
     def read(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, (tuple, list)) or count not in (None, len(value)):
+        if not isinstance(value, forms) or count not in (None, len(value)):
             raise WrongKind("" if count is None else f"A tuple of {count} is wanted.")
         return tuple(part.read(each) for each in value)
 

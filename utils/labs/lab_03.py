@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from functools import cache
@@ -12,8 +13,10 @@ from torch import nn
 
 from utils.labs.cases import Question, judge, takes
 from utils.labs.faulty_runs import FAULTS, fault_of, run, spoiled_run
+from utils.labs.hooks_05 import backward
 from utils.labs.kinds import (
     NO_RETURN,
+    NotYet,
     function,
     keys,
     number,
@@ -110,7 +113,7 @@ def in_fp32(answer: Callable[[nn.Module], Any]) -> Verdict:
         (_Square(), "a layer that squares", "Its input is still fp16. What lifts a tensor?"),
         (product, "a linear layer", "Autocast casts products down again. It can be switched off around them."),
     ]:  # fmt: skip
-        lifted = answer(layer)
+        plain, lifted = copy.deepcopy(layer), _made(answer, layer)
         if not isinstance(lifted, nn.Module):
             return not_yet(
                 "an nn.Module is wanted", got=shown(lifted), nudge="Derive it from nn.Module."
@@ -124,15 +127,54 @@ def in_fp32(answer: Callable[[nn.Module], Any]) -> Verdict:
             found, after = lifted(low), torch.is_autocast_enabled("cpu")
         if not isinstance(found, torch.Tensor):
             return not_yet(f"{says}: a tensor is wanted", got=shown(found), nudge=NO_RETURN)
-        right = layer(low.float())
+        if problem := _layer_changed(layer):
+            return not_yet(f"{says}: its own parameters are in {problem} now",
+                           nudge=".double() and .half() change the layer itself. It is fp32 already.")  # fmt: skip
+        right = plain(low.float())
         if found.dtype != torch.float32 or not torch.equal(found, right):
             return not_yet(f"{says}, input 300 in fp16", expected=f"{right[0, 0].item():.0f} in torch.float32",
                            got=f"{found.flatten()[0].item()} in {found.dtype}", nudge=nudge)  # fmt: skip
+        if problem := _not_trained(found, layer, right, plain):
+            return not_yet(
+                f"{says}: {problem}",
+                nudge="Nothing in it is for evaluation alone: no torch.no_grad(), no detach().",
+            )
         if not after:
             return not_yet(
                 "autocast is off afterwards", nudge="A `with` switches it on again at its end."
             )
     return correct("lifted, computed in fp32, and autocast is on again afterwards")
+
+
+def _made(answer: Callable[[nn.Module], Any], layer: nn.Module) -> Any:
+    try:
+        return answer(layer)
+    except TypeError:
+        is_module = isinstance(answer, type) and issubclass(answer, nn.Module)
+        if not is_module or "__init__" in vars(answer):
+            raise
+        nudge = (
+            "Write `def __init__(self, layer):`, call super().__init__() in it, and keep the layer."
+        )
+        raise NotYet(not_yet("your class does not take a layer", nudge=nudge)) from None
+
+
+def _layer_changed(layer: nn.Module) -> torch.dtype | None:
+    return next((p.dtype for p in layer.parameters() if p.dtype != torch.float32), None)
+
+
+def _not_trained(
+    found: torch.Tensor, layer: nn.Module, right: torch.Tensor, plain: nn.Module
+) -> str:
+    """What is wrong with the gradients of a lifted layer; empty if they are the plain layer's."""
+    if not found.requires_grad:
+        return "its result carries no gradient, so it would never be trained"
+    backward(found.sum())
+    right.sum().backward()
+    for mine, wanted in zip(layer.parameters(), plain.parameters(), strict=True):
+        if mine.grad is None or wanted.grad is None or not torch.allclose(mine.grad, wanted.grad):
+            return "its parameters do not get the gradients of a plain layer"
+    return ""
 
 
 @cache
@@ -143,6 +185,11 @@ def _runs() -> list[tuple[str, list[StepRecord], tuple[int, int] | None]]:
         ("a run with a NaN at step 5, row 30", spoiled_run(5, 30), (5, 30)),
         ("a run with 1e30 at step 7, row 20", run(spoil=(7, 20), value=1e30), (7, 20)),
         ("a run whose data are fine, and whose scale searches", run(init_scale=2.0**22), None),
+        (
+            "a run with a NaN at step 5, row 30, and another at step 9, row 13",
+            [*spoiled_run(5, 30)[:8], *spoiled_run(9, 13)[8:]],
+            (5, 30),
+        ),
         ("a run that diverges, with a NaN at step 9, row 13", run(lr=1e5, spoil=(9, 13)), (9, 13)),
     ]
 
@@ -175,12 +222,18 @@ def _first_row(found: Any) -> tuple[Any, bool]:
     return found, False
 
 
+def _is_bad_input(record: StepRecord) -> bool:
+    return record.first is not None and record.first.kind == "input"
+
+
 def _data_nudge(found: tuple[int, int] | None, records: list[StepRecord]) -> str:
     if found is None:
         return "Is there a `return` on every path? Which kind does a bad input have?"
     record = next((record for record in records if record.step == found[0]), None)
     if record is None or record.first is None:
         return "Nothing was infinite or NaN in that step: its `first` is None."
+    if record.first.kind == "input" and any(_is_bad_input(r) for r in records if r.step < found[0]):
+        return "Two inputs are bad here, and the first of them is wanted."
     if record.first.kind == "input":
         return "The step is right. Is the row the first of `record.first.rows`?"
     if not math.isfinite(record.loss):

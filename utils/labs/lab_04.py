@@ -186,6 +186,11 @@ def accumulate(answer: Callable[..., Any]) -> Verdict:
         if report.gradient_calls > 1:
             times = f"gradients were sent {report.gradient_calls} times in one step"
             return not_yet(times, expected="once", nudge="All but the last backward: no_sync().")
+        if report.most_tokens > max(map(max, workers.TOKENS)):
+            nudge = "Then the activations of all of them are alive at once: accumulation is there to spare that."
+            return not_yet("one forward over several micro-batches", nudge=nudge,
+                           expected=f"at most {max(map(max, workers.TOKENS))} tokens in a forward",
+                           got=report.most_tokens)  # fmt: skip
     score = scored(found[0].payload_bytes, PAR_PAYLOAD_BYTES, "bytes sent")
     return correct("every token weighs the same", score=score)
 
@@ -206,6 +211,7 @@ _LOSSES = [  # ranks, those without a loss, the mean of rank + 1 over the others
     (4, (1, 3), 2.0, {1.0: _ZERO, 1.5: "1.5 was the mean of other losses. Is it written into it?",
                       4 / 3: "Here two ranks have no loss: count those that have one, instead of "
                              "taking one from the world size."}),
+    (4, (2,), 7 / 3, {7 / 4: _ZERO, 7 / 2: "Twice two ranks had a loss, and now three have. Is the 2 written into it?"}),
 ]  # fmt: skip
 
 
@@ -213,7 +219,7 @@ _LOSSES = [  # ranks, those without a loss, the mean of rank + 1 over the others
 @takes(keys({"rank": whole("the number of a rank"), "collective": text(), "cure": function()}))
 def deadlock(answer: dict[str, Any]) -> Verdict:
     """Exercise 5: the rank that did not come, the collective that it skipped, and a cure."""
-    collective = answer["collective"].strip("().` ").removeprefix("dist.")
+    collective = answer["collective"].strip("().` ").removeprefix("dist.").replace("-", "_")
     problem = judge(
         answer["rank"], 2, "the rank", expected="the one that the others wait for",
         nudge="Which rank waits in no collective, because its function has returned?",

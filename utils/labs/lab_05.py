@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ from utils.units import format_bytes
 
 _FORGOTTEN = "Every block's input stays, also a checkpointed one's."
 LOSS_SHARE = 0.3  # of the plain peak: below it a loss in eight chunks must stay
+FEW_AND_MANY = (4, 16)  # chunks of two calls, of which the second has less alive,
+CHUNKED_FURTHER = 0.8  # at most this share of the first's peak
 
 
 last_block = Question(
@@ -82,7 +85,7 @@ def checkpointed(answer: Callable[[nn.Module, Tensor], Tensor]) -> Verdict:
     return (
         wrong_gradients(found, left, block, plain, x)
         or runs_too_often(block)
-        or kept_after_forward(answer, plain, x)
+        or kept_after_forward(answer, plain, x, len(block.runs))
     )
 
 
@@ -118,9 +121,13 @@ def _read_blocks(value: Any) -> set[int]:
 @takes(function())
 def best_set(answer: Callable[[list[BlockCost], int], Collection[int]]) -> Verdict:
     """Exercise 3: the cheapest set of blocks under a budget, against the exact optimum."""
-    blocks, worst = Kind("a set of block numbers", _read_blocks), 1.0
+    blocks, worst, lost = Kind("a set of block numbers", _read_blocks), 1.0, []
     for costs, limit in _problems():
-        found = blocks.returned(answer(list(costs), limit))
+        given = [replace(cost) for cost in costs]
+        found = blocks.returned(answer(given, limit))
+        if given != costs:
+            nudge = "Costs are given, and the score is reckoned with them as they were."
+            return not_yet("your function changed the costs", nudge=nudge)
         if wrong := [index for index in found if not 0 <= index < len(costs)]:
             return not_yet(f"{shown(wrong[0])} is no block: there are {len(costs)}, from 0")
         if (peak := activation_peak(costs, found)) > limit:
@@ -129,10 +136,15 @@ def best_set(answer: Callable[[list[BlockCost], int], Collection[int]]) -> Verdi
                            got=got, nudge=_over_nudge(costs, found))  # fmt: skip
         least = recompute_flops(costs, best_blocks(costs, limit))
         spent = recompute_flops(costs, found)
-        worst = max(worst, spent / least if least else 1.0 + bool(spent))
+        over = spent / least if least else 1.0 + bool(spent)
+        worst, lost = max(worst, over), [*lost, (costs, limit)] if over > 1.0 else lost
     score = scored(worst, 1.0, "times the optimum's operations", "{:.3f}".format)
     if worst > 1.0:
         nudge = "Most bytes per operation first is a good guess. Does another set just reach the budget?"
+        if all(activation_peak(each, best_blocks(each, limit)) == limit for each, limit in lost):
+            nudge = (
+                "The cheapest set reaches these budgets to the byte, and so it fits: `<=`, not `<`."
+            )
         return not_yet("every budget is kept, but not at the least cost", expected="1.000",
                        got=score, nudge=nudge)  # fmt: skip
     return correct(f"the optimum in all {len(_problems())} problems", score=score)
@@ -156,7 +168,9 @@ def _problems() -> list[tuple[list[BlockCost], int]]:
         costs = [BlockCost(*row) for row in rows]
         least, most = activation_peak(costs, range(len(costs))), activation_peak(costs, ())
         problems.append((costs, max(least, int(share * most))))
-    return problems
+    exact = [activation_peak(costs, best_blocks(costs, limit)) for costs, limit in problems]
+    edges = [(costs, peak) for (costs, _), peak in zip(problems, exact, strict=True)]
+    return problems + edges[2:4]  # budgets that the optimum reaches to the byte
 
 
 @takes(function())
@@ -174,6 +188,12 @@ def chunked_loss(answer: Callable[[Tensor, Tensor, Tensor, int], Tensor]) -> Ver
         nudge = "Chunks alone keep all their logits for backward. Which technique drops them?"
         return not_yet("the peak", expected=f"at most {format_bytes(LOSS_SHARE * whole_peak)}",
                        got=format_bytes(chunked), nudge=nudge)  # fmt: skip
+    few, many = (_loss_peak(answer, hidden, head, labels, chunks) for chunks in FEW_AND_MANY)
+    if many > CHUNKED_FURTHER * few:
+        nudge = "`chunks` is the caller's: more of them, and fewer logits are alive at a time."
+        return not_yet("the peak does not follow `chunks`", nudge=nudge,
+                       expected=f"in {FEW_AND_MANY[1]} chunks less than in {FEW_AND_MANY[0]}",
+                       got=f"{format_bytes(many)} and {format_bytes(few)}")  # fmt: skip
     par = _loss_peak(_chunked, hidden, head, labels)
     return correct(score=scored(chunked, par, "at the peak", format_bytes))
 
@@ -235,14 +255,16 @@ def _loss_nudge(found: Tensor, hidden: Tensor, head: Tensor, labels: Tensor, chu
     return "Chunks hold different numbers of labels: a mean of means weighs them alike."
 
 
-def _loss_peak(answer: Callable[..., Any], hidden: Tensor, head: Tensor, labels: Tensor) -> int:
+def _loss_peak(
+    answer: Callable[..., Any], hidden: Tensor, head: Tensor, labels: Tensor, chunks: int = 8
+) -> int:
     layer = nn.Linear(32, 2048, bias=False)
     layer.weight = nn.Parameter(head.clone())
     inputs = hidden.clone().requires_grad_()
 
     def step() -> None:
         layer.zero_grad()
-        answer(inputs, layer.weight, labels, 8).backward()
+        answer(inputs, layer.weight, labels, chunks).backward()
 
     return measure(step, model=layer, timed_steps=0).peak_bytes
 
@@ -273,6 +295,19 @@ def cured_checkpoint(answer: Callable[[nn.Module, Tensor], Tensor]) -> Verdict:
     """Exercise 5: a checkpoint that leaves BatchNorm's statistics as plain training does."""
     torch.manual_seed(7)
     plain, x = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU()), torch.randn(64, 16)
+    inner = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16, momentum=0.3))
+    nested = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), inner)
+    return (
+        _wrong_cure(answer, plain, x)
+        or _wrong_cure(answer, nested, x, "where a norm lies deeper, with a momentum of 0.3: ")
+        or _keeps_all(answer, plain, x)
+    )
+
+
+def _wrong_cure(
+    answer: Callable[..., Any], plain: nn.Sequential, x: Tensor, where: str = ""
+) -> Verdict | None:
+    """The verdict on gradients and statistics after three steps of a block; `where` it is."""
     block = copy.deepcopy(plain)
     wanted = _block_gradients(lambda block, x: block(x), plain, x)
     try:
@@ -285,23 +320,33 @@ def cured_checkpoint(answer: Callable[[nn.Module, Tensor], Tensor]) -> Verdict:
             f"recomputation saved other tensors: {str(ending.__cause__)[:60]}", nudge=nudge
         )
     if not same_tensors(found, wanted):
-        return not_yet("the gradients are not those of the plain block",
+        return not_yet(f"{where}the gradients are not those of the plain block",
                        nudge="BatchNorm must normalize by the batch in recomputation, too.")  # fmt: skip
-    return _wrong_statistics(block, plain) or _keeps_all(answer, plain, x)
+    return _wrong_statistics(block, plain, where)
 
 
-def _wrong_statistics(block: nn.Sequential, plain: nn.Sequential) -> Verdict | None:
-    norm: Any = block[1]
-    if norm.momentum != plain[1].momentum or not norm.training:
-        nudge = "Put back what the context changed, in `finally`."
-        return not_yet("the block is left changed", nudge=nudge)
-    if int(norm.num_batches_tracked) != 3:
-        got = f"{int(norm.num_batches_tracked)} updates in 3 steps"
-        return not_yet("the statistics count other batches", expected="3 updates in 3 steps", got=got,
-                       nudge=_counter_nudge(norm, plain[1]))  # fmt: skip
+def _norms(block: nn.Module) -> list[nn.BatchNorm1d]:
+    return [part for part in block.modules() if isinstance(part, nn.BatchNorm1d)]
+
+
+def _wrong_statistics(block: nn.Module, plain: nn.Module, where: str) -> Verdict | None:
+    for norm, right in zip(_norms(block), _norms(plain), strict=True):
+        if norm.momentum != right.momentum or not norm.training:
+            nudge = "Put back what the context changed, in `finally`: what was there, not a number of your own."
+            got = f"momentum {norm.momentum}, training {norm.training}"
+            return not_yet(f"{where}the block is left changed", nudge=nudge, got=got,
+                           expected=f"momentum {right.momentum}, training True")  # fmt: skip
+    for norm, right in zip(_norms(block), _norms(plain), strict=True):
+        if int(norm.num_batches_tracked or 0) != 3:
+            got = f"{int(norm.num_batches_tracked or 0)} updates in 3 steps"
+            nudge = (
+                "block.children() ends at the first level; block.modules() goes all the way down."
+            )
+            return not_yet(f"{where}the statistics count other batches", expected="3 updates in 3 steps",
+                           got=got, nudge=nudge if where else _counter_nudge(norm, right))  # fmt: skip
     if not same_tensors([*block.buffers()], [*plain.buffers()]):
         nudge = "The counter is right. Do running_mean and running_var still move in recomputation?"
-        return not_yet("the running statistics differ", nudge=nudge)
+        return not_yet(f"{where}the running statistics differ", nudge=nudge)
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from utils.labs.cases import judge, scored, takes
-from utils.labs.finetune_06 import simulated_finetune
-from utils.labs.kinds import Kind, equal, function, instance, keys, number, one_of, several, whole
+from utils.labs.finetune_06 import simulated_finetune, stale_steps
+from utils.labs.kinds import Kind, equal, function, keys, number, one_of, several, tensor, whole
 from utils.labs.verdict import Verdict, correct, not_yet, shown
 from utils.memory import Measurement
 from utils.models import Transformer, TransformerConfig
@@ -68,7 +69,7 @@ def nf4_quantize(answer: Callable[[Tensor, Tensor], Any]) -> Verdict:
     torch.manual_seed(2)
     weight = (torch.randn(8, BLOCK) * torch.linspace(0.1, 3, 8)[:, None]).view(4, 2 * BLOCK)
     levels = nf4_levels()
-    tensors = several(instance(Tensor, "a tensor"), 2, "two tensors: codes and scales")
+    tensors = several(tensor(), 2, "two tensors: codes and scales")
     codes, scales = (part.flatten() for part in tensors.returned(answer(weight.clone(), levels)))
     if verdict := _wrong_sizes(codes, scales):
         return verdict
@@ -77,7 +78,7 @@ def nf4_quantize(answer: Callable[[Tensor, Tensor], Any]) -> Verdict:
         return verdict
     if not torch.equal(codes.long(), right_codes.long()):
         return _wrong_codes(weight, codes.long(), right_codes.long())
-    ragged = torch.randn(5, 100)  # seven blocks, and 52 weights
+    ragged = 0.1 * torch.randn(5, 100)  # seven blocks, and 52 weights: none as large as 1
     if verdict := _wrong_tail(ragged, *tensors.returned(answer(ragged.clone(), levels))):
         return verdict
     back = dequantize_blocks(right_codes, right_scales, levels, BLOCK)
@@ -164,7 +165,7 @@ def _wrong_codes(weight: Tensor, codes: Tensor, right: Tensor) -> Verdict:
 def merged_weight(answer: Callable[..., Any]) -> Verdict:
     """Exercise 3: W + alpha / rank * B A."""
     torch.manual_seed(3)
-    sizes = [(6, 6, 2, 8.0), (5, 7, 3, 6.0)]  # outputs, inputs, rank, alpha
+    sizes = [(6, 6, 2, 8.0), (5, 7, 3, 6.0), (5, 7, 4, 10.0)]  # outputs, inputs, rank, alpha
     verdicts = (_wrong_merge(answer, *size) for size in sizes)
     return next(filter(None, verdicts), None) or correct(
         "the merged layer computes what layer and adapter did"
@@ -180,7 +181,7 @@ def _wrong_merge(
         torch.randn(outputs, rank),
     )
     before = weight.clone()
-    found = instance(Tensor, "a tensor").returned(answer(weight, down, up, alpha))
+    found = tensor().returned(answer(weight, down, up, alpha))
     if not torch.equal(weight, before):
         nudge = "Return a new tensor. A base model is often shared by several adapters."
         return not_yet("the given weight was changed", nudge=nudge)
@@ -198,6 +199,7 @@ def _wrong_merge(
         f"The update is multiplied by alpha / rank. Here that is {scale:g}.": update,
         "That multiplies by alpha alone. Divide by the rank.": alpha * update,
         "That divides by the number of inputs. The rank is the number of rows of A.": alpha / inputs * update,
+        f"alpha // rank drops what is after the point: {alpha:g} / {rank} is {scale:g}.": alpha // rank * update,
         f"That multiplies by 4. Here alpha is {alpha:g}, and the rank {rank}.": 4 * update,
     }  # fmt: skip
     if outputs == inputs:
@@ -277,10 +279,32 @@ def cured_finetune(answer: Callable[[nn.Module, Tensor], Any]) -> Verdict:
     model, tokens = Transformer(config), torch.randint(0, 32, (4, 17))
     base = {name: value.clone() for name, value in model.state_dict().items()}
     losses = several(number("a loss"), what="a list with the loss of each step")
-    found = losses.returned(answer(model, tokens))
+    before = _loss_of(model, tokens)
+    with stale_steps() as stale:
+        found = losses.returned(answer(model, tokens))
     if len(found) < 2:
         return not_yet("a list with the loss of each step is wanted", got=f"{len(found)} losses")
-    return _wrong_model(model, base, found) or _judged_losses(found)
+    return (
+        _stale_gradients(stale, found)
+        or _wrong_model(model, base, found)
+        or _judged_losses(found, _loss_of(model, tokens) - before)
+    )
+
+
+def _loss_of(model: nn.Module, tokens: Tensor) -> float:
+    with torch.no_grad():
+        logits = model(tokens[:, :-1])
+        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).item()
+
+
+def _stale_gradients(stale: Sequence[int], losses: Sequence[float]) -> Verdict | None:
+    """The verdict on a step with the gradients of the one before; a loss of NaN has other causes."""
+    if not stale or not all(map(math.isfinite, losses[: stale[0] + 1])):
+        return None
+    nudge = "backward() adds to the gradients that are there. What clears them, and when?"
+    return not_yet(
+        f"step {stale[0] + 1} is taken with gradients of step {stale[0]} in it", nudge=nudge
+    )
 
 
 def _wrong_model(
@@ -301,7 +325,16 @@ def _wrong_model(
     return None
 
 
-def _judged_losses(losses: Sequence[float]) -> Verdict:
+def _judged_losses(losses: Sequence[float], change: float) -> Verdict:
+    if odd := [step for step, loss in enumerate(losses, start=1) if not math.isfinite(loss)]:
+        nudge = "A run with such a loss is broken, whatever comes after it. Is the learning rate too large?"
+        return not_yet(
+            f"the loss of step {odd[0]} is no finite number", got=shown(list(losses)), nudge=nudge
+        )
+    if not change < -0.02:
+        nudge = "Losses are those of the model's steps on these tokens. Does the model itself get better?"
+        return not_yet("the model's own loss does not fall", got=f"{change:+.4f} by your function",
+                       nudge=f"The adapters move. Is the learning rate large enough? {nudge}")  # fmt: skip
     if not losses[-1] < losses[0] - 0.02:
         nudge = "The adapters move and the loss does not fall. Is the learning rate large enough?"
         return not_yet("the loss does not fall", got=_short(losses), nudge=nudge)

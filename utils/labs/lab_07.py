@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -110,22 +112,31 @@ def _read_items(value: Any) -> set[int]:
 @takes(function())
 def best_choice(answer: Callable[..., Collection[int]]) -> Verdict:
     """Exercise 3: what to offload under a card's and a host's limit, against the optimum."""
-    items_of, worst = Kind("a set of item numbers", _read_items), 1.0
+    items_of, worst, lost = Kind("a set of item numbers", _read_items), 1.0, []
     for problem in problems():
-        items = problem[0]
-        found = items_of.returned(answer(list(items), *problem[1:]))
+        items, given = problem[0], [replace(item) for item in problem[0]]
+        found = items_of.returned(answer(given, *problem[1:]))
+        if given != items:
+            nudge = "Items are given, and the score is reckoned with them as they were."
+            return not_yet("your function changed the items", nudge=nudge)
         if wrong := [index for index in found if not 0 <= index < len(items)]:
             return not_yet(f"{shown(wrong[0])} is no item: there are {len(items)}, from 0")
         if verdict := _over(found, *problem[:3]):
             return verdict
-        least = offloaded_seconds(items, best_offload(*problem), *problem[3:])
-        worst = max(worst, offloaded_seconds(items, found, *problem[3:]) / least)
+        best = best_offload(*problem)
+        least = offloaded_seconds(items, best, *problem[3:])
+        over = offloaded_seconds(items, found, *problem[3:]) / least
+        worst = max(worst, over)
+        is_full = on_card(items, best) == problem[1] or on_host(items, best) == problem[2]
+        lost += [is_full] if over > 1.0 + 1e-9 else []
     score = scored(worst, 1.0, "times the optimum's seconds", "{:.3f}".format)
     if worst > 1.0 + 1e-9:
         nudge = (
             "Transfers cost nothing until one direction is longer than compute, and down and up do not "
             "add. Does your rule know which direction is full?"
         )
+        if all(lost):
+            nudge = "The best choice fills a limit to the byte here, and so it fits: `<=`, not `<`."
         return not_yet("both limits are kept, but not in the fewest seconds", expected="1.000",
                        got=score, nudge=nudge)  # fmt: skip
     return correct(f"the optimum in all {len(problems())} problems", score=score)
@@ -149,7 +160,10 @@ Problem = tuple[list[OffloadItem], float, float, float, float]
 
 
 def problems() -> list[Problem]:
-    """Items, card, host, compute seconds and the link's rate: one that defeats greed, and drawn ones."""
+    """Items, card, host, compute seconds and the link's rate: one that defeats greed, drawn ones,
+    and three of these where the host's limit decides: twice it forbids the choice that looks at the
+    card alone, once that choice fills it to the byte.
+    """
     gb, link = 1e9, 10e9
     greedy = [OffloadItem("a", 6 * gb, 6 * gb, 6 * gb, 0), OffloadItem("b", 5 * gb, 5 * gb, 0, 5 * gb),
               OffloadItem("c", 5 * gb, 5 * gb, 5 * gb, 0), OffloadItem("d", 4 * gb, 9 * gb, 0, 0, 0.2)]  # fmt: skip
@@ -162,7 +176,15 @@ def problems() -> list[Problem]:
                  for n, (d, h, down, up, seconds) in enumerate(rows)]  # fmt: skip
         whole_bytes = on_card(items, ())
         found.append((items, 0.45 * whole_bytes, 0.75 * whole_bytes, compute, link))
-    return found
+    tight = [(found[1], gb), (found[5], gb), (found[2], 0)]
+    return [*found, *(_with_less_host(*problem) for problem in tight)]
+
+
+def _with_less_host(problem: Problem, less: float) -> Problem:
+    """The problem on a host that has so much less than the choice that looks at the card alone."""
+    items, card, _, compute, link = problem
+    taken = on_host(items, best_offload(items, card, math.inf, compute, link))
+    return items, card, taken - less, compute, link
 
 
 DIAGNOSED = (6, (1.0, 1.0, 1.0, 1.0), 2.5, 0.5)

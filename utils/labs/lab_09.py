@@ -10,14 +10,26 @@ import torch
 from utils.labs import ranks_09 as workers
 from utils.labs.cases import Case, Exercise, Question, judge, scored, takes
 from utils.labs.checking import starts_ranks
-from utils.labs.kinds import equal, function, instance, keys, number, or_none, several, text, whole
+from utils.labs.kinds import (
+    as_number,
+    equal,
+    function,
+    instance,
+    keys,
+    number,
+    or_none,
+    several,
+    text,
+    whole,
+)
+from utils.labs.plans_09 import CARDS, PER_PARAMETER, ROUNDS, Rule, likely_mistakes
 from utils.labs.verdict import Verdict, correct, not_yet, shown
 from utils.ranks import RankError, run_ranks
+from utils.techniques.deepspeed_config import check_config
 
 RANKS, PARAMETERS = 4, 272
 TIMEOUT_SECONDS = 20.0  # right answers take a second or two
 PAR_SENT_BYTES = 2 * 4 * PARAMETERS * (RANKS - 1) // RANKS  # a reduce-scatter and an all-gather
-_PER_PARAMETER = {0: (16, 0), 1: (4, 12), 2: (2, 14), 3: (0, 16)}
 
 
 stage_2_on_8 = Question(
@@ -45,7 +57,7 @@ reduced_times = Question(
 
 
 def _states(count: int, stage: int, ranks: int) -> float:
-    whole_bytes, shared = _PER_PARAMETER[stage]
+    whole_bytes, shared = PER_PARAMETER[stage]
     return count * (whole_bytes + shared / ranks)
 
 
@@ -118,67 +130,39 @@ sent_bytes = Exercise(
     note="3, 2g + 1, g + 1 and 3g rounds",
 )  # fmt: skip
 
-# parameters, ranks, card, texts of a rank's step, bytes of activations of a text
-_CARDS = [
-    (1_300_000_000, 8, 24_000_000_000, 8, 1_500_000_000),
-    (1_300_000_000, 8, 8_000_000_000, 8, 1_000_000_000),
-    (1_300_000_000, 8, 8_150_000_000, 8, 1_000_000_000),  # ZeRO-1 and one text, to the last byte
-    (1_300_000_000, 8, 6_600_000_000, 8, 1_000_000_000),  # ZeRO-3 and four
-    (1_300_000_000, 64, 4_000_000_000, 4, 900_000_000),
-    (1_000_000_000, 1, 15_000_000_000, 4, 100_000_000),
-    (1_000_000_000, 2, 21_000_000_000, 12, 1_000_000_000),
-]
-PLAN_ROUNDS = {0: lambda g: 2, 1: lambda g: 3, 2: lambda g: 2 * g + 1, 3: lambda g: 3 * g}
-
-
-def _plans(count: int, ranks: int, card: int, texts: int, each: int) -> dict[tuple[int, int], int]:
-    """Rounds by (stage, micro-batch), of all that fit."""
-    return {
-        (stage, micro): rounds(texts // micro)
-        for stage, rounds in PLAN_ROUNDS.items()
-        for micro in range(1, texts + 1)
-        if texts % micro == 0 and _states(count, stage, ranks) + micro * each <= card
-    }
-
 
 @takes(function())
 def cheapest_plan(answer: Callable[..., Any]) -> Verdict:
     """Exercise 3: the stage and micro-batch that fit and send least, against the optimum."""
-    kind, spent, best, lost = or_none(several(whole(), 2, "a stage and a micro-batch")), 0, 0, []
-    for given in _CARDS:
-        plans, found = _plans(*given), kind.returned(answer(*given))
-        if problem := _plan_problem(found, plans, given):
-            return not_yet(_card_in_words(*given), got=shown(found), nudge=problem)
+    kind = or_none(several(whole(), 2, "a stage and a micro-batch"))
+    choices = [kind.returned(answer(*card)) for card in CARDS]
+    hint = " Or: ".join(likely_mistakes(choices)[:2])
+    spent, best, lost = 0, 0, []
+    for card, found in zip(CARDS, choices, strict=True):
+        plans = Rule().plans(card)
+        if problem := _plan_problem(found, plans, card):
+            return not_yet(
+                _card_in_words(*card), got=f"{shown(found)}. {problem}", nudge=hint or problem
+            )
         least = min(plans.values(), default=0)
         spent, best = spent + (plans[found] if found else 0), best + least
-        lost += [given] if found and plans[found] > least else []
+        lost += [card] if found and plans[found] > least else []
     score = scored(spent, best, "rounds sent")
     if lost:
         got = f"{score}; the first that sends too much: {_card_in_words(*lost[0])}"
-        return not_yet(
-            "every plan fits, but not at the least traffic", got=got, nudge=_cheaper(lost)
+        nudge = (
+            "A higher stage leaves room for a larger micro-batch, and fewer of those send less: try all "
+            "pairs of a stage and a divisor."
         )
-    return correct(f"the least traffic on all {len(_CARDS)} cards", score=score)
+        return not_yet(
+            "every plan fits, but not at the least traffic", got=got, nudge=hint or nudge
+        )
+    return correct(f"the least traffic on all {len(CARDS)} cards", score=score)
 
 
 def _card_in_words(count: int, ranks: int, card: int, texts: int, each: int) -> str:
     return (f"{count / 1e9:g} billion parameters, {ranks} rank(s), a card of {card / 1e9:g} GB, "
             f"{texts} texts of {each / 1e9:g} GB")  # fmt: skip
-
-
-def _cheaper(lost: list[tuple[int, int, int, int, int]]) -> str:
-    """Why these cards could be had for less."""
-
-    def is_full(given: tuple[int, int, int, int, int]) -> bool:
-        count, ranks, card, _, each = given
-        plans = _plans(*given)
-        stage, micro = min(plans, key=lambda plan: plans[plan])
-        return _states(count, stage, ranks) + micro * each == card
-
-    if all(map(is_full, lost)):
-        return "The cheapest plan fills this card to the last byte, and so it fits: `<=`, not `<`."
-    return ("A higher stage leaves room for a larger micro-batch, and fewer of those send less: try all "
-            "pairs of a stage and a divisor.")  # fmt: skip
 
 
 def _plan_problem(
@@ -195,7 +179,7 @@ def _plan_problem(
     stage, micro = found
     if not plans:
         return "Nothing fits here, also not stage 3 with one text: return None."
-    if stage not in PLAN_ROUNDS or micro < 1 or texts % micro:
+    if stage not in ROUNDS or micro < 1 or texts % micro:
         return "A stage is 0 to 3, and the micro-batch divides the texts of the step."
     if found not in plans:
         wanted = _states(count, stage, ranks) + micro * each
@@ -293,9 +277,21 @@ def accumulation(answer: Mapping[str, Any]) -> Verdict:
 
 
 def _wrong_cure(cured: Mapping[str, Any]) -> Verdict | None:
+    return _wrong_batch(cured) or _wrong_zero(cured)
+
+
+def _wrong_batch(cured: Mapping[str, Any]) -> Verdict | None:
     if not equal(cured.get("gradient_accumulation_steps"), 4):
         nudge = "Keep the four micro-batches: with one large one the activations come back."
         return not_yet("the cure changes the accumulation", nudge=nudge)
+    micro = cured.get("train_micro_batch_size_per_gpu", cured.get("train_batch_size", 16) / 16)
+    if not equal(micro, 1):
+        nudge = "The slow run's micro-batch was 1. A larger one brings back the activations of before the cut."
+        return not_yet("the cure changes the micro-batch", got=shown(micro), nudge=nudge)
+    return None
+
+
+def _wrong_zero(cured: Mapping[str, Any]) -> Verdict | None:
     zero, bf16 = (cured.get(part, {}) for part in ("zero_optimization", "bf16"))
     if not (isinstance(zero, Mapping) and isinstance(bf16, Mapping)):
         nudge = 'Write zero_config(...), or a dict in each of "zero_optimization" and "bf16".'
@@ -303,10 +299,28 @@ def _wrong_cure(cured: Mapping[str, Any]) -> Verdict | None:
     if bf16.get("enabled") is not True:
         nudge = "The run was in bf16. In fp32 gradients are twice the bytes: keep the precision."
         return not_yet("the cure changes the precision", nudge=nudge)
-    if not any(equal(zero.get("stage", 0), stage) for stage in (0, 1)):
+    if equal(zero.get("stage", 0), 0):
+        nudge = "That sends once, and every rank holds the whole optimizer state again. Which stage shares it?"
+        return not_yet("the stage", got="0", nudge=nudge)
+    if not equal(zero["stage"], 1):
         nudge = "Which stage keeps whole gradients on every rank until the step?"
-        return not_yet("the stage", got=shown(zero.get("stage")), nudge=nudge)
+        return not_yet("the stage", got=shown(zero["stage"]), nudge=nudge)
+    if "fp32" in (name := str(cured.get("communication_data_type", ""))):
+        nudge = "Gradients were sent in bf16. In fp32 once is as many bytes as twice in bf16."
+        return not_yet("the cure sends gradients in another type", got=name, nudge=nudge)
+    try:
+        check_config(_plain(cured), RANKS)
+    except ValueError as error:
+        return not_yet("a configuration that DeepSpeed does not take", nudge=str(error))
     return None
+
+
+def _plain(value: Any) -> Any:
+    """The same with Python's numbers in place of numpy's: DeepSpeed reads those alone."""
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    found = as_number(value)
+    return value if found is None else found
 
 
 def _close(left: torch.Tensor, right: torch.Tensor) -> bool:

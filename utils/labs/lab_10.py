@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from utils.clinic import LOSS_TOLERANCE, Examination, Patient, examine
 from utils.labs.cases import Question, judge, scored, takes
-from utils.labs.kinds import function, keys, one_of, whole
+from utils.labs.kinds import NotYet, function, keys, one_of, whole
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.labs.wards_10 import (
     CAUSES,
@@ -23,6 +27,7 @@ from utils.labs.wards_10 import (
 from utils.units import Category, format_bytes
 
 CATEGORIES = (*map(str, Category), RESERVED)
+SGD_RATE = 0.1
 
 which_sum = Question(
     "Lesson 10: which of two undetached sums keeps megabytes alive.",
@@ -91,11 +96,38 @@ def _judge_cure(number: int, cure: Callable[[Patient], Any]) -> Verdict:
         )
     if treated.limit_bytes != patient.limit_bytes or treated.fragments != patient.fragments:
         return not_yet("the budget was changed", nudge="A larger card is the last of the cures.")
-    after = examine(treated)
+    after = _examined(treated)
     if verdict := _wrong_cure(case, treated, as_it_came(number), after):
         return verdict
+    if case.by_sgd and (problem := _other_under_sgd(patient, treated)):
+        nudge = f"AdamW hides how large gradients are; here SGD took its place. {case.other_losses}"
+        return not_yet(f"the gradients are not those of before: {problem}", nudge=nudge)
     score = scored(after.bytes, after_cure(number).bytes, "after the cure", format_bytes)
     return correct("the same losses, under the budget", score=score)
+
+
+def _examined(treated: Patient) -> Examination:
+    try:
+        return examine(treated)
+    except ValueError as error:
+        if "backward()" not in str(error):
+            raise
+        nudge = "A step without backward() needs little memory and learns nothing. Which line did you take out?"
+        raise NotYet(
+            not_yet("your patient no longer trains: no backward() came", nudge=nudge)
+        ) from None
+
+
+def _other_under_sgd(patient: Patient, treated: Patient) -> str:
+    """What differs where plain SGD, which sees the size of gradients, takes the optimizer's place."""
+    losses = []
+    for one in (patient, treated):
+        model, optimizer = one.build()
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            return ""  # it steps by itself, as it likes
+        with contextlib.redirect_stdout(io.StringIO()):
+            losses.append(one.train(model, torch.optim.SGD(model.parameters(), lr=SGD_RATE)))
+    return _other_numbers(*losses)
 
 
 def _wrong_cure(
@@ -103,7 +135,7 @@ def _wrong_cure(
 ) -> Verdict | None:
     added = "\n".join(line[1:] for line in treated.diff.splitlines() if line.startswith("+"))
     known = next((text for words, text in case.wrong_cures.items() if words in added), "")
-    if problem := _other_losses(before, after):
+    if problem := _other_numbers(before.losses, after.losses):
         return not_yet(f"the losses are not those of before: {problem}",
                        nudge=known or case.other_losses)  # fmt: skip
     if not after.fits:
@@ -113,10 +145,10 @@ def _wrong_cure(
     return None
 
 
-def _other_losses(before: Examination, after: Examination) -> str:
-    if len(before.losses) != len(after.losses):
-        return f"{len(after.losses)} numbers where there were {len(before.losses)}"
-    for index, (old, new) in enumerate(zip(before.losses, after.losses, strict=True)):
+def _other_numbers(before: Sequence[float], after: Sequence[float]) -> str:
+    if len(before) != len(after):
+        return f"{len(after)} numbers where there were {len(before)}"
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
         if not math.isclose(old, new, rel_tol=LOSS_TOLERANCE, abs_tol=1e-9):
             return f"number {index} is {new:.6g}, and was {old:.6g}"
     return ""

@@ -241,6 +241,12 @@ is_one_ring = Exercise(
         _case([*_along(0, 1, 2, 3), (0, 2)], 4, False, "where rank 0 sends to rank 2 besides",
               "A dict from source to target keeps the last one only. Who else was sent to?"),
         _case(_along(0, 1), 2, True, "for two ranks"),
+        _case([(0, 1), (1, 2), (2, 3), (3, 1)], 4, False, "for 0, 1, 2, 3, which goes on to 1 and never comes back",
+              "All four are passed and nobody twice, and rank 3 does not send to rank 0. A ring closes where it began."),
+        Case(([Message(1, *pair, 64) for pair in _along(0, 1, 2, 3)]
+              + [Message(2, *pair, 64) for pair in _along(3, 2, 1, 0)], 4), False,
+             "where each rank sends to one neighbour in step 1 and to the other in step 2",
+             nudge="To one other *in all steps*: look at all messages, not at those of the first step."),
     ],
     returns=flag(), nudge="From rank 0 go to the one it sends to, and on. After how many are you back?",
     note="one neighbour each, and one walk through all of them",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import builtins
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any
+from unittest import mock
 
 from utils.labs import ranks_12 as workers
 from utils.labs.cases import Case, Exercise, Question, scored, takes
@@ -197,7 +200,12 @@ def dropout_seed(answer: Callable[..., Any]) -> Verdict:
         seeds: dict[tuple[int, ...], int] = {}
         for step, tp, dp in product(_STEPS, _TP, _DP):
             for place, where in enumerate(("scores", "stream")):
-                seed = kind.returned(answer(where, step, tp, dp, sequence))
+                with _salted_hashes() as salted:
+                    seed = kind.returned(answer(where, step, tp, dp, sequence))
+                if salted:
+                    nudge = "Ranks are processes, and so is a resumed run. hashlib gives all of them one number."
+                    return not_yet("Python's hash of a text is another in every process", got=salted[0],
+                                   nudge=nudge)  # fmt: skip
                 if not 0 <= seed <= LARGEST_SEED:
                     nudge = "torch.manual_seed takes whole numbers from 0 to 2^63 - 1."
                     return not_yet("a seed that no generator takes", got=shown(seed), nudge=nudge)
@@ -209,6 +217,27 @@ def dropout_seed(answer: Callable[..., Any]) -> Verdict:
         nudge = "Recomputation and a resumed run must draw the same masks: the seed follows from the arguments alone."
         return not_yet("two calls alike give two seeds", got=shown(again), nudge=nudge)
     return correct("scores by heads, the stream by what a rank holds of it, and never twice")
+
+
+@contextlib.contextmanager
+def _salted_hashes() -> Iterator[list[str]]:
+    """Inside, calls of `hash` whose value depends on the process are noted: those of texts."""
+    found: list[str] = []
+    real = builtins.hash
+
+    def noted(value: object) -> int:
+        if _holds_text(value):
+            found.append(f"hash({shown(value)})")
+        return real(value)
+
+    with mock.patch.object(builtins, "hash", noted):
+        yield found
+
+
+def _holds_text(value: object) -> bool:
+    if isinstance(value, (tuple, frozenset)):
+        return any(map(_holds_text, value))
+    return isinstance(value, (str, bytes))
 
 
 def _seed_problem(seeds: Mapping[tuple[int, ...], int], sequence: bool) -> Verdict | None:

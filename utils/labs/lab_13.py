@@ -176,7 +176,7 @@ def own_schedule(answer: Callable[..., Any]) -> Verdict:
     return correct(how, score=scored(took, par, "units of time", "{:g}".format))
 
 
-@takes(keys({"circle": several(whole(), what="a list of ranks"), "cured": ROWS}))
+@takes(keys({"circle": several(whole(), what="a list of ranks", in_order=False), "cured": ROWS}))
 def diagnosis(answer: Mapping[str, Any]) -> Verdict:
     """Exercise 4: who waits for whom, and one list that ends it."""
     if verdict := judge(

@@ -65,6 +65,7 @@ _CLUSTERS: tuple[tuple[dict[str, int], dict[str, float], int], ...] = (
     ({"pp": 2, "shard": 8, "tp": 4}, {"pp": 1.0, "shard": 100.0, "tp": 10.0}, 8),
     ({"replicate": 4, "shard": 4, "tp": 4}, {"replicate": 3.0, "shard": 40.0, "tp": 30.0}, 4),
     ({"pp": 3, "shard": 4, "tp": 4}, {"pp": 50.0, "shard": 20.0, "tp": 26.0}, 12),
+    ({"pp": 2, "shard": 2, "tp": 4}, {"pp": 15.0, "shard": 10.0, "tp": 90.0}, 8),  # pp is no ring
     ({"pp": 16, "replicate": 8, "shard": 8, "tp": 4},
      {"pp": 30.0, "replicate": 14.0, "shard": 12.0, "tp": 90.0}, 64),
 )  # fmt: skip
@@ -130,6 +131,12 @@ def _placement_nudge(
     per_node: int,
 ) -> str:  # fmt: skip
     mine = sum(crossing_bytes(layout, sent, per_node).values())
+    as_rings = sum(
+        crossing_bytes([(_ring(a), n) for a, n in layout], _rings(sent), per_node).values()
+    )
+    if as_rings <= least_crossing(_rings(sizes), _rings(sent), per_node) * (1 + 1e-9):
+        return ('That would be best if stages were a ring. Along "pp" the last one sends nothing to the first: '
+                "of n stages n - 1 send.")  # fmt: skip
     if math.prod(sizes.values()) <= MOST_TRIED:
         orders = itertools.permutations(sizes.items())
         best = min(sum(crossing_bytes(order, sent, per_node).values()) for order in orders)
@@ -138,6 +145,15 @@ def _placement_nudge(
                     'two of its ranks in a node, ("pp", 2) at the end, the rest outside.')  # fmt: skip
     return ("The list is slowest first: its last factors lie in a node. What matters is how many ranks of each "
             "axis lie inside one: try them all.")  # fmt: skip
+
+
+def _ring(axis: str) -> str:
+    """The axis under a name that makes a ring of it."""
+    return f"{axis} as a ring"
+
+
+def _rings(by_axis: Mapping[str, Any]) -> dict[str, Any]:
+    return {_ring(axis): value for axis, value in by_axis.items()}
 
 
 @starts_ranks

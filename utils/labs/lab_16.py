@@ -27,6 +27,7 @@ from utils.labs.saves_16 import (
     cut,
     damaged,
     files_of,
+    first_forgotten,
     first_loss,
     flip,
     new_folder,
@@ -54,24 +55,22 @@ interval_factor = Question(
 def safe_save(answer: Mapping[str, Any]) -> Verdict:
     """Exercise 1: a save that no kill, damage or full disk turns into a loss."""
     pair = Pair(answer["save"], answer["load"])
-    kills = 0
-    if verdict := _round_trips(pair) or _bad_disk(pair):
+    ends = 0
+    if verdict := _round_trips(pair) or _goes_back(pair) or _bad_disk(pair) or _not_on_disk(pair):
         return verdict
     for says, before, step, keep in (
         ("the first save of all", (), 1, 2), ("a second save", (1,), 2, 2),
         ("a third save, where one is kept", (1, 2), 3, 1), ("the same step saved again", (2,), 2, 1),
     ):  # fmt: skip
-        loss, lines = first_loss(pair, before, step, keep)
+        loss, moments = first_loss(pair, before, step, keep)
         if loss:
-            return not_yet(f"{says}, killed before line {loss.line + 1} of your code that runs",
-                           expected="the old one or the new one, whole", got=_LOSSES[loss.what][0],
-                           nudge=_LOSSES[loss.what][1])  # fmt: skip
-        kills += lines
-    if missing := unsynced(pair):
-        return not_yet(f"{missing[0]} is never brought to the disk", expected="os.fsync on each file",
-                       got=f"{len(missing)} files without", nudge="After a power cut, a rename may be "
-                       "on the disk while the bytes of the file are not.")  # fmt: skip
-    return correct(f"killed at {kills} moments, damaged, the disk full: nothing was lost")
+            got, nudge = _LOSSES[loss.what]
+            return not_yet(f"{says}, {'the power cut' if loss.is_power_cut else 'killed'} at line "
+                           f"{loss.line + 1} of your code that runs", got=got,
+                           expected="the old one or the new one, whole",
+                           nudge=_POWER if loss.is_power_cut else nudge)  # fmt: skip
+        ends += moments
+    return correct(f"ended at {ends} moments, damaged, the disk full: nothing was lost")
 
 
 _LOSSES = {
@@ -82,6 +81,45 @@ _LOSSES = {
     "stuck": ("the next save after the kill does not load", "What does your save do with what a save "
               "that was cut off left behind?"),
 }  # fmt: skip
+_POWER = (
+    "What has not reached the disk is gone, and what was removed may stay removed. In this order: "
+    "fsync the files, rename, fsync the folder, and only then remove."
+)
+
+
+def _goes_back(pair: Pair) -> Verdict | None:
+    """Saves whose steps do not grow, as of a run that went back to an older checkpoint."""
+    for steps, keep in (((50, 100, 60, 70, 80), 2), ((50, 100, 60), 1), ((5, 5, 5, 5), 2)):
+        if wrong := first_forgotten(pair, steps, keep, damage=False):
+            return not_yet(f"saved steps {', '.join(map(str, wrong.steps))} with keep={keep}, then "
+                           "loaded", expected=f"step {wrong.steps[-1]}, as it was saved last",
+                           got=shown(wrong.found)[:80], nudge="A run that went back saves lower steps, "
+                           "or the same ones again. The highest step is not what was saved last: let "
+                           "names count the saves.")  # fmt: skip
+    if wrong := first_forgotten(pair, (100, 60, 60, 70), 1, damage=True):
+        return not_yet(f"saved step {wrong.steps[-1]} where the one before it is damaged, keep=1",
+                       expected=f"step {wrong.steps[-1]}", got=shown(wrong.found)[:80],
+                       nudge="What was just written stays: it is the only one that you know whole.")  # fmt: skip
+    return None
+
+
+def _not_on_disk(pair: Pair) -> Verdict | None:
+    never, too_early, renames = unsynced(pair)
+    if never:
+        return not_yet(f"{never[0]} is never brought to the disk", expected="os.fsync on each file",
+                       got=f"{len(never)} files without", nudge="After a power cut, a rename may be "
+                       "on the disk while the bytes of the file are not.")  # fmt: skip
+    if too_early:
+        return not_yet(f"{too_early[0]} is brought to the disk before all of it is written",
+                       expected="file.flush(), then os.fsync", got=f"{len(too_early)} files synced too "
+                       "early", nudge="What you write stands in a buffer of Python first, and fsync "
+                       "does not see it. Who empties that buffer, and when?")  # fmt: skip
+    if renames:
+        return not_yet(f"the name {renames[0]} is never brought to the disk",
+                       expected="os.fsync on the folder, after the rename", got="no fsync of it",
+                       nudge="A name stands in the folder that holds it. Open that with os.open(folder, "
+                       "os.O_RDONLY) and sync it, too.")  # fmt: skip
+    return None
 
 
 def _round_trips(pair: Pair) -> Verdict | None:
@@ -195,8 +233,11 @@ def choose(answer: Callable[..., Any]) -> Verdict:
                            nudge="An asynchronous save needs its write to end.")  # fmt: skip
         mine, par = bill(job, *choice), bill(job, *best)
         if mine.usd > job.budget_usd * (1 + 1e-9):
-            return not_yet(says, expected=f"at most ${job.budget_usd:,.0f}", got=f"${mine.usd:,.0f}",
-                           nudge="The budget holds for all nodes and spares, over all days.")  # fmt: skip
+            near = mine.usd < 1.001 * job.budget_usd
+            return not_yet(says, expected=f"at most ${job.budget_usd:,.2f}", got=f"${mine.usd:,.2f}",
+                           nudge="Nearly: the budget has room for the best interval and no other. "
+                           "Young's formula is an approximation; `best_interval_seconds` takes Daly's."
+                           if near else "The budget holds for all nodes and spares, over all days.")  # fmt: skip
         worst = max(worst, mine.days / par.days)
         if mine.days > 1.002 * par.days:
             return not_yet(f"{says}: there is a quicker choice", expected=f"{par.days:.2f} days",

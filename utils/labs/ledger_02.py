@@ -14,17 +14,29 @@ from utils.memory import measure
 Build = Callable[[], tuple[nn.Module, torch.optim.Optimizer]]
 
 
-def small_network(channels: int = 16, side: int = 32, wide: int = 64) -> nn.Sequential:
+class FirstHalf(nn.Module):
+    """Keeps a view: its storage is twice as large."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(rows, 2 n) -> (rows, n)."""
+        return inputs[:, : inputs.shape[1] // 2].sin()
+
+
+def small_network(
+    channels: int = 16, side: int = 32, wide: int = 64, half: bool = False
+) -> nn.Sequential:
     """A small vision network whose layers have names; images (batch, 3, side, side) to ten logits.
 
-    What its layers keep for backward halves under autocast, stays as it is, or grows.
+    What its layers keep for backward halves under autocast, stays as it is, or grows. With `half`
+    one more of them keeps a view.
     """
     torch.manual_seed(0)
     layers = {
         "conv": nn.Conv2d(3, channels, 3, padding=1), "norm": nn.BatchNorm2d(channels),
         "relu": nn.ReLU(), "pool": nn.MaxPool2d(2),
         "mix": nn.Conv2d(channels, channels, 3, padding=1), "gelu": nn.GELU(),
-        "flat": nn.Flatten(), "wide": nn.Linear(channels * (side // 2) ** 2, wide),
+        "flat": nn.Flatten(), "wide": nn.Linear(channels * (side // 2) ** 2, (1 + half) * wide),
+        **({"first half": FirstHalf()} if half else {}),
         "tanh": nn.Tanh(), "head": nn.Linear(wide, 10),
     }  # fmt: skip
     model = nn.Sequential()
@@ -41,6 +53,7 @@ def kept_by_module(
     own: bool = False,
     once: bool = True,
     in_bytes: bool = True,
+    views: bool = False,
 ) -> dict[str, int]:
     """Bytes that autograd keeps for backward, by the child module that keeps them first.
 
@@ -51,6 +64,7 @@ def kept_by_module(
         own: count the model's parameters and buffers too.
         once: count a storage for the first module alone.
         in_bytes: False counts elements.
+        views: count a view's own bytes, not those of its storage.
     """
     tensors = [] if own else [*model.parameters(), *model.buffers()]
     seen = {tensor.untyped_storage().data_ptr() for tensor in tensors}
@@ -59,7 +73,8 @@ def kept_by_module(
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in seen:
-            kept[running[-1]] += storage.nbytes() if in_bytes else tensor.numel()
+            size = tensor.nbytes if views else storage.nbytes()
+            kept[running[-1]] += size if in_bytes else tensor.numel()
             if once:
                 seen.add(storage.data_ptr())
         return tensor.detach()
@@ -78,16 +93,27 @@ def kept_by_module(
 
 
 def measured_peak(
-    build: Build, batch: int, dtype: torch.dtype | None, *, steps: bool = True
+    build: Build,
+    batch: int,
+    dtype: torch.dtype | None,
+    *,
+    steps: bool = True,
+    drawn: bool = False,
 ) -> int:
-    """Peak bytes of a training step; without the optimizer's part if `steps` is False."""
+    """Peak bytes of a training step.
+
+    Without the optimizer's part if `steps` is False; on images drawn in the call of forward if `drawn`.
+    """
     model, optimizer = build()
     images, labels = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
 
     def step() -> None:
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-            loss = F.cross_entropy(model(images), labels)
+            # An image drawn here may go as soon as its cast copy is there.
+            outputs = model(torch.randn(batch, 3, 32, 32) if drawn else images)
+            loss = F.cross_entropy(outputs, labels)
+            del outputs
         loss.backward()
         if steps:
             optimizer.step()

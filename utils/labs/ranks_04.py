@@ -31,7 +31,7 @@ class ByHand(NamedTuple):
 
 
 class Accumulated(NamedTuple):
-    """One rank of exercise 4: the gradient, and what right and wrong rules give."""
+    """One rank of exercise 4: the gradient, what right and wrong rules give, and the largest forward."""
 
     gradient: Tensor
     right: Tensor
@@ -39,6 +39,7 @@ class Accumulated(NamedTuple):
     by_rank: Tensor
     gradient_calls: int
     payload_bytes: int
+    most_tokens: int
 
 
 class Shifted(nn.Module):
@@ -90,7 +91,9 @@ def micro_batches(rank: int) -> list[tuple[Tensor, Tensor]]:
 
 def accumulated(function: Callable[..., Any]) -> Accumulated:
     """Exercise 4, on every rank."""
-    model = DistributedDataParallel(_layer())
+    layer, rows = _layer(), [0]
+    layer.register_forward_pre_hook(lambda module, given: rows.append(len(given[0])))
+    model = DistributedDataParallel(layer)
     with traffic() as sent:
         function(model, micro_batches(dist.get_rank()))
     gradient_bytes = _flat(model.parameters()).nbytes
@@ -105,6 +108,7 @@ def accumulated(function: Callable[..., Any]) -> Accumulated:
         _weighted(lambda rank, part: 1 / sum(TOKENS[rank]) / len(ranks)),
         calls,
         sent.payload_bytes,
+        max(rows),
     )
 
 

@@ -13,13 +13,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from utils.clusters import SlurmError, one_host_slurm
+from utils.files import scratch
 
 FOLDER = Path(__file__).with_name("slurm_17")
 STEPS = 12
@@ -87,8 +87,7 @@ def try_training(text: str) -> Trained:
 
 @contextlib.contextmanager
 def _folder_with(train: str, job: str = "") -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="lab-17-") as name:
-        folder = Path(name)
+    with scratch("lab-17") as folder:
         (folder / "meet.py").write_text(broken("meet.py"), encoding="utf-8")
         (folder / "train.py").write_text(train, encoding="utf-8")
         (folder / "job.slurm").write_text(job, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What lab 16 does to a learner's safe save: kills it at every line, damages its files, fills the disk."""
+"""What lab 16 does to a learner's safe save: ends it at every moment, damages its files, fills the disk."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import contextlib
 import os
 import resource
 import shutil
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from utils.files import scratch
+from utils.labs.kills_16 import Image, Recorder, Unsynced, put_back
 from utils.labs.kinds import as_number
 
 Files = dict[str, bytes]
-MOST_LINES = 400
 
 
 class Pair(NamedTuple):
@@ -36,59 +35,38 @@ def new_folder() -> Iterator[Path]:
     """An empty folder, gone afterwards."""
     in_memory = Path("/dev/shm")  # where the system has it: hundreds of saves wait for no disk
     place = in_memory if os.access(in_memory, os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix="lab16-", dir=place))
-    try:
+    with scratch("lab-16", place) as folder:
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def states_at_lines(save: Callable[..., Any], folder: Path, into: Path, *args: Any) -> list[Path]:
-    """Call `save(*args)` and copy its folder before every line that it runs: what a kill would leave.
-
-    Lines of the learner's own file count, in helpers too. What stands in a buffer of Python is in no
-    copy, as it would be lost.
-    """
-    own, states = getattr(save, "func", save).__code__.co_filename, []
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename != own:
-            return None
-        if event == "line" and len(states) < MOST_LINES:
-            states.append(into / str(len(states)))
-            shutil.copytree(folder, states[-1], symlinks=True)
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        save(*args)
-    finally:
-        sys.settrace(before)
-    return states
 
 
 class Loss(NamedTuple):
-    """A kill after which something was wrong."""
+    """A kill, or a power cut, after which something was wrong."""
 
     line: int
+    is_power_cut: bool
     what: str
 
 
 def first_loss(
     pair: Pair, before: tuple[int, ...], step: int, keep: int
 ) -> tuple[Loss | None, int]:
-    """The first line of a save at which a kill loses something, and the number of lines."""
-    with new_folder() as folder, new_folder() as into:
+    """The first moment of a save at which an end loses something, and the number of moments."""
+    with new_folder() as folder:
         for earlier in before:
             pair.save(content(earlier), folder, earlier, keep)
-        states = states_at_lines(pair.save, folder, into, content(step), folder, step, keep)
-        for line, state in enumerate(states):
-            shutil.rmtree(folder)  # the same place, for those who write its name into a file
-            state.rename(folder)
+        recorder = Recorder(folder)
+        recorder.record(pair.save, content(step), folder, step, keep)
+        for line, is_power_cut, image in recorder.moments:
+            _lay_out(image, folder)  # the same place, for those who write its name into a file
             if wrong := _wrong_after(pair, folder, before, step):
-                return Loss(line, wrong), line
-    return None, len(states)
+                return Loss(line, is_power_cut, wrong), 0
+    return None, len(recorder.moments)
+
+
+def _lay_out(image: Image, folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    put_back(image, folder)
 
 
 def _wrong_after(pair: Pair, folder: Path, before: tuple[int, ...], step: int) -> str:
@@ -145,22 +123,37 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def unsynced(pair: Pair) -> list[str]:
-    """Files of a checkpoint that were never brought to the disk with `os.fsync`."""
-    synced, original = set(), os.fsync
+def unsynced(pair: Pair) -> Unsynced:
+    """What is not on the disk once a save has returned."""
+    with new_folder() as folder:
+        recorder = Recorder(folder)
+        recorder.record(pair.save, content(1), folder, 1, 1)
+        return recorder.unsynced()
 
-    def noted(handle: Any) -> None:
-        number = handle if isinstance(handle, int) else handle.fileno()
-        synced.add(os.fstat(number).st_ino)
-        original(handle)
 
-    os.fsync = noted
-    try:
-        with new_folder() as folder:
-            pair.save(content(1), folder, 1, 1)
-            return [path.name for path in files_of(folder) if path.stat().st_ino not in synced]
-    finally:
-        os.fsync = original
+class Return(NamedTuple):
+    """A save whose step is not what loads next."""
+
+    steps: list[int]
+    found: Any
+
+
+def first_forgotten(
+    pair: Pair, steps: tuple[int, ...], keep: int, *, damage: bool
+) -> Return | None:
+    """Save steps in an order that goes back; the first save that does not load right after it.
+
+    With damage, each file of the folder is damaged before the next save.
+    """
+    with new_folder() as folder:
+        for number, step in enumerate(steps):
+            for path in files_of(folder) if damage else ():
+                flip(path)
+            files = content(step) | {"number": bytes([number])}
+            pair.save(files, folder, step, keep)
+            if as_pair(found := pair.load(folder)) != (step, files):
+                return Return([*steps[: number + 1]], found)
+    return None
 
 
 def on_full_disk(pair: Pair) -> tuple[str, Any]:

@@ -105,6 +105,8 @@ def score(
     A row of the same lesson and name is replaced. A file that cannot be read or written is said
     in a sentence, and the lesson goes on.
     """
+    if isinstance(what, type):
+        raise ValueError(f"score: what is the class {what.__name__}; give a measurement or a name.")
     if isinstance(what, str):
         row = Row(lesson, what, peak_bytes, step_seconds, str(Evidence(evidence)))
     else:

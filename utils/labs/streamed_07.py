@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from utils.labs.kinds import instance
+from utils.labs.hooks_05 import backward
+from utils.labs.kinds import tensor
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.memory import host_memory, measure
 from utils.units import format_bytes
 
-RESULT = instance(Tensor, "a tensor")
+RESULT = tensor()
 WIDTH, ROWS = 64, 48
 Weights = dict[str, Tensor]
 
@@ -82,12 +83,14 @@ def judge_streamed(answer: Callable[..., Any]) -> Verdict:
     if not found.requires_grad:
         nudge = "Copies made by `link.up` have no past. What must carry the gradient back to the host's weights?"
         return not_yet("the result carries no gradient", nudge=nudge)
-    found.square().sum().backward()
+    backward(found.square().sum())
     return (
         _wrong_gradients(weights, plain, there, here)
         or _wrong_runs(block)
         or _wrong_traffic(link, after_forward, weights)
         or _kept(answer)
+        or _not_fetched(link, after_forward)
+        or correct("after forward the device holds the activations, and no matrix of weights")
     )
 
 
@@ -145,8 +148,18 @@ def _wrong_traffic(link: CountingLink, forward: dict[str, int], weights: Weights
     return None
 
 
-def _kept(answer: Callable[..., Any]) -> Verdict:
-    plain, found = _alive(None), _alive(answer)
+def _not_fetched(link: CountingLink, forward: dict[str, int]) -> Verdict | None:
+    if link.bytes["up"] > forward["up"]:
+        return None
+    nudge = "The device cannot read host memory: what backward needs comes up by `link.up` again."
+    return not_yet("backward had its weights without the link", nudge=nudge)
+
+
+def _kept(answer: Callable[..., Any]) -> Verdict | None:
+    (plain, runs), (found, ran) = _alive(None), _alive(answer)
+    if ran < runs:
+        nudge = "Is a result kept from one call to the next? Every call computes block(x) anew."
+        return not_yet("the block does not run in every call of your function", nudge=nudge)
     weights = exercise_block()[1].values()
     matrices, smallest = (
         sum(w.nbytes for w in weights if w.dim() > 1),
@@ -159,14 +172,13 @@ def _kept(answer: Callable[..., Any]) -> Verdict:
             nudge = "A linear layer saves a *transposed view* of its weight: the same storage, another tensor."
         return not_yet("weights are still on the device after forward", expected="activations alone",
                        got=f"{format_bytes(beyond)} more", nudge=nudge)  # fmt: skip
-    return correct(
-        f"after forward the device holds the activations, and none of {format_bytes(matrices)} of matrices"
-    )
+    return None
 
 
-def _alive(answer: Callable[..., Any] | None) -> int:
-    """Bytes on the device after forward, beside the weights of a plain block."""
+def _alive(answer: Callable[..., Any] | None) -> tuple[int, int]:
+    """Bytes on the device after forward, beside a plain block's weights; and how often it ran."""
     block, weights = exercise_block()
+    block.runs[0] = 0
     holder = nn.ParameterList([nn.Parameter(w.detach()) for w in weights.values()])
     named = dict(zip(weights, holder, strict=True))
     x, kept = torch.randn(ROWS, WIDTH).requires_grad_(), []
@@ -180,4 +192,4 @@ def _alive(answer: Callable[..., Any] | None) -> int:
         )
 
     found = measure(step, model=holder, timed_steps=0)
-    return found.timeline.at(found.timeline.end_ns).total_bytes
+    return found.timeline.at(found.timeline.end_ns).total_bytes, block.runs[0]

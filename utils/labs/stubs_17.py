@@ -10,11 +10,12 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from utils.files import scratch
 
 NODES, RANKS = 2, 4
 JOB_NUMBER = "4711"
@@ -107,8 +108,7 @@ def try_script(
         signal_to: SIGUSR1 comes to the "script", or by Slurm to the "tasks", once all ranks run.
         tasks: Of srun, on both nodes together.
     """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with scratch("stubs") as folder:
         _write_stubs(folder)
         (folder / "job.slurm").write_text(text, encoding="utf-8")
         pairs = " ".join(f"{rank}:{code}" for rank, code in (codes or {}).items())

@@ -35,6 +35,7 @@ class Case:
         still_over: a nudge for a cure after which the patient is still over its budget.
         other_losses: the same for one that changes the losses.
         wrong_cures: a nudge for each text that a known wrong cure adds to the script.
+        by_sgd: also compare the losses under SGD, since AdamW hides the size of gradients.
     """
 
     cause: str
@@ -45,6 +46,7 @@ class Case:
     other_losses: str
     wrong_causes: Mapping[str, str] = field(default_factory=dict)
     wrong_cures: Mapping[str, str] = field(default_factory=dict)
+    by_sgd: bool = False
 
 
 def lab_patient(number: int) -> Patient:
@@ -185,6 +187,7 @@ WARD: dict[int, Case] = {
         {"retain_graph": "retain_graph keeps the very graphs that should go.",
          "PARTS = ": "Another number of parts is another batch, with other losses.",
          "loss.item()": "item() cuts the graph, and then there is nothing to train with."},
+        by_sgd=True,
     ),
     7: Case(
         "large input", ("activations", "temporaries"), ("scores = query", "scores.softmax", "CONTEXT, WIDTH"),

@@ -1,5 +1,6 @@
 """The meter: allocation events, their timeline, and the peak by category."""
 
+from utils.checked import check_public
 from utils.memory.budget import Budget, OverBudgetError, budget
 from utils.memory.events import Allocation, AllocationEvent, Category, Phase
 from utils.memory.holdings import Held, held
@@ -16,3 +17,5 @@ __all__ = [
     "Held", "Measurement", "MemoryTimeline", "OverBudgetError", "Phase", "SavedBytes",
     "allocated_peak", "budget", "held", "host_memory", "measure", "phase", "saved_for_backward",
 ]  # fmt: skip
+
+check_public(globals(), but=("Allocation",))

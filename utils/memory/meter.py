@@ -15,11 +15,13 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
+from utils.checked import asks_first
 from utils.memory.budget import Budget, budget
 from utils.memory.events import AllocationEvent, Phase
 from utils.memory.host import noted_host_spans
 from utils.memory.ledger import Observations, allocations
 from utils.memory.measurement import Measurement
+from utils.memory.mistakes import look
 from utils.memory.observer import StepObserver
 from utils.memory.source import EventSource, RealMemory, rounded, source_for
 from utils.memory.timeline import MemoryTimeline
@@ -28,12 +30,14 @@ from utils.shims.ddp import bucket_bytes
 from utils.units import Evidence, format_bytes
 
 Step = Callable[[], Any]
+MOST_STEPS = 10_000  # each is run for real
 PLACED = "; host apart by placement"  # where one memory stands for two
 GROWN, UNNAMED = "The step left", "An optimizer steps"  # how these notes begin
 
 _measuring = threading.Lock()  # the allocator that is recorded is the whole process's
 
 
+@asks_first(look)
 def measure(
     step: Step,
     *,
@@ -80,10 +84,8 @@ def measure(
         OverBudgetError: the step goes over the budget.
     """
     seen = watched(model, optimizer, keep, host)
-    device = _checked_device(step, seen, items, timed_steps)
+    device = _checked_device(step, seen, items, timed_steps, warmup_steps)
     warmup = max(map(_warmup_steps, seen.models.values())) if warmup_steps is None else warmup_steps
-    if warmup < 0:
-        raise ValueError(f"warmup_steps= cannot be negative; got {warmup}.")
     events_from = source or source_for(device)
     allowed = None if within is None else budget(within)
     limit = allowed.enforced(device) if allowed else _nothing()
@@ -222,13 +224,17 @@ def _timed(
     return tuple(seconds)
 
 
-def _checked_device(step: Any, seen: Watched, items: int, timed_steps: int) -> torch.device:
+def _checked_device(
+    step: Any, seen: Watched, items: int, timed_steps: int, warmup_steps: int | None
+) -> torch.device:
     if not callable(step):
         raise ValueError("step must be a function without arguments that runs one training step.")
     if items < 1:
         raise ValueError(f"items= must be at least 1, the number processed per step; got {items}.")
-    if timed_steps < 0:
-        raise ValueError(f"timed_steps= cannot be negative; got {timed_steps}.")
+    for name, steps in (("timed_steps", timed_steps), ("warmup_steps", warmup_steps or 0)):
+        if not 0 <= steps <= MOST_STEPS:
+            bound = "cannot be negative" if steps < 0 else f"can be {MOST_STEPS:,} at most"
+            raise ValueError(f"{name}= {bound}; got {steps}.")
     devices = {parameter.device for parameter in seen.parameters()}
     if len(devices) != 1:
         where = ", ".join(sorted(map(str, devices))) or "nowhere: it has no parameters"

@@ -1,5 +1,6 @@
 """The models that the lessons train: ResNets, a readable transformer, a small U-Net."""
 
+from utils.checked import check_public
 from utils.models.config import TransformerConfig
 from utils.models.gpt import GPTBlock
 from utils.models.pretrained import BaseModelError, llama_config, load_base
@@ -11,3 +12,5 @@ __all__ = [
     "BaseModelError", "GPTBlock", "Transformer", "TransformerConfig", "UNet", "llama_config", "load_base",
     "resnet", "small_resnet",
 ]  # fmt: skip
+
+check_public(globals())

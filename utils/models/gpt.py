@@ -11,6 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from utils.catalog.rules import divides, whole
+
+WIDEST = 2**17  # the widest published model has 2**14
+
 
 def dropout(x: Tensor, probability: float) -> Tensor:
     """Dropout that keeps a mask of one byte an element, as GPUs do.
@@ -77,7 +81,18 @@ class GPTBlock(nn.Module):
     """LayerNorm, attention, dropout; LayerNorm, feed-forward, dropout; each added to the stream."""
 
     def __init__(self, hidden: int, heads: int, dropout: float = 0.1) -> None:
+        """Make the block.
+
+        Raises:
+            ValueError: the heads do not divide `hidden`, or a number is out of its range.
+        """
         super().__init__()
+        hidden, heads = whole("GPTBlock", hidden=hidden, heads=heads).values()
+        if hidden > WIDEST:
+            raise ValueError(f"GPTBlock: hidden is {hidden:,}; it can be {WIDEST:,} at most.")
+        divides("GPTBlock: heads", heads, "hidden", hidden)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"GPTBlock: dropout is {dropout}; write a share from 0 to below 1.")
         self.dropout = dropout
         self.attention_norm = nn.LayerNorm(hidden)
         self.attention = GPTAttention(hidden, heads, dropout)

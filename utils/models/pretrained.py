@@ -154,9 +154,14 @@ def _check_files(folder: Path) -> None:
         )
     if not present[0].endswith(".index.json"):
         return
-    shards = set(
-        json.loads((folder / present[0]).read_text(encoding="utf-8"))["weight_map"].values()
-    )
+    try:
+        found = json.loads((folder / present[0]).read_text(encoding="utf-8"))["weight_map"]
+        shards = {(folder / name).relative_to(folder).as_posix() for name in found.values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BaseModelError(
+            f"{folder / present[0]} is no index of weights (a map `weight_map` from each name to its "
+            "file). Copy or download it again."
+        ) from error
     if missing := sorted(shard for shard in shards if not (folder / shard).exists()):
         raise BaseModelError(
             f"{folder} lacks {len(missing)} of {len(shards)} files of weights, such as "

@@ -14,6 +14,7 @@ from utils.catalog.rules import one_of, whole
 if TYPE_CHECKING:  # ranks of a small network need no torchvision: 100 MB and a second each
     from torchvision.models import ResNet
 
+MOST_CLASSES = 2**16
 DEPTHS = (18, 34, 50, 101, 152)
 STEMS = ("cifar", "imagenet")
 NORMS: dict[str, Callable[[int], nn.Module]] = {
@@ -41,7 +42,7 @@ def resnet(
     one_of("depth", depth, DEPTHS)
     one_of("stem", stem, STEMS)
     one_of("norm", norm, tuple(NORMS))
-    num_classes = whole("resnet", num_classes=num_classes)["num_classes"]
+    num_classes = whole("resnet", most=MOST_CLASSES, num_classes=num_classes)["num_classes"]
     make = getattr(importlib.import_module("torchvision.models"), f"resnet{depth}")
     model: ResNet = make(num_classes=num_classes, norm_layer=NORMS[norm])
     if stem == "cifar":
@@ -66,7 +67,9 @@ def small_resnet(norm: str = "group", num_classes: int = 10, width: int = 32) ->
         ValueError: an argument is none of its choices.
     """
     one_of("norm", norm, tuple(NORMS))
-    width, num_classes = whole("small_resnet", width=width, num_classes=num_classes).values()
+    width, num_classes = whole(
+        "small_resnet", most=MOST_CLASSES, width=width, num_classes=num_classes
+    ).values()
     if width % 8:
         raise ValueError(f"width is {width}; its channels make 8 groups, so take 8, 16, 24, ...")
     make_norm = nn.BatchNorm2d if norm == "batch" else lambda channels: nn.GroupNorm(8, channels)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from utils.catalog.rules import one_of, whole
 
 NORMS = ("group", "batch")
+WIDEST, MOST = 8192, 1000  # channels of a level; blocks of a level, channels of an image
 STEP_WIDTH = 64  # channels of a time step's embedding
 
 
@@ -88,11 +89,20 @@ class UNet(nn.Module):
         super().__init__()
         one_of("norm", norm, NORMS)
         channels = [whole("unet", channels=count)["channels"] for count in channels]
-        if len(channels) < 2 or any(count % 8 for count in channels):
-            raise ValueError(f"channels are {tuple(channels)}; give two or more, multiples of 8.")
+        if len(channels) < 2 or any(count % 8 or count > WIDEST for count in channels):
+            raise ValueError(
+                f"channels are {tuple(channels)}; give two or more, multiples of 8 up to {WIDEST:,}."
+            )
         blocks_per_level, image_channels = whole(
             "unet", blocks_per_level=blocks_per_level, image_channels=image_channels
         ).values()
+        if max(blocks_per_level, image_channels) > MOST:
+            raise ValueError(
+                f"blocks_per_level is {blocks_per_level} and image_channels {image_channels}; "
+                f"neither can be above {MOST:,}."
+            )
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout is {dropout}; write a share from 0 up to below 1.")
         self.first = nn.Conv2d(image_channels, channels[0], 3, padding=1)
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
         now = channels[0]

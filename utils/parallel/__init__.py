@@ -44,7 +44,6 @@ HOME = {
     "cut": "pipeline",
     "pipeline_passes": "pipeline",
     "Saves": "saves",
-    "newest_save": "saves",
     "note_signals": "saves",
     "saved_steps": "saves",
     "adamw": "train",

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from utils.parallel.dims import ParallelDims
+from utils.parallel.loopback import launched_store
 
 _WORDS_BYTES = 256  # of a version and a host name
 
@@ -31,7 +32,10 @@ def joined_ranks() -> Iterator[torch.device]:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    store = launched_store()
+    who = (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])) if store else (-1, -1)
+    dist.init_process_group(backend, store=store, rank=who[0], world_size=who[1])
     try:
         check_versions()
         yield device

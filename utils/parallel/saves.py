@@ -1,14 +1,12 @@
 """What a job that was killed goes on from: all states, saved by all ranks at once.
 
 Entries are DTensors under names that all ranks share, so that `torch.distributed.checkpoint` writes
-each shard once and other numbers of ranks can read them. A save is written beside the last one and
-renamed when it is whole: a job that is killed in the middle goes on from the last one.
+each shard once and other numbers of ranks can read them. They are saved safely: a job that is killed in
+the middle, or whose last save goes bad on its disk, goes on from the one before.
 """
 
 from __future__ import annotations
 
-import re
-import shutil
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,12 +14,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+
+from utils.parallel.kept import newest_whole, step_of
+from utils.parallel.safe_checkpoint import any_saved, load_newest, save_safely
 
 STOPPED = 75  # exit code of a job that saved and wants to go on: EX_TEMPFAIL of sysexits.h
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)  # what schedulers send before they take a node away
-_WHOLE = re.compile(r"step-(\d+)")
 _asked: list[int] = []  # signals that came; handlers can do no more than note them
 
 
@@ -35,7 +33,7 @@ class Saves:
     """The saves of one run, in a folder that all ranks see.
 
     Attributes:
-        first: the step to begin with: 0, or the one after the newest whole save, which is loaded.
+        first: the step to begin with: 0, or the one after the last whole save, which is loaded.
     """
 
     def __init__(
@@ -45,20 +43,22 @@ class Saves:
         optimizer: torch.optim.Optimizer,
         every: int = 0,
     ) -> None:
-        """Load the newest whole save, if there is one.
+        """Load the last whole save, if anything was saved.
 
         Args:
             folder: where saves lie; None saves nothing.
             parts: this rank's, materialised.
             optimizer: AdamW over their parameters.
             every: steps between saves; 0 saves only when a signal asks for it.
+
+        Raises:
+            CheckpointError: there are saves, and none is whole or of this model.
         """
         self._folder, self._every = Path(folder) if folder else None, every
         self._parts, self.optimizer = parts, optimizer
         self.first = 0
-        if self._folder and (found := newest_save(self._folder)):
-            self.first = saved_steps(self._folder)
-            load(self._states(), checkpoint_id=found)
+        if self._folder and any_saved(self._folder):
+            self.first = load_newest(self._states(), self._folder)
 
     def kept(self, losses: Iterable[float]) -> Iterator[float]:
         """The losses as they come, with saves in between.
@@ -72,23 +72,9 @@ class Saves:
                 continue
             ends = _any_rank(bool(_asked))
             if ends or (self._every and step % self._every == 0):
-                self._save(self._folder, step)
+                save_safely(self._states(), self._folder, step)
             if ends:
                 raise SystemExit(STOPPED)
-
-    def _save(self, folder: Path, step: int) -> None:
-        whole, draft = folder / f"step-{step}", folder / f"draft-{step}"
-        if dist.get_rank() == 0:
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(parents=True)
-        dist.barrier()
-        save(self._states(), checkpoint_id=draft)
-        if dist.get_rank() == 0:
-            older = [path for path in folder.glob("step-*") if path != whole]
-            draft.replace(whole)  # one move, whole or not at all
-            for path in older:
-                shutil.rmtree(path)
-        dist.barrier()
 
     def _states(self) -> dict[str, Tensor]:
         """Parameters, moments and counts by name; the moments are made where there are none yet."""
@@ -104,17 +90,10 @@ class Saves:
         return found
 
 
-def newest_save(folder: Path) -> Path | None:
-    """The last whole save in a folder; None where there is none."""
-    steps = {int(m[1]): path for path in folder.glob("*") if (m := _WHOLE.fullmatch(path.name))}
-    whole = [step for step, path in steps.items() if (path / ".metadata").is_file()]
-    return steps[max(whole)] if whole else None
-
-
 def saved_steps(folder: Path) -> int:
-    """How many steps the newest whole save holds; 0 where there is none."""
-    found = newest_save(folder)
-    return int(found.name.removeprefix("step-")) if found else 0
+    """How many steps the last whole save holds; 0 where there is none."""
+    found = newest_whole(folder)
+    return step_of(found) if found else 0
 
 
 def _any_rank(asked: bool) -> bool:

@@ -1,5 +1,6 @@
 """Model, cluster, plan and batch in; memory, time and cost out. Needs neither torch nor a GPU."""
 
+from utils.checked import check_public
 from utils.planner.account import Account
 from utils.planner.adapters import Lora
 from utils.planner.cluster import Cluster, network
@@ -80,3 +81,5 @@ __all__ = [
     "winners",
     "worst",
 ]
+
+check_public(globals(), but=("Estimate", "Plans", "StageMemory", "StepTime"))

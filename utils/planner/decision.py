@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from utils.catalog.rules import positive
+from utils.checked import checked
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,10 @@ def winners(
         limits: As for `decide`.
     """
     grid = []
+    ranked = checked(decide)  # what the two functions return is theirs
     for price in prices:
         rows = options(price)
-        best = [decide(rows, weights(share), limits)[0] for share in shares]
+        best = [ranked(rows, weights(share), limits)[0] for share in shares]
         grid.append([row.option.name if row.score is not None else "" for row in best])
     return grid
 

@@ -5,10 +5,10 @@ Every figure is read off the framework's own code, or off a measurement where `s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from utils.catalog.lookup import find
-from utils.catalog.rules import one_of
+from utils.catalog.rules import one_of, positive, whole
 from utils.planner import calibration
 
 SHARDS = ("bucket", "block", "tensor")
@@ -118,8 +118,13 @@ class Framework:
         return hash(self.name)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an unknown unit of sharding."""
+        """Raises ValueError for an unknown unit of sharding, or fewer bytes or seconds than none."""
         one_of("shards", self.shards, SHARDS)
+        sizes = [row.name for row in fields(self) if row.type in ("int", "float")]
+        where = f"framework {self.name}"
+        positive(where, least=0, **{name: getattr(self, name) for name in sizes})
+        whole(where, gathered_blocks=self.gathered_blocks, residual_bytes=self.residual_bytes,
+              vocabulary_multiple=self.vocabulary_multiple)  # fmt: skip
 
     @property
     def state_bytes(self) -> float:

@@ -12,11 +12,13 @@ import math
 from dataclasses import dataclass
 
 from utils.catalog import ModelShape, model_shape
-from utils.catalog.rules import of_kind, positive, whole
+from utils.catalog.rules import above_zero, of_kind, positive, whole
+from utils.checked import checked
 from utils.planner.cluster import Cluster
 from utils.planner.layout import Plan
 
 DAY = 86_400.0
+MOST_SPARES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,15 @@ class Goodput:
     restart_seconds: tuple[float, float] = (0.0, 0.0)
 
 
+@checked
 def best_interval_seconds(checkpoint_seconds: float, mean_seconds_between_failures: float) -> float:
-    """Daly's optimum of seconds of work between two checkpoints (Daly 2006, equation 37)."""
+    """Daly's optimum of seconds of work between two checkpoints (Daly 2006, equation 37).
+
+    Raises:
+        ValueError: a time that is not above zero.
+    """
+    above_zero("best_interval_seconds", checkpoint_seconds=checkpoint_seconds,
+               mean_seconds_between_failures=mean_seconds_between_failures)  # fmt: skip
     d, m = checkpoint_seconds, mean_seconds_between_failures
     if d >= 2 * m:
         return m
@@ -69,10 +78,18 @@ def best_interval_seconds(checkpoint_seconds: float, mean_seconds_between_failur
     return math.sqrt(2 * d * m) * (1 + math.sqrt(x) / 3 + x / 9) - d
 
 
+@checked
 def working_share(
     interval: float, checkpoint_seconds: float, restart_seconds: float, mean_seconds: float
 ) -> float:
-    """Share of wall time that is work, at a checkpoint interval; all in seconds."""
+    """Share of wall time that is work, at a checkpoint interval; all in seconds.
+
+    Raises:
+        ValueError: an interval or a mean that is not above zero, or a negative time.
+    """
+    above_zero("working_share", interval=interval, mean_seconds=mean_seconds)
+    positive("working_share", least=0, checkpoint_seconds=checkpoint_seconds,
+             restart_seconds=restart_seconds)  # fmt: skip
     m = mean_seconds
     cycle = (interval + checkpoint_seconds) / m
     # Daly's e^(R/M) and e^(cycle) as their inverses: they overflow where failures are frequent,
@@ -135,12 +152,22 @@ def _at_rate(
     return working_share(between, checkpoint, away, mean), mean, between, away
 
 
+@checked
 def waiting_seconds(spares: int, repair_seconds: float, mean_seconds: float) -> float:
     """Seconds that a failure waits for a node on average.
 
     Nodes in repair are Poisson with repair over the time between failures as their mean (M/D/inf).
     Where all spares are among them, the first of `spares` + 1 comes back after a part of the repair.
+
+    Raises:
+        ValueError: a time that is not above zero, or spares that are none, or over a million.
     """
+    above_zero("waiting_seconds", repair_seconds=repair_seconds, mean_seconds=mean_seconds)
+    whole("waiting_seconds", least=0, spares=spares)
+    if spares > MOST_SPARES:
+        raise ValueError(
+            f"waiting_seconds: spares is {spares:,}; it can be {MOST_SPARES:,} at most."
+        )
     load, term = repair_seconds / mean_seconds, math.exp(-repair_seconds / mean_seconds)
     there = 0.0
     for n in range(spares):
@@ -149,6 +176,7 @@ def waiting_seconds(spares: int, repair_seconds: float, mean_seconds: float) -> 
     return (1 - there) * repair_seconds / (spares + 1)
 
 
+@checked
 def checkpoint_bytes(model: ModelShape | str, plan: Plan) -> float:
     """What one checkpoint writes: parameters, master copy and moments, each once."""
     model = model_shape(model)

@@ -136,7 +136,9 @@ def fullest(model: ModelShape, plan: Plan, batch: Batch, places: Sequence[Stage]
 
 
 def worst(rows: tuple[StageMemory, ...]) -> StageMemory:
-    """The stage that holds most."""
+    """The stage that holds most. Raises ValueError where there is none."""
+    if not rows:
+        raise ValueError("worst: rows is empty; give what memory() found, a row for each stage.")
     return max(rows, key=lambda row: row.allocated_bytes)
 
 

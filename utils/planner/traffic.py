@@ -7,6 +7,7 @@ twice that. `utils.simulation` counts the same of a program.
 from __future__ import annotations
 
 from utils.catalog import ModelShape, model_shape
+from utils.catalog.rules import whole
 from utils.planner.layout import Batch, Plan
 from utils.planner.stages import Stage, stages
 
@@ -20,8 +21,9 @@ def ring_bytes(collective: str, payload_bytes: float, ranks: int) -> float:
     """What a rank of a ring sends, of a payload as `utils.traffic.Traffic` counts it.
 
     Raises:
-        ValueError: the collective is none of a ring.
+        ValueError: the collective is none of a ring, or there is no rank.
     """
+    whole("ring_bytes", ranks=ranks)
     shares = {
         "all-gather": ranks - 1, "reduce-scatter": (ranks - 1) / ranks,
         "all-reduce": 2 * (ranks - 1) / ranks, "send": 1, "receive": 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from utils.checked import check_public
 from utils.ranks.child import pack
 from utils.ranks.elastic import Patience, run_elastic
 from utils.ranks.hosts import HostRun, run_hosts
@@ -41,6 +42,8 @@ __all__ = [
     "run_torchrun",
     "traffic",
 ]  # fmt: skip
+
+check_public(globals())
 
 
 def __getattr__(name: str) -> Any:

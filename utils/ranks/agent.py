@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from utils.ranks.member import LOCALHOST, local_store
+from utils.parallel.loopback import LOCALHOST, local_store
 from utils.ranks.namespaces import enter
 
 

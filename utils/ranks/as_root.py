@@ -10,13 +10,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
+from utils.files import scratch
 from utils.ranks.killable import run_killable
 from utils.ranks.namespaces import NamespaceError
 from utils.ranks.packing import packed
@@ -39,8 +39,8 @@ def call_as_root(function: Callable[..., Any], *args: Any, timeout_seconds: floa
         Exception: whatever the function raised, but for a NamespaceError.
         ChildError: it took longer than the timeout and a minute.
     """
-    with tempfile.TemporaryDirectory(prefix="as-root-") as folder:
-        path = Path(folder, "call")
+    with scratch("as-root") as folder:
+        path = folder / "call"
         path.write_bytes(packed((function, args)))
         seconds = timeout_seconds + START_SECONDS
         run_killable(_start, str(path), timeout_seconds=seconds)

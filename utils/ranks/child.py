@@ -18,7 +18,7 @@ from typing import Any
 
 import cloudpickle
 
-from utils.ranks.orphans import adopt_orphans, descendants, numbered
+from utils.ranks.orphans import adopt_orphans, descendants, end_all, numbered
 from utils.ranks.packing import packed
 from utils.ranks.position import frames_of_error, position_in
 from utils.ranks.sizes import given_here
@@ -95,13 +95,15 @@ class _Answers:
 def _hear_the_parent(messages: Connection, answers: _Answers) -> None:
     """Tell the parent what it asks for; end when its end of the pipe is closed.
 
-    It closes that because it gave up on this process or is no more.
+    It closes that because it gave up on this process or is no more. What was started here ends
+    first, while it can be found: the server may be gone as well.
     """
     try:
         while True:
             messages.recv_bytes()
             answers.send(packed((GIVEN, given_here())))
     except (EOFError, OSError):
+        end_all()
         os.killpg(0, signal.SIGKILL)
 
 

@@ -9,15 +9,16 @@ What a script notes stands in `utils.ranks.elastic_job`.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from utils.files import scratch
 from utils.ranks.as_root import call_as_root, is_unprivileged
 from utils.ranks.elastic_job import Call, ElasticJob, Patience
 from utils.ranks.launch import check_world
 from utils.ranks.namespaces import NamespaceError, linked_hosts, namespaces_problem
 from utils.ranks.recovery import ElasticRun, Fault
+from utils.ranks.server import working_folder
 
 BYTES_PER_SECOND = 125e6
 RESTARTS = 100
@@ -38,7 +39,8 @@ def run_elastic(
     """Run a script by elastic torchrun on one or two hosts, and let faults happen to it.
 
     It ends when all ranks are done, or when time is over. No process, namespace, store or file is left
-    when this returns or raises, and nothing that is opened for it is reached from another machine.
+    when this returns or raises, and nothing that is opened for it is reached from another machine. Without
+    namespaces, another user of this one reaches the ranks' store, as with `run_torchrun`.
 
     Args:
         script: the Python file; it keeps a journal.
@@ -54,11 +56,13 @@ def run_elastic(
         timeout_seconds: for all of it.
 
     Raises:
-        FileNotFoundError: there is no such script.
+        FileNotFoundError: there is no such script, or the working folder has been deleted.
         ValueError: these hosts, ranks or faults cannot be; or a link is to be cut where this system
             does not let us make namespaces.
         TimeoutError: time was over before all ranks were done; it says where the job stood.
+        JournalError: the script noted what is no line of a journal.
     """
+    working_folder()
     path = Path(script).resolve()
     _check(path, hosts, ranks_per_host, least_hosts, faults, timeout_seconds)
     call = Call(path, tuple(map(str, args)), hosts, ranks_per_host, least_hosts, tuple(faults),
@@ -91,8 +95,8 @@ def _in_namespaces(call: Call) -> ElasticRun:
 
 
 def _run(call: Call, places: Sequence[str | None], why: str) -> ElasticRun:
-    with tempfile.TemporaryDirectory(prefix="elastic-") as folder:
-        job = ElasticJob(call, Path(folder), places, list(call.faults))
+    with scratch("elastic") as folder:
+        job = ElasticJob(call, folder, places, list(call.faults))
         try:
             job.run()
         finally:

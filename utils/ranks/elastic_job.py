@@ -18,10 +18,10 @@ from pathlib import Path
 
 import psutil
 
+from utils.parallel.loopback import LOCALHOST, loopback_variables
 from utils.ranks.agent import run_agent
 from utils.ranks.child import pack
 from utils.ranks.killable import KillableProcess, kill_all
-from utils.ranks.member import LOCALHOST, loopback_variables
 from utils.ranks.namespaces import ADDRESSES, INTERFACE, set_link
 from utils.ranks.recovery import Fault, Moment, read_journal
 from utils.ranks.server import start_server
@@ -80,6 +80,7 @@ class ElasticJob:
 
         Raises:
             TimeoutError: before that time was over.
+            JournalError: the script noted what is no line of a journal.
         """
         self.journal = self.folder / "journal.jsonl"
         self.journal.touch()
@@ -164,6 +165,8 @@ class ElasticJob:
         world = [m.more["world"] for m in self.moments if m.what == "start"][-1]
         if rank >= world:
             raise RuntimeError(f"Rank {rank} cannot be killed: {world} ranks are left in the job.")
+        if rank not in self.pids:
+            raise RuntimeError(f"Rank {rank} cannot be killed: it has noted no start with its pid.")
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pids[rank], signal.SIGKILL)
 

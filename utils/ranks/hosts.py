@@ -8,12 +8,12 @@ for a link that is kept in a file. Either way nothing is left when `run_hosts` r
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from utils.checked import asks_first, in_order
+from utils.files import scratch
 from utils.ranks.as_root import call_as_root, is_unprivileged
 from utils.ranks.launch import MOST_RANKS, meeting_point, run_members
 from utils.ranks.member import Member
@@ -52,6 +52,7 @@ class HostCall:
     timeout_seconds: float
 
 
+@asks_first(in_order("function", "ranks_per_host", "run_hosts(worker, 4)"))
 def run_hosts(
     worker: Callable[..., Any],
     ranks_per_host: int,
@@ -157,9 +158,9 @@ def in_namespaces(call: HostCall) -> HostRun:
 def _on_linked(call: HostCall) -> list[Any]:
     per_host, size = call.ranks_per_host, HOSTS * call.ranks_per_host
     link = linked_hosts(call.bytes_per_second, call.delay_seconds)
-    with link as hosts, meeting_point() as port:
+    with link as hosts, meeting_point() as place:
         members = [
-            _HostMember(rank, size, port, call.timeout_seconds, hosts[rank // per_host], per_host)
+            _HostMember(rank, size, place, call.timeout_seconds, hosts[rank // per_host], per_host)
             for rank in range(size)
         ]
         return run_members(_OnHosts(call.worker), call.args, members)
@@ -167,10 +168,10 @@ def _on_linked(call: HostCall) -> list[Any]:
 
 def _paced(call: HostCall, why: str) -> HostRun:
     size = HOSTS * call.ranks_per_host
-    with tempfile.TemporaryDirectory(prefix="link-") as folder, meeting_point() as port:
+    with scratch("link") as folder, meeting_point() as place:
         link = SlowLink.make(
-            Path(folder), call.ranks_per_host, call.bytes_per_second, call.delay_seconds, HOSTS
+            folder, call.ranks_per_host, call.bytes_per_second, call.delay_seconds, HOSTS
         )
-        members = [Member(rank, size, port, call.timeout_seconds) for rank in range(size)]
+        members = [Member(rank, size, place, call.timeout_seconds) for rank in range(size)]
         results = run_members(_OnHosts(call.worker, link), call.args, members)
     return HostRun(results, "paced messages", call.delay_seconds, why)

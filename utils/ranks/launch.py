@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import math
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any
 
+from utils.checked import asks_first, in_order
+from utils.files import scratch
+from utils.parallel.loopback import LOCALHOST
 from utils.ranks.child import pack
 from utils.ranks.killable import KillableProcess, kill_all
 from utils.ranks.lines import RankLines
-from utils.ranks.member import Member, local_store
+from utils.ranks.member import MeetingPoint, Member
 from utils.ranks.outcome import Failure, Outcome
 from utils.ranks.position import Position
 from utils.ranks.progress import RankProgress
@@ -26,6 +30,7 @@ SETTLE_SECONDS = 0.5  # after a first failure, for others that have news of thei
 BAR_SECONDS = 0.25
 
 
+@asks_first(in_order("function", "world_size", "run_ranks(worker, 4)"))
 def run_ranks(
     worker: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 120.0
 ) -> list[Any]:
@@ -35,8 +40,11 @@ def run_ranks(
     initialised before the call (gloo, and NCCL beside it where every rank has a GPU) and
     destroyed after it. The worker may be defined in the notebook; it asks `dist.get_rank()` who
     it is. What ranks print is shown while they run, line by line; a bar that a rank draws stands
-    beside the bar of the ranks. The first launch takes seconds, each later one about 0.1 s. No
-    process is left when this returns or raises.
+    beside the bar of the ranks. The first launch takes seconds, each later one about 0.1 s. So
+    does the first one inside of a rank or a lab's check, which imports torch anew, and all of the
+    libraries that are preloaded here. Results pass through a pipe, 1 s for 100 to 200 MB: give back
+    numbers rather than weights. No process is left when this returns or raises, nor ten seconds after
+    this process has ended, however it does.
 
     Args:
         worker: what every rank calls. Give its result as numbers or CPU tensors.
@@ -53,10 +61,11 @@ def run_ranks(
         ValueError: the world size or the timeout cannot be used.
         TypeError: the worker or an argument cannot be sent to another process.
         RuntimeError: this system cannot start such processes.
+        FileNotFoundError: the working folder has been deleted.
     """
     _check(worker, world_size, timeout_seconds)
-    with meeting_point() as port:
-        members = [Member(rank, world_size, port, timeout_seconds) for rank in range(world_size)]
+    with meeting_point() as place:
+        members = [Member(rank, world_size, place, timeout_seconds) for rank in range(world_size)]
         return run_members(worker, args, members)
 
 
@@ -124,13 +133,12 @@ def check_world(world_size: Any, timeout_seconds: float, order: str) -> None:
 
 
 @contextlib.contextmanager
-def meeting_point() -> Iterator[int]:
-    """The port of a store in this process, where ranks find each other; the system chooses it."""
-    store = local_store()
-    try:
-        yield store.port
-    finally:
-        del store  # its thread and socket end with it
+def meeting_point() -> Iterator[MeetingPoint]:
+    """Where ranks find each other, for this user alone."""
+    with socket.create_server((LOCALHOST, 0)) as free:
+        port = free.getsockname()[1]
+    with scratch("ranks") as folder:
+        yield MeetingPoint(str(folder / "store"), port)
 
 
 @dataclass

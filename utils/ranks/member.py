@@ -5,23 +5,34 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import socket
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-# `TCPStore` is documented as PyTorch's, though the package does not list it as exported.
+from utils.parallel.loopback import LOCALHOST, loopback_variables
+
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-LOCALHOST = "127.0.0.1"
 PATIENCE_SECONDS = 60.0  # beyond the timeout, so that whoever launched the ranks gives up first
+
+
+class MeetingPoint(NamedTuple):
+    """Where ranks of one machine find each other.
+
+    Attributes:
+        file: Their store, in a folder that no other user may enter: whoever writes into a store can
+            end a job, or lead its ranks astray, and PyTorch's TCP store lets in all users of a machine.
+        port: One that nobody has, for MASTER_PORT.
+    """
+
+    file: str
+    port: int
 
 
 @dataclass(frozen=True)
 class Member(contextlib.AbstractContextManager[None]):
-    """Rank `rank` of `world_size` on this machine, which meet in the store at `port`.
+    """Rank `rank` of `world_size` on this machine, which meet at `place`.
 
     Torch's usual variables are set (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), so
     code written for torchrun finds what it looks for. The group is destroyed in any case: a gloo
@@ -30,16 +41,17 @@ class Member(contextlib.AbstractContextManager[None]):
 
     rank: int
     world_size: int
-    port: int
+    place: MeetingPoint
     timeout_seconds: float
 
     def __enter__(self) -> None:
         import torch.distributed as dist
-        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+        from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
         self._set_environment()
         limit = datetime.timedelta(seconds=self.timeout_seconds + PATIENCE_SECONDS)
-        store = TCPStore(LOCALHOST, self.port, is_master=False, timeout=limit)
+        store = FileStore(self.place.file, self.world_size)
+        store.set_timeout(limit)
         self.move_in()
         dist.init_process_group(
             _backend(self.rank, self.world_size),
@@ -48,6 +60,7 @@ class Member(contextlib.AbstractContextManager[None]):
             world_size=self.world_size,
             timeout=limit,
         )
+        self.wait_for_the_others("joined")
 
     def __exit__(
         self,
@@ -59,20 +72,20 @@ class Member(contextlib.AbstractContextManager[None]):
 
         if dist.is_initialized():
             if kind is None:
-                self.wait_for_the_others()
+                self.wait_for_the_others("finished")
             dist.destroy_process_group()
 
     def move_in(self) -> None:
         """What a rank does between meeting the store and joining the group: here nothing."""
 
-    def wait_for_the_others(self) -> None:
-        """Leave together: a rank that leaves early would break off what the others still receive."""
+    def wait_for_the_others(self, what: str) -> None:
+        """Begin and leave together: who leaves early breaks off what the others still connect or receive."""
         from utils.shims.torch_distributed import default_store
 
         store = default_store()
-        if store.add("finished", 1) == self.world_size:
-            store.set("all finished", "yes")
-        store.wait(["all finished"])
+        if store.add(what, 1) == self.world_size:
+            store.set(f"all {what}", "yes")
+        store.wait([f"all {what}"])
 
     def _set_environment(self) -> None:
         values = {
@@ -81,32 +94,9 @@ class Member(contextlib.AbstractContextManager[None]):
             "WORLD_SIZE": self.world_size,
             "LOCAL_WORLD_SIZE": self.world_size,
             "MASTER_ADDR": LOCALHOST,
-            "MASTER_PORT": self.port,
+            "MASTER_PORT": self.place.port,
         }
         os.environ |= {name: str(value) for name, value in values.items()} | loopback_variables()
-
-
-def local_store(address: str = LOCALHOST) -> TCPStore:
-    """A store on one address, by default one that only this machine reaches; the system chooses the port.
-
-    Left to itself, PyTorch's store listens on every address, and asks nobody who they are.
-    """
-    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-
-    listening = socket.create_server((address, 0))
-    port = listening.getsockname()[1]
-    return TCPStore(
-        address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-    )
-
-
-def loopback_variables() -> dict[str, str]:
-    """What keeps the connections between ranks inside this machine.
-
-    Else gloo also looks up the machine's name, which fails or takes seconds on some networks.
-    """
-    names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-    return {f"{library}_SOCKET_IFNAME": name for name in names for library in ("GLOO", "NCCL")}
 
 
 def rank_device() -> torch.device:

@@ -19,7 +19,9 @@ import psutil
 CAN_ADOPT = sys.platform == "linux"
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE_SECONDS = 5.0  # for killed processes to be gone; one in a system call may take a while
+_LAST_SECONDS = 60.0  # the same where nobody waits for it
 _LOOK_SECONDS = 0.005
+_EMPTY_LOOKS = 2
 
 
 def adopt_orphans() -> None:
@@ -67,22 +69,46 @@ def kill(processes: Iterable[psutil.Process]) -> None:
             process.kill()
 
 
+def end_all() -> None:
+    """In a process that is to end: end all that it started or inherited, down to the last.
+
+    What has no child at all has, where it inherits, no descendant either: the system says that at
+    once, where a list of processes may miss one that is just changing its parent.
+    """
+    deadline = time.monotonic() + _LAST_SECONDS
+    while _has_children() and time.monotonic() < deadline:
+        kill(descendants(os.getpid()))
+        time.sleep(_LOOK_SECONDS)
+
+
+def _has_children() -> bool:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        return True
+    return False
+
+
 def end_orphans(adopter: int, spared: Collection[int] = ()) -> None:
     """End what `adopter` inherited, down to the last: what a killed orphan started comes next.
 
     Orphans are those of its children that left its process group. Killable processes do so as
-    well: `spared` names those that still run.
+    well: `spared` names those that still run. A look may miss what is just changing its parent, as
+    that has ended in the midst of it: the next one sees it.
     """
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while orphans := _orphans(adopter, spared):
+    empty_looks = 0
+    while empty_looks < _EMPTY_LOOKS and time.monotonic() < deadline:
+        orphans = _orphans(adopter, spared)
+        empty_looks = 0 if orphans else empty_looks + 1
         for orphan in orphans:
             kill([orphan, *descendants(orphan.pid)])
-        if time.monotonic() > deadline:
-            break
-        time.sleep(_LOOK_SECONDS)
+        if orphans:
+            time.sleep(_LOOK_SECONDS)
 
 
 def _orphans(adopter: int, spared: Collection[int]) -> list[psutil.Process]:
+    """Also those that have ended and wait for the adopter to reap them."""
     try:
         children = psutil.Process(adopter).children()
         return [each for each in children if each.pid not in spared and _has_left(each, adopter)]
@@ -91,7 +117,6 @@ def _orphans(adopter: int, spared: Collection[int]) -> list[psutil.Process]:
 
 
 def _has_left(process: psutil.Process, adopter: int) -> bool:
-    with contextlib.suppress(psutil.Error, ProcessLookupError):
-        is_running = process.status() != psutil.STATUS_ZOMBIE  # the adopter will reap it
-        return is_running and os.getpgid(process.pid) != os.getpgid(adopter)
+    with contextlib.suppress(ProcessLookupError):
+        return os.getpgid(process.pid) != os.getpgid(adopter)
     return False

@@ -8,15 +8,32 @@ import contextlib
 import gc
 import importlib
 import logging
+import multiprocessing
 import os
 import signal
+import threading
 import warnings
 
-from utils.ranks.orphans import adopt_orphans, end_orphans
+from utils.ranks.orphans import adopt_orphans, end_all
 
-# What a child leaves behind is inherited from it, and ended with this process at the latest.
+# What a child leaves behind is inherited from it, and ended with this process at the latest. When its
+# kernel has ended, this process ends as well; a child that imports this runs no such functions.
 adopt_orphans()
-atexit.register(lambda: end_orphans(os.getpid()))
+atexit.register(end_all)
+has_imported, watch = threading.Event(), None
+
+
+def end_without(kernel: int) -> None:
+    """The server hears of its kernel's end only once it has imported all: seconds, or many."""
+    while not has_imported.wait(0.2):
+        if os.getppid() != kernel:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if "COURSE_KERNEL" in os.environ and multiprocessing.parent_process() is None:
+    kernel = int(os.environ.pop("COURSE_KERNEL"))
+    watch = threading.Thread(target=end_without, args=(kernel,), daemon=True)
+    watch.start()
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
 warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata 0.11 calls it
 # Interrupting the notebook must not end the server: Jupyter signals the whole process group.
@@ -48,6 +65,9 @@ for name in ["torch._dynamo", *os.environ.pop("COURSE_PRELOAD", "").split()]:
     with contextlib.suppress(ImportError):
         importlib.import_module(name)
 
+if watch:  # gone before the first fork
+    has_imported.set()
+    watch.join()
 # Finding the backend reads what every installed package says of itself: 0.1 s in every rank.
 torch.distributed.distributed_c10d.BackendConfig(torch.distributed.Backend("gloo"))
 # The collector writes into every object that it visits, and each child would get a copy of all

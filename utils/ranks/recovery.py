@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,12 @@ from pathlib import Path
 from typing import Any
 
 KINDS = ("kill a rank", "kill a host", "cut the link")
+# What a script notes, each with the whole numbers that belong to it.
+NUMBERS = {"start": ("world", "step", "pid"), "step": ("step",), "saw": (), "done": ()}
+
+
+class JournalError(ValueError):
+    """A journal that cannot be read; the message says which line, and what a line is."""
 
 
 @dataclass(frozen=True)
@@ -184,14 +191,45 @@ def _world(moments: Iterable[Moment], otherwise: int = 0) -> int:
 
 
 def read_journal(path: Path, start: int = 0) -> tuple[list[Moment], int]:
-    """Whole lines of a journal from a byte on, and the byte to go on from. Seconds are the clock's."""
-    with path.open("rb") as file:
-        file.seek(start)
-        text = file.read()
+    """Whole lines of a journal from a byte on, and the byte to go on from. Seconds are the clock's.
+
+    Raises:
+        JournalError: a line is none of a journal's.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            text = file.read()
+    except OSError as error:
+        raise JournalError(f"The journal {path.name} cannot be read: {error.strerror}.") from error
     whole = text[: text.rfind(b"\n") + 1]
-    rows = [json.loads(line) for line in whole.splitlines()]
-    found = [
-        Moment(row.pop("at"), row.pop("what"), row.pop("host", None), row.pop("rank", None), row)
-        for row in rows
-    ]
-    return found, start + len(whole)
+    return [_moment(line, path.name) for line in whole.splitlines()], start + len(whole)
+
+
+def _moment(line: bytes, journal: str) -> Moment:
+    try:
+        row: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        row = ""
+    if problem := _problem(row):
+        raise JournalError(
+            f"The journal {journal} holds {line[:80].decode(errors='replace')!r}: {problem}. Each line "
+            "is a JSON object, written by one call: `what` with its numbers, and `at`, time.time()."
+        )
+    return Moment(row.pop("at"), row.pop("what"), row.pop("host", None), row.pop("rank", None), row)
+
+
+def _problem(row: Any) -> str:
+    if not isinstance(row, dict):
+        return "that is no JSON object; did two writers mix their lines, or was it cut off?"
+    what = row.get("what")
+    if not isinstance(what, str) or what not in NUMBERS:
+        return f"`what` is {what!r}, and none of {', '.join(NUMBERS)}"
+    if not isinstance(at := row.get("at"), (int, float)) or not math.isfinite(at):
+        return f"`at` is {at!r}, and no number of seconds"
+    numbers = {name: row.get(name) for name in NUMBERS[what]}
+    numbers |= {name: row[name] for name in ("host", "rank") if row.get(name) is not None}
+    for name, number in numbers.items():
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            return f"`{name}` is {number!r}, and no whole number"
+    return "" if isinstance(row.get("text", ""), str) else "`text` is no text"

@@ -13,11 +13,12 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
+from multiprocessing import process
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.ranks.orphans import CAN_ADOPT, end_orphans
-from utils.shims.forkserver import server_pid, stop_server
+from utils.shims.forkserver import helpers_of_their_own_group, server_pid, stop_server
 
 if TYPE_CHECKING:  # Windows has no such class
     from multiprocessing.context import ForkServerContext
@@ -51,7 +52,9 @@ def start_server() -> ForkServerContext:
 
     Raises:
         RuntimeError: this system has no such servers (Windows).
+        FileNotFoundError: the working folder has been deleted.
     """
+    working_folder()
     try:
         context = multiprocessing.get_context("forkserver")
     except ValueError as error:
@@ -67,9 +70,31 @@ def start_server() -> ForkServerContext:
         stop_server()  # the next launch starts one with more in it
         _preloaded.update(used)
     modules = " ".join(module for name in used for module in (name, *LIBRARIES[name]))
-    with without_main(), _environment(PYTHONPATH=_on_path(ROOT), COURSE_PRELOAD=modules):
-        ensure_running()
+    settings = {"COURSE_PRELOAD": modules, "COURSE_KERNEL": str(os.getpid())}
+    with without_main(), _environment(PYTHONPATH=_on_path(ROOT), **settings):
+        with helpers_of_their_own_group():
+            ensure_running()
     return context
+
+
+def working_folder() -> str:
+    """Where this process works.
+
+    Raises:
+        FileNotFoundError: somebody has deleted that folder, or the one in which this process started.
+    """
+    # Where multiprocessing starts its processes.
+    started_in = process.ORIGINAL_DIR  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        now = os.getcwd()
+        if started_in is not None:
+            os.stat(started_in)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            "The working folder of this notebook has been deleted, and no process can start there. Restore "
+            "it, or restart the kernel from a folder that exists."
+        ) from error
+    return now
 
 
 def end_orphans_of_server() -> None:
@@ -77,7 +102,7 @@ def end_orphans_of_server() -> None:
     pid = server_pid()
     if CAN_ADOPT and pid is not None:
         with _launching:  # else one could be on its way that is not in the list yet
-            running = (process.pid for process in multiprocessing.active_children())
+            running = (child.pid for child in multiprocessing.active_children())
             end_orphans(pid, {number for number in running if number is not None})
 
 

@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import wait
@@ -18,14 +17,17 @@ from pathlib import Path
 
 import psutil
 
+from utils.checked import asks_first, in_order
+from utils.files import scratch
+from utils.parallel.loopback import loopback_variables
 from utils.ranks.agent import rendezvous_arguments, run_agent
 from utils.ranks.child import pack
 from utils.ranks.killable import LOST_PRINTS, OUTPUT_BYTES, KillableProcess, kill_all
 from utils.ranks.launch import check_world
-from utils.ranks.member import loopback_variables
 from utils.ranks.outcome import Failure, Outcome, describe_exit
 from utils.ranks.position import Position, frames_of_dump, position_in
 from utils.ranks.report import RankError
+from utils.ranks.server import working_folder
 
 DUMP_SECONDS = 1.0  # for ranks to write where they stand
 _RANK = b"[rank "
@@ -33,6 +35,7 @@ _OF_TORCH = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)  # its own prefix of unc
 _TRACEBACK = "Traceback (most recent call last)"
 
 
+@asks_first(in_order("script", "world_size", "run_torchrun(path, 4)"))
 def run_torchrun(
     script: str | os.PathLike[str],
     world_size: int,
@@ -43,7 +46,8 @@ def run_torchrun(
 
     What ranks print is shown as they print it, each line with its rank. A launch takes seconds:
     every rank imports torch anew. Nothing that is opened for it can be reached from another
-    machine. No process is left when this returns or raises.
+    machine; another user of this one reaches the store where its ranks meet, which PyTorch opens as a port of
+    the loopback address and lets anybody write into. No process is left when this returns or raises.
 
     Args:
         script: the Python file.
@@ -57,16 +61,17 @@ def run_torchrun(
     Raises:
         RankError: a rank failed, with its exit code and its own traceback; or time was over, with
             the line at which each rank stood.
-        FileNotFoundError: there is no such script.
+        FileNotFoundError: there is no such script, or the working folder has been deleted.
         ValueError: the world size or the timeout cannot be used.
         RuntimeError: this system cannot start such processes (Windows).
     """
     path = Path(script)
     check_world(world_size, timeout_seconds, "The script comes first: run_torchrun(path, 4).")
+    here = working_folder()
     if not path.is_file():
         raise FileNotFoundError(f"There is no script {path.resolve()}: check its name and folder.")
-    with tempfile.TemporaryDirectory(prefix="torchrun-") as folder:
-        run = _Run(path, world_size, [str(arg) for arg in args], Path(folder), timeout_seconds)
+    with scratch("torchrun") as folder:
+        run = _Run(path, world_size, [str(a) for a in args], here, folder, timeout_seconds)
         return run.to_its_end()
 
 
@@ -74,17 +79,17 @@ class _Run:
     """One torchrun with all that it started."""
 
     def __init__(
-        self, script: Path, world_size: int, args: list[str], logs: Path, timeout_seconds: float
+        self, script: Path, world_size: int, args: list[str], here: str, logs: Path, seconds: float
     ) -> None:
         command = [
             *rendezvous_arguments(str(logs)), f"--nproc-per-node={world_size}", "--tee=3",
             f"--log-dir={logs}", str(script), *args,
         ]  # fmt: skip
         self._script, self._logs, self._world_size = script, logs, world_size
-        self._seconds = timeout_seconds
+        self._seconds = seconds
         self._process = KillableProcess(
-            pack(run_agent, (command, _environment(), os.getcwd())),
-            timeout_seconds=timeout_seconds,
+            pack(run_agent, (command, _environment(), here)),
+            timeout_seconds=seconds,
             output_bytes=world_size * OUTPUT_BYTES,
         )
         self._shown: list[str] = []

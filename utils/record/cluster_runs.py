@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -19,6 +18,7 @@ from utils.clusters import (
     run_ray,
     slurm_problem,
 )
+from utils.files import scratch
 from utils.parallel import saved_steps
 from utils.planner import Batch, Cluster, Export, Plan, export
 from utils.record.experiment import Experiment, Job, Stage
@@ -65,8 +65,7 @@ def jobs(device: torch.device) -> list[Job]:
 
 
 def _in_folder(run: Callable[[Path], Row], stage: Stage) -> Row:
-    with tempfile.TemporaryDirectory(prefix="job-") as name:
-        folder = Path(name)
+    with scratch("job") as folder:
         tiny_job().write(folder)
         write_shards(folder)
         stage.name = run.__name__.strip("_")

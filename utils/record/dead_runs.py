@@ -11,7 +11,6 @@ import re
 import socket
 import sys
 import sysconfig
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from utils.clinic.dead_runs import FILE, SCRIPT
+from utils.files import scratch
 from utils.ranks.elastic import run_elastic
 from utils.ranks.recovery import Fault
 
@@ -47,8 +47,8 @@ def main() -> None:
 
 def one(arguments: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
     """A run's logs by rank, what its agents wrote by host, and its traces by rank."""
-    with tempfile.TemporaryDirectory(prefix="dead-") as folder:
-        script = Path(folder, "train.py")
+    with scratch("dead") as folder:
+        script = folder / "train.py"
         script.write_text(SCRIPT, encoding="utf-8")
         run = run_elastic(
             script, folder, *arguments, hosts=HOSTS, ranks_per_host=RANKS_PER_HOST,
@@ -61,7 +61,7 @@ def one(arguments: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
         logs: dict[str, list[str]] = {str(rank): [] for rank in range(HOSTS * RANKS_PER_HOST)}
         agents: dict[str, list[str]] = {str(host): [] for host in range(HOSTS)}
         for host, text in sorted(run.output.items()):
-            for line in anonymous(text, folder).splitlines():
+            for line in anonymous(text, str(folder)).splitlines():
                 found = PER_RANK.match(line)
                 if found and NOISE.search(found[2]):
                     continue

@@ -6,20 +6,21 @@ Its servers listen on every address, so all of it lives in a network namespace, 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
 import signal
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from utils.files import scratch
+from utils.parallel.loopback import LOCALHOST, local_store
 from utils.ranks.agent import as_a_fresh_process
 from utils.ranks.child import pack
 from utils.ranks.killable import KillableProcess, kill_all
-from utils.ranks.member import LOCALHOST, local_store
 from utils.ranks.namespaces import NamespaceError, enter, linked_hosts
 from utils.ranks.recovery import Moment, read_journal
 
@@ -56,8 +57,8 @@ def run_per_step(
     """
     if problem := torchft_problem():
         raise RuntimeError(problem)
-    with tempfile.TemporaryDirectory(prefix="torchft-") as name, linked_hosts(125e6) as hosts:
-        job = _Job(Path(name), hosts[0], steps, nap_seconds)
+    with scratch("torchft") as folder, linked_hosts(125e6) as hosts:
+        job = _Job(folder, hosts[0], steps, nap_seconds)
         try:
             job.run(kill_at_step, away_seconds, timeout_seconds)
         finally:
@@ -122,9 +123,7 @@ def _inside(place: str, folder: str, function: Any, args: tuple[Any, ...]) -> No
 
 
 def _lighthouse() -> None:
-    from torchft.coordination import LighthouseServer
-
-    lighthouse = LighthouseServer(
+    lighthouse = importlib.import_module("torchft.coordination").LighthouseServer(
         bind=f"{LOCALHOST}:0", min_replicas=1, join_timeout_ms=2000, heartbeat_timeout_ms=1500
     )
     port = lighthouse.address().rpartition(":")[2].rstrip("/")
@@ -135,8 +134,8 @@ def _lighthouse() -> None:
 
 def _replica(replica: int, steps: int, nap: float) -> None:
     import torch
-    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
+    torchft = importlib.import_module("torchft")
     while not Path("lighthouse").exists():
         time.sleep(LOOK_SECONDS)
     store = local_store()  # torchrun brings one otherwise; without it the manager waits for ever
@@ -154,13 +153,14 @@ def _replica(replica: int, steps: int, nap: float) -> None:
         model.load_state_dict(state["model"])
         sgd.load_state_dict(state["optimizer"])
 
-    manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=5)), min_replica_size=1, load_state_dict=load,
+    manager = torchft.Manager(
+        pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=5)), min_replica_size=1, load_state_dict=load,
         state_dict=lambda: {"model": model.state_dict(), "optimizer": sgd.state_dict()},
         replica_id=f"replica_{replica}", hostname=LOCALHOST, timeout=timedelta(seconds=10),
         quorum_timeout=timedelta(seconds=20), checkpoint_transport=_local_transport(),
     )  # fmt: skip
-    replicas, optimizer = DistributedDataParallel(manager, model), Optimizer(manager, sgd)
+    replicas = torchft.DistributedDataParallel(manager, model)
+    optimizer = torchft.Optimizer(manager, sgd)
     world = None
     while manager.current_step() < steps:
         step = manager.current_step()
@@ -183,9 +183,9 @@ def _local_transport() -> Any:
     """torchft's own transport of a state to a replica that comes back, by an address that exists here."""
     from datetime import timedelta
 
-    from torchft.checkpointing import HTTPTransport
+    transport = importlib.import_module("torchft.checkpointing").HTTPTransport
 
-    class Local(HTTPTransport):
+    class Local(transport):
         def metadata(self) -> str:
             port = urlsplit(super().metadata()).port
             return f"http://{LOCALHOST}:{port}/checkpoint/"

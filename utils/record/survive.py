@@ -5,12 +5,11 @@ Rows hold the moments of a run, as `utils.ranks.recovery.Moment` has them; `run_
 
 from __future__ import annotations
 
-import tempfile
 import time
-from pathlib import Path
 
 import torch
 
+from utils.files import scratch
 from utils.ranks.elastic import run_elastic
 from utils.ranks.recovery import ElasticRun, Fault, Moment
 from utils.record.experiment import Experiment, Job, Stage
@@ -42,8 +41,8 @@ def jobs(device: torch.device) -> list[Job]:
 
 def elastic(faults: tuple[Fault, ...], steps: int) -> ElasticRun:
     """The script of the lesson on two hosts with these faults."""
-    with tempfile.TemporaryDirectory(prefix="survive-") as folder:
-        script = Path(folder, "train.py")
+    with scratch("survive") as folder:
+        script = folder / "train.py"
         script.write_text(SCRIPT, encoding="utf-8")
         return run_elastic(
             script, folder, steps, TIMEOUT_SECONDS, NAP_SECONDS, EVERY, faults=faults, timeout_seconds=240,
@@ -78,7 +77,7 @@ def _per_step(stage: Stage) -> Row:
 def _alert(stage: Stage) -> Row:
     from utils.watching import Exporter, StandInGpu, report, watch
 
-    with tempfile.TemporaryDirectory(prefix="metrics-") as folder, Exporter(folder) as exporter:
+    with scratch("metrics") as folder, Exporter(folder) as exporter:
         gpus = [StandInGpu() for _ in range(4)]
         for rank, gpu in enumerate(gpus):
             report(folder, rank, gpu.after(0.9, 2**30))

@@ -1,8 +1,12 @@
-"""Python's own multiprocessing: ending the server that processes are forked from."""
+"""Python's own multiprocessing: starting and ending the server that processes are forked from."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from unittest import mock
 
 from utils.shims.shim import Library, Shim
 
@@ -22,7 +26,30 @@ _ALIVE = Shim(
 _OWNER = Shim(
     MULTIPROCESSING, "multiprocessing.forkserver:_forkserver", "let_server_go", "as for the pipe"
 )
-SHIMS = (_STOP, _PID, _ALIVE, _OWNER)
+_SPAWN = Shim(
+    MULTIPROCESSING, "multiprocessing.util:spawnv_passfds", "helpers_of_their_own_group",
+    "what ends a kernel's group must not end the server, which is to end the rest", patched=True,
+)  # fmt: skip
+SHIMS = (_STOP, _PID, _ALIVE, _OWNER, _SPAWN)
+
+
+@contextlib.contextmanager
+def helpers_of_their_own_group() -> Iterator[None]:
+    """Here the server and the resource tracker start in process groups of their own.
+
+    Jupyter kills a kernel's whole group, and a terminal that closes hangs up on it. A kernel that is to end
+    also waits up to 29 s for processes of its group; it does not reap these two when they end.
+    """
+    with mock.patch.object(*_SPAWN.owner(), _spawn_apart):
+        yield
+
+
+def _spawn_apart(path: bytes, args: Sequence[bytes | str], passfds: Sequence[int]) -> int:
+    child = subprocess.Popen(
+        args, executable=path, pass_fds=passfds, process_group=0, restore_signals=False
+    )
+    child.returncode = 0  # multiprocessing waits for it, by its number
+    return child.pid
 
 
 def stop_server() -> None:

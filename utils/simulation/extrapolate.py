@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from utils.checked import asks_first
 from utils.memory.budget import Budget, budget
 from utils.memory.measurement import Measurement
 from utils.memory.source import rounded
@@ -19,6 +20,7 @@ from utils.simulation.alignment import Misaligned, align, line, stream, timeline
 from utils.simulation.cuda_allocator import replayed, requests
 from utils.simulation.devices import VERDICTS, simulated_device
 from utils.simulation.garbage import set_aside
+from utils.simulation.mistakes import look_at_depths
 from utils.simulation.simulate import KEPT, simulate
 from utils.traffic.collectives import Traffic
 
@@ -28,11 +30,14 @@ Depths = tuple[int, int, int]
 # The first and the second layer differ from the others where weights are gathered ahead. Four
 # layers between the second and the third depth tell every layer, every 2nd, ... every 6th apart.
 FROM_LAYERS: Depths = (3, 4, 7)
+MOST_SAMPLES = 2**40
+MOST_LAYERS = 10_000  # every allocation of every layer is laid out
 # Sizes in proportion to the batch are then whole multiples of a GPU allocator's 512 bytes, for
 # elements of four bytes and more, and lie on a line after they are rounded up, too.
 FROM_BATCH: Depths = (128, 256, 384)
 
 
+@asks_first(look_at_depths("extrapolate", ("model", "optimizer", "batch")))
 def extrapolate(
     build_at: BuildAt,
     step: Callable[..., Any],
@@ -84,6 +89,9 @@ def extrapolate(
         OverBudgetError: the step goes over `within`.
     """
     _check_rising("from_layers", from_layers, layers)
+    if max(layers, *from_layers) > MOST_LAYERS:
+        most = max(layers, *from_layers)
+        raise ValueError(f"layers is {most:,}; the deepest model simulated has {MOST_LAYERS:,}.")
     _check_repetitions(from_layers, layers)
     if batch is not None:
         _check_rising("from_batch", from_batch, batch)
@@ -225,6 +233,8 @@ def _check_rising(name: str, places: Depths, wanted: int) -> None:
         raise ValueError(f"{name} is {places}; give three rising numbers such as (3, 4, 7).")
     if wanted < 1:
         raise ValueError(f"There is nothing to simulate at {wanted}; {name} is extended upwards.")
+    if max(wanted, *places) > MOST_SAMPLES:
+        raise ValueError(f"{name} reaches at most {MOST_SAMPLES:,}; got {max(wanted, *places):,}.")
 
 
 def _check_repetitions(depths: Depths, layers: int) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
+from utils.checked import asks_first
 from utils.memory.budget import Budget
 from utils.memory.holdings import is_sharded
 from utils.memory.measurement import Measurement
@@ -30,6 +30,7 @@ from utils.simulation.cuda_module import cuda_module
 from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
 from utils.simulation.garbage import set_aside
+from utils.simulation.mistakes import look, without_optimizer
 from utils.simulation.packed import packed_sequences
 from utils.simulation.recurrences import recurrences
 from utils.simulation.stand_ins import Values
@@ -44,6 +45,7 @@ Build = Callable[[], tuple[Model, torch.optim.Optimizer | None]]
 Step = Callable[[Model, Any], Any]
 
 
+@asks_first(look)
 def simulate(
     build: Build[Model],
     step: Step[Model],
@@ -113,7 +115,7 @@ def simulate(
         if card.is_cuda:
             choose_optimizer_kernels(models.optimizers)
         result = measure(
-            partial(step, model, optimizer), model=model, optimizer=optimizer, items=items,
+            _run(step, model, optimizer), model=model, optimizer=optimizer, items=items,
             unit=unit, name=name, within=within, timed_steps=0, source=watcher,
         )  # fmt: skip
         del model, optimizer, models
@@ -132,6 +134,20 @@ def simulate(
         notes=tuple(filter(None, notes)),
         traffic=_traffic(watcher.collectives, built_ns, result.timeline),
     )
+
+
+def _run(step: Callable[[Any, Any], Any], model: Any, optimizer: Any) -> Callable[[], Any]:
+    """The step, which says what was meant where it asks None for an optimizer's method."""
+
+    def run() -> None:
+        try:
+            step(model, optimizer)
+        except AttributeError as error:
+            if optimizer is not None or not (problem := without_optimizer(error)):
+                raise
+            raise ValueError(problem) from error
+
+    return run
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from utils.checked import asks_first
 from utils.memory.measurement import Measurement
 from utils.simulation.devices import simulated_device
 from utils.simulation.extrapolate import (
@@ -17,8 +18,10 @@ from utils.simulation.extrapolate import (
     larger,
     lasting_notes,
 )
+from utils.simulation.mistakes import look_at_depths
 
 
+@asks_first(look_at_depths("sweep", ("model", "optimizer", "batch")))
 def sweep(
     build_at: BuildAt,
     step: Callable[[Any, Any, int], Any],

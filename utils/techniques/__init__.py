@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from utils.checked import checked
+
 _HOME = {
     "Int8Weight": "int8",
     "PackedLinear": "packed",
@@ -77,4 +79,5 @@ __all__ = list(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'utils.techniques' has no name {name!r}")
-    return getattr(importlib.import_module(f"utils.techniques.{_HOME[name]}"), name)
+    found = getattr(importlib.import_module(f"utils.techniques.{_HOME[name]}"), name)
+    return checked(found, __name__)

@@ -52,8 +52,15 @@ def activation_peak(costs: Sequence[BlockCost], chosen: Iterable[int]) -> int:
 
 
 def recompute_flops(costs: Sequence[BlockCost], chosen: Iterable[int]) -> int:
-    """Operations that `chosen` blocks repeat in backward."""
-    return sum(costs[index].flops for index in set(chosen))
+    """Operations that `chosen` blocks repeat in backward.
+
+    Raises:
+        ValueError: a chosen block is none of those.
+    """
+    chosen = set(chosen)
+    if missing := [index for index in chosen if index not in range(len(costs))]:
+        raise ValueError(f"chosen has {missing[0]}, and there are {len(costs)} blocks, from 0 on.")
+    return sum(costs[index].flops for index in chosen)
 
 
 def best_blocks(costs: Sequence[BlockCost], limit_bytes: int) -> frozenset[int]:

@@ -102,7 +102,7 @@ def blocks_of(model: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
     return found
 
 
-def in_segments(blocks: Sequence[nn.Module], size: int) -> nn.ModuleList:
+def in_segments(blocks: Iterable[nn.Module], size: int) -> nn.ModuleList:
     """Runs of `size` blocks, each to be checkpointed as one: `model.blocks = in_segments(...)`.
 
     With n blocks, segments of sqrt(n) keep about 2 sqrt(n) tensors instead of n, where a block

@@ -23,9 +23,19 @@ MicroBatch = TypeVar("MicroBatch")
 
 
 def share_start(module: nn.Module) -> None:
-    """Give every rank the parameters and buffers of rank 0, in place."""
+    """Give every rank the parameters and buffers of rank 0, in place.
+
+    Raises:
+        ValueError: this process is no rank.
+    """
+    _check_joined("share_start")
     for tensor in [*module.parameters(), *module.buffers()]:
         dist.broadcast(tensor.detach(), src=0)
+
+
+def _check_joined(where: str) -> None:
+    if not dist.is_initialized():
+        raise ValueError(f"{where}: this process is no rank. Call it in a worker of run_ranks.")
 
 
 def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
@@ -33,7 +43,10 @@ def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
     Raises:
         RuntimeError: a parameter has no gradient; ranks would reduce tensors of unequal sizes.
+        ValueError: no parameter, or this process is no rank.
     """
+    if not parameters:
+        raise ValueError("parameters is empty; give those whose gradients are to be averaged.")
     _divide_and_return(parameters, *_reduced(parameters))
 
 
@@ -188,6 +201,7 @@ def _reduced(bucket: Sequence[nn.Parameter]) -> tuple[Tensor, Any]:
             f"{without} of {len(bucket)} parameters have no gradient. Call backward() first, and "
             "give only parameters that the loss uses."
         )
+    _check_joined("average_gradients")
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     return flat, dist.all_reduce(flat, async_op=True)
 

@@ -17,14 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from utils.techniques.safe_checkpoint import (
-    CheckpointError,
-    find_newest,
-    load_from,
-    save_safely,
-    saved_ranks,
-    step_of,
-)
+from utils.techniques.safe_checkpoint import load_newest, save_safely
+
+# Older checkpoints hold numpy's random state as an array; these make one, and nothing else.
+_NUMPY = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), np.empty(0).__reduce__()[0]]
 
 
 class Batches:
@@ -64,10 +60,11 @@ class Batches:
 
 
 def random_state() -> dict[str, Any]:
-    """This process's random states: Python's, numpy's, torch's, and each GPU's."""
+    """This process's random states: Python's, numpy's, torch's, and each GPU's; plain data."""
+    kind, words, *rest = np.random.get_state()
     return {
         "python": random.getstate(),
-        "numpy": np.random.get_state(),
+        "numpy": (kind, np.asarray(words).tolist(), *rest),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
     }
@@ -76,7 +73,8 @@ def random_state() -> dict[str, Any]:
 def set_random_state(state: dict[str, Any]) -> None:
     """Put back what `random_state` gave."""
     random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
+    kind, words, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(words, np.uint32), *rest))
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -130,16 +128,11 @@ class RunState:
         Raises:
             CheckpointError: none is whole, it is of another model, or of another number of ranks.
         """
-        path, ranks = find_newest(folder), dist.get_world_size() if dist.is_initialized() else 1
-        if exact and saved_ranks(path) != ranks:
-            raise CheckpointError(
-                f"{path.name} was saved by {saved_ranks(path)} ranks, and these are {ranks}: no "
-                "rank's data and random state fit. Start as many ranks, or load it with exact=False."
-            )
         pieces = self.pieces()
         if not exact:
             del pieces[_own_name()]
-        load_from(pieces, path)
+        with torch.serialization.safe_globals(_NUMPY):
+            step = load_newest(pieces, folder, _ranks() if exact else None)
         set_state_dict(
             self.model, self.optimizer,
             model_state_dict=pieces["model"], optim_state_dict=pieces["optimizer"],
@@ -151,8 +144,12 @@ class RunState:
             if self.batches is not None:
                 self.batches.load_state_dict(own["batches"])
             set_random_state(own["random"])  # last: starting a loader draws from it
-        return step_of(path)
+        return step
 
 
 def _own_name() -> str:
     return f"rank {dist.get_rank() if dist.is_initialized() else 0}"
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1

@@ -12,10 +12,10 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from utils.memory.host import host_memory
+from utils.techniques.precision import device_of
 
 DOWN, UP = "down", "up"  # to the host, and to the device
 
@@ -62,13 +62,16 @@ class Link:
     Args:
         bytes_per_second: makes it that slow in each direction; None: as fast as a copy is.
         device: where "up" is.
+
+    Raises:
+        ValueError: PyTorch knows no such device, or the rate is not above 0.
     """
 
     def __init__(self, bytes_per_second: float | None = None, device: str = "cpu") -> None:
         rates = dict.fromkeys((DOWN, UP), bytes_per_second)
         self._buckets = {w: None if r is None else TokenBucket(r) for w, r in rates.items()}
         self._workers = {way: ThreadPoolExecutor(1, f"link-{way}") for way in (DOWN, UP)}
-        self._device, self._lock = torch.device(device), threading.Lock()
+        self._device, self._lock = device_of(device), threading.Lock()
         self.log: list[Transfer] = []
 
     def up(self, tensor: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from utils.techniques.quantization import NF4Linear
 from utils.techniques.replace import replace_linears
 
+HIGHEST_RANK = 2**14  # as wide as the widest published model
+
 
 class LoraLinear(nn.Module):
     """A frozen linear layer W with a trained update: W x + (alpha / rank) B A x."""
@@ -34,11 +36,15 @@ class LoraLinear(nn.Module):
             dtype: of the adapters; fp32 if None.
 
         Raises:
-            ValueError: the rank is below 1.
+            ValueError: the rank is below 1 or too high, or a share that is none.
         """
         super().__init__()
         if rank < 1:
             raise ValueError(f"rank is {rank}; an update needs rank 1 or more.")
+        if rank > HIGHEST_RANK:
+            raise ValueError(f"rank is {rank:,}; it can be {HIGHEST_RANK:,} at most.")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout is {dropout}; write a share from 0 to below 1.")
         self.base = base.requires_grad_(False)
         dtype = dtype or torch.float32
         self.down = nn.Linear(base.in_features, rank, bias=False, dtype=dtype)

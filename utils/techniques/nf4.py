@@ -130,8 +130,21 @@ def quantize_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize_nf4(packed: Tensor, scales: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The weight that packed codes and scales stand for: fp32, of `shape`."""
+    """The weight that packed codes and scales stand for: fp32, of `shape`.
+
+    Raises:
+        ValueError: the codes are no bytes, or not as many as the shape has.
+    """
     count = torch.Size(shape).numel()
+    if packed.dtype is not torch.uint8 or packed.numel() != -(-count // 2):
+        raise ValueError(
+            f"packed is {packed.numel()} of {packed.dtype}; for the shape {tuple(shape)} it holds "
+            f"{-(-count // 2)} of torch.uint8, two codes each."
+        )
+    if scales.numel() != -(-count // BLOCK):
+        raise ValueError(
+            f"scales is {scales.numel()} numbers; {count} weights have one for each {BLOCK}."
+        )
     codes = unpack(packed.reshape(-1))[:count]
     return dequantize_blocks(codes, scales, nf4_levels(), BLOCK).view(shape)
 

@@ -69,6 +69,26 @@ def tf32(enabled: bool = True) -> Iterator[None]:
             switch.fp32_precision = value
 
 
+def device_of(device: torch.device | str) -> torch.device:
+    """The device of a name.
+
+    Raises:
+        ValueError: PyTorch knows none of that name.
+    """
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device is {device!r}; write 'cpu', 'cuda' or 'cuda:0'.") from error
+
+
+def _dtype_of(device: torch.device) -> tuple[torch.dtype, str]:
+    """`choose_dtype`, which asks a GPU. Raises ValueError where there is none."""
+    try:
+        return choose_dtype(device)
+    except (RuntimeError, AssertionError) as error:  # torch without a driver, or without CUDA
+        raise ValueError(f"device is {str(device)!r}, which does not answer: {error}") from error
+
+
 def low_precision(
     device: torch.device | str, wanted: torch.dtype | None = None
 ) -> tuple[torch.dtype, str]:
@@ -77,12 +97,12 @@ def low_precision(
     Raises:
         ValueError: the wanted type has no 16 bits, or the GPU would only emulate it.
     """
-    device = torch.device(device)
+    device = device_of(device)
     if wanted is not None and wanted not in LOW_DTYPES:
         raise ValueError(
             f"{wanted} is no type for mixed precision. Write torch.float16 or torch.bfloat16."
         )
-    dtype, reason = choose_dtype(device)
+    dtype, reason = _dtype_of(device)
     if wanted is None or wanted is dtype:
         return dtype, reason
     if wanted is torch.bfloat16:  # only where the device lacks it is float16 the choice
@@ -100,10 +120,10 @@ def computes(device: torch.device | str, dtype: torch.dtype) -> bool:
     any case: oneDNN trains convolutions in it some 40 times slower than in fp32, even on
     processors with the instructions.
     """
-    device = torch.device(device)
+    device = device_of(device)
     if device.type == "cpu":
         return dtype is torch.bfloat16 and _cpu_computes_bf16()
-    return dtype is torch.float16 or choose_dtype(device)[0] is dtype
+    return dtype is torch.float16 or _dtype_of(device)[0] is dtype
 
 
 def _cpu_computes_bf16() -> bool:

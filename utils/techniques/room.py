@@ -88,6 +88,8 @@ def measure_disk(folder: str | Path, size: int = 64 * MIB, *, direct: bool = Tru
         ValueError: a size that is no multiple of 4 MiB.
         OSError: no room, or a file system without direct I/O.
     """
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"folder is {str(folder)!r}, and there is no such folder.")
     if size < BLOCK or size % BLOCK:
         raise ValueError(f"size is {size}; it is a multiple of {BLOCK} bytes, 4 MiB.")
     check_disk_room(folder, size)

@@ -149,7 +149,17 @@ def second_moments(inputs: Tensor) -> Tensor:
 
 
 def output_error(weight: Tensor, stored: Tensor, moments: Tensor) -> float:
-    """|(W - Q) x| / |W x| over the inputs whose second moments are given."""
+    """|(W - Q) x| / |W x| over the inputs whose second moments are given.
+
+    Raises:
+        ValueError: the shapes do not go together.
+    """
+    inputs = weight.shape[-1:]
+    if weight.dim() != 2 or stored.shape != weight.shape or moments.shape != (*inputs, *inputs):
+        raise ValueError(
+            f"weight is {tuple(weight.shape)}, stored {tuple(stored.shape)} and moments "
+            f"{tuple(moments.shape)}; give (outputs, inputs) twice, and (inputs, inputs)."
+        )
 
     def size(matrix: Tensor) -> float:
         wide = matrix.double()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch.distributed as dist
@@ -50,6 +51,9 @@ def sharded_loader(
     Raises:
         ValueError: the batch does not divide over the ranks, or the data set is too small.
     """
+    unknown = sorted(set(options) - set(inspect.signature(DataLoader).parameters))
+    if unknown:
+        raise ValueError(f"options has {unknown[0]!r}, and DataLoader takes no such argument.")
     rank, ranks = _place()
     items = len(dataset)  # type: ignore[arg-type]
     if items < ranks:

@@ -34,11 +34,17 @@ def step_cost(
         loss_of: makes the loss.
         attention_flops: of one forward of one fused attention, which the profiler does not count.
         name: of the measurement.
+
+    Raises:
+        ValueError: what comes is no loss.
     """
 
     def step() -> None:
         model.zero_grad()
-        loss_of().backward()
+        loss = loss_of()
+        if not isinstance(loss, Tensor) or not loss.requires_grad:
+            raise ValueError(f"loss_of gives {type(loss).__name__}; it must return the loss.")
+        loss.backward()
 
     step()
     run = measure(step, model=model, name=name, timed_steps=0)

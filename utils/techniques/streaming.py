@@ -8,6 +8,7 @@ and sends its gradients down. Twice the weights go up in a step, and the gradien
 from __future__ import annotations
 
 import copy
+import inspect
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -109,7 +110,12 @@ def stream_blocks(
     """Blocks that stream, to put in the place of the plain ones, and their stream.
 
     The weights are copied to host memory. `how` are `Stream`'s.
+
+    Raises:
+        ValueError: `Stream` takes no such argument.
     """
+    if unknown := sorted(set(how) - set(inspect.signature(Stream).parameters)):
+        raise ValueError(f"how has {unknown[0]!r}, and Stream takes no such argument.")
     with host_memory():
         there = [copy.deepcopy(block).cpu() for block in blocks]
     stream = Stream(there, link, **how)

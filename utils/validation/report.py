@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from utils.catalog.rules import one_of
 from utils.validation import (
     adapters,
     b200,
@@ -42,8 +43,12 @@ def compare_all(sources: tuple[str, ...] = tuple(SOURCES)) -> list[Comparison]:
     """Every published number with its prediction.
 
     Raises:
-        KeyError: a source that is not in `SOURCES`.
+        ValueError: no source, or one that is not in `SOURCES`.
     """
+    if not sources:
+        raise ValueError(f"sources is empty; there are {', '.join(SOURCES)}.")
+    for name in sources:
+        one_of("sources", name, tuple(SOURCES))
     return [row for name in sources for row in SOURCES[name]()]
 
 

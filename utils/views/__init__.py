@@ -1,5 +1,6 @@
 """Every figure, table and widget of the course, in one style."""
 
+from utils.checked import check_public
 from utils.views.breakdown import Bar, draw_breakdown, predicted
 from utils.views.budget_map import draw_budget_map
 from utils.views.cluster_lanes import draw_cluster
@@ -43,3 +44,5 @@ __all__ = [
     "draw_tensor_flow", "draw_throughput", "draw_timeline", "draw_tradeoff", "draw_validation",
     "draw_ward", "explore", "predicted", "progress_of", "reconcile", "show", "studio",
 ]  # fmt: skip
+
+check_public(globals())

@@ -53,8 +53,11 @@ def draw_cluster(
     Raises:
         ValueError: nothing ran.
     """
+    ran = [span.end_seconds for span in history if span.state in ("RUNNING", "PENDING")]
+    if not ran:
+        raise ValueError("draw_cluster: history holds no job that ran or waited; nothing to draw.")
     lanes: dict[str, list[Span]] = {name: [] for name in (*nodes, "queue")}
-    ends = max(span.end_seconds for span in history if span.state in ("RUNNING", "PENDING"))
+    ends = max(ran)
     for span in history:
         start, end = span.start_seconds, max(span.end_seconds, span.start_seconds + 0.01 * ends)
         if span.state == "RUNNING":

@@ -76,6 +76,8 @@ def draw_peaks(
     Raises:
         ValueError: a name has fewer than two batch sizes.
     """
+    if not 1 <= len(runs) <= 4:
+        raise ValueError(f"draw_peaks: runs has {len(runs)} names; give one to four.")
     lines = {name: _by_items(measurements) for name, measurements in runs.items()}
     everything = [m for line in lines.values() for m in line]
     unit_bytes, unit = byte_unit(max((m.peak_bytes for m in everything), default=1))

@@ -13,6 +13,7 @@ from utils.views.style import LOOKS, course_style
 
 STRIPS = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE)
 MIXED_BYTES = (2, 2, 12)  # of each, per parameter, in mixed precision with Adam (ZeRO, section 3.1)
+MOST_RANKS = 64  # more are boxes too thin to see
 _EMPTY = "#f4f4f4"
 
 
@@ -39,9 +40,9 @@ def draw_holders(
             three heights above zero.
     """
     unknown = {name for names in sharded.values() for name in names} - {*map(str, STRIPS)}
-    if not sharded or ranks < 2 or unknown:
+    if not sharded or not 2 <= ranks <= MOST_RANKS or unknown:
         raise ValueError(
-            "draw_holders() takes one scheme or more on two ranks or more, each with some of "
+            f"draw_holders() takes one scheme or more on 2 to {MOST_RANKS} ranks, each with some of "
             f"{', '.join(map(str, STRIPS))}; got {[*sharded]} on {ranks} ranks"
             f"{f', with {sorted(unknown)}' if unknown else ''}."
         )

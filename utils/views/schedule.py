@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from utils.catalog.rules import whole
 from utils.parallel.actions import Action, Program
 from utils.planner import Estimate
 from utils.planner.block_time import block_time
@@ -27,6 +28,7 @@ NAMES = {
     "W": "backward to the weights",
 }
 LATER_CHUNK = 0.45  # opacity of every second chunk, where stages interleave
+MOST_ASKED = 512  # micro-batches that a caller may ask for
 MOST_DRAWN = 16  # micro-batches; more are lines too thin to see
 MOST_NUMBERED = 180  # pieces of work in all rows
 MOST_EDGED = 64  # pieces of work in one row: white edges between more make stripes of their own
@@ -77,7 +79,12 @@ def draw_schedule(found: Estimate, *, micro_batches: int | None = None, title: s
         found: The plan.
         micro_batches: How many to draw; None for a number that can be seen.
         title: Of the figure.
+
+    Raises:
+        ValueError: micro-batches that cannot be drawn.
     """
+    if micro_batches is not None:
+        whole("draw_schedule", most=MOST_ASKED, micro_batches=micro_batches)
     with course_style():
         figure, axes = empty_figure(height=1.9 + 0.33 * found.plan.pp)
         handles = draw_rows(axes, found, micro_batches)
@@ -106,6 +113,8 @@ def draw_schedules(
         unit: of the times.
         width: in inches.
     """
+    if not panels:
+        raise ValueError("draw_schedules: panels is empty; give one schedule or more.")
     longest = max(panel.result.total for panel in panels.values())
     with course_style():
         rows = [len(panel.rows) for panel in panels.values()]

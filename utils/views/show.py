@@ -32,7 +32,10 @@ def image_html(figure: Figure | Path, alt: str) -> str:
     """
     if not alt.strip():
         raise ValueError("Say in alt= what the figure shows, for readers who cannot see it.")
-    png = figure.read_bytes() if isinstance(figure, Path) else png_bytes(figure)
+    try:
+        png = figure.read_bytes() if isinstance(figure, Path) else png_bytes(figure)
+    except OSError as error:
+        raise OSError(f"figure is the file {figure}, which cannot be read: {error}") from error
     data = base64.b64encode(png).decode("ascii")
     return (
         f'<img alt="{html.escape(alt)}" style="max-width:100%" src="data:image/png;base64,{data}">'

@@ -10,6 +10,7 @@ import ipywidgets as widgets
 from matplotlib.figure import Figure
 
 from utils.catalog import ModelShape, model_shape
+from utils.catalog.rules import whole
 from utils.planner import (
     Batch,
     Cluster,
@@ -61,8 +62,11 @@ def design(
         ValueError: the choices do not go together; the sentence says why.
     """
     name, _, ports = link.rpartition(" x ")
+    if not ports.isdecimal():
+        raise ValueError(f"link is {link!r}; write name and ports, such as 'InfiniBand HDR x 8'.")
     cluster = Cluster(gpu=gpu, nodes=nodes, usd_per_gpu_hour=usd_per_gpu_hour,
                       network_bytes_per_second=network(name, int(ports)))  # fmt: skip
+    whole("design", tp=tp, pp=pp, cp=cp)
     plan = Plan(
         dp=max(1, cluster.gpus // (tp * pp * cp)), tp=tp, pp=pp, cp=cp, virtual_stages=virtual_stages,
         zero_stage=zero_stage, recompute=recompute, offload=offload, micro_batch=micro_batch,

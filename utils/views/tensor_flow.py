@@ -19,6 +19,7 @@ _HELD = {
     "channels": ("some of its channels or heads", "#ffa90e", "//"),
     "partial": ("a term of a sum", "#c9c9c9", "xx"),
 }
+MOST_RANKS = 64
 _STEP, _BOX = 1.0, 0.72
 
 
@@ -48,9 +49,9 @@ def draw_tensor_flow(
         ValueError: nothing to draw, or a tensor that lies in an unknown way.
     """
     unknown = {s.how for way in schemes.values() for s in way if isinstance(s, Held)} - {*_HELD}
-    if not schemes or ranks < 2 or unknown:
+    if not schemes or not 2 <= ranks <= MOST_RANKS or unknown:
         raise ValueError(
-            f"draw_tensor_flow() takes one scheme or more on two ranks or more, and tensors that "
+            f"draw_tensor_flow() takes one scheme or more on 2 to {MOST_RANKS} ranks, and tensors that "
             f"lie in one of the ways {', '.join(_HELD)}; got {[*schemes]} on {ranks} ranks"
             f"{f', with {sorted(unknown)}' if unknown else ''}."
         )

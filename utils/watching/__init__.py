@@ -1,5 +1,6 @@
 """Watching a run: metrics of ranks and GPUs, alert rules, and a Prometheus that scrapes and judges them."""
 
+from utils.checked import check_public
 from utils.watching.exporter import DCGM, TRAINING, Exporter, Metric, StandInGpu, report
 from utils.watching.prometheus import (
     DASHBOARD,
@@ -17,3 +18,5 @@ __all__ = [
     "DASHBOARD", "DCGM", "RULES", "RULES_TEST", "TRAINING", "Alert", "Exporter", "Metric",
     "PrometheusError", "StandInGpu", "Watch", "prometheus_problem", "promtool", "report", "watch",
 ]  # fmt: skip
+
+check_public(globals())

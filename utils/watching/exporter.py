@@ -84,8 +84,10 @@ def report(folder: str | os.PathLike[str], rank: int, values: dict[str, float]) 
     """A rank's metrics, in place of those before; a reader sees the old ones or the new ones.
 
     Raises:
-        ValueError: a name that no metric has.
+        ValueError: a name that no metric has, or a folder that is none.
     """
+    if not Path(folder).is_dir():
+        raise ValueError(f"folder is {str(folder)!r}, and there is no such folder.")
     known = {metric.name for metric in (*DCGM, *TRAINING)}
     if unknown := set(values) - known:
         raise ValueError(f"There is no metric {', '.join(sorted(unknown))}; see DCGM and TRAINING.")

@@ -11,7 +11,6 @@ import json
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from utils.files import scratch
 from utils.watching.exporter import LOCALHOST
 
 _HERE = Path(__file__).with_name("rules")
@@ -127,8 +127,7 @@ def watch(
     """
     if problem := prometheus_problem():
         raise PrometheusError(problem)
-    with tempfile.TemporaryDirectory(prefix="prometheus-") as name:
-        folder = Path(name)
+    with scratch("prometheus") as folder:
         settings = folder / "prometheus.yml"
         settings.write_text(_settings(targets, rules.resolve(), scrape_seconds), encoding="utf-8")
         promtool("check", "config", settings)

@@ -231,7 +231,7 @@ BROKEN = [text.split() for text in texts]
 print("where the ranks stand:", stuck(BROKEN))
 
 # %% [markdown]
-# 1. Two ranks wait for each other. Which? (A rank that only waits for one of them is not in the circle.)
+# 1. Two ranks wait for each other. Which? Write a list of their numbers. (A rank that only waits for one of them is not in the circle.)
 # 2. Cure it: move actions in the list of **one** rank, so that nothing hangs and no rank r holds more than 1F1B lets it,
 #    min(6, 4 - r) micro-batches.
 

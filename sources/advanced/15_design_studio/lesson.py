@@ -32,7 +32,6 @@ here = setup("advanced/15")
 
 # %%
 import json
-import tempfile
 import textwrap
 from dataclasses import replace
 
@@ -41,7 +40,7 @@ import pandas as pd
 from utils import GB, Batch, Cluster, Evidence, Plan, check, compare_plans, cost, draw_design
 from utils import draw_pareto, draw_ranks, draw_schedule, draw_stage_memory, draw_validation, estimate
 from utils import explain, export, format_bytes, format_seconds, goodput, one_change_that_fits, review
-from utils import score, scoreboard, search, show, studio, why_it_does_not_fit
+from utils import score, scoreboard, scratch, search, show, studio, why_it_does_not_fit
 from utils.catalog import ModelShape, device, link, price
 from utils.planner import Space, candidates, plan_name
 from utils.planner.goodput import checkpoint_bytes
@@ -472,7 +471,7 @@ small_job = export(seven_b, one_node, sharded, Batch(sequences=64, sequence_leng
 print(json.dumps(small_job.deepspeed, indent=1))
 script = small_job.python
 print(script[script.index("    mesh =") : script.index("\n\n\nif")])
-with tempfile.TemporaryDirectory() as folder:
+with scratch("lesson-15") as folder:
     files = [str(path.relative_to(folder)) for path in small_job.write(folder)]
 print("\n" + textwrap.fill(" ".join(files), 110))
 

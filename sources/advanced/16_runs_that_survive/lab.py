@@ -18,7 +18,7 @@
 # Four exercises. Each asks you to put code or answers in place of the `...`, and ends in a `check` that says *not
 # attempted*, *not yet* with a nudge, or *correct*. Hints are folded away. The exercises follow the
 # [lesson](../../notebooks/advanced/16_runs_that_survive.ipynb). Work in a copy (`make my-labs`). Exercise 1 is the main
-# one: your save is killed at every single line.
+# one: your save is ended at every single line and change.
 
 # %% tags=["setup"]
 here = setup("labs/advanced/16")
@@ -46,18 +46,26 @@ from utils.planner.goodput import DAY, best_interval_seconds, waiting_seconds, w
 # Without ranks, so that nothing hides. A checkpoint is a dict of file names and bytes.
 #
 # **Spec.** `save(files, folder, step, keep)` writes one below `folder` (which exists). At most `keep` checkpoints stay
-# there, this one included. `load(folder)` gives `(step, files)` of the newest whole one, or None. You choose names and
-# further files. The check
+# there, this one included. `load(folder)` gives `(step, files)` of what was **saved last** and is whole, or None. You choose
+# names and further files. The check
 #
-# - ends your `save` before **every line that it runs**, as `kill -9` would: after each such end `load` must give the old
-#   checkpoint or the new one, whole, and the next `save` must work; also with `keep=1`, and where a step is saved twice;
+# - goes back: it saves step 60 after step 100, and one step four times; also where the one before is damaged;
 # - flips a bit in each file of the newest, cuts it in half, removes it: `load` must give the one before;
 # - fills the disk: `save` must raise the `OSError`, and the old one must load;
-# - asks that each file went to the disk by `os.fsync`.
+# - ends your `save` before **every line that it runs and every change that it makes** to a file or folder, as `kill -9`
+#   would: after each such end `load` must give the old checkpoint or the new one, whole, and the next `save` must work;
+#   also with `keep=1`;
+# - cuts the power at the same moments: then bytes that no `os.fsync` brought to the disk are gone, and so is a rename whose
+#   folder was not synced.
 
 # %%
 def save(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
     # BEGIN SOLUTION
+    def folder_to_disk(path):
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
     new = folder / "writing"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
@@ -69,11 +77,12 @@ def save(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    number = 0
-    while (folder / f"{step:08d}.{number:03d}").exists():  # the same step again: beside the first
-        number += 1
-    new.rename(folder / f"{step:08d}.{number:03d}")
-    for old in sorted(folder.glob("*.???"))[:-keep]:
+    folder_to_disk(new)
+    older = sorted(folder.glob("????????.*"))  # number of the save, and step
+    number = 1 + max((int(path.stem) for path in older), default=0)
+    final = new.rename(folder / f"{number:08d}.{step}")
+    folder_to_disk(folder)  # the new name, before an old one goes
+    for old in [*older, final][:-keep]:
         shutil.rmtree(old)
     # END SOLUTION
 
@@ -81,15 +90,15 @@ def save(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
 # %%
 def load(folder: Path) -> tuple[int, dict[str, bytes]] | None:
     # BEGIN SOLUTION
-    for path in sorted(folder.glob("*.???"), reverse=True):
+    for path in sorted(folder.glob("????????.*"), reverse=True):
         try:
             checksum, listed = (path / "sums").read_text().split(" ", 1)
             files = {name: (path / name).read_bytes() for name in json.loads(listed)}
+            right = zlib.crc32(listed.encode()) == int(checksum)
         except (OSError, ValueError):
             continue
-        right = zlib.crc32(listed.encode()) == int(checksum)
         if right and all(zlib.crc32(files[name]) == crc for name, crc in json.loads(listed).items()):
-            return int(path.name.split(".")[0]), files
+            return int(path.suffix[1:]), files
     return None
     # END SOLUTION
 
@@ -98,11 +107,11 @@ def load(folder: Path) -> tuple[int, dict[str, bytes]] | None:
 check("16.safe_save", {"save": save, "load": load})
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>The lesson's order: new folder, write, checksums, <code>fsync</code>, rename, and only
-# then remove what is old.</details>
+# <details><summary>Hint 1</summary>The lesson's order: new folder, write, checksums, <code>fsync</code>, rename,
+# <code>fsync</code> of the folder, and only then remove what is old.</details>
 # <details><summary>Hint 2</summary>A list of checksums can be damaged, too. How would <code>load</code> notice?</details>
-# <details><summary>Hint 3</summary>A step that is saved twice: no folder can be replaced by one call. So do not replace
-# it. Which name is free, and still sorts behind the first?</details>
+# <details><summary>Hint 3</summary>A step that is saved again, or a lower one: what tells you which was saved last? Neither
+# the step nor a clock. Put a number that counts the saves into the name.</details>
 
 # %% [markdown]
 # ## Exercise 2: mode, interval and spares within a budget

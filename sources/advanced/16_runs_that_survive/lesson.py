@@ -68,7 +68,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from utils import Evidence, Fault, Plan, RankError, Span, Transformer, TransformerConfig, check, draw_days
 from utils import draw_forgotten, draw_goodput, draw_progress, format_bytes, format_seconds, model_shape
-from utils import run_elastic, run_ranks, show
+from utils import run_elastic, run_ranks, scratch, scratch_folder, show
 from utils.catalog.links import link
 from utils.catalog.prices import price
 from utils.planner.failing_runs import RunPlan, failing_runs
@@ -79,7 +79,7 @@ from utils.ranks.elastic import link_problem
 from utils.record import recorded
 from utils.record.per_step import torchft_problem
 from utils.record.survive import run_in
-from utils.techniques.safe_checkpoint import load_newest, newest_whole, save_safely, step_of
+from utils.techniques.safe_checkpoint import load_newest, named, newest_whole, save_safely, step_of
 from utils.views import progress_of
 from utils.watching import RULES_TEST, Exporter, StandInGpu, prometheus_problem, promtool, report, watch
 
@@ -246,8 +246,7 @@ def load_here(folder):
 
 
 # %%
-scratch = tempfile.TemporaryDirectory()
-work = Path(scratch.name)
+work = scratch_folder("lesson-16")
 after, parameters = run_ranks(save_after_three, 4, work / "four")[0]
 on_two = run_ranks(load_here, 2, work / "four")[0]
 print("4 ranks, never stopped: ", *map("{:.7f}".format, after), "\n2 ranks, from the files:", *map("{:.7f}".format, on_two))
@@ -300,8 +299,6 @@ for where, rate in {"to the host, by PCIe 5": 256 * pcie, "to a store that takes
     print(f"  {where:<33} {size / rate:6.1f} s (predicted)")
 
 # %% [markdown]
-# **Read it.** The slower of port and store sets the write's time.
-#
 # ## 3. A save that is cut off
 #
 # The save that everybody writes first goes into the same folder each time. DCP asks a **planner** for every piece that it
@@ -352,12 +349,14 @@ for first, second in (("same", "same"), ("old", "new")):
 # and is refused, and the old one is whole.
 #
 # But `.metadata` does not say that the bytes reached the disk, or are still the same. So build the safe way: **new folder,
-# checksums, to the disk, rename, keep two.** A rename is all or nothing. Then a timer kills a rank at a random moment; the
-# next round loads the newest whole checkpoint and goes on.
+# checksums, to the disk, rename, keep the last two.** A rename is all or nothing on a file system (ext4, XFS, NFS, Lustre);
+# object stores have none. The last is not the highest step: a run that went back saves step 60 after 100, and must not
+# delete it. So names *count the saves*. Then a timer kills a rank at a random moment; the next round goes on from the last
+# whole save.
 
 # %%
 def save_by_hand(pieces, folder, step, keep=2):
-    new, final = folder / f"step-{step:08d}.writing", folder / f"step-{step:08d}"
+    new = folder / f"step-{step:08d}.writing"
     if dist.get_rank() == 0:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
@@ -370,11 +369,11 @@ def save_by_hand(pieces, folder, step, keep=2):
             handle = os.open(path, os.O_RDONLY)
             os.fsync(handle)  # else the name may survive a power cut, and the bytes not
             os.close(handle)
-        new.rename(final)
+        number = 1 + max((int(path.name.split("-")[-1]) for path in named(folder)), default=0)
+        new.rename(folder / f"step-{step:08d}-save-{number}")
         os.fsync(handle := os.open(folder, os.O_RDONLY))  # the new name, before an old one goes
         os.close(handle)
-        named = sorted(path for path in folder.glob("step-*") if path.suffix != ".writing")
-        for old in named[:-keep]:
+        for old in named(folder)[keep:]:  # what was saved last stands first
             shutil.rmtree(old.rename(new))  # nor does half of an old one keep its name
     dist.barrier()
 
@@ -385,18 +384,18 @@ def train_until_killed(folder, after_seconds, victim):
     pieces = run.pieces()
     done = load_newest(pieces, folder) if newest_whole(folder) else 0  # whole: all checksums are right
     run.take(pieces)
-    if dist.get_rank() == victim:
-        threading.Timer(after_seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
     for step in itertools.count(done):
         run.step(step)
         save_by_hand(run.pieces(), folder, step + 1)
+        if step == done and dist.get_rank() == victim:
+            threading.Timer(after_seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
 
 # %%
 chance, reached = random.Random(16), 0
 for number in range(5):
     try:
-        run_ranks(train_until_killed, 2, work / "safe", chance.uniform(0.2, 0.8), number % 2)
+        run_ranks(train_until_killed, 2, work / "safe", chance.uniform(0, 0.5), number % 2)
     except RankError:
         found, cut_off = newest_whole(work / "safe"), [path.name for path in (work / "safe").glob("*.writing")]
     print(f"kill {number + 1}: newest whole {found.name if found else None}; cut off: {cut_off or 'nothing'}")
@@ -405,13 +404,15 @@ for number in range(5):
 
 # %% [markdown]
 # **Read it.** Five kills, no checkpoint lost. `save_safely` and `load_newest` in `utils.techniques.safe_checkpoint` also say in
-# a sentence what is wrong. The first three faults hit both checkpoints; were one whole, it would load:
+# a sentence what is wrong, and each rank sums its own files *as it writes them*: a sum of what was read back, as above,
+# blesses a damaged write. **A checkpoint is code**: `dcp.load` unpickles what it finds; `load_newest` reads plain data
+# alone. The first three faults hit both checkpoints; were one whole, it would load:
 
 # %%
 def fault(what, attempt, change=lambda path: None):
-    folder = work / what.replace(" ", "-")
+    folder = Path(tempfile.mkdtemp(dir=work)) / what.replace(" ", "-")  # a new one in each run of this cell
     shutil.copytree(work / "safe", folder)
-    for path in folder.glob("step-????????"):
+    for path in named(folder):
         change(path)
     try:
         run_ranks(attempt, 2, folder)
@@ -430,7 +431,7 @@ def save_on_full_disk(folder):
 
 fault("one changed byte", load, change_a_byte)
 fault("half of its ranks", load, lambda path: next(path.glob("__1_*.distcp")).unlink())
-fault("a newer version", load, lambda path: (path / "checksums.json").write_text('{"version": 2, "files": {}}'))
+fault("a newer version", load, lambda path: (path / "checksums.json").write_text('{"version": 3, "files": {}}'))
 fault("another model", lambda folder: load_newest(Small(hidden=64).pieces(), folder))
 fault("a full disk", save_on_full_disk)
 
@@ -555,11 +556,11 @@ again = run_ranks(resumed, 4, work / "global", ("nothing",), False)[0]["nothing"
 apart = sum(a != b for a, b in zip(again, global_noise[SAVED:], strict=True))
 print(f"noise from the worker's global generator: {apart} of {STEPS - SAVED} losses differ; from the row's own: 0 (measured)")
 assert apart > 0, "workers' random states are in no checkpoint"
-scratch.cleanup()
+shutil.rmtree(work, ignore_errors=True)
 
 # %% [markdown]
 # **Read it.** With all pieces, no bit differs. Each forgotten piece changes most losses, and each curve still looks
-# *healthy*: nobody would notice that the run reads rows twice, or that its moments began anew.
+# *healthy*: nobody would notice that the run reads rows twice.
 #
 # <div class="alert alert-warning"><b>Trap.</b> Workers have random states of their own, which no checkpoint holds: noise
 # from their global generator was different after the resume. Cure, as above: a generator seeded by the row's number (and
@@ -572,7 +573,7 @@ scratch.cleanup()
 #
 # On each host an **agent** (that is `torchrun`) starts the ranks and watches them. Agents meet at a **rendezvous**, a
 # small store on host 0. When a rank dies, all agents meet again, and *all* ranks start anew. So a script must load its
-# checkpoint if there is one, save safely, and die of its errors. Ours also keeps a journal, which gives the seconds below:
+# checkpoint if there is one, save safely, and die of its errors. Ours keeps a journal for the seconds below:
 
 # %%
 START = '''
@@ -623,8 +624,7 @@ dist.destroy_process_group()
 # notice?
 #
 # The hosts are two **network namespaces**, each with its own address; one virtual cable joins them, and we pull it.
-# Nobody is told. Without namespaces, two agents share this machine's loopback address, and no
-# link can be cut.
+# Nobody is told.
 
 # %%
 my_seconds_until_noticed = {"kill a rank": 3.0, "kill a host": 3.0, "cut the link": 3.0}
@@ -633,9 +633,9 @@ faults = [Fault("kill a rank", 15), Fault("kill a host", 32), Fault("cut the lin
 if why := link_problem():
     print(f"No link can be cut here ({why}); its row comes from the stored run.")
     faults = faults[:2]
-with tempfile.TemporaryDirectory() as folder:
-    Path(folder, "train.py").write_text(START + LOOP)
-    job = run_elastic(f"{folder}/train.py", folder, STEPS, TIMEOUT_SECONDS, hosts=2, least_hosts=1, faults=faults, timeout_seconds=240)
+with scratch("lesson-16") as folder:
+    (folder / "train.py").write_text(START + LOOP)
+    job = run_elastic(folder / "train.py", folder, STEPS, TIMEOUT_SECONDS, hosts=2, least_hosts=1, faults=faults, timeout_seconds=240)
 print("hosts of", job.transport)
 
 # %%
@@ -686,8 +686,7 @@ assert gap < 1e-5, "the job that came back trained something else"
 # ### Growing again
 #
 # In this stored run the link came back. The moment host 1's agent asks to join again, host 0's stops its
-# rank, and both begin again *from the last checkpoint*: growing costs a restart, too. It can fail: an agent that gives
-# up just then closes the rendezvous for all (`RendezvousClosedError`).
+# rank, and both begin again *from the last checkpoint*: growing costs a restart, too.
 
 # %%
 show(draw_progress({"job": progress_of(story)}, title="Shrunk to one host, and grown again", evidence=Evidence.RECORDED,
@@ -725,7 +724,7 @@ print(torchft_problem() or "torchft is here: `python -m utils.record survive` ru
 # %% [markdown]
 # **Read it.** In both, host 1 is away for ten seconds, and one host may go on alone. torchrun pays twice, to
 # shrink and to grow: each time all ranks start from the last checkpoint. torchft pays one broken step, and goes on.
-# (Its replica returns with torch loaded: no merit of torchft.) The price: each replica holds the whole model; and
+# The price: each replica holds the whole model; and
 # while one is away the batch is smaller, so the run is no longer *exactly* the same. A restart on as many ranks can be
 # exact, and needs no replicas.
 #
@@ -842,8 +841,8 @@ def watched_run(folder, steps=12):
 
 
 # %%
-metrics = tempfile.TemporaryDirectory()
-news = run_ranks(watched_run, 4, metrics.name)[0]
+metrics = scratch_folder("lesson-16")
+news = run_ranks(watched_run, 4, metrics)[0]
 flips = [(step, odd[0]) for step, odd, _ in news if odd]
 print(f"step {flips[0][0]}: rank {flips[0][1][0]}'s tensor {flips[0][1][1]} differs from the others (measured)")
 medians = [statistics.median(row) for row in zip(*(seconds for *_, seconds in news), strict=True)]
@@ -898,10 +897,10 @@ assert guarded[-1] < 1e-2, "after the roll-back the loss is low again"
 #
 # **Prometheus** fetches numbers from every host, evaluates rules, and raises alerts. For GPUs they come from NVIDIA's
 # dcgm-exporter; here our run serves the *same names* from a **stand-in**, which derives temperature and power from how
-# busy a rank was. The run's own numbers stand beside them:
+# busy a rank was:
 
 # %%
-with Exporter(metrics.name) as exporter:
+with Exporter(metrics) as exporter:
     page = urllib.request.urlopen(f"http://{exporter.address}/metrics").read().decode()
 for name in ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_XID_ERRORS", "training_own_seconds"):
     print(*[line for line in page.splitlines() if name in line and "HELP" not in line], sep="\n")
@@ -918,11 +917,11 @@ if problem := prometheus_problem():
     print(problem, f"Recorded on {when}: fired {row['firing_seconds']:.1f} s after the error: {row['says']}")
 else:
     print("promtool test rules:", promtool("test", "rules", RULES_TEST).split()[-1])
-    with Exporter(metrics.name) as exporter, watch([exporter.address]) as prometheus:
-        report(metrics.name, 1, StandInGpu(xid=79).after(0.0, 2**30))
+    with Exporter(metrics) as exporter, watch([exporter.address]) as prometheus:
+        report(metrics, 1, StandInGpu(xid=79).after(0.0, 2**30))
         alert, seconds = prometheus.wait_for("GpuIsLost")
         print(f"{alert.state} after {seconds:.1f} s ({measured_here}): {alert.summary}")
-metrics.cleanup()
+shutil.rmtree(metrics, ignore_errors=True)
 
 # %% [markdown]
 # **Read it.** Two rules deserve to wake somebody: *no step for several step times* (here a minute), which catches every hang,

@@ -37,13 +37,13 @@ import os
 import shutil
 import tempfile
 import time
-from pathlib import Path
 
 import pandas as pd
 import torch
 import torch.distributed as dist
 
-from utils import Batch, Cluster, Evidence, Plan, RankError, check, draw_cluster, export, run_ranks, run_torchrun, show
+from utils import Batch, Cluster, Evidence, Plan, RankError, check, draw_cluster, export, run_ranks, run_torchrun
+from utils import scratch_folder, show
 from utils.catalog import ModelShape
 from utils.clusters import ManifestError, MissingToolError, Slurm, SlurmError, Span, check_kubernetes, check_skypilot
 from utils.clusters import check_train_job, kubectl_says, losses_of, ray_problem, read_yaml, run_ray, slurm_problem
@@ -76,7 +76,7 @@ tiny = ModelShape(name="tiny", family="llama", layers=2, hidden=32, heads=4, kv_
 cluster = Cluster(gpu="A100-80GB", nodes=2, gpus_per_node=1)
 plan = Plan(dp=2, zero_stage=3, micro_batch=2, framework="fp32")
 job = export(tiny, cluster, plan, Batch(sequences=16, sequence_length=16))
-folder = Path(tempfile.mkdtemp(prefix="lesson-17-"))
+folder = scratch_folder("lesson-17")
 print(*(path.name for path in job.write(folder) if path.parent == folder))
 print(job.slurm)
 

@@ -392,7 +392,7 @@ check("01.peak_moves", peak_moves)
 # vocabulary of Llama 2, how many such tensors are alive at the peak, and what share of it are they?
 
 # %%
-del optimizer  # Adam's state of ResNet-50: make room first
+optimizer = None  # Adam's state of ResNet-50: make room first
 model.zero_grad()
 B, T, V = 2, 128, 32_000
 language_model = Transformer(TransformerConfig(
@@ -413,9 +413,10 @@ text = measure(language_step, model=language_model, optimizer=language_optimizer
                items=B * T, unit="tokens", name="small transformer", timed_steps=0)  # fmt: skip
 show(draw_timeline(text), alt="Memory over one step of a small transformer: logits and loss appear at the end of "
      "forward; where backward begins two temporaries of the same size stand on them, and that is the peak.")  # fmt: skip
+P_text = sum(parameter.numel() for parameter in language_model.parameters())
+del language_model, language_optimizer, language_step  # or they stay for the rest of the notebook
 
 # %%
-P_text = sum(parameter.numel() for parameter in language_model.parameters())
 after = text.timeline.at(text.timeline.end_ns)
 states = sum(after[category] for category in adam_states(P_text))
 print(f"states: predicted {format_bytes(16 * P_text)}, measured {format_bytes(states)}")
@@ -427,7 +428,6 @@ for moment, at_ns in [("backward is called", when(text, "backward")), ("peak", t
     print(f"{moment + ', such tensors:':<36}", ", ".join(f"{alive[kind] / one:.2f} {kind}" for kind in kinds))
 spike = sum(text.breakdown[kind] for kind in kinds)
 print(f"both kinds are {100 * spike / text.peak_bytes:.0f}% of the peak, which is in {text.peak_phase}")
-del language_model, language_optimizer, language_step  # or they stay for the rest of the notebook
 
 # %% [markdown]
 # **Read it.** The model is small, its vocabulary is not. When backward is called, two tensors of the logits'

@@ -35,7 +35,6 @@ here = setup("beginner/04")
 # %%
 import contextlib
 import os
-import tempfile
 import time
 from pathlib import Path
 
@@ -50,7 +49,7 @@ from torch.utils.data import DistributedSampler, TensorDataset
 from utils import Evidence, Span, accumulated_backward, check, cifar10, compare, computes
 from utils import draw_holders, draw_lanes, draw_losses, format_bytes, format_seconds, low_precision, measure
 from utils import recorded_table, resnet, run_ranks, run_torchrun, score, scoreboard
-from utils import sharded_loader, show, simulate, small_resnet, tf32, traffic
+from utils import scratch, sharded_loader, show, simulate, small_resnet, tf32, traffic
 from utils.catalog import device as gpu
 from utils.data import normalize
 from utils.validation.tables import source, table
@@ -795,7 +794,7 @@ dist.destroy_process_group()  # always, and last
 '''
 
 # %%
-with tempfile.TemporaryDirectory() as folder:
+with scratch("lesson-04") as folder:
     script, tensors = Path(folder) / "train.py", Path(folder) / "images.pt"
     script.write_text(SET_UP + LOOP)
     torch.save(data.tensors, tensors)
@@ -808,11 +807,11 @@ assert largest_difference(found, one["losses"][::8], steps=2) < 1e-3, "more than
 
 # %% [markdown]
 # The first losses are one process's; then rounding grows. Save script and tensors in the course's folder; on four GPUs it is
-# `PYTHONPATH=. torchrun --standalone --nproc-per-node=4 train.py images.pt`. On several machines, `--nnodes` says how
-# many, `--rdzv-endpoint` where they meet.
+# `PYTHONPATH=. torchrun --rdzv-backend=c10d --rdzv-conf=store_type=file --nproc-per-node=4 train.py images.pt`. On several
+# machines, `--nnodes` says how many, `--rdzv-endpoint` where they meet.
 #
-# <div class="alert alert-warning"><b>Trap.</b> Torchrun's meeting point listens on every address of the
-# machine, asks for no password, and runs what it is sent
+# <div class="alert alert-warning"><b>Trap.</b> That endpoint, or <code>--standalone</code>, listens on every address, asks
+# for no password, and runs what it is sent
 # (<a href="https://github.com/pytorch/pytorch/blob/main/SECURITY.md#using-distributed-features">PyTorch
 # says so</a>). A cluster needs a network closed to all others.</div>
 #

@@ -134,7 +134,7 @@ print("activations at the peak, all checkpointed: ", format_bytes(activation_pea
 # **Spec.** `best_set(costs, limit_bytes)` returns the set of block numbers to checkpoint, so that
 # `activation_peak(costs, chosen)` is at most `limit_bytes` and `recompute_flops(costs, chosen)` is as
 # small as can be. There are up to ten blocks, and always an answer. **Your score is your operations over
-# the optimum's**, in the worst of ten problems; 1.000 is the best.
+# the optimum's**, in the worst of twelve problems; 1.000 is the best.
 
 # %%
 def best_set(costs: list, limit_bytes: int) -> set[int]:

@@ -37,9 +37,7 @@ import contextlib
 import inspect
 import io
 import os
-import tempfile
 import warnings
-from pathlib import Path
 
 import pandas as pd
 import torch
@@ -47,7 +45,8 @@ from torch import nn
 
 from utils import GB, Evidence, Transformer, TransformerConfig, compare, draw_breakdown, draw_budget_map
 from utils import explore, format_bytes, llama_config, load_base, measure, model_shape, predicted, prepare_ranks
-from utils import recorded_table, run_ranks, score, scoreboard, show, simulate, sweep, text_batches, text_tokens
+from utils import recorded_table, run_ranks, score, scoreboard, scratch_folder, show, simulate, sweep, text_batches
+from utils import text_tokens
 from utils.catalog import device as gpu
 from utils.data import docstring_pairs
 from utils.models.finetune import ALL_LINEAR, METHODS, TARGETS, build_finetune, finetune_step
@@ -310,7 +309,7 @@ print(f"Llama-2-7B: half a byte a weight is {P / 2 / GB:.1f} GB; packed, with em
 # folder as a real one comes from the Hub: configuration, weights, tokenizer.
 
 # %%
-folder = Path(tempfile.mkdtemp(prefix="lesson06-"))
+folder = scratch_folder("lesson-06")
 text = bytes(text_tokens(200_000).tolist()).decode(errors="replace")
 bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
 bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -136,7 +136,7 @@ check("07.streamed", streamed)
 # **Spec.** `best_choice(items, card_bytes, host_bytes, compute_seconds, link_bytes_per_second)` returns the set of item
 # numbers (from 0) that leave, so that `on_card(items, chosen)` and `on_host(items, chosen)` are within their limits and
 # the step takes the fewest seconds. There are up to ten items, and always an answer. **Your score is your seconds over
-# the optimum's**, in the worst of seven problems; 1.000 is the best.
+# the optimum's**, in the worst of ten problems; 1.000 is the best.
 
 # %%
 def best_choice(items, card_bytes, host_bytes, compute_seconds, link_bytes_per_second):

@@ -36,7 +36,6 @@ import contextlib
 import copy
 import io
 import pathlib
-import tempfile
 import warnings
 
 import pandas as pd
@@ -47,8 +46,8 @@ from torch.func import functional_call
 
 # %%
 from utils import GB, Evidence, Span, Transformer, TransformerConfig, check, draw_breakdown, draw_lanes, draw_validation
-from utils import llama_config, measure, model_shape, predicted, recorded_table, run_ranks, score, scoreboard, show, simulate
-from utils import text_batches, text_tokens
+from utils import llama_config, measure, model_shape, predicted, recorded_table, run_ranks, score, scoreboard, scratch, show
+from utils import simulate, text_batches, text_tokens
 from utils.catalog import device as gpu
 from utils.memory import allocated_peak, host_memory
 from utils.models.finetune import TARGETS, finetune_step
@@ -389,7 +388,7 @@ for name, arm in arms.items():
 # (copy, moments and gradient in fp32) that are read, and as many that are written, in each step.
 
 # %%
-with tempfile.TemporaryDirectory() as folder:
+with scratch("lesson-07") as folder:
     try:
         disk = measure_disk(folder)
     except OSError as problem:  # a file system that refuses direct I/O
@@ -501,8 +500,8 @@ def on_one_rank(arms, folder):
 
 
 # %%
-with tempfile.TemporaryDirectory() as folder:
-    found = run_ranks(on_one_rank, 1, {} if zero_problem else ARMS, folder, timeout_seconds=250)[0]
+with scratch("lesson-07") as folder:
+    found = run_ranks(on_one_rank, 1, {} if zero_problem else ARMS, str(folder), timeout_seconds=250)[0]
 DEVICE = ("bit16_groups_flat", "for_gpu_offload", "ipg_bucket")  # DeepSpeed's names of what stays when the rest leaves
 rows = []
 for name, (_, place, _) in ({} if zero_problem else ARMS).items():
@@ -672,7 +671,7 @@ def assigned_on_meta():
 
 
 # %%
-with tempfile.TemporaryDirectory() as folder:
+with scratch("lesson-07") as folder:
     path = pathlib.Path(folder) / "model.pt"
     torch.save(Transformer(WIDE).state_dict(), path)
     size = sum(p.nbytes for p in Transformer(WIDE).parameters())

@@ -33,7 +33,6 @@ here = setup("intermediate/08")
 
 # %%
 import copy
-import tempfile
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,7 +43,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from utils import check, device, draw_context_memory, draw_decoding, draw_error_by_bits, format_bytes
-from utils import measure, score, scoreboard, show, simulate
+from utils import measure, score, scoreboard, scratch, show, simulate
 from utils.data.library_text import calibration_tokens, held_out_sequences
 from utils.models import llama_config
 from utils.models.bytes_llama import bytes_llama, made_by, sequence_losses
@@ -453,7 +452,7 @@ def packed(name):
 
 # %%
 few, small = packed("GPTQ-4")
-with tempfile.TemporaryDirectory() as folder:
+with scratch("lesson-08") as folder:
     save_file(small.state_dict(), file := Path(folder) / "gptq-4.safetensors")
     size = file.stat().st_size
     small.load_state_dict(load_file(file))

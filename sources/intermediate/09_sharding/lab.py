@@ -181,7 +181,8 @@ check("09.zero_1", zero_1_step)
 #
 # 1. Which collective grew? Its name, in quotes.
 # 2. How many times are gradients sent in a step now?
-# 3. Write a configuration that keeps the four micro-batches and sends gradients once.
+# 3. Write a configuration that keeps the four micro-batches of one item, in bf16, and a share of the optimizer state on
+#    each rank, and sends gradients once.
 
 # %%
 slow = zero_config(2, 1_000_000, world_size=4, micro_batch=1, accumulation=4)

@@ -35,7 +35,6 @@ here = setup("intermediate/09")
 
 # %%
 import json
-import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -48,7 +47,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from utils import GB, Batch, Cluster, Evidence, Plan, Transformer, TransformerConfig, check, compare
 from utils import draw_holders, draw_over_time, draw_staircase, estimate, measure, run_ranks, score
-from utils import scoreboard, show, simulate, traffic
+from utils import scoreboard, scratch, show, simulate, traffic
 from utils.memory import held
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.techniques.deepspeed_config import check_config, read_config
@@ -741,7 +740,7 @@ def saved_or_loaded(folder, saving):
     return model(tokens.to(place())).float().logsumexp(-1).mean().item()
 
 
-with tempfile.TemporaryDirectory() as folder:
+with scratch("lesson-09") as folder:
     of_four = run_ranks(saved_or_loaded, 4, folder, True)[0]
     print("written by four ranks:", *(f"{f.name} {f.stat().st_size:,} bytes" for f in sorted(Path(folder).iterdir())), sep="\n  ")
     of_two = run_ranks(saved_or_loaded, 2, folder, False)[0]

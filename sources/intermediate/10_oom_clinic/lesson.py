@@ -201,8 +201,6 @@ try:
     step_that_fails()
 except RuntimeError as error:  # what a notebook does with an error that ends a cell
     sys.last_value, sys.last_traceback = error, error.__traceback__
-
-# %%
 gc.collect()
 print("after the error, and gc.collect():", "alive" if witness() is not None else "gone")
 frames = [frame for frame in gc.get_referrers(witness()) if hasattr(frame, "f_code")]

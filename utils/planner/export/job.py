@@ -36,7 +36,7 @@ class Job:
         script: the Python file.
         arguments: its arguments, one word each.
         variables: of the environment.
-        saves_gib: room for two saves of the whole state, in GiB.
+        saves_gib: room for three saves of the whole state, two kept and one under way, in GiB.
     """
 
     name: str
@@ -73,7 +73,7 @@ def job_of(
 ) -> Job:  # fmt: skip
     """The job that runs `script` on a cluster; it is called after the model where nobody says how."""
     asked = model.name if name is None else name
-    saves = math.ceil(2 * BYTES_PER_PARAMETER * model.parameter_count / GIB)
+    saves = math.ceil(3 * BYTES_PER_PARAMETER * model.parameter_count / GIB)
     own = ("--every", str(EVERY)) if script == "train.py" else ()
     return Job(job_name(asked), asked, cluster.nodes, cluster.gpus_per_node, cluster.device.name,
                script, (*own, *arguments), variables, saves)  # fmt: skip

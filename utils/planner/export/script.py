@@ -12,6 +12,7 @@ from textwrap import fill, indent
 
 from utils import parallel
 from utils.catalog import ModelShape
+from utils.checked import short
 from utils.planner.cluster import Cluster
 from utils.planner.export.deepspeed import CLIP, learning_rate
 from utils.planner.export.precision import convention_notes, precision
@@ -131,7 +132,7 @@ def _constants(model: ModelShape, plan: Plan, batch: Batch) -> str:
         "layers": model.layers, "heads": model.heads, "kv_heads": model.key_value_heads,
         "feedforward": model.feedforward, "tied": model.tied, "qkv_bias": model.qkv_bias,
     }  # fmt: skip
-    config = _filled(", ".join(f"{name}={value}" for name, value in sizes.items()) + ",")
+    config = _filled(", ".join(f"{name}={_number(name, n)}" for name, n in sizes.items()) + ",")
     axes = ", ".join(f"{axis}={n}" for axis, n in plan.dims.sizes.items() if n > 1)
     numbers = {"SEQUENCES": batch.sequences, "LENGTH": batch.sequence_length,
                "MICRO_BATCH": plan.micro_batch}  # fmt: skip
@@ -139,10 +140,21 @@ def _constants(model: ModelShape, plan: Plan, batch: Batch) -> str:
     lines = [f"CONFIG = TransformerConfig(\n{config}\n)", f"DIMS = ParallelDims({axes})"]
     lines += _pipeline_constants(model, plan) if plan.pp > 1 else []
     lines += [
-        f"{', '.join(numbers)} = {', '.join(map(str, numbers.values()))}",
+        f"{', '.join(numbers)} = {', '.join(_number(name, n) for name, n in numbers.items())}",
         f"LEARNING_RATE, CLIP = {learning_rate(model)}, {CLIP}",
     ]
     return "\n".join(lines)
+
+
+def _number(name: str, value: object) -> str:
+    """A number or truth value as Python writes it, and nothing else: the script is run.
+
+    Raises:
+        ValueError: it is of another type.
+    """
+    if type(value) not in (int, bool):
+        raise ValueError(f"export: {name} is {short(value)}; a script takes plain numbers alone.")
+    return repr(value)
 
 
 def _pipeline_constants(model: ModelShape, plan: Plan) -> list[str]:

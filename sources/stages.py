@@ -1,0 +1,190 @@
+"""Runs the stages of a command of the Makefile: `python sources/stages.py test`.
+
+Each stage runs even when one before it failed: one failure must not hide another. What a stage
+prints is shown as it comes, and kept in build/logs/. At the end each stage has a line with its
+seconds, and each that failed its command and its log.
+
+python sources/stages.py test      rules and types first, then tests, then notebooks
+python sources/stages.py optional  what `test` skipped, with the optional packages in .venv
+python sources/stages.py soak      what takes too long for each change
+python sources/stages.py record    what a new device is measured by
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parents[1]
+LOGS = Path("build/logs")
+SKIPPED = Path("build/skipped-tests.txt")
+END_SECONDS = 30.0
+LAST_WORDS_SECONDS = 5.0
+# Three files at a time, also on two processors: tests and lessons wait a good part of their time, for
+# ranks that hang on purpose, for schedulers and for time limits.
+THREE_AT_A_TIME = ("-n", "3", "--dist", "loadfile")
+PYTEST = ("-m", "pytest")
+NBVAL = (
+    *PYTEST,
+    *THREE_AT_A_TIME,
+    "--nbval-lax",
+    "--nbval-current-env",
+    "--nbval-cell-timeout=300",
+)
+OPS = ("-m", "utils.techniques.deepspeed_ops", "--if-it-can")
+ALWAYS = {"KINETO_LOG_LEVEL": "99"}  # or the profiler writes its start lines into outputs of cells
+NO_BARS = {"TQDM_DISABLE": "1"}  # on a slow machine one could stand in an output that is compared
+REQUIRED = {"COURSE_REQUIRE_ALL": "1"}
+# Tests mean the same on every machine: no GPU, no network, a scoreboard of their own. Threads of a
+# kernel that wait for work sleep: by default they spin, and where several kernels share the
+# processors they take them from those that work, 3 to 10 times slower on two cores.
+ALIKE = {
+    "CUDA_VISIBLE_DEVICES": "", "COURSE_OFFLINE": "1", "OMP_WAIT_POLICY": "passive",
+    "COURSE_SCOREBOARD": "build/test-scoreboard.json",
+}  # fmt: skip
+# They show more where the optional packages and schedulers are.
+OPTIONAL_LESSONS = ("16_runs_that_survive", "17_cluster_and_budget")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A name, the arguments of a Python that runs it, and what it finds in its environment."""
+
+    name: str
+    command: tuple[str, ...]
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def _books(*names: str) -> tuple[str, ...]:
+    found = sorted(
+        path.relative_to(ROOT).as_posix()
+        for folder in ("notebooks", "labs", "solutions")
+        for path in (ROOT / folder).rglob("*.ipynb")
+        if path.stem in names
+    )
+    return tuple(found)
+
+
+STYLE = Stage("style", ("sources/style.py",))
+STAGES: dict[str, tuple[Stage, ...]] = {
+    "test": (
+        STYLE,
+        Stage("sources", ("sources/build.py", "--check")),
+        Stage("libraries", (*PYTEST, "tests/test_shims.py")),
+        Stage("offload", (*OPS, "cpu-adam")),
+        Stage("tests", (*PYTEST, *THREE_AT_A_TIME, "-m", "not slow", "tests",
+                        "--ignore=tests/test_shims.py"), {"COURSE_SKIPPED": str(SKIPPED)}),
+        Stage("notebooks", (*NBVAL, "notebooks", "labs", "solutions"), NO_BARS),
+    ),
+    "optional": (
+        Stage("packages", ("sources/extra.py", "clusters", "site")),
+        STYLE,
+        Stage("offload", (*OPS, "cpu-adam"), REQUIRED),
+        Stage("skipped", (*PYTEST, *THREE_AT_A_TIME, "-m", "not slow", f"@{SKIPPED}"), REQUIRED),
+        Stage("lessons", (*NBVAL, *_books(*OPTIONAL_LESSONS)), NO_BARS),
+    ),
+    "soak": (
+        Stage("offload", (*OPS, "cpu-adam", "async-io")),
+        Stage("slow-tests", (*PYTEST, "tests", "-m", "slow")),
+        Stage("kernels", ("sources/soak.py", "kernels")),
+        Stage("lessons", ("sources/soak.py", "lessons")),
+        Stage("fresh", ("sources/fresh.py",)),
+    ),
+    "record": (
+        Stage("records", ("-m", "utils.record", "--minutes", "12")),
+        Stage("gpu-tests", (*PYTEST, "-m", "gpu", "tests")),
+        Stage("lessons", ("sources/course.py",)),
+    ),
+}  # fmt: skip
+
+
+def run(stage: Stage, root: Path, python: str, settings: Mapping[str, str]) -> int:
+    """Run one stage in `root`, show what it prints and keep it in its log; its exit status."""
+    log = root / LOGS / f"{stage.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        [python, *stage.command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=root,
+        env={**os.environ, **settings, **stage.settings, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    shown = threading.Thread(target=_show, args=(process.stdout, log.open("wb")), daemon=True)
+    shown.start()
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        _end(process)
+        raise
+    finally:
+        shown.join(LAST_WORDS_SECONDS)  # what a stage left running could hold the pipe for ever
+
+
+def _show(pipe: IO[bytes], file: IO[bytes]) -> None:
+    with pipe, file:
+        while block := os.read(pipe.fileno(), 1 << 16):
+            file.write(block)
+            file.flush()
+            sys.stdout.buffer.write(block)
+            sys.stdout.buffer.flush()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """An interrupted stage has its own time to end: pytest ends what its tests started."""
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def run_all(target: str, root: Path = ROOT, python: str = sys.executable) -> int:
+    """Run the stages of a target and print what came of each; 0 if all passed."""
+    settings = ALWAYS | (ALIKE if target != "record" else {})
+    lines, failed = [], []
+    for stage in STAGES[target]:
+        print(f"\n--- {target}: {stage.name}", flush=True)
+        start = time.monotonic()
+        status = run(stage, root, python, settings)
+        verdict = "FAILED" if status else "passed"
+        lines.append(f"{verdict}  {time.monotonic() - start:6.0f} s  {stage.name}")
+        print(lines[-1], flush=True)
+        if status:
+            failed.append(f"  {stage.name}\n    command: {shlex.join([python, *stage.command])}\n"
+                          f"    log:     {LOGS / stage.name}.log")  # fmt: skip
+    print("", *lines, sep="\n", flush=True)
+    if failed:
+        print("Failed:", *failed, sep="\n", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _ready(target: str) -> str:
+    """Why a target cannot start, as a sentence; "" if it can."""
+    if target == "optional" and not (ROOT / SKIPPED).is_file():
+        return "There is no list of skipped tests yet: run `make test` first."
+    return ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a target by its name; 0 if nothing failed, 130 after an interrupt."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if len(given) != 1 or given[0] not in STAGES:
+        print(f"Name one of: {', '.join(STAGES)}.", file=sys.stderr)
+        return 2
+    if problem := _ready(given[0]):
+        print(problem, file=sys.stderr)
+        return 1
+    try:
+        return run_all(given[0])
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
