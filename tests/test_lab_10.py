@@ -55,7 +55,9 @@ def test_a_patient_is_over_its_budget_for_the_stated_reason(number: int) -> None
     limit = patient.limit_bytes
     assert before.bytes > 1.03 * limit, f"{before.bytes} bytes are clearly over {limit}"
     assert after.bytes < 0.97 * limit, f"{after.bytes} bytes are clearly under {limit}"
-    assert lab_10._other_numbers(before.losses, after.losses) == "", "the cure leaves the losses alone"
+    assert lab_10._other_numbers(before.losses, after.losses) == "", (
+        "the cure leaves the losses alone"
+    )
     peaks = before.run.breakdown, after.run.breakdown
     if not patient.fragments:
         worst = max(peaks[0], key=lambda category: peaks[0][category] - peaks[1][category])
