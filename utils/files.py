@@ -68,6 +68,7 @@ def scratch_folder(name: str) -> Path:
 def _hold(place: Path, name: str) -> tuple[Path, int]:
     """A new folder, and the open file whose lock says that it is in use."""
     draft = Path(tempfile.mkdtemp(prefix=f".{_SCRATCH}", dir=place))
+    draft.chmod(0o711)  # who opens the inner folder to others, as Slurm does, opens its way too
     (draft / name).mkdir(mode=0o700)
     held = os.open(draft / _OWNER, os.O_RDWR | os.O_CREAT, 0o600)
     if fcntl:
