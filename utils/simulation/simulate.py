@@ -107,6 +107,7 @@ def simulate(
     ):
         watcher.axis_of = ranks.axis
         model, optimizer, models = _built(build())
+        watcher.in_build = False
         _check_built(models, ranks)
         settle(models.parameters())
         _drop_cycles(models, watcher)
@@ -246,6 +247,6 @@ def _check_built(models: Watched, ranks: World) -> None:
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             if not isinstance(local, FakeTensor):
                 raise ValueError(
-                    f"The parameter '{path}' was made before the simulation and holds real data. "
-                    "Make the model inside build()."
+                    f"The parameter '{path}' holds real data: it was made before the simulation, or "
+                    "from an array. Make the model inside build(), from tensors of PyTorch's."
                 )

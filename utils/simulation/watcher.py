@@ -86,7 +86,7 @@ class _Handler(SimulatedMemory):
         self.stand_ins = StandIns(values, self.remark)
         self._paused = False
         self._follow_values: set[Any] = set()  # operations whose results do; none is kept
-        self.failed_in = ""
+        self.in_build, self.failed_in = True, ""
         self.collectives: list[Collective] = []
         self.unknown_operations: Counter[str] = Counter()
         self.axis_of: Callable[[Any], str] = str
