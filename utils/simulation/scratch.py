@@ -40,6 +40,8 @@ def cpu_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
         return _bytes(args[0])  # the incoming gradient once more
     if func in MIXING:
         return _converted(args, out)
+    if func is aten.index_put.default:
+        return max(0, _mask_indices(args) - _bytes(out))
     if func.name() in OPTIMIZER_COPIES:
         # A 16-bit parameter gets an fp32 copy as well.
         copies = OPTIMIZER_COPIES[func.name()] + (args[2].element_size() < 4)
@@ -63,6 +65,8 @@ def cuda_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
         return _bytes(args[0]) * ((gather_dim != 0) + (shard_dim != 0))
     if func in CUDNN_RESULTS:
         return cudnn_scratch(func, args, out)
+    if func is aten.index_put.default:
+        return max(0, _mask_indices(args) - _bytes(out))
     if func is not aten._scaled_dot_product_flash_attention_backward.default:
         return 0
     query, key = args[1], args[2]
@@ -71,6 +75,18 @@ def cuda_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
     accumulated = 4 * batch * heads * padded_rows * (padded_width + 1)
     expanded = 2 * _bytes(key) // key.shape[1] * heads if key.shape[1] != heads else 0
     return accumulated + expanded
+
+
+def _mask_indices(args: tuple[Any, ...]) -> int:
+    """The indices that a mask becomes where each of its elements counts: one for each dimension.
+
+    aten/src/ATen/native/IndexingUtils.h, `expandTensors`. It is the gradient of x[mask] that
+    adds up, and its forward had to assume as much. With data it is added in place: no result is
+    made beside the zeros that it starts from.
+    """
+    indices, adds_up = args[1], args[3:] == (True,)
+    masks = (i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8))
+    return sum(8 * mask.numel() * mask.dim() for mask in masks) if adds_up else 0
 
 
 def _converted(args: tuple[Any, ...], out: torch.Tensor) -> int:

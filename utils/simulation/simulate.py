@@ -23,7 +23,7 @@ from utils.memory.watched import Watched, watched
 from utils.parallel.dims import ParallelDims
 from utils.shims.torch_distributed import all_to_all_as_on_gpus
 from utils.shims.torch_simulated import active_modes
-from utils.simulation.cuda_allocator import replayed
+from utils.simulation.cuda_allocator import reserved
 from utils.simulation.cuda_choices import choose_optimizer_kernels, cuda_choices
 from utils.simulation.cuda_device import cuda_device
 from utils.simulation.cuda_module import cuda_module
@@ -76,8 +76,9 @@ def simulate(
         reuse_results: False has PyTorch work out every operation anew. The answer is the same and
             takes several times as long; it needs fewer of PyTorch's private names.
         values: what to assume where the step asks for a value: `{"loss": 1.0}` by the name, or
-            the "file.py:12", at that line; True for 1 everywhere, so that each condition holds and
-            each mask selects everything. A note says where each was used.
+            the "file.py:12", at that line, and `{"sizes": [512, 128]}` one after another; True for
+            1 everywhere, so that each condition holds and each mask selects everything. Notes say
+            where each was used, and that the result is then no upper bound.
 
     Returns:
         A measurement with evidence *simulated*; its times are event counts. The first note
@@ -120,8 +121,9 @@ def simulate(
             unit=unit, name=name, within=within, timed_steps=0, source=watcher,
         )  # fmt: skip
         del model, optimizer, models
+    said = _allocator_bytes(watcher, card.usable_bytes) if card.is_cuda else {}
     notes = [
-        card.verdict(result.peak_bytes),
+        card.verdict(result.peak_bytes, said.get("reserved peak")),
         kept_note(result.timeline),
         *map(uncounted, watcher.unknown_operations.items()),
         *watcher.remarks,
@@ -131,7 +133,7 @@ def simulate(
         result,
         evidence=Evidence.SIMULATED,
         device=card.name,
-        allocator_bytes=_allocator_bytes(watcher) if card.is_cuda else {},
+        allocator_bytes=said,
         notes=tuple(filter(None, notes)),
         traffic=_traffic(watcher.collectives, built_ns, result.timeline),
     )
@@ -173,16 +175,16 @@ def _simulating(
         yield stack.enter_context(cuda_device(watcher, mode, alone)).settle
 
 
-def _allocator_bytes(watcher: StorageWatcher) -> dict[str, int]:
+def _allocator_bytes(watcher: StorageWatcher, room_bytes: int | None) -> dict[str, int]:
     """What CUDA's caching allocator would say, from the warm-up step on.
 
     What build() left is placed first, in the order in which it was made, as after a move to the
     GPU; how a real program got there may leave other gaps.
     """
-    cache = replayed(watcher.existing, watcher.stop())
+    cache = reserved(watcher.existing, watcher.stop(), room_bytes)
     return {
         "allocated peak": cache.allocated_peak_bytes,
-        "reserved peak": cache.reserved_bytes,
+        "reserved peak": cache.reserved_peak_bytes,
         "host peak": watcher.host_peak_bytes,
     }
 
