@@ -5,6 +5,8 @@ Each is known by words in it. What is said begins with a verb: the place comes b
 
 from __future__ import annotations
 
+from utils.shims.ddp import COMM_HOOK
+
 
 class NotSimulated(RuntimeError):
     """What the simulator itself refuses: a sentence from its verb on; its place is put before it."""
@@ -84,6 +86,10 @@ _WORDS: dict[str, str] = {
     "SyncBatchNorm expected input tensor to be on GPU": (
         "runs SyncBatchNorm, whose kernels exist on GPUs alone. Simulate with plain BatchNorm: what "
         "the ranks exchange are three numbers a channel."
+    ),
+    COMM_HOOK: (
+        "registers a communication hook, which sends gradients in a form of its own. Leave it out: "
+        "what is simulated then is the plain all-reduce of each bucket."
     ),
     "Modules must not have hooks registered at the time they are passed": (
         "captures a CUDA graph (make_graphed_callables), whose memory is a pool of its own. Leave "

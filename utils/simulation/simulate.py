@@ -31,6 +31,7 @@ from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
 from utils.simulation.garbage import set_aside
 from utils.simulation.mistakes import look, without_optimizer
+from utils.simulation.other_ways import other_ways
 from utils.simulation.packed import packed_sequences
 from utils.simulation.recurrences import recurrences
 from utils.simulation.stand_ins import Values
@@ -158,7 +159,7 @@ def _simulating(
     watcher: StorageWatcher, card: SimulatedDevice, world: int | ParallelDims
 ) -> Iterator[Callable[[Sequence[torch.Tensor]], None]]:
     """All that a simulation stands on; gives what to call with the parameters after build()."""
-    alone = (world.ranks if isinstance(world, ParallelDims) else world) == 1
+    size = world.ranks if isinstance(world, ParallelDims) else world
     with contextlib.ExitStack() as stack:
         stack.enter_context(explained(watcher))
         mode = stack.enter_context(FakeTensorMode())
@@ -166,13 +167,14 @@ def _simulating(
         stack.enter_context(without_data(watcher, card.is_cuda))
         stack.enter_context(recurrences(watcher.remark, card.is_cuda))
         stack.enter_context(packed_sequences())
+        stack.enter_context(other_ways(watcher.remark, size, card.is_cuda))
         if not card.is_cuda:
             yield lambda parameters: None
             return
         stack.enter_context(cuda_choices(card.flash))
         stack.enter_context(cuda_module(watcher, card))
         stack.enter_context(all_to_all_as_on_gpus())
-        yield stack.enter_context(cuda_device(watcher, mode, alone)).settle
+        yield stack.enter_context(cuda_device(watcher, mode, size == 1)).settle
 
 
 def _allocator_bytes(watcher: StorageWatcher, room_bytes: int | None) -> dict[str, int]:
