@@ -175,7 +175,10 @@ def _allocator_bytes(
         return {}
     room_bytes = simulated_device(found[0].device.removeprefix(SIMULATED)).usable_bytes
     cache = reserved(*requests(deep), room_bytes)
-    said = {"allocated peak": cache.allocated_peak_bytes, "reserved peak": cache.reserved_peak_bytes}
+    said = {
+        "allocated peak": cache.allocated_peak_bytes,
+        "reserved peak": cache.reserved_peak_bytes,
+    }
     with contextlib.suppress(Misaligned):  # another moment of the step decides at another size
         hosts = [m.allocator_bytes["host peak"] for m in found]
         said["host peak"] = _on_line(hosts, places, place, 1)

@@ -91,6 +91,11 @@ _WORDS: dict[str, str] = {
         "registers a communication hook, which sends gradients in a form of its own. Leave it out: "
         "what is simulated then is the plain all-reduce of each bucket."
     ),
+    "Error building extension": (
+        "builds an extension in C++, for an optimizer of DeepSpeed's or the like, and that takes a GPU "
+        "and its compiler. Give it an optimizer of PyTorch's instead, "
+        "optimizer=torch.optim.AdamW(...)."
+    ),
     "Modules must not have hooks registered at the time they are passed": (
         "captures a CUDA graph (make_graphed_callables), whose memory is a pool of its own. Leave "
         "it out: the step is then simulated as it runs without, and the graph keeps its peak."

@@ -79,7 +79,8 @@ def _libraries(watcher: StorageWatcher, is_cuda: bool) -> Iterator[None]:
         stack.enter_context(headers_alone())
         yield
     for name in _LIBRARIES:
-        if name in sys.modules and name not in loaded:
+        # transformers' Trainer loads what is installed, and may use none of it.
+        if name in sys.modules and name not in loaded and name in watcher.libraries:
             raise ValueError(
                 f"'{name}' was imported inside of the simulation, which has to know of it before. "
                 "Import it at the top, and simulate again."
