@@ -193,6 +193,15 @@ def test_four_bits_by_an_argument_of_its_own(models: Path) -> None:
     assert "BitsAndBytesConfig(load_in_4bit=True)" in said(load)
 
 
+def test_the_readme_has_it_in_twelve_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    (block,) = (b.partition("```")[0] for b in text.split("```python\n")[1:] if "simulate(" in b)
+    lines = [line for line in block.splitlines() if line.strip()]
+    assert len(lines) <= 12
+    exec(compile(block, "README.md", "exec"), {})
+    assert "Fits the " in capsys.readouterr().out
+
+
 def test_a_header_says_what_safetensors_says(models: Path) -> None:
     path = models / "tiny" / "model.safetensors"
     with safetensors.safe_open(path, framework="pt") as real, HeaderFile(path) as ours:
