@@ -10,6 +10,7 @@ import importlib
 import inspect
 import itertools
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -157,6 +158,17 @@ def _server_started() -> None:
     server._stop()
 
 
+def _four_bit_llama() -> None:
+    from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    config = LlamaConfig(vocab_size=64, num_attention_heads=2, **sizes)
+    with tempfile.TemporaryDirectory() as folder:
+        LlamaForCausalLM(config).save_pretrained(folder)
+        how = BitsAndBytesConfig(load_in_4bit=True)
+        LlamaForCausalLM.from_pretrained(folder, quantization_config=how)
+
+
 EXERCISES: dict[str, Callable[[], Any]] = {
     "spawnv_passfds": _server_started,
     "Module._apply": lambda: nn.Linear(2, 2).double(),
@@ -196,6 +208,8 @@ EXERCISES: dict[str, Callable[[], Any]] = {
     "Linear4bit.forward": _four_bit,
     "_callback_from_stance": _compiled,
     "find_packed_sequence_indices": _llama,
+    "Bnb4BitHfQuantizer.validate_environment": _four_bit_llama,
+    "Bnb4bitQuantize.convert": _four_bit_llama,
 }
 
 

@@ -123,23 +123,28 @@ def quantize_moved(layer: nn.Module) -> None:
 
 def quantize(layer: Any) -> None:
     """Replace the weight of a four-bit layer by its quantized form, once."""
-    from bitsandbytes.functional import quantize_4bit
-
     weight = layer._parameters["weight"]
     if getattr(weight, "bnb_quantized", True):
         return
+    layer._parameters["weight"] = packed(weight)
+    layer.quant_state = layer._parameters["weight"].quant_state
+
+
+def packed(weight: Any) -> Any:
+    """A four-bit layer's weight in its quantized form; itself if it is that already."""
+    if getattr(weight, "bnb_quantized", True):
+        return weight
+    from bitsandbytes.functional import quantize_4bit
+
     with torch.no_grad():
-        packed, state = quantize_4bit(
+        values, state = quantize_4bit(
             weight.detach().contiguous(), blocksize=weight.blocksize,
             compress_statistics=weight.compress_statistics, quant_type=weight.quant_type,
             quant_storage=weight.quant_storage,
         )  # fmt: skip
     names = ("blocksize", "compress_statistics", "quant_type", "quant_storage", "module")
     how = {name: getattr(weight, name) for name in names}
-    layer._parameters["weight"] = _parameter(
-        packed, {**how, "quant_state": state, "bnb_quantized": True}
-    )
-    layer.quant_state = state
+    return _parameter(values, {**how, "quant_state": state, "bnb_quantized": True})
 
 
 def _parameter(data: torch.Tensor, attributes: dict[str, Any]) -> nn.Parameter:

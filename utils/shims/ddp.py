@@ -50,6 +50,7 @@ _FLATTEN = Shim(
 )  # fmt: skip
 SHIMS = (_LOGGED, _REDUCER, _LOGGER, _VERIFY, _BROADCAST, _ASSIGN, _FLATTEN)
 
+COMM_HOOK = "a communication hook of DistributedDataParallel"  # what the simulator tells apart by
 Indices = Sequence[Sequence[int]]
 
 
@@ -84,6 +85,7 @@ class ModelledReducer:
         self._params, self._group, self._as_view = list(params), process_group, as_view
         self._limits = list(rebuild_limits) or [first_cap_bytes, cap_bytes]
         self._rebuilds, self._reduces = not find_unused, False
+        self._delays = False  # whether all is reduced at the end, as in a static graph's first step
         self._arrived: list[int] = []
         self._missing: list[int] = []
         self._allocate(bucket_indices)
@@ -104,7 +106,14 @@ class ModelledReducer:
         self._missing = [len(bucket) for bucket in self._indices]
 
     def _set_static_graph(self) -> None:
-        self._rebuilds = True
+        self._rebuilds = self._delays = True
+
+    def _delay_all_reduce(self) -> None:
+        """The end of a static graph's first backward (reducer.cpp, `delay_all_reduce`)."""
+        self._delays = False
+        for index, parameter in enumerate(self._params):
+            if parameter.grad is not None:
+                self._gradient_ready(index)
 
     def _rebuild_buckets(self) -> bool:
         """Before the second forward: buckets in the order in which the gradients came."""
@@ -135,11 +144,17 @@ class ModelledReducer:
             self._buckets.append(torch.empty(sum(sizes), dtype=like.dtype, device=like.device))
 
     def _hook(self, index: int) -> Any:
-        return lambda *_: self._gradient_ready(index) if self._reduces else None
+        def ready(*_: Any) -> None:
+            if self._reduces and self._delays:
+                self._arrived.append(index)
+            elif self._reduces:
+                self._gradient_ready(index)
+
+        return ready
 
     @torch.no_grad()
     def _gradient_ready(self, index: int) -> None:
-        if self._rebuilds:
+        if self._rebuilds and index not in self._arrived:
             self._arrived.append(index)
         number, start = self._place[index]
         parameter, bucket = self._params[index], self._buckets[number]
@@ -167,6 +182,9 @@ class _Logger:
     def set_runtime_stats_and_log(self) -> None: ...
     def set_error_and_log(self, message: str) -> None: ...
     def _set_static_graph(self) -> None: ...
+
+    def _set_comm_hook_name(self, name: str) -> None:
+        raise NotImplementedError(f"{COMM_HOOK} ({name})")
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ that finds no room first gives back every segment that is wholly free, and then 
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -211,6 +212,22 @@ def replayed(
         else:
             allocator.release(address)
     return allocator
+
+
+def reserved(
+    existing: Iterable[tuple[int, int]], events: Iterable[tuple[int, ...]], room_bytes: int | None
+) -> CachingAllocator:
+    """The allocator after a stream of events, on a device with room for so many bytes.
+
+    Near its end it gives back what is wholly free; where even that is not enough, what it would
+    have reserved with room without end. Takes what `replayed` takes.
+    """
+    before, after = list(existing), list(events)
+    endless = replayed(before, after)
+    if room_bytes is not None and endless.reserved_bytes > room_bytes:
+        with contextlib.suppress(OverBudgetError):
+            return replayed(before, after, CachingAllocator(room_bytes))
+    return endless
 
 
 def requests(

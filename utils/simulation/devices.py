@@ -13,6 +13,7 @@ from utils.units import MIB, format_bytes
 # What the CUDA context, loaded kernels and libraries take before the first tensor. With lazily
 # loaded kernels (the default since CUDA 12) a few hundred MiB; a recorded GPU row replaces this.
 CONTEXT_BYTES = 500 * MIB
+SIMULATED = "a simulated "  # how its name begins
 VERDICTS = ("Fits ", "Does not fit ")  # how a verdict begins
 FLASH_CAPABILITY = (8, 0)  # flash attention's kernels need an Ampere GPU or a newer one
 
@@ -35,15 +36,25 @@ class SimulatedDevice:
     flash: bool
     scratch: Scratch
 
-    def verdict(self, peak_bytes: int) -> str:
-        """Whether a peak fits, with the margin, in a sentence; empty for a CPU."""
+    def verdict(self, peak_bytes: int, reserved_bytes: int | None) -> str:
+        """Whether a step fits, with the margin, in a sentence; empty for a CPU.
+
+        `reserved_bytes` is what the caching allocator takes for tensors of at most `peak_bytes`
+        together, and decides.
+        """
         if self.usable_bytes is None:
             return ""
-        margin = self.usable_bytes - peak_bytes
+        margin = self.usable_bytes - (peak_bytes if reserved_bytes is None else reserved_bytes)
         room = f"the {format_bytes(self.usable_bytes)} that {self.name} leaves beside its context"
         if margin >= 0:
             return f"Fits {room}, with {format_bytes(margin)} to spare."
-        return f"Does not fit {room}: {format_bytes(-margin)} too much."
+        if peak_bytes > self.usable_bytes:
+            return f"Does not fit {room}: {format_bytes(peak_bytes - self.usable_bytes)} too much."
+        return (
+            f"Does not fit {room}: the tensors would, but what the allocator reserves for them is "
+            f"{format_bytes(-margin)} too much. With expandable_segments:True in "
+            "PYTORCH_CUDA_ALLOC_CONF it comes close to the tensors."
+        )
 
 
 def simulated_device(name: str) -> SimulatedDevice:
@@ -58,7 +69,7 @@ def simulated_device(name: str) -> SimulatedDevice:
         )
     card = catalog.device(name)
     return SimulatedDevice(
-        name=f"a simulated {card.name}",
+        name=f"{SIMULATED}{card.name}",
         usable_bytes=card.memory_bytes - CONTEXT_BYTES,
         total_bytes=card.memory_bytes,
         capability=card.capability,

@@ -17,8 +17,8 @@ from utils.memory.source import rounded
 from utils.memory.timeline import MemoryTimeline
 from utils.parallel.dims import ParallelDims
 from utils.simulation.alignment import Misaligned, align, line, stream, timeline
-from utils.simulation.cuda_allocator import replayed, requests
-from utils.simulation.devices import VERDICTS, simulated_device
+from utils.simulation.cuda_allocator import requests, reserved
+from utils.simulation.devices import SIMULATED, VERDICTS, simulated_device
 from utils.simulation.garbage import set_aside
 from utils.simulation.mistakes import look_at_depths
 from utils.simulation.simulate import KEPT, simulate
@@ -116,7 +116,7 @@ def extrapolate(
         result = larger([deep(size) for size in from_batch], from_batch, batch, grain)
     if within is not None:
         budget(within).check(result.timeline)
-    verdict = card.verdict(result.peak_bytes)
+    verdict = card.verdict(result.peak_bytes, result.reserved_bytes)
     return dataclasses.replace(result, notes=tuple(filter(None, [verdict, *lasting_notes(result)])))
 
 
@@ -173,8 +173,12 @@ def _allocator_bytes(
     along a line; {} for a CPU."""
     if not found[0].allocator_bytes:
         return {}
-    cache = replayed(*requests(deep))
-    said = {"allocated peak": cache.allocated_peak_bytes, "reserved peak": cache.reserved_bytes}
+    room_bytes = simulated_device(found[0].device.removeprefix(SIMULATED)).usable_bytes
+    cache = reserved(*requests(deep), room_bytes)
+    said = {
+        "allocated peak": cache.allocated_peak_bytes,
+        "reserved peak": cache.reserved_peak_bytes,
+    }
     with contextlib.suppress(Misaligned):  # another moment of the step decides at another size
         hosts = [m.allocator_bytes["host peak"] for m in found]
         said["host peak"] = _on_line(hosts, places, place, 1)

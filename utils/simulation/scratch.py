@@ -40,6 +40,10 @@ def cpu_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
         return _bytes(args[0])  # the incoming gradient once more
     if func in MIXING:
         return _converted(args, out)
+    if func is aten.index_put.default:
+        return max(0, _mask_indices(args) - _bytes(out))
+    if func.namespace == "torchvision":
+        return _deformed(func, args, out)
     if func.name() in OPTIMIZER_COPIES:
         # A 16-bit parameter gets an fp32 copy as well.
         copies = OPTIMIZER_COPIES[func.name()] + (args[2].element_size() < 4)
@@ -63,6 +67,10 @@ def cuda_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
         return _bytes(args[0]) * ((gather_dim != 0) + (shard_dim != 0))
     if func in CUDNN_RESULTS:
         return cudnn_scratch(func, args, out)
+    if func is aten.index_put.default:
+        return max(0, _mask_indices(args) - _bytes(out))
+    if func.namespace == "torchvision":
+        return _deformed(func, args, out)
     if func is not aten._scaled_dot_product_flash_attention_backward.default:
         return 0
     query, key = args[1], args[2]
@@ -71,6 +79,33 @@ def cuda_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
     accumulated = 4 * batch * heads * padded_rows * (padded_width + 1)
     expanded = 2 * _bytes(key) // key.shape[1] * heads if key.shape[1] != heads else 0
     return accumulated + expanded
+
+
+def _deformed(func: Any, args: tuple[Any, ...], out: Any) -> int:
+    """A deformable convolution's columns, one for each output position of up to 32 images.
+
+    torchvision/csrc/ops/cpu/deform_conv2d_kernel.cpp, and alike in cuda/: `kMaxParallelImgs`.
+    """
+    if "deform_conv2d" not in func.name():
+        return 0
+    is_backward = "backward" in func.name()
+    inputs, weight = args[1:3] if is_backward else args[:2]
+    made = args[0] if is_backward else out
+    images = max(n for n in range(1, 33) if inputs.shape[0] % n == 0)
+    columns = inputs.shape[1] * weight.shape[2:].numel() * images * made.shape[2:].numel()
+    return columns * inputs.element_size() + _bytes(made)
+
+
+def _mask_indices(args: tuple[Any, ...]) -> int:
+    """The indices that a mask becomes where each of its elements counts: one for each dimension.
+
+    aten/src/ATen/native/IndexingUtils.h, `expandTensors`. It is the gradient of x[mask] that
+    adds up, and its forward had to assume as much. With data it is added in place: no result is
+    made beside the zeros that it starts from.
+    """
+    indices, adds_up = args[1], args[3:] == (True,)
+    masks = (i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8))
+    return sum(8 * mask.numel() * mask.dim() for mask in masks) if adds_up else 0
 
 
 def _converted(args: tuple[Any, ...], out: torch.Tensor) -> int:

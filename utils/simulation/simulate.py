@@ -23,7 +23,7 @@ from utils.memory.watched import Watched, watched
 from utils.parallel.dims import ParallelDims
 from utils.shims.torch_distributed import all_to_all_as_on_gpus
 from utils.shims.torch_simulated import active_modes
-from utils.simulation.cuda_allocator import replayed
+from utils.simulation.cuda_allocator import reserved
 from utils.simulation.cuda_choices import choose_optimizer_kernels, cuda_choices
 from utils.simulation.cuda_device import cuda_device
 from utils.simulation.cuda_module import cuda_module
@@ -31,6 +31,7 @@ from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
 from utils.simulation.garbage import set_aside
 from utils.simulation.mistakes import look, without_optimizer
+from utils.simulation.other_ways import other_ways
 from utils.simulation.packed import packed_sequences
 from utils.simulation.recurrences import recurrences
 from utils.simulation.stand_ins import Values
@@ -76,8 +77,9 @@ def simulate(
         reuse_results: False has PyTorch work out every operation anew. The answer is the same and
             takes several times as long; it needs fewer of PyTorch's private names.
         values: what to assume where the step asks for a value: `{"loss": 1.0}` by the name, or
-            the "file.py:12", at that line; True for 1 everywhere, so that each condition holds and
-            each mask selects everything. A note says where each was used.
+            the "file.py:12", at that line, and `{"sizes": [512, 128]}` one after another; True for
+            1 everywhere, so that each condition holds and each mask selects everything. Notes say
+            where each was used, and that the result is then no upper bound.
 
     Returns:
         A measurement with evidence *simulated*; its times are event counts. The first note
@@ -107,7 +109,11 @@ def simulate(
     ):
         watcher.axis_of = ranks.axis
         model, optimizer, models = _built(build())
+        watcher.in_build = False
         _check_built(models, ranks)
+        watcher.libraries |= _libraries(models)
+        if not card.is_cuda and _has_large_kernels(models):
+            watcher.remark(SCRATCH)
         settle(models.parameters())
         _drop_cycles(models, watcher)
         aside()
@@ -119,8 +125,9 @@ def simulate(
             unit=unit, name=name, within=within, timed_steps=0, source=watcher,
         )  # fmt: skip
         del model, optimizer, models
+    said = _allocator_bytes(watcher, card.usable_bytes) if card.is_cuda else {}
     notes = [
-        card.verdict(result.peak_bytes),
+        card.verdict(result.peak_bytes, said.get("reserved peak")),
         kept_note(result.timeline),
         *map(uncounted, watcher.unknown_operations.items()),
         *watcher.remarks,
@@ -130,7 +137,7 @@ def simulate(
         result,
         evidence=Evidence.SIMULATED,
         device=card.name,
-        allocator_bytes=_allocator_bytes(watcher) if card.is_cuda else {},
+        allocator_bytes=said,
         notes=tuple(filter(None, notes)),
         traffic=_traffic(watcher.collectives, built_ns, result.timeline),
     )
@@ -155,7 +162,7 @@ def _simulating(
     watcher: StorageWatcher, card: SimulatedDevice, world: int | ParallelDims
 ) -> Iterator[Callable[[Sequence[torch.Tensor]], None]]:
     """All that a simulation stands on; gives what to call with the parameters after build()."""
-    alone = (world.ranks if isinstance(world, ParallelDims) else world) == 1
+    size = world.ranks if isinstance(world, ParallelDims) else world
     with contextlib.ExitStack() as stack:
         stack.enter_context(explained(watcher))
         mode = stack.enter_context(FakeTensorMode())
@@ -163,25 +170,26 @@ def _simulating(
         stack.enter_context(without_data(watcher, card.is_cuda))
         stack.enter_context(recurrences(watcher.remark, card.is_cuda))
         stack.enter_context(packed_sequences())
+        stack.enter_context(other_ways(watcher.remark, size, card.is_cuda))
         if not card.is_cuda:
             yield lambda parameters: None
             return
         stack.enter_context(cuda_choices(card.flash))
         stack.enter_context(cuda_module(watcher, card))
         stack.enter_context(all_to_all_as_on_gpus())
-        yield stack.enter_context(cuda_device(watcher, mode, alone)).settle
+        yield stack.enter_context(cuda_device(watcher, mode, size == 1)).settle
 
 
-def _allocator_bytes(watcher: StorageWatcher) -> dict[str, int]:
+def _allocator_bytes(watcher: StorageWatcher, room_bytes: int | None) -> dict[str, int]:
     """What CUDA's caching allocator would say, from the warm-up step on.
 
     What build() left is placed first, in the order in which it was made, as after a move to the
     GPU; how a real program got there may leave other gaps.
     """
-    cache = replayed(watcher.existing, watcher.stop())
+    cache = reserved(watcher.existing, watcher.stop(), room_bytes)
     return {
         "allocated peak": cache.allocated_peak_bytes,
-        "reserved peak": cache.reserved_bytes,
+        "reserved peak": cache.reserved_peak_bytes,
         "host peak": watcher.host_peak_bytes,
     }
 
@@ -239,6 +247,28 @@ def _drop_cycles(models: Watched, watcher: StorageWatcher) -> None:
         gc.collect()
 
 
+SCRATCH = (
+    "Low on a CPU: what its kernels for convolutions in three dimensions, or over patches, take in "
+    "between is stated in part. It says nothing of a GPU."
+)
+
+
+def _has_large_kernels(models: Watched) -> bool:
+    """Whether there are convolutions whose scratch memory on a CPU is not stated."""
+    modules = (module for model in models.models.values() for module in model.modules())
+    return any(
+        isinstance(m, nn.Conv3d) or (isinstance(m, nn.Conv2d) and min(m.stride) >= 8)
+        for m in modules
+    )
+
+
+def _libraries(models: Watched) -> set[str]:
+    """Whose classes the modules and optimizers are of."""
+    modules = (module for model in models.models.values() for module in model.modules())
+    kinds = {type(part) for part in (*modules, *models.optimizers)}
+    return {kind.__module__.partition(".")[0] for kind in kinds}
+
+
 def _check_built(models: Watched, ranks: World) -> None:
     for model in models.models.values():
         check_heads(model, ranks)
@@ -246,6 +276,6 @@ def _check_built(models: Watched, ranks: World) -> None:
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             if not isinstance(local, FakeTensor):
                 raise ValueError(
-                    f"The parameter '{path}' was made before the simulation and holds real data. "
-                    "Make the model inside build()."
+                    f"The parameter '{path}' holds real data: it was made before the simulation, or "
+                    "from an array. Make the model inside build(), from tensors of PyTorch's."
                 )

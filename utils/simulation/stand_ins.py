@@ -6,7 +6,8 @@ value does not: there the caller says which branch to assume.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch._subclasses.fake_tensor import (
 from utils.simulation.places import Place, asking
 
 NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
-Values = Mapping[str, float] | bool | None
+Values = Mapping[str, float | Sequence[float]] | bool | None
 ANY = "*"  # the name that stands for every tensor
 aten = torch.ops.aten
 # Code of PyTorch and other libraries whose memory does not depend on what it is told: which file,
@@ -29,9 +30,25 @@ _HARMLESS: tuple[tuple[str, float, str], ...] = (
     ("torch/optim/lbfgs.py", 1, "the closure returns 1 each time, so that one iteration runs"),
     ("torch/optim/", 1, "the optimizer reads 1, and only scales its update by it"),
     ("transformers/optimization.py", 1, "the optimizer reads 1, and only scales its update by it"),
+    ("transformers/trainer", 0, "the Trainer finds and logs 0, which is no error of its loss"),
+    ("torch/distributions/", 1, "a distribution has valid arguments"),
     ("torch/utils/data/", 0, "a loader gives the first sample each time"),
+    ("torch/nn/utils/clip_grad.py", 0, "no gradient is infinite or missing"),
+    ("torch/autograd/graph.py", 0, "no gradient is missing"),
     # PyTorch 2.13 lets the ranks vote; 2.11 and 2.15 ask nothing of a simulated group.
     ("torch/distributed/pipelining/", 1, "every stage knows the shapes of what it gets"),
+)
+
+
+# Names at a line of a library where one answer takes the most: layers that are dropped by chance.
+_MOST: tuple[tuple[str, str, float, str], ...] = (
+    ("transformers/models/", "layerdrop", 0, "no layer is dropped, which takes the most"),
+    ("transformers/models/", "skip_the_layer", 0, "no layer is dropped, which takes the most"),
+)
+NO_BOUND = (
+    "No upper bound: where values= says what to assume, other values may take more memory. What "
+    "counts or measures something can be given by its name, values={'n': 4096}, one after another "
+    "as {'sizes': [512, 128]}."
 )
 
 
@@ -39,7 +56,11 @@ class StandIns:
     """What simulated tensors answer when a program asks for their values."""
 
     def __init__(self, values: Values, remark: Callable[[str], None]) -> None:
-        self._values: Mapping[str, float] = {ANY: 1} if values is True else values or {}
+        given = {ANY: 1} if values is True else values or {}
+        self._values = {
+            name: cycle(value if isinstance(value, Sequence) else (value,))
+            for name, value in given.items()
+        }
         self._remark = remark
 
     def results(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -58,12 +79,18 @@ class StandIns:
             if is_number and part in place.asked_in:
                 self._remark(f"Assumed in {part.rstrip('/')}: {meaning}.")
                 return value
-        for name, value in self._values.items():
+        for part, name, value, meaning in _MOST:
+            if is_number and part in place.file and name in place.text:
+                self._remark(f"Assumed at {place}: {meaning}.")
+                return value
+        for name, values in self._values.items():
             if name == ANY or place.is_named(name):
+                value = next(values)
                 what = f"{name} = {value:g}" if name != ANY else f"{value:g}"
                 if not is_number:
                     what = "all elements count"
                 self._remark(f"Assumed at {place}: {what}, as values= says.")
+                self._remark(NO_BOUND)
                 return value
         return None
 
@@ -87,6 +114,9 @@ def _all_true(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         steps, batch = tensor.shape[:2]
         longest = args[1].shape[-1] if args[1].dim() > 1 else args[1].numel() // batch
         return tensor.new_empty(batch), tensor.new_empty(batch, steps, 2 * longest + 1)
+    if func is aten.bincount.default:
+        least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
+        return tensor.new_empty(max(1, least), dtype=torch.int64)
     if func.namespace == "torchvision" and "nms" in func.name():
         return tensor.new_empty(tensor.shape[0], dtype=torch.int64)
     if func.name().startswith("aten::_unique2"):
@@ -100,8 +130,7 @@ def _indices(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
     found: list[torch.Tensor | None] = []
     for index in indices:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
-            whole = index.new_empty(index.numel(), dtype=torch.int64)
-            found += [whole] * index.dim()
+            found += index.new_empty((index.numel(), index.dim()), dtype=torch.int64).unbind(1)
         else:
             found.append(index)
     return found

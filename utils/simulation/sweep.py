@@ -72,5 +72,6 @@ def sweep(
 
 def _labelled(found: Measurement, items: int, card: Any) -> Measurement:
     """The measurement with its own items, and the verdict on its own peak."""
-    notes = tuple(filter(None, [card.verdict(found.peak_bytes), *lasting_notes(found)]))
+    verdict = card.verdict(found.peak_bytes, found.reserved_bytes)
+    notes = tuple(filter(None, [verdict, *lasting_notes(found)]))
     return dataclasses.replace(found, items=items, notes=notes)

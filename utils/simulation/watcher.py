@@ -86,9 +86,10 @@ class _Handler(SimulatedMemory):
         self.stand_ins = StandIns(values, self.remark)
         self._paused = False
         self._follow_values: set[Any] = set()  # operations whose results do; none is kept
-        self.failed_in = ""
+        self.in_build, self.failed_in = True, ""
         self.collectives: list[Collective] = []
         self.unknown_operations: Counter[str] = Counter()
+        self.libraries: set[str] = set()  # whose operations ran, beside PyTorch's own
         self.axis_of: Callable[[Any], str] = str
         self._cache = ResultCache() if reuse_results else None
         self._python_off, self._function_off = python_dispatch_off(), torch_function_off()
@@ -203,6 +204,7 @@ class _Handler(SimulatedMemory):
 
     def _communication(self, func: Any, args: Any, kwargs: Any) -> None:
         """Note what an operation of FSDP or of the collectives takes and makes."""
+        self.libraries.add(func.namespace)
         try:
             self.collectives += collectives_of(func, args, self._clock, self.axis_of)
         except UnknownOperation as error:

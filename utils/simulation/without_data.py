@@ -12,7 +12,8 @@ from typing import Any
 from utils.memory.host import host_memory
 from utils.shims import bitsandbytes, deepspeed, torch_autocast, torch_simulated, transformers
 from utils.shims.shim import check
-from utils.shims.torch_ import STORAGE
+from utils.shims.torch_ import STORAGE, with_data
+from utils.simulation.checkpoint_files import headers_alone
 from utils.simulation.watcher import StorageWatcher
 
 COMPILED = (
@@ -62,14 +63,32 @@ def _libraries(watcher: StorageWatcher, is_cuda: bool) -> Iterator[None]:
         for name in sorted(loaded):
             stack.enter_context(_LIBRARIES[name]())
         if "bitsandbytes" in loaded:
-            stack.enter_context(bitsandbytes.four_bit_weights())
-            if is_cuda:
-                note = partial(watcher.remark, PAGED)
-                stack.enter_context(bitsandbytes.paged_on_host(host_memory, note))
+            _four_bits(stack, watcher, is_cuda)
+        if "transformers" in loaded:
+            stack.enter_context(transformers.from_this_machine())
+
+            def announced() -> None:
+                if "bitsandbytes" not in loaded:
+                    loaded.add("bitsandbytes")
+                    with with_data():
+                        stack.enter_context(bitsandbytes.code_tables())
+                        _four_bits(stack, watcher, is_cuda)
+                stack.enter_context(transformers.four_bits_packed(bitsandbytes.packed))
+
+            stack.enter_context(transformers.four_bit_announced(announced))
+        stack.enter_context(headers_alone())
         yield
     for name in _LIBRARIES:
-        if name in sys.modules and name not in loaded:
+        # transformers' Trainer loads what is installed, and may use none of it.
+        if name in sys.modules and name not in loaded and name in watcher.libraries:
             raise ValueError(
                 f"'{name}' was imported inside of the simulation, which has to know of it before. "
                 "Import it at the top, and simulate again."
             )
+
+
+def _four_bits(stack: contextlib.ExitStack, watcher: StorageWatcher, is_cuda: bool) -> None:
+    stack.enter_context(bitsandbytes.four_bit_weights())
+    if is_cuda:
+        note = partial(watcher.remark, PAGED)
+        stack.enter_context(bitsandbytes.paged_on_host(host_memory, note))

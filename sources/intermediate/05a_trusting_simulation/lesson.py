@@ -373,7 +373,8 @@ print(script, "\nhost memory:", format_bytes(script.host_bytes))
 #
 # A step that looks at a *value* cannot run on tensors that have none. The simulator names the line. You may answer in
 # its place: `values={"loss": 1.0}` gives that name a value, `values=True` lets every condition hold and
-# every mask select everything. (Two lines below, as `simulate` runs two steps.)
+# every mask select everything. That is no upper bound: a condition may be the way to *less* memory, a number may
+# count something, and each result says what it assumed. (Two lines below, as `simulate` runs two steps.)
 
 # %%
 def chatty_step(model, optimizer):
@@ -387,7 +388,7 @@ except SimulationError as error:
     print(error)
 
 assumed = simulate(build_script, chatty_step, device="RTX 4090", values={"loss": 1.0})
-print(assumed.notes[-1])
+print(*assumed.notes[-2:], sep="\n")
 assert assumed.peak_bytes == script.peak_bytes, "a printed loss takes no memory: is the step the same?"
 
 # %% [markdown]
@@ -403,7 +404,8 @@ assert assumed.peak_bytes == script.peak_bytes, "a printed loss takes no memory:
 # | bitsandbytes' `Linear4bit`, its optimizers, paged or not; `save_on_cpu` | simulated | paged and saved bytes are host memory |
 # | `torch.compile` | approximated | runs as written, a note says so |
 # | optimizers and scalers that read values | approximated | a harmless value is assumed, a note says which |
-# | detectors, boolean indexing, `.item()` | with `values=` | an upper bound: every mask selects all |
+# | detectors, boolean indexing, `.item()` | with `values=` | what you assumed, in a note; no upper bound, though masks select all |
+# | experts chosen by values, `bincount` | with `values=` | give the counts, `{"sizes": [512, 128]}`; `True` sends every token to every expert |
 # | LSTM, GRU, RNN, also packed | approximated | what cuDNN keeps is predicted; a note |
 # | other memory of CPU convolutions | approximated | some kernels' scratch is not stated |
 # | FSDP1, `flex_attention`, `Linear8bitLt`, `.numpy()` | refused | file, line, and what to write instead |

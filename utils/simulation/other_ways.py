@@ -1,0 +1,106 @@
+"""What programs do around a step that has no counterpart in a simulation: left out with a remark,
+done another way, or refused with a sentence."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from utils.simulation.sentences import NotSimulated
+
+Remark = Callable[[str], None]
+GROUP = "init_process_group() is left out: a simulation brings its own world, world=n ranks."
+SCRIPTED = "torch.jit is left out: the step is simulated as the Python that it was made from."
+WORKERS = (
+    "A DataLoader's workers are left out: its samples are made in the step's own process, one batch "
+    "at a time."
+)
+STREAMS = (
+    "record_stream() is left out: on a GPU the memory that it marks is free a little later."
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def other_ways(remark: Remark, ranks: int, is_cuda: bool) -> Iterator[None]:
+    """Inside, process groups, scripts, loaders, streams and replicas are those of a simulation."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, by in _replacements(remark, ranks):
+            stack.enter_context(mock.patch.object(owner, name, by))
+        if is_cuda:
+            stack.enter_context(mock.patch.object(torch.cuda, "CUDAGraph", _no_graph))
+        yield
+
+
+def _replacements(remark: Remark, ranks: int) -> Iterator[tuple[Any, str, Any]]:
+    yield dist, "init_process_group", _joined(remark, ranks)
+    for name in ("script", "trace"):
+        yield torch.jit, name, _as_python(remark)
+    yield torch.utils.data.DataLoader, "__iter__", _in_this_process(remark)
+    yield torch.Tensor, "record_stream", lambda tensor, stream: remark(STREAMS)
+    yield nn.DataParallel, "__init__", _one_replica
+
+
+def _joined(remark: Remark, ranks: int) -> Callable[..., None]:
+    def join(*args: Any, **kwargs: Any) -> None:
+        size = kwargs.get("world_size", -1)
+        if size not in (-1, ranks):
+            raise NotSimulated(
+                f"joins a group of {size}, and this simulation has {ranks}: write "
+                f"simulate(..., world={size})."
+            )
+        remark(GROUP)
+
+    return join
+
+
+def _as_python(remark: Remark) -> Callable[..., Any]:
+    def kept(made_from: Any = None, *args: Any, **kwargs: Any) -> Any:
+        remark(SCRIPTED)
+        return made_from if made_from is not None else lambda function: function
+
+    return kept
+
+
+def _in_this_process(remark: Remark) -> Callable[[Any], Any]:
+    plain = torch.utils.data.DataLoader.__iter__
+
+    def iterate(loader: Any) -> Any:
+        if not loader.num_workers:
+            return plain(loader)
+        remark(WORKERS)
+        settings = {"num_workers": 0, "timeout": 0, "prefetch_factor": None}
+        before = {name: getattr(loader, name) for name in settings}
+        try:
+            vars(loader).update(settings)
+            return plain(loader)
+        finally:
+            vars(loader).update(before)
+
+    return iterate
+
+
+def _one_replica(
+    self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, dim: int = 0
+) -> None:
+    """As `nn.DataParallel` is without GPUs, and nearly as it is with one: it calls the module."""
+    if device_ids is not None and len(device_ids) > 1:
+        raise NotSimulated(
+            "splits its batch over several GPUs of one process (DataParallel), and each rank of a "
+            "simulation has one. Wrap the model in DistributedDataParallel, and write "
+            f"simulate(..., world={len(device_ids)})."
+        )
+    nn.Module.__init__(self)
+    self.module, self.device_ids, self.dim = module, [], dim
+
+
+def _no_graph(*args: Any, **kwargs: Any) -> None:
+    raise NotSimulated(
+        "captures a CUDA graph, whose memory is a pool of its own. Leave it out: the step is then "
+        "simulated as it runs without, and a graph keeps that peak for good."
+    )
