@@ -13,11 +13,19 @@ from lab_cases import answers, nudged, solved_lab, untouched_lab
 from torch.utils.checkpoint import checkpoint
 
 from utils.clinic import Patient
-from utils.labs import check, lab_10
+from utils.clinic.lab_ward import (
+    CAUSES,
+    WARD,
+    after_cure,
+    as_it_came,
+    case_file,
+    lab_patient,
+)
+from utils.labs import check
 from utils.labs.checking import run_check
-from utils.labs.round_10 import Round
 from utils.labs.verdict import Status
-from utils.labs.wards_10 import CAUSES, WARD, after_cure, as_it_came, case_file, lab_patient
+from utils.lessons.lesson_10 import checks as lab_10
+from utils.lessons.lesson_10.round import Round
 
 LAB = solved_lab("intermediate/10_oom_clinic")
 NAMES = {"torch": torch, "F": F, "checkpoint": checkpoint}
@@ -55,7 +63,9 @@ def test_a_patient_is_over_its_budget_for_the_stated_reason(number: int) -> None
     limit = patient.limit_bytes
     assert before.bytes > 1.03 * limit, f"{before.bytes} bytes are clearly over {limit}"
     assert after.bytes < 0.97 * limit, f"{after.bytes} bytes are clearly under {limit}"
-    assert lab_10._other_numbers(before.losses, after.losses) == "", "the cure leaves the losses alone"
+    assert lab_10._other_numbers(before.losses, after.losses) == "", (
+        "the cure leaves the losses alone"
+    )
     peaks = before.run.breakdown, after.run.breakdown
     if not patient.fragments:
         worst = max(peaks[0], key=lambda category: peaks[0][category] - peaks[1][category])
