@@ -80,7 +80,7 @@ STAGES: dict[str, tuple[Stage, ...]] = {
         Stage("sources", ("sources/build.py", "--check")),
         Stage("libraries", (*PYTEST, "tests/test_shims.py")),
         Stage("offload", (*OPS, "cpu-adam")),
-        Stage("tests", (*PYTEST, *THREE_AT_A_TIME, "-m", "not slow", "tests",
+        Stage("tests", (*PYTEST, *THREE_AT_A_TIME, "--durations=40", "-m", "not slow", "tests",
                         "--ignore=tests/test_shims.py"), {"COURSE_SKIPPED": str(SKIPPED)}),
         Stage("notebooks", (*NBVAL, "notebooks", "labs", "solutions"), NO_BARS),
     ),

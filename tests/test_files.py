@@ -51,6 +51,15 @@ def test_a_folder_is_gone_after_its_block(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", " ", "a/b", "a\\b", "a\0b", "x" * 61])
+def test_what_cannot_name_a_folder_is_a_sentence(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be the name of a folder"):
+        scratch_folder(name)
+    with pytest.raises(ValueError, match="there is no folder"), scratch("run", tmp_path / "none"):
+        pass
+    assert os.listdir(tmp_path) == []
+
+
 def test_folders_go_when_their_process_ends(tmp_path: Path) -> None:
     with holder(end="pass", fork=True) as process:
         assert process.communicate(timeout=60)[0].strip().endswith("launch")

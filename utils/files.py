@@ -19,6 +19,7 @@ _SCRATCH = (
     "bigmodels-"  # short: sockets lie in such folders, and their paths may have 100 characters
 )
 _OWNER = ".held-by-its-process"
+LONGEST_NAME = 60
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -45,8 +46,20 @@ def scratch(name: str, place: Path | None = None) -> Iterator[Path]:
 
     What killed processes left of theirs goes as well, on entry: each holds a lock on a file beside its
     folder, which the system releases however it ends.
+
+    Raises:
+        ValueError: `name` cannot be a folder's name, or `place` is no folder.
     """
+    if not name.strip(". ") or len(name) > LONGEST_NAME or set(name) & set("/\\\0"):
+        raise ValueError(
+            f"name: {name[:LONGEST_NAME]!r} cannot be the name of a folder. Write a short one "
+            "without a slash, such as 'run'."
+        )
     place = place or Path(tempfile.gettempdir())
+    if not place.is_dir():
+        raise ValueError(
+            f"place: there is no folder {str(place)!r}. Make it first, or leave it out."
+        )
     _sweep(place)
     outer, held = _hold(place, name)
     owner = os.getpid()
@@ -68,6 +81,7 @@ def scratch_folder(name: str) -> Path:
 def _hold(place: Path, name: str) -> tuple[Path, int]:
     """A new folder, and the open file whose lock says that it is in use."""
     draft = Path(tempfile.mkdtemp(prefix=f".{_SCRATCH}", dir=place))
+    draft.chmod(0o711)  # who opens the inner folder to others, as Slurm does, opens its way too
     (draft / name).mkdir(mode=0o700)
     held = os.open(draft / _OWNER, os.O_RDWR | os.O_CREAT, 0o600)
     if fcntl:
