@@ -2,7 +2,7 @@
 
 Each learner hands in `my_labs/scoreboard.json`, or their notebook of lab 99, or both. In the folder
 they lie as `NAME.json` and `NAME.ipynb`, or somewhere below a folder `NAME/`. Answers to lab 99 are
-checked again (`utils/labs/hand_ins.py`). A file that cannot be used is named in a sentence, and the
+checked again (`hand_ins.py` of lesson 99). A file that cannot be used is named in a sentence, and the
 rest goes on.
 """
 
@@ -26,8 +26,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from utils.files import write_whole  # noqa: E402
-from utils.labs.hand_ins import Examined, HandInError, examine, is_capstone  # noqa: E402
 from utils.labs.scoreboard import Row, ScoreboardError, read_rows  # noqa: E402
+from utils.lessons.lesson_99.hand_ins import (  # noqa: E402  # pyright: ignore[reportMissingImports]
+    Examined,
+    HandInError,
+    examine,
+    is_capstone,
+)
 
 HEAD = ("learner", "lesson", "what", "peak_bytes", "step_seconds", "evidence", "result")
 MOST_BYTES = 10**6  # a scoreboard of the whole course has some 20 kB

@@ -13,7 +13,7 @@ from typing import Any
 from lab_cases import definitions, solved_lab
 
 from utils import Lora, Plan, cost, estimate, model_shape, search
-from utils.labs.cases_99 import CASES
+from utils.lessons.lesson_99.cases import CASES
 from utils.planner import Space, axis_bytes
 from utils.planner.goodput import DAY, best_interval_seconds, working_share
 

@@ -17,11 +17,12 @@ import torch.nn.functional as F
 from lab_cases import definitions, solved_lab
 from torch import nn
 
+from utils.clinic import lab_ward
 from utils.clinic.dead_runs import PLANTED
-from utils.labs import lab_15, wards_10
 from utils.labs.checking import checks_of, lab_numbers
 from utils.labs.faulty_runs import fault_of
-from utils.labs.programs_13 import BROKEN
+from utils.lessons.lesson_13.programs import BROKEN
+from utils.lessons.lesson_15 import checks as lab_15
 from utils.memory import measure
 from utils.planner import Plan
 from utils.planner.goodput import DAY, waiting_seconds, working_share
@@ -225,7 +226,7 @@ def right_dicts() -> dict[str, dict[str, Any]]:
             "run C": "dropout of scores alike on all ranks",
         },
         "10.patient_1": {"cause": "forgotten reference", "category": "activations", "line": 43,
-                         "cure": wards_10.WARD[1].cure},
+                         "cure": lab_ward.WARD[1].cure},
         "11.job_a": {"layer": "code", "node": 2, "seconds saved": 0.22},
         "11.job_b": {"layer": "collectives", "node": "all", "seconds saved": _saved("B", "bucket_bytes")},
         "11.job_c": {"layer": "network", "node": 6, "seconds saved": _saved("C", "weak_ports")},

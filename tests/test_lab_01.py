@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from lab_cases import definitions, nudged, solved_lab
 from torch import nn
 
-from utils.labs import check, lab_01, ledger_01
+from utils.labs import check
 from utils.labs.verdict import Status
+from utils.lessons.lesson_01 import checks as lab_01
+from utils.lessons.lesson_01 import ledger as ledger_01
 
 LAB = solved_lab("beginner/01_where_memory_goes")
 READ_RIGHT = {

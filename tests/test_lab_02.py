@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from lab_cases import definitions, nudged, solved_lab
 from torch import nn
 
-from utils.labs import check, lab_02, ledger_02
+from utils.labs import check
 from utils.labs.verdict import Status
+from utils.lessons.lesson_02 import checks as lab_02
+from utils.lessons.lesson_02 import ledger as ledger_02
 from utils.memory import measure
 from utils.models import resnet
 

@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from lab_cases import definitions, nudged, solved_lab, untouched_lab
 from torch import nn
 
-from utils.labs import check, lab_03
+from utils.labs import check
 from utils.labs.checking import run_check
 from utils.labs.faulty_runs import FAULTS, fault_of, mystery_runs
 from utils.labs.verdict import Status
+from utils.lessons.lesson_03 import checks as lab_03
 
 LAB = solved_lab("beginner/03_when_numbers_break")
 EXERCISES = {

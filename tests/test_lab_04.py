@@ -14,8 +14,9 @@ from lab_cases import answers, nudged, solved_lab, untouched_lab
 from rank_cases import nothing_left
 from torch import nn
 
-from utils.labs import check, lab_04
+from utils.labs import check
 from utils.labs.verdict import Status
+from utils.lessons.lesson_04 import checks as lab_04
 from utils.ranks import run_ranks
 
 LAB = solved_lab("beginner/04_four_ranks")

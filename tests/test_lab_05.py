@@ -17,8 +17,9 @@ from lab_cases import definitions, nudged, solved_lab, untouched_lab
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from utils.labs import check, lab_05
+from utils.labs import check
 from utils.labs.verdict import Status
+from utils.lessons.lesson_05 import checks as lab_05
 from utils.techniques import activation_peak, recompute_flops
 
 LAB = solved_lab("intermediate/05_checkpointing")

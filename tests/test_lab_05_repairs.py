@@ -14,8 +14,8 @@ from test_lab_05 import nudged
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from utils.labs import lab_05
 from utils.labs.verdict import Status
+from utils.lessons.lesson_05 import checks as lab_05
 
 
 def in_chunks(

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from lab_cases import definitions, nudged, solved_lab
 from torch import Tensor, nn
 
-from utils.labs import check, lab_06
+from utils.labs import check
 from utils.labs.verdict import Status
+from utils.lessons.lesson_06 import checks as lab_06
 from utils.techniques import add_lora
 from utils.techniques.nf4 import nearest, nf4_levels
 

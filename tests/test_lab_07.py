@@ -15,10 +15,11 @@ from lab_cases import answers, definitions, nudged, solved_lab, untouched_lab
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from utils.labs import check, lab_07
+from utils.labs import check
 from utils.labs.checking import run_check
-from utils.labs.run_07 import StreamedRun
 from utils.labs.verdict import Status
+from utils.lessons.lesson_07 import checks as lab_07
+from utils.lessons.lesson_07.run import StreamedRun
 from utils.techniques import offload_choice as choice
 
 

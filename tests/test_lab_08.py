@@ -11,9 +11,17 @@ from lab_cases import answers, definitions, nudged, solved_lab, untouched_lab
 from torch import Tensor
 
 from utils.data.library_text import calibration_tokens
-from utils.labs import check, lab_08
-from utils.labs.few_bits_08 import budget_bytes, choices, layer, layer_par, loss_with, recorded
+from utils.labs import check
 from utils.labs.verdict import Status
+from utils.lessons.lesson_08 import checks as lab_08
+from utils.lessons.lesson_08.few_bits import (
+    budget_bytes,
+    choices,
+    layer,
+    layer_par,
+    loss_with,
+    recorded,
+)
 from utils.techniques.gptq import gptq, inverse_factor
 from utils.techniques.rounding import Grid, Rounded, output_error, round_to_nearest
 

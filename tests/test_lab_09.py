@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 from lab_cases import answers, nudged, solved_lab, untouched_lab
 
-from utils.labs import check, lab_09, plans_09
+from utils.labs import check
 from utils.labs.verdict import Status
+from utils.lessons.lesson_09 import checks as lab_09
+from utils.lessons.lesson_09 import plans as plans_09
 from utils.techniques.zero import zero_config
 
 pytestmark = pytest.mark.deepspeed

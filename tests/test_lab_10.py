@@ -13,11 +13,19 @@ from lab_cases import answers, nudged, solved_lab, untouched_lab
 from torch.utils.checkpoint import checkpoint
 
 from utils.clinic import Patient
-from utils.labs import check, lab_10
+from utils.clinic.lab_ward import (
+    CAUSES,
+    WARD,
+    after_cure,
+    as_it_came,
+    case_file,
+    lab_patient,
+)
+from utils.labs import check
 from utils.labs.checking import run_check
-from utils.labs.round_10 import Round
 from utils.labs.verdict import Status
-from utils.labs.wards_10 import CAUSES, WARD, after_cure, as_it_came, case_file, lab_patient
+from utils.lessons.lesson_10 import checks as lab_10
+from utils.lessons.lesson_10.round import Round
 
 LAB = solved_lab("intermediate/10_oom_clinic")
 NAMES = {"torch": torch, "F": F, "checkpoint": checkpoint}

@@ -13,9 +13,10 @@ from lab_cases import answers, definitions, nudged, solved_lab, untouched_lab
 from rank_cases import nothing_left
 
 from utils import MIB, Wire
-from utils.labs import check, lab_11
+from utils.labs import check
 from utils.labs.slow_jobs import SlowJob, lesson_job, unknown_job
 from utils.labs.verdict import Status
+from utils.lessons.lesson_11 import checks as lab_11
 from utils.ranks import run_ranks
 from utils.traffic import algorithms
 

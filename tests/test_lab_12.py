@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from lab_cases import answers, nudged, solved_lab, untouched_lab
 from torch import Tensor
 
-from utils.labs import check, lab_12
-from utils.labs.ranks_12 import observed
+from utils.labs import check
 from utils.labs.verdict import Status
+from utils.lessons.lesson_12 import checks as lab_12
+from utils.lessons.lesson_12.workers import observed
 
 LAB = "advanced/12_tensor_parallel"
 NAMES = {"torch": torch, "dist": dist, "F": F, "observed": observed}

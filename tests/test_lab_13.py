@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from lab_cases import definitions, nudged, solved_lab, untouched_lab
 
-from utils.labs import check, lab_13
-from utils.labs.programs_13 import BROKEN, OWN, STUCK, best_cut, layer_problems
+from utils.labs import check
 from utils.labs.verdict import Status
+from utils.lessons.lesson_13 import checks as lab_13
+from utils.lessons.lesson_13.programs import BROKEN, OWN, STUCK, best_cut, layer_problems
 from utils.planner.schedules import order
 
 EXERCISES = ["one_f_one_b", "stuck", "own_schedule", "cut_layers"]

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from lab_cases import definitions, nudged, solved_lab, untouched_lab
 
-from utils.labs import check, lab_14
-from utils.labs.faulty_14 import faulty_run, one_process
+from utils.labs import check
 from utils.labs.verdict import Status
+from utils.lessons.lesson_14 import checks as lab_14
+from utils.lessons.lesson_14.faulty import faulty_run, one_process
 from utils.planner import crossing_bytes, layouts
 
 LAB = solved_lab("advanced/14_three_dimensions")

@@ -13,8 +13,9 @@ import pytest
 from lab_cases import definitions, nudged, solved_lab
 
 from utils.catalog import model_shape
-from utils.labs import check, lab_15
+from utils.labs import check
 from utils.labs.verdict import Status
+from utils.lessons.lesson_15 import checks as lab_15
 from utils.planner import Framework, Lora, Plan, estimate, framework
 
 LAB = solved_lab("advanced/15_design_studio")

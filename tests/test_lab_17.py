@@ -8,10 +8,11 @@ import pytest
 from lab_cases import answers, nudged, solved_lab
 
 from utils.clusters import slurm_problem
-from utils.labs import check, lab_17
-from utils.labs import repairs_17 as repairs
-from utils.labs.stubs_17 import try_script
+from utils.labs import check
 from utils.labs.verdict import Status
+from utils.lessons.lesson_17 import checks as lab_17
+from utils.lessons.lesson_17 import repairs
+from utils.lessons.lesson_17.stubs import try_script
 
 LAB = solved_lab("advanced/17_cluster_and_budget")
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")

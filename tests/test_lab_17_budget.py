@@ -11,7 +11,8 @@ import pytest
 from lab_cases import nudged, solved_lab
 
 from utils.labs import check
-from utils.labs.budget_17 import (
+from utils.labs.verdict import Status
+from utils.lessons.lesson_17.budget import (
     _markets,
     cheapest_run,
     lab_offers,
@@ -19,8 +20,7 @@ from utils.labs.budget_17 import (
     right_bill,
     training_share,
 )
-from utils.labs.matrix_17 import KINDS, LINES
-from utils.labs.verdict import Status
+from utils.lessons.lesson_17.matrix import KINDS, LINES
 from utils.planner.offers import Offer, cheapest
 from utils.planner.scaling import REPLICATION, ScalingLaw
 

@@ -13,10 +13,10 @@ from capstone_cases import right
 from lab_cases import nudged
 
 from utils import Lora, Plan
-from utils.labs.cases_99 import CASES, MINUTES, SEEDS, TIERS, four_ranks, sixteen_gb
 from utils.labs.checking import checks_of, find
-from utils.labs.sitting import Sitting
 from utils.labs.verdict import Status, Verdict
+from utils.lessons.lesson_99.cases import CASES, MINUTES, SEEDS, TIERS, four_ranks, sixteen_gb
+from utils.lessons.lesson_99.sitting import Sitting
 from utils.views.countdown import countdown
 
 BOTH = list(itertools.product(CASES, SEEDS))

@@ -27,11 +27,12 @@ from hostile_cases import (
 )
 from lab_cases import nudged
 
-from utils.labs import check, lab_06
+from utils.labs import check
 from utils.labs.cases import Exercise, Question
 from utils.labs.checking import find, run_check
 from utils.labs.stubs import untouched
 from utils.labs.verdict import Report, Status
+from utils.lessons.lesson_06 import checks as lab_06
 
 pytestmark = pytest.mark.deepspeed  # a right answer of lab 09 is read by DeepSpeed
 EXERCISES = all_exercises()

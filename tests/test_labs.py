@@ -10,11 +10,11 @@ import threading
 import cloudpickle
 import pytest
 
-import utils.labs
-from utils.labs import Status, check, correct, not_yet
+from utils.labs import Status, check, checking, correct, not_yet
 from utils.labs.__main__ import main as copy_main
 from utils.labs.stubs import untouched
 from utils.labs.verdict import Report
+from utils.lessons import announce, folders
 
 LAB = '''
 import os
@@ -69,15 +69,16 @@ def _helper(answer):
 @pytest.fixture(scope="module", autouse=True)
 def lab_97(tmp_path_factory):
     """A lab of the tests' own beside the course's."""
-    folder = tmp_path_factory.mktemp("labs")
-    (folder / "lab_97.py").write_text(LAB)
-    utils.labs.__path__.append(str(folder))
-    module = importlib.import_module("utils.labs.lab_97")
-    cloudpickle.register_pickle_by_value(module)  # the child does not know the folder
-    yield
+    folder = tmp_path_factory.mktemp("lessons")
+    (folder / "checks.py").write_text(LAB)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checking, "folders", lambda: {**folders(), "97": folder})
+        announce("97", folder)
+        module = importlib.import_module("utils.lessons.lesson_97.checks")
+        cloudpickle.register_pickle_by_value(module)  # the child does not know the folder
+        yield
     cloudpickle.unregister_pickle_by_value(module)
-    utils.labs.__path__.remove(str(folder))
-    del sys.modules["utils.labs.lab_97"]
+    del sys.modules["utils.lessons.lesson_97"], sys.modules["utils.lessons.lesson_97.checks"]
 
 
 def test_right_and_wrong_answers():

@@ -22,7 +22,7 @@ from utils.clusters import (
     kubectl_says,
     read_yaml,
 )
-from utils.labs.stubs_17 import try_script
+from utils.lessons.lesson_17.stubs import try_script
 from utils.parallel.saves import STOPPED
 from utils.planner import Batch, Cluster, Lora, Plan, export
 from utils.planner.export import slurm

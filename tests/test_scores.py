@@ -136,10 +136,10 @@ def test_answers_to_lab_99_are_checked_again_where_the_learner_cannot_reach(
 ) -> None:
     right = capstone_cases.right("components", 2)
     cells = [
-        "from utils.labs.sitting import Sitting\nsitting = Sitting(seed=2)\nsitting.open('components')",
+        "from utils.lessons.lesson_99.sitting import Sitting\nsitting = Sitting(seed=2)\nsitting.open('components')",
         f"sitting.hand_in('components', {right!r})",
         "raise SystemExit",
-        "import utils.labs.sitting as theirs\nfrom utils.labs.verdict import Report, correct\n"
+        "import utils.lessons.lesson_99.sitting as theirs\nfrom utils.labs.verdict import Report, correct\n"
         "theirs.check = lambda name, _: Report(name, correct('mine'))\n"
         "sitting.open('two_offers'); sitting.open('four_ranks'); sitting.open('lay_out')",
         "assert sitting.hand_in('two_offers', {'all': 'wrong'}).is_correct",

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from utils.moved import find_by_earlier_names
+
 _HOME = {
     "setup": "utils.start",
     "scratch": "utils.files",
@@ -150,3 +152,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOME})
+
+
+find_by_earlier_names()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from utils.labs.cases_99 import CASES, Gains
-from utils.labs.results_page import Result, results_html
+from utils.lessons.lesson_99.cases import CASES, Gains
+from utils.lessons.lesson_99.results_page import Result, results_html
 
 from .course import browser_page, find_browser
 

@@ -6,7 +6,6 @@ import difflib
 import importlib
 import inspect
 import os
-import pkgutil
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,11 +18,11 @@ from utils.labs.cases import Exercise, Question
 from utils.labs.kinds import NO_RETURN
 from utils.labs.stubs import MOST_NESTED, functions_of, parts_of, untouched
 from utils.labs.verdict import Report, Status, Verdict, check_failed, not_yet
+from utils.lessons import SOURCES, folders
 from utils.ranks.killable import run_to_outcome
 
 Check = Callable[[Any], Verdict]
 TIMEOUT_SECONDS = 10.0
-_PACKAGE = "utils.labs"
 _STARTS_RANKS = "starts_ranks"
 _GRADIENTS_OFF = (
     "torch.set_grad_enabled(False) holds for all that follows, in the whole process. "
@@ -33,7 +32,9 @@ _NOTHING_LEFT = (
     "next(...) found nothing left. Give it a default, or ask first whether there is more."
 )
 _LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
-_NOT_LEARNERS = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], *_LIBRARIES))
+_NOT_LEARNERS = tuple(
+    f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], SOURCES, *_LIBRARIES)
+)
 
 
 def check(name: str, answer: Any, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Report:
@@ -85,14 +86,13 @@ def find(name: str) -> Check:
 
 
 def lab_numbers() -> list[str]:
-    """The labs that have checks: "01" for the module `lab_01`."""
-    modules = pkgutil.iter_modules(importlib.import_module(_PACKAGE).__path__)
-    return sorted(m.name.removeprefix("lab_") for m in modules if m.name.startswith("lab_"))
+    """The labs that have checks: "01" where that lesson's folder has a `checks.py`."""
+    return [number for number, folder in folders().items() if (folder / "checks.py").is_file()]
 
 
 def checks_of(number: str) -> dict[str, Check]:
     """The checks of a lab by exercise: its module's questions, and its functions of one answer."""
-    module = importlib.import_module(f"{_PACKAGE}.lab_{number}")
+    module = importlib.import_module(f"utils.lessons.lesson_{number}.checks")
     found = {name: value for name, value in sorted(vars(module).items()) if name[0] != "_"}
     return {name: value for name, value in found.items() if _is_check(value, module.__name__)}
 

@@ -29,7 +29,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from utils import check
-from utils.labs.ranks_12 import observed
+from utils.lessons.lesson_12.workers import observed
 
 # %% [markdown]
 # ## Exercise 1: what a rank keeps of a Llama block

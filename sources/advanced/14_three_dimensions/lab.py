@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 from utils import check
-from utils.labs.faulty_14 import faulty_run, one_process
+from utils.lessons.lesson_14.faulty import faulty_run, one_process
 from utils.planner import crossing_bytes
 
 # %% [markdown]

@@ -36,8 +36,8 @@ import torch
 
 from utils import check
 from utils.clinic.dead_runs import dead_run
-from utils.labs.choice_16 import JOBS
-from utils.labs.run_16 import LabRun
+from utils.lessons.lesson_16.choice import JOBS
+from utils.lessons.lesson_16.run import LabRun
 from utils.planner.goodput import DAY, best_interval_seconds, waiting_seconds, working_share
 
 # %% [markdown]

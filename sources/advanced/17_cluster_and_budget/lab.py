@@ -25,7 +25,7 @@ here = setup("labs/advanced/17")
 
 # %%
 from utils import check
-from utils.labs.repairs_17 import broken
+from utils.lessons.lesson_17.repairs import broken
 
 # %% [markdown]
 # ## Exercise 1: a job that must not lose a step
@@ -128,7 +128,7 @@ check("17.repaired_job", {"job.slurm": repaired_job, "train.py": repaired_train}
 # %%
 import math
 
-from utils.labs.budget_17 import lab_offers
+from utils.lessons.lesson_17.budget import lab_offers
 from utils.planner import REPLICATION
 
 offers = lab_offers()
@@ -181,7 +181,7 @@ for served in (0, 5e12):
 # A colleague's matrix prefers 256 A100 to 128 H100, for 30B parameters on 600B tokens. Review it.
 
 # %%
-from utils.labs.matrix_17 import KINDS, matrix_text
+from utils.lessons.lesson_17.matrix import KINDS, matrix_text
 
 print(matrix_text())
 print("kinds:", ", ".join(KINDS))

@@ -47,7 +47,7 @@ import re
 from collections import Counter
 
 from utils import Lora, Plan, cost, estimate, model_shape, search
-from utils.labs.sitting import Sitting
+from utils.lessons.lesson_99.sitting import Sitting
 from utils.planner import Space, axis_bytes
 from utils.planner.goodput import DAY, best_interval_seconds, working_share
 

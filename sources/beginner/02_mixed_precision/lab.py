@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from utils import check, measure, resnet, simulate
-from utils.labs.ledger_02 import small_network
+from utils.lessons.lesson_02.ledger import small_network
 
 # %% [markdown]
 # ## Exercise 1: convert a step

@@ -129,7 +129,7 @@ check("06.merged_weight", merged_weight)
 # `"LoRA"`, `"QLoRA"`, `"QLoRA + checkpointing"`, `"QLoRA + 8-bit AdamW"` and `"full fine-tune"`.
 
 # %%
-from utils.labs.finetune_06 import simulated_finetune
+from utils.lessons.lesson_06.finetune import simulated_finetune
 from utils.techniques.library import bitsandbytes_problem
 
 has_packing = bitsandbytes_problem() is None

@@ -27,7 +27,7 @@ here = setup("labs/intermediate/08")
 import torch
 
 from utils import check
-from utils.labs.few_bits_08 import budget_bytes, choices, layer, loss_with, recorded
+from utils.lessons.lesson_08.few_bits import budget_bytes, choices, layer, loss_with, recorded
 from utils.techniques.gptq import inverse_factor
 from utils.techniques.rounding import Grid
 

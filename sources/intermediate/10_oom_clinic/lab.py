@@ -39,8 +39,8 @@ from torch.utils.checkpoint import checkpoint
 
 from utils import check, draw_timeline, format_bytes, show
 from utils.clinic import examine
-from utils.labs.round_10 import Round
-from utils.labs.wards_10 import case_file, lab_patient
+from utils.lessons.lesson_10.round import Round
+from utils.clinic.lab_ward import case_file, lab_patient
 
 
 def admit(number):

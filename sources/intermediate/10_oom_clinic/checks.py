@@ -1,0 +1,154 @@
+"""Checks of lesson and lab 10, "The out-of-memory clinic"."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from utils.clinic import LOSS_TOLERANCE, Examination, Patient, examine
+from utils.clinic.lab_ward import (
+    CAUSES,
+    RESERVED,
+    WARD,
+    Case,
+    after_cure,
+    as_it_came,
+    case_file,
+    lab_patient,
+)
+from utils.labs.cases import Question, judge, scored, takes
+from utils.labs.kinds import NotYet, function, keys, one_of, whole
+from utils.labs.verdict import Verdict, correct, not_yet
+from utils.units import Category, format_bytes
+
+CATEGORIES = (*map(str, Category), RESERVED)
+SGD_RATE = 0.1
+
+which_sum = Question(
+    "Lesson 10: which of two undetached sums keeps megabytes alive.",
+    one_of("total_loss", "total_size", "both"), right="total_size",
+    wrong={"total_loss": "Its graph was run backward, and backward() frees what a graph has saved.",
+           "both": "backward() ran through one of the two graphs. What does it free?"},
+    note="no backward ever runs through its graph, so each step's logits wait for one",
+)  # fmt: skip
+
+waiting_batches = Question(
+    "Lesson 10: batches that wait in shared memory.",
+    whole("a number of batches"), right=48,
+    wrong={8: "That is one worker's share.", 6: "That many workers; each prepares several batches.",
+           54: "The batch in the training loop is no longer waiting."},
+    nudge="Each worker runs prefetch_factor batches ahead.", note="6 x 8, whatever the epoch's length",
+)  # fmt: skip
+
+
+def _check(number: int) -> Callable[[dict[str, Any]], Verdict]:
+    """The check of one patient of the lab."""
+
+    @takes(keys({"cause": one_of(*CAUSES), "category": one_of(*CATEGORIES, what="a category of bytes"),
+                 "line": whole("a line number"), "cure": function()}))  # fmt: skip
+    def patient(answer: dict[str, Any]) -> Verdict:
+        return _wrong_diagnosis(number, answer) or _judge_cure(number, answer["cure"])
+
+    # By this name a process of its own finds it.
+    patient.__name__ = patient.__qualname__ = f"patient_{number}"
+    patient.__doc__ = f"Patient {number}: diagnosis and cure."
+    return patient
+
+
+patient_1, patient_2, patient_3 = _check(1), _check(2), _check(3)
+patient_4, patient_5, patient_6, patient_7 = _check(4), _check(5), _check(6), _check(7)
+
+
+def _wrong_diagnosis(number: int, answer: dict[str, Any]) -> Verdict | None:
+    case = WARD[number]
+    look = "Examine it: phase, category, what is alive after each step, reserved against alive."
+    verdict = judge(answer["cause"], case.cause, "the cause", wrong=case.wrong_causes,
+                    expected="one of the seven", nudge=look)  # fmt: skip
+    if verdict:
+        return verdict
+    if answer["category"] not in case.categories:
+        nudge = "Which category is far larger at the peak than a healthy step needs?"
+        return not_yet("the category that fills the memory", got=answer["category"], nudge=nudge)
+    lines = case_file(number).splitlines()
+    if not 1 <= answer["line"] <= len(lines):
+        return not_yet(f"the script has lines 1 to {len(lines)}", got=answer["line"])
+    line = lines[answer["line"] - 1]
+    if not any(text in line for text in case.lines):
+        nudge = "Which line makes, or keeps, what fills the memory?"
+        return not_yet("the line of the fault", got=line.strip(), nudge=nudge)
+    return None
+
+
+def _judge_cure(number: int, cure: Callable[[Patient], Any]) -> Verdict:
+    case, patient = WARD[number], lab_patient(number)
+    treated = cure(patient)
+    if not isinstance(treated, Patient):
+        note = "your function is to return a patient: `return patient.edited({...})`"
+        return not_yet(note, got=type(treated).__name__)
+    if treated.build is patient.build and treated.train is patient.train:
+        return not_yet(
+            "the patient came back as it went in", nudge="patient.edited gives a new one."
+        )
+    if treated.limit_bytes != patient.limit_bytes or treated.fragments != patient.fragments:
+        return not_yet("the budget was changed", nudge="A larger card is the last of the cures.")
+    after = _examined(treated)
+    if verdict := _wrong_cure(case, treated, as_it_came(number), after):
+        return verdict
+    if case.by_sgd and (problem := _other_under_sgd(patient, treated)):
+        nudge = f"AdamW hides how large gradients are; here SGD took its place. {case.other_losses}"
+        return not_yet(f"the gradients are not those of before: {problem}", nudge=nudge)
+    score = scored(after.bytes, after_cure(number).bytes, "after the cure", format_bytes)
+    return correct("the same losses, under the budget", score=score)
+
+
+def _examined(treated: Patient) -> Examination:
+    try:
+        return examine(treated)
+    except ValueError as error:
+        if "backward()" not in str(error):
+            raise
+        nudge = "A step without backward() needs little memory and learns nothing. Which line did you take out?"
+        raise NotYet(
+            not_yet("your patient no longer trains: no backward() came", nudge=nudge)
+        ) from None
+
+
+def _other_under_sgd(patient: Patient, treated: Patient) -> str:
+    """What differs where plain SGD, which sees the size of gradients, takes the optimizer's place."""
+    losses = []
+    for one in (patient, treated):
+        model, optimizer = one.build()
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            return ""  # it steps by itself, as it likes
+        with contextlib.redirect_stdout(io.StringIO()):
+            losses.append(one.train(model, torch.optim.SGD(model.parameters(), lr=SGD_RATE)))
+    return _other_numbers(*losses)
+
+
+def _wrong_cure(
+    case: Case, treated: Patient, before: Examination, after: Examination
+) -> Verdict | None:
+    added = "\n".join(line[1:] for line in treated.diff.splitlines() if line.startswith("+"))
+    known = next((text for words, text in case.wrong_cures.items() if words in added), "")
+    if problem := _other_numbers(before.losses, after.losses):
+        return not_yet(f"the losses are not those of before: {problem}",
+                       nudge=known or case.other_losses)  # fmt: skip
+    if not after.fits:
+        limit = format_bytes(treated.limit_bytes)
+        return not_yet("still over its budget", expected=f"at most {limit}",
+                       got=format_bytes(after.bytes), nudge=known or case.still_over)  # fmt: skip
+    return None
+
+
+def _other_numbers(before: Sequence[float], after: Sequence[float]) -> str:
+    if len(before) != len(after):
+        return f"{len(after)} numbers where there were {len(before)}"
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        if not math.isclose(old, new, rel_tol=LOSS_TOLERANCE, abs_tol=1e-9):
+            return f"number {index} is {new:.6g}, and was {old:.6g}"
+    return ""

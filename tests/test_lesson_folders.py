@@ -1,0 +1,103 @@
+"""A lesson's code lies in its folder: what may import what, and names that it had before."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from utils.labs.checking import checks_of, lab_numbers
+from utils.lessons import SOURCES, folders
+from utils.moved import today
+
+ROOT = Path(__file__).resolve().parents[1]
+# What lessons and labs of version 0.1 imported, a module a line.
+EARLIER = [line.split() for line in (ROOT / "tests/earlier_names.txt").read_text().splitlines()]
+NOTEBOOKS = {"lesson.py", "lab.py", "page.py"}
+LESSONS = "utils.lessons.lesson_"
+
+
+def imported(path: Path) -> set[str]:
+    """The modules that a file names in its import statements; relative ones with their dots."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return plain | {
+        "." * node.level + (node.module or "") for node in nodes if isinstance(node, ast.ImportFrom)
+    }
+
+
+def foreign(folder: Path) -> Iterator[str]:
+    """Imports by which a lesson's folder leaves it: of another's, or upwards out of itself."""
+    for path in sorted(folder.rglob("*.py")):
+        if path.name not in NOTEBOOKS:
+            deepest = len(path.relative_to(folder).parts)
+            for name in imported(path):
+                dots = len(name) - len(name.lstrip("."))
+                if name.startswith(LESSONS) or dots > deepest:
+                    yield f"{path.relative_to(folder)}: {name}"
+
+
+def test_a_lesson_imports_no_other() -> None:
+    assert {number: list(foreign(folder)) for number, folder in folders().items()} == {
+        number: [] for number in folders()
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "is_foreign"),
+    [("from .plans import CARDS", False), ("from utils.labs.cases import Case", False),
+     ("from ..other import X", True), ("import utils.lessons.lesson_10.round", True)],
+)  # fmt: skip
+def test_an_import_of_another_lesson_is_found(line: str, is_foreign: bool, tmp_path: Path) -> None:
+    (tmp_path / "checks.py").write_text(line)
+    assert bool(list(foreign(tmp_path))) == is_foreign
+
+
+def test_utils_imports_no_lesson() -> None:
+    files = sorted((ROOT / "utils").rglob("*.py"))
+    assert [str(f) for f in files for name in imported(f) if name.startswith(LESSONS)] == []
+
+
+@pytest.mark.parametrize("line", EARLIER, ids=[line[0] for line in EARLIER])
+def test_what_earlier_labs_imported_is_found(line: list[str]) -> None:
+    found: dict[str, object] = {}
+    exec(f"from {line[0]} import {', '.join(line[1:])}", found)
+    assert set(line[1:]) <= set(found)
+
+
+def test_there_are_earlier_names() -> None:
+    assert sum(line[0].startswith("utils.labs.") for line in EARLIER) >= 15
+    assert today("utils.labs.cases_99.survive") == "utils.lessons.lesson_99.cases.survive"
+    assert today("utils.labs.cases") == today("utils.labs.verdict") == ""
+
+
+def test_a_name_that_never_was_is_pythons_own_sentence() -> None:
+    with pytest.raises(ModuleNotFoundError, match="utils.labs.nothing"):
+        importlib.import_module("utils.labs.nothing")
+
+
+def test_a_lessons_function_is_found_by_its_module_in_another_process() -> None:
+    sent = pickle.dumps(checks_of("09")["zero_1"])
+    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).__module__)"
+    done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, cwd=ROOT)
+    assert done.stdout.decode().strip() == f"{LESSONS}09.checks", done.stderr.decode()
+
+
+def test_every_folder_is_a_lesson_and_labs_have_checks() -> None:
+    assert len(folders()) >= 19 and all((f / "lesson.py").is_file() for f in folders().values())
+    with_lab = [number for number, folder in folders().items() if (folder / "lab.py").is_file()]
+    assert lab_numbers() == with_lab == sorted(with_lab)
+
+
+def test_two_lessons_of_one_number_are_a_sentence(tmp_path: Path) -> None:
+    for name in ("beginner/01_one", "advanced/01_other"):
+        (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"Two lessons have the number 01: .* Rename one"):
+        folders(tmp_path)
+    assert SOURCES.name == "sources"
