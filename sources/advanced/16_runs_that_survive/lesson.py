@@ -921,7 +921,6 @@ else:
         report(metrics, 1, StandInGpu(xid=79).after(0.0, 2**30))
         alert, seconds = prometheus.wait_for("GpuIsLost")
         print(f"{alert.state} after {seconds:.1f} s ({measured_here}): {alert.summary}")
-shutil.rmtree(metrics, ignore_errors=True)
 
 # %% [markdown]
 # **Read it.** Two rules deserve to wake somebody: *no step for several step times* (here a minute), which catches every hang,

@@ -100,6 +100,8 @@ _ = array.write_text("#!/bin/bash\n#SBATCH --job-name=checksums --array=0-3 --ou
 
 # %%
 if slurm:
+    if slurm.nodes()["n2"] != "idle":  # this cell ran before
+        slurm.start_node("n2")
     training = slurm.submit(folder / "job.slurm", "--steps", "30", "--every", "2")
     killed = slurm.watch(training, until=lambda: saved_steps(folder / "saves") >= 4)
     slurm.kill_node("n2")
@@ -667,9 +669,6 @@ print(f"nobody asked for 32 H100: MFU {best.mfu:.0%} ({Evidence.PREDICTED}), {cl
 # | Kubernetes, Kubeflow | your company runs on it | images, volumes, an operator | a queue with fair shares: add Kueue |
 # | Ray Train | preprocessing, tuning and training in one program | a cluster inside a cluster | plain static jobs |
 # | SkyPilot | prices decide; spot in several clouds | saves in a bucket, restarts | machines that you own |
-
-# %%
-shutil.rmtree(folder)
 
 # %% [markdown]
 # ## Recap
