@@ -425,6 +425,7 @@ windows = windows[torch.randperm(len(windows), generator=torch.Generator().manua
 unseen, seen = windows[:20_000], windows[20_000:]
 
 
+# %%
 def train(width, steps=320, batch=1024):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(256, 16), torch.nn.Flatten(), torch.nn.Linear(128, width),
