@@ -132,7 +132,8 @@ def test_run_ranks_opens_nothing_to_others(monkeypatch: pytest.MonkeyPatch) -> N
 def test_no_other_user_reaches_the_store_of_run_ranks() -> None:
     with meeting_point() as place:
         folder = Path(place.file).parent
-        assert folder.stat().st_mode & 0o077 == folder.parent.stat().st_mode & 0o077 == 0
+        assert folder.stat().st_mode & 0o077 == 0, "it opens to its owner alone"
+        assert folder.parent.stat().st_mode & 0o066 == 0, "others may not look around it"
         with watched() as doors:
             members = [Member(rank, 1, place, 20) for rank in range(1)]
             assert run_members(kind_of_store, (), members) == ["FileStore"]

@@ -156,7 +156,7 @@ def test_an_operation_without_a_simulated_form() -> None:
 @pytest.mark.usefixtures("next_one_works")
 def test_a_model_on_real_data_is_refused() -> None:
     model = Outer("")
-    with pytest.raises(ValueError, match=r"'head.weight' was made before.*inside build\(\)"):
+    with pytest.raises(ValueError, match=r"'head.weight' holds real data.*inside build\(\)"):
         simulate(lambda: (model, None), run, device="cpu")
 
 

@@ -262,7 +262,7 @@ def test_what_other_ranks_send_is_not_known(collective: Callable[[torch.Tensor],
     with pytest.raises(SimulationError, match="asks for the value of a tensor"):
         simulate(build, step, device="cpu", world=2, rank=1)
     assumed = simulate(build, step, device="cpu", world=2, rank=1, values={"flag": 1})
-    assert assumed.peak_bytes >= 400 and "flag = 1" in assumed.notes[-1]
+    assert assumed.peak_bytes >= 400 and "flag = 1" in " ".join(assumed.notes)
 
 
 def test_stages_that_vote_are_assumed_to_know_their_shapes() -> None:

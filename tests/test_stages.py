@@ -38,7 +38,7 @@ def test_rules_come_first_and_notebooks_last() -> None:
 @pytest.mark.parametrize(
     ("target", "fails", "named"),
     [
-        ("test", "*loadfile?-m?not*", ["tests"]),
+        ("test", "*loadfile?--durations*", ["tests"]),
         ("test", "*--check", ["sources"]),
         ("test", "*nbval*", ["notebooks"]),
         ("test", "-m?pytest?tests/test_shims.py", ["libraries"]),

@@ -19,6 +19,7 @@ from utils.data.library_text import (
     held_out_tokens,
     training_tokens,
 )
+from utils.lessons import folders
 from utils.models.bytes_llama import FILE, bytes_llama, made_by, perplexity, sequence_losses
 from utils.techniques.awq import awq
 from utils.techniques.gptq import gptq
@@ -151,6 +152,6 @@ def test_lost_or_damaged_weights_end_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cut off"):
         bytes_llama(cut)
     other = tmp_path / "other.safetensors"
-    shutil.copy(FILE.parents[1] / "labs" / "gptq_layer_08.safetensors", other)
+    shutil.copy(folders()["08"] / "gptq_layer.safetensors", other)
     with pytest.raises(ValueError, match="of another model"):
         bytes_llama(other)
