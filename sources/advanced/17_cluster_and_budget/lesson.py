@@ -102,6 +102,7 @@ _ = array.write_text("#!/bin/bash\n#SBATCH --job-name=checksums --array=0-3 --ou
 if slurm:
     if slurm.nodes()["n2"] != "idle":  # this cell ran before
         slurm.start_node("n2")
+    shutil.rmtree(folder / "saves", ignore_errors=True)
     training = slurm.submit(folder / "job.slurm", "--steps", "30", "--every", "2")
     killed = slurm.watch(training, until=lambda: saved_steps(folder / "saves") >= 4)
     slurm.kill_node("n2")
