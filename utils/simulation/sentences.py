@@ -85,7 +85,7 @@ _WORDS: dict[str, str] = {
     "0 active drivers": _NO_LAUNCH,
     "SyncBatchNorm expected input tensor to be on GPU": (
         "runs SyncBatchNorm, whose kernels exist on GPUs alone. Simulate with plain BatchNorm: what "
-        "the ranks exchange are three numbers a channel."
+        "the ranks exchange is two numbers a channel, and a count."
     ),
     COMM_HOOK: (
         "registers a communication hook, which sends gradients in a form of its own. Leave it out: "

@@ -510,7 +510,7 @@ for name, (_, place, own_adam) in ({} if zero_problem else ARMS).items():
     device = sum(each for path, _, each in held if place is None or any(part in path for part in DEVICE))
     there = sum(each for *_, each in held) - device
     rows.append({"": name, "device": device, "host": there, "file": on_disk, "losses apart from ZeRO-2": f"{apart:.0e}"})
-    within = 2**-9 if own_adam else 5e-4  # another order of rounding: half a step of bf16
+    within = torch.finfo(torch.bfloat16).eps / 4 if own_adam else 5e-4  # rounded in another order
     assert apart <= within, f"{name} trains another model than ZeRO-2: same seed?"
 if rows:
     display(pd.DataFrame(rows).set_index("").round(2))
@@ -526,8 +526,8 @@ assert apart <= 1e-6, "FSDP2 trains another model: same seed?"
 # **Read it.** The second row keeps 2 bytes, the bf16 weights, as gradients leave, too, and a buffer as large as the
 # largest tensor. Its host has fp32
 # gradients, copies and moments, 16 bytes, and 2 more: a bf16 copy for the way up. ZeRO-3 takes the weights as well; its bucket
-# stays. Where built: `DeepSpeedCPUAdam` rounds in another order than torch, and bf16's steps are $2^{-8}$ apart; the last column
-# says what that does to losses;
+# stays. Where built: `DeepSpeedCPUAdam` rounds in another order than torch, and a bf16 number of size 1 has its next
+# neighbour `torch.finfo(torch.bfloat16).eps` away; the last column says what that does to losses;
 # ZeRO-Infinity puts the 12 bytes of copies and moments into a file; the host's buffers that it reads and writes through do not shrink with
 # the model.
 #
