@@ -13,7 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from utils.memory import OverBudgetError
 from utils.simulation import simulate
 from utils.simulation.cuda_allocator import CachingAllocator, replayed
-from utils.units import MIB
+from utils.simulation.devices import simulated_device
+from utils.units import GIB, MIB, format_bytes
 
 KIB = 1024
 
@@ -162,3 +163,16 @@ def test_what_dtensor_makes_to_learn_shapes_is_no_memory() -> None:
     assert found.timeline.alive_bytes[-1] == pytest.approx(3 * shard, rel=0.02)
     allocated = found.allocator_bytes["allocated peak"]
     assert found.peak_bytes <= allocated <= found.peak_bytes + 4 * MIB
+
+
+def test_what_the_allocator_reserves_decides_whether_a_step_fits() -> None:
+    card = simulated_device("RTX 4090")
+    usable = card.usable_bytes or 0
+    fits = card.verdict(usable - 2 * GIB, usable - GIB)
+    assert fits.startswith("Fits ") and fits.endswith("which leaves 1.00 GiB to spare.")
+    assert f"its allocator reserves {format_bytes(usable - GIB)}" in fits
+    assert "the tensors would" in card.verdict(usable - GIB, usable + GIB)
+    too_much = card.verdict(usable + GIB, usable + 2 * GIB)
+    assert too_much.startswith("Does not fit ") and too_much.endswith(": 1.00 GiB too much.")
+    assert card.verdict(usable - GIB, None).endswith("with 1.00 GiB to spare.")
+    assert simulated_device("cpu").verdict(1, None) == ""

@@ -46,6 +46,11 @@ class SimulatedDevice:
             return ""
         margin = self.usable_bytes - (peak_bytes if reserved_bytes is None else reserved_bytes)
         room = f"the {format_bytes(self.usable_bytes)} that {self.name} leaves beside its context"
+        if margin >= 0 and reserved_bytes is not None:
+            return (
+                f"Fits {room}: its allocator reserves {format_bytes(reserved_bytes)}, which leaves "
+                f"{format_bytes(margin)} to spare."
+            )
         if margin >= 0:
             return f"Fits {room}, with {format_bytes(margin)} to spare."
         if peak_bytes > self.usable_bytes:
