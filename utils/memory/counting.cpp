@@ -27,6 +27,7 @@ struct Ledger {
   std::vector<Event> events;
   bool recording = false;
   int64_t last_ns = 0;
+  int64_t since_mark = 0, peak_since_mark = 0;
   c10::Allocator* inner = nullptr;
 
   // Strictly increasing, so that an event never ties with a phase mark.
@@ -41,6 +42,8 @@ struct Ledger {
   void born(void* address, int64_t bytes) {
     std::lock_guard<std::mutex> lock(mutex);
     alive[address] = bytes;
+    since_mark += bytes;
+    peak_since_mark = std::max(peak_since_mark, since_mark);
     if (recording) note(address, bytes);
   }
   void died(void* address) {
@@ -48,6 +51,7 @@ struct Ledger {
     auto found = alive.find(address);
     if (found == alive.end()) return;
     if (recording) note(address, -found->second);
+    since_mark -= found->second;
     alive.erase(found);
   }
 };
@@ -99,6 +103,18 @@ void meter_record(int on) {
   std::lock_guard<std::mutex> lock(ledger().mutex);
   ledger().recording = on != 0;
   if (on) ledger().events.clear();
+}
+
+// From here on bytes are summed up anew, beside the events.
+void meter_mark() {
+  std::lock_guard<std::mutex> lock(ledger().mutex);
+  ledger().since_mark = ledger().peak_since_mark = 0;
+}
+
+// The most bytes that were alive at once since the mark, beyond those at the mark.
+int64_t meter_peak_since_mark() {
+  std::lock_guard<std::mutex> lock(ledger().mutex);
+  return ledger().peak_since_mark;
 }
 
 int64_t meter_event_count() {

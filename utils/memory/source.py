@@ -13,8 +13,8 @@ import ctypes
 import functools
 import os
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from utils.memory.compile import CompilerError, compile_library
 from utils.memory.events import AllocationEvent
 from utils.shims.torch_ import cuda_snapshot, is_allocation, record_cuda_history
 
+Result = TypeVar("Result")
 # c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: every block is a multiple of 512 bytes.
 CUDA_BLOCK_BYTES = 512
 
@@ -75,6 +76,27 @@ class CountingSource(RealMemory):
         pointer = rows.ctypes.data_as(ctypes.c_void_p)
         self._library.meter_read(pointer, ctypes.c_int64(len(rows)))
         return [AllocationEvent(*row) for row in rows.tolist()]
+
+
+def counted(call: Callable[[], Result]) -> tuple[Result, int]:
+    """What a call returns, and the most bytes that it had taken at once from the CPU's allocator.
+
+    For calls of a few milliseconds, beside any recording.
+
+    Raises:
+        ValueError: there is no counting allocator; `counts_calls` says so before.
+    """
+    if not counts_calls():
+        raise ValueError(f"Bytes of a call cannot be counted here. {_counting_problem()}")
+    library = _counting_library()
+    library.meter_mark()
+    result = call()
+    return result, library.meter_peak_since_mark()
+
+
+def counts_calls() -> bool:
+    """Whether this machine has the counting allocator."""
+    return _counting_problem() is None
 
 
 class ProfilerSource(RealMemory):
@@ -198,6 +220,7 @@ def _counting_library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(compile_library()))
     library.meter_now_ns.restype = ctypes.c_int64
     library.meter_event_count.restype = ctypes.c_int64
+    library.meter_peak_since_mark.restype = ctypes.c_int64
     if library.meter_install() != 0:
         raise CompilerError("Another CPU allocator is in force that cannot be wrapped.")
     return library

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from utils import catalog
 from utils.memory.source import CUDA_BLOCK_BYTES
+from utils.simulation.asked_kernels import AskedKernels
 from utils.simulation.gloo import with_gloo
 from utils.simulation.scratch import Scratch, cpu_scratch, cuda_scratch
 from utils.units import MIB, format_bytes
@@ -24,7 +25,8 @@ class SimulatedDevice:
 
     `usable_bytes` is its memory less the context, None for a CPU, where nothing is cut off.
     `total_bytes` and `capability` are what CUDA would report.
-    `granularity_bytes`: its allocator rounds up to a multiple of it.
+    `granularity_bytes`: its allocator rounds up to a multiple of it. `asked`: kernels of this
+    machine that tell what they take in between.
     """
 
     name: str
@@ -35,6 +37,7 @@ class SimulatedDevice:
     is_cuda: bool
     flash: bool
     scratch: Scratch
+    asked: AskedKernels | None = None
 
     def verdict(self, peak_bytes: int, reserved_bytes: int | None) -> str:
         """Whether a step fits, with the margin, in a sentence; empty for a CPU.
@@ -69,8 +72,9 @@ def simulated_device(name: str) -> SimulatedDevice:
         ValueError: the catalog has no such device; the message offers the nearest names.
     """
     if name.strip().lower() == "cpu":
+        asked = AskedKernels(cpu_scratch)
         return SimulatedDevice(
-            "a simulated CPU", None, 0, (0, 0), 1, False, False, with_gloo(cpu_scratch)
+            "a simulated CPU", None, 0, (0, 0), 1, False, False, with_gloo(asked.scratch), asked
         )
     card = catalog.device(name)
     return SimulatedDevice(

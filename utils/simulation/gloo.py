@@ -6,6 +6,8 @@ copies: nothing is needed there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,12 +22,14 @@ _FUNCTIONAL = "_c10d_functional::"
 def with_gloo(kernels: Scratch) -> Scratch:
     """The scratch memory of a device's kernels, and of gloo's collectives beside them."""
 
-    def scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
+    def scratch(
+        func: Any, args: tuple[Any, ...], out: Any, kwargs: Mapping[str, Any] = MappingProxyType({})
+    ) -> int:
         if func.namespace in ("c10d", "_c10d_functional"):
             return gloo_scratch(func, args, out)
         if operator_name(func) == "fsdp::chunk_cat_mixed_dtype":
             return _cast_bytes(args[0], out.dtype)
-        return kernels(func, args, out)
+        return kernels(func, args, out, kwargs)
 
     return scratch
 

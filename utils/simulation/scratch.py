@@ -6,7 +6,8 @@ per operation, from the allocator's own record of it or from the kernel's source
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ import torch
 from utils.simulation.convolutions import backward_scratch, forward_scratch
 from utils.simulation.recurrences import CUDNN_RESULTS, cudnn_scratch
 
-Scratch = Callable[[Any, tuple[Any, ...], Any], int]
+# An operation, its arguments, its results, and its arguments by name.
+Scratch = Callable[[Any, tuple[Any, ...], Any, Mapping[str, Any]], int]
 aten = torch.ops.aten
 # fp32 tensors of a parameter's size that bitsandbytes' CPU optimizers hold at their worst moment
 # (backends/cpu/ops.py): gradient, states if packed, two for the quotient.
@@ -30,8 +32,13 @@ MIXING = frozenset(
 )
 
 
-def cpu_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
-    """Bytes beyond the results at an operation's worst moment on a CPU."""
+def cpu_scratch(
+    func: Any, args: tuple[Any, ...], out: Any, kwargs: Mapping[str, Any] = MappingProxyType({})
+) -> int:
+    """Bytes beyond the results at an operation's worst moment on a CPU, where it cannot be asked.
+
+    What can be is in `asked_kernels.py`.
+    """
     if func is aten.convolution.default:
         return forward_scratch(args[0], args[1], out, args[3:6])
     if func is aten.convolution_backward.default:
@@ -51,7 +58,9 @@ def cpu_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
     return 0
 
 
-def cuda_scratch(func: Any, args: tuple[Any, ...], out: Any) -> int:
+def cuda_scratch(
+    func: Any, args: tuple[Any, ...], out: Any, kwargs: Mapping[str, Any] = MappingProxyType({})
+) -> int:
     """Bytes beyond the results at an operation's worst moment on a CUDA GPU.
 
     Flash attention's backward accumulates the query's gradient in fp32, with one more fp32 per

@@ -112,8 +112,6 @@ def simulate(
         watcher.in_build = False
         _check_built(models, ranks)
         watcher.libraries |= _libraries(models)
-        if not card.is_cuda and _has_large_kernels(models):
-            watcher.remark(SCRATCH)
         settle(models.parameters())
         _drop_cycles(models, watcher)
         aside()
@@ -131,6 +129,7 @@ def simulate(
         kept_note(result.timeline),
         *map(uncounted, watcher.unknown_operations.items()),
         *watcher.remarks,
+        card.asked.note if card.asked else "",
         *(note for note in result.notes if note.startswith((GROWN, UNNAMED))),
     ]
     return dataclasses.replace(
@@ -245,21 +244,6 @@ def _drop_cycles(models: Watched, watcher: StorageWatcher) -> None:
         own = sum(part.numel() * part.element_size() for part in parts)
     if watcher.alive_bytes > 1.01 * own + MIB:
         gc.collect()
-
-
-SCRATCH = (
-    "Low on a CPU: what its kernels for convolutions in three dimensions, or over patches, take in "
-    "between is stated in part. It says nothing of a GPU."
-)
-
-
-def _has_large_kernels(models: Watched) -> bool:
-    """Whether there are convolutions whose scratch memory on a CPU is not stated."""
-    modules = (module for model in models.models.values() for module in model.modules())
-    return any(
-        isinstance(m, nn.Conv3d) or (isinstance(m, nn.Conv2d) and min(m.stride) >= 8)
-        for m in modules
-    )
 
 
 def _libraries(models: Watched) -> set[str]:

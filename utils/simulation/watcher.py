@@ -127,7 +127,7 @@ class _Handler(SimulatedMemory):
         else:
             out = self._worked_out(func, args, kwargs)
             filled = out if out is not None else kwargs.get("out")
-            scratch_bytes = self._scratch(func, args, filled)
+            scratch_bytes = self._scratch(func, args, filled, kwargs)
         to_host = (
             self._has_host
             and (self.tells_apart or self._placing is not None or on_host())

@@ -1,0 +1,153 @@
+"""What kernels of this machine's CPU take in between, asked of themselves: each runs once a shape.
+
+oneDNN, LAPACK and PyTorch plan their working memory by shape, strides, number of threads and
+instruction set, and only oneDNN could tell before it runs; PyTorch does not pass that on. So an
+operation without data runs once beside the simulation, on tensors of the same looks that hold ones
+on their diagonals, and the counting allocator tells what it took beyond its results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+from torch.utils.flop_counter import flop_registry
+
+from utils.memory.source import counted, counts_calls
+from utils.shims.torch_ import storage_key, with_data
+from utils.shims.torch_autocast import autocast_off
+from utils.simulation.scratch import Scratch
+from utils.units import MIB
+
+MOST_BYTES = 256 * MIB  # of arguments and results; more would take the learner's own memory
+MOST_FLOPS = 10**10  # a second or two on one core
+# With data the gradient of x[mask] is added in place: another operation than the one simulated.
+_STATED = frozenset({torch.ops.aten.index_put.default})
+_NAMESPACES = frozenset({"aten", "torchvision"})
+_VALUES = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout,
+           torch.memory_format)  # fmt: skip
+# What takes memory by its size, as far as is known; the rest is not missed where it was not asked.
+_TAKERS = ("conv", "linalg", "fft", "sort", "topk", "pool", "batch_norm", "svd", "cholesky", "_lu")
+_LOW = (torch.float16, torch.bfloat16)
+UNASKED = (
+    "Low on a CPU: {names} did not run once beside the simulation, which tells what a kernel takes in "
+    "between: too large for that, or there is no C++ compiler. It is stated in part. It says nothing "
+    "of a GPU."
+)
+_answers: dict[tuple[Any, ...], int | None] = {}  # this machine's, whoever simulates
+
+
+class AskedKernels:
+    """The kernels of one simulation; `stated` says what those take that cannot be asked."""
+
+    def __init__(self, stated: Scratch) -> None:
+        self._stated = stated
+        self._unasked: dict[str, None] = {}
+
+    @property
+    def note(self) -> str:
+        """Which kernels were not asked, of those that take memory; empty if there are none."""
+        return UNASKED.format(names=", ".join(self._unasked)) if self._unasked else ""
+
+    def scratch(self, func: Any, args: tuple[Any, ...], out: Any, kwargs: Mapping[str, Any]) -> int:
+        """Bytes beyond the results at an operation's worst moment on a CPU."""
+        asked = self._asked(func, args, out, kwargs)
+        return self._stated(func, args, out, kwargs) if asked is None else asked
+
+    def _asked(
+        self, func: Any, args: tuple[Any, ...], out: Any, kwargs: Mapping[str, Any]
+    ) -> int | None:
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        if not _can_be_asked(func, tensors):
+            return None
+        key = _looks(func, args, kwargs)
+        answer = _answers.get(key) if key is not None else None
+        if key is not None and key not in _answers and counts_calls():
+            if not _is_too_large(func, args, kwargs, tensors, out):
+                answer = _answers[key] = _run(func, args, kwargs, out)
+        if answer is None and _takes_memory(func, tensors):
+            self._unasked[func.name().removeprefix("aten::")] = None
+        return answer
+
+
+def _can_be_asked(func: Any, tensors: list[torch.Tensor]) -> bool:
+    """Whether it runs on this machine, by looks alone, and is a kernel at all."""
+    return (
+        bool(tensors)
+        and func.namespace in _NAMESPACES
+        and func not in _STATED
+        and not func.is_view
+        and torch.Tag.inplace_view not in func.tags
+        and all(t.layout is torch.strided and t.device.type == "cpu" for t in tensors)
+    )
+
+
+def _looks(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+    """What the answer follows from; None for arguments that do not compare by value."""
+    leaves, form = tree_flatten((args, dict(kwargs)))
+    parts: list[Any] = [func, str(form), torch.get_num_threads(), torch.get_default_dtype()]
+    seen: dict[int, int] = {}  # which of them share a storage
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            number = seen.setdefault(storage_key(leaf.untyped_storage()), len(seen))
+            parts += (number, leaf.dtype, leaf.shape, leaf.stride(), int(leaf.storage_offset()))
+        elif isinstance(leaf, _VALUES):
+            parts += (type(leaf), leaf)
+        else:
+            return None
+    return tuple(parts)
+
+
+def _is_too_large(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], out: Any) -> bool:
+    """Whether asking would take long, or much memory."""
+    results = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+    if sum(t.untyped_storage().nbytes() for t in (*tensors, *results)) > MOST_BYTES:
+        return True
+    count = flop_registry.get(func._overloadpacket)
+    if count is not None:
+        return count(*args, **kwargs, out_val=out) > MOST_FLOPS
+    if "linalg" in func.name():
+        return 20 * max(t.numel() * math.isqrt(t.numel()) for t in tensors) > MOST_FLOPS
+    return False
+
+
+def _takes_memory(func: Any, tensors: list[torch.Tensor]) -> bool:
+    multiplies = func._overloadpacket in flop_registry and tensors[0].dtype in _LOW
+    return multiplies or any(word in func.name() for word in _TAKERS)
+
+
+def _run(func: Any, args: Any, kwargs: Any, out: Any) -> int | None:
+    """Run it on tensors with data; None if these do not suit it, or it made other results."""
+    given = {storage_key(x.untyped_storage()) for x in tree_leaves((args, kwargs))
+             if isinstance(x, torch.Tensor)}  # fmt: skip
+    made = {storage_key(x.untyped_storage()): x.untyped_storage().nbytes()
+            for x in tree_leaves(out) if isinstance(x, torch.Tensor)}  # fmt: skip
+    result_bytes = sum(size for key, size in made.items() if key not in given)
+    shapes = [x.shape for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+    with with_data(), torch.no_grad(), autocast_off(), torch.random.fork_rng(devices=[]):
+        copies: dict[int, torch.Tensor] = {}
+        args, kwargs = tree_map_only(torch.Tensor, lambda x: _filled(x, copies), (args, kwargs))
+        try:
+            real, peak_bytes = counted(lambda: func(*args, **kwargs))
+        except (RuntimeError, IndexError, ValueError):  # such as lengths that are not there
+            return None
+        found = [x.shape for x in tree_leaves(real) if isinstance(x, torch.Tensor)]
+    return max(0, peak_bytes - result_bytes) if found == shapes else None
+
+
+def _filled(tensor: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
+    """A tensor of the same looks: masks select all, indices are 0, matrices have a diagonal."""
+    key = storage_key(tensor.untyped_storage())
+    if key not in copies:
+        size = tensor.untyped_storage().nbytes()
+        copies[key] = torch.zeros(size - size % tensor.itemsize, dtype=torch.uint8)
+    shape, stride, offset = tensor.shape, tensor.stride(), int(tensor.storage_offset())
+    made = copies[key].view(tensor.dtype).as_strided(shape, stride, offset)
+    if tensor.dtype is torch.bool:
+        made.fill_(True)
+    elif made.is_floating_point() or made.is_complex():
+        (made.diagonal(dim1=-2, dim2=-1) if made.dim() > 1 else made).fill_(1)
+    return made
