@@ -102,8 +102,33 @@ def test_what_is_too_large_to_be_asked_is_said(monkeypatch: pytest.MonkeyPatch) 
     assert "convolution, convolution_backward" in said
 
 
+aten = torch.ops.aten
+NUMBERS, INDICES = torch.ones(64, 64), torch.zeros(8, dtype=torch.long)
+UNSAFE: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "indices": (aten.embedding.default, (NUMBERS, INDICES)),
+    "places": (aten.index_put.default, (NUMBERS, [INDICES], NUMBERS[:8])),
+    "pivots": (aten.linalg_lu_solve.default, (NUMBERS, torch.ones(64, dtype=torch.int32), NUMBERS)),
+    "another's work space": (aten.mkldnn_rnn_layer_backward.default, (NUMBERS,) * 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_what_reads_by_value_is_never_run_on_invented_values(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Any] = []
+    monkeypatch.setattr(asked_kernels, "_answers", {})
+    monkeypatch.setattr(asked_kernels, "_run", lambda *call: ran.append(call))
+    kernels = asked_kernels.AskedKernels(lambda *_: 0)
+    func, args = UNSAFE[name]
+    assert kernels.scratch(func, args, NUMBERS, {}) == 0 and not ran
+    kernels.scratch(aten.mm.default, (NUMBERS[:7], NUMBERS), NUMBERS[:7], {})
+    assert len(ran) == 1, "a product of matrices is"
+
+
 def test_asking_leaves_the_random_numbers_as_they_were() -> None:
-    mm, x = torch.ops.aten.native_dropout.default, torch.ones(512, 512)
     before = torch.get_rng_state()
-    asked_kernels.AskedKernels(cpu_scratch).scratch(mm, (x, 0.5, True), (x, x.bool()), {})
+    asked_kernels.AskedKernels(cpu_scratch).scratch(
+        aten.mm.default, (NUMBERS[:9], NUMBERS), NUMBERS[:9], {}
+    )
     assert torch.equal(torch.get_rng_state(), before)

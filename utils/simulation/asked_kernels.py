@@ -24,13 +24,21 @@ from utils.units import MIB
 
 MOST_BYTES = 256 * MIB  # of arguments and results; more would take the learner's own memory
 MOST_FLOPS = 10**10  # a second or two on one core
-# With data the gradient of x[mask] is added in place: another operation than the one simulated.
-_STATED = frozenset({torch.ops.aten.index_put.default})
-_NAMESPACES = frozenset({"aten", "torchvision"})
+# Kernels that read and write by the shapes of their arguments alone. One that takes indices, or the
+# work space of another, as `mkldnn_rnn_layer_backward` does, may not be run on invented values: it
+# takes the process down.
+_ASKED = frozenset(
+    {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv",
+     "aten::convolution", "aten::convolution_backward", "aten::native_batch_norm",
+     "aten::native_batch_norm_backward", "aten::native_layer_norm",
+     "aten::native_layer_norm_backward", "aten::native_group_norm",
+     "aten::native_group_norm_backward"}
+)  # fmt: skip
+_ASKED_FAMILIES = ("aten::linalg_", "aten::_linalg_", "aten::_fft_")
 _VALUES = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout,
            torch.memory_format)  # fmt: skip
-# What takes memory by its size, as far as is known; the rest is not missed where it was not asked.
-_TAKERS = ("conv", "linalg", "fft", "sort", "topk", "pool", "batch_norm", "svd", "cholesky", "_lu")
+# Of those, what takes memory by its size; the others are not missed where they were not asked.
+_TAKERS = ("conv", "linalg", "fft", "native_batch_norm_backward")
 _LOW = (torch.float16, torch.bfloat16)
 UNASKED = (
     "Low on a CPU: {names} did not run once beside the simulation, which tells what a kernel takes in "
@@ -74,14 +82,13 @@ class AskedKernels:
 
 
 def _can_be_asked(func: Any, tensors: list[torch.Tensor]) -> bool:
-    """Whether it runs on this machine, by looks alone, and is a kernel at all."""
-    return (
-        bool(tensors)
-        and func.namespace in _NAMESPACES
-        and func not in _STATED
-        and not func.is_view
-        and torch.Tag.inplace_view not in func.tags
-        and all(t.layout is torch.strided and t.device.type == "cpu" for t in tensors)
+    """Whether it is one of those kernels, on numbers alone: an integer may be an index."""
+    name = func.name().partition(".")[0]
+    return (name in _ASKED or name.startswith(_ASKED_FAMILIES)) and all(
+        t.layout is torch.strided
+        and t.device.type == "cpu"
+        and (t.is_floating_point() or t.is_complex())
+        for t in tensors
     )
 
 
@@ -139,15 +146,12 @@ def _run(func: Any, args: Any, kwargs: Any, out: Any) -> int | None:
 
 
 def _filled(tensor: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
-    """A tensor of the same looks: masks select all, indices are 0, matrices have a diagonal."""
+    """A tensor of the same looks: zeros, and ones on the diagonals of matrices."""
     key = storage_key(tensor.untyped_storage())
     if key not in copies:
         size = tensor.untyped_storage().nbytes()
         copies[key] = torch.zeros(size - size % tensor.itemsize, dtype=torch.uint8)
     shape, stride, offset = tensor.shape, tensor.stride(), int(tensor.storage_offset())
     made = copies[key].view(tensor.dtype).as_strided(shape, stride, offset)
-    if tensor.dtype is torch.bool:
-        made.fill_(True)
-    elif made.is_floating_point() or made.is_complex():
-        (made.diagonal(dim1=-2, dim2=-1) if made.dim() > 1 else made).fill_(1)
+    (made.diagonal(dim1=-2, dim2=-1) if made.dim() > 1 else made).fill_(1)
     return made
