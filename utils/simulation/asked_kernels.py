@@ -54,6 +54,11 @@ class AskedKernels:
     def __init__(self, stated: Scratch) -> None:
         self._stated = stated
         self._unasked: dict[str, None] = {}
+        self._threads = torch.get_num_threads()
+
+    def as_a_rank(self) -> None:
+        """Ask on one thread, which is what each rank of several on this machine runs on."""
+        self._threads = 1
 
     @property
     def note(self) -> str:
@@ -71,11 +76,11 @@ class AskedKernels:
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         if not _can_be_asked(func, tensors):
             return None
-        key = _looks(func, args, kwargs)
+        key = _looks(func, args, kwargs, self._threads)
         answer = _answers.get(key) if key is not None else None
         if key is not None and key not in _answers and counts_calls():
             if not _is_too_large(func, args, kwargs, tensors, out):
-                answer = _answers[key] = _run(func, args, kwargs, out)
+                answer = _answers[key] = _run(func, args, kwargs, out, self._threads)
         if answer is None and _takes_memory(func, tensors):
             self._unasked[func.name().removeprefix("aten::")] = None
         return answer
@@ -92,10 +97,10 @@ def _can_be_asked(func: Any, tensors: list[torch.Tensor]) -> bool:
     )
 
 
-def _looks(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+def _looks(func: Any, args: Any, kwargs: Any, threads: int) -> tuple[Any, ...] | None:
     """What the answer follows from; None for arguments that do not compare by value."""
     leaves, form = tree_flatten((args, dict(kwargs)))
-    parts: list[Any] = [func, str(form), torch.get_num_threads(), torch.get_default_dtype()]
+    parts: list[Any] = [func, str(form), threads, torch.get_default_dtype()]
     seen: dict[int, int] = {}  # which of them share a storage
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
@@ -126,7 +131,7 @@ def _takes_memory(func: Any, tensors: list[torch.Tensor]) -> bool:
     return multiplies or any(word in func.name() for word in _TAKERS)
 
 
-def _run(func: Any, args: Any, kwargs: Any, out: Any) -> int | None:
+def _run(func: Any, args: Any, kwargs: Any, out: Any, threads: int) -> int | None:
     """Run it on tensors with data; None if these do not suit it, or it made other results."""
     given = {storage_key(x.untyped_storage()) for x in tree_leaves((args, kwargs))
              if isinstance(x, torch.Tensor)}  # fmt: skip
@@ -137,10 +142,14 @@ def _run(func: Any, args: Any, kwargs: Any, out: Any) -> int | None:
     with with_data(), torch.no_grad(), autocast_off(), torch.random.fork_rng(devices=[]):
         copies: dict[int, torch.Tensor] = {}
         args, kwargs = tree_map_only(torch.Tensor, lambda x: _filled(x, copies), (args, kwargs))
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
         try:
             real, peak_bytes = counted(lambda: func(*args, **kwargs))
         except (RuntimeError, IndexError, ValueError):  # such as lengths that are not there
             return None
+        finally:
+            torch.set_num_threads(before)
         found = [x.shape for x in tree_leaves(real) if isinstance(x, torch.Tensor)]
     return max(0, peak_bytes - result_bytes) if found == shapes else None
 

@@ -102,6 +102,8 @@ def simulate(
     watcher = StorageWatcher(
         card.granularity_bytes, card.scratch, card.is_cuda, reuse_results, values
     )
+    if card.asked and (world.ranks if isinstance(world, ParallelDims) else world) > 1:
+        card.asked.as_a_rank()
     with (
         set_aside() as aside,
         simulated_world(world, rank) as ranks,
