@@ -63,12 +63,12 @@ course: setup  ## Set up, then run the whole course headless into build/course/
 	@$(RUN) sources/course.py
 
 bench: setup  ## Print each speed beside its budget
-	@$(RUN) -m pytest benchmarks --benchmark-columns=median,iqr,rounds
+	@$(RUN) -m pytest evidence/benchmarks --benchmark-columns=median,iqr,rounds
 
 validate: setup  ## Print predicted and simulated against published, source by source
-	@$(RUN) -m utils.validation
+	@$(RUN) -m evidence.validation
 
-record: setup  ## Measure on this machine's device, write results/, and prove the paths of a GPU on it
+record: setup  ## Measure on this machine's device, write evidence/results/, and prove the paths of a GPU on it
 	@$(RUN) sources/stages.py record
 
 notebooks: setup  ## Build notebooks, labs and solutions from sources/

@@ -99,7 +99,7 @@ STAGES: dict[str, tuple[Stage, ...]] = {
         Stage("fresh", ("sources/fresh.py",)),
     ),
     "record": (
-        Stage("records", ("-m", "utils.record", "--minutes", "12")),
+        Stage("records", ("-m", "evidence.record", "--minutes", "12")),
         Stage("gpu-tests", (*PYTEST, "-m", "gpu", "tests")),
         Stage("lessons", ("sources/course.py",)),
     ),

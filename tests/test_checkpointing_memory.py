@@ -14,6 +14,7 @@ from test_checkpointing import POLICIES, same_bits
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
+from evidence.validation.simulation_cpu import both
 from utils.memory import Category, measure
 from utils.models import Transformer, TransformerConfig, UNet
 from utils.techniques import (
@@ -28,7 +29,6 @@ from utils.techniques import (
     recompute_explained,
     recompute_flops,
 )
-from utils.validation.simulation_cpu import both
 
 WIDE = TransformerConfig(vocabulary=64, hidden=128, layers=6, heads=4, feedforward=352)
 

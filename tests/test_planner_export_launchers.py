@@ -236,8 +236,8 @@ def test_skypilot_accepts_its_file(tmp_path):
 @pytest.mark.large
 @pytest.mark.slow
 def test_ray_runs_the_folder_and_replaces_a_worker(tmp_path):
+    from evidence.record.cluster_runs import tiny_job
     from utils.clusters import ray_problem, run_ray
-    from utils.record.cluster_runs import tiny_job
 
     if ray_problem():
         pytest.skip(ray_problem())

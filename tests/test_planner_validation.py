@@ -5,10 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from utils.catalog import model_shape
-from utils.planner import Batch, Plan, calibration, memory, worst
-from utils.planner.estimate import BYTES_INTERVAL, SECONDS_INTERVAL
-from utils.validation import (
+from evidence.validation import (
     bloom,
     compare_all,
     failures,
@@ -23,10 +20,13 @@ from utils.validation import (
     ultrascale,
     validate,
 )
-from utils.validation.comparison import Comparison, quantile
-from utils.validation.report import SOURCES
-from utils.validation.states import printed, zero_cells
-from utils.validation.tables import FOLDER
+from evidence.validation.comparison import Comparison, quantile
+from evidence.validation.report import SOURCES
+from evidence.validation.states import printed, zero_cells
+from evidence.validation.tables import FOLDER
+from utils.catalog import model_shape
+from utils.planner import Batch, Plan, calibration, memory, worst
+from utils.planner.estimate import BYTES_INTERVAL, SECONDS_INTERVAL
 
 
 @pytest.fixture(scope="module")

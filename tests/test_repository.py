@@ -159,7 +159,7 @@ def test_lessons_take_the_minutes_that_the_readme_says() -> None:
 
 
 def test_the_readme_says_whether_a_gpu_was_recorded() -> None:
-    paths = (ROOT / "results").glob("*/*.json")
+    paths = (ROOT / "evidence/results").glob("*/*.json")
     recorded = [path for path in paths if not path.parent.name.startswith("cpu-")]
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert ("No GPU has been recorded yet" in text) == (not recorded)

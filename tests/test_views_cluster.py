@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from evidence.record.cluster_runs import STEPS
+from evidence.record.store import recorded
 from utils.clusters import Span
-from utils.record.cluster_runs import STEPS
-from utils.record.store import recorded
 from utils.units import Evidence
 from utils.views import draw_cluster
 

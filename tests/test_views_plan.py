@@ -8,13 +8,13 @@ import ipywidgets as widgets
 import pytest
 from matplotlib.patches import FancyArrowPatch
 
+from evidence.validation.comparison import Comparison, summarize
+from evidence.validation.peers import PeerError
 from tests.view_cases import evidence_of, texts
 from utils.catalog import ModelShape, device
 from utils.planner import Batch, Cluster, Estimate, Plan, estimate, review, search
 from utils.planner.schedules import bubble_closed, order, run
 from utils.units import GIB, Evidence
-from utils.validation.comparison import Comparison, summarize
-from utils.validation.peers import PeerError
 from utils.views import (
     Panel,
     design,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from evidence.record import recorded
+from evidence.record.survive import run_in
 from utils.ranks.recovery import ElasticRun, Moment
-from utils.record import recorded
-from utils.record.survive import run_in
 from utils.units import Evidence
 from utils.views import Mark, Progress, Stretch, draw_progress, progress_of
 

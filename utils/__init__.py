@@ -50,7 +50,7 @@ _HOME = {
     "computes": "utils.techniques",
     "low_precision": "utils.techniques",
     "tf32": "utils.techniques",
-    "recorded_table": "utils.record",
+    "recorded_table": "evidence.record",
     "FlightRecorder": "utils.techniques",
     "GPTBlock": "utils.models",
     "Transformer": "utils.models",
@@ -136,7 +136,7 @@ _HOME = {
     "review": "utils.planner",
     "search": "utils.planner",
     "why_it_does_not_fit": "utils.planner",
-    "validate": "utils.validation",
+    "validate": "evidence.validation",
 }
 
 __all__ = list(_HOME)

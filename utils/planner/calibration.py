@@ -1,7 +1,7 @@
 """Every constant that was set by looking at measurements, and nothing else.
 
 Each has a physical meaning, the rows that it was set on, and its value. Never one per row or table;
-`utils.validation` reports on all rows, and on those that were not used apart.
+`evidence.validation` reports on all rows, and on those that were not used apart.
 """
 
 from __future__ import annotations

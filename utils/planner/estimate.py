@@ -14,7 +14,7 @@ from utils.planner.memory import StageMemory, memory, worst
 from utils.planner.step_time import StepTime, step_time
 from utils.units import Evidence
 
-# Of the published numbers in utils.validation, 80% lie between these multiples of the prediction:
+# Of the published numbers in evidence.validation, 80% lie between these multiples of the prediction:
 # seconds on the Ultra-Scale sweep, bytes on the same; the other sources lie closer.
 SECONDS_INTERVAL = (0.90, 1.15)
 BYTES_INTERVAL = (0.93, 1.13)

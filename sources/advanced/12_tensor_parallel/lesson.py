@@ -52,7 +52,7 @@ from utils.parallel.tensor_layers import Split, columns, rows
 from utils.planner.block_time import block_time
 from utils.planner.tensor_traffic import tensor_traffic
 from utils.techniques.megatron import megatron_layers, megatron_problem
-from utils.validation.tables import source, table
+from evidence.validation.tables import source, table
 from utils.views import Exchange, Held
 
 RANKS = 4

@@ -56,8 +56,8 @@ from utils.parallel import ParallelDims, accumulated_passes, adamw, clip, cut, d
 from utils.parallel import own_rows, pipeline_passes, reduce_late, shard_states, share_sequences, split_tensors, sum_over
 from utils.parallel import token_weight
 from utils.planner import axis_bytes, framework, ring_bytes
-from utils.validation.simulation_megatron_stage import megatron_stage, states_and_kept
-from utils.validation.tables import source, table
+from evidence.validation.simulation_megatron_stage import megatron_stage, states_and_kept
+from evidence.validation.tables import source, table
 
 # %% [markdown]
 # ## What you will be able to do
@@ -355,7 +355,7 @@ check("14.which_bug", which_bug)
 # [Korthikanti and others 2022](https://arxiv.org/abs/2205.05198) published this run's memory in their Figure 1.
 #
 # One rank of the first, a middle and the last stage runs whole on simulated tensors: Megatron-LM's layers, as
-# `utils.validation` has them after its source, all passes of the schedule. Between them the table scales
+# `evidence.validation` has them after its source, all passes of the schedule. Between them the table scales
 # stage 4's activations by blocks in flight (a chunk is four).
 
 # %%

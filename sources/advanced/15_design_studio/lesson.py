@@ -152,7 +152,7 @@ print(f"batch: {batch.tokens / 1e6:.2f}M tokens")
 # The width is not free. BLOOM's authors ran the same layout with two widths (published):
 
 # %%
-from utils.validation import bloom, table
+from evidence.validation import bloom, table
 
 published = {row["line"]: row for row in table("bloom_prequel")}
 for line in ("518", "584"):
@@ -400,8 +400,8 @@ for name, machines in offers.items():
 # rows, and more.)
 
 # %%
-from utils.validation import compare_all, summarize
-from utils.validation.peers import compare_peers
+from evidence.validation import compare_all, summarize
+from evidence.validation.peers import compare_peers
 
 fresh = summarize(row for row in compare_all() if not row.fitted)
 rows = [{"published in": row.source, "quantity": row.quantity, "rows": row.rows, "median error": row.median,

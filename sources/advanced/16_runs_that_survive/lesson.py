@@ -76,9 +76,9 @@ from utils.planner.failure_logs import FAILURE_LOGS, poisson_interval
 from utils.planner.goodput import DAY, best_interval_seconds, checkpoint_bytes, working_share
 from utils.ranks.calls import recorded_calls
 from utils.ranks.elastic import link_problem
-from utils.record import recorded
-from utils.record.per_step import torchft_problem
-from utils.record.survive import run_in
+from evidence.record import recorded
+from evidence.record.per_step import torchft_problem
+from evidence.record.survive import run_in
 from utils.techniques.safe_checkpoint import load_newest, named, newest_whole, save_safely, step_of
 from utils.views import progress_of
 from utils.watching import RULES_TEST, Exporter, StandInGpu, prometheus_problem, promtool, report, watch
@@ -719,7 +719,7 @@ show(draw_progress(panels, title="The same death, two ways to live on", since="t
 for name, run in runs.items():
     steps, after = [m.more["step"] for m in run.moments if m.what == "step" and m.rank == 0], run.recoveries[0].back_seconds
     print(f"{name:<31} next step after {after:4.1f} s, steps done twice: {len(steps) - len(set(steps)):2d} (recorded on {when})")
-print(torchft_problem() or "torchft is here: `python -m utils.record survive` runs all of this again, in a few minutes.")
+print(torchft_problem() or "torchft is here: `python -m evidence.record survive` runs all of this again, in a few minutes.")
 
 # %% [markdown]
 # **Read it.** In both, host 1 is away for ten seconds, and one host may go on alone. torchrun pays twice, to

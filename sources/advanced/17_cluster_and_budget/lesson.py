@@ -48,7 +48,7 @@ from utils.catalog import ModelShape
 from utils.clusters import ManifestError, MissingToolError, Slurm, SlurmError, Span, check_kubernetes, check_skypilot
 from utils.clusters import check_train_job, kubectl_says, losses_of, ray_problem, read_yaml, run_ray, slurm_problem
 from utils.parallel import check_versions, saved_steps
-from utils.record import recorded
+from evidence.record import recorded
 
 stored = {row["quantity"]: (row, record) for record in recorded("cluster_runs") for row in record.rows}
 
@@ -383,7 +383,7 @@ assert too_old or added == forward - 4 * last, "recomputation should stop before
 # %%
 from utils.catalog import device, model_shape, old_prices, price
 from utils.planner.account import Account
-from utils.validation import table
+from evidence.validation import table
 
 a100 = price("A100-80GB", "Lambda")
 print(f"A100-80GB ${a100.usd_per_gpu_hour} ({a100.origin()}, age in days {a100.age_days()}); "

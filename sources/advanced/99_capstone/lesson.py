@@ -45,7 +45,7 @@ from utils.planner import Space, axis_bytes, plan_name
 from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.goodput import goodput
 from utils.planner.kernels import ceiling_flops_per_second, flash_flops_per_second
-from utils.validation.tables import table
+from evidence.validation.tables import table
 from utils.views.sayings import Saying, draw_sayings
 
 # %% [markdown]

@@ -685,7 +685,7 @@ recorded_table("gpt1b_recompute", where={"micro_batch": 4},
 # How well do they tell seconds? Korthikanti and others (2022) published the times of one layer of a 22B model.
 
 # %% tags=["nbval-check-output"]
-from utils.validation.tables import source, table
+from evidence.validation.tables import source, table
 
 print(source("korthikanti_table4"))
 rows = {row["experiment"]: row for row in table("korthikanti_table4")}

@@ -636,11 +636,11 @@ show(*bars(1024, 4))
 # its time, and with today's. We simulate litgpt's norms in fp32:
 # [a change](https://github.com/Lightning-AI/litgpt/commit/6178c7c) made before the tables were published, though after
 # the commit that they name. These 7B rows led us to that choice, so they cannot prove it; litgpt's 13B rows check it
-# (`python -m utils.validation --all`).
+# (`python -m evidence.validation --all`).
 
 # %%
-from utils.validation.simulation_published import litgpt_step, peft_step
-from utils.validation.tables import table
+from evidence.validation.simulation_published import litgpt_step, peft_step
+from evidence.validation.tables import table
 
 lit = {(row["quantization"], row["micro_batch"]): float(row["max_gpu_ram_gb"])
        for row in table("litgpt_adapters") if row["model"] == "Llama 2" and row["max_gpu_ram_gb"] != "OOM"}

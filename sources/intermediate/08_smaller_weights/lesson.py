@@ -53,7 +53,7 @@ from utils.techniques import quantize_weights, round_to_nearest
 from utils.techniques.awq import awq
 from utils.techniques.gptq import gptq
 from utils.techniques.library import bitsandbytes_problem
-from utils.validation.tables import source, table
+from evidence.validation.tables import source, table
 
 # %% [markdown]
 # ## What you will be able to do

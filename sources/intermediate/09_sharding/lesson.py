@@ -53,7 +53,7 @@ from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.techniques.deepspeed_config import check_config, read_config
 from utils.techniques.fsdp import check_all_used, shard
 from utils.techniques.zero import SETTINGS, note_states, resident, zero_config, zero_engine
-from utils.validation.tables import source, table
+from evidence.validation.tables import source, table
 
 PLACE = "cpu"  # "cuda" if this machine has four GPUs: then each rank takes one
 zero_problem = deepspeed_problem(PLACE)

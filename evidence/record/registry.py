@@ -1,0 +1,50 @@
+"""The experiments by name. A new one is one file in this folder and one line here."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from evidence.record.experiment import Experiment
+
+
+class RecordError(ValueError):
+    """A record cannot be made, written or read; the message says what to do."""
+
+
+# Each name is a module of this folder that offers EXPERIMENT.
+EXPERIMENTS = (
+    "cluster_runs",
+    "device_speed",
+    "gloo_ranks",
+    "gpt1b_recompute",
+    "llama7b_adapters",
+    "oom_fragmentation",
+    "resnet50",
+    "survive",
+)
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that is no experiment's, and say which it may have meant.
+
+    Raises:
+        RecordError: no experiment has this name.
+    """
+    if name in EXPERIMENTS:
+        return
+    near = difflib.get_close_matches(name, EXPERIMENTS, n=2, cutoff=0.4)
+    advice = f"Did you mean {' or '.join(near)}?" if near else f"There is {', '.join(EXPERIMENTS)}."
+    raise RecordError(f"{name!r} is no experiment. {advice}")
+
+
+def load(name: str) -> Experiment:
+    """The experiment of this name.
+
+    Raises:
+        RecordError: no experiment has this name.
+    """
+    check_name(name)
+    return importlib.import_module(f"evidence.record.{name}").EXPERIMENT
