@@ -18,11 +18,11 @@ from lab_cases import definitions, solved_lab
 from torch import nn
 
 from utils.clinic import lab_ward
-from utils.clinic.dead_runs import PLANTED
 from utils.labs.checking import checks_of, lab_numbers
 from utils.labs.faulty_runs import fault_of
 from utils.lessons.lesson_13.programs import BROKEN
 from utils.lessons.lesson_15 import checks as lab_15
+from utils.lessons.lesson_16.dead_runs import PLANTED
 from utils.memory import measure
 from utils.planner import Plan
 from utils.planner.goodput import DAY, waiting_seconds, working_share

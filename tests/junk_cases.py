@@ -39,9 +39,11 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from utils.lessons import folders  # noqa: E402
+
 PACKAGES = (
     "planner", "views", "memory", "simulation", "techniques", "ranks", "traffic", "models", "data",
-    "catalog", "clusters", "clinic", "watching", "labs",
+    "catalog", "clinic", "labs",
 )  # fmt: skip
 LEAVES = ("best_interval_seconds", "working_share", "waiting_seconds", "checkpoint_bytes")
 LONGEST_SECONDS, ALARM_SECONDS = 8, 60  # what is slow, and what is stopped
@@ -89,11 +91,20 @@ class TooLongError(BaseException):
     """The alarm."""
 
 
+def of_lessons() -> Iterator[str]:
+    """The modules in lessons' folders that check what comes into them."""
+    for number, folder in folders().items():
+        for path in sorted(folder.rglob("*.py")):
+            if "\ncheck_public(globals())" in path.read_text(encoding="utf-8"):
+                inner = ".".join(path.relative_to(folder).with_suffix("").parts)
+                yield f"utils.lessons.lesson_{number}.{inner}".removesuffix(".__init__")
+
+
 @functools.cache
 def public() -> dict[str, Any]:
     """What is public, by name: "utils.search", "utils.planner.memory"."""
     found: dict[int, tuple[str, Any]] = {}
-    for package in ("utils", *(f"utils.{name}" for name in PACKAGES)):
+    for package in ("utils", *(f"utils.{name}" for name in PACKAGES), *of_lessons()):
         home = importlib.import_module(package)
         for name in home.__all__:
             thing = getattr(home, name)

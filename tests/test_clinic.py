@@ -26,8 +26,8 @@ from utils.clinic import (
     sick,
     smallest_capacity,
 )
-from utils.clinic.host import batch_bytes, run_loader
-from utils.clinic.patients import full_loader
+from utils.lessons.lesson_10 import full_loader
+from utils.lessons.lesson_10.host import batch_bytes, run_loader
 from utils.memory import OverBudgetError
 from utils.techniques import checkpoint_blocks
 from utils.units import MIB

@@ -7,8 +7,8 @@ import re
 import pytest
 import torch.distributed as dist
 
-from evidence.record.dead_runs import anonymous
-from utils.clinic.dead_runs import CAUSES, FILE, PLANTED, SCRIPT, dead_run
+from utils.lessons.lesson_16.dead_runs import CAUSES, FILE, PLANTED, SCRIPT, dead_run
+from utils.lessons.lesson_16.records.dead_runs import anonymous
 from utils.ranks import run_ranks
 from utils.ranks.calls import Call, read_calls, recorded_calls, write_calls
 

@@ -19,8 +19,8 @@ import pytest
 import torch
 from rank_cases import nothing_left, wait_until
 
-from evidence.record.per_step import run_per_step, torchft_problem
-from evidence.record.survive_script import SCRIPT
+from utils.lessons.lesson_16.records.per_step import run_per_step, torchft_problem
+from utils.lessons.lesson_16.records.survive_script import SCRIPT
 from utils.ranks import Fault, elastic, run_elastic, run_killable
 from utils.ranks.as_root import call_as_root
 from utils.ranks.elastic import link_problem

@@ -60,7 +60,9 @@ def test_an_import_of_another_lesson_is_found(line: str, is_foreign: bool, tmp_p
 
 
 def test_neither_utils_nor_evidence_imports_a_lesson() -> None:
-    files = [path for house in ("utils", "evidence") for path in sorted((ROOT / house).rglob("*.py"))]
+    files = [
+        path for house in ("utils", "evidence") for path in sorted((ROOT / house).rglob("*.py"))
+    ]
     assert [str(f) for f in files for name in imported(f) if name.startswith(LESSONS)] == []
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from evidence.record.cluster_runs import STEPS
 from evidence.record.store import recorded
-from utils.clusters import Span
+from utils.lessons.lesson_17.cluster_runs import STEPS
+from utils.lessons.lesson_17.clusters import Span
 from utils.units import Evidence
 from utils.views import draw_cluster
 

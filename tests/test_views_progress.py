@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evidence.record import recorded
-from evidence.record.survive import run_in
+from utils.lessons.lesson_16.records.survive import run_in
 from utils.ranks.recovery import ElasticRun, Moment
 from utils.units import Evidence
 from utils.views import Mark, Progress, Stretch, draw_progress, progress_of

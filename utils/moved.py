@@ -14,18 +14,43 @@ from collections.abc import Sequence
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
+from typing import Any
 
 _OF_A_LESSON = re.compile(r"utils\.labs\.(?P<what>\w+)_(?P<number>\d\d)(?P<rest>(\.\w+)*)")
+_LESSON = "utils.lessons.lesson_"
 _RENAMED = {"lab": "checks", "ranks": "workers", "slurm": "job"}
 # Modules and packages; what lies in a package moved with it.
 _OTHERS = {
     "utils.labs.cases_10": "utils.clinic.lab_patients",  # the capstone examines them too
     "utils.labs.wards_10": "utils.clinic.lab_ward",
-    "utils.labs.sitting": "utils.lessons.lesson_99.sitting",
-    "utils.labs.results_page": "utils.lessons.lesson_99.results_page",
-    "utils.labs.hand_ins": "utils.lessons.lesson_99.hand_ins",
+    "utils.labs.sitting": f"{_LESSON}99.sitting",
+    "utils.labs.results_page": f"{_LESSON}99.results_page",
+    "utils.labs.hand_ins": f"{_LESSON}99.hand_ins",
+    "utils.clinic.dead_runs": f"{_LESSON}16.dead_runs",
+    "utils.clinic.host": f"{_LESSON}10.host",
+    "utils.clinic.pages": f"{_LESSON}10.pages",
+    "utils.clinic.snapshot": f"{_LESSON}10.snapshot",
+    "utils.clusters": f"{_LESSON}17.clusters",
     "utils.record": "evidence.record",
+    "utils.record.cluster_runs": f"{_LESSON}17.cluster_runs",
+    "utils.record.dead_runs": f"{_LESSON}16.records.dead_runs",
+    "utils.record.per_step": f"{_LESSON}16.records.per_step",
+    "utils.record.survive": f"{_LESSON}16.records.survive",
     "utils.validation": "evidence.validation",
+    "utils.watching": f"{_LESSON}16.watching",
+}
+# What a package of `utils` offered, by where it lies now. `utils` itself offered some of it too.
+_NAMES = {
+    f"{_LESSON}10.host": "utils.clinic HostRun run_loader",
+    f"{_LESSON}10.pages": "utils.clinic VIEWS TraceError read_trace write_snapshot_page write_trace_page",
+    f"{_LESSON}10.snapshot": "utils.clinic SnapshotError read_snapshot snapshot_of write_snapshot",
+    f"{_LESSON}10.views": "utils.views Case Segment draw_segments draw_ward",
+}
+_HOME = {
+    f"{package}.{name}": home
+    for home, line in _NAMES.items()
+    for package in (line.split()[0], "utils")
+    for name in line.split()[1:]
 }
 
 
@@ -40,14 +65,18 @@ def today(name: str) -> str:
     if not (old := _OF_A_LESSON.fullmatch(name)):
         return ""
     what = _RENAMED.get(old["what"], old["what"])
-    return f"utils.lessons.lesson_{old['number']}.{what}{old['rest']}"
+    return f"{_LESSON}{old['number']}.{what}{old['rest']}"
 
 
 class _Today(InspectLoader):
-    """Hands out the module of today in place of the one that was asked for."""
+    """Hands out what is there today, a module or a name in one, in place of what was asked for."""
 
     def exec_module(self, module: ModuleType) -> None:
-        sys.modules[module.__name__] = importlib.import_module(today(module.__name__))
+        asked = module.__name__
+        found: Any = importlib.import_module(_HOME.get(asked) or today(asked))
+        # Python asks for `utils.views.draw_ward` as a module where the package lacks that name.
+        name = asked.rpartition(".")[2]
+        sys.modules[asked] = getattr(found, name) if asked in _HOME else found
 
     def get_code(self, fullname: str) -> CodeType | None:
         """What `python -m` runs."""
@@ -65,7 +94,9 @@ class Finder:
     def find_spec(
         fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A spec where the module has another name today."""
+        """A spec where the module, or what a package offered, has another home today."""
+        if fullname in _HOME:
+            return ModuleSpec(fullname, _Today())
         there = importlib.util.find_spec(name) if (name := today(fullname)) else None
         if there is None:
             return None

@@ -30,19 +30,18 @@ from utils.views.tensor_flow import Exchange, Held, draw_kept, draw_tensor_flow
 from utils.views.timeline import draw_timeline
 from utils.views.tradeoff import draw_tradeoff
 from utils.views.validation_figures import draw_validation
-from utils.views.ward import Case, Segment, draw_segments, draw_ward
 
 __all__ = [
-    "Bar", "Case", "Comparison", "Exchange", "Held", "Mark", "Panel", "Progress", "Segment",
+    "Bar", "Comparison", "Exchange", "Held", "Mark", "Panel", "Progress",
     "Span", "Stretch", "compare", "design", "draw_bits", "draw_breakdown", "draw_budget_map",
     "draw_cluster", "draw_context_memory", "draw_days", "draw_decision", "draw_decoding",
     "draw_design", "draw_error_by_bits", "draw_flight", "draw_forgotten", "draw_formats",
     "draw_goodput", "draw_holders", "draw_kept", "draw_lanes", "draw_link_costs", "draw_losses",
     "draw_memory_by_batch", "draw_messages", "draw_orders", "draw_over_time", "draw_pareto",
     "draw_peaks", "draw_progress", "draw_purchase", "draw_ranks", "draw_runs", "draw_schedule",
-    "draw_schedules", "draw_segments", "draw_spot", "draw_stage_memory", "draw_staircase",
+    "draw_schedules", "draw_spot", "draw_stage_memory", "draw_staircase",
     "draw_tensor_flow", "draw_throughput", "draw_timeline", "draw_tradeoff", "draw_validation",
-    "draw_ward", "explore", "predicted", "progress_of", "reconcile", "show", "studio",
+    "explore", "predicted", "progress_of", "reconcile", "show", "studio",
 ]  # fmt: skip
 
 check_public(globals())

@@ -15,7 +15,7 @@ DEAD = "node is dead"
 
 
 class JobSpan(Protocol):
-    """A job in one state on the same nodes, such as `utils.clusters.Span`."""
+    """A job in one state on the same nodes, such as `utils.lessons.lesson_17.clusters.Span`."""
 
     label: str
     name: str

@@ -77,11 +77,12 @@ from utils.planner.goodput import DAY, best_interval_seconds, checkpoint_bytes, 
 from utils.ranks.calls import recorded_calls
 from utils.ranks.elastic import link_problem
 from evidence.record import recorded
-from evidence.record.per_step import torchft_problem
-from evidence.record.survive import run_in
+from utils.lessons.lesson_16.records.per_step import torchft_problem
+from utils.lessons.lesson_16.records.survive import run_in
 from utils.techniques.safe_checkpoint import load_newest, named, newest_whole, save_safely, step_of
 from utils.views import progress_of
-from utils.watching import RULES_TEST, Exporter, StandInGpu, prometheus_problem, promtool, report, watch
+from utils.lessons.lesson_16.watching import RULES_TEST, Exporter, StandInGpu, prometheus_problem
+from utils.lessons.lesson_16.watching import promtool, report, watch
 
 # %% [markdown]
 # ## What you will be able to do
@@ -906,7 +907,7 @@ for name in ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_XID_ERRORS", "training_own_sec
     print(*[line for line in page.splitlines() if name in line and "HELP" not in line], sep="\n")
 
 # %% [markdown]
-# `utils/watching/rules/` holds nine alert rules, their tests, and a dashboard for Grafana. `GpuIsLost` is
+# `watching/rules/`, in this lesson's folder of `sources/`, holds nine alert rules, their tests, and a dashboard for Grafana. `GpuIsLost` is
 # `DCGM_FI_DEV_XID_ERRORS == 48 or DCGM_FI_DEV_XID_ERRORS == 79`. XIDs are the driver's error numbers: 48 an uncorrectable
 # memory error, 79 a GPU that has fallen off the bus. Where Prometheus is installed, it now fetches the run's numbers,
 # and a GPU is lost:

@@ -45,8 +45,9 @@ import torch.distributed as dist
 from utils import Batch, Cluster, Evidence, Plan, RankError, check, draw_cluster, export, run_ranks, run_torchrun
 from utils import scratch_folder, show
 from utils.catalog import ModelShape
-from utils.clusters import ManifestError, MissingToolError, Slurm, SlurmError, Span, check_kubernetes, check_skypilot
-from utils.clusters import check_train_job, kubectl_says, losses_of, ray_problem, read_yaml, run_ray, slurm_problem
+from utils.lessons.lesson_17.clusters import ManifestError, MissingToolError, Slurm, SlurmError, Span
+from utils.lessons.lesson_17.clusters import check_kubernetes, check_skypilot, check_train_job, kubectl_says, losses_of
+from utils.lessons.lesson_17.clusters import ray_problem, read_yaml, run_ray, slurm_problem
 from utils.parallel import check_versions, saved_steps
 from evidence.record import recorded
 

@@ -1,4 +1,4 @@
-"""`python -m evidence.record.dead_runs`: three jobs that die, for lab 16; their logs and traces are kept.
+"""`python -m utils.lessons.lesson_16.records.dead_runs`: three jobs that die, for lab 16; their logs and traces are kept.
 
 Each is a real job of four ranks on two hosts under torchrun (network namespaces where the system
 allows), with one planted cause. Paths, names of the machine and C++ stacks are taken out of what it wrote.
@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from utils.clinic.dead_runs import FILE, SCRIPT
 from utils.files import scratch
 from utils.ranks.elastic import run_elastic
 from utils.ranks.recovery import Fault
+
+from ..dead_runs import FILE, SCRIPT
 
 HOSTS, RANKS_PER_HOST = 2, 2
 PER_RANK = re.compile(r"^\[rank (\d+)\] (.*)$")

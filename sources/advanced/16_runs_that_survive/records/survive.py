@@ -10,12 +10,13 @@ import time
 import torch
 
 from evidence.record.experiment import Experiment, Job, Stage
-from evidence.record.per_step import run_per_step
 from evidence.record.store import Record, Row
-from evidence.record.survive_script import SCRIPT
 from utils.files import scratch
 from utils.ranks.elastic import run_elastic
 from utils.ranks.recovery import ElasticRun, Fault, Moment
+
+from .per_step import run_per_step
+from .survive_script import SCRIPT
 
 EVERY, NAP_SECONDS, TIMEOUT_SECONDS = 20, 0.05, 4.0
 STORY = (
@@ -75,7 +76,7 @@ def _per_step(stage: Stage) -> Row:
 
 
 def _alert(stage: Stage) -> Row:
-    from utils.watching import Exporter, StandInGpu, report, watch
+    from ..watching import Exporter, StandInGpu, report, watch
 
     with scratch("metrics") as folder, Exporter(folder) as exporter:
         gpus = [StandInGpu() for _ in range(4)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from utils.checked import check_public
-from utils.clusters.jobs import Job, Span, losses_of
-from utils.clusters.manifests import (
+
+from .jobs import Job, Span, losses_of
+from .manifests import (
     ManifestError,
     MissingToolError,
     check_kubernetes,
@@ -13,8 +14,8 @@ from utils.clusters.manifests import (
     kubectl_says,
     read_yaml,
 )
-from utils.clusters.ray_train import RayError, RayRun, ray_problem, run_ray
-from utils.clusters.slurm import Slurm, SlurmError, one_host_slurm, slurm_problem
+from .ray_train import RayError, RayRun, ray_problem, run_ray
+from .slurm import Slurm, SlurmError, one_host_slurm, slurm_problem
 
 __all__ = [
     "Job",

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import psutil
 
-from utils.clusters.jobs import losses_of
 from utils.files import scratch
 from utils.parallel import saved_steps
+
+from .jobs import losses_of
 
 NAMESPACES = ["--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
 LOOK_SECONDS = 0.2

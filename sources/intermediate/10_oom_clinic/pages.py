@@ -13,8 +13,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from utils.clinic.snapshot import read_snapshot
+from utils.checked import check_public
 from utils.files import write_whole
+
+from .snapshot import read_snapshot
 
 VIEWERS = Path(__file__).parent / "viewers"
 VIEWS = ("Active Memory Timeline", "Allocator State History", "Active Cached Segment Timeline")
@@ -108,3 +110,8 @@ def _viewer(name: str) -> str:
 def _in_script(text: str) -> str:
     """JSON that may stand in a `<script>`."""
     return text.replace("</", "<\\/")
+
+
+__all__ = ["VIEWS", "TraceError", "read_trace", "write_snapshot_page", "write_trace_page"]
+
+check_public(globals())

@@ -1,8 +1,9 @@
 """Watching a run: metrics of ranks and GPUs, alert rules, and a Prometheus that scrapes and judges them."""
 
 from utils.checked import check_public
-from utils.watching.exporter import DCGM, TRAINING, Exporter, Metric, StandInGpu, report
-from utils.watching.prometheus import (
+
+from .exporter import DCGM, TRAINING, Exporter, Metric, StandInGpu, report
+from .prometheus import (
     DASHBOARD,
     RULES,
     RULES_TEST,

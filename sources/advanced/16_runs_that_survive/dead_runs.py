@@ -1,7 +1,7 @@
 """Three training jobs that died, for diagnosis: what they wrote, and their flight recorders' traces.
 
 Each was a real job of four ranks on two hosts (ranks 0 and 1 on host 0, ranks 2 and 3 on host 1) under
-`torchrun --max-restarts=0`, with a timeout of 5 s and one planted cause; `evidence.record.dead_runs` made
+`torchrun --max-restarts=0`, with a timeout of 5 s and one planted cause; `utils.lessons.lesson_16.records.dead_runs` made
 them. All ran the same script, `SCRIPT`, whose line numbers stand in the traces. A `DeadRun` holds, by
 rank, the lines that the rank printed (its seconds since the launch first) and the collectives that its
 flight recorder held when it caught an error or came to its end; a rank that was killed left no trace.

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.files import scratch
-from utils.watching.exporter import LOCALHOST
+
+from .exporter import LOCALHOST
 
 _HERE = Path(__file__).with_name("rules")
 RULES, RULES_TEST, DASHBOARD = (

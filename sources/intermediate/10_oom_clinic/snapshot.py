@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from utils.checked import check_public
 from utils.clinic.replay import Replay
 from utils.files import write_whole
 from utils.memory.events import Allocation
@@ -190,3 +191,8 @@ def _segments(replay: Replay) -> list[dict[str, Any]]:
             "state": "active_allocated" if known else "inactive", "frames": _frames(known),
         })  # fmt: skip
     return list(found.values())
+
+
+__all__ = ["SnapshotError", "read_snapshot", "snapshot_of", "write_snapshot"]
+
+check_public(globals())

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from utils.checked import check_public
 from utils.units import MIB, Evidence, format_bytes
 from utils.views.style import course_style, empty_figure, print_evidence, wrapped
 
@@ -110,3 +111,8 @@ def _segment(axes, number: int, segment: Segment) -> None:
         axes.barh(number, size / MIB, left=left / MIB, height=0.7, color=color,
                   edgecolor="#717581", linewidth=0.5)  # fmt: skip
         left, filled = left + size, filled + used
+
+
+__all__ = ["Case", "Segment", "draw_segments", "draw_ward"]
+
+check_public(globals())

@@ -21,9 +21,10 @@ from pathlib import Path
 
 import psutil
 
-from utils.clusters.configuration import node_address, write_configuration
-from utils.clusters.jobs import ENDED, Job, Span, read_jobs
 from utils.files import scratch
+
+from .configuration import node_address, write_configuration
+from .jobs import ENDED, Job, Span, read_jobs
 
 HOSTS = Path(__file__).with_name("hosts.sh")
 NAMESPACES = ("--net", "--mount", "--uts", "--pid")

@@ -13,16 +13,17 @@ import torch
 from evidence.record.experiment import Experiment, Job, Stage
 from evidence.record.store import Row
 from utils.catalog import ModelShape
-from utils.clusters import (
+from utils.files import scratch
+from utils.parallel import saved_steps
+from utils.planner import Batch, Cluster, Export, Plan, export
+
+from .clusters import (
     losses_of,
     one_host_slurm,
     ray_problem,
     run_ray,
     slurm_problem,
 )
-from utils.files import scratch
-from utils.parallel import saved_steps
-from utils.planner import Batch, Cluster, Export, Plan, export
 
 STEPS, EVERY, KILLED_AFTER = 30, 2, 4
 ARGUMENTS = ("--steps", str(STEPS), "--every", str(EVERY))

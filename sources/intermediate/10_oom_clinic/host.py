@@ -7,15 +7,16 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from utils.catalog.rules import one_of, whole
-from utils.clinic.patients import full_loader
+from utils.checked import check_public
+from utils.lessons import SOURCES
 from utils.units import format_bytes
+
+from . import full_loader
 
 WIDTHS = {"float32": 4, "uint8": 1}  # bytes of a number
 MOST = 16
-_ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def run_loader(workers: int = 4, prefetch: int = 8, dtype: str = "float32") -> H
         )
     command = [sys.executable, "-m", full_loader.__name__, "--workers", str(workers)]
     command += ["--prefetch", str(prefetch), "--dtype", dtype]
-    env = {**os.environ, "PYTHONPATH": str(_ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    env = {**os.environ, "PYTHONPATH": str(SOURCES.parent), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
@@ -65,3 +66,8 @@ def run_loader(workers: int = 4, prefetch: int = 8, dtype: str = "float32") -> H
     found = json.loads(done.stdout)
     waiting = workers * prefetch * batch_bytes(dtype)
     return HostRun(waiting, tuple(found["shared_bytes"]), found["mean"])
+
+
+__all__ = ["HostRun", "run_loader"]
+
+check_public(globals())
