@@ -12,13 +12,12 @@ from evidence.validation.comparison import Comparison, summarize
 from evidence.validation.peers import PeerError
 from tests.view_cases import evidence_of, texts
 from utils.catalog import ModelShape, device
+from utils.lessons.lesson_15.studio import design, draw_design, studio
 from utils.planner import Batch, Cluster, Estimate, Plan, estimate, review, search
 from utils.planner.schedules import bubble_closed, order, run
 from utils.units import GIB, Evidence
 from utils.views import (
     Panel,
-    design,
-    draw_design,
     draw_pareto,
     draw_ranks,
     draw_schedule,
@@ -26,7 +25,6 @@ from utils.views import (
     draw_stage_memory,
     draw_validation,
     explore,
-    studio,
 )
 from utils.views.plan_figures import stage_parts
 from utils.views.rank_map import axis_links

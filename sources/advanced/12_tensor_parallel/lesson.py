@@ -43,7 +43,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.parallel import parallelize_module
 
 from utils import Batch, Cluster, Evidence, GPTBlock, Plan, Span, Transformer, TransformerConfig, check
-from utils import draw_kept, draw_lanes, draw_tensor_flow, model_shape, run_ranks, score
+from utils import draw_lanes, model_shape, run_ranks, score
 from utils import scoreboard, show, simulate, traffic
 from utils.catalog import link
 from utils.parallel import ParallelDims, device_mesh, split_layers, split_tensors, vocabulary_cross_entropy
@@ -53,7 +53,7 @@ from utils.planner.block_time import block_time
 from utils.planner.tensor_traffic import tensor_traffic
 from utils.techniques.megatron import megatron_layers, megatron_problem
 from evidence.validation.tables import source, table
-from utils.views import Exchange, Held
+from utils.lessons.lesson_12.tensor_flow import Exchange, Held, draw_kept, draw_tensor_flow
 
 RANKS = 4
 

@@ -47,7 +47,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor.parallel import loss_parallel
 
 from utils import GB, GIB, Batch, Cluster, Evidence, Plan, Transformer, TransformerConfig, check, draw_losses
-from utils import draw_orders, draw_ranks, draw_stage_memory, estimate, export, run_ranks, score, scoreboard
+from utils import draw_ranks, draw_stage_memory, estimate, export, run_ranks, score, scoreboard
 from utils import show, simulate
 from utils.catalog import ModelShape, model_shape
 from utils.data import text_tokens
@@ -58,6 +58,7 @@ from utils.parallel import token_weight
 from utils.planner import axis_bytes, framework, ring_bytes
 from evidence.validation.simulation_megatron_stage import megatron_stage, states_and_kept
 from evidence.validation.tables import source, table
+from utils.lessons.lesson_14.orders import draw_orders
 
 # %% [markdown]
 # ## What you will be able to do

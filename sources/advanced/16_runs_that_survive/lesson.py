@@ -66,8 +66,8 @@ from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-from utils import Evidence, Fault, Plan, RankError, Span, Transformer, TransformerConfig, check, draw_days
-from utils import draw_forgotten, draw_goodput, draw_progress, format_bytes, format_seconds, model_shape
+from utils import Evidence, Fault, Plan, RankError, Span, Transformer, TransformerConfig, check
+from utils import format_bytes, format_seconds, model_shape
 from utils import run_elastic, run_ranks, scratch, scratch_folder, show
 from utils.catalog.links import link
 from utils.catalog.prices import price
@@ -77,12 +77,13 @@ from utils.planner.goodput import DAY, best_interval_seconds, checkpoint_bytes, 
 from utils.ranks.calls import recorded_calls
 from utils.ranks.elastic import link_problem
 from evidence.record import recorded
+from utils.techniques.safe_checkpoint import load_newest, named, newest_whole, save_safely, step_of
+from utils.lessons.lesson_16.failures import draw_days, draw_forgotten, draw_goodput
+from utils.lessons.lesson_16.progress import draw_progress, progress_of
 from utils.lessons.lesson_16.records.per_step import torchft_problem
 from utils.lessons.lesson_16.records.survive import run_in
-from utils.techniques.safe_checkpoint import load_newest, named, newest_whole, save_safely, step_of
-from utils.views import progress_of
-from utils.lessons.lesson_16.watching import RULES_TEST, Exporter, StandInGpu, prometheus_problem
-from utils.lessons.lesson_16.watching import promtool, report, watch
+from utils.lessons.lesson_16.watching import RULES_TEST, Exporter, StandInGpu, prometheus_problem, promtool, report
+from utils.lessons.lesson_16.watching import watch
 
 # %% [markdown]
 # ## What you will be able to do

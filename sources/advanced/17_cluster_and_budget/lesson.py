@@ -42,14 +42,15 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
-from utils import Batch, Cluster, Evidence, Plan, RankError, check, draw_cluster, export, run_ranks, run_torchrun
+from utils import Batch, Cluster, Evidence, Plan, RankError, check, export, run_ranks, run_torchrun
 from utils import scratch_folder, show
 from utils.catalog import ModelShape
-from utils.lessons.lesson_17.clusters import ManifestError, MissingToolError, Slurm, SlurmError, Span
-from utils.lessons.lesson_17.clusters import check_kubernetes, check_skypilot, check_train_job, kubectl_says, losses_of
-from utils.lessons.lesson_17.clusters import ray_problem, read_yaml, run_ray, slurm_problem
 from utils.parallel import check_versions, saved_steps
 from evidence.record import recorded
+from utils.lessons.lesson_17.cluster_lanes import draw_cluster
+from utils.lessons.lesson_17.clusters import ManifestError, MissingToolError, Slurm, SlurmError, Span
+from utils.lessons.lesson_17.clusters import check_kubernetes, check_skypilot, check_train_job, kubectl_says
+from utils.lessons.lesson_17.clusters import losses_of, ray_problem, read_yaml, run_ray, slurm_problem
 
 stored = {row["quantity"]: (row, record) for record in recorded("cluster_runs") for row in record.rows}
 
@@ -419,8 +420,9 @@ print("older than a year:", ", ".join(f"{p.gpu} at {p.provider}" for p in old_pr
 # out of the fit.
 
 # %%
-from utils import draw_runs, text_tokens
+from utils import text_tokens
 from utils.planner.scaling_fit import fit_law, leave_one_out
+from utils.lessons.lesson_17.scaling_figures import draw_runs
 
 windows = text_tokens(3_200_000).long().unfold(0, 9, 9)
 windows = windows[torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))]
@@ -462,8 +464,8 @@ assert abs(foretold - larger[-1][2]) < 0.1, "twice the size should lie near the 
 # predicts near its data. The published laws rest on hundreds of runs, and still:
 
 # %%
-from utils import draw_purchase
 from utils.planner.scaling import CHINCHILLA, REPLICATION, UNROUNDED
+from utils.lessons.lesson_17.scaling_figures import draw_purchase
 
 budget_usd, mfu = 1_000_000, 0.45
 flop = budget_usd / a100.usd_per_gpu_hour * 3600 * device("A100-80GB").peak_flops_per_second("bf16") * mfu
@@ -501,9 +503,9 @@ check("17.training_share", training_share)
 # as points and Daly's formula as lines.
 
 # %%
-from utils import draw_spot
 from utils.planner.failing_runs import RunPlan, failing_runs
 from utils.planner.goodput import DAY, best_interval_seconds, working_share
+from utils.lessons.lesson_17.decision_figures import draw_spot
 
 firm, spot = price("H100", "Nebius", kind="on demand"), price("H100", "Nebius", kind="spot")
 nodes, broken, restart = 8, 6.5e-3, 300.0  # failures of a node and day: published for RSC-1
@@ -543,10 +545,11 @@ print(spot.origin(), "|", firm.origin())
 # checkpointing?* Before weighing anything, check that both can run, and price the useful FLOP.
 
 # %%
-from utils import cost, decide, draw_decision, estimate, search
+from utils import cost, decide, estimate, search
 from utils.catalog import link
 from utils.planner import Lora
 from utils.planner.decision import Option, winners
+from utils.lessons.lesson_17.decision_figures import draw_decision
 
 thirteen, tokens, deadline = model_shape("llama-2-13b"), 260e9, 30
 train_batch = Batch(sequences=1024, sequence_length=2048)

@@ -46,7 +46,7 @@ from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.goodput import goodput
 from utils.planner.kernels import ceiling_flops_per_second, flash_flops_per_second
 from evidence.validation.tables import table
-from utils.views.sayings import Saying, draw_sayings
+from utils.lessons.lesson_99.sayings import Saying, draw_sayings
 
 # %% [markdown]
 # ## 1. Nine numbers that circulate

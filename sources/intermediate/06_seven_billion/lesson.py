@@ -43,7 +43,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from utils import GB, Evidence, Transformer, TransformerConfig, compare, draw_breakdown, draw_budget_map
+from utils import GB, Evidence, Transformer, TransformerConfig, compare, draw_breakdown
 from utils import explore, format_bytes, llama_config, load_base, measure, model_shape, predicted, prepare_ranks
 from utils import recorded_table, run_ranks, score, scoreboard, scratch_folder, show, simulate, sweep, text_batches
 from utils import text_tokens
@@ -55,6 +55,7 @@ from utils.techniques import OffloadedOptimizer, adam_state_bytes, adamw_8bit, a
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.techniques.library import bitsandbytes_problem
 from utils.techniques.nf4 import dynamic_levels
+from utils.lessons.lesson_06.budget_map import draw_budget_map
 
 device = here.meter_device  # where the meter can count: CUDA or CPU
 

@@ -46,7 +46,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from utils import GB, Batch, Cluster, Evidence, Plan, Transformer, TransformerConfig, check, compare
-from utils import draw_holders, draw_over_time, draw_staircase, estimate, measure, run_ranks, score
+from utils import draw_holders, draw_over_time, estimate, measure, run_ranks, score
 from utils import scoreboard, scratch, show, simulate, traffic
 from utils.memory import held
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
@@ -54,6 +54,7 @@ from utils.techniques.deepspeed_config import check_config, read_config
 from utils.techniques.fsdp import check_all_used, shard
 from utils.techniques.zero import SETTINGS, note_states, resident, zero_config, zero_engine
 from evidence.validation.tables import source, table
+from utils.lessons.lesson_09.staircase import draw_staircase
 
 PLACE = "cpu"  # "cuda" if this machine has four GPUs: then each rank takes one
 zero_problem = deepspeed_problem(PLACE)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from matplotlib.figure import Figure
 
+from utils.checked import check_public
 from utils.units import Evidence
 from utils.views.lanes import Span, draw_lanes
 
@@ -75,3 +76,8 @@ def draw_cluster(
 
 def _kind(span: JobSpan) -> str:
     return f"{span.name}, started again" if span.restarts else span.name
+
+
+__all__ = ["draw_cluster"]
+
+check_public(globals())

@@ -9,10 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from utils.checked import check_public
 from utils.planner.decision import Ranked
 from utils.units import Evidence
-from utils.views.scaling_figures import LOOKS
 from utils.views.style import course_style, empty_figure, print_evidence
+
+from .scaling_figures import LOOKS
 
 FILLS = [("#a8c8e4", ""), ("#f6c48f", "//"), ("#d9d9d9", ".."), ("#c9b3dc", "xx"), ("#ffffff", "||"),
          ("#b9ac70", "--")]  # fmt: skip
@@ -139,3 +141,8 @@ def _marks(axes: Axes, ranked: Sequence[Ranked]) -> None:
     axes.set_xlabel("marks (1: best in everything)")
     axes.grid(axis="y", visible=False)
     axes.legend(fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+
+
+__all__ = ["draw_decision", "draw_spot"]
+
+check_public(globals())

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from utils.catalog import ModelShape, model_shape
 from utils.catalog.rules import whole
+from utils.checked import check_public
 from utils.planner import (
     Batch,
     Cluster,
@@ -161,3 +162,8 @@ def studio(
 def _lines(sentence: str) -> str:
     """Lines for a figure; a dollar sign would begin a formula."""
     return textwrap.fill(sentence, LONGEST_SENTENCE).replace("$", r"\$")
+
+
+__all__ = ["design", "draw_design", "studio"]
+
+check_public(globals())

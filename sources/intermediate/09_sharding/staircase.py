@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from utils.checked import check_public
 from utils.memory.measurement import Measurement
 from utils.units import GB, Evidence, parse_bytes
 from utils.views.style import course_style, empty_figure, print_evidence
@@ -80,3 +81,8 @@ def _finish(axes: Axes, ranks: list[int]) -> None:
     axes.set_xlabel("ranks (logarithmic)")
     axes.set_ylabel("peak of one rank (GB, logarithmic)")
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9)
+
+
+__all__ = ["draw_staircase"]
+
+check_public(globals())

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from utils.checked import check_public
 from utils.units import Evidence, format_bytes
 from utils.views.style import byte_unit, course_style, empty_figure, print_evidence
 
@@ -141,3 +142,8 @@ def draw_kept(
         axes.legend(loc="lower right", fontsize=9)
         print_evidence(figure, [Evidence.MEASURED, Evidence.PREDICTED], [device])
     return figure
+
+
+__all__ = ["Exchange", "Held", "draw_kept", "draw_tensor_flow"]
+
+check_public(globals())

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from utils.checked import check_public
 from utils.memory import Measurement
 from utils.units import GB, parse_bytes
 from utils.views.style import course_style, print_evidence
@@ -66,3 +67,8 @@ def _draw_panel(axes: Axes, name: str, grid: Grid, limit_bytes: int) -> None:
 
 def _cell(corner: tuple[float, float], color: str) -> Rectangle:
     return Rectangle(corner, 1, 1, facecolor=color, edgecolor="white", linewidth=2)
+
+
+__all__ = ["draw_budget_map"]
+
+check_public(globals())

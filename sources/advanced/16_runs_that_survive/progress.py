@@ -8,6 +8,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from utils.checked import check_public
 from utils.ranks.recovery import ElasticRun
 from utils.units import Evidence
 from utils.views.style import course_style, print_evidence
@@ -124,3 +125,8 @@ def _draw(axes: Axes, panel: Progress, labels: Sequence[str]) -> None:
             textcoords="offset points", va="top", fontsize=9.5, color="#8c1500",
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.85},
         )  # fmt: skip
+
+
+__all__ = ["Mark", "Progress", "Stretch", "draw_progress", "progress_of"]
+
+check_public(globals())

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from utils.checked import check_public
 from utils.traffic.wire import Message
 from utils.units import Evidence, format_bytes
 from utils.views.style import course_style, print_evidence
@@ -103,3 +104,8 @@ def _number(axes: Axes, messages: Sequence[Message], largest: int) -> None:
 
 def _square(x: float, y: float, color: str) -> Rectangle:
     return Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=color, edgecolor="white", lw=0.5)
+
+
+__all__ = ["draw_messages"]
+
+check_public(globals())

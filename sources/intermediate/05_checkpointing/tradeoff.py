@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
+from utils.checked import check_public
 from utils.memory.measurement import Measurement
 from utils.units import Category
 from utils.views.style import LOOKS, byte_unit, course_style, empty_figure, print_evidence
@@ -109,3 +110,8 @@ def worth_taking(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
         if not front or point[1] < front[-1][1]:
             front.append(point)
     return front
+
+
+__all__ = ["draw_tradeoff"]
+
+check_public(globals())

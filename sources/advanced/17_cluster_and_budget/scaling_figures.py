@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from utils.checked import check_public
 from utils.planner.scaling import ScalingLaw
 from utils.units import Evidence, format_count
 from utils.views.style import course_style, empty_figure, print_evidence
@@ -129,3 +130,8 @@ def _lifetimes(
     axes.set_yscale("log")
     axes.set_xlabel("tokens served in the model's life")
     axes.set_ylabel("training tokens a parameter")
+
+
+__all__ = ["draw_purchase", "draw_runs"]
+
+check_public(globals())

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from utils.checked import check_public
 from utils.units import Evidence
 from utils.views.lanes import Span
 from utils.views.style import course_style, empty_figure, print_evidence, wrapped
@@ -161,3 +162,8 @@ def draw_forgotten(
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         print_evidence(figure, [Evidence.MEASURED], [device])
     return figure
+
+
+__all__ = ["draw_days", "draw_forgotten", "draw_goodput"]
+
+check_public(globals())

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from utils.checked import check_public
 from utils.traffic.cost import AlphaBeta
 from utils.units import Evidence, format_bytes
 from utils.views.style import course_style, empty_figure, print_evidence
@@ -82,3 +83,8 @@ def _mark_even(axes: Axes, cost: AlphaBeta, color: str, span: np.ndarray) -> Non
                   fontsize=9, color=color, ha="left", va="bottom")  # fmt: skip
         axes.text(cost.even_bytes, 0.03, "latency-bound ", transform=axes.get_xaxis_transform(),
                   fontsize=9, color=color, ha="right", va="bottom")  # fmt: skip
+
+
+__all__ = ["draw_link_costs"]
+
+check_public(globals())

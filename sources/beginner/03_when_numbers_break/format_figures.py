@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from utils.checked import check_public
 from utils.number_formats import FORMATS, NumberFormat
 from utils.views.style import course_style, empty_figure
 
@@ -135,3 +136,8 @@ def _format(name: str) -> NumberFormat:
     if name not in FORMATS:
         raise ValueError(f"{name!r} is no format of the course; take one of {', '.join(FORMATS)}.")
     return FORMATS[name]
+
+
+__all__ = ["draw_bits", "draw_formats"]
+
+check_public(globals())

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import blended_transform_factory
 
+from utils.checked import check_public
 from utils.units import GIB, Evidence
 from utils.views.style import course_style, empty_figure, print_evidence
 
@@ -118,3 +119,8 @@ def draw_decoding(
         axes.legend(loc="lower right")
         print_evidence(figure, [Evidence.PREDICTED, Evidence.PUBLISHED])
     return figure
+
+
+__all__ = ["draw_context_memory", "draw_decoding", "draw_error_by_bits"]
+
+check_public(globals())

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from utils.checked import check_public
 from utils.units import GB, Evidence
 from utils.views.style import course_style, empty_figure, print_evidence
 
@@ -62,3 +63,8 @@ def draw_orders(
         figure.legend(handles=handles, loc="outside right upper")
         print_evidence(figure, [evidence])
     return figure
+
+
+__all__ = ["draw_orders"]
+
+check_public(globals())

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
+from utils.checked import check_public
 from utils.units import Evidence
 from utils.views.style import course_style, print_evidence
 
@@ -136,3 +137,8 @@ def _positive(
     """Values that a logarithmic axis can show."""
     steps, finite = _finite(records, values)
     return steps, [v if v > 0 else math.nan for v in finite]
+
+
+__all__ = ["draw_flight"]
+
+check_public(globals())
