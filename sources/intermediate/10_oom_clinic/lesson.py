@@ -704,4 +704,4 @@ print("left on disk by the refusals:", [entry.name for entry in files.glob("neve
 # [CUDA semantics, memory management](https://docs.pytorch.org/docs/stable/notes/cuda.html),
 # [profiler](https://docs.pytorch.org/docs/stable/profiler.html). NVIDIA,
 # [Nsight Systems user guide](https://docs.nvidia.com/nsight-systems/UserGuide/index.html). The viewers in
-# `utils/clinic/viewers` are PyTorch's, d3's and Chromium's, under their own licences.
+# `viewers/`, in this lesson's folder of `sources/`, are PyTorch's, d3's and Chromium's, under their own licences.
