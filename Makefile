@@ -20,7 +20,7 @@ LAB := jupyterlab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root)
 FIRST_PAGE := --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 .DEFAULT_GOAL := help
-.PHONY: help setup offload lab test optional style bytes soak course bench validate record notebooks my-labs constraints badges \
+.PHONY: help setup offload lab test quick optional style bytes soak course bench validate record notebooks my-labs constraints badges \
 	site slides ready wheelhouse scores colab links release
 
 help:  ## List these commands
@@ -43,6 +43,9 @@ lab: setup  ## Set up, then open JupyterLab on the first notebook
 # What the stages are, and in which order they run, stands in sources/stages.py.
 test: setup  ## Set up, then run every test, notebook, lab and solution
 	@$(RUN) sources/stages.py test
+
+quick: setup  ## What to run before each commit: rules, types, and the tests that start no process
+	@$(RUN) sources/stages.py quick
 
 optional: setup  ## Add the optional packages, then run what `make test` skipped without them
 	@$(RUN) sources/stages.py optional

@@ -5,6 +5,7 @@ prints is shown as it comes, and kept in build/logs/. At the end each stage has 
 seconds, and each that failed its command and its log.
 
 python sources/stages.py test      rules and types first, then tests, then notebooks
+python sources/stages.py quick     rules, types and the tests that start no process
 python sources/stages.py optional  what `test` skipped, with the optional packages in .venv
 python sources/stages.py soak      what takes too long for each change
 python sources/stages.py record    what a new device is measured by
@@ -83,6 +84,11 @@ STAGES: dict[str, tuple[Stage, ...]] = {
         Stage("tests", (*PYTEST, *THREE_AT_A_TIME, "--durations=40", "-m", "not slow", "tests",
                         "--ignore=tests/test_shims.py"), {"COURSE_SKIPPED": str(SKIPPED)}),
         Stage("notebooks", (*NBVAL, "notebooks", "labs", "solutions"), NO_BARS),
+    ),
+    "quick": (
+        STYLE,
+        Stage("sources", ("sources/build.py", "--check")),
+        Stage("quick-tests", (*PYTEST, *THREE_AT_A_TIME, "-m", "not slow", "--without-processes", "tests")),
     ),
     "optional": (
         Stage("packages", ("sources/extra.py", "clusters", "site")),
