@@ -19,14 +19,14 @@ known = KnownAnswers()
 def decode(bits: str, x: int, m: int, *, bias: int | None = None, subnormal: bool = True,
            special: bool = True, signed: bool = True) -> float:  # fmt: skip
     """A decoder with a part left out."""
-    bias = 2 ** (x - 1) - 1 if bias is None else bias
+    shift = 2 ** (x - 1) - 1 if bias is None else bias
     sign = -1.0 if bits[0] == "1" and signed else 1.0
     field, fraction = int(bits[1 : 1 + x], 2), int(bits[1 + x :], 2) / 2**m
     if special and field == 2**x - 1:
         return math.nan if fraction else sign * math.inf
     if subnormal and field == 0:
-        return sign * 2.0 ** (1 - bias) * fraction
-    return sign * 2.0 ** (field - bias) * (1 + fraction)
+        return sign * 2.0 ** (1 - shift) * fraction
+    return sign * 2.0 ** (field - shift) * (1 + fraction)
 
 
 known.mistakes(

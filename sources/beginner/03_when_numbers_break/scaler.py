@@ -60,9 +60,10 @@ def _calls_of_pytorchs_own() -> Iterator[list[str]]:
         real = getattr(torch.amp.GradScaler, name)
         return lambda *args, **settings: calls.append(name) or real(*args, **settings)
 
-    with mock.patch.multiple(
-        torch.amp.GradScaler, **{name: noted(name) for name in ("unscale_", "step", "update")}
-    ):
+    with contextlib.ExitStack() as patches:
+        for name in ("unscale_", "step", "update"):
+            patch = mock.patch.object(torch.amp.GradScaler, name, noted(name))
+            patches.enter_context(patch)
         yield calls
 
 
