@@ -138,8 +138,8 @@ display(pd.DataFrame(rows).style.format(precision=1).format("{:.0f}", subset=["h
 print("your bet:", my_bet_failures)
 
 # %% [markdown]
-# **Read it.** Llama 3's interval is narrow, yet the rates lie six times apart: what is counted matters most (both rows of
-# RSC-1 are one cluster). Measure your own. Used below: the lowest and highest rate, 3.8 and 24 failures per 1,000 node-days (8 GPUs a node).
+# **Read it.** Llama 3's interval is narrow, yet the rates lie six times apart: what is counted matters most (RSC-1 is
+# one cluster). Measure your own. Used below: the lowest and highest rate, 3.8 and 24 failures per 1,000 node-days (8 GPUs a node).
 #
 # **Goodput** is the share of time that is work which lasted. Daly's formula predicts its mean; Young's $\sqrt{2\,d\,M}$
 # is nearly the best interval (the code takes Daly's), with save time $d$ and mean time between failures $M$. Both assume
@@ -402,7 +402,7 @@ for number in range(5):
     reached = step_of(found) if found else 0
 
 # %% [markdown]
-# **Read it.** No checkpoint is lost. `save_safely` and `load_newest` in `utils.techniques.safe_checkpoint` also say in
+# **Read it.** `save_safely` and `load_newest` in `utils.techniques.safe_checkpoint` also say in
 # a sentence what is wrong, and each rank sums its own files *as it writes them*: a sum of what was read back, as above,
 # blesses a damaged write. **A checkpoint is code**: `dcp.load` unpickles what it finds; `load_newest` reads plain data
 # alone. The first three faults hit both checkpoints; were one whole, it would load:
@@ -759,8 +759,8 @@ for rank, (said, calls) in enumerate(found):
 assert [rank for rank, (_, calls) in enumerate(found) if calls[-1].number < furthest] == [1], "rank 1 left one out"
 
 # %% [markdown]
-# **Read it.** The two who complain are innocent. Merge the traces, and look for the one that is *behind*. Under NCCL the dumps are
-# written at the timeout (`TORCH_NCCL_DUMP_ON_TIMEOUT=1`), and `torchfrtrace` merges them; under gloo a rank dumps them
+# **Read it.** The two who complain are innocent. Merge the traces, and look for the one that is *behind*. Worse: from
+# step 5 on, rank 1's gradients were summed with the others' of the step *before*. Under NCCL the dumps are written at the timeout (`TORCH_NCCL_DUMP_ON_TIMEOUT=1`), and `torchfrtrace` merges them; under gloo a rank dumps them
 # itself, as here. Two more tools:
 
 # %%
@@ -786,8 +786,7 @@ for tool in ("monitored_barrier", "plain", "debug level DETAIL"):
 
 # %% [markdown]
 # **Read it.** `monitored_barrier` names who is missing. A wrong *shape* is worse than a hang: without
-# `TORCH_DISTRIBUTED_DEBUG=DETAIL` some ranks go on with garbage and no error. DETAIL first compares every call over all
-# ranks, which is slow.
+# `TORCH_DISTRIBUTED_DEBUG=DETAIL` some ranks go on with garbage and no error. DETAIL compares every call over all ranks, slowly.
 #
 # ## 8. Faults that make no noise
 #
@@ -849,15 +848,14 @@ print("own seconds in a step, by rank:", *(f"{s:.3f}" for s in medians), f" most
 assert flips[0] == (7, (2, 0)), "the flip is found in the step in which it happens, at rank 2, in the first tensor"
 
 # %% [markdown]
-# **Read it.** The cure: copy the tensor from a healthy replica, and take the
-# GPU out if it happens twice. The slow rank is *shortest* in the collective: it comes last. On a GPU a host's clock times
+# **Read it.** The cure: copy the tensor from a healthy replica; take the GPU out if it happens twice. The slow rank is *shortest* in the collective: it comes last. On a GPU a host's clock times
 # launches: take CUDA events, or a trace. Under ZeRO-3 there are no replicas to compare; checksums of checkpoints remain. A flip in a
 # gradient *before* the all-reduce reaches all ranks alike, unseen by this check.
 #
-# **A loss spike** can come from a bad batch, or from a flip: both are planted below. Most have neither: PaLM's batches around a
-# spike did no harm to *another state* of weights and optimizer; going back 100 steps and passing over 200 to 500 batches
-# helped ([arXiv:2204.02311](https://arxiv.org/abs/2204.02311), section 5.1; published). A guard *skips* an update whose
-# gradient is far from the recent ones, and *rolls back* if the next one is no better.
+# **A loss spike** can come from a bad batch, or from a flip: both are planted below. PaLM's came from neither alone: the same
+# batches did no harm to *another state* of the model; going back about 100 steps and skipping 200 to 500 batches helped
+# ([arXiv:2204.02311](https://arxiv.org/abs/2204.02311), section 5.1; published). A guard *skips* an update whose
+# gradient is far from the recent ones, and *rolls back* if the next is no better.
 
 # %%
 def train_with_spikes(guarded, steps=120):
@@ -943,7 +941,7 @@ else:
 # | safe save, new folder | always | one more checkpoint on the disk | |
 # | asynchronous save | the copy is quicker than the write | host memory | against a failure during the write |
 # | spares | your own cluster, slow repairs | their rent, idle | where the cloud has another node |
-# | elastic `torchrun` | always; to shrink, several replicas | one restart a failure | if host 0 dies; one replica (TP 8 x PP 8 on 64) waits |
+# | elastic `torchrun` | always; to shrink, several replicas | one restart a failure | if host 0 dies; a single replica waits |
 # | torchft | many replicas, frequent failures | exactness; the model in each replica | a single replica |
 #
 # ## Recap
