@@ -31,8 +31,9 @@ LIST = "COURSE_SKIPPED"
 FREE = ("gpu", "large")  # marks of what may be skipped where nothing else may
 WITHOUT = "--without-processes"
 STARTS_PROCESSES = re.compile(
-    r"\b(run_(ranks|torchrun|elastic|hosts|loader)|subprocess|Popen|playwright|killable|nbclient|"
-    r"multiprocessing|forkserver|solved_lab|importorskip|pytest\.mark\.deepspeed)\b"
+    r"\b(run_(ranks|torchrun|elastic|hosts|loader|killable)|subprocess|Popen|playwright|killable|"
+    r"nbclient|multiprocessing|forkserver|solved_lab|importorskip|pytest\.mark\.deepspeed|"
+    r"export_cases|capstone_cases|import (soak|scores)|utils\.record)\b"  # those start some, too
 )
 
 
