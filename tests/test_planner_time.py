@@ -182,7 +182,7 @@ def test_hidden_collectives_still_cost_a_share(monkeypatch):
     with_cost = step_time(GPT, cluster, plan, BATCH).data_parallel
     monkeypatch.setattr(calibration, "CONTENTION", 0.0)
     without = step_time(GPT, cluster, plan, BATCH).data_parallel
-    assert 0.1 * sent < with_cost - without < 0.5 * sent
+    assert 0.1 * sent < with_cost - without < 0.6 * sent
 
 
 def test_the_host_waits_longer_where_stages_make_it_meet_the_device():
@@ -220,7 +220,7 @@ def test_collectives():
     whole = 1 * GB
     assert all_reduce_seconds(NODE, Group(1), whole) == 0
     reduce, gather = (f(NODE, inside, whole) for f in (all_reduce_seconds, all_gather_seconds))
-    assert reduce == pytest.approx(2 * gather)
+    assert reduce == pytest.approx(2 * gather - calibration.CALL_SECONDS)  # one start
     assert all_gather_seconds(two, across, whole) > gather
     assert Group(2, stride=8).per_node(two) == 1
     assert Group(2, stride=8).nodes(two) == 2

@@ -58,8 +58,13 @@ class Framework:
             and the first forward pass.
         overlap_tensor: In backward, tensor-parallel collectives run beside the products of weight
             gradients.
-        one_port: Data-parallel collectives between nodes run at one network port's rate, whatever
-            the number of ports.
+        whole_gradients: ZeRO-1 all-reduces the gradients over all replicas, whole, and each rank
+            takes its share of them; others reduce-scatter them within the group that shards.
+        broadcasts: ZeRO-1 brings parameters back by one broadcast from each rank that holds some,
+            a block's at least; others all-gather them.
+        one_port: Data-parallel collectives between nodes run at one of the node's network ports'
+            rate, whatever the number of ports.
+        hides_sends: Interleaved stages send one chunk's activations while they compute the next.
         scattered_sends: Stages send each rank a share and gather it there (Narayanan et al. 2021,
             section 4.1).
         host_seconds: To launch one block's forward and backward pass; the device waits for it
@@ -103,7 +108,10 @@ class Framework:
     overlap_gradients: bool = True
     overlap_parameters: bool = True
     overlap_tensor: bool = False
+    whole_gradients: bool = False
+    broadcasts: bool = False
     one_port: bool = False
+    hides_sends: bool = False
     scattered_sends: bool = True
     host_seconds: float = 0.0
     host_exposed: bool = False
@@ -143,10 +151,19 @@ _ROWS = [
         source="Rajbhandari et al. 2019, arXiv:1910.02054, section 3.1: 2 + 2 + K, K = 12",
     ),
     Framework(
-        name="megatron", dummy_gradients=True, overlap_tensor=True,
+        name="megatron", dummy_gradients=True, overlap_tensor=True, hides_sends=True,
         host_seconds=calibration.HOST_SECONDS,
         source="Megatron-LM: float32 main gradients, float32 main parameters and moments in "
-        "distrib_optimizer.py; logits cast to float32 in cross_entropy.py, in place after that",
+        "distrib_optimizer.py; logits cast to float32 in cross_entropy.py, in place after that; sends hidden unless "
+        "--no-overlap-p2p-communication says otherwise (arguments.py)",
+    ),
+    Framework(
+        name="internevo", gradient_bytes=2, step_gradient_bytes=4, reduce_bytes=2,
+        bucket_size_bytes=512e6, whole_gradients=True, broadcasts=True, flash_generation=2,
+        fused_gate=False, loss_bytes=14, vocabulary_multiple=1,
+        source="InternLM's hybrid_zero_optim.py: gradients of a bucket of 512 MiB all-reduced in 16 "
+        "bits over all replicas, parameters broadcast by the rank that holds their block "
+        "(utils.py, ParamBcastSyncHandler)",
     ),
     Framework(
         name="megatron-deepspeed-fp16", gradient_bytes=2, step_gradient_bytes=4,

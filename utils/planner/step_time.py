@@ -24,7 +24,9 @@ from utils.planner.collectives import (
     Group,
     all_gather_seconds,
     all_reduce_seconds,
+    broadcast_seconds,
     hops_across_nodes,
+    in_training,
     send_seconds,
 )
 from utils.planner.experts import expert_replicas, replica_seconds
@@ -141,7 +143,7 @@ def step_time(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batc
     work, m = max(kinds.values(), key=lambda w: w.total), plan.micro_batches(batch)
     all_stages = sum(kinds[stage.kind].total for stage in places)
     fill = (all_stages - work.total) / plan.virtual_stages
-    sends = _sends(model, cluster, plan, batch)
+    sends = _sends(model, cluster, plan, batch, work.total)
     exposed, update = _step_end(model, cluster, plan, distinct(places), pieces, m)
     return StepTime(
         matmul=m * work.matmul, memory=m * (work.memory + work.accumulate),
@@ -194,12 +196,15 @@ def _host_seconds(cluster: Cluster, plan: Plan) -> float:
     return launch + waits * plan.tp * calibration.ARRIVAL_SECONDS
 
 
-def _sends(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> float:
+def _sends(
+    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch, work_seconds: float
+) -> float:
     """Activations and their gradients between stages, on the critical path.
 
     Stages work in step, so each micro-batch waits for the slowest hop of all, once a pass and
     chunk; filling the pipeline passes every hop once. Interleaved stages also send from the last
-    to the first. Megatron-LM scatters what it sends over tp where it can.
+    to the first; where the framework hides that behind the chunk beside it, only what is longer
+    than the chunk's pass shows. Megatron-LM scatters what it sends over tp where it can.
     """
     if plan.pp == 1:
         return 0.0
@@ -209,8 +214,11 @@ def _sends(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> flo
     across = hops_across_nodes(cluster.gpus_per_node, plan.tp * plan.cp * plan.dp, plan.pp)
     hops = [send_seconds(cluster, leaves, sent) for leaves in across]
     between, back = hops[:-1], hops[-1:]
-    slowest = max(between + back * (plan.virtual_stages > 1))
-    return 2 * (plan.micro_batches(batch) * plan.virtual_stages * slowest + sum(between))
+    chunks = plan.virtual_stages
+    steady = max(between + back * (chunks > 1))
+    if chunks > 1 and plan.rules.hides_sends:
+        steady = max(0.0, steady - work_seconds / (2 * chunks))
+    return 2 * (plan.micro_batches(batch) * chunks * steady + sum(between))
 
 
 def _step_end(
@@ -219,7 +227,9 @@ def _step_end(
     """Exposed data-parallel communication, and the optimizer, of the stage with most of both.
 
     ZeRO-2 reduces the gradients of every micro-batch, since none keeps them whole; ZeRO-3 gathers
-    the parameters for every forward and backward pass besides; the others do both once a step.
+    the parameters for every forward and backward pass besides; the others do both once a step. So
+    do the groups of HSDP with their shards of the gradients (PyTorch, FSDPModule:
+    set_requires_all_reduce), and the replicas of plain data parallelism.
     """
     largest = max(places, key=lambda stage: trained_parameters(model, plan, stage))
     count = trained_parameters(model, plan, largest)
@@ -227,18 +237,22 @@ def _step_end(
     backward = pieces.backward(largest).total + pieces.recompute(largest, plan).total
     dense = count - largest.expert_parameters
     gradients, parameters = data_parallel_seconds(cluster, plan, dense, largest.tensors)
+    shared = replicas_seconds(cluster, plan, dense, largest.tensors)
     if largest.expert_parameters:
         theirs = replica_seconds(cluster, plan, largest.expert_parameters)
         gradients, parameters = gradients + theirs[0], parameters + theirs[1]
     rules = plan.rules
     first = _seen(parameters, forward * rules.overlap_parameters)
+    hides = backward * rules.overlap_gradients
     if plan.zero_stage == 3:
         both = parameters + gradients * rules.overlap_gradients
-        last = _seen(both, backward * rules.overlap_parameters)
-        exposed = m * (first + last + gradients * (not rules.overlap_gradients))
+        hides = backward * rules.overlap_parameters
+        reduced = [_seen(both + extra, hides) for extra in (0.0, shared)]
+        exposed = m * (first + gradients * (not rules.overlap_gradients))
     else:
-        last = _seen(gradients, backward * rules.overlap_gradients)
-        exposed = last * (m if plan.zero_stage == 2 else 1) + first
+        reduced = [_seen(gradients + extra, hides) for extra in (0.0, shared)]
+        exposed = first
+    exposed += reduced[1] + reduced[0] * (m - 1 if plan.zero_stage >= 2 else 0)
     if largest.expert_parameters and plan.zero_stage:  # as many as if sharded like the others
         count += largest.expert_parameters * (plan.shard_group / expert_replicas(plan) - 1)
     return exposed, _update_seconds(cluster, plan, count, m)
@@ -260,7 +274,7 @@ def _update_seconds(cluster: Cluster, plan: Plan, count: float, m: int) -> float
     held = count / (plan.shard_group if plan.zero_stage >= 2 else 1)
     if plan.offload == "none":
         return memory_seconds(cluster.device, ADAM_BYTES * shard + CLIP_BYTES * held)
-    pcie = cluster.device.pcie.link_bytes_per_second * calibration.LINK_SUSTAINED
+    pcie = in_training(cluster.device.pcie)
     there = shard * (plan.rules.gradient_bytes + plan.rules.gathered_bytes) / pcie
     on_host = shard * cluster.gpus_per_node * HOST_ADAM_SECONDS
     streamed = 2 * m * shard * plan.rules.gathered_bytes / pcie * (plan.offload == "parameters")
@@ -273,20 +287,43 @@ def data_parallel_seconds(
     """Seconds of reducing the gradients of `count` parameters, and of gathering parameters back.
 
     They go bucket by bucket; FSDP shards and gathers block by block, others every one of the
-    `tensors` by itself. With fewer ranks in a group than there are (HSDP) the groups then add up
-    their shards of the gradients.
+    `tensors` by itself. With fewer ranks in a group than there are (HSDP) the groups add up their
+    shards besides, see `replicas_seconds`.
     """
-    ranks = plan.dp * plan.cp
-    sharing = plan.shard_group if plan.zero_stage else ranks
-    group = Group(sharing, plan.tp, plan.rules.one_port)
-    replicas = Group(ranks // sharing, plan.tp * sharing, plan.rules.one_port)
-    width = plan.rules.reduce_bytes
-    calls = max(1.0, 2 * count / plan.rules.bucket_size_bytes)
+    ranks, rules = plan.dp * plan.cp, plan.rules
+    group = Group(plan.shard_group if plan.zero_stage else ranks, plan.tp, rules.one_port)
+    width, calls = rules.reduce_bytes * count, _calls(plan, count, tensors)
     if plan.zero_stage == 0:
-        return all_reduce_seconds(cluster, group, width * count, calls), 0.0
-    calls = {"bucket": calls, "block": max(1, tensors // BLOCK_TENSORS),
-             "tensor": max(calls, tensors)}[plan.rules.shards]  # fmt: skip
-    reduce = all_gather_seconds(cluster, group, width * count, calls)
-    reduce += all_reduce_seconds(cluster, replicas, width * count / sharing, calls)
-    gather = all_gather_seconds(cluster, group, plan.rules.gathered_bytes * count, calls)
-    return reduce, gather
+        return all_reduce_seconds(cluster, group, width, _buckets(plan, count)), 0.0
+    gathered = rules.gathered_bytes * count
+    if plan.zero_stage == 1 and rules.broadcasts:
+        owners = min(group.ranks, max(1, tensors // BLOCK_TENSORS))
+        gather = broadcast_seconds(cluster, group, gathered, owners)
+    else:
+        gather = all_gather_seconds(cluster, group, gathered, calls)
+    if plan.zero_stage == 1 and rules.whole_gradients:
+        everyone = Group(ranks, plan.tp, rules.one_port)
+        return all_reduce_seconds(cluster, everyone, width, _buckets(plan, count)), gather
+    return all_gather_seconds(cluster, group, width, calls), gather
+
+
+def replicas_seconds(cluster: Cluster, plan: Plan, count: float, tensors: int = 1) -> float:
+    """Seconds in which groups that shard among themselves add up their shards of the gradients."""
+    ranks, rules = plan.dp * plan.cp, plan.rules
+    sharing = plan.shard_group if plan.zero_stage else ranks
+    if plan.zero_stage == 1 and rules.whole_gradients:
+        return 0.0
+    replicas = Group(ranks // sharing, plan.tp * sharing, rules.one_port)
+    calls = _calls(plan, count, tensors)
+    return all_reduce_seconds(cluster, replicas, rules.reduce_bytes * count / sharing, calls)
+
+
+def _buckets(plan: Plan, count: float) -> float:
+    return max(1.0, 2 * count / plan.rules.bucket_size_bytes)
+
+
+def _calls(plan: Plan, count: float, tensors: int) -> float:
+    """Collectives in which ZeRO shards or gathers `count` parameters."""
+    buckets = _buckets(plan, count)
+    return {"bucket": buckets, "block": max(1, tensors // BLOCK_TENSORS),
+            "tensor": max(buckets, tensors)}[plan.rules.shards]  # fmt: skip

@@ -9,11 +9,13 @@ from utils.validation import (
     adapters,
     b200,
     bloom,
+    buses,
     failures,
     foundry,
     megatron,
     megatron_experts,
     offload,
+    scale,
     states,
     times,
     torchtitan,
@@ -36,6 +38,10 @@ SOURCES: dict[str, Callable[[], list[Comparison]]] = {
     "b200-memory": b200.memory_comparisons,
     "b200-seconds": b200.seconds_comparisons,
     "offload": offload.comparisons,
+    "internevo": scale.internevo_comparisons,
+    "fms-fsdp": scale.fms_comparisons,
+    "megascale": scale.megascale_comparisons,
+    "bus-bandwidth": buses.comparisons,
 }
 
 
