@@ -28,6 +28,7 @@ from utils.planner import (
 )
 from utils.planner.adapters import adapter_parameters
 from utils.planner.collectives import (
+    NETWORK_HOP_SECONDS,
     NVLINK_HOP_SECONDS,
     Group,
     all_gather_seconds,
@@ -235,7 +236,7 @@ def test_only_hops_that_leave_a_node_cost_the_latency_between_nodes():
     group = Group(512)
     latency = all_gather_seconds(many, group, 0.0, calls) / calls
     inside, start = (511 - 63) * NVLINK_HOP_SECONDS, calibration.CALL_SECONDS
-    assert latency == pytest.approx(start + 63 * calibration.HOP_SECONDS + inside)
+    assert latency == pytest.approx(start + 63 * NETWORK_HOP_SECONDS + inside)
     one = all_gather_seconds(NODE, Group(8), 0.0, calls) / calls
     assert one == pytest.approx(start + 7 * NVLINK_HOP_SECONDS)
 

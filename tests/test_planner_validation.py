@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from utils.catalog import LINKS, SUSTAINED, model_shape
-from utils.planner import Batch, Plan, calibration, memory, worst
+from utils.planner import Batch, Plan, calibration, collectives, memory, worst
 from utils.planner.estimate import BYTES_INTERVAL, SECONDS_INTERVAL
 from utils.validation import (
     bloom,
@@ -187,9 +187,18 @@ def test_few_constants_were_set_on_measurements():
     assert fitted == {
         "FRAGMENTATION", "FRAGMENTATION_ALONE", "COMMUNICATOR_BYTES", "AMPERE_SUSTAINED", "HOPPER_SUSTAINED",
         "BLACKWELL_SUSTAINED", "VECTOR_SUSTAINED", "MEMORY_SUSTAINED", "BESIDE_TRAINING",
-        "CALL_SECONDS", "HOP_SECONDS", "CONTENTION", "HOST_SECONDS", "ARRIVAL_SECONDS",
+        "CALL_SECONDS", "CONTENTION", "HOST_SECONDS", "ARRIVAL_SECONDS",
     }  # fmt: skip
     assert len(fitted) <= 14
+
+
+def test_what_nccl_publishes_is_documented_and_not_fitted() -> None:
+    """One version of its table of latencies, so that no hop is set on measurements."""
+    assert not hasattr(calibration, "HOP_SECONDS")
+    assert not {name for name in vars(collectives) if name.isupper()} & set(vars(calibration)) - {"MIB"}
+    hops = (collectives.NVLINK_HOP_SECONDS, collectives.PCIE_HOP_SECONDS,
+            collectives.NETWORK_HOP_SECONDS, collectives.CHUNK_HOP_SECONDS)  # fmt: skip
+    assert hops == (3.4e-6, 5.7e-6, 14e-6, 28e-6)  # NCCL 2.20.3, hwLat, protocol Simple
 
 
 def test_zero_1_in_groups_stays_flat_and_over_all_ranks_it_falls():

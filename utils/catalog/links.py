@@ -21,12 +21,10 @@ class Sustained:
     Attributes:
         share: Of the line rate, by large messages.
         source: Where it was published.
-        latency_seconds: Of a message between two nodes, where it is far above InfiniBand's.
     """
 
     share: float
     source: str
-    latency_seconds: float = 0.0
 
 
 _TOPO = "NCCL, src/graph/topo.h"
@@ -43,8 +41,7 @@ SUSTAINED: dict[str, Sustained] = {
     "InfiniBand": Sustained(0.96, "NVIDIA/nccl-tests issue 119: 24 of 25 GB/s a port of HDR is what "
                             "its authors expect, 96 of 100 measured; issue 290: 46-48 of 50, NDR"),
     "RoCE": Sustained(0.75, "NVIDIA/nccl issue 495: 600 of 800 Gb/s, two nodes of 8 A100"),
-    "EFA": Sustained(0.85, "stas00/ml-engineering, network/README.md: 340 of 400 Gb/s, EFA v1; "
-                     "latency: aws/aws-ofi-nccl, src/platform-aws.c, 75 us", 75e-6),
+    "EFA": Sustained(0.85, "stas00/ml-engineering, network/README.md: 340 of 400 Gb/s, EFA v1"),
     "Omni-Path": Sustained(0.34, "stas00/ml-engineering, network/README.md: 135 of the 400 Gb/s of "
                            "a node of Jean Zay"),
     "TCP": Sustained(0.6, "NVIDIA/nccl issue 209: at most 60% of 32 Gb/s; issue 450: 4 to 6 of "

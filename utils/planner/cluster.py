@@ -135,11 +135,6 @@ class Cluster:
         return "TCP" if self.network_bytes_per_second < PLAIN_PORT else "InfiniBand"
 
     @property
-    def network_latency_seconds(self) -> float:
-        """What a message between nodes takes more than over InfiniBand."""
-        return SUSTAINED[self.network].latency_seconds
-
-    @property
     def network_share(self) -> float:
         """What collectives reach of the network's line rate."""
         return SUSTAINED[self.network].share

@@ -36,11 +36,10 @@ TREE_SHARE, RING_PLATEAU = 0.92, 1.4
 CHANNELS_A_PORT = 2  # NCCL, src/graph/connect.cc: channels are doubled
 # One thread block copies a chunk at 12 GB/s (src/graph/tuning.cc, comment on hwLat of Tree/Simple).
 BLOCK_BYTES_PER_SECOND = 12e9
-# NCCL, src/graph/tuning.cc: hwLat of a ring, protocol Simple, over NVLink and PCIe.
-NVLINK_HOP_SECONDS, PCIE_HOP_SECONDS = 3.4e-6, 5.7e-6
-
-# The same, protocol Simple of trees: one chunk of 256 KiB passed on within a node, between nodes.
-NODE_CHUNK_SECONDS, NETWORK_CHUNK_SECONDS = 28e-6, 50e-6
+# All of what follows is hwLat of NCCL 2.20.3, protocol Simple (src/graph/tuning.cc, commit b647562):
+# a ring's hop over NVLink, over PCIe and over InfiniBand, and a tree's, which passes on a chunk.
+NVLINK_HOP_SECONDS, PCIE_HOP_SECONDS, NETWORK_HOP_SECONDS = 3.4e-6, 5.7e-6, 14e-6
+CHUNK_HOP_SECONDS = 28e-6
 
 
 @dataclass(frozen=True)
@@ -129,8 +128,8 @@ def tree_all_reduce_seconds(cluster: Cluster, group: Group, message_bytes: float
     chunk = tree_chunk_bytes(cluster, message_bytes)
     port = cluster.port_bytes_per_second * cluster.network_share * calibration.BESIDE_TRAINING
     inside = hop_seconds(cluster) + chunk / BLOCK_BYTES_PER_SECOND
-    far = calibration.HOP_SECONDS + cluster.network_latency_seconds
-    far += chunk / BLOCK_BYTES_PER_SECOND + chunk / min(port, group.network_bytes_per_second(cluster))
+    far = NETWORK_HOP_SECONDS + chunk / BLOCK_BYTES_PER_SECOND
+    far += chunk / min(port, group.network_bytes_per_second(cluster))
     levels = math.ceil(math.log2(nodes))
     return bandwidth + calibration.CALL_SECONDS + 2 * ((near - 1) * inside + levels * far)
 
@@ -151,13 +150,12 @@ def broadcast_seconds(
     """Broadcasts of `whole_bytes` together, one after another, in that many calls.
 
     A ring passes chunks from rank to rank; each broadcast waits until its first chunk has been
-    through all of them, at the latency of a tree's hop between nodes where there are several
-    (NCCL, src/graph/tuning.cc: nsteps * hwLat of Tree/Simple for ncclFuncBroadcast).
+    through all of them, at the latency of a tree's hop (NCCL, src/graph/tuning.cc: nsteps * hwLat
+    of Tree/Simple for ncclFuncBroadcast).
     """
     if group.ranks == 1:
         return 0.0
-    hop = NODE_CHUNK_SECONDS if group.nodes(cluster) == 1 else NETWORK_CHUNK_SECONDS
-    fill = calibration.CALL_SECONDS + group.ranks * hop
+    fill = calibration.CALL_SECONDS + group.ranks * CHUNK_HOP_SECONDS
     return whole_bytes / group.bus_bytes_per_second(cluster) + calls * fill
 
 
@@ -168,7 +166,7 @@ def all_to_all_seconds(cluster: Cluster, group: Group, sent_bytes: float) -> flo
     near = group.per_node(cluster)
     inside = (near - 1) / group.ranks * sent_bytes / in_training(cluster.device.peer_link)
     outside = (group.ranks - near) / group.ranks * sent_bytes / _own_port(cluster)
-    starts = calibration.HOP_SECONDS * (group.nodes(cluster) > 1)
+    starts = NETWORK_HOP_SECONDS * (group.nodes(cluster) > 1)
     return inside + outside + starts
 
 
@@ -176,7 +174,7 @@ def send_seconds(cluster: Cluster, crosses_nodes: bool, sent_bytes: float) -> fl
     """One rank sends to another, of its own node or of another one."""
     if not crosses_nodes:
         return sent_bytes / in_training(cluster.device.peer_link) + hop_seconds(cluster)
-    return sent_bytes / _own_port(cluster) + calibration.HOP_SECONDS
+    return sent_bytes / _own_port(cluster) + NETWORK_HOP_SECONDS
 
 
 def hop_seconds(cluster: Cluster) -> float:
@@ -211,4 +209,4 @@ def _ring_seconds(cluster: Cluster, group: Group) -> float:
     """Latency of a pass around a ring: its hops."""
     across = group.nodes(cluster) - 1
     inside = group.ranks - 1 - across
-    return inside * hop_seconds(cluster) + across * calibration.HOP_SECONDS
+    return inside * hop_seconds(cluster) + across * NETWORK_HOP_SECONDS

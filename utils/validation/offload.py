@@ -6,7 +6,7 @@ The rates of compute and links are published ones of other runs, never those of 
 from __future__ import annotations
 
 from utils.planner.offload import CHECKPOINTED_FLOPS, SCHEMES, step_seconds
-from utils.planner.step_time import ADAM_BYTES, HOST_ADAM_SECONDS
+from utils.planner.step_end import ADAM_BYTES, HOST_ADAM_SECONDS
 from utils.units import GB
 from utils.validation.comparison import Comparison
 from utils.validation.tables import table, whole
