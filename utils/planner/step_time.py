@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from utils.catalog import ModelShape, model_shape
 from utils.planner import calibration
+from utils.planner.adapters import matrix_shapes
 from utils.planner.block_time import (
     BlockTime,
     Parts,
@@ -23,10 +24,12 @@ from utils.planner.cluster import Cluster
 from utils.planner.collectives import hops_across_nodes, send_seconds
 from utils.planner.host import activation_seconds
 from utils.planner.kernels import memory_seconds
+from utils.planner.launches import LAUNCH_SECONDS
 from utils.planner.layout import Batch, Plan
 from utils.planner.stages import Stage, distinct, stages
-from utils.planner.step_end import step_end
 from utils.planner.states import trained_parameters
+from utils.planner.step_end import step_end
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -162,10 +165,33 @@ def stage_work(
     unhidden = max(0.0, sent - pieces.forward(stage).total) + max(0.0, sent - back)
     host = _host_seconds(cluster, plan) * (stage.layers + stage.head)
     waiting = host if plan.rules.host_exposed else max(0.0, host - device)
+    if plan.rules.launches is not None:
+        launching = launch_seconds(model, plan, stage)
+        waiting = max(0.0, launching[0] - pieces.forward(stage).total)
+        waiting += max(0.0, launching[1] - back - added)
     return StageWork(
         passes.matmul, passes.memory + unhidden, recompute.total, passes.communication, waiting,
         added,
     )  # fmt: skip
+
+
+def launch_seconds(model: ModelShape, plan: Plan, stage: Stage) -> tuple[float, float]:
+    """To launch a stage's forward and backward pass of one micro-batch, operation by operation.
+
+    Checkpointing launches the forward pass of its blocks once more in backward. Waiting is counted
+    pass by pass: the loss is read between them, or the optimizer's step ends both.
+    """
+    launches = plan.rules.launches
+    if launches is None:
+        return 0.0, 0.0
+    forward, backward = launches.passes(plan.lora, len(matrix_shapes(model)))
+    some = (
+        stage.layers if plan.recompute_layers is None else min(plan.recompute_layers, stage.layers)
+    )
+    again = some * forward * (plan.recompute == "full")
+    ends = launches.ends * (stage.embedding + stage.head) / 2
+    first = stage.layers * forward + ends
+    return first * LAUNCH_SECONDS, (stage.layers * backward + again + ends) * LAUNCH_SECONDS
 
 
 def _host_seconds(cluster: Cluster, plan: Plan) -> float:
