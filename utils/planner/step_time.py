@@ -25,8 +25,9 @@ from utils.planner.host import activation_seconds
 from utils.planner.kernels import memory_seconds
 from utils.planner.layout import Batch, Plan
 from utils.planner.stages import Stage, distinct, stages
-from utils.planner.step_end import step_end
 from utils.planner.states import trained_parameters
+from utils.planner.step_end import step_end
+
 
 @dataclass(frozen=True)
 class StepTime:
