@@ -49,6 +49,7 @@ SUSTAINED: dict[str, Sustained] = {
     "other": Sustained(0.8, "stas00/ml-engineering, network/README.md: about 80% in the best case"),
 }  # fmt: skip
 
+
 @dataclass(frozen=True)
 class Link:
     """A link between two devices or two nodes.

@@ -716,12 +716,12 @@ for tp, ports in ((2, 8), (4, 8), (8, 8), (16, 8), (16, 1)):
 # %%
 show(draw_lanes(lanes, title="A layer of 175B, forward and backward, nodes of 8 A100", evidence=Evidence.PREDICTED),
      alt="Predicted time of a layer: products halve with each doubling of the ranks; communication is small up to 8 "
-     "ranks, half as long as the products for 16 with a port a GPU, and three times as long with one port a node.")  # fmt: skip
+     "ranks, half as long as the products for 16 with a port a GPU, and over three times as long with one port a node.")  # fmt: skip
 
 # %% [markdown]
 # **Read it.** From 2 to 8 ranks the layer is over three times as fast on four times the GPUs. With 16 and eight
-# ports a node, a third of the time is sending; the last column shows what that costs. With one port, 16 ranks take as
-# long as 4. Pipeline and data parallelism send less often: they take the slow links
+# ports a node, a third of the time is sending; the last column shows what that costs. With one port, 16 ranks take about
+# as long as 4. Pipeline and data parallelism send less often: they take the slow links
 # ([lesson 14](14_three_dimensions.ipynb)).
 #
 # **"TP = 8, always"** is folklore, though. More ranks make thinner products, and each sends no less. BLOOM's team

@@ -673,7 +673,7 @@ display(pd.DataFrame(rows).style.format(precision=2).hide().set_caption("175B, 8
 
 # %% [markdown]
 # **Read it.** Interleaving pays where the bubble is large, so at small batches: with its messages hidden, 12 chunks save
-# a tenth of the small batch's step, as Megatron-LM's authors report with "10+%" (Narayanan and others 2021, abstract;
+# nearly a tenth of the small batch's step (Megatron-LM's authors report "10+%" in Narayanan and others 2021, abstract;
 # published), and hardly anything of the large one. What hides the messages is software, not the schedule. In the last column
 # they show: 12 chunks are slower than 4 in the small batch, and from 4 on slower than none in the large one.
 #

@@ -392,6 +392,8 @@ for found, printed in zip(ours, published, strict=True):
 # last stage have the embedding and the head on top. The 0.42 GiB between prediction and simulation on stage 0 are its
 # table of positions, which the simulated rank lacks. Stage 0 has the most in flight, so **stage 0 decides whether the
 # plan fits**.
+# The paper's activations come from its formula, which is the planner's too: that these two agree is formula against
+# formula. The simulation, which counts tensors, is what holds them against a program.
 #
 # ## 6. The bytes on every link
 #
@@ -592,7 +594,7 @@ display(pd.DataFrame(rows).style.format(precision=2).hide()
 # bytes leave a node. FSDP's one ring over 64 ranks leaves each node once, with what one rank sends. HSDP keeps *gathers* inside the node, and then each of its eight ranks all-reduces its part of the gradients
 # with the same rank of other nodes, in fp32: eight times the column "over replicate". On the fast network that all-reduce
 # is what shows, since one sequence a rank is too little work to hide it, and HSDP is slower. On the slow one bytes decide,
-# and HSDP is a little faster. It pays where you accumulate, and put the all-reduce off to the last micro-batch
+# and HSDP is a tenth faster. It pays where you accumulate, and put the all-reduce off to the last micro-batch
 # (`set_requires_all_reduce`): with four, FSDP's ring sends four times as much, HSDP's replicas the same.
 #
 # Neither is the fastest. One billion fits without sharding parameters, and then nothing is gathered for a pass:

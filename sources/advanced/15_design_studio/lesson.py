@@ -425,7 +425,8 @@ show(draw_validation(fresh, peers, title="Rows that no constant saw"), alt="Rows
      "most; right, the planner's median errors beside a naive rule and other tools.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** Memory is good: a few percent in the median. Time is harder. In ZeRO-Offload's few rows
+# **Read it.** Korthikanti's activations at 0.0% prove little: the paper's figures are its formula's, and so are ours,
+# formula against formula. Memory is good: a few percent in the median. Time is harder. In ZeRO-Offload's few rows
 # the naive rule is nearer, with a constant that was chosen on these very rows. The estimators of
 # `accelerate` and DeepSpeed, where they are installed, leave activations out on purpose.
 #

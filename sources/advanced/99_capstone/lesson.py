@@ -285,7 +285,8 @@ for card, plan, claimed in (("A100-80GB", Plan(tp=4, pp=2, sequence_parallel=Tru
     print(f"{card:<10} {found.peak.state_bytes / GB:5.0f} GB of states a card, {found.verdict}; ${hourly / (peak * claimed * 3600 / 1e6):.2f} an exaFLOP "
           f"at the claimed {claimed:.0%} (predicted)")  # fmt: skip
 for gigabits in (100, 10):
-    machines = Cluster(gpu="A10", nodes=16, network_bytes_per_second=gigabits / 8 * GB)  # one port a node
+    machines = Cluster(gpu="A10", nodes=16, network_bytes_per_second=gigabits / 8 * GB,  # one port a node
+                       network_kind="RoCE" if gigabits == 100 else "TCP")
     cheap = estimate("llama-2-13b", machines, Plan(dp=128, zero_stage=3, micro_batch=4, recompute="full", framework="deepspeed"),
                      Batch(sequences=1024, sequence_length=4096))  # fmt: skip
     print(f"A10, ZeRO-3 over 128, {gigabits} Gb/s a node: {cheap.verdict}; MFU {cheap.mfu:.0%} (predicted)")
