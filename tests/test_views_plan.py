@@ -88,7 +88,7 @@ def test_a_whole_step_takes_as_long_as_the_planner_says() -> None:
 def test_many_micro_batches_are_cut_and_said() -> None:
     assert drawn_micro_batches(FOUND) == 16 and drawn_micro_batches(FOUND, 10) == 8
     heading = draw_schedule(FOUND).axes[0].get_title(loc="left")
-    assert heading.startswith("16 micro-batches: idle 18.7%") and "all 64: 4.7%" in heading
+    assert heading.startswith("16 micro-batches: idle 18.8%") and "all 64: 4.7%" in heading
     assert "all" not in draw_schedule(planned(micro_batch=16, recompute="full")).axes[0].get_title(
         loc="left"
     )

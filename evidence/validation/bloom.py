@@ -62,7 +62,9 @@ def seconds(row: dict[str, str]) -> float:
 
 def jean_zay(gpus: int) -> Cluster:
     """Eight A100 and four ports of Omni-Path 100 a node (chronicles-prequel.md)."""
-    return Cluster(gpu=GPU, nodes=gpus // 8, network_bytes_per_second=4 * 12.5 * GB)
+    return Cluster(
+        gpu=GPU, nodes=gpus // 8, network_bytes_per_second=4 * 12.5 * GB, network_kind="Omni-Path"
+    )
 
 
 def effects() -> dict[str, tuple[float, float]]:

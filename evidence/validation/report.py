@@ -8,11 +8,14 @@ from evidence.validation import (
     adapters,
     b200,
     bloom,
+    buses,
+    eager,
     failures,
     foundry,
     megatron,
     megatron_experts,
     offload,
+    scale,
     states,
     times,
     torchtitan,
@@ -28,6 +31,7 @@ SOURCES: dict[str, Callable[[], list[Comparison]]] = {
     "ultrascale-memory": ultrascale.memory_comparisons,
     "bloom-memory": bloom.memory_comparisons,
     "adapters": adapters.comparisons,
+    "eager-seconds": eager.comparisons,
     "korthikanti-seconds": times.korthikanti_comparisons,
     "ultrascale-speed": ultrascale.speed_comparisons,
     "bloom-seconds": bloom.seconds_comparisons,
@@ -36,6 +40,10 @@ SOURCES: dict[str, Callable[[], list[Comparison]]] = {
     "b200-memory": b200.memory_comparisons,
     "b200-seconds": b200.seconds_comparisons,
     "offload": offload.comparisons,
+    "internevo": scale.internevo_comparisons,
+    "fms-fsdp": scale.fms_comparisons,
+    "megascale": scale.megascale_comparisons,
+    "bus-bandwidth": buses.comparisons,
 }
 
 

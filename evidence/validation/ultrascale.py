@@ -97,7 +97,9 @@ def tokens_per_second_per_gpu(row: dict[str, str]) -> float:
 
 def cluster(gpus: int) -> Cluster:
     """Eight H100 and 3,200 Gb/s a node (AWS p5.48xlarge)."""
-    return Cluster(gpu="H100", nodes=max(1, gpus // 8), network_bytes_per_second=400 * GB)
+    return Cluster(
+        gpu="H100", nodes=max(1, gpus // 8), network_bytes_per_second=400 * GB, network_kind="EFA"
+    )
 
 
 @dataclass(frozen=True)

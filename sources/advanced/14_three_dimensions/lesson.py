@@ -393,6 +393,8 @@ for found, printed in zip(ours, published, strict=True):
 # last stage have the embedding and the head on top. The 0.42 GiB between prediction and simulation on stage 0 are its
 # table of positions, which the simulated rank lacks. Stage 0 has the most in flight, so **stage 0 decides whether the
 # plan fits**.
+# The paper's activations come from its formula, which is the planner's too: that these two agree is formula against
+# formula. The simulation, which counts tensors, is what holds them against a program.
 #
 # ## 6. The bytes on every link
 #
@@ -581,6 +583,8 @@ for name, box in SCHEMES.items():
         plan = Plan(dp=64, zero_stage=3, framework="fsdp", shard_ranks=box.shard)
         found = estimate(ONE, on, plan, Batch(sequences=64, sequence_length=TOKENS))
         row[f"s a step at {speed} GB/s"] = found.step_seconds
+    found = estimate(ONE, on, plan, Batch(sequences=4 * 64, sequence_length=TOKENS))
+    row["s of 4 micro-batches there"] = found.step_seconds
     rows.append(row)
     score("14", f"1B, {name} on 64", peak_bytes=run.peak_bytes, evidence=run.evidence)
 display(pd.DataFrame(rows).style.format(precision=2).hide()
@@ -589,10 +593,25 @@ display(pd.DataFrame(rows).style.format(precision=2).hide()
 # %% [markdown]
 # **Read it.** HSDP holds more, an eighth of the states instead of a 64th. The surprise is the network: hardly fewer
 # bytes leave a node. FSDP's one ring over 64 ranks leaves each node once, with what one rank sends. HSDP keeps *gathers* inside the node, and then each of its eight ranks all-reduces its part of the gradients
-# with the same rank of other nodes, in fp32: eight times the column "over replicate". One sequence a rank is too little
-# work to hide this, and an all-reduce between nodes waits for its buffers to fill. So HSDP is slower here, on both
-# networks. It pays where you accumulate, and put the all-reduce off to the last micro-batch
+# with the same rank of other nodes, in fp32: eight times the column "over replicate". On the fast network that all-reduce
+# is what shows, since one sequence a rank is too little work to hide it, and HSDP is slower. On the slow one bytes decide,
+# and HSDP is a tenth faster. It pays where you accumulate, and put the all-reduce off to the last micro-batch
 # (`set_requires_all_reduce`): with four, FSDP's ring sends four times as much, HSDP's replicas the same.
+#
+# Neither is the fastest. One billion fits without sharding parameters, and then nothing is gathered for a pass:
+
+# %%
+for zero_stage in (0, 1, 2, 3):
+    plan = Plan(dp=64, zero_stage=zero_stage, framework="fsdp")
+    found = [estimate(ONE, replace(cluster, network_bytes_per_second=speed * GB), plan,
+                      Batch(sequences=64, sequence_length=TOKENS)) for speed in (200, 1.25)]  # fmt: skip
+    print(f"ZeRO-{zero_stage} over 64: {found[0].step_seconds:.3f} s at 200 GB/s, {found[1].step_seconds:5.2f} s at 1.25 GB/s, "
+          f"{found[0].peak.needed_bytes / GIB:.1f} GiB (predicted)")  # fmt: skip
+
+# %% [markdown]
+# ZeRO-1 and 2 send the least: gradients once around the ring, and parameters once. FSDP gathers them once more for backward.
+# ZeRO-0 is plain data parallelism: its all-reduce sends fp32 gradients twice, and no part of that waits for the next
+# step's forward pass.
 #
 # ## 9. The same plan as files
 #

@@ -10,6 +10,7 @@ import ipywidgets as widgets
 from matplotlib.figure import Figure
 
 from utils.catalog import ModelShape, model_shape
+from utils.catalog import link as find_link
 from utils.catalog.rules import whole
 from utils.checked import check_public
 from utils.planner import (
@@ -66,7 +67,8 @@ def design(
     if not ports.isdecimal():
         raise ValueError(f"link is {link!r}; write name and ports, such as 'InfiniBand HDR x 8'.")
     cluster = Cluster(gpu=gpu, nodes=nodes, usd_per_gpu_hour=usd_per_gpu_hour,
-                      network_bytes_per_second=network(name, int(ports)))  # fmt: skip
+                      network_bytes_per_second=network(name, int(ports)),
+                      network_ports=min(8, int(ports)), network_kind=find_link(name).kind)  # fmt: skip
     whole("design", tp=tp, pp=pp, cp=cp)
     plan = Plan(
         dp=max(1, cluster.gpus // (tp * pp * cp)), tp=tp, pp=pp, cp=cp, virtual_stages=virtual_stages,

@@ -560,8 +560,8 @@ for name, share in (("A100-80GB", 0.45), ("A10", 0.38)):
 h100 = Cluster(gpu="H100", nodes=4, usd_per_gpu_hour=firm.usd_per_gpu_hour,
                network_bytes_per_second=8 * link("InfiniBand NDR").link_bytes_per_second)  # fmt: skip
 llama_3_mfu = min(float(row["bf16_mfu_pct"]) for row in table("llama3_table4")) / 100
-ethernet = link("Ethernet 25G").link_bytes_per_second
-a10s = Cluster(gpu="A10", nodes=16, gpus_per_node=8, network_bytes_per_second=ethernet, usd_per_gpu_hour=hourly["A10"])
+ethernet = link("Ethernet 25G")
+a10s = Cluster(gpu="A10", nodes=16, gpus_per_node=8, network_bytes_per_second=ethernet.link_bytes_per_second, usd_per_gpu_hour=hourly["A10"])
 plain = estimate(thirteen, a10s, Plan(dp=128, recompute="full", framework="zero-paper"), train_batch)
 print(f"weights {2 * thirteen.parameter_count / 1e9:.0f} GB, with Adam's states {plain.peak.state_bytes / 1e9:.0f} GB, on a card of 24")
 
@@ -573,7 +573,7 @@ print(f"weights {2 * thirteen.parameter_count / 1e9:.0f} GB, with Adam's states 
 # weight; so one more loser changes no mark. The weeks of work are a judgement.
 
 # %%
-hundred = link("Ethernet 100G").link_bytes_per_second
+hundred = link("Ethernet 100G")  # one port a node, of RoCE
 zero_3 = {"zero_stage": 3, "recompute": "full", "framework": "fsdp"}
 ways = {  # name: (cards of 8 a node, network, plan, MFU claimed, effort in weeks: a judgement)
     "64 A100, 3D": ("A100-80GB", 8, None, Plan(dp=8, tp=4, pp=2, zero_stage=1, sequence_parallel=True), 0.45, 3),
@@ -585,7 +585,7 @@ ways = {  # name: (cards of 8 a node, network, plan, MFU claimed, effort in week
 
 
 def found(card, nodes, network, plan, claimed, weeks, usd=None):
-    fast = {} if network is None else {"network_bytes_per_second": network}
+    fast = {} if network is None else {"network_bytes_per_second": network.link_bytes_per_second, "network_kind": network.kind}
     machines = Cluster(gpu=card, nodes=nodes, usd_per_gpu_hour=usd or hourly[card], **fast)
     row = estimate(thirteen, machines, plan, train_batch)
     return row, row.mfu / min(row.mfu, claimed), weeks

@@ -709,7 +709,7 @@ for row in table("llm_foundry"):
 
 # %% [markdown]
 # **Read it.** On the fast network eight texts fit as they are, and checkpointing only costs. At 1.25 GB/s a node the
-# network decides: a step sends the same bytes whatever the micro-batch, so twice the texts give twice the tokens/s,
+# network decides (one port, of which TCP reaches some 60%: `catalog.SUSTAINED`): a step sends the same bytes whatever the micro-batch, so twice the texts give twice the tokens/s,
 # and checkpointing *pays*, because sixteen do not fit without it. The published run fitted ten without, which the
 # planner refuses, and was slower than the planner says: such estimates rank plans, they do not replace a run. (Half of
 # the published table set the planner's constants.)
