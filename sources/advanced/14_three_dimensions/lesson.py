@@ -393,8 +393,7 @@ for found, printed in zip(ours, published, strict=True):
 # last stage have the embedding and the head on top. The 0.42 GiB between prediction and simulation on stage 0 are its
 # table of positions, which the simulated rank lacks. Stage 0 has the most in flight, so **stage 0 decides whether the
 # plan fits**.
-# The paper's activations come from its formula, which is the planner's too: that these two agree is formula against
-# formula. The simulation, which counts tensors, is what holds them against a program.
+# The paper's activations and the planner's are formula against formula; only the simulation counts tensors.
 #
 # ## 6. The bytes on every link
 #
@@ -598,7 +597,7 @@ display(pd.DataFrame(rows).style.format(precision=2).hide()
 # and HSDP is a tenth faster. It pays where you accumulate, and put the all-reduce off to the last micro-batch
 # (`set_requires_all_reduce`): with four, FSDP's ring sends four times as much, HSDP's replicas the same.
 #
-# Neither is the fastest. One billion fits without sharding parameters, and then nothing is gathered for a pass:
+# Neither is the fastest: one billion fits without sharding parameters.
 
 # %%
 for zero_stage in (0, 1, 2, 3):
@@ -609,9 +608,8 @@ for zero_stage in (0, 1, 2, 3):
           f"{found[0].peak.needed_bytes / GIB:.1f} GiB (predicted)")  # fmt: skip
 
 # %% [markdown]
-# ZeRO-1 and 2 send the least: gradients once around the ring, and parameters once. FSDP gathers them once more for backward.
-# ZeRO-0 is plain data parallelism: its all-reduce sends fp32 gradients twice, and no part of that waits for the next
-# step's forward pass.
+# ZeRO-1 and 2 send the least: gradients and parameters once. FSDP gathers once more for backward; ZeRO-0's all-reduce
+# sends fp32 gradients twice.
 #
 # ## 9. The same plan as files
 #

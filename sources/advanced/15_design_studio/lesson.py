@@ -332,7 +332,7 @@ for name, (machines, plan) in variants.items():
           f"{more:>+9.0%}{tight}")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** On HDR ZeRO-3 fits and takes a fifth longer: it must recompute, and it gathers all parameters
+# **Read it.** On HDR ZeRO-3 fits and takes nearly a quarter longer: it must recompute, and it gathers all parameters
 # twice for every micro-batch. On Ethernet (one port of 10 Gb/s a node, of which TCP reaches 60%) the pipeline takes
 # twice as long, and ZeRO-3 is lost. Code that is easy on one network is impossible on another.
 
@@ -427,8 +427,8 @@ show(draw_validation(fresh, peers, title="Rows that no constant saw"), alt="Rows
 
 # %% [markdown]
 # **Read it.** Korthikanti's activations at 0.0% prove little: the paper's figures are its formula's, and so are ours,
-# formula against formula. Memory is good: a few percent in the median. Time is harder. In ZeRO-Offload's few rows
-# the naive rule is nearer, with a constant that was chosen on these very rows. The estimators of
+# formula against formula. Memory is good: a few percent in the median. Time is harder. In the few rows of ZeRO-Offload,
+# fms-fsdp and MegaScale the naive rule is nearer, with a constant that was chosen on these very rows. The estimators of
 # `accelerate` and DeepSpeed, where they are installed, leave activations out on purpose.
 #
 # One more saying, "52% of peak at a trillion parameters is MFU":
