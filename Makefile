@@ -20,7 +20,7 @@ LAB := jupyterlab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root)
 FIRST_PAGE := --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 .DEFAULT_GOAL := help
-.PHONY: help setup offload lab test optional style bytes soak course bench validate record notebooks my-labs constraints badges \
+.PHONY: help setup offload lab test quick optional style bytes soak course bench validate record notebooks my-labs constraints badges \
 	site slides ready wheelhouse scores colab links release
 
 help:  ## List these commands
@@ -44,6 +44,9 @@ lab: setup  ## Set up, then open JupyterLab on the first notebook
 test: setup  ## Set up, then run every test, notebook, lab and solution
 	@$(RUN) sources/stages.py test
 
+quick: setup  ## What to run before each commit: rules, types, and the tests that start no process
+	@$(RUN) sources/stages.py quick
+
 optional: setup  ## Add the optional packages, then run what `make test` skipped without them
 	@$(RUN) sources/stages.py optional
 
@@ -63,12 +66,12 @@ course: setup  ## Set up, then run the whole course headless into build/course/
 	@$(RUN) sources/course.py
 
 bench: setup  ## Print each speed beside its budget
-	@$(RUN) -m pytest benchmarks --benchmark-columns=median,iqr,rounds
+	@$(RUN) -m pytest evidence/benchmarks --benchmark-columns=median,iqr,rounds
 
 validate: setup  ## Print predicted and simulated against published, source by source
-	@$(RUN) -m utils.validation
+	@$(RUN) -m evidence.validation
 
-record: setup  ## Measure on this machine's device, write results/, and prove the paths of a GPU on it
+record: setup  ## Measure on this machine's device, write evidence/results/, and prove the paths of a GPU on it
 	@$(RUN) sources/stages.py record
 
 notebooks: setup  ## Build notebooks, labs and solutions from sources/

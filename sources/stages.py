@@ -5,6 +5,7 @@ prints is shown as it comes, and kept in build/logs/. At the end each stage has 
 seconds, and each that failed its command and its log.
 
 python sources/stages.py test      rules and types first, then tests, then notebooks
+python sources/stages.py quick     rules, types and the tests that start no process
 python sources/stages.py optional  what `test` skipped, with the optional packages in .venv
 python sources/stages.py soak      what takes too long for each change
 python sources/stages.py record    what a new device is measured by
@@ -84,6 +85,11 @@ STAGES: dict[str, tuple[Stage, ...]] = {
                         "--ignore=tests/test_shims.py"), {"COURSE_SKIPPED": str(SKIPPED)}),
         Stage("notebooks", (*NBVAL, "notebooks", "labs", "solutions"), NO_BARS),
     ),
+    "quick": (
+        STYLE,
+        Stage("sources", ("sources/build.py", "--check")),
+        Stage("quick-tests", (*PYTEST, *THREE_AT_A_TIME, "-m", "not slow", "--without-processes", "tests")),
+    ),
     "optional": (
         Stage("packages", ("sources/extra.py", "clusters", "site")),
         STYLE,
@@ -99,7 +105,7 @@ STAGES: dict[str, tuple[Stage, ...]] = {
         Stage("fresh", ("sources/fresh.py",)),
     ),
     "record": (
-        Stage("records", ("-m", "utils.record", "--minutes", "12")),
+        Stage("records", ("-m", "evidence.record", "--minutes", "12")),
         Stage("gpu-tests", (*PYTEST, "-m", "gpu", "tests")),
         Stage("lessons", ("sources/course.py",)),
     ),

@@ -25,10 +25,10 @@ from utils.installation import requirements, torch_build  # noqa: E402
 
 # What the course consists of, for a copy without git, and what is left in it by working with it.
 COURSE = (
-    ".ci", ".gitattributes", ".github", ".gitignore", "CHANGELOG.md", "CITATION.cff",
-    "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "benchmarks",
-    "conftest.py", "constraints.txt", "docs", "environment.yml", "labs", "notebooks",
-    "pyproject.toml", "results", "solutions", "sources", "tests", "utils",
+    ".ci", ".gitattributes", ".github", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md",
+    "CITATION.cff", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md",
+    "conftest.py", "constraints.txt", "docs", "environment.yml", "evidence", "labs", "notebooks",
+    "pyproject.toml", "solutions", "sources", "tests", "utils",
 )  # fmt: skip
 LEAVINGS = ("__pycache__", "*.pyc", ".ipynb_checkpoints", ".env*", "my_labs", "*~", ".*.swp",
             ".DS_Store", ".pytest_cache", ".hypothesis", ".benchmarks")  # fmt: skip

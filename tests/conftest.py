@@ -4,11 +4,15 @@ With COURSE_REQUIRE_ALL set, as in continuous integration, a test that is skippe
 user's machine tests are skipped without a browser, a compiler or DeepSpeed; where all of that is
 meant to be there, a skip would lose the evidence in silence. COURSE_SKIPPED names a file that takes
 the ids of what was skipped, so that `make optional` can run just that.
+
+With --without-processes, as in `make quick`, a file that names what starts ranks, kernels or programs
+is left out.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Generator, Iterable, Iterator
@@ -25,6 +29,29 @@ settings.load_profile("course")
 SETTING = "COURSE_REQUIRE_ALL"
 LIST = "COURSE_SKIPPED"
 FREE = ("gpu", "large")  # marks of what may be skipped where nothing else may
+WITHOUT = "--without-processes"
+STARTS_PROCESSES = re.compile(
+    r"\b(run_(ranks|torchrun|elastic|hosts|loader|killable)|subprocess|Popen|playwright|killable|"
+    r"nbclient|multiprocessing|forkserver|solved_lab|importorskip|pytest\.mark\.deepspeed|"
+    r"export_cases|capstone_cases|import (soak|scores)|utils\.record)\b"  # those start some, too
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What a contributor leaves out before each commit."""
+    parser.addoption(WITHOUT, action="store_true", help="leave out files that start processes")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """True for a test file that starts processes, where those are not wanted."""
+    if not config.getoption(WITHOUT) or not collection_path.match("test_*.py"):
+        return None
+    return starts_processes(collection_path) or None
+
+
+def starts_processes(file: Path) -> bool:
+    """Whether a test file names something that starts ranks, kernels or programs."""
+    return STARTS_PROCESSES.search(file.read_text(encoding="utf-8")) is not None
 
 
 @pytest.fixture(scope="session", autouse=True)

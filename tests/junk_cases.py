@@ -39,9 +39,11 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
+from utils.lessons import folders  # noqa: E402
+
 PACKAGES = (
     "planner", "views", "memory", "simulation", "techniques", "ranks", "traffic", "models", "data",
-    "catalog", "clusters", "clinic", "watching", "labs",
+    "catalog", "clinic", "labs",
 )  # fmt: skip
 LEAVES = ("best_interval_seconds", "working_share", "waiting_seconds", "checkpoint_bytes")
 LONGEST_SECONDS, ALARM_SECONDS = 8, 60  # what is slow, and what is stopped
@@ -89,11 +91,20 @@ class TooLongError(BaseException):
     """The alarm."""
 
 
+def of_lessons() -> Iterator[str]:
+    """The modules in lessons' folders that check what comes into them."""
+    for number, folder in folders().items():
+        for path in sorted(folder.rglob("*.py")):
+            if "\ncheck_public(globals())" in path.read_text(encoding="utf-8"):
+                inner = ".".join(path.relative_to(folder).with_suffix("").parts)
+                yield f"utils.lessons.lesson_{number}.{inner}".removesuffix(".__init__")
+
+
 @functools.cache
 def public() -> dict[str, Any]:
     """What is public, by name: "utils.search", "utils.planner.memory"."""
     found: dict[int, tuple[str, Any]] = {}
-    for package in ("utils", *(f"utils.{name}" for name in PACKAGES)):
+    for package in ("utils", *(f"utils.{name}" for name in PACKAGES), *of_lessons()):
         home = importlib.import_module(package)
         for name in home.__all__:
             thing = getattr(home, name)
@@ -139,6 +150,7 @@ def good() -> dict[str, Any]:
     from utils import planner, simulation, views
     from utils.catalog import device, link, model_shape
     from utils.clinic import PATIENTS, admit
+    from utils.lessons.lesson_12.tensor_flow import Held
     from utils.memory import Category
     from utils.planner.decision import Option
     from utils.planner.scaling import CHINCHILLA
@@ -225,7 +237,7 @@ def good() -> dict[str, Any]:
         "run_ranks.world_size": 1, "run_hosts.ranks_per_host": 1, "run_torchrun.world_size": 1, "kubectl_says.path": "nothing.yaml",
         "check_kubernetes.text": "a: 1", "read_yaml.text": "a: 1", "check_train_job.text": "a: 1", "review.tokens": 1e9, "review.days": 30.0,
         "review.usd": 1e6, "goodput.cluster": cluster, "cost.tokens": 1e9, "download.url": "http://127.0.0.1:9/nothing", "download.md5": "0" * 32,
-        "winners.limits": None, "crossing_bytes.sent": {"tp": 1.0, "pp": 1.0}, "draw_tensor_flow.schemes": {"a": [views.Held("x", "whole")]},
+        "winners.limits": None, "crossing_bytes.sent": {"tp": 1.0, "pp": 1.0}, "draw_tensor_flow.schemes": {"a": [Held("x", "whole")]},
         "draw_kept.measured": {"a": 1.0}, "draw_kept.parts": {"a": {"x": 1.0}}, "draw_context_memory.cards": {"a": 1e10},
         "draw_context_memory.memory_bytes": {"a": {8: 1.0, 16: 2.0}}, "draw_decoding.bound": [1.0, 2.0], "draw_decoding.published": [1.0, 2.0],
         "draw_forgotten.uninterrupted": [3.0, 2.0, 1.0], "draw_forgotten.resumed": {"a": [1.5]}, "draw_forgotten.first_step": 1,
@@ -318,10 +330,15 @@ def called(thing: Any, parameter: inspect.Parameter, value: Any, others: dict[st
             pass
 
 
+def is_ours(file: str) -> bool:
+    """Whether a file is of the engine, of its evidence or of a lesson."""
+    return any(str(ROOT / house) in file for house in ("utils", "evidence", "sources"))
+
+
 def is_its_own(error: BaseException, parameter: str, junk: Any) -> bool:
     """Whether a learner's own function raised the error: junk that was called, or one that got it."""
     frames = list(traceback.extract_tb(error.__traceback__))
-    own = [n for n, frame in enumerate(frames) if str(ROOT / "utils") in frame.filename]
+    own = [n for n, frame in enumerate(frames) if is_ours(frame.filename)]
     if not own:
         return False
     line = linecache.getline(frames[own[-1]].filename, frames[own[-1]].lineno or 0)
@@ -335,7 +352,7 @@ def judged(error: BaseException, parameter: str) -> tuple[str, str, bool]:
     """Whether the project raised the error itself, the error in short, and whether it names the argument."""
     frames = traceback.extract_tb(error.__traceback__)
     last, text = frames[-1], str(error)
-    own = str(ROOT / "utils") in last.filename
+    own = is_ours(last.filename)
     line = linecache.getline(last.filename, last.lineno or 0).strip()
     named = parameter in text
     said = own and line.startswith("raise")

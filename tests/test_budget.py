@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evidence.validation import table
 from utils.catalog import device, model_shape
 from utils.planner import Account, Batch, Option, Plan, decide, fit_law, leave_one_out, winners
 from utils.planner.failing_runs import RunPlan, failing_runs
@@ -17,7 +18,6 @@ from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.goodput import DAY, best_interval_seconds, working_share
 from utils.planner.offers import Offer, cheapest, purchase
 from utils.planner.scaling import CHINCHILLA, REPLICATION, UNROUNDED, ScalingLaw
-from utils.validation import table
 
 LLAMA_MWH = {"LLaMA-7B": 36, "LLaMA-13B": 59, "LLaMA-33B": 233, "LLaMA-65B": 449}
 RUN: dict[str, Any] = {"gpu": "A100-80GB", "seconds": 3600.0, "tokens": 1e6, "model_flops": 1e15}

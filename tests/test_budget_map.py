@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from view_cases import measured
 
+from utils.lessons.lesson_06.budget_map import draw_budget_map
 from utils.units import MB
-from utils.views import draw_budget_map
 
 GRID = {
     (length, batch): measured(batch * length // 128) for length in (128, 256) for batch in (1, 2)

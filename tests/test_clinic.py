@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from evidence.record import oom_fragmentation
+from evidence.record.experiment import run_job
 from utils.clinic import (
     PATIENTS,
     Examination,
@@ -24,11 +26,9 @@ from utils.clinic import (
     sick,
     smallest_capacity,
 )
-from utils.clinic.host import batch_bytes, run_loader
-from utils.clinic.patients import full_loader
+from utils.lessons.lesson_10 import full_loader
+from utils.lessons.lesson_10.host import batch_bytes, run_loader
 from utils.memory import OverBudgetError
-from utils.record import oom_fragmentation
-from utils.record.experiment import run_job
 from utils.techniques import checkpoint_blocks
 from utils.units import MIB
 

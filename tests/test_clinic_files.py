@@ -14,18 +14,16 @@ import pytest
 import torch
 from torch import nn
 
-from utils.clinic import (
+from utils.clinic import replay
+from utils.lessons.lesson_10.pages import (
+    VIEWERS,
     VIEWS,
-    SnapshotError,
     TraceError,
-    read_snapshot,
     read_trace,
-    replay,
-    write_snapshot,
     write_snapshot_page,
     write_trace_page,
 )
-from utils.clinic.pages import VIEWERS
+from utils.lessons.lesson_10.snapshot import SnapshotError, read_snapshot, write_snapshot
 from utils.memory import MemoryTimeline, measure
 from utils.memory.source import events_from_snapshot
 

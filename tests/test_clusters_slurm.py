@@ -15,10 +15,10 @@ import psutil
 import pytest
 from export_cases import TINY, one_process, start_weights, tiny
 
-from utils.clusters import Slurm, SlurmError, Span, losses_of, slurm_problem
-from utils.clusters.jobs import node_names, read_jobs
+from utils.lessons.lesson_17.cluster_runs import CHECKSUMS, write_shards
+from utils.lessons.lesson_17.clusters import Slurm, SlurmError, Span, losses_of, slurm_problem
+from utils.lessons.lesson_17.clusters.jobs import node_names, read_jobs
 from utils.parallel import saved_steps
-from utils.record.cluster_runs import CHECKSUMS, write_shards
 
 needs_slurm = pytest.mark.skipif(bool(slurm_problem()), reason=slurm_problem())
 SECONDS = 120.0
@@ -131,7 +131,7 @@ def test_nothing_stays_behind():
 @needs_slurm
 def test_it_ends_with_the_process_that_started_it(tmp_path):
     code = (
-        "import os, sys; from utils.clusters import Slurm; s = Slurm(nodes=1)\n"
+        "import os, sys; from utils.lessons.lesson_17.clusters import Slurm; s = Slurm(nodes=1)\n"
         "print(s._inside, s.folder, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
@@ -148,7 +148,7 @@ def test_it_ends_with_the_process_that_started_it(tmp_path):
 @pytest.mark.slow
 def test_a_job_that_loses_a_node_loses_no_step(tmp_path):
     """Two nodes of two ranks, one killed: the spare takes over, and losses are those of one process."""
-    from utils.record.cluster_runs import tiny_job
+    from utils.lessons.lesson_17.cluster_runs import tiny_job
 
     tiny_job(ranks_per_node=2).write(tmp_path)
     weights = start_weights(TINY, tmp_path)
@@ -174,7 +174,7 @@ def test_a_job_that_loses_a_node_loses_no_step(tmp_path):
 
 
 def test_where_there_is_no_slurm_a_sentence_says_what_to_install(monkeypatch):
-    from utils.clusters import slurm as module
+    from utils.lessons.lesson_17.clusters import slurm as module
 
     monkeypatch.setattr(module.shutil, "which", lambda tool: None)
     slurm_problem.cache_clear()

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from evidence.validation.simulation_cpu import OPTIMIZERS, cross_entropy, keep_matmuls
 from utils.memory import Measurement, OverBudgetError, budget
 from utils.simulation import simulate
 from utils.simulation.alignment import stream
 from utils.simulation.extrapolate import FROM_LAYERS, extrapolate
 from utils.techniques import OffloadedOptimizer
 from utils.units import MIB, Evidence
-from utils.validation.simulation_cpu import OPTIMIZERS, cross_entropy, keep_matmuls
 
 BuildAt = Callable[[int], tuple[nn.Module, torch.optim.Optimizer]]
 DEVICES = ("cpu", "A100 80GB")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from evidence.validation.simulation_cpu import TINY, train
 from utils.memory import Category, Measurement, host_memory, measure
 from utils.models import Transformer
 from utils.techniques import OffloadedOptimizer
-from utils.validation.simulation_cpu import TINY, train
 
 TENSORS = len(list(Transformer(TINY).parameters()))
 SIZE = 4 * sum(p.numel() for p in Transformer(TINY).parameters())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from evidence.validation.tables import table
 from utils.catalog import device
 from utils.planner.inference import Serving, paged_tokens
-from utils.validation.tables import table
 
 
 def test_the_cache_of_a_token_by_hand() -> None:

@@ -155,7 +155,7 @@ def test_gptq_leaves_no_more_error_than_the_library() -> None:
 def test_gptqmodel_itself_leaves_no_less_error() -> None:
     """Where GPTQModel is installed: every order of its columns, on inputs made here."""
     pytest.importorskip("gptqmodel", reason="pip install gptqmodel, in an environment of its own")
-    from utils.record.gptq_layer import ORDERS, by_gptqmodel, layer_with_inputs
+    from evidence.record.gptq_layer import ORDERS, by_gptqmodel, layer_with_inputs
 
     weight, inputs, moments = layer_with_inputs()
     theirs = {

@@ -18,11 +18,11 @@ import pytest
 import torch
 from lab_cases import definitions, nudged, solved_lab, untouched_lab
 
-from utils.clinic.dead_runs import PLANTED
 from utils.labs import check
 from utils.labs.verdict import Status
 from utils.lessons.lesson_16 import checks as lab_16
 from utils.lessons.lesson_16.choice import JOBS, MODES, Job, best_choice, best_interval, bill
+from utils.lessons.lesson_16.dead_runs import PLANTED
 from utils.lessons.lesson_16.run import LabRun
 from utils.lessons.lesson_16.saves import Pair, first_loss
 from utils.planner.goodput import DAY, best_interval_seconds, waiting_seconds, working_share

@@ -7,11 +7,11 @@ import shutil
 import pytest
 from lab_cases import answers, nudged, solved_lab
 
-from utils.clusters import slurm_problem
 from utils.labs import check
 from utils.labs.verdict import Status
 from utils.lessons.lesson_17 import checks as lab_17
 from utils.lessons.lesson_17 import repairs
+from utils.lessons.lesson_17.clusters import slurm_problem
 from utils.lessons.lesson_17.stubs import try_script
 
 LAB = solved_lab("advanced/17_cluster_and_budget")

@@ -16,8 +16,8 @@ from utils import Lora, Plan
 from utils.labs.checking import checks_of, find
 from utils.labs.verdict import Status, Verdict
 from utils.lessons.lesson_99.cases import CASES, MINUTES, SEEDS, TIERS, four_ranks, sixteen_gb
+from utils.lessons.lesson_99.countdown import countdown
 from utils.lessons.lesson_99.sitting import Sitting
-from utils.views.countdown import countdown
 
 BOTH = list(itertools.product(CASES, SEEDS))
 

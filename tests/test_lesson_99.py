@@ -10,8 +10,8 @@ from urllib.parse import unquote
 import nbformat
 import pytest
 
+from utils.lessons.lesson_99.sayings import Saying, draw_sayings
 from utils.units import Evidence
-from utils.views.sayings import Saying, draw_sayings
 
 ROOT = Path(__file__).resolve().parents[1]
 LESSON = ROOT / "notebooks/advanced/99_capstone.ipynb"

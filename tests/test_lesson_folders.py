@@ -59,8 +59,10 @@ def test_an_import_of_another_lesson_is_found(line: str, is_foreign: bool, tmp_p
     assert bool(list(foreign(tmp_path))) == is_foreign
 
 
-def test_utils_imports_no_lesson() -> None:
-    files = sorted((ROOT / "utils").rglob("*.py"))
+def test_neither_utils_nor_evidence_imports_a_lesson() -> None:
+    files = [
+        path for house in ("utils", "evidence") for path in sorted((ROOT / house).rglob("*.py"))
+    ]
     assert [str(f) for f in files for name in imported(f) if name.startswith(LESSONS)] == []
 
 
@@ -75,6 +77,20 @@ def test_there_are_earlier_names() -> None:
     assert sum(line[0].startswith("utils.labs.") for line in EARLIER) >= 15
     assert today("utils.labs.cases_99.survive") == "utils.lessons.lesson_99.cases.survive"
     assert today("utils.labs.cases") == today("utils.labs.verdict") == ""
+
+
+@pytest.mark.parametrize("house", ["utils", "evidence"])
+@pytest.mark.parametrize("command", ["record", "validation"])
+def test_commands_go_on_under_both_names(house: str, command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"{house}.{command}", "--help"], capture_output=True, cwd=ROOT
+    )
+    assert f"python -m evidence.{command}" in done.stdout.decode(), done.stderr.decode()
+
+
+def test_an_earlier_name_is_the_module_of_today_and_no_second_one() -> None:
+    earlier = importlib.import_module("utils.validation.tables")
+    assert earlier is importlib.import_module("evidence.validation.tables")
 
 
 def test_a_name_that_never_was_is_pythons_own_sentence() -> None:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from evidence.validation.simulation_cpu import BATCH, LENGTH, TINY, cross_entropy, train
 from utils.memory import Category, measure
 from utils.models import Transformer
 from utils.simulation import simulate
 from utils.techniques import OffloadedOptimizer
 from utils.units import MIB
-from utils.validation.simulation_cpu import BATCH, LENGTH, TINY, cross_entropy, train
 
 Make = Callable[..., torch.optim.Optimizer]
 MAKERS: dict[str, Make] = {

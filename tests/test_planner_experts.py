@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from evidence.validation import megatron_experts
 from utils.catalog import model_shape
 from utils.planner import Batch, Cluster, Plan, Space, estimate, memory, search
 from utils.planner.collectives import Group
@@ -14,7 +15,6 @@ from utils.planner.experts import all_to_all_seconds, expert_replicas, routed_to
 from utils.planner.stages import stages
 from utils.planner.states import FP8_COPIES, host_bytes, states
 from utils.units import Category
-from utils.validation import megatron_experts
 
 MIXTRAL = model_shape("mixtral-8x7b")
 LLAMA = model_shape("llama-2-7b")

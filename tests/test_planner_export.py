@@ -16,6 +16,7 @@ from export_cases import CASES, DEEP, HALF, MIXED, TIED, TINY, tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evidence.validation.tables import source, table
 from utils import export as top_level
 from utils.catalog import Device, Link, ModelShape, device, model_shape
 from utils.parallel import ParallelDims
@@ -33,7 +34,6 @@ from utils.planner import (
 )
 from utils.planner.export.deepspeed import learning_rate
 from utils.planner.export.script import chunk_blocks
-from utils.validation.tables import source, table
 
 KNOWN = {row["name"]: row for row in table("megatron_arguments")}
 SPACES = [

@@ -8,12 +8,13 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from container_build import build_container, container_problem
 from export_cases import CASES, TINY, tiny
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from utils.catalog import model_shape
-from utils.clusters import (
+from utils.lessons.lesson_17.clusters import (
     ManifestError,
     MissingToolError,
     check_kubernetes,
@@ -204,7 +205,7 @@ def test_yaml_says_texts_as_they_are(text):
 
 
 def test_a_missing_tool_is_told_from_a_wrong_file(monkeypatch, tmp_path):
-    from utils.clusters import manifests
+    from utils.lessons.lesson_17.clusters import manifests
 
     monkeypatch.setattr(manifests.importlib.util, "find_spec", lambda name: None)
     for check in (check_kubernetes, check_train_job, check_skypilot):
@@ -236,8 +237,8 @@ def test_skypilot_accepts_its_file(tmp_path):
 @pytest.mark.large
 @pytest.mark.slow
 def test_ray_runs_the_folder_and_replaces_a_worker(tmp_path):
-    from utils.clusters import ray_problem, run_ray
-    from utils.record.cluster_runs import tiny_job
+    from utils.lessons.lesson_17.cluster_runs import tiny_job
+    from utils.lessons.lesson_17.clusters import ray_problem, run_ray
 
     if ray_problem():
         pytest.skip(ray_problem())
@@ -258,8 +259,6 @@ def test_the_container_is_built_from_its_dockerfile(tmp_path):
     """By buildah, on a base made of this system's shell and Python: NVIDIA's cannot be had everywhere."""
     if shutil.which("buildah") is None:
         pytest.skip("there is no buildah here: apt-get install buildah, as root")
-    from utils.clusters.container import build_container, container_problem
-
     if container_problem():
         pytest.skip(container_problem())
     found = tiny(dp=4, micro_batch=2)

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from evidence.validation.comparison import summarize
+from evidence.validation.offload import comparisons, zero_offload_comparisons
 from utils.catalog import model_shape
 from utils.planner import Lora, Plan
 from utils.planner.offload import SCHEMES, step_seconds
 from utils.planner.stages import stages
 from utils.planner.states import host_bytes, states
 from utils.units import Category
-from utils.validation.comparison import summarize
-from utils.validation.offload import comparisons, zero_offload_comparisons
 
 LLAMA = model_shape("llama-2-7b")
 

@@ -20,7 +20,7 @@ from utils.planner import (
     places,
     ring_bytes,
 )
-from utils.planner.step_time import data_parallel_seconds
+from utils.planner.step_end import data_parallel_seconds
 from utils.simulation import simulate
 
 SHAPE = ModelShape(name="tiny", family="llama", layers=4, hidden=64, heads=4, feedforward=96,

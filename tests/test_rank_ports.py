@@ -15,11 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from utils.lessons.lesson_16.records.survive_script import SCRIPT as ELASTIC_SCRIPT
 from utils.ranks import Fault, elastic, run_elastic, run_ranks, run_torchrun
 from utils.ranks.launch import meeting_point, run_members
 from utils.ranks.member import Member
 from utils.ranks.namespaces import NamespaceError
-from utils.record.survive_script import SCRIPT as ELASTIC_SCRIPT
 from utils.shims.forkserver import stop_server
 from utils.shims.torch_distributed import default_store
 

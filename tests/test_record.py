@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from utils.record import __main__ as command
-from utils.record import provenance as origin
-from utils.record import registry, store
-from utils.record.experiment import Experiment, Job, Stage
-from utils.record.provenance import driver_version, git_state, provenance
-from utils.record.registry import EXPERIMENTS, load
-from utils.record.store import PROVENANCE, RESULTS, Record, RecordError, recorded, write
+from evidence.record import __main__ as command
+from evidence.record import provenance as origin
+from evidence.record import registry, store
+from evidence.record.experiment import Experiment, Job, Stage
+from evidence.record.provenance import driver_version, git_state, provenance
+from evidence.record.registry import EXPERIMENTS, load
+from evidence.record.store import PROVENANCE, RESULTS, Record, RecordError, recorded, write
 
 CPU = torch.device("cpu")
 HASH = "0123456789abcdef0123456789abcdef01234567"
@@ -56,12 +56,12 @@ def files(root: Path) -> list[str]:
 def test_provenance_on_a_cpu_is_complete() -> None:
     is_clone = Path(__file__).parents[1].joinpath(".git").exists()
     told = "" if is_clone else HASH  # an archive that was downloaded has no git
-    found = provenance(CPU, "python -m utils.record resnet50", told)
+    found = provenance(CPU, "python -m evidence.record resnet50", told)
     assert set(PROVENANCE) <= found.keys()
     assert not [key for key, value in found.items() if value in (None, "")]
     assert re.fullmatch(r"[0-9a-f]{40}", found["commit"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", found["date"])
-    assert found["command"] == "python -m utils.record resnet50"
+    assert found["command"] == "python -m evidence.record resnet50"
 
 
 def test_provenance_on_a_gpu_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,8 +100,8 @@ def test_commit_and_tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     commit, tree = git_state()
     assert (len(commit), tree) == (40, "clean")
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "row.json").write_text("{}")
+    (tmp_path / "evidence/results").mkdir(parents=True)
+    (tmp_path / "evidence/results/row.json").write_text("{}")
     assert git_state() == (commit, "clean"), "a record does not change the code that wrote it"
     (tmp_path / "code.py").write_text("")
     assert git_state() == (commit, "dirty")
@@ -139,7 +139,9 @@ def test_a_full_disk_leaves_the_earlier_file(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RecordError, match=r"results/nvidia-h200/resnet50.json cannot be written"):
+    with pytest.raises(
+        RecordError, match=r"evidence/results/nvidia-h200/resnet50.json cannot be written"
+    ):
         write(a_record(rows=[{"batch": 2}]), tmp_path)
     assert files(tmp_path) == ["nvidia-h200/resnet50.json"]
     assert recorded("resnet50", tmp_path)[0].rows == [{"batch": 1}]
@@ -204,7 +206,9 @@ def test_a_damaged_file_is_a_sentence(
 ) -> None:
     path = write(a_record(), tmp_path)
     path.write_text(damage(path.read_text()))
-    with pytest.raises(RecordError, match=rf"results/nvidia-h200/resnet50.json .*{sentence}"):
+    with pytest.raises(
+        RecordError, match=rf"evidence/results/nvidia-h200/resnet50.json .*{sentence}"
+    ):
         recorded("resnet50", tmp_path)
 
 
@@ -262,7 +266,7 @@ def test_without_a_name_all_that_suit_run(
     (record,) = recorded("resnet50", tmp_path)
     assert record.rows == [{"batch": 1, "completed": True, "seen": 1}]
     assert record.configuration == {"made": "up"}
-    assert record.provenance["command"] == "python -m utils.record resnet50"
+    assert record.provenance["command"] == "python -m evidence.record resnet50"
     assert [Path(name).name for name in files(tmp_path)] == ["resnet50.json"]
     assert command.main(["device_speed"], root=tmp_path) == 1
     assert "device_speed: nothing to measure on CPU" in capsys.readouterr().err

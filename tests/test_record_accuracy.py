@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from evidence.record import accuracy, resnet50
+from evidence.record.experiment import Stage
 from utils.data import Cifar10
-from utils.record import accuracy, resnet50
-from utils.record.experiment import Stage
 from utils.techniques.precision import FP32
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

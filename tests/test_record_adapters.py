@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from evidence.record import __main__ as command
+from evidence.record import llama7b_adapters
+from evidence.record.store import recorded
 from utils.models.finetune import METHODS
-from utils.record import __main__ as command
-from utils.record import llama7b_adapters
-from utils.record.store import recorded
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 

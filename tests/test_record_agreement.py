@@ -9,10 +9,10 @@ import pytest
 import torch
 from test_gpu import PROGRAMS
 
-from utils.record import __main__ as command
-from utils.record import resnet50
-from utils.record.agreement import disagreements
-from utils.record.store import Record
+from evidence.record import __main__ as command
+from evidence.record import resnet50
+from evidence.record.agreement import disagreements
+from evidence.record.store import Record
 from utils.simulation import simulate
 
 HASH = "0123456789abcdef0123456789abcdef01234567"

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evidence.record import __main__ as command
+from evidence.record import device_speed, resnet50
+from evidence.record.experiment import Job, Stage, free_memory, measured_row, run_job, run_jobs
+from evidence.record.store import recorded
 from utils.memory import Measurement, MemoryTimeline, OverBudgetError, budget
 from utils.memory.events import Allocation, Category, Mark, Phase
-from utils.record import __main__ as command
-from utils.record import device_speed, resnet50
-from utils.record.experiment import Job, Stage, free_memory, measured_row, run_job, run_jobs
-from utils.record.store import recorded
 from utils.techniques.precision import AMP_BF16, AMP_FP16, FP32, TF32, offered, tf32
 from utils.units import GIB, Evidence
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from evidence.record import __main__ as command
+from evidence.record import gloo_ranks
+from evidence.record.store import recorded
 from utils.models import small_resnet
 from utils.ranks import run_ranks
-from utils.record import __main__ as command
-from utils.record import gloo_ranks
-from utils.record.store import recorded
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from evidence.record import __main__ as command
+from evidence.record import gpt1b_recompute as experiment
+from evidence.record.store import recorded
 from utils.models import TransformerConfig
-from utils.record import __main__ as command
-from utils.record import gpt1b_recompute as experiment
-from utils.record.store import recorded
 from utils.simulation import simulate
 
 HASH = "0123456789abcdef0123456789abcdef01234567"

@@ -159,7 +159,7 @@ def test_lessons_take_the_minutes_that_the_readme_says() -> None:
 
 
 def test_the_readme_says_whether_a_gpu_was_recorded() -> None:
-    paths = (ROOT / "results").glob("*/*.json")
+    paths = (ROOT / "evidence/results").glob("*/*.json")
     recorded = [path for path in paths if not path.parent.name.startswith("cpu-")]
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert ("No GPU has been recorded yet" in text) == (not recorded)
@@ -244,3 +244,24 @@ def test_no_file_names_a_path_of_a_machine() -> None:
             if hits:
                 found[path.relative_to(ROOT)] = hits[:3]
     assert found == {}
+
+
+def test_hooks_call_what_the_set_up_installs() -> None:
+    """They need no network: each is a command of .venv, over files that are there."""
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    [local] = hooks["repos"]
+    assert local["repo"] == "local"
+    for hook in local["hooks"]:
+        program, *arguments = hook["entry"].split()
+        assert hook["language"] == "system" and program.startswith(".venv/bin/"), hook
+        assert all((ROOT / name).is_file() for name in arguments if name.endswith(".py")), hook
+        assert any(
+            re.search(hook.get("files", ""), str(path.relative_to(ROOT))) for path in tracked()
+        )
+
+
+def test_a_request_form_names_commands_that_exist() -> None:
+    form = (ROOT / ".github/pull_request_template.md").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = re.findall(r"`make ([a-z-]+)`", form)
+    assert named and all(re.search(rf"^{name}:", makefile, re.MULTILINE) for name in named), named

@@ -88,3 +88,15 @@ def test_a_kernel_that_does_not_start_is_started_once_more() -> None:
     calls.clear()
     with pytest.raises(RuntimeError, match="Kernel died"):
         module.retried(start)(2)
+
+
+def test_files_that_start_processes_are_left_out_where_those_are_not_wanted(tmp_path: Path) -> None:
+    shutil.copy(CONFTEST, tmp_path)
+    (tmp_path / "test_plain.py").write_text("def test_adds(): assert 1 + 1 == 2\n")
+    (tmp_path / "test_ranks.py").write_text(
+        "from utils import run_ranks\ndef test_no(): assert 0\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--without-processes"]
+    settings = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COURSE_SKIPPED": ""}
+    done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True)
+    assert "1 passed in" in done.stdout, done.stdout + done.stderr

@@ -10,12 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils.memory import Category
-from utils.memory.source import CountingSource, source_for
-from utils.models import Transformer
-from utils.simulation import SimulationError, simulate
-from utils.units import MIB, Evidence
-from utils.validation.simulation_cpu import (
+from evidence.validation.simulation_cpu import (
     BATCH,
     CASES,
     LENGTH,
@@ -24,6 +19,11 @@ from utils.validation.simulation_cpu import (
     cross_entropy,
     state_maxima,
 )
+from utils.memory import Category
+from utils.memory.source import CountingSource, source_for
+from utils.models import Transformer
+from utils.simulation import SimulationError, simulate
+from utils.units import MIB, Evidence
 
 TOTAL = 0.01  # relative; most cases are equal to the byte
 

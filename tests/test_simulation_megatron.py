@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from utils.validation.comparison import Comparison
-from utils.validation.simulation_megatron_rows import korthikanti_comparisons, megatron_comparisons
+from evidence.validation.comparison import Comparison
+from evidence.validation.simulation_megatron_rows import (
+    korthikanti_comparisons,
+    megatron_comparisons,
+)
 
 
 @pytest.fixture(scope="module")

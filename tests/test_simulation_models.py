@@ -14,11 +14,11 @@ import torchvision
 import transformers
 from torch import nn
 
+from evidence.validation.simulation_cpu import BATCH, LENGTH, both, state_maxima
 from utils.memory import Category
 from utils.memory.source import CountingSource, source_for
 from utils.simulation import simulate
 from utils.techniques import add_lora, quantize_linears
-from utils.validation.simulation_cpu import BATCH, LENGTH, both, state_maxima
 
 # peft asks transformers by a name that it has begun to retire.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")

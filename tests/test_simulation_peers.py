@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from evidence.validation.comparison import Comparison
+from evidence.validation.simulation_cpu import CASES
+from evidence.validation.simulation_peers import cpu_peers, memtracker_bytes
 from utils.simulation import simulate
 from utils.units import MIB
-from utils.validation.comparison import Comparison
-from utils.validation.simulation_cpu import CASES
-from utils.validation.simulation_peers import cpu_peers, memtracker_bytes
 
 pytestmark = pytest.mark.deepspeed
 

@@ -15,11 +15,11 @@ import transformers as hf
 from safetensors.torch import load_file
 from torch import nn
 
+from evidence.validation.simulation_cpu import state_maxima
 from utils.memory import Category, measure
 from utils.memory.source import CountingSource, source_for
 from utils.simulation import SimulationError, simulate
 from utils.simulation.checkpoint_files import HeaderFile
-from utils.validation.simulation_cpu import state_maxima
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
 A100 = "A100 80GB"

@@ -6,10 +6,14 @@ import statistics
 
 import pytest
 
-from utils.validation.comparison import Comparison
-from utils.validation.simulation_published import litgpt_comparisons, litgpt_step, peft_comparisons
-from utils.validation.simulation_report import REMARKS, report
-from utils.validation.simulation_torchtitan import torchtitan_comparisons
+from evidence.validation.comparison import Comparison
+from evidence.validation.simulation_published import (
+    litgpt_comparisons,
+    litgpt_step,
+    peft_comparisons,
+)
+from evidence.validation.simulation_report import REMARKS, report
+from evidence.validation.simulation_torchtitan import torchtitan_comparisons
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
+from evidence.validation.simulation_cpu import state_maxima
 from tests.world_cases import (
     CASES,
     WORLD,
@@ -31,7 +32,6 @@ from utils.models import TransformerConfig
 from utils.parallel.dims import ParallelDims
 from utils.simulation import SimulationError, simulate
 from utils.traffic.collectives import Traffic
-from utils.validation.simulation_cpu import state_maxima
 
 REPEATS = 5
 

@@ -32,6 +32,7 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_rules_come_first_and_notebooks_last() -> None:
     assert ALL["test"] == ["style", "sources", "libraries", "offload", "tests", "notebooks"]
+    assert ALL["quick"] == ["style", "sources", "quick-tests"]
     assert ALL["optional"][:2] == ["packages", "style"], "types with the optional packages"
 
 
@@ -48,6 +49,7 @@ def test_rules_come_first_and_notebooks_last() -> None:
         ("soak", "*slow", ["slow-tests"]),
         ("soak", "*kernels", ["kernels"]),
         ("soak", "*", ALL["soak"]),
+        ("quick", "*without-processes*", ["quick-tests"]),
         ("record", "*", ALL["record"]),
     ],
 )
@@ -109,7 +111,7 @@ def test_an_interrupt_ends_the_stage_too(tmp_path: Path, python: str) -> None:
 
 def test_a_command_that_does_not_exist_is_told_which_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert stages.main(["tests"]) == 2
-    assert capsys.readouterr().err == "Name one of: test, optional, soak, record.\n"
+    assert capsys.readouterr().err == "Name one of: test, quick, optional, soak, record.\n"
 
 
 def test_what_was_skipped_is_known_only_after_the_tests(

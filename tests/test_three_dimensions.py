@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from three_cases import lesson_names
 
+from evidence.validation.simulation_megatron_stage import megatron_stage, states_and_kept
+from evidence.validation.tables import table
 from utils.catalog import model_shape
 from utils.planner import Batch, Plan, memory
 from utils.ranks import run_ranks
 from utils.units import GIB, Category
-from utils.validation.simulation_megatron_stage import megatron_stage, states_and_kept
-from utils.validation.tables import table
 
 FEW, MANY = 4, 20
 LESSON = lesson_names()

@@ -18,6 +18,7 @@ from tests.view_cases import (
     texts,
     top_at,
 )
+from utils.lessons.lesson_05.tradeoff import draw_tradeoff, worth_taking
 from utils.memory import Measurement, MemoryTimeline
 from utils.memory.events import Allocation, Category, Mark, Phase
 from utils.units import GIB, KIB, MIB, Evidence
@@ -28,11 +29,9 @@ from utils.views import (
     draw_peaks,
     draw_throughput,
     draw_timeline,
-    draw_tradeoff,
 )
 from utils.views.breakdown import as_bar
 from utils.views.show import image_html, png_bytes, show
-from utils.views.tradeoff import worth_taking
 
 LONG_NAME = "ResNet-50, AMP bf16, checkpointed x3"
 

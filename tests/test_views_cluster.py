@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from utils.clusters import Span
-from utils.record.cluster_runs import STEPS
-from utils.record.store import recorded
+from evidence.record.store import recorded
+from utils.lessons.lesson_17.cluster_lanes import draw_cluster
+from utils.lessons.lesson_17.cluster_runs import STEPS
+from utils.lessons.lesson_17.clusters import Span
 from utils.units import Evidence
-from utils.views import draw_cluster
 
 HISTORY = [
     Span("1", "tiny", "PENDING", "", 0, 0.0, 2.0),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from utils.views import Span, draw_days, draw_forgotten, draw_goodput
+from utils.lessons.lesson_16.failures import draw_days, draw_forgotten, draw_goodput
+from utils.views import Span
 
 
 def texts(figure) -> list[str]:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from utils.lessons.lesson_08.figures import draw_context_memory, draw_decoding, draw_error_by_bits
 from utils.units import GIB
-from utils.views.few_bits import draw_context_memory, draw_decoding, draw_error_by_bits
 
 ERRORS = {"nearest": {2: [0.2, 0.21, 0.25], 4: [0.04]}, "GPTQ": {2: [0.1], 4: [0.02]}}
 

@@ -6,9 +6,10 @@ import pytest
 from matplotlib.patches import Rectangle
 from view_cases import evidence_of, texts
 
+from utils.lessons.lesson_11.link_costs import draw_link_costs
+from utils.lessons.lesson_11.messages import draw_messages
 from utils.traffic.cost import AlphaBeta
 from utils.traffic.wire import Message
-from utils.views import draw_link_costs, draw_messages
 
 RING = [
     Message(step, rank, (rank + 1) % 4, 64, 64 * ((rank - step) % 4))

@@ -7,9 +7,11 @@ import math
 import pytest
 
 from tests.view_cases import evidence_of, texts
+from utils.lessons.lesson_03.flight import draw_flight
+from utils.lessons.lesson_03.format_figures import draw_bits, draw_formats
 from utils.number_formats import FORMATS
 from utils.techniques import NonFinite, Shares, StepRecord
-from utils.views import draw_bits, draw_flight, draw_formats, explore
+from utils.views import explore
 
 
 def flight(scales: list[float | None], **changes: object) -> list[StepRecord]:

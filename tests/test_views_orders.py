@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from utils.lessons.lesson_14.orders import draw_orders
 from utils.planner import Batch, Cluster, Plan, estimate
-from utils.views import draw_orders, draw_stage_memory
+from utils.views import draw_stage_memory
 
 
 def test_every_order_has_its_total_and_its_largest_axis():

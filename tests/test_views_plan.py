@@ -8,17 +8,16 @@ import ipywidgets as widgets
 import pytest
 from matplotlib.patches import FancyArrowPatch
 
+from evidence.validation.comparison import Comparison, summarize
+from evidence.validation.peers import PeerError
 from tests.view_cases import evidence_of, texts
 from utils.catalog import ModelShape, device
+from utils.lessons.lesson_15.studio import design, draw_design, studio
 from utils.planner import Batch, Cluster, Estimate, Plan, estimate, review, search
 from utils.planner.schedules import bubble_closed, order, run
 from utils.units import GIB, Evidence
-from utils.validation.comparison import Comparison, summarize
-from utils.validation.peers import PeerError
 from utils.views import (
     Panel,
-    design,
-    draw_design,
     draw_pareto,
     draw_ranks,
     draw_schedule,
@@ -26,7 +25,6 @@ from utils.views import (
     draw_stage_memory,
     draw_validation,
     explore,
-    studio,
 )
 from utils.views.plan_figures import stage_parts
 from utils.views.rank_map import axis_links
@@ -90,7 +88,7 @@ def test_a_whole_step_takes_as_long_as_the_planner_says() -> None:
 def test_many_micro_batches_are_cut_and_said() -> None:
     assert drawn_micro_batches(FOUND) == 16 and drawn_micro_batches(FOUND, 10) == 8
     heading = draw_schedule(FOUND).axes[0].get_title(loc="left")
-    assert heading.startswith("16 micro-batches: idle 18.7%") and "all 64: 4.7%" in heading
+    assert heading.startswith("16 micro-batches: idle 18.8%") and "all 64: 4.7%" in heading
     assert "all" not in draw_schedule(planned(micro_batch=16, recompute="full")).axes[0].get_title(
         loc="left"
     )

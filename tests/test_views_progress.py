@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from evidence.record import recorded
+from utils.lessons.lesson_16.progress import Mark, Progress, Stretch, draw_progress, progress_of
+from utils.lessons.lesson_16.records.survive import run_in
 from utils.ranks.recovery import ElasticRun, Moment
-from utils.record import recorded
-from utils.record.survive import run_in
 from utils.units import Evidence
-from utils.views import Mark, Progress, Stretch, draw_progress, progress_of
 
 FAULT = {"kind": "kill a rank", "at_step": 1, "target": 1, "seconds": 1.0}
 RUN = ElasticRun(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from view_cases import SIZES
 
+from utils.lessons.lesson_09.staircase import draw_staircase
 from utils.units import GB
-from utils.views import draw_staircase
 
 PEAKS = {"one": {1: SIZES[0], 4: SIZES[1]}, "two": {4: SIZES[2]}}
 

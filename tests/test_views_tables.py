@@ -12,9 +12,9 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from evidence.record import recorded_table
+from evidence.record.store import PROVENANCE, Record, RecordError, write
 from tests.view_cases import FORMULA, SIZES, bars_of, measured, texts
-from utils.record import recorded_table
-from utils.record.store import PROVENANCE, Record, RecordError, write
 from utils.units import MIB, Category, Evidence
 from utils.views import (
     compare,
@@ -140,7 +140,7 @@ def test_without_a_gpu_row_the_table_says_how_to_make_one(tmp_path: Path) -> Non
     assert shown.table.empty
     assert str(shown) == (
         "No GPU row of resnet50 exists yet: a machine with a GPU makes one with "
-        "`python -m utils.record resnet50`."
+        "`python -m evidence.record resnet50`."
     )
     assert shown._repr_mimebundle_()["text/html"] == f"<p>{shown}</p>"
 

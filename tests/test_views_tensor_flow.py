@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from matplotlib.patches import Rectangle
 
-from utils.views import Exchange, Held, draw_kept, draw_tensor_flow
+from utils.lessons.lesson_12.tensor_flow import Exchange, Held, draw_kept, draw_tensor_flow
 
 WAY = [Held("x", "sequence"), Exchange("all-gather"), Held("x", "whole"), Held("Y", "channels")]
 

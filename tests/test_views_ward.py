@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from utils.lessons.lesson_10.views import Case, Segment, draw_segments, draw_ward
 from utils.units import MIB, Evidence
-from utils.views import Case, Segment, draw_segments, draw_ward
 
 
 def test_the_ward_has_a_bar_and_a_note_for_each_patient() -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from utils.ranks import run_killable
-from utils.watching import (
+from utils.lessons.lesson_16.watching import (
     DASHBOARD,
     DCGM,
     RULES,
@@ -28,6 +27,7 @@ from utils.watching import (
     report,
     watch,
 )
+from utils.ranks import run_killable
 
 with_prometheus = pytest.mark.skipif(
     bool(prometheus_problem()), reason=prometheus_problem() or "it is here"

@@ -1,60 +1,147 @@
 """Modules under the names that they had: labs that somebody copied last year still import them.
 
-`utils.labs.budget_17` was what is `utils.lessons.lesson_17.budget` now. One finder, asked last, says
-where a module is today.
+`utils.labs.budget_17` was what is `utils.lessons.lesson_17.budget` now, and `utils.validation` what
+is `evidence.validation`. One finder says where a module is today, and runs it for `python -m` too.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
+from typing import Any
 
 _OF_A_LESSON = re.compile(r"utils\.labs\.(?P<what>\w+)_(?P<number>\d\d)(?P<rest>(\.\w+)*)")
+_LESSON = "utils.lessons.lesson_"
 _RENAMED = {"lab": "checks", "ranks": "workers", "slurm": "job"}
-_PATIENTS = "utils.labs.cases_10"  # the capstone examines them too
+# Modules and packages; what lies in a package moved with it.
 _OTHERS = {
+    "utils.labs.cases_10": "utils.clinic.lab_patients",  # the capstone examines them too
+    "utils.clinic.dead_runs": f"{_LESSON}16.dead_runs",
+    "utils.clinic.host": f"{_LESSON}10.host",
+    "utils.clinic.pages": f"{_LESSON}10.pages",
+    "utils.clinic.snapshot": f"{_LESSON}10.snapshot",
+    "utils.clusters": f"{_LESSON}17.clusters",
+    "utils.labs.hand_ins": f"{_LESSON}99.hand_ins",
+    "utils.labs.results_page": f"{_LESSON}99.results_page",
+    "utils.labs.sitting": f"{_LESSON}99.sitting",
     "utils.labs.wards_10": "utils.clinic.lab_ward",
-    "utils.labs.sitting": "utils.lessons.lesson_99.sitting",
-    "utils.labs.results_page": "utils.lessons.lesson_99.results_page",
-    "utils.labs.hand_ins": "utils.lessons.lesson_99.hand_ins",
+    "utils.record": "evidence.record",
+    "utils.record.cluster_runs": f"{_LESSON}17.cluster_runs",
+    "utils.record.dead_runs": f"{_LESSON}16.records.dead_runs",
+    "utils.record.per_step": f"{_LESSON}16.records.per_step",
+    "utils.record.survive": f"{_LESSON}16.records.survive",
+    "utils.validation": "evidence.validation",
+    "utils.views.budget_map": f"{_LESSON}06.budget_map",
+    "utils.views.cluster_lanes": f"{_LESSON}17.cluster_lanes",
+    "utils.views.countdown": f"{_LESSON}99.countdown",
+    "utils.views.decision_figures": f"{_LESSON}17.decision_figures",
+    "utils.views.failures": f"{_LESSON}16.failures",
+    "utils.views.few_bits": f"{_LESSON}08.figures",
+    "utils.views.flight": f"{_LESSON}03.flight",
+    "utils.views.formats": f"{_LESSON}03.format_figures",
+    "utils.views.link_costs": f"{_LESSON}11.link_costs",
+    "utils.views.messages": f"{_LESSON}11.messages",
+    "utils.views.orders": f"{_LESSON}14.orders",
+    "utils.views.progress": f"{_LESSON}16.progress",
+    "utils.views.sayings": f"{_LESSON}99.sayings",
+    "utils.views.scaling_figures": f"{_LESSON}17.scaling_figures",
+    "utils.views.staircase": f"{_LESSON}09.staircase",
+    "utils.views.studio": f"{_LESSON}15.studio",
+    "utils.views.tensor_flow": f"{_LESSON}12.tensor_flow",
+    "utils.views.tradeoff": f"{_LESSON}05.tradeoff",
+    "utils.watching": f"{_LESSON}16.watching",
+}
+# What a package of `utils` offered, by where it lies now. `utils` itself offered some of it too.
+_NAMES = {
+    f"{_LESSON}03.flight": "utils.views draw_flight",
+    f"{_LESSON}03.format_figures": "utils.views draw_bits draw_formats",
+    f"{_LESSON}05.tradeoff": "utils.views draw_tradeoff",
+    f"{_LESSON}06.budget_map": "utils.views draw_budget_map",
+    f"{_LESSON}08.figures": "utils.views draw_context_memory draw_decoding draw_error_by_bits",
+    f"{_LESSON}09.staircase": "utils.views draw_staircase",
+    f"{_LESSON}10.host": "utils.clinic HostRun run_loader",
+    f"{_LESSON}10.pages": "utils.clinic VIEWS TraceError read_trace write_snapshot_page write_trace_page",
+    f"{_LESSON}10.snapshot": "utils.clinic SnapshotError read_snapshot snapshot_of write_snapshot",
+    f"{_LESSON}10.views": "utils.views Case Segment draw_segments draw_ward",
+    f"{_LESSON}11.link_costs": "utils.views draw_link_costs",
+    f"{_LESSON}11.messages": "utils.views draw_messages",
+    f"{_LESSON}12.tensor_flow": "utils.views Exchange Held draw_kept draw_tensor_flow",
+    f"{_LESSON}14.orders": "utils.views draw_orders",
+    f"{_LESSON}15.studio": "utils.views design draw_design studio",
+    f"{_LESSON}16.failures": "utils.views draw_days draw_forgotten draw_goodput",
+    f"{_LESSON}16.progress": "utils.views Mark Progress Stretch draw_progress progress_of",
+    f"{_LESSON}17.cluster_lanes": "utils.views draw_cluster",
+    f"{_LESSON}17.decision_figures": "utils.views draw_decision draw_spot",
+    f"{_LESSON}17.scaling_figures": "utils.views draw_purchase draw_runs",
+}
+_HOME = {
+    f"{package}.{name}": home
+    for home, line in _NAMES.items()
+    for package in (line.split()[0], "utils")
+    for name in line.split()[1:]
 }
 
 
 def today(name: str) -> str:
     """The name that a module of an earlier version has today; "" for one that is not known."""
-    if name in _OTHERS:
-        return _OTHERS[name]
-    if name.startswith(_PATIENTS):
-        return name.replace(_PATIENTS, "utils.clinic.lab_patients")
+    package, inner = name, ""
+    while package.count("."):
+        if package in _OTHERS:
+            return _OTHERS[package] + inner
+        package, _, last = package.rpartition(".")
+        inner = f".{last}{inner}"
     if not (old := _OF_A_LESSON.fullmatch(name)):
         return ""
     what = _RENAMED.get(old["what"], old["what"])
-    return f"utils.lessons.lesson_{old['number']}.{what}{old['rest']}"
+    return f"{_LESSON}{old['number']}.{what}{old['rest']}"
 
 
-class _Today(Loader):
-    """Hands out the module of today in place of the one that was asked for."""
+class _Today(InspectLoader):
+    """Hands out what is there today, a module or a name in one, in place of what was asked for."""
 
     def exec_module(self, module: ModuleType) -> None:
-        sys.modules[module.__name__] = importlib.import_module(today(module.__name__))
+        asked = module.__name__
+        found: Any = importlib.import_module(_HOME.get(asked) or today(asked))
+        # Python asks for `utils.views.draw_ward` as a module where the package lacks that name.
+        name = asked.rpartition(".")[2]
+        sys.modules[asked] = getattr(found, name) if asked in _HOME else found
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """What `python -m` runs."""
+        spec = importlib.util.find_spec(today(fullname))
+        return spec.loader.get_code(spec.name) if spec and spec.loader else None  # type: ignore[attr-defined]
+
+    def get_source(self, fullname: str) -> str | None:
+        return None
 
 
-class Finder(MetaPathFinder):
+class Finder:
     """Finds modules by their earlier names."""
 
+    @staticmethod
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A spec where the module has another name today."""
-        return ModuleSpec(fullname, _Today()) if today(fullname) else None
+        """A spec where the module, or what a package offered, has another home today."""
+        if fullname in _HOME:
+            return ModuleSpec(fullname, _Today())
+        there = importlib.util.find_spec(name) if (name := today(fullname)) else None
+        if there is None:
+            return None
+        is_package = there.submodule_search_locations is not None
+        return ModuleSpec(fullname, _Today(), origin=there.origin, is_package=is_package)
 
 
 def find_by_earlier_names() -> None:
-    """From now on, imports of earlier names find the modules of today."""
-    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
-        sys.meta_path.append(Finder())
+    """From now on, imports of earlier names find the modules of today.
+
+    Asked first: in a package of today, Python's own finder would make a second module of a file.
+    """
+    if Finder not in sys.meta_path:
+        sys.meta_path.insert(0, Finder)

@@ -47,7 +47,7 @@ here = setup("00")
 # | measured | the device that ran the step, here and now: its memory is counted as PyTorch hands it out |
 # | simulated | the same model code on tensors that have shapes and no data, for a device that is not here |
 # | predicted | a formula |
-# | recorded | measured once on a named machine, kept in `results/` with date and versions |
+# | recorded | measured once on a named machine, kept in `evidence/results/` with date and versions |
 # | published | a paper's or project's table, with its source |
 #
 # ## 3. Your first measurement

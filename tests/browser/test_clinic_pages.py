@@ -14,7 +14,9 @@ pytest.importorskip("playwright")
 from playwright.sync_api import Page
 from torch.profiler import ProfilerActivity, profile
 
-from utils.clinic import VIEWS, replay, write_snapshot, write_snapshot_page, write_trace_page
+from utils.clinic import replay
+from utils.lessons.lesson_10.pages import VIEWS, write_snapshot_page, write_trace_page
+from utils.lessons.lesson_10.snapshot import write_snapshot
 from utils.memory import MemoryTimeline, measure
 from utils.units import MIB
 

@@ -4,7 +4,7 @@ Pure Python: nothing here needs torch or numpy.
 """
 
 from utils.catalog.devices import DEVICES, Device, device
-from utils.catalog.links import LINKS, Link, link
+from utils.catalog.links import LINKS, SUSTAINED, Link, Sustained, link
 from utils.catalog.models import MODELS, RESNET_PARAMETER_COUNTS, model_shape
 from utils.catalog.prices import Price, old_prices, price, price_table, read_prices
 from utils.catalog.shapes import ModelShape
@@ -15,10 +15,12 @@ __all__ = [
     "LINKS",
     "MODELS",
     "RESNET_PARAMETER_COUNTS",
+    "SUSTAINED",
     "Device",
     "Link",
     "ModelShape",
     "Price",
+    "Sustained",
     "device",
     "link",
     "model_shape",

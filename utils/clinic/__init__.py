@@ -1,10 +1,7 @@
-"""The out-of-memory clinic: patients, their examination, snapshots and traces."""
+"""The out-of-memory clinic: patients and their examination."""
 
 from utils.checked import check_public
-from utils.clinic.host import HostRun, run_loader
-from utils.clinic.pages import VIEWS, TraceError, read_trace, write_snapshot_page, write_trace_page
 from utils.clinic.replay import Replay, pinned_bytes, replay, smallest_capacity
-from utils.clinic.snapshot import SnapshotError, read_snapshot, snapshot_of, write_snapshot
 from utils.clinic.ward import (
     LOSS_TOLERANCE,
     PATIENTS,
@@ -19,10 +16,8 @@ from utils.clinic.ward import (
 )
 
 __all__ = [
-    "LOSS_TOLERANCE", "PATIENTS", "VIEWS", "Examination", "HostRun", "NothingToCureError", "Patient",
-    "Replay", "SnapshotError", "TraceError", "admit", "examine", "numbered", "pinned_bytes",
-    "read_snapshot", "read_trace", "replay", "run_loader", "sick", "smallest_capacity", "snapshot_of",
-    "source_of", "write_snapshot", "write_snapshot_page", "write_trace_page",
+    "LOSS_TOLERANCE", "PATIENTS", "Examination", "NothingToCureError", "Patient", "Replay", "admit",
+    "examine", "numbered", "pinned_bytes", "replay", "sick", "smallest_capacity", "source_of",
 ]  # fmt: skip
 
 check_public(globals())

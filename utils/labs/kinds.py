@@ -39,10 +39,12 @@ class Kind:
     Args:
         what: Its name with an article: "a number of GiB".
         read: Gives the value in its one form, or raises `WrongKind`.
+        parts: The names of its parts, where it is a dict with given keys.
     """
 
     what: str
     read: Callable[[Any], Any]
+    parts: tuple[str, ...] = ()
 
     def of(self, value: Any) -> Any:
         """The learner's value in its one form.
@@ -243,7 +245,7 @@ def keys(parts: Mapping[str, Kind]) -> Kind:
             raise WrongKind(f"{shown(extra[0])} is not one of its keys.")
         return {name: _part(name, kind, value[name]) for name, kind in parts.items()}
 
-    return Kind(what, read)
+    return Kind(what, read, tuple(parts))
 
 
 def _part(name: str, kind: Kind, value: Any) -> Any:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from utils.catalog import ModelShape
 from utils.planner import calibration
+from utils.planner.adapter_time import adapter_seconds, unpack_seconds
 from utils.planner.cluster import Cluster
 from utils.planner.collectives import Group, all_gather_seconds, all_reduce_seconds
 from utils.planner.experts import expert_work, shared_model
@@ -108,6 +109,11 @@ def block_time(
         work = expert_work(model, cluster, plan, tokens)
         forward += Parts(work.matmul, work.forward_memory, work.communication)
         backward += Parts(2 * work.matmul, work.backward_memory, work.communication)
+    if plan.lora is not None and plan.rules.launches is not None:
+        adapters = [Parts(*part) for part in adapter_seconds(gpu, model, plan.lora, tokens)]
+        unpacked = Parts(memory=unpack_seconds(gpu, model, plan.lora))
+        forward += adapters[0] + unpacked
+        backward += adapters[1] + unpacked
     recompute = {"none": Parts(), "selective": attention_forward, "full": forward}[plan.recompute]
     if plan.recompute == "full" and plan.rules.recompute_stops_early:
         last = Parts(matmul=matmul_seconds(gpu, *products[-1]))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from utils.catalog import Device, Link, device, link
+from utils.catalog import SUSTAINED, Device, Link, device, link
 from utils.catalog.prices import KINDS
-from utils.catalog.rules import keep_whole, of_kind, one_of, positive, whole
+from utils.catalog.rules import above_zero, keep_whole, of_kind, one_of, positive, whole
 from utils.units import GB, GIB
 
 HOST_BYTES_PER_GPU = 225 * GIB  # see `Cluster.host_memory_bytes`
+PLAIN_PORT = 12.5 * GB  # the least that a port of a network for training carries: 100 Gb/s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,12 @@ class Cluster:
             GB200 NVL72, those of the rack that the job has.
         network_bytes_per_second: What one machine sends to others, all its ports together, in one
             direction. 8 ports of 200 Gb/s are 200e9.
+        network_ports: How many ports that is. A GPU sends through one of them, and some frameworks
+            let a whole node send through one. None: as many as ports of 100 Gb/s would be, one at
+            least and one for each device at most, so that 200e9 are 8 ports of 200 Gb/s and 12.5e9
+            is one of 100.
+        network_kind: "InfiniBand", "RoCE", "EFA", "Omni-Path", "TCP" or "other", see
+            `utils.catalog.SUSTAINED`. None: InfiniBand, and TCP below 100 Gb/s a node.
         usd_per_gpu_hour: Price of one device for one hour; None where it is not asked for.
         pricing: "on demand", "reserved" or "spot", whose nodes the provider takes back at times.
         interruptions_per_1000_node_days: How often; a spot price needs it.
@@ -35,6 +42,8 @@ class Cluster:
     nodes: int
     gpus_per_node: int = 8
     network_bytes_per_second: float = 8 * 25 * GB
+    network_ports: int | None = None
+    network_kind: str | None = None
     usd_per_gpu_hour: float | None = None
     pricing: str = "on demand"
     interruptions_per_1000_node_days: float | None = None
@@ -45,12 +54,26 @@ class Cluster:
         of_kind("cluster", gpu=(self.gpu, Device, str))
         if isinstance(self.gpu, str):
             device(self.gpu)
-        keep_whole(self, "cluster", "nodes", "gpus_per_node")
-        positive("cluster", network_bytes_per_second=self.network_bytes_per_second)
+        keep_whole(self, "cluster", "nodes", "gpus_per_node", optional="network_ports")
+        self._check_network()
         one_of("pricing", self.pricing, KINDS)
         if self.host_memory_bytes is not None:
             positive("cluster", host_memory_bytes=self.host_memory_bytes)
         self._check_price()
+
+    def _check_network(self) -> None:
+        """More ports than devices are refused: no rank here sends through two of them."""
+        positive("cluster", least=0, network_bytes_per_second=self.network_bytes_per_second)
+        above_zero("cluster", network_bytes_per_second=self.network_bytes_per_second)
+        if self.network_kind is not None:
+            one_of("network_kind", self.network_kind, tuple(SUSTAINED))
+        ports = self.network_ports
+        if ports is not None and ports > self.gpus_per_node:
+            raise ValueError(
+                f"cluster: network_ports is {ports}, with {self.gpus_per_node} GPUs a node. Each GPU "
+                f"sends through one port: write {self.gpus_per_node} at most, and what all ports "
+                "carry together as network_bytes_per_second."
+            )
 
     def _check_price(self) -> None:
         usd, often = self.usd_per_gpu_hour, self.interruptions_per_1000_node_days
@@ -91,6 +114,30 @@ class Cluster:
     def node_link_bytes_per_second(self) -> float:
         """One device to its neighbours in the node, one direction."""
         return self.device.peer_link.link_bytes_per_second
+
+    @property
+    def ports(self) -> int:
+        """Network ports of a node, see `network_ports`."""
+        if self.network_ports is not None:
+            return self.network_ports
+        return min(self.gpus_per_node, max(1, int(self.network_bytes_per_second // PLAIN_PORT)))
+
+    @property
+    def port_bytes_per_second(self) -> float:
+        """One network port, one direction."""
+        return self.network_bytes_per_second / self.ports
+
+    @property
+    def network(self) -> str:
+        """Kind of the network's links, see `network_kind`."""
+        if self.network_kind is not None:
+            return self.network_kind
+        return "TCP" if self.network_bytes_per_second < PLAIN_PORT else "InfiniBand"
+
+    @property
+    def network_share(self) -> float:
+        """What collectives reach of the network's line rate."""
+        return SUSTAINED[self.network].share
 
     @property
     def network_bytes_per_second_per_gpu(self) -> float:

@@ -20,8 +20,9 @@ class Cost:
         tokens: How many.
         days: Wall time in the middle of the goodput's range.
         days_interval: With the goodput's range and the interval of step times.
-        gpu_hours: Of all GPUs together, at `days`.
+        gpu_hours: Of all GPUs together, at `days`, those of the spare nodes included.
         usd: Dollars at `days`.
+        usd_interval: Dollars at both ends of `days_interval`.
         usd_per_million_tokens: The same, per 1e6 tokens.
         usd_per_gpu_hour: The price that was used.
         price_source: Where the price is from.
@@ -35,6 +36,7 @@ class Cost:
     usd_per_million_tokens: float
     usd_per_gpu_hour: float
     price_source: str
+    usd_interval: tuple[float, float] = (0.0, 0.0)
 
 
 def cost(plan: Estimate, tokens: float, failures: Goodput | None = None) -> Cost:
@@ -43,7 +45,8 @@ def cost(plan: Estimate, tokens: float, failures: Goodput | None = None) -> Cost
     Args:
         plan: What `estimate` or `search` gave.
         tokens: Tokens of the whole run.
-        failures: What failures leave; by default `goodput` of the cluster.
+        failures: What failures leave; by default `goodput` of the cluster. Its spare nodes are paid
+            like the others: they are rented, and wait.
 
     Raises:
         ValueError: fewer than 1 token, a GPU without a price, or failures that leave no time.
@@ -61,10 +64,13 @@ def cost(plan: Estimate, tokens: float, failures: Goodput | None = None) -> Cost
     bare = tokens / plan.tokens_per_second / DAY
     interval = (bare * SECONDS_INTERVAL[0] / left.share[1],
                 bare * SECONDS_INTERVAL[1] / left.share[0])  # fmt: skip
-    hours = 24 * bare / share * plan.cluster.gpus
+    paid = plan.cluster.gpus + (left.spares or 0) * plan.cluster.gpus_per_node
+    hours = 24 * bare / share * paid
     dollars, source = hourly_price(plan.cluster)
     usd = hours * dollars
-    return Cost(tokens, bare / share, interval, hours, usd, 1e6 * usd / tokens, dollars, source)
+    between = (24 * paid * dollars * interval[0], 24 * paid * dollars * interval[1])
+    return Cost(tokens, bare / share, interval, hours, usd, 1e6 * usd / tokens, dollars, source,
+                between)  # fmt: skip
 
 
 def hourly_price(cluster: Cluster) -> tuple[float, str]:

@@ -16,9 +16,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from utils.catalog import ModelShape
-from utils.planner import calibration
 from utils.planner.cluster import Cluster
-from utils.planner.collectives import Group, all_gather_seconds, all_reduce_seconds
+from utils.planner.collectives import (
+    Group,
+    all_gather_seconds,
+    all_reduce_seconds,
+    all_to_all_seconds,
+)
 from utils.planner.kernels import matmul_seconds, memory_seconds
 from utils.planner.layout import Plan
 
@@ -104,19 +108,6 @@ def _exchange(model: ModelShape, cluster: Cluster, plan: Plan, routed: float) ->
     whole = 2 * routed * model.hidden / split
     sent = all_to_all_seconds(cluster, Group(plan.ep, stride=split), whole)
     return 2 * sent + 2 * all_gather_seconds(cluster, Group(split), whole * split)
-
-
-def all_to_all_seconds(cluster: Cluster, group: Group, sent_bytes: float) -> float:
-    """Each rank sends an equal part of `sent_bytes` to every rank: over its own link and port."""
-    if group.ranks == 1:
-        return 0.0
-    near = group.per_node(cluster)
-    link = cluster.node_link_bytes_per_second * calibration.LINK_SUSTAINED
-    port = min(cluster.network_bytes_per_second_per_gpu, cluster.node_link_bytes_per_second)
-    inside = (near - 1) / group.ranks * sent_bytes / link
-    outside = (group.ranks - near) / group.ranks * sent_bytes / (port * calibration.LINK_SUSTAINED)
-    starts = calibration.HOP_SECONDS * (group.nodes(cluster) > 1)
-    return inside + outside + starts
 
 
 def replica_seconds(cluster: Cluster, plan: Plan, count: float) -> tuple[float, float]:

@@ -97,6 +97,12 @@ def _complexity(row: Neighbour) -> Complexity:
 
 def why_it_does_not_fit(rejected: Estimate) -> str:
     """Which stage overflows by how much, and which category holds most there."""
+    if rejected.tight and rejected.fits:
+        return (
+            f"It fits, with {format_bytes(rejected.peak.needed_bytes)} of "
+            f"{format_bytes(rejected.cluster.device.memory_bytes)}, but only within the allocator's "
+            "reach: with the gaps between blocks it fills the card, and runs several times slower."
+        )
     if rejected.fits:
         return "It fits."
     peak = rejected.peak

@@ -5,11 +5,12 @@ Every figure is read off the framework's own code, or off a measurement where `s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from utils.catalog.lookup import find
 from utils.catalog.rules import one_of, positive, whole
 from utils.planner import calibration
+from utils.planner.launches import EAGER, Launches
 
 SHARDS = ("bucket", "block", "tensor")
 
@@ -58,12 +59,19 @@ class Framework:
             and the first forward pass.
         overlap_tensor: In backward, tensor-parallel collectives run beside the products of weight
             gradients.
-        one_port: Data-parallel collectives between nodes run at one network port's rate, whatever
-            the number of ports.
+        whole_gradients: ZeRO-1 all-reduces the gradients over all replicas, whole, and each rank
+            takes its share of them; others reduce-scatter them within the group that shards.
+        broadcasts: ZeRO-1 brings parameters back by one broadcast from each rank that holds some,
+            a block's at least; others all-gather them.
+        one_port: Data-parallel collectives between nodes run at one of the node's network ports'
+            rate, whatever the number of ports.
+        hides_sends: Interleaved stages send one chunk's activations while they compute the next.
         scattered_sends: Stages send each rank a share and gather it there (Narayanan et al. 2021,
             section 4.1).
         host_seconds: To launch one block's forward and backward pass; the device waits for it
             where its own work is shorter.
+        launches: Operations that its eager code launches, in place of `host_seconds`; None where
+            kernels are fused, or one call launches many.
         host_exposed: The host waits for the device at every block, so that launching adds to the
             device's time instead of hiding behind it.
         host_meets_stages: Stages send shapes before tensors, and the host reads them before it goes
@@ -103,9 +111,13 @@ class Framework:
     overlap_gradients: bool = True
     overlap_parameters: bool = True
     overlap_tensor: bool = False
+    whole_gradients: bool = False
+    broadcasts: bool = False
     one_port: bool = False
+    hides_sends: bool = False
     scattered_sends: bool = True
     host_seconds: float = 0.0
+    launches: Launches | None = None
     host_exposed: bool = False
     host_meets_stages: bool = False
     recompute_stops_early: bool = False
@@ -137,16 +149,33 @@ class Framework:
         return self.master_bytes + self.moment_bytes
 
 
+_BF16 = Framework(
+    name="bf16", recompute_stops_early=True, launches=EAGER,
+    frees_gradients=True, step_gradient_bytes=2,
+    gradient_bytes=2, master_bytes=0, moment_bytes=4, fused_gate=False,
+    flash_generation=2, loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
+    source="Plain PyTorch with the whole model and its optimizer in bfloat16",
+)  # fmt: skip
+
 _ROWS = [
     Framework(
         name="zero-paper", gradient_bytes=2,
         source="Rajbhandari et al. 2019, arXiv:1910.02054, section 3.1: 2 + 2 + K, K = 12",
     ),
     Framework(
-        name="megatron", dummy_gradients=True, overlap_tensor=True,
+        name="megatron", dummy_gradients=True, overlap_tensor=True, hides_sends=True,
         host_seconds=calibration.HOST_SECONDS,
         source="Megatron-LM: float32 main gradients, float32 main parameters and moments in "
-        "distrib_optimizer.py; logits cast to float32 in cross_entropy.py, in place after that",
+        "distrib_optimizer.py; logits cast to float32 in cross_entropy.py, in place after that; sends hidden unless "
+        "--no-overlap-p2p-communication says otherwise (arguments.py)",
+    ),
+    Framework(
+        name="internevo", gradient_bytes=2, step_gradient_bytes=4, reduce_bytes=2,
+        bucket_size_bytes=512e6, whole_gradients=True, broadcasts=True, flash_generation=2,
+        fused_gate=False, loss_bytes=14, vocabulary_multiple=1,
+        source="InternLM's hybrid_zero_optim.py: gradients of a bucket of 512 MiB all-reduced in 16 "
+        "bits over all replicas, parameters broadcast by the rank that holds their block "
+        "(utils.py, ParamBcastSyncHandler)",
     ),
     Framework(
         name="megatron-deepspeed-fp16", gradient_bytes=2, step_gradient_bytes=4,
@@ -176,14 +205,14 @@ _ROWS = [
         name="deepspeed", gradient_bytes=2, step_gradient_bytes=4, fixed_buffer_bytes=2e9,
         offloaded_gradient_bytes=4,
         flash_generation=2, reduce_bytes=2, bucket_size_bytes=1e9, overlap_gradients=False,
-        one_port=True,
+        one_port=True, launches=EAGER,
         fused_gate=False,
         loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
         source="DeepSpeed's stage_1_and_2.py and stage3.py; one port: the time that does not move "
         "from 768 to 1,536 GPUs in Narayanan et al. 2021, Table 2",
     ),
     Framework(
-        name="fsdp", recompute_stops_early=True,
+        name="fsdp", recompute_stops_early=True, launches=EAGER,
         keeps_ends=True, shards="block", frees_gradients=True, step_gradient_bytes=4,
         offloaded_gradient_bytes=4, parameter_bytes=4, gradient_bytes=4, master_bytes=0, gathered_bytes=2,
         flash_generation=2, fused_gate=False, loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
@@ -191,19 +220,17 @@ _ROWS = [
         "master and parameter in one",
     ),
     Framework(
-        name="fp32", recompute_stops_early=True,
+        name="fp32", recompute_stops_early=True, launches=EAGER,
         eager_norm=True, frees_gradients=True, step_gradient_bytes=4,
         parameter_bytes=4, gradient_bytes=4, master_bytes=0, gathered_bytes=4,
         flash_generation=2, residual_bytes=4, fused_gate=False, loss_bytes=16,
         vocabulary_multiple=1, source="Plain PyTorch, everything in float32",
     ),
-    Framework(
-        name="bf16", recompute_stops_early=True,
-        frees_gradients=True, step_gradient_bytes=2,
-        gradient_bytes=2, master_bytes=0, moment_bytes=4, fused_gate=False,
-        flash_generation=2, loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
-        source="Plain PyTorch with the whole model and its optimizer in bfloat16",
-    ),
+    _BF16,
+    replace(_BF16, name="transformers",
+            source="transformers' models in bfloat16, trained by plain PyTorch or its Trainer"),
+    replace(_BF16, name="peft",
+            source="peft's adapters on transformers' models in bfloat16; their own type is the Lora's"),
 ]  # fmt: skip
 
 FRAMEWORKS: dict[str, Framework] = {row.name: row for row in _ROWS}

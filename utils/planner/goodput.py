@@ -54,12 +54,14 @@ class Goodput:
         seconds_between_failures: Mean, worst and best.
         checkpoint_interval_seconds: Daly's optimum, at the high and at the low rate.
         restart_seconds: From a failure to training again, waiting for a repair included.
+        spares: Nodes that wait for one to fail, which `cost` pays; None where the cloud has more.
     """
 
     share: tuple[float, float]
     seconds_between_failures: tuple[float, float]
     checkpoint_interval_seconds: tuple[float, float]
     restart_seconds: tuple[float, float] = (0.0, 0.0)
+    spares: int | None = None
 
 
 @checked
@@ -141,7 +143,8 @@ def goodput(
         mean = 1000 * DAY / ((failed + taken) * cluster.nodes)
         rows.append(_at_rate(mean, checkpoint_seconds, away, checkpoint_interval_seconds))
     worst, best = rows
-    return Goodput(*((low, high) for low, high in zip(worst, best, strict=True)))
+    pairs = ((low, high) for low, high in zip(worst, best, strict=True))
+    return Goodput(*pairs, spares=None if spares is None else int(spares))
 
 
 def _at_rate(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from utils.catalog import ModelShape
-from utils.planner import calibration
 from utils.planner.activations import stage_block_bytes
 from utils.planner.cluster import Cluster
+from utils.planner.collectives import in_training
 from utils.planner.layout import Batch, Plan
 from utils.planner.memory import ON_DEVICE, in_flight_blocks
 from utils.planner.stages import Stage, distinct, stages
@@ -45,7 +45,7 @@ def activation_seconds(
     size = stage.layers * stage_block_bytes(
         model, plan, batch.sequence_length, stage, plan.recompute
     )
-    return size / (cluster.device.pcie.link_bytes_per_second * calibration.LINK_SUSTAINED)
+    return size / in_training(cluster.device.pcie)
 
 
 def _activations(model: ModelShape, plan: Plan, batch: Batch, stage: Stage) -> float:

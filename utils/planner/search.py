@@ -43,7 +43,8 @@ class Plans:
             of the fastest, the simplest; for bytes the smallest. None where there is none.
         fastest: The fastest that fits with headroom, however complicated.
         pareto: Plans that fit and that no other beats in both seconds and bytes, fastest first.
-        closest: Where none fits, the plans that lack least, each of another layout.
+        closest: Where `best` is None, the plans that lack least, each of another layout; or, where
+            some fit but without headroom, the smallest of these.
         considered: Combinations looked at.
         estimated: Those that no bound had ruled out.
         why: Why `best`, and within which space that is exact.
@@ -139,7 +140,7 @@ class _Search:
     def answer(self, objective: str) -> Plans:
         """The plans found, and the one to take."""
         pareto, roomy = self.front.sorted(), self.roomy.sorted()
-        closest = () if pareto else self._closest()
+        closest = () if roomy else pareto[::-1][:3] or self._closest()
         fastest = roomy[0] if roomy else None
         best = fastest
         if fastest and objective == "seconds":

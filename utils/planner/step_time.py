@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from utils.catalog import ModelShape, model_shape
 from utils.planner import calibration
+from utils.planner.adapters import matrix_shapes
 from utils.planner.block_time import (
     BlockTime,
     Parts,
@@ -20,26 +21,14 @@ from utils.planner.block_time import (
     loss_time,
 )
 from utils.planner.cluster import Cluster
-from utils.planner.collectives import (
-    Group,
-    all_gather_seconds,
-    all_reduce_seconds,
-    hops_across_nodes,
-    send_seconds,
-)
-from utils.planner.experts import expert_replicas, replica_seconds
+from utils.planner.collectives import hops_across_nodes, send_seconds
 from utils.planner.host import activation_seconds
 from utils.planner.kernels import memory_seconds
+from utils.planner.launches import LAUNCH_SECONDS
 from utils.planner.layout import Batch, Plan
-from utils.planner.stages import BLOCK_TENSORS, Stage, distinct, stages
+from utils.planner.stages import Stage, distinct, stages
 from utils.planner.states import trained_parameters
-
-# Adam on one parameter: reads gradient, master and both moments, writes the last three and the
-# 16-bit copy; before that clipping reads every gradient, after it they are set to zero.
-ADAM_BYTES, CLIP_BYTES = 30, 8
-# DeepSpeed's CPU Adam takes about a quarter of a second for 1e9 parameters on a node's processors
-# (Ren et al. 2021, arXiv:2101.06840, Table 4).
-HOST_ADAM_SECONDS = 0.25e-9
+from utils.planner.step_end import step_end
 
 
 @dataclass(frozen=True)
@@ -141,8 +130,8 @@ def step_time(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batc
     work, m = max(kinds.values(), key=lambda w: w.total), plan.micro_batches(batch)
     all_stages = sum(kinds[stage.kind].total for stage in places)
     fill = (all_stages - work.total) / plan.virtual_stages
-    sends = _sends(model, cluster, plan, batch)
-    exposed, update = _step_end(model, cluster, plan, distinct(places), pieces, m)
+    sends = _sends(model, cluster, plan, batch, work.total)
+    exposed, update = _end(model, cluster, plan, distinct(places), pieces, m)
     return StepTime(
         matmul=m * work.matmul, memory=m * (work.memory + work.accumulate),
         recompute=m * work.recompute, tensor_parallel=m * work.communication,
@@ -176,10 +165,33 @@ def stage_work(
     unhidden = max(0.0, sent - pieces.forward(stage).total) + max(0.0, sent - back)
     host = _host_seconds(cluster, plan) * (stage.layers + stage.head)
     waiting = host if plan.rules.host_exposed else max(0.0, host - device)
+    if plan.rules.launches is not None:
+        launching = launch_seconds(model, plan, stage)
+        waiting = max(0.0, launching[0] - pieces.forward(stage).total)
+        waiting += max(0.0, launching[1] - back - added)
     return StageWork(
         passes.matmul, passes.memory + unhidden, recompute.total, passes.communication, waiting,
         added,
     )  # fmt: skip
+
+
+def launch_seconds(model: ModelShape, plan: Plan, stage: Stage) -> tuple[float, float]:
+    """To launch a stage's forward and backward pass of one micro-batch, operation by operation.
+
+    Checkpointing launches the forward pass of its blocks once more in backward. Waiting is counted
+    pass by pass: the loss is read between them, or the optimizer's step ends both.
+    """
+    launches = plan.rules.launches
+    if launches is None:
+        return 0.0, 0.0
+    forward, backward = launches.passes(plan.lora, len(matrix_shapes(model)))
+    some = (
+        stage.layers if plan.recompute_layers is None else min(plan.recompute_layers, stage.layers)
+    )
+    again = some * forward * (plan.recompute == "full")
+    ends = launches.ends * (stage.embedding + stage.head) / 2
+    first = stage.layers * forward + ends
+    return first * LAUNCH_SECONDS, (stage.layers * backward + again + ends) * LAUNCH_SECONDS
 
 
 def _host_seconds(cluster: Cluster, plan: Plan) -> float:
@@ -194,12 +206,15 @@ def _host_seconds(cluster: Cluster, plan: Plan) -> float:
     return launch + waits * plan.tp * calibration.ARRIVAL_SECONDS
 
 
-def _sends(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> float:
+def _sends(
+    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch, work_seconds: float
+) -> float:
     """Activations and their gradients between stages, on the critical path.
 
     Stages work in step, so each micro-batch waits for the slowest hop of all, once a pass and
     chunk; filling the pipeline passes every hop once. Interleaved stages also send from the last
-    to the first. Megatron-LM scatters what it sends over tp where it can.
+    to the first; where the framework hides that behind the chunk beside it, only what is longer
+    than the chunk's pass shows. Megatron-LM scatters what it sends over tp where it can.
     """
     if plan.pp == 1:
         return 0.0
@@ -209,84 +224,18 @@ def _sends(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> flo
     across = hops_across_nodes(cluster.gpus_per_node, plan.tp * plan.cp * plan.dp, plan.pp)
     hops = [send_seconds(cluster, leaves, sent) for leaves in across]
     between, back = hops[:-1], hops[-1:]
-    slowest = max(between + back * (plan.virtual_stages > 1))
-    return 2 * (plan.micro_batches(batch) * plan.virtual_stages * slowest + sum(between))
+    chunks = plan.virtual_stages
+    steady = max(between + back * (chunks > 1))
+    if chunks > 1 and plan.rules.hides_sends:
+        steady = max(0.0, steady - work_seconds / (2 * chunks))
+    return 2 * (plan.micro_batches(batch) * chunks * steady + sum(between))
 
 
-def _step_end(
+def _end(
     model: ModelShape, cluster: Cluster, plan: Plan, places: list[Stage], pieces: Pieces, m: int
 ) -> tuple[float, float]:
-    """Exposed data-parallel communication, and the optimizer, of the stage with most of both.
-
-    ZeRO-2 reduces the gradients of every micro-batch, since none keeps them whole; ZeRO-3 gathers
-    the parameters for every forward and backward pass besides; the others do both once a step.
-    """
+    """Exposed data-parallel communication, and the optimizer, of the stage with most of both."""
     largest = max(places, key=lambda stage: trained_parameters(model, plan, stage))
-    count = trained_parameters(model, plan, largest)
-    forward = pieces.forward(largest).total
     backward = pieces.backward(largest).total + pieces.recompute(largest, plan).total
-    dense = count - largest.expert_parameters
-    gradients, parameters = data_parallel_seconds(cluster, plan, dense, largest.tensors)
-    if largest.expert_parameters:
-        theirs = replica_seconds(cluster, plan, largest.expert_parameters)
-        gradients, parameters = gradients + theirs[0], parameters + theirs[1]
-    rules = plan.rules
-    first = _seen(parameters, forward * rules.overlap_parameters)
-    if plan.zero_stage == 3:
-        both = parameters + gradients * rules.overlap_gradients
-        last = _seen(both, backward * rules.overlap_parameters)
-        exposed = m * (first + last + gradients * (not rules.overlap_gradients))
-    else:
-        last = _seen(gradients, backward * rules.overlap_gradients)
-        exposed = last * (m if plan.zero_stage == 2 else 1) + first
-    if largest.expert_parameters and plan.zero_stage:  # as many as if sharded like the others
-        count += largest.expert_parameters * (plan.shard_group / expert_replicas(plan) - 1)
-    return exposed, _update_seconds(cluster, plan, count, m)
-
-
-def _seen(sent: float, work: float) -> float:
-    """Seconds that collectives add to the work beside them: what it does not hide, and a share of
-    what it hides, since they take multiprocessors and memory bandwidth from it."""
-    hidden = min(sent, work)
-    return sent - hidden + calibration.CONTENTION * hidden
-
-
-def _update_seconds(cluster: Cluster, plan: Plan, count: float, m: int) -> float:
-    """Clipping and Adam on the device; or on the host, with the way there and back.
-
-    Offloaded parameters also travel to the device for every forward and backward pass.
-    """
-    shard = count / (plan.shard_group if plan.zero_stage >= 1 else 1)
-    held = count / (plan.shard_group if plan.zero_stage >= 2 else 1)
-    if plan.offload == "none":
-        return memory_seconds(cluster.device, ADAM_BYTES * shard + CLIP_BYTES * held)
-    pcie = cluster.device.pcie.link_bytes_per_second * calibration.LINK_SUSTAINED
-    there = shard * (plan.rules.gradient_bytes + plan.rules.gathered_bytes) / pcie
-    on_host = shard * cluster.gpus_per_node * HOST_ADAM_SECONDS
-    streamed = 2 * m * shard * plan.rules.gathered_bytes / pcie * (plan.offload == "parameters")
-    return there + on_host + streamed + memory_seconds(cluster.device, CLIP_BYTES * held)
-
-
-def data_parallel_seconds(
-    cluster: Cluster, plan: Plan, count: float, tensors: int = 1
-) -> tuple[float, float]:
-    """Seconds of reducing the gradients of `count` parameters, and of gathering parameters back.
-
-    They go bucket by bucket; FSDP shards and gathers block by block, others every one of the
-    `tensors` by itself. With fewer ranks in a group than there are (HSDP) the groups then add up
-    their shards of the gradients.
-    """
-    ranks = plan.dp * plan.cp
-    sharing = plan.shard_group if plan.zero_stage else ranks
-    group = Group(sharing, plan.tp, plan.rules.one_port)
-    replicas = Group(ranks // sharing, plan.tp * sharing, plan.rules.one_port)
-    width = plan.rules.reduce_bytes
-    calls = max(1.0, 2 * count / plan.rules.bucket_size_bytes)
-    if plan.zero_stage == 0:
-        return all_reduce_seconds(cluster, group, width * count, calls), 0.0
-    calls = {"bucket": calls, "block": max(1, tensors // BLOCK_TENSORS),
-             "tensor": max(calls, tensors)}[plan.rules.shards]  # fmt: skip
-    reduce = all_gather_seconds(cluster, group, width * count, calls)
-    reduce += all_reduce_seconds(cluster, replicas, width * count / sharing, calls)
-    gather = all_gather_seconds(cluster, group, plan.rules.gathered_bytes * count, calls)
-    return reduce, gather
+    count = trained_parameters(model, plan, largest)
+    return step_end(cluster, plan, largest, count, (pieces.forward(largest).total, backward), m)

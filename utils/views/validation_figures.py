@@ -14,8 +14,8 @@ from utils.units import Evidence
 from utils.views.style import course_style, print_evidence
 
 if TYPE_CHECKING:
-    from utils.validation.comparison import Summary
-    from utils.validation.peers import PeerError
+    from evidence.validation.comparison import Summary
+    from evidence.validation.peers import PeerError
 
 OURS, RATIO = "#bd1f01", "#3f90da"
 MARKERS = ("X", "s", "^", "D", "v", "P")

@@ -27,8 +27,9 @@ import time
 
 import torch
 
-from utils import MIB, Wire, check, draw_messages, fit_alpha_beta, messages, run_hosts, run_ranks, show
+from utils import MIB, Wire, check, fit_alpha_beta, messages, run_hosts, run_ranks, show
 from utils.labs.slow_jobs import unknown_job
+from utils.lessons.lesson_11.messages import draw_messages
 
 # %% [markdown]
 # ## Exercise 1: a ring that knows the hosts

@@ -43,17 +43,18 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.parallel import parallelize_module
 
 from utils import Batch, Cluster, Evidence, GPTBlock, Plan, Span, Transformer, TransformerConfig, check
-from utils import draw_kept, draw_lanes, draw_tensor_flow, model_shape, run_ranks, score
+from utils import draw_lanes, model_shape, run_ranks, score
 from utils import scoreboard, show, simulate, traffic
-from utils.catalog import link
+from utils.catalog import SUSTAINED, link
 from utils.parallel import ParallelDims, device_mesh, split_layers, split_tensors, vocabulary_cross_entropy
 from utils.parallel.shares import own_head_rows
 from utils.parallel.tensor_layers import Split, columns, rows
 from utils.planner.block_time import block_time
+from utils.planner.calibration import BESIDE_TRAINING
 from utils.planner.tensor_traffic import tensor_traffic
 from utils.techniques.megatron import megatron_layers, megatron_problem
-from utils.validation.tables import source, table
-from utils.views import Exchange, Held
+from evidence.validation.tables import source, table
+from utils.lessons.lesson_12.tensor_flow import Exchange, Held, draw_kept, draw_tensor_flow
 
 RANKS = 4
 
@@ -687,19 +688,24 @@ for row in table("korthikanti_figure1"):
 #
 # ## 8. Why it stays inside a node
 #
-# A layer needs four sums, and while one is under way the GPU has nothing else to do: the next product needs it. Inside
+# A layer needs four sums, and in the forward pass the GPU has nothing else to do while one is under way: the next product
+# needs it. In backward, some travel beside the product of a weight's gradient. Inside
 # a node of A100s each GPU sends by NVLink. Between nodes the best machines give each GPU a port of its own, 8 a node; in
-# others one port serves the node. The planner predicts one layer of 175B, forward:
+# others one port serves the node. The planner predicts one layer of 175B, forward and backward, at what collectives reach
+# of the line rate (`catalog.SUSTAINED`, by kind of link, and less beside a step's other kernels):
 
 # %%
 BIG, PORT = model_shape("gpt-3-175b"), link("InfiniBand HDR").link_bytes_per_second
 print(f"NVLink {link('NVLink 3').link_bytes_per_second / 1e9:.0f} GB/s a GPU, InfiniBand {PORT / 1e9:.0f} GB/s a port (published)")
+for kind in ("NVLink 3", "InfiniBand"):
+    print(f"alone, collectives reach {SUSTAINED[kind].share:.0%} of {kind}, in training {BESIDE_TRAINING:.0%} of that")
 lanes = {}
 print(f"{'ranks':<24} products   other kernels   communication   in all   GPUs x time")
 for tp, ports in ((2, 8), (4, 8), (8, 8), (16, 8), (16, 1)):
-    machine = Cluster(gpu="A100 80GB", nodes=8, network_bytes_per_second=ports * PORT)
+    machine = Cluster(gpu="A100 80GB", nodes=8, network_bytes_per_second=ports * PORT, network_ports=ports)
     plan = Plan(tp=tp, dp=64 // tp, sequence_parallel=True)
-    passed = block_time(BIG, machine, plan, Batch(sequences=64, sequence_length=2048)).forward
+    times = block_time(BIG, machine, plan, Batch(sequences=64, sequence_length=2048))
+    passed = times.forward + times.backward
     parts = {"products": passed.matmul, "other kernels": passed.memory, "communication": passed.communication}
     name = f"TP {tp}" + (f", {ports} port{'s' * (ports > 1)} a node" if tp > 8 else "")
     print(f"{name:<24}" + "".join(f"{1e3 * seconds:>10.2f} ms" for seconds in [*parts.values(), passed.total]),
@@ -708,14 +714,14 @@ for tp, ports in ((2, 8), (4, 8), (8, 8), (16, 8), (16, 1)):
     lanes[name] = [Span(kind, *edges[i : i + 2]) for i, kind in enumerate(parts)]
 
 # %%
-show(draw_lanes(lanes, title="A layer of 175B forward, nodes of 8 A100", evidence=Evidence.PREDICTED),
+show(draw_lanes(lanes, title="A layer of 175B, forward and backward, nodes of 8 A100", evidence=Evidence.PREDICTED),
      alt="Predicted time of a layer: products halve with each doubling of the ranks; communication is small up to 8 "
-     "ranks, as long as the products for 16 with a port a GPU, and over six times as long with one port a node.")  # fmt: skip
+     "ranks, half as long as the products for 16 with a port a GPU, and over three times as long with one port a node.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** From 2 to 8 ranks the layer is three times as fast on four times the GPUs. With 16 and eight
-# ports a node, half of the time is sending; the last column shows what that costs. With one port, 16 take nearly as
-# long as 2. Pipeline and data parallelism send less often: they take the slow links
+# **Read it.** From 2 to 8 ranks the layer is over three times as fast on four times the GPUs. With 16 and eight
+# ports a node, a third of the time is sending; the last column shows what that costs. With one port, 16 ranks take about
+# as long as 4. Pipeline and data parallelism send less often: they take the slow links
 # ([lesson 14](14_three_dimensions.ipynb)).
 #
 # **"TP = 8, always"** is folklore, though. More ranks make thinner products, and each sends no less. BLOOM's team

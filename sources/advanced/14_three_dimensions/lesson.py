@@ -47,7 +47,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor.parallel import loss_parallel
 
 from utils import GB, GIB, Batch, Cluster, Evidence, Plan, Transformer, TransformerConfig, check, draw_losses
-from utils import draw_orders, draw_ranks, draw_stage_memory, estimate, export, run_ranks, score, scoreboard
+from utils import draw_ranks, draw_stage_memory, estimate, export, run_ranks, score, scoreboard
 from utils import show, simulate
 from utils.catalog import ModelShape, model_shape
 from utils.data import text_tokens
@@ -56,8 +56,9 @@ from utils.parallel import ParallelDims, accumulated_passes, adamw, clip, cut, d
 from utils.parallel import own_rows, pipeline_passes, reduce_late, shard_states, share_sequences, split_tensors, sum_over
 from utils.parallel import token_weight
 from utils.planner import axis_bytes, framework, ring_bytes
-from utils.validation.simulation_megatron_stage import megatron_stage, states_and_kept
-from utils.validation.tables import source, table
+from evidence.validation.simulation_megatron_stage import megatron_stage, states_and_kept
+from evidence.validation.tables import source, table
+from utils.lessons.lesson_14.orders import draw_orders
 
 # %% [markdown]
 # ## What you will be able to do
@@ -355,7 +356,7 @@ check("14.which_bug", which_bug)
 # [Korthikanti and others 2022](https://arxiv.org/abs/2205.05198) published this run's memory in their Figure 1.
 #
 # One rank of the first, a middle and the last stage runs whole on simulated tensors: Megatron-LM's layers, as
-# `utils.validation` has them after its source, all passes of the schedule. Between them the table scales
+# `evidence.validation` has them after its source, all passes of the schedule. Between them the table scales
 # stage 4's activations by blocks in flight (a chunk is four).
 
 # %%
@@ -392,6 +393,7 @@ for found, printed in zip(ours, published, strict=True):
 # last stage have the embedding and the head on top. The 0.42 GiB between prediction and simulation on stage 0 are its
 # table of positions, which the simulated rank lacks. Stage 0 has the most in flight, so **stage 0 decides whether the
 # plan fits**.
+# The paper's activations and the planner's are formula against formula; only the simulation counts tensors.
 #
 # ## 6. The bytes on every link
 #
@@ -580,6 +582,8 @@ for name, box in SCHEMES.items():
         plan = Plan(dp=64, zero_stage=3, framework="fsdp", shard_ranks=box.shard)
         found = estimate(ONE, on, plan, Batch(sequences=64, sequence_length=TOKENS))
         row[f"s a step at {speed} GB/s"] = found.step_seconds
+    found = estimate(ONE, on, plan, Batch(sequences=4 * 64, sequence_length=TOKENS))
+    row["s of 4 micro-batches there"] = found.step_seconds
     rows.append(row)
     score("14", f"1B, {name} on 64", peak_bytes=run.peak_bytes, evidence=run.evidence)
 display(pd.DataFrame(rows).style.format(precision=2).hide()
@@ -588,10 +592,24 @@ display(pd.DataFrame(rows).style.format(precision=2).hide()
 # %% [markdown]
 # **Read it.** HSDP holds more, an eighth of the states instead of a 64th. The surprise is the network: hardly fewer
 # bytes leave a node. FSDP's one ring over 64 ranks leaves each node once, with what one rank sends. HSDP keeps *gathers* inside the node, and then each of its eight ranks all-reduces its part of the gradients
-# with the same rank of other nodes, in fp32: eight times the column "over replicate". One sequence a rank is too little
-# work to hide this, and an all-reduce between nodes waits for its buffers to fill. So HSDP is slower here, on both
-# networks. It pays where you accumulate, and put the all-reduce off to the last micro-batch
+# with the same rank of other nodes, in fp32: eight times the column "over replicate". On the fast network that all-reduce
+# is what shows, since one sequence a rank is too little work to hide it, and HSDP is slower. On the slow one bytes decide,
+# and HSDP is a tenth faster. It pays where you accumulate, and put the all-reduce off to the last micro-batch
 # (`set_requires_all_reduce`): with four, FSDP's ring sends four times as much, HSDP's replicas the same.
+#
+# Neither is the fastest: one billion fits without sharding parameters.
+
+# %%
+for zero_stage in (0, 1, 2, 3):
+    plan = Plan(dp=64, zero_stage=zero_stage, framework="fsdp")
+    found = [estimate(ONE, replace(cluster, network_bytes_per_second=speed * GB), plan,
+                      Batch(sequences=64, sequence_length=TOKENS)) for speed in (200, 1.25)]  # fmt: skip
+    print(f"ZeRO-{zero_stage} over 64: {found[0].step_seconds:.3f} s at 200 GB/s, {found[1].step_seconds:5.2f} s at 1.25 GB/s, "
+          f"{found[0].peak.needed_bytes / GIB:.1f} GiB (predicted)")  # fmt: skip
+
+# %% [markdown]
+# ZeRO-1 and 2 send the least: gradients and parameters once. FSDP gathers once more for backward; ZeRO-0's all-reduce
+# sends fp32 gradients twice.
 #
 # ## 9. The same plan as files
 #

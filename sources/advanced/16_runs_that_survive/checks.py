@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from utils.clinic.dead_runs import CAUSES, PLANTED
 from utils.labs.cases import Question, judge, scored, takes
 from utils.labs.kinds import (
     Kind,
@@ -22,6 +21,7 @@ from utils.labs.kinds import (
 from utils.labs.verdict import Verdict, correct, not_yet, shown
 
 from .choice import JOBS, MODES, Job, best_choice, bill
+from .dead_runs import CAUSES, PLANTED
 from .saves import (
     Pair,
     as_pair,

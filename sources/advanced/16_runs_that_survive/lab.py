@@ -35,7 +35,7 @@ import pandas as pd
 import torch
 
 from utils import check
-from utils.clinic.dead_runs import dead_run
+from utils.lessons.lesson_16.dead_runs import dead_run
 from utils.lessons.lesson_16.choice import JOBS
 from utils.lessons.lesson_16.run import LabRun
 from utils.planner.goodput import DAY, best_interval_seconds, waiting_seconds, working_share

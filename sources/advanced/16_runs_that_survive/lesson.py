@@ -66,8 +66,8 @@ from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-from utils import Evidence, Fault, Plan, RankError, Span, Transformer, TransformerConfig, check, draw_days
-from utils import draw_forgotten, draw_goodput, draw_progress, format_bytes, format_seconds, model_shape
+from utils import Evidence, Fault, Plan, RankError, Span, Transformer, TransformerConfig, check
+from utils import format_bytes, format_seconds, model_shape
 from utils import run_elastic, run_ranks, scratch, scratch_folder, show
 from utils.catalog.links import link
 from utils.catalog.prices import price
@@ -76,12 +76,14 @@ from utils.planner.failure_logs import FAILURE_LOGS, poisson_interval
 from utils.planner.goodput import DAY, best_interval_seconds, checkpoint_bytes, working_share
 from utils.ranks.calls import recorded_calls
 from utils.ranks.elastic import link_problem
-from utils.record import recorded
-from utils.record.per_step import torchft_problem
-from utils.record.survive import run_in
+from evidence.record import recorded
 from utils.techniques.safe_checkpoint import load_newest, named, newest_whole, save_safely, step_of
-from utils.views import progress_of
-from utils.watching import RULES_TEST, Exporter, StandInGpu, prometheus_problem, promtool, report, watch
+from utils.lessons.lesson_16.failures import draw_days, draw_forgotten, draw_goodput
+from utils.lessons.lesson_16.progress import draw_progress, progress_of
+from utils.lessons.lesson_16.records.per_step import torchft_problem
+from utils.lessons.lesson_16.records.survive import run_in
+from utils.lessons.lesson_16.watching import RULES_TEST, Exporter, StandInGpu, prometheus_problem, promtool, report
+from utils.lessons.lesson_16.watching import watch
 
 # %% [markdown]
 # ## What you will be able to do
@@ -138,9 +140,8 @@ display(pd.DataFrame(rows).style.format(precision=1).format("{:.0f}", subset=["h
 print("your bet:", my_bet_failures)
 
 # %% [markdown]
-# **Read it.** Llama 3's interval is narrow, yet the rates lie six times apart: what is counted matters most (the rows
-# of RSC-1, a cluster of Meta's, are one cluster). Measure your own. Counts scatter by chance: with a mean of six, three is as
-# normal as nine. Used below: the lowest and highest rate, 3.8 and 24 failures per 1,000 node-days (8 GPUs a node).
+# **Read it.** Llama 3's interval is narrow, yet the rates lie six times apart: what is counted matters most (RSC-1 is
+# one cluster). Measure your own. Used below: the lowest and highest rate, 3.8 and 24 failures per 1,000 node-days (8 GPUs a node).
 #
 # **Goodput** is the share of time that is work which lasted. Daly's formula predicts its mean; Young's $\sqrt{2\,d\,M}$
 # is nearly the best interval (the code takes Daly's), with save time $d$ and mean time between failures $M$. Both assume
@@ -403,7 +404,7 @@ for number in range(5):
     reached = step_of(found) if found else 0
 
 # %% [markdown]
-# **Read it.** Five kills, no checkpoint lost. `save_safely` and `load_newest` in `utils.techniques.safe_checkpoint` also say in
+# **Read it.** `save_safely` and `load_newest` in `utils.techniques.safe_checkpoint` also say in
 # a sentence what is wrong, and each rank sums its own files *as it writes them*: a sum of what was read back, as above,
 # blesses a damaged write. **A checkpoint is code**: `dcp.load` unpickles what it finds; `load_newest` reads plain data
 # alone. The first three faults hit both checkpoints; were one whole, it would load:
@@ -623,8 +624,7 @@ dist.destroy_process_group()
 # agent (a supervisor restarts it a second later), then cut the link for good. After how many seconds does a rank
 # notice?
 #
-# The hosts are two **network namespaces**, each with its own address; one virtual cable joins them, and we pull it.
-# Nobody is told.
+# The hosts are two **network namespaces**; one virtual cable joins them, and we pull it.
 
 # %%
 my_seconds_until_noticed = {"kill a rank": 3.0, "kill a host": 3.0, "cut the link": 3.0}
@@ -685,8 +685,8 @@ assert gap < 1e-5, "the job that came back trained something else"
 #
 # ### Growing again
 #
-# In this stored run the link came back. The moment host 1's agent asks to join again, host 0's stops its
-# rank, and both begin again *from the last checkpoint*: growing costs a restart, too.
+# In this stored run the link came back. When host 1's agent asks to join, both begin again *from the last checkpoint*:
+# growing costs a restart, too.
 
 # %%
 show(draw_progress({"job": progress_of(story)}, title="Shrunk to one host, and grown again", evidence=Evidence.RECORDED,
@@ -719,14 +719,13 @@ show(draw_progress(panels, title="The same death, two ways to live on", since="t
 for name, run in runs.items():
     steps, after = [m.more["step"] for m in run.moments if m.what == "step" and m.rank == 0], run.recoveries[0].back_seconds
     print(f"{name:<31} next step after {after:4.1f} s, steps done twice: {len(steps) - len(set(steps)):2d} (recorded on {when})")
-print(torchft_problem() or "torchft is here: `python -m utils.record survive` runs all of this again, in a few minutes.")
+print(torchft_problem() or "torchft is here: `python -m evidence.record survive` runs all of this again, in a few minutes.")
 
 # %% [markdown]
-# **Read it.** In both, host 1 is away for ten seconds, and one host may go on alone. torchrun pays twice, to
+# **Read it.** torchrun pays twice, to
 # shrink and to grow: each time all ranks start from the last checkpoint. torchft pays one broken step, and goes on.
-# The price: each replica holds the whole model; and
-# while one is away the batch is smaller, so the run is no longer *exactly* the same. A restart on as many ranks can be
-# exact, and needs no replicas.
+# The price: each replica holds the whole model, and while one is away the
+# batch is smaller, so the run is not *exactly* the same.
 #
 # ## 7. Hangs
 #
@@ -762,10 +761,9 @@ for rank, (said, calls) in enumerate(found):
 assert [rank for rank, (_, calls) in enumerate(found) if calls[-1].number < furthest] == [1], "rank 1 left one out"
 
 # %% [markdown]
-# **Read it.** The two who complain are innocent. Merge the traces, and look for the one that is *behind*. Worse: after
-# step 5, rank 1's gradients of each step were summed with the others' of the step *before*. Under NCCL the dumps are
-# written at the timeout (`TORCH_NCCL_DUMP_ON_TIMEOUT=1`), and `torchfrtrace` merges them; under gloo a rank dumps them
-# itself, as here. Two more tools, beside a plain run:
+# **Read it.** The two who complain are innocent. Merge the traces, and look for the one that is *behind*. Worse: from
+# step 5 on, rank 1's gradients were summed with the others' of the step *before*. Under NCCL the dumps are written at the timeout (`TORCH_NCCL_DUMP_ON_TIMEOUT=1`), and `torchfrtrace` merges them; under gloo a rank dumps them
+# itself, as here. Two more tools:
 
 # %%
 def look(tool):
@@ -790,14 +788,13 @@ for tool in ("monitored_barrier", "plain", "debug level DETAIL"):
 
 # %% [markdown]
 # **Read it.** `monitored_barrier` names who is missing. A wrong *shape* is worse than a hang: without
-# `TORCH_DISTRIBUTED_DEBUG=DETAIL` some ranks go on with garbage and no error. DETAIL first compares every call over all
-# ranks, which is slow: turn it on only while you hunt.
+# `TORCH_DISTRIBUTED_DEBUG=DETAIL` some ranks go on with garbage and no error. DETAIL compares every call over all ranks, slowly.
 #
 # ## 8. Faults that make no noise
 #
 # **A bit flips** in the memory of one replica. After a synchronous step all replicas hold the same bits, so one number of
 # 64 bits for each tensor, compared over ranks, finds it. **A slow rank** hides, too: all wait for it, so all steps take
-# equally long. Only each rank's *own* seconds, before the collective, tell. Four ranks check both in every step.
+# equally long. Each rank's *own* seconds, before the collective, tell; so do its seconds *in* it. Four ranks check both.
 
 # %%
 def checksums(model):
@@ -829,10 +826,12 @@ def watched_run(folder, steps=12):
         own, total = time.perf_counter() - start, 0.07
         for p in model.parameters():
             dist.all_reduce(p.grad)
+        sent = time.perf_counter() - start - own
+        for p in model.parameters():
             p.data -= 0.01 / dist.get_world_size() * p.grad
         if step == 7 and rank == 2:
             model[0].weight.data.view(torch.int32)[5, 3] ^= 1 << 30  # a cosmic ray
-        sums, seconds = gathered(checksums(model)), gathered(torch.tensor([own])).flatten().tolist()
+        sums, seconds = gathered(checksums(model)), gathered(torch.tensor([own, sent])).tolist()
         news.append((step, odd_ones(sums), seconds))
         report(folder, rank, gpu.after(min(1.0, own / total), 2**30) | {
             "training_step": step + 1, "training_loss": loss.item(), "training_own_seconds": own,
@@ -845,17 +844,20 @@ metrics = scratch_folder("lesson-16")
 news = run_ranks(watched_run, 4, metrics)[0]
 flips = [(step, odd[0]) for step, odd, _ in news if odd]
 print(f"step {flips[0][0]}: rank {flips[0][1][0]}'s tensor {flips[0][1][1]} differs from the others (measured)")
-medians = [statistics.median(row) for row in zip(*(seconds for *_, seconds in news), strict=True)]
-print("own seconds in a step, by rank:", *(f"{s:.3f}" for s in medians), " slowest: rank", medians.index(max(medians)), f"({measured_here})")
+medians, sending = ([statistics.median(rows[rank][kind] for *_, rows in news) for rank in range(4)] for kind in (0, 1))
+print("own seconds in a step, by rank:", *(f"{s:.3f}" for s in medians), f" most: rank {medians.index(max(medians))}; in the all-reduce:",
+      *(f"{s:.3f}" for s in sending), f" least: rank {sending.index(min(sending))} ({measured_here})")  # fmt: skip
 assert flips[0] == (7, (2, 0)), "the flip is found in the step in which it happens, at rank 2, in the first tensor"
 
 # %% [markdown]
-# **Read it.** The check gathers 8 bytes a tensor and rank. The cure: copy the tensor from a healthy replica, and take the
-# GPU out if it happens twice. Under ZeRO-3 there are no replicas to compare; checksums of checkpoints remain. A flip in a
+# **Read it.** The cure: copy the tensor from a healthy replica; take the GPU out if it happens twice. The slow rank is *shortest* in the collective: it comes last. On a GPU a host's clock times
+# launches: take CUDA events, or a trace. Under ZeRO-3 there are no replicas to compare; checksums of checkpoints remain. A flip in a
 # gradient *before* the all-reduce reaches all ranks alike, unseen by this check.
 #
-# **A loss spike** comes from a bad batch, or from a flip that nobody saw. A guard has two stages: *skip* an update whose
-# gradient is far from the recent ones, and *roll back* to an older state if the next one is no better.
+# **A loss spike** can come from a bad batch, or from a flip: both are planted below. PaLM's came from neither alone: the same
+# batches did no harm to *another state* of the model; going back about 100 steps and skipping 200 to 500 batches helped
+# ([arXiv:2204.02311](https://arxiv.org/abs/2204.02311), section 5.1; published). A guard *skips* an update whose
+# gradient is far from the recent ones, and *rolls back* if the next is no better.
 
 # %%
 def train_with_spikes(guarded, steps=120):
@@ -906,9 +908,9 @@ for name in ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_XID_ERRORS", "training_own_sec
     print(*[line for line in page.splitlines() if name in line and "HELP" not in line], sep="\n")
 
 # %% [markdown]
-# `utils/watching/rules/` holds nine alert rules, their tests, and a dashboard for Grafana. `GpuIsLost` is
-# `DCGM_FI_DEV_XID_ERRORS == 48 or DCGM_FI_DEV_XID_ERRORS == 79`. XIDs are the driver's error numbers: 48 an uncorrectable
-# memory error, 79 a GPU that has fallen off the bus. Where Prometheus is installed, it now fetches the run's numbers,
+# `watching/rules/`, in this lesson's folder of `sources/`, holds nine alert rules, their tests, and a dashboard for Grafana. `GpuIsLost` is
+# `DCGM_FI_DEV_XID_ERRORS` at 48, 74, 79, 95, 119 or 120, the driver's numbers ([catalog](https://docs.nvidia.com/deploy/xid-errors/))
+# for memory errors, NVLink, a GPU off the bus and its controller; 94, a *contained* error, ends one job alone. Where Prometheus is installed, it now fetches the run's numbers,
 # and a GPU is lost:
 
 # %%
@@ -931,7 +933,7 @@ else:
 # | ranks time out, one does not | flight recorder, merged: who is behind? | repair the `if` around a collective |
 # | "connection closed by peer" | which host says nothing any more; exit code -9; memory before | replace the host, or mend the leak |
 # | step time grew on all ranks | own seconds by rank | take out the slow host |
-# | loss jumps | gradient norm, the batch, checksums over replicas | skip, roll back, take out the GPU |
+# | loss jumps | gradient norm, the batch, checksums over replicas | skip; go back and pass over the batches; take out the GPU |
 # | nothing moves, nothing is logged | the alert on the last step's time | dump traces, then restart |
 #
 # ## When to use which
@@ -941,7 +943,7 @@ else:
 # | safe save, new folder | always | one more checkpoint on the disk | |
 # | asynchronous save | the copy is quicker than the write | host memory | against a failure during the write |
 # | spares | your own cluster, slow repairs | their rent, idle | where the cloud has another node |
-# | elastic `torchrun` | always | one restart a failure | if host 0 dies |
+# | elastic `torchrun` | always; to shrink, several replicas | one restart a failure | if host 0 dies; a single replica waits |
 # | torchft | many replicas, frequent failures | exactness; the model in each replica | a single replica |
 #
 # ## Recap
@@ -959,7 +961,8 @@ else:
 # <details><summary>Answers</summary>
 #
 # 1. The interval halves. Saves take twice the share, and so does lost work; restarts take four times theirs.
-# 2. Weights, moments, schedule and scaler fit. No rank's place in the data and random state does.
+# 2. Weights, moments, schedule and scaler fit; random states of ranks do not. A place in the data fits if it is *one* index
+#    that ranks divide (`[rank::world]`, section 5), and not if each rank has its own (section 4).
 #
 # </details>
 #

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from utils.clusters import slurm_problem
 from utils.labs.cases import Question, takes
 from utils.labs.checking import starts_ranks
 from utils.labs.kinds import Kind, WrongKind, keys, whole
@@ -14,6 +13,7 @@ from utils.labs.verdict import Verdict, correct, not_yet, shown
 
 from . import repairs, stubs
 from .budget import cheapest_run, matrix_reviewed, training_share  # noqa: F401
+from .clusters import slurm_problem
 
 steps_twice = Question(
     "Lesson 17: steps that a job computes twice after a node died.",

@@ -42,13 +42,15 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
-from utils import Batch, Cluster, Evidence, Plan, RankError, check, draw_cluster, export, run_ranks, run_torchrun
+from utils import Batch, Cluster, Evidence, Plan, RankError, check, export, run_ranks, run_torchrun
 from utils import scratch_folder, show
 from utils.catalog import ModelShape
-from utils.clusters import ManifestError, MissingToolError, Slurm, SlurmError, Span, check_kubernetes, check_skypilot
-from utils.clusters import check_train_job, kubectl_says, losses_of, ray_problem, read_yaml, run_ray, slurm_problem
 from utils.parallel import check_versions, saved_steps
-from utils.record import recorded
+from evidence.record import recorded
+from utils.lessons.lesson_17.cluster_lanes import draw_cluster
+from utils.lessons.lesson_17.clusters import ManifestError, MissingToolError, Slurm, SlurmError, Span
+from utils.lessons.lesson_17.clusters import check_kubernetes, check_skypilot, check_train_job, kubectl_says
+from utils.lessons.lesson_17.clusters import losses_of, ray_problem, read_yaml, run_ray, slurm_problem
 
 stored = {row["quantity"]: (row, record) for record in recorded("cluster_runs") for row in record.rows}
 
@@ -383,7 +385,7 @@ assert too_old or added == forward - 4 * last, "recomputation should stop before
 # %%
 from utils.catalog import device, model_shape, old_prices, price
 from utils.planner.account import Account
-from utils.validation import table
+from evidence.validation import table
 
 a100 = price("A100-80GB", "Lambda")
 print(f"A100-80GB ${a100.usd_per_gpu_hour} ({a100.origin()}, age in days {a100.age_days()}); "
@@ -418,8 +420,9 @@ print("older than a year:", ", ".join(f"{p.gpu} at {p.provider}" for p in old_pr
 # out of the fit.
 
 # %%
-from utils import draw_runs, text_tokens
+from utils import text_tokens
 from utils.planner.scaling_fit import fit_law, leave_one_out
+from utils.lessons.lesson_17.scaling_figures import draw_runs
 
 windows = text_tokens(3_200_000).long().unfold(0, 9, 9)
 windows = windows[torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))]
@@ -461,8 +464,8 @@ assert abs(foretold - larger[-1][2]) < 0.1, "twice the size should lie near the 
 # predicts near its data. The published laws rest on hundreds of runs, and still:
 
 # %%
-from utils import draw_purchase
 from utils.planner.scaling import CHINCHILLA, REPLICATION, UNROUNDED
+from utils.lessons.lesson_17.scaling_figures import draw_purchase
 
 budget_usd, mfu = 1_000_000, 0.45
 flop = budget_usd / a100.usd_per_gpu_hour * 3600 * device("A100-80GB").peak_flops_per_second("bf16") * mfu
@@ -500,9 +503,9 @@ check("17.training_share", training_share)
 # as points and Daly's formula as lines.
 
 # %%
-from utils import draw_spot
 from utils.planner.failing_runs import RunPlan, failing_runs
 from utils.planner.goodput import DAY, best_interval_seconds, working_share
+from utils.lessons.lesson_17.decision_figures import draw_spot
 
 firm, spot = price("H100", "Nebius", kind="on demand"), price("H100", "Nebius", kind="spot")
 nodes, broken, restart = 8, 6.5e-3, 300.0  # failures of a node and day: published for RSC-1
@@ -542,10 +545,11 @@ print(spot.origin(), "|", firm.origin())
 # checkpointing?* Before weighing anything, check that both can run, and price the useful FLOP.
 
 # %%
-from utils import cost, decide, draw_decision, estimate, search
+from utils import cost, decide, estimate, search
 from utils.catalog import link
 from utils.planner import Lora
 from utils.planner.decision import Option, winners
+from utils.lessons.lesson_17.decision_figures import draw_decision
 
 thirteen, tokens, deadline = model_shape("llama-2-13b"), 260e9, 30
 train_batch = Batch(sequences=1024, sequence_length=2048)
@@ -556,8 +560,8 @@ for name, share in (("A100-80GB", 0.45), ("A10", 0.38)):
 h100 = Cluster(gpu="H100", nodes=4, usd_per_gpu_hour=firm.usd_per_gpu_hour,
                network_bytes_per_second=8 * link("InfiniBand NDR").link_bytes_per_second)  # fmt: skip
 llama_3_mfu = min(float(row["bf16_mfu_pct"]) for row in table("llama3_table4")) / 100
-ethernet = link("Ethernet 25G").link_bytes_per_second
-a10s = Cluster(gpu="A10", nodes=16, gpus_per_node=8, network_bytes_per_second=ethernet, usd_per_gpu_hour=hourly["A10"])
+ethernet = link("Ethernet 25G")
+a10s = Cluster(gpu="A10", nodes=16, gpus_per_node=8, network_bytes_per_second=ethernet.link_bytes_per_second, usd_per_gpu_hour=hourly["A10"])
 plain = estimate(thirteen, a10s, Plan(dp=128, recompute="full", framework="zero-paper"), train_batch)
 print(f"weights {2 * thirteen.parameter_count / 1e9:.0f} GB, with Adam's states {plain.peak.state_bytes / 1e9:.0f} GB, on a card of 24")
 
@@ -569,7 +573,7 @@ print(f"weights {2 * thirteen.parameter_count / 1e9:.0f} GB, with Adam's states 
 # weight; so one more loser changes no mark. The weeks of work are a judgement.
 
 # %%
-hundred = link("Ethernet 100G").link_bytes_per_second
+hundred = link("Ethernet 100G")  # one port a node, of RoCE
 zero_3 = {"zero_stage": 3, "recompute": "full", "framework": "fsdp"}
 ways = {  # name: (cards of 8 a node, network, plan, MFU claimed, effort in weeks: a judgement)
     "64 A100, 3D": ("A100-80GB", 8, None, Plan(dp=8, tp=4, pp=2, zero_stage=1, sequence_parallel=True), 0.45, 3),
@@ -581,7 +585,7 @@ ways = {  # name: (cards of 8 a node, network, plan, MFU claimed, effort in week
 
 
 def found(card, nodes, network, plan, claimed, weeks, usd=None):
-    fast = {} if network is None else {"network_bytes_per_second": network}
+    fast = {} if network is None else {"network_bytes_per_second": network.link_bytes_per_second, "network_kind": network.kind}
     machines = Cluster(gpu=card, nodes=nodes, usd_per_gpu_hour=usd or hourly[card], **fast)
     row = estimate(thirteen, machines, plan, train_batch)
     return row, row.mfu / min(row.mfu, claimed), weeks

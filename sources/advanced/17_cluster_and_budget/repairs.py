@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.clusters import SlurmError, one_host_slurm
 from utils.files import scratch
+
+from .clusters import SlurmError, one_host_slurm
 
 FOLDER = Path(__file__).with_name("job")
 STEPS = 12

@@ -45,8 +45,8 @@ from utils.planner import Space, axis_bytes, plan_name
 from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.goodput import goodput
 from utils.planner.kernels import ceiling_flops_per_second, flash_flops_per_second
-from utils.validation.tables import table
-from utils.views.sayings import Saying, draw_sayings
+from evidence.validation.tables import table
+from utils.lessons.lesson_99.sayings import Saying, draw_sayings
 
 # %% [markdown]
 # ## 1. Nine numbers that circulate
@@ -238,7 +238,7 @@ print(f"all four: {8 * alone_seconds / SlowJob().step().step_seconds:.1f} times"
 #
 # I do the sum: 18 bytes times 175B over 32 cards is more than a card has [15](15_design_studio.ipynb#Test-yourself "half = replace"). So the optimizer's state goes to the host, and I check that it has room
 # [15](15_design_studio.ipynb#Test-yourself "roomy"). Tensor parallelism stays in the node, where a block's collectives are cheap [12 §8](12_tensor_parallel.ipynb#8.-Why-it-stays-inside-a-node "passed"), and the pipeline goes across nodes, because it sends least [14 §6](14_three_dimensions.ipynb#6.-The-bytes-on-every-link "leaving"). Many more micro-batches than stages keep the bubble
-# small [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"). The main worry is communication: on a slow network the pipeline takes almost twice as long, and ZeRO-3 dozens of times [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
+# small [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"). The main worry is communication: on a slow network the pipeline takes twice as long, and ZeRO-3 over a hundred times as long [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
 
 # %%
 four = Cluster(gpu="A100-80GB", nodes=4)
@@ -274,7 +274,7 @@ print("{:.0f} to {:.0f} days, ".format(*bill.days_interval) + f"${bill.usd / 1e6
 # *13B: A100s at 45% MFU with 3D parallelism, or cheaper A10s at 38% with data parallelism and checkpointing? Lab: `two_offers`.*
 #
 # The premise fails: the states of 13B take 16 bytes a parameter, and plain data parallelism keeps all of them on every card [99](99_capstone.ipynb#Q9.-A100-or-A10 "state_bytes").
-# Recomputation takes activations away, not states [05 §8](../intermediate/05_checkpointing.ipynb#8.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"). With ZeRO-3 every micro-batch gathers weights over PCIe and Ethernet, and the A10s reach far less than 38% [99](99_capstone.ipynb#Q9.-A100-or-A10 "cheap.mfu"). I compare dollars for
+# Recomputation takes activations away, not states [05 §8](../intermediate/05_checkpointing.ipynb#8.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"). With ZeRO-3 it fits, and gathers weights for every micro-batch: at 100 Gb/s a node the A10s reach their 38%, at 10 Gb/s a fifth of it [99](99_capstone.ipynb#Q9.-A100-or-A10 "cheap.mfu"). The network decides. I compare dollars for
 # the same work, not for an hour [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "offers"), and I put the deadline into the matrix [17](17_cluster_and_budget.ipynb#The-question,-as-it-is-asked "thirteen").
 
 # %%
@@ -284,9 +284,12 @@ for card, plan, claimed in (("A100-80GB", Plan(tp=4, pp=2, sequence_parallel=Tru
     hourly, peak = price(card, "Lambda").usd_per_gpu_hour, device(card).bf16_tflops
     print(f"{card:<10} {found.peak.state_bytes / GB:5.0f} GB of states a card, {found.verdict}; ${hourly / (peak * claimed * 3600 / 1e6):.2f} an exaFLOP "
           f"at the claimed {claimed:.0%} (predicted)")  # fmt: skip
-cheap = estimate("llama-2-13b", Cluster(gpu="A10", nodes=8, network_bytes_per_second=12.5 * GB),
-                 Plan(dp=64, zero_stage=3, micro_batch=4, recompute="full", framework="deepspeed"), Batch(sequences=512, sequence_length=4096))  # fmt: skip
-print(f"A10, ZeRO-3 over 64 with 100 Gb/s a node: MFU {cheap.mfu:.0%} (predicted)")
+for gigabits in (100, 10):
+    machines = Cluster(gpu="A10", nodes=16, network_bytes_per_second=gigabits / 8 * GB,  # one port a node
+                       network_kind="RoCE" if gigabits == 100 else "TCP")
+    cheap = estimate("llama-2-13b", machines, Plan(dp=128, zero_stage=3, micro_batch=4, recompute="full", framework="deepspeed"),
+                     Batch(sequences=1024, sequence_length=4096))  # fmt: skip
+    print(f"A10, ZeRO-3 over 128, {gigabits} Gb/s a node: {cheap.verdict}; MFU {cheap.mfu:.0%} (predicted)")
 
 # %% [markdown]
 # ## 3. The scenarios

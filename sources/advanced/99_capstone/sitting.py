@@ -15,9 +15,9 @@ from utils.labs.checking import check
 from utils.labs.clock import minute_of, time_left
 from utils.labs.scoreboard import scoreboard, scoreboard_path
 from utils.labs.verdict import Report
-from utils.views.countdown import countdown
 
 from .cases import CASES, MINUTES, SEEDS, Gains
+from .countdown import countdown
 from .results_page import Result, results_html
 
 

@@ -89,9 +89,9 @@ check("01.saved_bytes", saved_bytes)
 # will get back. Return <code>tensor.detach()</code>: the tensor itself would keep the graph alive.</details>
 # <details><summary>Hint 2</summary><code>tensor.untyped_storage()</code> has <code>data_ptr()</code> and
 # <code>nbytes()</code>. A view shares its storage.</details>
-# <details><summary>Hint 3</summary>A dictionary from address to bytes counts each storage once. Keep the
-# model's output in a variable until you have counted: once it is gone, so is the graph, and addresses
-# are used again.</details>
+# <details><summary>Hint 3</summary>A dictionary from address to bytes counts each storage once. A storage
+# that nothing holds is freed while forward goes on, and its address is used again: what pack returns
+# is what holds it.</details>
 
 # %% [markdown]
 # ## Exercise 3: the largest batch under a budget

@@ -194,7 +194,7 @@ predicted_peak = Exercise(
                           ((1000, 500, 10), 4), ((23_520_842, 25_500_000, 512), 4), ((1000, 4000, 1), 0)]
      for mixed in (False, True)],
     relative=1e-9, nudge="Write the bytes of both moments for fp32 and for mixed, then take the larger.",
-    note="the larger of two moments; mixed precision never raises it",
+    note="the larger of two moments; in this model mixed precision never raises it",
 )  # fmt: skip
 
 

@@ -30,8 +30,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from utils import check, draw_flight, show
+from utils import check, show
 from utils.labs.faulty_runs import FAULTS, mystery_runs, spoiled_run
+from utils.lessons.lesson_03.flight import draw_flight
 
 # %% [markdown]
 # ## Exercise 1: read the bits

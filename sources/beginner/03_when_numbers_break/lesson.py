@@ -43,7 +43,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from utils import FORMATS, FlightRecorder, check, draw_bits, draw_flight, draw_formats, explore, show
+from utils import FORMATS, FlightRecorder, check, explore, show
+from utils.lessons.lesson_03.flight import draw_flight
+from utils.lessons.lesson_03.format_figures import draw_bits, draw_formats
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 

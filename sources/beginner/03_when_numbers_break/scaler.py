@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -30,7 +32,11 @@ def loss_scaler(answer: Callable[[float, int], Any]) -> Verdict:
         scale, moved = scaler.get_scale(), math.isfinite(factor)
         for pair in (ours, theirs):
             _give_gradients(pair, scale, factor, _PLACES.get(count))
-        stepped = mine.step(optimizer)
+        with _calls_of_pytorchs_own() as calls:
+            stepped = mine.step(optimizer)
+        if calls:
+            return not_yet("torch.amp.GradScaler did the work", got=f"its method `{calls[0]}`",
+                           nudge="By hand: divide, look at every element, then step or halve.")  # fmt: skip
         scaler.step(reference)
         scaler.update()
         problem = (
@@ -43,6 +49,22 @@ def loss_scaler(answer: Callable[[float, int], Any]) -> Verdict:
         if problem:
             return problem
     return correct(f"{len(_FACTORS)} steps: scales and parameters equal to torch.amp.GradScaler's")
+
+
+@contextlib.contextmanager
+def _calls_of_pytorchs_own() -> Iterator[list[str]]:
+    """Inside, calls of a `torch.amp.GradScaler`, or of a class made from it, are noted."""
+    calls: list[str] = []
+
+    def noted(name: str) -> Callable[..., Any]:
+        real = getattr(torch.amp.GradScaler, name)
+        return lambda *args, **settings: calls.append(name) or real(*args, **settings)
+
+    with contextlib.ExitStack() as patches:
+        for name in ("unscale_", "step", "update"):
+            patch = mock.patch.object(torch.amp.GradScaler, name, noted(name))
+            patches.enter_context(patch)
+        yield calls
 
 
 def _three_parameters() -> tuple[list[nn.Parameter], torch.optim.Optimizer]:

@@ -52,7 +52,7 @@ from utils import recorded_table, resnet, run_ranks, run_torchrun, score, scoreb
 from utils import scratch, sharded_loader, show, simulate, small_resnet, tf32, traffic
 from utils.catalog import device as gpu
 from utils.data import normalize
-from utils.validation.tables import source, table
+from evidence.validation.tables import source, table
 
 # %% [markdown]
 # ## What you will be able to do

@@ -46,12 +46,13 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from torch.utils.flop_counter import FlopCounterMode
 
 from utils import Transformer, TransformerConfig, UNet, check, compare, draw_over_time
-from utils import draw_timeline, draw_tradeoff, format_bytes, measure, recorded_table, resnet, score
+from utils import draw_timeline, format_bytes, measure, recorded_table, resnet, score
 from utils import scoreboard, show, simulate
 from utils.simulation.devices import simulated_device
 from utils.techniques import EXPENSIVE, NotRepeatableError, activation_peak, best_blocks, block_costs
 from utils.techniques import check_repeatable, checkpoint_blocks, in_segments, recompute_explained
 from utils.techniques import recompute_flops, step_cost
+from utils.lessons.lesson_05.tradeoff import draw_tradeoff
 
 device = here.meter_device  # where the meter can count: CUDA or CPU
 
@@ -685,7 +686,7 @@ recorded_table("gpt1b_recompute", where={"micro_batch": 4},
 # How well do they tell seconds? Korthikanti and others (2022) published the times of one layer of a 22B model.
 
 # %% tags=["nbval-check-output"]
-from utils.validation.tables import source, table
+from evidence.validation.tables import source, table
 
 print(source("korthikanti_table4"))
 rows = {row["experiment"]: row for row in table("korthikanti_table4")}

@@ -286,7 +286,7 @@ except torch.OutOfMemoryError as error:
 # other tools on the same rows.
 
 # %%
-from utils.validation.simulation_published import litgpt_comparisons
+from evidence.validation.simulation_published import litgpt_comparisons
 
 if bitsandbytes_problem():
     print(f"{bitsandbytes_problem()}. The rows in four bits are skipped.")
@@ -307,7 +307,7 @@ for row in islice(litgpt_comparisons(packed=not bitsandbytes_problem()), 2):
 # come from the source code of Megatron-LM and Transformer Engine.
 
 # %%
-from utils.validation.simulation_megatron_rows import megatron_comparisons
+from evidence.validation.simulation_megatron_rows import megatron_comparisons
 
 for row in megatron_comparisons(platforms=("dev_dgx_a100",)):
     print(f"{row.quantity:<18} published {row.published:6.2f}   simulated {row.predicted:6.2f}",

@@ -43,7 +43,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from utils import GB, Evidence, Transformer, TransformerConfig, compare, draw_breakdown, draw_budget_map
+from utils import GB, Evidence, Transformer, TransformerConfig, compare, draw_breakdown
 from utils import explore, format_bytes, llama_config, load_base, measure, model_shape, predicted, prepare_ranks
 from utils import recorded_table, run_ranks, score, scoreboard, scratch_folder, show, simulate, sweep, text_batches
 from utils import text_tokens
@@ -55,6 +55,7 @@ from utils.techniques import OffloadedOptimizer, adam_state_bytes, adamw_8bit, a
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.techniques.library import bitsandbytes_problem
 from utils.techniques.nf4 import dynamic_levels
+from utils.lessons.lesson_06.budget_map import draw_budget_map
 
 device = here.meter_device  # where the meter can count: CUDA or CPU
 
@@ -636,11 +637,11 @@ show(*bars(1024, 4))
 # its time, and with today's. We simulate litgpt's norms in fp32:
 # [a change](https://github.com/Lightning-AI/litgpt/commit/6178c7c) made before the tables were published, though after
 # the commit that they name. These 7B rows led us to that choice, so they cannot prove it; litgpt's 13B rows check it
-# (`python -m utils.validation --all`).
+# (`python -m evidence.validation --all`).
 
 # %%
-from utils.validation.simulation_published import litgpt_step, peft_step
-from utils.validation.tables import table
+from evidence.validation.simulation_published import litgpt_step, peft_step
+from evidence.validation.tables import table
 
 lit = {(row["quantization"], row["micro_batch"]): float(row["max_gpu_ram_gb"])
        for row in table("litgpt_adapters") if row["model"] == "Llama 2" and row["max_gpu_ram_gb"] != "OOM"}

@@ -59,7 +59,7 @@ from utils.techniques.cpu_ranks import fsdp_on_cpu
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.techniques.fsdp import shard
 from utils.techniques.zero import resident, zero_config, zero_engine
-from utils.validation import compare_all, summarize
+from evidence.validation import compare_all, summarize
 
 # %%
 # peft asks transformers for something by a name that transformers has replaced.

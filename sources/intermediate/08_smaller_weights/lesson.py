@@ -42,7 +42,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from utils import check, device, draw_context_memory, draw_decoding, draw_error_by_bits, format_bytes
+from utils import check, device, format_bytes
 from utils import measure, score, scoreboard, scratch, show, simulate
 from utils.data.library_text import calibration_tokens, held_out_sequences
 from utils.models import llama_config
@@ -53,7 +53,8 @@ from utils.techniques import quantize_weights, round_to_nearest
 from utils.techniques.awq import awq
 from utils.techniques.gptq import gptq
 from utils.techniques.library import bitsandbytes_problem
-from utils.validation.tables import source, table
+from evidence.validation.tables import source, table
+from utils.lessons.lesson_08.figures import draw_context_memory, draw_decoding, draw_error_by_bits
 
 # %% [markdown]
 # ## What you will be able to do

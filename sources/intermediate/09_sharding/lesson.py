@@ -46,14 +46,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from utils import GB, Batch, Cluster, Evidence, Plan, Transformer, TransformerConfig, check, compare
-from utils import draw_holders, draw_over_time, draw_staircase, estimate, measure, run_ranks, score
+from utils import draw_holders, draw_over_time, estimate, measure, run_ranks, score
 from utils import scoreboard, scratch, show, simulate, traffic
 from utils.memory import held
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.techniques.deepspeed_config import check_config, read_config
 from utils.techniques.fsdp import check_all_used, shard
 from utils.techniques.zero import SETTINGS, note_states, resident, zero_config, zero_engine
-from utils.validation.tables import source, table
+from evidence.validation.tables import source, table
+from utils.lessons.lesson_09.staircase import draw_staircase
 
 PLACE = "cpu"  # "cuda" if this machine has four GPUs: then each rank takes one
 zero_problem = deepspeed_problem(PLACE)
@@ -708,7 +709,7 @@ for row in table("llm_foundry"):
 
 # %% [markdown]
 # **Read it.** On the fast network eight texts fit as they are, and checkpointing only costs. At 1.25 GB/s a node the
-# network decides: a step sends the same bytes whatever the micro-batch, so twice the texts give twice the tokens/s,
+# network decides (one port, of which TCP reaches some 60%: `catalog.SUSTAINED`): a step sends the same bytes whatever the micro-batch, so twice the texts give twice the tokens/s,
 # and checkpointing *pays*, because sixteen do not fit without it. The published run fitted ten without, which the
 # planner refuses, and was slower than the planner says: such estimates rank plans, they do not replace a run. (Half of
 # the published table set the planner's constants.)

@@ -44,12 +44,14 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from utils import MIB, Evidence, Span, check, draw_breakdown, draw_lanes, draw_over_time
-from utils import draw_segments, draw_timeline, draw_ward, format_bytes, recorded_table, score, scoreboard, show
+from utils import draw_timeline, format_bytes, recorded_table, score, scoreboard, show
 from utils import UNet, simulate
-from utils.clinic import PATIENTS, SnapshotError, admit, examine, run_loader, sick
-from utils.clinic import write_snapshot, write_snapshot_page, write_trace_page
+from utils.clinic import PATIENTS, admit, examine, sick
+from utils.lessons.lesson_10.host import run_loader
+from utils.lessons.lesson_10.pages import write_snapshot_page, write_trace_page
+from utils.lessons.lesson_10.snapshot import SnapshotError, write_snapshot
+from utils.lessons.lesson_10.views import Case, Segment, draw_segments, draw_ward
 from utils.techniques import checkpoint_blocks
-from utils.views import Case, Segment
 
 files = here.root / "build" / "clinic"  # git ignores this folder
 
@@ -702,4 +704,4 @@ print("left on disk by the refusals:", [entry.name for entry in files.glob("neve
 # [CUDA semantics, memory management](https://docs.pytorch.org/docs/stable/notes/cuda.html),
 # [profiler](https://docs.pytorch.org/docs/stable/profiler.html). NVIDIA,
 # [Nsight Systems user guide](https://docs.nvidia.com/nsight-systems/UserGuide/index.html). The viewers in
-# `utils/clinic/viewers` are PyTorch's, d3's and Chromium's, under their own licences.
+# `viewers/`, in this lesson's folder of `sources/`, are PyTorch's, d3's and Chromium's, under their own licences.

@@ -1,0 +1,144 @@
+"""The flight recorder's figure: loss, norms, loss scale and the underflow of each layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+
+from utils.checked import check_public
+from utils.units import Evidence
+from utils.views.style import course_style, print_evidence
+
+if TYPE_CHECKING:
+    from utils.techniques.flight_recorder import StepRecord
+
+MOST_NAMES = 14
+BAD = "#bd1f01"
+
+
+def draw_flight(records: Sequence[StepRecord], *, title: str = "Flight recorder") -> Figure:
+    """Four views of a run: loss, gradient norms, loss scale, share of zero gradients per layer.
+
+    Raises:
+        ValueError: there are no records.
+    """
+    if not records:
+        raise ValueError("There is nothing to draw: call recorder.record(loss) after each step.")
+    with course_style():
+        figure = Figure(figsize=(10, 5.8), layout="constrained")
+        panels = figure.subplots(2, 2)
+        _draw_loss(panels[0, 0], records)
+        _draw_norms(panels[0, 1], records)
+        _draw_scale(panels[1, 0], records)
+        _draw_layers(figure, panels[1, 1], records)
+        for axes in panels.flat:
+            axes.set_xlabel("step")
+            axes.set_xlim(-0.7, len(records) - 0.3)
+        figure.suptitle(_headline(title, records), x=0.01, ha="left", fontsize=13)
+        print_evidence(figure, [Evidence.MEASURED])
+    return figure
+
+
+def _draw_loss(axes: Axes, records: Sequence[StepRecord]) -> None:
+    axes.plot(*_finite(records, [r.loss for r in records]), ".-")
+    axes.set_ylim(bottom=0)  # from zero: a loss that stands still is to look so
+    _mark_not_finite(axes, [r.step for r in records if not math.isfinite(r.loss)])
+    axes.set_title("loss")
+
+
+def _headline(title: str, records: Sequence[StepRecord]) -> str:
+    first = next((r for r in records if r.first), None)
+    return f"{title}\nfirst not finite: step {first.step}, {first.first}" if first else title
+
+
+def _draw_norms(axes: Axes, records: Sequence[StepRecord]) -> None:
+    after = _positive(records, [r.grad_norm for r in records])
+    used = _positive(records, [math.nan if r.step_norm is None else r.step_norm for r in records])
+    axes.plot(*after, ".-", label="after backward")
+    axes.plot(*used, "x", color="black", ms=5, label="stepped with")
+    _mark_not_finite(axes, [r.step for r in records if not math.isfinite(r.grad_norm)])
+    shown = [norm for norm in (*after[1], *used[1]) if norm > 0]
+    if not any(r.grad_norm > 0 for r in records):
+        axes.text(0.5, 0.5, "zero in every step", transform=axes.transAxes, ha="center")
+        axes.set_yticks([])
+    elif max(shown, default=1) < 10 * min(shown, default=1):
+        axes.set_ylim(bottom=0)  # on less than a decade a logarithmic axis has crowded labels
+    else:
+        axes.set_yscale("log")
+    axes.set_title("norm of the gradients, unscaled")
+    _legend_above_the_curve(axes)
+
+
+def _legend_above_the_curve(axes: Axes) -> None:
+    """In a row, in room of its own: a curve may pass anywhere."""
+    axes.margins(y=0.05)
+    low, high = axes.transScale.transform([(0, y) for y in axes.get_ylim()])[:, 1]
+    top = axes.transScale.inverted().transform((0, high + 0.25 * (high - low)))[1]
+    axes.set_ylim(top=top)
+    axes.legend(loc="upper center", ncols=3, columnspacing=0.8, handlelength=1.2, handletextpad=0.3)
+
+
+def _draw_scale(axes: Axes, records: Sequence[StepRecord]) -> None:
+    axes.set_title("loss scale")
+    scales = [r.scale for r in records if r.scale is not None]
+    if len(scales) < len(records):
+        axes.text(0.5, 0.5, "no scaler", transform=axes.transAxes, ha="center", color="#555555")
+        axes.set_yticks([])
+        return
+    axes.step([r.step for r in records], scales, where="mid")
+    skipped = [(r.step, scale) for r, scale in zip(records, scales, strict=True) if r.skipped]
+    if skipped:
+        label = f"{len(skipped)} steps skipped"
+        axes.plot(*zip(*skipped, strict=True), "x", color=BAD, ms=8, mew=2, label=label)
+        axes.legend(loc="best")
+    axes.set_yscale("log", base=2)
+
+
+def _draw_layers(figure: Figure, axes: Axes, records: Sequence[StepRecord]) -> None:
+    names = list(dict.fromkeys(name for r in records for name in r.layers))
+    zero, bad = np.full((2, len(names), len(records)), np.nan)
+    for column, r in enumerate(records):
+        for name, shares in r.layers.items():
+            zero[names.index(name), column] = shares.zero
+            if shares.overflowed:
+                bad[names.index(name), column] = 1
+    options = {"aspect": "auto", "interpolation": "nearest", "vmin": 0, "vmax": 1}
+    image = axes.imshow(zero, cmap="Blues", **options)
+    axes.imshow(bad, cmap=ListedColormap([BAD]), **options)
+    every = math.ceil(len(names) / MOST_NAMES)
+    axes.set_yticks(range(0, len(names), every), names[::every], fontsize=9)
+    axes.grid(False)
+    axes.set_title("gradients that are zero (red: not finite)")
+    figure.colorbar(image, ax=axes, label="share")
+
+
+def _mark_not_finite(axes: Axes, steps: Sequence[int]) -> None:
+    if steps:
+        height = [0.03] * len(steps)
+        axes.plot(steps, height, "|", color=BAD, ms=9, mew=2, transform=axes.get_xaxis_transform(),
+                  label="not finite")  # fmt: skip
+
+
+def _finite(
+    records: Sequence[StepRecord], values: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    return [r.step for r in records], [v if math.isfinite(v) else math.nan for v in values]
+
+
+def _positive(
+    records: Sequence[StepRecord], values: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """Values that a logarithmic axis can show."""
+    steps, finite = _finite(records, values)
+    return steps, [v if v > 0 else math.nan for v in finite]
+
+
+__all__ = ["draw_flight"]
+
+check_public(globals())

@@ -1,0 +1,88 @@
+"""Bytes on one rank over the number of ranks: what a formula says, and what a step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from utils.checked import check_public
+from utils.memory.measurement import Measurement
+from utils.units import GB, Evidence, parse_bytes
+from utils.views.style import course_style, empty_figure, print_evidence
+
+# petroff10 (Petroff 2021, arXiv:2107.02270), a marker for each beside it.
+_LOOKS = (("#3f90da", "o"), ("#ffa90e", "s"), ("#bd1f01", "^"), ("#832db6", "D"), ("#717581", "v"))
+
+
+def draw_staircase(
+    peaks: Mapping[str, Mapping[int, Measurement]],
+    predicted_bytes: Mapping[str, Mapping[int, float]],
+    *,
+    limit: str | None = None,
+    title: str = "",
+) -> Figure:
+    """Peaks of one rank over the number of ranks, with the formula of each as a dashed line.
+
+    Args:
+        peaks: by strategy, a step's measurement by the number of ranks; at most five strategies.
+        predicted_bytes: by strategy, bytes by the number of ranks. Strategies with the same
+            formula share its line.
+        limit: a card's memory, such as "16GB", drawn as a line.
+
+    Raises:
+        ValueError: nothing to draw, more than five strategies, or a limit that is no size.
+    """
+    if not any(peaks.values()) or len(peaks) > len(_LOOKS):
+        raise ValueError(f"A staircase shows 1 to {len(_LOOKS)} strategies; got {len(peaks)}.")
+    looks = dict(zip(peaks, _LOOKS, strict=False))
+    with course_style():
+        figure, axes = empty_figure()
+        _draw_formulas(axes, predicted_bytes, looks)
+        for name, found in peaks.items():
+            color, marker = looks[name]
+            sizes = [found[ranks].peak_bytes / GB for ranks in sorted(found)]
+            axes.plot(sorted(found), sizes, color=color, marker=marker, ms=8, label=name)
+        if limit is not None:
+            axes.axhline(parse_bytes(limit) / GB, color="black", ls=":", label=f"{limit} card")
+        _finish(axes, sorted({r for d in (*peaks.values(), *predicted_bytes.values()) for r in d}))
+        axes.set_title(title)
+        shown = [m for found in peaks.values() for m in found.values()]
+        print_evidence(
+            figure, [*(m.evidence for m in shown), Evidence.PREDICTED], [m.device for m in shown]
+        )
+    return figure
+
+
+def _draw_formulas(
+    axes: Axes, predicted: Mapping[str, Mapping[int, float]], looks: Mapping[str, tuple[str, str]]
+) -> None:
+    same: dict[tuple[tuple[int, float], ...], list[str]] = {}
+    for name, sizes in predicted.items():
+        same.setdefault(tuple(sorted(sizes.items())), []).append(name)
+    for number, (sizes, names) in enumerate(same.items()):
+        color = looks[names[0]][0] if names[0] in looks else "#4d4d4d"
+        label = "" if number else "dashed: states by the formula"
+        ranks, values = zip(*sizes, strict=True)
+        axes.plot(
+            ranks, [value / GB for value in values], color=color, ls="--", lw=1.3, label=label
+        )
+
+
+def _finish(axes: Axes, ranks: list[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(ranks, [str(count) for count in ranks])
+    axes.minorticks_off()
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000) if low <= tick <= high]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xlabel("ranks (logarithmic)")
+    axes.set_ylabel("peak of one rank (GB, logarithmic)")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9)
+
+
+__all__ = ["draw_staircase"]
+
+check_public(globals())

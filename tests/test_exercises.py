@@ -1,0 +1,78 @@
+"""Every exercise that a lab names: solution, untouched lab, mistakes, and unusual right answers.
+
+Its solution stands in the lab, its mistakes beside its check; here they only meet. What every check
+must survive beside that is in `test_lab_hostile.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+from lab_answers import exercises_of_labs, solution, stub
+from lab_cases import nudged
+
+from utils.labs import check
+from utils.labs.cases import Question
+from utils.labs.checking import checks_of, find, lab_numbers, run_check
+from utils.labs.mistakes import KnownAnswer
+from utils.labs.verdict import Status, Verdict
+from utils.lessons import folders
+
+pytestmark = pytest.mark.deepspeed  # one lab's configurations are read by it
+EXERCISES = exercises_of_labs()
+WITH_MISTAKES = [n for n, folder in folders().items() if (folder / "mistakes.py").is_file()]
+
+
+def of_lesson(number: str) -> list[KnownAnswer]:
+    return importlib.import_module(f"utils.lessons.lesson_{number}.mistakes").known.all
+
+
+def known(is_right: bool) -> list[Any]:
+    found = [(n, one) for n in WITH_MISTAKES for one in of_lesson(n) if is_right == (not one.says)]
+    return [pytest.param(f"{n}.{one.of}", one, id=f"{n}.{one.of}-{one.name}") for n, one in found]
+
+
+def verdict_on(name: str, answer: Any) -> Verdict:
+    return run_check(find(name), answer)
+
+
+@pytest.mark.parametrize("name", [n for n in EXERCISES if n[:2] in WITH_MISTAKES])
+def test_the_solution_is_right_and_reaches_its_par(name: str) -> None:
+    verdict = verdict_on(name, solution(name))
+    assert verdict.status is Status.CORRECT, verdict
+    found, has_par, par = verdict.score.rpartition(", par ")
+    assert not has_par or found.startswith(par), verdict.score
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_the_untouched_lab_is_not_attempted(name: str) -> None:
+    assert check(name, stub(name)).status is Status.NOT_ATTEMPTED
+
+
+@pytest.mark.parametrize(("name", "mistake"), known(is_right=False))
+def test_a_mistake_is_told_what_it_is(name: str, mistake: KnownAnswer) -> None:
+    nudged(verdict_on(name, mistake.answer(solution(name))), mistake.says)
+
+
+@pytest.mark.parametrize(("name", "variant"), known(is_right=True))
+def test_an_unusual_right_answer_is_right(name: str, variant: KnownAnswer) -> None:
+    verdict = verdict_on(name, variant.answer(solution(name)))
+    assert verdict.status is Status.CORRECT, verdict
+
+
+QUESTIONS = {
+    f"{number}.{name}": question
+    for number in lab_numbers()
+    for name, question in checks_of(number).items()
+    if isinstance(question, Question)
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_question_knows_its_right_answer_and_its_wrong_ones(name: str) -> None:
+    question = QUESTIONS[name]
+    assert question(question.right).status is Status.CORRECT
+    for answer, sentence in question.wrong.items():
+        nudged(question(answer), sentence)

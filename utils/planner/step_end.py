@@ -1,0 +1,137 @@
+"""The end of a step: data-parallel collectives of gradients and parameters, and the optimizer."""
+
+from __future__ import annotations
+
+from utils.planner import calibration
+from utils.planner.cluster import Cluster
+from utils.planner.collectives import (
+    Group,
+    all_gather_seconds,
+    all_reduce_seconds,
+    broadcast_seconds,
+    in_training,
+)
+from utils.planner.experts import expert_replicas, replica_seconds
+from utils.planner.kernels import memory_seconds
+from utils.planner.layout import Plan
+from utils.planner.stages import BLOCK_TENSORS, Stage
+
+# Adam on one parameter: reads gradient, master and both moments, writes the last three and the
+# 16-bit copy; before that clipping reads every gradient, after it they are set to zero.
+ADAM_BYTES, CLIP_BYTES = 30, 8
+# DeepSpeed's CPU Adam takes about a quarter of a second for 1e9 parameters on a node's processors
+# (Ren et al. 2021, arXiv:2101.06840, Table 4).
+HOST_ADAM_SECONDS = 0.25e-9
+
+
+def step_end(
+    cluster: Cluster, plan: Plan, stage: Stage, count: float, passes: tuple[float, float], m: int
+) -> tuple[float, float]:
+    """Seconds of data-parallel communication that no compute hides, and of the optimizer.
+
+    ZeRO-2 reduces the gradients of every micro-batch, since none keeps them whole; ZeRO-3 gathers
+    the parameters for every forward and backward pass besides; the others do both once a step. So
+    do the groups of HSDP with their shards of the gradients (PyTorch, FSDPModule:
+    set_requires_all_reduce), and the replicas of plain data parallelism.
+
+    Args:
+        cluster: The machines.
+        plan: The layout.
+        stage: Of one rank.
+        count: Parameters that the stage trains.
+        passes: Seconds of its forward and backward pass for one micro-batch.
+        m: Micro-batches a step.
+    """
+    forward, backward = passes
+    dense = count - stage.expert_parameters
+    gradients, parameters = data_parallel_seconds(cluster, plan, dense, stage.tensors)
+    shared = replicas_seconds(cluster, plan, dense, stage.tensors)
+    if stage.expert_parameters:
+        theirs = replica_seconds(cluster, plan, stage.expert_parameters)
+        gradients, parameters = gradients + theirs[0], parameters + theirs[1]
+    rules = plan.rules
+    first = _seen(parameters, forward * rules.overlap_parameters)
+    hides = backward * rules.overlap_gradients
+    if plan.zero_stage == 3:
+        both = parameters + gradients * rules.overlap_gradients
+        hides = backward * rules.overlap_parameters
+        reduced = [_seen(both + extra, hides) for extra in (0.0, shared)]
+        exposed = m * (first + gradients * (not rules.overlap_gradients))
+    else:
+        reduced = [_seen(gradients + extra, hides) for extra in (0.0, shared)]
+        exposed = first
+    exposed += reduced[1] + reduced[0] * (m - 1 if plan.zero_stage >= 2 else 0)
+    if stage.expert_parameters and plan.zero_stage:  # as many as if sharded like the others
+        count += stage.expert_parameters * (plan.shard_group / expert_replicas(plan) - 1)
+    return exposed, _update_seconds(cluster, plan, count, m)
+
+
+def _seen(sent: float, work: float) -> float:
+    """Seconds that collectives add to the work beside them: what it does not hide, and a share of
+    what it hides, since they take multiprocessors and memory bandwidth from it."""
+    hidden = min(sent, work)
+    return sent - hidden + calibration.CONTENTION * hidden
+
+
+def _update_seconds(cluster: Cluster, plan: Plan, count: float, m: int) -> float:
+    """Clipping and Adam on the device; or on the host, with the way there and back.
+
+    Offloaded parameters also travel to the device for every forward and backward pass.
+    """
+    shard = count / (plan.shard_group if plan.zero_stage >= 1 else 1)
+    held = count / (plan.shard_group if plan.zero_stage >= 2 else 1)
+    if plan.offload == "none":
+        return memory_seconds(cluster.device, ADAM_BYTES * shard + CLIP_BYTES * held)
+    pcie = in_training(cluster.device.pcie)
+    there = shard * (plan.rules.gradient_bytes + plan.rules.gathered_bytes) / pcie
+    on_host = shard * cluster.gpus_per_node * HOST_ADAM_SECONDS
+    streamed = 2 * m * shard * plan.rules.gathered_bytes / pcie * (plan.offload == "parameters")
+    return there + on_host + streamed + memory_seconds(cluster.device, CLIP_BYTES * held)
+
+
+def data_parallel_seconds(
+    cluster: Cluster, plan: Plan, count: float, tensors: int = 1
+) -> tuple[float, float]:
+    """Seconds of reducing the gradients of `count` parameters, and of gathering parameters back.
+
+    They go bucket by bucket; FSDP shards and gathers block by block, others every one of the
+    `tensors` by itself. With fewer ranks in a group than there are (HSDP) the groups add up their
+    shards besides, see `replicas_seconds`.
+    """
+    ranks, rules = plan.dp * plan.cp, plan.rules
+    group = Group(plan.shard_group if plan.zero_stage else ranks, plan.tp, rules.one_port)
+    width, calls = rules.reduce_bytes * count, _calls(plan, count, tensors)
+    if plan.zero_stage == 0:
+        return all_reduce_seconds(cluster, group, width, _buckets(plan, count)), 0.0
+    gathered = rules.gathered_bytes * count
+    if plan.zero_stage == 1 and rules.broadcasts:
+        owners = min(group.ranks, max(1, tensors // BLOCK_TENSORS))
+        gather = broadcast_seconds(cluster, group, gathered, owners)
+    else:
+        gather = all_gather_seconds(cluster, group, gathered, calls)
+    if plan.zero_stage == 1 and rules.whole_gradients:
+        everyone = Group(ranks, plan.tp, rules.one_port)
+        return all_reduce_seconds(cluster, everyone, width, _buckets(plan, count)), gather
+    return all_gather_seconds(cluster, group, width, calls), gather
+
+
+def replicas_seconds(cluster: Cluster, plan: Plan, count: float, tensors: int = 1) -> float:
+    """Seconds in which groups that shard among themselves add up their shards of the gradients."""
+    ranks, rules = plan.dp * plan.cp, plan.rules
+    sharing = plan.shard_group if plan.zero_stage else ranks
+    if plan.zero_stage == 1 and rules.whole_gradients:
+        return 0.0
+    replicas = Group(ranks // sharing, plan.tp * sharing, rules.one_port)
+    calls = _calls(plan, count, tensors)
+    return all_reduce_seconds(cluster, replicas, rules.reduce_bytes * count / sharing, calls)
+
+
+def _buckets(plan: Plan, count: float) -> float:
+    return max(1.0, 2 * count / plan.rules.bucket_size_bytes)
+
+
+def _calls(plan: Plan, count: float, tensors: int) -> float:
+    """Collectives in which ZeRO shards or gathers `count` parameters."""
+    buckets = _buckets(plan, count)
+    return {"bucket": buckets, "block": max(1, tensors // BLOCK_TENSORS),
+            "tensor": max(buckets, tensors)}[plan.rules.shards]  # fmt: skip
