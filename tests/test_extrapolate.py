@@ -238,11 +238,15 @@ def test_depths_that_make_no_line(depths: Any, layers: int, problem: str) -> Non
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_batch_is_extended_block_by_block(device: str) -> None:
+    """On a CPU none is: the working memory of its kernels at 401 samples is on no line."""
     build_at = ladder("AdamW foreach", every=1)
     extended = extrapolate(build_at, mixed, layers=4, batch=401, device=device)
     whole = simulate(lambda: build_at(4), functools.partial(mixed, batch=401), device=device)
     assert_same(extended, whole)
-    assert extended.notes[-1].startswith("Extended from 128, 256 and 384 samples to 401,")
+    said = [
+        n for n in extended.notes if n.startswith("Extended from 128, 256 and 384 samples to 401,")
+    ]
+    assert len(said) == (device != "cpu")
 
 
 def test_depth_and_batch_together() -> None:
@@ -261,6 +265,6 @@ def test_a_step_that_changes_with_the_batch_is_refused() -> None:
         (model.embed.weight.sum() * torch.ones(batch, batch)).sum().backward()
 
     with pytest.raises(ValueError, match=r"128, 256 and 384 samples cannot be extended.*number of"):
-        extrapolate(ladder(), in_parts, layers=1, batch=512, device="cpu")
+        extrapolate(ladder(), in_parts, layers=1, batch=512)
     with pytest.raises(ValueError, match=r"A block takes .* bytes: no line"):
-        extrapolate(ladder(), scores, layers=1, batch=512, device="cpu")
+        extrapolate(ladder(), scores, layers=1, batch=512)

@@ -49,6 +49,15 @@ def test_each_batch_is_that_of_a_whole_simulation() -> None:
         assert extended.evidence is Evidence.SIMULATED
 
 
+def test_on_a_cpu_each_batch_is_simulated_as_it_is() -> None:
+    """Its kernels' working memory is on no line."""
+    found = sweep(build, step, layers=5, batches=[13, 3], device="cpu")
+    for batch, extended in found.items():
+        whole = simulate(lambda: build(5), lambda m, o, b=batch: step(m, o, b), device="cpu")
+        assert (extended.peak_bytes, extended.breakdown) == (whole.peak_bytes, whole.breakdown)
+        assert not any("samples" in note for note in extended.notes)
+
+
 def test_what_cannot_be_swept() -> None:
     with pytest.raises(ValueError, match="batches is"):
         sweep(build, step, layers=9, batches=[])

@@ -8,8 +8,9 @@ on their diagonals, and the counting allocator tells what it took beyond its res
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -142,16 +143,27 @@ def _run(func: Any, args: Any, kwargs: Any, out: Any, threads: int) -> int | Non
     with with_data(), torch.no_grad(), autocast_off(), torch.random.fork_rng(devices=[]):
         copies: dict[int, torch.Tensor] = {}
         args, kwargs = tree_map_only(torch.Tensor, lambda x: _filled(x, copies), (args, kwargs))
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
         try:
-            real, peak_bytes = counted(lambda: func(*args, **kwargs))
+            with _on_threads(threads):
+                real, peak_bytes = counted(lambda: func(*args, **kwargs))
         except (RuntimeError, IndexError, ValueError):  # such as lengths that are not there
             return None
-        finally:
-            torch.set_num_threads(before)
         found = [x.shape for x in tree_leaves(real) if isinstance(x, torch.Tensor)]
     return max(0, peak_bytes - result_bytes) if found == shapes else None
+
+
+@contextlib.contextmanager
+def _on_threads(threads: int) -> Iterator[None]:
+    """So many threads; nothing is set that is so: setting it has MKL choose no number itself."""
+    before = torch.get_num_threads()
+    if before == threads:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _filled(tensor: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:

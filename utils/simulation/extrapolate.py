@@ -60,7 +60,8 @@ def extrapolate(
     until the depth is reached. Peak, phase of the peak and categories are then read off the
     whole step's timeline, so it does not matter where the peak lies at which depth. With
     `batch`, each block's size is extended along a line in the batch, exact but for an
-    allocator block where sizes were rounded up.
+    allocator block where sizes were rounded up. On a CPU the batch is simulated as it is: its
+    kernels plan their working memory by shape, in steps and not along a line.
 
     A deviation that none of the three depths shows cannot be seen: a pattern over more than
     six layers with the default depths, one special layer further up, or a buffer that splits
@@ -73,8 +74,8 @@ def extrapolate(
         layers: the depth wanted. Depths up to the largest of `from_layers` are simulated whole.
         from_layers: three rising depths. The first two lie one repetition apart: 2 where every
             2nd layer is checkpointed. The third, and `layers`, lie whole repetitions further.
-        batch: how many samples the step takes; batches up to the largest of `from_batch` are
-            simulated as they are.
+        batch: how many samples the step takes; batches up to the largest of `from_batch`, and
+            all on a CPU, are simulated as they are.
         from_batch: three rising batch sizes.
         device, world, rank, items, unit, name, within: as `simulate` takes them.
 
@@ -109,7 +110,7 @@ def extrapolate(
         return _deeper([at(depth, size) for depth in from_layers], from_layers, layers)
 
     card = simulated_device(device)
-    if batch is None or batch <= from_batch[-1]:
+    if batch is None or batch <= from_batch[-1] or card.asked:
         result = deep(batch)
     else:
         grain = card.granularity_bytes

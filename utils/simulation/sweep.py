@@ -43,6 +43,7 @@ def sweep(
         from_batch: three rising batch sizes to simulate. Sizes in proportion to the batch must be
             whole multiples of the allocator's 512 bytes at each, as with texts of 128 tokens. A
             batch of 1 often takes another path: PyTorch then needs no copy to make it contiguous.
+            On a CPU each of `batches` is simulated as it is, as `extrapolate` says.
         items: how many items one sample of the batch is, such as its tokens.
 
     Returns:
@@ -58,14 +59,15 @@ def sweep(
     def run(size: int, model: Any, optimizer: Any) -> Any:
         return step(model, optimizer, size)
 
+    small = (*from_batch, *(size for size in wanted if size < from_batch[-1]))
     found = {
         size: extrapolate(build_at, partial(run, size), layers=layers, from_layers=from_layers,
                           device=device, unit=unit, name=name)
-        for size in {*from_batch, *(size for size in wanted if size < from_batch[-1])}
+        for size in set(wanted if card.asked else small)
     }  # fmt: skip
-    base = [found[size] for size in from_batch]
     for size in wanted:
         if size not in found:
+            base = [found[few] for few in from_batch]
             found[size] = larger(base, from_batch, size, card.granularity_bytes)
     return {size: _labelled(found[size], size * items, card) for size in wanted}
 
