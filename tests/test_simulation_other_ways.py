@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from torchvision.ops import DeformConv2d
 
 from utils.memory import measure
 from utils.memory.source import CountingSource, source_for
-from utils.simulation import SimulationError, simulate
+from utils.simulation import simulate
 from utils.simulation.cuda_allocator import reserved
 from utils.simulation.devices import simulated_device
 from utils.units import MIB
@@ -72,6 +73,27 @@ def recorded(model: nn.Module, optimizer: Any) -> None:
     optimizer.zero_grad()
 
 
+ddp = nn.parallel.DistributedDataParallel
+
+
+def joined_in_the_step(model: nn.Module, optimizer: Any) -> None:
+    dist.init_process_group("nccl", init_method="env://")
+    step(model, optimizer)
+    dist.destroy_process_group()
+
+
+def uneven(model: Any, optimizer: Any) -> None:
+    with model.join():
+        step(model, optimizer)
+
+
+def beside_a_thread(model: nn.Module, optimizer: Any) -> None:
+    beside = threading.Thread(target=int)
+    beside.start()
+    step(model, optimizer)
+    beside.join()
+
+
 def clipped(model: nn.Module, optimizer: Any) -> None:
     model(torch.randn(64, 64, device="cuda")).sum().backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
@@ -87,6 +109,10 @@ def clipped(model: nn.Module, optimizer: Any) -> None:
         (lambda: adamw(layer()), with_workers, "workers are left out"),
         (lambda: adamw(layer()), recorded, "record_stream() is left out"),
         (lambda: adamw(layer()), clipped, "no gradient is infinite"),
+        (lambda: adamw(layer()), joined_in_the_step, "init_process_group() is left out"),
+        (lambda: adamw(ddp(layer())), uneven, "join() is left out"),
+        (lambda: adamw(torch.jit.freeze(layer())), step, "torch.jit is left out"),
+        (lambda: adamw(layer()), beside_a_thread, "A thread is started"),
     ],
 )
 def test_it_runs_with_a_remark(build: Any, run: Any, remark: str) -> None:
@@ -95,44 +121,23 @@ def test_it_runs_with_a_remark(build: Any, run: Any, remark: str) -> None:
     assert found.peak_bytes >= 4 * 4 * (64 * 64 + 64)
 
 
+def test_a_default_device_is_the_simulated_one() -> None:
+    """PyTorch itself would look for a GPU, and go on looking after the simulation."""
+
+    def by_default(model: nn.Module, optimizer: Any) -> None:
+        torch.set_default_device("cuda")
+        assert torch.randn(3).device.type == torch.get_default_device().type == "cuda"
+        torch.set_default_tensor_type(torch.cuda.FloatTensor)
+        step(model, optimizer)
+
+    plain = simulate(lambda: adamw(layer()), step)
+    assert simulate(lambda: adamw(layer()), by_default).peak_bytes == plain.peak_bytes
+    assert torch.zeros(3).device.type == "cpu"
+
+
 def test_one_replica_of_data_parallel_is_its_module() -> None:
     plain, wrapped = (simulate(lambda w=w: adamw(w(layer())), step) for w in (nn.Sequential, nn.DataParallel))  # fmt: skip
     assert plain.peak_bytes == wrapped.peak_bytes
-
-
-def hooked() -> Any:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    model = nn.parallel.DistributedDataParallel(layer())
-    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    return adamw(model)
-
-
-def jagged(model: nn.Module, _: Any) -> None:
-    rows = [torch.randn(5, 64), torch.randn(9, 64)]
-    model(torch.nested.nested_tensor(rows, layout=torch.jagged, device="cuda")).values().sum()
-
-
-@pytest.mark.parametrize(
-    ("build", "run", "says"),
-    [
-        (hooked, step, "communication hook"),
-        (lambda: adamw(layer()), lambda m, o: torch.cuda.CUDAGraph(), "CUDA graph"),
-        (lambda: adamw(nn.DataParallel(layer(), device_ids=[0, 1])), step, "world=2"),
-        (lambda: adamw(layer()), jagged, "jagged"),
-        (
-            lambda: adamw(layer()),
-            lambda m, o: print(f"{m(torch.ones(64, device='cuda')).sum():.2f}"),
-            "values=",
-        ),
-    ],
-)
-def test_it_ends_in_a_sentence_with_its_line(
-    build: Callable[[], Any], run: Callable[..., Any], says: str
-) -> None:
-    with pytest.raises(SimulationError, match=r"test_simulation_other_ways.py, line \d+") as raised:
-        simulate(build, run, world=8 if build is hooked else 1)
-    assert says in str(raised.value)
 
 
 def counted(model: nn.Module, _: Any) -> None:

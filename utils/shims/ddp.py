@@ -51,6 +51,7 @@ _FLATTEN = Shim(
 SHIMS = (_LOGGED, _REDUCER, _LOGGER, _VERIFY, _BROADCAST, _ASSIGN, _FLATTEN)
 
 COMM_HOOK = "a communication hook of DistributedDataParallel"  # what the simulator tells apart by
+NOT_SYNCED = "the first backward of a static graph inside no_sync()"  # and this
 Indices = Sequence[Sequence[int]]
 
 
@@ -110,6 +111,8 @@ class ModelledReducer:
 
     def _delay_all_reduce(self) -> None:
         """The end of a static graph's first backward (reducer.cpp, `delay_all_reduce`)."""
+        if not self._reduces:
+            raise RuntimeError(NOT_SYNCED)
         self._delays = False
         for index, parameter in enumerate(self._params):
             if parameter.grad is not None:

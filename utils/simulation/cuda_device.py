@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -20,6 +21,10 @@ from utils.simulation.simulated_memory import DEVICE, HOST
 from utils.simulation.watcher import StorageWatcher
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+_DTYPES = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+}  # fmt: skip
 _CUDA, _CPU = torch.device("cuda", 0), torch.device("cpu")
 _FACTORIES = frozenset(
     getattr(torch, name)
@@ -40,6 +45,7 @@ class SimulatedCuda(TorchFunctionMode):
     def __init__(self, watcher: StorageWatcher, mode: FakeTensorMode, alone: bool) -> None:
         super().__init__()
         self._watcher, self._mode, self._may_name = watcher, mode, alone
+        self.default = torch.get_default_device()
         tensor = torch.Tensor
         self._handlers: dict[Any, Handler] = {
             tensor.to: self._to,
@@ -79,6 +85,16 @@ class SimulatedCuda(TorchFunctionMode):
                 "on the device."
             )
 
+    def set_default(self, device: Any) -> None:
+        """In place of `torch.set_default_device`, by which PyTorch would look for a GPU."""
+        self.default = torch.device("cpu" if device is None else device)
+
+    def set_default_type(self, kind: Any) -> None:
+        """In place of `torch.set_default_tensor_type`, which names device and type in one."""
+        name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+        self.set_default("cuda" if ".cuda." in name else "cpu")
+        torch.set_default_dtype(_DTYPES[name.rpartition(".")[2]])
+
     def _where(self, device: Any) -> str | None:
         """The memory that a device's name stands for; None leaves a tensor where it is."""
         wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
@@ -98,7 +114,7 @@ class SimulatedCuda(TorchFunctionMode):
         """A function that may be told the device of what it makes."""
         device, kwargs = kwargs.get("device"), dict(kwargs)
         if device is None and func in _FACTORIES:
-            device = torch.get_default_device()
+            device = self.default
         where = None if device is None or _is_other(device) else self._where(device)
         if where is not None:
             kwargs["device"] = _CPU
@@ -172,13 +188,21 @@ def cuda_device(
     watcher: StorageWatcher, mode: FakeTensorMode, alone: bool
 ) -> Iterator[SimulatedCuda]:
     """`SimulatedCuda` in force, in backward too, where a checkpoint recomputes."""
-    simulated, default = SimulatedCuda(watcher, mode, alone), torch.get_default_device()
-    with also_in_backward(simulated), simulated.answers:
+    simulated, dtype = SimulatedCuda(watcher, mode, alone), torch.get_default_dtype()
+    defaults = {
+        "set_default_device": simulated.set_default,
+        "get_default_device": lambda: simulated.default,
+        "set_default_tensor_type": simulated.set_default_type,
+    }
+    with (
+        also_in_backward(simulated),
+        simulated.answers,
+        mock.patch.multiple(torch, **defaults),
+    ):
         try:
             yield simulated
         finally:
-            if torch.get_default_device() != default:
-                torch.set_default_device(None)
+            torch.set_default_dtype(dtype)
 
 
 def _is_other(device: Any) -> bool:

@@ -4,6 +4,8 @@ done another way, or refused with a sentence."""
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.process
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -16,6 +18,8 @@ from utils.simulation.sentences import NotSimulated
 
 Remark = Callable[[str], None]
 GROUP = "init_process_group() is left out: a simulation brings its own world, world=n ranks."
+EVEN = "join() is left out: every rank has as many inputs as the others."
+THREADS = "A thread is started by the program: what it makes is not counted."
 SCRIPTED = "torch.jit is left out: the step is simulated as the Python that it was made from."
 WORKERS = (
     "A DataLoader's workers are left out: its samples are made in the step's own process, one batch "
@@ -28,7 +32,7 @@ STREAMS = (
 
 @contextlib.contextmanager
 def other_ways(remark: Remark, ranks: int, is_cuda: bool) -> Iterator[None]:
-    """Inside, process groups, scripts, loaders, streams and replicas are those of a simulation."""
+    """Inside, groups, scripts, loaders, streams, processes and replicas are a simulation's."""
     with contextlib.ExitStack() as stack:
         for owner, name, by in _replacements(remark, ranks):
             stack.enter_context(mock.patch.object(owner, name, by))
@@ -39,11 +43,15 @@ def other_ways(remark: Remark, ranks: int, is_cuda: bool) -> Iterator[None]:
 
 def _replacements(remark: Remark, ranks: int) -> Iterator[tuple[Any, str, Any]]:
     yield dist, "init_process_group", _joined(remark, ranks)
-    for name in ("script", "trace"):
+    yield dist, "destroy_process_group", lambda group=None: remark(GROUP)
+    yield nn.parallel.DistributedDataParallel, "join", _evenly(remark)
+    for name in ("script", "trace", "freeze", "optimize_for_inference"):
         yield torch.jit, name, _as_python(remark)
     yield torch.utils.data.DataLoader, "__iter__", _in_this_process(remark)
     yield torch.Tensor, "record_stream", lambda tensor, stream: remark(STREAMS)
     yield nn.DataParallel, "__init__", _one_replica
+    yield multiprocessing.process.BaseProcess, "start", _no_process
+    yield threading.Thread, "start", _with_thread(remark)
 
 
 def _joined(remark: Remark, ranks: int) -> Callable[..., None]:
@@ -57,6 +65,32 @@ def _joined(remark: Remark, ranks: int) -> Callable[..., None]:
         remark(GROUP)
 
     return join
+
+
+def _evenly(remark: Remark) -> Callable[..., Any]:
+    def join(*args: Any, **kwargs: Any) -> Any:
+        remark(EVEN)
+        return contextlib.nullcontext()
+
+    return join
+
+
+def _with_thread(remark: Remark) -> Callable[[Any], None]:
+    start = threading.Thread.start
+
+    def started(thread: Any) -> None:
+        if type(thread) is threading.Thread:  # those of libraries are of classes of their own
+            remark(THREADS)
+        start(thread)
+
+    return started
+
+
+def _no_process(process: Any) -> None:
+    raise NotSimulated(
+        "starts another process, and a simulation is of one: a rank of many is "
+        "simulate(..., world=n, rank=k), with what that process runs as build and step."
+    )
 
 
 def _as_python(remark: Remark) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ Each is known by words in it. What is said begins with a verb: the place comes b
 
 from __future__ import annotations
 
-from utils.shims.ddp import COMM_HOOK
+from utils.shims.ddp import COMM_HOOK, NOT_SYNCED
 
 
 class NotSimulated(RuntimeError):
@@ -55,11 +55,21 @@ _WORDS: dict[str, str] = {
     ),
     "data pointer": _READS_MEMORY,
     "data is not allocated": _READS_MEMORY,
+    "Not available for 'meta' device type": _READS_MEMORY,
+    "_share_fd_": _READS_MEMORY,
     "requires dynamic shape inference": _STATIC_STAGES,
     "Failed to run stage backward": _STATIC_STAGES,
     ".numpy() is not supported": (
         "asks for the values of a tensor (.numpy()), and simulated tensors have none. Leave it "
         "out of the step."
+    ),
+    "with arguments from the '": (
+        "puts a tensor on a device that is not there. A simulation has the one that it is given, "
+        "'cuda', and its host, 'cpu'."
+    ),
+    "'OrderedDictWrapper' object": (
+        "makes a module of the class torch.jit.ScriptModule, which keeps its tensors in C++. Make it "
+        "an nn.Module: the step is then simulated as it runs in Python."
     ),
     # Models of transformers, in files.
     "Unrecognized model in": _NO_MODEL,
@@ -90,6 +100,17 @@ _WORDS: dict[str, str] = {
     COMM_HOOK: (
         "registers a communication hook, which sends gradients in a form of its own. Leave it out: "
         "what is simulated then is the plain all-reduce of each bucket."
+    ),
+    NOT_SYNCED: (
+        "runs the first backward of DistributedDataParallel(static_graph=True) inside no_sync(), "
+        "which PyTorch refuses on GPUs as well (expect_autograd_hooks_ in reducer.cpp). Let a step "
+        "with all gradients come first, or leave out static_graph."
+    ),
+    "There was no rule registered for HigherOrderOperator": _NO_GPU,
+    "CUDA error": _NO_GPU,
+    "fake mode (": (
+        "exports or traces the model (torch.export), which makes tensors without data of its own. "
+        "Leave it out of the step."
     ),
     "Error building extension": (
         "builds an extension in C++, for an optimizer of DeepSpeed's or the like, and that takes a GPU "
