@@ -34,6 +34,7 @@ from utils.shims import (
     torch_cache,
     torch_checkpoint,
     torch_distributed,
+    torch_gradients,
     torch_simulated,
     transformers,
 )
@@ -48,6 +49,7 @@ FILES = (
     torch_cache,
     torch_checkpoint,
     torch_distributed,
+    torch_gradients,
     torch_simulated,
     ddp,
     fsdp,

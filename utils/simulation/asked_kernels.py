@@ -33,13 +33,14 @@ _ASKED = frozenset(
      "aten::convolution", "aten::convolution_backward", "aten::native_batch_norm",
      "aten::native_batch_norm_backward", "aten::native_layer_norm",
      "aten::native_layer_norm_backward", "aten::native_group_norm",
-     "aten::native_group_norm_backward"}
+     "aten::native_group_norm_backward", "aten::im2col", "aten::col2im", "aten::kthvalue",
+     "aten::_trilinear"}
 )  # fmt: skip
 _ASKED_FAMILIES = ("aten::linalg_", "aten::_linalg_", "aten::_fft_")
 _VALUES = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout,
            torch.memory_format)  # fmt: skip
 # Of those, what takes memory by its size; the others are not missed where they were not asked.
-_TAKERS = ("conv", "linalg", "fft", "native_batch_norm_backward")
+_TAKERS = ("conv", "linalg", "fft", "native_batch_norm_backward", "2col", "2im", "_trilinear")
 _LOW = (torch.float16, torch.bfloat16)
 UNASKED = (
     "Low on a CPU: {names} did not run once beside the simulation, which tells what a kernel takes in "

@@ -6,6 +6,7 @@ per operation, from the allocator's own record of it or from the kernel's source
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -47,8 +48,10 @@ def cpu_scratch(
         return _bytes(args[0])  # the incoming gradient once more
     if func in MIXING:
         return _converted(args, out)
-    if func is aten.index_put.default:
-        return max(0, _mask_indices(args) - _bytes(out))
+    if func is aten.index_put_.default:
+        return _mask_indices(args)
+    if func in _REDUCED:
+        return _REDUCED[func](args, kwargs)
     if func.namespace == "torchvision":
         return _deformed(func, args, out)
     if func.name() in OPTIMIZER_COPIES:
@@ -76,8 +79,10 @@ def cuda_scratch(
         return _bytes(args[0]) * ((gather_dim != 0) + (shard_dim != 0))
     if func in CUDNN_RESULTS:
         return cudnn_scratch(func, args, out)
-    if func is aten.index_put.default:
-        return max(0, _mask_indices(args) - _bytes(out))
+    if func is aten.index_put_.default:
+        return _mask_indices(args)
+    if func in _REDUCED:
+        return _REDUCED[func](args, kwargs)
     if func.namespace == "torchvision":
         return _deformed(func, args, out)
     if func is not aten._scaled_dot_product_flash_attention_backward.default:
@@ -109,8 +114,7 @@ def _mask_indices(args: tuple[Any, ...]) -> int:
     """The indices that a mask becomes where each of its elements counts: one for each dimension.
 
     aten/src/ATen/native/IndexingUtils.h, `expandTensors`. It is the gradient of x[mask] that
-    adds up, and its forward had to assume as much. With data it is added in place: no result is
-    made beside the zeros that it starts from.
+    adds up, and its forward had to assume as much.
     """
     indices, adds_up = args[1], args[3:] == (True,)
     masks = (i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8))
@@ -126,6 +130,39 @@ def _converted(args: tuple[Any, ...], out: torch.Tensor) -> int:
     common = torch.result_type(args[0], args[1])
     parts = [*operands, *([out] if out is args[0] else [])]
     return sum(part.numel() for part in parts if part.dtype is not common) * common.itemsize
+
+
+def _losses(copies: int) -> Callable[[tuple[Any, ...], Mapping[str, Any]], int]:
+    """The losses of all elements before their mean or sum, so many times."""
+
+    def scratch_bytes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        first, second, *rest = args
+        reduction = rest[0] if rest else kwargs.get("reduction", 1)
+        elements = math.prod(torch.broadcast_shapes(first.shape, second.shape))
+        return copies * elements * first.element_size() if reduction else 0
+
+    return scratch_bytes
+
+
+# The two structured ones hold what checks the shapes as well: native/BinaryOps.cpp and Loss.cpp.
+_REDUCED: dict[Any, Callable[[tuple[Any, ...], Mapping[str, Any]], int]] = {
+    aten.mse_loss.default: _losses(2),
+    aten.smooth_l1_loss.default: _losses(2),
+    aten.huber_loss.default: _losses(1),
+}
+
+
+def _in_its_losses(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """A mean or sum that stays in the memory of the losses of all elements.
+
+    native/Loss.cpp and cuda/Loss.cu: `loss.resize_as_(loss_reduced).copy_(loss_reduced)`.
+    """
+    reduction = kwargs.get("reduction", args[-1] if isinstance(args[-1], int) else 1)
+    losses = torch.empty_like(args[0])
+    return losses.as_strided((), ()) if reduction else losses
+
+
+REDUCED_RESULTS = {aten.binary_cross_entropy.default: _in_its_losses}
 
 
 def _bytes(tensor: torch.Tensor | None) -> int:

@@ -23,10 +23,11 @@ from utils.memory.host import on_host
 from utils.memory.observer import note_storages, running_module
 from utils.shims.torch_ import with_data
 from utils.shims.torch_simulated import python_dispatch_off, torch_function_off
+from utils.simulation.in_place import CANDIDATES, DEVICE, InPlace
 from utils.simulation.known_values import KnownValues
 from utils.simulation.recurrences import CUDNN_RESULTS
 from utils.simulation.result_cache import ResultCache
-from utils.simulation.scratch import Scratch
+from utils.simulation.scratch import REDUCED_RESULTS, Scratch
 from utils.simulation.simulated_memory import SimulatedMemory
 from utils.simulation.stand_ins import NEED_VALUES, StandIns, Values
 from utils.traffic.collectives import Collective, UnknownOperation, collectives_of, operator_name
@@ -39,13 +40,13 @@ _BUFFERS: dict[str, Callable[[Any, Any], Any]] = {
     "fsdp::chunk_cat": lambda args, kwargs: kwargs["out"],
     "fsdp::chunk_cat_mixed_dtype": lambda args, kwargs: kwargs["out"],
 }
-_DEVICE = torch.ops.prim.device.default
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _PACK = torch.ops.aten._pack_padded_sequence.default
 _RANGES = frozenset(
     {torch.ops.profiler._record_function_enter_new.default,
      torch.ops.profiler._record_function_exit._RecordFunction}
 )  # fmt: skip
+_OWN_RESULTS = {**CUDNN_RESULTS, **REDUCED_RESULTS}
 # Without data it returns a slice of all that is gathered; with data a tensor of its own.
 _SLICED = torch.ops._dtensor.shard_dim_alltoall.default
 
@@ -81,6 +82,7 @@ class _Handler(SimulatedMemory):
         self._known = KnownValues()
         super().__init__(granularity_bytes, has_host, self._known.died)
         self._scratch = scratch
+        self._in_place = InPlace()
         self.is_working = False  # whether PyTorch works out a result
         self.remarks: dict[str, None] = {}  # what the result has to say, in order
         self.stand_ins = StandIns(values, self.remark)
@@ -101,8 +103,12 @@ class _Handler(SimulatedMemory):
             if _changes_lists_in_place(func):
                 return None  # it makes nothing, and working that out for lists of shards is slow
             return NotImplemented  # come back with this rank's local tensors
-        if func is _DEVICE:
+        if func is DEVICE:
+            self._in_place.asked = id(args[0])
             return args[0].fake_device  # asked for more often than all else; skip its long way
+        if func in CANDIDATES:
+            func, args = self._in_place.operation(func, args)
+        self._in_place.asked = 0
         if func in _RANGES:
             with self._python_off():
                 return func(*args)  # a name for profilers, without tensors
@@ -151,7 +157,7 @@ class _Handler(SimulatedMemory):
 
     def _worked_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            out = CUDNN_RESULTS.get(func, func)(*args, **kwargs)
+            out = _OWN_RESULTS.get(func, func)(*args, **kwargs)
             return out.clone() if func is _SLICED else out
         except NEED_VALUES:
             self._follow_values.add(func)
