@@ -25,6 +25,7 @@ EXTENSION_POINTS = (
     _point(_FAKE + "DynamicOutputShapeException", "a step that asks for values raises it"),
     _point(_FAKE + "UnsupportedFakeTensorException", "a step that cannot be simulated raises it"),
     _point(_FAKE + "UnsupportedOperatorException", "a step that cannot be simulated raises it"),
+    _point(_TREE + "tree_flatten", "which arguments a kernel was asked with"),
     _point(_TREE + "tree_leaves", "arguments and results are nested"),
     _point(_TREE + "tree_map_only", "arguments and results are nested"),
 )

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from utils.shims.shim import Shim
-from utils.shims.torch_ import TORCH, storage_key
+from utils.shims.shim import Library, Shim
+from utils.shims.torch_ import storage_key
+
+TORCH = Library("torch", "2.15.0", "utils/shims/torch_gradients.py")
 
 _NODE = Shim(
     TORCH, "torch._C:_current_autograd_node", "gradient_node",

@@ -120,7 +120,7 @@ def _is_too_large(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]
     results = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
     if sum(t.untyped_storage().nbytes() for t in (*tensors, *results)) > MOST_BYTES:
         return True
-    count = flop_registry.get(func._overloadpacket)
+    count = flop_registry.get(func.overloadpacket)
     if count is not None:
         return count(*args, **kwargs, out_val=out) > MOST_FLOPS
     if "linalg" in func.name():
@@ -129,7 +129,7 @@ def _is_too_large(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]
 
 
 def _takes_memory(func: Any, tensors: list[torch.Tensor]) -> bool:
-    multiplies = func._overloadpacket in flop_registry and tensors[0].dtype in _LOW
+    multiplies = func.overloadpacket in flop_registry and tensors[0].dtype in _LOW
     return multiplies or any(word in func.name() for word in _TAKERS)
 
 
