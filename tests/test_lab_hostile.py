@@ -90,7 +90,9 @@ def test_functions_that_give_junk_on_ranks_are_sent_back() -> None:
         assert problem(name, nan) == ""
 
 
-@pytest.mark.parametrize("name", ["02.amp_step", "02.measured_peak", "02.kept_by_module"])
+@pytest.mark.parametrize(
+    "name", ["02.amp_step", "02.measured_peak", "02.kept_by_module", "07.streamed"]
+)
 def test_gradients_that_a_right_answer_leaves_off_are_told_and_switched_on(name: str) -> None:
     right = right_answer(name)
 

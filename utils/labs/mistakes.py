@@ -44,6 +44,8 @@ class KnownAnswer:
         given: The answer, a function of the solution, or the parts that differ from the solution's.
         says: Words of its verdict; of a right one they may be empty.
         is_right: Whether the check takes it.
+        slow: Whether a try takes so long that only the slow tests make it.
+        timeout_seconds: After how long ranks that wait for ever are stopped; 0 for the check's own.
     """
 
     of: str
@@ -51,6 +53,8 @@ class KnownAnswer:
     given: Any
     says: str = ""
     is_right: bool = False
+    slow: bool = False
+    timeout_seconds: float = 0.0
 
     def answer(self, solution: Any) -> Any:
         """What a learner would give to the check."""
@@ -77,10 +81,12 @@ class KnownAnswers:
 
         return declare
 
-    def mistakes(self, of: str, **wrong: tuple[Any, str]) -> None:
+    def mistakes(
+        self, of: str, slow: bool = False, timeout_seconds: float = 0.0, **wrong: tuple[Any, str]
+    ) -> None:
         """Declare wrong answers by name, each with its words."""
         for name, (given, says) in wrong.items():
-            self._add(KnownAnswer(of, name, given, says))
+            self._add(KnownAnswer(of, name, given, says, False, slow, timeout_seconds))
 
     def right(self, of: str, says: str = "") -> Callable[[Function], Function]:
         """Declare a function or class as a right answer, perhaps with words of its note or score."""

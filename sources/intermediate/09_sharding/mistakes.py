@@ -95,8 +95,11 @@ known.mistakes(
     none=(lambda *card: None, "Something fits"),
     below=(cheapest_by(Rule(fits=operator.lt)), "`<=`"),
     lowest_stage=(cheapest_by(Rule(), lambda _, plan: plan), "fewer of those send less"),
-    **{f"rule_{i}": (cheapest_by(rule), says) for i, (says, rule) in enumerate(MISTAKES)},
 )
+for number, (says, rule) in enumerate(MISTAKES):
+    by_wrong_rule = cheapest_by(rule)
+    by_wrong_rule.__name__ = f"wrong_rule_{number}"
+    known.mistake("cheapest_plan", says)(by_wrong_rule)
 known.rights(
     "cheapest_plan",
     highest_of_equals=cheapest_by(Rule(), lambda rounds, plan: (rounds, -plan[0], -plan[1])),
