@@ -97,10 +97,10 @@ class KnownAnswers:
 
         return declare
 
-    def rights(self, of: str, **answers: Any) -> None:
+    def rights(self, of: str, slow: bool = False, **answers: Any) -> None:
         """Declare right answers by name."""
         for name, given in answers.items():
-            self._add(KnownAnswer(of, name, given, is_right=True))
+            self._add(KnownAnswer(of, name, given, is_right=True, slow=slow))
 
     def _add(self, answer: KnownAnswer) -> None:
         if any((one.of, one.name) == (answer.of, answer.name) for one in self.all):
