@@ -21,11 +21,10 @@ from functools import lru_cache
 from utils.catalog import ModelShape
 from utils.planner.adapters import Lora, kept_inputs
 from utils.planner.experts import expert_tp, shared_model
+from utils.planner.fp8 import FP8_SHARE
 from utils.planner.layout import Plan, changed
 from utils.planner.stages import Stage
 
-# A tensor in fp8 beside 16 bits; MXFP8 has a one-byte scale for each 32 elements.
-FP8_SHARE = {"fp8": 0.5, "mxfp8": 0.5 * (1 + 1 / 32)}
 CHUNKS_OF_LOSS = 8  # pieces of the tokens, where the loss is chunked
 
 

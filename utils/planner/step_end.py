@@ -12,6 +12,7 @@ from utils.planner.collectives import (
     in_training,
 )
 from utils.planner.experts import expert_replicas, replica_seconds
+from utils.planner.fp8 import gathered_width
 from utils.planner.kernels import memory_seconds
 from utils.planner.layout import Plan
 from utils.planner.stages import BLOCK_TENSORS, Stage
@@ -103,7 +104,7 @@ def data_parallel_seconds(
     width, calls = rules.reduce_bytes * count, _calls(plan, count, tensors)
     if plan.zero_stage == 0:
         return all_reduce_seconds(cluster, group, width, _buckets(plan, count)), 0.0
-    gathered = rules.gathered_bytes * count
+    gathered = gathered_width(plan) * count
     if plan.zero_stage == 1 and rules.broadcasts:
         owners = min(group.ranks, max(1, tensors // BLOCK_TENSORS))
         gather = broadcast_seconds(cluster, group, gathered, owners)
@@ -131,7 +132,13 @@ def _buckets(plan: Plan, count: float) -> float:
 
 
 def _calls(plan: Plan, count: float, tensors: int) -> float:
-    """Collectives in which ZeRO shards or gathers `count` parameters."""
-    buckets = _buckets(plan, count)
-    return {"bucket": buckets, "block": max(1, tensors // BLOCK_TENSORS),
+    """Collectives in which ZeRO shards or gathers `count` parameters.
+
+    ZeRO-3 passes on a block whole where that is more than a bucket (Megatron-Bridge's performance
+    guide on FSDP: the collectives of each layer run beside its work).
+    """
+    buckets, blocks = _buckets(plan, count), max(1, tensors // BLOCK_TENSORS)
+    if plan.zero_stage == 3:
+        buckets = min(buckets, blocks)
+    return {"bucket": buckets, "block": blocks,
             "tensor": max(buckets, tensors)}[plan.rules.shards]  # fmt: skip

@@ -13,6 +13,7 @@ from utils.planner.estimate import estimate
 from utils.planner.experts import expert_tp
 from utils.planner.export.deepspeed import learning_rate
 from utils.planner.export.precision import convention_notes, precision
+from utils.planner.fp8 import kept_in_fp8
 from utils.planner.goodput import goodput
 from utils.planner.layout import Batch, Plan
 from utils.planner.stages import stages
@@ -144,6 +145,8 @@ def _memory(plan: Plan) -> Arguments:
         "cross-entropy-loss-fusion": plan.loss == "fused",
         "fp8-format": {"fp8": "hybrid", "mxfp8": "e4m3"}.get(plan.precision),
         "fp8-recipe": {"fp8": "tensorwise", "mxfp8": "mxfp8"}.get(plan.precision),
+        "fp8-param-gather": kept_in_fp8(plan),
+        "reuse-grad-buf-for-mxfp8-param-ag": kept_in_fp8(plan) and plan.precision == "mxfp8",
         "attention-backend": plan.attention,
         "attention-dropout": 0.1 if plan.dropout else 0.0,
         "hidden-dropout": 0.1 if plan.dropout else 0.0,
