@@ -28,6 +28,14 @@ def _peak(plan, model=GPT, batch=BATCH):
     return worst(memory(model, plan, batch)).allocated_bytes
 
 
+def test_gaps_take_no_more_than_the_device_has():
+    row = worst(memory(GPT, Plan(dp=8, micro_batch=2), BATCH))
+    small = replace(device("A100-80GB"), memory_bytes=int(row.needed_bytes + 1))
+    assert row.allocated_bytes < row.reserved_on(device("B300")) == row.reserved_bytes
+    assert row.reserved_on(small) == pytest.approx(row.allocated_bytes + 1)
+    assert row.reserved_on(device("T4")) == row.allocated_bytes
+
+
 @pytest.mark.parametrize("t", [1, 2, 8])
 def test_activations_are_equations_1_2_and_4_of_korthikanti(t):
     s, b, h, a = 2048, 4, GPT.hidden, GPT.heads

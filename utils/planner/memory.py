@@ -85,6 +85,11 @@ class StageMemory:
         """
         return self.allocated_bytes + self.gaps * (self.allocated_bytes - self.lasting_bytes)
 
+    def reserved_on(self, gpu: Device) -> float:
+        """`reserved_bytes` where the device has room for the gaps; else what it has."""
+        room = gpu.memory_bytes - self.context_bytes
+        return min(self.reserved_bytes, max(self.allocated_bytes, room))
+
     @property
     def device_bytes(self) -> float:
         """What `nvidia-smi` shows: the allocator's segments and what is outside it."""
