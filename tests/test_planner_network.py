@@ -193,6 +193,21 @@ def test_interleaving_saves_time_where_sends_hide_and_costs_it_where_not(chunks)
     assert seconds["shown", chunks] > seconds["hidden", chunks]
 
 
+def test_chunks_send_gradients_beside_the_work_of_the_others() -> None:
+    """On a slow network one pass hides little of them; interleaved stages have a group's passes."""
+    cluster = Cluster(gpu="H100", nodes=32, network_bytes_per_second=50 * GB)
+    plans = {v: Plan(dp=4, tp=8, pp=8, virtual_stages=v, sequence_parallel=True, zero_stage=1)
+             for v in (1, 2, 6)}  # fmt: skip
+    exposed = [step_time("megatron-175b", cluster, plan, BATCH).data_parallel
+               for plan in plans.values()]  # fmt: skip
+    assert exposed[0] > exposed[1] >= exposed[2] > 0
+    blocking = replace(framework("megatron"), name="blocking", overlap_gradients=False,
+                       overlap_parameters=False)  # fmt: skip
+    shown = [step_time("megatron-175b", cluster, replace(plan, framework=blocking), BATCH)
+             .data_parallel for plan in plans.values()]  # fmt: skip
+    assert shown[0] == pytest.approx(shown[2])
+
+
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_groups_that_shard_add_up_their_gradients_once_a_step(zero) -> None:
     """HSDP: four micro-batches cost no more between nodes than one."""

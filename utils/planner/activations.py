@@ -73,6 +73,8 @@ def _norm(model: ModelShape, plan: Plan, number: int) -> tuple[Saved, ...]:
     """A fused norm keeps its input; RMSNorm in plain PyTorch a float32 copy and the normalized."""
     h, width = model.hidden, plan.rules.residual_bytes
     if model.family == "gpt" or not plan.rules.eager_norm:
+        if number == 2 and model.parallel_residual:
+            return ()  # its input is the first one's
         return (Saved(f"norm {number} input", width * h, "sequence"),)
     return (
         Saved(f"norm {number} input in float32", 4 * h, "sequence"),
@@ -179,6 +181,26 @@ def _adapters(model: ModelShape, plan: Plan, lora: Lora) -> tuple[Saved, ...]:
         Saved("adapter inputs", values),
         Saved("adapter dropout masks", masks),
         Saved("adapter inner", inner),
+        *(_fused_adapters(model, plan, lora) if lora.fused else ()),
+    )
+
+
+def _fused_adapters(model: ModelShape, plan: Plan, lora: Lora) -> tuple[Saved, ...]:
+    """What litgpt's one matrix for q, k and v keeps besides (lit_gpt/model.py, lora.py at 8641822).
+
+    Values are a view of the whole product and hold all of it; grouped keys and values are expanded
+    to all heads and copied instead. Where one of the three has no adapter, `index_copy` puts the
+    update among zeros and keeps its source.
+    """
+    width, q = plan.rules.residual_bytes, model.attention_width
+    kv = model.key_value_heads * model.head_dim
+    beside = q + kv if kv == q else 2 * (q - kv)
+    widths = {"q": q, "k": kv, "v": kv}
+    placed = [size for name, size in widths.items() if name in lora.targets]
+    updates = sum(placed) * (len(placed) < len(widths))
+    return (
+        Saved("q, k, v of which the values are a view", width * beside),
+        Saved("adapters' updates before zeros", lora.adapter_bytes * updates),
     )
 
 

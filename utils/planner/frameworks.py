@@ -241,6 +241,9 @@ _ROWS = [
     _BF16,
     replace(_BF16, name="transformers",
             source="transformers' models in bfloat16, trained by plain PyTorch or its Trainer"),
+    replace(_BF16, name="litgpt", loss_bytes=8,
+            source="litgpt's finetune/lora.py at 8641822: head and loss in chunks of 128 tokens, of "
+            "which the logits, in float32 by Fabric's convert_output, and their log-softmax stay"),
     replace(_BF16, name="peft",
             source="peft's adapters on transformers' models in bfloat16; their own type is the Lora's"),
 ]  # fmt: skip

@@ -51,8 +51,9 @@ def step_end(
         theirs = replica_seconds(cluster, plan, stage.expert_parameters)
         gradients, parameters = gradients + theirs[0], parameters + theirs[1]
     rules = plan.rules
-    first = _seen(parameters, forward * rules.overlap_parameters)
-    hides = backward * rules.overlap_gradients
+    window = _beside(plan)
+    first = _seen(parameters, window * forward * rules.overlap_parameters)
+    hides = window * backward * rules.overlap_gradients
     if plan.zero_stage == 3:
         both = parameters + gradients * rules.overlap_gradients
         hides = backward * rules.overlap_parameters
@@ -65,6 +66,17 @@ def step_end(
     if stage.expert_parameters and plan.zero_stage:  # as many as if sharded like the others
         count += stage.expert_parameters * (plan.shard_group / expert_replicas(plan) - 1)
     return exposed, _update_seconds(cluster, plan, count, m)
+
+
+def _beside(plan: Plan) -> float:
+    """Passes of one micro-batch that gradients are reduced beside, and parameters gathered.
+
+    Where stages interleave, chunks finish one after another: each sends while the others pass their
+    last group of micro-batches, as many as there are stages (Megatron-LM, schedules.py, grad_sync_func
+    of a chunk's last micro-batch; Megatron-Bridge's performance guide on VPP).
+    """
+    v = plan.virtual_stages
+    return (1 + plan.pp * (v - 1)) / v if plan.zero_stage < 2 else 1.0
 
 
 def _seen(sent: float, work: float) -> float:
