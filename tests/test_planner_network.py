@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from utils.catalog import Link
-from utils.planner import Batch, Cluster, Plan, cost, estimate, framework, goodput, step_time
+from utils.planner import (
+    Batch,
+    Cluster,
+    Plan,
+    Storage,
+    cost,
+    estimate,
+    framework,
+    goodput,
+    step_time,
+)
 from utils.planner.collectives import (
     TREE_CHUNK_BYTES,
     TREE_SHARE,
@@ -246,5 +256,12 @@ def test_spare_nodes_are_paid_and_dollars_are_a_range() -> None:
         assert low < row.usd < high
         assert low / row.days_interval[0] == pytest.approx(row.usd / row.days)
         assert high / row.days_interval[1] == pytest.approx(row.usd / row.days)
+    kept = cost(found, 1e11, one, Storage(usd_per_gb_month=1.0, checkpoints=2))
+    size = found.model.parameter_count * 14 / 1e9  # parameters, master copy and two moments
+    assert kept.storage_usd == pytest.approx(2 * size * kept.days / (365.25 / 12))
+    assert kept.usd - kept.storage_usd == pytest.approx(paid[1].usd - paid[1].storage_usd)
+    assert 0 < paid[1].storage_usd < 0.02 * paid[1].usd
+    with pytest.raises(ValueError, match="checkpoints"):
+        Storage(checkpoints=0)
     free = cost(found, 1e11)
     assert round(free.gpu_hours / free.days / 24) == 64
