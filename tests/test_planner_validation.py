@@ -67,6 +67,8 @@ def test_every_cell_of_zero_table_1_is_as_printed():
         ("SimuMax's B200", "milliseconds", "mean", 0.06),
         ("SimuMax's B200", "allocated GiB", "mean", 0.015),
         ("Megatron-Bridge, Llama in fp8", "tokens/s/GPU", "mean", 0.06),
+        ("Qwen LoRA by peft", "device GB", "median", 0.06),
+        ("Qwen LoRA by peft", "seconds", "median", 0.13),
         ("Megatron-Bridge, Llama in fp8", "tokens/s/GPU", "left_out_mean", 0.08),
         ("InternEvo ZeRO-1 in groups", "tokens/s/GPU", "mean", 0.07),
         ("InternEvo ZeRO-1 over all", "tokens/s/GPU", "mean", 0.08),

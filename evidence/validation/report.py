@@ -32,6 +32,7 @@ SOURCES: dict[str, Callable[[], list[Comparison]]] = {
     "ultrascale-memory": ultrascale.memory_comparisons,
     "bloom-memory": bloom.memory_comparisons,
     "adapters": adapters.comparisons,
+    "qwen-memory": eager.memory_comparisons,
     "eager-seconds": eager.comparisons,
     "korthikanti-seconds": times.korthikanti_comparisons,
     "ultrascale-speed": ultrascale.speed_comparisons,

@@ -176,7 +176,7 @@ def _in_fp8(tensors: tuple[Saved, ...], plan: Plan) -> tuple[Saved, ...]:
 def _adapters(model: ModelShape, plan: Plan, lora: Lora) -> tuple[Saved, ...]:
     """An adapter keeps its input in its own type, the mask of its dropout, and A(x)."""
     values, masks = kept_inputs(model, lora, plan.rules.residual_bytes)
-    inner = lora.adapter_bytes * lora.rank * len(lora.targets)
+    inner = lora.product_bytes * lora.rank * len(lora.targets)
     return (
         Saved("adapter inputs", values),
         Saved("adapter dropout masks", masks),
@@ -200,7 +200,7 @@ def _fused_adapters(model: ModelShape, plan: Plan, lora: Lora) -> tuple[Saved, .
     updates = sum(placed) * (len(placed) < len(widths))
     return (
         Saved("q, k, v of which the values are a view", width * beside),
-        Saved("adapters' updates before zeros", lora.adapter_bytes * updates),
+        Saved("adapters' updates before zeros", lora.product_bytes * updates),
     )
 
 
