@@ -12,7 +12,7 @@ from utils.planner.cluster import Cluster
 from utils.planner.estimate import estimate
 from utils.planner.experts import expert_tp
 from utils.planner.export.deepspeed import learning_rate
-from utils.planner.export.precision import convention_notes, precision
+from utils.planner.export.precision import OWN, convention_notes, precision
 from utils.planner.fp8 import kept_in_fp8
 from utils.planner.goodput import goodput
 from utils.planner.layout import Batch, Plan
@@ -129,6 +129,7 @@ def _data_parallel(plan: Plan) -> Arguments:
         "ckpt-format": "fsdp_dtensor" if shards else None,
         "no-gradient-accumulation-fusion": shards,
         "num-distributed-optimizer-instances": groups if groups > 1 else None,
+        "grad-reduce-in-bf16": plan.rules.name in OWN["megatron"] and plan.rules.reduce_bytes == 2,
         "overlap-grad-reduce": replicas and plan.rules.overlap_gradients,
         "overlap-param-gather": replicas and plan.zero_stage >= 1
         and plan.rules.overlap_gradients and plan.rules.overlap_parameters,
