@@ -83,8 +83,10 @@ class Plan:
         offload_layers: With offload_activations, only so many blocks of each stage go to the host
             (Megatron's cpu_offloading_num_layers); None for all of them.
         precision: "bf16"; "fp8": matrix products with one scale a tensor; "mxfp8": with one scale
-            for 32 elements. Embedding, head and attention's scores stay in 16 bits; so do gradients
-            and optimizer, as the framework has them.
+            for 32 elements. Embedding, head and attention stay in 16 bits; gradients and optimizer
+            are the framework's. NVIDIA's published fp8 runs keep gradients in 16 bits, a fused loss
+            and layers of their own on the host: framework="megatron-bridge", loss="fused", and
+            `evidence.validation.bridge` for each of them.
         loss: "whole": logits are cast to float32 as the framework does; "fused": one kernel from
             16-bit logits to their gradient, in place; "chunked": head and loss an eighth of the
             tokens at a time.
