@@ -65,7 +65,10 @@ def _made_by(folder: Path, root: Path) -> list[Target]:
         if (root / folder / f"{script}.py").is_file()
     ]
     if not found:
-        raise SourceError(f"{folder.as_posix()}/ has none of lesson.py, page.py and lab.py.")
+        raise SourceError(
+            f"{folder.as_posix()}/ has none of lesson.py, page.py and lab.py. "
+            "Write one of them, or remove the folder."
+        )
     return found
 
 

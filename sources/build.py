@@ -19,6 +19,11 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from _folders import folder_problems, two_of_one_number  # noqa: E402
+
+if __name__ == "__main__" and (twins := two_of_one_number(ROOT)):
+    sys.exit(twins)  # with them `utils` cannot be imported
+
 from _execute import RunError, execute  # noqa: E402
 from _findings import findings, too_large  # noqa: E402
 from _notebook import Target, make, targets  # noqa: E402
@@ -115,8 +120,9 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     except SourceError as error:
         print(error, file=sys.stderr)
         return 1
-    problems = (findings(root, chosen, leftovers=not options.paths) if options.check
-                else build_all(chosen, root, force=options.force))  # fmt: skip
+    problems = folder_problems(root, {target.source.parent for target in chosen})
+    problems += (findings(root, chosen, leftovers=not options.paths) if options.check
+                 else build_all(chosen, root, force=options.force))  # fmt: skip
     for problem in problems:
         print(problem, file=sys.stderr)
     if options.check and not problems:

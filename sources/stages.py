@@ -51,7 +51,7 @@ ALIKE = {
     "CUDA_VISIBLE_DEVICES": "", "COURSE_OFFLINE": "1", "OMP_WAIT_POLICY": "passive",
     "COURSE_SCOREBOARD": "build/test-scoreboard.json",
 }  # fmt: skip
-# They show more where the optional packages and schedulers are.
+# They show more where the optional packages and schedulers are; their labs do not.
 OPTIONAL_LESSONS = ("16_runs_that_survive", "17_cluster_and_budget")
 
 
@@ -64,14 +64,9 @@ class Stage:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def _books(*names: str) -> tuple[str, ...]:
-    found = sorted(
-        path.relative_to(ROOT).as_posix()
-        for folder in ("notebooks", "labs", "solutions")
-        for path in (ROOT / folder).rglob("*.ipynb")
-        if path.stem in names
-    )
-    return tuple(found)
+def _lessons(*names: str) -> tuple[str, ...]:
+    found = (ROOT / "notebooks").rglob("*.ipynb")
+    return tuple(sorted(path.relative_to(ROOT).as_posix() for path in found if path.stem in names))
 
 
 STYLE = Stage("style", ("sources/style.py",))
@@ -95,7 +90,7 @@ STAGES: dict[str, tuple[Stage, ...]] = {
         STYLE,
         Stage("offload", (*OPS, "cpu-adam"), REQUIRED),
         Stage("skipped", (*PYTEST, *THREE_AT_A_TIME, "-m", "not slow", f"@{SKIPPED}"), REQUIRED),
-        Stage("lessons", (*NBVAL, *_books(*OPTIONAL_LESSONS)), NO_BARS),
+        Stage("lessons", (*NBVAL, *_lessons(*OPTIONAL_LESSONS)), NO_BARS),
     ),
     "soak": (
         Stage("offload", (*OPS, "cpu-adam", "async-io")),

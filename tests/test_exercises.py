@@ -7,9 +7,11 @@ must survive beside that is in `test_lab_hostile.py`.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hostile_cases import right_answer
 from lab_answers import exercises_of_labs, solution, stub
 from lab_cases import nudged
 
@@ -25,25 +27,43 @@ EXERCISES = exercises_of_labs()
 WITH_MISTAKES = [n for n, folder in folders().items() if (folder / "mistakes.py").is_file()]
 
 
+NEAR_PAR = ["17.cheapest_run"]  # its solution tries 201 sizes of a model, its par is the optimum
+SLOW = ["17.repaired_job"]  # where a Slurm is installed; `test_lab_17.py` tries it by stand-ins
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in names]
+
+
 def of_lesson(number: str) -> list[KnownAnswer]:
     return importlib.import_module(f"utils.lessons.lesson_{number}.mistakes").known.all
 
 
 def known(is_right: bool) -> list[Any]:
-    found = [(n, one) for n in WITH_MISTAKES for one in of_lesson(n) if is_right == (not one.says)]
-    return [pytest.param(f"{n}.{one.of}", one, id=f"{n}.{one.of}-{one.name}") for n, one in found]
+    found = [(n, one) for n in WITH_MISTAKES for one in of_lesson(n) if one.is_right == is_right]
+    return [
+        pytest.param(f"{n}.{one.of}", one, id=f"{n}.{one.of}-{one.name}",
+                     marks=[pytest.mark.slow] if one.slow else [])
+        for n, one in found
+    ]  # fmt: skip
+
+
+def answer_of(name: str, one: KnownAnswer) -> Any:
+    asked_with_its_answer = name in EXERCISES or isinstance(find(name), Question)
+    return one.answer(right_answer(name) if asked_with_its_answer else None)
 
 
 def verdict_on(name: str, answer: Any) -> Verdict:
     return run_check(find(name), answer)
 
 
-@pytest.mark.parametrize("name", [n for n in EXERCISES if n[:2] in WITH_MISTAKES])
+@pytest.mark.parametrize("name", marked(n for n in EXERCISES if n[:2] in WITH_MISTAKES))
 def test_the_solution_is_right_and_reaches_its_par(name: str) -> None:
     verdict = verdict_on(name, solution(name))
     assert verdict.status is Status.CORRECT, verdict
-    found, has_par, par = verdict.score.rpartition(", par ")
-    assert not has_par or found.startswith(par), verdict.score
+    for part in verdict.score.split(", with "):
+        found, has_par, par = part.rpartition(", par ")
+        assert not has_par or found.startswith(par) or name in NEAR_PAR, verdict.score
 
 
 @pytest.mark.parametrize("name", EXERCISES)
@@ -52,14 +72,21 @@ def test_the_untouched_lab_is_not_attempted(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "mistake"), known(is_right=False))
-def test_a_mistake_is_told_what_it_is(name: str, mistake: KnownAnswer) -> None:
-    nudged(verdict_on(name, mistake.answer(solution(name))), mistake.says)
+def test_a_mistake_is_told_what_it_is(
+    name: str, mistake: KnownAnswer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mistake.says, "Give the words of the sentence that it earns."
+    if mistake.timeout_seconds:
+        checks = f"utils.lessons.lesson_{name.partition('.')[0]}.checks"
+        monkeypatch.setattr(f"{checks}.TIMEOUT_SECONDS", mistake.timeout_seconds)
+    nudged(verdict_on(name, answer_of(name, mistake)), mistake.says)
 
 
 @pytest.mark.parametrize(("name", "variant"), known(is_right=True))
 def test_an_unusual_right_answer_is_right(name: str, variant: KnownAnswer) -> None:
-    verdict = verdict_on(name, variant.answer(solution(name)))
+    verdict = verdict_on(name, answer_of(name, variant))
     assert verdict.status is Status.CORRECT, verdict
+    assert variant.says in f"{verdict.note} {verdict.score}", verdict
 
 
 QUESTIONS = {
@@ -73,6 +100,7 @@ QUESTIONS = {
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_question_knows_its_right_answer_and_its_wrong_ones(name: str) -> None:
     question = QUESTIONS[name]
+    assert check(name, ...).status is Status.NOT_ATTEMPTED
     assert question(question.right).status is Status.CORRECT
     for answer, sentence in question.wrong.items():
         nudged(question(answer), sentence)

@@ -154,7 +154,7 @@ def test_a_sitting_keeps_time_and_writes_a_page(
     page = sitting.page(tmp_path / "deep" / "page.html").read_text(encoding="utf-8")
     assert "&lt;Ada&gt; &amp; co" in page and "<Ada>" not in page
     assert (
-        "solved, after the end" in page and "$49" in page and "TiB" in page and "predicted" in page
+        "solved, after the end" in page and "$48" in page and "TiB" in page and "predicted" in page
     )
     assert (
         "<script" not in page

@@ -26,6 +26,7 @@ from hostile_cases import (
     values,
 )
 from lab_cases import nudged
+from torch.utils.checkpoint import checkpoint
 
 from utils.labs import check
 from utils.labs.cases import Exercise, Question
@@ -89,7 +90,9 @@ def test_functions_that_give_junk_on_ranks_are_sent_back() -> None:
         assert problem(name, nan) == ""
 
 
-@pytest.mark.parametrize("name", ["02.amp_step", "02.measured_peak", "02.kept_by_module"])
+@pytest.mark.parametrize(
+    "name", ["02.amp_step", "02.measured_peak", "02.kept_by_module", "07.streamed"]
+)
 def test_gradients_that_a_right_answer_leaves_off_are_told_and_switched_on(name: str) -> None:
     right = right_answer(name)
 
@@ -102,6 +105,15 @@ def test_gradients_that_a_right_answer_leaves_off_are_told_and_switched_on(name:
 
     nudged(run_check(find(name), answer), "gradients are off after your function")
     assert torch.is_grad_enabled()
+
+
+def test_a_borrowed_checkpoint_is_given_back() -> None:
+    def borrowed(block: Any, x: Any) -> Any:
+        return checkpoint(block, x, use_reentrant=False)
+
+    nudged(run_check(find("05.checkpointed"), borrowed), "it calls torch.utils.checkpoint")
+    assert checkpoint is torch.utils.checkpoint.checkpoint
+    assert checkpoint.__module__.startswith("torch.utils")
 
 
 def test_an_iterator_that_ends_in_an_answer_is_shown_with_its_line() -> None:

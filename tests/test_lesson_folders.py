@@ -7,7 +7,6 @@ import importlib
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,44 +18,14 @@ from utils.moved import today
 ROOT = Path(__file__).resolve().parents[1]
 # What lessons and labs of version 0.1 imported, a module a line.
 EARLIER = [line.split() for line in (ROOT / "tests/earlier_names.txt").read_text().splitlines()]
-NOTEBOOKS = {"lesson.py", "lab.py", "page.py"}
 LESSONS = "utils.lessons.lesson_"
 
 
 def imported(path: Path) -> set[str]:
-    """The modules that a file names in its import statements; relative ones with their dots."""
+    """The modules that a file names in its import statements."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return plain | {
-        "." * node.level + (node.module or "") for node in nodes if isinstance(node, ast.ImportFrom)
-    }
-
-
-def foreign(folder: Path) -> Iterator[str]:
-    """Imports by which a lesson's folder leaves it: of another's, or upwards out of itself."""
-    for path in sorted(folder.rglob("*.py")):
-        if path.name not in NOTEBOOKS:
-            deepest = len(path.relative_to(folder).parts)
-            for name in imported(path):
-                dots = len(name) - len(name.lstrip("."))
-                if name.startswith(LESSONS) or dots > deepest:
-                    yield f"{path.relative_to(folder)}: {name}"
-
-
-def test_a_lesson_imports_no_other() -> None:
-    assert {number: list(foreign(folder)) for number, folder in folders().items()} == {
-        number: [] for number in folders()
-    }
-
-
-@pytest.mark.parametrize(
-    ("line", "is_foreign"),
-    [("from .plans import CARDS", False), ("from utils.labs.cases import Case", False),
-     ("from ..other import X", True), ("import utils.lessons.lesson_10.round", True)],
-)  # fmt: skip
-def test_an_import_of_another_lesson_is_found(line: str, is_foreign: bool, tmp_path: Path) -> None:
-    (tmp_path / "checks.py").write_text(line)
-    assert bool(list(foreign(tmp_path))) == is_foreign
+    return plain | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
 
 
 def test_neither_utils_nor_evidence_imports_a_lesson() -> None:

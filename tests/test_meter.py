@@ -176,7 +176,9 @@ def test_ddp_in_one_process(gloo: None, as_view: bool) -> None:
     weights = total_bytes(case.model.parameters())
     # Buckets are as large as the parameters; with views into them they hold the gradients.
     extra = 0 if as_view else weights
-    expected = second_count(case, warmup=2, extra_bytes=extra)
+    # The profiler misses what gloo's thread frees, which can only raise a count: the least is right.
+    counts = [second_count(case, warmup=2, extra_bytes=extra) for _ in range(3)]
+    expected = tuple(map(min, zip(*counts, strict=True)))
     for source in SOURCES:
         fresh = metered(wrapped(), source())
         timeline = fresh.timeline

@@ -16,6 +16,7 @@ from utils.memory import Category, measure
 from utils.models import Transformer
 from utils.simulation import simulate
 from utils.techniques import OffloadedOptimizer
+from utils.techniques.offload_choice import OffloadItem, best_offload
 from utils.units import MIB
 
 Make = Callable[..., torch.optim.Optimizer]
@@ -181,3 +182,10 @@ def test_on_a_simulated_gpu_two_bytes_a_parameter_stay() -> None:
 
 def categories(found: Any) -> set[Category]:
     return {block.category for block in found.timeline.allocations}
+
+
+def test_a_choice_at_both_limits_is_allowed() -> None:
+    items = [OffloadItem("one", 4, 4, 0, 0), OffloadItem("two", 6, 6, 0, 0)]
+    assert best_offload(items, 4, 6, 1.0, 1.0) == {1}
+    with pytest.raises(ValueError, match="No choice fits"):
+        best_offload(items, 4, 5, 1.0, 1.0)

@@ -9,11 +9,12 @@ import pytest
 
 from evidence.validation import megatron_experts
 from utils.catalog import model_shape
-from utils.planner import Batch, Cluster, Plan, Space, estimate, memory, search
+from utils.planner import Batch, Cluster, Plan, Space, estimate, memory, search, worst
 from utils.planner.collectives import Group
 from utils.planner.experts import all_to_all_seconds, expert_replicas, routed_tokens
+from utils.planner.fp8 import FP8_COPIES
 from utils.planner.stages import stages
-from utils.planner.states import FP8_COPIES, host_bytes, states
+from utils.planner.states import host_bytes, states
 from utils.units import Category
 
 MIXTRAL = model_shape("mixtral-8x7b")
@@ -111,8 +112,38 @@ def test_fp8_is_faster_and_keeps_copies_of_the_matrices() -> None:
     assert kept["fp8"] < kept["mxfp8"] < kept["bf16"]
     (stage,) = stages(LLAMA, plan)
     more = {kind: row.peak.bytes_by_category["parameters"] for kind, row in rows.items()}
-    for kind in ("fp8", "mxfp8"):
-        assert more[kind] - more["bf16"] == FP8_COPIES[kind] * stage.block_parameters
+    for kind in ("fp8", "mxfp8"):  # in place of the 16-bit parameters
+        assert more[kind] - more["bf16"] == (FP8_COPIES[kind] - 2) * stage.block_parameters
+
+
+def test_without_a_distributed_optimizer_parameters_stay_beside_their_copies() -> None:
+    plan = Plan(dp=8, precision="fp8")
+    (stage,) = stages(LLAMA, plan)
+    more, less = (states(LLAMA, replace(plan, precision=kind), stage)[Category.PARAMETERS]
+                  for kind in ("fp8", "bf16"))  # fmt: skip
+    assert more - less == 2 * stage.block_parameters
+
+
+def test_sharded_parameters_have_no_lasting_copies() -> None:
+    """ZeRO-3 makes copies of what it has gathered: a block or two."""
+    plan = Plan(dp=64, zero_stage=3)
+    (stage,) = stages(LLAMA, plan)
+    kept = {kind: worst(memory(LLAMA, replace(plan, precision=kind), Batch(sequences=64, sequence_length=4096)))
+            for kind in ("bf16", "fp8")}  # fmt: skip
+    in_fp8, plain = (kept[kind].bytes_by_category for kind in ("fp8", "bf16"))
+    assert in_fp8[Category.PARAMETERS] == plain[Category.PARAMETERS] - stage.block_parameters / 64
+    assert in_fp8[Category.GATHERED] == plain[Category.GATHERED]
+
+
+def test_some_blocks_go_to_the_host() -> None:
+    away = Plan(dp=8, zero_stage=1, offload_activations=True)
+    rows = [estimate(LLAMA, replace(H100, nodes=1), replace(away, offload_layers=n), LONG)
+            for n in (1, 16, None)]  # fmt: skip
+    kept = [row.peak.bytes_by_category["activations"] for row in rows]
+    assert kept[0] > kept[1] > kept[2] and rows[0].host_bytes < rows[1].host_bytes
+    assert kept[1] == pytest.approx(kept[0] * 16 / 31)
+    with pytest.raises(ValueError, match="offload_activations=True"):
+        Plan(offload_layers=4)
 
 
 # Other choices

@@ -296,6 +296,21 @@ def test_experts_and_fp8_reach_megatron():
     assert (read["--fp8-recipe"], read["--recompute-method"]) == ("tensorwise", "block")
     assert set(read) <= set(KNOWN), set(read) - set(KNOWN)
     assert found.python is None and found.deepspeed is None
+    assert "--fp8-param-gather" in read and "--grad-reduce-in-bf16" not in read
+
+
+def test_what_nvidia_runs_in_mxfp8_reaches_megatron():
+    plan = Plan(dp=8, tp=2, sequence_parallel=True, zero_stage=1, precision="mxfp8", loss="fused",
+                framework="megatron-bridge")  # fmt: skip
+    found = export(model_shape("llama-2-7b"), Cluster(gpu="B200", nodes=2), plan,
+                   Batch(sequences=64, sequence_length=4096))  # fmt: skip
+    read = options(found)
+    assert {"--fp8-param-gather", "--reuse-grad-buf-for-mxfp8-param-ag",
+            "--grad-reduce-in-bf16"} <= set(read) <= set(KNOWN)  # fmt: skip
+    assert not [note for note in found.notes if "megatron-bridge" in note]
+    plain = options(export(model_shape("llama-2-7b"), Cluster(gpu="B200", nodes=2),
+                           replace(plan, zero_stage=0), Batch(sequences=64, sequence_length=4096)))  # fmt: skip
+    assert "--fp8-param-gather" not in plain
 
 
 def test_a_gpt_goes_to_megatron():

@@ -28,6 +28,34 @@ def _peak(plan, model=GPT, batch=BATCH):
     return worst(memory(model, plan, batch)).allocated_bytes
 
 
+def test_a_fused_matrix_of_adapters_keeps_what_its_values_are_a_view_of():
+    """litgpt's one matrix for q, k and v: counted on its own block with saved_tensors_hooks."""
+    lora = Lora(targets=("q", "v"), adapter_bytes=2, adapter_dropout=True, fused=True)
+    plain, fused = (
+        Plan(framework="litgpt", lora=replace(lora, fused=how)) for how in (False, True)
+    )
+    more = block_bytes(LLAMA, fused, 1000, "none") - block_bytes(LLAMA, plain, 1000, "none")
+    inputs = -(2 + 1) * LLAMA.hidden  # q and v share theirs, and its mask
+    assert more == 1000 * (8 * LLAMA.hidden + inputs)
+    every = replace(fused, lora=replace(lora, fused=True, targets=("q", "k", "v")))
+    names = {row.name: row.bytes_per_token for row in saved_tensors(LLAMA, every, 1000)}
+    assert names["adapters' updates before zeros"] == 0
+
+
+def test_a_parallel_residual_keeps_one_input_for_both_norms():
+    together = replace(GPT, name="parallel", parallel_residual=True)
+    kept, less = (block_bytes(model, Plan(), 1000, "none") for model in (GPT, together))
+    assert kept - less == 1000 * 2 * GPT.hidden
+
+
+def test_gaps_take_no_more_than_the_device_has():
+    row = worst(memory(GPT, Plan(dp=8, micro_batch=2), BATCH))
+    small = replace(device("A100-80GB"), memory_bytes=int(row.needed_bytes + 1))
+    assert row.allocated_bytes < row.reserved_on(device("B300")) == row.reserved_bytes
+    assert row.reserved_on(small) == pytest.approx(row.allocated_bytes + 1)
+    assert row.reserved_on(device("T4")) == row.allocated_bytes
+
+
 @pytest.mark.parametrize("t", [1, 2, 8])
 def test_activations_are_equations_1_2_and_4_of_korthikanti(t):
     s, b, h, a = 2048, 4, GPT.hidden, GPT.heads

@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from utils.catalog import Link
-from utils.planner import Batch, Cluster, Plan, cost, estimate, framework, goodput, step_time
+from utils.planner import (
+    Batch,
+    Cluster,
+    Plan,
+    Storage,
+    cost,
+    estimate,
+    framework,
+    goodput,
+    step_time,
+)
 from utils.planner.collectives import (
     TREE_CHUNK_BYTES,
     TREE_SHARE,
@@ -193,6 +203,21 @@ def test_interleaving_saves_time_where_sends_hide_and_costs_it_where_not(chunks)
     assert seconds["shown", chunks] > seconds["hidden", chunks]
 
 
+def test_chunks_send_gradients_beside_the_work_of_the_others() -> None:
+    """On a slow network one pass hides little of them; interleaved stages have a group's passes."""
+    cluster = Cluster(gpu="H100", nodes=32, network_bytes_per_second=50 * GB)
+    plans = {v: Plan(dp=4, tp=8, pp=8, virtual_stages=v, sequence_parallel=True, zero_stage=1)
+             for v in (1, 2, 6)}  # fmt: skip
+    exposed = [step_time("megatron-175b", cluster, plan, BATCH).data_parallel
+               for plan in plans.values()]  # fmt: skip
+    assert exposed[0] > exposed[1] >= exposed[2] > 0
+    blocking = replace(framework("megatron"), name="blocking", overlap_gradients=False,
+                       overlap_parameters=False)  # fmt: skip
+    shown = [step_time("megatron-175b", cluster, replace(plan, framework=blocking), BATCH)
+             .data_parallel for plan in plans.values()]  # fmt: skip
+    assert shown[0] == pytest.approx(shown[2])
+
+
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_groups_that_shard_add_up_their_gradients_once_a_step(zero) -> None:
     """HSDP: four micro-batches cost no more between nodes than one."""
@@ -231,5 +256,12 @@ def test_spare_nodes_are_paid_and_dollars_are_a_range() -> None:
         assert low < row.usd < high
         assert low / row.days_interval[0] == pytest.approx(row.usd / row.days)
         assert high / row.days_interval[1] == pytest.approx(row.usd / row.days)
+    kept = cost(found, 1e11, one, Storage(usd_per_gb_month=1.0, checkpoints=2))
+    size = found.model.parameter_count * 14 / 1e9  # parameters, master copy and two moments
+    assert kept.storage_usd == pytest.approx(2 * size * kept.days / (365.25 / 12))
+    assert kept.usd - kept.storage_usd == pytest.approx(paid[1].usd - paid[1].storage_usd)
+    assert 0 < paid[1].storage_usd < 0.02 * paid[1].usd
+    with pytest.raises(ValueError, match="checkpoints"):
+        Storage(checkpoints=0)
     free = cost(found, 1e11)
     assert round(free.gpu_hours / free.days / 24) == 64

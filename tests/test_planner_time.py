@@ -309,7 +309,8 @@ def test_prices_scale_dollars_and_tokens_scale_days():
         estimate(GPT, _cluster(8, usd_per_gpu_hour=usd), Plan(dp=8), BATCH) for usd in (1.5, 3.0)
     )
     one, two = cost(cheap, 1e9), cost(dear, 1e9)
-    assert two.usd == pytest.approx(2 * one.usd)
+    assert two.usd - two.storage_usd == pytest.approx(2 * (one.usd - one.storage_usd))
+    assert two.storage_usd == pytest.approx(one.storage_usd)
     assert cost(cheap, 3e9).days == pytest.approx(3 * one.days)
     assert one.days_interval[0] < one.days < one.days_interval[1]
     assert one.gpu_hours == pytest.approx(24 * 8 * one.days)

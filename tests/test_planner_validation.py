@@ -7,6 +7,7 @@ import pytest
 
 from evidence.validation import (
     bloom,
+    bridge,
     compare_all,
     failures,
     finetunes,
@@ -53,7 +54,7 @@ def test_every_cell_of_zero_table_1_is_as_printed():
         ("Megatron-LM CI, small", "peak bytes", "median", 0.03),
         ("Ultra-Scale sweep", "reserved GiB", "median", 0.05),
         ("BLOOM prequel", "nvidia-smi GB", "mean", 0.05),
-        ("litgpt LoRA and QLoRA", "peak GB", "median", 0.03),
+        ("litgpt LoRA and QLoRA", "peak GB", "median", 0.01),
         ("PEFT LoRA", "reserved GB", "mean", 0.03),
         ("Ultra-Scale sweep", "tokens/s/GPU", "median", 0.06),
         ("Korthikanti Table 5", "seconds", "mean", 0.036),
@@ -65,6 +66,10 @@ def test_every_cell_of_zero_table_1_is_as_printed():
         ("llm-foundry, H100", "MFU %", "mean", 0.07),
         ("SimuMax's B200", "milliseconds", "mean", 0.06),
         ("SimuMax's B200", "allocated GiB", "mean", 0.015),
+        ("Megatron-Bridge, Llama in fp8", "tokens/s/GPU", "mean", 0.06),
+        ("Qwen LoRA by peft", "device GB", "median", 0.06),
+        ("Qwen LoRA by peft", "seconds", "median", 0.13),
+        ("Megatron-Bridge, Llama in fp8", "tokens/s/GPU", "left_out_mean", 0.08),
         ("InternEvo ZeRO-1 in groups", "tokens/s/GPU", "mean", 0.07),
         ("InternEvo ZeRO-1 over all", "tokens/s/GPU", "mean", 0.08),
         ("MegaScale's Megatron-LM", "seconds", "mean", 0.09),
@@ -181,12 +186,18 @@ def test_every_table_names_its_source():
         table("zero_table2")
 
 
+def test_what_ran_in_fp8_fits():
+    rows = bridge.fits()
+    assert len(rows) == 25
+    assert [case for case, fit in rows if not fit] == []
+
+
 def test_few_constants_were_set_on_measurements():
     documented = {"CUDA_CONTEXT_BYTES", "WORKSPACE_BYTES"}
     fitted = {name for name in vars(calibration) if name.isupper()} - {"GB", "MIB"} - documented
     assert fitted == {
         "FRAGMENTATION", "FRAGMENTATION_ALONE", "COMMUNICATOR_BYTES", "AMPERE_SUSTAINED", "HOPPER_SUSTAINED",
-        "BLACKWELL_SUSTAINED", "VECTOR_SUSTAINED", "MEMORY_SUSTAINED", "BESIDE_TRAINING",
+        "BLACKWELL_SUSTAINED", "FP8_SUSTAINED", "VECTOR_SUSTAINED", "MEMORY_SUSTAINED", "BESIDE_TRAINING",
         "CALL_SECONDS", "CONTENTION", "HOST_SECONDS", "ARRIVAL_SECONDS",
     }  # fmt: skip
     assert len(fitted) <= 14

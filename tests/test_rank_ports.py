@@ -23,7 +23,7 @@ from utils.ranks.namespaces import NamespaceError
 from utils.shims.forkserver import stop_server
 from utils.shims.torch_distributed import default_store
 
-LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.1  # ports stay open for a second or longer
 SCRIPT = """
 import time
 import torch

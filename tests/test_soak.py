@@ -36,6 +36,7 @@ def test_the_byte_asserting_tests_are_there() -> None:
     assert all((ROOT / "tests" / name).is_file() for name in soak.BYTE_TESTS)
 
 
+@pytest.mark.slow  # it starts pytest five times, for what runs in `make soak` alone
 def test_a_kernel_that_fails_is_named_and_the_others_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,25 +11,25 @@ from utils.units import GB
 # config.json of microsoft/phi-1_5, stabilityai/stablelm-base-alpha-3b, tiiuae/falcon-40b and
 # meta-llama/Llama-3.2-3B; vocabularies as litgpt pads them.
 PHI = ModelShape(name="phi-1.5", family="gpt", layers=24, hidden=2048, heads=32, feedforward=8192,
-                 vocabulary=51_200, max_sequence=2048)  # fmt: skip
+                 vocabulary=51_200, max_sequence=2048, parallel_residual=True)  # fmt: skip
 STABLELM = ModelShape(name="stablelm-alpha-3b", family="gpt", layers=16, hidden=4096, heads=32,
-                      feedforward=16_384, vocabulary=50_688, max_sequence=4096)  # fmt: skip
+                      feedforward=16_384, vocabulary=50_688, max_sequence=4096, parallel_residual=True)  # fmt: skip
 FALCON_40B = ModelShape(name="falcon-40b", family="gpt", layers=60, hidden=8192, heads=128,
                         kv_heads=8, feedforward=32_768, vocabulary=65_024, max_sequence=2048,
-                        tied=True)  # fmt: skip
+                        tied=True, parallel_residual=True)  # fmt: skip
 FALCON_7B = ModelShape(name="falcon-7b", family="gpt", layers=32, hidden=4544, heads=71, kv_heads=1,
                        feedforward=18_176, vocabulary=65_024, max_sequence=2048,
-                       tied=True)  # fmt: skip
+                       tied=True, parallel_residual=True)  # fmt: skip
 LLAMA_32_3B = ModelShape(name="llama-3.2-3b", family="llama", layers=28, hidden=3072, heads=24,
                          kv_heads=8, feedforward=8192, vocabulary=128_256, max_sequence=131_072,
                          tied=True)  # fmt: skip
 
-# (litgpt's model, its size) -> shape and the longest example of the data set, in tokens. Llama's 13B
-# is left to the simulator: its norms ran in fp32, which the planner has no word for.
+# (litgpt's model, its size) -> shape and the longest example of the data set, in tokens.
 LITGPT = {
     ("phi-1.5", "1.3 B"): (PHI, 1044),
     ("StableLM Alpha", "3 B"): (STABLELM, 1034),
     ("Llama 2", "7 B"): (model_shape("llama-2-7b"), 1304),
+    ("Llama 2 13B", "13 B"): (model_shape("llama-2-13b"), 1304),
     ("Falcon", "7 B"): (FALCON_7B, 1079),
     ("Falcon", "40 B"): (FALCON_40B, 1079),
 }
@@ -64,7 +64,7 @@ def litgpt_memory(row: dict[str, str]) -> StageMemory:
         quantized_head=True, adapter_dropout=True, keeps_inputs=True, fused=True,
     )  # fmt: skip
     size = whole(row["micro_batch"])
-    plan = Plan(micro_batch=size, framework="bf16", lora=lora)
+    plan = Plan(micro_batch=size, framework="litgpt", lora=lora)
     return memory(model, plan, Batch(sequences=size, sequence_length=length))[0]
 
 

@@ -8,6 +8,7 @@ from evidence.validation import (
     adapters,
     b200,
     bloom,
+    bridge,
     buses,
     eager,
     failures,
@@ -31,6 +32,7 @@ SOURCES: dict[str, Callable[[], list[Comparison]]] = {
     "ultrascale-memory": ultrascale.memory_comparisons,
     "bloom-memory": bloom.memory_comparisons,
     "adapters": adapters.comparisons,
+    "qwen-memory": eager.memory_comparisons,
     "eager-seconds": eager.comparisons,
     "korthikanti-seconds": times.korthikanti_comparisons,
     "ultrascale-speed": ultrascale.speed_comparisons,
@@ -39,6 +41,7 @@ SOURCES: dict[str, Callable[[], list[Comparison]]] = {
     "torchtitan": torchtitan.comparisons,
     "b200-memory": b200.memory_comparisons,
     "b200-seconds": b200.seconds_comparisons,
+    "megatron-bridge": bridge.comparisons,
     "offload": offload.comparisons,
     "internevo": scale.internevo_comparisons,
     "fms-fsdp": scale.fms_comparisons,
@@ -87,6 +90,7 @@ def verdicts() -> list[str]:
     losses = sorted(row.loss for row in lost)
     failed = sorted(row.loss for row in ultrascale.regrets(pathologies=True))
     foundry_fits = [fit for _, fit in foundry.fits()]
+    bridge_fits = [fit for _, fit in bridge.fits()]
     inside = [row.inside for row in failures.intervals()]
     slow, peer = sorted(ratio for _, ratio in ultrascale.tight_rows()), b200.simumax_errors()
     lines = [
@@ -94,6 +98,7 @@ def verdicts() -> list[str]:
         f"BLOOM prequel: {sum(ran == fit for _, ran, fit in fits)} of {len(fits)} fits and OOMs "
         "right",
         f"llm-foundry: {sum(foundry_fits)} of {len(foundry_fits)} micro-batches fit",
+        f"Megatron-Bridge in fp8: {sum(bridge_fits)} of {len(bridge_fits)} that ran fit",
         f"Ultra-Scale regret: median {losses[len(losses) // 2]:.1%}, worst {losses[-1]:.1%} "
         f"of {len(losses)}; with the network's failures on 64 nodes median "
         f"{failed[len(failed) // 2]:.1%}, worst {failed[-1]:.1%}",

@@ -110,6 +110,7 @@ class Device:
 _REPORTED = "total_memory that PyTorch printed in public logs"
 _PRINTED = "total capacity that PyTorch prints when memory runs out, in public logs"
 _A100_POWER = "glennklockwood.com/garden/processors/A100 (SXM4), after NVIDIA's data sheet"
+_TDP = "verda.com/blog/gb300-nvl72-architecture, table of thermal design power"
 _SPECS = "stas00/ml-engineering, compute/accelerator/README.md"
 
 _ROWS = [
@@ -210,6 +211,7 @@ _ROWS = [
         ceiling_source=f"{_SPECS}: maximum achievable, SXM",
         memory_source=f"{_REPORTED} (182,631 to 182,642 MiB); 8,000 GB/s: {_SPECS} (SXM)",
         flops_source=f"{_SPECS} (SXM); fp32: glennklockwood.com/garden/processors/B200 (HGX)",
+        board_watts=1000, power_source=_TDP,
     ),
     Device(
         name="B300", memory_gb=288, memory_bytes=274_109 * MIB,
@@ -219,6 +221,7 @@ _ROWS = [
         fp8_ceiling_tflops=3353.3, ceiling_source=f"{_SPECS}: maximum achievable, SXM",
         memory_source=f"{_PRINTED} (267.69 GiB); 8,000 GB/s: {_SPECS} (SXM)",
         flops_source=f"{_SPECS} (SXM), after NVIDIA's DGX B300 data sheet",
+        board_watts=1100, power_source=_TDP,
     ),
     Device(
         name="GB200", memory_gb=186, memory_bytes=188_728 * MIB,
@@ -228,6 +231,7 @@ _ROWS = [
         fp8_ceiling_tflops=3615.6, ceiling_source=f"{_SPECS}: maximum achievable, GB200 SXM",
         memory_source=f"{_PRINTED} (184.31 GiB); 8,000 GB/s: {_SPECS} (GB200 SXM)",
         flops_source=f"{_SPECS}, one of the superchip's two GPUs, after NVIDIA's GB200 NVL72 page",
+        board_watts=1200, power_source=_TDP,
     ),
     Device(
         name="GB300", memory_gb=278, memory_bytes=283_130 * MIB,
@@ -237,6 +241,7 @@ _ROWS = [
         memory_source=f"{_PRINTED} (276.50 GiB); 20 TB for 72: Google Cloud, A4X Max; 8,000 GB/s: "
         f"B300's, {_SPECS}",
         flops_source=f"{_SPECS}, after NVIDIA's GB300 NVL72 page",
+        board_watts=1400, power_source=_TDP,
     ),
     Device(
         name="MI300X", memory_gb=192, memory_bytes=196_592 * MIB,

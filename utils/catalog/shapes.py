@@ -70,6 +70,8 @@ class ModelShape:
         qkv_bias: Biases on the query, key and value projections alone (Qwen 2).
         qk_norm: An RMSNorm of each head's queries and keys, one weight a channel (Qwen 3).
         embedding_norm: One more LayerNorm, on the embedding (BLOOM).
+        parallel_residual: Attention and feed-forward read the same stream, and are added to it
+            together (GPT-NeoX, phi, Falcon).
         num_experts: Experts of a mixture-of-experts block, E; None for a dense model. Experts have
             no biases, and a router of E rows chooses among them.
         experts_per_token: Experts that each token passes through, k.
@@ -97,6 +99,7 @@ class ModelShape:
     qkv_bias: bool = False
     qk_norm: bool = False
     embedding_norm: bool = False
+    parallel_residual: bool = False
     num_experts: int | None = None
     experts_per_token: int | None = None
     expert_feedforward: int | None = None

@@ -5,7 +5,7 @@ from utils.planner.account import Account
 from utils.planner.adapters import Lora
 from utils.planner.cluster import Cluster, network
 from utils.planner.compare import compare_plans, plan_name
-from utils.planner.cost import Cost, cost
+from utils.planner.cost import Cost, Storage, cost
 from utils.planner.decision import Option, Ranked, decide, winners
 from utils.planner.estimate import Estimate, estimate
 from utils.planner.explain import (
@@ -53,6 +53,7 @@ __all__ = [
     "Space",
     "StageMemory",
     "StepTime",
+    "Storage",
     "axis_bytes",
     "axis_sizes",
     "candidates",

@@ -21,11 +21,10 @@ from functools import lru_cache
 from utils.catalog import ModelShape
 from utils.planner.adapters import Lora, kept_inputs
 from utils.planner.experts import expert_tp, shared_model
+from utils.planner.fp8 import FP8_SHARE
 from utils.planner.layout import Plan, changed
 from utils.planner.stages import Stage
 
-# A tensor in fp8 beside 16 bits; MXFP8 has a one-byte scale for each 32 elements.
-FP8_SHARE = {"fp8": 0.5, "mxfp8": 0.5 * (1 + 1 / 32)}
 CHUNKS_OF_LOSS = 8  # pieces of the tokens, where the loss is chunked
 
 
@@ -74,6 +73,8 @@ def _norm(model: ModelShape, plan: Plan, number: int) -> tuple[Saved, ...]:
     """A fused norm keeps its input; RMSNorm in plain PyTorch a float32 copy and the normalized."""
     h, width = model.hidden, plan.rules.residual_bytes
     if model.family == "gpt" or not plan.rules.eager_norm:
+        if number == 2 and model.parallel_residual:
+            return ()  # its input is the first one's
         return (Saved(f"norm {number} input", width * h, "sequence"),)
     return (
         Saved(f"norm {number} input in float32", 4 * h, "sequence"),
@@ -175,11 +176,31 @@ def _in_fp8(tensors: tuple[Saved, ...], plan: Plan) -> tuple[Saved, ...]:
 def _adapters(model: ModelShape, plan: Plan, lora: Lora) -> tuple[Saved, ...]:
     """An adapter keeps its input in its own type, the mask of its dropout, and A(x)."""
     values, masks = kept_inputs(model, lora, plan.rules.residual_bytes)
-    inner = lora.adapter_bytes * lora.rank * len(lora.targets)
+    inner = lora.product_bytes * lora.rank * len(lora.targets)
     return (
         Saved("adapter inputs", values),
         Saved("adapter dropout masks", masks),
         Saved("adapter inner", inner),
+        *(_fused_adapters(model, plan, lora) if lora.fused else ()),
+    )
+
+
+def _fused_adapters(model: ModelShape, plan: Plan, lora: Lora) -> tuple[Saved, ...]:
+    """What litgpt's one matrix for q, k and v keeps besides (lit_gpt/model.py, lora.py at 8641822).
+
+    Values are a view of the whole product and hold all of it; grouped keys and values are expanded
+    to all heads and copied instead. Where one of the three has no adapter, `index_copy` puts the
+    update among zeros and keeps its source.
+    """
+    width, q = plan.rules.residual_bytes, model.attention_width
+    kv = model.key_value_heads * model.head_dim
+    beside = q + kv if kv == q else 2 * (q - kv)
+    widths = {"q": q, "k": kv, "v": kv}
+    placed = [size for name, size in widths.items() if name in lora.targets]
+    updates = sum(placed) * (len(placed) < len(widths))
+    return (
+        Saved("q, k, v of which the values are a view", width * beside),
+        Saved("adapters' updates before zeros", lora.product_bytes * updates),
     )
 
 

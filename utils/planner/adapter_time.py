@@ -10,7 +10,8 @@ from utils.planner.kernels import matmul_seconds, memory_seconds
 # Bytes that one adapter of (in, out) moves per token, by its type's width w, beside the products'
 # own (peft, tuners/lora/layer.py, Linear.forward): the input is cast (2 + w per in), B's output is
 # written, scaled and added to the result (w, 2w, w + 2 + w), which is cast back (w + 2); in 16
-# bits nothing is cast. Backward does the same to gradients, and adds to that of the input.
+# bits nothing is cast. Under autocast the input goes to float32 for the dropout and back. Backward
+# does the same to gradients, and adds to that of the input.
 CAST = 2
 
 
@@ -18,18 +19,22 @@ def adapter_seconds(
     gpu: Device, model: ModelShape, lora: Lora, tokens: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """(products, memory) of a block's adapters, forward and backward."""
-    shapes, width = matrix_shapes(model), lora.adapter_bytes
+    shapes, width = matrix_shapes(model), lora.product_bytes
     forward = backward = moved_forward = moved_backward = 0.0
     casts = width > CAST
+    there_and_back = 2 * (CAST + lora.adapter_bytes) * (lora.adapter_bytes > width)
     for inner, outer in (shapes[name] for name in lora.targets):
         both = _product(gpu, tokens, lora.rank, inner, width) + _product(
             gpu, tokens, outer, lora.rank, width
         )
         forward, backward = forward + both, backward + 2 * both
         turned = (CAST + width) * casts
-        moved_forward += inner * turned + outer * (5 * width + CAST + turned)
-        moved_backward += inner * (turned + 3 * CAST) + outer * (3 * width + turned)
-    masks = 3 * lora.adapter_dropout * sum(shapes[name][0] for name in lora.targets)
+        moved_forward += inner * (turned + there_and_back) + outer * (5 * width + CAST + turned)
+        moved_backward += inner * (turned + there_and_back + 3 * CAST) + outer * (
+            3 * width + turned
+        )
+    dropped = 1 + lora.adapter_bytes if there_and_back else 3
+    masks = dropped * lora.adapter_dropout * sum(shapes[name][0] for name in lora.targets)
     memory = [
         memory_seconds(gpu, tokens * (one + masks)) for one in (moved_forward, moved_backward)
     ]

@@ -27,10 +27,13 @@ class Lora:
             "int8". Embeddings and norms stay in 16 bits.
         quantized_head: The head is quantized like the blocks (litgpt does, transformers does not).
         adapter_bytes: Of one adapter parameter: 4 in PEFT, 2 where all is bfloat16.
+        autocast: Products of adapters in float32 run in 16 bits, as under Trainer(bf16=True); their
+            input is cast to float32 first, for the dropout (peft, lora/layer.py).
         adapter_dropout: Adapters see their input through a dropout of their own.
         keeps_inputs: Quantized matrices keep their inputs although they are frozen, as bitsandbytes
             did in 2023 (0.41, autograd/_functions.py: ctx.tensors = (A, B)).
-        fused: q, k and v share one adapter input (litgpt); else each adapter keeps its own.
+        fused: q, k and v are one matrix whose adapters share their input (litgpt), see
+            `activations._fused_adapters`; else each adapter keeps its own.
     """
 
     rank: int = 8
@@ -38,6 +41,7 @@ class Lora:
     base: str = "bf16"
     quantized_head: bool = False
     adapter_bytes: int = 4
+    autocast: bool = False
     adapter_dropout: bool = False
     keeps_inputs: bool = False
     fused: bool = False
@@ -48,6 +52,11 @@ class Lora:
         one_of("lora base", self.base, BASES)
         for target in self.targets:
             one_of("lora target", target, TARGETS)
+
+    @property
+    def product_bytes(self) -> int:
+        """Of one element in the adapters' products."""
+        return min(2, self.adapter_bytes) if self.autocast else self.adapter_bytes
 
     @property
     def base_bytes(self) -> float:
@@ -66,7 +75,7 @@ def matrix_shapes(model: ModelShape) -> dict[str, tuple[int, int]]:
 def kept_inputs(model: ModelShape, lora: Lora, width: int) -> tuple[float, float]:
     """Bytes per token that one block's adapters keep of their inputs: values, dropout masks.
 
-    Values are copies in the adapters' type. Without dropout, adapters in the type of the residual
+    Values are copies in the type of the adapters' products. Without dropout, adapters in the type of the residual
     stream share one tensor (`width` bytes an element) where they share their input.
     """
     shapes = matrix_shapes(model)
@@ -74,10 +83,10 @@ def kept_inputs(model: ModelShape, lora: Lora, width: int) -> tuple[float, float
     for name in lora.targets:
         source = "qkv" if name in ("q", "k", "v") else name if name in ("o", "down") else "mlp"
         groups.setdefault(source, []).append(shapes[name][0])
-    alike = lora.adapter_bytes == width and not lora.adapter_dropout
+    alike = lora.product_bytes == width and not lora.adapter_dropout
     shared = {name: alike or (lora.fused and name == "qkv") for name in groups}
     values = sum(widths[0] if shared[name] else sum(widths) for name, widths in groups.items())
-    return values * lora.adapter_bytes, values * lora.adapter_dropout
+    return values * lora.product_bytes, values * lora.adapter_dropout
 
 
 def adapter_parameters(model: ModelShape | str, lora: Lora) -> int:

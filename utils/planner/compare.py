@@ -23,6 +23,8 @@ def plan_name(found: Estimate) -> str:
     parts += [plan.precision] * (plan.precision != "bf16")
     parts += [f"offload-{plan.offload}"] * (plan.offload != "none")
     parts += ["offload-activations"] * plan.offload_activations
+    if plan.offload_layers is not None:
+        parts[-1] += f"-{plan.offload_layers}"
     return " ".join(parts)
 
 

@@ -5,11 +5,43 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from utils.catalog import Price, price, read_prices
-from utils.catalog.rules import of_kind, positive
+from utils.catalog.age import day_of
+from utils.catalog.rules import keep_whole, of_kind, positive
 from utils.planner.cluster import Cluster
-from utils.planner.estimate import SECONDS_INTERVAL, Estimate
-from utils.planner.goodput import DAY, Goodput, goodput
-from utils.units import format_seconds
+from utils.planner.estimate import Estimate
+from utils.planner.goodput import DAY, Goodput, checkpoint_bytes, goodput
+from utils.units import GB, format_seconds
+
+DAYS_A_MONTH = 365.25 / 12
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where a run's checkpoints lie until it ends.
+
+    Attributes:
+        usd_per_gb_month: US dollars for 1e9 bytes and one month.
+        checkpoints: How many are kept at once: the last one, the one before it in case it is
+            damaged, and one that is being written.
+        source: Where the price was read.
+        as_of: The day.
+    """
+
+    usd_per_gb_month: float = 0.145
+    checkpoints: int = 3
+    source: str = "c3x.dev/resources/aws/aws_fsx_lustre_file_system: Lustre on SSD, 125 MB/s a TiB"
+    as_of: str = "2026-11-25"
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a price below 0, or no checkpoint."""
+        positive("storage", least=0, usd_per_gb_month=self.usd_per_gb_month)
+        keep_whole(self, "storage", "checkpoints")
+        day_of(self.as_of, "storage")
+
+    def usd_per_day(self, plan: Estimate) -> float:
+        """Dollars of a day for the checkpoints of a plan."""
+        held = self.checkpoints * checkpoint_bytes(plan.model, plan.plan) / GB
+        return held * self.usd_per_gb_month / DAYS_A_MONTH
 
 
 @dataclass(frozen=True)
@@ -21,11 +53,12 @@ class Cost:
         days: Wall time in the middle of the goodput's range.
         days_interval: With the goodput's range and the interval of step times.
         gpu_hours: Of all GPUs together, at `days`, those of the spare nodes included.
-        usd: Dollars at `days`.
+        usd: Dollars at `days`: GPUs, spare nodes and storage.
         usd_interval: Dollars at both ends of `days_interval`.
         usd_per_million_tokens: The same, per 1e6 tokens.
         usd_per_gpu_hour: The price that was used.
         price_source: Where the price is from.
+        storage_usd: What of `usd` is for checkpoints.
     """
 
     tokens: float
@@ -37,21 +70,26 @@ class Cost:
     usd_per_gpu_hour: float
     price_source: str
     usd_interval: tuple[float, float] = (0.0, 0.0)
+    storage_usd: float = 0.0
 
 
-def cost(plan: Estimate, tokens: float, failures: Goodput | None = None) -> Cost:
+def cost(
+    plan: Estimate, tokens: float, failures: Goodput | None = None, storage: Storage = Storage()
+) -> Cost:
     """Days and dollars of training on so many tokens.
 
     Args:
         plan: What `estimate` or `search` gave.
         tokens: Tokens of the whole run.
         failures: What failures leave; by default `goodput` of the cluster. Its spare nodes are paid
-            like the others: they are rented, and wait.
+            like the others: they are rented, and wait. So is the time of restarts.
+        storage: What keeping checkpoints costs.
 
     Raises:
         ValueError: fewer than 1 token, a GPU without a price, or failures that leave no time.
     """
-    of_kind("cost", plan=(plan, Estimate), failures=(failures, Goodput, type(None)))
+    of_kind("cost", plan=(plan, Estimate), failures=(failures, Goodput, type(None)),
+            storage=(storage, Storage))  # fmt: skip
     positive("cost", tokens=tokens)
     left = goodput(plan.cluster) if failures is None else failures
     if not left.share[0]:
@@ -62,15 +100,16 @@ def cost(plan: Estimate, tokens: float, failures: Goodput | None = None) -> Cost
         )
     share = sum(left.share) / 2
     bare = tokens / plan.tokens_per_second / DAY
-    interval = (bare * SECONDS_INTERVAL[0] / left.share[1],
-                bare * SECONDS_INTERVAL[1] / left.share[0])  # fmt: skip
+    low, high = (seconds / plan.step_seconds for seconds in plan.step_seconds_interval)
+    interval = bare * low / left.share[1], bare * high / left.share[0]
     paid = plan.cluster.gpus + (left.spares or 0) * plan.cluster.gpus_per_node
     hours = 24 * bare / share * paid
     dollars, source = hourly_price(plan.cluster)
-    usd = hours * dollars
-    between = (24 * paid * dollars * interval[0], 24 * paid * dollars * interval[1])
+    kept = storage.usd_per_day(plan)
+    daily = 24 * paid * dollars + kept
+    usd, between = daily * bare / share, (daily * interval[0], daily * interval[1])
     return Cost(tokens, bare / share, interval, hours, usd, 1e6 * usd / tokens, dollars, source,
-                between)  # fmt: skip
+                between, kept * bare / share)  # fmt: skip
 
 
 def hourly_price(cluster: Cluster) -> tuple[float, str]:

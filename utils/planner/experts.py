@@ -23,6 +23,7 @@ from utils.planner.collectives import (
     all_reduce_seconds,
     all_to_all_seconds,
 )
+from utils.planner.fp8 import gathered_width
 from utils.planner.kernels import matmul_seconds, memory_seconds
 from utils.planner.layout import Plan
 
@@ -116,7 +117,7 @@ def replica_seconds(cluster: Cluster, plan: Plan, count: float) -> tuple[float, 
     if ranks == 1 or not count:
         return 0.0, 0.0
     group = Group(ranks, stride=plan.ep * expert_tp(plan), one_port=plan.rules.one_port)
-    width, gathered = plan.rules.reduce_bytes, plan.rules.gathered_bytes
+    width, gathered = plan.rules.reduce_bytes, gathered_width(plan)
     calls = max(1.0, 2 * count / plan.rules.bucket_size_bytes)
     if plan.zero_stage == 0:
         return all_reduce_seconds(cluster, group, width * count, calls), 0.0

@@ -79,6 +79,8 @@ class Framework:
         recompute_stops_early: Recomputation of a block ends where its last kept tensor is made
             again, before the last product (torch/utils/checkpoint.py, early_stop).
         accumulate_bytes: Per parameter and micro-batch, moved to add new gradients to the old.
+        fp8_parameters: In a plan of fp8, matrices of blocks are kept and gathered in fp8 alone; where
+            it is False, their 16-bit copies stay beside those in fp8.
         vocabulary_multiple: The vocabulary is padded to a multiple of this times tp.
         source: Where this was read.
     """
@@ -122,6 +124,7 @@ class Framework:
     host_meets_stages: bool = False
     recompute_stops_early: bool = False
     accumulate_bytes: float = 0.0
+    fp8_parameters: bool = False
     vocabulary_multiple: int = 128
     source: str = ""
 
@@ -157,17 +160,26 @@ _BF16 = Framework(
     source="Plain PyTorch with the whole model and its optimizer in bfloat16",
 )  # fmt: skip
 
+_MEGATRON = Framework(
+    name="megatron", dummy_gradients=True, overlap_tensor=True, hides_sends=True, fp8_parameters=True,
+    host_seconds=calibration.HOST_SECONDS,
+    source="Megatron-LM: float32 main gradients, float32 main parameters and moments in "
+    "distrib_optimizer.py; logits cast to float32 in cross_entropy.py, in place after that; sends hidden unless "
+    "--no-overlap-p2p-communication says otherwise (arguments.py); fp8 with --fp8-param-gather, as "
+    "every fp8 recipe of Megatron-Bridge has it (training/mixed_precision.py)",
+)  # fmt: skip
+
 _ROWS = [
     Framework(
         name="zero-paper", gradient_bytes=2,
         source="Rajbhandari et al. 2019, arXiv:1910.02054, section 3.1: 2 + 2 + K, K = 12",
     ),
-    Framework(
-        name="megatron", dummy_gradients=True, overlap_tensor=True, hides_sends=True,
-        host_seconds=calibration.HOST_SECONDS,
-        source="Megatron-LM: float32 main gradients, float32 main parameters and moments in "
-        "distrib_optimizer.py; logits cast to float32 in cross_entropy.py, in place after that; sends hidden unless "
-        "--no-overlap-p2p-communication says otherwise (arguments.py)",
+    _MEGATRON,
+    replace(
+        _MEGATRON, name="megatron-bridge", gradient_bytes=2, reduce_bytes=2, step_gradient_bytes=4,
+        source="NVIDIA-NeMo/Megatron-Bridge, perf_recipes/_common.py at 067f987: gradients kept and "
+        "reduced in 16 bits (grad_reduce_in_fp32=False) and copied to float32 for the rank's share of "
+        "the step; the recipes' loss is fused, which the plan says",
     ),
     Framework(
         name="internevo", gradient_bytes=2, step_gradient_bytes=4, reduce_bytes=2,
@@ -229,6 +241,9 @@ _ROWS = [
     _BF16,
     replace(_BF16, name="transformers",
             source="transformers' models in bfloat16, trained by plain PyTorch or its Trainer"),
+    replace(_BF16, name="litgpt", loss_bytes=8,
+            source="litgpt's finetune/lora.py at 8641822: head and loss in chunks of 128 tokens, of "
+            "which the logits, in float32 by Fabric's convert_output, and their log-softmax stay"),
     replace(_BF16, name="peft",
             source="peft's adapters on transformers' models in bfloat16; their own type is the Lora's"),
 ]  # fmt: skip

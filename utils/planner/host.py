@@ -7,7 +7,7 @@ from utils.planner.activations import stage_block_bytes
 from utils.planner.cluster import Cluster
 from utils.planner.collectives import in_training
 from utils.planner.layout import Batch, Plan
-from utils.planner.memory import ON_DEVICE, in_flight_blocks
+from utils.planner.memory import in_flight_blocks, on_device
 from utils.planner.stages import Stage, distinct, stages
 from utils.planner.states import host_bytes
 from utils.units import format_bytes
@@ -42,7 +42,8 @@ def activation_seconds(
     """Seconds to send one micro-batch's activations of a stage to the host, one direction."""
     if not plan.offload_activations:
         return 0.0
-    size = stage.layers * stage_block_bytes(
+    some = stage.layers if plan.offload_layers is None else plan.offload_layers
+    size = min(some, stage.layers) * stage_block_bytes(
         model, plan, batch.sequence_length, stage, plan.recompute
     )
     return size / in_training(cluster.device.pcie)
@@ -52,7 +53,8 @@ def _activations(model: ModelShape, plan: Plan, batch: Batch, stage: Stage) -> f
     if not plan.offload_activations:
         return 0.0
     one = stage_block_bytes(model, plan, batch.sequence_length, stage, plan.recompute)
-    return max(0.0, in_flight_blocks(plan, batch, stage) - ON_DEVICE) * one
+    blocks = in_flight_blocks(plan, batch, stage)
+    return (blocks - on_device(plan, stage, blocks)) * one
 
 
 def _more_nodes(needed: float, cluster: Cluster) -> int:

@@ -22,6 +22,9 @@ MULTIPROCESSORS = {(7, 0): 80, (7, 5): 40, (8, 0): 108, (9, 0): 132, (9, 4): 304
                    (10, 3): 148}  # fmt: skip
 MEASURED_CEILING = 0.8  # of peak, where nobody measured the device's ceiling: A100 0.87, H100 0.80
 ALIGNMENT = 8  # elements of 2 bytes
+# The power limits of A100, H100 and B200, whose rows set the shares that products sustain. Blackwell
+# Ultra (10.3) is compared with B200.
+LIMIT_WATTS = {(8, 0): 400, (9, 0): 700, (10, 0): 1000, (10, 3): 1000}
 
 # Flash attention by generation: the compute capability for whose matrix instructions it is written,
 # and the share of that device's peak it reaches over forward and backward on long sequences. 1: 25
@@ -48,12 +51,21 @@ def ceiling_flops_per_second(gpu: Device, precision: str = "bf16") -> float:
     return MEASURED_CEILING * gpu.peak_flops_per_second("bf16" if gpu.bf16_native else "fp16")
 
 
-def sustained_share(gpu: Device) -> float:
-    """Share of that ceiling that a model's products sustain, by generation."""
+def sustained_share(gpu: Device, precision: str = "bf16") -> float:
+    """Share of that ceiling that a model's products sustain: by generation, type and power limit.
+
+    Power rises with frequency times voltage squared, and voltage with frequency: a limit allows
+    clocks as its cube root. Beside the limit of the device whose rows set the share, and only for
+    the same generation; ceilings are of short runs.
+    """
     if gpu.capability >= (10, 0):
-        return calibration.BLACKWELL_SUSTAINED
-    hopper = gpu.capability >= (9, 0)
-    return calibration.HOPPER_SUSTAINED if hopper else calibration.AMPERE_SUSTAINED
+        share = calibration.BLACKWELL_SUSTAINED
+    else:
+        hopper = gpu.capability >= (9, 0)
+        share = calibration.HOPPER_SUSTAINED if hopper else calibration.AMPERE_SUSTAINED
+    if gpu.board_watts and gpu.capability in LIMIT_WATTS:
+        share *= (gpu.board_watts / LIMIT_WATTS[gpu.capability]) ** (1 / 3)
+    return share * (1.0 if precision == "bf16" else calibration.FP8_SUSTAINED)
 
 
 @lru_cache(maxsize=100_000)
@@ -79,7 +91,7 @@ def matmul_seconds(
         vector_rate = gpu.fp32_tflops * 1e12 * calibration.VECTOR_SUSTAINED
         return max(flops / vector_rate, memory_seconds(gpu, moved))
     processors = MULTIPROCESSORS.get(gpu.capability, 108)
-    rate = ceiling_flops_per_second(gpu, precision) * sustained_share(gpu)
+    rate = ceiling_flops_per_second(gpu, precision) * sustained_share(gpu, precision)
     rate *= shape_efficiency(m, n, processors, batch)
     return max(flops / rate + memory_seconds(gpu, written), memory_seconds(gpu, moved))
 

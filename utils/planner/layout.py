@@ -80,10 +80,13 @@ class Plan:
             these and the sharded parameters, which needs zero_stage 3.
         offload_activations: What a block keeps goes to host memory behind the compute and comes
             back for its backward pass; two blocks stay on the device.
+        offload_layers: With offload_activations, only so many blocks of each stage go to the host
+            (Megatron's cpu_offloading_num_layers); None for all of them.
         precision: "bf16"; "fp8": matrix products with one scale a tensor; "mxfp8": with one scale
-            for 32 elements. States stay as the framework has them. NVIDIA's published fp8 runs of
-            Llama 3 (Megatron-Bridge, docs/performance-summary.md, commit 067f987) are 12 to 33%
-            faster than predicted, but for one of 41%: no constant was set on them.
+            for 32 elements. Embedding, head and attention stay in 16 bits; gradients and optimizer
+            are the framework's. NVIDIA's published fp8 runs keep gradients in 16 bits, a fused loss
+            and layers of their own on the host: framework="megatron-bridge", loss="fused", and
+            `evidence.validation.bridge` for each of them.
         loss: "whole": logits are cast to float32 as the framework does; "fused": one kernel from
             16-bit logits to their gradient, in place; "chunked": head and loss an eighth of the
             tokens at a time.
@@ -114,6 +117,7 @@ class Plan:
     framework: Framework | str = field(default="megatron")
     offload: str = "none"
     offload_activations: bool = False
+    offload_layers: int | None = None
     precision: str = "bf16"
     loss: str = "whole"
     optimizer_in_backward: bool = False
@@ -123,7 +127,7 @@ class Plan:
     def __post_init__(self) -> None:
         """Refuse layouts that contradict themselves. Raises ValueError with the rule."""
         keep_whole(self, "plan", *COUNTS, optional="shard_ranks")
-        for name in ("expert_tp", "recompute_layers"):
+        for name in ("expert_tp", "recompute_layers", "offload_layers"):
             keep_whole(self, "plan", optional=name)
         one_of("schedule", self.schedule, SCHEDULES)
         if isinstance(self.partition, tuple):
@@ -166,6 +170,11 @@ class Plan:
             raise ValueError(
                 f"recompute_layers is {self.recompute_layers}, and recompute {self.recompute!r} "
                 "recomputes no whole blocks. Write recompute='full', or leave recompute_layers out."
+            )
+        if self.offload_layers is not None and not self.offload_activations:
+            raise ValueError(
+                f"offload_layers is {self.offload_layers}, and no activations are offloaded. Write "
+                "offload_activations=True, or leave offload_layers out."
             )
         if self.optimizer_in_backward and (self.zero_stage or self.offload != "none"):
             raise ValueError(
@@ -240,14 +249,14 @@ class Plan:
         check_layers(self, model)
         if self.sequence_parallel:
             divides("tp * cp", self.tp * self.cp, "sequence_length", batch.sequence_length)
-        if self.pp * self.virtual_stages > model.layers:
+        ends = 2 * (self.partition == "ends")  # embedding and head, each as a layer
+        if self.pp * self.virtual_stages > model.layers + ends:
             raise ValueError(
                 f"{self.pp} stages of {self.virtual_stages} chunks need as many layers, and "
                 f"{model.name} has {model.layers}. Largest pp at this: "
                 f"{model.layers // self.virtual_stages}."
             )
         if self.virtual_stages > 1:
-            ends = 2 * (self.partition == "ends")  # embedding and head, each as a layer
             what = "layers, embedding and head" if ends else "layers"
             divides("pp * virtual_stages", self.pp * self.virtual_stages, what, model.layers + ends)
         m = self.micro_batches(batch)

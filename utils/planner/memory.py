@@ -15,10 +15,16 @@ from utils.planner.activations import (
 )
 from utils.planner.adapters import matrix_shapes
 from utils.planner.experts import expert_replicas
+from utils.planner.fp8 import gathered_held
 from utils.planner.layout import Batch, Plan
 from utils.planner.schedules import in_flight_closed
 from utils.planner.stages import Stage, padded_vocabulary, stages, table_parameters
-from utils.planner.states import buffer_bytes, dummy_gradient_bytes, gradients_leave, states
+from utils.planner.states import (
+    buffer_bytes,
+    dummy_gradient_bytes,
+    gradients_leave,
+    states,
+)
 from utils.units import Category
 
 # What a plan predicts of the meter's categories, in the order of figures.
@@ -78,6 +84,11 @@ class StageMemory:
         Gaps come with what comes and goes; lasting bytes are allocated once, in large pieces.
         """
         return self.allocated_bytes + self.gaps * (self.allocated_bytes - self.lasting_bytes)
+
+    def reserved_on(self, gpu: Device) -> float:
+        """`reserved_bytes` where the device has room for the gaps; else what it has."""
+        room = gpu.memory_bytes - self.context_bytes
+        return min(self.reserved_bytes, max(self.allocated_bytes, room))
 
     @property
     def device_bytes(self) -> float:
@@ -197,6 +208,18 @@ def in_flight_blocks(plan: Plan, batch: Batch, stage: Stage) -> float:
     return chunks * stage.layers / v
 
 
+def on_device(plan: Plan, stage: Stage, blocks: float) -> float:
+    """Of so many blocks of a stage, those whose activations stay on the device.
+
+    All but `ON_DEVICE` go to the host; with `Plan.offload_layers` that share of the stage's blocks.
+    """
+    if not plan.offload_activations:
+        return blocks
+    some = stage.layers if plan.offload_layers is None else plan.offload_layers
+    away = min(1.0, some / max(stage.layers, 1)) * blocks
+    return max(min(blocks, ON_DEVICE), blocks - away)
+
+
 def gathered_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:
     """Whole parameters that ZeRO-3 holds while it computes.
 
@@ -208,12 +231,12 @@ def gathered_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:
         return 0.0
     block, table = stage.widest_block, table_parameters(model, plan)
     blocks = min(plan.rules.gathered_blocks, stage.layers)
+    width, each = gathered_held(plan), plan.rules.gathered_bytes
     if plan.rules.keeps_ends:
-        held = stage.embedding_parameters + stage.head_parameters + blocks * block
-    else:
-        ends = table if stage.embedding or stage.head else 0.0
-        held = max(blocks * block, ends + (blocks - 1) * block)
-    return plan.rules.gathered_bytes * held
+        ends = stage.embedding_parameters + stage.head_parameters
+        return each * ends + width * blocks * block
+    ends = table if stage.embedding or stage.head else 0.0
+    return max(width * blocks * block, each * ends + width * (blocks - 1) * block)
 
 
 def _reduced_bytes(plan: Plan, stage: Stage) -> float:
@@ -241,7 +264,7 @@ def _phases(
         for experts in {stage.expert_layers == stage.layers > 0, stage.expert_layers > 0}
     )
     if plan.offload_activations:
-        blocks, passing = min(blocks, ON_DEVICE), min(passing, ON_DEVICE)
+        blocks, passing = (on_device(plan, stage, each) for each in (blocks, passing))
     grads = _backward_gradients(plan, stage) + _dequantized(model, plan, stage)
     deferred = 2 * logits * min(plan.rules.deferred_heads, plan.micro_batches(batch) - 1)
     gathered = gathered_bytes(model, plan, stage)

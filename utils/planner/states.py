@@ -11,13 +11,11 @@ from dataclasses import replace
 from utils.catalog import ModelShape
 from utils.planner.adapters import adapter_parameters
 from utils.planner.experts import expert_replicas, expert_tp
+from utils.planner.fp8 import quantized_bytes
 from utils.planner.frameworks import Framework
 from utils.planner.layout import Plan
 from utils.planner.stages import Stage
 from utils.units import Category
-
-# Bytes per parameter of a block's matrices, see `quantized_bytes`.
-FP8_COPIES = {"bf16": 0.0, "fp8": 2.0, "mxfp8": 2.0 * (1 + 1 / 32)}
 
 
 def state_bytes(
@@ -60,17 +58,8 @@ def states(model: ModelShape, plan: Plan, stage: Stage) -> dict[Category, float]
         held = {name: size + theirs[name] for name, size in held.items()}
     if plan.optimizer_in_backward:
         held[Category.GRADIENTS] = 0.0
-    held[Category.PARAMETERS] += quantized_bytes(plan, stage)
+    held[Category.PARAMETERS] += quantized_bytes(plan, stage.block_parameters)
     return held
-
-
-def quantized_bytes(plan: Plan, stage: Stage) -> float:
-    """Copies of the blocks' matrices in fp8, for forward and, transposed, for backward products.
-
-    Transformer Engine keeps both from the first micro-batch of a step on; MXFP8 has a one-byte
-    scale for each 32 elements.
-    """
-    return FP8_COPIES[plan.precision] * stage.block_parameters
 
 
 def host_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:

@@ -12,6 +12,7 @@ from utils.planner.collectives import (
     in_training,
 )
 from utils.planner.experts import expert_replicas, replica_seconds
+from utils.planner.fp8 import gathered_width
 from utils.planner.kernels import memory_seconds
 from utils.planner.layout import Plan
 from utils.planner.stages import BLOCK_TENSORS, Stage
@@ -50,8 +51,9 @@ def step_end(
         theirs = replica_seconds(cluster, plan, stage.expert_parameters)
         gradients, parameters = gradients + theirs[0], parameters + theirs[1]
     rules = plan.rules
-    first = _seen(parameters, forward * rules.overlap_parameters)
-    hides = backward * rules.overlap_gradients
+    window = _beside(plan)
+    first = _seen(parameters, window * forward * rules.overlap_parameters)
+    hides = window * backward * rules.overlap_gradients
     if plan.zero_stage == 3:
         both = parameters + gradients * rules.overlap_gradients
         hides = backward * rules.overlap_parameters
@@ -64,6 +66,17 @@ def step_end(
     if stage.expert_parameters and plan.zero_stage:  # as many as if sharded like the others
         count += stage.expert_parameters * (plan.shard_group / expert_replicas(plan) - 1)
     return exposed, _update_seconds(cluster, plan, count, m)
+
+
+def _beside(plan: Plan) -> float:
+    """Passes of one micro-batch that gradients are reduced beside, and parameters gathered.
+
+    Where stages interleave, chunks finish one after another: each sends while the others pass their
+    last group of micro-batches, as many as there are stages (Megatron-LM, schedules.py, grad_sync_func
+    of a chunk's last micro-batch; Megatron-Bridge's performance guide on VPP).
+    """
+    v = plan.virtual_stages
+    return (1 + plan.pp * (v - 1)) / v if plan.zero_stage < 2 else 1.0
 
 
 def _seen(sent: float, work: float) -> float:
@@ -103,7 +116,7 @@ def data_parallel_seconds(
     width, calls = rules.reduce_bytes * count, _calls(plan, count, tensors)
     if plan.zero_stage == 0:
         return all_reduce_seconds(cluster, group, width, _buckets(plan, count)), 0.0
-    gathered = rules.gathered_bytes * count
+    gathered = gathered_width(plan) * count
     if plan.zero_stage == 1 and rules.broadcasts:
         owners = min(group.ranks, max(1, tensors // BLOCK_TENSORS))
         gather = broadcast_seconds(cluster, group, gathered, owners)
@@ -131,7 +144,13 @@ def _buckets(plan: Plan, count: float) -> float:
 
 
 def _calls(plan: Plan, count: float, tensors: int) -> float:
-    """Collectives in which ZeRO shards or gathers `count` parameters."""
-    buckets = _buckets(plan, count)
-    return {"bucket": buckets, "block": max(1, tensors // BLOCK_TENSORS),
+    """Collectives in which ZeRO shards or gathers `count` parameters.
+
+    ZeRO-3 passes on a block whole where that is more than a bucket (Megatron-Bridge's performance
+    guide on FSDP: the collectives of each layer run beside its work).
+    """
+    buckets, blocks = _buckets(plan, count), max(1, tensors // BLOCK_TENSORS)
+    if plan.zero_stage == 3:
+        buckets = min(buckets, blocks)
+    return {"bucket": buckets, "block": blocks,
             "tensor": max(buckets, tensors)}[plan.rules.shards]  # fmt: skip

@@ -43,8 +43,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.parallel import parallelize_module
 
 from utils import Batch, Cluster, Evidence, GPTBlock, Plan, Span, Transformer, TransformerConfig, check
-from utils import draw_lanes, model_shape, run_ranks, score
-from utils import scoreboard, show, simulate, traffic
+from utils import draw_lanes, model_shape, run_ranks, score, scoreboard, show, simulate, traffic
 from utils.catalog import SUSTAINED, link
 from utils.parallel import ParallelDims, device_mesh, split_layers, split_tensors, vocabulary_cross_entropy
 from utils.parallel.shares import own_head_rows

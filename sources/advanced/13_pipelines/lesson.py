@@ -47,9 +47,8 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from utils import Batch, Cluster, Evidence, Plan, RankError, Transformer, TransformerConfig, check
-from utils import draw_over_time, draw_ranks, draw_schedules, estimate, format_bytes, model_shape
-from utils import run_ranks, score, scoreboard, show, simulate, traffic
+from utils import Batch, Cluster, Evidence, Plan, RankError, Transformer, TransformerConfig, check, draw_over_time, draw_ranks
+from utils import draw_schedules, estimate, format_bytes, model_shape, run_ranks, score, scoreboard, show, simulate, traffic
 from utils.memory import saved_for_backward
 from utils.parallel import DeadlockError, ParallelDims, SleepingStage, check_program, chunks_of, cut
 from utils.parallel import device_mesh, even_blocks, pipeline_passes, read_program, stage_owners

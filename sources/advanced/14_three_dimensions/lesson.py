@@ -69,9 +69,7 @@ from utils.lessons.lesson_14.orders import draw_orders
 # - Place axes on links by counting bytes, and predict the memory of each stage.
 #
 # On the map of memory, compute and communication this lesson spends **communication** where links are fast, to
-# save **memory**. Lessons 04 and 09 have data parallelism and sharding, lessons 11 to 13 links, tensor
-# parallelism and pipelines; the [glossary](../00_glossary.ipynb) has the words. First the picture: where 64
-# ranks lie.
+# save **memory**. The [glossary](../00_glossary.ipynb) has the words. First the picture: where 64 ranks lie.
 
 # %%
 HUNDRED = ModelShape(name="100B", family="llama", layers=80, hidden=10_240, heads=80, feedforward=27_648,
@@ -152,7 +150,7 @@ print("losses:", *(f"{loss:.6f}" for loss in alone), f"({Evidence.MEASURED})")
 print("norms: ", *(f"{norm:.6f}" for norm in norms_alone))
 
 # %% [markdown]
-# Now the same model on eight ranks. **The order matters.** First the layers that a stage does not hold are cut
+# Now eight ranks. **The order matters.** First the layers that a stage does not hold are cut
 # away. Then sequences are shared (context parallelism, where there is any), then matrices are split, and at last
 # what is left is sharded: FSDP2 must see the slices, not the whole matrices. It counts ranks of context parallelism
 # as more ranks to shard over, since they hold the same parameters.
@@ -452,8 +450,7 @@ for axis in ("tp", "pp", "shard"):
 # **Read it.** The planner's bytes and the program's agree within a tenth of a percent. What the planner leaves out are
 # gradients of the norm weights over *tp* and the few numbers of loss and norm. The simulated peak is 4% above the
 # predicted one, nearly all of it in activations: the planner counts what a block must keep. Both are without CUDA's
-# context. The planner also knows Megatron's way, which gathers inputs once more in backward instead of keeping them: a
-# quarter more over *tp* for less memory.
+# context.
 #
 # A real step has 1536 sequences, so each replica passes 768 through, not eight. Traffic over *tp* and *pp* grows with the
 # micro-batches; that of data parallelism comes once a step.
@@ -546,7 +543,7 @@ for row in table("narayanan_table2"):
 # ## 8. One billion on 64 GPUs
 #
 # It is said that one billion parameters do not fit one A100. At 16 bytes a parameter their states are 16 GB of 80. What
-# would have to be true? Ask the planner, with Llama 3.2 1B, whose vocabulary has 128,256 tokens.
+# would have to be true? Take Llama 3.2 1B, whose vocabulary has 128,256 tokens.
 
 # %%
 ONE, one_gpu = model_shape("llama-3.2-1b"), Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=1)
@@ -566,7 +563,7 @@ display(pd.DataFrame(rows).style.format(precision=1).hide().set_caption("One A10
 # **logits** alone overflow: 128,256 numbers for every token. Sharding over 64 GPUs does not help with either: each rank
 # has its own. A smaller micro-batch does, while there is one, or context parallelism; a chunked loss helps with logits.
 #
-# You may want 64 GPUs for speed. FSDP shards over all 64; HSDP (hybrid) within each node, with eight replicas.
+# FSDP shards over all 64; HSDP (hybrid) within each node, with eight replicas.
 
 # %%
 SCHEMES = {"FSDP": ParallelDims(shard=64), "HSDP": ParallelDims(replicate=8, shard=8)}

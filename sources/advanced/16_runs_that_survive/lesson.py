@@ -51,24 +51,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.nn.functional as F
 
 # %%
-import pandas as pd
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-from utils import Evidence, Fault, Plan, RankError, Span, Transformer, TransformerConfig, check
-from utils import format_bytes, format_seconds, model_shape
-from utils import run_elastic, run_ranks, scratch, scratch_folder, show
+from utils import Evidence, Fault, Plan, RankError, Span, Transformer, TransformerConfig, check, format_bytes, format_seconds
+from utils import model_shape, run_elastic, run_ranks, scratch, scratch_folder, show
 from utils.catalog.links import link
 from utils.catalog.prices import price
 from utils.planner.failing_runs import RunPlan, failing_runs
@@ -444,7 +442,7 @@ fault("a full disk", save_on_full_disk)
 # the **random states** of every rank. torchdata's loader knows its place, also in the middle of an epoch:
 
 # %%
-class Points(Dataset):
+class Points(torch.utils.data.Dataset):
     def __init__(self, own=True):
         self.rows, self.own = torch.randn(480, 16, generator=torch.Generator().manual_seed(0)), own
 
@@ -685,7 +683,7 @@ assert gap < 1e-5, "the job that came back trained something else"
 #
 # ### Growing again
 #
-# In this stored run the link came back. When host 1's agent asks to join, both begin again *from the last checkpoint*:
+# The link came back. When host 1's agent asks to join, both begin again *from the last checkpoint*:
 # growing costs a restart, too.
 
 # %%
@@ -908,7 +906,7 @@ for name in ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_XID_ERRORS", "training_own_sec
     print(*[line for line in page.splitlines() if name in line and "HELP" not in line], sep="\n")
 
 # %% [markdown]
-# `watching/rules/`, in this lesson's folder of `sources/`, holds nine alert rules, their tests, and a dashboard for Grafana. `GpuIsLost` is
+# `watching/rules/`, beside this lesson's source, holds nine alert rules, their tests, and a dashboard for Grafana. `GpuIsLost` is
 # `DCGM_FI_DEV_XID_ERRORS` at 48, 74, 79, 95, 119 or 120, the driver's numbers ([catalog](https://docs.nvidia.com/deploy/xid-errors/))
 # for memory errors, NVLink, a GPU off the bus and its controller; 94, a *contained* error, ends one job alone. Where Prometheus is installed, it now fetches the run's numbers,
 # and a GPU is lost:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from utils.catalog import Price, device, price
-from utils.labs.cases import Question, judge, scored, takes
+from utils.labs.cases import NOT_FINITE, Question, judge, scored, takes
 from utils.labs.kinds import Kind, NotYet, function, keys, number, one_of, or_none, whole
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.planner.offers import USABLE, Offer, Purchase, cheapest, purchase
@@ -116,6 +117,8 @@ def _chosen(answer: Callable[..., Any], market: Market) -> Purchase | None:
     if offer is None or not 1 <= nodes <= offer.most_nodes:
         raise NotYet(not_yet(market.says, got=f"{nodes} nodes of {told['offer']}",
                              nudge="Take one of the offers that were passed, with 1 to most_nodes nodes."))  # fmt: skip
+    if not math.isfinite(told["parameters"]):
+        raise NotYet(not_yet(market.says, got=f"{told['parameters']} parameters", nudge=NOT_FINITE))
     try:
         return purchase(
             market.law, market.loss, offer, nodes, told["parameters"], market.served_tokens

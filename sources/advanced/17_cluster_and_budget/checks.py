@@ -15,6 +15,10 @@ from . import repairs, stubs
 from .budget import cheapest_run, matrix_reviewed, training_share  # noqa: F401
 from .clusters import slurm_problem
 
+TIMEOUT_SECONDS = 20.0  # of a training script's ranks
+WARNED_SECONDS = 120
+STARTS = 12  # of a job that fails in each: one that counts them, in a file perhaps, has given up
+
 steps_twice = Question(
     "Lesson 17: steps that a job computes twice after a node died.",
     whole("a number of steps"), right=2,
@@ -65,7 +69,11 @@ def _header(job: str) -> Verdict | None:
     if "--requeue" not in options:
         return not_yet("job.slurm: a node dies", nudge="Without #SBATCH --requeue Slurm does not start the job "
                        "again when a node is lost.")  # fmt: skip
-    if not re.match(r"(B:)?(SIG)?USR1@\d+", options.get("--signal", "")):
+    warned = re.match(r"(?:B:)?(?:SIG)?USR1@(\d+)", options.get("--signal", ""))
+    if warned and int(warned[1]) < WARNED_SECONDS:
+        return not_yet("job.slurm: its time is over", got=options["--signal"], expected="two minutes before",
+                       nudge="The number behind @ is in seconds. A save takes longer than a warning of a moment.")  # fmt: skip
+    if not warned:
         return not_yet("job.slurm: its time is over", got=options.get("--signal", "no --signal"),
                        nudge="Ask Slurm to warn the job before it kills it: #SBATCH --signal=USR1@120.")  # fmt: skip
     if options.get("--output") != "out.txt":
@@ -132,8 +140,8 @@ def _codes(job: str) -> Verdict | None:
                  "command replaces $?.")  # fmt: skip
         return not_yet("job.slurm: srun ended with code 75", got=shown(saved.requeued) if saved.requeued else "no requeue",
                        expected="scontrol requeue of this job, once", nudge=nudge)  # fmt: skip
-    if _try(job, codes={0: 1}, restarts=50).requeued:
-        return not_yet("job.slurm: a rank failed with code 1 on the 51st start, and the job was requeued",
+    if len(_try(job, codes={0: 1}, restarts=50, starts=STARTS).requeued) == STARTS:
+        return not_yet("job.slurm: a rank failed with code 1 on the 51st start, and was requeued then and at all later ones",
                        nudge="A job whose code is wrong would run for ever. $SLURM_RESTART_COUNT says how often it was started again.")  # fmt: skip
     if not _try(job, codes=dict.fromkeys(every, repairs.STOPPED), restarts=50).requeued:
         return not_yet("job.slurm: the ranks saved and ended with code 75 on the 51st start", got="no requeue",
@@ -173,7 +181,7 @@ def _training(train: str) -> Verdict | None:
         return not_yet(
             f"train.py, line {error.lineno}: {error.msg}", nudge="Python cannot read it."
         )
-    found = repairs.try_training(train)
+    found = repairs.try_training(train, TIMEOUT_SECONDS)
     stopped = (repairs.STOPPED, repairs.STOPPED)
     last = found.said.strip().splitlines()[-1:] or [""]
     says = "train.py: two ranks, of which rank 1 alone got SIGUSR1"

@@ -25,7 +25,6 @@ from .clusters import SlurmError, one_host_slurm
 FOLDER = Path(__file__).with_name("job")
 STEPS = 12
 STOPPED = 75
-SECONDS = 20.0
 REAL_SECONDS = 60.0
 
 
@@ -67,17 +66,17 @@ class Trained:
     said: str
 
 
-def try_training(text: str) -> Trained:
+def try_training(text: str, timeout_seconds: float) -> Trained:
     """Two ranks on this machine; rank 1 gets the signal after step 2; then both run to the end."""
     with _folder_with(text) as folder:
         first = _start(folder)
         try:
-            _wait_for(folder, first)
+            _wait_for(folder, first, timeout_seconds)
             first[1].send_signal(signal.SIGUSR1)
-            codes = _ends(first)
+            codes = _ends(first, timeout_seconds)
             saved = _saved(folder)
             again = _start(folder)
-            codes += _ends(again)
+            codes += _ends(again, timeout_seconds)
         finally:
             for process in [*first, *locals().get("again", [])]:
                 process.kill()
@@ -107,19 +106,23 @@ def _start(folder: Path) -> list[subprocess.Popen[bytes]]:
     return found
 
 
-def _wait_for(folder: Path, processes: list[subprocess.Popen[bytes]], step: int = 2) -> None:
-    deadline = time.monotonic() + SECONDS
+def _wait_for(
+    folder: Path, processes: list[subprocess.Popen[bytes]], timeout_seconds: float, step: int = 2
+) -> None:
+    deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline and all(process.poll() is None for process in processes):
         if f"step {step}\n" in (folder / "said-0").read_text():
             return
         time.sleep(0.02)
 
 
-def _ends(processes: list[subprocess.Popen[bytes]]) -> tuple[int | None, ...]:
+def _ends(
+    processes: list[subprocess.Popen[bytes]], timeout_seconds: float
+) -> tuple[int | None, ...]:
     codes: list[int | None] = []
     for process in processes:
         try:
-            codes.append(process.wait(SECONDS))
+            codes.append(process.wait(timeout_seconds))
         except subprocess.TimeoutExpired:
             codes.append(None)
     return tuple(codes)

@@ -97,7 +97,7 @@ class Tried:
 
 def try_script(
     text: str, *, codes: Mapping[int, int] | None = None, restarts: int = 0, signal_to: str = "",
-    tasks: int = RANKS,
+    tasks: int = RANKS, starts: int = 1,
 ) -> Tried:  # fmt: skip
     """Run a Slurm script with stubs, on two nodes.
 
@@ -107,30 +107,40 @@ def try_script(
         restarts: How often Slurm has started it again.
         signal_to: SIGUSR1 comes to the "script", or by Slurm to the "tasks", once all ranks run.
         tasks: Of srun, on both nodes together.
+        starts: How often it is started in one folder, as long as it requeues itself.
     """
     with scratch("stubs") as folder:
         _write_stubs(folder)
         (folder / "job.slurm").write_text(text, encoding="utf-8")
         pairs = " ".join(f"{rank}:{code}" for rank, code in (codes or {}).items())
-        known = _environment(folder, tasks, restarts) | {
-            "STUB_CODES": pairs,
-            "STUB_SIGNAL": signal_to,
-        }
-        with (folder / "said").open("wb") as said:
-            script = subprocess.Popen(["bash", "job.slurm"], cwd=folder, env=known, stdout=said,
-                                      stderr=subprocess.STDOUT)  # fmt: skip
-        try:
-            _send(signal_to, script, folder)
-            script.wait(SECONDS)
-        except subprocess.TimeoutExpired:
-            return Tried([], [], [], [], "", is_endless=True)
-        finally:
-            script.kill()
-            script.wait()
+        for start in range(starts):
+            known = _environment(folder, tasks, restarts + start) | {
+                "STUB_CODES": pairs,
+                "STUB_SIGNAL": signal_to,
+            }
+            if not _ran_to_its_end(folder, known, signal_to):
+                return Tried([], [], [], [], "", is_endless=True)
+            if len(_lines(folder / "requeued")) <= start:
+                break
         ranks = sorted(tuple(line.split(";")) for line in _lines(folder / "ranks"))
         ended = [int(line) for line in _lines(folder / "ended")]
         return Tried(ranks, ended, sorted(_lines(folder / "saved")), _lines(folder / "requeued"),
                      (folder / "said").read_text(errors="replace"))  # fmt: skip
+
+
+def _ran_to_its_end(folder: Path, known: dict[str, str], signal_to: str) -> bool:
+    with (folder / "said").open("wb") as said:
+        script = subprocess.Popen(["bash", "job.slurm"], cwd=folder, env=known, stdout=said,
+                                  stderr=subprocess.STDOUT)  # fmt: skip
+    try:
+        _send(signal_to, script, folder)
+        script.wait(SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        script.kill()
+        script.wait()
+    return True
 
 
 def _write_stubs(folder: Path) -> None:

@@ -238,7 +238,7 @@ print(f"all four: {8 * alone_seconds / SlowJob().step().step_seconds:.1f} times"
 #
 # I do the sum: 18 bytes times 175B over 32 cards is more than a card has [15](15_design_studio.ipynb#Test-yourself "half = replace"). So the optimizer's state goes to the host, and I check that it has room
 # [15](15_design_studio.ipynb#Test-yourself "roomy"). Tensor parallelism stays in the node, where a block's collectives are cheap [12 §8](12_tensor_parallel.ipynb#8.-Why-it-stays-inside-a-node "passed"), and the pipeline goes across nodes, because it sends least [14 §6](14_three_dimensions.ipynb#6.-The-bytes-on-every-link "leaving"). Many more micro-batches than stages keep the bubble
-# small [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"). The main worry is communication: on a slow network the pipeline takes twice as long, and ZeRO-3 over a hundred times as long [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
+# small [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"). On a slow network the pipeline takes twice as long, and ZeRO-3 over a hundred times as long [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
 
 # %%
 four = Cluster(gpu="A100-80GB", nodes=4)
@@ -274,7 +274,7 @@ print("{:.0f} to {:.0f} days, ".format(*bill.days_interval) + f"${bill.usd / 1e6
 # *13B: A100s at 45% MFU with 3D parallelism, or cheaper A10s at 38% with data parallelism and checkpointing? Lab: `two_offers`.*
 #
 # The premise fails: the states of 13B take 16 bytes a parameter, and plain data parallelism keeps all of them on every card [99](99_capstone.ipynb#Q9.-A100-or-A10 "state_bytes").
-# Recomputation takes activations away, not states [05 §8](../intermediate/05_checkpointing.ipynb#8.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"). With ZeRO-3 it fits, and gathers weights for every micro-batch: at 100 Gb/s a node the A10s reach their 38%, at 10 Gb/s a fifth of it [99](99_capstone.ipynb#Q9.-A100-or-A10 "cheap.mfu"). The network decides. I compare dollars for
+# Recomputation takes activations away, not states [05 §8](../intermediate/05_checkpointing.ipynb#8.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"). With ZeRO-3 it fits: at 100 Gb/s a node the A10s reach their 38%, at 10 Gb/s a fifth of it [99](99_capstone.ipynb#Q9.-A100-or-A10 "cheap.mfu"). I compare dollars for
 # the same work, not for an hour [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "offers"), and I put the deadline into the matrix [17](17_cluster_and_budget.ipynb#The-question,-as-it-is-asked "thirteen").
 
 # %%

@@ -248,15 +248,15 @@ def _cure(cured: Callable[..., Any]) -> Verdict | None:
 
 
 def _on_ranks(
-    worker: Callable[..., Any], ranks: int, *args: Any, timeout_seconds: float = TIMEOUT_SECONDS
+    worker: Callable[..., Any], ranks: int, *args: Any, timeout_seconds: float = 0.0
 ) -> list[Any]:
-    """What each rank found.
+    """What each rank found, in TIMEOUT_SECONDS unless told otherwise.
 
     Raises:
         NotYet: a rank failed.
     """
     try:
-        return run_ranks(worker, ranks, *args, timeout_seconds=timeout_seconds)
+        return run_ranks(worker, ranks, *args, timeout_seconds=timeout_seconds or TIMEOUT_SECONDS)
     except RankError as error:
         failure = error.failures[error.rank]
         nudge = "Look for a loop that never ends, or a collective that not all ranks call."

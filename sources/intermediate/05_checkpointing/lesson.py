@@ -416,7 +416,7 @@ for name, network in networks.items():
 # %% [markdown]
 # **Read it.** In the U-Net a few blocks bring most of what all of them bring, and the prediction holds. In ResNet-18 it
 # does not, because it counts activations alone: nearly all gradients exist when backward reaches the large activations
-# of the first blocks. "Checkpoint everything" is a default for models of equal blocks; here it pays for blocks that
+# of the first blocks. "Checkpoint everything" is for equal blocks; here it pays for some that
 # give little back.
 #
 # ## 4. Layers that are too small
@@ -659,30 +659,34 @@ compare(large_runs, title="1.3 billion parameters, 4 x 2,048 tokens")
 # alive that checkpointing drops. Operations are a line in depth, so two and four layers say it all.
 
 # %%
-def operations_at(way, layers):
+def operations_at(way, layers, trained):
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         model = checkpoint_blocks(Transformer(replace(large, layers=layers)), **WAYS[way])
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(trained in name)
         large_loss(model).backward()
     return counter.get_total_flops()
 
 
-def large_operations(way):
-    two, four = operations_at(way, 2), operations_at(way, 4)
+def large_operations(way, trained=""):
+    two, four = operations_at(way, 2, trained), operations_at(way, 4, trained)
     return two + (large.layers - 2) // 2 * (four - two)
 
 
 plain_operations = large_operations("none")
 more = [100 * (large_operations(run.name) / plain_operations - 1) for run in large_runs]
-figure = draw_tradeoff(large_runs, more, limit_bytes=room,
-                       cost_label="more operations than without checkpointing (%, counted)",
-                       title="1.3 billion parameters on a card of 40 GB")  # fmt: skip
+frozen = 100 * (large_operations("every block", "embed") / large_operations("none", "embed") - 1)
+print(f"every block: {more[-1]:.0f}% more operations; with all weights but the embedding frozen {frozen:.0f}% (counted)")
+figure = draw_tradeoff(large_runs, more, limit_bytes=room, title="1.3 billion parameters on a card of 40 GB",
+                       cost_label="more operations than without checkpointing (%, counted)")  # fmt: skip
 show(figure, alt="Simulated peaks of a 1.3-billion-parameter step against extra operations, with the memory of "
      "an A100 with 40 GB as a line.")  # fmt: skip
 recorded_table("gpt1b_recompute", where={"micro_batch": 4},
                columns=["checkpointed", "first_loss", "peak_bytes", "median_step_seconds"])  # fmt: skip
 
 # %% [markdown]
-# **Read it.** *Selective* fits and repeats no product; *every block* leaves most room. These are counts of operations.
+# **Read it.** *Selective* fits and repeats no product. Frozen weights need no gradients, so
+# their backward is one part, not two, and a forward again costs more of it. These are counts.
 # How well do they tell seconds? Korthikanti and others (2022) published the times of one layer of a 22B model.
 
 # %% tags=["nbval-check-output"]
@@ -698,8 +702,7 @@ forward_share = float(base["forward_ms"]) / float(base["combined_ms"])
 print(f"forward is {100 * forward_share:.0f}% of a layer's time there, not 33%")
 
 # %% [markdown]
-# **Read it.** Recomputing all cost 39% of a layer's time, not 33%: a backward takes less than two forwards there, so
-# one forward more weighs more. *Selective* means another way there: it drops only the attention scores and repeats
+# **Read it.** Recomputing all cost 39% of a layer's time, not 33%: a backward takes less than two forwards there. *Selective* means another way there: it drops only the attention scores and repeats
 # their products, for 7%. Today's fused attention never keeps those scores.
 #
 # Real A100s with 40 GB trained 1.3B, too. llm-foundry published these runs; there each GPU holds an eighth of
@@ -717,7 +720,7 @@ for row in table("llm_foundry"):
 # %% [markdown]
 # **Read it.** HFU charges a whole forward more where blocks are recomputed, MFU does not: their ratio is 1.333, four
 # parts to three. That is the source of "checkpointing costs 33%": a rule of
-# counting, for one way among many. Time said 39% on one machine.
+# counting, for one way among many.
 #
 # ## When to use which
 #
@@ -814,13 +817,13 @@ show(figure, alt="Measured peak against counted operations: the compiler's middl
 # %% [markdown]
 # **Read it.** The compiler is finer: at 1.0 it lowers the peak and repeats no product. But its dial governs what
 # *stays* until backward, not the peak: with 0.0 backward recomputes the whole model at once. Whole blocks come back one
-# at a time, so they reach lower ([PyTorch](https://pytorch.org/blog/activation-checkpointing-techniques/)).
+# at a time: lower ([PyTorch](https://pytorch.org/blog/activation-checkpointing-techniques/)).
 #
 # ## Recap
 #
 # - A checkpoint keeps inputs and the random state, and runs forward again: the same bits, fewer bytes.
 # - The peak is all kept inputs and the largest thing being recomputed.
-# - Its price is counted in operations (at most a third) and paid in time (39% in one published layer).
+# - Its price is counted in operations (at most a third, half with frozen weights) and paid in time (39% in one published layer).
 # - Tiny layers, last blocks and frozen parts give nothing back.
 # - Batch norm breaks, and so do random numbers from outside torch (Python, NumPy).
 #

@@ -417,7 +417,7 @@ assert assumed.peak_bytes == script.peak_bytes, "a printed loss takes no memory:
 # | question | trust | because |
 # |---|---|---|
 # | parameters, gradients, optimizer state | to the byte, at one moment | they follow from shapes alone |
-# | activations | to a percent or so | lifetimes are autograd's own; kernels decide what they keep |
+# | activations | to a percent or so; with packed weights less, section 6 | lifetimes are autograd's own; kernels decide what they keep |
 # | temporaries | as far as the kernels are stated | see the two optimizers above |
 # | reserved memory, fragmentation | to some percent | the allocator is replayed for this step alone, not for all that ran before |
 # | context and libraries | a named constant | differs between drivers |

@@ -12,7 +12,8 @@ from utils.planner.cluster import Cluster
 from utils.planner.estimate import estimate
 from utils.planner.experts import expert_tp
 from utils.planner.export.deepspeed import learning_rate
-from utils.planner.export.precision import convention_notes, precision
+from utils.planner.export.precision import OWN, convention_notes, precision
+from utils.planner.fp8 import kept_in_fp8
 from utils.planner.goodput import goodput
 from utils.planner.layout import Batch, Plan
 from utils.planner.stages import stages
@@ -128,6 +129,7 @@ def _data_parallel(plan: Plan) -> Arguments:
         "ckpt-format": "fsdp_dtensor" if shards else None,
         "no-gradient-accumulation-fusion": shards,
         "num-distributed-optimizer-instances": groups if groups > 1 else None,
+        "grad-reduce-in-bf16": plan.rules.name in OWN["megatron"] and plan.rules.reduce_bytes == 2,
         "overlap-grad-reduce": replicas and plan.rules.overlap_gradients,
         "overlap-param-gather": replicas and plan.zero_stage >= 1
         and plan.rules.overlap_gradients and plan.rules.overlap_parameters,
@@ -144,6 +146,8 @@ def _memory(plan: Plan) -> Arguments:
         "cross-entropy-loss-fusion": plan.loss == "fused",
         "fp8-format": {"fp8": "hybrid", "mxfp8": "e4m3"}.get(plan.precision),
         "fp8-recipe": {"fp8": "tensorwise", "mxfp8": "mxfp8"}.get(plan.precision),
+        "fp8-param-gather": kept_in_fp8(plan),
+        "reuse-grad-buf-for-mxfp8-param-ag": kept_in_fp8(plan) and plan.precision == "mxfp8",
         "attention-backend": plan.attention,
         "attention-dropout": 0.1 if plan.dropout else 0.0,
         "hidden-dropout": 0.1 if plan.dropout else 0.0,

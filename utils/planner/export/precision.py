@@ -9,7 +9,7 @@ from utils.planner.layout import Plan
 OWN = {
     "deepspeed": ("deepspeed", "megatron-deepspeed-fp16", "megatron-deepspeed-bf16"),
     "python": ("fsdp", "fp32", "bf16"),
-    "megatron": ("megatron",),
+    "megatron": ("megatron", "megatron-bridge"),
 }
 TITLES = {
     "deepspeed": "DeepSpeed", "python": "PyTorch", "megatron": "Megatron-LM",
