@@ -332,7 +332,7 @@ for name, (machines, plan) in variants.items():
           f"{more:>+9.0%}{tight}")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** On HDR ZeRO-3 fits and takes nearly a quarter longer: it must recompute, and it gathers all parameters
+# **Read it.** On HDR ZeRO-3 fits and takes a sixth longer: it must recompute, and it gathers all parameters
 # twice for every micro-batch. On Ethernet (one port of 10 Gb/s a node, of which TCP reaches 60%) the pipeline takes
 # twice as long, and ZeRO-3 is lost. Code that is easy on one network is impossible on another.
 
