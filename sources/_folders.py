@@ -97,7 +97,11 @@ def _foreign_imports(folder: Path) -> Iterator[str]:
         deepest = len(path.relative_to(folder).parts)
         for name in _imported(path):
             dots = len(name) - len(name.lstrip("."))
-            if name.startswith(_LESSONS) or dots > deepest:
+            own = f"{_LESSONS}{_number(folder)}."
+            if name.startswith(own):
+                yield (f"{path.relative_to(folder).as_posix()} imports {name}, which is this lesson's own. "
+                       f"Write it with dots: {'.' * deepest}{name.removeprefix(own)}.")  # fmt: skip
+            elif name.startswith(_LESSONS) or dots > deepest:
                 yield (f"{path.relative_to(folder).as_posix()} imports {name}, which is no part of this lesson. "
                        "Move what both use to utils/, and import it from there.")  # fmt: skip
 

@@ -54,6 +54,7 @@ def test_a_whole_folder_has_no_problem(course: Path) -> None:
         ("lab.py", 'check("02.double", double)', 'lab.py: check("02.double", ...) is of another lesson'),
         ("checks.py", "from ..other import double", "checks.py imports ..other, which is no part"),
         ("checks.py", "import utils.lessons.lesson_02.x as double", "imports utils.lessons.lesson_02.x"),
+        ("checks.py", "import utils.lessons.lesson_01.x as double", "Write it with dots: .x."),
         ("mistakes.py", "from utils.lessons import lesson_02", "utils.lessons.lesson_02, which is no"),
         ("mistakes.py", "known = (\n", "mistakes.py:1: Python cannot read this line"),
     ],

@@ -674,7 +674,7 @@ display(pd.DataFrame(rows).style.format(precision=2).hide().set_caption("175B, 8
 # **Read it.** Interleaving pays where the bubble is large, so at small batches: with its messages hidden, 12 chunks save
 # nearly a tenth of the small batch's step (Megatron-LM's authors report "10+%" in Narayanan and others 2021, abstract;
 # published), and hardly anything of the large one. What hides the messages is software, not the schedule. In the last column
-# they show: 12 chunks are slower than 4 in the small batch, and from 4 on slower than none in the large one.
+# they show: 12 chunks are slower than 4 in the small batch, and slower than none in the large one.
 #
 # How many hops leave a node? With TP 4 and 16 stages, two stages share a node of eight:
 

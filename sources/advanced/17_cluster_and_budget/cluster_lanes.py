@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from matplotlib.figure import Figure
 
@@ -11,25 +10,10 @@ from utils.checked import check_public
 from utils.units import Evidence
 from utils.views.lanes import Span, draw_lanes
 
+from .clusters.jobs import Span as JobSpan
+
 WAITING = "in the queue"
 DEAD = "node is dead"
-
-
-class JobSpan(Protocol):
-    """A job in one state on the same nodes, such as `utils.lessons.lesson_17.clusters.Span`."""
-
-    label: str
-    name: str
-    state: str
-    nodes: str
-    restarts: int
-    start_seconds: float
-    end_seconds: float
-
-    @property
-    def node_names(self) -> Sequence[str]:
-        """The nodes, one by one."""
-        ...
 
 
 def draw_cluster(
