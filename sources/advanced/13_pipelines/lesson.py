@@ -65,7 +65,7 @@ from utils.views import Panel
 # - Find a deadlock in the lists, and in a job that hangs.
 #
 # A pipeline saves **memory**: each rank holds a part of the layers. It sends little, and pays with **idle compute**, the
-# *bubble*: in lesson 04 one half of a network waited while the other worked. New words stand in the
+# *bubble*: without micro-batches one rank works while all others wait, and four are no faster than one. New words stand in the
 # [glossary](../00_glossary.ipynb).
 #
 # ## 1. A schedule is a program
@@ -369,6 +369,10 @@ def calibrated():
 
 launch, transfer = calibrated()
 print(f"a launch {1e3 * launch:.1f} ms, a message {1e3 * transfer:.1f} ms (measured)")
+
+uncut = measured(order("gpipe", RANKS, 1), 1)  # one micro-batch: the whole batch goes through at once
+idle_share = 1 - uncut.busy / uncut.total
+print(f"a model cut over {RANKS} ranks, its batch uncut: each rank idle {idle_share:.0%} of the step (measured)")
 
 # %%
 panels = {}

@@ -149,10 +149,10 @@ print(f"first that is more than a scale: step {bad.step}, {bad.first} (measured)
 #
 # *Scaling is slow: how do you find out why? Lab: `four_ranks`.*
 #
-# I divide one process's step by the step of all, at the same batch each: that is the efficiency [04 §8](../beginner/04_four_ranks.ipynb#8.-Is-it-faster?-Scaling-efficiency "one_gpu"). Then I time loading, computing and sending apart, on every rank [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"). All ranks
+# I divide one process's step by the step of all, at the same batch each: that is the efficiency [04 §8](../beginner/04_four_ranks.ipynb#8.-Is-it-faster?-Scaling-efficiency "at_worst"). Then I time loading, computing and sending apart, on every rank [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"). All ranks
 # wait for the last one, so the rank that waits least is the slow one [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"). Sending hides behind backward only if buckets leave early [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "backward = "),
-# and small buckets pay a start each [11 §5](11_links.ipynb#5.-Buckets-and-overlap "bucket_cost"). Gradient accumulation without `no_sync` sends after every micro-batch [04 §5](../beginner/04_four_ranks.ipynb#5.-Gradient-accumulation,-and-no_sync "no_sync"). A model cut over two devices leaves each idle half of the
-# time [04 §6](../beginner/04_four_ranks.ipynb#6.-Data-parallel-or-model-parallel:-an-idle-device "idle"). The losses must stay those of one process [04 §3](../beginner/04_four_ranks.ipynb#3.-The-real-one:-DDP,-and-DDP-with-mixed-precision "smooth").
+# and small buckets pay a start each [11 §5](11_links.ipynb#5.-Buckets-and-overlap "bucket_cost"). Gradient accumulation without `no_sync` sends after every micro-batch [04 §6](../beginner/04_four_ranks.ipynb#6.-Gradient-accumulation,-and-no_sync "no_sync"). A model cut over two devices leaves each idle half of the
+# time [13 §4](13_pipelines.ipynb#4.-The-timeline,-measured "uncut"). The losses must stay those of one process [04 §3](../beginner/04_four_ranks.ipynb#3.-Is-it-right?-A-proof,-and-four-faults "apart").
 
 # %%
 ranks = 4
@@ -297,7 +297,7 @@ for gigabits in (100, 10):
 # | scenario | where it is solved | the case that asks it again |
 # |---|---|---|
 # | ResNet-50 that overflows 16 GB: AMP, batch 512 to 1024 | [02 §4](../beginner/02_mixed_precision.ipynb#4.-What-fills-a-16-GB-card "on_the_card") | `sixteen_gb` |
-# | one process to four: DDP, AMP | [04 §3](../beginner/04_four_ranks.ipynb#3.-The-real-one:-DDP,-and-DDP-with-mixed-precision "smooth") | `four_ranks` |
+# | one process to four: DDP, AMP | [04 §4](../beginner/04_four_ranks.ipynb#4.-The-real-one:-DDP,-and-DDP-with-mixed-precision "smooth") | `four_ranks` |
 # | 7B on 24 GB, adapters; ZeRO-2 with offload | [06 §7](../intermediate/06_seven_billion.ipynb#7.-Seven-billion,-simulated "draw_budget_map"), [06 §5](../intermediate/06_seven_billion.ipynb#5.-The-whole-run "logs") | `seven_billion` |
 # | the full fine-tune, offloaded | [07 §6](../intermediate/07_offload.ipynb#6.-Seven-billion,-simulated "optimizer offloaded") | `seven_billion` |
 # | 1.3B that one card cannot hold | [09 §8](../intermediate/09_sharding.ipynb#8.-Scale-up:-1.3-billion-parameters "LARGE") | `zero_or_fsdp` |
