@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import nn
 
 from utils.catalog import ModelShape, model_shape
 
@@ -87,7 +88,19 @@ def load_base(
             f"{', '.join(wrong[:3])}{' ...' if len(wrong) > 3 else ''}. They would be random "
             "numbers. Copy or download the folder again."
         )
+    keep_layout(model)
     return model
+
+
+def keep_layout(model: nn.Module) -> None:
+    """Keep packed layers as they are when a model is evaluated, in place.
+
+    On a CPU with bfloat16 instructions bitsandbytes 0.50 repacks a layer's weights in eval mode, for
+    a kernel without a backward: trained again, the layer hands wrong gradients on, and nothing fails.
+    """
+    for part in model.modules():
+        if hasattr(part, "support_avx512bf16_for_cpu"):
+            part.support_avx512bf16_for_cpu = False
 
 
 def enable_checkpointing(model: Any) -> None:

@@ -22,9 +22,9 @@
 # %% [markdown]
 # ## A bet
 #
-# You fine-tune Llama-2-7B with four-bit weights and small adapters, without checkpointing, on one text of
-# 2,048 tokens. Four bits are half a byte, so the weights should take 3.5 GB. What is the *peak* of such a
-# step, in GB? Section 7 has the answer.
+# You fine-tune Llama-2-7B with four-bit weights and fp32 adapters of rank 8 on the query and value matrices, without
+# checkpointing or autocast, on one text of 2,048 tokens. Four bits are half a byte, so the weights should take 3.5 GB.
+# What is the *peak* of such a step, in GB? Section 7 has the answer.
 
 # %%
 my_bet_gb = 3.5
@@ -43,7 +43,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from utils import GB, Evidence, Transformer, TransformerConfig, compare, draw_breakdown
+from utils import GB, Evidence, compare, draw_breakdown
 from utils import explore, format_bytes, llama_config, load_base, measure, model_shape, predicted, prepare_ranks
 from utils import recorded_table, run_ranks, score, scoreboard, scratch_folder, show, simulate, sweep, text_batches
 from utils import text_tokens
@@ -51,7 +51,7 @@ from utils.catalog import device as gpu
 from utils.data import docstring_pairs
 from utils.models.finetune import ALL_LINEAR, METHODS, TARGETS, build_finetune, finetune_step
 from utils.simulation import extrapolate
-from utils.techniques import OffloadedOptimizer, adam_state_bytes, adamw_8bit, add_lora, merge_lora, optimizer_bytes
+from utils.techniques import adam_state_bytes, adamw_8bit, add_lora, merge_lora, optimizer_bytes
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.techniques.library import bitsandbytes_problem
 from utils.techniques.nf4 import dynamic_levels
@@ -256,9 +256,19 @@ for name, table, block in (("even steps, one scale", even, weight.numel()),
     print(f"{name:<26} mean error {(back - weight).abs().mean():.3f}, of weights with a spread of 1")
 codes, scales = quantize(weight, levels)
 
+
+def relative_error(values, table):
+    return ((dequantize(*quantize(values, table), table).view_as(values) - values).abs().mean() / values.abs().mean()).item()
+
+
+for name, values in (("normal", torch.randn(512, 512)), ("uniform", torch.rand(512, 512) - 0.5),
+                     ("heavy tails", torch.distributions.StudentT(3.0).sample((512, 512)))):  # fmt: skip
+    print(f"{name:<12} weights: error {relative_error(values, even):.1%} with even steps, {relative_error(values, levels):.1%} with NF4")
+
 # %% [markdown]
-# **Read it.** With a single scale one outlier makes all other weights coarse. Blocks keep the harm local;
-# the levels of NF4 do the rest. Now the comparison with the library: the codes must be identical.
+# **Read it.** With a single scale one outlier makes all other weights coarse; blocks keep the harm local. NF4's levels
+# win where weights crowd around zero, as trained ones do, and lose where they are spread evenly: a table fits a
+# distribution. Now the library: the codes must be identical.
 
 # %%
 packed = (codes.flatten()[::2] << 4 | codes.flatten()[1::2]).to(torch.uint8)
@@ -357,7 +367,7 @@ def on(model, batch):
 
 @torch.no_grad()
 def held_out_loss(model):
-    model.train()  # nothing is dropped here; in eval mode bitsandbytes repacks weights for a CPU
+    model.train()  # nothing is dropped here
     return sum(on(model, batch).loss.item() for batch in held_out) / len(held_out)
 
 
@@ -436,7 +446,7 @@ print(f"8 instead of 32 bits for every weight of 7B: {(8 - 2) * P / GB:.0f} GB l
 #
 # Now all parts in one `Trainer`, as at work: NF4 with double quantization, `peft`, checkpointing, and
 # DeepSpeed with the optimizer offloaded (ZeRO-2, lesson 07); tokenized data, masked prompts, evaluation, saving. Five
-# functions; section 7 prints them as a script for the real 7B.
+# functions; section 7 writes them to a file, as a script for the real 7B.
 
 # %%
 def qlora(base):
@@ -444,6 +454,8 @@ def qlora(base):
     packing = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
                                  bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)  # fmt: skip
     model = AutoModelForCausalLM.from_pretrained(base, quantization_config=packing, dtype=torch.bfloat16)
+    for part in model.modules():  # on some CPUs eval() would repack weights, and spoil gradients: see "Break it"
+        part.support_avx512bf16_for_cpu = False
     model.gradient_checkpointing_enable({"use_reentrant": False})
     return get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear",
                                             task_type="CAUSAL_LM"))  # fmt: skip
@@ -471,7 +483,7 @@ def finetune(base, pairs, output, longest, deepspeed=None, **settings):
     """Train adapters on all pairs but a fifth, evaluate on that, save."""
     set_seed(0)
     arguments = TrainingArguments(output, deepspeed=deepspeed, bf16=True, logging_steps=1, report_to="none",
-                                  eval_strategy="epoch", save_strategy="no", **settings)  # fmt: skip
+                                  eval_strategy="epoch", **settings)  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     examples = [tokenized(tokenizer, *pair, longest) for pair in pairs]
@@ -496,7 +508,7 @@ def on_rank(deepspeed):
     with contextlib.redirect_stdout(io.StringIO()):  # Trainer prints every loss
         trainer = finetune(str(folder / "base"), pairs, str(folder / "adapter"), 128, deepspeed, use_cpu=True,
                            num_train_epochs=1, per_device_train_batch_size=8, learning_rate=2e-3,
-                           ddp_find_unused_parameters=False, disable_tqdm=True)  # fmt: skip
+                           ddp_find_unused_parameters=False, disable_tqdm=True, save_strategy="no")  # fmt: skip
     return type(trainer.model_wrapped).__name__, trainer.state.log_history
 
 
@@ -560,7 +572,7 @@ compare(measured, title=f"A small Llama, {len(methods)} ways, 1,024 tokens")
 # and 4 and at three batch sizes, and extended to 32 layers and any batch, allocation by allocation. With
 # flash attention, which keeps no matrix of scores, memory depends on the *number of tokens*, not on how they
 # are cut into texts. So pieces of 256 tokens stand for all shapes. The cell after the next holds that to
-# 0.1%, for the last method of the map, two layers deep.
+# 0.1%, for the last method of the map, two layers deep. Adapters are the bet's; what others cost follows below.
 
 # %% tags=["bench"]
 PIECE = 256
@@ -595,8 +607,6 @@ assert abs(two[1] / two[0] - 1) < 1e-3, "with flash attention tokens count, not 
 # %%
 figure = draw_budget_map(grids, "24GB", title="Llama-2-7B: peak of a step in GB; red with a cross: over 24 GB")
 show(figure, alt=f"Grids of peaks over sequence length and micro-batch, one each for {', '.join(mapped)}.")
-
-# %%
 if four_bits:
     at_bet = found["QLoRA"][2048 // PIECE]
     print(*(f"{category}: {size / GB:.2f} GB" for category, size in at_bet.breakdown.items() if size > 0.005 * GB), sep="\n")
@@ -611,8 +621,8 @@ print("cards show:", ", ".join(f"{name} {gpu(name).memory_bytes / GB:.1f} GB" fo
 # largest cell that fits holds sixteen times the tokens of LoRA's. Logits are not a category of their own here:
 # transformers computes the loss inside of forward, so the meter counts them as temporaries and activations.
 #
-# The cap is 24 GB of tensors. A card's driver reports what the last line shows. Its CUDA context takes about 0.5 GB of
-# that (the course's assumption), and PyTorch reserves more than it uses. So on an A10 or an L4 leave some GB free.
+# The cap is 24 GB of tensors. Of what a card's driver reports (the last line), its CUDA context takes about 0.5 GB (the
+# course's assumption), and PyTorch reserves more than it uses. So on an A10 or an L4 leave some GB free.
 
 # %%
 def bars(sequence_length, micro_batch):
@@ -626,18 +636,15 @@ explore(bars, sequence_length=list(LENGTHS), micro_batch=list(MICRO_BATCHES))
 show(*bars(1024, 4))
 
 # %% [markdown]
-# **Read it.** The controls work in a running notebook; the picture is for four texts of 1,024 tokens. Adapters
-# count as parameters. The optimizer state is too thin for the figure.
+# **Read it.** The controls work in a running notebook. Adapters count as parameters.
 #
 # ### Beside published peaks
 #
 # The simulator against peaks that others measured: litgpt's LoRA of the same Llama-2-7B on an A100 (allocated
 # memory, texts of 1,304 tokens), and PEFT's of a 3B on an L40S (reserved memory, evaluation included). Each row but
-# the last, our map's, is simulated in its own configuration. litgpt's row with NF4 stands twice: with the libraries of
-# its time, and with today's. We simulate litgpt's norms in fp32:
-# [a change](https://github.com/Lightning-AI/litgpt/commit/6178c7c) made before the tables were published, though after
-# the commit that they name. These 7B rows led us to that choice, so they cannot prove it; litgpt's 13B rows check it
-# (`python -m evidence.validation --all`).
+# the last, our map's, is simulated in its own configuration; litgpt's NF4 twice, with the libraries of its time and
+# today's. Its norms are simulated in fp32 ([a change](https://github.com/Lightning-AI/litgpt/commit/6178c7c) made before
+# the tables were published). These rows led to that choice; litgpt's 13B rows check it (`make validate`).
 
 # %%
 from evidence.validation.simulation_published import litgpt_step, peft_step
@@ -663,54 +670,56 @@ recorded_table("llama7b_adapters", columns=["method", "sequence_length", "micro_
 
 # %% [markdown]
 # **Read it.** All rows but "today" lie within 5%. In 2023 bitsandbytes kept an input of every packed layer that
-# no one needed, and litgpt unpacked through fp16. The row "2023" has both, the row "today" has neither, and
-# needs 16% less. What a library keeps beside your model changes with its version: leave a margin on
-# four-bit peaks until you have measured yours.
+# no one needed, and litgpt unpacked through fp16; today neither does. What a library keeps beside your model changes
+# with its version: leave a margin on four-bit peaks until you have measured yours.
 #
-# ### The same run in lesson 05a
+# ### The same step, as `Trainer` runs it
 #
-# Lesson 05a simulated LoRA on Llama-2-7B, one text of 2,048 tokens, and found 21.6 GiB, which is 23.2 GB. The map says
-# 25.1 GB. The cell goes from one to the other, one change at a time.
+# The map's adapters are few, and no autocast converts anything. The script below trains all linear layers at rank 16,
+# and `Trainer(bf16=True)` runs under autocast. One text of 2,048 tokens, QLoRA, not checkpointed:
 
 # %%
-from dataclasses import replace
+def another(layers, targets, rank, autocast, method=mapped[min(1, len(mapped) - 1)]):
+    smaller = llama_config(shape, num_hidden_layers=layers)
+    model, optimizer = build_finetune(smaller, method, rank=rank, targets=targets)
+    if autocast:
+        model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+    return model, optimizer
 
 
-def build_05a(layers, dtype):
-    model = Transformer(replace(TransformerConfig.from_shape(shape), layers=layers)).to(torch.bfloat16)
-    add_lora(model, rank=8, dtype=dtype)
-    return model, torch.optim.AdamW(trained(model))
-
-
-def step_05a(model, optimizer):
-    tokens = torch.randint(0, shape.vocabulary, (1, 2049))
-    optimizer.zero_grad()
-    logits = model(tokens[:, :-1])
-    nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    optimizer.step()
-
-
-ways = {f"the course's transformer, adapters in {name}": extrapolate(
-            lambda layers, d=dtype: build_05a(layers, d), step_05a, layers=shape.layers, from_layers=(2, 3, 4), device="RTX 4090")
-        for name, dtype in {"bf16 (05a)": torch.bfloat16, "fp32": torch.float32}.items()}  # fmt: skip
-ways["transformers' Llama, adapters in fp32"] = found["LoRA"][2048 // PIECE]
-rows = {name: {str(c): size / GB for c, size in run.breakdown.items() if size > 0.005 * GB} | {"peak": run.peak_bytes / GB}
-        for name, run in ways.items()}  # fmt: skip
-pd.DataFrame(rows).T.fillna(0).style.format("{:.2f}").set_caption("GB at the peak, simulated")
+kinds = {"query and value, rank 8": (TARGETS, 8), "all linear, rank 16": (ALL_LINEAR, 16)}
+peaks = {(name, way): extrapolate(lambda layers: another(layers, *kind, way == "autocast"),
+                                  lambda m, o: finetune_step(m, o, 1, 2048), layers=shape.layers, from_layers=(2, 3, 4),
+                                  device="RTX 4090").peak_bytes / GB
+         for name, kind in kinds.items() for way in ("no autocast", "autocast")}  # fmt: skip
+pd.Series(peaks).unstack().style.format("{:.1f}").set_caption("GB at the peak, simulated")
 
 # %% [markdown]
-# **Read it.** Most of the difference is one choice. Adapters in fp32, as `peft` trains them, convert their input and
-# keep the copy. In every block that makes two copies of 4 bytes a number, where bf16 adapters share one of 2 bytes:
-# 6 x 2,048 x 4,096 x 32 bytes, 1.6 GB. The rest lies around the loss, which
-# transformers computes from fp32 logits. Neither figure is wrong; they are two programs.
+# **Read it.** Adapters on every matrix keep every matrix's input: some GB, where "adapters are small" counts weights
+# alone. fp32 adapters convert their input and keep the copy, 4 bytes a number; under autocast the copy has 2. Say which
+# of the four you mean before you say "7B fits".
 #
-# ### The script, for a real card
+# ### The scenario as asked: a script for a real card
 #
-# The functions of section 5, printed whole with the imports, and with the real model's name. Accept its licence on the
-# Hub first; `pairs.jsonl` has a prompt and an answer a line. `torchrun --nproc-per-node 1 finetune.py` starts it.
+# *"Fine-tune a 7B model on our 24 GB card: four bits, LoRA, checkpointing, ZeRO."* First its peak, as the script trains:
+# all linear layers at rank 16, autocast, every block checkpointed, four texts of 1,024 tokens.
 
 # %%
-IMPORTS = """import json
+ready = extrapolate(lambda layers: another(layers, ALL_LINEAR, 16, True, mapped[-1]), lambda m, o: finetune_step(m, o, 4, 1024), layers=shape.layers,
+                    from_layers=(2, 3, 4), device="L4", name="finetune.py")  # fmt: skip
+show(draw_breakdown([ready], title="The script at 7B: four texts of 1,024 tokens", limit="24GB", unit="GB"),
+     alt=f"A bar of the script's simulated peak by category, {ready.peak_bytes / GB:.1f} GB, beside 24 GB.")  # fmt: skip
+
+# %% [markdown]
+# Then the script: the functions of section 5 with their imports, in a file. Accept the model's licence on the Hub first;
+# `pairs.jsonl` has a prompt and an answer a line. On one card ZeRO has nothing to cut: it starts with two ranks.
+
+# %%
+IMPORTS = """# pip install torch transformers peft bitsandbytes accelerate deepspeed
+# one card: python finetune.py [model]     two: torchrun --nproc-per-node 2 finetune.py [model]
+import json
+import os
+import sys
 from pathlib import Path
 
 import torch
@@ -719,33 +728,28 @@ from transformers import (AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfi
                           Trainer, TrainingArguments, set_seed)
 """
 MAIN = """if __name__ == "__main__":
-    base, rows = "meta-llama/Llama-2-7b-hf", Path("pairs.jsonl").read_text().splitlines()
-    pairs = [(row["prompt"], row["answer"]) for row in map(json.loads, rows)]
-    finetune(base, pairs, "adapter", 1024, zero_2(), num_train_epochs=3, learning_rate=2e-4,
-             per_device_train_batch_size=4, gradient_accumulation_steps=4)
-    merge(base, "adapter", "merged")
+    base, rows = (sys.argv[1:] or ["meta-llama/Llama-2-7b-hf"])[0], Path("pairs.jsonl").read_text().splitlines()
+    pairs, ranks = [(row["prompt"], row["answer"]) for row in map(json.loads, rows)], int(os.environ.get("WORLD_SIZE", 1))
+    finetune(base, pairs, "adapter", 1024, zero_2() if ranks > 1 else None, num_train_epochs=3, learning_rate=2e-4,
+             per_device_train_batch_size=4, gradient_accumulation_steps=4, save_strategy="epoch",
+             per_device_eval_batch_size=1)  # by default 8 texts are evaluated at once
+    print(f"peak {torch.cuda.max_memory_allocated() / 1e9:.1f} GB (allocated); simulated for Llama-2-7B: PEAK GB")
+    if int(os.environ.get("RANK", 0)) == 0:
+        merge(base, "adapter", "merged")  # in the host's memory: 2 bytes a parameter
 """
-parts = [inspect.getsource(function) for function in (tokenized, qlora, zero_2, finetune, merge)]
-SCRIPT = "\n\n".join([IMPORTS, *parts, MAIN]).replace("  # fmt: skip", "")
-compile(SCRIPT, "finetune.py", "exec")  # refuses what is no Python
-print(SCRIPT)
 
 # %%
-def scripted(layers):
-    smaller = llama_config(shape, num_hidden_layers=layers)
-    model, optimizer = build_finetune(smaller, mapped[-1], rank=16, targets=ALL_LINEAR)
-    return model, OffloadedOptimizer(optimizer)
-
-
-ready = extrapolate(scripted, lambda m, o: finetune_step(m, o, 4, 1024), layers=shape.layers,
-                    from_layers=(2, 3, 4), device="L4", name="finetune.py")  # fmt: skip
-show(draw_breakdown([ready], title="The script at 7B: four texts of 1,024 tokens", limit="24GB", unit="GB"),
-     alt=f"A bar of the script's simulated peak by category, {ready.peak_bytes / GB:.1f} GB, beside 24 GB.")  # fmt: skip
+parts = [inspect.getsource(function) for function in (tokenized, qlora, zero_2, finetune, merge)]
+SCRIPT = "\n\n".join([IMPORTS, *parts, MAIN.replace("PEAK", f"{ready.peak_bytes / GB:.1f}")]).replace("  # fmt: skip", "")
+compile(SCRIPT, "finetune.py", "exec")  # refuses what is no Python
+file = here.root / "build" / "lesson-06" / "finetune.py"  # git ignores this folder
+file.parent.mkdir(parents=True, exist_ok=True)
+file.write_text(SCRIPT)
+print(f"# written to {file.relative_to(here.root)}\n{SCRIPT}")
 
 # %% [markdown]
-# **Read it.** The script has room on the smallest card of 24 GB. No card has confirmed it yet: the figure is
-# simulated, with the course's NF4 layers, its own offloaded optimizer and fp32 adapters; DeepSpeed's bf16 ones need a
-# little less. `make record` measures such steps on a GPU.
+# **Read it.** The script has room on the smallest card of 24 GB. No card has confirmed it yet: the figure is simulated,
+# with the course's NF4 layers. The script prints the card's own peak beside it.
 #
 # ## 8. Save, reload, merge
 #

@@ -91,7 +91,8 @@ pd.DataFrame(rows).set_index("model").T
 
 # %% [markdown]
 # **Read it.** To the left weights decide, to the right the cache does. Fewer bits take off the same GiB everywhere. The table
-# says which card serves what: "tokens" are those of all sequences together, 0 where the weights do not fit.
+# says which card serves what: "tokens" are those of all sequences together, 0 where the weights do not fit. (Llama-2 was
+# trained on 4,096 tokens: beyond, the lines say what its shape would hold.)
 #
 # The lines of 7B and 70B meet, because a token of the ten times larger model leaves *less* cache: Llama-2-7B keeps
 # keys and values of all its 32 heads; in Llama-2-70B 64 heads share 8. That is **grouped-query attention**.
@@ -381,6 +382,7 @@ for b in (4, 3, 2):
     METHODS[f"nearest-{b}"] = lambda w, x, b=b: round_to_nearest(w, b, GROUP)
     METHODS[f"AWQ-{b}"] = lambda w, x, b=b: awq(w, x.moments, x.magnitudes, b, GROUP)
     METHODS[f"GPTQ-{b}"] = lambda w, x, b=b: gptq(w, x.moments, b, GROUP)
+METHODS["nearest-4, groups of 64"] = lambda w, x: round_to_nearest(w, 4, 64)
 
 # %%
 class Sixteen:
@@ -415,7 +417,9 @@ display(frame.style.format({"perplexity": "{:.3f}", "change %": "{:+.2f}", "stan
 # %% [markdown]
 # **Read it.** Measured, on text that neither training nor calibration saw; the standard error is that of the change,
 # over sequences. Eight bits cost nothing that can be seen. At four the price is below one percent, and GPTQ's is
-# smallest. At two it is more than ten times that, for every method. *Bits a weight* count scales and zero points.
+# smallest. At two it is more than ten times that, for every method. *Bits a weight* count scales and zero points. NF4's scale
+# serves 64 weights, so its neighbour is *nearest-4, groups of 64*: rounding to even steps between a group's smallest and
+# largest weight is no worse here. Lesson 06's comparison gave both tables one symmetric scale, and there NF4 wins.
 #
 # At 4 bits AWQ lowers the mean error of the layers and not the perplexity: an average over layers is no promise for the
 # whole. The draw of the calibration text matters as well, more at 3 bits than at 4:
@@ -589,7 +593,7 @@ def predicted_rate(row):
 
 found = pd.DataFrame({"row": f"{row['model']} on {row['gpus']} GPUs", "bits": int(row["bits"]),
                       "too fast by, %": 100 * (predicted_rate(row) / published_rate(row) - 1)} for row in rates)  # fmt: skip
-print("published:", source("gpt_fast_decode").partition(" @")[0], "(the 16-bit rows are in sample)")
+print("published:", source("gpt_fast_decode").partition(": 8 x")[2].partition(";")[0], "(gpt-fast; 16-bit rows are in sample)")
 off = found[found["bits"] == 16].set_index("row")["too fast by, %"].abs().nlargest(2)
 print("farthest off in 16 bits:", ", ".join(f"{row} by {percent:.0f}%" for row, percent in off.items()))
 found.groupby("bits")["too fast by, %"].agg(["count", "min", "max", "mean"]).round(0).astype(int)
@@ -597,7 +601,7 @@ found.groupby("bits")["too fast by, %"].agg(["count", "min", "max", "mean"]).rou
 # %% [markdown]
 # **Read it.** The table says by how many percent the prediction is too fast. In sample the two numbers serve all rows but
 # the worst, printed above it, to a few percent. The bandwidth found, $1 / \beta$, is a good three quarters of the data
-# sheet's 2.04 TB/s. A layer costs tens of microseconds: launches, attention, norms, and between GPUs
+# sheet's 2.04 TB/s, on cards limited to 330 W. A layer costs tens of microseconds: launches, attention, norms, and between GPUs
 # the all-reduce. All rows in few bits are predicted too fast, those in 4 bits most on average. What the two numbers leave out may be
 # *unpacking*. (The course has no rates of its own: these are published.)
 #
@@ -627,7 +631,7 @@ check("08.large_batch", factor)
 # | serve on one card | 4 bits by GPTQ or AWQ, calibrated on your own kind of text | below 1% of perplexity here | long contexts: the cache stays |
 # | serve many readers | 8 bits or fp8, a paged cache | a kernel for the format | still fewer bits, much |
 # | fit at any price | 3 bits, more for some layers (lab) | 0.5 to 2% of perplexity here, 95% for OPT-125M (published) | 2 bits by rounding to nearest |
-# | fine-tune on one card | NF4 under adapters (lesson 06) | a slower step | GPTQ: its weights are fitted to one text |
+# | fine-tune on one card | NF4 under adapters (lesson 06); peft trains on GPTQ bases too | a slower step | activations |
 # | train from the start | bf16, or fp8 where the card has it | | any of these |
 #
 # **Quantization-aware training** rounds in forward and lets the gradient pass as if it had not, so that weights learn to
