@@ -44,7 +44,7 @@ import torch
 from torch import nn
 
 from utils import GB, Evidence, compare, draw_breakdown
-from utils import explore, format_bytes, llama_config, load_base, measure, model_shape, predicted, prepare_ranks
+from utils import format_bytes, llama_config, load_base, measure, model_shape, predicted, prepare_ranks
 from utils import recorded_table, run_ranks, score, scoreboard, scratch_folder, show, simulate, sweep, text_batches
 from utils import text_tokens
 from utils.catalog import device as gpu
@@ -454,7 +454,7 @@ def qlora(base):
     packing = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
                                  bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)  # fmt: skip
     model = AutoModelForCausalLM.from_pretrained(base, quantization_config=packing, dtype=torch.bfloat16)
-    for part in model.modules():  # on some CPUs eval() would repack weights, and spoil gradients: see "Break it"
+    for part in model.modules():  # or, on some CPUs, eval() repacks weights and spoils later gradients
         part.support_avx512bf16_for_cpu = False
     model.gradient_checkpointing_enable({"use_reentrant": False})
     return get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear",
@@ -624,20 +624,7 @@ print("cards show:", ", ".join(f"{name} {gpu(name).memory_bytes / GB:.1f} GB" fo
 # The cap is 24 GB of tensors. Of what a card's driver reports (the last line), its CUDA context takes about 0.5 GB (the
 # course's assumption), and PyTorch reserves more than it uses. So on an A10 or an L4 leave some GB free.
 
-# %%
-def bars(sequence_length, micro_batch):
-    picked = [grid[sequence_length, micro_batch] for grid in grids.values()]
-    title = f"Llama-2-7B, {micro_batch} x {sequence_length:,} tokens"
-    peaks = ", ".join(f"{m.name} {m.peak_bytes / GB:.1f} GB" for m in picked)
-    return draw_breakdown(picked, title=title, limit="24GB", unit="GB"), f"{title}: {peaks}."
-
-
-explore(bars, sequence_length=list(LENGTHS), micro_batch=list(MICRO_BATCHES))
-show(*bars(1024, 4))
-
 # %% [markdown]
-# **Read it.** The controls work in a running notebook. Adapters count as parameters.
-#
 # ### Beside published peaks
 #
 # The simulator against peaks that others measured: litgpt's LoRA of the same Llama-2-7B on an A100 (allocated
@@ -679,7 +666,7 @@ recorded_table("llama7b_adapters", columns=["method", "sequence_length", "micro_
 # and `Trainer(bf16=True)` runs under autocast. One text of 2,048 tokens, QLoRA, not checkpointed:
 
 # %%
-def another(layers, targets, rank, autocast, method=mapped[min(1, len(mapped) - 1)]):
+def another(layers, targets, rank, autocast, method=mapped[:2][-1]):
     smaller = llama_config(shape, num_hidden_layers=layers)
     model, optimizer = build_finetune(smaller, method, rank=rank, targets=targets)
     if autocast:
@@ -759,10 +746,9 @@ print(f"# written to {file.relative_to(here.root)}\n{SCRIPT}")
 
 # %%
 last_model.save_pretrained(folder / "small")
-files = {name: sum(path.stat().st_size for path in (folder / name).glob("*.safetensors"))
-         for name in ("base", "small")}  # fmt: skip
-reloaded = peft.PeftModel.from_pretrained(
-    load_base(folder / "base", quantization=four_bits, device=device), folder / "small")  # fmt: skip
+files = {name: sum(path.stat().st_size for path in (folder / name).glob("*.safetensors")) for name in ("base", "small")}
+packed_base = load_base(folder / "base", quantization=four_bits, device=device)
+reloaded = peft.PeftModel.from_pretrained(packed_base, folder / "small")
 print(f"reloaded: largest difference {(logits(reloaded) - logits(last_model)).abs().max():.1e}")
 assert torch.allclose(logits(reloaded), logits(last_model), atol=1e-5), "reload on the same packed base"
 print("files:", ", ".join(f"{name} {format_bytes(size)}" for name, size in files.items()))
