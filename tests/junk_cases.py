@@ -151,9 +151,9 @@ def good() -> dict[str, Any]:
     from utils.catalog import device, link, model_shape
     from utils.clinic import PATIENTS, admit
     from utils.lessons.lesson_12.tensor_flow import Held
+    from utils.lessons.lesson_17.decision import Option
+    from utils.lessons.lesson_17.scaling import CHINCHILLA
     from utils.memory import Category
-    from utils.planner.decision import Option
-    from utils.planner.scaling import CHINCHILLA
     from utils.ranks.outcome import Failure
     from utils.techniques import BlockCost
     from utils.techniques.rounding import round_to_nearest

@@ -100,7 +100,6 @@ _HOME = {
     "Space": "utils.planner",
     "compare_plans": "utils.planner",
     "cost": "utils.planner",
-    "decide": "utils.planner",
     "estimate": "utils.planner",
     "explain": "utils.planner",
     "export": "utils.planner",

@@ -21,16 +21,21 @@ _LESSON = "utils.lessons.lesson_"
 _RENAMED = {"lab": "checks", "ranks": "workers", "slurm": "job"}
 # Modules and packages; what lies in a package moved with it.
 _OTHERS = {
-    "utils.labs.cases_10": "utils.clinic.lab_patients",  # the capstone examines them too
     "utils.clinic.dead_runs": f"{_LESSON}16.dead_runs",
     "utils.clinic.host": f"{_LESSON}10.host",
     "utils.clinic.pages": f"{_LESSON}10.pages",
     "utils.clinic.snapshot": f"{_LESSON}10.snapshot",
     "utils.clusters": f"{_LESSON}17.clusters",
+    "utils.labs.cases_10": "utils.clinic.lab_patients",  # the capstone examines them too
     "utils.labs.hand_ins": f"{_LESSON}99.hand_ins",
     "utils.labs.results_page": f"{_LESSON}99.results_page",
     "utils.labs.sitting": f"{_LESSON}99.sitting",
     "utils.labs.wards_10": "utils.clinic.lab_ward",
+    "utils.planner.account": f"{_LESSON}17.account",
+    "utils.planner.decision": f"{_LESSON}17.decision",
+    "utils.planner.offers": f"{_LESSON}17.offers",
+    "utils.planner.scaling": f"{_LESSON}17.scaling",
+    "utils.planner.scaling_fit": f"{_LESSON}17.scaling_fit",
     "utils.record": "evidence.record",
     "utils.record.cluster_runs": f"{_LESSON}17.cluster_runs",
     "utils.record.dead_runs": f"{_LESSON}16.records.dead_runs",
@@ -76,9 +81,13 @@ _NAMES = {
     f"{_LESSON}15.studio": "utils.views design draw_design studio",
     f"{_LESSON}16.failures": "utils.views draw_days draw_forgotten draw_goodput",
     f"{_LESSON}16.progress": "utils.views Mark Progress Stretch draw_progress progress_of",
+    f"{_LESSON}17.account": "utils.planner Account",
     f"{_LESSON}17.cluster_lanes": "utils.views draw_cluster",
+    f"{_LESSON}17.decision": "utils.planner Option Ranked decide winners",
     f"{_LESSON}17.decision_figures": "utils.views draw_decision draw_spot",
+    f"{_LESSON}17.scaling": "utils.planner CHINCHILLA REPLICATION ScalingLaw UNROUNDED",
     f"{_LESSON}17.scaling_figures": "utils.views draw_purchase draw_runs",
+    f"{_LESSON}17.scaling_fit": "utils.planner fit_law leave_one_out",
 }
 _HOME = {
     f"{package}.{name}": home

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from utils.catalog.age import day_of
 from utils.catalog.rules import keep_whole, positive
 from utils.planner.goodput import DAY
-from utils.planner.scaling import SERVE_FLOP, TRAIN_FLOP, ScalingLaw
+
+from .scaling import SERVE_FLOP, TRAIN_FLOP, ScalingLaw
 
 STATE_BYTES = 16  # a parameter's weights, gradient and Adam states, over all GPUs
 USABLE = 0.8  # of all memory; the rest is for activations

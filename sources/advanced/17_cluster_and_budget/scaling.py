@@ -13,6 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from utils.catalog.rules import positive
+from utils.checked import check_public
+
+__all__ = ["CHINCHILLA", "REPLICATION", "UNROUNDED", "ScalingLaw"]
 
 TRAIN_FLOP, SERVE_FLOP = 6, 2  # for each parameter and token: forward 2, backward twice that
 
@@ -140,3 +143,6 @@ REPLICATION = ScalingLaw(
     1.8172, 482.01, 2085.43, 0.3478, 0.3658, "Besiroglu et al. 2024, arXiv:2404.10102",
     {"e": 0.03, "a": 124.58, "b": 1293.23, "alpha": 0.02, "beta": 0.02},
 )  # fmt: skip
+
+
+check_public(globals())

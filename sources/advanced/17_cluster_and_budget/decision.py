@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from utils.catalog.rules import positive
-from utils.checked import checked
+from utils.checked import check_public, checked
+
+__all__ = ["Option", "Ranked", "decide", "winners"]
 
 
 @dataclass(frozen=True)
@@ -140,3 +142,6 @@ def _over(row: Option, limits: Mapping[str, float]) -> str:
 def _short(value: float) -> str:
     """A tenth where it may decide: 30.2 days are not 30."""
     return f"{value:,.1f}" if value < 100 and value % 1 else f"{value:,.0f}"
+
+
+check_public(globals())

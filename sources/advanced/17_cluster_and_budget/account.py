@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from utils.catalog import Device, device
 from utils.catalog.rules import of_kind, positive, whole
+from utils.checked import check_public
+
+__all__ = ["Account"]
 
 PUE = 1.1  # power usage effectiveness, the building over its machines (Touvron et al. 2023)
 
@@ -113,3 +116,6 @@ class Account:
     def _possible_flops(self) -> float:
         peak = self.peak_flops_per_second or self.device.peak_flops_per_second("bf16")
         return peak * self.gpus * self.seconds
+
+
+check_public(globals())

@@ -12,7 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from utils.planner.scaling import ScalingLaw
+from utils.checked import check_public
+
+from .scaling import ScalingLaw
+
+__all__ = ["fit_law", "leave_one_out"]
 
 Run = tuple[float, float, float]  # parameters, tokens, loss
 EXPONENTS = (0.05, 1.5)
@@ -91,3 +95,6 @@ def _best(
     if best is None:
         raise ValueError(NO_LAW)
     return best[1], best[2], best[3]
+
+
+check_public(globals())
