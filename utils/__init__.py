@@ -64,8 +64,6 @@ _HOME = {
     "cifar10": "utils.data",
     "text_batches": "utils.data",
     "text_tokens": "utils.data",
-    "FORMATS": "utils.number_formats",
-    "NumberFormat": "utils.number_formats",
     "DataParallel": "utils.techniques",
     "accumulated_backward": "utils.techniques",
     "shard_batch": "utils.techniques",

@@ -31,6 +31,7 @@ _OTHERS = {
     "utils.labs.results_page": f"{_LESSON}99.results_page",
     "utils.labs.sitting": f"{_LESSON}99.sitting",
     "utils.labs.wards_10": "utils.clinic.lab_ward",
+    "utils.number_formats": f"{_LESSON}03.number_formats",
     "utils.planner.account": f"{_LESSON}17.account",
     "utils.planner.decision": f"{_LESSON}17.decision",
     "utils.planner.offers": f"{_LESSON}17.offers",
@@ -66,6 +67,7 @@ _OTHERS = {
 _NAMES = {
     f"{_LESSON}03.flight": "utils.views draw_flight",
     f"{_LESSON}03.format_figures": "utils.views draw_bits draw_formats",
+    f"{_LESSON}03.number_formats": "utils FORMATS NumberFormat",
     f"{_LESSON}05.tradeoff": "utils.views draw_tradeoff",
     f"{_LESSON}06.budget_map": "utils.views draw_budget_map",
     f"{_LESSON}08.figures": "utils.views draw_context_memory draw_decoding draw_error_by_bits",

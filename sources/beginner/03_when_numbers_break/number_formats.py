@@ -8,6 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from utils.checked import check_public
+
+__all__ = ["FORMATS", "NumberFormat"]
+
 
 @dataclass(frozen=True)
 class NumberFormat:
@@ -134,3 +138,6 @@ FORMATS = {
     "fp8 e4m3": NumberFormat("fp8 e4m3", 4, 3, has_infinity=False),
     "fp8 e5m2": NumberFormat("fp8 e5m2", 5, 2),
 }
+
+
+check_public(globals())
