@@ -9,6 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from utils.checked import check_public
+
+__all__ = ["shard_batch", "sharded_loader"]
+
 
 def shard_batch(*tensors: Tensor) -> tuple[Tensor, ...]:
     """This rank's rows of a batch that all ranks hold: rank r has the r-th part of equal size.
@@ -86,3 +90,6 @@ def _check_batch(batch: int, ranks: int) -> None:
             f"A batch of {batch} does not divide over {ranks} ranks: choose {choices}. Unequal "
             "parts would weigh unequally in the mean over ranks."
         )
+
+
+check_public(globals())

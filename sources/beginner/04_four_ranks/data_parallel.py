@@ -15,8 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from utils.checked import check_public
 from utils.shims.torch_ import after_backward
 from utils.units import MIB
+
+__all__ = ["DataParallel", "accumulated_backward", "average_gradients", "buckets_of", "share_start"]
 
 BUCKET_BYTES = 25 * MIB  # as DistributedDataParallel
 MicroBatch = TypeVar("MicroBatch")
@@ -220,3 +223,6 @@ def _over_ranks(value: Tensor) -> Tensor:
     if dist.is_initialized():
         dist.all_reduce(value)
     return value
+
+
+check_public(globals())
