@@ -21,11 +21,6 @@ _HOME = {
     "inputs_of": "weight_only",
     "linears_of": "weight_only",
     "quantize_weights": "weight_only",
-    "BlockCost": "block_choice",
-    "activation_peak": "block_choice",
-    "best_blocks": "block_choice",
-    "block_costs": "block_choice",
-    "recompute_flops": "block_choice",
     "ATTENTION": "checkpointing",
     "EXPENSIVE": "checkpointing",
     "FrozenStatistics": "checkpointing",
@@ -59,11 +54,6 @@ _HOME = {
     "tf32": "precision",
     "NF4Linear": "quantization",
     "quantize_linears": "quantization",
-    "StepCost": "step_costs",
-    "step_cost": "step_costs",
-    "NotRepeatableError": "repeatable",
-    "check_repeatable": "repeatable",
-    "recompute_explained": "repeatable",
 }
 
 __all__ = list(_HOME)

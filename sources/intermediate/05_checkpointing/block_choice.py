@@ -15,9 +15,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from utils.checked import check_public
 from utils.shims.torch_ import storage_key
 from utils.techniques.checkpointing import FrozenStatistics, blocks_of, fork_random_state
 from utils.units import format_bytes
+
+__all__ = ["BlockCost", "activation_peak", "best_blocks", "block_costs", "recompute_flops"]
 
 
 @dataclass(frozen=True)
@@ -176,3 +179,6 @@ def _flops(block: nn.Module, args: Any, kwargs: Any) -> int:
         with FlopCounterMode(display=False) as counter:
             block(*args, **kwargs)
     return counter.get_total_flops()
+
+
+check_public(globals())

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from utils.checked import check_public
 from utils.memory import Measurement, measure
+
+__all__ = ["StepCost", "step_cost"]
 
 # A fused attention's backward computes two and a half forwards (Dao 2023, arXiv:2307.08691).
 ATTENTION_BACKWARD = 2.5
@@ -74,3 +77,6 @@ def _kept_bytes(model: nn.Module, loss_of: Callable[[], Tensor]) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
         loss_of().backward()
     return sum(size for address, size in kept.items() if address not in own)
+
+
+check_public(globals())

@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointError
 
+from utils.checked import check_public
 from utils.techniques.checkpointing import FrozenStatistics, fork_random_state
+
+__all__ = ["NotRepeatableError", "check_repeatable", "recompute_explained"]
 
 Outputs = list[tuple[str, list[Tensor]]]
 
@@ -97,3 +100,6 @@ def _sentence(block: nn.Module, where: str, what: str) -> str:
         "numbers from torch, pass in what changes between calls, or leave this block out of "
         "checkpointing."
     )
+
+
+check_public(globals())
