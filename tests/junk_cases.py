@@ -270,7 +270,7 @@ def small_config() -> Any:
 
 
 def link_to_host() -> Any:
-    from utils.techniques import Link
+    from utils.lessons.lesson_07.link import Link
 
     return Link()
 

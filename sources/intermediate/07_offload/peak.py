@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 
+from utils.checked import check_public
 from utils.memory.source import source_for
+
+__all__ = ["allocated_peak"]
 
 
 def allocated_peak(function: Callable[[], Any]) -> int:
@@ -24,3 +27,6 @@ def allocated_peak(function: Callable[[], Any]) -> int:
         events = source.stop()
     del kept
     return max(accumulate((event.bytes for event in events), initial=0))
+
+
+check_public(globals())

@@ -18,10 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from utils.checked import check_public
 from utils.memory.events import Category
 from utils.memory.host import host_memory
 from utils.memory.observer import note_storages
-from utils.techniques.link import Link
+
+from .link import Link
+
+__all__ = ["stream_blocks"]
 
 
 class Work(NamedTuple):
@@ -161,3 +165,6 @@ def _check(blocks: list[nn.Module]) -> None:
         raise ValueError(
             "A block has buffers, which would stay behind: stream blocks without them."
         )
+
+
+check_public(globals())

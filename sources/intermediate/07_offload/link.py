@@ -14,8 +14,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from utils.checked import check_public
 from utils.memory.host import host_memory
 from utils.techniques.precision import device_of
+
+__all__ = ["Link"]
 
 DOWN, UP = "down", "up"  # to the host, and to the device
 
@@ -114,3 +117,6 @@ class Link:
             return tensor.to(self._device, copy=True)
         with host_memory():
             return tensor.to("cpu", copy=True)
+
+
+check_public(globals())
