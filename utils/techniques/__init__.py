@@ -11,16 +11,6 @@ from typing import Any
 from utils.checked import checked
 
 _HOME = {
-    "Int8Weight": "int8",
-    "PackedLinear": "packed",
-    "pack_linears": "packed",
-    "output_error": "rounding",
-    "round_to_nearest": "rounding",
-    "second_moments": "rounding",
-    "Inputs": "weight_only",
-    "inputs_of": "weight_only",
-    "linears_of": "weight_only",
-    "quantize_weights": "weight_only",
     "ATTENTION": "checkpointing",
     "EXPENSIVE": "checkpointing",
     "FrozenStatistics": "checkpointing",

@@ -1,4 +1,4 @@
-"""`python -m evidence.record.gptq_layer`: one layer's inputs, and the error that GPTQModel leaves on them.
+"""`python -m utils.lessons.lesson_08.records.gptq_layer`: one layer's inputs, and the error that GPTQModel leaves on them.
 
 The par of lab 08. It needs GPTQModel (`pip install gptqmodel`), in an environment of its own.
 """
@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from utils.data.library_text import calibration_tokens
 from utils.lessons import folders
-from utils.models.bytes_llama import bytes_llama
-from utils.techniques.rounding import output_error
-from utils.techniques.weight_only import inputs_of
+
+from ..bytes_llama import bytes_llama
+from ..library_text import calibration_tokens
+from ..rounding import output_error
+from ..weight_only import inputs_of
 
 PATH = folders()["08"] / "gptq_layer.safetensors"
 LAYER = "blocks.1.feedforward.gate"

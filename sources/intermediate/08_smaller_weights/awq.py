@@ -14,14 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from utils.techniques.rounding import (
-    SCALE_BITS,
-    Grid,
-    Rounded,
-    group_size,
-    output_error,
-    round_to_nearest,
-)
+from .rounding import SCALE_BITS, Grid, Rounded, group_size, output_error, round_to_nearest
 
 TRIES = 20  # powers from 0 to 0.95, as in the authors' code
 REACHES = [1 - step / 20 for step in range(10)]  # of a group's grid: 1 to 0.55

@@ -14,6 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from utils.checked import check_public
+
+__all__ = ["output_error", "round_to_nearest", "second_moments"]
+
 SCALE_BITS = 16  # the type in which formats keep a scale: fp16
 SMALLEST_SCALE = 2.0**-20  # below it fp16 has few digits left
 
@@ -166,3 +170,6 @@ def output_error(weight: Tensor, stored: Tensor, moments: Tensor) -> float:
         return float(((wide @ moments.double()) * wide).sum().clamp(min=0).sqrt())
 
     return size(weight.detach().float() - stored) / size(weight.detach().float())
+
+
+check_public(globals())

@@ -1,4 +1,4 @@
-"""`python -m evidence.record.bytes_llama`: train the small Llama of lesson 08, and keep its weights.
+"""`python -m utils.lessons.lesson_08.records.bytes_llama`: train the small Llama of lesson 08, and keep its weights.
 
 Seeded, on the CPU; some minutes on two cores.
 """
@@ -16,10 +16,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from utils.data.library_text import LENGTH, held_out_sequences, training_tokens
 from utils.data.text import text_batches
-from utils.models.bytes_llama import CONFIG, FILE, bytes_llama, perplexity
 from utils.models.transformer import Transformer
+
+from ..bytes_llama import CONFIG, FILE, bytes_llama, perplexity
+from ..library_text import LENGTH, held_out_sequences, training_tokens
 
 STEPS, BATCH, PEAK_RATE, SEED = 2_600, 12, 5e-3, 0
 

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from utils.checked import check_public
+
+__all__ = ["Int8Weight"]
+
 LEVELS = 127
 THRESHOLD = 6.0  # an input of this magnitude makes its channel an outlier, as in the paper
 
@@ -70,3 +74,6 @@ def split_product(x: Tensor, weight: Tensor, threshold: float = THRESHOLD) -> Te
     outliers = (x.abs() >= threshold).any(dim=0)
     rest = int8_product(x[:, ~outliers], weight[:, ~outliers])
     return rest + x[:, outliers].float() @ weight[:, outliers].float().T
+
+
+check_public(globals())

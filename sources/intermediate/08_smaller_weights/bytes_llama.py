@@ -1,6 +1,6 @@
 """A small Llama that has really learned something: bytes of Python sources, 0.9 million parameters.
 
-What quantization costs cannot be seen on random weights. `python -m evidence.record.bytes_llama` trained
+What quantization costs cannot be seen on random weights. `python -m utils.lessons.lesson_08.records.bytes_llama` trained
 this model, and its weights lie beside this file in bfloat16, so that a lesson can measure perplexity
 within its first seconds.
 """
@@ -30,7 +30,7 @@ def bytes_llama(path: Path = FILE) -> Transformer:
     """
     cure = (
         "It is part of the repository: `git checkout` brings it back, "
-        "`python -m evidence.record.bytes_llama` trains it anew."
+        "`python -m utils.lessons.lesson_08.records.bytes_llama` trains it anew."
     )
     if not path.is_file():
         raise FileNotFoundError(f"{path.name} is missing in {path.parent}. {cure}")

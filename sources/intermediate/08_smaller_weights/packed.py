@@ -12,8 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.techniques.awq import Scaled
-from utils.techniques.rounding import InFewBits, Rounded
+from utils.checked import check_public
+
+from .awq import Scaled
+from .rounding import InFewBits, Rounded
+
+__all__ = ["PackedLinear", "pack_linears"]
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
@@ -116,3 +120,6 @@ def pack_linears(model: nn.Module, weights: Mapping[str, InFewBits]) -> nn.Modul
             raise TypeError(f"{path} is a {type(layer).__name__}, not a linear layer.")
         setattr(model.get_submodule(parent), name, PackedLinear(made, layer.bias))
     return model.eval()
+
+
+check_public(globals())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from utils.techniques.rounding import Grid, Rounded, group_size
+from .rounding import Grid, Rounded, group_size
 
 DAMPING = 0.01  # of the mean of H's diagonal, as the paper adds
 

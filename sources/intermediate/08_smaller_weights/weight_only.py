@@ -16,7 +16,11 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from utils.techniques.rounding import InFewBits, output_error, second_moments
+from utils.checked import check_public
+
+from .rounding import InFewBits, output_error, second_moments
+
+__all__ = ["Inputs", "inputs_of", "linears_of", "quantize_weights"]
 
 
 @dataclass
@@ -149,3 +153,6 @@ def _check(model: nn.Module, tokens: Tensor) -> None:
             f"The calibration text has tokens from {int(tokens.min())} to {int(tokens.max())}, and "
             f"the model knows {words}: it was made with another tokenizer. Take the model's own."
         )
+
+
+check_public(globals())
