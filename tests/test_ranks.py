@@ -16,11 +16,11 @@ from rank_cases import left, nothing_left
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from utils.lessons.lesson_11.hosts import run_hosts
 from utils.memory import measure
 from utils.ranks import (
     prepare_ranks,
     run_elastic,
-    run_hosts,
     run_killable,
     run_ranks,
     run_torchrun,

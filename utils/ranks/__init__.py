@@ -8,7 +8,6 @@ from typing import Any
 from utils.checked import check_public
 from utils.ranks.child import pack
 from utils.ranks.elastic import Patience, run_elastic
-from utils.ranks.hosts import HostRun, run_hosts
 from utils.ranks.killable import KillableProcess, run_killable, run_to_outcome
 from utils.ranks.launch import prepare_ranks, run_ranks
 from utils.ranks.member import rank_device
@@ -23,7 +22,6 @@ __all__ = [
     "ElasticRun",
     "Failure",
     "Fault",
-    "HostRun",
     "KillableProcess",
     "Outcome",
     "Patience",
@@ -35,7 +33,6 @@ __all__ = [
     "prepare_ranks",
     "rank_device",
     "run_elastic",
-    "run_hosts",
     "run_killable",
     "run_ranks",
     "run_to_outcome",

@@ -12,13 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from utils.checked import asks_first, in_order
+from utils.checked import asks_first, check_public, in_order
 from utils.files import scratch
 from utils.ranks.as_root import call_as_root, is_unprivileged
 from utils.ranks.launch import MOST_RANKS, meeting_point, run_members
 from utils.ranks.member import Member
 from utils.ranks.namespaces import INTERFACE, NamespaceError, NoDelayError, enter, linked_hosts
-from utils.ranks.slow_link import SlowLink
+
+from .slow_link import SlowLink
+
+__all__ = ["HostRun", "run_hosts"]
 
 HOSTS = 2
 MEGABITS = 400.0
@@ -137,7 +140,7 @@ class _OnHosts:
         return getattr(self.worker, "__name__", type(self.worker).__name__)
 
     def __call__(self, *args: Any) -> Any:
-        from utils.traffic.wire import Wire
+        from .wire import Wire
 
         return self.worker(Wire(hosts=HOSTS, pace=self.link), *args)
 
@@ -175,3 +178,6 @@ def _paced(call: HostCall, why: str) -> HostRun:
         members = [Member(rank, size, place, call.timeout_seconds) for rank in range(size)]
         results = run_members(_OnHosts(call.worker, link), call.args, members)
     return HostRun(results, "paced messages", call.delay_seconds, why)
+
+
+check_public(globals())

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from utils.traffic.wire import Wire
+from .wire import Wire
 
 
 def ring_reduce_scatter(wire: Wire, tensor: Tensor) -> Tensor:

@@ -16,6 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from utils.checked import check_public
+
+__all__ = ["Wire", "messages"]
+
 Pace = Callable[[int, int], None]  # called with a global rank and bytes, before they are sent to it
 # By source and target: step, bytes, and where they lay.
 _UnderWay = dict[tuple[int, int], deque[tuple[int, int, int]]]
@@ -186,3 +190,6 @@ def _check_all_met(left: Sequence[deque[Move]], under_way: _UnderWay) -> None:
     for (source, target), waiting in under_way.items():
         if waiting:
             raise ValueError(f"Rank {source} sent rank {target} a message that it never received.")
+
+
+check_public(globals())
