@@ -49,7 +49,6 @@ _HOME = {
     "tf32": "utils.techniques",
     "recorded_table": "evidence.record",
     "FlightRecorder": "utils.techniques",
-    "GPTBlock": "utils.models",
     "Transformer": "utils.models",
     "TransformerConfig": "utils.models",
     "UNet": "utils.models",

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from utils.checked import check_public
 from utils.parallel.parts import Part, blocks_of
 from utils.parallel.shares import (
     HEAD_LAYERS,
@@ -18,14 +19,10 @@ from utils.parallel.shares import (
     copies_of_head,
     own_head_rows,
 )
-from utils.parallel.tensor_layers import (
-    SharedGradients,
-    Split,
-    columns,
-    one_column,
-    rows,
-    word_vectors,
-)
+
+from .tensor_layers import SharedGradients, Split, columns, one_column, rows, word_vectors
+
+__all__ = ["split_layers"]
 
 
 def split_layers(
@@ -140,3 +137,6 @@ def _keep_inputs(linear: nn.Linear, own: slice) -> None:
 
 def _parameter(values: Tensor) -> nn.Parameter:
     return nn.Parameter(values.detach().clone(memory_format=torch.contiguous_format))
+
+
+check_public(globals())

@@ -20,7 +20,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from utils.checked import check_public
 from utils.parallel.shares import check_sequence
+
+__all__ = ["SharedGradients", "Split", "vocabulary_cross_entropy"]
 
 
 @dataclass(frozen=True)
@@ -217,3 +220,6 @@ class SharedGradients:
             dist.all_reduce(flat, group=group)
             for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
                 grad.copy_(part.view_as(grad))
+
+
+check_public(globals())

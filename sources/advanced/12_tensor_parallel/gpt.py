@@ -12,6 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from utils.catalog.rules import divides, whole
+from utils.checked import check_public
+
+__all__ = ["GPTBlock"]
 
 WIDEST = 2**17  # the widest published model has 2**14
 
@@ -107,3 +110,6 @@ class GPTBlock(nn.Module):
     def drop(self, x: Tensor) -> Tensor:
         """Dropout of the stream, which every rank holds or has a part of; may be replaced."""
         return dropout(x, self.dropout)
+
+
+check_public(globals())
