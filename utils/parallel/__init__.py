@@ -33,8 +33,6 @@ HOME = {
     "read_program": "actions",
     "stage_owners": "actions",
     "write_csv": "actions",
-    "OwnSchedule": "programs",
-    "SleepingStage": "timed",
     "chunks_of": "pipeline",
     "even_blocks": "pipeline",
     "cut": "pipeline",

@@ -38,7 +38,9 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
 from utils import check, draw_schedules, run_ranks, show
-from utils.parallel import OwnSchedule, SleepingStage, read_program
+from utils.parallel import read_program
+from utils.lessons.lesson_13.own_schedule import OwnSchedule
+from utils.lessons.lesson_13.timed import SleepingStage
 from utils.planner.schedules import order, run, timed
 from utils.views import Panel
 

@@ -49,8 +49,9 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 
 from utils import Batch, Cluster, Evidence, Plan, RankError, Transformer, TransformerConfig, check, draw_over_time, draw_ranks
 from utils import draw_schedules, estimate, format_bytes, model_shape, run_ranks, score, scoreboard, show, simulate, traffic
-from utils.memory import saved_for_backward
-from utils.parallel import DeadlockError, ParallelDims, SleepingStage, check_program, chunks_of, cut
+from utils.lessons.lesson_13.saved import saved_for_backward
+from utils.parallel import DeadlockError, ParallelDims, check_program, chunks_of, cut
+from utils.lessons.lesson_13.timed import SleepingStage
 from utils.parallel import device_mesh, even_blocks, pipeline_passes, read_program, stage_owners
 from utils.planner import framework
 from utils.planner.schedules import bubble_closed, in_flight, order, run, sends, timed

@@ -10,8 +10,11 @@ from typing import Any
 
 from torch.distributed.pipelining import PipelineStage
 
+from utils.checked import check_public
 from utils.parallel.actions import Program, check_program, stage_owners, write_csv
 from utils.shims.torch_distributed import pipeline_from_csv
+
+__all__ = ["OwnSchedule"]
 
 
 @dataclass(frozen=True)
@@ -57,3 +60,6 @@ class OwnSchedule:
                 loss_fn=loss_fn,
                 scale_grads=scale_grads,
             )
+
+
+check_public(globals())

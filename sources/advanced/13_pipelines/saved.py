@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from utils.checked import check_public
 from utils.shims.torch_ import storage_key
+
+__all__ = ["SavedBytes", "saved_for_backward"]
 
 
 @dataclass
@@ -66,3 +69,6 @@ def saved_for_backward(parameters: Iterable[Tensor] = ()) -> Iterator[SavedBytes
 
     with saved_tensors_hooks(pack, unpack):
         yield found
+
+
+check_public(globals())

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from utils.checked import check_public
 from utils.parallel.actions import Action
+
+__all__ = ["SleepingStage"]
 
 Spans = dict[Action, tuple[float, float]]
 
@@ -64,3 +67,6 @@ class _Nap(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         ctx.stage.sleep(ctx.kind)
         return gradients[0], None, None
+
+
+check_public(globals())
