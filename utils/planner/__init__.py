@@ -17,7 +17,6 @@ from utils.planner.frameworks import FRAMEWORKS, Framework, framework
 from utils.planner.goodput import FailureRate, Goodput, goodput
 from utils.planner.layout import Batch, Plan
 from utils.planner.memory import StageMemory, memory, worst
-from utils.planner.placement import axis_sizes, crossing_bytes, layouts, places
 from utils.planner.review import Criterion, Review, review
 from utils.planner.search import Plans, Space, candidates, search
 from utils.planner.step_time import StepTime, step_time
@@ -44,21 +43,17 @@ __all__ = [
     "StepTime",
     "Storage",
     "axis_bytes",
-    "axis_sizes",
     "candidates",
     "compare_plans",
     "cost",
-    "crossing_bytes",
     "estimate",
     "explain",
     "export",
     "framework",
     "goodput",
-    "layouts",
     "memory",
     "network",
     "one_change_that_fits",
-    "places",
     "plan_name",
     "review",
     "ring_bytes",

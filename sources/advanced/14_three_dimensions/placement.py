@@ -11,6 +11,10 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from utils.checked import check_public
+
+__all__ = ["axis_sizes", "crossing_bytes", "layouts", "places"]
+
 Factor = tuple[str, int]
 CHAINS = ("pp",)  # axes whose last rank does not send to the first
 
@@ -85,3 +89,6 @@ def _primes(size: int) -> list[int]:
             size //= divisor
         divisor += 1
     return found
+
+
+check_public(globals())
