@@ -95,7 +95,6 @@ _HOME = {
     "export": "utils.planner",
     "goodput": "utils.planner",
     "one_change_that_fits": "utils.planner",
-    "review": "utils.planner",
     "search": "utils.planner",
     "why_it_does_not_fit": "utils.planner",
     "validate": "evidence.validation",

@@ -17,7 +17,6 @@ from utils.planner.frameworks import FRAMEWORKS, Framework, framework
 from utils.planner.goodput import FailureRate, Goodput, goodput
 from utils.planner.layout import Batch, Plan
 from utils.planner.memory import StageMemory, memory, worst
-from utils.planner.review import Criterion, Review, review
 from utils.planner.search import Plans, Space, candidates, search
 from utils.planner.step_time import StepTime, step_time
 from utils.planner.traffic import axis_bytes, ring_bytes
@@ -27,7 +26,6 @@ __all__ = [
     "Batch",
     "Cluster",
     "Cost",
-    "Criterion",
     "Estimate",
     "Export",
     "FailureRate",
@@ -37,7 +35,6 @@ __all__ = [
     "Neighbour",
     "Plan",
     "Plans",
-    "Review",
     "Space",
     "StageMemory",
     "StepTime",
@@ -55,7 +52,6 @@ __all__ = [
     "network",
     "one_change_that_fits",
     "plan_name",
-    "review",
     "ring_bytes",
     "search",
     "step_time",

@@ -6,11 +6,14 @@ from dataclasses import dataclass, replace
 
 from utils.catalog import DEVICES, read_prices
 from utils.catalog.rules import of_kind, positive
+from utils.checked import check_public
 from utils.planner.cost import Cost, cost, node_price
 from utils.planner.estimate import BYTES_INTERVAL, Estimate
 from utils.planner.goodput import Goodput, best_interval_seconds, goodput
 from utils.planner.search import Space, search
 from utils.units import format_bytes, format_seconds
+
+__all__ = ["Criterion", "Review", "review"]
 
 # Tokens of one optimizer step: 0.5 million for the smallest GPT-3 (Brown et al. 2020,
 # arXiv:2005.14165, Table 2.1), 16 million for Llama 3 405B (arXiv:2407.21783, Table 4).
@@ -237,3 +240,6 @@ def _risk(design: Estimate) -> Criterion:
         + ("leaves the node" if slow_tp else "stays in the node")
     )
     return Criterion("risk", left.share[0] >= LEAST_GOODPUT and not slow_tp, reason)
+
+
+check_public(globals())
