@@ -34,8 +34,6 @@ _HOME = {
     "scoreboard": "utils.labs.scoreboard",
     "RankError": "utils.ranks",
     "rank_device": "utils.ranks",
-    "Fault": "utils.ranks",
-    "run_elastic": "utils.ranks",
     "prepare_ranks": "utils.ranks",
     "run_ranks": "utils.ranks",
     "run_torchrun": "utils.ranks",

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from utils.checked import check_public
+
+__all__ = ["ElasticRun", "Fault", "Recovery"]
+
 KINDS = ("kill a rank", "kill a host", "cut the link")
 # What a script notes, each with the whole numbers that belong to it.
 NUMBERS = {"start": ("world", "step", "pid"), "step": ("step",), "saw": (), "done": ()}
@@ -233,3 +237,6 @@ def _problem(row: Any) -> str:
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             return f"`{name}` is {number!r}, and no whole number"
     return "" if isinstance(row.get("text", ""), str) else "`text` is no text"
+
+
+check_public(globals())
