@@ -27,7 +27,7 @@ from utils.ranks.server import start_server
 
 from .recovery import Fault, Moment, read_journal
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PORT = 29400  # torchrun's own default; inside a namespace nobody else has it
 LOOK_SECONDS = 0.05
 AWAY_SECONDS = 1.0  # until the supervisor starts an agent again
