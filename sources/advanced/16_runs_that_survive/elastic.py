@@ -22,7 +22,7 @@ from utils.ranks.server import working_folder
 from .elastic_job import Call, ElasticJob, Patience
 from .recovery import ElasticRun, Fault
 
-__all__ = ["Patience", "run_elastic"]
+__all__ = ["Fault", "Patience", "run_elastic"]
 
 BYTES_PER_SECOND = 125e6
 RESTARTS = 100

@@ -66,23 +66,22 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from utils import Evidence, Plan, RankError, Span, Transformer, TransformerConfig, check, format_bytes, format_seconds
-from utils.lessons.lesson_16.recovery import Fault
 from utils import model_shape, run_ranks, scratch, scratch_folder, show
-from utils.lessons.lesson_16.elastic import link_problem, run_elastic
 from utils.catalog.links import link
 from utils.catalog.prices import price
 from utils.planner.failing_runs import RunPlan, failing_runs
-from utils.lessons.lesson_16.failure_logs import FAILURE_LOGS, poisson_interval
 from utils.planner.goodput import DAY, best_interval_seconds, checkpoint_bytes, working_share
-from utils.lessons.lesson_16.calls import recorded_calls
-from evidence.record import recorded
 from utils.techniques.safe_checkpoint import load_newest, named, newest_whole, save_safely, step_of
+from utils.lessons.lesson_16.calls import recorded_calls
+from utils.lessons.lesson_16.elastic import Fault, link_problem, run_elastic
+from utils.lessons.lesson_16.failure_logs import FAILURE_LOGS, poisson_interval
 from utils.lessons.lesson_16.failures import draw_days, draw_forgotten, draw_goodput
 from utils.lessons.lesson_16.progress import draw_progress, progress_of
 from utils.lessons.lesson_16.records.per_step import torchft_problem
 from utils.lessons.lesson_16.records.survive import run_in
 from utils.lessons.lesson_16.watching import RULES_TEST, Exporter, StandInGpu, prometheus_problem, promtool, report
 from utils.lessons.lesson_16.watching import watch
+from evidence.record import recorded
 
 # %% [markdown]
 # ## What you will be able to do

@@ -46,11 +46,11 @@ from utils import Batch, Cluster, Evidence, Plan, RankError, check, export, run_
 from utils import scratch_folder, show
 from utils.catalog import ModelShape
 from utils.parallel import check_versions, saved_steps
-from evidence.record import recorded
 from utils.lessons.lesson_17.cluster_lanes import draw_cluster
 from utils.lessons.lesson_17.clusters import ManifestError, MissingToolError, Slurm, SlurmError, Span
 from utils.lessons.lesson_17.clusters import check_kubernetes, check_skypilot, check_train_job, kubectl_says
 from utils.lessons.lesson_17.clusters import losses_of, ray_problem, read_yaml, run_ray, slurm_problem
+from evidence.record import recorded
 
 stored = {row["quantity"]: (row, record) for record in recorded("cluster_runs") for row in record.rows}
 
@@ -421,8 +421,8 @@ print("older than a year:", ", ".join(f"{p.gpu} at {p.provider}" for p in old_pr
 
 # %%
 from utils import text_tokens
-from utils.lessons.lesson_17.scaling_fit import fit_law, leave_one_out
 from utils.lessons.lesson_17.scaling_figures import draw_runs
+from utils.lessons.lesson_17.scaling_fit import fit_law, leave_one_out
 
 windows = text_tokens(3_200_000).long().unfold(0, 9, 9)
 windows = windows[torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))]
