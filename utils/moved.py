@@ -80,6 +80,7 @@ _OTHERS = {
     "utils.techniques.step_costs": f"{_LESSON}05.step_costs",
     "utils.techniques.streaming": f"{_LESSON}07.streaming",
     "utils.techniques.weight_only": f"{_LESSON}08.weight_only",
+    "utils.techniques.safe_checkpoint": "utils.parallel",
     "utils.traffic.algorithms": f"{_LESSON}11.algorithms",
     "utils.traffic.wire": f"{_LESSON}11.wire",
     "utils.validation": "evidence.validation",

@@ -71,7 +71,7 @@ from utils.catalog.links import link
 from utils.catalog.prices import price
 from utils.planner.failing_runs import RunPlan, failing_runs
 from utils.planner.goodput import DAY, best_interval_seconds, checkpoint_bytes, working_share
-from utils.techniques.safe_checkpoint import load_newest, named, newest_whole, save_safely, step_of
+from utils.parallel import load_newest, named, newest_whole, save_safely, step_of
 from utils.lessons.lesson_16.calls import recorded_calls
 from utils.lessons.lesson_16.elastic import Fault, link_problem, run_elastic
 from utils.lessons.lesson_16.failure_logs import FAILURE_LOGS, poisson_interval
@@ -402,7 +402,7 @@ for number in range(5):
     reached = step_of(found) if found else 0
 
 # %% [markdown]
-# **Read it.** `save_safely` and `load_newest` in `utils.techniques.safe_checkpoint` also say in
+# **Read it.** `save_safely` and `load_newest` in `utils.parallel.safe_checkpoint` also say in
 # a sentence what is wrong, and each rank sums its own files *as it writes them*: a sum of what was read back, as above,
 # blesses a damaged write. **A checkpoint is code**: `dcp.load` unpickles what it finds; `load_newest` reads plain data
 # alone. The first three faults hit both checkpoints; were one whole, it would load:
@@ -535,7 +535,7 @@ def resumed(folder, forgotten, own):
     for forget in forgotten:
         run = Run(own)
         pieces = pieces_of(run)
-        load_newest(pieces, folder)
+        load_newest(pieces, folder, ranks=dist.get_world_size())
         restore(run, pieces, forget)
         curves[forget] = [one_step(run) for _ in range(SAVED, STEPS)]
     return curves
@@ -565,8 +565,8 @@ shutil.rmtree(work, ignore_errors=True)
 # from their global generator was different after the resume. Cure, as above: a generator seeded by the row's number (and
 # the epoch's, for new noise in each).</div>
 #
-# `RunState` in `utils.techniques.exact_resume` holds all pieces. Another number of ranks is refused, as no rank's data
-# and random state would fit; `exact=False` takes what ranks share.
+# With `ranks=`, `load_newest` refuses what another number of ranks saved, as no rank's data and random state would fit.
+# Without it, and without the keys `rank 0`, `rank 1`, ..., any number of ranks takes what they share.
 #
 # ## 5. Killed, killed, cut off: `torchrun` brings it back
 #
