@@ -150,13 +150,13 @@ def good() -> dict[str, Any]:
     from utils import planner, simulation, views
     from utils.catalog import device, link, model_shape
     from utils.clinic import PATIENTS, admit
+    from utils.lessons.lesson_05.block_choice import BlockCost
+    from utils.lessons.lesson_08.rounding import round_to_nearest
     from utils.lessons.lesson_12.tensor_flow import Held
+    from utils.lessons.lesson_17.decision import Option
+    from utils.lessons.lesson_17.scaling import CHINCHILLA
     from utils.memory import Category
-    from utils.planner.decision import Option
-    from utils.planner.scaling import CHINCHILLA
     from utils.ranks.outcome import Failure
-    from utils.techniques import BlockCost
-    from utils.techniques.rounding import round_to_nearest
     from utils.traffic.cost import AlphaBeta
 
     model, optimizer = build()
@@ -270,7 +270,7 @@ def small_config() -> Any:
 
 
 def link_to_host() -> Any:
-    from utils.techniques import Link
+    from utils.lessons.lesson_07.link import Link
 
     return Link()
 

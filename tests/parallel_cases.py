@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from utils.lessons.lesson_04.data_parallel import DataParallel, accumulated_backward
+from utils.lessons.lesson_04.sharding import shard_batch
 from utils.models import Transformer, TransformerConfig, small_resnet
-from utils.techniques import DataParallel, accumulated_backward, shard_batch
 
 STEPS, BATCH, PARTS = 20, 8, 2
 TINY = TransformerConfig(vocabulary=31, hidden=32, layers=2, heads=4, feedforward=48)

@@ -12,10 +12,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
+from utils.lessons.lesson_12.tensor_layers import vocabulary_cross_entropy
+from utils.lessons.lesson_12.tensor_split import split_layers
 from utils.models import Transformer, TransformerConfig
 from utils.parallel.tensor import split_tensors
-from utils.parallel.tensor_layers import vocabulary_cross_entropy
-from utils.parallel.tensor_split import split_layers
 from utils.traffic.collectives import Traffic
 from utils.traffic.counter import traffic
 

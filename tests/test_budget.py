@@ -12,12 +12,15 @@ import pytest
 
 from evidence.validation import table
 from utils.catalog import device, model_shape
-from utils.planner import Account, Batch, Option, Plan, decide, fit_law, leave_one_out, winners
+from utils.lessons.lesson_17.account import Account
+from utils.lessons.lesson_17.decision import Option, decide, winners
+from utils.lessons.lesson_17.offers import Offer, cheapest, purchase
+from utils.lessons.lesson_17.scaling import CHINCHILLA, REPLICATION, UNROUNDED, ScalingLaw
+from utils.lessons.lesson_17.scaling_fit import fit_law, leave_one_out
+from utils.planner import Batch, Plan
 from utils.planner.failing_runs import RunPlan, failing_runs
 from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.goodput import DAY, best_interval_seconds, working_share
-from utils.planner.offers import Offer, cheapest, purchase
-from utils.planner.scaling import CHINCHILLA, REPLICATION, UNROUNDED, ScalingLaw
 
 LLAMA_MWH = {"LLaMA-7B": 36, "LLaMA-13B": 59, "LLaMA-33B": 233, "LLaMA-65B": 449}
 RUN: dict[str, Any] = {"gpu": "A100-80GB", "seconds": 3600.0, "tokens": 1e6, "model_flops": 1e15}

@@ -15,20 +15,21 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
 from evidence.validation.simulation_cpu import both
-from utils.memory import Category, measure
-from utils.models import Transformer, TransformerConfig, UNet
-from utils.techniques import (
+from utils.lessons.lesson_05.block_choice import (
     BlockCost,
-    NotRepeatableError,
     activation_peak,
     best_blocks,
     block_costs,
-    check_repeatable,
-    checkpoint_blocks,
-    in_segments,
-    recompute_explained,
     recompute_flops,
 )
+from utils.lessons.lesson_05.repeatable import (
+    NotRepeatableError,
+    check_repeatable,
+    recompute_explained,
+)
+from utils.memory import Category, measure
+from utils.models import Transformer, TransformerConfig, UNet
+from utils.techniques import checkpoint_blocks, in_segments
 
 WIDE = TransformerConfig(vocabulary=64, hidden=128, layers=6, heads=4, feedforward=352)
 

@@ -9,15 +9,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from utils.lessons.lesson_11 import algorithms
+from utils.lessons.lesson_11.wire import Message, Move, Wire, messages
 from utils.ranks import RankError, run_ranks
-from utils.traffic import algorithms, traffic
+from utils.traffic import traffic
 from utils.traffic.cost import (
     AlphaBeta,
     bus_bytes_per_second,
     fit_alpha_beta,
     overlapped_seconds,
 )
-from utils.traffic.wire import Message, Move, Wire, messages
 
 ROWS, COLUMNS = 40, 3  # fp64: 960 bytes; 40 rows divide over 8 and over 5 ranks
 

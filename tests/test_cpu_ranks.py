@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from utils.lessons.lesson_07.cpu_ranks import fsdp_on_cpu
 from utils.ranks import run_ranks
-from utils.techniques.cpu_ranks import fsdp_on_cpu
 from utils.techniques.deepspeed import deepspeed_missing, deepspeed_problem, load_deepspeed
 from utils.techniques.zero import resident, zero_config, zero_engine
 

@@ -21,17 +21,17 @@ from parallel_cases import (
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.memory import measure
-from utils.models import small_resnet
-from utils.ranks import RankError, run_ranks, traffic
-from utils.simulation import simulate
-from utils.techniques import (
+from utils.lessons.lesson_04.data_parallel import (
     DataParallel,
     accumulated_backward,
     average_gradients,
     buckets_of,
     share_start,
 )
+from utils.memory import measure
+from utils.models import small_resnet
+from utils.ranks import RankError, run_ranks, traffic
+from utils.simulation import simulate
 
 WORLD = 4
 PATIENCE = 300.0  # machines that test may be busy

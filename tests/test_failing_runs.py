@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from utils.planner.failing_runs import KINDS, RunPlan, failing_runs
-from utils.planner.failure_logs import (
+from utils.lessons.lesson_16.failure_logs import (
     FAILURE_LOGS,
     FailureLog,
     at_most,
     per_1000_node_days,
     poisson_interval,
 )
+from utils.planner.failing_runs import KINDS, RunPlan, failing_runs
 from utils.planner.goodput import (
     DAY,
     FailureRate,

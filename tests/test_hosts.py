@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 from rank_cases import nothing_left
 
-from utils.ranks import RankError, hosts, run_hosts, run_ranks
+from utils.lessons.lesson_11 import algorithms, hosts
+from utils.lessons.lesson_11.hosts import run_hosts
+from utils.ranks import RankError, run_ranks
 from utils.ranks.namespaces import NamespaceError, bytes_sent_here, linked_hosts
-from utils.traffic import algorithms
 
 ROOT = Path(__file__).parents[1]
 NUMBERS = 64 * 1024  # 256 KiB

@@ -6,7 +6,7 @@ import pytest
 
 from evidence.validation.tables import table
 from utils.catalog import device
-from utils.planner.inference import Serving, paged_tokens
+from utils.lessons.lesson_08.inference import Serving, paged_tokens
 
 
 def test_the_cache_of_a_token_by_hand() -> None:

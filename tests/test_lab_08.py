@@ -6,9 +6,9 @@ import pytest
 
 from utils.lessons.lesson_08 import checks as lab_08
 from utils.lessons.lesson_08.few_bits import budget_bytes, choices, layer, layer_par, recorded
+from utils.lessons.lesson_08.gptq import gptq
 from utils.lessons.lesson_08.mistakes import by_activation
-from utils.techniques.gptq import gptq
-from utils.techniques.rounding import Rounded, output_error
+from utils.lessons.lesson_08.rounding import Rounded, output_error
 
 
 def test_gptq_leaves_no_more_error_than_the_library() -> None:
@@ -27,7 +27,7 @@ def test_gptq_leaves_no_more_error_than_the_library() -> None:
 def test_gptqmodel_itself_leaves_no_less_error() -> None:
     """Where GPTQModel is installed: every order of its columns, on inputs made here."""
     pytest.importorskip("gptqmodel", reason="pip install gptqmodel, in an environment of its own")
-    from evidence.record.gptq_layer import ORDERS, by_gptqmodel, layer_with_inputs
+    from utils.lessons.lesson_08.records.gptq_layer import ORDERS, by_gptqmodel, layer_with_inputs
 
     weight, inputs, moments = layer_with_inputs()
     theirs = {

@@ -8,7 +8,7 @@ import pytest
 
 from utils.lessons.lesson_14 import checks as lab_14
 from utils.lessons.lesson_14.faulty import faulty_run, one_process
-from utils.planner import crossing_bytes, layouts
+from utils.lessons.lesson_14.placement import crossing_bytes, layouts
 
 
 def test_the_least_crossing_is_that_of_brute_force():

@@ -13,8 +13,8 @@ from utils.lessons.lesson_17.budget import _markets, lab_offers
 from utils.lessons.lesson_17.clusters import slurm_problem
 from utils.lessons.lesson_17.matrix import KINDS, LINES
 from utils.lessons.lesson_17.mistakes import known
+from utils.lessons.lesson_17.scaling import REPLICATION
 from utils.lessons.lesson_17.stubs import try_script
-from utils.planner.scaling import REPLICATION
 
 RIGHT_JOBS = [one for one in known.all if one.of == "repaired_job" and one.is_right]
 

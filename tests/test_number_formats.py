@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from utils.number_formats import FORMATS, NumberFormat
+from utils.lessons.lesson_03.number_formats import FORMATS, NumberFormat
 
 DTYPES = {
     "fp16": torch.float16, "bf16": torch.bfloat16,

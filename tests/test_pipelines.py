@@ -17,12 +17,12 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from utils.memory import saved_for_backward
+from utils.lessons.lesson_13.own_schedule import OwnSchedule
+from utils.lessons.lesson_13.saved import saved_for_backward
+from utils.lessons.lesson_13.timed import SleepingStage
 from utils.models import Transformer, TransformerConfig
 from utils.parallel import (
-    OwnSchedule,
     ParallelDims,
-    SleepingStage,
     chunks_of,
     cut,
     device_mesh,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import warnings
@@ -12,17 +11,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint import load, save
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
-from utils.parallel import Saves
+from utils.parallel import CheckpointError, Saves, load_newest, named, save_safely
 from utils.parallel.kept import CHECKSUMS, write_list
 from utils.shims.torch_checkpoint import read_metadata
-from utils.techniques.exact_resume import RunState
-from utils.techniques.safe_checkpoint import CheckpointError, load_newest, named, save_safely
 
 
 class Runs:
@@ -59,16 +56,12 @@ def loaded(folder: Path) -> None:
     load_newest(state(), folder)
 
 
-def resumed(folder: Path) -> None:
-    RunState(*trained()).load(folder)
-
-
 def gone_on(folder: Path) -> None:
     model, optimizer = trained()
     Saves(str(folder), [model], optimizer)
 
 
-@pytest.mark.parametrize("attempt", [loaded, resumed, gone_on])
+@pytest.mark.parametrize("attempt", [loaded, gone_on])
 def test_code_in_the_metadata_does_not_run(tmp_path: Path, attempt) -> None:
     path, ran = save_safely(state(), tmp_path, 1), tmp_path / "ran"
     (path / ".metadata").write_bytes(pickle.dumps(Runs(os.system, f"touch {ran}")))
@@ -131,8 +124,8 @@ def test_names_with_dots_lead_nowhere() -> None:
 
 
 def test_metadata_reads_as_pytorch_reads_it(tmp_path: Path) -> None:
-    model, optimizer = trained()
-    path = RunState(model, optimizer).save(tmp_path, 1)
+    weights, moments = get_state_dict(*trained())
+    path = save_safely({"model": weights, "optimizer": moments}, tmp_path, 1)
     data = (path / ".metadata").read_bytes()
     assert read_metadata(data) == pickle.load(io.BytesIO(data))
 
@@ -144,19 +137,3 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
 
         save_safely({"note": Fraction(1, 3)}, tmp_path, 2)
     assert len([*tmp_path.iterdir()]) == 1 and len(named(tmp_path)) == 1
-
-
-def test_older_states_with_numpys_array_load(tmp_path: Path, monkeypatch) -> None:
-    """Once saved as numpy gives it; the array's own classes are let in for it."""
-    run = RunState(*trained())
-    pieces, before = run.pieces(), np.random.get_state()
-    pieces["rank 0"]["random"]["numpy"] = before
-    with torch.serialization.safe_globals(
-        [np.ndarray, np.dtype, type(np.dtype(np.uint32)), np.empty(0).__reduce__()[0]]
-    ):
-        save_safely(pieces, tmp_path, 1)
-    wanted = np.random.rand()
-    np.random.rand(7)
-    assert run.load(tmp_path) == 1
-    assert np.random.rand() == wanted, "another draw"
-    assert json.loads((named(tmp_path)[0] / CHECKSUMS).read_text())["ranks"] == 1

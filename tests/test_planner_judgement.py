@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from utils.catalog import ModelShape, model_shape, read_prices
+from utils.lessons.lesson_15.review import review
 from utils.planner import (
     Batch,
     Cluster,
@@ -17,7 +18,6 @@ from utils.planner import (
     estimate,
     explain,
     goodput,
-    review,
     search,
 )
 from utils.planner.choice import ERROR, complexity

@@ -8,18 +8,8 @@ import pytest
 from three_cases import LESSON, lesson_names
 
 from utils.catalog import ModelShape
-from utils.planner import (
-    Batch,
-    Cluster,
-    Plan,
-    axis_bytes,
-    crossing_bytes,
-    estimate,
-    framework,
-    layouts,
-    places,
-    ring_bytes,
-)
+from utils.lessons.lesson_14.placement import crossing_bytes, layouts, places
+from utils.planner import Batch, Cluster, Plan, axis_bytes, estimate, framework, ring_bytes
 from utils.planner.step_end import data_parallel_seconds
 from utils.simulation import simulate
 

@@ -15,8 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from utils.lessons.lesson_16 import elastic
+from utils.lessons.lesson_16.elastic import run_elastic
 from utils.lessons.lesson_16.records.survive_script import SCRIPT as ELASTIC_SCRIPT
-from utils.ranks import Fault, elastic, run_elastic, run_ranks, run_torchrun
+from utils.lessons.lesson_16.recovery import Fault
+from utils.ranks import run_ranks, run_torchrun
 from utils.ranks.launch import meeting_point, run_members
 from utils.ranks.member import Member
 from utils.ranks.namespaces import NamespaceError

@@ -16,17 +16,10 @@ from rank_cases import left, nothing_left
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from utils.lessons.lesson_11.hosts import run_hosts
+from utils.lessons.lesson_16.elastic import run_elastic
 from utils.memory import measure
-from utils.ranks import (
-    prepare_ranks,
-    run_elastic,
-    run_hosts,
-    run_killable,
-    run_ranks,
-    run_torchrun,
-    server,
-    traffic,
-)
+from utils.ranks import prepare_ranks, run_killable, run_ranks, run_torchrun, server, traffic
 from utils.shims.forkserver import server_pid
 
 

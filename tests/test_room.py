@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from utils.memory import allocated_peak
+from utils.lessons.lesson_07.peak import allocated_peak
 from utils.techniques import room
 from utils.techniques.room import (
     check_disk_room,

@@ -10,13 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from utils.lessons.lesson_08.awq import REACHES, awq, clipped_to_nearest, column_scales
+from utils.lessons.lesson_08.gptq import gptq, inverse_factor
+from utils.lessons.lesson_08.int8 import (
+    Int8Weight,
+    absmax,
+    from_absmax,
+    int8_product,
+    split_product,
+)
+from utils.lessons.lesson_08.packed import PackedLinear, pack_codes, pack_linears, unpack_codes
+from utils.lessons.lesson_08.rounding import Grid, output_error, round_to_nearest, second_moments
 from utils.techniques import nf4
-from utils.techniques.awq import REACHES, awq, clipped_to_nearest, column_scales
-from utils.techniques.gptq import gptq, inverse_factor
-from utils.techniques.int8 import Int8Weight, absmax, from_absmax, int8_product, split_product
 from utils.techniques.library import has_bitsandbytes
-from utils.techniques.packed import PackedLinear, pack_codes, pack_linears, unpack_codes
-from utils.techniques.rounding import Grid, output_error, round_to_nearest, second_moments
 
 
 def layer(seed: int, rows: int = 48, width: int = 64) -> tuple[Tensor, Tensor]:

@@ -20,18 +20,17 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import fully_shard
 
 from utils.models import Transformer, TransformerConfig
-from utils.parallel import plain_files
-from utils.ranks import RankError, run_ranks
-from utils.techniques.safe_checkpoint import (
-    CHECKSUMS,
+from utils.parallel import (
     CheckpointError,
     load_newest,
     named,
     newest_whole,
-    problems,
+    plain_files,
     save_safely,
     step_of,
 )
+from utils.parallel.kept import CHECKSUMS, problems
+from utils.ranks import RankError, run_ranks
 
 TINY = TransformerConfig(vocabulary=64, hidden=32, layers=2, heads=4, feedforward=96)
 
@@ -111,6 +110,15 @@ def test_the_state_of_ranks_fits_their_number_alone(tmp_path: Path) -> None:
     said = run_ranks(with_rank_state, 4, tmp_path)
     assert len(set(said)) == 1, "all ranks hear the same"
     assert "rank 2" in said[0] and "only as many as saved it (2)" in said[0], said[0]
+
+
+def test_another_number_of_ranks_is_refused_where_that_is_asked(tmp_path: Path) -> None:
+    save_safely({"weight": torch.ones(1)}, tmp_path, 1)
+    state = {"weight": torch.zeros(1)}
+    with pytest.raises(CheckpointError, match=r"by 1 ranks, and these are 2.*without ranks="):
+        load_newest(state, tmp_path, ranks=2)
+    assert state["weight"].item() == 0, "refused before anything is loaded"
+    assert load_newest(state, tmp_path, ranks=1) == state["weight"].item() == 1
 
 
 def small_disk(folder: Path) -> str:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from utils.lessons.lesson_04.sharding import shard_batch, sharded_loader
 from utils.ranks import RankError, run_ranks
-from utils.techniques import shard_batch, sharded_loader
 
 WORLD = 4
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from utils.techniques import checkpoint_blocks, step_cost
+from utils.lessons.lesson_05.step_costs import step_cost
+from utils.techniques import checkpoint_blocks
 
 
 def cost(checkpointed: bool):

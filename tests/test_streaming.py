@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from utils import text_batches, text_tokens
+from utils.lessons.lesson_07.link import Link, TokenBucket
+from utils.lessons.lesson_07.streaming import stream_blocks
 from utils.memory import Category, measure
 from utils.models import Transformer, TransformerConfig
-from utils.techniques.link import Link, TokenBucket
-from utils.techniques.streaming import stream_blocks
 
 SMALL = TransformerConfig(vocabulary=64, hidden=32, layers=4, heads=2, feedforward=64)
 BATCHES = list(text_batches(text_tokens(20 * 2 * 16 + 1) % 64, batch=2, sequence=16))

@@ -31,15 +31,16 @@ from tensor_cases import (
 from torch import Tensor, nn
 
 from utils.catalog import ModelShape
-from utils.models import GPTBlock, Transformer, TransformerConfig
+from utils.lessons.lesson_12.gpt import GPTBlock
+from utils.lessons.lesson_12.megatron import megatron_layers, megatron_problem
+from utils.lessons.lesson_12.tensor_layers import Split, one_column, rows, vocabulary_cross_entropy
+from utils.lessons.lesson_12.tensor_split import split_layers
+from utils.lessons.lesson_12.tensor_traffic import tensor_traffic
+from utils.models import Transformer, TransformerConfig
 from utils.parallel import ParallelDims, device_mesh
-from utils.parallel.tensor_layers import Split, one_column, rows, vocabulary_cross_entropy
-from utils.parallel.tensor_split import split_layers
 from utils.planner import Batch, Plan
-from utils.planner.tensor_traffic import tensor_traffic
 from utils.ranks import RankError, run_ranks
 from utils.simulation import simulate
-from utils.techniques.megatron import megatron_layers, megatron_problem
 
 RANKS = 4
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from view_cases import evidence_of, texts
 
+from utils.lessons.lesson_17.decision import Option, decide
 from utils.lessons.lesson_17.decision_figures import draw_decision, draw_spot
+from utils.lessons.lesson_17.scaling import CHINCHILLA, REPLICATION, UNROUNDED
 from utils.lessons.lesson_17.scaling_figures import draw_purchase, draw_runs
-from utils.planner import Option, decide
-from utils.planner.scaling import CHINCHILLA, REPLICATION, UNROUNDED
 
 RUNS = [(n, d, REPLICATION.loss(n, d)) for n in (1e7, 1e8) for d in (1e9, 1e10)]
 

@@ -8,8 +8,8 @@ from view_cases import evidence_of, texts
 
 from utils.lessons.lesson_11.link_costs import draw_link_costs
 from utils.lessons.lesson_11.messages import draw_messages
+from utils.lessons.lesson_11.wire import Message
 from utils.traffic.cost import AlphaBeta
-from utils.traffic.wire import Message
 
 RING = [
     Message(step, rank, (rank + 1) % 4, 64, 64 * ((rank - step) % 4))

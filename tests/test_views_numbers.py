@@ -9,7 +9,7 @@ import pytest
 from tests.view_cases import evidence_of, texts
 from utils.lessons.lesson_03.flight import draw_flight
 from utils.lessons.lesson_03.format_figures import draw_bits, draw_formats
-from utils.number_formats import FORMATS
+from utils.lessons.lesson_03.number_formats import FORMATS
 from utils.techniques import NonFinite, Shares, StepRecord
 from utils.views import explore
 

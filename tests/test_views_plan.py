@@ -12,8 +12,9 @@ from evidence.validation.comparison import Comparison, summarize
 from evidence.validation.peers import PeerError
 from tests.view_cases import evidence_of, texts
 from utils.catalog import ModelShape, device
+from utils.lessons.lesson_15.review import review
 from utils.lessons.lesson_15.studio import design, draw_design, studio
-from utils.planner import Batch, Cluster, Estimate, Plan, estimate, review, search
+from utils.planner import Batch, Cluster, Estimate, Plan, estimate, search
 from utils.planner.schedules import bubble_closed, order, run
 from utils.units import GIB, Evidence
 from utils.views import (

@@ -11,7 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from utils.data.library_text import (
+from utils.lessons import folders
+from utils.lessons.lesson_08.awq import awq
+from utils.lessons.lesson_08.bytes_llama import (
+    FILE,
+    bytes_llama,
+    made_by,
+    perplexity,
+    sequence_losses,
+)
+from utils.lessons.lesson_08.gptq import gptq
+from utils.lessons.lesson_08.int8 import Int8Weight
+from utils.lessons.lesson_08.library_text import (
     HELD_OUT,
     LENGTH,
     calibration_tokens,
@@ -19,14 +30,9 @@ from utils.data.library_text import (
     held_out_tokens,
     training_tokens,
 )
-from utils.lessons import folders
-from utils.models.bytes_llama import FILE, bytes_llama, made_by, perplexity, sequence_losses
-from utils.techniques.awq import awq
-from utils.techniques.gptq import gptq
-from utils.techniques.int8 import Int8Weight
-from utils.techniques.packed import pack_linears
-from utils.techniques.rounding import round_to_nearest
-from utils.techniques.weight_only import Inputs, inputs_of, linears_of, quantize_weights
+from utils.lessons.lesson_08.packed import pack_linears
+from utils.lessons.lesson_08.rounding import round_to_nearest
+from utils.lessons.lesson_08.weight_only import Inputs, inputs_of, linears_of, quantize_weights
 
 METHODS: dict[str, Callable[[Tensor, Inputs], Any]] = {
     "int8": lambda w, x: Int8Weight.of(w),

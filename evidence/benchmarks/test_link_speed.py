@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from utils.ranks import run_hosts, run_ranks
-from utils.traffic import algorithms
+from utils.lessons.lesson_11 import algorithms
+from utils.lessons.lesson_11.hosts import run_hosts
+from utils.lessons.lesson_11.wire import Wire
+from utils.ranks import run_ranks
 from utils.traffic.cost import fit_alpha_beta
-from utils.traffic.wire import Wire
 from utils.units import MIB
 
 from .conftest import Report

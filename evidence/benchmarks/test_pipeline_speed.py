@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from utils.parallel import OwnSchedule, SleepingStage, chunks_of, read_program, stage_owners
+from utils.lessons.lesson_13.own_schedule import OwnSchedule
+from utils.lessons.lesson_13.timed import SleepingStage
+from utils.parallel import chunks_of, read_program, stage_owners
 from utils.planner.schedules import Run, order, run, timed
 from utils.ranks import run_ranks
 

@@ -8,14 +8,12 @@ from utils.memory.host import host_memory
 from utils.memory.measurement import Measurement
 from utils.memory.meter import measure
 from utils.memory.observer import phase
-from utils.memory.peak import allocated_peak
-from utils.memory.saved import SavedBytes, saved_for_backward
 from utils.memory.timeline import Breakdown, Crossing, MemoryTimeline
 
 __all__ = [
     "Allocation", "AllocationEvent", "Breakdown", "Budget", "Category", "Crossing",
-    "Held", "Measurement", "MemoryTimeline", "OverBudgetError", "Phase", "SavedBytes",
-    "allocated_peak", "budget", "held", "host_memory", "measure", "phase", "saved_for_backward",
+    "Held", "Measurement", "MemoryTimeline", "OverBudgetError", "Phase",
+    "budget", "held", "host_memory", "measure", "phase",
 ]  # fmt: skip
 
 check_public(globals(), but=("Allocation",))

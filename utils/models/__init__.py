@@ -2,14 +2,13 @@
 
 from utils.checked import check_public
 from utils.models.config import TransformerConfig
-from utils.models.gpt import GPTBlock
 from utils.models.pretrained import BaseModelError, llama_config, load_base
 from utils.models.resnet import resnet, small_resnet
 from utils.models.transformer import Transformer
 from utils.models.unet import UNet
 
 __all__ = [
-    "BaseModelError", "GPTBlock", "Transformer", "TransformerConfig", "UNet", "llama_config", "load_base",
+    "BaseModelError", "Transformer", "TransformerConfig", "UNet", "llama_config", "load_base",
     "resnet", "small_resnet",
 ]  # fmt: skip
 

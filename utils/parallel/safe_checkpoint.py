@@ -154,7 +154,7 @@ def _unread(state: dict[str, Any], path: Path, ranks: int | None) -> list[str]:
     if ranks not in (None, listed.ranks):
         raise CheckpointError(
             f"{path.name} was saved by {listed.ranks} ranks, and these are {ranks}: no rank's data "
-            "and random state fit. Start as many ranks, or load it with exact=False."
+            "and random state fit. Start as many ranks, or ask without ranks= for what they share."
         )
     reader = PlainReader(path, set(listed.files))
     try:

@@ -1,12 +1,10 @@
 """Model, cluster, plan and batch in; memory, time and cost out. Needs neither torch nor a GPU."""
 
 from utils.checked import check_public
-from utils.planner.account import Account
 from utils.planner.adapters import Lora
 from utils.planner.cluster import Cluster, network
 from utils.planner.compare import compare_plans, plan_name
 from utils.planner.cost import Cost, Storage, cost
-from utils.planner.decision import Option, Ranked, decide, winners
 from utils.planner.estimate import Estimate, estimate
 from utils.planner.explain import (
     Neighbour,
@@ -19,24 +17,15 @@ from utils.planner.frameworks import FRAMEWORKS, Framework, framework
 from utils.planner.goodput import FailureRate, Goodput, goodput
 from utils.planner.layout import Batch, Plan
 from utils.planner.memory import StageMemory, memory, worst
-from utils.planner.placement import axis_sizes, crossing_bytes, layouts, places
-from utils.planner.review import Criterion, Review, review
-from utils.planner.scaling import CHINCHILLA, REPLICATION, UNROUNDED, ScalingLaw
-from utils.planner.scaling_fit import fit_law, leave_one_out
 from utils.planner.search import Plans, Space, candidates, search
 from utils.planner.step_time import StepTime, step_time
 from utils.planner.traffic import axis_bytes, ring_bytes
 
 __all__ = [
-    "CHINCHILLA",
     "FRAMEWORKS",
-    "REPLICATION",
-    "UNROUNDED",
-    "Account",
     "Batch",
     "Cluster",
     "Cost",
-    "Criterion",
     "Estimate",
     "Export",
     "FailureRate",
@@ -44,42 +33,29 @@ __all__ = [
     "Goodput",
     "Lora",
     "Neighbour",
-    "Option",
     "Plan",
     "Plans",
-    "Ranked",
-    "Review",
-    "ScalingLaw",
     "Space",
     "StageMemory",
     "StepTime",
     "Storage",
     "axis_bytes",
-    "axis_sizes",
     "candidates",
     "compare_plans",
     "cost",
-    "crossing_bytes",
-    "decide",
     "estimate",
     "explain",
     "export",
-    "fit_law",
     "framework",
     "goodput",
-    "layouts",
-    "leave_one_out",
     "memory",
     "network",
     "one_change_that_fits",
-    "places",
     "plan_name",
-    "review",
     "ring_bytes",
     "search",
     "step_time",
     "why_it_does_not_fit",
-    "winners",
     "worst",
 ]
 

@@ -7,35 +7,25 @@ from typing import Any
 
 from utils.checked import check_public
 from utils.ranks.child import pack
-from utils.ranks.elastic import Patience, run_elastic
-from utils.ranks.hosts import HostRun, run_hosts
 from utils.ranks.killable import KillableProcess, run_killable, run_to_outcome
 from utils.ranks.launch import prepare_ranks, run_ranks
 from utils.ranks.member import rank_device
 from utils.ranks.outcome import ChildError, Failure, Outcome
 from utils.ranks.position import Position
-from utils.ranks.recovery import ElasticRun, Fault, Recovery
 from utils.ranks.report import RankError
 from utils.ranks.torchrun import run_torchrun
 
 __all__ = [
     "ChildError",
-    "ElasticRun",
     "Failure",
-    "Fault",
-    "HostRun",
     "KillableProcess",
     "Outcome",
-    "Patience",
     "Position",
     "RankError",
-    "Recovery",
     "Sent",
     "pack",
     "prepare_ranks",
     "rank_device",
-    "run_elastic",
-    "run_hosts",
     "run_killable",
     "run_ranks",
     "run_to_outcome",

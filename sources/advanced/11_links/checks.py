@@ -13,9 +13,9 @@ from utils.labs.slow_jobs import SlowJob, unknown_job
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.ranks import RankError, run_ranks
 from utils.traffic.cost import AlphaBeta, overlapped_seconds
-from utils.traffic.wire import Message, messages
 
 from . import workers
+from .wire import Message, messages
 
 TIMEOUT_SECONDS = 20.0  # of a deadlock: right answers take a second
 

@@ -27,9 +27,11 @@ import time
 
 import torch
 
-from utils import MIB, Wire, check, fit_alpha_beta, messages, run_hosts, run_ranks, show
+from utils import MIB, check, fit_alpha_beta, run_ranks, show
 from utils.labs.slow_jobs import unknown_job
+from utils.lessons.lesson_11.hosts import run_hosts
 from utils.lessons.lesson_11.messages import draw_messages
+from utils.lessons.lesson_11.wire import Wire, messages
 
 # %% [markdown]
 # ## Exercise 1: a ring that knows the hosts

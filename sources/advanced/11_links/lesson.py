@@ -42,16 +42,17 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
-from utils import GB, MIB, Evidence, RankError, Span, Wire, check, draw_lanes
-from utils import fit_alpha_beta, format_bytes, messages, run_hosts, run_ranks, score
-from utils import scoreboard, show, traffic
+from utils import GB, MIB, Evidence, RankError, Span, check, draw_lanes, scoreboard, show, traffic
+from utils import fit_alpha_beta, format_bytes, run_ranks, score
 from utils.catalog import link
 from utils.labs.slow_jobs import SlowJob, lesson_job
 from utils.ranks.namespaces import bytes_sent_here
-from utils.traffic import algorithms
 from utils.traffic.cost import AlphaBeta, bus_bytes_per_second, overlapped_seconds
+from utils.lessons.lesson_11 import algorithms
+from utils.lessons.lesson_11.hosts import run_hosts
 from utils.lessons.lesson_11.link_costs import draw_link_costs
 from utils.lessons.lesson_11.messages import draw_messages
+from utils.lessons.lesson_11.wire import Wire, messages
 
 RANKS = 8
 

@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from utils.checked import check_public
-from utils.traffic.wire import Message
 from utils.units import Evidence, format_bytes
 from utils.views.style import course_style, print_evidence
+
+from .wire import Message
 
 MOST_STEPS = 16
 MOST_NAMED = 12  # ranks whose numbers have room in a grid
@@ -25,7 +26,7 @@ def draw_messages(
     """A grid a step: row = who sends, column = who receives, number = which part of the tensor.
 
     Args:
-        messages: as `utils.traffic.wire.messages` gives them.
+        messages: as `utils.lessons.lesson_11.wire.messages` gives them.
         title: of the figure.
         across: grids in a row.
         hosts: lines part the ranks of hosts, in equal blocks.

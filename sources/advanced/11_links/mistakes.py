@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 
 from utils.labs.mistakes import KnownAnswers
-from utils.traffic import algorithms
-from utils.traffic.wire import Wire
+
+from . import algorithms
+from .wire import Wire
 
 known = KnownAnswers()
 known.mistakes(

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from utils.traffic.counter import traffic
-from utils.traffic.wire import Move, Wire
+
+from .wire import Move, Wire
 
 HELPERS = frozenset({"send", "receive"})  # kinds of traffic that a wire makes
 

@@ -39,21 +39,21 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel
-from torch.distributed.tensor.parallel import parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 
-from utils import Batch, Cluster, Evidence, GPTBlock, Plan, Span, Transformer, TransformerConfig, check
+from utils import Batch, Cluster, Evidence, Plan, Span, Transformer, TransformerConfig, check
 from utils import draw_lanes, model_shape, run_ranks, score, scoreboard, show, simulate, traffic
 from utils.catalog import SUSTAINED, link
-from utils.parallel import ParallelDims, device_mesh, split_layers, split_tensors, vocabulary_cross_entropy
+from utils.parallel import ParallelDims, device_mesh, split_tensors
 from utils.parallel.shares import own_head_rows
-from utils.parallel.tensor_layers import Split, columns, rows
 from utils.planner.block_time import block_time
 from utils.planner.calibration import BESIDE_TRAINING
-from utils.planner.tensor_traffic import tensor_traffic
-from utils.techniques.megatron import megatron_layers, megatron_problem
-from evidence.validation.tables import source, table
+from utils.lessons.lesson_12.gpt import GPTBlock
+from utils.lessons.lesson_12.megatron import megatron_layers, megatron_problem
 from utils.lessons.lesson_12.tensor_flow import Exchange, Held, draw_kept, draw_tensor_flow
+from utils.lessons.lesson_12.tensor_layers import Split, columns, rows, vocabulary_cross_entropy
+from utils.lessons.lesson_12.tensor_split import split_layers
+from evidence.validation.tables import source, table
 
 RANKS = 4
 
@@ -271,7 +271,7 @@ assert apart < 1e-9 and found == 3 * TOKENS * 8, "three numbers a token: a maxim
 # ## 4. The whole model, two ways
 #
 # `split_layers(model)` does sections 1 to 3 to a whole transformer. It cuts the embedding by words, too, and refuses
-# what does not divide. Its code is `utils/parallel/tensor_layers.py`.
+# what does not divide. Its code is `sources/advanced/12_tensor_parallel/tensor_layers.py`.
 #
 # **DTensor** needs no code but a plan: which layer is cut which way. This plan is written as
 # [PyTorch's tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html) begins:
@@ -649,6 +649,8 @@ def step(model, _):
 
 
 # %%
+from utils.lessons.lesson_12.tensor_traffic import tensor_traffic
+
 seen = simulate(build, step, device="A100 80GB", world=ParallelDims(tp=8), name="two layers of 70B, TP 8")
 plan, batch = Plan(tp=8, sequence_parallel=True), Batch(sequences=1, sequence_length=4096)
 planned = tensor_traffic(replace(SHAPE, layers=LAYERS, published_count=None), plan, batch)

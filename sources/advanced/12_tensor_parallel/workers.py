@@ -13,10 +13,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.models.gpt import GPTBlock
-from utils.parallel.tensor_split import split_layers
 from utils.ranks import run_ranks
 from utils.traffic.counter import traffic
+
+from .gpt import GPTBlock
+from .tensor_split import split_layers
 
 RANKS = 4
 S, B, IN, OUT = 8, 3, 16, 12

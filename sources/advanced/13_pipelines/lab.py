@@ -38,9 +38,11 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
 from utils import check, draw_schedules, run_ranks, show
-from utils.parallel import OwnSchedule, SleepingStage, read_program
+from utils.parallel import read_program
 from utils.planner.schedules import order, run, timed
 from utils.views import Panel
+from utils.lessons.lesson_13.own_schedule import OwnSchedule
+from utils.lessons.lesson_13.timed import SleepingStage
 
 # %% [markdown]
 # ## Exercise 1: 1F1B for any pipeline

@@ -49,13 +49,13 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 
 from utils import Batch, Cluster, Evidence, Plan, RankError, Transformer, TransformerConfig, check, draw_over_time, draw_ranks
 from utils import draw_schedules, estimate, format_bytes, model_shape, run_ranks, score, scoreboard, show, simulate, traffic
-from utils.memory import saved_for_backward
-from utils.parallel import DeadlockError, ParallelDims, SleepingStage, check_program, chunks_of, cut
+from utils.parallel import DeadlockError, ParallelDims, check_program, chunks_of, cut
 from utils.parallel import device_mesh, even_blocks, pipeline_passes, read_program, stage_owners
 from utils.planner import framework
 from utils.planner.schedules import bubble_closed, in_flight, order, run, sends, timed
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.views import Panel
+from utils.lessons.lesson_13.timed import SleepingStage
 
 # %% [markdown]
 # ## What you will be able to do
@@ -238,6 +238,9 @@ def run_by_hand(actions, stages, mail, inputs, targets, log):
 # did; section 3 needs them.
 
 # %%
+from utils.lessons.lesson_13.saved import saved_for_backward
+
+
 def train_by_hand(rows, steps=3, micro_batches=MICRO_BATCHES):
     rank, owners = dist.get_rank(), stage_owners(rows)
     stages = {s: layers_of(s, len(owners)) for s, owner in owners.items() if owner == rank}

@@ -11,10 +11,10 @@ from utils.labs.cases import Question, judge, scored, takes
 from utils.labs.checking import starts_ranks
 from utils.labs.kinds import Kind, WrongKind, equal, function, keys, number, text, whole
 from utils.labs.verdict import Verdict, correct, not_yet, shown
-from utils.planner.placement import CHAINS, axis_sizes, crossing_bytes
 from utils.ranks import RankError, run_ranks
 
 from . import workers
+from .placement import CHAINS, axis_sizes, crossing_bytes
 
 TIMEOUT_SECONDS = 20.0
 MOST_TRIED = 512  # ranks of a cluster whose orders a nudge compares

@@ -32,7 +32,7 @@ import torch.distributed as dist
 
 from utils import check
 from utils.lessons.lesson_14.faulty import faulty_run, one_process
-from utils.planner import crossing_bytes
+from utils.lessons.lesson_14.placement import crossing_bytes
 
 # %% [markdown]
 # ## Exercise 1: axes on nodes

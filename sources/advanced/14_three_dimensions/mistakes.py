@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from utils.labs.mistakes import KnownAnswers
-from utils.planner import crossing_bytes, layouts
+
+from .placement import crossing_bytes, layouts
 
 known = KnownAnswers()
 known.rights("same_rows", a_set={5, 4, 1, 0})

@@ -39,11 +39,12 @@ import pandas as pd
 
 from utils import GB, Batch, Cluster, Evidence, Plan, check, compare_plans, cost
 from utils import draw_pareto, draw_ranks, draw_schedule, draw_stage_memory, draw_validation, estimate
-from utils import explain, export, format_bytes, format_seconds, goodput, one_change_that_fits, review
+from utils import explain, export, format_bytes, format_seconds, goodput, one_change_that_fits
 from utils import score, scoreboard, scratch, search, show, why_it_does_not_fit
 from utils.catalog import ModelShape, device, link, price
 from utils.planner import Space, candidates, plan_name
 from utils.planner.goodput import checkpoint_bytes
+from utils.lessons.lesson_15.review import review
 from utils.lessons.lesson_15.studio import draw_design, studio
 
 # %% [markdown]

@@ -65,23 +65,23 @@ from torch.distributed.fsdp import fully_shard
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-from utils import Evidence, Fault, Plan, RankError, Span, Transformer, TransformerConfig, check, format_bytes, format_seconds
-from utils import model_shape, run_elastic, run_ranks, scratch, scratch_folder, show
+from utils import Evidence, Plan, RankError, Span, Transformer, TransformerConfig, check, format_bytes, format_seconds
+from utils import model_shape, run_ranks, scratch, scratch_folder, show
 from utils.catalog.links import link
 from utils.catalog.prices import price
 from utils.planner.failing_runs import RunPlan, failing_runs
-from utils.planner.failure_logs import FAILURE_LOGS, poisson_interval
 from utils.planner.goodput import DAY, best_interval_seconds, checkpoint_bytes, working_share
-from utils.ranks.calls import recorded_calls
-from utils.ranks.elastic import link_problem
-from evidence.record import recorded
-from utils.techniques.safe_checkpoint import load_newest, named, newest_whole, save_safely, step_of
+from utils.parallel import load_newest, named, newest_whole, save_safely, step_of
+from utils.lessons.lesson_16.calls import recorded_calls
+from utils.lessons.lesson_16.elastic import Fault, link_problem, run_elastic
+from utils.lessons.lesson_16.failure_logs import FAILURE_LOGS, poisson_interval
 from utils.lessons.lesson_16.failures import draw_days, draw_forgotten, draw_goodput
 from utils.lessons.lesson_16.progress import draw_progress, progress_of
 from utils.lessons.lesson_16.records.per_step import torchft_problem
 from utils.lessons.lesson_16.records.survive import run_in
 from utils.lessons.lesson_16.watching import RULES_TEST, Exporter, StandInGpu, prometheus_problem, promtool, report
 from utils.lessons.lesson_16.watching import watch
+from evidence.record import recorded
 
 # %% [markdown]
 # ## What you will be able to do
@@ -402,7 +402,7 @@ for number in range(5):
     reached = step_of(found) if found else 0
 
 # %% [markdown]
-# **Read it.** `save_safely` and `load_newest` in `utils.techniques.safe_checkpoint` also say in
+# **Read it.** `save_safely` and `load_newest` in `utils.parallel.safe_checkpoint` also say in
 # a sentence what is wrong, and each rank sums its own files *as it writes them*: a sum of what was read back, as above,
 # blesses a damaged write. **A checkpoint is code**: `dcp.load` unpickles what it finds; `load_newest` reads plain data
 # alone. The first three faults hit both checkpoints; were one whole, it would load:
@@ -535,7 +535,7 @@ def resumed(folder, forgotten, own):
     for forget in forgotten:
         run = Run(own)
         pieces = pieces_of(run)
-        load_newest(pieces, folder)
+        load_newest(pieces, folder, ranks=dist.get_world_size())
         restore(run, pieces, forget)
         curves[forget] = [one_step(run) for _ in range(SAVED, STEPS)]
     return curves
@@ -565,8 +565,8 @@ shutil.rmtree(work, ignore_errors=True)
 # from their global generator was different after the resume. Cure, as above: a generator seeded by the row's number (and
 # the epoch's, for new noise in each).</div>
 #
-# `RunState` in `utils.techniques.exact_resume` holds all pieces. Another number of ranks is refused, as no rank's data
-# and random state would fit; `exact=False` takes what ranks share.
+# With `ranks=`, `load_newest` refuses what another number of ranks saved, as no rank's data and random state would fit.
+# Without it, and without the keys `rank 0`, `rank 1`, ..., any number of ranks takes what they share.
 #
 # ## 5. Killed, killed, cut off: `torchrun` brings it back
 #

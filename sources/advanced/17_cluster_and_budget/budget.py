@@ -11,10 +11,10 @@ from utils.catalog import Price, device, price
 from utils.labs.cases import NOT_FINITE, Question, judge, scored, takes
 from utils.labs.kinds import Kind, NotYet, function, keys, number, one_of, or_none, whole
 from utils.labs.verdict import Verdict, correct, not_yet
-from utils.planner.offers import USABLE, Offer, Purchase, cheapest, purchase
-from utils.planner.scaling import REPLICATION, UNROUNDED, ScalingLaw
 
 from .matrix import DEADLINE_DAYS, GOODPUT, KINDS, LINES, PARAMETERS, TOKENS
+from .offers import USABLE, Offer, Purchase, cheapest, purchase
+from .scaling import REPLICATION, UNROUNDED, ScalingLaw
 
 SLACK = 0.01
 training_share = Question(

@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from utils.checked import check_public
-from utils.planner.decision import Ranked
 from utils.units import Evidence
 from utils.views.style import course_style, empty_figure, print_evidence
 
+from .decision import Ranked
 from .scaling_figures import LOOKS
 
 FILLS = [("#a8c8e4", ""), ("#f6c48f", "//"), ("#d9d9d9", ".."), ("#c9b3dc", "xx"), ("#ffffff", "||"),

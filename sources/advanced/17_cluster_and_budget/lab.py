@@ -129,7 +129,7 @@ check("17.repaired_job", {"job.slurm": repaired_job, "train.py": repaired_train}
 import math
 
 from utils.lessons.lesson_17.budget import lab_offers
-from utils.planner import REPLICATION
+from utils.lessons.lesson_17.scaling import REPLICATION
 
 offers = lab_offers()
 for offer in offers:

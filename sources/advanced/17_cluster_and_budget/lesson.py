@@ -46,11 +46,11 @@ from utils import Batch, Cluster, Evidence, Plan, RankError, check, export, run_
 from utils import scratch_folder, show
 from utils.catalog import ModelShape
 from utils.parallel import check_versions, saved_steps
-from evidence.record import recorded
 from utils.lessons.lesson_17.cluster_lanes import draw_cluster
 from utils.lessons.lesson_17.clusters import ManifestError, MissingToolError, Slurm, SlurmError, Span
 from utils.lessons.lesson_17.clusters import check_kubernetes, check_skypilot, check_train_job, kubectl_says
 from utils.lessons.lesson_17.clusters import losses_of, ray_problem, read_yaml, run_ray, slurm_problem
+from evidence.record import recorded
 
 stored = {row["quantity"]: (row, record) for record in recorded("cluster_runs") for row in record.rows}
 
@@ -384,7 +384,7 @@ assert too_old or added == forward - 4 * last, "recomputation should stop before
 
 # %%
 from utils.catalog import device, model_shape, old_prices, price
-from utils.planner.account import Account
+from utils.lessons.lesson_17.account import Account
 from evidence.validation import table
 
 a100 = price("A100-80GB", "Lambda")
@@ -421,8 +421,8 @@ print("older than a year:", ", ".join(f"{p.gpu} at {p.provider}" for p in old_pr
 
 # %%
 from utils import text_tokens
-from utils.planner.scaling_fit import fit_law, leave_one_out
 from utils.lessons.lesson_17.scaling_figures import draw_runs
+from utils.lessons.lesson_17.scaling_fit import fit_law, leave_one_out
 
 windows = text_tokens(3_200_000).long().unfold(0, 9, 9)
 windows = windows[torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))]
@@ -464,7 +464,7 @@ assert abs(foretold - larger[-1][2]) < 0.1, "twice the size should lie near the 
 # predicts near its data. The published laws rest on hundreds of runs, and still:
 
 # %%
-from utils.planner.scaling import CHINCHILLA, REPLICATION, UNROUNDED
+from utils.lessons.lesson_17.scaling import CHINCHILLA, REPLICATION, UNROUNDED
 from utils.lessons.lesson_17.scaling_figures import draw_purchase
 
 budget_usd, mfu = 1_000_000, 0.45
@@ -545,10 +545,10 @@ print(spot.origin(), "|", firm.origin())
 # checkpointing?* Before weighing anything, check that both can run, and price the useful FLOP.
 
 # %%
-from utils import cost, decide, estimate, search
+from utils import cost, estimate, search
 from utils.catalog import link
 from utils.planner import Lora
-from utils.planner.decision import Option, winners
+from utils.lessons.lesson_17.decision import Option, decide, winners
 from utils.lessons.lesson_17.decision_figures import draw_decision
 
 thirteen, tokens, deadline = model_shape("llama-2-13b"), 260e9, 30

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from utils.labs.mistakes import KnownAnswers
-from utils.planner.offers import Offer, cheapest
-from utils.planner.scaling import ScalingLaw
 
 from . import repairs
 from .budget import right_bill
+from .offers import Offer, cheapest
+from .scaling import ScalingLaw
 
 known = KnownAnswers()
 known.mistakes("steps_twice", three=(3, "after four steps"))

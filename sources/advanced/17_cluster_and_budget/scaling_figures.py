@@ -9,9 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.checked import check_public
-from utils.planner.scaling import ScalingLaw
 from utils.units import Evidence, format_count
 from utils.views.style import course_style, empty_figure, print_evidence
+
+from .scaling import ScalingLaw
 
 Run = tuple[float, float, float]  # parameters, tokens, loss
 LOOKS = [("#1170aa", "o", "-"), ("#c85200", "s", "--"), ("#717581", "^", "-."), ("black", "D", ":"),

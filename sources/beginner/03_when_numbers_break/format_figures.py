@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from utils.checked import check_public
-from utils.number_formats import FORMATS, NumberFormat
 from utils.views.style import course_style, empty_figure
+
+from .number_formats import FORMATS, NumberFormat
 
 RANGE, FADED, EXPONENT, SIGN = "#3f90da", "#b9d5f0", "#ffa90e", "#c9c9c9"
 FLIPS = ("no bit", "sign bit", "first exponent bit", "last exponent bit", "first mantissa bit",

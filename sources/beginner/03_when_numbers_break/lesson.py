@@ -43,9 +43,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from utils import FORMATS, FlightRecorder, check, explore, show
+from utils import FlightRecorder, check, explore, show
 from utils.lessons.lesson_03.flight import draw_flight
 from utils.lessons.lesson_03.format_figures import draw_bits, draw_formats
+from utils.lessons.lesson_03.number_formats import FORMATS
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 

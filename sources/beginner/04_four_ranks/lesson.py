@@ -46,12 +46,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, TensorDataset
 
-from utils import Evidence, Span, accumulated_backward, check, cifar10, compare, computes
+from utils import Evidence, Span, check, cifar10, compare, computes
 from utils import draw_holders, draw_lanes, draw_losses, format_bytes, format_seconds, low_precision, measure
 from utils import recorded_table, resnet, run_ranks, run_torchrun, score, scoreboard
-from utils import scratch, sharded_loader, show, simulate, small_resnet, tf32, traffic
+from utils import scratch, show, simulate, small_resnet, tf32, traffic
 from utils.catalog import device as gpu
 from utils.data import normalize
+from utils.lessons.lesson_04.data_parallel import accumulated_backward
+from utils.lessons.lesson_04.sharding import sharded_loader
 from evidence.validation.tables import source, table
 
 # %% [markdown]
@@ -710,7 +712,8 @@ import gc, os, sys
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
-from utils import sharded_loader, small_resnet
+from utils import small_resnet
+from utils.lessons.lesson_04.sharding import sharded_loader
 
 gpu, rank = torch.cuda.is_available(), int(os.environ["LOCAL_RANK"])  # torchrun's variable
 device = torch.device("cuda", rank) if gpu else torch.device("cpu")

@@ -30,8 +30,9 @@ from utils.labs.hooks import (
 from utils.labs.kinds import Kind, NotYet, WrongKind, function, keys, number, one_of, whole
 from utils.labs.verdict import Verdict, correct, not_yet, shown
 from utils.memory import measure
-from utils.techniques import BlockCost, activation_peak, best_blocks, recompute_flops
 from utils.units import format_bytes
+
+from .block_choice import BlockCost, activation_peak, best_blocks, recompute_flops
 
 _FORGOTTEN = "Every block's input stays, also a checkpointed one's."
 LOSS_SHARE = 0.3  # of the plain peak: below it a loss in eight chunks must stay

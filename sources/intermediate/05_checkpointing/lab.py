@@ -31,9 +31,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from utils import check, format_bytes, measure
+from utils import check, checkpoint_blocks, format_bytes, measure
 from utils.models import UNet
-from utils.techniques import activation_peak, block_costs, checkpoint_blocks, recompute_flops
+from utils.lessons.lesson_05.block_choice import activation_peak, block_costs, recompute_flops
 
 # %% [markdown]
 # ## Exercise 1: a checkpoint that forgets and remembers

@@ -49,9 +49,10 @@ from utils import Transformer, TransformerConfig, UNet, check, compare, draw_ove
 from utils import draw_timeline, format_bytes, measure, recorded_table, resnet, score
 from utils import scoreboard, show, simulate
 from utils.simulation.devices import simulated_device
-from utils.techniques import EXPENSIVE, NotRepeatableError, activation_peak, best_blocks, block_costs
-from utils.techniques import check_repeatable, checkpoint_blocks, in_segments, recompute_explained
-from utils.techniques import recompute_flops, step_cost
+from utils.techniques import EXPENSIVE, checkpoint_blocks, in_segments
+from utils.lessons.lesson_05.block_choice import activation_peak, best_blocks, block_costs, recompute_flops
+from utils.lessons.lesson_05.repeatable import NotRepeatableError, check_repeatable, recompute_explained
+from utils.lessons.lesson_05.step_costs import step_cost
 from utils.lessons.lesson_05.tradeoff import draw_tradeoff
 
 device = here.meter_device  # where the meter can count: CUDA or CPU

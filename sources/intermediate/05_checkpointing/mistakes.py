@@ -16,7 +16,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from utils.labs.mistakes import KnownAnswers
-from utils.techniques import activation_peak, recompute_flops
+
+from .block_choice import activation_peak, recompute_flops
 
 known = KnownAnswers()
 known.mistakes(

@@ -13,14 +13,8 @@ from utils.labs.cases import Case, Exercise, Question, judge, scored, takes
 from utils.labs.kinds import Kind, WrongKind, equal, function, keys, number, whole
 from utils.labs.verdict import Verdict, correct, not_yet, shown
 from utils.planner.offload import CHECKPOINTED_FLOPS, SCHEMES
-from utils.techniques.offload_choice import (
-    OffloadItem,
-    best_offload,
-    offloaded_seconds,
-    on_card,
-    on_host,
-)
 
+from .offload_choice import OffloadItem, best_offload, offloaded_seconds, on_card, on_host
 from .run import RunError, StreamedRun, one_ahead
 from .streamed import judge_streamed
 

@@ -31,8 +31,8 @@ from torch.func import functional_call
 
 from utils import GB, check, model_shape
 from utils.catalog import device as gpu
+from utils.lessons.lesson_07.offload_choice import OffloadItem, offloaded_seconds, on_card, on_host
 from utils.lessons.lesson_07.run import StreamedRun
-from utils.techniques.offload_choice import OffloadItem, offloaded_seconds, on_card, on_host
 
 # %% [markdown]
 # ## Exercise 1: what the link adds

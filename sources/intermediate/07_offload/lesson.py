@@ -49,16 +49,19 @@ from utils import GB, Evidence, Span, Transformer, TransformerConfig, check, dra
 from utils import llama_config, measure, model_shape, predicted, recorded_table, run_ranks, score, scoreboard, scratch, show
 from utils import simulate, text_batches, text_tokens
 from utils.catalog import device as gpu
-from utils.memory import allocated_peak, host_memory
+from utils.memory import host_memory
 from utils.models.finetune import TARGETS, finetune_step
 from utils.models.pretrained import enable_checkpointing
 from utils.planner import Batch, Cluster, Lora, Plan, estimate
 from utils.planner.offload import SCHEMES
-from utils.techniques import Link, OffloadedOptimizer, measure_disk, op_problem, stream_blocks
-from utils.techniques.cpu_ranks import fsdp_on_cpu
+from utils.techniques import OffloadedOptimizer, measure_disk, op_problem
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.techniques.fsdp import shard
 from utils.techniques.zero import resident, zero_config, zero_engine
+from utils.lessons.lesson_07.cpu_ranks import fsdp_on_cpu
+from utils.lessons.lesson_07.link import Link
+from utils.lessons.lesson_07.peak import allocated_peak
+from utils.lessons.lesson_07.streaming import stream_blocks
 from evidence.validation import compare_all, summarize
 
 # %%

@@ -14,8 +14,8 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from utils.labs.mistakes import KnownAnswers
-from utils.techniques import offload_choice as choice
 
+from . import offload_choice as choice
 from .run import StreamedRun
 
 known = KnownAnswers()

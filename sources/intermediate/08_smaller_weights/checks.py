@@ -9,12 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.data.library_text import LENGTH
 from utils.labs.cases import Case, Exercise, Question, judge, scored, takes
 from utils.labs.kinds import function, instance, keys, number, one_of, several, whole
 from utils.labs.verdict import Verdict, correct, not_yet, shown
-from utils.techniques.gptq import gptq
-from utils.techniques.rounding import Rounded, output_error, round_to_nearest
 
 from .few_bits import (
     BITS,
@@ -31,6 +28,9 @@ from .few_bits import (
     perplexity_with,
     without_text,
 )
+from .gptq import gptq
+from .library_text import LENGTH
+from .rounding import Rounded, output_error, round_to_nearest
 
 ENOUGH = 1.01  # times the library's error, exercise 1
 NEAR = 1.005  # times the par's perplexity, exercise 2

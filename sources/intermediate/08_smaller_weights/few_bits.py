@@ -10,12 +10,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from utils.data.library_text import calibration_tokens, held_out_sequences
-from utils.models.bytes_llama import bytes_llama, sequence_losses
 from utils.models.transformer import Transformer
-from utils.techniques.gptq import gptq
-from utils.techniques.rounding import InFewBits, output_error, round_to_nearest
-from utils.techniques.weight_only import Inputs, inputs_of, linears_of, quantize_weights
+
+from .bytes_llama import bytes_llama, sequence_losses
+from .gptq import gptq
+from .library_text import calibration_tokens, held_out_sequences
+from .rounding import InFewBits, output_error, round_to_nearest
+from .weight_only import Inputs, inputs_of, linears_of, quantize_weights
 
 FILE = Path(__file__).with_name("gptq_layer.safetensors")
 BITS, GROUP = 3, 32  # exercise 1

@@ -28,8 +28,8 @@ import torch
 
 from utils import check
 from utils.lessons.lesson_08.few_bits import budget_bytes, choices, layer, loss_with, recorded
-from utils.techniques.gptq import inverse_factor
-from utils.techniques.rounding import Grid
+from utils.lessons.lesson_08.gptq import inverse_factor
+from utils.lessons.lesson_08.rounding import Grid
 
 # %% [markdown]
 # ## Exercise 1: one layer, as well as the library

@@ -42,19 +42,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from utils import check, device, format_bytes
-from utils import measure, score, scoreboard, scratch, show, simulate
-from utils.data.library_text import calibration_tokens, held_out_sequences
+from utils import check, device, format_bytes, measure, score, scoreboard, scratch, show, simulate
 from utils.models import llama_config
-from utils.models.bytes_llama import bytes_llama, made_by, sequence_losses
-from utils.planner.inference import Serving, paged_tokens
-from utils.techniques import inputs_of, int8, linears_of, nf4, output_error, pack_linears
-from utils.techniques import quantize_weights, round_to_nearest
-from utils.techniques.awq import awq
-from utils.techniques.gptq import gptq
+from utils.techniques import nf4
 from utils.techniques.library import bitsandbytes_problem
-from evidence.validation.tables import source, table
+from utils.lessons.lesson_08 import int8
+from utils.lessons.lesson_08.awq import awq
+from utils.lessons.lesson_08.bytes_llama import bytes_llama, made_by, sequence_losses
 from utils.lessons.lesson_08.figures import draw_context_memory, draw_decoding, draw_error_by_bits
+from utils.lessons.lesson_08.gptq import gptq
+from utils.lessons.lesson_08.inference import Serving, paged_tokens
+from utils.lessons.lesson_08.library_text import calibration_tokens, held_out_sequences
+from utils.lessons.lesson_08.packed import pack_linears
+from utils.lessons.lesson_08.rounding import output_error, round_to_nearest
+from utils.lessons.lesson_08.weight_only import inputs_of, linears_of, quantize_weights
+from evidence.validation.tables import source, table
 
 # %% [markdown]
 # ## What you will be able to do

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.data.library_text import calibration_tokens
 from utils.labs.mistakes import KnownAnswers
-from utils.techniques.gptq import gptq, inverse_factor
-from utils.techniques.rounding import Grid, Rounded, round_to_nearest
+
+from .gptq import gptq, inverse_factor
+from .library_text import calibration_tokens
+from .rounding import Grid, Rounded, round_to_nearest
 
 known = KnownAnswers()
 known.mistakes("ungrouped_kib", seven=(7, "2 x layers"))
