@@ -393,11 +393,6 @@ print(f"the logits' own standard deviation: {logits(bases['16 bits']).std():.2f}
 # control tells: a base of three levels, -1, 0 and 1, with one scale a matrix.
 
 # %%
-ARMS = {"control: three levels, AdamW": ("three levels", torch.optim.AdamW), "16-bit base, AdamW": (None, torch.optim.AdamW)}
-if four_bits:
-    ARMS |= {"4-bit base, AdamW": (four_bits, torch.optim.AdamW), "4-bit base, 8-bit AdamW": (four_bits, adamw_8bit)}
-
-
 def base_in(kind):
     if kind != "three levels":
         return load_base(folder / "base", quantization=kind, device=device)
@@ -409,6 +404,11 @@ def base_in(kind):
 
 
 # %%
+ARMS = {"control: three levels, AdamW": ("three levels", torch.optim.AdamW), "16-bit base, AdamW": (None, torch.optim.AdamW)}
+if four_bits:
+    ARMS |= {"4-bit base, AdamW": (four_bits, torch.optim.AdamW), "4-bit base, 8-bit AdamW": (four_bits, adamw_8bit)}
+
+
 def trained_once(kind, make, seed):
     torch.manual_seed(seed)
     model = peft.get_peft_model(base_in(kind), peft.LoraConfig(r=32, lora_alpha=64, target_modules="all-linear",
@@ -430,8 +430,8 @@ table.style.format("{:.3f}").set_caption(f"held-out loss after twelve steps; of 
 
 # %% [markdown]
 # **Read it.** Compare seed by seed: the arms share their seeds, so the spread between seeds is no yardstick. The control
-# costs hundredths of a nat; of four bits, or eight-bit moments, nothing that large shows. So small a model, hardly
-# trained, can say no more. On large ones NF4 with double quantization matched 16-bit fine-tuning (published: QLoRA,
+# costs hundredths of a nat; of four bits, or eight-bit moments, nothing that large shows. So small a model can say no
+# more. On large ones NF4 with double quantization matched 16-bit fine-tuning (published: QLoRA,
 # section 4).
 #
 # ### Eight-bit moments, counted
