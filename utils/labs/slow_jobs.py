@@ -16,6 +16,7 @@ from utils.units import MIB
 NODES, GPUS = 8, 8
 FORWARD_SECONDS, BACKWARD_SECONDS = 0.18, 0.36
 GRADIENT_BYTES = 2_600_000_000  # of 1.3 billion parameters in bf16
+TENSORS = 218  # that hold them: DDP splits none, so there are no more buckets
 # A node's way out: start of an all-reduce over eight nodes, and bytes per second.
 INFINIBAND = AlphaBeta(50e-6, 160e9)  # eight ports of 200 Gb/s, at 80%
 TCP = AlphaBeta(70e-6, 10e9)  # sockets over one port of 100 Gb/s, at 80%
@@ -63,7 +64,9 @@ class SlowJob:
         slow_nodes: Node -> how many times longer its GPUs compute.
         network: Cost of an all-reduce of the nodes' gradients, by its bytes.
         weak_ports: Node -> share of its bandwidth that is left.
-        bucket_bytes: Of an all-reduce.
+        bucket_bytes: Of an all-reduce; at least a tensor's share of the gradients.
+        reduced_passes: Backward passes of a step that all-reduce; more than one where gradients are
+            accumulated without `no_sync`.
         load_seconds: That a step waits for data, on every node or, by node, on some.
     """
 
@@ -71,8 +74,18 @@ class SlowJob:
     network: AlphaBeta = INFINIBAND
     weak_ports: tuple[tuple[int, float], ...] = ()
     bucket_bytes: int = DDP_BUCKET_BYTES
+    reduced_passes: int = 1
     load_seconds: tuple[tuple[int, float], ...] = ()
     nodes: int = NODES
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where a bucket would be smaller than a tensor."""
+        if GRADIENT_BYTES / self.bucket_bytes > TENSORS:
+            least = GRADIENT_BYTES / TENSORS / MIB
+            raise ValueError(
+                f"A bucket of {self.bucket_bytes / MIB:.2f} MiB: DDP splits no tensor, and "
+                f"theirs are of {least:.1f} MiB on average."
+            )
 
     def fixed(self, *causes: str) -> SlowJob:
         """The same without these causes: fields by name."""
@@ -86,7 +99,7 @@ class SlowJob:
         for node in range(self.nodes):
             starts.append(load.get(node, 0.0))
             ends.append(starts[-1] + (FORWARD_SECONDS + BACKWARD_SECONDS) * slow.get(node, 1.0))
-        buckets = max(1, round(GRADIENT_BYTES / self.bucket_bytes))
+        buckets = max(1, round(GRADIENT_BYTES / self.bucket_bytes)) * self.reduced_passes
         busy, finish = self._all_reduces(buckets, ends, slow)
         rows = [self._node(node, starts[node], ends[node], max(ends), finish, slow)
                 for node in range(self.nodes)]  # fmt: skip
@@ -99,7 +112,8 @@ class SlowJob:
         if self.nodes == 1:
             return 0.0, 0.0
         port = min([1.0, *(share for _, share in self.weak_ports)])
-        crossing = 2 * (self.nodes - 1) / self.nodes * GRADIENT_BYTES / buckets
+        payload = self.reduced_passes * GRADIENT_BYTES / buckets
+        crossing = 2 * (self.nodes - 1) / self.nodes * payload
         each = self.network.alpha_seconds + crossing / (self.network.bytes_per_second * port)
         free = 0.0
         for number in range(1, buckets + 1):  # a bucket goes when the last node has filled it
@@ -157,13 +171,13 @@ class SlowJob:
 
     def _collectives(self) -> str:
         trace = self.step()
-        each = GRADIENT_BYTES / trace.buckets
+        each = self.reduced_passes * GRADIENT_BYTES / trace.buckets
         took = trace.network_busy_seconds / trace.buckets
         kernel = [w + e for w, e in zip(trace.seconds("waiting for a node"),
                                         trace.seconds("all-reduce, not hidden"), strict=True)]  # fmt: skip
         rows = "  ".join(f"{node}: {1e3 * seconds:.0f}" for node, seconds in enumerate(kernel))
         return (
-            f"{trace.buckets:,} all-reduces a step of {each / MIB:.2f} MiB each, "
+            f"gradients: {GRADIENT_BYTES / MIB:,.0f} MiB; {trace.buckets:,} all-reduces a step of {each / MIB:.1f} MiB each, "
             f"{1e6 * took:,.0f} µs each when all nodes are there\n"
             f"milliseconds in all-reduce after backward, as a node's profiler shows them:\n  {rows}"
         )
@@ -179,7 +193,7 @@ def lesson_job() -> SlowJob:
     return SlowJob(
         slow_nodes=((5, 1.35),),
         network=TCP,
-        bucket_bytes=MIB // 4,
+        reduced_passes=3,
         load_seconds=tuple((node, 0.1) for node in range(NODES)),
     )
 
@@ -191,8 +205,8 @@ def unknown_job(name: str) -> SlowJob:
         ValueError: there is no job of that name.
     """
     jobs = {
-        "A": SlowJob(load_seconds=((2, 0.22),), bucket_bytes=2 * MIB),
-        "B": SlowJob(bucket_bytes=MIB // 8),
+        "A": SlowJob(load_seconds=((2, 0.22),), bucket_bytes=12 * MIB),
+        "B": SlowJob(reduced_passes=32),
         "C": SlowJob(weak_ports=((6, 0.05),), slow_nodes=((1, 1.02),)),
     }
     if name not in jobs:

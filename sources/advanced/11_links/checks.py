@@ -299,15 +299,15 @@ job_a = _job(
     "A", "code", 2, "load_seconds",
     {"hardware": "Node 2 comes late, as a straggler does. But its clock is that of the others: what does it do before forward?",
      "network": "All ports give their rate, and NCCL uses them. Whom do the others wait for?",
-     "collectives": "1,240 all-reduces of 73 µs are 0.09 s, and backward, 0.36 s, hides them. Whom do the others wait for?"},
+     "collectives": "207 all-reduces of 187 µs are 0.04 s, and backward, 0.36 s, hides them. Whom do the others wait for?"},
     "node 2 waits for its data, and seven nodes wait for node 2",
 )  # fmt: skip
 job_b = _job(
-    "B", "collectives", ALL, "bucket_bytes",
+    "B", "collectives", ALL, "reduced_passes",
     {"hardware": "All clocks are alike, and no node waits less than another.",
-     "network": "The ports give 197 of 200 Gb/s, and NCCL uses them. How many bytes has a message, and how many are there?",
+     "network": "The ports give 197 of 200 Gb/s, and NCCL uses them. How many bytes do all messages of a step have together, and how many the gradients?",
      "code": "No node waits for data."},
-    "tens of thousands of starts: latency-bound",
+    "every micro-batch is reduced: accumulation without no_sync",
 )  # fmt: skip
 job_c = _job(
     "C", "network", 6, "weak_ports",

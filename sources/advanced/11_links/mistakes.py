@@ -231,7 +231,7 @@ known.mistakes(
     "job_b",
     network=(
         {"layer": "network", "node": "all", "seconds saved": 0.5},
-        "How many bytes has a message",
+        "How many bytes do all messages",
     ),
     collectives=({"layer": "collectives", "node": "all", "seconds saved": 0.1}, "backward hides"),
 )

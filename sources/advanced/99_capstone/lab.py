@@ -368,13 +368,13 @@ def eight_nodes(case):
     clocks = [int(mhz.replace(",", "")) for mhz in re.findall(r"([\d,]+) MHz", case.look("hardware"))]
     rates = {int(n): float(r) for n, r in re.findall(r"(\d): ([\d.]+)", case.look("network").partition("Gb/s:")[2])}
     waits = {int(n): int(ms) for n, ms in re.findall(r"(\d): (\d+)", case.look("code"))}
-    mib = float(re.search(r"of ([\d.]+) MiB", case.look("collectives"))[1])
+    gradients, calls, each = (float(number.replace(",", "")) for number in re.findall(r"[\d.,]*\d(?= MiB| all-)", case.look("collectives")))
     late = [node for node, ms in waits.items() if ms]
     found = {
         "hardware": clocks.index(min(clocks)) if min(clocks) < 0.9 * max(clocks) else "none",
         "network": "all" if "Socket" in case.look("network") else
                    min(rates, key=rates.get) if min(rates.values()) < 0.9 * max(rates.values()) else "none",
-        "collectives": "all" if mib < 5 else "none",
+        "collectives": "all" if calls * each > 1.5 * gradients else "none",
         "code": "none" if not late else late[0] if len(late) == 1 else "all",
     }  # fmt: skip
     left, order = [layer for layer, place in found.items() if place != "none"], []

@@ -224,7 +224,7 @@ for name, change in {"accumulate, 1 at a time": {"micro_batch": 1}, "and loss in
 # %%
 job = lesson_job()
 print(f"as found: {8 * alone_seconds / job.step().step_seconds:.1f} times one node (simulated)")
-for layer, field in {"hardware": "slow_nodes", "network": "network", "collectives": "bucket_bytes", "code": "load_seconds"}.items():
+for layer, field in {"hardware": "slow_nodes", "network": "network", "collectives": "reduced_passes", "code": "load_seconds"}.items():
     alone_cured = job.fixed(field).step().step_seconds
     print(f"{layer:<12} cured alone: {8 * alone_seconds / alone_cured:.1f} times")
 print(f"all four: {8 * alone_seconds / SlowJob().step().step_seconds:.1f} times")

@@ -12,7 +12,7 @@ from utils.labs.cases import judge, scored
 from utils.labs.kinds import Kind, number, one_of, several, whole
 from utils.labs.slow_jobs import GRADIENT_BYTES, NODES, TCP, SlowJob
 from utils.labs.verdict import Verdict, correct, not_yet
-from utils.units import MIB, Evidence
+from utils.units import Evidence
 
 from .sheet import Gains, Sheet
 
@@ -20,8 +20,8 @@ LAYERS = ("hardware", "network", "collectives", "code")
 NONE = "none"
 _JOBS = {
     1: SlowJob(slow_nodes=((3, 1.3),), network=TCP, load_seconds=tuple((n, 0.1) for n in range(NODES))),
-    2: SlowJob(weak_ports=((6, 0.04),), bucket_bytes=MIB // 8, load_seconds=((4, 0.2),)),
-    3: SlowJob(slow_nodes=((1, 1.5),), load_seconds=((5, 0.4),), bucket_bytes=MIB // 16),
+    2: SlowJob(weak_ports=((6, 0.05),), reduced_passes=12, load_seconds=((4, 0.2),)),
+    3: SlowJob(slow_nodes=((1, 1.5),), load_seconds=((5, 0.4),), reduced_passes=64),
 }  # fmt: skip
 _PLACES: dict[int, dict[str, int | str]] = {
     1: {"hardware": 3, "network": "all", "collectives": NONE, "code": "all"},
@@ -29,7 +29,7 @@ _PLACES: dict[int, dict[str, int | str]] = {
     3: {"hardware": 1, "network": NONE, "collectives": "all", "code": 5},
 }
 _FIELDS = {"hardware": ("slow_nodes",), "network": ("network", "weak_ports"),
-           "collectives": ("bucket_bytes",), "code": ("load_seconds",)}  # fmt: skip
+           "collectives": ("reduced_passes",), "code": ("load_seconds",)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def best_order(case: EightNodes) -> tuple[str, ...]:
 
 def _verdict(case: EightNodes, answer: Mapping[str, Any]) -> Verdict:
     told = {"hardware": "Compare the clocks.", "network": "What transport does NCCL name, and is one port's rate different?",
-            "collectives": "How large is an all-reduce? At 25 MiB DDP's start-up cost hardly counts.",
+            "collectives": "How many bytes do a step's all-reduces carry together, and how many have the gradients?",
             "code": "Who waits in next(iter(loader))?"}  # fmt: skip
     for layer, place in _PLACES[case.seed].items():
         if problem := judge(
