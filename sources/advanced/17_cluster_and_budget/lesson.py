@@ -560,8 +560,8 @@ for name, share in (("A100-80GB", 0.45), ("A10", 0.38)):
 h100 = Cluster(gpu="H100", nodes=4, usd_per_gpu_hour=firm.usd_per_gpu_hour,
                network_bytes_per_second=8 * link("InfiniBand NDR").link_bytes_per_second)  # fmt: skip
 llama_3_mfu = min(float(row["bf16_mfu_pct"]) for row in table("llama3_table4")) / 100
-ethernet = link("Ethernet 25G")
-a10s = Cluster(gpu="A10", nodes=16, gpus_per_node=8, network_bytes_per_second=ethernet.link_bytes_per_second, usd_per_gpu_hour=hourly["A10"])
+hundred = link("Ethernet 100G")  # one port a node, of RoCE, for all A10s
+a10s = Cluster(gpu="A10", nodes=16, gpus_per_node=8, network_bytes_per_second=hundred.link_bytes_per_second, usd_per_gpu_hour=hourly["A10"])
 plain = estimate(thirteen, a10s, Plan(dp=128, recompute="full", framework="zero-paper"), train_batch)
 print(f"weights {2 * thirteen.parameter_count / 1e9:.0f} GB, with Adam's states {plain.peak.state_bytes / 1e9:.0f} GB, on a card of 24")
 
@@ -570,15 +570,15 @@ print(f"weights {2 * thirteen.parameter_count / 1e9:.0f} GB, with Adam's states 
 # it: the weights alone overflow the card, checkpointing or not. Checkpointing shrinks activations, and
 # those are not the problem. What *could* run on A10s? Each way gets the lower of the MFU that was
 # claimed and the one that the planner predicts. A mark is the best value over the option's own, times the
-# weight; so one more loser changes no mark. The weeks of work are a judgement.
+# weight; so one more option changes marks only where it is best at something. The weeks of work are a judgement.
 
 # %%
-hundred = link("Ethernet 100G")  # one port a node, of RoCE
 zero_3 = {"zero_stage": 3, "recompute": "full", "framework": "fsdp"}
 ways = {  # name: (cards of 8 a node, network, plan, MFU claimed, effort in weeks: a judgement)
     "64 A100, 3D": ("A100-80GB", 8, None, Plan(dp=8, tp=4, pp=2, zero_stage=1, sequence_parallel=True), 0.45, 3),
     "128 A10, plain DP": ("A10", 16, hundred, Plan(dp=128, recompute="full", framework="zero-paper"), 0.38, 1),
-    "128 A10, ZeRO-3, 25G": ("A10", 16, ethernet, Plan(dp=128, micro_batch=8, **zero_3), 0.38, 2),
+    "128 A10, ZeRO-3, 100G": ("A10", 16, hundred, Plan(dp=128, micro_batch=8, **zero_3), 0.38, 2),
+    "256 A10, ZeRO-3, 100G": ("A10", 32, hundred, Plan(dp=256, micro_batch=4, **zero_3), 0.38, 2),
     "192 A10, PP 6, 100G": ("A10", 24, hundred, Plan(dp=32, pp=6, zero_stage=1, recompute="full"), 0.38, 4),
     "256 A10, TP 2 PP 8, 100G": ("A10", 32, hundred, Plan(dp=16, tp=2, pp=8, zero_stage=1), 0.38, 5),
 }  # fmt: skip
@@ -617,7 +617,7 @@ shares = [k / 24 for k in range(25)]
 grid = winners(matrix, prices, lambda usd: {"usd": usd, "days": (1 - usd) / 2, "weeks": (1 - usd) / 2}, shares, limits)
 even = hourly["A100-80GB"] * device("A10").bf16_tflops * 0.38 / (device("A100-80GB").bf16_tflops * 0.45)
 print(f"per useful FLOP an A10 breaks even at ${even:.2f} an hour, {even / hourly['A10'] - 1:.0%}")
-alt = f"Left: {ranked[0].option.name} leads; plain DP is out for memory, ZeRO-3 on 25G for the deadline. Right: A10s win "
+alt = f"Left: {ranked[0].option.name} leads; plain DP is out for memory, 128 A10 for the deadline. Right: A10s win "
 figure = draw_decision(ranked, grid, shares, prices, title=f"13B on {tokens / 1e9:.0f}B tokens in {deadline} days",
                        weight_label="weight of dollars (rest: days and weeks alike)",
                        price_label="A10, $ an hour", now=(0.6, hourly["A10"]))  # fmt: skip
