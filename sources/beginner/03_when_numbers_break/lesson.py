@@ -97,7 +97,7 @@ explore(draw_bits, format=list(FORMATS), value=values,
               "first mantissa bit", "last mantissa bit"])  # fmt: skip
 
 # %% [markdown]
-# The controls need a running notebook. This is their figure for 0.1 in bf16:
+# Their figure for 0.1 in bf16:
 
 # %%
 figure, alt = draw_bits("bf16", 0.1)
@@ -286,8 +286,7 @@ show(draw_flight(falling, title="fp16, a scale that starts too large"),
          "the loss falls from there on.")  # fmt: skip
 
 # %% [markdown]
-# **Read it.** The prediction looked at the first batch alone; a later one with a larger gradient costs one
-# skip more. Skipped steps are how a scaler *searches*. They are no fault while the scale settles. A fault
+# **Read it.** Skipped steps are how a scaler *searches*. They are no fault while the scale settles. A fault
 # looks different: the scale falls without end.
 #
 # **Question.** A scaler starts at $2^{24}$. The largest gradient fits up to a scale of $2^{17}$. How many
@@ -420,8 +419,8 @@ show(draw_flight(unclipped["fp16"], title="(a) fp16"),
 
 # %% [markdown]
 # **Diagnose it.** Clipping to 1 and stepping with $1/65536$: somebody clipped *scaled* gradients, and the
-# scaler divided afterwards. Cure: `scaler.unscale_(optimizer)` before `clip_grad_norm_`. (Adam hides this
-# fault: it divides by the size of the gradient.)
+# scaler divided afterwards. Cure: `scaler.unscale_(optimizer)` before `clip_grad_norm_`. (Adam divides by the
+# gradient's size, so it hides this fault as far as its eps is far below $1/65536$.)
 
 # %%
 cured = train(FP16, scaled=True, clip=1.0)
@@ -470,9 +469,27 @@ for cured in (lifted, listed):
     assert not any(r.skipped for r in cured[1:]), "lifted norms do not overflow: is it in force?"
 
 # %% [markdown]
-# **Read it.** Under CUDA's autocast this fault does not occur: `pow` and `rsqrt` are on its list. (PyTorch's own
-# `nn.RMSNorm` [squared in fp16](https://github.com/pytorch/pytorch/pull/133085) when it was new.)
-# `set_detect_anomaly` finds NaN in backward, no infinity and nothing in forward, and it is slow.
+# **Read it.** Under CUDA's autocast this fault does not occur: `pow` and `rsqrt` are on its list. Unless the square is
+# written `x * x`, which is on no list:
+
+# %%
+class ByProduct(Norm):
+    def forward(self, x):
+        return self.weight * x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+
+
+silent = train(FP16, scaled=True, mode=CudaList, model=(multiplied := network(ByProduct)), **raw)
+summary("CUDA's list, x * x", silent)
+print("gradients that are all zero:", sum(not p.grad.any() for p in multiplied.parameters()), "of", len(list(multiplied.parameters())))
+with torch.autocast("cpu", dtype=FP16), CudaList():
+    print("what the last norm puts out:", multiplied[:4](raw["batches"][0]).abs().max().item())
+assert ending(silent) > 1.5 and not any(r.skipped or r.first for r in silent), "nothing learned, nothing reported"
+
+# %% [markdown]
+# **Read it.** No NaN, no skipped step, an empty recorder, and nothing learns: this one is real on GPUs. (PyTorch's own
+# `nn.RMSNorm` [squared in fp16](https://github.com/pytorch/pytorch/pull/133085) when it was new.) What shows it are
+# *zeros*: gradients, and the module's output. `set_detect_anomaly` finds NaN in backward, no infinity and nothing in
+# forward, and it is slow.
 #
 # ### (c) NaN, and the scale falls without end
 #
@@ -514,8 +531,7 @@ show(draw_flight(rates["fp16"], title="(d) fp16"),
 
 # %% [markdown]
 # **Diagnose it.** The scale falls, steps are skipped, gradients overflow: all the signs of a precision
-# fault. But the loss *rose before* the first skip, and the fp32 twin explodes as well: the learning rate. (fp16's
-# later losses, near 3, come from (b)'s zeros: no recovery.)
+# fault. But the loss *rose before* the first skip, and the fp32 twin explodes as well: the learning rate.
 
 # %%
 before_first_skip = [round(r.loss, 1) for r in rates["fp16"][:3]]
@@ -563,8 +579,7 @@ assert (first.step, first.first.kind, first.first.rows) == (17, "input", (41,)),
 
 # %% [markdown]
 # **Read it.** ("Skipped" does not count the guard's step.) In fp16 the recorder blames the input, since that row is more than a thousand times larger than the others. In bf16 the outlier passes unseen: the norm turns that row into zeros, and the loss stays finite.
-
-# %% [markdown]
+#
 # ### Lives, and is dead: batch norm
 #
 # A skipped step leaves the *weights* as they were. Batch norm changed its running statistics before that, in
@@ -603,24 +618,21 @@ assert math.isfinite(ending(alive)) and share == 1, "training lives, evaluation 
 # | 5 | the first tensor that is not finite: "input"? | data; look at it before forward (e) |
 # | 6 | "output", "gradient" or "loss" of which module? | `autocast(enabled=False)` and `.float()` there (4) |
 # | 7 | the norm that was stepped with, against the clip | `unscale_` before clipping (a) |
-# | 8 | zero gradients by layer | a scaler, or a larger loss (3) |
+# | 8 | zero gradients by layer | are outputs zero, too? fp32 there (b); else a scaler, or a larger loss (3) |
 # | 9 | training is fine, evaluation is NaN | batch norm's running statistics (7) |
 # | 10 | nothing helps | bf16 by autocast, weights in fp32 (2), with a guard (7) |
 #
-# In step 6, (b) and (c) are faults of the CPU's autocast, or of a model that is fp16 as a whole: CUDA's lifts
+# In step 6, (b) with `pow` and (c) are faults of the CPU's autocast, or of a model that is fp16 as a whole: CUDA's lifts
 # both. There, suspect what its list does not name.
 #
-# Where ranks share the gradients (lesson 09), an overflow on one rank must skip the step on all. FSDP1 needs
-# `torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler` for that. With FSDP2, whose gradients are
-# DTensors, the plain `GradScaler` [agrees on it](https://github.com/pytorch/pytorch/pull/132816) by itself (lesson 09).
+# Where ranks share the gradients (lesson 09), an overflow on one rank must skip the step on all: FSDP2's DTensors let
+# the plain `GradScaler` [agree on it](https://github.com/pytorch/pytorch/pull/132816).
 #
 # | format | use when | costs | does not help |
 # |---|---|---|---|
 # | fp16 + scaler | GPUs without bf16, such as T4 or V100 | a range to watch | overflow in forward |
 # | bf16 | the device has it | digits | learning rate, data |
 # | fp8 | newest GPUs, a library that scales tensors | care, for each tensor | anything above |
-#
-# Published: Multibox SSD trained only with loss scaling; 8 was enough (Micikevicius, 3.2).
 #
 # ## Recap
 #
