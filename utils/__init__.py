@@ -73,7 +73,6 @@ _HOME = {
     "draw_schedule": "utils.views",
     "draw_schedules": "utils.views",
     "draw_stage_memory": "utils.views",
-    "draw_throughput": "utils.views",
     "draw_timeline": "utils.views",
     "draw_validation": "utils.views",
     "explore": "utils.views",
