@@ -189,9 +189,9 @@ class _Today(InspectLoader):
         sys.modules[asked] = getattr(found, name) if asked in _HOME else found
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """What `python -m` runs."""
-        spec = importlib.util.find_spec(today(fullname))
-        return spec.loader.get_code(spec.name) if spec and spec.loader else None  # type: ignore[attr-defined]
+        """What `python -m` runs: the module of today, by its own name, so that its dots are right."""
+        run = f"run_module({today(fullname)!r}, run_name='__main__', alter_sys=True)"
+        return compile(f"from runpy import run_module; {run}", fullname, "exec")
 
     def get_source(self, fullname: str) -> str | None:
         return None
