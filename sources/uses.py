@@ -138,7 +138,9 @@ class Uses:
     def _offered(self, package: str) -> dict[str, str]:
         """The names that a package hands out, each with where it takes it from."""
         found: dict[str, str] = {}
-        for node in _tree(self._files[package]).body:
+        file = self._files[package]
+        stub = file.with_suffix(".pyi")
+        for node in _tree(stub if stub.is_file() else file).body:
             if isinstance(node, ast.ImportFrom):
                 found |= {a.asname or a.name: node.module or "" for a in node.names}
             elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):

@@ -252,10 +252,11 @@ def good() -> dict[str, Any]:
 def warm_up() -> None:
     """What takes long once in a process: the server of ranks, the meter's extension, libraries."""
     import utils
+    from utils.lessons.lesson_11.hosts import run_hosts
     from utils.ranks import run_killable
 
     good()
-    for launch in (utils.run_ranks, utils.run_hosts):
+    for launch in (utils.run_ranks, run_hosts):
         launch(worker, 1)
     run_killable(worker, timeout_seconds=60.0)
     model, _ = build()

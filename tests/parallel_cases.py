@@ -13,13 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.lessons.lesson_04.data_parallel import DataParallel, accumulated_backward
-from utils.lessons.lesson_04.sharding import shard_batch
+from utils.lessons.lesson_04.data_parallel import accumulated_backward
 from utils.models import Transformer, TransformerConfig, small_resnet
 
 STEPS, BATCH, PARTS = 20, 8, 2
 TINY = TransformerConfig(vocabulary=31, hidden=32, layers=2, heads=4, feedforward=48)
-KINDS = ("by hand", "DDP", "DDP, accumulated", "by hand, accumulated")
+KINDS = ("DDP", "DDP, accumulated")
 Batch = tuple[Tensor, Tensor]
 
 
@@ -96,20 +95,23 @@ def on_ranks(kind: str, dtype: torch.dtype, ways: tuple[str, ...] = KINDS) -> di
     return {way: _on_rank(way, kind, dtype) for way in ways}
 
 
-def wrapped(way: str, model: nn.Module) -> nn.Module:
-    """Data parallel in one of the ways, with buckets so small that there are several."""
-    if way.startswith("by hand"):
-        return DataParallel(model, bucket_bytes=60_000)
+def wrapped(model: nn.Module) -> nn.Module:
+    """Data parallel, with buckets so small that there are several."""
     return DistributedDataParallel(model, bucket_cap_mb=0.06)
 
 
 def _on_rank(way: str, kind: str, dtype: torch.dtype) -> Trained:
     seed = dist.get_rank()  # unequal, so that sharing the start matters
     model = build(kind, dtype, seed)
-    parallel = wrapped(way, model)
+    parallel = wrapped(model)
     backward = functools.partial(_accumulated if "accumulated" in way else _plain, parallel)
     whole = batches(kind, dtype)
-    return _train(model, parallel, whole, lambda batch: backward(shard_batch(*batch)))
+    return _train(model, parallel, whole, lambda batch: backward(own_rows(*batch)))
+
+
+def own_rows(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """This rank's part of a batch."""
+    return tuple(t.chunk(dist.get_world_size())[dist.get_rank()] for t in tensors)
 
 
 def _plain(model: nn.Module, batch: Batch) -> float:

@@ -21,16 +21,10 @@ from parallel_cases import (
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.lessons.lesson_04.data_parallel import (
-    DataParallel,
-    accumulated_backward,
-    average_gradients,
-    buckets_of,
-    share_start,
-)
+from utils.lessons.lesson_04.data_parallel import accumulated_backward
 from utils.memory import measure
 from utils.models import small_resnet
-from utils.ranks import RankError, run_ranks, traffic
+from utils.ranks import run_ranks, traffic
 from utils.simulation import simulate
 
 WORLD = 4
@@ -68,7 +62,7 @@ def test_twenty_steps_equal_one_process(way, kind, dtype):
 
 
 def without_averages(kind, dtype):
-    parallel_cases.wrapped = lambda way, model: model  # each rank on its own part, alone
+    parallel_cases.wrapped = lambda model: model  # each rank on its own part, alone
     return on_ranks(kind, dtype, ("alone",))["alone"]
 
 
@@ -81,9 +75,8 @@ def test_the_comparison_would_show_what_is_missing(kind):
         assert deviation(whole._replace(state=state), whole) > 1000 * TOLERANCE[torch.float32]
 
 
-@pytest.mark.parametrize("way", ["by hand", "DDP"])
-def test_batch_norm_equals_a_reference_that_norms_each_part(way):
-    found = trained("batch", torch.float64, ("by hand", "DDP"))[0][way]
+def test_batch_norm_equals_a_reference_that_norms_each_part():
+    found = trained("batch", torch.float64, ("DDP",))[0]["DDP"]
     by_part = run_ranks(shard_by_shard, 1, "batch", torch.float64, WORLD)[0]
     assert deviation(found, by_part) < 1e-10
     assert deviation(found, reference("batch", torch.float64)) > 1e-2
@@ -93,10 +86,10 @@ def rows(sent):
     return {(row.collective, row.dtype): (row.calls, row.payload_bytes) for row in sent.rows}
 
 
-def traffic_of_a_step(way, kind, autocast):
+def traffic_of_a_step(kind, autocast):
     model = build(kind, torch.float32)
     with traffic() as startup:
-        parallel = wrapped(way, model)
+        parallel = wrapped(model)
     inputs, targets = torch.randn(4, 3, 12, 12), torch.randint(10, (4,))
     steps = []
     for _ in range(4):
@@ -116,10 +109,9 @@ def payload(sent, collective):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("way", ["by hand", "DDP"])
-def test_a_step_sends_the_gradients_and_no_more(way, autocast):
+def test_a_step_sends_the_gradients_and_no_more(autocast):
     for (gradients, *_), startup, first, later in run_ranks(
-        traffic_of_a_step, WORLD, way, "group", autocast
+        traffic_of_a_step, WORLD, "group", autocast
     ):
         for sent in first + later:
             assert payload(sent, "all-reduce") == {"float32": gradients}
@@ -129,26 +121,20 @@ def test_a_step_sends_the_gradients_and_no_more(way, autocast):
 
 def test_ddp_agrees_on_its_buckets_in_the_second_step():
     """It orders buckets as gradients came, and rank 0 tells the others: a cost of the start."""
-    for _, _, (first, second), _ in run_ranks(traffic_of_a_step, 2, "DDP", "group", False):
+    for _, _, (first, second), _ in run_ranks(traffic_of_a_step, 2, "group", False):
         assert not payload(first, "broadcast")
         assert payload(second, "broadcast").keys() == {"int32"}
 
 
-@pytest.mark.parametrize("way", ["by hand", "DDP"])
-def test_batch_norm_sends_its_buffers_before_each_forward(way):
+def test_batch_norm_sends_its_buffers_before_each_forward():
     for (gradients, buffers, floats), startup, _, later in run_ranks(
-        traffic_of_a_step, 2, way, "batch", False
+        traffic_of_a_step, 2, "batch", False
     ):
         for sent in later:
             assert payload(sent, "all-reduce") == {"float32": gradients}
             assert sum(payload(sent, "broadcast").values()) == buffers
         # Integers as well: DDP's are batch counters, and the shapes that it compares.
         assert payload(startup, "broadcast")["float32"] == gradients + floats
-
-
-def test_there_are_several_buckets():
-    (_, _, _, (sent, _)), *_ = run_ranks(traffic_of_a_step, 2, "by hand", "group", False)
-    assert sent["all-reduce", "float32"][0] > 1
 
 
 def built():
@@ -234,61 +220,3 @@ def test_accumulation_refuses_nothing_to_learn_from():
         accumulated_backward(nn.Linear(2, 2), [], summed_loss, count)
     with pytest.raises(ValueError, match="targets of this step are masked"):
         accumulated_backward(nn.Linear(2, 2), [1], summed_loss, lambda part: 0)
-
-
-def test_buckets_go_from_the_last_layer_to_the_first():
-    sizes = [10, 4, 4, 30, 2]
-    parameters = [nn.Parameter(torch.ones(size)) for size in sizes]
-    parameters.append(nn.Parameter(torch.ones(1, dtype=torch.float64)))
-    found = [[p.nbytes for p in bucket] for bucket in buckets_of(parameters, 40)]
-    assert found == [[8], [8, 120], [16, 16, 40]]
-    with pytest.raises(ValueError, match="1 byte or more"):
-        buckets_of(parameters, 0)
-
-
-@pytest.mark.parametrize("bucket_bytes", [1, 40, 120, 10**6])
-def test_buckets_are_those_of_ddp(bucket_bytes: int):
-    parameters = [nn.Parameter(torch.ones(size)) for size in (10, 4, 4, 30, 2, 17, 1)]
-    theirs, _ = dist._compute_bucket_assignment_by_size(parameters[::-1], [bucket_bytes])
-    ours = [[len(parameters) - 1 - number for number in bucket] for bucket in theirs]
-    order = {parameter: number for number, parameter in enumerate(parameters)}
-    found = buckets_of(parameters, bucket_bytes)
-    assert [[order[p] for p in bucket] for bucket in found] == sorted(ours, reverse=True)
-
-
-def test_misuse_of_the_hand_written_one():
-    with pytest.raises(ValueError, match="no process group"):
-        DataParallel(nn.Linear(2, 2))
-    with pytest.raises(RankError, match="No parameter of this model is trained"):
-        run_ranks(lambda: DataParallel(nn.Linear(2, 2).requires_grad_(False)), 1)
-    with pytest.raises(RankError, match="2 of 2 parameters have no gradient"):
-        run_ranks(lambda: average_gradients(list(nn.Linear(2, 2).parameters())), 1)
-
-
-def half_used():
-    layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
-    model = DataParallel(layers)
-    layers[0](torch.ones(1, 2)).sum().backward()
-    return model
-
-
-def test_a_parameter_without_a_gradient_is_said():
-    with pytest.raises(RankError, match="2 of the parameters got no gradient"):
-        run_ranks(half_used, 2)
-
-
-def simplest():
-    torch.manual_seed(dist.get_rank())
-    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    model[1].running_mean.fill_(dist.get_rank())
-    share_start(model)
-    model[0](torch.full((1, 3), float(dist.get_rank()))).sum().backward()
-    average_gradients(list(model[0].parameters()))
-    return model.state_dict(), model[0].weight.grad
-
-
-def test_the_two_functions_of_the_lesson():
-    (first, gradient_of_0), (second, gradient_of_1) = run_ranks(simplest, 2)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert torch.equal(gradient_of_0, torch.full((2, 3), 0.5))
-    assert torch.equal(gradient_of_1, gradient_of_0)

@@ -62,9 +62,7 @@ def test_every_public_function_is_checked() -> None:
     assert plain == []
 
 
-@pytest.mark.parametrize(
-    "name", ["search", "shard_batch", "draw_losses", "format_bytes", "simulate"]
-)
+@pytest.mark.parametrize("name", ["search", "draw_losses", "format_bytes", "simulate"])
 def test_a_checked_function_travels_by_its_name(name: str) -> None:
     """Else each worker that uses it would carry its whole module along."""
     function = getattr(utils, name)
@@ -75,7 +73,7 @@ def test_a_checked_function_travels_by_its_name(name: str) -> None:
 
 def test_a_package_and_the_course_hand_out_the_same_function() -> None:
     assert utils.search is planner.search
-    assert utils.shard_batch is techniques.shard_batch
+    assert utils.checkpoint_blocks is techniques.checkpoint_blocks
     assert utils.run_ranks is ranks.run_ranks
 
 

@@ -1,10 +1,10 @@
-"""Shares of batches and data sets: the same items for any number of ranks, and refusals that help."""
+"""Shares of data sets: the same items for any number of ranks, and refusals that help."""
 
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from utils.lessons.lesson_04.sharding import shard_batch, sharded_loader
+from utils.lessons.lesson_04.sharding import sharded_loader
 from utils.ranks import RankError, run_ranks
 
 WORLD = 4
@@ -46,11 +46,3 @@ def test_an_uneven_last_batch_is_padded_or_left_out():
 def test_shares_that_cannot_be(items, batch, drop_last, message):
     with pytest.raises(RankError, match=message):
         run_ranks(shares, WORLD, items, batch, drop_last)
-
-
-def test_a_batch_that_does_not_divide():
-    with pytest.raises(RankError, match="A batch of 6 does not divide over 4 ranks: choose 4 or 8"):
-        run_ranks(lambda: shard_batch(torch.ones(6)), WORLD)
-    with pytest.raises(ValueError, match="one length"):
-        shard_batch(torch.ones(4), torch.ones(2))
-    assert shard_batch(torch.arange(3))[0].tolist() == [0, 1, 2]  # one process has it all

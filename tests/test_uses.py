@@ -25,12 +25,13 @@ PAGE = """
 """
 FILES = {
     "docs/architecture.md": PAGE,
-    "sources/beginner/01_one/lesson.py": "from utils.tools import saw, hammer as tool\n",
+    "sources/beginner/01_one/lesson.py": "from utils import saw\nfrom utils.tools import hammer as tool\n",
     "sources/beginner/02_two/lesson.py": "from utils import tools\ntools.saw()\n",
     "sources/beginner/02_two/helper.py": "import importlib\nname = 'a'\n"
     "importlib.import_module(f'utils.drawn.{name}')\n",
     "sources/beginner/02_two/script.py": "TEXT = '''\nfrom utils.written import out\n'''\n",
     "utils/__init__.py": "",
+    "utils/__init__.pyi": "from utils.tools import saw as saw\n",
     "utils/start.py": "from utils.below import x\nNEXT = 'beside.py'\n",
     "utils/below.py": "",
     "utils/beside.py": "",

@@ -27,7 +27,6 @@ from utils.views import (
     draw_losses,
     draw_memory_by_batch,
     draw_peaks,
-    draw_throughput,
     draw_timeline,
 )
 from utils.views.breakdown import as_bar
@@ -39,7 +38,6 @@ FIGURES = {
     "breakdown": lambda: draw_breakdown([FORMULA, *SIZES]),
     "timeline": lambda: draw_timeline(SIZES[0]),
     "by batch": lambda: draw_memory_by_batch(SIZES, predicted_bytes={4: 5e8, 64: 2e9}),
-    "throughput": lambda: draw_throughput(SIZES),
     "trade-off": lambda: draw_tradeoff(SIZES, limit_bytes=1e9),
 }
 
@@ -50,9 +48,9 @@ FIGURES = {
 @pytest.mark.parametrize("kind", FIGURES)
 def test_axes_have_labels_with_units(kind: str) -> None:
     (axes,) = FIGURES[kind]().axes
-    quantity = r".+ \((B|KiB|MiB|GiB|ms|images)\)|images per second"
+    quantity = r".+ \((B|KiB|MiB|GiB|ms|images)\)"
     assert re.fullmatch(quantity, axes.get_xlabel()), axes.get_xlabel()
-    if kind in ("breakdown", "throughput"):  # a bar for each name
+    if kind == "breakdown":  # a bar for each name
         assert "a step" in axes.get_yticklabels()[-1].get_text()
     else:
         assert re.fullmatch(quantity, axes.get_ylabel()), axes.get_ylabel()
@@ -116,13 +114,12 @@ def test_the_limit_is_drawn_to_scale() -> None:
 
 
 def test_long_names_leave_room_for_the_bars() -> None:
-    for draw in (draw_breakdown, draw_throughput):
-        figure = draw([measured(name=f"{LONG_NAME} {i}") for i in range(5)])
-        figure.canvas.draw()
-        box = figure.axes[0].get_position()
-        assert box.width > 0.4
-        lines = "\n".join(label.get_text() for label in figure.axes[0].get_yticklabels())
-        assert max(map(len, lines.splitlines())) <= 22
+    figure = draw_breakdown([measured(name=f"{LONG_NAME} {i}") for i in range(5)])
+    figure.canvas.draw()
+    box = figure.axes[0].get_position()
+    assert box.width > 0.4
+    lines = "\n".join(label.get_text() for label in figure.axes[0].get_yticklabels())
+    assert max(map(len, lines.splitlines())) <= 22
 
 
 # The timeline

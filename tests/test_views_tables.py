@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,12 @@ from matplotlib.figure import Figure
 
 from evidence.record import recorded_table
 from evidence.record.store import PROVENANCE, Record, RecordError, write
-from tests.view_cases import FORMULA, SIZES, bars_of, measured, texts
+from tests.view_cases import FORMULA, SIZES, bars_of, measured
 from utils.units import MIB, Category, Evidence
 from utils.views import (
     compare,
     draw_breakdown,
     draw_memory_by_batch,
-    draw_throughput,
     explore,
     predicted,
     reconcile,
@@ -28,16 +26,6 @@ from utils.views import (
 from utils.views.style import LOOKS
 
 # Speed
-
-
-def test_throughput_is_the_median_between_its_extremes() -> None:
-    figure = draw_throughput([measured(1000)])
-    ((bar,),) = bars_of(figure)
-    assert bar.get_width() == pytest.approx(1000 / 0.2)
-    (axes,) = figure.axes
-    ends = [x for line in axes.lines for x in line.get_xdata()]
-    assert (min(ends), max(ends)) == (pytest.approx(1000 / 0.4), pytest.approx(1000 / 0.1))
-    assert "5,000 images/s" in texts(figure)
 
 
 @pytest.mark.parametrize(
@@ -203,8 +191,6 @@ def test_moving_a_control_changes_the_picture() -> None:
     [
         (lambda: draw_breakdown([]), "needs at least one measurement or prediction"),
         (lambda: compare([]), "needs a list of measurements"),
-        (lambda: draw_throughput([]), "needs timed steps; none in an empty list"),
-        (lambda: draw_throughput([measured(seconds=())]), r"needs timed steps; none in \['a step'"),
         (lambda: draw_memory_by_batch([]), "measurements of two sizes or more"),
         (lambda: draw_memory_by_batch([measured(4)] * 2), "measurements of two sizes or more"),
         (lambda: predicted("mine", {"gradient": 1}), "'gradient' is no category; use one of"),
@@ -218,9 +204,3 @@ def test_moving_a_control_changes_the_picture() -> None:
 def test_bad_input_is_a_sentence(call: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         call()
-
-
-def test_one_axis_of_throughput_has_one_unit() -> None:
-    tokens = dataclasses.replace(measured(), unit="tokens")
-    with pytest.raises(ValueError, match="cannot show images and tokens"):
-        draw_throughput([measured(), tokens])

@@ -109,8 +109,8 @@ _NAMES = {
     f"{_LESSON}03.flight": "utils.views draw_flight",
     f"{_LESSON}03.format_figures": "utils.views draw_bits draw_formats",
     f"{_LESSON}03.number_formats": "utils FORMATS NumberFormat",
-    f"{_LESSON}04.data_parallel": "utils.techniques DataParallel accumulated_backward average_gradients buckets_of share_start",
-    f"{_LESSON}04.sharding": "utils.techniques shard_batch sharded_loader",
+    f"{_LESSON}04.data_parallel": "utils.techniques accumulated_backward",
+    f"{_LESSON}04.sharding": "utils.techniques sharded_loader",
     f"{_LESSON}05.block_choice": "utils.techniques BlockCost activation_peak best_blocks block_costs recompute_flops",
     f"{_LESSON}05.repeatable": "utils.techniques NotRepeatableError check_repeatable recompute_explained",
     f"{_LESSON}05.step_costs": "utils.techniques StepCost step_cost",
@@ -189,9 +189,9 @@ class _Today(InspectLoader):
         sys.modules[asked] = getattr(found, name) if asked in _HOME else found
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """What `python -m` runs."""
-        spec = importlib.util.find_spec(today(fullname))
-        return spec.loader.get_code(spec.name) if spec and spec.loader else None  # type: ignore[attr-defined]
+        """What `python -m` runs: the module of today, by its own name, so that its dots are right."""
+        run = f"run_module({today(fullname)!r}, run_name='__main__', alter_sys=True)"
+        return compile(f"from runpy import run_module; {run}", fullname, "exec")
 
     def get_source(self, fullname: str) -> str | None:
         return None

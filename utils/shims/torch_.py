@@ -29,10 +29,6 @@ _GRAPH_TASK = Shim(
     TORCH, "torch._C:_current_graph_task_id", "inside_backward",
     "torch.autograd.graph tells a recomputation from a forward by it",
 )  # fmt: skip
-_ENGINE = Shim(
-    TORCH, "torch.autograd:Variable._execution_engine", "after_backward",
-    "nothing public runs a function at the end of a backward, as DDP's reducer does",
-)  # fmt: skip
 _BACKWARD = Shim(
     TORCH, "torch.autograd:backward", "noted_backward",
     "a tensor's hooks come after the loss has made gradients of its own", patched=True,
@@ -83,7 +79,7 @@ _LIBRARY_PATH = Shim(
 
 CUDA_SHIMS = (_WORKSPACES,)  # builds of PyTorch without CUDA lack these names
 SHIMS = (
-    STORAGE, _INDICES, _VALUES, _GRAPH_TASK, _ENGINE, _BACKWARD, _IS_WRAPPED, _UNWRAPPED, _COMPILED,
+    STORAGE, _INDICES, _VALUES, _GRAPH_TASK, _BACKWARD, _IS_WRAPPED, _UNWRAPPED, _COMPILED,
     _OPTIMIZED, _HISTORY, _SNAPSHOT, _EVENT_TYPE, _BF16, _MODES_OFF, _SCRIPT_TYPE, _LIBRARY_PATH,
 )  # fmt: skip
 
@@ -113,11 +109,6 @@ def unwrapping() -> Callable[[torch.Tensor], torch.Tensor]:
 def inside_backward() -> bool:
     """Whether a backward runs in this thread now."""
     return _GRAPH_TASK.get()() != -1
-
-
-def after_backward(callback: Callable[[], None]) -> None:
-    """Call a function once, at the end of the backward that is running."""
-    _ENGINE.get().queue_callback(callback)
 
 
 def noted_backward(note: Callable[[], None]) -> AbstractContextManager[Any]:

@@ -3,7 +3,7 @@
 from utils.checked import check_public
 from utils.views.breakdown import Bar, draw_breakdown, predicted
 from utils.views.compare import Comparison, compare, reconcile
-from utils.views.curves import draw_losses, draw_memory_by_batch, draw_peaks, draw_throughput
+from utils.views.curves import draw_losses, draw_memory_by_batch, draw_peaks
 from utils.views.explore import explore
 from utils.views.holders import draw_holders
 from utils.views.lanes import Span, draw_lanes
@@ -18,7 +18,7 @@ from utils.views.validation_figures import draw_validation
 __all__ = [
     "Bar", "Comparison", "Panel", "Span", "compare", "draw_breakdown", "draw_holders", "draw_lanes",
     "draw_losses", "draw_memory_by_batch", "draw_over_time", "draw_pareto", "draw_peaks",
-    "draw_ranks", "draw_schedule", "draw_schedules", "draw_stage_memory", "draw_throughput",
+    "draw_ranks", "draw_schedule", "draw_schedules", "draw_stage_memory",
     "draw_timeline", "draw_validation", "explore", "predicted", "reconcile", "show",
 ]  # fmt: skip
 

@@ -18,7 +18,6 @@ from utils.views.style import (
     course_style,
     empty_figure,
     print_evidence,
-    wrapped,
 )
 
 CLOSEST_TICKS = 0.05  # of the axis
@@ -156,42 +155,6 @@ def _totals(
     axes.plot([m.items for m in runs], [m.peak_bytes / unit_bytes for m in runs], style,
               color=color, lw=1.8, ms=6, label=name,
               markerfacecolor=color if is_measured else "white")  # fmt: skip
-
-
-def draw_throughput(measurements: Sequence[Measurement], *, title: str = "Throughput") -> Figure:
-    """Items per second of each measurement; the whisker spans the fastest and slowest step.
-
-    Raises:
-        ValueError: a measurement was taken without timed steps, or units differ.
-    """
-    untimed = [m.name for m in measurements if not m.step_seconds]
-    if untimed or not measurements:
-        raise ValueError(f"Throughput needs timed steps; none in {untimed or 'an empty list'}.")
-    units = sorted({m.unit for m in measurements})
-    if len(units) > 1:
-        raise ValueError(f"One axis cannot show {' and '.join(units)}: draw a figure for each.")
-    with course_style():
-        figure, axes = empty_figure(height=1.6 + 0.6 * len(measurements))
-        for row, m in enumerate(measurements):
-            _draw_speed(axes, row, m)
-        axes.set_yticks(range(len(measurements)), [wrapped(m.name) for m in measurements])
-        axes.invert_yaxis()
-        axes.set_xlim(left=0)
-        axes.margins(x=0.15)
-        axes.grid(False, axis="y")
-        axes.set_xlabel(f"{measurements[0].unit} per second")
-        axes.set_title(title)
-        print_evidence(figure, [m.evidence for m in measurements], [m.device for m in measurements])
-    return figure
-
-
-def _draw_speed(axes: Axes, row: int, m: Measurement) -> None:
-    rate = m.items_per_second or 0.0
-    rates = [m.items / seconds for seconds in m.step_seconds]
-    whisker = [[rate - min(rates)], [max(rates) - rate]]
-    axes.barh(row, rate, height=0.55, color=LOOKS[Category.PARAMETERS].color)
-    axes.errorbar(rate, row, xerr=whisker, color="black", capsize=4, lw=1.5)
-    axes.text(max(rates), row, f"  {m.throughput}", va="center", fontsize=11)
 
 
 def draw_losses(

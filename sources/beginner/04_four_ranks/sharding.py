@@ -1,4 +1,4 @@
-"""Each rank's share of a batch or of a data set, and what to do with numbers that do not divide."""
+"""Each rank's share of a data set, and what to do with numbers that do not divide."""
 
 from __future__ import annotations
 
@@ -6,29 +6,11 @@ import inspect
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from utils.checked import check_public
 
-__all__ = ["shard_batch", "sharded_loader"]
-
-
-def shard_batch(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """This rank's rows of a batch that all ranks hold: rank r has the r-th part of equal size.
-
-    Raises:
-        ValueError: the rows do not divide over the ranks, or the tensors differ in length.
-    """
-    rank, ranks = _place()
-    lengths = {len(tensor) for tensor in tensors}
-    if len(lengths) != 1:
-        raise ValueError(f"The tensors of a batch have one length; these have {sorted(lengths)}.")
-    rows = lengths.pop()
-    _check_batch(rows, ranks)
-    return tuple(
-        tensor[rank * (rows // ranks) : (rank + 1) * (rows // ranks)] for tensor in tensors
-    )
+__all__ = ["sharded_loader"]
 
 
 def sharded_loader(
