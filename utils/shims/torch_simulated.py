@@ -244,11 +244,23 @@ def copied_without_data() -> AbstractContextManager[Any]:
 
 
 def formatted_by_value() -> AbstractContextManager[Any]:
-    """Inside, `f"{loss:.3f}"` asks a tensor without data for its value, as `.item()` does."""
+    """Inside, `f"{loss:.3f}"` asks a tensor without data for its value, as `.item()` does.
+
+    Without a format a tensor is shown as one without data where nothing tells its value.
+    """
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+
     plain = _FORMAT.get()
 
     def formatted(tensor: torch.Tensor, spec: str) -> str:
-        return format(tensor.item(), spec) if spec and not tensor.dim() else plain(tensor, spec)
+        if tensor.dim():
+            return plain(tensor, spec)
+        try:
+            return format(tensor.item(), spec)
+        except DataDependentOutputException:
+            if spec:
+                raise
+            return plain(tensor, spec)
 
     return _FORMAT.replaced(formatted)
 
