@@ -71,6 +71,10 @@ _FUNCTION_OFF = Shim(
     TORCH, "torch._C:DisableTorchFunction", "torch_function_off",
     "working out a result must not choose kernels a second time",
 )  # fmt: skip
+_BELOW = Shim(
+    TORCH, "torch._C:_AutoDispatchBelowAutograd", "below_autograd",
+    "a kernel that replaces autograd's must not come back to itself",
+)  # fmt: skip
 _LIBRARY = Shim(
     TORCH, "torch.library:_scoped_library", "kernels_replaced",
     "a public library of kernels stays until the process ends",
@@ -101,6 +105,7 @@ SHIMS = (
     _MODES,
     _PYTHON_OFF,
     _FUNCTION_OFF,
+    _BELOW,
     _LIBRARY,
     _TENSOR_DEVICE,
 )
@@ -181,6 +186,11 @@ def kernels_replaced(table: Mapping[tuple[str, str], Callable[..., Any]]) -> Ite
             for (name, key), kernel in table.items():
                 library.impl(name.removeprefix("aten::"), kernel, key)
         yield
+
+
+def below_autograd() -> AbstractContextManager[Any]:
+    """Inside, operators run without autograd's part of them."""
+    return _BELOW.get()()
 
 
 def devices_answered(answer: Callable[[Any, torch.device], Any]) -> AbstractContextManager[Any]:

@@ -29,6 +29,7 @@ from utils.simulation.cuda_device import cuda_device
 from utils.simulation.cuda_module import cuda_module
 from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
+from utils.simulation.formulas import formulas
 from utils.simulation.garbage import set_aside
 from utils.simulation.mistakes import look, without_optimizer
 from utils.simulation.other_ways import other_ways
@@ -171,6 +172,7 @@ def _simulating(
         stack.enter_context(without_data(watcher, card.is_cuda))
         stack.enter_context(recurrences(watcher.remark, card.is_cuda))
         stack.enter_context(packed_sequences())
+        stack.enter_context(formulas(card.is_cuda))
         stack.enter_context(other_ways(watcher.remark, size, card.is_cuda))
         if not card.is_cuda:
             yield lambda parameters: None

@@ -152,8 +152,10 @@ def _all_true(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
     if func.namespace == "torchvision" and "nms" in func.name():
         return tensor.new_empty(tensor.shape[0], dtype=torch.int64)
     if func.name().startswith("aten::_unique2"):
-        whole, counts = tensor.new_empty(tensor.numel()), {"dtype": torch.int64}
-        return whole, tensor.new_empty(tensor.shape, **counts), tensor.new_empty(tensor.numel(), **counts)  # fmt: skip
+        _, inverse, counts = (*args[1:], *(True, False, False)[len(args) - 1 :])
+        shapes = (tensor.shape if inverse else (0,)), (tensor.numel() if counts else 0)
+        numbers = (tensor.new_empty(shape, dtype=torch.int64) for shape in shapes)
+        return tensor.new_empty(tensor.numel()), *numbers
     return None
 
 
