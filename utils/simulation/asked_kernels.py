@@ -20,6 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from utils.memory.source import counted, counts_calls
 from utils.shims.torch_ import storage_key, with_data
 from utils.shims.torch_autocast import autocast_off
+from utils.simulation import onednn_lstm
 from utils.simulation.scratch import Scratch
 from utils.units import MIB
 
@@ -72,6 +73,8 @@ class AskedKernels:
 
     def scratch(self, func: Any, args: tuple[Any, ...], out: Any, kwargs: Mapping[str, Any]) -> int:
         """Bytes beyond the results at an operation's worst moment on a CPU."""
+        if func is onednn_lstm.LAYER and not onednn_lstm.asks(args):
+            self._unasked["mkldnn_rnn_layer"] = None
         asked = self._asked(func, args, out, kwargs)
         return self._stated(func, args, out, kwargs) if asked is None else asked
 

@@ -1,4 +1,4 @@
-"""What autograd does in place on tensors with data, and out of place on those without.
+"""What PyTorch does in place on tensors with data, and out of place on those without.
 
 Backward writes into memory that nobody else holds: it adds a second gradient to the first
 (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`), and picks apart what a choice of
@@ -52,7 +52,8 @@ class InPlace:
     def operation(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """An operation of `CANDIDATES` and its arguments, as they are with data."""
         if not inside_backward() or torch.is_grad_enabled():
-            return func, args
+            is_next = func is _ADD and _is_bias(*args) and _held(args[0]) == self._alone
+            return (aten.add_.Tensor, args) if is_next else (func, args)
         if func in _CHAINED:
             if not gradient_node().startswith("BinaryCrossEntropyWithLogitsBackward"):
                 return func, args
@@ -70,6 +71,15 @@ class InPlace:
         if _held(args[1]) == self._alone and _is_dense(args[1]):
             return aten.add_.Tensor, (args[1], args[0])
         return func, args
+
+
+def _is_bias(first: Any, second: Any = None, *more: Any) -> bool:
+    """Whether it may be a bias or a mask that is added to a product; then C++ alone holds that.
+
+    aten/src/ATen/native/Linear.cpp, `linear` of rows that do not follow each other, RNN.cpp, and
+    transformers/attention.cpp, `_scaled_dot_product_attention_math`.
+    """
+    return not more and _alike(first, second) and 0 < second.dim() <= first.dim()
 
 
 def _alike(first: Any, second: Any) -> bool:

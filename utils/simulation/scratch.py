@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from utils.simulation.convolutions import backward_scratch, forward_scratch
+from utils.simulation.onednn_lstm import BACKWARD, LAYER, layer_scratch
 from utils.simulation.recurrences import CUDNN_RESULTS, cudnn_scratch
 
 # An operation, its arguments, its results, and its arguments by name.
@@ -46,6 +47,8 @@ def cpu_scratch(
         return backward_scratch(args[0], args[1], args[2], out, args[4:7])
     if func is aten.native_batch_norm_backward.default:
         return _bytes(args[0])  # the incoming gradient once more
+    if func in (LAYER, BACKWARD):
+        return layer_scratch(func, args)
     if func in MIXING:
         return _converted(args, out)
     if func is aten._unique2.default:

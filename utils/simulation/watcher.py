@@ -23,6 +23,7 @@ from utils.memory.host import on_host
 from utils.memory.observer import note_storages, running_module
 from utils.shims.torch_ import with_data
 from utils.shims.torch_simulated import python_dispatch_off, torch_function_off
+from utils.simulation import onednn_lstm
 from utils.simulation.in_place import CANDIDATES, DEVICE, InPlace
 from utils.simulation.known_values import LARGEST, KnownValues
 from utils.simulation.recurrences import CUDNN_RESULTS
@@ -47,7 +48,7 @@ _RANGES = frozenset(
     {torch.ops.profiler._record_function_enter_new.default,
      torch.ops.profiler._record_function_exit._RecordFunction}
 )  # fmt: skip
-_OWN_RESULTS = {**CUDNN_RESULTS, **REDUCED_RESULTS}
+_OWN_RESULTS = {**CUDNN_RESULTS, **REDUCED_RESULTS, onednn_lstm.LAYER: onednn_lstm.layer}
 # Without data it returns a slice of all that is gathered; with data a tensor of its own.
 _SLICED = torch.ops._dtensor.shard_dim_alltoall.default
 
