@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.process
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -14,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from utils.shims.torch_ import with_data
 from utils.simulation.sentences import NotSimulated
 
 Remark = Callable[[str], None]
@@ -24,6 +27,10 @@ SCRIPTED = "torch.jit is left out: the step is simulated as the Python that it w
 WORKERS = (
     "A DataLoader's workers are left out: its samples are made in the step's own process, one batch "
     "at a time."
+)
+FORWARDS = (
+    "Derivatives taken forwards (jvp) are approximated, some percent high: zeros among them, which "
+    "take no memory, are counted where PyTorch makes none."
 )
 STREAMS = (
     "record_stream() is left out: on a GPU the memory that it marks is free a little later."
@@ -45,8 +52,9 @@ def _replacements(remark: Remark, ranks: int) -> Iterator[tuple[Any, str, Any]]:
     yield dist, "init_process_group", _joined(remark, ranks)
     yield dist, "destroy_process_group", lambda group=None: remark(GROUP)
     yield nn.parallel.DistributedDataParallel, "join", _evenly(remark)
+    yield torch.autograd.forward_ad, "make_dual", _noted_dual(remark)
     for name in ("script", "trace", "freeze", "optimize_for_inference"):
-        yield torch.jit, name, _as_python(remark)
+        yield torch.jit, name, _as_python(getattr(torch.jit, name), remark)
     yield torch.utils.data.DataLoader, "__iter__", _in_this_process(remark)
     yield torch.Tensor, "record_stream", lambda tensor, stream: remark(STREAMS)
     yield nn.DataParallel, "__init__", _one_replica
@@ -65,6 +73,16 @@ def _joined(remark: Remark, ranks: int) -> Callable[..., None]:
         remark(GROUP)
 
     return join
+
+
+def _noted_dual(remark: Remark) -> Callable[..., Any]:
+    make_dual = torch.autograd.forward_ad.make_dual
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        remark(FORWARDS)
+        return make_dual(*args, **kwargs)
+
+    return noted
 
 
 def _evenly(remark: Remark) -> Callable[..., Any]:
@@ -93,12 +111,19 @@ def _no_process(process: Any) -> None:
     )
 
 
-def _as_python(remark: Remark) -> Callable[..., Any]:
+def _as_python(plain: Callable[..., Any], remark: Remark) -> Callable[..., Any]:
     def kept(made_from: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if _asked_by_torch(sys._getframe(1)):  # formulas for derivatives forwards, loaded when used
+            with with_data():
+                return plain(made_from, *args, **kwargs)
         remark(SCRIPTED)
         return made_from if made_from is not None else lambda function: function
 
     return kept
+
+
+def _asked_by_torch(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").startswith("torch.")
 
 
 def _in_this_process(remark: Remark) -> Callable[[Any], Any]:
