@@ -17,6 +17,7 @@ import transformers as hf
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from zoo_ranks import ROWS, WIDTH, adamw, mlp, rows, update
 
 
 class Kind(NamedTuple):
@@ -28,18 +29,6 @@ class Kind(NamedTuple):
 
 
 KINDS: dict[str, Kind] = {}
-ROWS, WIDTH = 64, 256
-
-
-def update(loss: Tensor, optimizer: Any) -> None:
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def adamw(model: nn.Module) -> Any:
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return model, torch.optim.AdamW(trained)
 
 
 def add(name: str, make: Callable[[], nn.Module], loss: Callable[[Any], Tensor], values: Any = None,
@@ -51,16 +40,6 @@ def add(name: str, make: Callable[[], nn.Module], loss: Callable[[Any], Tensor],
         return model, optimizer(p for p in model.parameters() if p.requires_grad)
 
     KINDS[name] = Kind(build, lambda m, o: update(loss(m), o), values)
-
-
-def mlp(width: int = WIDTH) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(WIDTH, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 10)
-    )
-
-
-def rows() -> Tensor:
-    return torch.randn(ROWS, WIDTH)
 
 
 # --- optimizers ----------------------------------------------------------------------------------

@@ -15,13 +15,33 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
-from zoo_kinds import adamw, mlp, rows, update
 
 from utils.memory import measure
 from utils.memory.source import CountingSource
 
-WORLD = 2
+WORLD, ROWS, WIDTH = 2, 64, 256
 Program = tuple[Callable[[], Any], Callable[..., Any]]
+
+
+def update(loss: Tensor, optimizer: Any) -> None:
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def adamw(model: nn.Module) -> Any:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return model, torch.optim.AdamW(trained)
+
+
+def mlp(width: int = WIDTH) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(WIDTH, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 10)
+    )
+
+
+def rows() -> Tensor:
+    return torch.randn(ROWS, WIDTH)
 
 
 def loss_of(model: nn.Module) -> Tensor:
