@@ -44,6 +44,9 @@ def other_ways(remark: Remark, ranks: int, is_cuda: bool) -> Iterator[None]:
         for owner, name, by in _replacements(remark, ranks):
             stack.enter_context(mock.patch.object(owner, name, by))
         if is_cuda:
+            for owner in (torch.cuda, torch.cuda.memory):
+                name = "caching_allocator_alloc"
+                stack.enter_context(mock.patch.object(owner, name, _no_bytes))
             stack.enter_context(mock.patch.object(torch.cuda, "CUDAGraph", _no_graph))
         yield
 
@@ -58,6 +61,8 @@ def _replacements(remark: Remark, ranks: int) -> Iterator[tuple[Any, str, Any]]:
     yield torch.utils.data.DataLoader, "__iter__", _in_this_process(remark)
     yield torch.Tensor, "record_stream", lambda tensor, stream: remark(STREAMS)
     yield nn.DataParallel, "__init__", _one_replica
+    if hasattr(dist.rpc, "init_rpc"):  # builds without it lack the name
+        yield dist.rpc, "init_rpc", _no_calls
     yield multiprocessing.process.BaseProcess, "start", _no_process
     yield threading.Thread, "start", _with_thread(remark)
 
@@ -156,6 +161,20 @@ def _one_replica(
         )
     nn.Module.__init__(self)
     self.module, self.device_ids, self.dim = module, [], dim
+
+
+def _no_calls(*args: Any, **kwargs: Any) -> None:
+    raise NotSimulated(
+        "starts remote procedure calls (torch.distributed.rpc), whose other end is not there. Simulate "
+        "what each process runs by itself, as build and step, or use collectives in a world of n ranks."
+    )
+
+
+def _no_bytes(*args: Any, **kwargs: Any) -> None:
+    raise NotSimulated(
+        "takes memory from the allocator as an address (caching_allocator_alloc), and simulated memory "
+        "has none. Make a tensor of that size: torch.empty(size, dtype=torch.uint8, device='cuda')."
+    )
 
 
 def _no_graph(*args: Any, **kwargs: Any) -> None:
