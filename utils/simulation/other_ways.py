@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.distributed.rpc as rpc
 from torch import nn
 
 from utils.shims.torch_ import with_data
@@ -61,8 +62,8 @@ def _replacements(remark: Remark, ranks: int) -> Iterator[tuple[Any, str, Any]]:
     yield torch.utils.data.DataLoader, "__iter__", _in_this_process(remark)
     yield torch.Tensor, "record_stream", lambda tensor, stream: remark(STREAMS)
     yield nn.DataParallel, "__init__", _one_replica
-    if hasattr(dist.rpc, "init_rpc"):  # builds without it lack the name
-        yield dist.rpc, "init_rpc", _no_calls
+    if hasattr(rpc, "init_rpc"):  # builds without it lack the name
+        yield rpc, "init_rpc", _no_calls
     yield multiprocessing.process.BaseProcess, "start", _no_process
     yield threading.Thread, "start", _with_thread(remark)
 
