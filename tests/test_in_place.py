@@ -98,6 +98,24 @@ CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "smooth L1": lambda y: F.smooth_l1_loss(y, zeros()),
     "Huber": lambda y: F.huber_loss(y, zeros(), reduction="sum"),
     "probabilities": lambda y: F.binary_cross_entropy(y.sigmoid(), zeros()),
+    "soft margin": lambda y: F.soft_margin_loss(y, torch.ones(ROWS, WIDTH)),
+    "weights of the positive": lambda y: F.binary_cross_entropy_with_logits(
+        y, zeros(), pos_weight=torch.ones(WIDTH)
+    ),
+    "Gaussian": lambda y: F.gaussian_nll_loss(y, zeros(), torch.ones(ROWS, WIDTH)),
+    "product": lambda y: y.prod(),
+    "products of rows": lambda y: y.prod(1).mean(),
+    "cumprod": lambda y: y.cumprod(1).mean(),
+    "cummax": lambda y: y.cummax(1).values.mean(),
+    "largest of all": lambda y: y.max(),
+    "minimum": lambda y: torch.minimum(y[:512], y[512:]).mean(),
+    "quantile": lambda y: y.quantile(0.3, 1).mean(),
+    "quantiles of all": lambda y: y[:512].quantile(torch.tensor([0.1, 0.9])).mean(),
+    "nanquantile": lambda y: y.nanquantile(0.3, 1).mean(),
+    "multinomial": lambda y: y.gather(1, y.softmax(1).multinomial(1)).mean(),
+    "matrix_exp": lambda y: torch.linalg.matrix_exp(y[:256]).mean(),
+    "attention": lambda y: F.scaled_dot_product_attention(*(y.view(4, 4, 64, 256),) * 3).mean(),
+    "counted": lambda y: y.mean() + (y > 0).sum(),
     "two of them": lambda y: (
         F.binary_cross_entropy(y.sigmoid(), zeros())
         + F.binary_cross_entropy((2 * y).sigmoid(), zeros(), reduction="sum")

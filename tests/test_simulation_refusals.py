@@ -27,6 +27,11 @@ def hooked() -> Any:
     return adamw(model)
 
 
+def called() -> Any:
+    torch.distributed.rpc.init_rpc("first", rank=0, world_size=1)
+    return adamw(layer())
+
+
 def unsynced(model: Any, optimizer: Any) -> None:
     with model.no_sync():
         step(model, optimizer)
@@ -76,6 +81,12 @@ RANKS = ("communication hook", "SyncBatchNorm", "no_sync()")
         (lambda: adamw(layer()), lambda m, o: mp.spawn(int, nprocs=1), "another process"),
         (lambda: adamw(layer()), lambda m, o: m.weight.detach().cpu().share_memory_(), "memory"),
         (lambda: adamw(layer()), flexible, "flex_attention"),
+        (called, step, "remote procedure calls"),
+        (
+            lambda: adamw(layer()),
+            lambda m, o: torch.cuda.caching_allocator_alloc(1024),
+            "as an address",
+        ),
         (
             lambda: adamw(layer()),
             lambda m, o: print(f"{m(torch.ones(64, device='cuda')).sum():.2f}"),

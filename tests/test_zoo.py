@@ -72,7 +72,7 @@ def test_copies_do_not_take_the_process_down(name: str) -> None:
 def keepers(models: Any) -> dict[str, Any]:
     """What a program keeps beside its model, as its author would name it."""
     several = models.values() if isinstance(models, dict) else [models]
-    names = ("averaged", "teacher")
+    names = ("averaged", "teacher", "kept")
     return {n: getattr(m, n) for m in several for n in names if hasattr(m, n)}
 
 

@@ -71,6 +71,10 @@ _FUNCTION_OFF = Shim(
     TORCH, "torch._C:DisableTorchFunction", "torch_function_off",
     "working out a result must not choose kernels a second time",
 )  # fmt: skip
+_BELOW = Shim(
+    TORCH, "torch._C:_AutoDispatchBelowAutograd", "below_autograd",
+    "a kernel that replaces autograd's must not come back to itself",
+)  # fmt: skip
 _LIBRARY = Shim(
     TORCH, "torch.library:_scoped_library", "kernels_replaced",
     "a public library of kernels stays until the process ends",
@@ -101,6 +105,7 @@ SHIMS = (
     _MODES,
     _PYTHON_OFF,
     _FUNCTION_OFF,
+    _BELOW,
     _LIBRARY,
     _TENSOR_DEVICE,
 )
@@ -183,6 +188,11 @@ def kernels_replaced(table: Mapping[tuple[str, str], Callable[..., Any]]) -> Ite
         yield
 
 
+def below_autograd() -> AbstractContextManager[Any]:
+    """Inside, operators run without autograd's part of them."""
+    return _BELOW.get()()
+
+
 def devices_answered(answer: Callable[[Any, torch.device], Any]) -> AbstractContextManager[Any]:
     """Inside, `x.device` is `answer(x, device)` for tensors without data."""
     device = _TENSOR_DEVICE.get().fget
@@ -244,11 +254,23 @@ def copied_without_data() -> AbstractContextManager[Any]:
 
 
 def formatted_by_value() -> AbstractContextManager[Any]:
-    """Inside, `f"{loss:.3f}"` asks a tensor without data for its value, as `.item()` does."""
+    """Inside, `f"{loss:.3f}"` asks a tensor without data for its value, as `.item()` does.
+
+    Without a format a tensor is shown as one without data where nothing tells its value.
+    """
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+
     plain = _FORMAT.get()
 
     def formatted(tensor: torch.Tensor, spec: str) -> str:
-        return format(tensor.item(), spec) if spec and not tensor.dim() else plain(tensor, spec)
+        if tensor.dim():
+            return plain(tensor, spec)
+        try:
+            return format(tensor.item(), spec)
+        except DataDependentOutputException:
+            if spec:
+                raise
+            return plain(tensor, spec)
 
     return _FORMAT.replaced(formatted)
 

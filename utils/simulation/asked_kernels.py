@@ -20,6 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from utils.memory.source import counted, counts_calls
 from utils.shims.torch_ import storage_key, with_data
 from utils.shims.torch_autocast import autocast_off
+from utils.simulation import onednn_lstm
 from utils.simulation.scratch import Scratch
 from utils.units import MIB
 
@@ -34,7 +35,10 @@ _ASKED = frozenset(
      "aten::native_batch_norm_backward", "aten::native_layer_norm",
      "aten::native_layer_norm_backward", "aten::native_group_norm",
      "aten::native_group_norm_backward", "aten::im2col", "aten::col2im", "aten::kthvalue",
-     "aten::_trilinear"}
+     "aten::_trilinear", "aten::soft_margin_loss", "aten::soft_margin_loss_backward",
+     "aten::binary_cross_entropy_with_logits",
+     "aten::_scaled_dot_product_flash_attention_for_cpu",
+     "aten::_scaled_dot_product_flash_attention_for_cpu_backward"}
 )  # fmt: skip
 _ASKED_FAMILIES = ("aten::linalg_", "aten::_linalg_", "aten::_fft_")
 _VALUES = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout,
@@ -69,6 +73,8 @@ class AskedKernels:
 
     def scratch(self, func: Any, args: tuple[Any, ...], out: Any, kwargs: Mapping[str, Any]) -> int:
         """Bytes beyond the results at an operation's worst moment on a CPU."""
+        if func is onednn_lstm.LAYER and not onednn_lstm.asks(args):
+            self._unasked["mkldnn_rnn_layer"] = None
         asked = self._asked(func, args, out, kwargs)
         return self._stated(func, args, out, kwargs) if asked is None else asked
 
@@ -143,7 +149,10 @@ def _run(func: Any, args: Any, kwargs: Any, out: Any, threads: int) -> int | Non
     shapes = [x.shape for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
     with with_data(), torch.no_grad(), autocast_off(), torch.random.fork_rng(devices=[]):
         copies: dict[int, torch.Tensor] = {}
-        args, kwargs = tree_map_only(torch.Tensor, lambda x: _filled(x, copies), (args, kwargs))
+        ones = 100 if "matrix_exp" in func.name() else 1  # by squares, as from a norm of 4 on
+        args, kwargs = tree_map_only(
+            torch.Tensor, lambda x: _filled(x, copies, ones), (args, kwargs)
+        )
         try:
             with _on_threads(threads):
                 real, peak_bytes = counted(lambda: func(*args, **kwargs))
@@ -167,13 +176,13 @@ def _on_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _filled(tensor: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
-    """A tensor of the same looks: zeros, and ones on the diagonals of matrices."""
+def _filled(tensor: torch.Tensor, copies: dict[int, torch.Tensor], ones: int) -> torch.Tensor:
+    """A tensor of the same looks: zeros, and `ones` on the diagonals of matrices."""
     key = storage_key(tensor.untyped_storage())
     if key not in copies:
         size = tensor.untyped_storage().nbytes()
         copies[key] = torch.zeros(size - size % tensor.itemsize, dtype=torch.uint8)
     shape, stride, offset = tensor.shape, tensor.stride(), int(tensor.storage_offset())
     made = copies[key].view(tensor.dtype).as_strided(shape, stride, offset)
-    (made.diagonal(dim1=-2, dim2=-1) if made.dim() > 1 else made).fill_(1)
+    (made.diagonal(dim1=-2, dim2=-1) if made.dim() > 1 else made).fill_(ones)
     return made

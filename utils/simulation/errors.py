@@ -31,8 +31,8 @@ def explained(watcher: StorageWatcher) -> Iterator[None]:
     except SimulationError:
         raise
     except Exception as error:
-        reason = _reason(error)
         place = failed(error)
+        reason = _reason(error) or _after(watcher.stand_ins.assumed, error)
         if reason is None:
             if place.file:
                 error.add_note(f"In the simulated step, at {place}.")
@@ -64,6 +64,16 @@ def _reason(error: Exception) -> str | None:
             "real at a small size."
         )
     return sentence(error)
+
+
+def _after(assumed: Place, error: Exception) -> str | None:
+    """What to say of a program's own error after a value was taken for granted."""
+    if not assumed.file:
+        return None
+    return (
+        f"raises {type(error).__name__} ({first_line(error)}) after a value was assumed at {assumed}. "
+        f"Say another: simulate(..., values={{'{assumed.short}': 0, '*': 1}}); or run this step for real."
+    )
 
 
 def _where(watcher: StorageWatcher, place: Place) -> str:

@@ -1,4 +1,4 @@
-"""What autograd does in place on tensors with data, and out of place on those without.
+"""What PyTorch does in place on tensors with data, and out of place on those without.
 
 Backward writes into memory that nobody else holds: it adds a second gradient to the first
 (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`), and picks apart what a choice of
@@ -25,15 +25,21 @@ aten = torch.ops.aten
 DEVICE = torch.ops.prim.device.default
 _ADD = aten.add.Tensor
 # Operation -> what it is with data, and the beginning of the names of autograd's functions where.
-_FROM_ZEROS: dict[Any, tuple[Any, str]] = {
+_FROM_ZEROS: dict[Any, tuple[Any, str | tuple[str, ...]]] = {
     aten.index_add.default: (aten.index_add_.default, "IndexSelectBackward"),
     aten.index_put.default: (aten.index_put_.default, "IndexBackward"),
     aten.masked_scatter.default: (aten.masked_scatter_.default, "MaskedSelectBackward"),
     aten.put.default: (aten.put_.default, "TakeBackward"),
-    aten.scatter_add.default: (aten.scatter_add_.default, "GatherBackward"),
+    aten.scatter_add.default: (
+        aten.scatter_add_.default,
+        ("GatherBackward", "CummaxBackward", "CumminBackward"),
+    ),
+    aten.masked_fill.Scalar: (aten.masked_fill_.Scalar, ("Maximum", "Minimum", "Fmax", "Fmin")),
     aten.scatter.src: (aten.scatter_.src, ""),  # of the largest, the sorted, the median
 }
-CANDIDATES = frozenset({_ADD, *_FROM_ZEROS})
+# Steps of one expression, each in the memory of the one before (native/Loss.cpp).
+_CHAINED = {aten.sub.Tensor: aten.sub_.Tensor, aten.mul.Tensor: aten.mul_.Tensor}
+CANDIDATES = frozenset({_ADD, *_FROM_ZEROS, *_CHAINED})
 
 
 class InPlace:
@@ -46,7 +52,14 @@ class InPlace:
     def operation(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """An operation of `CANDIDATES` and its arguments, as they are with data."""
         if not inside_backward() or torch.is_grad_enabled():
-            return func, args
+            is_next = func is _ADD and _is_bias(*args) and _held(args[0]) == self._alone
+            return (aten.add_.Tensor, args) if is_next else (func, args)
+        if func in _CHAINED:
+            if not gradient_node().startswith("BinaryCrossEntropyWithLogitsBackward"):
+                return func, args
+            # The weights of the positive, which backward keeps, are held twice more.
+            is_next = func is aten.sub.Tensor or _held(args[0])[1] <= self._alone[1] + 1
+            return (_CHAINED[func], args) if is_next else (func, args)
         if func is not _ADD:
             in_place, where = _FROM_ZEROS[func]
             is_there = gradient_node().startswith(where) and gradient_node()[-1].isdigit()
@@ -58,6 +71,15 @@ class InPlace:
         if _held(args[1]) == self._alone and _is_dense(args[1]):
             return aten.add_.Tensor, (args[1], args[0])
         return func, args
+
+
+def _is_bias(first: Any, second: Any = None, *more: Any) -> bool:
+    """Whether it may be a bias or a mask that is added to a product; then C++ alone holds that.
+
+    aten/src/ATen/native/Linear.cpp, `linear` of rows that do not follow each other, RNN.cpp, and
+    transformers/attention.cpp, `_scaled_dot_product_attention_math`.
+    """
+    return not more and _alike(first, second) and 0 < second.dim() <= first.dim()
 
 
 def _alike(first: Any, second: Any) -> bool:

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.process
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+import torch.distributed.rpc as rpc
 from torch import nn
 
+from utils.shims.torch_ import with_data
 from utils.simulation.sentences import NotSimulated
 
 Remark = Callable[[str], None]
@@ -24,6 +28,10 @@ SCRIPTED = "torch.jit is left out: the step is simulated as the Python that it w
 WORKERS = (
     "A DataLoader's workers are left out: its samples are made in the step's own process, one batch "
     "at a time."
+)
+FORWARDS = (
+    "Derivatives taken forwards (jvp) are approximated, some percent high: zeros among them, which "
+    "take no memory, are counted where PyTorch makes none."
 )
 STREAMS = (
     "record_stream() is left out: on a GPU the memory that it marks is free a little later."
@@ -37,6 +45,9 @@ def other_ways(remark: Remark, ranks: int, is_cuda: bool) -> Iterator[None]:
         for owner, name, by in _replacements(remark, ranks):
             stack.enter_context(mock.patch.object(owner, name, by))
         if is_cuda:
+            for owner in (torch.cuda, torch.cuda.memory):
+                name = "caching_allocator_alloc"
+                stack.enter_context(mock.patch.object(owner, name, _no_bytes))
             stack.enter_context(mock.patch.object(torch.cuda, "CUDAGraph", _NoGraph))
         yield
 
@@ -45,11 +56,14 @@ def _replacements(remark: Remark, ranks: int) -> Iterator[tuple[Any, str, Any]]:
     yield dist, "init_process_group", _joined(remark, ranks)
     yield dist, "destroy_process_group", lambda group=None: remark(GROUP)
     yield nn.parallel.DistributedDataParallel, "join", _evenly(remark)
+    yield torch.autograd.forward_ad, "make_dual", _noted_dual(remark)
     for name in ("script", "trace", "freeze", "optimize_for_inference"):
-        yield torch.jit, name, _as_python(remark)
+        yield torch.jit, name, _as_python(getattr(torch.jit, name), remark)
     yield torch.utils.data.DataLoader, "__iter__", _in_this_process(remark)
     yield torch.Tensor, "record_stream", lambda tensor, stream: remark(STREAMS)
     yield nn.DataParallel, "__init__", _one_replica
+    if hasattr(rpc, "init_rpc"):  # builds without it lack the name
+        yield rpc, "init_rpc", _no_calls
     yield multiprocessing.process.BaseProcess, "start", _no_process
     yield threading.Thread, "start", _with_thread(remark)
 
@@ -65,6 +79,16 @@ def _joined(remark: Remark, ranks: int) -> Callable[..., None]:
         remark(GROUP)
 
     return join
+
+
+def _noted_dual(remark: Remark) -> Callable[..., Any]:
+    make_dual = torch.autograd.forward_ad.make_dual
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        remark(FORWARDS)
+        return make_dual(*args, **kwargs)
+
+    return noted
 
 
 def _evenly(remark: Remark) -> Callable[..., Any]:
@@ -93,12 +117,19 @@ def _no_process(process: Any) -> None:
     )
 
 
-def _as_python(remark: Remark) -> Callable[..., Any]:
+def _as_python(plain: Callable[..., Any], remark: Remark) -> Callable[..., Any]:
     def kept(made_from: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if _asked_by_torch(sys._getframe(1)):  # formulas for derivatives forwards, loaded when used
+            with with_data():
+                return plain(made_from, *args, **kwargs)
         remark(SCRIPTED)
         return made_from if made_from is not None else lambda function: function
 
     return kept
+
+
+def _asked_by_torch(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").startswith("torch.")
 
 
 def _in_this_process(remark: Remark) -> Callable[[Any], Any]:
@@ -131,6 +162,20 @@ def _one_replica(
         )
     nn.Module.__init__(self)
     self.module, self.device_ids, self.dim = module, [], dim
+
+
+def _no_calls(*args: Any, **kwargs: Any) -> None:
+    raise NotSimulated(
+        "starts remote procedure calls (torch.distributed.rpc), whose other end is not there. Simulate "
+        "what each process runs by itself, as build and step, or use collectives in a world of n ranks."
+    )
+
+
+def _no_bytes(*args: Any, **kwargs: Any) -> None:
+    raise NotSimulated(
+        "takes memory from the allocator as an address (caching_allocator_alloc), and simulated memory "
+        "has none. Make a tensor of that size: torch.empty(size, dtype=torch.uint8, device='cuda')."
+    )
 
 
 class _NoGraph:

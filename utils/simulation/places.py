@@ -41,10 +41,14 @@ class Place:
         """What stands there."""
         return linecache.getline(self.file, self.line).strip()
 
+    @property
+    def short(self) -> str:
+        """As values= takes it: "file.py:12"."""
+        return f"{os.path.basename(self.file)}:{self.line}"
+
     def is_named(self, name: str) -> bool:
         """Whether a name stands at that line, or is its "file.py:12"."""
-        at_line = name == f"{os.path.basename(self.file)}:{self.line}"
-        return at_line or bool(re.search(rf"\b{re.escape(name)}\b", self.text))
+        return name == self.short or bool(re.search(rf"\b{re.escape(name)}\b", self.text))
 
     def __str__(self) -> str:
         if not self.file:
@@ -57,14 +61,21 @@ class Place:
 
 def asking() -> Place:
     """Where the running program is now."""
-    frames: list[tuple[FrameType, int]] = []
-    own = inspect.currentframe()
-    frame = own.f_back if own is not None else None
-    del own  # a frame in a local of its own is a cycle, and keeps the program's tensors alive
-    while frame is not None:
-        frames.append((frame, frame.f_lineno))
+    return _place((frame, frame.f_lineno) for frame in _running())
+
+
+def running() -> Iterator[FrameType]:
+    """The frames of the running program, PyTorch's among them, the innermost first."""
+    return (frame for frame, _ in _not_own((frame, frame.f_lineno) for frame in _running()))
+
+
+def _running() -> Iterator[FrameType]:
+    frame = inspect.currentframe()
+    while (
+        frame is not None
+    ):  # a frame in a list of its own would be a cycle, and keep tensors alive
+        yield frame
         frame = frame.f_back
-    return _place(frames)
 
 
 def failed(error: BaseException) -> Place:

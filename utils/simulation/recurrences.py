@@ -14,7 +14,7 @@ the size of that (`cudnnGetRNNTempSpaceSizes`). Two published sizes say what it 
 
 A plain RNN has one gate and no cell; no size of its own is published. What cuDNN adds for dropout
 and projections, and the work space that it gives back, are not known and left out.
-On a CPU oneDNN has such a work space of its own, and no size of it is published.
+On a CPU oneDNN has such a work space of its own, which an LSTM's layers are asked for.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+from utils.memory.source import counts_calls
 from utils.shims.torch_autocast import autocast_off
 from utils.shims.torch_simulated import kernels_replaced
 from utils.simulation.cuda_autocast import is_eligible, operator
@@ -81,10 +82,19 @@ def recurrences(remark: Callable[[str], None], is_cuda: bool) -> Iterator[None]:
 
 def _noted(name: str, remark: Callable[[str], None]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        remark(CPU_NOTE)
+        if name != "lstm.input" or not _is_asked(*args):
+            remark(CPU_NOTE)
         return operator(name).decompose(*args, **kwargs)
 
     return kernel
+
+
+def _is_asked(
+    data: Tensor, states: Any, weights: Any, has_biases: bool, layers: int, dropout: float, *_: Any
+) -> bool:
+    """Whether oneDNN's layers tell what they take (`onednn_lstm.py`)."""
+    is_plain = not dropout and states[0].shape == states[1].shape
+    return is_plain and torch.backends.mkldnn.is_available() and counts_calls()
 
 
 def _by_cudnn(

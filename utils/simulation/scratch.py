@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from utils.simulation.convolutions import backward_scratch, forward_scratch
+from utils.simulation.onednn_lstm import BACKWARD, LAYER, layer_scratch
 from utils.simulation.recurrences import CUDNN_RESULTS, cudnn_scratch
 
 # An operation, its arguments, its results, and its arguments by name.
@@ -46,12 +47,16 @@ def cpu_scratch(
         return backward_scratch(args[0], args[1], args[2], out, args[4:7])
     if func is aten.native_batch_norm_backward.default:
         return _bytes(args[0])  # the incoming gradient once more
+    if func in (LAYER, BACKWARD):
+        return layer_scratch(func, args)
     if func in MIXING:
         return _converted(args, out)
-    if func is aten.index_put_.default:
-        return _mask_indices(args)
+    if func is aten._unique2.default:
+        return _sorted_once(args)
     if func in _REDUCED:
         return _REDUCED[func](args, kwargs)
+    if func in _BOTH:
+        return _BOTH[func](args, out)
     if func.namespace == "torchvision":
         return _deformed(func, args, out)
     if func.name() in OPTIMIZER_COPIES:
@@ -79,10 +84,10 @@ def cuda_scratch(
         return _bytes(args[0]) * ((gather_dim != 0) + (shard_dim != 0))
     if func in CUDNN_RESULTS:
         return cudnn_scratch(func, args, out)
-    if func is aten.index_put_.default:
-        return _mask_indices(args)
     if func in _REDUCED:
         return _REDUCED[func](args, kwargs)
+    if func in _BOTH:
+        return _BOTH[func](args, out)
     if func.namespace == "torchvision":
         return _deformed(func, args, out)
     if func is not aten._scaled_dot_product_flash_attention_backward.default:
@@ -110,15 +115,34 @@ def _deformed(func: Any, args: tuple[Any, ...], out: Any) -> int:
     return columns * inputs.element_size() + _bytes(made)
 
 
-def _mask_indices(args: tuple[Any, ...]) -> int:
-    """The indices that a mask becomes where each of its elements counts: one for each dimension.
+def _sorted_once(args: tuple[Any, ...]) -> int:
+    """What `unique` sorts, and where each element came from (native/Unique.cpp, by the allocator)."""
+    _, inverse, counts = (*args[1:], *(True, False, False)[len(args) - 1 :])
+    each = 8 + 8 * counts + args[0].itemsize if inverse or counts else 16
+    return args[0].numel() * each + 8 * counts
 
-    aten/src/ATen/native/IndexingUtils.h, `expandTensors`. It is the gradient of x[mask] that
-    adds up, and its forward had to assume as much.
+
+def _mask_indices(args: tuple[Any, ...], out: Any) -> int:
+    """The indices that a mask becomes: as many as there are values, one for each dimension.
+
+    aten/src/ATen/native/IndexingUtils.h, `expandTensors`; one value alone is filled in by the mask.
+    Where values are broadcast, each element of the mask counts.
     """
-    indices, adds_up = args[1], args[3:] == (True,)
-    masks = (i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8))
-    return sum(8 * mask.numel() * mask.dim() for mask in masks) if adds_up else 0
+    indices, values = args[1], args[2]
+    masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
+    if values.numel() == 1 and args[3:] != (True,):
+        return 0
+    rows = values.shape[0] if values.dim() and values.shape[0] != 1 else 0
+    return sum(8 * (rows or mask.numel()) * mask.dim() for mask in masks)
+
+
+def _as_summed(args: tuple[Any, ...], out: torch.Tensor) -> int:
+    """A copy in the type of the result, as of a mask that is counted in 64 bits.
+
+    aten/src/ATen/native/ReduceOpsUtils.h, `make_reduction_from_out_ty`.
+    """
+    x = args[0]
+    return x.numel() * out.itemsize if x.dtype is not out.dtype and not x.is_floating_point() else 0
 
 
 def _converted(args: tuple[Any, ...], out: torch.Tensor) -> int:
@@ -152,6 +176,21 @@ _REDUCED: dict[Any, Callable[[tuple[Any, ...], Mapping[str, Any]], int]] = {
 }
 
 
+_BOTH: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
+    aten.index_put_.default: _mask_indices,
+    aten.index_put.default: _mask_indices,
+    aten.sum.default: _as_summed,
+    aten.sum.dim_IntList: _as_summed,
+    aten.prod.default: _as_summed,
+    aten.prod.dim_int: _as_summed,
+    # The odds of each choice, native/Distributions.cpp, `multinomial_out`.
+    aten.multinomial.default: lambda args, out: _bytes(args[0]),
+    # The same table for the way back, native/LossCTC.cpp, `ctc_loss_backward_cpu_template`.
+    aten._ctc_loss_backward.default: lambda args, out: _bytes(args[6]),
+    aten._ctc_loss_backward.Tensor: lambda args, out: _bytes(args[6]),
+}
+
+
 def _in_its_losses(*args: Any, **kwargs: Any) -> torch.Tensor:
     """A mean or sum that stays in the memory of the losses of all elements.
 
@@ -162,7 +201,10 @@ def _in_its_losses(*args: Any, **kwargs: Any) -> torch.Tensor:
     return losses.as_strided((), ()) if reduction else losses
 
 
-REDUCED_RESULTS = {aten.binary_cross_entropy.default: _in_its_losses}
+REDUCED_RESULTS = {
+    aten.binary_cross_entropy.default: _in_its_losses,
+    aten.soft_margin_loss.default: _in_its_losses,
+}
 
 
 def _bytes(tensor: torch.Tensor | None) -> int:

@@ -29,6 +29,7 @@ from utils.simulation.cuda_device import cuda_device
 from utils.simulation.cuda_module import cuda_module
 from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
+from utils.simulation.formulas import formulas
 from utils.simulation.garbage import set_aside
 from utils.simulation.mistakes import look, without_optimizer
 from utils.simulation.other_ways import other_ways
@@ -77,9 +78,11 @@ def simulate(
         reuse_results: False has PyTorch work out every operation anew. The answer is the same and
             takes several times as long; it needs fewer of PyTorch's private names.
         values: what to assume where the step asks for a value: `{"loss": 1.0}` by the name, or
-            the "file.py:12", at that line, and `{"sizes": [512, 128]}` one after another; True for
-            1 everywhere, so that each condition holds and each mask selects everything. Notes say
-            where each was used, and that the result is then no upper bound.
+            the "file.py:12", at that line, and `{"sizes": [512, 128]}` one after another. True
+            leaves nothing out: each mask selects everything, each condition holds, but a way that
+            ends in `return`, `break` or `continue` is not taken. A number is 1. Notes say at which
+            file and line each was used, and that the result is then no upper bound. A check that
+            raises is passed, whatever `values` is, and noted.
 
     Returns:
         A measurement with evidence *simulated*; its times are event counts. The first note
@@ -171,6 +174,7 @@ def _simulating(
         stack.enter_context(without_data(watcher, card.is_cuda))
         stack.enter_context(recurrences(watcher.remark, card.is_cuda))
         stack.enter_context(packed_sequences())
+        stack.enter_context(formulas(card.is_cuda))
         stack.enter_context(other_ways(watcher.remark, size, card.is_cuda))
         if not card.is_cuda:
             yield lambda parameters: None

@@ -1,11 +1,12 @@
 """Values that a program asks of tensors that have none: stand-ins, and a note on each.
 
 A step that reads `loss.item()` to print it does the same with any number. One that branches on a
-value does not: there the caller says which branch to assume.
+value does not: there the caller says which branch to assume. A check that raises is passed unasked.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
@@ -16,11 +17,14 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
 )
 
-from utils.simulation.places import Place, asking
+from utils.simulation.branches import PASSES, Way, way_at
+from utils.simulation.places import Place, asking, running
+from utils.simulation.sentences import NotSimulated
 
 NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 Values = Mapping[str, float | Sequence[float]] | bool | None
 ANY = "*"  # the name that stands for every tensor
+MOST_ANSWERS = 1_000  # at one line, to "does the loop go on"
 aten = torch.ops.aten
 # Code of PyTorch and other libraries whose memory does not depend on what it is told: which file,
 # what it is told, and what that means.
@@ -51,6 +55,11 @@ NO_BOUND = (
     "as {'sizes': [512, 128]}."
 )
 
+ENDLESS = (
+    "asks a tensor whether its loop goes on, and as values= says it did a thousand times. Say how "
+    "often it does: values={{'{place}': [1, 1, 0], '*': 1}}."
+)
+
 
 class StandIns:
     """What simulated tensors answer when a program asks for their values."""
@@ -62,37 +71,60 @@ class StandIns:
             for name, value in given.items()
         }
         self._remark = remark
+        self._answers: Counter[str] = Counter()  # those that go on, by place
+        self.assumed = Place()  # where the last value was taken for granted
 
     def results(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """The results of an operation that depends on values; None if there is no stand-in."""
-        tensor = args[0]
         is_number = func is aten._local_scalar_dense.default
         value = self._value(asking(), is_number)
         if value is None:
             return None
         if is_number:
-            return _of_type(tensor.dtype, value)
+            return _of_type(args[0].dtype, value)
         return _all_true(func, args, kwargs) if value else None
 
     def _value(self, place: Place, is_number: bool) -> float | None:
-        for part, value, meaning in _HARMLESS:
-            if is_number and part in place.asked_in:
+        for part, value, meaning in _HARMLESS if is_number else ():
+            if part in place.asked_in:
                 self._remark(f"Assumed in {part.rstrip('/')}: {meaning}.")
                 return value
-        for part, name, value, meaning in _MOST:
-            if is_number and part in place.file and name in place.text:
+        for part, name, value, meaning in _MOST if is_number else ():
+            if part in place.file and name in place.text:
                 self._remark(f"Assumed at {place}: {meaning}.")
                 return value
         for name, values in self._values.items():
-            if name == ANY or place.is_named(name):
-                value = next(values)
-                what = f"{name} = {value:g}" if name != ANY else f"{value:g}"
-                if not is_number:
-                    what = "all elements count"
-                self._remark(f"Assumed at {place}: {what}, as values= says.")
-                self._remark(NO_BOUND)
-                return value
-        return None
+            if name != ANY and place.is_named(name):
+                return self._given(place, next(values), f"{name} = ", is_number)
+        way = way_at(running()) if is_number else None
+        if way is not None and way.meaning == PASSES:
+            self._assume(place, PASSES)
+            return float(way.truth)
+        if ANY not in self._values:
+            return None
+        value = next(self._values[ANY])
+        if way is None or value != 1:
+            return self._given(place, value, "", is_number)
+        self._goes_on(place, way)
+        return float(way.truth)
+
+    def _given(self, place: Place, value: float, name: str, is_number: bool) -> float:
+        what = f"{name}{value:g}" if is_number else "all elements count"
+        self._assume(place, f"{what}, as values= says")
+        self._remark(NO_BOUND)
+        return value
+
+    def _goes_on(self, place: Place, way: Way) -> None:
+        """Note the way that leaves nothing out; a loop that never ends is refused."""
+        self._assume(place, way.meaning)
+        self._remark(NO_BOUND)
+        self._answers[str(place)] += 1
+        if self._answers[str(place)] > MOST_ANSWERS:
+            raise NotSimulated(ENDLESS.format(place=place.short))
+
+    def _assume(self, place: Place, what: str) -> None:
+        self.assumed = place
+        self._remark(f"Assumed at {place}: {what}.")
 
 
 def _of_type(dtype: torch.dtype, value: float) -> float | int | bool | complex:
@@ -120,8 +152,10 @@ def _all_true(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
     if func.namespace == "torchvision" and "nms" in func.name():
         return tensor.new_empty(tensor.shape[0], dtype=torch.int64)
     if func.name().startswith("aten::_unique2"):
-        whole, counts = tensor.new_empty(tensor.numel()), {"dtype": torch.int64}
-        return whole, tensor.new_empty(tensor.shape, **counts), tensor.new_empty(tensor.numel(), **counts)  # fmt: skip
+        _, inverse, counts = (*args[1:], *(True, False, False)[len(args) - 1 :])
+        shapes = (tensor.shape if inverse else (0,)), (tensor.numel() if counts else 0)
+        numbers = (tensor.new_empty(shape, dtype=torch.int64) for shape in shapes)
+        return tensor.new_empty(tensor.numel()), *numbers
     return None
 
 

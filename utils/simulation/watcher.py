@@ -23,8 +23,9 @@ from utils.memory.host import on_host
 from utils.memory.observer import note_storages, running_module
 from utils.shims.torch_ import with_data
 from utils.shims.torch_simulated import python_dispatch_off, torch_function_off
+from utils.simulation import onednn_lstm
 from utils.simulation.in_place import CANDIDATES, DEVICE, InPlace
-from utils.simulation.known_values import KnownValues
+from utils.simulation.known_values import LARGEST, KnownValues
 from utils.simulation.recurrences import CUDNN_RESULTS
 from utils.simulation.result_cache import ResultCache
 from utils.simulation.scratch import REDUCED_RESULTS, Scratch
@@ -41,12 +42,13 @@ _BUFFERS: dict[str, Callable[[Any, Any], Any]] = {
     "fsdp::chunk_cat_mixed_dtype": lambda args, kwargs: kwargs["out"],
 }
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
+_NONZERO = torch.ops.aten.nonzero.default
 _PACK = torch.ops.aten._pack_padded_sequence.default
 _RANGES = frozenset(
     {torch.ops.profiler._record_function_enter_new.default,
      torch.ops.profiler._record_function_exit._RecordFunction}
 )  # fmt: skip
-_OWN_RESULTS = {**CUDNN_RESULTS, **REDUCED_RESULTS}
+_OWN_RESULTS = {**CUDNN_RESULTS, **REDUCED_RESULTS, onednn_lstm.LAYER: onednn_lstm.layer}
 # Without data it returns a slice of all that is gathered; with data a tensor of its own.
 _SLICED = torch.ops._dtensor.shard_dim_alltoall.default
 
@@ -177,7 +179,12 @@ class _Handler(SimulatedMemory):
             return tree_map_only(torch.Tensor, self._without_data, real)
         if func is _PACK and self._known.knows(args[1]):
             return self._packed(args[0], self._known.real(args[1]), args[2])
-        return self.stand_ins.results(func, args, kwargs)
+        found = self.stand_ins.results(func, args, kwargs)
+        if func is _NONZERO and found is not None and found.numel() <= LARGEST:
+            with with_data():
+                everywhere = torch.ones(args[0].shape).nonzero()
+            self._known.keep(found, everywhere)
+        return found
 
     def _packed(self, padded: Any, lengths: torch.Tensor, batch_first: bool) -> tuple[Any, Any]:
         """Sequences of known lengths without their padding, and how many are as long as each."""

@@ -372,9 +372,10 @@ print(script, "\nhost memory:", format_bytes(script.host_bytes))
 # ## 9. When a step asks for a value
 #
 # A step that looks at a *value* cannot run on tensors that have none. The simulator names the line. You may answer in
-# its place: `values={"loss": 1.0}` gives that name a value, `values=True` lets every condition hold and
-# every mask select everything. That is no upper bound: a condition may be the way to *less* memory, a number may
-# count something, and each result says what it assumed. (Two lines below, as `simulate` runs two steps.)
+# its place: `values={"loss": 1.0}` gives that name a value. `values=True` leaves nothing out: masks select everything,
+# conditions hold, and no way is taken that ends in `return`, `break` or `continue`. That is no upper bound: of two ways
+# the other may take more, and a number may count something. Each result says what it assumed, and at which line.
+# Checks that raise are passed unasked. (Two lines below, as `simulate` runs two steps.)
 
 # %%
 def chatty_step(model, optimizer):
@@ -404,9 +405,11 @@ assert assumed.peak_bytes == script.peak_bytes, "a printed loss takes no memory:
 # | bitsandbytes' `Linear4bit`, its optimizers, paged or not; `save_on_cpu` | simulated | paged and saved bytes are host memory |
 # | `torch.compile` | approximated | runs as written, a note says so |
 # | optimizers and scalers that read values | approximated | a harmless value is assumed, a note says which |
-# | detectors, boolean indexing, `.item()` | with `values=` | what you assumed, in a note; no upper bound, though masks select all |
+# | detectors, boolean indexing, `.item()` | with `values=` | what you assumed and where, in a note; no upper bound, though masks select all |
+# | `assert` and `if ...: raise` on values | simulated | the check passes; a note |
 # | experts chosen by values, `bincount` | with `values=` | give the counts, `{"sizes": [512, 128]}`; `True` sends every token to every expert |
-# | LSTM, GRU, RNN, also packed | approximated | what cuDNN keeps is predicted; a note |
+# | LSTM, GRU, RNN, also packed | approximated | what cuDNN keeps is predicted; a note. On a CPU, oneDNN's LSTM is asked |
+# | derivatives forwards (`jvp`) | approximated | some percent high; a note |
 # | other memory of CPU convolutions | approximated | some kernels' scratch is not stated |
 # | FSDP1, `flex_attention`, `Linear8bitLt`, `.numpy()` | refused | file, line, and what to write instead |
 # | extensions in C++ | refused | until `torch.library.register_fake` says what they return |
