@@ -3,6 +3,7 @@
 from utils.checked import check_public
 from utils.planner.account import Account
 from utils.planner.adapters import Lora
+from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster, network
 from utils.planner.compare import compare_plans, plan_name
 from utils.planner.cost import Cost, Storage, cost
@@ -17,13 +18,14 @@ from utils.planner.explain import (
 from utils.planner.export import Export, export
 from utils.planner.frameworks import FRAMEWORKS, Framework, framework
 from utils.planner.goodput import FailureRate, Goodput, goodput
-from utils.planner.layout import Batch, Plan
-from utils.planner.memory import StageMemory, memory, worst
+from utils.planner.layout import Plan
+from utils.planner.memory import memory
 from utils.planner.placement import axis_sizes, crossing_bytes, layouts, places
 from utils.planner.review import Criterion, Review, review
 from utils.planner.scaling import CHINCHILLA, REPLICATION, UNROUNDED, ScalingLaw
 from utils.planner.scaling_fit import fit_law, leave_one_out
 from utils.planner.search import Plans, Space, candidates, search
+from utils.planner.stage_memory import StageMemory, worst
 from utils.planner.step_time import StepTime, step_time
 from utils.planner.traffic import axis_bytes, ring_bytes
 

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from utils.catalog import ModelShape
-from utils.planner.activations import stage_block_bytes
 from utils.planner.cluster import Cluster
 from utils.planner.collectives import in_training
-from utils.planner.layout import Batch, Plan
-from utils.planner.memory import in_flight_blocks, on_device
-from utils.planner.stages import Stage, distinct, stages
+from utils.planner.moments import device_blocks, in_flight_blocks
+from utils.planner.setup import ClusterSetup, Setup
+from utils.planner.stages import Stage
 from utils.planner.states import host_bytes
 from utils.units import format_bytes
 
 
-def node_host_bytes(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> float:
+def node_host_bytes(setup: ClusterSetup) -> float:
     """Bytes that offload puts into the memory of the node that holds most: states, activations."""
-    if plan.offload == "none" and not plan.offload_activations:
+    if setup.plan.offload == "none" and not setup.plan.offload_activations:
         return 0.0
-    places = distinct(stages(model, plan))
-    rank = max(
-        host_bytes(model, plan, stage) + _activations(model, plan, batch, stage) for stage in places
-    )
-    return cluster.gpus_per_node * rank
+    rank = max(host_bytes(setup, stage) + _activations(setup, stage) for stage in setup.kinds)
+    return setup.cluster.gpus_per_node * rank
 
 
-def check_host(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> None:
+def check_host(setup: ClusterSetup) -> None:
     """The nodes have room for what offload puts there. Raises ValueError with what would have."""
-    needed = node_host_bytes(model, cluster, plan, batch)
+    needed, cluster = node_host_bytes(setup), setup.cluster
     if needed > cluster.host_bytes_per_node:
         raise ValueError(
             f"Offload puts {format_bytes(needed)} into the memory of each node, which has "
@@ -36,25 +31,21 @@ def check_host(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) ->
         )
 
 
-def activation_seconds(
-    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch, stage: Stage
-) -> float:
+def activation_seconds(setup: ClusterSetup, stage: Stage) -> float:
     """Seconds to send one micro-batch's activations of a stage to the host, one direction."""
+    plan = setup.plan
     if not plan.offload_activations:
         return 0.0
     some = stage.layers if plan.offload_layers is None else plan.offload_layers
-    size = min(some, stage.layers) * stage_block_bytes(
-        model, plan, batch.sequence_length, stage, plan.recompute
-    )
-    return size / in_training(cluster.device.pcie)
+    size = min(some, stage.layers) * setup.activations.kept[stage.kind]
+    return size / in_training(setup.gpu.pcie)
 
 
-def _activations(model: ModelShape, plan: Plan, batch: Batch, stage: Stage) -> float:
-    if not plan.offload_activations:
+def _activations(setup: Setup, stage: Stage) -> float:
+    if not setup.plan.offload_activations:
         return 0.0
-    one = stage_block_bytes(model, plan, batch.sequence_length, stage, plan.recompute)
-    blocks = in_flight_blocks(plan, batch, stage)
-    return (blocks - on_device(plan, stage, blocks)) * one
+    away = in_flight_blocks(setup, stage) - device_blocks(setup, stage)
+    return away * setup.activations.kept[stage.kind]
 
 
 def _more_nodes(needed: float, cluster: Cluster) -> int:

@@ -13,20 +13,18 @@ from dataclasses import dataclass
 from utils.catalog import ModelShape, model_shape
 from utils.planner import calibration
 from utils.planner.adapters import matrix_shapes
-from utils.planner.block_time import (
-    BlockTime,
-    Parts,
-    block_times,
-    head_time,
-    loss_time,
-)
+from utils.planner.batch import Batch
+from utils.planner.block_time import block_times
 from utils.planner.cluster import Cluster
 from utils.planner.collectives import hops_across_nodes, send_seconds
+from utils.planner.head_time import head_time, loss_time
 from utils.planner.host import activation_seconds
 from utils.planner.kernels import memory_seconds
 from utils.planner.launches import LAUNCH_SECONDS
-from utils.planner.layout import Batch, Plan
-from utils.planner.stages import Stage, distinct, stages
+from utils.planner.layout import Plan
+from utils.planner.parts import BlockTime, Parts
+from utils.planner.setup import ClusterSetup, Setup
+from utils.planner.stages import Stage
 from utils.planner.states import trained_parameters
 from utils.planner.step_end import step_end
 
@@ -119,96 +117,90 @@ def step_time(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batc
     Raises:
         ValueError: plan, model and batch do not divide, or the plan is not of the cluster's size.
     """
-    model = model_shape(model)
-    plan.check(model, batch)
-    check_size(plan, cluster)
-    dense, mixed = block_times(model, cluster, plan, batch)
-    head, loss = head_time(model, cluster, plan, batch), loss_time(model, cluster, plan, batch)
-    pieces = Pieces(dense, head, loss, mixed)
-    places = stages(model, plan)
-    kinds = {s.kind: stage_work(model, cluster, plan, batch, s, pieces) for s in distinct(places)}
-    work, m = max(kinds.values(), key=lambda w: w.total), plan.micro_batches(batch)
-    all_stages = sum(kinds[stage.kind].total for stage in places)
-    fill = (all_stages - work.total) / plan.virtual_stages
-    sends = _sends(model, cluster, plan, batch, work.total)
-    exposed, update = _end(model, cluster, plan, distinct(places), pieces, m)
+    setup = ClusterSetup(model_shape(model), plan, batch, cluster)
+    setup.check()
+    return time_of_step(setup)
+
+
+def time_of_step(setup: ClusterSetup) -> StepTime:
+    """`step_time` of a setup that is already checked."""
+    dense, mixed = block_times(setup)
+    pieces = Pieces(dense, head_time(setup), loss_time(setup), mixed)
+    kinds = {stage.kind: stage_work(setup, stage, pieces) for stage in setup.kinds}
+    work, m = max(kinds.values(), key=lambda w: w.total), setup.micro_batches
+    all_stages = sum(kinds[stage.kind].total for stage in setup.stages)
+    fill = (all_stages - work.total) / setup.plan.virtual_stages
+    exposed, update = _end(setup, pieces)
     return StepTime(
-        matmul=m * work.matmul, memory=m * (work.memory + work.accumulate),
-        recompute=m * work.recompute, tensor_parallel=m * work.communication,
-        launch=m * work.launch, pipeline=fill + sends, data_parallel=exposed, optimizer=update,
-    )  # fmt: skip
-
-
-def check_size(plan: Plan, cluster: Cluster) -> None:
-    """The plan uses all GPUs of the cluster. Raises ValueError with the dp that does."""
-    if plan.ranks == cluster.gpus:
-        return
-    dp = cluster.gpus // (plan.tp * plan.pp * plan.cp)
-    advice = f"With the same tp, pp and cp, dp is {dp}" if dp else "Lower tp, pp or cp"
-    raise ValueError(
-        f"The plan is for {plan.ranks} GPUs (dp * tp * pp * cp = {plan.dp} * {plan.tp} * "
-        f"{plan.pp} * {plan.cp}), the cluster has {cluster.gpus}. {advice}."
+        matmul=m * work.matmul,
+        memory=m * (work.memory + work.accumulate),
+        recompute=m * work.recompute,
+        tensor_parallel=m * work.communication,
+        launch=m * work.launch,
+        pipeline=fill + _sends(setup, work.total),
+        data_parallel=exposed,
+        optimizer=update,
     )
 
 
-def stage_work(
-    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch, stage: Stage, pieces: Pieces
-) -> StageWork:
+def stage_work(setup: ClusterSetup, stage: Stage, pieces: Pieces) -> StageWork:
     """A stage's work for one micro-batch."""
-    passes = pieces.forward(stage) + pieces.backward(stage)
-    recompute = pieces.recompute(stage, plan)
-    count = trained_parameters(model, plan, stage)
-    added = memory_seconds(cluster.device, count * plan.rules.accumulate_bytes)
+    forward, backward = pieces.forward(stage), pieces.backward(stage)
+    passes, recompute = forward + backward, pieces.recompute(stage, setup.plan)
+    count = trained_parameters(setup, stage)
+    added = memory_seconds(setup.gpu, count * setup.rules.accumulate_bytes)
     device = passes.total + recompute.total + added
-    sent = activation_seconds(model, cluster, plan, batch, stage)
-    back = pieces.backward(stage).total + recompute.total
-    unhidden = max(0.0, sent - pieces.forward(stage).total) + max(0.0, sent - back)
-    host = _host_seconds(cluster, plan) * (stage.layers + stage.head)
-    waiting = host if plan.rules.host_exposed else max(0.0, host - device)
-    if plan.rules.launches is not None:
-        launching = launch_seconds(model, plan, stage)
-        waiting = max(0.0, launching[0] - pieces.forward(stage).total)
+    sent, back = activation_seconds(setup, stage), backward.total + recompute.total
+    unhidden = max(0.0, sent - forward.total) + max(0.0, sent - back)
+    host = _host_seconds(setup) * (stage.layers + stage.head)
+    waiting = host if setup.rules.host_exposed else max(0.0, host - device)
+    if setup.rules.launches is not None:
+        launching = launch_seconds(setup, stage)
+        waiting = max(0.0, launching[0] - forward.total)
         waiting += max(0.0, launching[1] - back - added)
     return StageWork(
-        passes.matmul, passes.memory + unhidden, recompute.total, passes.communication, waiting,
-        added,
-    )  # fmt: skip
+        matmul=passes.matmul,
+        memory=passes.memory + unhidden,
+        recompute=recompute.total,
+        communication=passes.communication,
+        launch=waiting,
+        accumulate=added,
+    )
 
 
-def launch_seconds(model: ModelShape, plan: Plan, stage: Stage) -> tuple[float, float]:
+def launch_seconds(setup: Setup, stage: Stage) -> tuple[float, float]:
     """To launch a stage's forward and backward pass of one micro-batch, operation by operation.
 
     Checkpointing launches the forward pass of its blocks once more in backward. Waiting is counted
     pass by pass: the loss is read between them, or the optimizer's step ends both.
     """
-    launches = plan.rules.launches
+    plan, launches = setup.plan, setup.rules.launches
     if launches is None:
         return 0.0, 0.0
-    forward, backward = launches.passes(plan.lora, len(matrix_shapes(model)))
-    some = (
-        stage.layers if plan.recompute_layers is None else min(plan.recompute_layers, stage.layers)
-    )
+    forward, backward = launches.passes(plan.lora, len(matrix_shapes(setup.model)))
+    some = stage.layers
+    if plan.recompute_layers is not None:
+        some = min(plan.recompute_layers, stage.layers)
     again = some * forward * (plan.recompute == "full")
     ends = launches.ends * (stage.embedding + stage.head) / 2
     first = stage.layers * forward + ends
     return first * LAUNCH_SECONDS, (stage.layers * backward + again + ends) * LAUNCH_SECONDS
 
 
-def _host_seconds(cluster: Cluster, plan: Plan) -> float:
+def _host_seconds(setup: ClusterSetup) -> float:
     """To launch one block's passes, the third one of recomputation included.
 
     Stages that exchange shapes before tensors make the host wait for the device, so that it has no
     lead left; then each collective of a block waits for the ranks of its group one by one. The
     sweep shows it over several nodes alone.
     """
-    launch = plan.rules.host_seconds * (1.5 if plan.recompute == "full" else 1.0)
-    waits = plan.rules.host_meets_stages and plan.pp > 1 and plan.tp > 1 and cluster.nodes > 1
+    plan, rules = setup.plan, setup.rules
+    launch = rules.host_seconds * (1.5 if plan.recompute == "full" else 1.0)
+    waits = rules.host_meets_stages and plan.pp > 1 and plan.tp > 1 and setup.cluster.nodes > 1
     return launch + waits * plan.tp * calibration.ARRIVAL_SECONDS
 
 
-def _sends(
-    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch, work_seconds: float
-) -> float:
+def _sends(setup: ClusterSetup, work_seconds: float) -> float:
     """Activations and their gradients between stages, on the critical path.
 
     Stages work in step, so each micro-batch waits for the slowest hop of all, once a pass and
@@ -216,26 +208,23 @@ def _sends(
     to the first; where the framework hides that behind the chunk beside it, only what is longer
     than the chunk's pass shows. Megatron-LM scatters what it sends over tp where it can.
     """
+    plan, rules, cluster = setup.plan, setup.rules, setup.cluster
     if plan.pp == 1:
         return 0.0
-    tokens = plan.micro_batch * batch.sequence_length / plan.cp
-    sent = plan.rules.residual_bytes * tokens * model.hidden
-    sent /= plan.tp if plan.sequence_parallel or plan.rules.scattered_sends else 1
+    sent = rules.residual_bytes * setup.tokens * setup.model.hidden
+    sent /= plan.tp if plan.sequence_parallel or rules.scattered_sends else 1
     across = hops_across_nodes(cluster.gpus_per_node, plan.tp * plan.cp * plan.dp, plan.pp)
     hops = [send_seconds(cluster, leaves, sent) for leaves in across]
     between, back = hops[:-1], hops[-1:]
     chunks = plan.virtual_stages
     steady = max(between + back * (chunks > 1))
-    if chunks > 1 and plan.rules.hides_sends:
+    if chunks > 1 and rules.hides_sends:
         steady = max(0.0, steady - work_seconds / (2 * chunks))
-    return 2 * (plan.micro_batches(batch) * chunks * steady + sum(between))
+    return 2 * (setup.micro_batches * chunks * steady + sum(between))
 
 
-def _end(
-    model: ModelShape, cluster: Cluster, plan: Plan, places: list[Stage], pieces: Pieces, m: int
-) -> tuple[float, float]:
+def _end(setup: ClusterSetup, pieces: Pieces) -> tuple[float, float]:
     """Exposed data-parallel communication, and the optimizer, of the stage with most of both."""
-    largest = max(places, key=lambda stage: trained_parameters(model, plan, stage))
-    backward = pieces.backward(largest).total + pieces.recompute(largest, plan).total
-    count = trained_parameters(model, plan, largest)
-    return step_end(cluster, plan, largest, count, (pieces.forward(largest).total, backward), m)
+    largest = max(setup.kinds, key=lambda stage: trained_parameters(setup, stage))
+    backward = pieces.backward(largest).total + pieces.recompute(largest, setup.plan).total
+    return step_end(setup, largest, (pieces.forward(largest).total, backward))

@@ -1,0 +1,90 @@
+"""Seconds of experts: routing, exchange and products of a block, and the end of the step.
+
+They are not calibrated: beside NVIDIA's published rates of Qwen 3 (Megatron-Bridge,
+docs/performance-summary.md, commit 067f987) most lie from 40% below to 40% above, and one layout's
+rates differ by half between its own releases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from utils.planner.collectives import (
+    Group,
+    all_gather_seconds,
+    all_reduce_seconds,
+    all_to_all_seconds,
+)
+from utils.planner.experts import expert_replicas, expert_tp
+from utils.planner.fp8 import gathered_width
+from utils.planner.kernels import matmul_seconds, memory_seconds
+from utils.planner.setup import ClusterSetup, Setup
+
+# Bytes an element that the kernels of a routed token move, reads and writes counted one by one in
+# two bytes: sorted and sent off, put back and weighted, and the same backward.
+PERMUTED_FORWARD, PERMUTED_BACKWARD = 8, 8
+ROUTER_BYTES = 4  # logits, probabilities and their mask are float32
+
+
+@dataclass(frozen=True)
+class ExpertWork:
+    """Seconds of what a block with experts does in the place of its feed-forward layer.
+
+    Attributes:
+        matmul: Forward products; backward takes twice that.
+        forward_memory, backward_memory: Routing, activation, adding up.
+        communication: All-to-all there and back, and what the experts' tp ranks exchange.
+    """
+
+    matmul: float
+    forward_memory: float
+    backward_memory: float
+    communication: float
+
+
+def routed_tokens(setup: Setup) -> float:
+    """Tokens of a micro-batch that one rank's experts work on, counted for every expert they go to."""
+    plan = setup.plan
+    return (setup.model.experts_per_token or 0) * setup.tokens * expert_tp(plan) / plan.tp
+
+
+def expert_work(setup: ClusterSetup) -> ExpertWork:
+    """Seconds of routing, exchange and experts of one block and micro-batch."""
+    model, plan, gpu = setup.model, setup.plan, setup.gpu
+    h, split, held = model.hidden, expert_tp(plan), (model.num_experts or 1) // plan.ep
+    routed, width = routed_tokens(setup), model.expert_width / split
+    up = 2 * width if model.family == "llama" else width
+    own = setup.tokens / (plan.tp if plan.sequence_parallel else 1)
+    products = matmul_seconds(gpu, routed / held, up, h, held, plan.precision)
+    products += matmul_seconds(gpu, routed / held, h, width, held, plan.precision)
+    products += matmul_seconds(gpu, own, max(8, model.num_experts or 1), h)
+    inner = (6, 10) if model.family == "llama" else (4, 6)
+    moved = routed / split * h, routed * width
+    forward = memory_seconds(gpu, PERMUTED_FORWARD * moved[0] + inner[0] * moved[1])
+    backward = memory_seconds(gpu, PERMUTED_BACKWARD * moved[0] + inner[1] * moved[1])
+    return ExpertWork(products, forward, backward, _exchange(setup, routed))
+
+
+def _exchange(setup: ClusterSetup, routed: float) -> float:
+    """All-to-all of the tokens to their experts and back; then the tp ranks of an expert."""
+    split = expert_tp(setup.plan)
+    whole = 2 * routed * setup.model.hidden / split
+    sent = all_to_all_seconds(setup.cluster, Group(setup.plan.ep, stride=split), whole)
+    return 2 * sent + 2 * all_gather_seconds(setup.cluster, Group(split), whole * split)
+
+
+def replica_seconds(setup: ClusterSetup, count: float) -> tuple[float, float]:
+    """Seconds of reducing the gradients of `count` expert parameters, and of gathering them back."""
+    plan, cluster, rules = setup.plan, setup.cluster, setup.rules
+    ranks = expert_replicas(plan)
+    if ranks == 1 or not count:
+        return 0.0, 0.0
+    group = Group(ranks, stride=plan.ep * expert_tp(plan), one_port=rules.one_port)
+    width, gathered = rules.reduce_bytes, gathered_width(plan)
+    calls = max(1.0, 2 * count / rules.bucket_size_bytes)
+    if plan.zero_stage == 0:
+        return all_reduce_seconds(cluster, group, width * count, calls), 0.0
+    return (
+        all_gather_seconds(cluster, group, width * count, calls),
+        all_gather_seconds(cluster, group, gathered * count, calls),
+    )

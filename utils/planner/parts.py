@@ -1,0 +1,66 @@
+"""Seconds of one pass by what takes them, and of a block's three passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of one pass through one block or head.
+
+    Attributes:
+        matmul: Matrix products, attention's included.
+        memory: Kernels that only move data.
+        communication: Tensor- and context-parallel collectives, which nothing hides.
+    """
+
+    matmul: float = 0.0
+    memory: float = 0.0
+    communication: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it, one after another."""
+        return self.matmul + self.memory + self.communication
+
+    def __add__(self, other: Parts) -> Parts:
+        return Parts(
+            self.matmul + other.matmul,
+            self.memory + other.memory,
+            self.communication + other.communication,
+        )
+
+    def times(self, factor: float) -> Parts:
+        """Every part, so many times."""
+        return Parts(factor * self.matmul, factor * self.memory, factor * self.communication)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Both passes through something."""
+
+    forward: Parts
+    backward: Parts
+
+    def __add__(self, other: Passes) -> Passes:
+        return Passes(self.forward + other.forward, self.backward + other.backward)
+
+
+@dataclass(frozen=True)
+class BlockTime:
+    """One block, one micro-batch, one rank.
+
+    Attributes:
+        forward, backward: The passes; the backward one without recomputation.
+        recompute: What backward computes again first, by the plan.
+    """
+
+    forward: Parts
+    backward: Parts
+    recompute: Parts
+
+    @property
+    def total(self) -> float:
+        """Seconds of all three."""
+        return self.forward.total + self.backward.total + self.recompute.total

@@ -1,0 +1,120 @@
+"""What a plan is held against, in one object, with what every figure of it asks for.
+
+All of the planner's own functions take it: from a plan to a table there is one way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+from utils.catalog import Device, ModelShape
+from utils.planner.activations import Activations
+from utils.planner.batch import Batch
+from utils.planner.cluster import Cluster
+from utils.planner.frameworks import Framework
+from utils.planner.layout import Plan, changed
+from utils.planner.stages import Stage, distinct, padded_vocabulary, stages
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model, its plan and its batch: what ranks hold and send, on whatever machines.
+
+    Attributes:
+        model: What is trained.
+        plan: How it is laid out.
+        batch: The global batch of one optimizer step.
+
+    What follows from them is computed once. None of it depends on ZeRO's stage or on offload, so
+    that `varied` hands it on.
+    """
+
+    model: ModelShape
+    plan: Plan
+    batch: Batch
+
+    def check(self) -> None:
+        """Raises ValueError where plan, model and batch do not divide, see `Plan.check`."""
+        self.plan.check(self.model, self.batch)
+
+    @cached_property
+    def rules(self) -> Framework:
+        """The conventions of the plan's framework."""
+        return self.plan.rules
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The pipeline's stages, first to last."""
+        return stages(self.model, self.plan)
+
+    @cached_property
+    def kinds(self) -> tuple[Stage, ...]:
+        """Of stages that hold and do the same the first, which holds most."""
+        return distinct(self.model, self.plan)
+
+    @cached_property
+    def micro_batches(self) -> int:
+        """Micro-batches that one replica passes through in one step, m."""
+        return self.plan.micro_batches(self.batch)
+
+    @cached_property
+    def tokens(self) -> float:
+        """Tokens of one micro-batch on one rank."""
+        return self.plan.micro_batch * self.batch.sequence_length / self.plan.cp
+
+    @cached_property
+    def columns(self) -> float:
+        """Columns of the head on one rank, padded."""
+        return padded_vocabulary(self.model, self.plan) / self.plan.tp
+
+    @cached_property
+    def logits(self) -> float:
+        """Logits of one micro-batch on one rank."""
+        return self.tokens * padded_vocabulary(self.model, self.plan) / self.plan.tp
+
+    @cached_property
+    def activations(self) -> Activations:
+        """What a micro-batch leaves in the blocks of each kind of stage."""
+        return Activations(self.model, self.plan, self.batch.sequence_length, self.kinds)
+
+    def varied(self, fields: dict[str, Any]) -> Self:
+        """The same setup with another `zero_stage` or `offload`, and all that is computed."""
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__, activations=self.activations)
+        copy.__dict__["plan"] = changed(self.plan, fields)
+        return copy
+
+
+@dataclass(frozen=True)
+class ClusterSetup(Setup):
+    """A setup on its machines: what takes seconds.
+
+    Attributes:
+        cluster: The machines.
+    """
+
+    cluster: Cluster
+
+    def check(self) -> None:
+        """Raises ValueError as `Setup.check`, or where the plan is not of the cluster's size."""
+        super().check()
+        check_size(self.plan, self.cluster)
+
+    @property
+    def gpu(self) -> Device:
+        """The device of every rank."""
+        return self.cluster.device
+
+
+def check_size(plan: Plan, cluster: Cluster) -> None:
+    """The plan uses all GPUs of the cluster. Raises ValueError with the dp that does."""
+    if plan.ranks == cluster.gpus:
+        return
+    dp = cluster.gpus // (plan.tp * plan.pp * plan.cp)
+    advice = f"With the same tp, pp and cp, dp is {dp}" if dp else "Lower tp, pp or cp"
+    raise ValueError(
+        f"The plan is for {plan.ranks} GPUs (dp * tp * pp * cp = {plan.dp} * {plan.tp} * "
+        f"{plan.pp} * {plan.cp}), the cluster has {cluster.gpus}. {advice}."
+    )
