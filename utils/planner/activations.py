@@ -72,11 +72,30 @@ class Activations:
 
     def _working(self, stage: Stage) -> float:
         return max(
-            working_bytes(self.model, self.plan, self.sequence_length, experts)
+            self._gradients(experts)
             + self._block("none", experts)
             - self._block(self.plan.recompute, experts)  # backward makes the rest again
             for experts in {stage.expert_layers == stage.layers > 0, stage.expert_layers > 0}
         )
+
+    def _gradients(self, experts: bool) -> float:
+        """Gradients alive at once inside one block's backward pass.
+
+        The gradient of the residual stream, with sequence parallelism also a gathered input; and the
+        widest inner step: GELU's two sides, SwiGLU's three, five where it is unfused (silu(gate),
+        up, gate, and both joined), or the scores and their gradient.
+        """
+        model, plan, s = self.model, self.plan, self.sequence_length
+        tokens, width = plan.micro_batch * s / plan.cp, plan.rules.residual_bytes
+        sides = 2 if model.family == "gpt" else 3 if plan.rules.fused_gate else 5
+        inner = width * model.feedforward * sides / plan.tp
+        if experts:
+            rows = (model.experts_per_token or 0) * expert_tp(plan) / plan.tp
+            routed = width * model.expert_width * sides / expert_tp(plan) + 2 * width * model.hidden
+            inner = max(rows * routed, width * model.shared_feedforward * sides / plan.tp)
+        if plan.attention == "unfused":
+            inner = max(inner, 2 * width * model.heads * s / plan.tp)
+        return tokens * (width * model.hidden * (1 + plan.sequence_parallel) + inner)
 
 
 def block_bytes(
@@ -93,7 +112,8 @@ def block_bytes(
     """
     tokens = plan.micro_batch * sequence_length / plan.cp
     if recompute == "full":
-        return tokens * on_rank(Saved("block input", _input_bytes(model, plan), "sequence"), plan)
+        stream = Saved("block input", plan.rules.residual_bytes * model.hidden, "sequence")
+        return tokens * on_rank(stream, plan)
     drops = recompute == "selective"
     return tokens * _per_token(model, changed(plan, ELSEWHERE), sequence_length, drops, experts)
 
@@ -110,29 +130,3 @@ def logit_bytes(plan: Plan) -> float:
         return plan.rules.residual_bytes  # the gradient is written over the logits
     pieces = CHUNKS_OF_LOSS if plan.loss == "chunked" else 1
     return plan.rules.loss_bytes / pieces
-
-
-def working_bytes(
-    model: ModelShape, plan: Plan, sequence_length: int, experts: bool = False
-) -> float:
-    """Gradients alive at once inside one block's backward pass, in bytes.
-
-    The gradient of the residual stream, with sequence parallelism also a gathered input; and the
-    widest inner step: GELU's two sides, SwiGLU's three, five where it is unfused (silu(gate), up,
-    gate, and both joined), or the scores and their gradient.
-    """
-    tokens = plan.micro_batch * sequence_length / plan.cp
-    width = plan.rules.residual_bytes
-    sides = 2 if model.family == "gpt" else 3 if plan.rules.fused_gate else 5
-    inner = width * model.feedforward * sides / plan.tp
-    if experts:
-        rows = (model.experts_per_token or 0) * expert_tp(plan) / plan.tp
-        routed = width * model.expert_width * sides / expert_tp(plan) + 2 * width * model.hidden
-        inner = max(rows * routed, width * model.shared_feedforward * sides / plan.tp)
-    if plan.attention == "unfused":
-        inner = max(inner, 2 * width * model.heads * sequence_length / plan.tp)
-    return tokens * (_input_bytes(model, plan) * (1 + plan.sequence_parallel) + inner)
-
-
-def _input_bytes(model: ModelShape, plan: Plan) -> float:
-    return plan.rules.residual_bytes * model.hidden

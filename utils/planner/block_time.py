@@ -1,4 +1,4 @@
-"""Seconds of one transformer block on one rank: forward, backward, recompute."""
+"""Seconds of one transformer block, and of the head, on one rank: forward, backward, recompute."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from utils.planner.adapter_time import adapter_seconds, unpack_seconds
 from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.collectives import Group, all_gather_seconds, all_reduce_seconds
-from utils.planner.expert_time import expert_work
+from utils.planner.expert_time import expert_seconds
 from utils.planner.experts import shared_model
 from utils.planner.kernels import flash_flops_per_second, matmul_seconds, memory_seconds
 from utils.planner.layout import Plan
-from utils.planner.parts import BlockTime, Parts, Passes
+from utils.planner.parts import BlockTime, Parts
 from utils.planner.setup import ClusterSetup, Setup
+from utils.planner.stages import padded_vocabulary
 
 # Bytes moved per attention score when scores are kept: written by the product, read and written by
 # softmax (and by dropout, with its mask), read by the next product; backward the same gradients.
 SCORE_FORWARD, SCORE_BACKWARD, SCORE_DROPOUT = 8, 14, 5
+# Bytes moved per logit from the head's output to its gradient: cast, maximum, subtraction,
+# exponential, sum and division in float32, then the gradient and its cast back.
+LOGIT_FORWARD, LOGIT_BACKWARD = 36, 14
+FUSED_LOGIT_FORWARD, FUSED_LOGIT_BACKWARD = 4, 4  # 16-bit logits read twice; read and overwritten
 # Flash attention skips what is masked, half the scores; its backward makes the scores again, five
 # products for the forward's two (Dao 2023, arXiv:2307.08691, section 3).
 CAUSAL_SHARE, FLASH_BACKWARD = 0.5, 2.5
@@ -42,15 +47,34 @@ def _block(setup: ClusterSetup, experts: bool) -> BlockTime:
     dense = shared_model(setup.model) if experts else setup.model
     products = _products(setup, dense)
     attention = _attention(setup)
-    passes = attention + Passes(*_matrices(setup, dense, products))
+    passes = attention + _matrices(setup, dense, products)
     if experts:
-        passes += _routed(setup)
+        passes += expert_seconds(setup)
     if setup.plan.lora is not None and setup.rules.launches is not None:
         passes += _adapted(setup)
     recompute = _recompute(setup, attention.forward, passes.forward)
     if setup.plan.recompute == "full" and setup.rules.recompute_stops_early:
         recompute += Parts(matmul=matmul_seconds(setup.gpu, *products[-1])).times(-1)
     return BlockTime(passes.forward, passes.backward, recompute)
+
+
+def head_time(setup: ClusterSetup) -> BlockTime:
+    """Seconds of the head for one micro-batch."""
+    gpu, h, tokens = setup.gpu, setup.model.hidden, setup.tokens
+    columns = padded_vocabulary(setup.model, setup.plan) / setup.plan.tp
+    product = matmul_seconds(gpu, tokens, columns, h)
+    back = matmul_seconds(gpu, tokens, h, columns) + matmul_seconds(gpu, h, columns, tokens)
+    shared = all_reduce_seconds(setup.cluster, Group(setup.plan.tp), 2 * tokens * h)
+    return BlockTime(Parts(matmul=product), Parts(back, communication=shared))
+
+
+def loss_time(setup: ClusterSetup) -> BlockTime:
+    """Seconds of the loss for one micro-batch, which only moves data."""
+    there, back = LOGIT_FORWARD, LOGIT_BACKWARD
+    if setup.plan.loss == "fused":
+        there, back = FUSED_LOGIT_FORWARD, FUSED_LOGIT_BACKWARD
+    forward, backward = (memory_seconds(setup.gpu, setup.logits * each) for each in (there, back))
+    return BlockTime(Parts(memory=forward), Parts(memory=backward))
 
 
 def check_precision(plan: Plan, cluster: Cluster) -> None:
@@ -84,7 +108,7 @@ def _products(setup: Setup, dense: ModelShape) -> Products:
     return products[:2] if dense.feedforward == 1 else products
 
 
-def _matrices(setup: ClusterSetup, dense: ModelShape, products: Products) -> tuple[Parts, Parts]:
+def _matrices(setup: ClusterSetup, dense: ModelShape, products: Products) -> BlockTime:
     """Matrices, what moves data between them, and what ranks exchange around them."""
     plan, gpu, kind = setup.plan, setup.gpu, setup.plan.precision
     forward = sum(matmul_seconds(gpu, m, n, k, 1, kind) for m, n, k in products)
@@ -104,27 +128,17 @@ def _matrices(setup: ClusterSetup, dense: ModelShape, products: Products) -> tup
     if dense is not setup.model and not setup.model.shared_feedforward:
         passed, passed_back = passed / 2, passed_back / 2  # experts have an exchange of their own
     around = _context_parallel(setup)
-    return (
-        Parts(forward, moved[0], passed + around),
-        Parts(backward, moved[1], passed_back + 2 * around),
-    )
+    there = Parts(forward, moved[0], passed + around)
+    return BlockTime(there, Parts(backward, moved[1], passed_back + 2 * around))
 
 
-def _routed(setup: ClusterSetup) -> Passes:
-    work = expert_work(setup)
-    return Passes(
-        Parts(work.matmul, work.forward_memory, work.communication),
-        Parts(2 * work.matmul, work.backward_memory, work.communication),
-    )
-
-
-def _adapted(setup: ClusterSetup) -> Passes:
+def _adapted(setup: ClusterSetup) -> BlockTime:
     """Adapters of eager code, and unpacking the matrices that they stand beside."""
     gpu, model, lora = setup.gpu, setup.model, setup.plan.lora
     assert lora is not None
     forward, backward = adapter_seconds(gpu, model, lora, setup.tokens)
     unpacked = Parts(memory=unpack_seconds(gpu, model, lora))
-    return Passes(Parts(*forward) + unpacked, Parts(*backward) + unpacked)
+    return BlockTime(Parts(*forward) + unpacked, Parts(*backward) + unpacked)
 
 
 def _behind(passed: float, products: float, pieces: int) -> float:
@@ -137,20 +151,20 @@ def _cast_bytes(products: Products) -> tuple[float, float]:
     return sum(4 * m * k for m, _, k in products), sum(4 * m * n for m, n, _ in products)
 
 
-def _attention(setup: ClusterSetup) -> Passes:
+def _attention(setup: ClusterSetup) -> BlockTime:
     """Scores and their product with the values."""
     plan, gpu, tokens, s = setup.plan, setup.gpu, setup.tokens, setup.batch.sequence_length
     heads, d = setup.model.heads / plan.tp, setup.model.head_dim
     if plan.attention == "flash":
         flops = CAUSAL_SHARE * 4 * tokens * s * heads * d
         one = flops / flash_flops_per_second(gpu, setup.rules.flash_generation, s)
-        return Passes(Parts(matmul=one), Parts(matmul=FLASH_BACKWARD * one))
+        return BlockTime(Parts(matmul=one), Parts(matmul=FLASH_BACKWARD * one))
     count, queries = max(1, int(plan.micro_batch * heads)), s / plan.cp
     two = matmul_seconds(gpu, queries, s, d, count) + matmul_seconds(gpu, queries, d, s, count)
     scores, dropout = tokens * s * heads, SCORE_DROPOUT * plan.dropout
     forward = memory_seconds(gpu, scores * (SCORE_FORWARD + dropout))
     backward = memory_seconds(gpu, scores * (SCORE_BACKWARD + dropout))
-    return Passes(Parts(two, forward), Parts(2 * two, backward))
+    return BlockTime(Parts(two, forward), Parts(2 * two, backward))
 
 
 def _moved_bytes(model: ModelShape, plan: Plan) -> tuple[float, float]:

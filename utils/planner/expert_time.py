@@ -7,8 +7,6 @@ rates differ by half between its own releases.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from utils.planner.collectives import (
     Group,
     all_gather_seconds,
@@ -18,28 +16,12 @@ from utils.planner.collectives import (
 from utils.planner.experts import expert_replicas, expert_tp
 from utils.planner.fp8 import gathered_width
 from utils.planner.kernels import matmul_seconds, memory_seconds
+from utils.planner.parts import BlockTime, Parts
 from utils.planner.setup import ClusterSetup, Setup
 
 # Bytes an element that the kernels of a routed token move, reads and writes counted one by one in
 # two bytes: sorted and sent off, put back and weighted, and the same backward.
 PERMUTED_FORWARD, PERMUTED_BACKWARD = 8, 8
-ROUTER_BYTES = 4  # logits, probabilities and their mask are float32
-
-
-@dataclass(frozen=True)
-class ExpertWork:
-    """Seconds of what a block with experts does in the place of its feed-forward layer.
-
-    Attributes:
-        matmul: Forward products; backward takes twice that.
-        forward_memory, backward_memory: Routing, activation, adding up.
-        communication: All-to-all there and back, and what the experts' tp ranks exchange.
-    """
-
-    matmul: float
-    forward_memory: float
-    backward_memory: float
-    communication: float
 
 
 def routed_tokens(setup: Setup) -> float:
@@ -48,8 +30,8 @@ def routed_tokens(setup: Setup) -> float:
     return (setup.model.experts_per_token or 0) * setup.tokens * expert_tp(plan) / plan.tp
 
 
-def expert_work(setup: ClusterSetup) -> ExpertWork:
-    """Seconds of routing, exchange and experts of one block and micro-batch."""
+def expert_seconds(setup: ClusterSetup) -> BlockTime:
+    """What a block with experts does for its feed-forward layer: routing, exchange, experts."""
     model, plan, gpu = setup.model, setup.plan, setup.gpu
     h, split, held = model.hidden, expert_tp(plan), (model.num_experts or 1) // plan.ep
     routed, width = routed_tokens(setup), model.expert_width / split
@@ -62,7 +44,8 @@ def expert_work(setup: ClusterSetup) -> ExpertWork:
     moved = routed / split * h, routed * width
     forward = memory_seconds(gpu, PERMUTED_FORWARD * moved[0] + inner[0] * moved[1])
     backward = memory_seconds(gpu, PERMUTED_BACKWARD * moved[0] + inner[1] * moved[1])
-    return ExpertWork(products, forward, backward, _exchange(setup, routed))
+    sent = _exchange(setup, routed)
+    return BlockTime(Parts(products, forward, sent), Parts(2 * products, backward, sent))
 
 
 def _exchange(setup: ClusterSetup, routed: float) -> float:

@@ -1,4 +1,4 @@
-"""Seconds of one pass by what takes them, and of a block's three passes."""
+"""Seconds of one pass by what takes them, and of the passes of a block."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of one pass through one block or head.
+    """Seconds of one pass.
 
     Attributes:
         matmul: Matrix products, attention's included.
@@ -37,19 +37,8 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Passes:
-    """Both passes through something."""
-
-    forward: Parts
-    backward: Parts
-
-    def __add__(self, other: Passes) -> Passes:
-        return Passes(self.forward + other.forward, self.backward + other.backward)
-
-
-@dataclass(frozen=True)
 class BlockTime:
-    """One block, one micro-batch, one rank.
+    """A block, a head or a stage: one micro-batch, one rank.
 
     Attributes:
         forward, backward: The passes; the backward one without recomputation.
@@ -58,9 +47,21 @@ class BlockTime:
 
     forward: Parts
     backward: Parts
-    recompute: Parts
+    recompute: Parts = Parts()
 
     @property
     def total(self) -> float:
         """Seconds of all three."""
         return self.forward.total + self.backward.total + self.recompute.total
+
+    def __add__(self, other: BlockTime) -> BlockTime:
+        return BlockTime(
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.recompute + other.recompute,
+        )
+
+    def times(self, factor: float) -> BlockTime:
+        """All three, so many times."""
+        parts = self.forward, self.backward, self.recompute
+        return BlockTime(*(part.times(factor) for part in parts))

@@ -11,11 +11,12 @@ from typing import Any, Self
 
 from utils.catalog import Device, ModelShape
 from utils.planner.activations import Activations
+from utils.planner.adapters import adapter_parameters
 from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.frameworks import Framework
 from utils.planner.layout import Plan, changed
-from utils.planner.stages import Stage, distinct, padded_vocabulary, stages
+from utils.planner.stages import Kind, Stage, distinct, padded_vocabulary, stages
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,18 @@ class Setup:
         return distinct(self.model, self.plan)
 
     @cached_property
+    def trained(self) -> dict[Kind, float]:
+        """Parameters of one rank of each kind of stage that get gradients: all, or the adapters."""
+        lora = self.plan.lora
+        if lora is None:
+            return {stage.kind: stage.parameters for stage in self.kinds}
+        each = adapter_parameters(self.model, lora)
+        return {
+            stage.kind: each * stage.layers / self.model.layers / self.plan.tp
+            for stage in self.kinds
+        }
+
+    @cached_property
     def micro_batches(self) -> int:
         """Micro-batches that one replica passes through in one step, m."""
         return self.plan.micro_batches(self.batch)
@@ -63,11 +76,6 @@ class Setup:
     def tokens(self) -> float:
         """Tokens of one micro-batch on one rank."""
         return self.plan.micro_batch * self.batch.sequence_length / self.plan.cp
-
-    @cached_property
-    def columns(self) -> float:
-        """Columns of the head on one rank, padded."""
-        return padded_vocabulary(self.model, self.plan) / self.plan.tp
 
     @cached_property
     def logits(self) -> float:

@@ -110,6 +110,25 @@ class Task:
         """Tensor parallelism is tried up to this."""
         return self.space.largest_tp or self.cluster.gpus_per_node
 
+    def why_empty(self) -> str:
+        """Why a space holds no plan: the first of its choices that divides nothing."""
+        model, batch, gpus = self.model, self.batch, self.cluster.gpus
+        if not self.ep_sizes:
+            return (
+                f"No ep of {self.space.ep} divides {model.num_experts} experts. Nearest: ep=None, which "
+                "tries every power of two that does."
+            )
+        if not any(batch.sequence_length % cp == 0 for cp in self.cp_sizes):
+            return (
+                f"No cp of {self.space.cp} divides {batch.sequence_length} tokens of a sequence. "
+                "Nearest: cp=None, which tries powers of two from 16,384 tokens on."
+            )
+        return (
+            f"No layout of {gpus} GPUs divides {model.heads} heads, {model.layers} layers and "
+            f"{batch.sequences} sequences. Nearest: a batch that is a multiple of {gpus}, or a "
+            f"number of GPUs that divides {batch.sequences}."
+        )
+
     def __str__(self) -> str:
         """The space in one clause, for a reader who asks what "exact" means."""
         space = self.space

@@ -6,7 +6,6 @@ parameter, K = 12, N ranks hold 4 + 12/N, 2 + 14/N and 16/N bytes per parameter 
 
 from __future__ import annotations
 
-from utils.planner.adapters import adapter_parameters
 from utils.planner.experts import expert_replicas, expert_tp
 from utils.planner.fp8 import quantized_bytes
 from utils.planner.frameworks import Framework
@@ -86,14 +85,6 @@ def stepped_parameters(plan: Plan, stage: Stage) -> float:
     return (stage.parameters - experts) / ranks[0] + experts / ranks[1]
 
 
-def trained_parameters(setup: Setup, stage: Stage) -> float:
-    """Parameters of one rank that get gradients: all, or the adapters."""
-    model, plan = setup.model, setup.plan
-    if plan.lora is None:
-        return stage.parameters
-    return adapter_parameters(model, plan.lora) * stage.layers / model.layers / plan.tp
-
-
 def buffer_bytes(plan: Plan, stage: Stage) -> float:
     """Lasting communication buffers: of the data-parallel ranks, or on the way to the host."""
     leave = gradients_leave(plan.rules, plan.zero_stage, plan.offload)
@@ -131,7 +122,7 @@ def _adapter_states(setup: Setup, stage: Stage) -> dict[Category, float]:
     matrices = stage.block_parameters - norms + stage.head_parameters * lora.quantized_head
     plain = stage.parameters - matrices
     base = matrices * lora.base_bytes + plain * setup.rules.parameter_bytes
-    adapters = trained_parameters(setup, stage) * lora.adapter_bytes
+    adapters = setup.trained[stage.kind] * lora.adapter_bytes
     n = {level: plan.shard_group if plan.zero_stage >= level else 1 for level in (1, 2, 3)}
     return {
         Category.PARAMETERS: (base + adapters) / n[3] * (plan.offload != "parameters"),

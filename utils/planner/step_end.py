@@ -15,9 +15,9 @@ from utils.planner.experts import expert_replicas
 from utils.planner.fp8 import gathered_width
 from utils.planner.kernels import memory_seconds
 from utils.planner.layout import Plan
+from utils.planner.parts import BlockTime
 from utils.planner.setup import ClusterSetup
 from utils.planner.stages import BLOCK_TENSORS, Stage
-from utils.planner.states import trained_parameters
 
 # Adam on one parameter: reads gradient, master and both moments, writes the last three and the
 # 16-bit copy; before that clipping reads every gradient, after it they are set to zero.
@@ -27,7 +27,7 @@ ADAM_BYTES, CLIP_BYTES = 30, 8
 HOST_ADAM_SECONDS = 0.25e-9
 
 
-def step_end(setup: ClusterSetup, stage: Stage, passes: tuple[float, float]) -> tuple[float, float]:
+def step_end(setup: ClusterSetup, stage: Stage, passes: BlockTime) -> tuple[float, float]:
     """Seconds of data-parallel communication that no compute hides, and of the optimizer.
 
     ZeRO-2 reduces the gradients of every micro-batch, since none keeps them whole; ZeRO-3 gathers
@@ -38,11 +38,11 @@ def step_end(setup: ClusterSetup, stage: Stage, passes: tuple[float, float]) -> 
     Args:
         setup: What is trained, how and on what.
         stage: Of one rank.
-        passes: Seconds of its forward and backward pass for one micro-batch.
+        passes: Of one micro-batch.
     """
     plan, rules, m = setup.plan, setup.rules, setup.micro_batches
-    forward, backward = passes
-    count, experts = trained_parameters(setup, stage), stage.expert_parameters
+    forward, backward = passes.forward.total, passes.backward.total + passes.recompute.total
+    count, experts = setup.trained[stage.kind], stage.expert_parameters
     gradients, parameters = data_parallel_seconds(setup, count - experts, stage.tensors)
     shared = replicas_seconds(setup, count - experts, stage.tensors)
     if experts:

@@ -8,24 +8,22 @@ arXiv:2104.04473, section 2.2; tests hold it equal to the executed schedule.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from utils.catalog import ModelShape, model_shape
 from utils.planner import calibration
 from utils.planner.adapters import matrix_shapes
 from utils.planner.batch import Batch
-from utils.planner.block_time import block_times
+from utils.planner.block_time import block_times, head_time, loss_time
 from utils.planner.cluster import Cluster
 from utils.planner.collectives import hops_across_nodes, send_seconds
-from utils.planner.head_time import head_time, loss_time
 from utils.planner.host import activation_seconds
 from utils.planner.kernels import memory_seconds
 from utils.planner.launches import LAUNCH_SECONDS
 from utils.planner.layout import Plan
-from utils.planner.parts import BlockTime, Parts
+from utils.planner.parts import BlockTime
 from utils.planner.setup import ClusterSetup, Setup
 from utils.planner.stages import Stage
-from utils.planner.states import trained_parameters
 from utils.planner.step_end import step_end
 
 
@@ -77,40 +75,6 @@ class StageWork:
         return sum(vars(self).values())
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """What stages are made of: seconds of one block, the head and the loss, for one micro-batch."""
-
-    block: BlockTime
-    head: BlockTime
-    loss: BlockTime
-    expert_block: BlockTime | None = None
-
-    def forward(self, stage: Stage) -> Parts:
-        """A stage's forward pass."""
-        ends = self.head.forward.times(stage.head) + self.loss.forward.times(stage.loss)
-        return self._blocks("forward", stage) + ends
-
-    def backward(self, stage: Stage) -> Parts:
-        """A stage's backward pass, without recomputation."""
-        ends = self.head.backward.times(stage.head) + self.loss.backward.times(stage.loss)
-        return self._blocks("backward", stage) + ends
-
-    def recompute(self, stage: Stage, plan: Plan) -> Parts:
-        """What a stage's backward pass computes again first."""
-        some = plan.recompute_layers
-        share = 1.0 if some is None or not stage.layers else min(1.0, some / stage.layers)
-        return self._blocks("recompute", stage).times(share)
-
-    def _blocks(self, name: str, stage: Stage) -> Parts:
-        one: Parts = getattr(self.block, name)
-        dense = one.times(stage.layers - stage.expert_layers)
-        if self.expert_block is None:
-            return dense
-        mixed: Parts = getattr(self.expert_block, name)
-        return dense + mixed.times(stage.expert_layers)
-
-
 def step_time(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batch) -> StepTime:
     """Seconds of one optimizer step.
 
@@ -125,12 +89,14 @@ def step_time(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batc
 def time_of_step(setup: ClusterSetup) -> StepTime:
     """`step_time` of a setup that is already checked."""
     dense, mixed = block_times(setup)
-    pieces = Pieces(dense, head_time(setup), loss_time(setup), mixed)
-    kinds = {stage.kind: stage_work(setup, stage, pieces) for stage in setup.kinds}
+    pieces = dense, mixed, head_time(setup), loss_time(setup)
+    times = {stage.kind: _stage_time(setup.plan, stage, pieces) for stage in setup.kinds}
+    kinds = {stage.kind: _stage_work(setup, stage, times[stage.kind]) for stage in setup.kinds}
     work, m = max(kinds.values(), key=lambda w: w.total), setup.micro_batches
     all_stages = sum(kinds[stage.kind].total for stage in setup.stages)
     fill = (all_stages - work.total) / setup.plan.virtual_stages
-    exposed, update = _end(setup, pieces)
+    largest = max(setup.kinds, key=lambda stage: setup.trained[stage.kind])
+    exposed, update = step_end(setup, largest, times[largest.kind])
     return StepTime(
         matmul=m * work.matmul,
         memory=m * (work.memory + work.accumulate),
@@ -143,20 +109,33 @@ def time_of_step(setup: ClusterSetup) -> StepTime:
     )
 
 
-def stage_work(setup: ClusterSetup, stage: Stage, pieces: Pieces) -> StageWork:
-    """A stage's work for one micro-batch."""
-    forward, backward = pieces.forward(stage), pieces.backward(stage)
-    passes, recompute = forward + backward, pieces.recompute(stage, setup.plan)
-    count = trained_parameters(setup, stage)
-    added = memory_seconds(setup.gpu, count * setup.rules.accumulate_bytes)
+def _stage_time(
+    plan: Plan, stage: Stage, pieces: tuple[BlockTime, BlockTime | None, BlockTime, BlockTime]
+) -> BlockTime:
+    """A stage's passes for one micro-batch, from a block, one with experts, the head and the loss."""
+    dense, mixed, head, loss = pieces
+    blocks = dense.times(stage.layers - stage.expert_layers)
+    if mixed:
+        blocks += mixed.times(stage.expert_layers)
+    if plan.recompute_layers is not None and stage.layers:
+        share = min(1.0, plan.recompute_layers / stage.layers)
+        blocks = replace(blocks, recompute=blocks.recompute.times(share))
+    return blocks + (head.times(stage.head) + loss.times(stage.loss))
+
+
+def _stage_work(setup: ClusterSetup, stage: Stage, time: BlockTime) -> StageWork:
+    """A stage's work for one micro-batch, with what the host and the link to it add."""
+    passes, recompute = time.forward + time.backward, time.recompute
+    accumulated = setup.trained[stage.kind] * setup.rules.accumulate_bytes
+    added = memory_seconds(setup.gpu, accumulated)
     device = passes.total + recompute.total + added
-    sent, back = activation_seconds(setup, stage), backward.total + recompute.total
-    unhidden = max(0.0, sent - forward.total) + max(0.0, sent - back)
+    sent, back = activation_seconds(setup, stage), time.backward.total + recompute.total
+    unhidden = max(0.0, sent - time.forward.total) + max(0.0, sent - back)
     host = _host_seconds(setup) * (stage.layers + stage.head)
     waiting = host if setup.rules.host_exposed else max(0.0, host - device)
     if setup.rules.launches is not None:
         launching = launch_seconds(setup, stage)
-        waiting = max(0.0, launching[0] - forward.total)
+        waiting = max(0.0, launching[0] - time.forward.total)
         waiting += max(0.0, launching[1] - back - added)
     return StageWork(
         matmul=passes.matmul,
@@ -221,10 +200,3 @@ def _sends(setup: ClusterSetup, work_seconds: float) -> float:
     if chunks > 1 and rules.hides_sends:
         steady = max(0.0, steady - work_seconds / (2 * chunks))
     return 2 * (setup.micro_batches * chunks * steady + sum(between))
-
-
-def _end(setup: ClusterSetup, pieces: Pieces) -> tuple[float, float]:
-    """Exposed data-parallel communication, and the optimizer, of the stage with most of both."""
-    largest = max(setup.kinds, key=lambda stage: trained_parameters(setup, stage))
-    backward = pieces.backward(largest).total + pieces.recompute(largest, setup.plan).total
-    return step_end(setup, largest, (pieces.forward(largest).total, backward))
