@@ -26,7 +26,7 @@ from utils.planner import (
 )
 from utils.planner.bounds import least_bytes
 from utils.planner.choice import ERROR, complexity
-from utils.planner.memory import fullest
+from utils.planner.memory import kind_memories
 from utils.planner.setup import Setup
 from utils.units import GIB
 
@@ -103,7 +103,7 @@ def test_bounds_are_below_what_they_bound(index, space):
     plan = plans[index % len(plans)]
     setup, fullest_stage = Setup(BIG, plan, batch), worst(memory(BIG, plan, batch))
     assert least_bytes(setup) <= fullest_stage.needed_bytes
-    assert fullest(setup).needed_bytes == fullest_stage.needed_bytes
+    assert worst(kind_memories(setup)).needed_bytes == fullest_stage.needed_bytes
 
 
 def test_a_search_walks_a_layout_once(monkeypatch):

@@ -11,7 +11,6 @@ from utils.planner.layout import Plan, changed
 from utils.planner.saved import Saved, on_rank, saved_tensors
 from utils.planner.stages import Kind, Stage
 
-CHUNKS_OF_LOSS = 8  # pieces of the tokens, where the loss is chunked
 # What a token's tensors do not depend on: with it left out, thousands of plans are one.
 ELSEWHERE = {
     **dict.fromkeys(("dp", "pp", "cp", "ep", "virtual_stages", "micro_batch"), 1),
@@ -122,11 +121,3 @@ def block_bytes(
 def _per_token(model: ModelShape, plan: Plan, s: int, drops_scores: bool, experts: bool) -> float:
     tensors = saved_tensors(model, plan, s, experts)
     return sum(on_rank(tensor, plan) for tensor in tensors if not (tensor.scores and drops_scores))
-
-
-def logit_bytes(plan: Plan) -> float:
-    """Bytes for each logit of a micro-batch on the rank at the peak of the loss."""
-    if plan.loss == "fused":
-        return plan.rules.residual_bytes  # the gradient is written over the logits
-    pieces = CHUNKS_OF_LOSS if plan.loss == "chunked" else 1
-    return plan.rules.loss_bytes / pieces

@@ -73,7 +73,7 @@ class Estimate:
     @property
     def host_bytes(self) -> float:
         """What offload puts into the memory of one node."""
-        return node_host_bytes(ClusterSetup(self.model, self.plan, self.batch, self.cluster))
+        return node_host_bytes(self.cluster, self.stages)
 
     @property
     def step_seconds(self) -> float:
@@ -146,8 +146,6 @@ def estimate(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batch
 
 def estimated(setup: ClusterSetup) -> Estimate:
     """`estimate` of a setup that is already checked, but for its precision and its host."""
-    seconds = time_of_step(setup)
-    check_host(setup)
-    return Estimate(
-        setup.model, setup.cluster, setup.plan, setup.batch, stage_memories(setup), seconds
-    )
+    seconds, rows = time_of_step(setup), stage_memories(setup)
+    check_host(setup.cluster, rows)
+    return Estimate(setup.model, setup.cluster, setup.plan, setup.batch, rows, seconds)

@@ -6,11 +6,11 @@ from utils.catalog import ModelShape, model_shape
 from utils.planner import calibration
 from utils.planner.batch import Batch
 from utils.planner.layout import Plan
-from utils.planner.moments import frees_gradients, in_flight_blocks, moments
+from utils.planner.moments import device_blocks, frees_gradients, moments
 from utils.planner.setup import Setup
-from utils.planner.stage_memory import PREDICTED, StageMemory, worst
+from utils.planner.stage_memory import PREDICTED, StageMemory
 from utils.planner.stages import Stage
-from utils.planner.states import buffer_bytes, dummy_gradient_bytes, states
+from utils.planner.states import buffer_bytes, dummy_gradient_bytes, host_bytes, states
 from utils.units import Category
 
 
@@ -30,9 +30,9 @@ def stage_memories(setup: Setup) -> tuple[StageMemory, ...]:
     return tuple(_stage_memory(setup, stage) for stage in setup.stages)
 
 
-def fullest(setup: Setup) -> StageMemory:
-    """`worst` of `stage_memories`."""
-    return worst(tuple(_stage_memory(setup, stage) for stage in setup.kinds))
+def kind_memories(setup: Setup) -> tuple[StageMemory, ...]:
+    """The same of a stage of each kind, among them the one that holds most."""
+    return tuple(_stage_memory(setup, stage) for stage in setup.kinds)
 
 
 def _stage_memory(setup: Setup, stage: Stage) -> StageMemory:
@@ -43,15 +43,17 @@ def _stage_memory(setup: Setup, stage: Stage) -> StageMemory:
             moment[Category.GRADIENTS] = late.get(name, 0.0)
     sums = {name: _added(lasting, moment) for name, moment in held.items()}
     phase = max(sums, key=lambda name: sum(sums[name].values()))
-    alone = setup.plan.ranks == 1
+    alone, blocks = setup.plan.ranks == 1, setup.in_flight(stage)
+    away = (blocks - device_blocks(setup, stage)) * setup.activations.kept[stage.kind]
     return StageMemory(
         stage,
         phase,
         bytes_by_category=sums[phase],
         parameters=stage.parameters,
-        in_flight=in_flight_blocks(setup, stage),
+        in_flight=blocks,
         context_bytes=context_bytes(setup.plan),
         gaps=calibration.FRAGMENTATION_ALONE if alone else calibration.FRAGMENTATION,
+        host_bytes=host_bytes(setup, stage) + away,
     )
 
 

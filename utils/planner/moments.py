@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from utils.planner.activations import logit_bytes
-from utils.planner.adapters import matrix_shapes
 from utils.planner.fp8 import gathered_held
 from utils.planner.layout import Plan
-from utils.planner.schedules import in_flight_closed
 from utils.planner.setup import Setup
-from utils.planner.stages import Stage, table_parameters
+from utils.planner.stages import Stage
 from utils.planner.states import gradients_leave, stepped_parameters
 from utils.units import Category
 
 LOGITS_AND_GRADIENT = 4  # bytes per logit: both, in 16 bits
+CHUNKS_OF_LOSS = 8  # pieces of the tokens, where the loss is chunked
 ON_DEVICE = 2  # blocks whose activations stay where the others are offloaded
 
 Moments = dict[str, dict[Category, float]]
@@ -36,7 +34,7 @@ def _until_the_head(setup: Setup, stage: Stage) -> Moments:
     return {
         "forward": {
             **held,
-            Category.LOGITS_AND_LOSS: logits * logit_bytes(setup.plan) + deferred,
+            Category.LOGITS_AND_LOSS: logits * _logit_bytes(setup.plan) + deferred,
             Category.TEMPORARIES: _dequantized(setup, stage),
         },
         "backward of the head": {
@@ -69,16 +67,9 @@ def _in_backward(setup: Setup, stage: Stage) -> Moments:
     }
 
 
-def in_flight_blocks(setup: Setup, stage: Stage) -> float:
-    """Blocks whose activations a rank of the stage holds at once, over all micro-batches."""
-    plan, v = setup.plan, setup.plan.virtual_stages
-    chunks = in_flight_closed(plan.schedule, stage.index, plan.pp, setup.micro_batches, v)
-    return chunks * stage.layers / v
-
-
 def device_blocks(setup: Setup, stage: Stage) -> float:
-    """Those of them that stay on the device."""
-    return on_device(setup.plan, stage, in_flight_blocks(setup, stage))
+    """Of the blocks in flight those whose activations stay on the device."""
+    return on_device(setup.plan, stage, setup.in_flight(stage))
 
 
 def on_device(plan: Plan, stage: Stage, blocks: float) -> float:
@@ -108,13 +99,21 @@ def gathered_bytes(setup: Setup, stage: Stage) -> float:
     if rules.keeps_ends:
         ends = stage.embedding_parameters + stage.head_parameters
         return each * ends + width * blocks * block
-    ends = table_parameters(setup.model, plan) if stage.embedding or stage.head else 0.0
+    ends = setup.table if stage.embedding or stage.head else 0.0
     return max(width * blocks * block, each * ends + width * (blocks - 1) * block)
 
 
 def frees_gradients(setup: Setup) -> bool:
     """Whether no gradient is held in forward: freed after each step, and one micro-batch a step."""
     return setup.rules.frees_gradients and setup.micro_batches == 1
+
+
+def _logit_bytes(plan: Plan) -> float:
+    """Bytes for each logit of a micro-batch on the rank at the peak of the loss."""
+    if plan.loss == "fused":
+        return plan.rules.residual_bytes  # the gradient is written over the logits
+    pieces = CHUNKS_OF_LOSS if plan.loss == "chunked" else 1
+    return plan.rules.loss_bytes / pieces
 
 
 def _deferred_bytes(setup: Setup, stage: Stage) -> float:
@@ -139,7 +138,7 @@ def _head_gradient_bytes(setup: Setup, stage: Stage) -> float:
     """
     if setup.plan.lora is not None or not stage.head or frees_gradients(setup):
         return 0.0
-    return setup.rules.residual_bytes * table_parameters(setup.model, setup.plan)
+    return setup.rules.residual_bytes * setup.table
 
 
 def _backward_gradients(plan: Plan, stage: Stage) -> float:
@@ -153,12 +152,12 @@ def _backward_gradients(plan: Plan, stage: Stage) -> float:
 
 def _dequantized(setup: Setup, stage: Stage) -> float:
     """The largest matrix, back in 16 bits while it multiplies."""
-    model, lora = setup.model, setup.plan.lora
+    lora = setup.plan.lora
     if lora is None or lora.base == "bf16":
         return 0.0
-    largest = max(rows * columns for rows, columns in matrix_shapes(model).values())
+    largest = max(rows * columns for rows, columns in setup.matrices.values())
     if stage.head and lora.quantized_head:
-        largest = max(largest, model.vocabulary * model.hidden)
+        largest = max(largest, setup.model.vocabulary * setup.model.hidden)
     return 2 * largest / setup.plan.tp
 
 

@@ -9,6 +9,7 @@ answer equal to that of trying everything.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -29,9 +30,10 @@ from utils.planner.cluster import Cluster
 from utils.planner.estimate import Estimate, estimated
 from utils.planner.host import node_host_bytes
 from utils.planner.layout import Plan
-from utils.planner.memory import fullest
+from utils.planner.memory import kind_memories
 from utils.planner.setup import ClusterSetup
 from utils.planner.space import DEFAULT, Space, Task
+from utils.planner.stage_memory import worst
 
 __all__ = ["Plans", "Space", "candidates", "search"]
 
@@ -125,8 +127,8 @@ class _Search:
             lasting = self._least_bytes(setup)
             if lasting > self.room or self._beaten(seconds, lasting):
                 continue
-            needed = fullest(setup).needed_bytes
-            if self._fits(setup, needed) and not self._beaten(seconds, needed):
+            needed = self._needed_bytes(setup)
+            if needed <= self.room and not self._beaten(seconds, needed):
                 self._add(self._estimate(setup), needed)
 
     def answer(self, objective: str) -> Plans:
@@ -162,7 +164,7 @@ class _Search:
                 break
             if seconds > limit or self._least_bytes(setup) > self.room:
                 continue
-            if self._fits(setup, fullest(setup).needed_bytes):
+            if self._needed_bytes(setup) <= self.room:
                 row = self._estimate(setup)
                 if not row.tight and row.step_seconds <= limit:
                     found, limit = row, row.step_seconds
@@ -196,10 +198,12 @@ class _Search:
         if not found.tight:
             self.roomy.add(found, needed)
 
-    def _fits(self, setup: ClusterSetup, needed: float) -> bool:
-        if needed > self.room:
-            return False
-        return node_host_bytes(setup) <= setup.cluster.host_bytes_per_node
+    def _needed_bytes(self, setup: ClusterSetup) -> float:
+        """Of the fullest GPU; without end where the host has no room for what is offloaded."""
+        rows = kind_memories(setup)
+        on_host = node_host_bytes(setup.cluster, rows)
+        over = on_host > setup.cluster.host_bytes_per_node
+        return math.inf if over else worst(rows).needed_bytes
 
     def _estimate(self, setup: ClusterSetup) -> Estimate:
         if setup.plan not in self.known:
@@ -216,11 +220,9 @@ class _Search:
         """The plans that lack least, three of different layouts."""
         least: dict[tuple[int, int, int], tuple[float, ClusterSetup]] = {}
         for _, setup in _setups(self.rows):
-            plan, needed = setup.plan, fullest(setup).needed_bytes
+            plan, needed = setup.plan, self._needed_bytes(setup)
             layout = plan.tp, plan.pp, plan.cp
-            if node_host_bytes(setup) > setup.cluster.host_bytes_per_node:
-                continue
-            if layout not in least or needed < least[layout][0]:
+            if needed < least.get(layout, (math.inf, setup))[0]:
                 least[layout] = (needed, setup)
         nearest = sorted(least.values(), key=lambda pair: pair[0])[:3]
         return tuple(self._estimate(setup) for _, setup in nearest)

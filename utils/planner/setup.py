@@ -11,12 +11,13 @@ from typing import Any, Self
 
 from utils.catalog import Device, ModelShape
 from utils.planner.activations import Activations
-from utils.planner.adapters import adapter_parameters
+from utils.planner.adapters import adapter_parameters, matrix_shapes
 from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.frameworks import Framework
 from utils.planner.layout import Plan, changed
-from utils.planner.stages import Kind, Stage, distinct, padded_vocabulary, stages
+from utils.planner.schedules import in_flight_closed
+from utils.planner.stages import Kind, Stage, distinct, padded_vocabulary, stages, table_parameters
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,22 @@ class Setup:
     def logits(self) -> float:
         """Logits of one micro-batch on one rank."""
         return self.tokens * padded_vocabulary(self.model, self.plan) / self.plan.tp
+
+    @cached_property
+    def table(self) -> float:
+        """Parameters of the embedding or the head on one rank, padded."""
+        return table_parameters(self.model, self.plan)
+
+    @cached_property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """(in, out) of a block's matrices, see `adapters.matrix_shapes`."""
+        return matrix_shapes(self.model)
+
+    def in_flight(self, stage: Stage) -> float:
+        """Blocks whose activations a rank of the stage holds at once, over all micro-batches."""
+        plan, v = self.plan, self.plan.virtual_stages
+        chunks = in_flight_closed(plan.schedule, stage.index, plan.pp, self.micro_batches, v)
+        return chunks * stage.layers / v
 
     @cached_property
     def activations(self) -> Activations:

@@ -40,6 +40,7 @@ class StageMemory:
         in_flight: Blocks whose activations it holds at once.
         context_bytes: Outside the allocator: CUDA's context and NCCL's buffers.
         gaps: What gaps add to bytes that come and go, as a share of these.
+        host_bytes: What offload puts into its node's memory.
     """
 
     stage: Stage
@@ -49,6 +50,7 @@ class StageMemory:
     in_flight: float
     context_bytes: float
     gaps: float
+    host_bytes: float = 0.0
 
     @property
     def allocated_bytes(self) -> float:

@@ -45,7 +45,7 @@ def states(setup: Setup, stage: Stage) -> dict[Category, float]:
     """`state_bytes` of one rank of a stage."""
     plan, rules = setup.plan, setup.rules
     if plan.lora is not None:
-        return _adapter_states(setup, stage)
+        return _adapter_states(setup, stage, plan.offload)
     experts = stage.expert_parameters
     held = state_bytes(
         stage.parameters - experts, rules, plan.zero_stage, plan.shard_group, plan.offload
@@ -69,8 +69,8 @@ def host_bytes(setup: Setup, stage: Stage) -> float:
     if plan.offload == "none":
         return 0.0
     if plan.lora is not None:
-        on_card = _adapter_states(setup.varied({"offload": "none"}), stage)
-        return sum(on_card.values()) - sum(_adapter_states(setup, stage).values())
+        on_card = _adapter_states(setup, stage, "none")
+        return sum(on_card.values()) - sum(_adapter_states(setup, stage, plan.offload).values())
     leave = gradients_leave(rules, plan.zero_stage, plan.offload)
     gradients = rules.offloaded_gradient_bytes if leave else rules.gradient_bytes
     each = rules.optimizer_bytes + gradients
@@ -114,7 +114,7 @@ def dummy_gradient_bytes(setup: Setup) -> float:
     return setup.rules.residual_bytes * sum(rows * columns for rows, columns in shapes)
 
 
-def _adapter_states(setup: Setup, stage: Stage) -> dict[Category, float]:
+def _adapter_states(setup: Setup, stage: Stage, offload: str) -> dict[Category, float]:
     """Frozen base in its own type, adapters with gradients and moments in theirs."""
     plan, lora = setup.plan, setup.plan.lora
     assert lora is not None
@@ -125,7 +125,7 @@ def _adapter_states(setup: Setup, stage: Stage) -> dict[Category, float]:
     adapters = setup.trained[stage.kind] * lora.adapter_bytes
     n = {level: plan.shard_group if plan.zero_stage >= level else 1 for level in (1, 2, 3)}
     return {
-        Category.PARAMETERS: (base + adapters) / n[3] * (plan.offload != "parameters"),
+        Category.PARAMETERS: (base + adapters) / n[3] * (offload != "parameters"),
         Category.GRADIENTS: adapters / n[2],
-        Category.OPTIMIZER_STATE: 2 * adapters / n[1] * (plan.offload == "none"),
+        Category.OPTIMIZER_STATE: 2 * adapters / n[1] * (offload == "none"),
     }

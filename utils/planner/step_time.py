@@ -12,12 +12,10 @@ from dataclasses import dataclass, replace
 
 from utils.catalog import ModelShape, model_shape
 from utils.planner import calibration
-from utils.planner.adapters import matrix_shapes
 from utils.planner.batch import Batch
 from utils.planner.block_time import block_times, head_time, loss_time
 from utils.planner.cluster import Cluster
-from utils.planner.collectives import hops_across_nodes, send_seconds
-from utils.planner.host import activation_seconds
+from utils.planner.collectives import hops_across_nodes, in_training, send_seconds
 from utils.planner.kernels import memory_seconds
 from utils.planner.launches import LAUNCH_SECONDS
 from utils.planner.layout import Plan
@@ -129,7 +127,7 @@ def _stage_work(setup: ClusterSetup, stage: Stage, time: BlockTime) -> StageWork
     accumulated = setup.trained[stage.kind] * setup.rules.accumulate_bytes
     added = memory_seconds(setup.gpu, accumulated)
     device = passes.total + recompute.total + added
-    sent, back = activation_seconds(setup, stage), time.backward.total + recompute.total
+    sent, back = _away_seconds(setup, stage), time.backward.total + recompute.total
     unhidden = max(0.0, sent - time.forward.total) + max(0.0, sent - back)
     host = _host_seconds(setup) * (stage.layers + stage.head)
     waiting = host if setup.rules.host_exposed else max(0.0, host - device)
@@ -147,6 +145,16 @@ def _stage_work(setup: ClusterSetup, stage: Stage, time: BlockTime) -> StageWork
     )
 
 
+def _away_seconds(setup: ClusterSetup, stage: Stage) -> float:
+    """To send one micro-batch's activations of a stage to the host, one direction."""
+    plan = setup.plan
+    if not plan.offload_activations:
+        return 0.0
+    some = stage.layers if plan.offload_layers is None else plan.offload_layers
+    size = min(some, stage.layers) * setup.activations.kept[stage.kind]
+    return size / in_training(setup.gpu.pcie)
+
+
 def launch_seconds(setup: Setup, stage: Stage) -> tuple[float, float]:
     """To launch a stage's forward and backward pass of one micro-batch, operation by operation.
 
@@ -156,7 +164,7 @@ def launch_seconds(setup: Setup, stage: Stage) -> tuple[float, float]:
     plan, launches = setup.plan, setup.rules.launches
     if launches is None:
         return 0.0, 0.0
-    forward, backward = launches.passes(plan.lora, len(matrix_shapes(setup.model)))
+    forward, backward = launches.passes(plan.lora, len(setup.matrices))
     some = stage.layers
     if plan.recompute_layers is not None:
         some = min(plan.recompute_layers, stage.layers)
