@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from utils.catalog import ModelShape
 from utils.planner import calibration
-from utils.planner.adapter_time import adapter_seconds, unpack_seconds
+from utils.planner.adapter_time import adapted
 from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.collectives import Group, all_gather_seconds, all_reduce_seconds
 from utils.planner.expert_time import expert_seconds
-from utils.planner.experts import shared_model
 from utils.planner.kernels import flash_flops_per_second, matmul_seconds, memory_seconds
 from utils.planner.layout import Plan
 from utils.planner.parts import BlockTime, Parts
 from utils.planner.setup import ClusterSetup, Setup
-from utils.planner.stages import padded_vocabulary
 
 # Bytes moved per attention score when scores are kept: written by the product, read and written by
 # softmax (and by dropout, with its mask), read by the next product; backward the same gradients.
@@ -44,24 +42,25 @@ def block_times(setup: ClusterSetup) -> tuple[BlockTime, BlockTime | None]:
 
 def _block(setup: ClusterSetup, experts: bool) -> BlockTime:
     check_precision(setup.plan, setup.cluster)
-    dense = shared_model(setup.model) if experts else setup.model
+    plan, dense = setup.plan, setup.shared if experts else setup.model
     products = _products(setup, dense)
     attention = _attention(setup)
     passes = attention + _matrices(setup, dense, products)
     if experts:
         passes += expert_seconds(setup)
-    if setup.plan.lora is not None and setup.rules.launches is not None:
-        passes += _adapted(setup)
-    recompute = _recompute(setup, attention.forward, passes.forward)
-    if setup.plan.recompute == "full" and setup.rules.recompute_stops_early:
-        recompute += Parts(matmul=matmul_seconds(setup.gpu, *products[-1])).times(-1)
-    return BlockTime(passes.forward, passes.backward, recompute)
+    if plan.lora is not None and setup.rules.launches is not None:
+        passes += adapted(setup)
+    scores = Parts() if plan.attention == "flash" else attention.forward  # flash always makes them
+    again = {"none": Parts(), "selective": scores, "full": passes.forward}[plan.recompute]
+    if plan.recompute == "full" and setup.rules.recompute_stops_early:
+        again += Parts(matmul=matmul_seconds(setup.gpu, *products[-1])).times(-1)
+    return BlockTime(passes.forward, passes.backward, again)
 
 
 def head_time(setup: ClusterSetup) -> BlockTime:
     """Seconds of the head for one micro-batch."""
     gpu, h, tokens = setup.gpu, setup.model.hidden, setup.tokens
-    columns = padded_vocabulary(setup.model, setup.plan) / setup.plan.tp
+    columns = setup.vocabulary / setup.plan.tp
     product = matmul_seconds(gpu, tokens, columns, h)
     back = matmul_seconds(gpu, tokens, h, columns) + matmul_seconds(gpu, h, columns, tokens)
     shared = all_reduce_seconds(setup.cluster, Group(setup.plan.tp), 2 * tokens * h)
@@ -91,13 +90,6 @@ def check_precision(plan: Plan, cluster: Cluster) -> None:
     )
 
 
-def _recompute(setup: Setup, attention: Parts, block: Parts) -> Parts:
-    """What backward computes again; flash attention makes its scores again by itself."""
-    again = {"none": Parts(), "selective": attention, "full": block}[setup.plan.recompute]
-    selective = setup.plan.recompute == "selective"
-    return Parts() if selective and setup.plan.attention == "flash" else again
-
-
 def _products(setup: Setup, dense: ModelShape) -> Products:
     """Of a block's matrices on one tensor-parallel rank; of attention alone without feed-forward."""
     tokens, t = setup.tokens, setup.plan.tp
@@ -121,24 +113,14 @@ def _matrices(setup: ClusterSetup, dense: ModelShape, products: Products) -> Blo
     if kind != "bf16":
         casts = _cast_bytes(products)
         moved = [one + memory_seconds(gpu, cast) for one, cast in zip(moved, casts, strict=True)]
-    passed, passed_back = _tensor_parallel(setup)
+    passed, passed_back, around = _exchanged(setup)
     if plan.overlap_tp:
         passed = _behind(passed, forward, plan.tp)
         passed_back = _behind(passed_back, backward, plan.tp)
     if dense is not setup.model and not setup.model.shared_feedforward:
         passed, passed_back = passed / 2, passed_back / 2  # experts have an exchange of their own
-    around = _context_parallel(setup)
     there = Parts(forward, moved[0], passed + around)
     return BlockTime(there, Parts(backward, moved[1], passed_back + 2 * around))
-
-
-def _adapted(setup: ClusterSetup) -> BlockTime:
-    """Adapters of eager code, and unpacking the matrices that they stand beside."""
-    gpu, model, lora = setup.gpu, setup.model, setup.plan.lora
-    assert lora is not None
-    forward, backward = adapter_seconds(gpu, model, lora, setup.tokens)
-    unpacked = Parts(memory=unpack_seconds(gpu, model, lora))
-    return BlockTime(Parts(*forward) + unpacked, Parts(*backward) + unpacked)
 
 
 def _behind(passed: float, products: float, pieces: int) -> float:
@@ -190,26 +172,23 @@ def _moved_bytes(model: ModelShape, plan: Plan) -> tuple[float, float]:
     return forward, backward
 
 
-def _tensor_parallel(setup: ClusterSetup) -> tuple[float, float]:
-    """Forward and backward: two all-reduces each, which sequence parallelism cuts in two halves.
+def _exchanged(setup: ClusterSetup) -> tuple[float, float, float]:
+    """Of tensor parallelism forward and backward; of context parallelism, keys and values.
 
-    In backward what follows a column-parallel matrix can run beside the product of its weight's
-    gradient (Megatron-LM's async all-reduce), and loses its share to it. With sequence parallelism
-    the inputs of these matrices are gathered once more, unless they were kept.
+    Two all-reduces a pass, which sequence parallelism cuts in two halves. In backward what follows a
+    column-parallel matrix can run beside the product of its weight's gradient (Megatron-LM's async
+    all-reduce), and loses its share to it. With sequence parallelism the inputs of these matrices
+    are gathered once more, unless they were kept.
     """
-    group, whole = Group(setup.plan.tp), 2 * setup.tokens * setup.model.hidden
-    beside = calibration.CONTENTION if setup.rules.overlap_tensor else 1.0
-    if not setup.plan.sequence_parallel:
-        one = all_reduce_seconds(setup.cluster, group, whole)
-        return 2 * one, 2 * one * beside
-    one = all_gather_seconds(setup.cluster, group, whole)
-    again = 1 - setup.rules.gathered_inputs
-    return 4 * one, 2 * one + 2 * one * (1 + again) * beside
-
-
-def _context_parallel(setup: ClusterSetup) -> float:
-    """Keys and values of the other ranks of the sequence."""
-    plan, model = setup.plan, setup.model
+    plan, model, cluster = setup.plan, setup.model, setup.cluster
     kv = max(1, model.key_value_heads // plan.tp) * model.head_dim
-    group = Group(plan.cp, stride=plan.tp)
-    return all_gather_seconds(setup.cluster, group, plan.cp * setup.tokens * 2 * kv * 2)
+    others = plan.cp * setup.tokens * 2 * kv * 2
+    around = all_gather_seconds(cluster, Group(plan.cp, stride=plan.tp), others)
+    group, whole = Group(plan.tp), 2 * setup.tokens * model.hidden
+    beside = calibration.CONTENTION if setup.rules.overlap_tensor else 1.0
+    if not plan.sequence_parallel:
+        one = all_reduce_seconds(cluster, group, whole)
+        return 2 * one, 2 * one * beside, around
+    one = all_gather_seconds(cluster, group, whole)
+    again = 1 - setup.rules.gathered_inputs
+    return 4 * one, 2 * one + 2 * one * (1 + again) * beside, around

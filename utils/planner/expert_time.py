@@ -44,16 +44,11 @@ def expert_seconds(setup: ClusterSetup) -> BlockTime:
     moved = routed / split * h, routed * width
     forward = memory_seconds(gpu, PERMUTED_FORWARD * moved[0] + inner[0] * moved[1])
     backward = memory_seconds(gpu, PERMUTED_BACKWARD * moved[0] + inner[1] * moved[1])
-    sent = _exchange(setup, routed)
+    whole = 2 * routed * h / split
+    to_experts = all_to_all_seconds(setup.cluster, Group(plan.ep, stride=split), whole)
+    in_expert = all_gather_seconds(setup.cluster, Group(split), whole * split)
+    sent = 2 * to_experts + 2 * in_expert  # there and back
     return BlockTime(Parts(products, forward, sent), Parts(2 * products, backward, sent))
-
-
-def _exchange(setup: ClusterSetup, routed: float) -> float:
-    """All-to-all of the tokens to their experts and back; then the tp ranks of an expert."""
-    split = expert_tp(setup.plan)
-    whole = 2 * routed * setup.model.hidden / split
-    sent = all_to_all_seconds(setup.cluster, Group(setup.plan.ep, stride=split), whole)
-    return 2 * sent + 2 * all_gather_seconds(setup.cluster, Group(split), whole * split)
 
 
 def replica_seconds(setup: ClusterSetup, count: float) -> tuple[float, float]:

@@ -36,14 +36,15 @@ def kind_memories(setup: Setup) -> tuple[StageMemory, ...]:
 
 
 def _stage_memory(setup: Setup, stage: Stage) -> StageMemory:
-    lasting, held = _lasting(setup, stage), moments(setup, stage)
+    lasting, on_host = _lasting(setup, stage), host_bytes(setup, stage)
+    held = moments(setup, stage)
     if frees_gradients(setup):
         late = _late_gradients(stage, lasting.pop(Category.GRADIENTS))
         for name, moment in held.items():
             moment[Category.GRADIENTS] = late.get(name, 0.0)
     sums = {name: _added(lasting, moment) for name, moment in held.items()}
     phase = max(sums, key=lambda name: sum(sums[name].values()))
-    alone, blocks = setup.plan.ranks == 1, setup.in_flight(stage)
+    alone, blocks = setup.plan.ranks == 1, setup.in_flight[stage.index]
     away = (blocks - device_blocks(setup, stage)) * setup.activations.kept[stage.kind]
     return StageMemory(
         stage,
@@ -53,25 +54,22 @@ def _stage_memory(setup: Setup, stage: Stage) -> StageMemory:
         in_flight=blocks,
         context_bytes=context_bytes(setup.plan),
         gaps=calibration.FRAGMENTATION_ALONE if alone else calibration.FRAGMENTATION,
-        host_bytes=host_bytes(setup, stage) + away,
+        host_bytes=on_host + away,
     )
 
 
 def _lasting(setup: Setup, stage: Stage) -> dict[Category, float]:
-    """What stays from step to step."""
-    return states(setup, stage) | {
-        Category.WORKSPACES: calibration.WORKSPACE_BYTES + dummy_gradient_bytes(setup),
-        Category.COMMUNICATION: buffer_bytes(setup.plan, stage) + _received_bytes(setup),
-    }
+    """What stays from step to step.
 
-
-def _received_bytes(setup: Setup) -> float:
-    """Block inputs and their gradients that interleaving receives and keeps, one pair a chunk.
-
+    Among it block inputs and their gradients that interleaving receives and keeps, one pair a chunk.
     Inferred: Megatron-LM's interleaved schedule is a nest of closures, whose lists Python frees
     late; its CI logs 2 * (v - 1) such tensors more than the states between steps.
     """
-    return 2 * (setup.plan.virtual_stages - 1) * setup.activations.block_input
+    received = 2 * (setup.plan.virtual_stages - 1) * setup.activations.block_input
+    return states(setup, stage) | {
+        Category.WORKSPACES: calibration.WORKSPACE_BYTES + dummy_gradient_bytes(setup),
+        Category.COMMUNICATION: buffer_bytes(setup.plan, stage) + received,
+    }
 
 
 def _late_gradients(stage: Stage, whole: float) -> dict[str, float]:

@@ -18,8 +18,8 @@ Moments = dict[str, dict[Category, float]]
 
 def moments(setup: Setup, stage: Stage) -> Moments:
     """Bytes on top of the lasting ones, by moment and category."""
-    step = {Category.TEMPORARIES: _step_bytes(setup.plan, stage)}
-    return _until_the_head(setup, stage) | _in_backward(setup, stage) | {"step": step}
+    held = _until_the_head(setup, stage) | _in_backward(setup, stage)
+    return held | {"step": {Category.TEMPORARIES: _step_bytes(setup.plan, stage)}}
 
 
 def _until_the_head(setup: Setup, stage: Stage) -> Moments:
@@ -69,7 +69,7 @@ def _in_backward(setup: Setup, stage: Stage) -> Moments:
 
 def device_blocks(setup: Setup, stage: Stage) -> float:
     """Of the blocks in flight those whose activations stay on the device."""
-    return on_device(setup.plan, stage, setup.in_flight(stage))
+    return on_device(setup.plan, stage, setup.in_flight[stage.index])
 
 
 def on_device(plan: Plan, stage: Stage, blocks: float) -> float:

@@ -14,10 +14,11 @@ from utils.planner.activations import Activations
 from utils.planner.adapters import adapter_parameters, matrix_shapes
 from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
+from utils.planner.experts import shared_model
 from utils.planner.frameworks import Framework
 from utils.planner.layout import Plan, changed
 from utils.planner.schedules import in_flight_closed
-from utils.planner.stages import Kind, Stage, distinct, padded_vocabulary, stages, table_parameters
+from utils.planner.stages import Kind, Stage, distinct, padded_vocabulary, stages
 
 
 @dataclass(frozen=True)
@@ -79,25 +80,38 @@ class Setup:
         return self.plan.micro_batch * self.batch.sequence_length / self.plan.cp
 
     @cached_property
-    def logits(self) -> float:
-        """Logits of one micro-batch on one rank."""
-        return self.tokens * padded_vocabulary(self.model, self.plan) / self.plan.tp
+    def vocabulary(self) -> int:
+        """Rows of the embedding, padded, so that tp divides them."""
+        return padded_vocabulary(self.model, self.plan)
 
     @cached_property
     def table(self) -> float:
-        """Parameters of the embedding or the head on one rank, padded."""
-        return table_parameters(self.model, self.plan)
+        """Parameters of embedding or head on one rank."""
+        return self.vocabulary * self.model.hidden / self.plan.tp
+
+    @cached_property
+    def logits(self) -> float:
+        """Logits of one micro-batch on one rank."""
+        return self.tokens * self.vocabulary / self.plan.tp
 
     @cached_property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """(in, out) of a block's matrices, see `adapters.matrix_shapes`."""
+        """(in, out) of a block's matrices, by name."""
         return matrix_shapes(self.model)
 
-    def in_flight(self, stage: Stage) -> float:
-        """Blocks whose activations a rank of the stage holds at once, over all micro-batches."""
-        plan, v = self.plan, self.plan.virtual_stages
-        chunks = in_flight_closed(plan.schedule, stage.index, plan.pp, self.micro_batches, v)
-        return chunks * stage.layers / v
+    @cached_property
+    def shared(self) -> ModelShape:
+        """The model whose feed-forward layer is what stands beside its experts."""
+        return shared_model(self.model)
+
+    @cached_property
+    def in_flight(self) -> tuple[float, ...]:
+        """By stage: blocks whose activations a rank holds at once, over all micro-batches."""
+        plan, m, v = self.plan, self.micro_batches, self.plan.virtual_stages
+        return tuple(
+            in_flight_closed(plan.schedule, stage.index, plan.pp, m, v) * stage.layers / v
+            for stage in self.stages
+        )
 
     @cached_property
     def activations(self) -> Activations:

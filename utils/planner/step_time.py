@@ -87,7 +87,7 @@ def step_time(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batc
 def time_of_step(setup: ClusterSetup) -> StepTime:
     """`step_time` of a setup that is already checked."""
     dense, mixed = block_times(setup)
-    pieces = dense, mixed, head_time(setup), loss_time(setup)
+    pieces = dense, mixed, loss_time(setup), head_time(setup)
     times = {stage.kind: _stage_time(setup.plan, stage, pieces) for stage in setup.kinds}
     kinds = {stage.kind: _stage_work(setup, stage, times[stage.kind]) for stage in setup.kinds}
     work, m = max(kinds.values(), key=lambda w: w.total), setup.micro_batches
@@ -111,7 +111,7 @@ def _stage_time(
     plan: Plan, stage: Stage, pieces: tuple[BlockTime, BlockTime | None, BlockTime, BlockTime]
 ) -> BlockTime:
     """A stage's passes for one micro-batch, from a block, one with experts, the head and the loss."""
-    dense, mixed, head, loss = pieces
+    dense, mixed, loss, head = pieces
     blocks = dense.times(stage.layers - stage.expert_layers)
     if mixed:
         blocks += mixed.times(stage.expert_layers)
