@@ -21,8 +21,8 @@ def adapted(setup: ClusterSetup) -> BlockTime:
     """Adapters of a block, and unpacking the matrices that they stand beside, once a pass."""
     gpu, model, lora = setup.gpu, setup.model, setup.plan.lora
     assert lora is not None
-    forward, backward = adapter_seconds(gpu, model, lora, setup.tokens)
     unpacked = Parts(memory=unpack_seconds(gpu, model, lora))
+    forward, backward = adapter_seconds(gpu, model, lora, setup.tokens)
     return BlockTime(Parts(*forward) + unpacked, Parts(*backward) + unpacked)
 
 
@@ -35,9 +35,8 @@ def adapter_seconds(
     casts = width > CAST
     there_and_back = 2 * (CAST + lora.adapter_bytes) * (lora.adapter_bytes > width)
     for inner, outer in (shapes[name] for name in lora.targets):
-        both = _product(gpu, tokens, lora.rank, inner, width) + _product(
-            gpu, tokens, outer, lora.rank, width
-        )
+        sizes = (lora.rank, inner), (outer, lora.rank)
+        both = sum(_product(gpu, tokens, n, k, width) for n, k in sizes)
         forward, backward = forward + both, backward + 2 * both
         turned = (CAST + width) * casts
         moved_forward += inner * (turned + there_and_back) + outer * (5 * width + CAST + turned)

@@ -1,4 +1,4 @@
-"""Seconds of experts: routing, exchange and products of a block, and the end of the step.
+"""Seconds of experts: routing, exchange and products of a block.
 
 They are not calibrated: beside NVIDIA's published rates of Qwen 3 (Megatron-Bridge,
 docs/performance-summary.md, commit 067f987) most lie from 40% below to 40% above, and one layout's
@@ -10,11 +10,9 @@ from __future__ import annotations
 from utils.planner.collectives import (
     Group,
     all_gather_seconds,
-    all_reduce_seconds,
     all_to_all_seconds,
 )
-from utils.planner.experts import expert_replicas, expert_tp
-from utils.planner.fp8 import gathered_width
+from utils.planner.experts import expert_tp
 from utils.planner.kernels import matmul_seconds, memory_seconds
 from utils.planner.parts import BlockTime, Parts
 from utils.planner.setup import ClusterSetup, Setup
@@ -49,20 +47,3 @@ def expert_seconds(setup: ClusterSetup) -> BlockTime:
     in_expert = all_gather_seconds(setup.cluster, Group(split), whole * split)
     sent = 2 * to_experts + 2 * in_expert  # there and back
     return BlockTime(Parts(products, forward, sent), Parts(2 * products, backward, sent))
-
-
-def replica_seconds(setup: ClusterSetup, count: float) -> tuple[float, float]:
-    """Seconds of reducing the gradients of `count` expert parameters, and of gathering them back."""
-    plan, cluster, rules = setup.plan, setup.cluster, setup.rules
-    ranks = expert_replicas(plan)
-    if ranks == 1 or not count:
-        return 0.0, 0.0
-    group = Group(ranks, stride=plan.ep * expert_tp(plan), one_port=rules.one_port)
-    width, gathered = rules.reduce_bytes, gathered_width(plan)
-    calls = max(1.0, 2 * count / rules.bucket_size_bytes)
-    if plan.zero_stage == 0:
-        return all_reduce_seconds(cluster, group, width * count, calls), 0.0
-    return (
-        all_gather_seconds(cluster, group, width * count, calls),
-        all_gather_seconds(cluster, group, gathered * count, calls),
-    )

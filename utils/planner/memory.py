@@ -10,7 +10,7 @@ from utils.planner.moments import device_blocks, frees_gradients, moments
 from utils.planner.setup import Setup
 from utils.planner.stage_memory import PREDICTED, StageMemory
 from utils.planner.stages import Stage
-from utils.planner.states import buffer_bytes, dummy_gradient_bytes, host_bytes, states
+from utils.planner.states import buffer_bytes, dummy_gradient_bytes, host_bytes, states, step_bytes
 from utils.units import Category
 
 
@@ -37,7 +37,8 @@ def kind_memories(setup: Setup) -> tuple[StageMemory, ...]:
 
 def _stage_memory(setup: Setup, stage: Stage) -> StageMemory:
     lasting, on_host = _lasting(setup, stage), host_bytes(setup, stage)
-    held = moments(setup, stage)
+    step = {Category.TEMPORARIES: step_bytes(setup.plan, stage)}
+    held = moments(setup, stage) | {"step": step}
     if frees_gradients(setup):
         late = _late_gradients(stage, lasting.pop(Category.GRADIENTS))
         for name, moment in held.items():

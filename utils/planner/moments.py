@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from utils.planner.fp8 import gathered_held
 from utils.planner.layout import Plan
 from utils.planner.setup import Setup
 from utils.planner.stages import Stage
-from utils.planner.states import gradients_leave, stepped_parameters
+from utils.planner.states import gradients_leave
 from utils.units import Category
 
 LOGITS_AND_GRADIENT = 4  # bytes per logit: both, in 16 bits
@@ -17,9 +16,8 @@ Moments = dict[str, dict[Category, float]]
 
 
 def moments(setup: Setup, stage: Stage) -> Moments:
-    """Bytes on top of the lasting ones, by moment and category."""
-    held = _until_the_head(setup, stage) | _in_backward(setup, stage)
-    return held | {"step": {Category.TEMPORARIES: _step_bytes(setup.plan, stage)}}
+    """Bytes on top of the lasting ones in a micro-batch, by moment and category."""
+    return _until_the_head(setup, stage) | _in_backward(setup, stage)
 
 
 def _until_the_head(setup: Setup, stage: Stage) -> Moments:
@@ -95,7 +93,7 @@ def gathered_bytes(setup: Setup, stage: Stage) -> float:
     if plan.zero_stage < 3 or plan.shard_group == 1:
         return 0.0
     block, blocks = stage.widest_block, min(rules.gathered_blocks, stage.layers)
-    width, each = gathered_held(plan), rules.gathered_bytes
+    width, each = setup.gathered_held, rules.gathered_bytes
     if rules.keeps_ends:
         ends = stage.embedding_parameters + stage.head_parameters
         return each * ends + width * blocks * block
@@ -159,10 +157,3 @@ def _dequantized(setup: Setup, stage: Stage) -> float:
     if stage.head and lora.quantized_head:
         largest = max(largest, setup.model.vocabulary * setup.model.hidden)
     return 2 * largest / setup.plan.tp
-
-
-def _step_bytes(plan: Plan, stage: Stage) -> float:
-    """What the optimizer's step takes besides; on the host where the optimizer is there."""
-    if plan.lora is not None or plan.offload != "none":
-        return 0.0
-    return stepped_parameters(plan, stage) * plan.rules.step_gradient_bytes

@@ -15,6 +15,7 @@ from utils.planner.adapters import adapter_parameters, matrix_shapes
 from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.experts import shared_model
+from utils.planner.fp8 import gathered_held, gathered_width
 from utils.planner.frameworks import Framework
 from utils.planner.layout import Plan, changed
 from utils.planner.schedules import in_flight_closed
@@ -100,6 +101,12 @@ class Setup:
         return matrix_shapes(self.model)
 
     @cached_property
+    def launched(self) -> tuple[int, int]:
+        """Operations that the host launches for one block, forward and backward; 0 where fused."""
+        launches = self.rules.launches
+        return launches.passes(self.plan.lora, len(self.matrices)) if launches else (0, 0)
+
+    @cached_property
     def shared(self) -> ModelShape:
         """The model whose feed-forward layer is what stands beside its experts."""
         return shared_model(self.model)
@@ -117,6 +124,16 @@ class Setup:
     def activations(self) -> Activations:
         """What a micro-batch leaves in the blocks of each kind of stage."""
         return Activations(self.model, self.plan, self.batch.sequence_length, self.kinds)
+
+    @property
+    def gathered_width(self) -> float:
+        """Bytes that ZeRO gathers of a parameter of a block."""
+        return gathered_width(self.plan)
+
+    @property
+    def gathered_held(self) -> float:
+        """Bytes that such a parameter takes once it is gathered."""
+        return gathered_held(self.plan)
 
     def varied(self, fields: dict[str, Any]) -> Self:
         """The same setup with another `zero_stage` or `offload`, and all that is computed."""

@@ -129,3 +129,10 @@ def _adapter_states(setup: Setup, stage: Stage, offload: str) -> dict[Category, 
         Category.GRADIENTS: adapters / n[2],
         Category.OPTIMIZER_STATE: 2 * adapters / n[1] * (offload == "none"),
     }
+
+
+def step_bytes(plan: Plan, stage: Stage) -> float:
+    """What the optimizer's step takes besides; on the host where the optimizer is there."""
+    if plan.lora is not None or plan.offload != "none":
+        return 0.0
+    return stepped_parameters(plan, stage) * plan.rules.step_gradient_bytes

@@ -10,9 +10,7 @@ from utils.planner.collectives import (
     broadcast_seconds,
     in_training,
 )
-from utils.planner.expert_time import replica_seconds
-from utils.planner.experts import expert_replicas
-from utils.planner.fp8 import gathered_width
+from utils.planner.experts import expert_replicas, expert_tp
 from utils.planner.kernels import memory_seconds
 from utils.planner.layout import Plan
 from utils.planner.parts import BlockTime
@@ -43,10 +41,9 @@ def step_end(setup: ClusterSetup, stage: Stage, passes: BlockTime) -> tuple[floa
     plan, rules, m = setup.plan, setup.rules, setup.micro_batches
     forward, backward = passes.forward.total, passes.backward.total + passes.recompute.total
     count, experts = setup.trained[stage.kind], stage.expert_parameters
-    gradients, parameters = data_parallel_seconds(setup, count - experts, stage.tensors)
-    shared = replicas_seconds(setup, count - experts, stage.tensors)
+    gradients, parameters, shared = data_parallel_seconds(setup, count - experts, stage.tensors)
     if experts:
-        theirs = replica_seconds(setup, experts)
+        theirs = expert_replica_seconds(setup, experts)
         gradients, parameters = gradients + theirs[0], parameters + theirs[1]
     window = _beside(plan)
     first = _seen(parameters, window * forward * rules.overlap_parameters)
@@ -103,41 +100,48 @@ def _update_seconds(setup: ClusterSetup, count: float) -> float:
 
 def data_parallel_seconds(
     setup: ClusterSetup, count: float, tensors: int = 1
-) -> tuple[float, float]:
-    """Seconds of reducing the gradients of `count` parameters, and of gathering parameters back.
+) -> tuple[float, float, float]:
+    """Seconds of reducing gradients, gathering parameters back, and adding up between groups.
 
     They go bucket by bucket; FSDP shards and gathers block by block, others every one of the
     `tensors` by itself. With fewer ranks in a group than there are (HSDP) the groups add up their
-    shards besides, see `replicas_seconds`.
+    shards of the gradients besides.
     """
     cluster, plan, rules = setup.cluster, setup.plan, setup.rules
-    ranks = plan.dp * plan.cp
-    group = Group(plan.shard_group if plan.zero_stage else ranks, plan.tp, rules.one_port)
-    width, calls = rules.reduce_bytes * count, _calls(plan, count, tensors)
+    buckets, calls = _buckets(plan, count), _calls(plan, count, tensors)
+    ranks, width = plan.dp * plan.cp, rules.reduce_bytes * count
+    everyone = Group(ranks, plan.tp, rules.one_port)
     if plan.zero_stage == 0:
-        return all_reduce_seconds(cluster, group, width, _buckets(plan, count)), 0.0
-    gathered = gathered_width(plan) * count
+        return all_reduce_seconds(cluster, everyone, width, buckets), 0.0, 0.0
+    sharing, gathered = plan.shard_group, setup.gathered_width * count
+    group = Group(sharing, plan.tp, rules.one_port)
     if plan.zero_stage == 1 and rules.broadcasts:
-        owners = min(group.ranks, max(1, tensors // BLOCK_TENSORS))
+        owners = min(sharing, max(1, tensors // BLOCK_TENSORS))
         gather = broadcast_seconds(cluster, group, gathered, owners)
     else:
         gather = all_gather_seconds(cluster, group, gathered, calls)
     if plan.zero_stage == 1 and rules.whole_gradients:
-        everyone = Group(ranks, plan.tp, rules.one_port)
-        return all_reduce_seconds(cluster, everyone, width, _buckets(plan, count)), gather
-    return all_gather_seconds(cluster, group, width, calls), gather
-
-
-def replicas_seconds(setup: ClusterSetup, count: float, tensors: int = 1) -> float:
-    """Seconds in which groups that shard among themselves add up their shards of the gradients."""
-    plan, rules = setup.plan, setup.rules
-    ranks = plan.dp * plan.cp
-    sharing = plan.shard_group if plan.zero_stage else ranks
-    if plan.zero_stage == 1 and rules.whole_gradients:
-        return 0.0
+        return all_reduce_seconds(cluster, everyone, width, buckets), gather, 0.0
     replicas = Group(ranks // sharing, plan.tp * sharing, rules.one_port)
-    calls = _calls(plan, count, tensors)
-    return all_reduce_seconds(setup.cluster, replicas, rules.reduce_bytes * count / sharing, calls)
+    between = all_reduce_seconds(cluster, replicas, width / sharing, calls)
+    return all_gather_seconds(cluster, group, width, calls), gather, between
+
+
+def expert_replica_seconds(setup: ClusterSetup, count: float) -> tuple[float, float]:
+    """Seconds of reducing the gradients of `count` expert parameters, and of gathering them back."""
+    plan, cluster, rules = setup.plan, setup.cluster, setup.rules
+    ranks = expert_replicas(plan)
+    if ranks == 1 or not count:
+        return 0.0, 0.0
+    group = Group(ranks, stride=plan.ep * expert_tp(plan), one_port=rules.one_port)
+    width, gathered = rules.reduce_bytes, setup.gathered_width
+    calls = _buckets(plan, count)
+    if plan.zero_stage == 0:
+        return all_reduce_seconds(cluster, group, width * count, calls), 0.0
+    return (
+        all_gather_seconds(cluster, group, width * count, calls),
+        all_gather_seconds(cluster, group, gathered * count, calls),
+    )
 
 
 def _buckets(plan: Plan, count: float) -> float:

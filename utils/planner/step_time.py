@@ -93,6 +93,7 @@ def time_of_step(setup: ClusterSetup) -> StepTime:
     work, m = max(kinds.values(), key=lambda w: w.total), setup.micro_batches
     all_stages = sum(kinds[stage.kind].total for stage in setup.stages)
     fill = (all_stages - work.total) / setup.plan.virtual_stages
+    sends = _sends(setup, work.total)
     largest = max(setup.kinds, key=lambda stage: setup.trained[stage.kind])
     exposed, update = step_end(setup, largest, times[largest.kind])
     return StepTime(
@@ -101,7 +102,7 @@ def time_of_step(setup: ClusterSetup) -> StepTime:
         recompute=m * work.recompute,
         tensor_parallel=m * work.communication,
         launch=m * work.launch,
-        pipeline=fill + _sends(setup, work.total),
+        pipeline=fill + sends,
         data_parallel=exposed,
         optimizer=update,
     )
@@ -164,7 +165,7 @@ def launch_seconds(setup: Setup, stage: Stage) -> tuple[float, float]:
     plan, launches = setup.plan, setup.rules.launches
     if launches is None:
         return 0.0, 0.0
-    forward, backward = launches.passes(plan.lora, len(setup.matrices))
+    forward, backward = setup.launched
     some = stage.layers
     if plan.recompute_layers is not None:
         some = min(plan.recompute_layers, stage.layers)
