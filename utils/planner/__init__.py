@@ -6,6 +6,7 @@ from utils.planner.adapters import Lora
 from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster, network
 from utils.planner.compare import compare_plans, plan_name
+from utils.planner.conventions import Framework
 from utils.planner.cost import Cost, Storage, cost
 from utils.planner.decision import Option, Ranked, decide, winners
 from utils.planner.estimate import Estimate, estimate
@@ -16,7 +17,7 @@ from utils.planner.explain import (
     why_it_does_not_fit,
 )
 from utils.planner.export import Export, export
-from utils.planner.frameworks import FRAMEWORKS, Framework, framework
+from utils.planner.frameworks import FRAMEWORKS, framework
 from utils.planner.goodput import FailureRate, Goodput, goodput
 from utils.planner.layout import Plan
 from utils.planner.memory import memory

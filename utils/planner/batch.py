@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.catalog.rules import keep_whole
+from utils.catalog.rules import divides, keep_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,3 +27,19 @@ class Batch:
     def tokens(self) -> int:
         """Tokens of one optimizer step."""
         return self.sequences * self.sequence_length
+
+    def micro_batches(self, replicas: int, size: int) -> int:
+        """Micro-batches of so many sequences that one replica passes through, m.
+
+        Raises:
+            ValueError: the batch does not divide into them.
+        """
+        share = replicas * size
+        if share > self.sequences:
+            raise ValueError(
+                f"micro_batch {size} on {replicas} replicas needs {share} sequences, and the batch "
+                f"has {self.sequences}. Largest micro_batch here: "
+                f"{self.sequences // replicas or 'none, lower dp'}."
+            )
+        divides("dp * micro_batch", share, "sequences of the batch", self.sequences)
+        return self.sequences // share

@@ -93,7 +93,7 @@ def _experts(task: Task, plan: Plan) -> list[dict[str, Any]]:
     ranks, width = plan.dp * plan.cp * plan.tp, task.model.expert_width
     return [
         {"ep": ep, "expert_tp": split}
-        for ep, split in itertools.product(task.ep_sizes, task.space.expert_tp)
+        for ep, split in itertools.product(task.space.ep_sizes(task.model), task.space.expert_tp)
         if ranks % (ep * (split or plan.tp)) == 0 and width % (split or plan.tp) == 0
     ]
 
@@ -124,7 +124,7 @@ def _layouts(task: Task) -> Iterator[tuple[int, int, int]]:
     for tp in (t for t in range(1, min(gpus, task.largest_tp) + 1) if gpus % t == 0):
         if model.heads % tp or model.feedforward % tp:
             continue
-        for cp in (c for c in task.cp_sizes if gpus % (tp * c) == 0):
+        for cp in (c for c in task.space.cp_sizes(batch) if gpus % (tp * c) == 0):
             if batch.sequence_length % (tp * cp):
                 continue
             for pp in range(1, min(model.layers, gpus // (tp * cp)) + 1):

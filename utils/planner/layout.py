@@ -10,7 +10,8 @@ from utils.catalog.rules import divides, keep_whole, of_kind, one_of, whole
 from utils.parallel.dims import ParallelDims
 from utils.planner.adapters import Lora
 from utils.planner.batch import Batch
-from utils.planner.frameworks import FRAMEWORKS, Framework, framework
+from utils.planner.conventions import Framework
+from utils.planner.frameworks import FRAMEWORKS, framework
 
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "gpipe")
@@ -204,15 +205,7 @@ class Plan:
         Raises:
             ValueError: the batch does not divide into them.
         """
-        share = self.dp * self.micro_batch
-        if share > batch.sequences:
-            raise ValueError(
-                f"micro_batch {self.micro_batch} on {self.dp} replicas needs {share} sequences, "
-                f"and the batch has {batch.sequences}. Largest micro_batch here: "
-                f"{batch.sequences // self.dp or 'none, lower dp'}."
-            )
-        divides("dp * micro_batch", share, "sequences of the batch", batch.sequences)
-        return batch.sequences // share
+        return batch.micro_batches(self.dp, self.micro_batch)
 
     def check(self, model: ModelShape | str, batch: Batch) -> None:
         """Hold the plan against a model and a batch.

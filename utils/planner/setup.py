@@ -14,9 +14,9 @@ from utils.planner.activations import Activations
 from utils.planner.adapters import adapter_parameters, matrix_shapes
 from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
+from utils.planner.conventions import Framework
 from utils.planner.experts import shared_model
-from utils.planner.fp8 import gathered_held, gathered_width
-from utils.planner.frameworks import Framework
+from utils.planner.fp8 import FP8_COPIES, kept_in_fp8
 from utils.planner.layout import Plan, changed
 from utils.planner.schedules import in_flight_closed
 from utils.planner.stages import Kind, Stage, distinct, padded_vocabulary, stages
@@ -31,8 +31,8 @@ class Setup:
         plan: How it is laid out.
         batch: The global batch of one optimizer step.
 
-    What follows from them is computed once. None of it depends on ZeRO's stage or on offload, so
-    that `varied` hands it on.
+    What follows from them is computed once, and `varied` hands it on: nothing that is cached here
+    depends on ZeRO's stage or on offload.
     """
 
     model: ModelShape
@@ -127,13 +127,19 @@ class Setup:
 
     @property
     def gathered_width(self) -> float:
-        """Bytes that ZeRO gathers of a parameter of a block."""
-        return gathered_width(self.plan)
+        """Bytes that ZeRO gathers of a parameter of a block: fp8 where the framework keeps it so.
+
+        MXFP8 is gathered in 16 bits: its two copies have other scales, so each rank makes both
+        (Megatron-Bridge, `reuse_grad_buf_for_mxfp8_param_ag`).
+        """
+        in_fp8 = self.plan.precision == "fp8" and kept_in_fp8(self.plan)
+        return 1.0 if in_fp8 else self.rules.gathered_bytes
 
     @property
     def gathered_held(self) -> float:
-        """Bytes that such a parameter takes once it is gathered."""
-        return gathered_held(self.plan)
+        """Bytes that a gathered parameter of a block takes: with its copies in fp8, or these alone."""
+        copies = FP8_COPIES[self.plan.precision]
+        return copies + self.rules.gathered_bytes * (not kept_in_fp8(self.plan))
 
     def varied(self, fields: dict[str, Any]) -> Self:
         """The same setup with another `zero_stage` or `offload`, and all that is computed."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from utils.catalog import ModelShape
 from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
-from utils.planner.frameworks import Framework
+from utils.planner.conventions import Framework
 from utils.planner.layout import Plan
 from utils.planner.setup import ClusterSetup
 
@@ -96,16 +96,6 @@ class Task:
         return ClusterSetup(self.model, plan, self.batch, self.cluster)
 
     @property
-    def cp_sizes(self) -> tuple[int, ...]:
-        """Context-parallel sizes that are tried."""
-        return self.space.cp_sizes(self.batch)
-
-    @property
-    def ep_sizes(self) -> tuple[int, ...]:
-        """Expert-parallel sizes that are tried."""
-        return self.space.ep_sizes(self.model)
-
-    @property
     def largest_tp(self) -> int:
         """Tensor parallelism is tried up to this."""
         return self.space.largest_tp or self.cluster.gpus_per_node
@@ -113,12 +103,12 @@ class Task:
     def why_empty(self) -> str:
         """Why a space holds no plan: the first of its choices that divides nothing."""
         model, batch, gpus = self.model, self.batch, self.cluster.gpus
-        if not self.ep_sizes:
+        if not self.space.ep_sizes(model):
             return (
                 f"No ep of {self.space.ep} divides {model.num_experts} experts. Nearest: ep=None, which "
                 "tries every power of two that does."
             )
-        if not any(batch.sequence_length % cp == 0 for cp in self.cp_sizes):
+        if not any(batch.sequence_length % cp == 0 for cp in self.space.cp_sizes(batch)):
             return (
                 f"No cp of {self.space.cp} divides {batch.sequence_length} tokens of a sequence. "
                 "Nearest: cp=None, which tries powers of two from 16,384 tokens on."
@@ -132,8 +122,12 @@ class Task:
     def __str__(self) -> str:
         """The space in one clause, for a reader who asks what "exact" means."""
         space = self.space
-        said = [f"tp up to {self.largest_tp}", "every pp", _listed("cp", self.cp_sizes)]
-        said += [_listed("ep", self.ep_sizes)] * bool(self.model.num_experts)
+        said = [
+            f"tp up to {self.largest_tp}",
+            "every pp",
+            _listed("cp", space.cp_sizes(self.batch)),
+        ]
+        said += [_listed("ep", space.ep_sizes(self.model))] * bool(self.model.num_experts)
         said += [
             _listed("ZeRO", space.zero_stages),
             f"micro-batches up to {space.largest_micro_batch}",

@@ -6,9 +6,9 @@ parameter, K = 12, N ranks hold 4 + 12/N, 2 + 14/N and 16/N bytes per parameter 
 
 from __future__ import annotations
 
+from utils.planner.conventions import Framework
 from utils.planner.experts import expert_replicas, expert_tp
 from utils.planner.fp8 import quantized_bytes
-from utils.planner.frameworks import Framework
 from utils.planner.layout import Plan
 from utils.planner.setup import Setup
 from utils.planner.stages import Stage
