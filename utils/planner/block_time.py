@@ -117,8 +117,8 @@ def _matrices(setup: ClusterSetup, dense: ModelShape, products: Products) -> Blo
     if plan.overlap_tp:
         passed = _behind(passed, forward, plan.tp)
         passed_back = _behind(passed_back, backward, plan.tp)
-    if dense is not setup.model and not setup.model.shared_feedforward:
-        passed, passed_back = passed / 2, passed_back / 2  # experts have an exchange of their own
+    if dense.feedforward == 1:  # attention alone: experts have an exchange of their own
+        passed, passed_back = passed / 2, passed_back / 2
     there = Parts(forward, moved[0], passed + around)
     return BlockTime(there, Parts(backward, moved[1], passed_back + 2 * around))
 
