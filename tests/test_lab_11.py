@@ -29,7 +29,13 @@ def test_each_job_has_one_cause_that_matters() -> None:
         job, healthy = unknown_job(name), SlowJob().step().step_seconds
         gains = {
             cause: job.step().step_seconds - job.fixed(cause).step().step_seconds
-            for cause in ("slow_nodes", "weak_ports", "bucket_bytes", "reduced_passes", "load_seconds")
+            for cause in (
+                "slow_nodes",
+                "weak_ports",
+                "bucket_bytes",
+                "reduced_passes",
+                "load_seconds",
+            )
         }
         largest, second = sorted(gains.values(), reverse=True)[:2]
         assert largest > 0.1 * healthy, f"job {name}: nothing is slow"

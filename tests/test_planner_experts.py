@@ -10,9 +10,11 @@ import pytest
 from evidence.validation import megatron_experts
 from utils.catalog import model_shape
 from utils.planner import Batch, Cluster, Plan, Space, estimate, memory, search, worst
-from utils.planner.collectives import Group
-from utils.planner.experts import all_to_all_seconds, expert_replicas, routed_tokens
+from utils.planner.collectives import Group, all_to_all_seconds
+from utils.planner.expert_time import routed_tokens
+from utils.planner.experts import expert_replicas
 from utils.planner.fp8 import FP8_COPIES
+from utils.planner.setup import Setup
 from utils.planner.stages import stages
 from utils.planner.states import host_bytes, states
 from utils.units import Category
@@ -62,7 +64,7 @@ def test_the_model_is_whole_on_one_rank() -> None:
 def test_zero_shards_experts_over_their_own_replicas() -> None:
     plan = replace(SPREAD, ep=4)
     first = stages(MIXTRAL, plan)[1]
-    held = states(MIXTRAL, plan, first)[Category.OPTIMIZER_STATE]
+    held = states(Setup(MIXTRAL, plan, LONG), first)[Category.OPTIMIZER_STATE]
     experts = first.expert_parameters
     assert expert_replicas(plan) == 4
     assert held == pytest.approx(12 * ((first.parameters - experts) / 8 + experts / 4))
@@ -81,7 +83,8 @@ def test_more_experts_a_token_keep_and_compute_more() -> None:
     two = estimate(replace(MIXTRAL, experts_per_token=4), H100, SPREAD, LONG)
     kept = [row.peak.bytes_by_category["activations"] for row in (one, two)]
     assert kept[1] > 1.2 * kept[0] and two.time.matmul > 1.5 * one.time.matmul
-    assert routed_tokens(MIXTRAL, SPREAD, 4096) == 2 * 4096 / 2
+    setup = Setup(MIXTRAL, SPREAD, LONG)
+    assert routed_tokens(setup) == 2 * setup.tokens / 2
 
 
 def test_expert_parallelism_across_nodes_pays_for_the_network() -> None:
@@ -119,8 +122,8 @@ def test_fp8_is_faster_and_keeps_copies_of_the_matrices() -> None:
 def test_without_a_distributed_optimizer_parameters_stay_beside_their_copies() -> None:
     plan = Plan(dp=8, precision="fp8")
     (stage,) = stages(LLAMA, plan)
-    more, less = (states(LLAMA, replace(plan, precision=kind), stage)[Category.PARAMETERS]
-                  for kind in ("fp8", "bf16"))  # fmt: skip
+    setups = (Setup(LLAMA, replace(plan, precision=kind), LONG) for kind in ("fp8", "bf16"))
+    more, less = (states(setup, stage)[Category.PARAMETERS] for setup in setups)
     assert more - less == 2 * stage.block_parameters
 
 
@@ -266,7 +269,7 @@ def test_fp8_on_a_card_without_it() -> None:
 def test_a_host_without_the_memory_that_offload_needs() -> None:
     small = Cluster(gpu="A100-80GB", nodes=1, host_memory_bytes=64e9)
     plan = Plan(dp=8, zero_stage=1, offload="optimizer")
-    assert host_bytes(LLAMA, plan, stages(LLAMA, plan)[0]) > 0
+    assert host_bytes(Setup(LLAMA, plan, LONG), stages(LLAMA, plan)[0]) > 0
     with pytest.raises(
         ValueError, match="Offload puts .* GiB into the memory of each node, which has 59.60"
     ):

@@ -9,13 +9,18 @@ import pytest
 from evidence.validation.comparison import summarize
 from evidence.validation.offload import comparisons, zero_offload_comparisons
 from utils.catalog import model_shape
-from utils.planner import Lora, Plan
+from utils.planner import Batch, Lora, Plan
 from utils.planner.offload import SCHEMES, step_seconds
-from utils.planner.stages import stages
+from utils.planner.setup import Setup
 from utils.planner.states import host_bytes, states
 from utils.units import Category
 
 LLAMA = model_shape("llama-2-7b")
+BATCH = Batch(sequences=64, sequence_length=2048)
+
+
+def _setup(plan: Plan) -> Setup:
+    return Setup(LLAMA, plan, BATCH)
 
 
 def test_states_are_whole() -> None:
@@ -27,24 +32,26 @@ def test_states_are_whole() -> None:
 @pytest.mark.parametrize("offload", ["optimizer", "parameters"])
 def test_what_adapters_leave_the_card_is_on_the_host(offload: str) -> None:
     plan = Plan(framework="bf16", lora=Lora(), zero_stage=3)
-    gone = replace(plan, offload=offload)
-    (stage,) = stages(LLAMA, plan)
-    left = sum(states(LLAMA, plan, stage).values()) - sum(states(LLAMA, gone, stage).values())
-    assert host_bytes(LLAMA, gone, stage) == left > 0, f"{offload}: bytes are lost"
-    assert host_bytes(LLAMA, plan, stage) == 0, "without offload nothing is on the host"
+    here, gone = _setup(plan), _setup(replace(plan, offload=offload))
+    (stage,) = here.stages
+    left = sum(states(here, stage).values()) - sum(states(gone, stage).values())
+    assert host_bytes(gone, stage) == left > 0, f"{offload}: bytes are lost"
+    assert host_bytes(here, stage) == 0, "without offload nothing is on the host"
 
 
 def test_from_zero_2_on_gradients_leave_with_the_optimizer() -> None:
     """Two bytes a parameter stay, and sixteen lie on the host: the scheme "gradients, too"."""
     plan = Plan(framework="deepspeed", zero_stage=2, offload="optimizer")
-    (stage,) = stages(LLAMA, plan)
-    held, scheme = states(LLAMA, plan, stage), SCHEMES["gradients, too"]
+    (stage,) = _setup(plan).stages
+    held, scheme = states(_setup(plan), stage), SCHEMES["gradients, too"]
     assert sum(held.values()) == scheme.device_bytes * stage.parameters, "2 bytes stay"
-    assert host_bytes(LLAMA, plan, stage) == scheme.host_bytes * stage.parameters, "16 on the host"
+    assert host_bytes(_setup(plan), stage) == scheme.host_bytes * stage.parameters, "16 on the host"
     first = replace(plan, zero_stage=1)
-    assert states(LLAMA, first, stage)[Category.GRADIENTS] > 0, "ZeRO-1 keeps whole gradients"
+    assert states(_setup(first), stage)[Category.GRADIENTS] > 0, "ZeRO-1 keeps whole gradients"
     by_megatron = replace(plan, framework="megatron")
-    assert states(LLAMA, by_megatron, stage)[Category.GRADIENTS] > 0, "its buffer stays on the card"
+    assert states(_setup(by_megatron), stage)[Category.GRADIENTS] > 0, (
+        "its buffer stays on the card"
+    )
 
 
 @pytest.mark.parametrize(

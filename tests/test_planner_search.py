@@ -26,8 +26,8 @@ from utils.planner import (
 )
 from utils.planner.bounds import least_bytes
 from utils.planner.choice import ERROR, complexity
-from utils.planner.memory import fullest
-from utils.planner.stages import distinct, stages
+from utils.planner.memory import kind_memories
+from utils.planner.setup import Setup
 from utils.units import GIB
 
 BIG = model_shape("megatron-175b")
@@ -101,26 +101,22 @@ def test_bounds_are_below_what_they_bound(index, space):
     cluster, batch = Cluster(gpu="A100-80GB", nodes=2), Batch(sequences=64, sequence_length=2048)
     plans = list(candidates(BIG, cluster, batch, space))
     plan = plans[index % len(plans)]
-    rows, places = memory(BIG, plan, batch), distinct(stages(BIG, plan))
-    assert least_bytes(BIG, plan, places) <= worst(rows).needed_bytes
-    assert fullest(BIG, plan, batch, places).needed_bytes == worst(rows).needed_bytes
+    setup, fullest_stage = Setup(BIG, plan, batch), worst(memory(BIG, plan, batch))
+    assert least_bytes(setup) <= fullest_stage.needed_bytes
+    assert worst(kind_memories(setup)).needed_bytes == fullest_stage.needed_bytes
 
 
 def test_a_search_walks_a_layout_once(monkeypatch):
-    """Counts of a stage depend on tp and pp alone; only plans that are estimated walk again."""
+    """Counts of a stage depend on tp and pp alone, and estimates take what the bounds took."""
     cluster, batch = Cluster(gpu="A100-80GB", nodes=8), Batch(sequences=256, sequence_length=2048)
-    walked = []
-
-    def counted(model, plan):
-        walked.append((plan.tp, plan.pp))
-        return stages(model, plan)
-
-    for module in ("search", "memory", "step_time"):
-        monkeypatch.setattr(sys.modules[f"utils.planner.{module}"], "stages", counted)
+    walked, module = [], sys.modules["utils.planner.stages"]
+    module._walked.cache_clear()
+    counted = module.block_parameters
+    monkeypatch.setattr(module, "block_parameters", lambda *a: walked.append(a) or counted(*a))
     found = search(BIG, cluster, batch)
     layouts = {(plan.tp, plan.pp) for plan in candidates(BIG, cluster, batch, Space())}
     assert found.considered > 10 * len(layouts)
-    assert len(walked) == len(layouts) + 2 * found.estimated  # once for memory, once for time
+    assert len(walked) == len(layouts)
 
 
 def test_175b_on_64_gpus_is_explained():

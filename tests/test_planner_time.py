@@ -46,6 +46,7 @@ from utils.planner.kernels import (
     shape_efficiency,
 )
 from utils.planner.schedules import order, run
+from utils.planner.setup import ClusterSetup
 from utils.planner.step_end import data_parallel_seconds
 from utils.units import GB, Evidence
 
@@ -185,7 +186,8 @@ def test_backward_hides_tensor_parallel_collectives_where_the_framework_does():
 
 def test_hidden_collectives_still_cost_a_share(monkeypatch):
     plan, cluster = Plan(dp=64, zero_stage=1), _cluster(64)
-    hidden = sum(data_parallel_seconds(cluster, plan, GPT.parameter_count))
+    setup = ClusterSetup(GPT, plan, BATCH, cluster)
+    hidden = sum(data_parallel_seconds(setup, GPT.parameter_count))
     share = calibration.CONTENTION
     with_cost = step_time(GPT, cluster, plan, BATCH).data_parallel
     monkeypatch.setattr(calibration, "CONTENTION", 0.0)

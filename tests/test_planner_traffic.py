@@ -10,6 +10,7 @@ from three_cases import LESSON, lesson_names
 from utils.catalog import ModelShape
 from utils.lessons.lesson_14.placement import crossing_bytes, layouts, places
 from utils.planner import Batch, Cluster, Plan, axis_bytes, estimate, framework, ring_bytes
+from utils.planner.setup import ClusterSetup
 from utils.planner.step_end import data_parallel_seconds
 from utils.simulation import simulate
 
@@ -114,10 +115,12 @@ def test_hybrid_sharding_takes_its_gathers_off_the_network():
     cluster = Cluster(gpu="A100-80GB", nodes=8, network_bytes_per_second=1.25e9)
     whole = Plan(dp=64, zero_stage=3, framework="fsdp")
     inside = replace(whole, shard_ranks=8)
-    flat, hybrid = (data_parallel_seconds(cluster, plan, 1e9, 100) for plan in (whole, inside))
+    batch = Batch(sequences=64, sequence_length=2048)
+    setups = (ClusterSetup(SHAPE, plan, batch, cluster) for plan in (whole, inside))
+    flat, hybrid = (data_parallel_seconds(setup, 1e9, 100) for setup in setups)
     assert hybrid[1] < flat[1] / 50
     assert hybrid[0] > hybrid[1]
-    found = estimate("llama-3.2-1b", cluster, inside, Batch(sequences=64, sequence_length=2048))
+    found = estimate("llama-3.2-1b", cluster, inside, batch)
     assert found.step_seconds > 0
 
 

@@ -1,217 +1,100 @@
-"""What a block keeps for its backward pass, tensor by tensor.
-
-For the GPT family the table is Korthikanti et al. 2022 (arXiv:2205.05198), section 4.1: with
-dropout, unfused attention and GELU its sum is s*b*h*(34 + 5*a*s/h), their equation 1; with tensor
-parallelism 10 + 24/t + 5*a*s/(h*t), equation 2; with sequence parallelism all is divided by t,
-equation 4. For the Llama family the same count with RMSNorm, grouped queries and SwiGLU gives
-
-    s*b * (4h [norm inputs] + 4h [norm outputs] + 2h + 2h [q, attention output]
-           + 4*h*g/a [k, v] + 4f [gate, up] + 2f [their product] (+ 2f [silu, where unfused]))
-
-in two bytes an element, g the key-value heads, f the feed-forward width. Flash attention keeps
-its output and one float32 per head and token in place of the scores (Dao et al. 2022,
-arXiv:2205.14135, section 3.1).
-"""
+"""Bytes of activations: what blocks keep from forward to backward, and what is alive inside one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from utils.catalog import ModelShape
-from utils.planner.adapters import Lora, kept_inputs
-from utils.planner.experts import expert_tp, shared_model
-from utils.planner.fp8 import FP8_SHARE
+from utils.planner.experts import expert_tp
 from utils.planner.layout import Plan, changed
-from utils.planner.stages import Stage
+from utils.planner.saved import Saved, on_rank, saved_tensors
+from utils.planner.stages import Kind, Stage
 
-CHUNKS_OF_LOSS = 8  # pieces of the tokens, where the loss is chunked
+# What a token's tensors do not depend on: with it left out, thousands of plans are one.
+ELSEWHERE = {
+    **dict.fromkeys(("dp", "pp", "cp", "ep", "virtual_stages", "micro_batch"), 1),
+    **dict.fromkeys(("shard_ranks", "recompute_layers")),
+    "zero_stage": 0,
+    "recompute": "none",
+    "offload": "none",
+    "partition": "even",
+    "schedule": "1f1b",
+}
 
 
 @dataclass(frozen=True)
-class Saved:
-    """One tensor that a block keeps.
+class Activations:
+    """What one micro-batch leaves in the blocks of each kind of stage, in bytes on one rank.
 
     Attributes:
-        name: What it is.
-        bytes_per_token: Over all tp ranks together.
-        split: "tp": divided by tp; "sequence": divided by tp only under sequence parallelism;
-            "gathered": as "sequence", unless the framework keeps it gathered; "routed": tokens at
-            their experts, divided by the tp ranks that do not share an expert.
-        scores: It is part of the attention scores, which selective recompute drops.
-        for_weights: It is kept only for the gradient of the matrix that reads it, so not under
-            LoRA, where that matrix is frozen.
-        of_norm: It belongs to a norm, whose weights are never quantized.
+        model, plan: What is laid out, and how.
+        sequence_length: Tokens in a sequence, before context parallelism splits it.
+        kinds: A stage of each kind.
     """
 
-    name: str
-    bytes_per_token: float
-    split: str = "tp"
-    scores: bool = False
-    for_weights: bool = False
-    of_norm: bool = False
+    model: ModelShape
+    plan: Plan
+    sequence_length: int
+    kinds: tuple[Stage, ...]
 
+    @cached_property
+    def kept(self) -> dict[Kind, float]:
+        """What an average block keeps: some may have experts, some recompute."""
+        return {stage.kind: self._kept(stage) for stage in self.kinds}
 
-def saved_tensors(
-    model: ModelShape, plan: Plan, sequence_length: int, experts: bool = False
-) -> tuple[Saved, ...]:
-    """Every tensor that one block keeps without recomputation; `experts`: a block that has some."""
-    if experts:
-        feedforward = _experts(model, plan)
-    else:
-        feedforward = _gelu(model, plan) if model.family == "gpt" else _swiglu(model, plan)
-    tensors = _attention(model, plan, sequence_length) + feedforward
-    lora = plan.lora
-    if lora is None:
-        return _in_fp8(tensors, plan) if plan.precision != "bf16" else tensors
-    inputs_kept = lora.keeps_inputs and lora.base != "bf16"
-    tensors = tuple(t for t in tensors if not t.for_weights or (inputs_kept and not t.of_norm))
-    return tensors + _adapters(model, plan, lora)
+    @cached_property
+    def working(self) -> dict[Kind, float]:
+        """What the backward pass of its largest block has beside what is kept."""
+        return {stage.kind: self._working(stage) for stage in self.kinds}
 
+    @cached_property
+    def block_input(self) -> float:
+        """The input of one block."""
+        return self._block("full")
 
-def _norm(model: ModelShape, plan: Plan, number: int) -> tuple[Saved, ...]:
-    """A fused norm keeps its input; RMSNorm in plain PyTorch a float32 copy and the normalized."""
-    h, width = model.hidden, plan.rules.residual_bytes
-    if model.family == "gpt" or not plan.rules.eager_norm:
-        if number == 2 and model.parallel_residual:
-            return ()  # its input is the first one's
-        return (Saved(f"norm {number} input", width * h, "sequence"),)
-    return (
-        Saved(f"norm {number} input in float32", 4 * h, "sequence"),
-        Saved(f"norm {number} normalized", width * h, "sequence", for_weights=True, of_norm=True),
-    )
+    def _block(self, recompute: str, experts: bool = False) -> float:
+        return block_bytes(self.model, self.plan, self.sequence_length, recompute, experts)
 
+    def _kept(self, stage: Stage) -> float:
+        how, some = self.plan.recompute, self.plan.recompute_layers
+        if not stage.layers:
+            return self._block(how)
+        again = 1.0 if some is None or how != "full" else min(1.0, some / stage.layers)
+        average = self._average(stage, how)
+        return again * average + ((1 - again) * self._average(stage, "none") if again < 1 else 0.0)
 
-def _attention(model: ModelShape, plan: Plan, s: int) -> tuple[Saved, ...]:
-    h, a, width = model.hidden, model.heads, plan.rules.residual_bytes
-    kv = model.key_value_heads * model.head_dim
-    q = model.attention_width
-    tensors = [
-        *_norm(model, plan, 1),
-        Saved("q, k, v input", width * h, "gathered", for_weights=True),
-        Saved("q, k, v", width * (q + 2 * kv)),
-        Saved("attention output", width * q),
-    ]
-    if model.qk_norm:
-        tensors.append(Saved("q, k before their norms", width * (q + kv)))
-    if plan.attention == "flash":
-        tensors.append(Saved("softmax statistics", 4 * a, scores=True))
-    else:
-        tensors.append(Saved("softmax output", width * a * s, scores=True))
-        if plan.dropout:
-            tensors.append(Saved("attention dropout mask", a * s, scores=True))
-            tensors.append(Saved("dropped-out scores", width * a * s, scores=True))
-    if plan.dropout:
-        tensors.append(Saved("dropout 1 mask", h, "sequence"))
-    return tuple(tensors)
+    def _average(self, stage: Stage, recompute: str) -> float:
+        kinds = {False: stage.layers - stage.expert_layers, True: stage.expert_layers}
+        sizes = (n * self._block(recompute, experts) for experts, n in kinds.items() if n)
+        return sum(sizes) / stage.layers
 
+    def _working(self, stage: Stage) -> float:
+        return max(
+            self._gradients(experts)
+            + self._block("none", experts)
+            - self._block(self.plan.recompute, experts)  # backward makes the rest again
+            for experts in {stage.expert_layers == stage.layers > 0, stage.expert_layers > 0}
+        )
 
-def _gelu(model: ModelShape, plan: Plan) -> tuple[Saved, ...]:
-    h, f, width = model.hidden, model.feedforward, plan.rules.residual_bytes
-    mask = (Saved("dropout 2 mask", model.hidden, "sequence"),) if plan.dropout else ()
-    return (
-        *_norm(model, plan, 2),
-        Saved("feed-forward input", width * h, "gathered", for_weights=True),
-        Saved("GELU input", width * f),
-        Saved("GELU output", width * f, for_weights=True),
-        *mask,
-    )
+    def _gradients(self, experts: bool) -> float:
+        """Gradients alive at once inside one block's backward pass.
 
-
-def _swiglu(model: ModelShape, plan: Plan) -> tuple[Saved, ...]:
-    h, f, width = model.hidden, model.feedforward, plan.rules.residual_bytes
-    unfused = () if plan.rules.fused_gate else (Saved("silu(gate)", width * f),)
-    return (
-        *_norm(model, plan, 2),
-        Saved("feed-forward input", width * h, "gathered", for_weights=True),
-        Saved("gate and up", 2 * width * f),
-        *unfused,
-        Saved("gated product", width * f, for_weights=True),
-    )
-
-
-def _experts(model: ModelShape, plan: Plan) -> tuple[Saved, ...]:
-    """Router, experts and shared experts (megatron/core/transformer/moe, read at d98e8a6).
-
-    Each token's row is kept once for every expert it goes to: as it arrives, after the first
-    matrix, and with the router's probability, which the activation multiplies in. The router keeps
-    its input's float32 logits and probabilities.
-    """
-    h, width, k = model.hidden, plan.rules.residual_bytes, model.experts_per_token or 0
-    f = k * model.expert_width / expert_tp(plan)
-    sides, names = (2, "gate and up") if model.family == "llama" else (1, "GELU input")
-    weighted = model.family == "gpt"  # SwiGLU and the probability are one kernel, GELU is not
-    beside: tuple[Saved, ...] = ()
-    if model.shared_feedforward:
-        dense = (_gelu if model.family == "gpt" else _swiglu)(shared_model(model), plan)
-        beside = dense[len(_norm(model, plan, 2)) :]
-    mask = (Saved("dropout 2 mask", h, "sequence"),) if plan.dropout and not beside else ()
-    return (
-        *_norm(model, plan, 2),
-        Saved("router input", width * h, "sequence"),
-        Saved("router logits and probabilities", 3 * 4 * (model.num_experts or 0), "sequence"),
-        Saved("expert input", width * k * h, "routed", for_weights=True),
-        Saved(f"experts' {names}", width * sides * f, "routed"),
-        Saved("experts' product", width * f, "routed", for_weights=True),
-        *((Saved("GELU output before its weight", width * f, "routed"),) if weighted else ()),
-        *(tensor for tensor in beside if tensor.name != "feed-forward input"),
-        *mask,
-    )
-
-
-def _in_fp8(tensors: tuple[Saved, ...], plan: Plan) -> tuple[Saved, ...]:
-    """Inputs of matrices are kept in fp8 alone, the attention's output in both types."""
-    share = FP8_SHARE[plan.precision]
-    smaller = tuple(
-        replace(t, bytes_per_token=t.bytes_per_token * share)
-        if t.for_weights and not t.of_norm
-        else t
-        for t in tensors
-    )
-    output = next(t for t in tensors if t.name == "attention output")
-    return (*smaller, replace(output, name="attention output in fp8",
-                              bytes_per_token=output.bytes_per_token * share))  # fmt: skip
-
-
-def _adapters(model: ModelShape, plan: Plan, lora: Lora) -> tuple[Saved, ...]:
-    """An adapter keeps its input in its own type, the mask of its dropout, and A(x)."""
-    values, masks = kept_inputs(model, lora, plan.rules.residual_bytes)
-    inner = lora.product_bytes * lora.rank * len(lora.targets)
-    return (
-        Saved("adapter inputs", values),
-        Saved("adapter dropout masks", masks),
-        Saved("adapter inner", inner),
-        *(_fused_adapters(model, plan, lora) if lora.fused else ()),
-    )
-
-
-def _fused_adapters(model: ModelShape, plan: Plan, lora: Lora) -> tuple[Saved, ...]:
-    """What litgpt's one matrix for q, k and v keeps besides (lit_gpt/model.py, lora.py at 8641822).
-
-    Values are a view of the whole product and hold all of it; grouped keys and values are expanded
-    to all heads and copied instead. Where one of the three has no adapter, `index_copy` puts the
-    update among zeros and keeps its source.
-    """
-    width, q = plan.rules.residual_bytes, model.attention_width
-    kv = model.key_value_heads * model.head_dim
-    beside = q + kv if kv == q else 2 * (q - kv)
-    widths = {"q": q, "k": kv, "v": kv}
-    placed = [size for name, size in widths.items() if name in lora.targets]
-    updates = sum(placed) * (len(placed) < len(widths))
-    return (
-        Saved("q, k, v of which the values are a view", width * beside),
-        Saved("adapters' updates before zeros", lora.product_bytes * updates),
-    )
-
-
-def on_rank(tensor: Saved, plan: Plan) -> float:
-    """Bytes per token of one tensor on one tp rank."""
-    if tensor.split == "routed":
-        return tensor.bytes_per_token * expert_tp(plan) / plan.tp
-    if tensor.split != "tp" and not plan.sequence_parallel:
-        return tensor.bytes_per_token
-    whole = plan.rules.gathered_inputs if tensor.split == "gathered" else 0.0
-    return tensor.bytes_per_token * (whole + (1 - whole) / plan.tp)
+        The gradient of the residual stream, with sequence parallelism also a gathered input; and the
+        widest inner step: GELU's two sides, SwiGLU's three, five where it is unfused (silu(gate),
+        up, gate, and both joined), or the scores and their gradient.
+        """
+        model, plan, s = self.model, self.plan, self.sequence_length
+        tokens, width = plan.micro_batch * s / plan.cp, plan.rules.residual_bytes
+        sides = 2 if model.family == "gpt" else 3 if plan.rules.fused_gate else 5
+        inner = width * model.feedforward * sides / plan.tp
+        if experts:
+            rows = (model.experts_per_token or 0) * expert_tp(plan) / plan.tp
+            routed = width * model.expert_width * sides / expert_tp(plan) + 2 * width * model.hidden
+            inner = max(rows * routed, width * model.shared_feedforward * sides / plan.tp)
+        if plan.attention == "unfused":
+            inner = max(inner, 2 * width * model.heads * s / plan.tp)
+        return tokens * (width * model.hidden * (1 + plan.sequence_parallel) + inner)
 
 
 def block_bytes(
@@ -228,73 +111,13 @@ def block_bytes(
     """
     tokens = plan.micro_batch * sequence_length / plan.cp
     if recompute == "full":
-        return tokens * on_rank(Saved("block input", _input_bytes(model, plan), "sequence"), plan)
+        stream = Saved("block input", plan.rules.residual_bytes * model.hidden, "sequence")
+        return tokens * on_rank(stream, plan)
     drops = recompute == "selective"
-    return tokens * _per_token(model, _one_rank(plan), sequence_length, drops, experts)
-
-
-def _one_rank(plan: Plan) -> Plan:
-    """The plan as far as a token's tensors depend on it: one key for thousands of plans."""
-    return changed(
-        plan, {"dp": 1, "pp": 1, "cp": 1, "ep": 1, "virtual_stages": 1, "micro_batch": 1,
-               "zero_stage": 0, "shard_ranks": None, "recompute": "none", "recompute_layers": None,
-               "offload": "none", "partition": "even", "schedule": "1f1b"},
-    )  # fmt: skip
+    return tokens * _per_token(model, changed(plan, ELSEWHERE), sequence_length, drops, experts)
 
 
 @lru_cache(maxsize=10_000)
 def _per_token(model: ModelShape, plan: Plan, s: int, drops_scores: bool, experts: bool) -> float:
     tensors = saved_tensors(model, plan, s, experts)
     return sum(on_rank(tensor, plan) for tensor in tensors if not (tensor.scores and drops_scores))
-
-
-def stage_block_bytes(
-    model: ModelShape, plan: Plan, sequence_length: int, stage: Stage, recompute: str
-) -> float:
-    """`block_bytes` of an average block of a stage: some may have experts, some recompute."""
-    kinds = {False: stage.layers - stage.expert_layers, True: stage.expert_layers}
-    if not stage.layers:
-        return block_bytes(model, plan, sequence_length, recompute)
-
-    def average(how: str) -> float:
-        sizes = (n * block_bytes(model, plan, sequence_length, how, kind)
-                 for kind, n in kinds.items() if n)  # fmt: skip
-        return sum(sizes) / stage.layers
-
-    some = plan.recompute_layers if recompute == "full" else None
-    again = 1.0 if some is None else min(1.0, some / stage.layers)
-    return again * average(recompute) + ((1 - again) * average("none") if again < 1 else 0.0)
-
-
-def logit_bytes(plan: Plan) -> float:
-    """Bytes for each logit of a micro-batch on the rank at the peak of the loss."""
-    if plan.loss == "fused":
-        return plan.rules.residual_bytes  # the gradient is written over the logits
-    pieces = CHUNKS_OF_LOSS if plan.loss == "chunked" else 1
-    return plan.rules.loss_bytes / pieces
-
-
-def working_bytes(
-    model: ModelShape, plan: Plan, sequence_length: int, experts: bool = False
-) -> float:
-    """Gradients alive at once inside one block's backward pass, in bytes.
-
-    The gradient of the residual stream, with sequence parallelism also a gathered input; and the
-    widest inner step: GELU's two sides, SwiGLU's three, five where it is unfused (silu(gate), up,
-    gate, and both joined), or the scores and their gradient.
-    """
-    tokens = plan.micro_batch * sequence_length / plan.cp
-    width = plan.rules.residual_bytes
-    sides = 2 if model.family == "gpt" else 3 if plan.rules.fused_gate else 5
-    inner = width * model.feedforward * sides / plan.tp
-    if experts:
-        rows = (model.experts_per_token or 0) * expert_tp(plan) / plan.tp
-        routed = width * model.expert_width * sides / expert_tp(plan) + 2 * width * model.hidden
-        inner = max(rows * routed, width * model.shared_feedforward * sides / plan.tp)
-    if plan.attention == "unfused":
-        inner = max(inner, 2 * width * model.heads * sequence_length / plan.tp)
-    return tokens * (_input_bytes(model, plan) * (1 + plan.sequence_parallel) + inner)
-
-
-def _input_bytes(model: ModelShape, plan: Plan) -> float:
-    return plan.rules.residual_bytes * model.hidden

@@ -6,6 +6,8 @@ from utils.catalog import Device, ModelShape
 from utils.planner import calibration
 from utils.planner.adapters import Lora, matrix_shapes
 from utils.planner.kernels import matmul_seconds, memory_seconds
+from utils.planner.parts import BlockTime, Parts
+from utils.planner.setup import ClusterSetup
 
 # Bytes that one adapter of (in, out) moves per token, by its type's width w, beside the products'
 # own (peft, tuners/lora/layer.py, Linear.forward): the input is cast (2 + w per in), B's output is
@@ -13,6 +15,15 @@ from utils.planner.kernels import matmul_seconds, memory_seconds
 # bits nothing is cast. Under autocast the input goes to float32 for the dropout and back. Backward
 # does the same to gradients, and adds to that of the input.
 CAST = 2
+
+
+def adapted(setup: ClusterSetup) -> BlockTime:
+    """Adapters of a block, and unpacking the matrices that they stand beside, once a pass."""
+    gpu, model, lora = setup.gpu, setup.model, setup.plan.lora
+    assert lora is not None
+    unpacked = Parts(memory=unpack_seconds(gpu, model, lora))
+    forward, backward = adapter_seconds(gpu, model, lora, setup.tokens)
+    return BlockTime(Parts(*forward) + unpacked, Parts(*backward) + unpacked)
 
 
 def adapter_seconds(
@@ -24,9 +35,8 @@ def adapter_seconds(
     casts = width > CAST
     there_and_back = 2 * (CAST + lora.adapter_bytes) * (lora.adapter_bytes > width)
     for inner, outer in (shapes[name] for name in lora.targets):
-        both = _product(gpu, tokens, lora.rank, inner, width) + _product(
-            gpu, tokens, outer, lora.rank, width
-        )
+        sizes = (lora.rank, inner), (outer, lora.rank)
+        both = sum(_product(gpu, tokens, n, k, width) for n, k in sizes)
         forward, backward = forward + both, backward + 2 * both
         turned = (CAST + width) * casts
         moved_forward += inner * (turned + there_and_back) + outer * (5 * width + CAST + turned)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from utils.catalog import ModelShape
 from utils.planner.block_time import block_times
-from utils.planner.cluster import Cluster
 from utils.planner.estimate import Estimate
-from utils.planner.layout import Batch, Plan
+from utils.planner.layout import Plan
 from utils.planner.memory import context_bytes
 from utils.planner.schedules import bubble_closed
-from utils.planner.stages import Stage
+from utils.planner.setup import ClusterSetup, Setup
 from utils.planner.states import buffer_bytes, states
 
 
@@ -40,38 +37,40 @@ class Front:
         return tuple(point[2] for point in sorted(self._points, key=lambda p: p[:2]))
 
 
-def average_block_seconds(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> float:
+def average_block_seconds(setup: ClusterSetup) -> float:
     """Seconds of an average block, with what the plan recomputes of whole blocks left out."""
-    dense, mixed = block_times(model, cluster, plan, batch)
-    share = model.expert_layers / model.layers
+    dense, mixed = block_times(setup)
+    share = setup.model.expert_layers / setup.model.layers
     kinds = [(1 - share, dense), *([(share, mixed)] if mixed else [])]
-    if plan.recompute_layers is not None:
+    if setup.plan.recompute_layers is not None:
         return sum(part * (one.forward.total + one.backward.total) for part, one in kinds)
     return sum(part * one.total for part, one in kinds)
 
 
-def least_bytes(model: ModelShape, plan: Plan, places: Sequence[Stage]) -> float:
+def least_bytes(setup: Setup) -> float:
     """Below what the fullest of the stages needs: its states, buffers and context."""
+    plan = setup.plan
     return context_bytes(plan) + max(
-        sum(states(model, plan, stage).values()) + buffer_bytes(plan, stage) for stage in places
+        sum(states(setup, stage).values()) + buffer_bytes(plan, stage) for stage in setup.kinds
     )
 
 
-def least_seconds(model: ModelShape, plan: Plan, batch: Batch, block_seconds: float) -> float:
+def least_seconds(setup: Setup, block_seconds: float) -> float:
     """Below the step time: the blocks of an average stage, and the bubble that they leave."""
-    m = plan.micro_batches(batch)
+    plan, m = setup.plan, setup.micro_batches
     bubble = bubble_closed(plan.pp, m, plan.virtual_stages)
     rounding = 1 - 1e-9
-    return m * block_seconds * model.layers / plan.pp * (1 + bubble) * rounding
+    return m * block_seconds * setup.model.layers / plan.pp * (1 + bubble) * rounding
 
 
 def alike(plan: Plan) -> tuple[object, ...]:
     """What the time of a block depends on, within one search."""
-    return (plan.tp, plan.cp, plan.micro_batch, plan.recompute, plan.recompute_layers, plan.ep,
-            plan.expert_tp, plan.precision)  # fmt: skip
+    sizes = plan.tp, plan.cp, plan.micro_batch, plan.ep, plan.expert_tp
+    return (*sizes, plan.recompute, plan.recompute_layers, plan.precision)
 
 
-def stage_key(model: ModelShape, plan: Plan) -> tuple[object, ...]:
-    """What the stages depend on, within one search."""
+def same_states(model: ModelShape, plan: Plan) -> tuple[object, ...]:
+    """What the lasting bytes depend on, within one search."""
     chunks = plan.virtual_stages if model.dense_layers else 1
-    return plan.tp, plan.pp, plan.partition, plan.ep, plan.expert_tp, chunks
+    stages = plan.tp, plan.pp, plan.partition, plan.ep, plan.expert_tp, chunks
+    return (*stages, plan.cp, plan.zero_stage, plan.offload, plan.precision)

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 from utils.catalog import ModelShape, model_shape
 from utils.catalog.rules import of_kind
+from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.host import check_host, node_host_bytes
-from utils.planner.layout import Batch, Plan
-from utils.planner.memory import StageMemory, memory, worst
-from utils.planner.step_time import StepTime, step_time
+from utils.planner.layout import Plan
+from utils.planner.memory import stage_memories
+from utils.planner.setup import ClusterSetup
+from utils.planner.stage_memory import StageMemory, worst
+from utils.planner.step_time import StepTime, time_of_step
 from utils.units import Evidence
 
 # Of the published numbers in evidence.validation, 80% lie between these multiples of the prediction:
@@ -70,7 +73,7 @@ class Estimate:
     @property
     def host_bytes(self) -> float:
         """What offload puts into the memory of one node."""
-        return node_host_bytes(self.model, self.cluster, self.plan, self.batch)
+        return node_host_bytes(self.cluster, self.stages)
 
     @property
     def step_seconds(self) -> float:
@@ -136,6 +139,13 @@ def estimate(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batch
     """
     model = model_shape(model)
     of_kind("estimate", cluster=(cluster, Cluster), plan=(plan, Plan), batch=(batch, Batch))
-    seconds = step_time(model, cluster, plan, batch)
-    check_host(model, cluster, plan, batch)
-    return Estimate(model, cluster, plan, batch, memory(model, plan, batch), seconds)
+    setup = ClusterSetup(model, plan, batch, cluster)
+    setup.check()
+    return estimated(setup)
+
+
+def estimated(setup: ClusterSetup) -> Estimate:
+    """`estimate` of a setup that is already checked, but for its precision and its host."""
+    seconds, rows = time_of_step(setup), stage_memories(setup)
+    check_host(setup.cluster, rows)
+    return Estimate(setup.model, setup.cluster, setup.plan, setup.batch, rows, seconds)

@@ -11,7 +11,8 @@ arXiv:2205.05198, appendix A).
 from __future__ import annotations
 
 from utils.catalog import ModelShape, model_shape
-from utils.planner.layout import Batch, Plan
+from utils.planner.batch import Batch
+from utils.planner.layout import Plan
 
 
 def block_forward_flops(model: ModelShape, sequence_length: int) -> dict[str, float]:

@@ -23,7 +23,7 @@ def quantized_bytes(plan: Plan, block_parameters: float) -> float:
     """What fp8 adds to the lasting bytes of a rank's blocks.
 
     Where the framework keeps parameters in fp8, the copies take the place of the 16-bit ones. ZeRO-3
-    shards one copy, and makes both of what it has gathered, see `gathered_held`.
+    shards one copy, and makes both of what it has gathered, see `Setup.gathered_held`.
     """
     if plan.precision == "bf16":
         return 0.0
@@ -33,18 +33,3 @@ def quantized_bytes(plan: Plan, block_parameters: float) -> float:
         return 0.0 if shared else copies * block_parameters
     each = copies - plan.rules.parameter_bytes
     return each * block_parameters / (plan.shard_group if shared else 1)
-
-
-def gathered_width(plan: Plan) -> float:
-    """Bytes that ZeRO gathers of a parameter of a block: fp8 where the framework keeps it so.
-
-    MXFP8 is gathered in 16 bits: its two copies have other scales, so each rank makes both
-    (Megatron-Bridge, `reuse_grad_buf_for_mxfp8_param_ag`).
-    """
-    return 1.0 if plan.precision == "fp8" and kept_in_fp8(plan) else plan.rules.gathered_bytes
-
-
-def gathered_held(plan: Plan) -> float:
-    """Bytes that a gathered parameter of a block takes: with its copies in fp8, or these alone."""
-    copies = FP8_COPIES[plan.precision]
-    return copies + plan.rules.gathered_bytes * (not kept_in_fp8(plan))

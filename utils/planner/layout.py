@@ -1,4 +1,4 @@
-"""What is planned: how a model is laid out over ranks, and the batch of one optimizer step."""
+"""What is planned: how a model is laid out over ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from utils.catalog import ModelShape, model_shape
 from utils.catalog.rules import divides, keep_whole, of_kind, one_of, whole
 from utils.parallel.dims import ParallelDims
 from utils.planner.adapters import Lora
-from utils.planner.frameworks import FRAMEWORKS, Framework, framework
+from utils.planner.batch import Batch
+from utils.planner.conventions import Framework
+from utils.planner.frameworks import FRAMEWORKS, framework
 
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "gpipe")
@@ -19,28 +21,6 @@ ATTENTIONS = ("flash", "unfused")
 PRECISIONS = ("bf16", "fp8", "mxfp8")
 LOSSES = ("whole", "fused", "chunked")
 COUNTS = ("dp", "tp", "pp", "cp", "ep", "virtual_stages", "micro_batch")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """The batch of one optimizer step, over all ranks.
-
-    Attributes:
-        sequences: Sequences in the global batch.
-        sequence_length: Tokens in one sequence, s.
-    """
-
-    sequences: int
-    sequence_length: int
-
-    def __post_init__(self) -> None:
-        """Raises ValueError where a count is no whole number, or below one."""
-        keep_whole(self, "batch", "sequences", "sequence_length")
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one optimizer step."""
-        return self.sequences * self.sequence_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,15 +205,7 @@ class Plan:
         Raises:
             ValueError: the batch does not divide into them.
         """
-        share = self.dp * self.micro_batch
-        if share > batch.sequences:
-            raise ValueError(
-                f"micro_batch {self.micro_batch} on {self.dp} replicas needs {share} sequences, "
-                f"and the batch has {batch.sequences}. Largest micro_batch here: "
-                f"{batch.sequences // self.dp or 'none, lower dp'}."
-            )
-        divides("dp * micro_batch", share, "sequences of the batch", batch.sequences)
-        return batch.sequences // share
+        return batch.micro_batches(self.dp, self.micro_batch)
 
     def check(self, model: ModelShape | str, batch: Batch) -> None:
         """Hold the plan against a model and a batch.

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CHECKPOINTED_FLOPS = 8  # a parameter and token: forward, forward again, backward
-PLAIN_FLOPS = 6
 
 
 @dataclass(frozen=True)

@@ -8,30 +8,37 @@ answer equal to that of trying everything.
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from utils.catalog import ModelShape, model_shape
 from utils.catalog.rules import of_kind, one_of
+from utils.planner.batch import Batch
 from utils.planner.bounds import (
     Front,
     alike,
     average_block_seconds,
     least_bytes,
     least_seconds,
-    stage_key,
+    same_states,
 )
+from utils.planner.candidates import Group, candidates, groups
 from utils.planner.choice import ERROR, Complexity, complexity, why_best
 from utils.planner.cluster import Cluster
-from utils.planner.estimate import Estimate, estimate
+from utils.planner.estimate import Estimate, estimated
 from utils.planner.host import node_host_bytes
-from utils.planner.layout import Batch, Plan
-from utils.planner.memory import StageMemory, fullest
-from utils.planner.space import DEFAULT, Group, Space, candidates, groups
-from utils.planner.stages import Stage, distinct, stages
+from utils.planner.layout import Plan
+from utils.planner.memory import kind_memories
+from utils.planner.setup import ClusterSetup
+from utils.planner.space import DEFAULT, Space, Task
+from utils.planner.stage_memory import worst
 
 __all__ = ["Plans", "Space", "candidates", "search"]
 
 OBJECTIVES = ("seconds", "bytes")
+Bounded = tuple[float, ClusterSetup, Group]  # the least seconds of a group's plans, and its setup
 
 
 @dataclass(frozen=True)
@@ -78,67 +85,55 @@ def search(
     Raises:
         ValueError: an unknown objective, no batch, or no combination is even valid.
     """
-    model = model_shape(model)
-    if isinstance(batch, (list, tuple)):
-        return _of_several(model, cluster, batch, objective, space)
-    of_kind("search", cluster=(cluster, Cluster), batch=(batch, Batch), space=(space, Space))
-    one_of("objective", objective, OBJECTIVES)
-    found = _Search(model, cluster, batch, space)
-    found.run()
-    return found.answer(objective)
-
-
-def _of_several(
-    model: ModelShape,
-    cluster: Cluster,
-    batches: list[Batch] | tuple[Batch, ...],
-    objective: str,
-    space: Space,
-) -> Plans:
+    model, found = model_shape(model), []
+    batches = batch if isinstance(batch, (list, tuple)) else [batch]
     if not batches:
         raise ValueError("search needs a batch: Batch(sequences=512, sequence_length=4096).")
-    found = [search(model, cluster, batch, objective, space) for batch in batches]
-    fitting = [plans for plans in found if plans.best]
-    if not fitting:
-        return found[0]
+    for one in batches:
+        of_kind("search", cluster=(cluster, Cluster), batch=(one, Batch), space=(space, Space))
+        one_of("objective", objective, OBJECTIVES)
+        found.append(_Search(Task(model, cluster, one, space)).answer(objective))
+    return _best_of(found, objective)
 
+
+def _best_of(found: list[Plans], objective: str) -> Plans:
     def worth(plans: Plans) -> tuple[float, float]:
         assert plans.best is not None
         speed, needed = -plans.best.tokens_per_second, plans.best.peak.needed_bytes
         return (speed, needed) if objective == "seconds" else (needed, speed)
 
-    return min(fitting, key=worth)
+    return min((plans for plans in found if plans.best), key=worth, default=found[0])
 
 
 class _Search:
-    """One search at work."""
+    """One search at work: branch and bound."""
 
-    def __init__(self, model: ModelShape, cluster: Cluster, batch: Batch, space: Space) -> None:
-        self.model, self.cluster, self.batch, self.space = model, cluster, batch, space
-        self.room = cluster.device.memory_bytes
-        self.groups = list(groups(model, cluster, batch, space))
-        self.considered = sum(len(group.variants) for group in self.groups)
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.room = task.cluster.device.memory_bytes
+        found = list(groups(task))
+        self.considered = sum(len(group.variants) for group in found)
         if not self.considered:
-            raise ValueError(_nothing_valid(model, cluster, batch, space))
-        self.placed: dict[tuple[object, ...], list[Stage]] = {}
+            raise ValueError(task.why_empty())
         self.lasting: dict[tuple[object, ...], float] = {}
         self.known: dict[Plan, Estimate] = {}
         self.front, self.roomy = Front(), Front()
-        self.bounded = self._bounded()
+        self.rows = self._bounded(found)
+        self.fastest_first = sorted(self.rows, key=lambda row: row[0])
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Find the plans that no other beats, and the fastest with headroom."""
-        for seconds, group in self.bounded:
-            for plan in group.plans():
-                lasting = self._least_bytes(plan)
-                if lasting > self.room or self._beaten(seconds, lasting):
-                    continue
-                needed = self._peak(plan).needed_bytes
-                if self._fits(plan, needed) and not self._beaten(seconds, needed):
-                    self._add(self._estimate(plan), needed)
+        for seconds, setup in _setups(self.fastest_first):
+            lasting = self._least_bytes(setup)
+            if lasting > self.room or self._beaten(seconds, lasting):
+                continue
+            needed = self._needed_bytes(setup)
+            if needed <= self.room and not self._beaten(seconds, needed):
+                self._add(self._estimate(setup), needed)
 
     def answer(self, objective: str) -> Plans:
         """The plans found, and the one to take."""
+        self._run()
         pareto, roomy = self.front.sorted(), self.roomy.sorted()
         closest = () if roomy else pareto[::-1][:3] or self._closest()
         fastest = roomy[0] if roomy else None
@@ -147,12 +142,11 @@ class _Search:
             best = self._simplest(fastest)
         elif roomy:
             best = roomy[-1]
-        return Plans(best, pareto, closest, self.considered, len(self.known), fastest,
-                     self._why(best, fastest, objective))  # fmt: skip
+        why = self._why(best, fastest, objective)
+        return Plans(best, pareto, closest, self.considered, len(self.known), fastest, why)
 
     def _why(self, best: Estimate | None, fastest: Estimate | None, objective: str) -> str:
-        words = self.space.words(self.model, self.cluster, self.batch)
-        exact = f"Exact within {self.considered:,} plans: {words}."
+        exact = f"Exact within {self.considered:,} plans: {self.task}."
         if best is None or fastest is None:
             some = (
                 "Some fit, all of them within the allocator's reach" if self.front else "None fits"
@@ -165,36 +159,35 @@ class _Search:
     def _simplest(self, fastest: Estimate) -> Estimate:
         """Of the plans within the error of the fastest, the fastest of the simplest kind."""
         found, limit = fastest, fastest.step_seconds * (1 + ERROR)
-        for kind, seconds, plan in self._simpler(fastest, limit):
+        for kind, seconds, setup in self._simpler(fastest, limit):
             if found is not fastest and kind > complexity(found.plan):
                 break
-            if seconds > limit or self._least_bytes(plan) > self.room:
+            if seconds > limit or self._least_bytes(setup) > self.room:
                 continue
-            if self._fits(plan, self._peak(plan).needed_bytes):
-                row = self._estimate(plan)
+            if self._needed_bytes(setup) <= self.room:
+                row = self._estimate(setup)
                 if not row.tight and row.step_seconds <= limit:
                     found, limit = row, row.step_seconds
         return found
 
-    def _simpler(self, fastest: Estimate, limit: float) -> list[tuple[Complexity, float, Plan]]:
-        """Plans simpler than the fastest that may be within the limit: complexity, bound, plan."""
-        kind = complexity(fastest.plan)
-        rows = [(complexity(plan), seconds, plan)
-                for seconds, group in self.bounded if seconds <= limit
-                for plan in group.plans()]  # fmt: skip
-        return sorted((row for row in rows if row[0] < kind), key=_kind_and_bound)
+    def _simpler(
+        self, fastest: Estimate, limit: float
+    ) -> list[tuple[Complexity, float, ClusterSetup]]:
+        """Setups simpler than the fastest that may be within the limit: complexity, bound, setup."""
+        most = complexity(fastest.plan)
+        near = itertools.takewhile(lambda row: row[0] <= limit, self.fastest_first)
+        rows = [(complexity(setup.plan), bound, setup) for bound, setup in _setups(near)]
+        return sorted((row for row in rows if row[0] < most), key=lambda row: row[:2])
 
-    def _bounded(self) -> list[tuple[float, Group]]:
+    def _bounded(self, found: list[Group]) -> list[Bounded]:
         blocks: dict[tuple[object, ...], float] = {}
-        rows = []
-        for group in self.groups:
-            key = alike(group.base)
+        rows: list[Bounded] = []
+        for group in found:
+            key, setup = alike(group.base), self.task.setup(group.base)
             if key not in blocks:
-                blocks[key] = average_block_seconds(
-                    self.model, self.cluster, group.base, self.batch
-                )
-            rows.append((least_seconds(self.model, group.base, self.batch, blocks[key]), group))
-        return sorted(rows, key=_first)
+                blocks[key] = average_block_seconds(setup)
+            rows.append((least_seconds(setup, blocks[key]), setup, group))
+        return rows
 
     def _beaten(self, seconds: float, needed: float) -> bool:
         """A plan like this can enter neither front."""
@@ -205,70 +198,38 @@ class _Search:
         if not found.tight:
             self.roomy.add(found, needed)
 
-    def _fits(self, plan: Plan, needed: float) -> bool:
-        if needed > self.room:
-            return False
-        on_host = node_host_bytes(self.model, self.cluster, plan, self.batch)
-        return on_host <= self.cluster.host_bytes_per_node
+    def _needed_bytes(self, setup: ClusterSetup) -> float:
+        """Of the fullest GPU; without end where the host has no room for what is offloaded."""
+        rows = kind_memories(setup)
+        on_host = node_host_bytes(setup.cluster, rows)
+        over = on_host > setup.cluster.host_bytes_per_node
+        return math.inf if over else worst(rows).needed_bytes
 
-    def _estimate(self, plan: Plan) -> Estimate:
-        if plan not in self.known:
-            self.known[plan] = estimate(self.model, self.cluster, plan, self.batch)
-        return self.known[plan]
+    def _estimate(self, setup: ClusterSetup) -> Estimate:
+        if setup.plan not in self.known:
+            self.known[setup.plan] = estimated(setup)
+        return self.known[setup.plan]
 
-    def _peak(self, plan: Plan) -> StageMemory:
-        return fullest(self.model, plan, self.batch, self._places(plan))
-
-    def _places(self, plan: Plan) -> list[Stage]:
-        """The distinct stages of a plan: few of its choices change them."""
-        key = stage_key(self.model, plan)
-        if key not in self.placed:
-            self.placed[key] = distinct(stages(self.model, plan))
-        return self.placed[key]
-
-    def _least_bytes(self, plan: Plan) -> float:
-        key = (*stage_key(self.model, plan), plan.cp, plan.zero_stage, plan.offload, plan.precision)
+    def _least_bytes(self, setup: ClusterSetup) -> float:
+        key = same_states(setup.model, setup.plan)
         if key not in self.lasting:
-            self.lasting[key] = least_bytes(self.model, plan, self._places(plan))
+            self.lasting[key] = least_bytes(setup)
         return self.lasting[key]
 
     def _closest(self) -> tuple[Estimate, ...]:
         """The plans that lack least, three of different layouts."""
-        least: dict[tuple[int, int, int], tuple[float, Plan]] = {}
-        for group in self.groups:
-            for plan in group.plans():
-                layout, needed = (plan.tp, plan.pp, plan.cp), self._peak(plan).needed_bytes
-                host = node_host_bytes(self.model, self.cluster, plan, self.batch)
-                if host > self.cluster.host_bytes_per_node:
-                    continue
-                if layout not in least or needed < least[layout][0]:
-                    least[layout] = (needed, plan)
+        least: dict[tuple[int, int, int], tuple[float, ClusterSetup]] = {}
+        for _, setup in _setups(self.rows):
+            plan, needed = setup.plan, self._needed_bytes(setup)
+            layout = plan.tp, plan.pp, plan.cp
+            if needed < least.get(layout, (math.inf, setup))[0]:
+                least[layout] = (needed, setup)
         nearest = sorted(least.values(), key=lambda pair: pair[0])[:3]
-        return tuple(self._estimate(plan) for _, plan in nearest)
+        return tuple(self._estimate(setup) for _, setup in nearest)
 
 
-def _nothing_valid(model: ModelShape, cluster: Cluster, batch: Batch, space: Space) -> str:
-    """Why a space holds no plan: the first of its choices that divides nothing."""
-    if not space.ep_sizes(model):
-        return (
-            f"No ep of {space.ep} divides {model.num_experts} experts. Nearest: ep=None, which tries "
-            "every power of two that does."
-        )
-    if not any(batch.sequence_length % cp == 0 for cp in space.cp_sizes(batch)):
-        return (
-            f"No cp of {space.cp} divides {batch.sequence_length} tokens of a sequence. Nearest: "
-            "cp=None, which tries powers of two from 16,384 tokens on."
-        )
-    return (
-        f"No layout of {cluster.gpus} GPUs divides {model.heads} heads, {model.layers} layers and "
-        f"{batch.sequences} sequences. Nearest: a batch that is a multiple of {cluster.gpus}, or a "
-        f"number of GPUs that divides {batch.sequences}."
-    )
-
-
-def _kind_and_bound(row: tuple[Complexity, float, Plan]) -> tuple[Complexity, float]:
-    return row[:2]
-
-
-def _first(pair: tuple[float, Group]) -> float:
-    return pair[0]
+def _setups(rows: Iterable[Bounded]) -> Iterator[tuple[float, ClusterSetup]]:
+    """Every plan of some groups, with its least seconds."""
+    for seconds, setup, group in rows:
+        for variant in group.variants:
+            yield seconds, setup.varied(variant)

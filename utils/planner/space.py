@@ -1,16 +1,15 @@
-"""What a search combines: the space of plans, and every plan of it."""
+"""What a search is asked: a model, a cluster, a batch, and the space of plans that it combines."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from utils.catalog import ModelShape, model_shape
+from utils.catalog import ModelShape
+from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
-from utils.planner.frameworks import Framework, framework
-from utils.planner.layout import Batch, Plan, changed
+from utils.planner.conventions import Framework
+from utils.planner.layout import Plan
+from utils.planner.setup import ClusterSetup
 
 LONG_SEQUENCE = 16_384  # tokens from which context parallelism is tried unasked
 LARGEST_CP = 16
@@ -74,155 +73,70 @@ class Space:
         sizes = powers_of_two(model.num_experts) if self.ep is None else self.ep
         return tuple(size for size in sizes if model.num_experts % size == 0)
 
-    def words(self, model: ModelShape, cluster: Cluster, batch: Batch) -> str:
-        """The space in one clause, for a reader who asks what "exact" means."""
-        said = [
-            f"tp up to {self.largest_tp or cluster.gpus_per_node}", "every pp",
-            _listed("cp", self.cp_sizes(batch)), _listed("ZeRO", self.zero_stages),
-            f"micro-batches up to {self.largest_micro_batch}",
-            _listed("chunks", self.virtual_stages), _listed("recompute", self.recompute),
-            _listed("offload", self.offload),
-        ]  # fmt: skip
-        if model.num_experts:
-            said.insert(3, _listed("ep", self.ep_sizes(model)))
-        if self.precision != ("bf16",):
-            said.append(_listed("precision", self.precision))
-        return ", ".join(said)
-
 
 DEFAULT = Space()
 
 
 @dataclass(frozen=True)
-class Group:
-    """Plans that differ only in what the time of their blocks does not depend on.
+class Task:
+    """What a search is asked.
 
     Attributes:
-        base: Their common plan, with ZeRO 0 and no offload.
-        variants: What each changes.
+        model, cluster, batch: What is trained, on what, by which steps.
+        space: The choices to combine.
     """
 
-    base: Plan
-    variants: tuple[dict[str, Any], ...]
+    model: ModelShape
+    cluster: Cluster
+    batch: Batch
+    space: Space = DEFAULT
 
-    def plans(self) -> list[Plan]:
-        """All of them."""
-        return [changed(self.base, variant) for variant in self.variants]
+    def setup(self, plan: Plan) -> ClusterSetup:
+        """A plan as an answer."""
+        return ClusterSetup(self.model, plan, self.batch, self.cluster)
 
+    @property
+    def largest_tp(self) -> int:
+        """Tensor parallelism is tried up to this."""
+        return self.space.largest_tp or self.cluster.gpus_per_node
 
-def candidates(
-    model: ModelShape | str, cluster: Cluster, batch: Batch, space: Space
-) -> Iterator[Plan]:
-    """Every valid plan of the space that uses all GPUs of the cluster."""
-    for group in groups(model_shape(model), cluster, batch, space):
-        yield from group.plans()
+    def why_empty(self) -> str:
+        """Why a space holds no plan: the first of its choices that divides nothing."""
+        model, batch, gpus = self.model, self.batch, self.cluster.gpus
+        if not self.space.ep_sizes(model):
+            return (
+                f"No ep of {self.space.ep} divides {model.num_experts} experts. Nearest: ep=None, which "
+                "tries every power of two that does."
+            )
+        if not any(batch.sequence_length % cp == 0 for cp in self.space.cp_sizes(batch)):
+            return (
+                f"No cp of {self.space.cp} divides {batch.sequence_length} tokens of a sequence. "
+                "Nearest: cp=None, which tries powers of two from 16,384 tokens on."
+            )
+        return (
+            f"No layout of {gpus} GPUs divides {model.heads} heads, {model.layers} layers and "
+            f"{batch.sequences} sequences. Nearest: a batch that is a multiple of {gpus}, or a "
+            f"number of GPUs that divides {batch.sequences}."
+        )
 
-
-def groups(model: ModelShape, cluster: Cluster, batch: Batch, space: Space) -> Iterator[Group]:
-    """The same, by what the time of a block depends on."""
-    for tp, pp, cp in _layouts(model, cluster, batch, space):
-        dp = cluster.gpus // (tp * pp * cp)
-        variants = _variants(dp * cp, pp, space)
-        for first in _first_plans(model, batch, space, (dp, tp, pp, cp)):
-            for choice in _same_sizes(model, space, first):
-                yield Group(changed(first, choice), variants)
-
-
-def _first_plans(
-    model: ModelShape, batch: Batch, space: Space, sizes: tuple[int, int, int, int]
-) -> Iterator[Plan]:
-    """One checked plan for each micro-batch, number of chunks and partition of a layout."""
-    rules = space.framework
-    rules = framework(rules) if isinstance(rules, str) else rules
-    dp, tp, pp, cp = sizes
-    for micro_batch, chunks, partition in itertools.product(
-        _micro_batches(batch, dp, space), _chunks(pp, space), _partitions(pp, space)
-    ):
-        m = batch.sequences // (dp * micro_batch)
-        if chunks > 1 and (m % pp or not _interleaves(model, pp, chunks, partition)):
-            continue
-        yield Plan(
-            dp=dp, tp=tp, pp=pp, cp=cp, expert_tp=1 if model.num_experts else None,
-            virtual_stages=chunks, micro_batch=micro_batch, partition=partition,
-            sequence_parallel=tp > 1, attention=space.attention, framework=rules,
-            loss=space.loss, overlap_tp=space.overlap_tp and tp > 1,
-        )  # fmt: skip
-
-
-def _same_sizes(model: ModelShape, space: Space, plan: Plan) -> Iterator[dict[str, Any]]:
-    """Choices of recomputation, precision and experts for a plan of given sizes."""
-    for recompute, precision, experts in itertools.product(
-        _recompute(space), space.precision, _experts(model, space, plan)
-    ):
-        yield {**recompute, "precision": precision, **experts}
-
-
-def _experts(model: ModelShape, space: Space, plan: Plan) -> list[dict[str, Any]]:
-    if model.num_experts is None:
-        return [{}]
-    ranks = plan.dp * plan.cp * plan.tp
-    return [
-        {"ep": ep, "expert_tp": split}
-        for ep, split in itertools.product(space.ep_sizes(model), space.expert_tp)
-        if ranks % (ep * (split or plan.tp)) == 0 and model.expert_width % (split or plan.tp) == 0
-    ]
-
-
-def _variants(ranks: int, pp: int, space: Space) -> tuple[dict[str, Any], ...]:
-    """Without replicas there is nothing to shard; with stages only optimizer state, by default."""
-    stages = space.zero_stages if ranks > 1 else (0,)
-    return tuple(
-        {"zero_stage": zero, "offload": offload}
-        for zero, offload in itertools.product(stages, space.offload)
-        if (zero < 2 or pp == 1 or space.shards_stages) and (offload != "parameters" or zero == 3)
-    )
-
-
-def _recompute(space: Space) -> list[dict[str, Any]]:
-    """Flash attention keeps no scores, so that selective recomputation changes nothing."""
-    chosen: list[dict[str, Any]] = []
-    for recompute in space.recompute:
-        if recompute == "full":
-            chosen += [{"recompute": "full", "recompute_layers": n} for n in space.recompute_layers]
-        elif recompute == "none" or space.attention == "unfused":
-            chosen.append({"recompute": recompute})
-    return chosen
-
-
-def _layouts(
-    model: ModelShape, cluster: Cluster, batch: Batch, space: Space
-) -> Iterator[tuple[int, int, int]]:
-    gpus, widest = cluster.gpus, space.largest_tp or cluster.gpus_per_node
-    for tp in (t for t in range(1, min(gpus, widest) + 1) if gpus % t == 0):
-        if model.heads % tp or model.feedforward % tp:
-            continue
-        for cp in (c for c in space.cp_sizes(batch) if gpus % (tp * c) == 0):
-            if batch.sequence_length % (tp * cp):
-                continue
-            for pp in range(1, min(model.layers, gpus // (tp * cp)) + 1):
-                dp, rest = divmod(gpus, tp * cp * pp)
-                if rest == 0 and batch.sequences % dp == 0:
-                    yield tp, pp, cp
-
-
-def _micro_batches(batch: Batch, dp: int, space: Space) -> list[int]:
-    share = batch.sequences // dp
-    return [n for n in powers_of_two(min(share, space.largest_micro_batch)) if share % n == 0]
-
-
-def _chunks(pp: int, space: Space) -> tuple[int, ...]:
-    return space.virtual_stages if pp > 1 else (1,)
-
-
-def _interleaves(model: ModelShape, pp: int, chunks: int, partition: str) -> bool:
-    """Whether every stage can hold so many alike chunks; of "ends" but for embedding and head."""
-    ends = 2 * (partition == "ends")
-    fit = pp > 1 and pp * chunks <= model.layers and partition != "compute"
-    return fit and (model.layers + ends) % (pp * chunks) == 0
-
-
-def _partitions(pp: int, space: Space) -> tuple[str, ...]:
-    return space.partitions if pp > 1 else space.partitions[:1]
+    def __str__(self) -> str:
+        """The space in one clause, for a reader who asks what "exact" means."""
+        space = self.space
+        said = [
+            f"tp up to {self.largest_tp}",
+            "every pp",
+            _listed("cp", space.cp_sizes(self.batch)),
+        ]
+        said += [_listed("ep", space.ep_sizes(self.model))] * bool(self.model.num_experts)
+        said += [
+            _listed("ZeRO", space.zero_stages),
+            f"micro-batches up to {space.largest_micro_batch}",
+            _listed("chunks", space.virtual_stages),
+            _listed("recompute", space.recompute),
+            _listed("offload", space.offload),
+        ]
+        said += [_listed("precision", space.precision)] * (space.precision != ("bf16",))
+        return ", ".join(said)
 
 
 def powers_of_two(largest: int) -> tuple[int, ...]:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from utils.catalog import ModelShape
 from utils.planner.experts import rank_parameters
-from utils.planner.layout import Plan
+from utils.planner.layout import Plan, changed
 
 Kind = tuple[int, int, bool, bool, bool]
 BLOCK_TENSORS = 6  # four matrices and two norms
+# What stages do not depend on: with it left out, thousands of plans are one.
+ELSEWHERE = {
+    **dict.fromkeys(("dp", "cp", "micro_batch"), 1),
+    **dict.fromkeys(("shard_ranks", "recompute_layers")),
+    "zero_stage": 0,
+    "recompute": "none",
+    "offload": "none",
+    "precision": "bf16",
+    "schedule": "1f1b",
+}
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,21 @@ class Stage:
 
 def stages(model: ModelShape, plan: Plan) -> tuple[Stage, ...]:
     """The plan's stages, first to last, each with its parameter counts."""
+    return _placed(model, plan)[0]
+
+
+def distinct(model: ModelShape, plan: Plan) -> tuple[Stage, ...]:
+    """The first stage of each kind: of alike stages it has most in flight, so it holds most."""
+    return _placed(model, plan)[1]
+
+
+def _placed(model: ModelShape, plan: Plan) -> tuple[tuple[Stage, ...], tuple[Stage, ...]]:
+    chunks = {} if model.dense_layers else {"virtual_stages": 1}
+    return _walked(model, changed(plan, ELSEWHERE | chunks))
+
+
+@lru_cache(maxsize=10_000)
+def _walked(model: ModelShape, plan: Plan) -> tuple[tuple[Stage, ...], tuple[Stage, ...]]:
     if plan.partition == "compute":
         counts, head = _compute(model, plan.pp)
     else:
@@ -85,12 +111,16 @@ def stages(model: ModelShape, plan: Plan) -> tuple[Stage, ...]:
     block, table = block_parameters(model, plan.tp), table_parameters(model, plan)
     first, last = _embedding_parameters(model, table), _head_parameters(model, table, head == 0)
     mixed = _with_experts(model, plan, counts)
-    return tuple(
+    rows = tuple(
         Stage(
             i, n, i == 0, i == head, i == loss, block, (i == 0) * first, (i == head) * last, *more
         )
         for i, (n, more) in enumerate(zip(counts, mixed, strict=True))
     )
+    first_of: dict[Kind, Stage] = {}
+    for stage in rows:
+        first_of.setdefault(stage.kind, stage)
+    return rows, tuple(first_of.values())
 
 
 def _dealt(model: ModelShape, plan: Plan) -> list[int]:
@@ -115,14 +145,6 @@ def _with_experts(
         dense = sum(min(max(model.dense_layers - begin, 0), count // v) for begin in begins)
         rows.append((count - dense, whole, experts))
     return rows
-
-
-def distinct(places: tuple[Stage, ...]) -> list[Stage]:
-    """The first stage of each kind: of alike stages it has most in flight, so it holds most."""
-    first: dict[Kind, Stage] = {}
-    for stage in places:
-        first.setdefault(stage.kind, stage)
-    return list(first.values())
 
 
 def _even(model: ModelShape, p: int) -> list[int]:

@@ -6,14 +6,11 @@ parameter, K = 12, N ranks hold 4 + 12/N, 2 + 14/N and 16/N bytes per parameter 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from utils.catalog import ModelShape
-from utils.planner.adapters import adapter_parameters
+from utils.planner.conventions import Framework
 from utils.planner.experts import expert_replicas, expert_tp
 from utils.planner.fp8 import quantized_bytes
-from utils.planner.frameworks import Framework
 from utils.planner.layout import Plan
+from utils.planner.setup import Setup
 from utils.planner.stages import Stage
 from utils.units import Category
 
@@ -44,17 +41,17 @@ def gradients_leave(rules: Framework, zero_stage: int, offload: str) -> bool:
     return offload != "none" and zero_stage >= 2 and rules.offloaded_gradient_bytes > 0
 
 
-def states(model: ModelShape, plan: Plan, stage: Stage) -> dict[Category, float]:
+def states(setup: Setup, stage: Stage) -> dict[Category, float]:
     """`state_bytes` of one rank of a stage."""
+    plan, rules = setup.plan, setup.rules
     if plan.lora is not None:
-        return _adapter_states(model, plan, stage)
+        return _adapter_states(setup, stage, plan.offload)
     experts = stage.expert_parameters
     held = state_bytes(
-        stage.parameters - experts, plan.rules, plan.zero_stage, plan.shard_group, plan.offload
+        stage.parameters - experts, rules, plan.zero_stage, plan.shard_group, plan.offload
     )
     if experts:
-        replicas = expert_replicas(plan)
-        theirs = state_bytes(experts, plan.rules, plan.zero_stage, replicas, plan.offload)
+        theirs = state_bytes(experts, rules, plan.zero_stage, expert_replicas(plan), plan.offload)
         held = {name: size + theirs[name] for name, size in held.items()}
     if plan.optimizer_in_backward:
         held[Category.GRADIENTS] = 0.0
@@ -62,31 +59,30 @@ def states(model: ModelShape, plan: Plan, stage: Stage) -> dict[Category, float]
     return held
 
 
-def host_bytes(model: ModelShape, plan: Plan, stage: Stage) -> float:
+def host_bytes(setup: Setup, stage: Stage) -> float:
     """Bytes of one rank of a stage that offload puts into its node's memory: states alone.
 
     Master copy and moments, with the gradients that the host steps with; with "parameters" these
     too. Of adapters the moments alone: their gradients stay on the card.
     """
+    plan, rules = setup.plan, setup.rules
     if plan.offload == "none":
         return 0.0
     if plan.lora is not None:
-        on_card = _adapter_states(model, replace(plan, offload="none"), stage)
-        return sum(on_card.values()) - sum(_adapter_states(model, plan, stage).values())
-    rules, experts = plan.rules, stage.expert_parameters
+        on_card = _adapter_states(setup, stage, "none")
+        return sum(on_card.values()) - sum(_adapter_states(setup, stage, plan.offload).values())
     leave = gradients_leave(rules, plan.zero_stage, plan.offload)
     gradients = rules.offloaded_gradient_bytes if leave else rules.gradient_bytes
     each = rules.optimizer_bytes + gradients
     each += rules.parameter_bytes * (plan.offload == "parameters")
+    return each * stepped_parameters(plan, stage)
+
+
+def stepped_parameters(plan: Plan, stage: Stage) -> float:
+    """Parameters of a stage whose optimizer's step one rank computes."""
+    experts = stage.expert_parameters
     ranks = (plan.shard_group, expert_replicas(plan)) if plan.zero_stage else (1, 1)
-    return each * ((stage.parameters - experts) / ranks[0] + experts / ranks[1])
-
-
-def trained_parameters(model: ModelShape, plan: Plan, stage: Stage) -> float:
-    """Parameters of one rank that get gradients: all, or the adapters."""
-    if plan.lora is None:
-        return stage.parameters
-    return adapter_parameters(model, plan.lora) * stage.layers / model.layers / plan.tp
+    return (stage.parameters - experts) / ranks[0] + experts / ranks[1]
 
 
 def buffer_bytes(plan: Plan, stage: Stage) -> float:
@@ -98,13 +94,14 @@ def buffer_bytes(plan: Plan, stage: Stage) -> float:
     return stage.parameters * copies + plan.rules.fixed_buffer_bytes
 
 
-def dummy_gradient_bytes(model: ModelShape, plan: Plan) -> float:
+def dummy_gradient_bytes(setup: Setup) -> float:
     """Gradients that autograd is handed where the true ones are added up inside the products.
 
     Transformer Engine keeps one for each shape of a block's matrices (module/base.py,
     get_dummy_wgrad).
     """
-    if not plan.rules.dummy_gradients or plan.lora is not None:
+    model, plan = setup.model, setup.plan
+    if not setup.rules.dummy_gradients or plan.lora is not None:
         return 0.0
     h, f, kv = model.hidden, model.feedforward, model.key_value_heads * model.head_dim
     sides, q = 2 if model.family == "llama" else 1, model.attention_width / plan.tp
@@ -114,21 +111,28 @@ def dummy_gradient_bytes(model: ModelShape, plan: Plan) -> float:
     if model.num_experts:
         width = model.expert_width / expert_tp(plan)
         shapes |= {(h, sides * width), (width, h)}
-    return plan.rules.residual_bytes * sum(rows * columns for rows, columns in shapes)
+    return setup.rules.residual_bytes * sum(rows * columns for rows, columns in shapes)
 
 
-def _adapter_states(model: ModelShape, plan: Plan, stage: Stage) -> dict[Category, float]:
+def _adapter_states(setup: Setup, stage: Stage, offload: str) -> dict[Category, float]:
     """Frozen base in its own type, adapters with gradients and moments in theirs."""
-    lora = plan.lora
+    plan, lora = setup.plan, setup.plan.lora
     assert lora is not None
-    norms = stage.layers * 2 * model.norm_parameters
+    norms = stage.layers * 2 * setup.model.norm_parameters
     matrices = stage.block_parameters - norms + stage.head_parameters * lora.quantized_head
     plain = stage.parameters - matrices
-    base = matrices * lora.base_bytes + plain * plan.rules.parameter_bytes
-    adapters = trained_parameters(model, plan, stage) * lora.adapter_bytes
+    base = matrices * lora.base_bytes + plain * setup.rules.parameter_bytes
+    adapters = setup.trained[stage.kind] * lora.adapter_bytes
     n = {level: plan.shard_group if plan.zero_stage >= level else 1 for level in (1, 2, 3)}
     return {
-        Category.PARAMETERS: (base + adapters) / n[3] * (plan.offload != "parameters"),
+        Category.PARAMETERS: (base + adapters) / n[3] * (offload != "parameters"),
         Category.GRADIENTS: adapters / n[2],
-        Category.OPTIMIZER_STATE: 2 * adapters / n[1] * (plan.offload == "none"),
+        Category.OPTIMIZER_STATE: 2 * adapters / n[1] * (offload == "none"),
     }
+
+
+def step_bytes(plan: Plan, stage: Stage) -> float:
+    """What the optimizer's step takes besides; on the host where the optimizer is there."""
+    if plan.lora is not None or plan.offload != "none":
+        return 0.0
+    return stepped_parameters(plan, stage) * plan.rules.step_gradient_bytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from utils.planner import calibration
-from utils.planner.cluster import Cluster
 from utils.planner.collectives import (
     Group,
     all_gather_seconds,
@@ -11,10 +10,11 @@ from utils.planner.collectives import (
     broadcast_seconds,
     in_training,
 )
-from utils.planner.experts import expert_replicas, replica_seconds
-from utils.planner.fp8 import gathered_width
+from utils.planner.experts import expert_replicas, expert_tp
 from utils.planner.kernels import memory_seconds
 from utils.planner.layout import Plan
+from utils.planner.parts import BlockTime
+from utils.planner.setup import ClusterSetup
 from utils.planner.stages import BLOCK_TENSORS, Stage
 
 # Adam on one parameter: reads gradient, master and both moments, writes the last three and the
@@ -25,9 +25,7 @@ ADAM_BYTES, CLIP_BYTES = 30, 8
 HOST_ADAM_SECONDS = 0.25e-9
 
 
-def step_end(
-    cluster: Cluster, plan: Plan, stage: Stage, count: float, passes: tuple[float, float], m: int
-) -> tuple[float, float]:
+def step_end(setup: ClusterSetup, stage: Stage, passes: BlockTime) -> tuple[float, float]:
     """Seconds of data-parallel communication that no compute hides, and of the optimizer.
 
     ZeRO-2 reduces the gradients of every micro-batch, since none keeps them whole; ZeRO-3 gathers
@@ -36,21 +34,17 @@ def step_end(
     set_requires_all_reduce), and the replicas of plain data parallelism.
 
     Args:
-        cluster: The machines.
-        plan: The layout.
+        setup: What is trained, how and on what.
         stage: Of one rank.
-        count: Parameters that the stage trains.
-        passes: Seconds of its forward and backward pass for one micro-batch.
-        m: Micro-batches a step.
+        passes: Of one micro-batch.
     """
-    forward, backward = passes
-    dense = count - stage.expert_parameters
-    gradients, parameters = data_parallel_seconds(cluster, plan, dense, stage.tensors)
-    shared = replicas_seconds(cluster, plan, dense, stage.tensors)
-    if stage.expert_parameters:
-        theirs = replica_seconds(cluster, plan, stage.expert_parameters)
+    plan, rules, m = setup.plan, setup.rules, setup.micro_batches
+    forward, backward = passes.forward.total, passes.backward.total + passes.recompute.total
+    count, experts = setup.trained[stage.kind], stage.expert_parameters
+    gradients, parameters, shared = data_parallel_seconds(setup, count - experts, stage.tensors)
+    if experts:
+        theirs = expert_replica_seconds(setup, experts)
         gradients, parameters = gradients + theirs[0], parameters + theirs[1]
-    rules = plan.rules
     window = _beside(plan)
     first = _seen(parameters, window * forward * rules.overlap_parameters)
     hides = window * backward * rules.overlap_gradients
@@ -63,9 +57,9 @@ def step_end(
         reduced = [_seen(gradients + extra, hides) for extra in (0.0, shared)]
         exposed = first
     exposed += reduced[1] + reduced[0] * (m - 1 if plan.zero_stage >= 2 else 0)
-    if stage.expert_parameters and plan.zero_stage:  # as many as if sharded like the others
-        count += stage.expert_parameters * (plan.shard_group / expert_replicas(plan) - 1)
-    return exposed, _update_seconds(cluster, plan, count, m)
+    if experts and plan.zero_stage:  # as many as if sharded like the others
+        count += experts * (plan.shard_group / expert_replicas(plan) - 1)
+    return exposed, _update_seconds(setup, count)
 
 
 def _beside(plan: Plan) -> float:
@@ -86,57 +80,68 @@ def _seen(sent: float, work: float) -> float:
     return sent - hidden + calibration.CONTENTION * hidden
 
 
-def _update_seconds(cluster: Cluster, plan: Plan, count: float, m: int) -> float:
+def _update_seconds(setup: ClusterSetup, count: float) -> float:
     """Clipping and Adam on the device; or on the host, with the way there and back.
 
     Offloaded parameters also travel to the device for every forward and backward pass.
     """
+    plan, rules, gpu = setup.plan, setup.rules, setup.gpu
     shard = count / (plan.shard_group if plan.zero_stage >= 1 else 1)
     held = count / (plan.shard_group if plan.zero_stage >= 2 else 1)
     if plan.offload == "none":
-        return memory_seconds(cluster.device, ADAM_BYTES * shard + CLIP_BYTES * held)
-    pcie = in_training(cluster.device.pcie)
-    there = shard * (plan.rules.gradient_bytes + plan.rules.gathered_bytes) / pcie
-    on_host = shard * cluster.gpus_per_node * HOST_ADAM_SECONDS
-    streamed = 2 * m * shard * plan.rules.gathered_bytes / pcie * (plan.offload == "parameters")
-    return there + on_host + streamed + memory_seconds(cluster.device, CLIP_BYTES * held)
+        return memory_seconds(gpu, ADAM_BYTES * shard + CLIP_BYTES * held)
+    pcie = in_training(gpu.pcie)
+    there = shard * (rules.gradient_bytes + rules.gathered_bytes) / pcie
+    on_host = shard * setup.cluster.gpus_per_node * HOST_ADAM_SECONDS
+    streamed = 2 * setup.micro_batches * shard * rules.gathered_bytes / pcie
+    streamed *= plan.offload == "parameters"
+    return there + on_host + streamed + memory_seconds(gpu, CLIP_BYTES * held)
 
 
 def data_parallel_seconds(
-    cluster: Cluster, plan: Plan, count: float, tensors: int = 1
-) -> tuple[float, float]:
-    """Seconds of reducing the gradients of `count` parameters, and of gathering parameters back.
+    setup: ClusterSetup, count: float, tensors: int = 1
+) -> tuple[float, float, float]:
+    """Seconds of reducing gradients, gathering parameters back, and adding up between groups.
 
     They go bucket by bucket; FSDP shards and gathers block by block, others every one of the
     `tensors` by itself. With fewer ranks in a group than there are (HSDP) the groups add up their
-    shards besides, see `replicas_seconds`.
+    shards of the gradients besides.
     """
-    ranks, rules = plan.dp * plan.cp, plan.rules
-    group = Group(plan.shard_group if plan.zero_stage else ranks, plan.tp, rules.one_port)
-    width, calls = rules.reduce_bytes * count, _calls(plan, count, tensors)
+    cluster, plan, rules = setup.cluster, setup.plan, setup.rules
+    buckets, calls = _buckets(plan, count), _calls(plan, count, tensors)
+    ranks, width = plan.dp * plan.cp, rules.reduce_bytes * count
+    everyone = Group(ranks, plan.tp, rules.one_port)
     if plan.zero_stage == 0:
-        return all_reduce_seconds(cluster, group, width, _buckets(plan, count)), 0.0
-    gathered = gathered_width(plan) * count
+        return all_reduce_seconds(cluster, everyone, width, buckets), 0.0, 0.0
+    sharing, gathered = plan.shard_group, setup.gathered_width * count
+    group = Group(sharing, plan.tp, rules.one_port)
     if plan.zero_stage == 1 and rules.broadcasts:
-        owners = min(group.ranks, max(1, tensors // BLOCK_TENSORS))
+        owners = min(sharing, max(1, tensors // BLOCK_TENSORS))
         gather = broadcast_seconds(cluster, group, gathered, owners)
     else:
         gather = all_gather_seconds(cluster, group, gathered, calls)
     if plan.zero_stage == 1 and rules.whole_gradients:
-        everyone = Group(ranks, plan.tp, rules.one_port)
-        return all_reduce_seconds(cluster, everyone, width, _buckets(plan, count)), gather
-    return all_gather_seconds(cluster, group, width, calls), gather
-
-
-def replicas_seconds(cluster: Cluster, plan: Plan, count: float, tensors: int = 1) -> float:
-    """Seconds in which groups that shard among themselves add up their shards of the gradients."""
-    ranks, rules = plan.dp * plan.cp, plan.rules
-    sharing = plan.shard_group if plan.zero_stage else ranks
-    if plan.zero_stage == 1 and rules.whole_gradients:
-        return 0.0
+        return all_reduce_seconds(cluster, everyone, width, buckets), gather, 0.0
     replicas = Group(ranks // sharing, plan.tp * sharing, rules.one_port)
-    calls = _calls(plan, count, tensors)
-    return all_reduce_seconds(cluster, replicas, rules.reduce_bytes * count / sharing, calls)
+    between = all_reduce_seconds(cluster, replicas, width / sharing, calls)
+    return all_gather_seconds(cluster, group, width, calls), gather, between
+
+
+def expert_replica_seconds(setup: ClusterSetup, count: float) -> tuple[float, float]:
+    """Seconds of reducing the gradients of `count` expert parameters, and of gathering them back."""
+    plan, cluster, rules = setup.plan, setup.cluster, setup.rules
+    ranks = expert_replicas(plan)
+    if ranks == 1 or not count:
+        return 0.0, 0.0
+    group = Group(ranks, stride=plan.ep * expert_tp(plan), one_port=rules.one_port)
+    width, gathered = rules.reduce_bytes, setup.gathered_width
+    calls = _buckets(plan, count)
+    if plan.zero_stage == 0:
+        return all_reduce_seconds(cluster, group, width * count, calls), 0.0
+    return (
+        all_gather_seconds(cluster, group, width * count, calls),
+        all_gather_seconds(cluster, group, gathered * count, calls),
+    )
 
 
 def _buckets(plan: Plan, count: float) -> float:
@@ -152,5 +157,5 @@ def _calls(plan: Plan, count: float, tensors: int) -> float:
     buckets, blocks = _buckets(plan, count), max(1, tensors // BLOCK_TENSORS)
     if plan.zero_stage == 3:
         buckets = min(buckets, blocks)
-    return {"bucket": buckets, "block": blocks,
-            "tensor": max(buckets, tensors)}[plan.rules.shards]  # fmt: skip
+    calls = {"bucket": buckets, "block": blocks, "tensor": max(buckets, tensors)}
+    return calls[plan.rules.shards]

@@ -8,26 +8,20 @@ arXiv:2104.04473, section 2.2; tests hold it equal to the executed schedule.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from utils.catalog import ModelShape, model_shape
 from utils.planner import calibration
-from utils.planner.adapters import matrix_shapes
-from utils.planner.block_time import (
-    BlockTime,
-    Parts,
-    block_times,
-    head_time,
-    loss_time,
-)
+from utils.planner.batch import Batch
+from utils.planner.block_time import block_times, head_time, loss_time
 from utils.planner.cluster import Cluster
-from utils.planner.collectives import hops_across_nodes, send_seconds
-from utils.planner.host import activation_seconds
+from utils.planner.collectives import hops_across_nodes, in_training, send_seconds
 from utils.planner.kernels import memory_seconds
 from utils.planner.launches import LAUNCH_SECONDS
-from utils.planner.layout import Batch, Plan
-from utils.planner.stages import Stage, distinct, stages
-from utils.planner.states import trained_parameters
+from utils.planner.layout import Plan
+from utils.planner.parts import BlockTime
+from utils.planner.setup import ClusterSetup, Setup
+from utils.planner.stages import Stage
 from utils.planner.step_end import step_end
 
 
@@ -79,136 +73,122 @@ class StageWork:
         return sum(vars(self).values())
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """What stages are made of: seconds of one block, the head and the loss, for one micro-batch."""
-
-    block: BlockTime
-    head: BlockTime
-    loss: BlockTime
-    expert_block: BlockTime | None = None
-
-    def forward(self, stage: Stage) -> Parts:
-        """A stage's forward pass."""
-        ends = self.head.forward.times(stage.head) + self.loss.forward.times(stage.loss)
-        return self._blocks("forward", stage) + ends
-
-    def backward(self, stage: Stage) -> Parts:
-        """A stage's backward pass, without recomputation."""
-        ends = self.head.backward.times(stage.head) + self.loss.backward.times(stage.loss)
-        return self._blocks("backward", stage) + ends
-
-    def recompute(self, stage: Stage, plan: Plan) -> Parts:
-        """What a stage's backward pass computes again first."""
-        some = plan.recompute_layers
-        share = 1.0 if some is None or not stage.layers else min(1.0, some / stage.layers)
-        return self._blocks("recompute", stage).times(share)
-
-    def _blocks(self, name: str, stage: Stage) -> Parts:
-        one: Parts = getattr(self.block, name)
-        dense = one.times(stage.layers - stage.expert_layers)
-        if self.expert_block is None:
-            return dense
-        mixed: Parts = getattr(self.expert_block, name)
-        return dense + mixed.times(stage.expert_layers)
-
-
 def step_time(model: ModelShape | str, cluster: Cluster, plan: Plan, batch: Batch) -> StepTime:
     """Seconds of one optimizer step.
 
     Raises:
         ValueError: plan, model and batch do not divide, or the plan is not of the cluster's size.
     """
-    model = model_shape(model)
-    plan.check(model, batch)
-    check_size(plan, cluster)
-    dense, mixed = block_times(model, cluster, plan, batch)
-    head, loss = head_time(model, cluster, plan, batch), loss_time(model, cluster, plan, batch)
-    pieces = Pieces(dense, head, loss, mixed)
-    places = stages(model, plan)
-    kinds = {s.kind: stage_work(model, cluster, plan, batch, s, pieces) for s in distinct(places)}
-    work, m = max(kinds.values(), key=lambda w: w.total), plan.micro_batches(batch)
-    all_stages = sum(kinds[stage.kind].total for stage in places)
-    fill = (all_stages - work.total) / plan.virtual_stages
-    sends = _sends(model, cluster, plan, batch, work.total)
-    exposed, update = _end(model, cluster, plan, distinct(places), pieces, m)
+    setup = ClusterSetup(model_shape(model), plan, batch, cluster)
+    setup.check()
+    return time_of_step(setup)
+
+
+def time_of_step(setup: ClusterSetup) -> StepTime:
+    """`step_time` of a setup that is already checked."""
+    dense, mixed = block_times(setup)
+    pieces = dense, mixed, loss_time(setup), head_time(setup)
+    times = {stage.kind: _stage_time(setup.plan, stage, pieces) for stage in setup.kinds}
+    kinds = {stage.kind: _stage_work(setup, stage, times[stage.kind]) for stage in setup.kinds}
+    work, m = max(kinds.values(), key=lambda w: w.total), setup.micro_batches
+    all_stages = sum(kinds[stage.kind].total for stage in setup.stages)
+    fill = (all_stages - work.total) / setup.plan.virtual_stages
+    sends = _sends(setup, work.total)
+    largest = max(setup.kinds, key=lambda stage: setup.trained[stage.kind])
+    exposed, update = step_end(setup, largest, times[largest.kind])
     return StepTime(
-        matmul=m * work.matmul, memory=m * (work.memory + work.accumulate),
-        recompute=m * work.recompute, tensor_parallel=m * work.communication,
-        launch=m * work.launch, pipeline=fill + sends, data_parallel=exposed, optimizer=update,
-    )  # fmt: skip
-
-
-def check_size(plan: Plan, cluster: Cluster) -> None:
-    """The plan uses all GPUs of the cluster. Raises ValueError with the dp that does."""
-    if plan.ranks == cluster.gpus:
-        return
-    dp = cluster.gpus // (plan.tp * plan.pp * plan.cp)
-    advice = f"With the same tp, pp and cp, dp is {dp}" if dp else "Lower tp, pp or cp"
-    raise ValueError(
-        f"The plan is for {plan.ranks} GPUs (dp * tp * pp * cp = {plan.dp} * {plan.tp} * "
-        f"{plan.pp} * {plan.cp}), the cluster has {cluster.gpus}. {advice}."
+        matmul=m * work.matmul,
+        memory=m * (work.memory + work.accumulate),
+        recompute=m * work.recompute,
+        tensor_parallel=m * work.communication,
+        launch=m * work.launch,
+        pipeline=fill + sends,
+        data_parallel=exposed,
+        optimizer=update,
     )
 
 
-def stage_work(
-    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch, stage: Stage, pieces: Pieces
-) -> StageWork:
-    """A stage's work for one micro-batch."""
-    passes = pieces.forward(stage) + pieces.backward(stage)
-    recompute = pieces.recompute(stage, plan)
-    count = trained_parameters(model, plan, stage)
-    added = memory_seconds(cluster.device, count * plan.rules.accumulate_bytes)
+def _stage_time(
+    plan: Plan, stage: Stage, pieces: tuple[BlockTime, BlockTime | None, BlockTime, BlockTime]
+) -> BlockTime:
+    """A stage's passes for one micro-batch, from a block, one with experts, the head and the loss."""
+    dense, mixed, loss, head = pieces
+    blocks = dense.times(stage.layers - stage.expert_layers)
+    if mixed:
+        blocks += mixed.times(stage.expert_layers)
+    if plan.recompute_layers is not None and stage.layers:
+        share = min(1.0, plan.recompute_layers / stage.layers)
+        blocks = replace(blocks, recompute=blocks.recompute.times(share))
+    return blocks + (head.times(stage.head) + loss.times(stage.loss))
+
+
+def _stage_work(setup: ClusterSetup, stage: Stage, time: BlockTime) -> StageWork:
+    """A stage's work for one micro-batch, with what the host and the link to it add."""
+    passes, recompute = time.forward + time.backward, time.recompute
+    accumulated = setup.trained[stage.kind] * setup.rules.accumulate_bytes
+    added = memory_seconds(setup.gpu, accumulated)
     device = passes.total + recompute.total + added
-    sent = activation_seconds(model, cluster, plan, batch, stage)
-    back = pieces.backward(stage).total + recompute.total
-    unhidden = max(0.0, sent - pieces.forward(stage).total) + max(0.0, sent - back)
-    host = _host_seconds(cluster, plan) * (stage.layers + stage.head)
-    waiting = host if plan.rules.host_exposed else max(0.0, host - device)
-    if plan.rules.launches is not None:
-        launching = launch_seconds(model, plan, stage)
-        waiting = max(0.0, launching[0] - pieces.forward(stage).total)
+    sent, back = _away_seconds(setup, stage), time.backward.total + recompute.total
+    unhidden = max(0.0, sent - time.forward.total) + max(0.0, sent - back)
+    host = _host_seconds(setup) * (stage.layers + stage.head)
+    waiting = host if setup.rules.host_exposed else max(0.0, host - device)
+    if setup.rules.launches is not None:
+        launching = launch_seconds(setup, stage)
+        waiting = max(0.0, launching[0] - time.forward.total)
         waiting += max(0.0, launching[1] - back - added)
     return StageWork(
-        passes.matmul, passes.memory + unhidden, recompute.total, passes.communication, waiting,
-        added,
-    )  # fmt: skip
+        matmul=passes.matmul,
+        memory=passes.memory + unhidden,
+        recompute=recompute.total,
+        communication=passes.communication,
+        launch=waiting,
+        accumulate=added,
+    )
 
 
-def launch_seconds(model: ModelShape, plan: Plan, stage: Stage) -> tuple[float, float]:
+def _away_seconds(setup: ClusterSetup, stage: Stage) -> float:
+    """To send one micro-batch's activations of a stage to the host, one direction."""
+    plan = setup.plan
+    if not plan.offload_activations:
+        return 0.0
+    some = stage.layers if plan.offload_layers is None else plan.offload_layers
+    size = min(some, stage.layers) * setup.activations.kept[stage.kind]
+    return size / in_training(setup.gpu.pcie)
+
+
+def launch_seconds(setup: Setup, stage: Stage) -> tuple[float, float]:
     """To launch a stage's forward and backward pass of one micro-batch, operation by operation.
 
     Checkpointing launches the forward pass of its blocks once more in backward. Waiting is counted
     pass by pass: the loss is read between them, or the optimizer's step ends both.
     """
-    launches = plan.rules.launches
+    plan, launches = setup.plan, setup.rules.launches
     if launches is None:
         return 0.0, 0.0
-    forward, backward = launches.passes(plan.lora, len(matrix_shapes(model)))
-    some = (
-        stage.layers if plan.recompute_layers is None else min(plan.recompute_layers, stage.layers)
-    )
+    forward, backward = setup.launched
+    some = stage.layers
+    if plan.recompute_layers is not None:
+        some = min(plan.recompute_layers, stage.layers)
     again = some * forward * (plan.recompute == "full")
     ends = launches.ends * (stage.embedding + stage.head) / 2
     first = stage.layers * forward + ends
     return first * LAUNCH_SECONDS, (stage.layers * backward + again + ends) * LAUNCH_SECONDS
 
 
-def _host_seconds(cluster: Cluster, plan: Plan) -> float:
+def _host_seconds(setup: ClusterSetup) -> float:
     """To launch one block's passes, the third one of recomputation included.
 
     Stages that exchange shapes before tensors make the host wait for the device, so that it has no
     lead left; then each collective of a block waits for the ranks of its group one by one. The
     sweep shows it over several nodes alone.
     """
-    launch = plan.rules.host_seconds * (1.5 if plan.recompute == "full" else 1.0)
-    waits = plan.rules.host_meets_stages and plan.pp > 1 and plan.tp > 1 and cluster.nodes > 1
+    plan, rules = setup.plan, setup.rules
+    launch = rules.host_seconds * (1.5 if plan.recompute == "full" else 1.0)
+    waits = rules.host_meets_stages and plan.pp > 1 and plan.tp > 1 and setup.cluster.nodes > 1
     return launch + waits * plan.tp * calibration.ARRIVAL_SECONDS
 
 
-def _sends(
-    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch, work_seconds: float
-) -> float:
+def _sends(setup: ClusterSetup, work_seconds: float) -> float:
     """Activations and their gradients between stages, on the critical path.
 
     Stages work in step, so each micro-batch waits for the slowest hop of all, once a pass and
@@ -216,26 +196,16 @@ def _sends(
     to the first; where the framework hides that behind the chunk beside it, only what is longer
     than the chunk's pass shows. Megatron-LM scatters what it sends over tp where it can.
     """
+    plan, rules, cluster = setup.plan, setup.rules, setup.cluster
     if plan.pp == 1:
         return 0.0
-    tokens = plan.micro_batch * batch.sequence_length / plan.cp
-    sent = plan.rules.residual_bytes * tokens * model.hidden
-    sent /= plan.tp if plan.sequence_parallel or plan.rules.scattered_sends else 1
+    sent = rules.residual_bytes * setup.tokens * setup.model.hidden
+    sent /= plan.tp if plan.sequence_parallel or rules.scattered_sends else 1
     across = hops_across_nodes(cluster.gpus_per_node, plan.tp * plan.cp * plan.dp, plan.pp)
     hops = [send_seconds(cluster, leaves, sent) for leaves in across]
     between, back = hops[:-1], hops[-1:]
     chunks = plan.virtual_stages
     steady = max(between + back * (chunks > 1))
-    if chunks > 1 and plan.rules.hides_sends:
+    if chunks > 1 and rules.hides_sends:
         steady = max(0.0, steady - work_seconds / (2 * chunks))
-    return 2 * (plan.micro_batches(batch) * chunks * steady + sum(between))
-
-
-def _end(
-    model: ModelShape, cluster: Cluster, plan: Plan, places: list[Stage], pieces: Pieces, m: int
-) -> tuple[float, float]:
-    """Exposed data-parallel communication, and the optimizer, of the stage with most of both."""
-    largest = max(places, key=lambda stage: trained_parameters(model, plan, stage))
-    backward = pieces.backward(largest).total + pieces.recompute(largest, plan).total
-    count = trained_parameters(model, plan, largest)
-    return step_end(cluster, plan, largest, count, (pieces.forward(largest).total, backward), m)
+    return 2 * (setup.micro_batches * chunks * steady + sum(between))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from utils.catalog import ModelShape, model_shape
 from utils.catalog.rules import whole
-from utils.planner.layout import Batch, Plan
-from utils.planner.stages import Stage, stages
+from utils.planner.batch import Batch
+from utils.planner.layout import Plan
+from utils.planner.setup import Setup
+from utils.planner.stages import Stage
 
 # Sequence parallelism gathers before two layers and scatters after two, in each pass; without it
 # two all-reduces are the same bytes (Korthikanti et al. 2022, section 4.2.2).
@@ -41,58 +43,49 @@ def axis_bytes(model: ModelShape | str, plan: Plan, batch: Batch) -> tuple[dict[
     Raises:
         ValueError: plan, model and batch do not divide, or the plan has experts, adapters or cp.
     """
-    model = model_shape(model)
-    plan.check(model, batch)
-    if plan.cp > 1 or plan.lora is not None or model.num_experts:
+    setup = Setup(model_shape(model), plan, batch)
+    setup.check()
+    if plan.cp > 1 or plan.lora is not None or setup.model.num_experts:
         raise ValueError(
             "axis_bytes counts tp, pp and data of a dense model that is trained whole. Write cp=1, "
             "lora=None and a model without experts."
         )
     return tuple(
-        {
-            "tp": _tensor(model, plan, batch, stage),
-            "pp": _pipeline(model, plan, batch, stage),
-            **_data(plan, batch, stage),
-        }
-        for stage in stages(model, plan)
+        {"tp": _tensor(setup, stage), "pp": _pipeline(setup, stage), **_data(setup, stage)}
+        for stage in setup.stages
     )
 
 
-def _tokens(plan: Plan, batch: Batch) -> float:
-    return plan.micro_batch * batch.sequence_length
-
-
-def _tensor(model: ModelShape, plan: Plan, batch: Batch, stage: Stage) -> float:
-    ring, tokens = (plan.tp - 1) / plan.tp, _tokens(plan, batch)
-    one = ring * plan.rules.residual_bytes * tokens * model.hidden
-    again = 2 * (1 - plan.rules.gathered_inputs) * plan.sequence_parallel
+def _tensor(setup: Setup, stage: Stage) -> float:
+    plan, tokens = setup.plan, setup.tokens
+    ring = (plan.tp - 1) / plan.tp
+    one = ring * setup.rules.residual_bytes * tokens * setup.model.hidden
+    again = 2 * (1 - setup.rules.gathered_inputs) * plan.sequence_parallel
     passes = 2 * BLOCK_PASS + again + BLOCK_PASS * (plan.recompute == "full")
     ends = 2 * (stage.embedding + stage.head)  # forward and backward
     loss = stage.loss * LOSS_REDUCTIONS * 2 * ring * LOSS_BYTES * tokens
-    return plan.micro_batches(batch) * ((stage.layers * passes + ends) * one + loss)
+    return setup.micro_batches * ((stage.layers * passes + ends) * one + loss)
 
 
-def _pipeline(model: ModelShape, plan: Plan, batch: Batch, stage: Stage) -> float:
-    scattered = plan.sequence_parallel or plan.rules.scattered_sends
-    stream = plan.rules.residual_bytes * _tokens(plan, batch) * model.hidden
+def _pipeline(setup: Setup, stage: Stage) -> float:
+    plan, rules = setup.plan, setup.rules
+    if plan.pp == 1:
+        return 0.0
+    stream = rules.residual_bytes * setup.tokens * setup.model.hidden
     chunks, last = plan.virtual_stages, plan.pp - 1
     sends = 2 * chunks - (stage.index == 0) - (stage.index == last)  # activations, gradients
-    return (
-        (plan.pp > 1) * plan.micro_batches(batch) * sends * stream / (plan.tp if scattered else 1)
-    )
+    scattered = plan.sequence_parallel or rules.scattered_sends
+    return setup.micro_batches * sends * stream / (plan.tp if scattered else 1)
 
 
-def _data(plan: Plan, batch: Batch, stage: Stage) -> dict[str, float]:
-    dims, count, m = plan.dims, stage.parameters, plan.micro_batches(batch)
-    n, replicas = dims.shard, dims.replicate
+def _data(setup: Setup, stage: Stage) -> dict[str, float]:
+    plan, rules, m = setup.plan, setup.rules, setup.micro_batches
+    n, replicas, count = plan.dims.shard, plan.dims.replicate, stage.parameters
     ring, between = (n - 1) / n, 2 * (replicas - 1) / replicas
     ends = stage.embedding_parameters + stage.head_parameters
     gathers = {0: 0.0, 1: count, 2: count, 3: 2 * m * count}[plan.zero_stage]
-    if plan.zero_stage == 3 and plan.rules.keeps_ends:
+    if plan.zero_stage == 3 and rules.keeps_ends:
         gathers -= m * ends  # from forward to backward
     reductions = m if plan.zero_stage >= 2 else 1
-    return {
-        "shard": ring
-        * (plan.rules.gathered_bytes * gathers + plan.rules.reduce_bytes * reductions * count),
-        "replicate": between * plan.rules.reduce_bytes * count / n,
-    }
+    sent = rules.gathered_bytes * gathers + rules.reduce_bytes * reductions * count
+    return {"shard": ring * sent, "replicate": between * rules.reduce_bytes * count / n}

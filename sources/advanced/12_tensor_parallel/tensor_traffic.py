@@ -12,7 +12,9 @@ for an all-gather.
 from __future__ import annotations
 
 from utils.catalog import ModelShape
-from utils.planner.layout import Batch, Plan
+from utils.planner.batch import Batch
+from utils.planner.layout import Plan
+from utils.planner.setup import Setup
 
 STREAM_BYTES, LOSS_BYTES = 2, 4  # bf16; the loss works in fp32
 NUMBERS_OF_LOSS = 3  # maximum, sum and the target's logit of each token
@@ -36,11 +38,10 @@ def tensor_traffic(model: ModelShape, plan: Plan, batch: Batch) -> dict[str, flo
         )
     if plan.tp == 1:
         return {}
-    tokens = plan.micro_batch * batch.sequence_length / plan.cp
-    whole, micro_batches = STREAM_BYTES * tokens * model.hidden, plan.micro_batches(batch)
-    sums = _stream(plan, model.layers, whole)
-    sums["all-reduce"] += NUMBERS_OF_LOSS * LOSS_BYTES * tokens
-    total = {kind: micro_batches * size for kind, size in sums.items() if size}
+    setup = Setup(model, plan, batch)
+    sums = _stream(plan, model.layers, STREAM_BYTES * setup.tokens * model.hidden)
+    sums["all-reduce"] += NUMBERS_OF_LOSS * LOSS_BYTES * setup.tokens
+    total = {kind: setup.micro_batches * size for kind, size in sums.items() if size}
     once = _shared_gradients(model, plan)
     if once:
         total["all-reduce"] += once

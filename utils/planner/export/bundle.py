@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.catalog import ModelShape
+from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.export.deepspeed import deepspeed_config, deepspeed_notes
 from utils.planner.export.launch import torchrun, torchrun_notes
@@ -16,8 +17,8 @@ from utils.planner.export.launchers import Launchers, launchers
 from utils.planner.export.megatron import connections, megatron_arguments, megatron_notes
 from utils.planner.export.modules import modules
 from utils.planner.export.script import script_notes, training_script
-from utils.planner.layout import Batch, Plan
-from utils.planner.step_time import check_size
+from utils.planner.layout import Plan
+from utils.planner.setup import check_size
 
 MEGATRON_SCRIPT = "pretrain_gpt.py"
 

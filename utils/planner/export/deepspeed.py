@@ -9,9 +9,10 @@ import math
 from typing import Any
 
 from utils.catalog import ModelShape
+from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.export.precision import convention_notes, precision
-from utils.planner.layout import Batch, Plan
+from utils.planner.layout import Plan
 
 # Learning rates of GPT-3's sizes, by millions of parameters (Brown et al. 2020, arXiv:2005.14165,
 # Table 2.1): the larger the model, the smaller the steps.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from itertools import chain
 
 from utils.catalog import ModelShape
+from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.estimate import estimate
 from utils.planner.experts import expert_tp
@@ -15,7 +16,7 @@ from utils.planner.export.deepspeed import learning_rate
 from utils.planner.export.precision import OWN, convention_notes, precision
 from utils.planner.fp8 import kept_in_fp8
 from utils.planner.goodput import goodput
-from utils.planner.layout import Batch, Plan
+from utils.planner.layout import Plan
 from utils.planner.stages import stages
 
 Arguments = dict[str, object]  # True: a flag without a value; None and False: left out

@@ -13,10 +13,11 @@ from textwrap import fill, indent
 from utils import parallel
 from utils.catalog import ModelShape
 from utils.checked import short
+from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.export.deepspeed import CLIP, learning_rate
 from utils.planner.export.precision import convention_notes, precision
-from utils.planner.layout import Batch, Plan
+from utils.planner.layout import Plan
 from utils.planner.stages import padded_vocabulary, stages
 
 LINE = 100  # characters
