@@ -70,6 +70,19 @@ def test_constraints_follow_extras_and_markers() -> None:
     assert text.startswith("# The exact versions that were tested.")
 
 
+def test_a_version_that_refuses_an_early_patch_of_python_binds_later_ones_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needs = {"old": "~=3.8", "none": None, "new": ">=3.11.5,!=3.12.1"}
+    monkeypatch.setattr(
+        constraints,
+        "distribution",
+        lambda n: SimpleNamespace(metadata={"Requires-Python": needs[n]}),
+    )
+    pins = constraints.render(dict.fromkeys(needs, "1.0")).splitlines()[2:]
+    assert pins == ['new==1.0 ; python_full_version >= "3.11.5"', "none==1.0", "old==1.0"]
+
+
 def test_a_local_build_leaves_no_mark_in_the_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = SimpleNamespace(version="2.15.0+cpu", requires=[])
     monkeypatch.setattr(constraints, "distribution", lambda _: installed)
