@@ -16,15 +16,18 @@ ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = Path(__file__).with_name("_template")
 TIERS = ("beginner", "intermediate", "advanced")
 USAGE = 'Write: python sources/new_lesson.py NUMBER TIER TITLE, such as 21 advanced "Title of it".'
-GO_ON = """{folder}/ is made. Build it, and see what its tests ask for:
+GO_ON = """{folder}/ is made. Give README.md's table of lessons its row:
 
-python sources/build.py {folder}
-python -m pytest {tests}
+| [{number} {title}](notebooks/{tier}/{name}.ipynb) <!-- badges: notebooks/{tier}/{name}.ipynb --><!-- /badges --> \
+| 60 | 45 | any laptop | TODO |
 
-Then add this row to the table of README.md:
+Then write, build and test, as often as you like:
 
-| [{number} {title}](notebooks/{tier}/{name}.ipynb) <!-- badges: notebooks/{tier}/{name}.ipynb --><!-- /badges --> | 60 | 45 | any laptop | TODO |
+.venv/bin/python sources/build.py {folder}
+.venv/bin/python -m pytest -k "{number} or lesson" tests/test_exercises.py tests/test_lab_hostile.py {tests}
+.venv/bin/python sources/build.py --check
 """
+TESTS = "tests/test_lesson_texts.py tests/test_repository.py tests/test_workshop.py"
 
 
 class Refused(ValueError):
@@ -69,15 +72,8 @@ def main(arguments: Sequence[str]) -> int:
     except Refused as refusal:
         print(refusal, file=sys.stderr)
         return 1
-    print(
-        GO_ON.format(
-            folder=folder.relative_to(ROOT),
-            name=folder.name,
-            number=number,
-            tier=tier,
-            title=title.strip(),
-        )
-    )
+    place = {"folder": folder.relative_to(ROOT), "name": folder.name, "tests": TESTS}
+    print(GO_ON.format(**place, number=number, tier=tier, title=title.strip()))
     return 0
 
 
