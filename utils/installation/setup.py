@@ -113,6 +113,7 @@ class Setup:
         Raises:
             SetupError: a step failed; the sentence names it and says what to do.
         """
+        self.packages.log.unlink(missing_ok=True)
         steps = self.steps()
         for number, (name, action) in enumerate(steps.items(), start=1):
             print(f"[{number}/{len(steps)}] {name}: ", end="", flush=True)
