@@ -48,7 +48,8 @@ class Finding:
 def python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
     """The interpreter that would build .venv."""
     found = ".".join(map(str, version))
-    lacking = [name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None]
+    has_venv, has_ensurepip, has_pip = map(importlib.util.find_spec, ("venv", "ensurepip", "pip"))
+    lacking = not (has_venv and (has_ensurepip or has_pip))
     if version < (3, 11):
         told = f"{found} is older than 3.11; install a newer one, then make ready PYTHON=python3.12"
     elif lacking:
