@@ -37,7 +37,10 @@ def _of_target(target: Target, root: Path) -> Iterator[str]:
     except SourceError as error:
         yield f"cannot be built: {error}"
         return
-    yield from budget_findings(made, target)
+    for finding in budget_findings(made, target):
+        yield f"{finding} Edit {target.source.as_posix()}."
+    if any("TODO" in cell.source for cell in made.cells):
+        yield f"says TODO. Write your own words there, in {target.source.as_posix()}."
     stored = read(root / target.path)
     if stored is None:
         yield "is missing or is no notebook; run `make notebooks`."

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,13 +52,27 @@ def closure(requirements: list[Requirement]) -> dict[str, str]:
     return versions
 
 
+def marker(name: str) -> str:
+    """From which patch of Python 3.11 on a version holds: Debian's may be earlier; "" for all."""
+    pythons = SpecifierSet(distribution(name).metadata["Requires-Python"] or "")
+    patches = [
+        spec.version for spec in pythons if spec.operator == ">=" and "3.11." in spec.version
+    ]
+    return f' ; python_full_version >= "{patches[0]}"' if patches else ""
+
+
 def render(versions: dict[str, str]) -> str:
     """The text of constraints.txt."""
     head = [
         "# The exact versions that were tested. Written by `make constraints`; not edited by hand.",
         f"# Python {platform.python_version()}, {platform.system()}.",
     ]
-    return "\n".join([*head, *(f"{name}=={versions[name]}" for name in sorted(versions))]) + "\n"
+    return (
+        "\n".join(
+            [*head, *(f"{name}=={versions[name]}{marker(name)}" for name in sorted(versions))]
+        )
+        + "\n"
+    )
 
 
 def main() -> None:

@@ -16,9 +16,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from utils.installation.children import Children  # noqa: E402
-from utils.installation.packages import Packages, uv_environment  # noqa: E402
-from utils.installation.pip_settings import asks_no_index, parse  # noqa: E402
+from utils.installation.packages import Packages  # noqa: E402
 from utils.installation.ways_out import SetupError  # noqa: E402
 
 
@@ -47,26 +45,12 @@ def _is_there(need: Requirement) -> bool:
         return False
 
 
-def install(needs: Sequence[str], root: Path = ROOT) -> None:
-    """Install by uv, with pip's settings and the versions that were tried.
-
-    Raises:
-        SetupError: uv failed; the sentence says what to do.
-    """
-    children = Children(root)
-    status, listed = children.output_of([sys.executable, "-m", "pip", "config", "list"])
-    shop, settings = Packages(root, sys.executable, children), {} if status else parse(listed)
-    options = [*shop.fixed(), *["--no-index"] * asks_no_index(settings)]
-    arguments = ["-m", "uv", "pip", "install", "--python", sys.executable, *options, *needs]
-    shop.run(arguments, uv_environment(settings, ""))
-
-
 def main(names: Sequence[str]) -> int:
     """Install what is missing of the groups; 0 if all of it is there then."""
     try:
         if needs := missing(wanted(names)):
             print(f"Adding to .venv: {', '.join(needs)}")
-            install(needs)
+            Packages(ROOT, sys.executable).install(*needs)
             print()
     except SetupError as error:
         print(error, file=sys.stderr)

@@ -17,12 +17,13 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -33,9 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 import wheelhouse  # noqa: E402
 
-from utils.installation.children import Children  # noqa: E402
-from utils.installation.environment import OLDEST_PYTHON  # noqa: E402
-from utils.installation.setup import store  # noqa: E402
+from utils.install import OLDEST_PYTHON  # noqa: E402
 
 LESSON = "notebooks/beginner/01_where_memory_goes.ipynb"
 PYTHON = ".venv/bin/python"
@@ -235,15 +234,14 @@ def try_in(state: State, folder: Path, log: Path) -> Tried:
     course, tried = folder / "disk" / state.folder, Tried()
     put_course(state, course)
     put_programs(state, folder / "programs")
-    children = Children(course)
-    children.environment = variables(folder)
+    environment = variables(folder)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as whole:
         for name, command in steps(state).items():
             offline = state.offline and name != "set-up"
             words = [*entering(NO_NETWORK if offline else None, folder), *command]
             started = time.perf_counter()
-            status, output = run(children, words)
+            status, output = run(course, words, environment)
             tried.seconds[name] = round(time.perf_counter() - started, 1)
             whole.write(f"$ {shlex.join(words)}\n{output}\n[{status}]\n\n")
             whole.flush()
@@ -254,17 +252,41 @@ def try_in(state: State, folder: Path, log: Path) -> Tried:
 
 
 def run(
-    children: Children, command: Sequence[str], seconds: float = STEP_SECONDS
+    folder: Path,
+    command: Sequence[str],
+    environment: Mapping[str, str] = os.environ,
+    seconds: float = STEP_SECONDS,
 ) -> tuple[int, str]:
     """Status and output of a command; it ends with all that it started when its time is over."""
-    try:
-        with children.started(command) as process:
-            output, _ = process.communicate(timeout=seconds)
-        return process.returncode, output
-    except subprocess.TimeoutExpired:
-        return 124, f"It did not end within {seconds:g} s."
-    except OSError as error:
-        return 127, f"It could not be started: {error}."
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return 127, f"It could not be started: {error}."
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return 124, f"It did not end within {seconds:g} s."
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        return status, output.read()
+
+
+def store() -> Path:
+    """The folder in which uv keeps what it downloaded."""
+    command = [sys.executable, "-m", "uv", "cache", "dir"]
+    return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
 
 
 def last_sentence(output: str) -> str:
@@ -293,7 +315,7 @@ def try_state(state: State, parent: Path) -> Tried:
     with room(state, parent) as folder:
         command = [*entering(state.inside, folder), sys.executable, str(Path(__file__).resolve()),
                    "--inside", str(folder), state.name]  # fmt: skip
-        status, output = run(Children(ROOT), command, 4 * STEP_SECONDS)
+        status, output = run(ROOT, command, seconds=4 * STEP_SECONDS)
     if status:
         return Tried(failed="the trial itself", sentence=last_sentence(output))
     return Tried(**json.loads(output.splitlines()[-1]))

@@ -20,8 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from utils.installation.environment import Environment  # noqa: E402
-from utils.installation.setup import GB, SPACE_FOR_CPU, SPACE_FOR_CUDA  # noqa: E402
-from utils.installation.stamp import Stamp  # noqa: E402
+from utils.installation.setup import GB, SPACE_FOR_CPU, SPACE_FOR_CUDA, Setup  # noqa: E402
 from utils.installation.torch_build import has_nvidia_gpu  # noqa: E402
 
 GIB = 2**30
@@ -49,7 +48,8 @@ class Finding:
 def python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
     """The interpreter that would build .venv."""
     found = ".".join(map(str, version))
-    lacking = [name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None]
+    has_venv, has_ensurepip, has_pip = map(importlib.util.find_spec, ("venv", "ensurepip", "pip"))
+    lacking = not (has_venv and (has_ensurepip or has_pip))
     if version < (3, 11):
         told = f"{found} is older than 3.11; install a newer one, then make ready PYTHON=python3.12"
     elif lacking:
@@ -64,7 +64,7 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
 def disk(root: Path, free: int | None = None) -> Finding:
     """Room for what is still to come."""
     free = shutil.disk_usage(root).free if free is None else free
-    done = Stamp(root).is_valid()
+    done = Setup(root).is_done()
     needed = GB // 2 if done else SPACE_FOR_CUDA if has_nvidia_gpu() else SPACE_FOR_CPU
     told = f"{free / GB:.1f} GB free, {needed / GB:.1f} GB needed"
     told += "" if done or has_nvidia_gpu() else " (7 GB where PyTorch's own index does not answer)"
@@ -125,7 +125,7 @@ def jupyter_port() -> Finding:
 
 def download(root: Path) -> Finding:
     """Whether `make setup` has finished, and what it installed can be imported."""
-    if not Stamp(root).is_valid():
+    if not Setup(root).is_done():
         return Finding("download", False, "run make setup now, while there is a network")
     command = [str(Environment(root / ".venv").python), "-c", IMPORTS]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)

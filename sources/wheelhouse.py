@@ -21,7 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from utils.installation import requirements, torch_build  # noqa: E402
+import constraints  # noqa: E402
+
+from utils.installation import torch_build  # noqa: E402
+from utils.installation.packages import Packages  # noqa: E402
 
 # What the course consists of, for a copy without git, and what is left in it by working with it.
 COURSE = (
@@ -65,7 +68,7 @@ def pack(root: Path, kit: Path, torch_index: str = "") -> None:
     copy_course(root, kit / "course")
     build = chosen_build(root, torch_index)
     print(f"PyTorch: {build.reason}", flush=True)
-    collect(root, kit / "wheels", build.index)
+    collect(root, kit / "wheels", build.index_url)
     data = copy_data(root, kit / "course/data")
     (kit / "setup.sh").write_text(SET_UP, encoding="utf-8")
     told = README.format(
@@ -77,8 +80,7 @@ def pack(root: Path, kit: Path, torch_index: str = "") -> None:
 
 def chosen_build(root: Path, torch_index: str) -> torch_build.TorchBuild:
     """PyTorch's build as `make setup` would choose it on this machine."""
-    version = ".".join(platform.python_version_tuple()[:2])
-    return torch_build.choose(torch_index, version, requirements.fixed_versions(root))
+    return torch_build.choose(Packages(root, sys.executable), torch_index)
 
 
 def copy_course(root: Path, target: Path) -> None:
@@ -131,10 +133,9 @@ def collect(root: Path, wheels: Path, torch_index: str = "") -> None:
     pip = [sys.executable, "-m", "pip", "wheel", "-qq", "--wheel-dir", str(wheels)]
     fixed = ["--constraint", str(root / "constraints.txt")]
     if torch_index:  # first: what lies in the folder is taken from there below
-        pair = [f"{name}=={version}" for name, version in requirements.fixed_versions(root).items()
-                if name in torch_build.PAIR]  # fmt: skip
+        pair = map(Packages(root, sys.executable).pinned, torch_build.PAIR)
         subprocess.run([*pip, "--no-deps", "--index-url", torch_index, *pair], check=True)
-    needs = [*requirements.wanted(root), *requirements.installer(root)]
+    needs = map(str, constraints.declared(root))
     subprocess.run([*pip, *fixed, "--find-links", str(wheels), *needs], check=True)
 
 

@@ -205,12 +205,12 @@ def seconds(number: float | None) -> str:
 
 
 def summary_table(root: Path, measured: dict) -> str:
-    """One row for each lesson."""
+    """One row for each lesson that was measured: a new one comes with its numbers."""
     head = ["| lesson | reading, minutes (from words) | running, seconds (measured) | memory, MiB (measured) "
             "| without CUDA's libraries, MiB (measured) |", "|---|---|---|---|---|"]  # fmt: skip
     rows = []
-    for path in lessons(root):
-        parts, kept = sections(root, path, measured), measured.get("lessons", {}).get(path, {})
+    for path in (path for path in lessons(root) if path in measured.get("lessons", {})):
+        parts, kept = sections(root, path, measured), measured["lessons"][path]
         reading = sum(part.reading_minutes for part in parts)
         memory = [
             mebibytes(of.get(path)) for of in (measured.get("lessons", {}), without_cuda(measured))

@@ -33,3 +33,8 @@ def model_answers() -> dict[str, Callable[[Any], dict[str, Any]]]:
 @cache
 def right(name: str, seed: int) -> dict[str, Any]:
     return model_answers()[name](CASES[name].data(seed))
+
+
+def drawn(name: str, seed: int) -> dict[str, Any]:
+    """What the check of a case is given by a right answer under a seed."""
+    return {"seed": seed, **right(name, seed)}

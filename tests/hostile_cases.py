@@ -144,7 +144,7 @@ def right_answer(name: str) -> Any:
     if isinstance(question, Question):
         return question.right
     number, _, exercise = name.partition(".")
-    return {"seed": 2, **capstone_cases.right(exercise, 2)} if number == "99" else solution(name)
+    return capstone_cases.drawn(exercise, 2) if number == "99" else solution(name)
 
 
 NUMERIC = {

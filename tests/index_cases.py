@@ -10,18 +10,30 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+MAIN = "import sys\ndef main(): print(sys.prefix, *sys.argv[1:])\n"
+
 
 def add_wheel(
-    index: Path, name: str, version: str, needs: Sequence[str] = (), tag: str = "py3-none-any"
+    index: Path,
+    name: str,
+    version: str,
+    needs: Sequence[str] = (),
+    tag: str = "py3-none-any",
+    script: str = "",
 ) -> None:
-    """Write a wheel into `index/name/`, as that package's page lists it."""
+    """Write a wheel into `index/name/`, as that package's page lists it.
+
+    A `script`, "tool = tool:main", prints where its Python lies and what it was given.
+    """
     info = f"{name}-{version}.dist-info"
     head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     files = {
-        f"{name}/__init__.py": f"__version__ = {version!r}\n",
+        f"{name}/__init__.py": f"__version__ = {version!r}\n{MAIN if script else ''}",
         f"{info}/METADATA": head + "".join(f"Requires-Dist: {need}\n" for need in needs),
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
     }
+    if script:
+        files[f"{info}/entry_points.txt"] = f"[console_scripts]\n{script}\n"
     files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"])
     folder = index / name
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from capstone_cases import drawn
 from hostile_cases import right_answer
 from lab_answers import exercises_of_labs, solution, stub
 from lab_cases import nudged
@@ -21,9 +22,11 @@ from utils.labs.checking import checks_of, find, lab_numbers, run_check
 from utils.labs.mistakes import KnownAnswer
 from utils.labs.verdict import Status, Verdict
 from utils.lessons import folders
+from utils.lessons.lesson_99.cases import SEEDS
 
 pytestmark = pytest.mark.deepspeed  # one lab's configurations are read by it
 EXERCISES = exercises_of_labs()
+CAPSTONE = "99"  # its sitting hands in, and draws each case by a seed
 WITH_MISTAKES = [n for n, folder in folders().items() if (folder / "mistakes.py").is_file()]
 
 
@@ -40,21 +43,37 @@ def of_lesson(number: str) -> list[KnownAnswer]:
 
 
 def known(is_right: bool) -> list[Any]:
+    """Each known answer by its exercise, under every seed where the lab has seeds."""
     found = [(n, one) for n in WITH_MISTAKES for one in of_lesson(n) if one.is_right == is_right]
     return [
-        pytest.param(f"{n}.{one.of}", one, id=f"{n}.{one.of}-{one.name}",
-                     marks=[pytest.mark.slow] if one.slow else [])
+        pytest.param(
+            f"{n}.{one.of}",
+            seed,
+            one,
+            id=f"{n}.{one.of}-{one.name}" + (f"-seed {seed}" if seed else ""),
+            marks=[pytest.mark.slow] if one.slow else [],
+        )
         for n, one in found
-    ]  # fmt: skip
+        for seed in (SEEDS if n == CAPSTONE else [0])
+    ]
 
 
-def answer_of(name: str, one: KnownAnswer) -> Any:
+def answer_of(name: str, seed: int, one: KnownAnswer) -> Any:
+    if seed:
+        return one.answer(drawn(name.partition(".")[2], seed))
     asked_with_its_answer = name in EXERCISES or isinstance(find(name), Question)
     return one.answer(right_answer(name) if asked_with_its_answer else None)
 
 
 def verdict_on(name: str, answer: Any) -> Verdict:
     return run_check(find(name), answer)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("case", checks_of(CAPSTONE))
+def test_the_model_answer_solves_every_seed(case: str, seed: int) -> None:
+    verdict = verdict_on(f"{CAPSTONE}.{case}", drawn(case, seed))
+    assert verdict.status is Status.CORRECT, verdict
 
 
 @pytest.mark.parametrize("name", marked(n for n in EXERCISES if n[:2] in WITH_MISTAKES))
@@ -71,20 +90,22 @@ def test_the_untouched_lab_is_not_attempted(name: str) -> None:
     assert check(name, stub(name)).status is Status.NOT_ATTEMPTED
 
 
-@pytest.mark.parametrize(("name", "mistake"), known(is_right=False))
+@pytest.mark.parametrize(("name", "seed", "mistake"), known(is_right=False))
 def test_a_mistake_is_told_what_it_is(
-    name: str, mistake: KnownAnswer, monkeypatch: pytest.MonkeyPatch
+    name: str, seed: int, mistake: KnownAnswer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert mistake.says, "Give the words of the sentence that it earns."
     if mistake.timeout_seconds:
         checks = f"utils.lessons.lesson_{name.partition('.')[0]}.checks"
         monkeypatch.setattr(f"{checks}.TIMEOUT_SECONDS", mistake.timeout_seconds)
-    nudged(verdict_on(name, answer_of(name, mistake)), mistake.says)
+    verdict = verdict_on(name, answer_of(name, seed, mistake))
+    nudged(verdict, mistake.says)
+    assert verdict.nudge or not seed, "a case tells a wrong idea something"
 
 
-@pytest.mark.parametrize(("name", "variant"), known(is_right=True))
-def test_an_unusual_right_answer_is_right(name: str, variant: KnownAnswer) -> None:
-    verdict = verdict_on(name, answer_of(name, variant))
+@pytest.mark.parametrize(("name", "seed", "variant"), known(is_right=True))
+def test_an_unusual_right_answer_is_right(name: str, seed: int, variant: KnownAnswer) -> None:
+    verdict = verdict_on(name, answer_of(name, seed, variant))
     assert verdict.status is Status.CORRECT, verdict
     assert variant.says in f"{verdict.note} {verdict.score}", verdict
 

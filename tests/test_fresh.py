@@ -16,8 +16,6 @@ sys.path.insert(0, str(ROOT / "sources"))
 
 import fresh  # noqa: E402
 
-from utils.installation.children import Children  # noqa: E402
-
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the states are those of Unix")
 OWN = Path(sys.base_prefix, "bin/python3")
 
@@ -99,7 +97,7 @@ def test_one_state_that_fails_is_counted_and_the_others_are_tried(
 def test_a_command_that_does_not_end_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     command = ["sh", "-c", f"sleep 600 & echo $! > {note}; wait"]
-    status, said = fresh.run(Children(tmp_path), command, seconds=2)
+    status, said = fresh.run(tmp_path, command, seconds=2)
     assert status == 124 and said == "It did not end within 2 s."
     pid, end = int(note.read_text()), time.monotonic() + 60
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:

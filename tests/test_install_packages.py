@@ -16,21 +16,23 @@ from index_cases import add_wheel, served
 from loopback import server
 
 from utils.installation import packages as packages_module
-from utils.installation import pip_settings, requirements, ways_out
-from utils.installation.children import Children
+from utils.installation import ways_out
 from utils.installation.environment import Environment, is_whole
-from utils.installation.packages import Packages, show, uv_environment
+from utils.installation.packages import UVS_NAMES, Packages, in_uvs_words, show
+from utils.installation.setup import COURSE
 from utils.installation.ways_out import SetupError
 
 pytest.importorskip("uv")
+ROOT = Path(__file__).resolve().parents[1]
 TORCH = {"torch": "2.15.0", "torchvision": "0.29.2"}
 
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No setting of this machine reaches pip or uv; nothing goes through a proxy."""
-    for word in (*sum(pip_settings.WORDS.values(), ()), "UV_INDEX_STRATEGY"):
-        monkeypatch.delenv(word, raising=False)
+    for words in (*UVS_NAMES.values(), "UV_INDEX_STRATEGY"):
+        for word in words.split():
+            monkeypatch.delenv(word, raising=False)
     for name in ("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS", "CERT", "DEFAULT_TIMEOUT"):
         monkeypatch.delenv(f"PIP_{name}", raising=False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -55,22 +57,32 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def course(tmp_path: Path) -> Packages:
+def course(tmp_path: Path, indexes: str) -> Packages:
     """A repository that needs torch, and an environment that has uv and nothing else."""
     root = tmp_path / "ein Kurs für alle"
     root.mkdir()
     (root / "pyproject.toml").write_text(
         '[project]\nname = "a"\nversion = "1"\ndependencies = ["torch>=2.11", "torchvision>=0.26"]\n'
-        '[project.optional-dependencies]\nsetup = ["uv>=0.9"]\ntest = ["helper"]\n'
+        '[project.optional-dependencies]\ntest = ["helper"]\nsmall = ["torch", "torchvision"]\n'
+        f'[[tool.uv.index]]\nname = "torch"\nurl = "{indexes}/cpu"\nexplicit = true\n'
+        + (ROOT / "pyproject.toml")
+        .read_text()
+        .partition("explicit = true\n")[2]
+        .partition("[tool.s")[0]
     )
     pins = "".join(f"{name}=={version}\n" for name, version in TORCH.items())
     (root / "constraints.txt").write_text(pins)
     made = Environment(root / ".venv")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(made.folder)], check=True)
     (made.python.parent / "uv").symlink_to(shutil.which("uv", path=sysconfig.get_path("scripts")))
-    site = made.site_packages()[0]
-    (site / "uv").symlink_to(Path(sysconfig.get_path("purelib")) / "uv")
-    return Packages(root, str(made.python), Children(root))
+    (made.sites()[0] / "uv").symlink_to(Path(sysconfig.get_path("purelib")) / "uv")
+    return Packages(root, str(made.python))
+
+
+def install(course: Packages, settings: dict[str, str], *more: str, torch_index: str = "") -> None:
+    """Install what a course needs, where pip has these settings."""
+    course.settings = settings
+    course.install(*COURSE, *more, torch_index=torch_index)
 
 
 def has(course: Packages) -> dict[str, str | None]:
@@ -81,7 +93,7 @@ def has(course: Packages) -> dict[str, str | None]:
 
 
 def test_all_come_from_the_index_that_pip_knows(course: Packages, indexes: str) -> None:
-    course.install_all({"index-url": f"{indexes}/all"}, "", "")
+    install(course, {"index-url": f"{indexes}/all"})
     assert has(course) == {**TORCH, "helper": "1.0"}
     assert "torch==2.15.0" in course.log.read_text()
     assert all(map(is_whole, Environment(course.root / ".venv").records()))
@@ -94,25 +106,25 @@ def test_a_folder_of_wheels_is_enough_without_an_index(course: Packages, tmp_pat
     add_wheel(wheels, "helper", "1.0")
     folders = " ".join(str(folder) for folder in wheels.iterdir())
     settings = {"no-index": "1", "find-links": folders, "index-url": "http://127.0.0.1:9/gone"}
-    course.install_all(settings, "", "")
+    install(course, settings)
     assert has(course) == {**TORCH, "helper": "1.0"}, "all from the folder, no index was asked"
 
 
 def test_a_second_index_counts_like_the_first(course: Packages, indexes: str) -> None:
     settings = {"index-url": f"{indexes}/all", "extra-index-url": f"\n{indexes}/company"}
-    course.install_all(settings, "", "")
+    install(course, settings)
     assert has(course) == {**TORCH, "helper": "2.0"}
 
 
 def test_the_small_build_brings_torch_and_torchvision_alone(course: Packages, indexes: str) -> None:
-    course.install_all({"index-url": f"{indexes}/all"}, f"{indexes}/cpu", "")
+    install(course, {"index-url": f"{indexes}/all"}, "--extra", "small")
     small = {name: f"{version}+cpu" for name, version in TORCH.items()}
     assert has(course) == {**small, "helper": "1.0", "companion": "1.0"}
 
 
 def test_a_small_build_that_is_there_is_kept(course: Packages, indexes: str) -> None:
-    course.install_all({"index-url": f"{indexes}/all"}, f"{indexes}/cpu", "")
-    course.install_all({"index-url": f"{indexes}/all"}, "", "")
+    install(course, {"index-url": f"{indexes}/all"}, "--extra", "small")
+    install(course, {"index-url": f"{indexes}/all"})
     assert has(course)["torch"] == "2.15.0+cpu"
 
 
@@ -124,7 +136,7 @@ def test_the_learners_own_index_may_bring_what_its_build_needs(
     add_wheel(folder, "torchvision", "0.29.2+rocm", ["torch==2.15.0"])
     add_wheel(folder, "tritonrocm", "1.0")
     with served(folder) as own:
-        course.install_all({"index-url": f"{indexes}/all"}, own, own)
+        install(course, {"index-url": f"{indexes}/all"}, "--extra", "small", torch_index=own)
     assert has(course)["torch"] == "2.15.0+rocm"
     assert Environment(course.root / ".venv").installed("tritonrocm") == "1.0"
 
@@ -145,24 +157,28 @@ def test_uvs_failures_end_in_a_sentence(
     text = (course.root / "pyproject.toml").read_text().replace('["helper"]', f'["{needs}"]')
     (course.root / "pyproject.toml").write_text(text)
     with pytest.raises(SetupError, match=rf"{way_out}.*build/setup\.log"):
-        course.install_all(settings, "", "")
+        install(course, settings)
 
 
-def test_an_index_of_the_learner_without_torch_is_named(course: Packages, indexes: str) -> None:
+def test_the_learners_index_without_torch_is_said_to_be_wrong(
+    course: Packages, indexes: str
+) -> None:
     own = f"{indexes}/nothing"
-    with pytest.raises(SetupError, match=rf"{own} does not have the torch and torchvision"):
-        course.install_all({"index-url": f"{indexes}/all"}, own, own)
+    with pytest.raises(
+        SetupError, match=r"no such package: its address may be wrong\. Check TORCH_"
+    ):
+        install(course, {"index-url": f"{indexes}/all"}, "--extra", "small", torch_index=own)
 
 
 def test_an_index_that_hangs_or_refuses_ends_in_a_sentence(course: Packages) -> None:
     settings = {"retries": "0", "default-timeout": "1"}
     with server(answers=False) as (url, _), pytest.raises(SetupError, match="cannot be reached"):
-        course.install_all({**settings, "index-url": url}, "", "")
+        install(course, {**settings, "index-url": url})
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/simple"
         with pytest.raises(SetupError, match="cannot be reached"):
-            course.install_all({**settings, "index-url": url}, "", "")
+            install(course, {**settings, "index-url": url})
 
 
 @pytest.mark.parametrize(
@@ -179,14 +195,12 @@ def test_pips_failures_end_in_a_sentence(
     # The real pip, asked for what is not installed here.
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_INDEX_URL", index.format(indexes))
-    text = (course.root / "pyproject.toml").read_text().replace("uv>=0.9", "helper>=1")
-    (course.root / "pyproject.toml").write_text(text)
     with (course.root / "constraints.txt").open("a") as file:
         file.write("helper==9\n")
-    pip = Packages(course.root, sys.executable, Children(course.root))
+    pip = Packages(course.root, sys.executable)
     monkeypatch.setattr(packages_module, "PIP", (*packages_module.PIP, "--retries=1"))
     with pytest.raises(SetupError, match=rf"{way_out}.*build/setup\.log"):
-        pip.install_uv()
+        pip.install_by_pip("helper")
     assert "helper==9" in pip.log.read_text()
 
 
@@ -195,7 +209,7 @@ def test_a_log_that_cannot_be_written_is_an_error_of_the_system(course: Packages
     course.log.parent.mkdir()
     course.log.symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
-        course.run(["-c", "print('x' * 100_000)"], {})
+        course.run(["-c", "print('x' * 100_000)"], os.environ)
 
 
 @pytest.mark.parametrize(
@@ -232,9 +246,9 @@ def test_only_large_downloads_are_shown(capsys: pytest.CaptureFixture[str]) -> N
         show(line + "\n")
     assert capsys.readouterr().out.split("\n") == [
         "",
-        "      fetching torch, 514.2MiB",
-        "      fetching nvidia-all, 1.2GiB",
-        "      installed 174 packages: ",
+        "      Downloading torch (514.2MiB)",
+        "      Downloading nvidia-all (1.2GiB)",
+        "      Installed 174 packages: ",
     ]
 
 
@@ -250,47 +264,47 @@ def test_pips_own_files_and_variables_are_read(
     monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
     monkeypatch.setenv("PIP_INDEX_URL", "https://me:it's@d.example/simple")
     monkeypatch.setenv("PIP_CERT", str(file))
-    command = [sys.executable, "-m", "pip", "config", "list"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    words = pip_settings.for_uv(pip_settings.parse(listed), own={})
+    course = Packages(tmp_path, sys.executable)
+    words = course.environment()
     assert words["UV_DEFAULT_INDEX"] == "https://me:it's@d.example/simple"
     assert words["UV_INDEX"] == "https://b.example/simple https://c.example/simple"
     assert words["SSL_CERT_FILE"] == str(file)
     assert words["UV_HTTP_TIMEOUT"] == "8"
-    assert not pip_settings.asks_no_index(pip_settings.parse(listed)), "that is for pip download"
+    assert words["UV_INDEX_STRATEGY"] == "unsafe-best-match"
+    assert not course.asks_no_index, "that is for pip download"
 
 
 def test_each_setting_has_its_word(tmp_path: Path) -> None:
     links = f"{tmp_path} {tmp_path / 'missing'} https://e.example/wheels file://{tmp_path}/none"
-    settings = {"find-links": links, "proxy": "http://p:1", "no-index": "1", "trusted-host": "h i"}
-    assert pip_settings.for_uv(settings, own={}) == {
-        "UV_INDEX_STRATEGY": "unsafe-best-match",
+    settings = {"find-links": links, "proxy": "http://p:1", "no-index": "1", "trusted-host": "h\ni"}
+    assert in_uvs_words(settings) == {
         "UV_FIND_LINKS": f"{tmp_path},https://e.example/wheels",
         "HTTPS_PROXY": "http://p:1",
         "HTTP_PROXY": "http://p:1",
         "UV_INSECURE_HOST": "h i",
     }
-    assert pip_settings.asks_no_index(settings), "uv takes this one as an option, not as a variable"
 
 
-def test_what_the_learner_set_for_uv_stays() -> None:
-    own = {"UV_DEFAULT_INDEX": "https://mine.example", "SSL_CERT_FILE": "/system"}
-    words = pip_settings.for_uv({"index-url": "https://pip.example", "cert": "/company"}, own)
-    assert words == {"UV_INDEX_STRATEGY": "unsafe-best-match", "SSL_CERT_FILE": "/company"}
+def test_what_the_learner_set_for_uv_stays(
+    course: Packages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://mine.example")
+    monkeypatch.setenv("SSL_CERT_FILE", "/system")
+    course.settings = {"index-url": "https://pip.example", "cert": "/company"}
+    words = course.environment("https://torch.example")
+    assert words["UV_DEFAULT_INDEX"] == "https://mine.example"
+    assert words["SSL_CERT_FILE"] == "/company"
+    assert words["UV_INDEX"] == "torch=https://torch.example"
 
 
 def test_an_address_with_a_password_is_no_argument(course: Packages) -> None:
     secret = "https://me:secret@example.org/simple"
-    commands: list[list[str]] = []
-    course.run = lambda arguments, *_: commands.append(list(arguments))
-    course.install_all({"index-url": secret}, "", "")
-    assert not [word for word in commands[0] if "secret" in word]
-    assert uv_environment({"index-url": secret}, "")["UV_DEFAULT_INDEX"] == secret
+    course.settings = {"index-url": secret}
+    assert not [word for word in course.uv() if "secret" in word]
+    assert course.environment()["UV_DEFAULT_INDEX"] == secret
 
 
-def test_the_list_for_uv_holds_what_the_course_needs(course: Packages) -> None:
-    assert requirements.wanted(course.root) == ["torch>=2.11", "torchvision>=0.26", "helper"]
-    assert requirements.fixed_versions(course.root) == TORCH
-    assert requirements.installer(course.root) == ["uv>=0.9"]
-    (course.root / "constraints.txt").write_text("uv==0.13.9\n")
-    assert requirements.installer(course.root) == ["uv==0.13.9"]
+def test_a_version_that_was_tried_is_asked_for(course: Packages) -> None:
+    assert course.pinned("torch") == f"torch=={TORCH['torch']}" and course.pinned("uv") == "uv"
+    course.constraints.unlink()
+    assert course.pinned("torch") == "torch"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +11,16 @@ from index_cases import add_wheel, served
 from loopback import server
 
 from utils.installation import torch_build
+from utils.installation.packages import Packages
 
+pytest.importorskip("uv")
 TORCH = {"torch": "2.15.0", "torchvision": "0.29.2"}
 
 
 @pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +29,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("indexes")
     for name, version in TORCH.items():
         add_wheel(folder / "cpu", name, f"{version}+cpu")
+        add_wheel(folder / "other", name, f"{version}+cpu", tag="cp39-cp39-linux_x86_64")
     with served(folder) as address:
         yield address
 
@@ -34,44 +39,64 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_build, "has_nvidia_gpu", lambda: False)
 
 
-def test_without_a_gpu_the_small_build_is_taken_where_it_answers(no_gpu: None, index: str) -> None:
-    build = torch_build.choose("", "3.11", TORCH, f"{index}/cpu", system="linux")
-    assert (build.index, build.small) == (f"{index}/cpu", True)
+def course(
+    folder: Path, index: str = "https://unused", versions: dict[str, str] = TORCH
+) -> Packages:
+    """A repository whose small builds lie at an index; pip has no settings there."""
+    table = f'[[tool.uv.index]]\nname = "torch"\nurl = "{index}"\nexplicit = true\n'
+    (folder / "pyproject.toml").write_text(table)
+    pins = "".join(f"{name}=={version}\n" for name, version in versions.items())
+    (folder / "constraints.txt").write_text(pins)
+    made = Packages(folder, sys.executable)
+    made.settings = {}
+    return made
+
+
+def test_without_a_gpu_the_small_build_is_taken_where_it_answers(
+    no_gpu: None, index: str, tmp_path: Path
+) -> None:
+    build = torch_build.choose(course(tmp_path, f"{index}/cpu"), system="linux")
+    assert (build.index_url, build.small) == (f"{index}/cpu", True)
     assert "small CPU build" in build.reason and "no NVIDIA GPU" in build.reason
 
 
 @pytest.mark.parametrize(
     ("path", "versions", "why"),
     [
-        ("nothing", TORCH, "answered 404"),
-        ("cpu", {**TORCH, "torchvision": "0.30.0"}, "has no torchvision 0.30.0"),
-        ("cpu", {"torch": "1.0"}, "has no torch 1.0"),
+        ("nothing", TORCH, "torch was not found in the package registry"),
+        ("cpu", {**TORCH, "torchvision": "0.30.0"}, "no version of torchvision==0.30.0"),
+        ("cpu", {"torch": "1.0"}, "no version of torch==1.0"),
+        ("other", TORCH, "only found wheels for `torch`"),
     ],
 )
 def test_where_it_does_not_fit_the_registrys_is_taken_and_why(
-    no_gpu: None, index: str, path: str, versions: dict[str, str], why: str
+    no_gpu: None, index: str, tmp_path: Path, path: str, versions: dict[str, str], why: str
 ) -> None:
-    build = torch_build.choose("", "3.11", versions, f"{index}/{path}", system="linux")
-    assert (build.index, build.small) == ("", False)
+    build = torch_build.choose(course(tmp_path, f"{index}/{path}", versions), system="linux")
+    assert (build.index_url, build.small) == ("", False)
     assert why in build.reason and "the registry's" in build.reason
 
 
-def test_an_index_that_hangs_or_is_not_there_is_given_up() -> None:
+def test_an_index_that_hangs_or_is_not_there_is_given_up(tmp_path: Path) -> None:
     with server(answers=False) as (url, _):
-        why = torch_build.why_not(url, "3.11", TORCH, seconds=0.3)
-    assert why == f"{url} did not answer within 0.3 s"
-    assert "cannot be reached" in torch_build.why_not("http://127.0.0.1:9", "3.11", TORCH)
-    assert "cannot be reached" in torch_build.why_not("no address", "3.11", TORCH)
+        why = course(tmp_path).why_not(url, torch_build.PAIR, seconds=0.3)
+    assert why == f"{url}: no answer within 0.3 s"
+    for url, word in (("http://127.0.0.1:9", "refused"), ("no address", "")):
+        why = course(tmp_path).why_not(url, torch_build.PAIR, torch_build.PROBE_SECONDS)
+        assert why.startswith(f"{url}: ") and word in why
     assert torch_build.PROBE_SECONDS == 5.0
 
 
-def test_the_learners_index_wins_and_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_build, "why_not", None)
+def test_the_learners_index_wins_and_nothing_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    packages = course(tmp_path)
+    monkeypatch.setattr(Packages, "why_not", None)
     monkeypatch.setattr(torch_build, "has_nvidia_gpu", lambda: True)
-    build = torch_build.choose("https://example.org/cpu", "3.11", TORCH, system="linux")
-    assert (build.index, build.small) == ("https://example.org/cpu", True)
-    assert "CUDA build" in torch_build.choose("", "3.11", TORCH, system="linux").reason
-    assert torch_build.choose("", "3.11", TORCH, system="darwin").small
+    build = torch_build.choose(packages, "https://example.org/cpu", system="linux")
+    assert (build.index_url, build.small) == ("https://example.org/cpu", True)
+    assert "CUDA build" in torch_build.choose(packages, system="linux").reason
+    assert torch_build.choose(packages, system="darwin").small
 
 
 def test_a_gpu_is_seen_by_its_driver_or_its_tool(tmp_path: Path) -> None:
@@ -86,18 +111,6 @@ def test_a_gpu_is_seen_by_its_driver_or_its_tool(tmp_path: Path) -> None:
     assert not torch_build.has_nvidia_gpu(nothing, nothing)
 
 
-def test_a_wheel_counts_for_this_machine_and_python_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_build.platform, "machine", lambda: "x86_64")
-    wheel = "torch-2.15.0+cpu-cp312-cp312-manylinux_2_28_x86_64.whl"
-    assert torch_build.offers(wheel, "torch", "3.12", "2.15.0")
-    assert torch_build.offers(wheel, "torch", "3.12")
-    for python, version in (("3.11", "2.15.0"), ("3.12", "2.15"), ("3.12", "2.14.0")):
-        assert not torch_build.offers(wheel, "torch", python, version)
-    assert not torch_build.offers(wheel.replace("x86_64", "aarch64"), "torch", "3.12", "2.15.0")
-    assert not torch_build.offers(wheel.replace("cp312-cp312", "cp312-cp312t"), "torch", "3.12")
-    assert not torch_build.offers(wheel, "vision", "3.12")
-
-
 @pytest.mark.parametrize(
     ("wheel", "small"), [("nvidia_cublas-1-py3.whl", False), ("a-1.whl", True)]
 )
@@ -105,8 +118,8 @@ def test_a_folder_of_wheels_is_asked_in_place_of_the_network(
     wheel: str, small: bool, tmp_path: Path
 ) -> None:
     (tmp_path / wheel).touch()
-    settings = {"no-index": "1", "find-links": f"/none {tmp_path}"}
-    found = torch_build.from_folder(settings)
-    assert found is not None and found.small == small, "CUDA's libraries are there or not"
-    assert found.index == "" and "lies with the wheels" in found.reason, found.reason
-    assert torch_build.from_folder({"find-links": str(tmp_path)}) is None, "an index may be asked"
+    packages = course(tmp_path)
+    packages.settings = {"no-index": "1", "find-links": f"/none {tmp_path}"}
+    found = torch_build.choose(packages, system="linux")
+    assert (found.small, found.index_url) == (small, ""), "CUDA's libraries are there or not"
+    assert "lies with the wheels" in found.reason, found.reason

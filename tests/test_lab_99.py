@@ -1,34 +1,20 @@
-"""The capstone: every case solved by its model answer for every seed, failed by plausible wrong ones."""
+"""The capstone beside its cases' answers: what seeds change, the sitting, its clock and its page."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from capstone_cases import right
 from lab_cases import nudged
 
-from utils import Lora, Plan
 from utils.labs.checking import checks_of, find
-from utils.labs.verdict import Status, Verdict
+from utils.labs.verdict import Status
 from utils.lessons.lesson_99.cases import CASES, MINUTES, SEEDS, TIERS, four_ranks, sixteen_gb
 from utils.lessons.lesson_99.countdown import countdown
+from utils.lessons.lesson_99.mistakes import known
 from utils.lessons.lesson_99.sitting import Sitting
-
-BOTH = list(itertools.product(CASES, SEEDS))
-
-
-def verdict(name: str, seed: int, **changed: Any) -> Verdict:
-    return find(f"99.{name}")({"seed": seed, **right(name, seed), **changed})
-
-
-@pytest.mark.parametrize(("name", "seed"), BOTH)
-def test_the_model_answer_solves_every_seed(name: str, seed: int) -> None:
-    assert verdict(name, seed).status is Status.CORRECT, verdict(name, seed)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -39,66 +25,9 @@ def test_seeds_differ_in_data_and_in_what_is_right(name: str) -> None:
     assert all(a != b for a, b in itertools.combinations(answers, 2)), "one answer solves two seeds"
 
 
-def changed_step(name: str, seed: int) -> dict[str, Any]:
-    """Plausible wrong parts that need the data of a seed."""
-    answer = right(name, seed)
-    if name == "components":
-        log = CASES[name].data(seed)
-        one, two = log.peak_gib[1], log.peak_gib[2]
-        return {"fixed GiB": 2 * one - two}
-    if name == "order_of_cures":
-        return {"steps": [*answer["steps"], {"recompute": "full"}]
-                if seed == 2 else [{"offload": "optimizer"}, {"recompute": "full"}, {"micro_batch": 1}, {"loss": "chunked"}]}  # fmt: skip
-    raise AssertionError(name)
-
-
-FULL_ADAPTERS = Plan(lora=Lora(rank=16, base="nf4-dq"), recompute="full", micro_batch=1)
-WRONG: list[tuple[str, Callable[[int], dict[str, Any]], str]] = [
-    ("components", lambda seed: changed_step("components", seed), "Which rows lie on one"),
-    ("components", lambda seed: {"activations": "8-bit optimizer"}, "computes them again"),
-    ("sixteen_gb", lambda seed: {"amp batch": 2 * right("sixteen_gb", seed)["fp32 batch"]}, "The states do not"),
-    ("sixteen_gb", lambda seed: {"what shrinks": "optimizer state"}, "stay in fp32 under autocast"),
-    ("nan_run", lambda seed: {"cause": "scale grows without end"}, "A scaler halves after each overflow"),
-    ("nan_run", lambda seed: {"cure": "smaller first scale"}, "on what follows from it"),
-    ("four_ranks", lambda seed: {"efficiency": 4 * right("four_ranks", seed)["efficiency"]}, "That is the speedup"),
-    ("four_ranks", lambda seed: {"cause": "too little work"}, "" ),
-    ("seven_billion", lambda seed: {"full": Plan(framework="deepspeed", zero_stage=2)}, "Over one rank a part is the whole"),
-    ("seven_billion", lambda seed: {"adapters": replace(FULL_ADAPTERS, offload="optimizer")}, "How many bytes of state do the adapters have"),
-    ("zero_or_fsdp", lambda seed: dict(zip("AB", reversed([right("zero_or_fsdp", seed)[n] for n in "AB"]), strict=True)), "Which of the two is made for that"),
-    ("zero_or_fsdp", lambda seed: {"A": replace(right("zero_or_fsdp", seed)["A"], zero_stage=3, micro_batch=1)}, "Stage 3 gathers every parameter"),
-    ("order_of_cures", lambda seed: changed_step("order_of_cures", seed), ""),
-    ("order_of_cures", lambda seed: {"steps": [{"offload": "optimizer"}]}, "A cure for another one moves nothing"),
-    ("unknown_job", lambda seed: {"cause": "optimizer step"}, "are they what fills it"),
-    ("unknown_job", lambda seed: {"beyond alive MiB": CASES["unknown_job"].data(seed).allocator_mib}, "How much of it is not alive"),
-    ("eight_nodes", lambda seed: {"order": list(reversed(right("eight_nodes", seed)["order"]))}, "What another fault hides saves nothing yet"),
-    ("eight_nodes", lambda seed: {"times one node": right("eight_nodes", seed)["times one node"] / 8}, "eight nodes do eight times the work"),
-    ("one_billion", lambda seed: {"plan": Plan(dp=8, tp=8, sequence_parallel=True, framework="fsdp")}, "what does TP buy here"),
-    ("one_billion", lambda seed: {"states GB": right("one_billion", seed)["states GB"] / 8}, "weights in bf16 alone"),
-    ("lay_out", lambda seed: {"plan": Plan(tp=8, pp=8, dp=8, zero_stage=1)}, "there are 64"),
-    ("lay_out", lambda seed: {"days": (200.0, 200.0)}, "One number says nothing"),
-    ("half_the_cards", lambda seed: {"plan": Plan(tp=8, pp=4, sequence_parallel=True)}, "Where else is memory"),
-    ("half_the_cards", lambda seed: {"plan": Plan(dp=32, zero_stage=3, recompute="full", offload="optimizer")}, "more bytes than stages send"),
-    ("survive", lambda seed: {"failures": len(CASES["survive"].data(seed).lines)}, "is an echo, not a failure"),
-    ("survive", lambda seed: {"order": ["load the newest checkpoint that verifies", "stop every rank", "take the node out", "put the spare in", "compare the loss with the log"]}, "What comes first"),
-    ("survive", lambda seed: {"per 1,000 node-days": (10.0, 10.0)}, "How far off may their rate be"),
-    ("two_offers", lambda seed: {"A10 plain": {"nodes": 8, "usd": 100_000}}, "splits none of them"),
-    ("two_offers", lambda seed: {"choice": "A10 plain"}, "no price of a run"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(
-    ("name", "wrong", "words"), WRONG, ids=lambda part: part if isinstance(part, str) else ""
-)
-def test_a_wrong_idea_gets_its_own_words(name: str, wrong: Callable[[int], dict[str, Any]], words: str, seed: int) -> None:  # fmt: skip
-    found = verdict(name, seed, **wrong(seed))
-    nudged(found, words)
-    assert found.nudge, "a wrong idea is told something"
-
-
 def test_every_case_has_two_wrong_ideas_with_words_of_their_own() -> None:
     for name in CASES:
-        told = {verdict(name, 1, **wrong(1)).nudge for other, wrong, _ in WRONG if other == name}
+        told = {mistake.says for mistake in known.all if mistake.of == name}
         assert len(told) >= 2, name
 
 

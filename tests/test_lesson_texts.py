@@ -33,23 +33,32 @@ def prose(name: str) -> str:
     return "\n".join(cell.source for cell in cells(name) if cell.cell_type == "markdown")
 
 
+def source(name: str) -> str:
+    """The file to edit, of a notebook."""
+    return nbformat.read(ROOT / name, as_version=4).metadata.course.source
+
+
 @pytest.mark.parametrize("name", LESSONS)
 def test_a_lesson_is_short(name: str) -> None:
-    assert words(prose(name)) <= MOST_WORDS
+    count = words(prose(name))
+    assert count <= MOST_WORDS, (
+        f"{source(name)}: {count} words of prose; write {MOST_WORDS} at most"
+    )
 
 
 @pytest.mark.parametrize("name", LESSONS)
 def test_the_first_picture_comes_early(name: str) -> None:
     shown = [str(cell.get("outputs", "")) for cell in cells(name)]
-    first = next(place for place, text in enumerate(shown, 1) if "data:image/png" in text)
-    assert first <= FIRST_FIGURE
+    pictures = [place for place, text in enumerate(shown, 1) if "data:image/png" in text]
+    told = f"{source(name)}: show a picture within the first {FIRST_FIGURE} cells"
+    assert pictures and pictures[0] <= FIRST_FIGURE, told
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_links_between_notebooks_lead_somewhere(name: str) -> None:
     links = [(link, place) for link, place in LINK.findall(prose(name)) if link]
     gone = [link for link, _ in links if not ((ROOT / name).parent / link).exists()]
-    assert gone == []
+    assert gone == [], f"{source(name)}: these links lead nowhere"
     # A relative link to a notebook opens in JupyterLab and, as an address beside it, in Colab.
     assert [link for link, _ in links if not link.endswith((".ipynb", ".png"))] == []
 
@@ -60,7 +69,7 @@ def test_the_glossary_is_a_page_that_lessons_lead_to() -> None:
         cell.cell_type == "code" for cell in cells("notebooks/00_glossary.ipynb")
     )
     for name in LESSONS:
-        assert "(../00_glossary.ipynb" in prose(name)
+        assert "(../00_glossary.ipynb" in prose(name), f"{source(name)}: link ../00_glossary.ipynb"
     assert "(00_glossary.ipynb)" in prose("notebooks/00_start_here.ipynb")
     terms = re.findall(r"^\| (?!term|---)(.+?) \|", page, re.MULTILINE)
     assert len(terms) == len(set(terms)), "a term stands once"

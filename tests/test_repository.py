@@ -70,6 +70,19 @@ def test_constraints_follow_extras_and_markers() -> None:
     assert text.startswith("# The exact versions that were tested.")
 
 
+def test_a_version_that_refuses_an_early_patch_of_python_binds_later_ones_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needs = {"old": "~=3.8", "none": None, "new": ">=3.11.5,!=3.12.1"}
+    monkeypatch.setattr(
+        constraints,
+        "distribution",
+        lambda n: SimpleNamespace(metadata={"Requires-Python": needs[n]}),
+    )
+    pins = constraints.render(dict.fromkeys(needs, "1.0")).splitlines()[2:]
+    assert pins == ['new==1.0 ; python_full_version >= "3.11.5"', "none==1.0", "old==1.0"]
+
+
 def test_a_local_build_leaves_no_mark_in_the_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = SimpleNamespace(version="2.15.0+cpu", requires=[])
     monkeypatch.setattr(constraints, "distribution", lambda _: installed)
@@ -133,7 +146,8 @@ def test_every_lesson_has_its_row_and_every_row_its_lesson() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = set(re.findall(r"^\| \[.*?\]\((notebooks/\S+\.ipynb)\)", text, flags=re.MULTILINE))
     badged = set(re.findall(r"<!-- badges: (\S+) -->", text))
-    assert rows == badged == lessons()
+    told = "README.md: its table of lessons has one row too many or too few"
+    assert rows == badged == lessons(), f"{told}: {rows ^ lessons() or badged ^ lessons()}"
 
 
 def test_nothing_is_promised_that_is_not_there() -> None:
@@ -146,16 +160,19 @@ def test_lessons_take_the_minutes_that_the_readme_says() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     row = r"^\| \[.*?\]\(notebooks/(\S+)\.ipynb\).*?\| (\d+) \| (\d*) \|"
     rows = re.findall(row, text, re.MULTILINE)
-    assert {f"notebooks/{name}.ipynb" for name, *_ in rows} == lessons()
+    assert {f"notebooks/{name}.ipynb" for name, *_ in rows} == lessons(), (
+        "README.md: every row of a lesson has its minutes, and those of its lab"
+    )
     for name, minutes, of_the_lab in rows:
         source = (ROOT / f"sources/{name}/lesson.py").read_text(encoding="utf-8")
         told = re.search(r"^# \| (\d+)(?:, and (\d+) for the lab)? \|", source, re.MULTILINE)
-        assert told and told[1] == minutes, name
+        differ = f"README.md and sources/{name}/lesson.py or lab.py tell other minutes"
+        assert told and told[1] == minutes, differ
         lab = ROOT / f"sources/{name}/lab.py"
         head = lab.read_text(encoding="utf-8") if lab.is_file() else "# | 0 of 5 |  |"
         wanted = re.search(r"^# \| \d of 5 \| (\d*) \|", head, re.MULTILINE)
-        assert wanted and wanted[1] == of_the_lab, name
-        assert told[2] in (None, of_the_lab), name
+        assert wanted and wanted[1] == of_the_lab, differ
+        assert told[2] in (None, of_the_lab), differ
 
 
 def test_the_readme_says_whether_a_gpu_was_recorded() -> None:

@@ -60,7 +60,8 @@ def test_what_a_lesson_says_of_binder_is_what_the_readme_says() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for path in workshop.lessons(ROOT):
         opening = nbformat.read(ROOT / path, as_version=4).cells[0].source
-        row = next(line for line in readme.splitlines() if f"]({path})" in line)
+        row = next((line for line in readme.splitlines() if f"]({path})" in line), "")
+        assert row, f"README.md: add a row that links {path} to the table of lessons"
         of_lesson, of_readme = (re.findall(r"[^;|]*Binder[^;|]*", text) for text in (opening, row))
         said = [words.strip() for words in of_lesson]
         assert said == [words.strip() for words in of_readme], f"{path} says {said}: {row[-120:]}"

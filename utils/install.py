@@ -22,19 +22,13 @@ TOO_OLD = (
 )
 
 
-def is_adequate(python: str) -> bool:
-    """Whether a command is a Python that runs and is new enough."""
-    probe = "import sys; sys.exit(sys.version_info < {})".format(OLDEST_PYTHON)
-    try:
-        return subprocess.call([python, "-c", probe], stderr=subprocess.DEVNULL) == 0
-    except OSError:
-        return False
-
-
 def newer_python(names: Sequence[str] = NEWER_PYTHONS) -> Optional[str]:
-    """The newest adequate Python on the path besides the one that runs this."""
-    paths = [path for path in map(shutil.which, names) if path]
-    return next((path for path in paths if is_adequate(path)), None)
+    """The first of these that is on the path, runs, and is new enough."""
+    probe = "import sys; sys.exit(sys.version_info < {})".format(OLDEST_PYTHON)
+    for path in filter(None, map(shutil.which, names)):
+        if subprocess.call([path, "-c", probe], stderr=subprocess.DEVNULL) == 0:
+            return path
+    return None
 
 
 def main(version: Sequence[int] = sys.version_info[:2]) -> int:
@@ -46,7 +40,7 @@ def main(version: Sequence[int] = sys.version_info[:2]) -> int:
             return 1
         os.execv(better, [better, __file__])
     sys.path[0] = str(ROOT)  # in place of utils/, whose modules would stand before the library's
-    from utils.installation.call import install
+    from utils.installation.setup import install
 
     return install(ROOT)
 

@@ -2,140 +2,100 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
-import subprocess
+import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
-from utils.installation import requirements, torch_build
-from utils.installation.children import Children
-from utils.installation.environment import Environment, check_parts
+from utils.installation.environment import Environment
 from utils.installation.packages import Packages
-from utils.installation.pip_settings import parse
-from utils.installation.stamp import Stamp
-from utils.installation.torch_build import TorchBuild
-from utils.installation.ways_out import SetupError, explain_system, last_words
+from utils.installation.programs import alone, output_of, start
+from utils.installation.torch_build import TorchBuild, choose
+from utils.installation.ways_out import SetupError, explain, show_end
 
 GB = 10**9
 # Unpacked, with CUDA's libraries and without. uv unpacks while it downloads, and links from its
 # store into .venv where both lie on one disk.
 SPACE_FOR_CUDA, SPACE_FOR_CPU, SPACE_FOR_REPAIR = 7 * GB, 2 * GB, 1 * GB
+NO_SPACE = "{:.0f} GB are needed here and {:.1f} GB are free. Free some space"
+TAKE_SMALL = (
+    ", or take PyTorch's small CPU build (2 GB): `make setup TORCH_INDEX=URL`, with the index "
+    "address that pytorch.org/get-started shows for CPU."
+)
+ASKED_FOR = ("pyproject.toml", "constraints.txt", "utils/memory/counting.cpp")
+COURSE = ("-r", "pyproject.toml", "--extra", "test")
+IMPORTS = "import torch, torchvision, jupyterlab.labapp; print('torch', torch.__version__)"
+APART = "The packages do not work together. Delete .venv and run `make setup` again."
 ALLOCATOR = "from utils.memory.source import prepare; print(prepare())"
+NO_ALLOCATOR = "The counting allocator could not be built, for the reason above."
 EXTENSION = "from utils.techniques.deepspeed import main; main()"
-IMPORTS = "import torch, torchvision, jupyterlab.labapp; print(torch.__version__)"
-
-
-def check_space(free: int, needed: int, small: bool) -> str:
-    """Refuse a disk that the installation would fill; `small` if nothing smaller can be chosen.
-
-    Raises:
-        SetupError: it would.
-    """
-    if free >= needed:
-        return f"{free / GB:.0f} GB free, up to {needed / GB:.0f} GB needed"
-    shortage = f"{needed / GB:.0f} GB are needed here and {free / GB:.1f} GB are free. "
-    if small:
-        raise SetupError(f"{shortage}Free some space and run `make setup` again.")
-    raise SetupError(
-        f"{shortage}Free some space, or take PyTorch's small CPU build (2 GB): `make setup "
-        "TORCH_INDEX=URL`, with the index address that pytorch.org/get-started shows for CPU."
-    )
 
 
 class Setup:
-    """One installation of the course into `root/.venv`.
+    """One installation of the course into `root/.venv`; torch from the learner's index, if any."""
 
-    Args:
-        root: The repository's folder.
-        torch_index: The learner's own choice of an index for torch.
-        cpu_index: Address of PyTorch's index of small builds.
-        lock: Descriptor of the lock that its children hold with it.
-    """
+    def __init__(self, root: Path, torch_index: str = "") -> None:
+        self.root, self.torch_index = root, torch_index
+        self.venv = Environment(root / ".venv")
+        self.packages = Packages(root, str(self.venv.python))
+        self.build = TorchBuild("", False)
+        self.mark = self.venv.folder / "course-stamp"
 
-    def __init__(
-        self,
-        root: Path,
-        torch_index: str = "",
-        cpu_index: str = torch_build.CPU_INDEX,
-        lock: int | None = None,
-    ) -> None:
-        self.root, self.torch_index, self.cpu_index = root, torch_index, cpu_index
-        self.venv, self.stamp = Environment(root / ".venv"), Stamp(root)
-        self.children = Children(root, lock)
-        self.build = TorchBuild("", False, "")
-        self.settings: dict[str, str] = {}
-        self.background = ExitStack()
-        self.compiler: subprocess.Popen[str] | None = None
+    def steps(self) -> dict[str, Callable[[], str]]:
+        """The action of each step by its name, in order; it returns what was done."""
+        return {
+            ".venv": self.venv.make,
+            "uv": self.uv,
+            "PyTorch": self.torch,
+            "disk space": self.space,
+            "packages": self.all_packages,
+            "imports": lambda: self.course(IMPORTS, APART) + " and torchvision work together",
+            "allocator": lambda: self.course(ALLOCATOR, NO_ALLOCATOR),
+            "extension": self.extension,
+        }
 
-    def steps(self) -> list[tuple[str, Callable[[], str]]]:
-        """Name and action of each step, in order."""
-        return [
-            ("Python", check_parts),
-            (".venv", partial(self.venv.make, self.children)),
-            ("PyTorch", self.torch),
-            ("disk space", self.space),
-            ("packages", self.packages),
-            ("imports", self.imports),
-            ("allocator", self.allocator),
-            ("extension", self.extension),
-        ]
+    def uv(self) -> str:
+        """What installs the rest."""
+        self.packages.install_by_pip("uv")
+        return self.venv.installed("uv")
 
     def torch(self) -> str:
-        """Choose the build, unless the wanted one is there; read pip's settings on the way."""
-        status, listed = self.children.output_of(
-            [str(self.venv.python), "-m", "pip", "config", "list"]
-        )
-        self.settings = {} if status else parse(listed)
-        versions = requirements.fixed_versions(self.root)
+        """Choose the build, unless the wanted one is there."""
         present = self.venv.installed("torch")
-        if present and present.partition("+")[0] == versions.get("torch") and not self.torch_index:
+        is_wanted = self.packages.pinned("torch") == f"torch=={present.partition('+')[0]}"
+        if is_wanted and not self.torch_index:
             return f"kept: {present} is installed"
-        certificate = self.settings.get("cert")
-        self.build = torch_build.from_folder(self.settings) or torch_build.choose(
-            self.torch_index, self.venv.version(), versions, self.cpu_index, certificate
-        )
+        self.build = choose(self.packages, self.torch_index)
         return self.build.reason
 
     def space(self) -> str:
-        """Disk space for .venv and for uv's store of downloads, by the build that is to come."""
+        """Refuse a disk, that of .venv or of uv's store of downloads, which this would fill."""
         needed = SPACE_FOR_CPU if self.build.small else SPACE_FOR_CUDA
         needed = SPACE_FOR_REPAIR if self.venv.installed("torch") else needed
-        places = [self.root, next(path for path in (store(), *store().parents) if path.exists())]
+        store = output_of([str(self.venv.python), "-m", "uv", "cache", "dir"], self.root)[1].strip()
+        places = [self.root, next(path for path in Path(store, "x").parents if path.exists())]
         free = min(shutil.disk_usage(place).free for place in places)
-        return check_space(free, needed, self.build.small or needed == SPACE_FOR_REPAIR)
+        if free < needed:
+            way_out = TAKE_SMALL if needed == SPACE_FOR_CUDA else " and run `make setup` again."
+            raise SetupError(NO_SPACE.format(needed / GB, free / GB) + way_out)
+        return f"{free / GB:.0f} GB free, up to {needed / GB:.0f} GB needed"
 
-    def packages(self) -> str:
-        """Install all packages; then the compiler can start, beside the steps that follow."""
-        shop = Packages(self.root, str(self.venv.python), self.children)
-        shop.install_uv()
-        shop.install_all(self.settings, self.build.index, self.torch_index)
-        self.compiler = self.background.enter_context(self.children.started(self.course(EXTENSION)))
+    def all_packages(self) -> str:
+        """All in one command: only so are torch and torchvision a matched pair."""
+        small = ["--extra", "small"] if self.build.index_url else []
+        self.packages.install(*COURSE, *small, torch_index=self.torch_index)
+        self.compiler = start([str(self.venv.python), "-c", EXTENSION], self.root)
         return "all in place"
 
-    def course(self, code: str) -> list[str]:
-        """The command that runs a line of Python in .venv, where it finds `utils`."""
-        return [str(self.venv.python), "-c", code]
-
-    def imports(self) -> str:
-        """Import what needs its parts to fit together."""
-        status, output = self.children.output_of(self.course(IMPORTS))
+    def course(self, code: str, problem: str) -> str:
+        """What a line of Python prints in .venv; if it fails, the problem is a SetupError."""
+        status, output = output_of([str(self.venv.python), "-c", code], self.root)
         if status:
-            print("\n" + "\n".join(last_words(output)))
-            raise SetupError(
-                "The packages do not work together. Delete .venv and run `make setup` again."
-            )
-        return f"torch {output.split()[-1]} and torchvision work together"
-
-    def allocator(self) -> str:
-        """Build the counting allocator; without a compiler this says what is used instead."""
-        status, output = self.children.output_of(self.course(ALLOCATOR))
-        if status:
-            print("\n" + "\n".join(last_words(output)))
-            raise SetupError("The counting allocator could not be built, for the reason above.")
+            show_end(output)
+            raise SetupError(problem)
         return output.strip()
 
     def extension(self) -> str:
@@ -143,40 +103,79 @@ class Setup:
 
         A failure is said, and is none of the set-up's.
         """
-        if self.compiler is None or self.compiler.stdout is None:
-            raise SetupError("The packages were not installed.")
-        output = self.compiler.stdout.read().strip()
-        if self.compiler.wait() == 0:
-            return "ready"
-        return f"not built, and lesson 09 skips what needs it. {output}"
+        output, _ = self.compiler.communicate()
+        said = f"not built, and lesson 09 skips what needs it. {output.strip()}"
+        return said if self.compiler.returncode else "ready"
 
     def run(self) -> None:
-        """Do every step, then leave the stamp that lets the next call do nothing.
+        """Do every step, then leave the mark that lets the next call do nothing.
 
         Raises:
             SetupError: a step failed; the sentence names it and says what to do.
         """
-        self.stamp.remove()
+        self.packages.log.unlink(missing_ok=True)
         steps = self.steps()
-        with self.background:
-            for number, (name, action) in enumerate(steps, start=1):
-                print(f"[{number}/{len(steps)}] {name}: ", end="", flush=True)
-                started = time.perf_counter()
-                note = self.attempt(action, f"Set-up stopped at step {number}, {name}. ")
-                print(f"{note} ({time.perf_counter() - started:.1f} s)", flush=True)
-        self.stamp.write()
+        for number, (name, action) in enumerate(steps.items(), start=1):
+            print(f"[{number}/{len(steps)}] {name}: ", end="", flush=True)
+            begun = time.perf_counter()
+            try:
+                note = action()
+            except (SetupError, OSError) as error:
+                reason = explain(error) if isinstance(error, OSError) else error
+                raise SetupError(f"Set-up stopped at step {number}, {name}. {reason}") from error
+            print(f"{note} ({time.perf_counter() - begun:.1f} s)", flush=True)
+        self.leave_mark()
 
-    def attempt(self, action: Callable[[], str], place: str) -> str:
-        """What a step says of itself; its failure names the place."""
+    def leave_mark(self) -> None:
+        """Leave the mark, whole or not at all."""
+        part = self.mark.with_name(f"{self.mark.name}.part")
         try:
-            return action()
-        except SetupError as error:
-            raise SetupError(f"{place}{error}") from None
-        except OSError as error:
-            raise SetupError(f"{place}{explain_system(error)}") from error
+            part.write_text(" ".join([self.fingerprint(), *self.venv.modules()]), encoding="utf-8")
+            part.replace(self.mark)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def fingerprint(self) -> str:
+        """Changes with what was asked for, the Python it was installed for, and the folder."""
+        present = [self.root / name for name in ASKED_FOR if (self.root / name).is_file()]
+        lines = [str(self.venv.folder.resolve()), self.venv.version()]
+        parts = [*map(str.encode, lines), *(path.read_bytes() for path in present)]
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+    def is_done(self) -> bool:
+        """Whether a call finished this very set-up, and all that could be imported then still can.
+
+        A mark that cannot be read is none. Packages that the learner added are none of its concern.
+        """
+        try:
+            mark, *modules = self.mark.read_text(encoding="utf-8").split() or [""]
+        except (OSError, UnicodeDecodeError):
+            return False
+        return mark == self.fingerprint() and self.venv.modules().issuperset(modules)
 
 
-def store() -> Path:
-    """The folder in which uv keeps what it downloaded."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("UV_CACHE_DIR") or Path(base, "uv")).absolute()
+def install(root: Path) -> int:
+    """Set up if needed, never beside another call; 0 when the course is ready."""
+    setup = Setup(root, os.environ.get("TORCH_INDEX", ""))
+    try:
+        if not setup.is_done():
+            with alone(root / "build" / "setup.lock", say_waiting):
+                if not setup.is_done():  # another call may have done it meanwhile
+                    setup.run()
+                    return 0
+        print("Set-up is complete. (Another Python or build of torch: delete .venv first.)")
+    except SetupError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"\nSet-up stopped. {explain(error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nInterrupted. `make setup` goes on from here.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def say_waiting() -> None:
+    """Say why nothing happens."""
+    print("Another set-up is at work in this folder; this one waits for it to end.", flush=True)

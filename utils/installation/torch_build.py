@@ -2,156 +2,64 @@
 
 from __future__ import annotations
 
-import platform
-import queue
-import re
 import shutil
-import ssl
-import subprocess
 import sys
-import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from http.client import HTTPException
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.parse import unquote
-from urllib.request import urlopen
+from typing import NamedTuple
 
-from utils.installation.pip_settings import asks_no_index
+from utils.installation.packages import Packages
+from utils.installation.programs import output_of
 
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROBE_SECONDS = 5.0
-DRIVERS = ("/proc/driver/nvidia/version", "/sys/module/nvidia/version")
-WSL_TOOL = "/usr/lib/wsl/lib/nvidia-smi"
 PAIR = ("torch", "torchvision")
+DRIVERS = ("/proc/driver/nvidia/version", "/sys/module/nvidia/version")
+TOOLS = ("nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
 
 
-@dataclass(frozen=True)
-class TorchBuild:
-    """Where torch and torchvision come from.
+class TorchBuild(NamedTuple):
+    """Which one and why; whether it is without CUDA's libraries; its own index, if it has one."""
 
-    Attributes:
-        index: Address of their own package index; "" for that of all packages.
-        small: Whether this is a build without CUDA's libraries.
-        reason: Which one and why, for the learner.
-    """
-
-    index: str
-    small: bool
     reason: str
+    small: bool
+    index_url: str = ""
 
 
-def choose(
-    torch_index: str,
-    python: str,
-    versions: dict[str, str],
-    cpu_index: str = CPU_INDEX,
-    certificate: str | None = None,
-    system: str = sys.platform,
-) -> TorchBuild:
+def choose(packages: Packages, torch_index: str = "", system: str = sys.platform) -> TorchBuild:
     """The build for this machine; without a GPU it asks the network, `PROBE_SECONDS` at most.
 
-    Args:
-        torch_index: The learner's own choice of an index; it wins over all else.
-        python: Version of Python to install for, such as "3.11".
-        versions: Versions wanted of torch and torchvision, where they are fixed.
-        cpu_index: Address of the index with the small builds.
-        certificate: File of certificates to trust, in place of the system's.
-        system: Which operating system this is.
+    `torch_index`, the learner's own choice, wins over all else.
     """
     if torch_index:
-        return TorchBuild(torch_index, "cpu" in torch_index, f"from {torch_index} (TORCH_INDEX)")
+        return TorchBuild(f"from {torch_index} (TORCH_INDEX)", "cpu" in torch_index, torch_index)
+    if packages.asks_no_index:
+        return from_folders(packages.settings.get("find-links", "").split())
     if not system.startswith("linux"):
-        return TorchBuild("", True, "the registry's, which holds no CUDA libraries on this system")
+        return TorchBuild("the registry's, which holds no CUDA libraries on this system", True)
     if has_nvidia_gpu():
-        return TorchBuild("", False, "the registry's CUDA build, for this machine's NVIDIA GPU")
-    problem = why_not(cpu_index, python, versions, certificate)
-    if problem:
-        why = f"no NVIDIA GPU was found, but the small CPU build cannot be had: {problem}"
-        return TorchBuild("", False, f"the registry's, with 4 GB of CUDA libraries ({why})")
-    return TorchBuild(
-        cpu_index, True, f"the small CPU build from {cpu_index}, as no NVIDIA GPU was found"
-    )
+        return TorchBuild("the registry's CUDA build, for this machine's NVIDIA GPU", False)
+    project = tomllib.loads((packages.root / "pyproject.toml").read_text(encoding="utf-8"))
+    index = project["tool"]["uv"]["index"][0]["url"]
+    problem = packages.why_not(index, PAIR, PROBE_SECONDS)
+    if not problem:
+        why = f"the small CPU build from {index}, as no NVIDIA GPU was found"
+        return TorchBuild(why, True, index)
+    why = f"no NVIDIA GPU was found, but the small CPU build cannot be had: {problem}"
+    return TorchBuild(f"the registry's, with 4 GB of CUDA libraries ({why})", False)
 
 
-def from_folder(settings: Mapping[str, str]) -> TorchBuild | None:
-    """The build that lies in pip's folders of wheels, where pip may ask no index; else None.
-
-    Args:
-        settings: pip's settings, as `pip_settings.parse` gives them.
-    """
-    if not asks_no_index(settings):
-        return None
-    folders = map(Path, settings.get("find-links", "").split())
-    wheels = [wheel.name for folder in folders for wheel in folder.glob("*.whl")]
-    small = not any(name.startswith("nvidia_") for name in wheels)
+def from_folders(folders: Sequence[str]) -> TorchBuild:
+    """The build that lies in pip's folders of wheels."""
+    small = not any(any(Path(folder).glob("nvidia_*.whl")) for folder in folders)
     kind = "without CUDA's libraries" if small else "with CUDA's libraries"
-    return TorchBuild("", small, f"the build {kind} that lies with the wheels (PIP_NO_INDEX)")
+    return TorchBuild(f"the build {kind} that lies with the wheels (PIP_NO_INDEX)", small)
 
 
-def has_nvidia_gpu(
-    drivers: Sequence[str] = DRIVERS, tools: Sequence[str] = ("nvidia-smi", WSL_TOOL)
-) -> bool:
+def has_nvidia_gpu(drivers: Sequence[str] = DRIVERS, tools: Sequence[str] = TOOLS) -> bool:
     """Whether a driver is loaded, or NVIDIA's tool lists a GPU."""
     if any(Path(driver).is_file() for driver in drivers):
         return True
-    found = next(filter(None, map(shutil.which, tools)), None)
-    if found is None:
-        return False
-    try:
-        listed = subprocess.run([found, "-L"], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return listed.returncode == 0 and "GPU 0" in listed.stdout
-
-
-def why_not(
-    index: str,
-    python: str,
-    versions: dict[str, str],
-    certificate: str | None = None,
-    seconds: float = PROBE_SECONDS,
-) -> str:
-    """ "" if an index has torch and torchvision for this machine; else why it cannot be used."""
-    # In a thread of its own, since no timeout of the library covers looking up the name.
-    box: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def ask() -> None:
-        lacking = (
-            _lacking(index, name, python, versions.get(name), certificate, seconds) for name in PAIR
-        )
-        box.put(next(filter(None, lacking), ""))
-
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        return box.get(timeout=seconds)
-    except queue.Empty:
-        return f"{index} did not answer within {seconds:g} s"
-
-
-def _lacking(
-    index: str, name: str, python: str, version: str | None, certificate: str | None, seconds: float
-) -> str:
-    try:
-        context = ssl.create_default_context(cafile=certificate)
-        with urlopen(f"{index.rstrip('/')}/{name}/", timeout=seconds, context=context) as response:
-            page = unquote(response.read().decode(errors="replace"))
-    except HTTPError as error:
-        error.close()
-        return f"{index} answered {error.code}"
-    except (OSError, HTTPException, ValueError) as error:
-        return f"{index} cannot be reached ({getattr(error, 'reason', error)})"
-    return (
-        ""
-        if offers(page, name, python, version)
-        else f"{index} has no {name} {version or ''} for this machine"
-    )
-
-
-def offers(page: str, name: str, python: str, version: str | None = None) -> bool:
-    """Whether an index's page lists a wheel for this machine and that version of Python."""
-    tag = "cp" + python.replace(".", "")
-    number = re.escape(version) if version else r"[^-+]+"
-    builds = rf"{tag}-{tag}-\w*linux\w*_{re.escape(platform.machine())}|py3-none-any"
-    return re.search(rf"\b{name}-{number}(?:\+\w+)?-(?:{builds})\.whl", page) is not None
+    tool = next(filter(None, map(shutil.which, tools)), None)
+    status, listed = output_of([tool, "-L"], Path(), seconds=20) if tool else (1, "")
+    return status == 0 and "GPU 0" in listed
