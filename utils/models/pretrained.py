@@ -98,6 +98,7 @@ def keep_layout(model: nn.Module) -> None:
     On a CPU with bfloat16 instructions bitsandbytes 0.50 repacks a layer's weights in eval mode, for
     a kernel without a backward: trained again, the layer hands wrong gradients on, and nothing fails.
     """
+    part: Any
     for part in model.modules():
         if hasattr(part, "support_avx512bf16_for_cpu"):
             part.support_avx512bf16_for_cpu = False
