@@ -23,7 +23,7 @@ NAMES = [
 ]
 DEEPCOPIES = ("EMA by deepcopy", "AveragedModel", "TransformerEncoder", "peft LN tuning")
 CLOSE = 0.005
-SIMULATED_ONLY = ("GRU", "LSTM")  # their kernels on a CPU are other ones
+SIMULATED_ONLY = ("GRU", "LSTM")  # noted: step by step, and with dropout between layers
 QUICK = ("GPT-2", "Llama, padded", "peft LoRA", "EMA", "distillation", "checkpoint")
 
 

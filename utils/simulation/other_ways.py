@@ -4,8 +4,8 @@ done another way, or refused with a sentence."""
 from __future__ import annotations
 
 import contextlib
+import inspect
 import multiprocessing.process
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -119,7 +119,9 @@ def _no_process(process: Any) -> None:
 
 def _as_python(plain: Callable[..., Any], remark: Remark) -> Callable[..., Any]:
     def kept(made_from: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if _asked_by_torch(sys._getframe(1)):  # formulas for derivatives forwards, loaded when used
+        if _asked_by_torch(
+            inspect.currentframe()
+        ):  # formulas for derivatives forwards, loaded when used
             with with_data():
                 return plain(made_from, *args, **kwargs)
         remark(SCRIPTED)
@@ -128,8 +130,9 @@ def _as_python(plain: Callable[..., Any], remark: Remark) -> Callable[..., Any]:
     return kept
 
 
-def _asked_by_torch(frame: FrameType) -> bool:
-    return frame.f_globals.get("__name__", "").startswith("torch.")
+def _asked_by_torch(own: FrameType | None) -> bool:
+    caller = own.f_back if own is not None else None
+    return caller is not None and caller.f_globals.get("__name__", "").startswith("torch.")
 
 
 def _in_this_process(remark: Remark) -> Callable[[Any], Any]:

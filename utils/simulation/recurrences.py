@@ -69,7 +69,8 @@ def recurrences(remark: Callable[[str], None], is_cuda: bool) -> Iterator[None]:
     for kind, mode in KINDS.items():
         for form in ("input", "data"):
             name = f"{kind}.{form}"
-            step_by_step = _noted(name, remark)
+            is_asked = form == "input" and mode == LSTM and not is_cuda
+            step_by_step = _noted(name, remark, is_asked)
             kernel = _by_cudnn(mode, form == "data", remark, step_by_step)
             table[f"aten::{name}", "AutogradCPU"] = kernel if is_cuda else step_by_step
     if is_cuda:
@@ -80,16 +81,16 @@ def recurrences(remark: Callable[[str], None], is_cuda: bool) -> Iterator[None]:
         yield
 
 
-def _noted(name: str, remark: Callable[[str], None]) -> Callable[..., Any]:
+def _noted(name: str, remark: Callable[[str], None], is_asked: bool) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if name != "lstm.input" or not _is_asked(*args):
+        if not is_asked or not _is_told(*args):
             remark(CPU_NOTE)
         return operator(name).decompose(*args, **kwargs)
 
     return kernel
 
 
-def _is_asked(
+def _is_told(
     data: Tensor, states: Any, weights: Any, has_biases: bool, layers: int, dropout: float, *_: Any
 ) -> bool:
     """Whether oneDNN's layers tell what they take (`onednn_lstm.py`)."""

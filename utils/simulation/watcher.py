@@ -48,7 +48,8 @@ _RANGES = frozenset(
     {torch.ops.profiler._record_function_enter_new.default,
      torch.ops.profiler._record_function_exit._RecordFunction}
 )  # fmt: skip
-_OWN_RESULTS = {**CUDNN_RESULTS, **REDUCED_RESULTS, onednn_lstm.LAYER: onednn_lstm.layer}
+_OWN_RESULTS = {**CUDNN_RESULTS, **REDUCED_RESULTS}
+_ON_CPU = {onednn_lstm.LAYER: onednn_lstm.layer, **_OWN_RESULTS}
 # Without data it returns a slice of all that is gathered; with data a tensor of its own.
 _SLICED = torch.ops._dtensor.shard_dim_alltoall.default
 
@@ -84,6 +85,7 @@ class _Handler(SimulatedMemory):
         self._known = KnownValues()
         super().__init__(granularity_bytes, has_host, self._known.died)
         self._scratch = scratch
+        self._own_results = _OWN_RESULTS if has_host else _ON_CPU
         self._in_place = InPlace()
         self.is_working = False  # whether PyTorch works out a result
         self.remarks: dict[str, None] = {}  # what the result has to say, in order
@@ -159,7 +161,7 @@ class _Handler(SimulatedMemory):
 
     def _worked_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            out = _OWN_RESULTS.get(func, func)(*args, **kwargs)
+            out = self._own_results.get(func, func)(*args, **kwargs)
             return out.clone() if func is _SLICED else out
         except NEED_VALUES:
             self._follow_values.add(func)
