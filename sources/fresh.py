@@ -276,11 +276,17 @@ def run(
         except subprocess.TimeoutExpired:
             return 124, f"It did not end within {seconds:g} s."
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end(process)
         output.seek(0)
         return status, output.read()
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a program's session; this script, which may be in it, ends those that it started."""
+    for word in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, word)
+            process.wait(10)
 
 
 def store() -> Path:
@@ -371,4 +377,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended so, it ends what it started
     sys.exit(main())
