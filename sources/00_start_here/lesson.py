@@ -88,7 +88,7 @@ def run(name, build_optimizer):
     model = small_network()
     optimizer = build_optimizer(model.parameters())
     return measure(one_step_of(model, optimizer), model=model, optimizer=optimizer,
-                   items=256, unit="rows", name=name)  # fmt: skip
+                   items=256, unit="rows", name=name)
 
 
 sgd = run("SGD", lambda parameters: torch.optim.SGD(parameters, lr=0.1))
@@ -118,7 +118,7 @@ state = adam.breakdown["optimizer state"]
 step_counters = 4 * len(parameters)  # Adam counts its steps once for each tensor
 print(f"predicted {2 * 4 * sum(parameters) + step_counters:,} bytes, measured {state:,} bytes")
 assert state == 2 * 4 * sum(parameters) + step_counters, (
-    "Adam keeps two float32 means a parameter. Run the notebook again from its first cell.")  # fmt: skip
+    "Adam keeps two float32 means a parameter. Run the notebook again from its first cell.")
 
 # %% [markdown]
 # **The timeline** shows the whole step. The colours are the same as in the bars. The background

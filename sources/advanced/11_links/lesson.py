@@ -99,7 +99,7 @@ ring = run_ranks(by_hand, RANKS, ring_all_reduce)
 hops = messages([moves for moves, _, _ in ring])
 show(draw_messages(hops, title="Ring all-reduce of 8 ranks: first 7 steps add up, last 7 hand round"),
      alt="Fourteen grids, one a step. In each, every rank sends one part to its right neighbour. In the first seven the "
-     "parts are sums under way, in the last seven they are complete.")  # fmt: skip
+     "parts are sums under way, in the last seven they are complete.")
 
 # %% tags=["nbval-check-output"]
 B = 512 * 8
@@ -138,7 +138,7 @@ check("11.ring_of_64", ring_of_64_gb)
 tree = messages([moves for moves, _, _ in run_ranks(by_hand, RANKS, algorithms.tree_all_reduce)])
 show(draw_messages(tree, title="Tree all-reduce of 8 ranks: up in three steps, down in three"),
      alt="Six grids. In the first, ranks 4 to 7 send the whole tensor to ranks 0 to 3, then 2 and 3 to 0 and 1, then "
-     "1 to 0; the last three go the same way back.")  # fmt: skip
+     "1 to 0; the last three go the same way back.")
 
 # %%
 def all_kinds():
@@ -164,7 +164,7 @@ kinds = run_ranks(all_kinds, RANKS)
 # %% tags=["nbval-check-output"]
 B, N = 64 * 8 * 8, RANKS
 FORMULAS = {"all-gather": (N - 1, (N - 1) * B), "reduce-scatter": (N - 1, (N - 1) * B // N),
-            "all-to-all": (N - 1, (N - 1) * B // N), "all-reduce, tree": (2 * int(math.log2(N)), 3 * B)}  # fmt: skip
+            "all-to-all": (N - 1, (N - 1) * B // N), "all-reduce, tree": (2 * int(math.log2(N)), 3 * B)}
 print(f"{'':18}{'steps':>6} {'formula':>8} {'most bytes sent':>16} {'formula':>9}  from gloo")
 for name, (steps, most) in FORMULAS.items():
     found = messages([moves[name] for _, moves in kinds])
@@ -178,7 +178,7 @@ for name, (steps, most) in FORMULAS.items():
 rotation = messages([moves["all-to-all"] for _, moves in kinds])
 show(draw_messages(rotation, title="All-to-all of 8 ranks: in step k everybody sends to the rank k places on"),
      alt="Seven grids. In each the squares form a diagonal, one place further right in each step, so every rank "
-     "talks to every other one once.")  # fmt: skip
+     "talks to every other one once.")
 
 # %% [markdown]
 # **Read it.** What only moves numbers is equal to gloo's to the bit. Sums are equal to rounding, because the order of
@@ -247,7 +247,7 @@ mine = fit_alpha_beta(*zip(*points, strict=True))
 # %%
 show(draw_link_costs({"two ranks": points}, {"two ranks": mine}, title="One message between two ranks of this machine"),
      alt="Time over message size, both logarithmic: nearly flat at first, then rising in proportion to the "
-     "size, with the fitted line through the points.")  # fmt: skip
+     "size, with the fitted line through the points.")
 
 # %% [markdown]
 # **Read it.** Left of the dotted line, at $\alpha / \beta$ bytes, a message is **latency-bound**: half the bytes save
@@ -275,7 +275,7 @@ for name, start in STARTS.items():
     faster = next(size for size in (2**p for p in range(10, 40)) if ring_seconds(cost, 64, size) < tree_seconds(cost, 64, size))
     rows.append({"link": name, "GB/s a direction": cost.bytes_per_second / GB, "start, µs": start,
                  "even at, KiB": cost.even_bytes / 1024, "1 GB over 64 ranks, ms": 1e3 * ring_seconds(cost, 64, GB),
-                 "ring beats tree from": format_bytes(faster)})  # fmt: skip
+                 "ring beats tree from": format_bytes(faster)})
 display(pd.DataFrame(rows).style.format(precision=1).hide().set_caption("rates and starts published, times predicted"))
 
 # %% [markdown]
@@ -322,7 +322,7 @@ NBYTES, MEGABITS = 4 * MIB, 200
 ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # a ring that changes hosts at every hop
 WAYS = {"ring 0, 4, 1, 5, ...": lambda wire, x: ring_all_reduce(wire.among(ORDER), x),
         "ring 0, 1, ..., 7": ring_all_reduce,
-        "hierarchical": algorithms.hierarchical_all_reduce}  # fmt: skip
+        "hierarchical": algorithms.hierarchical_all_reduce}
 
 
 # %%
@@ -357,7 +357,7 @@ for name in WAYS:
     assert is_right, f"{name} gave a wrong sum"
     rows.append({"": name, "steps": found[-1].step, "host 0 to 1, MB (counted)": over_link[name] / 1e6,
                  "in B": over_link[name] / NBYTES, "by the kernel, MB": (kernel or math.nan) / 1e6,
-                 f"at {MEGABITS} Mbit/s, ms (predicted)": 1e3 * over_link[name] / (MEGABITS / 8 * 1e6), "ms (measured, best of 3)": 1e3 * seconds})  # fmt: skip
+                 f"at {MEGABITS} Mbit/s, ms (predicted)": 1e3 * over_link[name] / (MEGABITS / 8 * 1e6), "ms (measured, best of 3)": 1e3 * seconds})
 display(pd.DataFrame(rows).style.format(precision=2, na_rep="-").hide().set_caption(f"B = {format_bytes(NBYTES)}, {two_hosts.transport}"))
 ratio = over_link["ring 0, 1, ..., 7"] / over_link["hierarchical"]
 print(f"the flat ring puts {ratio:.2f} times as many bytes on the link (counted); your bet: {my_bet_times_fewer}")
@@ -372,7 +372,7 @@ assert in_b == {"ring 0, 4, 1, 5, ...": 7, "ring 0, 1, ..., 7": 1.75, "hierarchi
 layers = messages([result[0]["hierarchical"][0] for result in two_hosts.results])
 show(draw_messages(layers, title="Hierarchical all-reduce: two hosts of four ranks", across=8, hosts=2),
      alt="Eight grids, parted by lines between the hosts. Three steps inside each host, two across, with half "
-     "of a part each, and three inside again.")  # fmt: skip
+     "of a part each, and three inside again.")
 
 # %% [markdown]
 # **Read it.** The flat ring carries $2\frac{N-1}{N}B$ over its one hop from host to host. The hierarchical one reduces
@@ -452,7 +452,7 @@ for layers in (1, 4, 16):
         lanes[f"{kind}, {layers} a bucket"] = [Span(kind, s.start_seconds - first, s.end_seconds - first) for s in spans]
 show(draw_lanes(lanes, title="Backward and all-reduce, side by side", device="two hosts"),
      alt="Three pairs of lanes. With one layer a bucket many short all-reduces run along with backward; with all 16 in one "
-     "bucket the single all-reduce begins when backward ends.")  # fmt: skip
+     "bucket the single all-reduce begins when backward ends.")
 
 # %%
 bucket_cost = fit_alpha_beta(*zip(*alone, strict=True))
@@ -588,7 +588,7 @@ def draw_job(job, title):
 
 show(draw_job(job, "One step of the slow job"),
      alt="Eight lanes, one a node: loading, forward, backward, then a long all-reduce. Node 5 computes longer, and the "
-     "others wait for it.")  # fmt: skip
+     "others wait for it.")
 
 # %% [markdown]
 # Where do you begin? Seven of eight nodes spend most of the step in the all-reduce, waiting included, so the network
@@ -617,12 +617,12 @@ print(job.look("code"))
 
 # %%
 CURES = {"as found": (), "node 5 replaced": ("slow_nodes",), "reduced once a step": ("reduced_passes",),
-         "InfiniBand, not TCP": ("network",), "loader ahead": ("load_seconds",)}  # fmt: skip
+         "InfiniBand, not TCP": ("network",), "loader ahead": ("load_seconds",)}
 cured, rows = job, []
 for name, causes in CURES.items():
     cured, alone = cured.fixed(*causes), job.fixed(*causes)
     rows.append({"": name, "step, s": cured.step().step_seconds, "times one node": times_as_fast(cured),
-                 "this cure alone": times_as_fast(alone)})  # fmt: skip
+                 "this cure alone": times_as_fast(alone)})
 display(pd.DataFrame(rows).style.format(precision=2).hide().set_caption("each row keeps the cures above it (simulated)"))
 assert times_as_fast(job) < 3 and times_as_fast(cured) > 7.9, "the planted causes or their cures have changed"
 

@@ -71,15 +71,15 @@ RANKS = 4
 
 # %%
 TENSOR = [Held("x", "whole"), Held("Y = gelu(x A)", "channels"), Held("Y B", "partial"),
-          Exchange("all-reduce"), Held("sum", "whole"), Held("dropout, norm", "whole")]  # fmt: skip
+          Exchange("all-reduce"), Held("sum", "whole"), Held("dropout, norm", "whole")]
 SEQUENCE = [Held("x", "sequence"), Exchange("all-gather"), Held("x", "whole"), Held("Y = gelu(x A)", "channels"),
             Held("Y B", "partial"), Exchange("reduce-scatter"), Held("sum", "sequence"),
-            Held("dropout, norm", "sequence")]  # fmt: skip
+            Held("dropout, norm", "sequence")]
 show(draw_tensor_flow({"tensor\nparallel": TENSOR, "and sequence\nparallel": SEQUENCE},
                       title="A feed-forward layer on four ranks, forward, from left to right"),
      alt="Four ranks in two schemes. Tensor parallel: each has the whole input, a quarter of the channels inside, a "
      "term of the output; an all-reduce gives all of them the sum. With sequence parallelism each has a quarter of "
-     "the sequence outside, gathered before and reduce-scattered after.")  # fmt: skip
+     "the sequence outside, gathered before and reduce-scattered after.")
 
 # %% [markdown]
 # ## 1. Two matrices, one sum
@@ -152,7 +152,7 @@ def feedforward_on_rank():
         found = split_feedforward(*part)
         found.square().sum().backward()
     pairs = [(found, wanted), (part[0].grad, mine(whole[0].grad, 0)),
-             (part[1].grad, mine(whole[1].grad, 1)), (part[2].grad, whole[2].grad)]  # fmt: skip
+             (part[1].grad, mine(whole[1].grad, 1)), (part[2].grad, whole[2].grad)]
     return max(((a - b).norm() / b.norm()).item() for a, b in pairs), str(sent), sent.payload_bytes
 
 
@@ -187,7 +187,7 @@ def attention(layer, x, own, f, g):
     """With the rows `own` of each projection; f and g stand where the ranks meet."""
     x = f(x)
     q, k, v = (F.linear(x, getattr(layer, name).weight[rows_of]).unflatten(-1, (-1, layer.head_dim)).transpose(1, 2)
-               for name, rows_of in own.items())  # fmt: skip
+               for name, rows_of in own.items())
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
     return g(F.linear(mixed.transpose(1, 2).flatten(2), layer.output.weight[:, own["query"]]))
 
@@ -216,7 +216,7 @@ def attention_on_rank():
 # %%
 for rank, (heads, gaps) in enumerate(run_ranks(attention_on_rank, RANKS)):
     print(f"rank {rank}: query head {heads['query'][0]}, a copy of key-value head {heads['key'][0]}; output {gaps[0]:.0e} from one",
-          f"process, gradient of its key {100 * gaps[1]:.0f}% off alone, {gaps[2]:.0e} added up")  # fmt: skip
+          f"process, gradient of its key {100 * gaps[1]:.0f}% off alone, {gaps[2]:.0e} added up")
     assert gaps[0] < 1e-9 and gaps[2] < 1e-9 < gaps[1], "outputs are whole, gradients of copies are parts"
 for heads, kv_heads in ((6, 6), (12, 3)):
     try:
@@ -279,7 +279,7 @@ assert apart < 1e-9 and found == 3 * TOKENS * 8, "three numbers a token: a maxim
 # %%
 def tutorial_plan(model, mesh):
     ends = {"embed": RowwiseParallel(input_layouts=Replicate()),
-            "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}  # fmt: skip
+            "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
     parallelize_module(model, mesh, ends)
     by_columns = ("attention.query", "attention.key", "attention.value", "feedforward.gate", "feedforward.up")
     for block in model.blocks:
@@ -360,7 +360,7 @@ def apart_from(losses, wanted):
 print(f"{'losses of 20 steps, four ranks':<32} fp64   fp32   from one process")
 for way in WAYS:
     double, simple = (apart_from(found[way][0], one[dtype])
-                      for found, dtype in ((two_layers, torch.float64), (single, torch.float32)))  # fmt: skip
+                      for found, dtype in ((two_layers, torch.float64), (single, torch.float32)))
     print(f"{way:<32} {double:.0e}  {simple:.0e}")
     assert double < 1e-9 and simple < 1e-5, f"{way} trains another model: is a sum missing?"
 
@@ -500,24 +500,24 @@ def kept_on_rank(sequence):
 # %%
 kept = {"one GPU": run_ranks(kept_on_rank, 1, False)[0],
         "tensor parallel": run_ranks(kept_on_rank, RANKS, False)[0],
-        "and sequence parallel": run_ranks(kept_on_rank, RANKS, True)[0]}  # fmt: skip
+        "and sequence parallel": run_ranks(kept_on_rank, RANKS, True)[0]}
 t = RANKS
 formula = {"one GPU": {"norms, inputs, masks": 10, "inside": 24, "scores": scores},
            "tensor parallel": {"norms, inputs, masks": 10, "inside": 24 / t, "scores": scores / t},
-           "and sequence parallel": {"norms, inputs, masks": 10 / t, "inside": 24 / t, "scores": scores / t}}  # fmt: skip
+           "and sequence parallel": {"norms, inputs, masks": 10 / t, "inside": 24 / t, "scores": scores / t}}
 
 # %%
 for way, terms in formula.items():
     predicted = sbh * sum(terms.values())
     beside = LENGTH**2 + 8 * LENGTH * BATCH // (t if "sequence" in way else 1)
     print(f"{way:<22} {kept[way]:>9,} bytes measured = {predicted:>11,.0f} by the formula + {beside:,} beside it",
-          f"  {100 * kept[way] / kept['one GPU']:.0f}%")  # fmt: skip
+          f"  {100 * kept[way] / kept['one GPU']:.0f}%")
     assert kept[way] == predicted + beside, f"{way}: the layer keeps something that the paper does not count"
 print(f"your bet: {my_bet_percent}%")
 figure = draw_kept(kept, {way: {k: sbh * v for k, v in terms.items()} for way, terms in formula.items()},
-                   title="Activations of one layer on one rank", device="cpu")  # fmt: skip
+                   title="Activations of one layer on one rank", device="cpu")
 show(figure, alt="Bytes kept by one rank: one GPU most; on four ranks the term of norms, inputs and masks stays whole "
-     "until the sequence is split, too.")  # fmt: skip
+     "until the sequence is split, too.")
 
 # %% [markdown]
 # **Read it.** Exact, but for what the paper leaves out as small: the norms' statistics (8 bytes a token) and the mask
@@ -542,7 +542,7 @@ for way in ("by hand", "DTensor, sequence", "by hand, sequence"):
     over_a_ring[way] = ring_bytes(made)
     print(f"{way:<18} {over_a_ring[way]:>9,.0f} bytes over a ring a layer:",
           ", ".join(f"{calls} x {kind}" for kind, (calls, _) in made.items()),
-          f"  {100 * (over_a_ring[way] / over_a_ring['by hand'] - 1):+.0f}%")  # fmt: skip
+          f"  {100 * (over_a_ring[way] / over_a_ring['by hand'] - 1):+.0f}%")
 assert over_a_ring["DTensor, sequence"] == over_a_ring["by hand"], "an all-reduce is a reduce-scatter and an all-gather"
 
 # %% [markdown]
@@ -571,13 +571,13 @@ assert over_a_ring["DTensor, sequence"] == over_a_ring["by hand"], "an all-reduc
 def beside_megatron(sequence):
     n, rank = dist.get_world_size(), dist.get_rank()
     A, C, x = (torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-               for shape in ((64, 32), (32, 64), (8, 2, 32)))  # fmt: skip
+               for shape in ((64, 32), (32, 64), (8, 2, 32)))
     x = (x.chunk(n)[rank] if sequence else x).clone().requires_grad_()
     with megatron_layers() as layers:
         from megatron.core import ModelParallelConfig
 
         config = ModelParallelConfig(tensor_model_parallel_size=n, sequence_parallel=sequence,
-                                     use_cpu_initialization=True, params_dtype=torch.float64)  # fmt: skip
+                                     use_cpu_initialization=True, params_dtype=torch.float64)
         make = {"config": config, "init_method": nn.init.zeros_, "bias": False, "skip_bias_add": False}
         up = layers.ColumnParallelLinear(32, 64, gather_output=False, **make)
         down = layers.RowParallelLinear(64, 32, input_is_parallel=True, **make)
@@ -591,7 +591,7 @@ def beside_megatron(sequence):
 def beside_ours(sequence):
     n, rank, split = dist.get_world_size(), dist.get_rank(), Split(sequence_dim=0 if sequence else None)
     A, C, x = (torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-               for shape in ((64, 32), (32, 64), (8, 2, 32)))  # fmt: skip
+               for shape in ((64, 32), (32, 64), (8, 2, 32)))
     x = (x.chunk(n)[rank] if sequence else x).clone().requires_grad_()
     up, down = nn.Linear(32, 64, False), nn.Linear(64, 32, False)
     up.weight, down.weight = nn.Parameter(A.chunk(n)[rank].clone()), nn.Parameter(C.chunk(n, 1)[rank].clone())
@@ -681,7 +681,7 @@ for row in table("korthikanti_figure1"):
     whole = 2048 * b * h * layers * (1 + (p - 1) / (p * m) if m > 1 else 1)
     tensor, selective = whole * (10 + 24 / t + 5 * a * 2048 / h / t), whole * 34 / t
     print(f"{row['model']:>5}: tensor parallel {tensor / 2**30:6.2f} GiB predicted, {float(row['fig1_act_none_gib']):6.2f} published;",
-          f"with sequence and selective {selective / 2**30:5.2f} predicted, {float(row['fig1_act_seqsel_gib']):5.2f} published")  # fmt: skip
+          f"with sequence and selective {selective / 2**30:5.2f} predicted, {float(row['fig1_act_seqsel_gib']):5.2f} published")
 
 # %% [markdown]
 # **Read it.** Equal to the last digit: the paper's bars are computed, too. So this checks our reading of the formula, at full
@@ -710,14 +710,14 @@ for tp, ports in ((2, 8), (4, 8), (8, 8), (16, 8), (16, 1)):
     parts = {"products": passed.matmul, "other kernels": passed.memory, "communication": passed.communication}
     name = f"TP {tp}" + (f", {ports} port{'s' * (ports > 1)} a node" if tp > 8 else "")
     print(f"{name:<24}" + "".join(f"{1e3 * seconds:>10.2f} ms" for seconds in [*parts.values(), passed.total]),
-          f"{1e3 * tp * passed.total:>9.0f} ms (predicted)")  # fmt: skip
+          f"{1e3 * tp * passed.total:>9.0f} ms (predicted)")
     edges = [0.0, passed.matmul, passed.matmul + passed.memory, passed.total]
     lanes[name] = [Span(kind, *edges[i : i + 2]) for i, kind in enumerate(parts)]
 
 # %%
 show(draw_lanes(lanes, title="A layer of 175B, forward and backward, nodes of 8 A100", evidence=Evidence.PREDICTED),
      alt="Predicted time of a layer: products halve with each doubling of the ranks; communication is small up to 8 "
-     "ranks, half as long as the products for 16 with a port a GPU, and over three times as long with one port a node.")  # fmt: skip
+     "ranks, half as long as the products for 16 with a port a GPU, and over three times as long with one port a node.")
 
 # %% [markdown]
 # **Read it.** From 2 to 8 ranks the layer is over three times as fast on four times the GPUs. With 16 and eight
@@ -733,7 +733,7 @@ print(source("bloom_prequel").partition("@")[0])
 for row in table("bloom_prequel"):
     if (row["section"], row["size_label"], row["pp"]) == ("Re-do", "182B", "6"):
         print(f"{row['n_gpus']} A100, {row['size_label']}: tp {row['tp']} x pp {row['pp']} x dp {row['dp']}, micro-batch {row['mbs']}:",
-              f"{row['tflops_per_gpu']} TFLOP/s, {row['mem_gb']} GB of a GPU in use (published)")  # fmt: skip
+              f"{row['tflops_per_gpu']} TFLOP/s, {row['mem_gb']} GB of a GPU in use (published)")
 
 # %% [markdown]
 # **Read it.** TP 4 was a little faster, and needed more memory.
@@ -757,9 +757,9 @@ for i in range(t):
     free = ready + product / t
     products.append(Span("product", ready, free))
 figure = draw_lanes({"one after the other": plain, "in pieces: link": sends, "in pieces: compute": products},
-                    title="An all-gather and its product, 175B, TP 8", evidence=Evidence.PREDICTED)  # fmt: skip
+                    title="An all-gather and its product, 175B, TP 8", evidence=Evidence.PREDICTED)
 show(figure, alt="Above, a gather and then a product. Below, eight products: the gather's pieces travel "
-     "meanwhile, and the gather is hidden.")  # fmt: skip
+     "meanwhile, and the gather is hidden.")
 print(f"{1e3 * (gather + product):.2f} ms one after the other, {1e3 * free:.2f} ms in pieces (predicted)")
 
 # %% [markdown]

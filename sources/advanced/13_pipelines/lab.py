@@ -192,7 +192,7 @@ def trained(rows, nap=0.02):
 def launch_seconds(rows, ran):
     """From the end of a pass to a W, which waits for nobody: what it takes to start a pass."""
     gaps = [ran.starts[rank][i] - ran.ends[rank][i - 1] for rank, row in enumerate(rows)
-            for i, action in enumerate(row) if i and action.kind == "W"]  # fmt: skip
+            for i, action in enumerate(row) if i and action.kind == "W"]
     return statistics.median(gaps) if gaps else 0.0
 
 
@@ -211,7 +211,7 @@ if mine is not None:
     launch = launch_seconds(rows, ran)
     launched = run(rows, 0.02, 0.04, launch=launch).total / (8 * 0.06) - 1
     print(f"bubble of the work: {run(rows, 1, 2).bubble_ratio:.3f} as drawn, {launched:.3f} with {1e3 * launch:.1f} ms to start a pass "
-          f"(predicted); {ran.total / (8 * 0.06) - 1:.3f} (measured)")  # fmt: skip
+          f"(predicted); {ran.total / (8 * 0.06) - 1:.3f} (measured)")
 
 # %% [markdown]
 # The second number adds what it takes to start a pass, measured before each W. The measured one holds the messages, too.
@@ -320,7 +320,7 @@ for name, each in {"even": [3, 3, 3, 3], "yours": counts}.items():
         ends = [sum(each[: i + 1]) for i in range(4)]
         stages = [sum(layer_seconds[end - n : end]) for end, n in zip(ends, each, strict=True)]
         print(f"{name:<6} {each}: slowest stage {1e3 * max(stages):.1f} ms; idle even in the steady state: "
-              f"{1 - sum(stages) / (4 * max(stages)):.0%} (predicted from measured layers)")  # fmt: skip
+              f"{1 - sum(stages) / (4 * max(stages)):.0%} (predicted from measured layers)")
 
 # %% [markdown]
 # Here is the [solution](../../solutions/advanced/13_pipelines.ipynb) of this lab, with its outputs.

@@ -91,7 +91,7 @@ for rank, row in enumerate(order("1f1b", RANKS, MICRO_BATCHES)):
 def pytorch_program(name, chunks):
     rank = dist.get_rank()
     stages = [PipelineStage(nn.Linear(1, 1), stage, chunks, torch.device("cpu"))
-              for stage in chunks_of(name, rank, RANKS, chunks)]  # fmt: skip
+              for stage in chunks_of(name, rank, RANKS, chunks)]
     schedule = get_schedule_class(name)(stages, n_microbatches=MICRO_BATCHES)
     return [[str(action or "") for action in schedule.pipeline_order[rank]] for rank in range(RANKS)]
 
@@ -113,7 +113,7 @@ def drawn(rows, forward=1.0, transfer=0.0, launch=0.0):
 
 show(draw_schedules({name: Panel(rows, drawn(rows)) for name, rows in programs.items()}),
      alt="Five schedules on four ranks: GPipe and 1F1B end at the same time; interleaved, ZB-H1 and DualPipeV end "
-     "earlier, in this order.")  # fmt: skip
+     "earlier, in this order.")
 idle = [drawn(programs[name]).total - drawn(programs[name]).busy for name in ("GPipe", "1F1B")]
 print(f"your bet: {my_bet_percent}%; 1F1B idles {100 * (1 - idle[1] / idle[0]):.0f}% less than GPipe (predicted)")
 
@@ -291,7 +291,7 @@ by_hand = {name: run_ranks(train_by_hand, RANKS, rows) for name, rows in program
 for name, results in by_hand.items():
     loss_gap, gradient_gap = same_as_one_process(results)
     print(f"{name:<17} losses {loss_gap:.1e} and gradients {gradient_gap:.1e} away from one process",
-          f"  {sum(result['messages'] for result in results):>3} messages a step (counted)")  # fmt: skip
+          f"  {sum(result['messages'] for result in results):>3} messages a step (counted)")
     assert loss_gap < 1e-5 and gradient_gap < 1e-6, f"{name} computes something else"
     assert sum(r["messages"] for r in results) == sends(programs[name]), "messages as the program says"
 
@@ -385,11 +385,11 @@ for name, rows in programs.items():
         panels[name] = Panel(rows, expected)
         panels[f"{name} on four ranks"] = Panel(rows, found, Evidence.MEASURED)
     print(f"{name:<17} bubble / work: {drawn(rows).bubble_ratio:.3f} in theory, {expected.bubble_ratio:.3f} drawn, "
-          f"{found.bubble_ratio:.3f} measured")  # fmt: skip
+          f"{found.bubble_ratio:.3f} measured")
 
 # %%
 show(draw_schedules(panels, unit="seconds"),
-     alt="1F1B and ZB-H1 as drawn from calibrated times and as four sleeping processes ran them: nearly the same picture.")  # fmt: skip
+     alt="1F1B and ZB-H1 as drawn from calibrated times and as four sleeping processes ran them: nearly the same picture.")
 
 # %% [markdown]
 # **Read it.** The pictures agree but for gaps of milliseconds. *Theory* knows no launch and no message; *drawn* knows both. So
@@ -410,7 +410,7 @@ show(draw_schedules(panels, unit="seconds"),
 
 # %%
 SEVEN = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "LoopedBFS": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2,
-         "DualPipeV": 2}  # with the stages of a rank  # fmt: skip
+         "DualPipeV": 2}  # with the stages of a rank
 
 
 def train_pytorch(name, each, steps=3):
@@ -487,7 +487,7 @@ def train_deepspeed(settings, steps=3):
     net = PipelineModule(layers=list(layers_of(0, 1)), num_stages=RANKS, loss_fn=F.mse_loss, partition_method="uniform")
     engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config={
         "train_micro_batch_size_per_gpu": ROWS, "gradient_accumulation_steps": MICRO_BATCHES,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.1}}, **settings})  # fmt: skip
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}}, **settings})
     data = (pair for step in range(steps) for pair in zip(*batch(step), strict=True))
     return [engine.train_batch(data).item() for _ in range(steps)]
 
@@ -499,7 +499,7 @@ def quietly(settings):
 
 # %%
 rows = {"one process": right, "clipped by its whole norm": one_process(clip_by=slice(0, LAYERS))[0],
-        "by the norm of stage 0": one_process(clip_by=slice(0, LAYERS // RANKS))[0]}  # fmt: skip
+        "by the norm of stage 0": one_process(clip_by=slice(0, LAYERS // RANKS))[0]}
 if not deepspeed_is_missing:
     rows["DeepSpeed, clipping 0.0"] = run_ranks(quietly, RANKS, {"gradient_clipping": 0.0})[0]
     rows["DeepSpeed as it comes"] = run_ranks(quietly, RANKS, {})[0]
@@ -544,7 +544,7 @@ def fly(rows):
 hung = colleague(RANKS, MICRO_BATCHES)
 for rank, (log, entries) in enumerate(run_ranks(fly, RANKS, hung)):
     print(f"rank {rank} began {', '.join(log[-3:]):<15} and stands there; its list: {' '.join(map(str, hung[rank][:6]))} ...",
-          f"  ({entries} entries in PyTorch's recorder)")  # fmt: skip
+          f"  ({entries} entries in PyTorch's recorder)")
 try:
     check_program(hung)
 except DeadlockError as error:
@@ -609,7 +609,7 @@ missing, doubled = [lists[0][:-1], *lists[1:]], [[*lists[0], lists[0][2]], *list
 for attempt in (
     lambda: check_program(missing), lambda: check_program(doubled),
     lambda: order("1f1b", RANKS, 6, virtual_stages=2), lambda: even_blocks(LAYERS, 3),
-):  # fmt: skip
+):
     try:
         attempt()
     except ValueError as error:
@@ -634,7 +634,7 @@ def simulated_stage(schedule, rank):
             part = cut(Transformer(llama).to(torch.bfloat16), even_blocks(llama.layers, 4), rank)
         sent = torch.empty(1, 2048, llama.hidden, dtype=torch.bfloat16, device="meta")
         found["passes"] = pipeline_passes([part.to_empty(device="cpu")], mesh, torch.arange(2048), sent, chunks=4,
-                                          schedule=schedule, micro_batches=8)  # fmt: skip
+                                          schedule=schedule, micro_batches=8)
         return part, None
 
     def step(part, optimizer):
@@ -649,9 +649,9 @@ def simulated_stage(schedule, rank):
 stages = [simulated_stage(*which) for which in (("GPipe", 0), ("1F1B", 0), ("1F1B", 3))]
 for run_of_stage in stages:
     print(f"{run_of_stage.name:<15} peak {format_bytes(run_of_stage.peak_bytes):>9}, "
-          f"{format_bytes(run_of_stage.breakdown['activations']):>9} of it activations (simulated)")  # fmt: skip
+          f"{format_bytes(run_of_stage.breakdown['activations']):>9} of it activations (simulated)")
 show(draw_over_time({run.name: run for run in stages}, "activations", title="A stage of 7B through one step"),
-     alt="Activations of simulated stages: GPipe's first climbs highest, 1F1B's first half as far, 1F1B's last least.")  # fmt: skip
+     alt="Activations of simulated stages: GPipe's first climbs highest, 1F1B's first half as far, 1F1B's last least.")
 
 # %% [markdown]
 # **Read it.** The three tops hold the activations of eight micro-batches, of four and of one, as you counted, now at
@@ -674,7 +674,7 @@ for m, v in itertools.product((64, 512), (1, 2, 4, 12)):  # m micro-batches of o
     found = estimate(model, cluster, Plan(**common, virtual_stages=v), sequences)
     waits = estimate(model, cluster, Plan(**common, virtual_stages=v, framework=plain), sequences)
     rows.append({"batch": m, "v": v, "bubble / work": f"{bubble_closed(8, m, v):.2%}", "messages": f"{2 * (8 * v - 1) * m:,}",
-                 "whole step, s": found.step_seconds, "sends not hidden, s": waits.step_seconds})  # fmt: skip
+                 "whole step, s": found.step_seconds, "sends not hidden, s": waits.step_seconds})
 display(pd.DataFrame(rows).style.format(precision=2).hide().set_caption("175B, 8 stages on 64 A100-80GB (predicted)"))
 
 # %% [markdown]

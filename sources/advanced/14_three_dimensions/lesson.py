@@ -73,7 +73,7 @@ from utils.lessons.lesson_14.orders import draw_orders
 
 # %%
 HUNDRED = ModelShape(name="100B", family="llama", layers=80, hidden=10_240, heads=80, feedforward=27_648,
-                     vocabulary=32_000, max_sequence=2048)  # fmt: skip
+                     vocabulary=32_000, max_sequence=2048)
 by_dtensor = replace(framework("fsdp"), name="fsdp, inputs kept", gathered_inputs=1.0)  # what section 6 runs
 cluster = Cluster(gpu="A100-80GB", nodes=8)
 three = Plan(tp=4, pp=8, dp=2, zero_stage=1, sequence_parallel=True, framework=by_dtensor)
@@ -81,7 +81,7 @@ batch = Batch(sequences=1536, sequence_length=2048)
 in_3d = estimate(HUNDRED, cluster, three, batch)
 show(draw_ranks(in_3d, title="Two replicas, eight stages of four slices"),
      alt="8 nodes of 8 GPUs. Each node holds one stage: two replicas, each of four slices t0 to "
-     "t3. Every hop from stage to stage leaves a node.")  # fmt: skip
+     "t3. Every hop from stage to stage leaves a node.")
 
 # %% [markdown]
 # ## 1. One rank, three coordinates
@@ -96,7 +96,7 @@ DIMS = ParallelDims(pp=2, shard=2, tp=2)
 for rank in range(DIMS.ranks):
     at = DIMS.coordinates(rank)
     print(f"rank {rank}: stage {at['pp']}, replica {at['shard']}, slice {at['tp']};",
-          *(f"{axis} {DIMS.group(rank, axis)}" for axis in ("pp", "shard", "tp")))  # fmt: skip
+          *(f"{axis} {DIMS.group(rank, axis)}" for axis in ("pp", "shard", "tp")))
 
 # %% [markdown]
 # **Question.** Which ranks must read the same rows of the batch as rank 5, itself included? Write a set.
@@ -180,7 +180,7 @@ def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_
         return accumulated_passes(part, micro_batch, positions, reduce_late(mesh, zero_stage=zero_stage))
     shape = (micro_batch, len(positions) // dims.tp, part.config.hidden)
     return pipeline_passes([part], mesh, positions, torch.empty(shape, dtype=dtype, device="meta"),
-                           chunks=dims.pp, schedule="1F1B", micro_batches=micro_batches)  # fmt: skip
+                           chunks=dims.pp, schedule="1F1B", micro_batches=micro_batches)
 
 
 # %% [markdown]
@@ -258,7 +258,7 @@ on_ranks = [sum(rank["TP x PP x DP"][2]) for rank in ranks]
 print(f"a rank holds {min(on_ranks):,} to {max(on_ranks):,} bytes between steps (measured); 24 P / 8 = {3 * P:,}")
 steps_taken = sum(on_ranks) - 24 * (P + copies)
 print(f"all ranks: {sum(on_ranks):,}; 24 (P + a second copy of {copies:,} norm weights) = {24 * (P + copies):,};"
-      f" the rest, {steps_taken:,}, are step counts and bookkeeping")  # fmt: skip
+      f" the rest, {steps_taken:,}, are step counts and bookkeeping")
 
 # %% [markdown]
 # ## 4. The usual bugs
@@ -303,7 +303,7 @@ def tied_model():
 def every_bug():
     tied = {"model": tied_model, "limit": math.inf}
     cases = {"norm by stage": {"clipped": clip_by_stage}, "other rows in a TP group": {"read": shuffled_by_rank},
-             "tied, gradients added up": {**tied, "after_backward": add_up_ends}, "tied, not added up": tied}  # fmt: skip
+             "tied, gradients added up": {**tied, "after_backward": add_up_ends}, "tied, not added up": tied}
     return {name: train(DIMS, STEPS, **change)[:2] for name, change in cases.items()}
 
 
@@ -317,13 +317,13 @@ for name in bugs[0]:
     difference = [abs(a / b - 1) for a, b in zip(bugs[0][name][0], right, strict=True)]
     rows.append({"": name, "loss of step 1": difference[0], "loss of the last step": difference[-1],
                  "norm, stage 0": bugs[0][name][1][0] / right_norms[0],
-                 "norm, stage 1": bugs[-1][name][1][0] / right_norms[0]})  # fmt: skip
+                 "norm, stage 1": bugs[-1][name][1][0] / right_norms[0]})
 display(pd.DataFrame(rows).style.format(lambda x: x if isinstance(x, str) else f"{x:.2g}").hide()
         .set_caption("Losses: relative difference to one process. Norms of step 1: times the right one (measured)"))
 curves = {"one process": alone, **{name: bugs[0][name][0] for name in list(bugs[0])[:2]}}
 show(draw_losses(curves, minus="one process", title="Two bugs: loss minus that of one process", unit="nats"),
      alt="Loss over steps less that of one process. Other rows within a TP group are off from step 1; the norm "
-     "by stage stays near zero.")  # fmt: skip
+     "by stage stays near zero.")
 
 # %% [markdown]
 # **Read it.** Other rows differ in the first loss already, by a thousandth. The other two bugs leave it right: nothing has
@@ -360,13 +360,13 @@ check("14.which_bug", which_bug)
 # %%
 LARGE, TOKENS = model_shape("megatron-175b"), 2048
 megatron = Plan(tp=8, pp=8, virtual_stages=3, sequence_parallel=True, recompute="selective",
-                attention="unfused", dropout=True)  # fmt: skip
+                attention="unfused", dropout=True)
 planned = estimate(LARGE, cluster, megatron, Batch(sequences=64, sequence_length=TOKENS))
 whole = {stage: megatron_stage(LARGE, megatron, stage, length=TOKENS) for stage in (0, 4, 7)}
 show(draw_stage_memory(planned, title="One GPU of each stage of 175B",
                        simulated={stage: run.peak_bytes for stage, run in whole.items()}),
      alt="Stacked bars of memory for 8 stages, below the 80 GB card; activations shrink from stage to stage. Diamonds "
-     "for stages 0, 4 and 7 lie on the bars.")  # fmt: skip
+     "for stages 0, 4 and 7 lie on the bars.")
 
 # %%
 a_block = states_and_kept(whole[4])[1] / planned.stages[4].in_flight
@@ -375,7 +375,7 @@ for i, stage in enumerate(planned.stages):
     states, kept = states_and_kept(whole[i]) if i in whole else (math.nan, a_block * stage.in_flight)
     rows.append({"stage": i, "blocks in flight": f"{stage.in_flight:.0f}", "states, predicted": stage.state_bytes / GIB,
                  "simulated": states / GIB, "activations, predicted": stage.bytes_by_category["activations"] / GIB,
-                 "simulated ": kept / GIB, "by": "whole run" if i in whole else "in flight"})  # fmt: skip
+                 "simulated ": kept / GIB, "by": "whole run" if i in whole else "in flight"})
 display(pd.DataFrame(rows).style.format(precision=2, na_rep="").hide().set_caption("175B, GiB of one GPU"))
 paper = next(row for row in table("korthikanti_figure1") if row["model"] == "175B")
 published = [float(paper[name]) for name in ("fig1_param_opt_gib", "fig1_act_seqsel_gib")]
@@ -440,7 +440,7 @@ for row in second.traffic:
 counted = sent_by_axis(second, dims)
 kept = second.breakdown["activations"] / GIB, in_3d.stages[1].bytes_by_category["activations"] / GIB
 print(f"peak {second.peak_bytes / GIB:.1f} GiB, {kept[0]:.1f} of it activations (simulated);",
-      f"{in_3d.stages[1].allocated_bytes / GIB:.1f}, {kept[1]:.1f} of it activations (predicted)")  # fmt: skip
+      f"{in_3d.stages[1].allocated_bytes / GIB:.1f}, {kept[1]:.1f} of it activations (predicted)")
 expected = axis_bytes(HUNDRED, three, Batch(sequences=few * three.dp, sequence_length=TOKENS))[1]
 for axis in ("tp", "pp", "shard"):
     print(f"{axis:>5}: {counted[axis] / GB:8.3f} GB sent a step (simulated), {expected[axis] / GB:8.3f} (predicted)")
@@ -478,7 +478,7 @@ step_sent = {axis: counted[axis] * (1 if axis == "shard" else m / few) for axis 
 orders = {" < ".join(reversed(order)): leaving(order, step_sent) for order in itertools.permutations(step_sent)}
 orders = dict(sorted(orders.items(), key=lambda item: sum(item[1].values())))
 show(draw_orders(orders, title="100B, 1536 sequences: bytes that leave nodes in a step, by order of axes"),
-     alt="Six bars. The three whose nodes hold all of tp are small; the others are many times longer, nearly all of it tp.")  # fmt: skip
+     alt="Six bars. The three whose nodes hold all of tp are small; the others are many times longer, nearly all of it tp.")
 
 # %%
 all_bytes = 64 * (step_sent["tp"] + step_sent["shard"]) + 56 * step_sent["pp"]  # the last of 8 stages has no next
@@ -486,7 +486,7 @@ port = cluster.network_bytes_per_second_per_gpu
 for order, left in orders.items():
     total = sum(left.values())
     print(f"{order:<18}{total / GB:10,.0f} GB leave nodes, {total / all_bytes:6.2%} of all:",
-          f"{total / (64 * port):7.1f} s over the network")  # fmt: skip
+          f"{total / (64 * port):7.1f} s over the network")
 best, *_, worst = (100 * sum(left.values()) / all_bytes for left in orders.values())
 print(f"well placed {best:.2f}%, badly {worst:.0f}% (simulated); your bets {my_bet_percent_well}% and {my_bet_percent_badly}%")
 print(f"the planner's whole step: {in_3d.step_seconds:.0f} s (predicted)")
@@ -526,9 +526,9 @@ for gb_per_second in (200, 50, 12.5, 1.25):
     found = [estimate(HUNDRED, on, plan, batch) for plan in (three, zero_3)]
     rows.append({"network of a node, GB/s": gb_per_second} | {
         f"{name}, {what}": value for name, row in zip(("3D", "ZeRO-3"), found, strict=True)
-        for what, value in (("s a step", row.step_seconds), ("MFU, %", 100 * row.mfu), ("GiB", row.peak.needed_bytes / GIB))})  # fmt: skip
+        for what, value in (("s a step", row.step_seconds), ("MFU, %", 100 * row.mfu), ("GiB", row.peak.needed_bytes / GIB))})
 display(pd.DataFrame(rows).style.format(precision=1).format("{:g}", subset=["network of a node, GB/s"]).hide()
-        .set_caption("100B on 64 A100-80GB, bf16 products, fp32 states; GiB: the fullest GPU, with its context (predicted)"))  # fmt: skip
+        .set_caption("100B on 64 A100-80GB, bf16 products, fp32 states; GiB: the fullest GPU, with its context (predicted)"))
 print(source("narayanan_table2").partition(",")[0])
 for row in table("narayanan_table2"):
     if row["params_b"] == "174.6":
@@ -554,7 +554,7 @@ for (sequences, length), recompute in itertools.product(shapes, ("none", "full")
     found = estimate(ONE, one_gpu, plan, Batch(sequences=sequences, sequence_length=length))
     at = {name: found.peak.bytes_by_category[name] / GIB for name in ("logits and loss", "activations")}
     rows.append({"tokens": f"{sequences} x {length:,}", "recompute": recompute, "needs": found.peak.needed_bytes / GIB,
-                 **at, "verdict": found.verdict})  # fmt: skip
+                 **at, "verdict": found.verdict})
 display(pd.DataFrame(rows).style.format(precision=1).hide().set_caption("One A100-80GB: GiB at the peak (predicted)"))
 
 # %% [markdown]
@@ -573,7 +573,7 @@ for name, box in SCHEMES.items():
     sent = sent_by_axis(run, box)
     leaves = sent["shard"] if name == "FSDP" else 8 * sent["replicate"]  # a ring over all leaves a node once
     row = {"": name, "peak, GiB": run.peak_bytes / GIB, "sent over shard, GB": sent["shard"] / GB,
-           "over replicate, GB": sent["replicate"] / GB, "leaves a node, GB": leaves / GB}  # fmt: skip
+           "over replicate, GB": sent["replicate"] / GB, "leaves a node, GB": leaves / GB}
     for speed in (200, 1.25):
         on = replace(cluster, network_bytes_per_second=speed * GB)
         plan = Plan(dp=64, zero_stage=3, framework="fsdp", shard_ranks=box.shard)
@@ -584,7 +584,7 @@ for name, box in SCHEMES.items():
     rows.append(row)
     score("14", f"1B, {name} on 64", peak_bytes=run.peak_bytes, evidence=run.evidence)
 display(pd.DataFrame(rows).style.format(precision=2).hide()
-        .set_caption("Llama 3.2 1B, one sequence of 2,048 a rank (simulated; seconds predicted)"))  # fmt: skip
+        .set_caption("Llama 3.2 1B, one sequence of 2,048 a rank (simulated; seconds predicted)"))
 
 # %% [markdown]
 # **Read it.** HSDP holds more, an eighth of the states instead of a 64th. The surprise is the network: hardly fewer
@@ -600,9 +600,9 @@ display(pd.DataFrame(rows).style.format(precision=2).hide()
 for zero_stage in (0, 1, 2, 3):
     plan = Plan(dp=64, zero_stage=zero_stage, framework="fsdp")
     found = [estimate(ONE, replace(cluster, network_bytes_per_second=speed * GB), plan,
-                      Batch(sequences=64, sequence_length=TOKENS)) for speed in (200, 1.25)]  # fmt: skip
+                      Batch(sequences=64, sequence_length=TOKENS)) for speed in (200, 1.25)]
     print(f"ZeRO-{zero_stage} over 64: {found[0].step_seconds:.3f} s at 200 GB/s, {found[1].step_seconds:5.2f} s at 1.25 GB/s, "
-          f"{found[0].peak.needed_bytes / GIB:.1f} GiB (predicted)")  # fmt: skip
+          f"{found[0].peak.needed_bytes / GIB:.1f} GiB (predicted)")
 
 # %% [markdown]
 # ZeRO-1 and 2 send the least: gradients and parameters once. FSDP gathers once more for backward; ZeRO-0's all-reduce

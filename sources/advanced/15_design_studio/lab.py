@@ -84,7 +84,7 @@ missing_gib = too_large.missing_bytes / 2**30
 
 check("15.explain_oom", {
     "fullest stage": stage, "largest category": category, "missing GiB": missing_gib,
-})  # fmt: skip
+})
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>Stage i holds min(m, p - i) micro-batches.</details>
@@ -153,7 +153,7 @@ check("15.token_budget", token_budget)
 
 # %%
 def bill(peak_flops: float, mfu: float, usd_per_gpu_hour: float, parameters: float, tokens: float,
-         days: float):  # fmt: skip
+         days: float):
     # BEGIN SOLUTION
     one_card = peak_flops * mfu * days * 86_400
     gpus = -int(-(6 * parameters * tokens) // one_card)
@@ -171,7 +171,7 @@ my_choice = "A100"
 
 check("15.two_cards", {
     "bill": bill, "an A10 holds the states": a10_holds_the_states, "choice": my_choice,
-})  # fmt: skip
+})
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>The model needs 6 N D FLOP. A card gives peak x MFU x seconds.</details>

@@ -61,7 +61,7 @@ from utils.lessons.lesson_15.studio import draw_design, studio
 def gpt(name, layers, hidden=12_288):
     return ModelShape(name=name, family="gpt", layers=layers, hidden=hidden, heads=hidden // 128,
                       feedforward=4 * hidden, vocabulary=51_200, max_sequence=2048,
-                      positions="learned", tied=True)  # fmt: skip
+                      positions="learned", tied=True)
 
 
 models = {name: gpt(name, layers) for name, layers in (("100B", 56), ("130B", 72), ("175B", 96))}
@@ -71,7 +71,7 @@ batch = Batch(sequences=1536, sequence_length=2048)
 first = Plan(tp=8, pp=8, sequence_parallel=True)
 by_rules = estimate(models["175B"], cluster, first, batch)
 show(draw_ranks(by_rules), alt="8 nodes of 8 GPUs; all 8 slices of stage i lie on node i, and every hop "
-     "from stage to stage leaves a node.")  # fmt: skip
+     "from stage to stage leaves a node.")
 
 # %% [markdown]
 # **Read it.** A square is a GPU: *s* is its stage, *t* its slice of each matrix. All red arrows cross
@@ -124,7 +124,7 @@ check("15.gb_per_gpu", gb_per_gpu)
 a100, hdr = device("A100-80GB"), link("InfiniBand HDR")
 ceiling = a100.matmul_ceiling_tflops
 print(f"data sheet {a100.bf16_tflops:.0f} TFLOP/s, fastest product measured {ceiling:.0f}"
-      f" ({ceiling / a100.bf16_tflops:.0%})")  # fmt: skip
+      f" ({ceiling / a100.bf16_tflops:.0%})")
 print(f"NVLink: {a100.nvlink.link_bytes_per_second / GB:.0f} GB/s a direction, not 600")
 print(f"network: {hdr.link_bytes_per_second / GB:.0f} GB/s for each GPU, with 8 ports a node")
 offers = [price("A100-80GB"), price("A100-80GB", "Lambda"), price("A100-80GB", kind="spot")]
@@ -147,7 +147,7 @@ for row in offers:
 for model in models.values():
     by_rule = 12 * model.layers * model.hidden**2 / 1e9
     print(f"{model}; rule of thumb {by_rule:.1f}B; PP can be",
-          [p for p in (2, 4, 8, 16, 32) if model.layers % p == 0])  # fmt: skip
+          [p for p in (2, 4, 8, 16, 32) if model.layers % p == 0])
 print(f"batch: {batch.tokens / 1e6:.2f}M tokens")
 
 # %% [markdown]
@@ -201,11 +201,11 @@ print(f"ZeRO-1 with DP = {first.dp} saves {saved:.0f} bytes: one replica has not
 
 # %%
 show(draw_schedule(by_rules, micro_batches=8),
-     alt="1F1B over 8 stages and 8 micro-batches: a triangle of idle time at both ends.")  # fmt: skip
+     alt="1F1B over 8 stages and 8 micro-batches: a triangle of idle time at both ends.")
 chunks = replace(first, virtual_stages=3)
 interleaved = estimate(models["175B"], cluster, chunks, batch)
 show(draw_schedule(interleaved, micro_batches=8),
-     alt="The same with 3 numbered chunks a stage: the idle triangles are a third as wide.")  # fmt: skip
+     alt="The same with 3 numbered chunks a stage: the idle triangles are a third as wide.")
 print(compare_plans([by_rules, interleaved]))
 
 # %% [markdown]
@@ -241,11 +241,11 @@ print(textwrap.fill("Exact" + found["175B"].why.partition("Exact")[2], 110))
 # %%
 best = found["175B"].best
 show(draw_ranks(best), alt=f"{plan_name(best)} on 8 nodes: two stages share a node, so that every second "
-     "hop of the pipeline stays inside it.")  # fmt: skip
+     "hop of the pipeline stays inside it.")
 front = [row for row in found["175B"].pareto if row.step_seconds < 1.25 * best.step_seconds]
 near = Space(zero_stages=(0, 1), largest_micro_batch=4, virtual_stages=(1, 2, 3))
 cloud = [estimate(models["175B"], cluster, plan, batch)
-         for plan in candidates(models["175B"], cluster, batch, near)]  # fmt: skip
+         for plan in candidates(models["175B"], cluster, batch, near)]
 cloud = [row for row in cloud if row.step_seconds < 1.4 * best.step_seconds]
 alt = "Plans for 175B by step time and memory; the front runs from " + plan_name(front[0])
 show(draw_pareto(cloud, pareto=front, title="175B on 64 A100-80GB"), alt=alt)
@@ -271,7 +271,7 @@ for row in measured:
 unseen = [row for row in bloom.seconds_comparisons() if not row.fitted]
 errors = sorted(abs(row.error) for row in unseen)
 print(f"BLOOM, {len(unseen)} layouts that no constant saw: median error {errors[len(errors) // 2]:.1%}, "
-      f"worst {errors[-1]:.1%}")  # fmt: skip
+      f"worst {errors[-1]:.1%}")
 print(f"the winner says MFU {best.mfu:.1%}; it has flash attention and recomputes nothing, unlike those runs")
 
 # %% [markdown]
@@ -309,7 +309,7 @@ for sequences in (16, 64, 256, 1024, 2048):
         plan = replace(first, micro_batch=micro)
         row = estimate(models["175B"], cluster, plan, Batch(sequences=sequences, sequence_length=2048))
         print(f"{sequences:>5} sequences, micro-batch {micro}: {format_bytes(row.peak.needed_bytes)},"
-              f" bubble {row.bubble:5.1%}, {row.tokens_per_second:7,.0f} tokens/s")  # fmt: skip
+              f" bubble {row.bubble:5.1%}, {row.tokens_per_second:7,.0f} tokens/s")
 
 # %% [markdown]
 # Many would choose ZeRO-3 first: no stages, no slices, little code. First on the same network,
@@ -325,12 +325,12 @@ variants = {
     "  TP 16 leaves the node": (cluster, replace(first, tp=16, pp=4)),
     "  on 10G Ethernet": (slow, first),
     "ZeRO-3": (cluster, zero_3), "  ZeRO-3 on Ethernet": (slow, zero_3),
-}  # fmt: skip
+}
 for name, (machines, plan) in variants.items():
     row = estimate(models["175B"], machines, plan, batch)
     more, tight = row.step_seconds / by_rules.step_seconds - 1, "  no headroom" if row.tight else ""
     print(f"{name:<24}{format_bytes(row.peak.needed_bytes):>11}{format_seconds(row.step_seconds):>11}"
-          f"{more:>+9.0%}{tight}")  # fmt: skip
+          f"{more:>+9.0%}{tight}")
 
 # %% [markdown]
 # **Read it.** On HDR ZeRO-3 fits and takes a sixth longer: it must recompute, and it gathers all parameters
@@ -353,10 +353,10 @@ for spares in (0, 1):
     low, high = (seconds / 86_400 for seconds in left.seconds_between_failures)
     soon, late = map(format_seconds, left.checkpoint_interval_seconds)
     print(f"spare nodes: {spares}; a failure every {low:.0f} to {high:.0f} days, {left.restart_seconds[0] / 3600:.1f} h "
-          f"until it runs again; work {left.share[0]:.1%} to {left.share[1]:.1%} of the time")  # fmt: skip
+          f"until it runs again; work {left.share[0]:.1%} to {left.share[1]:.1%} of the time")
 print(f"a repair takes 24 h; a checkpoint every {soon} to {late} loses least (Daly)")
 print(f"a checkpoint of 175B: {size / 1e12:.2f} TB (14P), {size / 64 / 1e9:.0f} GB a GPU; if each node writes "
-      f"2 GB/s it is written in {size / 8 / 2e9:.0f} s, behind the training")  # fmt: skip
+      f"2 GB/s it is written in {size / 8 / 2e9:.0f} s, behind the training")
 for name, plans in found.items():
     for amount in (300e9, 20 * models[name].parameter_count):
         bill = cost(plans.best, amount, left)
@@ -375,7 +375,7 @@ budget_usd = 1_000_000
 flop = budget_usd / usd * 3600 * a100.bf16_tflops * 1e12 * 0.5
 parameters = (flop / (6 * 20)) ** 0.5
 print(f"${budget_usd:,} buys {flop:.1e} FLOP at half of peak: compute-optimal is "
-      f"{parameters / 1e9:.0f}B parameters on {20 * parameters / 1e9:.0f}B tokens")  # fmt: skip
+      f"{parameters / 1e9:.0f}B parameters on {20 * parameters / 1e9:.0f}B tokens")
 model = models["130B"]
 offers = {
     "64 A100, on demand": cluster,
@@ -383,7 +383,7 @@ offers = {
                              pricing="spot", interruptions_per_1000_node_days=500),
     "64 H100, on demand": replace(cluster, gpu="H100", usd_per_gpu_hour=price("H100", "Nebius").usd_per_gpu_hour,
                                   network_bytes_per_second=8 * link("InfiniBand NDR").link_bytes_per_second),
-}  # fmt: skip
+}
 for name, machines in offers.items():
     bill = cost(search(model, machines, batch).best, 300e9, goodput(machines, spares=1))
     low, high = (dollars / 1e6 for dollars in bill.usd_interval)
@@ -412,9 +412,9 @@ from evidence.validation.peers import compare_peers
 
 fresh = summarize(row for row in compare_all() if not row.fitted)
 rows = [{"published in": row.source, "quantity": row.quantity, "rows": row.rows, "median error": row.median,
-         "90% are below": row.p90, "worst": row.worst, "naive, median": row.baseline} for row in fresh]  # fmt: skip
+         "90% are below": row.p90, "worst": row.worst, "naive, median": row.baseline} for row in fresh]
 display(pd.DataFrame(rows).style.format("{:.1%}", subset=list(rows[0])[3:], na_rep="").hide()
-        .set_caption("Predicted against published, on rows that no constant saw"))  # fmt: skip
+        .set_caption("Predicted against published, on rows that no constant saw"))
 fits = bloom.fits()
 print(f"does it fit? {sum(ran == fit for _, ran, fit in fits)} of {len(fits)} answers are right, on all of BLOOM's layouts")
 
@@ -424,7 +424,7 @@ for row in peers:
     medians.setdefault(row.source, {})[row.tool] = row.median
 display(pd.DataFrame(medians).T.style.format("{:.1%}", na_rep="").set_caption("Memory: median error of each tool, all rows"))
 show(draw_validation(fresh, peers, title="Rows that no constant saw"), alt="Rows that no constant saw: predicted over published lies near 1 for "
-     "most; right, the planner's median errors beside a naive rule and other tools.")  # fmt: skip
+     "most; right, the planner's median errors beside a naive rule and other tools.")
 
 # %% [markdown]
 # **Read it.** Korthikanti's activations at 0.0% prove little: the paper's figures are its formula's, and so are ours,
@@ -519,7 +519,7 @@ print(verdict)
 
 # %%
 score("15", f"175B, 64 A100: {plan_name(best)}", peak_bytes=int(best.peak.needed_bytes),
-      step_seconds=best.step_seconds, evidence=Evidence.PREDICTED)  # fmt: skip
+      step_seconds=best.step_seconds, evidence=Evidence.PREDICTED)
 scoreboard()
 
 # %% [markdown]
@@ -564,7 +564,7 @@ with_host = Space(offload=("none", "optimizer"))
 roomy = search(models["175B"], half, Batch(sequences=512, sequence_length=2048), space=with_host)
 print(compare_plans(roomy.pareto[:3]))
 print(f"host memory for fp32 copy, moments and gradients: {format_bytes(roomy.best.host_bytes)} a node of "
-      f"{format_bytes(half.host_bytes_per_node)}")  # fmt: skip
+      f"{format_bytes(half.host_bytes_per_node)}")
 
 # %% [markdown]
 # <details><summary>Answers</summary>

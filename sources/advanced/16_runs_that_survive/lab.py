@@ -160,7 +160,7 @@ def choose(job: dict) -> dict | None:
     # BEGIN SOLUTION
     mean = 1000 * DAY / (job["failures_per_1000_node_days"] * job["nodes"])
     intervals = {"sync": best_interval_seconds(job["write_seconds"], mean),
-                 "async": max(best_interval_seconds(job["copy_seconds"], mean), job["write_seconds"])}  # fmt: skip
+                 "async": max(best_interval_seconds(job["copy_seconds"], mean), job["write_seconds"])}
     best = None
     for mode, interval in intervals.items():
         for spares in range(9):

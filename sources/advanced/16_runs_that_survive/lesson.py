@@ -118,7 +118,7 @@ def one_run(days, interval, save, restart, mean, seed=1):
 
 lanes = {f"every {hours:g} h": one_run(3, hours * HOUR, 300.0, HOUR / 2, 8 * HOUR) for hours in (0.25, 1.5, 6)}
 show(draw_days(lanes, title="Three days of work, a failure every 8 hours on average"),
-     alt="Three runs: frequent saves take a quarter of the time, rare saves lose whole hours, the middle one ends first.")  # fmt: skip
+     alt="Three runs: frequent saves take a quarter of the time, rare saves lose whole hours, the middle one ends first.")
 
 # %% [markdown]
 # **Read it.** Too many saves take a quarter of the time; too few lose hours at each failure. The best lies between, and
@@ -132,9 +132,9 @@ for log in FAILURE_LOGS:
     spread = [f"{hours * count / mean:.0f}" for mean in reversed(poisson_interval(count))] if count else ["no count published"]
     rows.append({"log": log.name, "failures per million GPU hours": 1e6 * log.per_gpu_hour,
                  "per 1,000 node-days": log.failures_per_1000_node_days, "hours between two": hours,
-                 "its 95% interval": " to ".join(spread), f"failures in {days} days": 24 * days / hours})  # fmt: skip
+                 "its 95% interval": " to ".join(spread), f"failures in {days} days": 24 * days / hours})
 display(pd.DataFrame(rows).style.format(precision=1).format("{:.0f}", subset=["hours between two"]).hide()
-        .set_caption(f"Rates as published; hours and failures of {gpus} GPUs predicted from them"))  # fmt: skip
+        .set_caption(f"Rates as published; hours and failures of {gpus} GPUs predicted from them"))
 print("your bet:", my_bet_failures)
 
 # %% [markdown]
@@ -158,7 +158,7 @@ for rate in (3.8, 24.0):
         assert abs(goodput.mean() - working_share(t, 60.0, 900.0, mean)) < 0.02, f"the formula misses at {t} s"
     print(f"{name}: best interval {format_seconds(best[rate])}, goodput {working_share(best[rate], 60.0, 900.0, mean):.2%} (predicted)")
 show(draw_goodput(simulated, formula, title="70B on 256 GPUs: 60 s for a save, 15 min to restart (assumed)"),
-     alt="Goodput over the interval: flat around its best at both rates, and falling on both sides.")  # fmt: skip
+     alt="Goodput over the interval: flat around its best at both rates, and falling on both sides.")
 
 # %% [markdown]
 # **Read it.** The simulated means (whiskers: 95% of runs) lie on the formula; a star marks its best. The top is flat:
@@ -182,7 +182,7 @@ for rate, spares in itertools.product(best, range(5)):
     dollars = found.wall_seconds / HOUR * 8 * (run.nodes + spares) * paid.usd_per_gpu_hour
     rows.append({"failures per 1,000 node-days": f"{rate:g}", "spares": spares, "goodput": f"{found.goodput.mean():.1%}",
                  "waiting": f"{found.share('waiting'):.1%}", "million $": f"{dollars.mean() / 1e6:.3f}",
-                 "95% of runs below": f"{np.quantile(dollars, 0.95) / 1e6:.3f}"})  # fmt: skip
+                 "95% of runs below": f"{np.quantile(dollars, 0.95) / 1e6:.3f}"})
 display(pd.DataFrame(rows).style.hide().set_caption("30 days of work on 32 nodes and spares: 1,000 runs each (simulated)"))
 
 # %% [markdown]
@@ -252,7 +252,7 @@ print("4 ranks, never stopped: ", *map("{:.7f}".format, after), "\n2 ranks, from
 assert max(abs(a - b) / a for a, b in zip(after, on_two, strict=True)) < 1e-6, "two ranks go on where four stopped"
 sizes = {file.name: file.stat().st_size for file in sorted((work / "four").iterdir())}
 print(f"12 bytes a parameter, a quarter each: {format_bytes(3 * parameters)} (predicted);",
-      ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items()), "(measured)")  # fmt: skip
+      ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items()), "(measured)")
 assert max(sizes.values()) < 1.15 * 3 * parameters, "each rank writes its own shard, and little more"
 
 # %% [markdown]
@@ -294,7 +294,7 @@ size = checkpoint_bytes(model_shape("llama-2-70b"), Plan())
 pcie, port = link("PCIe 5 x16").link_bytes_per_second, link("Ethernet 100G").link_bytes_per_second
 print(f"70B: {size / 1e12:.2f} TB, {size / 256 / 1e9:.1f} GB a GPU (predicted)")
 for where, rate in {"to the host, by PCIe 5": 256 * pcie, "to a store that takes 2 TB/s": 2e12,
-                    "through one 100 Gb/s port a node": 32 * port, "to a store that takes 10 GB/s": 1e10}.items():  # fmt: skip
+                    "through one 100 Gb/s port a node": 32 * port, "to a store that takes 10 GB/s": 1e10}.items():
     print(f"  {where:<33} {size / rate:6.1f} s (predicted)")
 
 # %% [markdown]
@@ -458,7 +458,7 @@ class Points(torch.utils.data.Dataset):
 def stateful_loader(data, workers=2):
     sampler = StatefulDistributedSampler(data, shuffle=True, drop_last=True)  # a part of the order for each rank
     return StatefulDataLoader(data, batch_size=8, sampler=sampler, num_workers=workers, drop_last=True,
-                              multiprocessing_context="fork")  # fmt: skip
+                              multiprocessing_context="fork")
 
 
 class Run:
@@ -497,7 +497,7 @@ def pieces_of(run):  # what ranks share is saved once; what a rank has for itsel
     model, optimizer = get_state_dict(run.model, run.optimizer)
     own = {"epoch": run.epoch, "data": run.loader.state_dict(), "random": torch.get_rng_state()}
     return {"model": model, "optimizer": optimizer, "schedule": run.schedule.state_dict(),
-            "scaler": run.scaler.state_dict(), f"rank {dist.get_rank()}": own}  # fmt: skip
+            "scaler": run.scaler.state_dict(), f"rank {dist.get_rank()}": own}
 
 
 def restore(run, pieces, forget):
@@ -546,7 +546,7 @@ forgotten = ("nothing", "moments", "schedule", "scaler", "place in the data", "r
 whole = run_ranks(never_stopped, 4, work / "exact", True)[0]
 curves = run_ranks(resumed, 4, work / "exact", forgotten, True)[0]
 show(draw_forgotten(whole, curves, SAVED, title="Resumed on 4 ranks; forgotten:", device="4 ranks"),
-     alt="Six panels of losses: with nothing forgotten the resumed run lies on the other; each forgotten piece parts from it.")  # fmt: skip
+     alt="Six panels of losses: with nothing forgotten the resumed run lies on the other; each forgotten piece parts from it.")
 assert curves["nothing"] == whole[SAVED:], "with all pieces the losses are equal, bit for bit"
 without_effect = [piece for piece in forgotten[1:] if curves[piece] == whole[SAVED:]]
 assert not without_effect, f"each piece matters, and not {without_effect}"
@@ -644,14 +644,14 @@ for found, evidence in rows:
     kind = found.fault.kind
     print(f"{kind:<13} noticed after {found.noticed_seconds:4.1f} s (your guess {my_seconds_until_noticed[kind]:.1f}), training "
           f"after {found.back_seconds:4.1f} s, ranks {found.ranks_before} -> {found.ranks_after}, "
-          f"steps done twice: {found.steps_lost} ({evidence})\n    to blame: {found.named}")  # fmt: skip
+          f"steps done twice: {found.steps_lost} ({evidence})\n    to blame: {found.named}")
     for rank, (seconds, text) in found.saw.items():
         print(f"    rank {rank} after {seconds:4.1f} s: {text}")
 
 # %%
 show(draw_progress({"job": progress_of(job)}, title="A job that comes back three times", device="two hosts of this machine"),
      alt="Steps against seconds: lines of two ranks that end at each fault and begin again there or a little lower; after the cut "
-     "link one rank goes on alone.")  # fmt: skip
+     "link one rank goes on alone.")
 
 # %% [markdown]
 # **Read it.** The kernel of a *dead process* closes its connections, so rank 0 knows at once. A *cut link* says nothing:
@@ -689,7 +689,7 @@ assert gap < 1e-5, "the job that came back trained something else"
 # %%
 show(draw_progress({"job": progress_of(story)}, title="Shrunk to one host, and grown again", evidence=Evidence.RECORDED,
                    device=when),
-     alt="A stored run: after the link is back, a line of two ranks follows that of one rank.")  # fmt: skip
+     alt="A stored run: after the link is back, a line of two ranks follows that of one rank.")
 grown = [world for *_, world, _ in story.worlds()]
 print(f"the link was cut for {story.recoveries[-1].fault.seconds:.0f} s; ranks: {', '.join(map(str, grown))} (recorded on {when})")
 assert grown[-2:] == [1, 2], "the stored run shrinks to one rank and grows to two"
@@ -709,11 +709,11 @@ assert grown[-2:] == [1, 2], "the stored run shrinks to one rank and grows to tw
 
 # %%
 runs = {"torchrun: all start again": run_in(stored, "a restart from the checkpoint"),
-        "torchft: the survivor goes on": run_in(stored, "tolerance for each step")}  # fmt: skip
+        "torchft: the survivor goes on": run_in(stored, "tolerance for each step")}
 panels = {name: progress_of(run, run.recoveries[0].at_seconds) for name, run in runs.items()}
 show(draw_progress(panels, title="The same death, two ways to live on", since="the kill", evidence=Evidence.RECORDED, device=when),
      alt="Above, torchrun's line has a gap and falls back; below, torchft's line of one rank begins right after the "
-     "fault, and becomes one of two ranks again.")  # fmt: skip
+     "fault, and becomes one of two ranks again.")
 for name, run in runs.items():
     steps, after = [m.more["step"] for m in run.moments if m.what == "step" and m.rank == 0], run.recoveries[0].back_seconds
     print(f"{name:<31} next step after {after:4.1f} s, steps done twice: {len(steps) - len(set(steps)):2d} (recorded on {when})")
@@ -844,7 +844,7 @@ flips = [(step, odd[0]) for step, odd, _ in news if odd]
 print(f"step {flips[0][0]}: rank {flips[0][1][0]}'s tensor {flips[0][1][1]} differs from the others (measured)")
 medians, sending = ([statistics.median(rows[rank][kind] for *_, rows in news) for rank in range(4)] for kind in (0, 1))
 print("own seconds in a step, by rank:", *(f"{s:.3f}" for s in medians), f" most: rank {medians.index(max(medians))}; in the all-reduce:",
-      *(f"{s:.3f}" for s in sending), f" least: rank {sending.index(min(sending))} ({measured_here})")  # fmt: skip
+      *(f"{s:.3f}" for s in sending), f" least: rank {sending.index(min(sending))} ({measured_here})")
 assert flips[0] == (7, (2, 0)), "the flip is found in the step in which it happens, at rank 2, in the first tensor"
 
 # %% [markdown]

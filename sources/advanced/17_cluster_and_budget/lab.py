@@ -91,7 +91,7 @@ changes = {
     "    ranks.wait()  # gradients\n": "    ends = ranks.any(bool(asked))  # waits for the gradients, too\n",
     "    if (step + 1) % 6 == 0:\n        save(step + 1)\n":
         "    if ends or (step + 1) % 6 == 0:\n        save(step + 1)\n    if ends:\n        raise SystemExit(75)\n",
-}  # fmt: skip
+}
 repaired_train = broken("train.py")
 for old, new in changes.items():
     repaired_train = repaired_train.replace(old, new)
@@ -134,7 +134,7 @@ from utils.lessons.lesson_17.scaling import REPLICATION
 offers = lab_offers()
 for offer in offers:
     print(f"{offer.name:<5} ${offer.usd_per_gpu_hour} an hour ({offer.as_of}), {offer.flops_per_second / 1e12:.0f} useful "
-          f"TFLOP/s, up to {offer.most_nodes} nodes, -{offer.lost_per_doubling:.0%} a doubling")  # fmt: skip
+          f"TFLOP/s, up to {offer.most_nodes} nodes, -{offer.lost_per_doubling:.0%} a doubling")
 
 
 # %%
@@ -202,7 +202,7 @@ wrong = {1: "forward only", 2: "sparsity", 5: "no date", 6: "HFU", 8: "memory", 
 lines = {str(n): wrong.get(n, "right") for n in range(1, 13)}
 days, usd = {}, {}
 for card, name, provider, gpus, mfu in (("A100", "A100-80GB", "Lambda", 256, 0.54 * 6 / 8),
-                                        ("H100", "H100", "Nebius", 128, 0.40)):  # fmt: skip
+                                        ("H100", "H100", "Nebius", 128, 0.40)):
     speed = gpus * device(name).peak_flops_per_second("bf16") * mfu
     days[card] = 6 * 30e9 * 600e9 / speed / 86_400 / 0.95
     usd[card] = days[card] * 24 * gpus * price(name, provider).usd_per_gpu_hour

@@ -74,7 +74,7 @@ stored = {row["quantity"]: (row, record) for record in recorded("cluster_runs") 
 
 # %%
 tiny = ModelShape(name="tiny", family="llama", layers=2, hidden=32, heads=4, kv_heads=2, feedforward=96,
-                  vocabulary=64, max_sequence=16)  # fmt: skip
+                  vocabulary=64, max_sequence=16)
 cluster = Cluster(gpu="A100-80GB", nodes=2, gpus_per_node=1)
 plan = Plan(dp=2, zero_stage=3, micro_batch=2, framework="fp32")
 job = export(tiny, cluster, plan, Batch(sequences=16, sequence_length=16))
@@ -85,12 +85,12 @@ print(job.slurm)
 problem = slurm_problem()
 slurm = None if problem else Slurm(nodes=3, lost_after_seconds=2)
 print(problem or f"{slurm.run('sinfo', '--version').strip()} up after {slurm.up_seconds:.1f} s:",
-      ", ".join(map(" ".join, slurm.nodes().items())) if slurm else "")  # fmt: skip
+      ", ".join(map(" ".join, slurm.nodes().items())) if slurm else "")
 array = folder / "checksums.slurm"  # one script, four tasks, which need not run at once
 for number in range(4):
     (folder / f"shard-{number}.bin").write_bytes(bytes([number]) * 2**20)
 _ = array.write_text("#!/bin/bash\n#SBATCH --job-name=checksums --array=0-3 --output=checksum-%a.txt\n"
-                     "sha256sum shard-$SLURM_ARRAY_TASK_ID.bin; sleep 1\n")  # fmt: skip
+                     "sha256sum shard-$SLURM_ARRAY_TASK_ID.bin; sleep 1\n")
 
 # %% [markdown]
 # **Read it.** Slurm numbers its tasks; the script hands the numbers on under the names that PyTorch reads. `RANK` must
@@ -119,7 +119,7 @@ else:
 
 # %%
 figure = draw_cluster(history, ["n1", "n2", "n3"], killed={"n2": killed}, evidence=evidence, device=device,
-                      title="A job loses a node, and goes on with another")  # fmt: skip
+                      title="A job loses a node, and goes on with another")
 show(figure, alt="The job runs on n1 and n2; n2 dies; the array runs on n3; the job waits in the queue, then starts on n1 and n3.")
 anew = next(span.start_seconds for span in history if span.state == "RUNNING" and span.restarts)
 print(f"your bet: {my_bet_commands} commands; it took none. From the kill to the new start {anew - killed:.0f} s ({evidence}, {device})")
@@ -286,7 +286,7 @@ def stopped_slurm():
 if slurm:
     slurm.stop()
 for attempt in (lambda: run_ranks(on_an_older_node, 2), stopped_slurm, lambda: read_yaml("spec:\n\tnodes: 2"),
-                lambda: check_kubernetes("apiVersion: v1\nkind: Podd\n")):  # fmt: skip
+                lambda: check_kubernetes("apiVersion: v1\nkind: Podd\n")):
     try:
         attempt()
     except (RankError, SlurmError, ManifestError, MissingToolError) as error:
@@ -318,7 +318,7 @@ from utils import Transformer, TransformerConfig, checkpoint_blocks
 from utils.planner.flops import hardware_flops, model_flops
 
 small = ModelShape(name="small", family="llama", layers=4, hidden=256, heads=8, feedforward=704,
-                   vocabulary=256, max_sequence=128, positions="rotary", tied=False)  # fmt: skip
+                   vocabulary=256, max_sequence=128, positions="rotary", tied=False)
 batch = Batch(sequences=8, sequence_length=128)
 needed = model_flops(small, batch)
 tokens_in = torch.randint(0, 256, (8, 128), generator=torch.Generator().manual_seed(0))
@@ -357,17 +357,17 @@ for again in (False, True):
     formula = hardware_flops(small, Plan(recompute="full" if again else "none", attention="unfused"), batch)
     print(f"checkpointing {again!s:<6} needs {needed / 1e9:.1f} GFLOP, formula {formula / 1e9:.1f}, counted "
           f"{computed[again] / 1e9:.1f}; MFU {mfu:.0%}, HFU {mfu * computed[again] / needed:.0%} "
-          f"({Evidence.MEASURED})")  # fmt: skip
+          f"({Evidence.MEASURED})")
 
 # %% tags=["nbval-check-output"]
 counts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu in flop_registry
 too_old = "" if counts else f" (not counted on a CPU: PyTorch {torch.__version__} is too old)"
 scores, last = (2 * width * 256 * batch.tokens for width in (128, 704))  # queries times keys, and the last product
 print(f"without: counted - needed = {(computed[False] - needed) / 1e9:.2f} GFLOP; "
-      f"flash computes the scores again: {4 * scores / 1e9:.2f}{too_old}")  # fmt: skip
+      f"flash computes the scores again: {4 * scores / 1e9:.2f}{too_old}")
 added, forward = computed[True] - computed[False], needed / 3 - 2 * 256 * 256 * batch.tokens
 print(f"with: {added / 1e9:.2f} more; a forward pass of the blocks {forward / 1e9:.2f}, less the last "
-      f"product of each block {4 * last / 1e9:.2f}")  # fmt: skip
+      f"product of each block {4 * last / 1e9:.2f}")
 assert too_old or computed[False] - needed == 4 * scores, "the counter should see the scores computed twice"
 assert too_old or added == forward - 4 * last, "recomputation should stop before each block's last product"
 
@@ -389,17 +389,17 @@ from evidence.validation import table
 
 a100 = price("A100-80GB", "Lambda")
 print(f"A100-80GB ${a100.usd_per_gpu_hour} ({a100.origin()}, age in days {a100.age_days()}); "
-      f"{device('A100-80GB').board_watts} W (read {device('A100-80GB').as_of})")  # fmt: skip
+      f"{device('A100-80GB').board_watts} W (read {device('A100-80GB').as_of})")
 rows = []
 for row in table("gpu_hours"):
     if not row["model"].startswith(("LLaMA-65B", "Llama2")):
         continue
     n, d = float(row["params_b"]) * 1e9, float(row["tokens"].rstrip("T")) * 1e12
     run = Account(gpu="A100-80GB", seconds=3600 * float(row["gpu_hours"]), tokens=d, model_flops=6 * n * d,
-                  usd_per_gpu_hour=a100.usd_per_gpu_hour)  # fmt: skip
+                  usd_per_gpu_hour=a100.usd_per_gpu_hour)
     rows.append({"model": row["model"], "GPU hours (published)": f"{run.gpu_hours:,.0f}", "MFU": f"{run.mfu:.0%}",
                  "million $": f"{run.usd / 1e6:.2f}", "$ a million tokens": f"{run.usd_per_million_tokens:.2f}",
-                 "MWh": f"{run.kwh() / 1000:,.0f}"})  # fmt: skip
+                 "MWh": f"{run.kwh() / 1000:,.0f}"})
 display(pd.DataFrame(rows).style.hide().set_caption("Published GPU hours, at the price and the power above"))
 print("older than a year:", ", ".join(f"{p.gpu} at {p.provider}" for p in old_prices()) or "none")
 
@@ -433,7 +433,7 @@ unseen, seen = windows[:20_000], windows[20_000:]
 def train(width, steps=320, batch=1024):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(256, 16), torch.nn.Flatten(), torch.nn.Linear(128, width),
-                                torch.nn.ReLU(), torch.nn.Linear(width, 256))  # fmt: skip
+                                torch.nn.ReLU(), torch.nn.Linear(width, 256))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0, fused=True)
     for i in range(1, steps + 1):
         rows = seen[(i - 1) * batch : i * batch]
@@ -530,7 +530,7 @@ for save in (10, 60, 600):
     print(f"{name}: formula and simulation within {worst:.1%} where half of the time is work")
 alt = "Spot costs less than half while nodes stay; the curves rise with interruptions and cross 1, first "
 show(draw_spot(lines, points, title=f"8 nodes of H100, spot at {spot.usd_per_gpu_hour / firm.usd_per_gpu_hour:.0%} of the firm price"),
-     alt=alt + "with slow checkpoints.")  # fmt: skip
+     alt=alt + "with slow checkpoints.")
 print(spot.origin(), "|", firm.origin())
 
 # %% [markdown]
@@ -558,7 +558,7 @@ for name, share in (("A100-80GB", 0.45), ("A10", 0.38)):
     useful = device(name).bf16_tflops * share
     print(f"{name:<10} ${hourly[name]:.2f} for {useful:.0f} useful TFLOP/s: ${1e3 * hourly[name] / useful:.1f} for 1,000 of them, an hour")
 h100 = Cluster(gpu="H100", nodes=4, usd_per_gpu_hour=firm.usd_per_gpu_hour,
-               network_bytes_per_second=8 * link("InfiniBand NDR").link_bytes_per_second)  # fmt: skip
+               network_bytes_per_second=8 * link("InfiniBand NDR").link_bytes_per_second)
 llama_3_mfu = min(float(row["bf16_mfu_pct"]) for row in table("llama3_table4")) / 100
 hundred = link("Ethernet 100G")  # one port a node, of RoCE, for all A10s
 a10s = Cluster(gpu="A10", nodes=16, gpus_per_node=8, network_bytes_per_second=hundred.link_bytes_per_second, usd_per_gpu_hour=hourly["A10"])
@@ -581,7 +581,7 @@ ways = {  # name: (cards of 8 a node, network, plan, MFU claimed, effort in week
     "256 A10, ZeRO-3, 100G": ("A10", 32, hundred, Plan(dp=256, micro_batch=4, **zero_3), 0.38, 2),
     "192 A10, PP 6, 100G": ("A10", 24, hundred, Plan(dp=32, pp=6, zero_stage=1, recompute="full"), 0.38, 4),
     "256 A10, TP 2 PP 8, 100G": ("A10", 32, hundred, Plan(dp=16, tp=2, pp=8, zero_stage=1), 0.38, 5),
-}  # fmt: skip
+}
 
 
 def found(card, nodes, network, plan, claimed, weeks, usd=None):
@@ -609,7 +609,7 @@ weights, limits = {"usd": 3, "days": 1, "weeks": 1}, {"days": deadline}
 ranked = decide(matrix(), weights, limits)
 rows = [{"": row.option.name, **row.option.values, "marks": row.score, "out, because": row.struck} for row in ranked]
 display(pd.DataFrame(rows).style.format({"usd": "{:,.0f}", "days": "{:.1f}", "weeks": "{:.0f}", "marks": "{:.2f}"}, na_rep="")
-        .hide().set_caption(f"13B on {tokens / 1e9:.0f}B tokens in {deadline} days ({Evidence.PREDICTED})"))  # fmt: skip
+        .hide().set_caption(f"13B on {tokens / 1e9:.0f}B tokens in {deadline} days ({Evidence.PREDICTED})"))
 
 # %%
 prices = [hourly["A10"] * k / 20 for k in range(4, 27)]
@@ -620,7 +620,7 @@ print(f"per useful FLOP an A10 breaks even at ${even:.2f} an hour, {even / hourl
 alt = f"Left: {ranked[0].option.name} leads; plain DP is out for memory, 128 A10 for the deadline. Right: A10s win "
 figure = draw_decision(ranked, grid, shares, prices, title=f"13B on {tokens / 1e9:.0f}B tokens in {deadline} days",
                        weight_label="weight of dollars (rest: days and weeks alike)",
-                       price_label="A10, $ an hour", now=(0.6, hourly["A10"]))  # fmt: skip
+                       price_label="A10, $ an hour", now=(0.6, hourly["A10"]))
 show(figure, alt=alt + "only where they cost far less than listed.")
 
 # %% [markdown]
@@ -641,7 +641,7 @@ for card, base in (("A10", "bf16"), ("A10", "nf4-dq"), ("A100-80GB", "bf16")):
 best, claimed = search(thirteen, h100, train_batch).best, llama_3_mfu
 bill, slower = cost(best, tokens), best.mfu / min(best.mfu, claimed)
 print(f"nobody asked for 32 H100: MFU {best.mfu:.0%} ({Evidence.PREDICTED}), {claimed:.0%} for Llama 3 405B ({Evidence.PUBLISHED}); "
-      f"by the lower {bill.days * slower:.1f} days, ${bill.usd * slower:,.0f} ({firm.origin()})")  # fmt: skip
+      f"by the lower {bill.days * slower:.1f} days, ${bill.usd * slower:,.0f} ({firm.origin()})")
 
 # %% [markdown]
 # **Read it.** With a 4-bit base, plain data parallelism runs on A10s, and a token still costs more than

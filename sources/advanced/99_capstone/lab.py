@@ -74,7 +74,7 @@ def components(log):
         "largest batch": int((log.card_gib - log.context_gib - fixed) / each),
         "parameters": "frozen and quantized base", "gradients": "step in backward",
         "optimizer state": "8-bit optimizer", "activations": "checkpointing",
-    }  # fmt: skip
+    }
 
 
 answer = components(case)
@@ -107,7 +107,7 @@ def sixteen_gb(case):
         return math.floor(many + (case.budget_mib - high) / each)
 
     return {"fp32 batch": largest(case.fp32_mib), "amp batch": largest(case.amp_mib),
-            "saved at batch 1 MiB": case.fp32_mib[1] - case.amp_mib[1], "what shrinks": "activations"}  # fmt: skip
+            "saved at batch 1 MiB": case.fp32_mib[1] - case.amp_mib[1], "what shrinks": "activations"}
 
 
 answer = sixteen_gb(case)
@@ -131,7 +131,7 @@ case = sitting.open("nan_run")
 # %%
 # BEGIN SOLUTION
 CURE_FOR = {"NaN in the data": "drop the broken rows", "loss overflows": "loss in log space",
-            "learning rate": "learning rate / 200"}  # fmt: skip
+            "learning rate": "learning rate / 200"}
 
 
 def nan_run(case):
@@ -223,10 +223,10 @@ def fastest(model, cluster, batch, plans):
 # BEGIN SOLUTION
 def seven_billion(case):
     shapes = [{"micro_batch": b, "recompute": r, "loss": loss} for b, r, loss in
-              itertools.product((1, 2, 4, 8, 16), ("none", "full"), ("whole", "chunked"))]  # fmt: skip
+              itertools.product((1, 2, 4, 8, 16), ("none", "full"), ("whole", "chunked"))]
     adapters = [Plan(lora=Lora(rank=16, base=base), **s) for s in shapes for base in ("bf16", "int8", "nf4-dq")]
     full = [Plan(framework="deepspeed", zero_stage=stage, offload=what, **s)
-            for s in shapes for stage, what in ((2, "optimizer"), (3, "parameters"))]  # fmt: skip
+            for s in shapes for stage, what in ((2, "optimizer"), (3, "parameters"))]
     rows = [fastest(case.model, case.cluster, case.batch, plans) for plans in (adapters, full)]
     for row in rows:
         print(f"{row.peak.needed_bytes / 2**30:.1f} GiB, {row.step_seconds:.1f} s a step")
@@ -291,7 +291,7 @@ case = sitting.open("order_of_cures")
 # BEGIN SOLUTION
 def order_of_cures(case):
     cures = [{"micro_batch": 4}, {"micro_batch": 2}, {"micro_batch": 1}, {"loss": "chunked"},
-             {"recompute": "full"}, {"offload": "optimizer"}]  # fmt: skip
+             {"recompute": "full"}, {"offload": "optimizer"}]
     least, best = math.inf, ()
     for count in (1, 2, 3):
         for steps in itertools.combinations(cures, count):
@@ -341,7 +341,7 @@ def unknown_job(record):
         cause, first = "missing no_grad", "no_grad around what does not train"
     print(f"{largest}; {grows:.1f} MiB more after each step; {record.trained:.0%} of the parameters train")
     return {"cause": cause, "category": largest, "grows MiB a step": grows,
-            "beyond alive MiB": record.allocator_mib - record.peak_mib, "first": first}  # fmt: skip
+            "beyond alive MiB": record.allocator_mib - record.peak_mib, "first": first}
 
 
 answer = unknown_job(case)
@@ -376,14 +376,14 @@ def eight_nodes(case):
                    min(rates, key=rates.get) if min(rates.values()) < 0.9 * max(rates.values()) else "none",
         "collectives": "all" if calls * each > 1.5 * gradients else "none",
         "code": "none" if not late else late[0] if len(late) == 1 else "all",
-    }  # fmt: skip
+    }
     left, order = [layer for layer, place in found.items() if place != "none"], []
     while left:
         order.append(min(left, key=lambda layer: case.step_seconds(*order, layer)))
         left.remove(order[-1])
         print(f"after {', '.join(order)}: {case.times_one_node(*order):.2f} times one node")
     return found | {"order": order, "times one node": case.times_one_node(),
-                    "times one node, mended": case.times_one_node(*order)}  # fmt: skip
+                    "times one node, mended": case.times_one_node(*order)}
 
 
 answer = eight_nodes(case)
@@ -415,10 +415,10 @@ def one_billion(case):
     choices = itertools.product((0, 1, 2, 3), (None, 8), (1, 2, 4, 8), ("whole", "chunked"))
     best = fastest(case.model, case.cluster, case.batch,
                    [Plan(dp=64, zero_stage=z, shard_ranks=group, micro_batch=b, loss=loss, framework="fsdp")
-                    for z, group, b, loss in choices])  # fmt: skip
+                    for z, group, b, loss in choices])
     print(f"{most} sequences fit one card; 64 take {best.step_seconds:.2f} s a step")
     return {"states GB": 16 * model_shape(case.model).parameter_count / 1e9, "sequences at once": most,
-            "what overflows": str(max(held, key=held.get)), "plan": best.plan}  # fmt: skip
+            "what overflows": str(max(held, key=held.get)), "plan": best.plan}
 
 
 answer = one_billion(case)
@@ -470,10 +470,10 @@ def half_the_cards(case):
     best = search(case.model, case.cluster, case.batch, space=Space(offload=("none", "optimizer"))).fastest
     zero_3 = Plan(dp=32, zero_stage=3, recompute="full", offload="optimizer")
     times = [estimate(case.model, case.on_ethernet, plan, case.batch).step_seconds
-             / estimate(case.model, case.cluster, plan, case.batch).step_seconds for plan in (best.plan, zero_3)]  # fmt: skip
+             / estimate(case.model, case.cluster, plan, case.batch).step_seconds for plan in (best.plan, zero_3)]
     print(f"{best.step_seconds:.0f} s a step; on Ethernet {times[0]:.1f} and {times[1]:.0f} times as long")
     return {"plan": best.plan, "times on Ethernet": times[0], "ZeRO-3 on Ethernet": times[1],
-            "main worry": "communication across nodes"}  # fmt: skip
+            "main worry": "communication across nodes"}
 
 
 answer = half_the_cards(case)
@@ -510,7 +510,7 @@ def survive(log):
         "minutes between checkpoints": work / 60, "share of work": share,
         "order": ["stop every rank", "take the node out", "put the spare in",
                   "load the newest checkpoint that verifies", "compare the loss with the log"],
-    }  # fmt: skip
+    }
 
 
 answer = survive(case)
@@ -582,7 +582,7 @@ import contextlib
 import io
 
 answers = [components, sixteen_gb, nan_run, four_ranks, seven_billion, zero_or_fsdp, order_of_cures, unknown_job,
-           eight_nodes, one_billion, lay_out, half_the_cards, survive, two_offers]  # fmt: skip
+           eight_nodes, one_billion, lay_out, half_the_cards, survive, two_offers]
 for seed in (2, 3):
     other = Sitting(seed=seed)
     for function in answers:

@@ -58,12 +58,12 @@ from utils.lessons.lesson_99.sayings import Saying, draw_sayings
 def alone(model, sequences, length, gpu="A100-80GB", **choices):
     """One card with everything on it."""
     return estimate(model, Cluster(gpu=gpu, nodes=1, gpus_per_node=1), Plan(micro_batch=sequences, **choices),
-                    Batch(sequences=sequences, sequence_length=length))  # fmt: skip
+                    Batch(sequences=sequences, sequence_length=length))
 
 
 seven_b, adapters, qlora = "llama-2-7b", Lora(rank=8), Lora(rank=8, base="nf4-dq")
 peaks = {name: alone(seven_b, 1, 2048, lora=kind).peak.allocated_bytes
-         for name, kind in (("all", None), ("LoRA", adapters), ("QLoRA", qlora))}  # fmt: skip
+         for name, kind in (("all", None), ("LoRA", adapters), ("QLoRA", qlora))}
 trillion = next(row for row in table("narayanan_table1") if float(row["params_b"]) > 1000)
 hfu = float(trillion["tflops_per_gpu_incl_recompute"]) / 312
 one_t, batch_1t = model_shape("megatron-1t"), Batch(sequences=3072, sequence_length=2048)
@@ -71,7 +71,7 @@ full = Plan(recompute="full", attention="unfused")
 mfu = hfu * model_flops(one_t, batch_1t) / hardware_flops(one_t, full, batch_1t)
 recompute = next(row for row in table("korthikanti_table4") if row["experiment"] == "baseline with full recompute")
 sharded = estimate("opt-1.3b", Cluster(gpu="V100-32GB", nodes=1, gpus_per_node=4), Plan(dp=4, zero_stage=3, framework="deepspeed"),
-                   Batch(sequences=4, sequence_length=1024))  # fmt: skip
+                   Batch(sequences=4, sequence_length=1024))
 
 # %%
 P_175, a100 = 175e9, device("A100-80GB")
@@ -88,7 +88,7 @@ sayings = [
 ]
 worst = max(sayings, key=lambda row: max(row.factor, 1 / row.factor))
 show(draw_sayings(sayings, title="Nine sayings: too large, too small"), alt="Nine lines from 1: "
-     + "; ".join(f"{row.name} {row.factor:.2g} times" for row in sayings) + ".")  # fmt: skip
+     + "; ".join(f"{row.name} {row.factor:.2g} times" for row in sayings) + ".")
 print(f"worst: {worst.name}, off by a factor of {max(worst.factor, 1 / worst.factor):.0f}; you bet {my_bet_factor}")
 
 # %% [markdown]
@@ -115,7 +115,7 @@ print(f"worst: {worst.name}, off by a factor of {max(worst.factor, 1 / worst.fac
 # %%
 plain = alone("opt-1.3b", 4, 1024, framework="bf16")
 ways = {"recompute blocks": {"recompute": "full"}, "loss in chunks": {"loss": "chunked"}, "step in backward": {"optimizer_in_backward": True},
-        "optimizer to host": {"offload": "optimizer"}, "QLoRA": {"lora": qlora}}  # fmt: skip
+        "optimizer to host": {"offload": "optimizer"}, "QLoRA": {"lora": qlora}}
 print(f"OPT-1.3B, 4 x 1,024 tokens: a peak of {format_bytes(plain.peak.allocated_bytes)}, in {plain.peak.phase}. Off it come")
 for name, choices in ways.items():
     found = alone("opt-1.3b", 4, 1024, framework="bf16", **choices)
@@ -157,7 +157,7 @@ print(f"first that is more than a scale: step {bad.step}, {bad.first} (measured)
 # %%
 ranks = 4
 causes = {"healthy": {}, "0.2 s of loading": {"load_seconds": tuple((rank, 0.2) for rank in range(ranks))},
-          "one rank 1.4x slower": {"slow_nodes": ((2, 1.4),)}, "one bucket": {"bucket_bytes": 2_600_000_000}}  # fmt: skip
+          "one rank 1.4x slower": {"slow_nodes": ((2, 1.4),)}, "one bucket": {"bucket_bytes": 2_600_000_000}}
 alone_seconds = SlowJob(nodes=1).step().step_seconds
 for name, how in causes.items():
     step = SlowJob(nodes=ranks, **how).step()
@@ -183,7 +183,7 @@ for micro in (8, 1):
         plan = Plan(dp=8, zero_stage=stage, micro_batch=micro, framework="fsdp")
         held, sent = estimate(small, eight, plan, whole).peak, axis_bytes(small, plan, whole)[0]
         rows.append({"micro-batch": micro, "stage": stage, "states at the peak, GB": held.state_bytes / GB,
-                     "peak, GB": held.allocated_bytes / GB, "a rank sends, GB": sum(sent.values()) / GB})  # fmt: skip
+                     "peak, GB": held.allocated_bytes / GB, "a rank sends, GB": sum(sent.values()) / GB})
 pd.DataFrame(rows).set_index(["micro-batch", "stage"]).round(1).rename_axis(columns=str(Evidence.PREDICTED))
 
 # %% [markdown]
@@ -206,7 +206,7 @@ one = Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=1)
 first = estimate("llama-2-7b", one, Plan(micro_batch=8, framework="bf16"), run)
 print(f"as found: {format_bytes(first.peak.needed_bytes)}, lacks {format_bytes(first.missing_bytes)}")
 for name, change in {"accumulate, 1 at a time": {"micro_batch": 1}, "and loss in chunks": {"micro_batch": 1, "loss": "chunked"},
-                     "or recompute all": {"recompute": "full", "micro_batch": 8}}.items():  # fmt: skip
+                     "or recompute all": {"recompute": "full", "micro_batch": 8}}.items():
     found = estimate("llama-2-7b", one, replace(first.plan, **change), run)
     print(f"{name:<24}{format_bytes(found.peak.needed_bytes):>11}, {found.step_seconds / first.step_seconds - 1:+.0%} time, {found.verdict} (predicted)")
 
@@ -283,12 +283,12 @@ for card, plan, claimed in (("A100-80GB", Plan(tp=4, pp=2, sequence_parallel=Tru
     found = estimate("llama-2-13b", machines, replace(plan, framework="zero-paper"), Batch(sequences=512, sequence_length=4096))
     hourly, peak = price(card, "Lambda").usd_per_gpu_hour, device(card).bf16_tflops
     print(f"{card:<10} {found.peak.state_bytes / GB:5.0f} GB of states a card, {found.verdict}; ${hourly / (peak * claimed * 3600 / 1e6):.2f} an exaFLOP "
-          f"at the claimed {claimed:.0%} (predicted)")  # fmt: skip
+          f"at the claimed {claimed:.0%} (predicted)")
 for gigabits in (100, 10):
     machines = Cluster(gpu="A10", nodes=16, network_bytes_per_second=gigabits / 8 * GB,  # one port a node
                        network_kind="RoCE" if gigabits == 100 else "TCP")
     cheap = estimate("llama-2-13b", machines, Plan(dp=128, zero_stage=3, micro_batch=4, recompute="full", framework="deepspeed"),
-                     Batch(sequences=1024, sequence_length=4096))  # fmt: skip
+                     Batch(sequences=1024, sequence_length=4096))
     print(f"A10, ZeRO-3 over 128, {gigabits} Gb/s a node: {cheap.verdict}; MFU {cheap.mfu:.0%} (predicted)")
 
 # %% [markdown]
@@ -427,7 +427,7 @@ for stage in (0, 1, 2, 3):
 
 # %%
 score("99", f"175B, 64 A100: {plan_name(laid)}", peak_bytes=int(laid.peak.needed_bytes), step_seconds=laid.step_seconds,
-      evidence=Evidence.PREDICTED)  # fmt: skip
+      evidence=Evidence.PREDICTED)
 scoreboard("99")
 
 # %% [markdown]

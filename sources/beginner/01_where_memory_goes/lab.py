@@ -147,7 +147,7 @@ def peak_of_a_real_step(batch_size: int) -> int:
 found = largest_batch(peak_of_a_real_step, 40_000_000)
 if isinstance(found, int):
     print(f"batch {found} fits: {format_bytes(peak_of_a_real_step(found))},",
-          f"batch {found + 1} does not: {format_bytes(peak_of_a_real_step(found + 1))}")  # fmt: skip
+          f"batch {found + 1} does not: {format_bytes(peak_of_a_real_step(found + 1))}")
 
 # %% [markdown]
 # ## Exercise 4: read a timeline
@@ -192,7 +192,7 @@ check("01.read_timeline", {
     "phase of the peak": peak_phase,
     "temporaries / parameters at the peak": temporaries_over_parameters,
     "half the batch lowers the peak by a tenth or more": half_the_batch_helps,
-})  # fmt: skip
+})
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>The triangle marks the peak; the background names the phase.</details>
@@ -223,7 +223,7 @@ inputs = torch.randn(512, 64, device=device)
 labels = torch.randint(0, 10, (512,), device=device)
 history = []
 leak = measure(lambda: leaking_step(model, sgd, inputs, labels, history),
-               model=model, optimizer=sgd, items=512, name="leaking")  # fmt: skip
+               model=model, optimizer=sgd, items=512, name="leaking")
 print(leak.timeline.at(leak.timeline.end_ns))
 show(draw_timeline(leak), alt="Timeline of the leaking step: activations do not go away in backward.")
 

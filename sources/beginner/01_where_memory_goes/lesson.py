@@ -78,9 +78,9 @@ def make_step(model, optimizer, batch_size):
 model = resnet(50, stem="cifar").to(device)
 optimizer = torch.optim.Adam(model.parameters())
 first = measure(make_step(model, optimizer, batch), model=model, optimizer=optimizer, items=batch,
-                unit="images", name=f"ResNet-50, batch {batch}")  # fmt: skip
+                unit="images", name=f"ResNet-50, batch {batch}")
 show(draw_timeline(first), alt="Stacked memory over one training step: activations rise through forward, "
-     "gradients replace them during backward, and the peak lies between the two.")  # fmt: skip
+     "gradients replace them during backward, and the peak lies between the two.")
 
 # %% [markdown]
 # **Read it.** Time runs from left to right. The height is the memory of all tensors; the colours say
@@ -214,7 +214,7 @@ def with_optimizer(name, build):
     model = resnet(18, stem="cifar").to(device)
     optimizer = build(model.parameters())
     return measure(make_step(model, optimizer, 2), model=model, optimizer=optimizer,
-                   items=2, unit="images", name=name, timed_steps=0)  # fmt: skip
+                   items=2, unit="images", name=name, timed_steps=0)
 
 
 three = [
@@ -257,7 +257,7 @@ count = llama.parameter_count
 assert count == llama.published_count, "the shape no longer gives the published count"
 print(f"P = {count:,}   ({llama.source})")
 rows = {"fp32 with Adam, 16 bytes": 16 * count, "mixed precision, fp32 gradients, 18 bytes": 18 * count,
-        "the folklore, 18 x 4 bytes": 72 * count}  # fmt: skip
+        "the folklore, 18 x 4 bytes": 72 * count}
 for name, total_bytes in rows.items():
     print(f"{name:<44}{total_bytes / 1e9:8.1f} GB   {Evidence.PREDICTED}")
 
@@ -319,7 +319,7 @@ assert abs(ratio - 1) < 0.01, "over 1% apart: did model or batch change since th
 # %%
 def at_batch(batch_size):
     return measure(make_step(model, optimizer, batch_size), model=model, optimizer=optimizer,
-                   items=batch_size, unit="images", name=f"batch {batch_size}", timed_steps=0)  # fmt: skip
+                   items=batch_size, unit="images", name=f"batch {batch_size}", timed_steps=0)
 
 
 sizes = [batch // 6, batch // 3, 2 * batch // 3, batch]
@@ -337,7 +337,7 @@ print(f"activations per image: {per_image / 1e6:.2f} MB")
 # %%
 figure = draw_memory_by_batch(sweep, predicted_bytes={size: 16 * P + per_image * size for size in sizes})
 show(figure, alt="Memory at the peak against batch size: parameters and optimizer state are flat, "
-     "activations grow, gradients shrink, and the dashed prediction runs a little above the total.")  # fmt: skip
+     "activations grow, gradients shrink, and the dashed prediction runs a little above the total.")
 
 # %% [markdown]
 # **Read it.** Each batch size is shown at its own peak. Parameters and optimizer state are flat.
@@ -363,7 +363,7 @@ check("01.doubled_batch", doubled_batch_gib)
 maxima = {str(category): int(curve.max()) for category, curve in first.timeline.series().items()}
 print(f"peak {format_bytes(first.peak_bytes)} in {first.peak_phase}")
 print(f"sum of the categories' own maxima {format_bytes(sum(maxima.values()))},",
-      f"{100 * sum(maxima.values()) / first.peak_bytes - 100:.0f}% more than the peak")  # fmt: skip
+      f"{100 * sum(maxima.values()) / first.peak_bytes - 100:.0f}% more than the peak")
 share = {"at the peak": {name: found[name] / 2**20 for name in maxima}, "at its own highest": {n: b / 2**20 for n, b in maxima.items()}}
 pd.DataFrame(share).round(1).rename_axis("MiB")
 
@@ -396,7 +396,7 @@ optimizer = None  # Adam's state of ResNet-50: make room first
 model.zero_grad()
 B, T, V = 2, 128, 32_000
 language_model = Transformer(TransformerConfig(
-    vocabulary=V, hidden=128, layers=4, heads=4, feedforward=352)).to(device)  # fmt: skip
+    vocabulary=V, hidden=128, layers=4, heads=4, feedforward=352)).to(device)
 language_optimizer = torch.optim.AdamW(language_model.parameters())
 tokens = torch.randint(0, V, (B, T + 1), device=device)
 
@@ -410,9 +410,9 @@ def language_step():
 
 
 text = measure(language_step, model=language_model, optimizer=language_optimizer,
-               items=B * T, unit="tokens", name="small transformer", timed_steps=0)  # fmt: skip
+               items=B * T, unit="tokens", name="small transformer", timed_steps=0)
 show(draw_timeline(text), alt="Memory over one step of a small transformer: logits and loss appear at the end of "
-     "forward; where backward begins two temporaries of the same size stand on them, and that is the peak.")  # fmt: skip
+     "forward; where backward begins two temporaries of the same size stand on them, and that is the peak.")
 P_text = sum(parameter.numel() for parameter in language_model.parameters())
 del language_model, language_optimizer, language_step  # or they stay for the rest of the notebook
 
@@ -467,17 +467,17 @@ def predicted_and_measured(batch_size, model, optimizer):
     count = sum(p.numel() for p in network.parameters())
     one = saved_for_backward(network, torch.randn(2, 3, 32, 32, device=device)) / 2
     guess = predicted("your formulas", {"parameters": 4 * count, "gradients": 4 * count,
-        "optimizer state": state_bytes * count, "activations": one * batch_size})  # fmt: skip
+        "optimizer state": state_bytes * count, "activations": one * batch_size})
     chosen = make(network.parameters())
     run = measure(make_step(network, chosen, batch_size), model=network, optimizer=chosen,
-                  items=batch_size, name=f"{model}, batch {batch_size}", timed_steps=0)  # fmt: skip
+                  items=batch_size, name=f"{model}, batch {batch_size}", timed_steps=0)
     both = compare([guess, run], title="Predicted and measured")
     return both.figure, both.alt
 
 
 # %%
 explore(predicted_and_measured, batch_size=[1, 2, 4, 8, 16], model=["ResNet-18", "ResNet-50"],
-        optimizer=["Adam", "SGD, momentum", "SGD"])  # fmt: skip
+        optimizer=["Adam", "SGD, momentum", "SGD"])
 
 # %% [markdown]
 # The controls work in a running notebook only. The same figure for a batch of 16, kept as a picture:
@@ -532,7 +532,7 @@ while too_large - fits > 1:  # what decides is what the allocator reserves
     middle = max((fits + too_large) // 2, too_large - 4)
 rows = [{"images": size, "predicted MiB": (16 * P + per_image * size) / 2**20, "tensors MiB": run.peak_bytes / 2**20,
          "tensors / predicted": run.peak_bytes / (16 * P + per_image * size), "temporaries MiB": run.breakdown["temporaries"] / 2**20,
-         "reserved MiB": run.reserved_bytes / 2**20, "fits": run.reserved_bytes <= usable} for size, run in sorted(runs.items())]  # fmt: skip
+         "reserved MiB": run.reserved_bytes / 2**20, "fits": run.reserved_bytes <= usable} for size, run in sorted(runs.items())]
 assert runs[fits].reserved_bytes <= usable < runs[fits + 1].reserved_bytes, "the search ended at no edge"
 by_tensors = max(size for size, run in runs.items() if run.peak_bytes <= usable)
 print(f"the card holds {usable / 2**20:,.0f} MiB: the tensors of {by_tensors} images, and {fits} images ({runs[6].evidence})")

@@ -148,7 +148,7 @@ def build_resnet18():
 # %%
 P, PER_IMAGE = 11_173_962, 4_720_000  # ResNet-18: parameters, and bytes per image by lesson 01's ledger
 if isinstance(predicted_peak(P, PER_IMAGE, 1, False, 8), (int, float)) and isinstance(
-        measured_peak(build_resnet18, 1, None), int):  # fmt: skip
+        measured_peak(build_resnet18, 1, None), int):
     for batch in (4, 6, 10):
         for name, dtype in [("fp32", None), ("mixed", torch.bfloat16)]:
             guess = predicted_peak(P, PER_IMAGE, batch, dtype is not None, 8)
@@ -337,7 +337,7 @@ def watched(fault, steps=4):
         scaler.update()
         weights = all(p.isfinite().all() for p in model.parameters())
         print(f"step {number}: loss {loss.item():.4g}, scale {before:.4g}, gradients finite: {bool(grads.isfinite().all())},",
-              f"zero: {100 * (grads == 0).float().mean():.0f}%, weights finite after: {weights}")  # fmt: skip
+              f"zero: {100 * (grads == 0).float().mean():.0f}%, weights finite after: {weights}")
 
 
 for number, name in enumerate(["run A", "run B", "run C"]):

@@ -82,7 +82,7 @@ def metered(batch, dtype=None):
     with tf32(False):  # appendix A
         return measure(lambda: training_step(model, optimizer, batch, dtype), model=model,
                        optimizer=optimizer, items=batch, unit="images", timed_steps=0,
-                       name=f"{'fp32' if dtype is None else 'mixed'}, batch {batch}")  # fmt: skip
+                       name=f"{'fp32' if dtype is None else 'mixed'}, batch {batch}")
 
 
 # %%
@@ -94,7 +94,7 @@ lines = {name: [runs[size, dtype] for size in sizes] for name, dtype in [("fp32"
 half = {"half of fp32": {run.items: run.peak_bytes / 2 for run in lines["fp32"]}}
 show(draw_peaks(lines, predicted_bytes=half, title="ResNet-50 with Adam: the peak of a step"),
      alt="Peak memory against the batch size: both precisions begin at the same peak at one image; then "
-     "mixed precision rises about half as steeply. A dashed line at half of fp32 lies far below both.")  # fmt: skip
+     "mixed precision rises about half as steeply. A dashed line at half of fp32 lies far below both.")
 
 # %%
 peaks = pd.DataFrame({name: {run.items: run.peak_bytes / 2**20 for run in line} for name, line in lines.items()})
@@ -225,7 +225,7 @@ training_step(small, adam, 2, low)
 weight = small.fc.weight
 types |= {"parameter": weight.dtype, "its gradient": weight.grad.dtype,
           "Adam's state": adam.state[weight]["exp_avg"].dtype,
-          "running mean": small.bn1.running_mean.dtype}  # fmt: skip
+          "running mean": small.bn1.running_mean.dtype}
 states = {types[n] for n in ("parameter", "its gradient", "Adam's state")}
 assert states == {torch.float32}, "autocast leaves the states in fp32: did you call half()?"
 del small, adam, weight, module
@@ -287,7 +287,7 @@ def predicted_peak(batch, mixed):
 
 
 guess = pd.DataFrame({name: {size: predicted_peak(size, name == "mixed") / 2**20 for size in sizes}
-                      for name in ("fp32", "mixed")})  # fmt: skip
+                      for name in ("fp32", "mixed")})
 guess.index.name = "images"
 both = pd.concat({"predicted": guess, "measured": peaks[["fp32", "mixed"]]}, axis=1).round(1)
 added, saved = moment[1, low]["cast weights"], moment[1, None]["activations"] - moment[1, low]["activations"]
@@ -306,7 +306,7 @@ both
 
 # %%
 compare([runs[size, kind] for size in (1, most) for kind in (None, low)],
-        title="ResNet-50 with Adam, one image and several")  # fmt: skip
+        title="ResNet-50 with Adam, one image and several")
 
 # %% [markdown]
 # Can it raise a peak? **Predict** for a single layer of four million weights, and two rows of input.
@@ -328,7 +328,7 @@ def one_layer(make, kind):
 
 
 makers = {"SGD": torch.optim.SGD, "SGD with momentum": partial(torch.optim.SGD, momentum=0.9),
-          "fused Adam": partial(torch.optim.Adam, fused=True), "Adam": torch.optim.Adam}  # fmt: skip
+          "fused Adam": partial(torch.optim.Adam, fused=True), "Adam": torch.optim.Adam}
 raised = {name: one_layer(make, low) / one_layer(make, None) for name, make in makers.items()}
 print(*[f"{name:<18} peak, mixed over fp32: {ratio:.2f}" for name, ratio in raised.items()], sep="\n")
 assert raised["SGD"] > 1.1, "two gradients of the weight should be alive together"  # a GPU's workspace is in both
@@ -370,9 +370,9 @@ def on_the_card(batch, dtype=None):
         model, optimizer = build()
         model.to(device)
         return measure(lambda: training_step(model, optimizer, batch, dtype), model=model, name=name,
-                       optimizer=optimizer, items=batch, unit="images", within=card, timed_steps=0)  # fmt: skip
+                       optimizer=optimizer, items=batch, unit="images", within=card, timed_steps=0)
     return simulate(build, lambda m, o: training_step(m, o, batch, dtype), device=v100.name,
-                    items=batch, unit="images", name=name, within=card)  # fmt: skip
+                    items=batch, unit="images", name=name, within=card)
 
 
 # %%
@@ -426,7 +426,7 @@ kind = limits["fp32"][2][512].evidence
 for name, (limit, slope, tried) in limits.items():
     context = int((v100.memory_bytes - usable) / slope)
     print(f"{name:<6} largest batch {limit:>5}, {slope / 1e6:6.2f} MB an image, {len(tried)} steps tried,",
-          f"{context} images more if the context took nothing   ({kind})")  # fmt: skip
+          f"{context} images more if the context took nothing   ({kind})")
 limit_fp32, limit_mixed = limits["fp32"][0], limits["mixed"][0]
 print(f"{limit_mixed / limit_fp32:.2f} times the batch on the same card")
 assert 512 <= limit_fp32 < 1024 <= limit_mixed or on_gpu, "the limits moved: were model or card changed?"
@@ -438,7 +438,7 @@ line = {last.items: last.peak_bytes, 1024: last.peak_bytes + limits["fp32"][1] *
 show(draw_peaks({"fp32": fp32_runs, "mixed": mixed_runs}, limits={"what the card gives": card.limit_bytes},
                 predicted_bytes={"fp32, its line goes on": line}, title="ResNet-50, Adam: what fills a 16 GB card"),
      alt="Peak memory against batch size, two straight lines. fp32 meets the card's limit a little above "
-     "600 images, mixed precision above 1200; a dashed line carries fp32 on to 1024.")  # fmt: skip
+     "600 images, mixed precision above 1200; a dashed line carries fp32 on to 1024.")
 
 # %% [markdown]
 # **Read it.** At these sizes nearly everything is activations, so here "half" is nearly true. The model
@@ -452,10 +452,10 @@ def build_imagenet_stem():
 
 
 other = simulate(build_imagenet_stem, lambda m, o: training_step(m, o, 1024), device=v100.name,
-                 items=1024, unit="images", name="ImageNet stem, batch 1024")  # fmt: skip
+                 items=1024, unit="images", name="ImageNet stem, batch 1024")
 activations = when_backward_begins(other)["activations"]
 print(f"ImageNet stem: {activations / 1024 / 1e6:.2f} MB of activations per image, peak",
-      format_bytes(other.peak_bytes), f"({other.evidence})")  # fmt: skip
+      format_bytes(other.peak_bytes), f"({other.evidence})")
 
 # %% [markdown]
 # ## 5. Twice the batch: speed, accuracy, learning rate
@@ -500,7 +500,7 @@ def make_model(seed):
     if not tiny:  # on a GPU: a ResNet
         return resnet({"small": 18, "full": 50}[here.scale], stem="cifar").to(device)
     convolutions = [nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(),
-                    nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.ReLU()]  # fmt: skip
+                    nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.ReLU()]
     return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(32, 10)).to(device)
 
 
@@ -517,7 +517,7 @@ def train(seed, dtype=torch.float32, batch=128, rate=RATE):
     order = torch.Generator().manual_seed(seed)
     with tf32(False):
         losses = [step(images[part], labels[part]) for _ in range(EPOCHS)
-                  for part in torch.randperm(count, generator=order).split(batch)]  # fmt: skip
+                  for part in torch.randperm(count, generator=order).split(batch)]
     model.eval()
     with torch.no_grad():
         guesses = torch.cat([model(part).argmax(1) for part in test_images.split(250)])
@@ -541,7 +541,7 @@ final = pd.DataFrame({arm: [accuracy for accuracy, _ in found] for arm, found in
 final.columns = final.columns.set_names(["setting", "precision"])
 assert not tiny or final.min().min() > 20, "guessing gives 10%: is the rate unchanged?"
 print(f"final accuracy in percent over five seeds, {data['test'].source} data, "
-      f"{'the toy network' if tiny else 'a ResNet'}   ({Evidence.MEASURED})")  # fmt: skip
+      f"{'the toy network' if tiny else 'a ResNet'}   ({Evidence.MEASURED})")
 final.agg(["mean", "min", "max"]).T.round(2).sort_index()
 
 # %%
@@ -554,7 +554,7 @@ for setting, precision in [("batch 128", FP16), *((name, MIXED) for name in sett
 curves = {name: results["batch 128", name][0][1] for name in dict.fromkeys(("fp32", FP16, MIXED))}
 print(f"fp32's loss, seed 0: {curves['fp32'][0]:.2f} to {curves['fp32'][-1]:.2f}")
 show(draw_losses(curves, minus="fp32", device=runs[most, None].device, title="Training loss, seed 0: the difference from fp32"),
-     alt="The losses of both 16-bit runs minus that of fp32, step by step: they stay close to zero.")  # fmt: skip
+     alt="The losses of both 16-bit runs minus that of fp32, step by step: they stay close to zero.")
 
 # %% [markdown]
 # **Read it.** In each setting the means differ by less than the seeds of one row do; fp16 lies a little above fp32 in
@@ -633,7 +633,7 @@ print("eps = 1e-8 in fp16:", torch.tensor(1e-8).half().item())
 print("(1e-4)^2 in fp16:  ", torch.tensor(1e-4).half().square().item())
 cured = make_model(0)
 cured_losses = train_amp(cured, torch.optim.Adam(cured.parameters()),
-                         [(images[:64], labels[:64])] * 3, torch.float16)  # fmt: skip
+                         [(images[:64], labels[:64])] * 3, torch.float16)
 print("with autocast and a scaler:", [round(loss, 3) for loss in cured_losses])
 assert not weights, "the fp16 model should break here: is eps still 1e-8?"
 assert all(loss == loss for loss in cured_losses), "a loss is NaN: keep the weights in fp32"
@@ -688,7 +688,7 @@ torch.manual_seed(0)
 left, right = torch.randn(256, 512), torch.randn(512, 256)
 exact = left.double() @ right.double()
 factors = {"fp32": lambda x: x, "tf32, by hand": rounded_to_tf32,
-           "fp16": lambda x: x.half().float(), "bf16": lambda x: x.bfloat16().float()}  # fmt: skip
+           "fp16": lambda x: x.half().float(), "bf16": lambda x: x.bfloat16().float()}
 errors = {name: ((cast(left) @ cast(right) - exact).norm() / exact.norm()).item() for name, cast in factors.items()}
 pd.Series(errors).map("{:.1e}".format).rename(f"relative error of a product ({Evidence.MEASURED})").to_frame()
 

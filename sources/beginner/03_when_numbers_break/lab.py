@@ -174,7 +174,7 @@ check("03.in_fp32", InFp32)
 # %%
 records = spoiled_run()
 show(draw_flight(records, title="A run with a NaN in its data"),
-     alt="A run of 16 steps with some skipped; the task is to find which skipped step is a fault.")  # fmt: skip
+     alt="A run of 16 steps with some skipped; the task is to find which skipped step is a fault.")
 record = records[0]
 print(f"records[0]: .step {record.step}, .loss {record.loss:.2f}, .scale {record.scale:,.0f}, .skipped {record.skipped}")
 print(f"its .first: .kind {record.first.kind!r}, .module {record.first.module!r}, .rows {record.first.rows}")
@@ -215,7 +215,7 @@ for name, twins in runs.items():
         rows.append({"run": name, "dtype": dtype, "first loss": run[0].loss, "last loss": run[-1].loss,
                      "largest finite loss": max((r.loss for r in run if math.isfinite(r.loss)), default=math.nan),
                      "skipped": sum(r.skipped for r in run),
-                     "first not finite": f"step {first.step}: {first.first}" if first else "none"})  # fmt: skip
+                     "first not finite": f"step {first.step}: {first.first}" if first else "none"})
 print("the faults:", ", ".join(FAULTS))
 pd.DataFrame(rows).set_index(["run", "dtype"]).style.format("{:.3g}", subset=["first loss", "last loss", "largest finite loss"])
 
@@ -224,7 +224,7 @@ pd.DataFrame(rows).set_index(["run", "dtype"]).style.format("{:.3g}", subset=["f
 
 # %%
 show(draw_flight(runs["A"]["fp16"], title="Run A, fp16"),
-     alt="The four panels of the flight recorder for the chosen run.")  # fmt: skip
+     alt="The four panels of the flight recorder for the chosen run.")
 
 # %% [markdown]
 # **Spec.** Write one of the names in `FAULTS` for each run.
@@ -232,7 +232,7 @@ show(draw_flight(runs["A"]["fp16"], title="Run A, fp16"),
 # %%
 # BEGIN SOLUTION
 diagnosis = {"A": "learning rate", "B": "no unscale", "C": "NaN in the data", "D": "loss overflows",
-             "E": "norm in fp16"}  # fmt: skip
+             "E": "norm in fp16"}
 # END SOLUTION
 # STUB: diagnosis = {"A": ..., "B": ..., "C": ..., "D": ..., "E": ...}
 

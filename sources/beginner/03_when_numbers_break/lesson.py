@@ -77,13 +77,13 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 print(f"{'format':<10}{'bits':>5}{'exponent':>10}{'mantissa':>10}{'largest':>12}{'step at 1':>12}{'smallest':>12}")
 for form in FORMATS.values():
     print(f"{form.name:<10}{form.bits:>5}{form.exponent_bits:>10}{form.mantissa_bits:>10}"
-          f"{form.largest:>12.4g}{form.epsilon:>12.2g}{form.smallest:>12.2g}")  # fmt: skip
+          f"{form.largest:>12.4g}{form.epsilon:>12.2g}{form.smallest:>12.2g}")
 for dtype, name in [(FP32, "fp32"), (FP16, "fp16"), (BF16, "bf16"), (torch.float8_e5m2, "fp8 e5m2")]:
     assert torch.finfo(dtype).max == FORMATS[name].largest, f"{name}: the formula differs from PyTorch"
 
 # %%
 show(draw_formats(), alt="Ranges of six formats on a logarithmic line: bf16 and tf32 reach as far as "
-     "fp32, fp16 and fp8 far less. Beside it their numbers from 1 to 1.5: fp8 has three to five.")  # fmt: skip
+     "fp32, fp16 and fp8 far less. Beside it their numbers from 1 to 1.5: fp8 has three to five.")
 
 # %% [markdown]
 # **Read it.** bf16 is fp32 with 16 mantissa bits cut off: the same range, few digits. fp16 spends
@@ -94,7 +94,7 @@ show(draw_formats(), alt="Ranges of six formats on a logarithmic line: bf16 and 
 values = [0.1, 1.0, 1.001, 2049.0, 65504.0, 70000.0, 1e-7, 2e-8, 1e-40]
 explore(draw_bits, format=list(FORMATS), value=values,
         flip=["no bit", "sign bit", "first exponent bit", "last exponent bit",
-              "first mantissa bit", "last mantissa bit"])  # fmt: skip
+              "first mantissa bit", "last mantissa bit"])
 
 # %% [markdown]
 # Their figure for 0.1 in bf16:
@@ -190,7 +190,7 @@ labels = (inputs @ teacher).argmax(-1)  # eight classes, a rule that can be lear
 # %%
 def train(dtype, scaled=False, *, init_scale=2.0**16, interval=20, lr=0.1, clip=None, unscale=True,
           batches=inputs, loss_of=F.cross_entropy, loss_weight=1.0, mode=nullcontext,
-          guard=False, model=None):  # fmt: skip
+          guard=False, model=None):
     model = model or network()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr / loss_weight, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=interval, enabled=scaled)
@@ -216,7 +216,7 @@ def summary(name, records):
     first = next((r for r in records if r.first), None)
     print(f"{name:<26} loss {records[0].loss:5.2f} ->{ending(records):6.2f}",
           f"  skipped {sum(r.skipped for r in records):2}",
-          f"  first not finite: {f'step {first.step}, {first.first}' if first else 'none'}")  # fmt: skip
+          f"  first not finite: {f'step {first.step}, {first.first}' if first else 'none'}")
 
 
 def ending(records):
@@ -224,7 +224,7 @@ def ending(records):
 
 
 plain = {"fp32": train(FP32), "bf16, no scaler": train(BF16), "fp16, no scaler": train(FP16),
-         "fp16, default scaler": train(FP16, scaled=True)}  # fmt: skip
+         "fp16, default scaler": train(FP16, scaled=True)}
 for name, records in plain.items():
     summary(name, records)
 gaps = {name: abs(ending(records) - ending(plain["fp32"])) for name, records in plain.items()}
@@ -253,9 +253,9 @@ print("share of zero gradients, step 0:", stalled[0].layers["4"].zero, "without,
 
 # %%
 show(draw_flight(stalled, title="fp16, tiny loss, no scaler"),
-     alt="The loss stays where it is, and the heat map is dark: all gradients of all layers are zero.")  # fmt: skip
+     alt="The loss stays where it is, and the heat map is dark: all gradients of all layers are zero.")
 show(draw_flight(rescued, title="fp16, tiny loss, with a scaler"),
-     alt="The loss falls; the scale doubles every five steps; the gradients are no longer zero.")  # fmt: skip
+     alt="The loss falls; the scale doubles every five steps; the gradients are no longer zero.")
 
 # %% [markdown]
 # **Read it.** Without a scaler all gradients are zero: the network stands still (its loss moves only with
@@ -283,7 +283,7 @@ assert ending(falling) < 0.7 * falling[0].loss, "after the skips it trains: is l
 # %%
 show(draw_flight(falling, title="fp16, a scale that starts too large"),
      alt="The scale falls by half in each of the first steps, all marked as skipped, then settles; "
-         "the loss falls from there on.")  # fmt: skip
+         "the loss falls from there on.")
 
 # %% [markdown]
 # **Read it.** Skipped steps are how a scaler *searches*. They are no fault while the scale settles. A fault
@@ -309,7 +309,7 @@ operations = {
     "pow": lambda x: x.pow(2), "exp": lambda x: x.exp(), "sum": lambda x: x.sum(),
     "cross_entropy": lambda x: F.cross_entropy(x, torch.zeros(4, dtype=torch.long)),
     "mse_loss": lambda x: F.mse_loss(x, x + 1),
-}  # fmt: skip
+}
 with torch.autocast("cpu", dtype=FP16):
     x = nn.Linear(8, 8)(torch.randn(4, 8))
     on_cpu = {name: operation(x).dtype for name, operation in operations.items()}
@@ -325,7 +325,7 @@ pd.DataFrame(table, index=pd.Index(on_cpu, name="result of"))
 
 # %%
 CUDA_FP32 = {"softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm", "pow", "rsqrt", "exp",
-             "log", "sum", "cumsum", "prod", "norm", "cross_entropy", "mse_loss", "nll_loss"}  # fmt: skip
+             "log", "sum", "cumsum", "prod", "norm", "cross_entropy", "mse_loss", "nll_loss"}
 
 
 class CudaList(TorchFunctionMode):
@@ -377,7 +377,7 @@ def cast_error(x, dtype, scale=1.0):
 
 
 kinds = {"weights": probe[4].weight.detach(), "activations": probe[:4](inputs[0]).detach(),
-         "gradients": probe[4].weight.grad / 64}  # fmt: skip
+         "gradients": probe[4].weight.grad / 64}
 errors = {}
 for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
     for name, x in kinds.items():
@@ -415,7 +415,7 @@ def three(fault):
 # %%
 unclipped = three({"clip": 1.0, "unscale": False})
 show(draw_flight(unclipped["fp16"], title="(a) fp16"),
-     alt="The norm after backward is near 2, the norm that the optimizer used is near 0.00001.")  # fmt: skip
+     alt="The norm after backward is near 2, the norm that the optimizer used is near 0.00001.")
 
 # %% [markdown]
 # **Diagnose it.** Clipping to 1 and stepping with $1/65536$: somebody clipped *scaled* gradients, and the
@@ -443,7 +443,7 @@ raw = {"batches": 1000 * inputs}
 norms = three(raw)
 show(draw_flight(norms["fp16"], title="(b) fp16"),
      alt="The loss stays near 2; a few steps, most of them early, have gradients that are not finite; else the "
-         "gradients of all layers before the last are zero.")  # fmt: skip
+         "gradients of all layers before the last are zero.")
 
 # %% [markdown]
 # **Diagnose it.** bf16 and fp32 train, so it is range. The recorder names `3`, a `Norm`, as the first
@@ -527,7 +527,7 @@ assert max(ending(lifted), ending(listed)) < 0.5 * lifted[0].loss, "in fp32 the 
 # %%
 rates = three({"lr": 3.0})
 show(draw_flight(rates["fp16"], title="(d) fp16"),
-     alt="The loss jumps in the first steps, then gradients overflow and the scale falls step by step.")  # fmt: skip
+     alt="The loss jumps in the first steps, then gradients overflow and the scale falls step by step.")
 
 # %% [markdown]
 # **Diagnose it.** The scale falls, steps are skipped, gradients overflow: all the signs of a precision

@@ -70,7 +70,7 @@ from evidence.validation.tables import source, table
 
 # %%
 figure = draw_holders({"data parallel": ()}, sends={"data parallel": "sends all gradients"},
-                      parameter_bytes=(4, 4, 4), title="Who holds what (fp32, SGD with momentum)")  # fmt: skip
+                      parameter_bytes=(4, 4, 4), title="Who holds what (fp32, SGD with momentum)")
 show(figure, alt="Four boxes, one a rank, each filled whole with parameters, gradients and optimizer state.")
 
 ON_GPUS = torch.cuda.device_count() >= 4
@@ -235,11 +235,11 @@ def train(wrap, after_backward=lambda model: None, autocast=False, norm="group",
             right = (parallel(held_out[0].to(device, dtype)).argmax(1).cpu() == held_out[1]).double().mean().item()
         batch = [part.to(device) for part in next(iter(loader))]
         memory = measure(lambda: step(*batch), model=parallel, optimizer=optimizer,
-                         items=BATCH, unit="images", timed_steps=0)  # fmt: skip
+                         items=BATCH, unit="images", timed_steps=0)
         with traffic() as sent:
             step(*batch)
     return {"losses": losses, "right": right, "step_seconds": step_seconds, "peak_bytes": memory.peak_bytes,
-            "startup": startup, "sent": sent}  # fmt: skip
+            "startup": startup, "sent": sent}
 
 
 # %%
@@ -279,7 +279,7 @@ def forget_one(model):
 
 RULES = {"right": (share_start, average_gradients), "not broadcast": (start_apart, average_gradients),
          "not divided": (share_start, sum_gradients), "not reduced": (share_start, lambda model: None),
-         "one tensor forgotten": (share_start, forget_one)}  # fmt: skip
+         "one tensor forgotten": (share_start, forget_one)}
 
 # %%
 def largest_difference(losses, reference, steps=8):
@@ -338,7 +338,7 @@ def row(name, reports):
             "payload a step": "nothing" if alone else format_bytes(sent),
             "calls": 0 if alone else sum(r.calls for r in first["sent"].rows),
             "on a ring's link (predicted)": format_bytes(int(ring_bytes(sent, len(reports)))),
-            "median step here": format_seconds(max(r["step_seconds"] for r in reports))}  # fmt: skip
+            "median step here": format_seconds(max(r["step_seconds"] for r in reports))}
 
 
 # %%
@@ -432,7 +432,7 @@ assert sum(bucket_bytes) == 4 * P, "the buckets are not all gradients"
 # %%
 def lanes_of(events):
     backward = [Span("gradient into its bucket" if "AccumulateGrad" in name else "backward", start, end)
-                for name, start, end in events if name.startswith("autograd::engine::evaluate_function")]  # fmt: skip
+                for name, start, end in events if name.startswith("autograd::engine::evaluate_function")]
     return backward, sorted((start, end) for name, start, end in events if name == "gloo:all_reduce")
 
 
@@ -452,13 +452,13 @@ whole = sorted((each for each in profiled if len(lanes_of(each)[1]) == len(bucke
 events = whole[len(whole) // 2]
 backward, reduces = lanes_of(events)
 sending = {f"bucket {number}, {size / 1024:.0f} KiB": [Span("all-reduce of a bucket", *span)]
-           for number, (size, span) in enumerate(zip(bucket_bytes, reduces, strict=True), 1)}  # fmt: skip
+           for number, (size, span) in enumerate(zip(bucket_bytes, reduces, strict=True), 1)}
 lanes = {"rank 0": backward} | sending
 figure = draw_lanes(lanes, title="One backward of DDP on rank 0", device="CPU, 1 thread a rank")
 show(figure, alt="Backward's operations in the first lane, and below it one lane per bucket: the first "
-     "all-reduces begin before backward has ended, the last one with its last gradient.")  # fmt: skip
+     "all-reduces begin before backward has ended, the last one with its last gradient.")
 print(f"hidden behind layers, of the time of all-reduces: {hidden_share(events):.0%} in the median step,",
-      f"{hidden_share(whole[0]):.0%} to {hidden_share(whole[-1]):.0%} in {len(whole)} steps ({Evidence.MEASURED})")  # fmt: skip
+      f"{hidden_share(whole[0]):.0%} to {hidden_share(whole[-1]):.0%} in {len(whole)} steps ({Evidence.MEASURED})")
 
 # %% [markdown]
 # **Read it.** The first buckets leave while backward has layers left, which can hide them. Here ranks and gloo share
@@ -571,9 +571,9 @@ def all_at_once(model):
 # %%
 right = gradient_of(all_at_once)
 errors = [(run_ranks(gradient_of, 2, rule)[0] - right).norm() / right.norm()
-          for rule in (mean_of_means, mean_of_shares, by_tokens)]  # fmt: skip
+          for rule in (mean_of_means, mean_of_shares, by_tokens)]
 print("relative error of the gradient: mean of means {:.1e}, mean of shares {:.1e},"
-      " by tokens {:.1e}".format(*errors))  # fmt: skip
+      " by tokens {:.1e}".format(*errors))
 assert errors[2] < 1e-12 < 0.05 < min(errors[:2]), "only the rule by tokens should be exact"
 
 # %% [markdown]
@@ -614,7 +614,7 @@ assert 10 * largest_difference(four_ranks, quarters) < largest_difference(four_r
 # %%
 figure = draw_losses(curves, device=WHERE, title="With batch norm, ranks change the result")
 show(figure, alt="Three loss curves with batch norm: four ranks and one process by quarters coincide, one "
-     "process with whole batches goes its own way.")  # fmt: skip
+     "process with whole batches goes its own way.")
 print("sent by a rank in one step:", normed["four ranks, batch norm"][0]["sent"], sep="\n")
 
 # %% [markdown]
@@ -649,7 +649,7 @@ print(f"1 A100: {speed['1']:,.0f} images/s, an epoch {images / speed['1'] / 60:.
 for gpus in (4, 8):
     sending, computing, speedup = at_worst(gpus, speed["1"])
     print(f"{gpus} A100: step {1e3 * computing:.0f} ms, sending {1e3 * sending:.2f} ms, speed-up {speedup:.2f},",
-          f"an epoch {images / speed['1'] / speedup / 60:.1f} minutes (predicted)")  # fmt: skip
+          f"an epoch {images / speed['1'] / speedup / 60:.1f} minutes (predicted)")
 print(f"8 A100: speed-up {speed['8'] / speed['1']:.2f} (published)")
 print(source("nvidia_resnet50").partition(",")[0])
 
@@ -790,7 +790,7 @@ def resnet_step(model, optimizer, mixed=False):
 CASES = {"one GPU": (1, False), "four GPUs, DDP": (4, False), "four GPUs, DDP + AMP": (4, True)}
 runs = {name: simulate(lambda: build(ranks), lambda m, o: resnet_step(m, o, mixed), device="A100 40GB", world=ranks,
                        items=64, unit="images", name=f"ResNet-50, {name}")
-        for name, (ranks, mixed) in CASES.items()}  # fmt: skip
+        for name, (ranks, mixed) in CASES.items()}
 for kind in runs["four GPUs, DDP + AMP"].traffic:
     print(kind)
 compare(list(runs.values()), title="ResNet-50, 64 images of 224 x 224 a GPU")
@@ -805,7 +805,7 @@ for name, (gpus, mixed) in CASES.items():
     asked.append({"": name, "peak a GPU (simulated)": format_bytes(runs[name].peak_bytes),
                   "on a ring's link, a step (predicted)": format_bytes(int(ring_bytes(summed, gpus))),
                   "images/s (4: predicted)": f"{alone[mixed] * speedup:,.0f}",
-                  "epoch, minutes": f"{images / alone[mixed] / speedup / 60:.1f}"})  # fmt: skip
+                  "epoch, minutes": f"{images / alone[mixed] / speedup / 60:.1f}"})
 display(pd.DataFrame(asked).set_index(""))
 for experiment, where in [("resnet50", {"image_size": 224}), ("gloo_ranks", {})]:
     display(recorded_table(experiment, where=where))
@@ -821,7 +821,7 @@ for experiment, where in [("resnet50", {"image_size": 224}), ("gloo_ranks", {})]
 for name in ("one process", "four ranks, DDP"):
     first = ways[name][0]
     print(f"{name:<16} {STEPS} steps of {BATCH} images, rate 0.03: {first['right']:.0%} of 512 unseen images right,",
-          f"step {format_seconds(first['step_seconds'])} ({Evidence.MEASURED})")  # fmt: skip
+          f"step {format_seconds(first['step_seconds'])} ({Evidence.MEASURED})")
 assert abs(ways["one process"][0]["right"] - ways["four ranks, DDP"][0]["right"]) < 0.1, "ranks should not cost accuracy"
 
 # %% [markdown]
@@ -842,7 +842,7 @@ assert abs(ways["one process"][0]["right"] - ways["four ranks, DDP"][0]["right"]
 # %%
 best = ways["four ranks, DDP"]
 score("04", "small ResNet, 4 DDP ranks (one rank)", peak_bytes=max(r["peak_bytes"] for r in best),
-      step_seconds=max(r["step_seconds"] for r in best))  # fmt: skip
+      step_seconds=max(r["step_seconds"] for r in best))
 for run in runs.values():
     score("04", run)
 scoreboard("04")

@@ -126,7 +126,7 @@ images, steps = torch.randn(8, 3, 32, 32), torch.arange(8)
 costs = block_costs(unet, images, steps)
 for index, cost in enumerate(costs):
     print(f"block {index}: input {format_bytes(cost.input_bytes):>9}, inside {format_bytes(cost.inside_bytes):>9},",
-          f"{cost.flops / 1e6:6.0f} million operations")  # fmt: skip
+          f"{cost.flops / 1e6:6.0f} million operations")
 print("activations at the peak, none checkpointed:", format_bytes(activation_peak(costs, set())))
 print("activations at the peak, all checkpointed: ", format_bytes(activation_peak(costs, range(len(costs)))))
 
@@ -189,7 +189,7 @@ for share in (1.0, 0.8, 0.65):
         predicted, peak = activation_peak(costs, chosen), peak_with(chosen)
         print(f"budget {format_bytes(limit):>9}: blocks {sorted(chosen)}, activations {format_bytes(predicted):>9}",
               f"(predicted), {recompute_flops(costs, chosen) / 1e6:.0f} million operations more; saved",
-              f"{format_bytes(whole - predicted)} (predicted), {format_bytes(plain_peak - peak)} (measured)")  # fmt: skip
+              f"{format_bytes(whole - predicted)} (predicted), {format_bytes(plain_peak - peak)} (measured)")
 unet = checkpoint_blocks(unet, every=0)
 
 # %% [markdown]

@@ -67,7 +67,7 @@ def nine_blocks(every):
 
 kept_or_not = {"all kept": nine_blocks(every=0), "every block computed again": nine_blocks(every=1)}
 show(draw_over_time(kept_or_not, "activations", title="What forward keeps, nine blocks (recomputed not shown)"),
-     alt="Activations through one step, twice: a hill where all is kept, a low step where blocks run again.")  # fmt: skip
+     alt="Activations through one step, twice: a hill where all is kept, a low step where blocks run again.")
 
 # %% [markdown]
 # ## What you will be able to do
@@ -238,7 +238,7 @@ for way in WAYS:
     operations[way] = counter.get_total_flops()
     seen[way] = torch.cat([torch.tensor(losses, device=device), *[p.grad.flatten() for p in model.parameters()]])
     runs[way] = measure(steps[way], model=model, optimizer=optimizer, items=128 * sequences,
-                        unit="tokens", name=way, timed_steps=0)  # fmt: skip
+                        unit="tokens", name=way, timed_steps=0)
 near = 0.0 if device.type == "cpu" else 1e-5  # a GPU may add up in another order at each run
 for way in WAYS:
     torch.testing.assert_close(seen[way], seen["none"], rtol=near, atol=near)
@@ -274,17 +274,17 @@ for way, run in list(runs.items())[1:]:
     # Each round by itself: what slows the machine down slows both steps of a round.
     ratios = [100 * (a / b - 1) for a, b in zip(run.step_seconds, runs["none"].step_seconds, strict=True)]
     print(f"{way:<21} peak {format_bytes(run.peak_bytes):>10}   {extra_percent(way):+5.1f}% operations (counted)",
-          f"  {statistics.median(ratios):+5.0f}% time ({min(ratios):+.0f} to {max(ratios):+.0f}, measured)")  # fmt: skip
+          f"  {statistics.median(ratios):+5.0f}% time ({min(ratios):+.0f} to {max(ratios):+.0f}, measured)")
 print(f"your bet: {my_bet_percent}%, counted: {extra_percent('every block'):.1f}%")
 
 # %%
 figure = draw_tradeoff(list(runs.values()), [extra_percent(way) for way in WAYS], title="Peak against operations",
-                       cost_label="more operations than without checkpointing (%, counted)")  # fmt: skip
+                       cost_label="more operations than without checkpointing (%, counted)")
 show(figure, alt="Measured peaks against counted extra operations: none and both selective ways stand at zero, "
-     "every block is lowest, segments of 3 cost most.")  # fmt: skip
+     "every block is lowest, segments of 3 cost most.")
 show(draw_tradeoff(list(runs.values()), title="Peak against time, on this machine"),
      alt="Measured peak memory against the median step for six ways of checkpointing, each with the range of its "
-     "steps: none is highest, every block lowest; many ranges overlap.")  # fmt: skip
+     "steps: none is highest, every block lowest; many ranges overlap.")
 
 # %% [markdown]
 # **Read it.** In the first figure the dashed line leaves out a way if another needs no more memory and costs no more.
@@ -304,7 +304,7 @@ show(draw_tradeoff(list(runs.values()), title="Peak against time, on this machin
 # %%
 figure = draw_timeline(runs["every block"])
 show(figure, alt="Timeline of a step with every block checkpointed: a low base of block inputs in forward, then "
-     "nine short spikes of recomputed activations in backward.")  # fmt: skip
+     "nine short spikes of recomputed activations in backward.")
 
 # %% [markdown]
 # **Read it.** Forward climbs only by the blocks' inputs. Backward shows one tooth for each block: its
@@ -332,7 +332,7 @@ costs = block_costs(plain_model, tokens[:, :-1].cpu())
 edge, inside = costs[1].input_bytes, costs[1].inside_bytes
 gradients = sum(p.nbytes for p in plain_model.blocks[1].parameters())
 print(f"a block's edge {format_bytes(edge)}, inside {format_bytes(inside)} or {inside / edge:.0f} edges,",
-      f"gradients {format_bytes(gradients)}")  # fmt: skip
+      f"gradients {format_bytes(gradients)}")
 alive = {s: -(-9 // s) * edge + (s - 1) * edge + s * inside for s in (1, 2, 3, 5, 9)}
 for s, size in alive.items():
     print(f"segments of {s}: {format_bytes(size):>10} alive at the peak (predicted)")
@@ -346,7 +346,7 @@ def best_segment(depth, edge, inside):
 
 for depth in (9, 36, 100, 400, 1600):
     print(f"{depth:>5} blocks, root {depth**0.5:2.0f}: best segment {best_segment(depth, 1, 0):>2} with nothing inside,",
-          f"{best_segment(depth, 1, 1):>2} with an edge's worth, {best_segment(depth, edge, inside):>2} for our block")  # fmt: skip
+          f"{best_segment(depth, 1, 1):>2} with an edge's worth, {best_segment(depth, edge, inside):>2} for our block")
 
 # %% [markdown]
 # **Read it.** *Alive* is what stands at the first tooth: all edges that were kept, those within the segment, and its
@@ -377,7 +377,7 @@ costs = {name: block_costs(network, *inputs[name]) for name, network in networks
 for name in networks:
     parameters = sum(p.nbytes for p in networks[name].parameters())
     print(f"{name:<10} inside of each block (MiB):", *[f"{cost.inside_bytes / 2**20:.1f}" for cost in costs[name]],
-          f"  parameters: {format_bytes(parameters)}")  # fmt: skip
+          f"  parameters: {format_bytes(parameters)}")
 
 # %% [markdown]
 # So ask for the cheapest set under a budget. `best_blocks(costs, limit)` finds it exactly, from counted
@@ -407,12 +407,12 @@ for name, network in networks.items():
         saved = activation_peak(costs[name], ()) - activation_peak(costs[name], chosen)
         print(f"{name:<9} {run.name:<11} blocks {','.join(map(str, chosen)):<15} saved {format_bytes(saved):>9}",
               f"(predicted) {format_bytes(found[0].peak_bytes - run.peak_bytes):>9} (measured),",
-              f"{recompute_flops(costs[name], chosen) / 1e9:5.2f} billion operations repeated")  # fmt: skip
+              f"{recompute_flops(costs[name], chosen) / 1e9:5.2f} billion operations repeated")
     repeated = [recompute_flops(costs[name], chosen) / 1e9 for chosen in choices_of(name).values()]
     show(draw_tradeoff(found, repeated, title=f"{name}: peak against operations",
                        cost_label="operations repeated (billions, counted)"),
          alt=f"Measured peak of {name} against the operations repeated: no checkpoint, every 2nd block, every block, "
-         "and the best set under a budget.")  # fmt: skip
+         "and the best set under a budget.")
 
 # %% [markdown]
 # **Read it.** In the U-Net a few blocks bring most of what all of them bring, and the prediction holds. In ResNet-18 it
@@ -679,11 +679,11 @@ more = [100 * (large_operations(run.name) / plain_operations - 1) for run in lar
 frozen = 100 * (large_operations("every block", "embed") / large_operations("none", "embed") - 1)
 print(f"every block: {more[-1]:.0f}% more operations; with all weights but the embedding frozen {frozen:.0f}% (counted)")
 figure = draw_tradeoff(large_runs, more, limit_bytes=room, title="1.3 billion parameters on a card of 40 GB",
-                       cost_label="more operations than without checkpointing (%, counted)")  # fmt: skip
+                       cost_label="more operations than without checkpointing (%, counted)")
 show(figure, alt="Simulated peaks of a 1.3-billion-parameter step against extra operations, with the memory of "
-     "an A100 with 40 GB as a line.")  # fmt: skip
+     "an A100 with 40 GB as a line.")
 recorded_table("gpt1b_recompute", where={"micro_batch": 4},
-               columns=["checkpointed", "first_loss", "peak_bytes", "median_step_seconds"])  # fmt: skip
+               columns=["checkpointed", "first_loss", "peak_bytes", "median_step_seconds"])
 
 # %% [markdown]
 # **Read it.** *Selective* fits and repeats no product. Frozen weights need no gradients, so
@@ -697,7 +697,7 @@ print(source("korthikanti_table4"))
 rows = {row["experiment"]: row for row in table("korthikanti_table4")}
 for name, row in rows.items():
     print(f"{name:<28} forward {row['forward_ms']:>4} ms   backward {row['backward_ms']:>4} ms",
-          f"  {row['overhead_pct'] or 0:>3}% more (published)")  # fmt: skip
+          f"  {row['overhead_pct'] or 0:>3}% more (published)")
 base = rows["baseline no recompute"]
 forward_share = float(base["forward_ms"]) / float(base["combined_ms"])
 print(f"forward is {100 * forward_share:.0f}% of a layer's time there, not 33%")
@@ -716,7 +716,7 @@ for row in table("llm_foundry"):
         ratio = float(row["hfu_pct"]) / float(row["mfu_pct"])
         print(f"{row['seq_len']:>6} tokens x {row['micro_batch_size']:>2} a GPU   checkpointing: "
               f"{row['activation_checkpointing']:<5}   MFU {row['mfu_pct']:>5}%   HFU {row['hfu_pct']:>5}%   "
-              f"HFU/MFU {ratio:.3f} (published)")  # fmt: skip
+              f"HFU/MFU {ratio:.3f} (published)")
 
 # %% [markdown]
 # **Read it.** HFU charges a whole forward more where blocks are recomputed, MFU does not: their ratio is 1.333, four
@@ -811,9 +811,9 @@ for share in (1.0, 0.75, 0.5):  # less cannot be reached by whole blocks
 rows = [*compiled.values(), *by_blocks]
 more = [100 * (row.product_flops / by_blocks[0].product_flops - 1) for row in rows]
 figure = draw_tradeoff([row.run for row in rows], more, title="Three blocks: the compiler's choice and whole blocks",
-                       cost_label="more operations than without checkpointing (%, counted)")  # fmt: skip
+                       cost_label="more operations than without checkpointing (%, counted)")
 show(figure, alt="Measured peak against counted operations: the compiler's middle budget saves much for little, whole "
-     "blocks reach lower peaks at more operations.")  # fmt: skip
+     "blocks reach lower peaks at more operations.")
 
 # %% [markdown]
 # **Read it.** The compiler is finer: at 1.0 it lowers the peak and repeats no product. But its dial governs what

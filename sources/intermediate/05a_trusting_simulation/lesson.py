@@ -67,9 +67,9 @@ def small_step(model, optimizer):
 
 ran = small_model()
 pair = {"with data": measure(lambda: small_step(*ran), model=ran[0], optimizer=ran[1], timed_steps=0),
-        "without": simulate(small_model, small_step, device="cpu")}  # fmt: skip
+        "without": simulate(small_model, small_step, device="cpu")}
 show(draw_over_time(pair, "activations", title="Activations through one step, with data and without"),
-     alt="Two panels of activations through a training step, one measured and one simulated: the same hill.")  # fmt: skip
+     alt="Two panels of activations through a training step, one measured and one simulated: the same hill.")
 
 # %% [markdown]
 # **Read it.** The hills are equally high; widths count the allocator's events. The one on the left ran. On the right no number was ever multiplied by another.
@@ -86,7 +86,7 @@ with FakeTensorMode():
     view = huge[::2]
     print("the tensor:", format_bytes(huge.untyped_storage().nbytes()))
     print("its view shares the storage:",
-          view.untyped_storage()._cdata == huge.untyped_storage()._cdata)  # fmt: skip
+          view.untyped_storage()._cdata == huge.untyped_storage()._cdata)
 
 # %% [markdown]
 # ## 2. A simulator by hand
@@ -147,7 +147,7 @@ with FakeTensorMode(), HandMadeSimulator() as by_hand:
 
 model, optimizer = build_resnet()
 real = measure(lambda: resnet_step(model, optimizer), model=model, optimizer=optimizer,
-               items=4, unit="images", name="ResNet-50, batch 4", timed_steps=0)  # fmt: skip
+               items=4, unit="images", name="ResNet-50, batch 4", timed_steps=0)
 error = 100 * (by_hand.peak / real.peak_bytes - 1)
 print(f"by hand {format_bytes(by_hand.peak)} (simulated), allocator {format_bytes(real.peak_bytes)} (measured)")
 print(f"error {error:+.2f}%; your bet was {my_bet_percent}%")
@@ -263,7 +263,7 @@ llama = simulate(build_7b, step_7b, device="RTX 4090", items=2048, unit="tokens"
 print(llama)
 print(f"simulated in {time.perf_counter() - started:.1f} s")
 show(draw_timeline(llama), alt="Simulated memory of a 7B step with adapters: a wide base of frozen parameters, activations "
-     "that rise through forward and fall through backward.")  # fmt: skip
+     "that rise through forward and fall through backward.")
 
 # %% [markdown]
 # **Read it.** The frozen weights are the base. Optimizer state and gradients are too thin to see. What moves is the activations,
@@ -273,7 +273,7 @@ show(draw_timeline(llama), alt="Simulated memory of a 7B step with adapters: a w
 # %%
 try:
     simulate(build_7b, lambda model, optimizer: step_7b(model, optimizer, 2), device="RTX 4090",
-             within=budget(simulated_device("RTX 4090").usable_bytes))  # fmt: skip
+             within=budget(simulated_device("RTX 4090").usable_bytes))
 except torch.OutOfMemoryError as error:
     print(error)
 
@@ -292,7 +292,7 @@ if bitsandbytes_problem():
     print(f"{bitsandbytes_problem()}. The rows in four bits are skipped.")
 for row in islice(litgpt_comparisons(packed=not bitsandbytes_problem()), 2):
     print(f"{row.case:<36} published {row.published:5.2f} GB   simulated {row.predicted:6.2f} GB",
-          f"  ratio {row.predicted / row.published:.3f}")  # fmt: skip
+          f"  ratio {row.predicted / row.published:.3f}")
     allowed = 0.03 if "None" in row.case else 0.08  # 16-bit and 4-bit weights
     assert abs(row.predicted / row.published - 1) < allowed, f"{row.case}: run `make validate`"
 
@@ -311,7 +311,7 @@ from evidence.validation.simulation_megatron_rows import megatron_comparisons
 
 for row in megatron_comparisons(platforms=("dev_dgx_a100",)):
     print(f"{row.quantity:<18} published {row.published:6.2f}   simulated {row.predicted:6.2f}",
-          f"  ratio {row.predicted / row.published:.4f}")  # fmt: skip
+          f"  ratio {row.predicted / row.published:.4f}")
     assert abs(row.error) < 0.03, f"{row.quantity}: over 3% off; run `make validate` for all rows"
 
 # %% [markdown]

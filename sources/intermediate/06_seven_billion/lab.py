@@ -43,7 +43,7 @@ def lora_states(frozen_parameters: int, matrices: list[tuple[int, int]], rank: i
     # BEGIN SOLUTION
     count = rank * sum(inputs + outputs for inputs, outputs in matrices)
     return {"frozen weights": 2 * frozen_parameters, "adapters": 4 * count,
-            "gradients": 4 * count, "optimizer state": 8 * count}  # fmt: skip
+            "gradients": 4 * count, "optimizer state": 8 * count}
     # END SOLUTION
 
 

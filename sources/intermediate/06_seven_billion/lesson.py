@@ -83,7 +83,7 @@ if torch.cuda.is_available():
     print(os.popen("nvidia-smi").read())
     if here.dtype is torch.float16:
         print("No bfloat16 on this GPU: PyTorch emulates it. Believe the bytes here, not the times. The",
-              "map of section 7 assumes flash attention, which this GPU lacks too.")  # fmt: skip
+              "map of section 7 assumes flash attention, which this GPU lacks too.")
 
 # %% [markdown]
 # ## What you will be able to do
@@ -109,12 +109,12 @@ packed_weights = matrices * (4 + 8 / 64 + 32 / 64 / 256) / 8 + 2 * (P - matrices
 sheet = {
     "full, mixed precision": {"parameters": 2 * P, "gradients": 2 * P, "optimizer state": 12 * P},
     "LoRA, bf16 weights": {"parameters": 2 * P + 4 * adapters, "gradients": 4 * adapters, "optimizer state": 8 * adapters},
-    "QLoRA, packed weights": {"parameters": packed_weights + 4 * adapters, "gradients": 4 * adapters, "optimizer state": 8 * adapters}}  # fmt: skip
+    "QLoRA, packed weights": {"parameters": packed_weights + 4 * adapters, "gradients": 4 * adapters, "optimizer state": 8 * adapters}}
 print(f"P = {P:,} ({shape.source})")
 print(f"mixed with fp32 gradients, 18 bytes: {18 * P / GB:.1f} GB; folklore, 18 x 4 bytes: {72 * P / GB:.1f} GB")
 show(draw_breakdown([predicted(name, parts) for name, parts in sheet.items()], limit="24GB", unit="GB",
                     title="States of Llama-2-7B, before any activation"),
-     alt="; ".join(f"{name}: {sum(parts.values()) / GB:.1f} GB" for name, parts in sheet.items()))  # fmt: skip
+     alt="; ".join(f"{name}: {sum(parts.values()) / GB:.1f} GB" for name, parts in sheet.items()))
 
 # %% [markdown]
 # **Read it.** The folklore (504 GB for a round 7B) multiplies 18 bytes by 4 bytes again. The true
@@ -150,11 +150,11 @@ class Lora(nn.Module):
 
 # %%
 config = LlamaConfig(vocab_size=512, hidden_size=128, intermediate_size=384, num_hidden_layers=4,
-                     num_attention_heads=4, use_cache=False)  # fmt: skip
+                     num_attention_heads=4, use_cache=False)
 mine, theirs = LlamaForCausalLM(config), LlamaForCausalLM(config)
 theirs.load_state_dict(mine.state_dict())
 theirs = peft.get_peft_model(theirs, peft.LoraConfig(
-    r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"]))  # fmt: skip
+    r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"]))
 mine.requires_grad_(False)
 pefts = [part for part in theirs.modules() if isinstance(part, peft.tuners.lora.Linear)]
 for block in mine.model.layers:
@@ -202,10 +202,10 @@ pair = []
 for name, model in (("all weights, fp32", full), ("LoRA, fp32", mine.to(device))):
     optimizer = torch.optim.AdamW(trained(model))
     pair.append(measure(step_of(model, optimizer), model=model, optimizer=optimizer,
-                        items=1024, unit="tokens", name=name, timed_steps=0))  # fmt: skip
+                        items=1024, unit="tokens", name=name, timed_steps=0))
 share = sum(p.numel() for p in trained(mine)) / sum(p.numel() for p in full.parameters())
 print(f"LoRA trains {100 * share:.1f}% of the parameters, and its peak is",
-      f"{100 * pair[1].peak_bytes / pair[0].peak_bytes:.0f}% of the full one")  # fmt: skip
+      f"{100 * pair[1].peak_bytes / pair[0].peak_bytes:.0f}% of the full one")
 compare(pair, title="A small Llama, all weights or adapters")
 
 # %% [markdown]
@@ -251,7 +251,7 @@ weight[7, 7] = 12.0  # one outlier, as trained models have them
 even = torch.linspace(-1, 1, 16)
 for name, table, block in (("even steps, one scale", even, weight.numel()),
                            ("even steps, blocks of 64", even, 64),
-                           ("NF4, blocks of 64", levels, 64)):  # fmt: skip
+                           ("NF4, blocks of 64", levels, 64)):
     back = dequantize(*quantize(weight, table, block), table).view_as(weight)
     print(f"{name:<26} mean error {(back - weight).abs().mean():.3f}, of weights with a spread of 1")
 codes, scales = quantize(weight, levels)
@@ -262,7 +262,7 @@ def relative_error(values, table):
 
 
 for name, values in (("normal", torch.randn(512, 512)), ("uniform", torch.rand(512, 512) - 0.5),
-                     ("heavy tails", torch.distributions.StudentT(3.0).sample((512, 512)))):  # fmt: skip
+                     ("heavy tails", torch.distributions.StudentT(3.0).sample((512, 512)))):
     print(f"{name:<12} weights: error {relative_error(values, even):.1%} with even steps, {relative_error(values, levels):.1%} with NF4")
 
 # %% [markdown]
@@ -303,7 +303,7 @@ single = 8 * (packed.nbytes + scales.nbytes) / weight.numel()
 double = 8 * (packed.nbytes + scale_codes.numel() + outer.nbytes + 4) / weight.numel()
 print(f"bits per weight: {single:.3f} with fp32 scales, {double:.3f} with double quantization")
 print(f"Llama-2-7B: half a byte a weight is {P / 2 / GB:.1f} GB; packed, with embeddings, head and norms in",
-      f"16 bits, {packed_weights / GB:.1f} GB ({Evidence.PREDICTED})")  # fmt: skip
+      f"16 bits, {packed_weights / GB:.1f} GB ({Evidence.PREDICTED})")
 
 # %% [markdown]
 # **Read it.** Half a byte per weight is not all: scales, and the layers that stay in 16 bits (embeddings, and
@@ -327,7 +327,7 @@ bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
 bpe.decoder = tokenizers.decoders.ByteLevel()
 bpe.train_from_iterator(text.splitlines(True), tokenizers.trainers.BpeTrainer(
     vocab_size=512, special_tokens=["</s>"], show_progress=False,
-    initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))  # fmt: skip
+    initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="</s>", pad_token="</s>")
 torch.manual_seed(0)
 base = LlamaForCausalLM(config).to(device)
@@ -337,7 +337,7 @@ losses = fit(base, torch.optim.AdamW(base.parameters(), lr=3e-3), pretraining)
 for part in (base, tokenizer):
     part.save_pretrained(folder / "base")
 print(f"loss {losses[0]:.2f} to {losses[-1]:.2f} nats per token; in the folder:",
-      *sorted(path.name for path in (folder / "base").iterdir()))  # fmt: skip
+      *sorted(path.name for path in (folder / "base").iterdir()))
 
 # %% [markdown]
 # The task: from the first line of a function, write what it does. Prompts and answers are Python's own. The loss
@@ -412,7 +412,7 @@ if four_bits:
 def trained_once(kind, make, seed):
     torch.manual_seed(seed)
     model = peft.get_peft_model(base_in(kind), peft.LoraConfig(r=32, lora_alpha=64, target_modules="all-linear",
-                                                                task_type="CAUSAL_LM")).train()  # fmt: skip
+                                                                task_type="CAUSAL_LM")).train()
     optimizer = make(trained(model), lr=2e-3)
     fit(model, optimizer, torch.utils.data.DataLoader(examples[32:128], 8, shuffle=True, collate_fn=collate))
     return held_out_loss(model), model, optimizer
@@ -462,13 +462,13 @@ print(f"8 instead of 32 bits for every weight of 7B: {(8 - 2) * P / GB:.0f} GB l
 def qlora(base):
     """The base in four bits, every block checkpointed, adapters on all its linear layers."""
     packing = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
-                                 bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)  # fmt: skip
+                                 bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)
     model = AutoModelForCausalLM.from_pretrained(base, quantization_config=packing, dtype=torch.bfloat16)
     for part in model.modules():  # or, on some CPUs, eval() repacks weights and spoils later gradients
         part.support_avx512bf16_for_cpu = False
     model.gradient_checkpointing_enable({"use_reentrant": False})
     return get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear",
-                                            task_type="CAUSAL_LM"))  # fmt: skip
+                                            task_type="CAUSAL_LM"))
 
 
 def merge(base, adapter, output):
@@ -485,7 +485,7 @@ def zero_2():
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
         "zero_force_ds_cpu_optimizer": False,  # torch's AdamW; DeepSpeed's own must be compiled
         "bf16": {"enabled": "auto"}, "gradient_clipping": "auto", "train_batch_size": "auto",
-        "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}  # fmt: skip
+        "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
 
 
 # %%
@@ -493,13 +493,13 @@ def finetune(base, pairs, output, longest, deepspeed=None, **settings):
     """Train adapters on all pairs but a fifth, evaluate on that, save."""
     set_seed(0)
     arguments = TrainingArguments(output, deepspeed=deepspeed, bf16=True, logging_steps=1, report_to="none",
-                                  eval_strategy="epoch", **settings)  # fmt: skip
+                                  eval_strategy="epoch", **settings)
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     examples = [tokenized(tokenizer, *pair, longest) for pair in pairs]
     held_out = len(examples) // 5
     trainer = Trainer(qlora(base), arguments, DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=64),
-                      examples[held_out:], examples[:held_out])  # fmt: skip
+                      examples[held_out:], examples[:held_out])
     trainer.train()
     trainer.save_model(output)  # the adapters alone
     return trainer
@@ -518,7 +518,7 @@ def on_rank(deepspeed):
     with contextlib.redirect_stdout(io.StringIO()):  # Trainer prints every loss
         trainer = finetune(str(folder / "base"), pairs, str(folder / "adapter"), 128, deepspeed, use_cpu=True,
                            num_train_epochs=1, per_device_train_batch_size=8, learning_rate=2e-3,
-                           ddp_find_unused_parameters=False, disable_tqdm=True, save_strategy="no")  # fmt: skip
+                           ddp_find_unused_parameters=False, disable_tqdm=True, save_strategy="no")
     return type(trainer.model_wrapped).__name__, trainer.state.log_history
 
 
@@ -548,7 +548,7 @@ if logs:
     end = logged(list(logs.values())[-1][1], "eval_loss")[-1]
     print(f"reloaded from {sorted(path.name for path in (folder / 'merged').iterdir())}")
     print(f"held-out loss of adapters on the packed base {end:.3f},",
-          f"merged in 16 bits {held_out_loss(load_base(folder / 'merged', device=device)):.3f}")  # fmt: skip
+          f"merged in 16 bits {held_out_loss(load_base(folder / 'merged', device=device)):.3f}")
 
 # %% [markdown]
 # **Read it.** The run is whole (rank 16 and a falling rate: it ends higher than section 4), to the reloaded merged
@@ -568,7 +568,7 @@ measured = []
 for name in methods:
     model, optimizer = build_finetune(config, name, device=device)
     measured.append(measure(step_of(model, optimizer), model=model, optimizer=optimizer,
-                            items=1024, unit="tokens", name=name, timed_steps=0))  # fmt: skip
+                            items=1024, unit="tokens", name=name, timed_steps=0))
 compare(measured, title=f"A small Llama, {len(methods)} ways, 1,024 tokens")
 
 # %% [markdown]
@@ -596,7 +596,7 @@ def at_size(method):
         lambda model, optimizer, pieces: finetune_step(model, optimizer, pieces, PIECE),
         layers=shape.layers, from_layers=(2, 3, 4), batches=[count // PIECE for count in TOKENS],
         device="RTX 4090", items=PIECE, unit="tokens", name=method,
-    )  # fmt: skip
+    )
 
 
 mapped = [name for name in methods if name in ("LoRA", "QLoRA", "QLoRA + checkpointing")]
@@ -605,12 +605,12 @@ grids = {
     method: {(length, batch): pieces[length * batch // PIECE]
              for length in LENGTHS for batch in MICRO_BATCHES}
     for method, pieces in found.items()
-}  # fmt: skip
+}
 
 # %%
 shallow = llama_config(shape, num_hidden_layers=2)
 two = [simulate(lambda: build_finetune(shallow, mapped[-1]), lambda m, o, s=size: finetune_step(m, o, *s),
-                device="RTX 4090").peak_bytes for size in ((8, 256), (1, 2048))]  # fmt: skip
+                device="RTX 4090").peak_bytes for size in ((8, 256), (1, 2048))]
 print(f"2,048 tokens as one text or as eight: {100 * (two[1] / two[0] - 1):+.3f}%")
 assert abs(two[1] / two[0] - 1) < 1e-3, "with flash attention tokens count, not texts: eager here?"
 
@@ -653,10 +653,10 @@ cases = [("litgpt, Llama 2 7B, bf16", lit["None", "1"], litgpt_step("Llama 2", 1
 if four_bits:
     cases += [(f"litgpt, Llama 2 7B, NF4-dq, {when}", lit["bnb.nf4-dq", "1"],
                litgpt_step("Llama 2", 1, "bnb.nf4-dq", early=when == "2023", fp32_norms=True).peak_bytes)
-              for when in ("2023", "today")]  # fmt: skip
+              for when in ("2023", "today")]
 row = next(r for r in table("peft_adapters") if r["experiment"].endswith("3B-rank32"))
 cases.append(("PEFT, Llama 3.2 3B, bf16, reserved", float(row["memory_max_bytes"]) / GB,
-              peft_step(row).reserved_bytes))  # fmt: skip
+              peft_step(row).reserved_bytes))
 low, high = (found["LoRA"][tokens // PIECE].peak_bytes for tokens in (1024, 2048))
 cases.append(("our map's LoRA, read at 1,304 tokens", lit["None", "1"], low + 280 / 1024 * (high - low)))
 for case, published, simulated in cases:
@@ -688,7 +688,7 @@ kinds = {"query and value, rank 8": (TARGETS, 8), "all linear, rank 16": (ALL_LI
 peaks = {(name, way): extrapolate(lambda layers: another(layers, *kind, way == "autocast"),
                                   lambda m, o: finetune_step(m, o, 1, 2048), layers=shape.layers, from_layers=(2, 3, 4),
                                   device="RTX 4090").peak_bytes / GB
-         for name, kind in kinds.items() for way in ("no autocast", "autocast")}  # fmt: skip
+         for name, kind in kinds.items() for way in ("no autocast", "autocast")}
 pd.Series(peaks).unstack().style.format("{:.1f}").set_caption("GB at the peak, simulated")
 
 # %% [markdown]
@@ -703,9 +703,9 @@ pd.Series(peaks).unstack().style.format("{:.1f}").set_caption("GB at the peak, s
 
 # %%
 ready = extrapolate(lambda layers: another(layers, ALL_LINEAR, 16, True, mapped[-1]), lambda m, o: finetune_step(m, o, 4, 1024), layers=shape.layers,
-                    from_layers=(2, 3, 4), device="L4", name="finetune.py")  # fmt: skip
+                    from_layers=(2, 3, 4), device="L4", name="finetune.py")
 show(draw_breakdown([ready], title="The script at 7B: four texts of 1,024 tokens", limit="24GB", unit="GB"),
-     alt=f"A bar of the script's simulated peak by category, {ready.peak_bytes / GB:.1f} GB, beside 24 GB.")  # fmt: skip
+     alt=f"A bar of the script's simulated peak by category, {ready.peak_bytes / GB:.1f} GB, beside 24 GB.")
 
 # %% [markdown]
 # Then the script: the functions of section 5 with their imports, in a file. Accept the model's licence on the Hub first;
@@ -737,7 +737,7 @@ MAIN = """if __name__ == "__main__":
 
 # %%
 parts = [inspect.getsource(function) for function in (tokenized, qlora, zero_2, finetune, merge)]
-SCRIPT = "\n\n".join([IMPORTS, *parts, MAIN.replace("PEAK", f"{ready.peak_bytes / GB:.1f}")]).replace("  # fmt: skip", "")
+SCRIPT = "\n\n".join([IMPORTS, *parts, MAIN.replace("PEAK", f"{ready.peak_bytes / GB:.1f}")])
 compile(SCRIPT, "finetune.py", "exec")  # refuses what is no Python
 file = here.root / "build" / "lesson-06" / "finetune.py"  # git ignores this folder
 file.parent.mkdir(parents=True, exist_ok=True)
@@ -764,7 +764,7 @@ assert torch.allclose(logits(reloaded), logits(last_model), atol=1e-5), "reload 
 print("files:", ", ".join(f"{name} {format_bytes(size)}" for name, size in files.items()))
 script_adapters = 16 * shape.layers * (8 * shape.hidden + 3 * (shape.hidden + shape.feedforward))  # rank 16, all matrices
 print(f"at 7B: {4 * adapters / 1e6:.1f} MB of adapters (the script's: {4 * script_adapters / 1e6:.1f} MB),",
-      f"{2 * P / GB:.1f} GB of model ({Evidence.PREDICTED})")  # fmt: skip
+      f"{2 * P / GB:.1f} GB of model ({Evidence.PREDICTED})")
 
 # %%
 def on_base(quantization, dtype):
@@ -826,7 +826,7 @@ assert at_7b.peak_bytes < 1.03 * 2 * P, "merge layer by layer, or two copies of 
 
 # %%
 score("06", f"Llama-2-7B, {mapped[-1]}, 4,096 tokens", evidence=Evidence.SIMULATED,
-      peak_bytes=found[mapped[-1]][4096 // PIECE].peak_bytes)  # fmt: skip
+      peak_bytes=found[mapped[-1]][4096 // PIECE].peak_bytes)
 for run in measured:
     score("06", f"small Llama, {run.name}", peak_bytes=run.peak_bytes)
 scoreboard("06")
@@ -847,7 +847,7 @@ def bytes_by_dtype(model):
 
 def step_peak(model):
     own = peft.get_peft_model(model, peft.LoraConfig(
-        r=8, target_modules=list(TARGETS), task_type="CAUSAL_LM"))  # fmt: skip
+        r=8, target_modules=list(TARGETS), task_type="CAUSAL_LM"))
     optimizer = torch.optim.AdamW(trained(own.train()))
     return measure(step_of(own, optimizer), model=own, optimizer=optimizer, timed_steps=0).peak_bytes
 

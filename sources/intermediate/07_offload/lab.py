@@ -168,14 +168,14 @@ for tokens, host_gb in ((2048, 64), (2048, 128), (16384, 128), (32768, 128)):
     items = [OffloadItem("optimizer state", 12 * P, 16 * P, 0, 2 * P, 0.25e-9 * P),
              OffloadItem("gradients", 2 * P, 0, 2 * P, 0),
              OffloadItem("weights", 2 * P * 30 / 32, 2 * P, 0, 4 * P),
-             OffloadItem("block inputs", edges, edges, edges, edges)]  # fmt: skip
+             OffloadItem("block inputs", edges, edges, edges, edges)]
     compute = 8 * P * tokens / (card.peak_flops_per_second("bf16") / 2)
     if on_host(items, {0, 1}) > host_gb * GB:
         print(f"{tokens:,} tokens, host of {host_gb} GB: the optimizer state does not fit the host; a disk is next")
     elif (chosen := best_choice(items, 20 * GB, host_gb * GB, compute, link)) is not None:
         seconds = offloaded_seconds(items, chosen, compute, link)
         print(f"{tokens:,} tokens, host of {host_gb} GB: {', '.join(items[n].name for n in sorted(chosen))} leave;",
-              f"{on_card(items, chosen) / GB:.1f} GB stay, {seconds:.2f} s a step, {compute:.2f} of them compute (predicted)")  # fmt: skip
+              f"{on_card(items, chosen) / GB:.1f} GB stay, {seconds:.2f} s a step, {compute:.2f} of them compute (predicted)")
 
 # %% [markdown]
 # ## Exercise 4: break it, diagnose it

@@ -100,10 +100,10 @@ P = shape.parameter_count
 kept = {
     "nothing leaves": {"parameters": 2 * P, "gradients": 2 * P, "optimizer state": 12 * P},
     "the optimizer leaves": {"parameters": 2 * P, "gradients": 2 * P},
-    "gradients leave, too": {"parameters": 2 * P}}  # fmt: skip
+    "gradients leave, too": {"parameters": 2 * P}}
 bars = [predicted(name, parts) for name, parts in kept.items()]
 show(draw_breakdown(bars, limit="24GB", unit="GB", title="States of Llama-2-7B on the card, bf16 training"),
-     alt="; ".join(f"{name}: {sum(parts.values()) / GB:.1f} GB" for name, parts in kept.items()))  # fmt: skip
+     alt="; ".join(f"{name}: {sum(parts.values()) / GB:.1f} GB" for name, parts in kept.items()))
 
 # %% [markdown]
 # **Read it.** For 24 GB it is not enough that the optimizer leaves. If each gradient leaves as it is made, bf16 weights
@@ -269,10 +269,10 @@ for dtype, within in ((torch.float32, 1e-6), (torch.bfloat16, 5e-4)):
 
 # %%
 show(draw_breakdown(list(runs.values()), unit="MB", title="On the device, fp32, one step (host apart by placement)"),
-     alt="; ".join(f"{form}: {run.peak_bytes / 1e6:.1f} MB" for form, run in runs.items()))  # fmt: skip
+     alt="; ".join(f"{form}: {run.peak_bytes / 1e6:.1f} MB" for form, run in runs.items()))
 table = {form: {"device peak, MB": run.peak_bytes / 1e6, "host peak, MB": (run.host_bytes or 0) / 1e6,
                 "down a step, MB": link_bytes[form]["down"] / 1e6, "up a step, MB": link_bytes[form]["up"] / 1e6}
-         for form, run in runs.items()}  # fmt: skip
+         for form, run in runs.items()}
 pd.DataFrame(table).T.style.format("{:.2f}").set_caption("measured; device and host are one memory here, told apart by placement")
 
 # %% [markdown]
@@ -292,11 +292,11 @@ rows = []
 for scheme in SCHEMES.values():
     down, up = scheme.link_bytes(P)
     row = {"what leaves": scheme.name, "card, GB": scheme.device_bytes * P / GB, "host, GB": scheme.host_bytes * P / GB,
-           "down, GB": down / GB, "up, GB": up / GB}  # fmt: skip
+           "down, GB": down / GB, "up, GB": up / GB}
     for name in ("RTX 4090", "A100 80GB", "H100"):
         card = gpu(name)
         row[f"hidden from, tokens ({name})"] = scheme.tokens_that_hide_the_link(
-            card.peak_flops_per_second("bf16") / 2, card.pcie.link_bytes_per_second)  # fmt: skip
+            card.peak_flops_per_second("bf16") / 2, card.pcie.link_bytes_per_second)
     rows.append(row)
 pd.DataFrame(rows).set_index("what leaves").style.format(precision=0, thousands=",").set_caption(
     "Llama-2-7B, one step, predicted: half of the peak FLOP/s, the link's full rate, both directions at once")
@@ -342,7 +342,7 @@ for name, tokens, ahead in (("512 tokens", 512, True), ("3,072 tokens", 3072, Tr
     link_lane, device_lane = planned(compute, transfer, layers, ahead)
     lanes |= {f"{name}: link": link_lane, f"{name}: GPU": device_lane}
 show(draw_lanes(lanes, title="Forward through 8 blocks of 7B, weights streamed", evidence=Evidence.PREDICTED, device="RTX 4090"),
-     alt="512 tokens: the GPU waits for the link; 3,072 tokens: the link waits for the GPU; without prefetch both wait")  # fmt: skip
+     alt="512 tokens: the GPU waits for the link; 3,072 tokens: the link waits for the GPU; without prefetch both wait")
 
 # %% [markdown]
 # **Read it.** At 512 tokens the GPU mostly waits for the link. At 3,072 the link waits for the GPU. Without prefetch each waits for the other.
@@ -377,7 +377,7 @@ rate = block_bytes / (sum(e - s for _, s, e in work) / len(work))
 arms = {"one by one": slow_run(rate, ahead=False), "one ahead": slow_run(rate, ahead=True)}
 lanes = {f"{name}: {lane}": spans for name, arm in arms.items() for lane, spans in arm.items()}
 show(draw_lanes(lanes, title=f"A real step behind a link of {rate / 1e6:.0f} MB/s", device="this CPU, a slowed link"),
-     alt="one by one, compute waits for each transfer; one ahead, transfers run behind compute")  # fmt: skip
+     alt="one by one, compute waits for each transfer; one ahead, transfers run behind compute")
 for name, arm in arms.items():
     behind = [up for up in arm["up"] if any(begin < up.end_seconds and up.start_seconds < end for _, begin, end in arm["compute"])]
     print(f"{name}: {len(behind)} of {len(arm['up'])} tensors came up while a block computed (measured)")
@@ -399,7 +399,7 @@ with scratch("lesson-07") as folder:
         disk = measure_disk(folder, direct=False)
 seconds = 16 * P / disk.read_bytes_per_second + 16 * P / disk.write_bytes_per_second
 print(f"this disk writes {disk.write_bytes_per_second / GB:.2f} and reads {disk.read_bytes_per_second / GB:.2f} GB/s (measured): "
-      f"{seconds:.0f} s a step for the states of 7B (predicted)")  # fmt: skip
+      f"{seconds:.0f} s a step for the states of 7B (predicted)")
 
 # %% [markdown]
 # **Read it.** This is once a step, whatever the batch: a disk wants large ones.
@@ -463,14 +463,14 @@ def trained(make_model, loss_of, stage, place, own_adam, folder, precision="bf16
 
 # %%
 config = LlamaConfig(vocab_size=256, hidden_size=128, intermediate_size=384, num_hidden_layers=4,
-                     num_attention_heads=4, use_cache=False)  # fmt: skip
+                     num_attention_heads=4, use_cache=False)
 
 
 def small_lora():
     warnings.simplefilter("ignore", FutureWarning)  # as above, in every rank
     torch.manual_seed(0)
     return peft.get_peft_model(LlamaForCausalLM(config), peft.LoraConfig(
-        r=8, target_modules=list(TARGETS), task_type="CAUSAL_LM"))  # fmt: skip
+        r=8, target_modules=list(TARGETS), task_type="CAUSAL_LM"))
 
 
 # %%
@@ -570,9 +570,9 @@ for targets_of, ends in per_block.items():
 DEEPSPEED = {
     "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
     "zero_force_ds_cpu_optimizer": False,
-    "train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "gradient_accumulation_steps": "auto"}  # fmt: skip
+    "train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "gradient_accumulation_steps": "auto"}
 MORE = {"deepspeed=": {"deepspeed": DEEPSPEED}, "fsdp=": {"fsdp": True, "fsdp_config": {
-    "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "activation_checkpointing": True}}}  # fmt: skip
+    "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "activation_checkpointing": True}}}
 
 
 # %%
@@ -582,7 +582,7 @@ def on_ranks(more):
     arguments = TrainingArguments(
         "build/trainer", max_steps=2, per_device_train_batch_size=4 // dist.get_world_size(), learning_rate=1e-2,
         lr_scheduler_type="constant", max_grad_norm=0.0, logging_steps=1, report_to="none",
-        save_strategy="no", disable_tqdm=True, use_cpu=True, **more)  # fmt: skip
+        save_strategy="no", disable_tqdm=True, use_cpu=True, **more)
     rows = [{"input_ids": row, "labels": row} for tokens, _ in batches[:8] for row in tokens]
     trainer = Trainer(model=small_lora(), args=arguments, train_dataset=rows)
     if arguments.fsdp:
@@ -621,9 +621,9 @@ def full(gradients_leave):
 # %%
 names = {"optimizer offloaded": False, "gradients leave, too": True}
 big = {name: simulate(lambda: full(leave), lambda m, o: finetune_step(m, o, 1, LENGTH), device="RTX 4090", name=name)
-       for name, leave in names.items()}  # fmt: skip
+       for name, leave in names.items()}
 show(draw_breakdown(list(big.values()), limit="24GB", unit="GB", title="Llama-2-7B, every weight trained"),
-     alt="; ".join(f"{name}: {run.peak_bytes / GB:.1f} GB" for name, run in big.items()))  # fmt: skip
+     alt="; ".join(f"{name}: {run.peak_bytes / GB:.1f} GB" for name, run in big.items()))
 least = big["gradients leave, too"]
 print(f"device: {expected / GB:.2f} GB predicted, {least.peak_bytes / GB:.2f} simulated; host: {least.host_bytes / GB:.1f} GB simulated")
 assert abs(least.peak_bytes / expected - 1) < 0.03, "2 bytes a parameter, buffers and activations: what else stays?"
@@ -696,7 +696,7 @@ for row in summaries:
     print(f"{row.source:<26}{row.quantity:<24}{row.rows:>2} rows, mean error {row.mean:.1%}, bias {row.bias:+.1%}")
     assert row.mean <= 0.15, f"{row.source}: the prediction is off; which rate is not the published one?"
 show(draw_validation(summaries, title="Offload, predicted beside published"),
-     alt="; ".join(f"{row.source}: mean error {row.mean:.0%}" for row in summaries))  # fmt: skip
+     alt="; ".join(f"{row.source}: mean error {row.mean:.0%}" for row in summaries))
 
 # %% [markdown]
 # **Read it.** ZeRO-Offload trained 13 billion parameters on one V100 of 32 GB, at 34.5 TFLOP/s (published, Figure 8). Each
@@ -715,12 +715,12 @@ box = Cluster(gpu="RTX 4090", nodes=1, gpus_per_node=1, host_memory_bytes=128 * 
 batch, base = Batch(sequences=16, sequence_length=2048), {"recompute": "full"}
 ways = {"QLoRA": Plan(lora=Lora(base="nf4-dq"), framework="bf16", **base),
         "LoRA + offload": Plan(lora=Lora(), offload="optimizer", framework="bf16", **base),
-        "full + offload": Plan(offload="optimizer", framework="deepspeed", zero_stage=2, **base)}  # fmt: skip
+        "full + offload": Plan(offload="optimizer", framework="deepspeed", zero_stage=2, **base)}
 sheet = {}
 for name, plan in ways.items():
     told = estimate(shape, box, plan, batch)
     sheet[name] = {"card, GB": told.peak.allocated_bytes / GB, "host, GB": told.host_bytes / GB,
-                   "step, s": told.step_seconds, "days": 50e6 / batch.tokens * told.step_seconds / 86_400}  # fmt: skip
+                   "step, s": told.step_seconds, "days": 50e6 / batch.tokens * told.step_seconds / 86_400}
 print(f"18 bytes a parameter on the host: {18 * P / GB:.0f} GB")
 pd.DataFrame(sheet).T.style.format(precision=2).set_caption(f"{Evidence.PREDICTED}; unpacking of NF4 not counted")
 

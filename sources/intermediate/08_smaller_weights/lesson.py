@@ -78,17 +78,17 @@ from evidence.validation.tables import source, table
 # %%
 MODELS = ("llama-2-7b", "llama-2-70b")
 served = {f"{name}, {bits} bits": Serving(model=name, bits=bits, group=None if bits == 16 else 128)
-          for name in MODELS for bits in (16, 4)}  # fmt: skip
+          for name in MODELS for bits in (16, 4)}
 cards = {name: device(name).memory_bytes for name in ("RTX-4090", "A100-80GB", "H200")}
 contexts = [2**power for power in range(9, 18)]
 memory = {name: {c: s.memory_bytes(8, c) for c in contexts} for name, s in served.items()}
 show(draw_context_memory(memory, cards, title="Eight sequences: weights and cache over the context"),
-     alt="Memory over context for Llama-2 7B and 70B in 16 and 4 bits, with the memory of three cards.")  # fmt: skip
+     alt="Memory over context for Llama-2 7B and 70B in 16 and 4 bits, with the memory of three cards.")
 
 # %% tags=["nbval-check-output"]
 rows = [{"model": name, "weights": format_bytes(s.weight_bytes), "cache of a token": format_bytes(s.cache_bytes_per_token),
          **{f"tokens beside them, {card}": f"{s.cache_tokens(room):,}" for card, room in cards.items()}}
-        for name, s in served.items()]  # fmt: skip
+        for name, s in served.items()]
 pd.DataFrame(rows).set_index("model").T
 
 # %% [markdown]
@@ -127,7 +127,7 @@ for name, card, batch in (("llama-2-7b", "RTX-4090", 1), ("llama-2-7b", "A100-80
     run = simulate(lambda name=name: built(name), partial(read_and_write, batch=batch), device=card, name=name)
     formula = Serving(model=name).memory_bytes(batch, 4096)
     print(f"{name:<12} batch {batch}: {format_bytes(formula)} (predicted), {format_bytes(run.peak_bytes)} (simulated),",
-          f"ratio {run.peak_bytes / formula:.3f}. {run.notes[0]}")  # fmt: skip
+          f"ratio {run.peak_bytes / formula:.3f}. {run.notes[0]}")
 
 # %% [markdown]
 # **Read it.** The formula counts what stays: weights and cache. What the simulation adds is what reading 4,096 tokens at
@@ -307,16 +307,16 @@ def inputs_on(seed):
 ROUNDED_BY = {
     "nearest, no text": lambda x, bits, group: round_to_nearest(weight, bits, group),
     "AWQ": lambda x, bits, group: awq(weight, x.moments, x.magnitudes, bits, group),
-    "GPTQ": lambda x, bits, group: gptq(weight, x.moments, bits, group)}  # fmt: skip
+    "GPTQ": lambda x, bits, group: gptq(weight, x.moments, bits, group)}
 texts = [inputs_on(seed) for seed in (10, 11, 12)]
 errors = {name: {bits: [error_of(rounded_by(text, bits, GROUP).weight()) for text in texts] for bits in (2, 3, 4, 8)}
-          for name, rounded_by in ROUNDED_BY.items()}  # fmt: skip
+          for name, rounded_by in ROUNDED_BY.items()}
 show(draw_error_by_bits(errors, device="the CPU"),
-     alt="Relative error of a layer's output over 2, 3, 4 and 8 bits: falling lines, GPTQ lowest; AWQ meets plain rounding at 8 bits.")  # fmt: skip
+     alt="Relative error of a layer's output over 2, 3, 4 and 8 bits: falling lines, GPTQ lowest; AWQ meets plain rounding at 8 bits.")
 
 # %%
 by_group = {name: {f"groups of {group}": f"{error_of(rounded_by(texts[0], 4, group).weight()):.2%}" for group in (32, 64, 128)}
-            for name, rounded_by in ROUNDED_BY.items()}  # fmt: skip
+            for name, rounded_by in ROUNDED_BY.items()}
 pd.DataFrame(by_group).T.rename_axis("error of the output, 4 bits (measured)")
 
 # %% [markdown]
@@ -340,7 +340,7 @@ def with_outlier(model, channel=7, factor=30.0):
         for block in grown.blocks:
             attention, mlp = block.attention, block.feedforward
             for norm, readers in ((block.attention_norm, (attention.query, attention.key, attention.value)),
-                                  (block.feedforward_norm, (mlp.gate, mlp.up))):  # fmt: skip
+                                  (block.feedforward_norm, (mlp.gate, mlp.up))):
                 norm.weight[channel] *= factor
                 for reader in readers:
                     reader.weight[:, channel] /= factor
@@ -379,7 +379,7 @@ assert few["one outlier, split"] < few["one outlier, int8"], "the split keeps th
 
 # %%
 METHODS = {"fp16": lambda w, x: Sixteen(w), "int8": lambda w, x: int8.Int8Weight.of(w),
-           "NF4": lambda w, x: nf4.Nf4Weight.of(w)}  # fmt: skip
+           "NF4": lambda w, x: nf4.Nf4Weight.of(w)}
 for b in (4, 3, 2):
     METHODS[f"nearest-{b}"] = lambda w, x, b=b: round_to_nearest(w, b, GROUP)
     METHODS[f"AWQ-{b}"] = lambda w, x, b=b: awq(w, x.moments, x.magnitudes, b, GROUP)
@@ -414,7 +414,7 @@ assert abs(frame.loc["int8", "perplexity"] / frame.loc["fp16", "perplexity"] - 1
 for better, worse in (("int8", "AWQ-4"), ("int8", "GPTQ-4"), ("AWQ-4", "nearest-4"), ("GPTQ-4", "nearest-4")):
     assert frame.loc[better, "mean error"] < frame.loc[worse, "mean error"], f"{better} should beat {worse}: is the calibration text still Python?"
 display(frame.style.format({"perplexity": "{:.3f}", "change %": "{:+.2f}", "standard error": "{:.2f}", "bytes": "{:,.0f}",
-                            "bits a weight": "{:.2f}", "mean error": "{:.2%}"}).set_caption("28 matrices (measured)"))  # fmt: skip
+                            "bits a weight": "{:.2f}", "mean error": "{:.2%}"}).set_caption("28 matrices (measured)"))
 
 # %% [markdown]
 # **Read it.** Measured, on text that neither training nor calibration saw; the standard error is that of the change,
@@ -479,7 +479,7 @@ for name, arm in {"fp32": model, "packed, 4 bits": small}.items():
     run = measure(lambda arm=arm: read_64_bytes(arm), model=arm, name=name, timed_steps=0)
     weight_bytes[name] = run.breakdown["parameters"] + run.breakdown["buffers"]  # packed codes are buffers
     print(f"{name:<15} weights {format_bytes(weight_bytes[name])},",
-          f"temporaries {format_bytes(run.breakdown['temporaries'])} (measured)")  # fmt: skip
+          f"temporaries {format_bytes(run.breakdown['temporaries'])} (measured)")
 assert weight_bytes["packed, 4 bits"] < weight_bytes["fp32"] / 4, "packed matrices take an eighth of fp32"
 
 # %% [markdown]
@@ -545,7 +545,7 @@ else:
 
 # %%
 NAMES = {"Llama-2-7B": "llama-2-7b", "Llama-2-70B": "llama-2-70b",
-         "Llama-3.1-8B": "llama-3-8b", "Llama-3.1-70B": "llama-3-70b"}  # fmt: skip
+         "Llama-3.1-8B": "llama-3-8b", "Llama-3.1-70B": "llama-3-70b"}
 
 
 def served_as(row):
@@ -558,7 +558,7 @@ alone = [row for row in rates if row["gpus"] == "1"]
 bound = [served_as(row).tokens_per_second("A100-80GB") for row in alone]
 published = [float(row["tokens_per_second"]) for row in alone]
 show(draw_decoding([f"{row['model']}, {row['bits']} bits" for row in alone], bound, published),
-     alt="The bound on tokens per second from bytes, and published rates of gpt-fast, on an A100.")  # fmt: skip
+     alt="The bound on tokens per second from bytes, and published rates of gpt-fast, on an A100.")
 at_most = served_as(alone[4]).tokens_per_second("A100-80GB")
 print(f"your bet {my_bet_tokens_per_second}; Llama-2-70B in 4 bits: at most {at_most:.0f} (predicted), {published[4]:.0f} (published)")
 
@@ -594,7 +594,7 @@ def predicted_rate(row):
 
 
 found = pd.DataFrame({"row": f"{row['model']} on {row['gpus']} GPUs", "bits": int(row["bits"]),
-                      "too fast by, %": 100 * (predicted_rate(row) / published_rate(row) - 1)} for row in rates)  # fmt: skip
+                      "too fast by, %": 100 * (predicted_rate(row) / published_rate(row) - 1)} for row in rates)
 print("published:", source("gpt_fast_decode").partition(": 8 x")[2].partition(";")[0], "(gpt-fast; 16-bit rows are in sample)")
 off = found[found["bits"] == 16].set_index("row")["too fast by, %"].abs().nlargest(2)
 print("farthest off in 16 bits:", ", ".join(f"{row} by {percent:.0f}%" for row, percent in off.items()))
@@ -615,7 +615,7 @@ for bits, group in ((16, None), (8, None), (4, 128)):
     s = Serving(model="llama-2-7b", bits=bits, group=group)
     rates_of = [f"{s.tokens_per_second('A100-80GB', batch, 2048):>6.0f}" for batch in (1, 8, 32)]
     print(f"7B, {bits:>2} bits, context 2,048: at most {', '.join(rates_of)} tokens/s at batch 1, 8, 32;",
-          f"without a cache arithmetic takes over at batch {s.arithmetic_batch('A100-80GB'):.0f} (predicted)")  # fmt: skip
+          f"without a cache arithmetic takes over at batch {s.arithmetic_batch('A100-80GB'):.0f} (predicted)")
 
 # %% [markdown]
 # **Question.** A batch is so large that the cache is all that is read. By what factor do tokens per second grow when

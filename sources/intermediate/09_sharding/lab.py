@@ -199,7 +199,7 @@ check("09.accumulation", {
     "collective that grew": grew,
     "times that gradients are sent": times_sent,
     "cured configuration": cured,
-})  # fmt: skip
+})
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>Gradients of 1,000,000 parameters are 2,000,000 bytes in bf16.</details>

@@ -75,13 +75,13 @@ print(zero_problem or f"DeepSpeed {load_deepspeed().__version__}, ranks on {PLAC
 
 # %%
 SHARDED = {"DDP": (), "ZeRO-1": ("optimizer state",), "ZeRO-2": ("optimizer state", "gradients"),
-           "ZeRO-3, FSDP2": ("optimizer state", "gradients", "parameters")}  # fmt: skip
+           "ZeRO-3, FSDP2": ("optimizer state", "gradients", "parameters")}
 SENT = {"DDP": "all-reduce gradients", "ZeRO-1": "reduce-scatter gradients,\ngather parameters once",
         "ZeRO-2": "the same, gradients\nbucket by bucket",
-        "ZeRO-3, FSDP2": "gather each block twice,\nreduce-scatter its gradients"}  # fmt: skip
+        "ZeRO-3, FSDP2": "gather each block twice,\nreduce-scatter its gradients"}
 show(draw_holders(SHARDED, sends=SENT, title="Who holds what, by the textbook, between backward and step; areas are bytes"),
      alt="Four ranks in four schemes. DDP: all ranks hold everything. ZeRO-1: each holds a quarter of the optimizer "
-     "state. ZeRO-2: a quarter of the gradients, too. ZeRO-3: a quarter of everything.")  # fmt: skip
+     "state. ZeRO-2: a quarter of the gradients, too. ZeRO-3: a quarter of everything.")
 
 # %% [markdown]
 # ## 1. The staircase
@@ -271,7 +271,7 @@ def zero(name, size, accumulation=1, **settings):
     model = fresh_model(size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     config = zero_config(int(name[5]), sum(p.numel() for p in model.parameters()), accumulation=accumulation,
-                         world_size=dist.get_world_size(), micro_batch=MICRO_BATCH, **settings)  # fmt: skip
+                         world_size=dist.get_world_size(), micro_batch=MICRO_BATCH, **settings)
     engine = zero_engine(model, optimizer, config)
     return engine, optimizer, engine.backward, engine.step
 
@@ -335,7 +335,7 @@ def on_rank(name, timed_steps=3, **settings):
         update()
 
     found = measure(step, model=model.module if is_zero else model, optimizer=optimizer, name=name,
-                    items=MICRO_BATCH * LENGTH, unit="tokens", timed_steps=timed_steps)  # fmt: skip
+                    items=MICRO_BATCH * LENGTH, unit="tokens", timed_steps=timed_steps)
     optimizer.register_step_pre_hook(lambda *_: rows.update(begins=everything(model, optimizer)))
     with traffic() as sent:
         step(looking=True)
@@ -356,7 +356,7 @@ compare([run[0] for run in runs.values()], title="One rank of four, bf16 mixed p
 # %%
 steps_in_common = min(len(losses) for _, losses, _, _ in runs.values())
 means = {name: [sum(rank[1][s] for rank in ranks) / N for s in range(steps_in_common)]
-         for name, ranks in found.items()}  # fmt: skip
+         for name, ranks in found.items()}
 for name, mean in means.items():
     apart = max(abs(a / b - 1) for a, b in zip(mean, means["DDP"], strict=True))
     print(f"{name:<7} first loss {mean[0]:.4f}, last loss {mean[-1]:.4f}, apart {apart:.0e}")
@@ -373,7 +373,7 @@ for name, mean in means.items():
 
 # %%
 NAMES = {"exp_avg": "moments", ".grad": "gradients", "averaged_gradients": "gradients", "fp32_": "master",
-         "grad_partitions": "gradients", "ipg_bucket": "bucket"}  # fmt: skip
+         "grad_partitions": "gradients", "ipg_bucket": "bucket"}
 
 
 def items(run, when="after backward"):
@@ -438,7 +438,7 @@ pd.DataFrame(peaks).T.style.format(precision=2).set_caption("the most there is o
 zeros = {name: runs[name][0] for name in names if name.startswith("ZeRO")} or {"FSDP2": runs["FSDP2"][0]}
 show(draw_over_time(zeros, "gradients", per=P, title="When gradients are there (one rank of four)"),
      alt="Gradients through one step, a panel for each ZeRO stage: they climb to two bytes per parameter in ZeRO-1's "
-     "backward and stay low in those of ZeRO-2 and 3; all rise at the end by fp32 copies.")  # fmt: skip
+     "backward and stay low in those of ZeRO-2 and 3; all rise at the end by fp32 copies.")
 for name in names[1:-1]:
     print(f"{name}, optimizer begins: {items(runs[name], 'begins')['gradients', FP]:,} bytes of fp32 gradients")
     fp32_gradients = items(runs[name], "begins")["gradients", FP]
@@ -475,7 +475,7 @@ for name, run in (("DDP", runs["DDP"]), ("DDP, gradient_as_bucket_view", as_view
 def ring_bytes(rows):
     """Bytes that one rank sends, by collective, single numbers left out."""
     factor = {"all-reduce": 2 * (N - 1) / N, "reduce": (N - 1) / N, "reduce-scatter": (N - 1) / N,
-              "all-gather": N - 1}  # the payload of an all-gather is one rank's part  # fmt: skip
+              "all-gather": N - 1}  # the payload of an all-gather is one rank's part
     sent = Counter()
     for row in rows:
         if row.payload_bytes > 64 and row.collective in factor:
@@ -488,7 +488,7 @@ REDUCE, GATHER, SCATTER = "all-reduce", "all-gather", "reduce-scatter"
 sends = {"DDP": {(REDUCE, FP): 8 * P}, "ZeRO-1": {(REDUCE, BF): 4 * P, (GATHER, BF): 2 * P},
          "ZeRO-2": {(REDUCE, BF): 4 * P, (GATHER, BF): 2 * P},
          "ZeRO-3": {(GATHER, BF): 4 * P, (SCATTER, BF): 2 * P},
-         "FSDP2": {(GATHER, BF): 2 * (2 * P - root), (SCATTER, FP): 4 * P}}  # times (N - 1) / N  # fmt: skip
+         "FSDP2": {(GATHER, BF): 2 * (2 * P - root), (SCATTER, FP): 4 * P}}  # times (N - 1) / N
 
 # %%
 round_bytes = 2 * P * (N - 1) / N
@@ -496,7 +496,7 @@ rounds = {}
 for name in names:
     formula = {key: size * (N - 1) // N for key, size in sends[name].items()}
     assert all(ring_bytes(rank[2]) == formula for rank in found[name]), (
-        f"{name} sends other bytes than the formula: are bucket sizes and steps unchanged?")  # fmt: skip
+        f"{name} sends other bytes than the formula: are bucket sizes and steps unchanged?")
     rounds[name] = sum(formula.values()) / round_bytes
     parts = ", ".join(f"{kind} {size / round_bytes:.2f} ({dtype})" for (kind, dtype), size in formula.items())
     print(f"{name:<7}{rounds[name]:5.2f} rounds (counted, and equal to its formula): {parts}")
@@ -527,7 +527,7 @@ if not zero_problem:
         print(f"{name} with {key} = {value}: {changed:.2f} rounds (counted), {rounds[name]:.2f} before; {parts}")
         assert changed == 2, f"{name} should send every parameter twice: is its setting still known to DeepSpeed?"
     print(f"ZeRO-1 as it comes: {100 * rounds['ZeRO-1'] / 2:.0f}% of a DDP in bf16 (formula),",
-          f"{100 * rounds['ZeRO-1'] / rounds['DDP']:.0f}% of the fp32 DDP above; your bet: {my_bet_percent}%")  # fmt: skip
+          f"{100 * rounds['ZeRO-1'] / rounds['DDP']:.0f}% of the fp32 DDP above; your bet: {my_bet_percent}%")
 
 # %% [markdown]
 # **Read it.** `use_multi_rank_bucket_allreduce=false` gives the paper's two rounds: each part is reduced to
@@ -623,7 +623,7 @@ check("09.one_gpu", bytes_saved_on_one_gpu)
 
 # %%
 LARGE = TransformerConfig(vocabulary=50257, hidden=2048, layers=24, heads=16, feedforward=5504,
-                          tied=True)  # fmt: skip
+                          tied=True)
 with torch.device("meta"):
     P_large = sum(p.numel() for p in Transformer(LARGE).parameters())
 print(f"P = {P_large:,}; 16P = {16 * P_large / GB:.1f} GB ({Evidence.PREDICTED})")
@@ -650,10 +650,10 @@ def at_size(name, ranks):
 WORLDS = {"DDP": (4,), "ZeRO-1": (4,), "ZeRO-2": (4, 64), "ZeRO-3": (4, 64), "FSDP2": (4, 64)}
 steps = {name: {ranks: at_size(name, ranks) for ranks in WORLDS[name]} for name in names}
 formulas = {name: {ranks: textbook(min(stage, 3), ranks) * P_large for ranks in (1, 4, 16, 64)}
-            for stage, name in enumerate(BUILDERS)}  # fmt: skip
+            for stage, name in enumerate(BUILDERS)}
 figure = draw_staircase(steps, formulas, limit="16GB", title="1.3 billion parameters, one sequence of 512")
 show(figure, alt="Peak of one rank over the number of ranks, for DDP, ZeRO-1, 2, 3 and FSDP2, each above the "
-     "dashed line of its states (ZeRO-3 and FSDP2 share one). On 64 ranks FSDP2 is well above it.")  # fmt: skip
+     "dashed line of its states (ZeRO-3 and FSDP2 share one). On 64 ranks FSDP2 is well above it.")
 
 # %%
 STATES = ("parameters", "gradients", "optimizer state")
@@ -665,7 +665,7 @@ for name, by_ranks in steps.items():
         top = ", ".join(f"{k} {rest[k]:.2f}" for k in sorted(rest, key=rest.get)[:-3:-1])
         table_rows.append({"": f"{name}, {ranks}", "formula": formulas[name][ranks] / GB, "peak": run.peak_bytes / GB,
                            "states": sum(peak.values()) - sum(rest.values()), "rest": sum(rest.values()),
-                           "in": run.peak_phase, "largest of the rest": top})  # fmt: skip
+                           "in": run.peak_phase, "largest of the rest": top})
 display(pd.DataFrame(table_rows).style.format(precision=2).hide().set_caption("GB; the formula predicted, the others simulated"))
 gathered = 2 * (LARGE.vocabulary + 1) * LARGE.hidden / GB
 print(f"FSDP2's root gathered in bf16: {gathered:.2f} GB; its gradient to be reduced in fp32: {2 * gathered:.2f} GB")
@@ -690,13 +690,13 @@ print(f"FSDP2's root gathered in bf16: {gathered:.2f} GB; its gradient to be red
 # %%
 SCHEMES = {"DDP": ("fsdp", 0), "ZeRO-1, Megatron-LM": ("megatron", 1), "ZeRO-1, DeepSpeed": ("deepspeed", 1),
            "ZeRO-2, DeepSpeed": ("deepspeed", 2), "ZeRO-3, DeepSpeed": ("deepspeed", 3), "FSDP2": ("fsdp", 3),
-           "HSDP, a copy a node": ("fsdp", 3, 8)}  # fmt: skip
+           "HSDP, a copy a node": ("fsdp", 3, 8)}
 
 
 def best(network_gb, texts, framework, stage, shard_ranks=None, recomputes=("none", "full")):
     cluster = Cluster(gpu="A100-40GB", nodes=8, network_bytes_per_second=network_gb * GB)
     plans = [Plan(dp=64, zero_stage=stage, framework=framework, shard_ranks=shard_ranks, micro_batch=size, recompute=recompute)
-             for size in (1, 2, 4, 8, 16) if 64 * size <= texts for recompute in recomputes]  # fmt: skip
+             for size in (1, 2, 4, 8, 16) if 64 * size <= texts for recompute in recomputes]
     found = [estimate("opt-1.3b", cluster, plan, Batch(sequences=texts, sequence_length=2048)) for plan in plans]
     return max((each for each in found if each.fits), key=lambda each: each.tokens_per_second)
 
@@ -704,7 +704,7 @@ def best(network_gb, texts, framework, stage, shard_ranks=None, recomputes=("non
 def told(found):
     plan = found.plan
     return (f"{found.tokens_per_second / 64:,.0f} in {found.peak.allocated_bytes / GB:.0f} GB "
-            f"({plan.micro_batch} at once{', recomputed' if plan.recompute == 'full' else ''})")  # fmt: skip
+            f"({plan.micro_batch} at once{', recomputed' if plan.recompute == 'full' else ''})")
 
 
 asked = {"200 GB/s a node, 512 texts": (200, 512), "1.25 GB/s, 512 texts": (1.25, 512), "1.25 GB/s, 4,096 texts": (1.25, 4096)}
@@ -715,7 +715,7 @@ print("FSDP2 with every block recomputed, 200 GB/s:", told(recomputed))
 for row in table("llm_foundry"):
     if (row["model"], row["seq_len"], row["n_gpus"], row["gpu"]) == ("1b", "2048", "64", "a100_40gb"):
         print(f"llm-foundry, FSDP, 200 GB/s a node, micro-batch {row['micro_batch_size']}, recomputation {row['activation_checkpointing']}:",
-              f"{int(row['throughput_tok_s_gpu']):,} tokens/s/GPU (published)")  # fmt: skip
+              f"{int(row['throughput_tok_s_gpu']):,} tokens/s/GPU (published)")
 
 # %% [markdown]
 # **Read it.** On the fast network the schemes differ little in speed and much in memory: shard all, and recompute if a
@@ -780,7 +780,7 @@ assert abs(of_two / of_four - 1) < 1e-3, "two ranks read another model than four
 pd.DataFrame({name: {"held, bytes per parameter (measured)": sum(items(runs[name]).values()) / P,
                      "sent, rounds (counted)": rounds[name],
                      "1.3B on 4 ranks, GB (simulated)": steps[name][4].peak_bytes / GB}
-              for name in names}).T.style.format("{:.2f}")  # fmt: skip
+              for name in names}).T.style.format("{:.2f}")
 
 # %% [markdown]
 # | take | when | costs | does not help |

@@ -134,7 +134,7 @@ def cure_3(patient):
         "losses, history = [], []": "losses, mean = [], torch.zeros_like(weight)",
         "history.append(weight.detach().clone())": "mean.add_(weight.detach(), alpha=1 / STEPS)",
         "        weight.zero_()\n        for kept in history:\n            weight.add_(kept, alpha=1 / STEPS)":
-        "        weight.copy_(mean)"})  # fmt: skip
+        "        weight.copy_(mean)"})
 
 
 diagnosis_3 = {"cause": "fragmentation", "category": "reserved, not alive", "line": 35}
@@ -175,7 +175,7 @@ def in_backward(model):
 def cure_4(patient):
     return patient.edited({
         "return model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)": "return model, in_backward(model)",
-        "        optimizer.zero_grad()\n": "", "        optimizer.step()\n": ""}, in_backward=in_backward)  # fmt: skip
+        "        optimizer.zero_grad()\n": "", "        optimizer.step()\n": ""}, in_backward=in_backward)
 
 
 diagnosis_4 = {"cause": "optimizer step", "category": "optimizer state", "line": 22}
@@ -205,7 +205,7 @@ found = admit(5)
 def cure_5(patient):
     return patient.edited({
         '        wanted = model["teacher"](tokens).softmax(-1)':
-        '        with torch.no_grad():\n            wanted = model["teacher"](tokens).softmax(-1)'})  # fmt: skip
+        '        with torch.no_grad():\n            wanted = model["teacher"](tokens).softmax(-1)'})
 
 
 diagnosis_5 = {"cause": "missing no_grad", "category": "activations", "line": 34}
@@ -233,7 +233,7 @@ def cure_6(patient):
     return patient.edited({
         "            total = total + loss / PARTS":
         "            (loss / PARTS).backward()\n            total = total + loss.detach() / PARTS",
-        "        total.backward()\n": ""})  # fmt: skip
+        "        total.backward()\n": ""})
 
 
 diagnosis_6 = {"cause": "kept graph", "category": "activations", "line": 36}
@@ -260,7 +260,7 @@ found = admit(7)
 def cure_7(patient):
     return patient.edited({
         "        scores = query @ key.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)\n": "",
-        "scores.softmax(-1) @ value": "F.scaled_dot_product_attention(query, key, value)"})  # fmt: skip
+        "scores.softmax(-1) @ value": "F.scaled_dot_product_attention(query, key, value)"})
 
 
 diagnosis_7 = {"cause": "large input", "category": "activations", "line": 28}

@@ -75,7 +75,7 @@ before = {name: sick(patient) for name, patient in patients.items()}
 kinds = [Evidence.MEASURED, Evidence.SIMULATED]  # of fragmentation: the smallest GPU that would do
 rows = {name: Case(found.bytes, patients[name].limit_bytes) for name, found in before.items()}
 show(draw_ward(rows, title="Seven patients, each over its budget", evidence=kinds),
-     alt="Bars of seven training runs: every one of them reaches beyond the line of its budget.")  # fmt: skip
+     alt="Bars of seven training runs: every one of them reaches beyond the line of its budget.")
 
 # %%
 for name, found in before.items():
@@ -100,7 +100,7 @@ for name, found in before.items():
     growth = (alive[-1] - alive[1]) / (len(alive) - 2) if len(alive) > 2 else float("nan")  # two steps tell nothing
     triage.append({"patient": name, "peak in": found.run.peak_phase, "largest": max(found.run.breakdown, key=found.run.breakdown.get),
                    "grows per step (MiB)": round(growth / MIB, 2), "peak (MiB)": found.run.peak_bytes // MIB,
-                   "budget (MiB)": patients[name].limit_bytes // MIB})  # fmt: skip
+                   "budget (MiB)": patients[name].limit_bytes // MIB})
 pd.DataFrame(triage).set_index("patient").style.format(na_rep="-", precision=2)
 
 # %% [markdown]
@@ -151,7 +151,7 @@ for name, changes in half_cures.items():
 
 # %%
 cures = {"kept_graph": patients["kept_graph"].edited(
-    {"total_loss + loss": "total_loss + loss.detach()", "logits.logsumexp": "logits.detach().logsumexp"})}  # fmt: skip
+    {"total_loss + loss": "total_loss + loss.detach()", "logits.logsumexp": "logits.detach().logsumexp"})}
 after = {}
 
 
@@ -159,7 +159,7 @@ def treat(name):
     after[name] = examine(cures[name])
     print(cures[name].diff)
     print(f"{before[name].bytes / MIB:.1f} MiB before, {after[name].bytes / MIB:.1f} after, budget",
-          f"{patients[name].limit_bytes / MIB:.0f}; same losses: {after[name].same_losses(before[name])}")  # fmt: skip
+          f"{patients[name].limit_bytes / MIB:.0f}; same losses: {after[name].same_losses(before[name])}")
     assert after[name].fits and not before[name].fits, f"the cure of {name} should bring it under its budget"
     assert after[name].same_losses(before[name]), f"the cure of {name} should leave its losses alone"
 
@@ -168,7 +168,7 @@ treat("kept_graph")
 
 # %%
 figure = draw_over_time({"before": before["kept_graph"].run, "after": after["kept_graph"].run}, "logits and loss",
-                        title="A staircase is the sign of something kept")  # fmt: skip
+                        title="A staircase is the sign of something kept")
 show(figure, alt="Logits and loss over eight steps: before the cure a staircase, after it a comb of equal teeth.")
 
 # %% [markdown]
@@ -183,7 +183,7 @@ script("forgotten_reference", "    norms =", "    for _ in")
 # %%
 cures["forgotten_reference"] = patients["forgotten_reference"].edited({
     "seen.append(result)": "seen.append(result.abs().max().item())",
-    "result.abs().max().item() for result": "result for result"})  # fmt: skip
+    "result.abs().max().item() for result": "result for result"})
 treat("forgotten_reference")
 
 # %% [markdown]
@@ -225,12 +225,12 @@ print("without the traceback:", "alive" if witness() is not None else "gone")
 
 # %%
 show(draw_timeline(before["validation"].run, title="Small steps, and a validation that keeps everything"),
-     alt="Timeline: low hills of training, then a forward that climbs five times as high.")  # fmt: skip
+     alt="Timeline: low hills of training, then a forward that climbs five times as high.")
 
 # %%
 cures["validation"] = patients["validation"].edited({
     "    losses.append(loss_of(model, held_out).item())":
-    "    with torch.no_grad():\n        losses.append(loss_of(model, held_out).item())"})  # fmt: skip
+    "    with torch.no_grad():\n        losses.append(loss_of(model, held_out).item())"})
 treat("validation")
 
 # %% [markdown]
@@ -242,7 +242,7 @@ treat("validation")
 # %%
 found = before["large_vocabulary"].run
 show(draw_breakdown([found], title="The peak of large_vocabulary"),
-     alt="One bar: logits, loss and their gradients' temporaries fill most of it; activations are thin.")  # fmt: skip
+     alt="One bar: logits, loss and their gradients' temporaries fill most of it; activations are thin.")
 print("logits of one batch:", format_bytes(8 * 48 * 24_000 * 4), "(predicted)")
 
 # %% [markdown]
@@ -266,7 +266,7 @@ def in_chunks(model, tokens, parts, chunks=8):
 cures["large_vocabulary"] = patients["large_vocabulary"].edited({
     "            logits = model(tokens[:, :-1])\n": "",
     "F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) / parts": "in_chunks(model, tokens, parts)",
-    "del logits, loss": "del loss"}, in_chunks=in_chunks)  # fmt: skip
+    "del logits, loss": "del loss"}, in_chunks=in_chunks)
 treat("large_vocabulary")
 
 # %% [markdown]
@@ -277,7 +277,7 @@ treat("large_vocabulary")
 
 # %%
 show(draw_timeline(before["optimizer_doubles"].run, title="The first step makes the states, and a temporary"),
-     alt="Timeline: memory more than doubles during the first optimizer step and shows the same tooth in each later one.")  # fmt: skip
+     alt="Timeline: memory more than doubles during the first optimizer step and shows the same tooth in each later one.")
 
 # %%
 cures["optimizer_doubles"] = patients["optimizer_doubles"].edited({"foreach=True": "fused=True"})
@@ -303,7 +303,7 @@ print(f"twice the side, four times the pixels, {pixels:.2f} times the activation
 
 # %%
 cures["resolution"] = resolution.edited(
-    {"return model, torch": "return checkpoint_blocks(model), torch"}, checkpoint_blocks=checkpoint_blocks)  # fmt: skip
+    {"return model, torch": "return checkpoint_blocks(model), torch"}, checkpoint_blocks=checkpoint_blocks)
 treat("resolution")
 
 # %% [markdown]
@@ -354,12 +354,12 @@ print("\non a GPU of the budget's size:", fragmented.complaint)
 # %%
 cures["fragmentation"] = patients["fragmentation"].edited({
     "losses, kept = [], []": "losses, kept = [], []\n    room = iter(torch.empty(STEPS, ROWS, FEATURES, device=device))",
-    "kept.append(model(probe))": "kept.append(next(room).copy_(model(probe)))"})  # fmt: skip
+    "kept.append(model(probe))": "kept.append(next(room).copy_(model(probe)))"})
 treat("fragmentation")
 maps = {name: [Segment(blocks) for blocks in found.replayed().segments()]
-        for name, found in {"before": fragmented, "after": after["fragmentation"]}.items()}  # fmt: skip
+        for name, found in {"before": fragmented, "after": after["fragmentation"]}.items()}
 show(draw_segments(maps, title="What the allocator has reserved after the last step"),
-     alt="Segments as bars. Before: many bars, half of each free, some of them whole. After: few bars.")  # fmt: skip
+     alt="Segments as bars. Before: many bars, half of each free, some of them whole. After: few bars.")
 
 # %% [markdown]
 # The cure makes room for all features *before* the loop: one long-lived block instead of ten scattered ones. Wrong
@@ -452,9 +452,9 @@ lanes = {
     "CPU: PyTorch": [Span("launches", 0, 0.004), Span("launches", 0.006, 0.009), Span("waits", 0.009, 0.016), Span("launches", 0.016, 0.02)],
     "CUDA API": [Span("cudaFree", 0.009, 0.013), Span("cudaMalloc", 0.013, 0.016)],
     "GPU: kernels": [Span("kernels", 0.001, 0.006), Span("kernels", 0.0065, 0.0095), Span("kernels", 0.0165, 0.021)],
-}  # fmt: skip
+}
 show(draw_lanes(lanes, title="A made trace, not a recorded one: cudaFree in mid-step", evidence=None),
-     alt="Three lanes over time: kernels stop while cudaFree and cudaMalloc run, then go on.")  # fmt: skip
+     alt="Three lanes over time: kernels stop while cudaFree and cudaMalloc run, then go on.")
 
 # %% [markdown]
 # **Read it.** `cudaMalloc` belongs in the first steps. Later on, `cudaFree` and `cudaMalloc` say that the allocator ran
@@ -587,7 +587,7 @@ for cure in fits:
 print(f"your bet on accumulation, in two parts: {my_bet}; counted: {fits['accumulation']}")
 for parts in (4, 8):
     healed = [name for name, patient in patients.items()
-              if examine(patient.treated(train=lambda *both, p=patient: p.train(*both, parts))).fits]  # fmt: skip
+              if examine(patient.treated(train=lambda *both, p=patient: p.train(*both, parts))).fits]
     print(f"accumulation in {parts} parts brings under their budget: {', '.join(healed) or 'nobody'}")
 assert fits["its own cure"] == same["its own cure"] == 7, "each patient has a cure that changes no loss"
 assert max(same[cure] for cure in general) < 7, "no general cure should heal the whole ward"
@@ -615,7 +615,7 @@ print(path("kept_graph"), path("resolution"), sep="\n\n")
 # %%
 cases = {name: Case(before[name].bytes, patients[name].limit_bytes, after[name].bytes) for name in patients}
 show(draw_ward(cases, title="The ward, before and after", evidence=kinds),
-     alt="Two bars for each patient: the first beyond the line of its budget, the second short of it.")  # fmt: skip
+     alt="Two bars for each patient: the first beyond the line of its budget, the second short of it.")
 for name in patients:
     score("10", name, peak_bytes=after[name].bytes, evidence=kinds[name == "fragmentation"])
 scoreboard("10")
