@@ -31,10 +31,14 @@ def execute(
     folder.mkdir(parents=True, exist_ok=True)
     language = notebook.metadata.language_info
     client = NotebookClient(
-        notebook, km=_kernel(), timeout=CELL_TIMEOUT_SECONDS, record_timing=False,
-        coalesce_streams=True, resources={"metadata": {"path": str(folder)}},
+        notebook,
+        km=_kernel(),
+        timeout=CELL_TIMEOUT_SECONDS,
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(folder)}},
         extra_arguments=["--log-level=40"],  # no warning about plain TCP on the loopback address
-    )  # fmt: skip
+    )
     environment = os.environ | {"KINETO_LOG_LEVEL": "99"} | settings
     failure = _run_cells(client, environment)
     found = problems(notebook, private)

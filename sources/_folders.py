@@ -20,8 +20,10 @@ def two_of_one_number(root: Path) -> str:
     for folder in _lessons(root):
         other = found.setdefault(_number(folder), folder)
         if other != folder:
-            return (f"Two lessons have the number {_number(folder)}: {_short(other, root)} and "
-                    f"{_short(folder, root)}. Rename one.")  # fmt: skip
+            return (
+                f"Two lessons have the number {_number(folder)}: {_short(other, root)} and "
+                f"{_short(folder, root)}. Rename one."
+            )
     return ""
 
 
@@ -85,8 +87,10 @@ def _without_mistakes(folder: Path, names: list[str]) -> Iterator[str]:
     told = _with_mistakes(path)
     for name in names:
         if name not in told:
-            yield (f"mistakes.py has no mistake of {name!r}. Name one, with words of the sentence that it "
-                   f'earns: known.mistakes("{name}", name=(answer, "words")).')  # fmt: skip
+            yield (
+                f"mistakes.py has no mistake of {name!r}. Name one, with words of the sentence that it "
+                f'earns: known.mistakes("{name}", name=(answer, "words")).'
+            )
 
 
 def _foreign_imports(folder: Path) -> Iterator[str]:
@@ -99,11 +103,15 @@ def _foreign_imports(folder: Path) -> Iterator[str]:
             dots = len(name) - len(name.lstrip("."))
             own = f"{_LESSONS}{_number(folder)}."
             if name.startswith(own):
-                yield (f"{path.relative_to(folder).as_posix()} imports {name}, which is this lesson's own. "
-                       f"Write it with dots: {'.' * deepest}{name.removeprefix(own)}.")  # fmt: skip
+                yield (
+                    f"{path.relative_to(folder).as_posix()} imports {name}, which is this lesson's own. "
+                    f"Write it with dots: {'.' * deepest}{name.removeprefix(own)}."
+                )
             elif name.startswith(_LESSONS) or dots > deepest:
-                yield (f"{path.relative_to(folder).as_posix()} imports {name}, which is no part of this lesson. "
-                       "Move what both use to utils/, and import it from there.")  # fmt: skip
+                yield (
+                    f"{path.relative_to(folder).as_posix()} imports {name}, which is no part of this lesson. "
+                    "Move what both use to utils/, and import it from there."
+                )
 
 
 def _imported(path: Path) -> list[str]:
@@ -114,8 +122,10 @@ def _imported(path: Path) -> list[str]:
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
-            found += [f"{module}.{alias.name}" if module == "utils.lessons" else module
-                      for alias in node.names]  # fmt: skip
+            found += [
+                f"{module}.{alias.name}" if module == "utils.lessons" else module
+                for alias in node.names
+            ]
     return sorted(set(found))
 
 
@@ -145,8 +155,14 @@ def _defined(path: Path) -> set[str]:
 def _with_mistakes(path: Path) -> set[str]:
     """The exercises of which a file of mistakes declares one."""
     calls = [node for node in ast.walk(_tree(path)) if isinstance(node, ast.Call)]
-    declared = [c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr in _DECLARE_MISTAKES
-                and c.args and isinstance(c.args[0], ast.Constant)]  # fmt: skip
+    declared = [
+        c
+        for c in calls
+        if isinstance(c.func, ast.Attribute)
+        and c.func.attr in _DECLARE_MISTAKES
+        and c.args
+        and isinstance(c.args[0], ast.Constant)
+    ]
     return {str(call.args[0].value) for call in declared if isinstance(call.args[0], ast.Constant)}
 
 

@@ -18,13 +18,22 @@ BADGES = "{{badges}}"
 BOOTSTRAP = "bootstrap"
 _CELL_OPTIONS = {"tags", "jupyter"}
 # Of a lesson's folder: each script, where its notebook goes, and what that is.
-_SCRIPTS = (("lesson", Path("notebooks"), "lesson"), ("page", Path("notebooks"), "page"),
-            ("lab", Path("labs"), "lab"), ("lab", Path("solutions"), "solution"))  # fmt: skip
+_SCRIPTS = (
+    ("lesson", Path("notebooks"), "lesson"),
+    ("page", Path("notebooks"), "page"),
+    ("lab", Path("labs"), "lab"),
+    ("lab", Path("solutions"), "solution"),
+)
 _TEXT_OF = {"lesson": lesson_text, "page": lesson_text, "lab": lab_text, "solution": solution_text}
 _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 # Without the version, which differs between machines.
-_LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python",
-             "nbconvert_exporter": "python", "pygments_lexer": "ipython3"}  # fmt: skip
+_LANGUAGE = {
+    "name": "python",
+    "file_extension": ".py",
+    "mimetype": "text/x-python",
+    "nbconvert_exporter": "python",
+    "pygments_lexer": "ipython3",
+}
 
 
 @dataclass(frozen=True)
@@ -52,8 +61,11 @@ def targets(root: Path) -> list[Target]:
     """
     folders = [p for p in (root / "sources").rglob("[0-9][0-9]*_*") if p.is_dir()]
     # Numbers run through all tiers, so that the name alone gives the order.
-    return [target for folder in sorted(folders, key=lambda p: p.name)
-            for target in _made_by(folder.relative_to(root), root)]  # fmt: skip
+    return [
+        target
+        for folder in sorted(folders, key=lambda p: p.name)
+        for target in _made_by(folder.relative_to(root), root)
+    ]
 
 
 def _made_by(folder: Path, root: Path) -> list[Target]:

@@ -25,15 +25,27 @@ ROW, LEFT, ROOM, WIDTH = 26, 80, 150, 900  # pixels
 STEP, PLAN = "#0072B2", "#D55E00"  # of Okabe and Ito's palette, as in the course's figures
 # Module by module, as `docs/architecture.md` tells it; a module that is gone is an error.
 FLOWS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "step": (STEP, (
-        "utils.techniques.checkpointing", "utils.simulation.simulate", "utils.memory.source",
-        "utils.memory.meter", "utils.memory.timeline", "utils.views.timeline",
-    )),
-    "plan": (PLAN, (
-        "utils.catalog.models", "utils.planner.estimate", "utils.planner.search",
-        "utils.views.plan_figures",
-    )),
-}  # fmt: skip
+    "step": (
+        STEP,
+        (
+            "utils.techniques.checkpointing",
+            "utils.simulation.simulate",
+            "utils.memory.source",
+            "utils.memory.meter",
+            "utils.memory.timeline",
+            "utils.views.timeline",
+        ),
+    ),
+    "plan": (
+        PLAN,
+        (
+            "utils.catalog.models",
+            "utils.planner.estimate",
+            "utils.planner.search",
+            "utils.views.plan_figures",
+        ),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -84,16 +96,24 @@ def picture(root: Path = ROOT) -> str:
     bands = [[room(name, root) for name in layer] for layer in layers(root)]
     height = ROW * (sum(map(len, bands)) + 3)
     rows = {one.name: y for one, y in _placed(bands)}
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        *_bands(bands),
-        *(line for one, y in _placed(bands) for line in _row(one, y)),
-        *(line for x, (name, (colour, modules)) in zip((20, 56), FLOWS.items(), strict=True)
-          for line in _flow(x, name, colour, [_row_of(module, rows, root) for module in modules])),
-        "</svg>", "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+            f'font-family="sans-serif" font-size="12">',
+            f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+            *_bands(bands),
+            *(line for one, y in _placed(bands) for line in _row(one, y)),
+            *(
+                line
+                for x, (name, (colour, modules)) in zip((20, 56), FLOWS.items(), strict=True)
+                for line in _flow(
+                    x, name, colour, [_row_of(module, rows, root) for module in modules]
+                )
+            ),
+            "</svg>",
+            "",
+        ]
+    )
 
 
 def _placed(bands: Sequence[Sequence[Room]]) -> Iterator[tuple[Room, int]]:
@@ -110,13 +130,17 @@ def _bands(bands: Sequence[Sequence[Room]]) -> Iterator[str]:
         shade = "#f2f2f2" if number % 2 == 0 else "white"
         yield f'<rect x="0" y="{y}" width="{WIDTH}" height="{ROW * len(band)}" fill="{shade}"/>'
         y += ROW * len(band)
-    yield (f'<text x="{LEFT}" y="{ROW + 8}" fill="#444">'
-           "What stands in a band may import what stands below it, and nothing above.</text>")  # fmt: skip
+    yield (
+        f'<text x="{LEFT}" y="{ROW + 8}" fill="#444">'
+        "What stands in a band may import what stands below it, and nothing above.</text>"
+    )
 
 
 def _row(one: Room, y: int) -> Iterator[str]:
-    yield (f'<rect x="{LEFT}" y="{y + 3}" width="{ROOM}" height="{ROW - 6}" rx="3" '
-           'fill="white" stroke="#666"/>')  # fmt: skip
+    yield (
+        f'<rect x="{LEFT}" y="{y + 3}" width="{ROOM}" height="{ROW - 6}" rx="3" '
+        'fill="white" stroke="#666"/>'
+    )
     yield f'<text x="{LEFT + 8}" y="{y + 17}">{one.name.partition(".")[2] or one.name}</text>'
     yield f'<text x="{LEFT + ROOM + 12}" y="{y + 17}" fill="#444">{html.escape(one.says)}</text>'
 

@@ -121,8 +121,11 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
         print(error, file=sys.stderr)
         return 1
     problems = folder_problems(root, {target.source.parent for target in chosen})
-    problems += (findings(root, chosen, leftovers=not options.paths) if options.check
-                 else build_all(chosen, root, force=options.force))  # fmt: skip
+    problems += (
+        findings(root, chosen, leftovers=not options.paths)
+        if options.check
+        else build_all(chosen, root, force=options.force)
+    )
     for problem in problems:
         print(problem, file=sys.stderr)
     if options.check and not problems:

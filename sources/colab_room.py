@@ -102,14 +102,23 @@ def run_first(paths: Sequence[Path], python: str = sys.executable) -> dict[str, 
         For each notebook its "error", "" if none, and what it would have installed, "installs".
     """
     address = ROOT.as_uri()
-    cells = {path.relative_to(ROOT).as_posix():
-             first_cells(as_on_colab(nbformat.read(path, as_version=4), address))
-             for path in paths}  # fmt: skip
+    cells = {
+        path.relative_to(ROOT).as_posix(): first_cells(
+            as_on_colab(nbformat.read(path, as_version=4), address)
+        )
+        for path in paths
+    }
     needs = [name for name in dependencies() if name not in brought()]
     task = json.dumps({"notebooks": cells, "bring": brought(), "needs": needs})
     with tempfile.TemporaryDirectory() as content:
-        done = subprocess.run([python, "-c", DRIVER], input=task, cwd=content, text=True,
-                              capture_output=True, env=environment(Path(content)))  # fmt: skip
+        done = subprocess.run(
+            [python, "-c", DRIVER],
+            input=task,
+            cwd=content,
+            text=True,
+            capture_output=True,
+            env=environment(Path(content)),
+        )
     if done.returncode:
         raise RuntimeError(f"The stand-in for Colab stopped:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -125,9 +134,14 @@ def dependencies() -> list[str]:
 def environment(content: Path) -> dict[str, str]:
     """A shell's variables without anything of this repository's environment."""
     kept = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH")}
-    return kept | {"HOME": str(content), "CUDA_VISIBLE_DEVICES": "", "KINETO_LOG_LEVEL": "99",
-                   "PYTHONDONTWRITEBYTECODE": "1", "PIP_NO_INDEX": "1",
-                   "PYDEVD_DISABLE_FILE_VALIDATION": "1"}  # fmt: skip
+    return kept | {
+        "HOME": str(content),
+        "CUDA_VISIBLE_DEVICES": "",
+        "KINETO_LOG_LEVEL": "99",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PIP_NO_INDEX": "1",
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    }
 
 
 def make(folder: Path) -> None:
@@ -154,15 +168,22 @@ def run_whole(env: Path, path: Path, content: Path) -> tuple[str, list[str]]:
     notebook = as_on_colab(nbformat.read(path, as_version=4), ROOT.as_uri())
     specs = content / "kernels/colab"
     specs.mkdir(parents=True, exist_ok=True)
-    argv = [str((env / "bin/python").absolute()), "-m", "ipykernel_launcher", "-f", "{connection_file}",
-            "--IPKernelApp.exec_lines=import google.colab"]  # fmt: skip
+    argv = [
+        str((env / "bin/python").absolute()),
+        "-m",
+        "ipykernel_launcher",
+        "-f",
+        "{connection_file}",
+        "--IPKernelApp.exec_lines=import google.colab",
+    ]
     spec = {"argv": argv, "display_name": "colab", "language": "python"}
     (specs / "kernel.json").write_text(json.dumps(spec))
     manager = AsyncKernelManager(
         kernel_name="colab", kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(specs.parent)])
     )
-    client = NotebookClient(notebook, km=manager, timeout=CELL_SECONDS,
-                            resources={"metadata": {"path": str(content)}})  # fmt: skip
+    client = NotebookClient(
+        notebook, km=manager, timeout=CELL_SECONDS, resources={"metadata": {"path": str(content)}}
+    )
     error = ""
     try:
         # Not client.execute(): it keeps a kernel whose manager was handed over, a GB for each
@@ -209,8 +230,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.what == "first":
         found = run_first(notebooks())
         errors = {name: run["error"] for name, run in found.items() if run["error"]}
-        print("\n".join(f"{name}: {error}" for name, error in errors.items())
-              or f"the set-up cells of {len(found)} notebooks ran")  # fmt: skip
+        print(
+            "\n".join(f"{name}: {error}" for name, error in errors.items())
+            or f"the set-up cells of {len(found)} notebooks ran"
+        )
         return 1 if errors else 0
     if options.env is None:
         parser.error("name the environment's folder")
@@ -219,8 +242,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             make(options.env)
         except subprocess.CalledProcessError:
-            print("They could not be installed, for the reason above. With a network, make colab begins "
-                  "anew.", file=sys.stderr)  # fmt: skip
+            print(
+                "They could not be installed, for the reason above. With a network, make colab begins "
+                "anew.",
+                file=sys.stderr,
+            )
             return 1
         return 0
     chosen = [path.resolve() for path in options.paths] or notebooks(("notebooks",))

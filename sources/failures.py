@@ -37,8 +37,11 @@ def main(arguments: Sequence[str]) -> int:
         print("Usage: failures.py RESULTS.json", file=sys.stderr)
         return 2
     where = os.environ
-    run = "{GITHUB_SERVER_URL}/{GITHUB_REPOSITORY}/actions/runs/{GITHUB_RUN_ID}".format_map(where) \
-        if "GITHUB_RUN_ID" in where else ""  # fmt: skip
+    run = (
+        "{GITHUB_SERVER_URL}/{GITHUB_REPOSITORY}/actions/runs/{GITHUB_RUN_ID}".format_map(where)
+        if "GITHUB_RUN_ID" in where
+        else ""
+    )
     print(report(Path(arguments[0]), run), end="")
     return 0
 

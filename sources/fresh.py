@@ -99,8 +99,17 @@ def interpreters() -> dict[tuple[int, int], Path]:
     """The Pythons of this machine that are new enough, by version; pyenv's first."""
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     path = os.pathsep.join([*map(str, versions.glob("*/bin")), os.environ["PATH"]])
-    command = [sys.executable, "-m", "uv", "python", "list", "--only-installed", "--all-versions",
-               "--output-format", "json"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        "python",
+        "list",
+        "--only-installed",
+        "--all-versions",
+        "--output-format",
+        "json",
+    ]
     done = subprocess.run(command, env=os.environ | {"PATH": path}, capture_output=True, text=True)
     found: dict[tuple[int, int], Path] = {}
     for entry in json.loads(done.stdout or "[]"):
@@ -123,8 +132,10 @@ def states() -> list[State]:
         State("no compiler", own, without=COMPILERS),
         State("no network after set-up", own, offline=True, lacking=cannot(NO_NETWORK)),
         unwritable_home(own),
-        State("2 GB of disk left", own, inside=SMALL_DISK, told=no_room, lacking=cannot(SMALL_DISK)),
-    ]  # fmt: skip
+        State(
+            "2 GB of disk left", own, inside=SMALL_DISK, told=no_room, lacking=cannot(SMALL_DISK)
+        ),
+    ]
     found = interpreters()
     others = {OLDEST_PYTHON, max(found, default=here)} - {here}
     return made + [with_python(version, found.get(version)) for version in sorted(others)]
@@ -225,8 +236,11 @@ def variables(folder: Path) -> dict[str, str]:
     own = [Path.home() / ".config/pip/pip.conf", Path.home() / ".pip/pip.conf"]
     if found := next((file for file in own if file.is_file()), None):
         kept.setdefault("PIP_CONFIG_FILE", str(found))
-    return kept | {"PATH": str(folder / "programs"), "HOME": str(folder / "home"),
-                   "UV_CACHE_DIR": str(store())}  # fmt: skip
+    return kept | {
+        "PATH": str(folder / "programs"),
+        "HOME": str(folder / "home"),
+        "UV_CACHE_DIR": str(store()),
+    }
 
 
 def try_in(state: State, folder: Path, log: Path) -> Tried:
@@ -319,8 +333,14 @@ def room(state: State, parent: Path) -> Iterator[Path]:
 def try_state(state: State, parent: Path) -> Tried:
     """Try a state in a process of its own, inside its namespace."""
     with room(state, parent) as folder:
-        command = [*entering(state.inside, folder), sys.executable, str(Path(__file__).resolve()),
-                   "--inside", str(folder), state.name]  # fmt: skip
+        command = [
+            *entering(state.inside, folder),
+            sys.executable,
+            str(Path(__file__).resolve()),
+            "--inside",
+            str(folder),
+            state.name,
+        ]
         status, output = run(ROOT, command, seconds=4 * STEP_SECONDS)
     if status:
         return Tried(failed="the trial itself", sentence=last_sentence(output))

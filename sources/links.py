@@ -76,8 +76,14 @@ def check(
     """A row for each address: what it is, who leads there, and its problem."""
     with ThreadPoolExecutor(8) as pool:
         said = pool.map(lambda address: problem(address, pause_seconds), found)
-    return [{"notebook": ", ".join(pages), "address": address, "error": f"{address}: {what}" * bool(what)}
-            for (address, pages), what in zip(found.items(), said, strict=True)]  # fmt: skip
+    return [
+        {
+            "notebook": ", ".join(pages),
+            "address": address,
+            "error": f"{address}: {what}" * bool(what),
+        }
+        for (address, pages), what in zip(found.items(), said, strict=True)
+    ]
 
 
 def main(arguments: Sequence[str] = (), root: Path = ROOT) -> int:

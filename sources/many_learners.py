@@ -67,12 +67,18 @@ def learn(room: Room, path: Path, number: int, folder: Path) -> float:
     """
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
-        notebook, timeout=CELL_SECONDS, kernel_name="python3", startup_timeout=600,
+        notebook,
+        timeout=CELL_SECONDS,
+        kernel_name="python3",
+        startup_timeout=600,
         extra_arguments=["--log-level=40"],  # no warning about plain TCP on the loopback address
         resources={"metadata": {"path": str(path.parent)}},
-    )  # fmt: skip
-    mine = {"COURSE_SCOREBOARD": str(folder / f"learner-{number}.json"), "TQDM_DISABLE": "1",
-            "OMP_WAIT_POLICY": "passive"}  # fmt: skip
+    )
+    mine = {
+        "COURSE_SCOREBOARD": str(folder / f"learner-{number}.json"),
+        "TQDM_DISABLE": "1",
+        "OMP_WAIT_POLICY": "passive",
+    }
     started = time.perf_counter()
     with client.setup_kernel(env=os.environ | mine):
         room.kernels.add(pid := _kernel_pid(client))
@@ -93,9 +99,14 @@ def together(learners: int, path: Path) -> dict:
         boards = len(list(Path(folder).glob("learner-*.json")))
     room.over.set()
     watch.join()
-    return {"learners": learners, "lesson": path.stem, "peak_bytes": room.peak_bytes,
-            "median_seconds": round(statistics.median(took)), "slowest_seconds": round(max(took)),
-            "scoreboards": boards} | machine()  # fmt: skip
+    return {
+        "learners": learners,
+        "lesson": path.stem,
+        "peak_bytes": room.peak_bytes,
+        "median_seconds": round(statistics.median(took)),
+        "slowest_seconds": round(max(took)),
+        "scoreboards": boards,
+    } | machine()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,8 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept = [row for row in measured.get("together", []) if row["learners"] != found["learners"]]
     measured["together"] = sorted([*kept, found], key=lambda row: row["learners"])
     save(ROOT, measured)
-    print(f"{found['learners']} at once: {found['peak_bytes'] / MIB:,.0f} MiB together, "
-          f"{found['median_seconds']} s in the middle, {found['slowest_seconds']} s the slowest")  # fmt: skip
+    print(
+        f"{found['learners']} at once: {found['peak_bytes'] / MIB:,.0f} MiB together, "
+        f"{found['median_seconds']} s in the middle, {found['slowest_seconds']} s the slowest"
+    )
     return 0
 
 

@@ -78,8 +78,11 @@ def memory(total: int | None = None, free: int | None = None) -> Finding:
     if not total:
         return Finding("memory", True, "this system does not tell; a lesson takes up to 2.1 GiB")
     told = f"{total / GIB:.1f} GiB, {free / GIB:.1f} GiB free; a lesson takes up to 2.1 GiB"
-    return Finding("memory", free >= LESSON_BYTES, told + ("" if free >= LESSON_BYTES else
-                   ". Close other programs (a browser takes most)"))  # fmt: skip
+    return Finding(
+        "memory",
+        free >= LESSON_BYTES,
+        told + ("" if free >= LESSON_BYTES else ". Close other programs (a browser takes most)"),
+    )
 
 
 def memory_bytes() -> tuple[int, int]:
@@ -175,9 +178,19 @@ def chromium() -> Finding:
 def findings(root: Path = ROOT) -> list[Finding]:
     """Everything, in the order of a day."""
     checks: list[Callable[[], Finding]] = [
-        python, lambda: writable(root), home, lambda: disk(root), memory, processors, loopback,
-        jupyter_port, lambda: download(root), lambda: images(root), compiler, chromium,
-    ]  # fmt: skip
+        python,
+        lambda: writable(root),
+        home,
+        lambda: disk(root),
+        memory,
+        processors,
+        loopback,
+        jupyter_port,
+        lambda: download(root),
+        lambda: images(root),
+        compiler,
+        chromium,
+    ]
     return [check() for check in checks]
 
 

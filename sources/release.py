@@ -15,8 +15,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "big-models-small-memory"
 COURSE = "build/wheelhouse/course"  # the course's own files, without what was put beside them
-PARTS = {"site": ("build/site",), "wheelhouse": ("build/wheelhouse",),
-         "notebooks": (f"{COURSE}/notebooks", f"{COURSE}/labs", f"{COURSE}/solutions")}  # fmt: skip
+PARTS = {
+    "site": ("build/site",),
+    "wheelhouse": ("build/wheelhouse",),
+    "notebooks": (f"{COURSE}/notebooks", f"{COURSE}/labs", f"{COURSE}/solutions"),
+}
 
 
 def notes(changelog: str) -> str:
@@ -63,8 +66,9 @@ def main(root: Path = ROOT) -> int:
     except FileNotFoundError as error:
         print(error, file=sys.stderr)
         return 1
-    (folder / "notes.md").write_text(notes((root / "CHANGELOG.md").read_text(encoding="utf-8")),
-                                     encoding="utf-8")  # fmt: skip
+    (folder / "notes.md").write_text(
+        notes((root / "CHANGELOG.md").read_text(encoding="utf-8")), encoding="utf-8"
+    )
     for path in made:
         print(f"{path.relative_to(root)}  {path.stat().st_size / 1e6:.0f} MB")
     return 0

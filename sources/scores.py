@@ -234,15 +234,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():
-        print(f"{options.folder} is no folder. Put what was handed in into one, NAME.json or NAME.ipynb, and "
-              "call: make scores FOLDER=that_folder", file=sys.stderr)  # fmt: skip
+        print(
+            f"{options.folder} is no folder. Put what was handed in into one, NAME.json or NAME.ipynb, and "
+            "call: make scores FOLDER=that_folder",
+            file=sys.stderr,
+        )
         return 1
     entries, problems = collect(options.folder)
     for problem in problems:
         print(problem, file=sys.stderr)
     if not entries:
-        print(f"{options.folder} holds nothing to collect. Learners hand in my_labs/scoreboard.json, or "
-              "their notebook of lab 99; name it after them.", file=sys.stderr)  # fmt: skip
+        print(
+            f"{options.folder} holds nothing to collect. Learners hand in my_labs/scoreboard.json, or "
+            "their notebook of lab 99; name it after them.",
+            file=sys.stderr,
+        )
         return 1
     text = io.StringIO(newline="")
     write(entries, text)

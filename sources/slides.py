@@ -47,8 +47,9 @@ def exporter(root: Path, up: str) -> SlidesExporter:
     settings.TagRemovePreprocessor.remove_input_tags = {"remove_input"}
     settings.SlidesExporter.reveal_url_prefix = up
     settings.SlidesExporter.reveal_theme = "course"
-    return SlidesExporter(config=settings, template_name="course",
-                          extra_template_basedirs=[str(root / TEMPLATES)])  # fmt: skip
+    return SlidesExporter(
+        config=settings, template_name="course", extra_template_basedirs=[str(root / TEMPLATES)]
+    )
 
 
 def deck(root: Path, target: Target, folder: Path) -> tuple[str, Path]:

@@ -27,9 +27,15 @@ import course  # noqa: E402
 from utils.units import format_bytes, format_seconds  # noqa: E402
 
 BYTE_TESTS = (
-    "test_meter.py", "test_meter_breakdown.py", "test_meter_input.py", "test_meter_threads.py",
-    "test_holdings.py", "test_timeline.py", "test_techniques.py", "test_checkpointing_memory.py",
-)  # fmt: skip
+    "test_meter.py",
+    "test_meter_breakdown.py",
+    "test_meter_input.py",
+    "test_meter_threads.py",
+    "test_holdings.py",
+    "test_timeline.py",
+    "test_techniques.py",
+    "test_checkpointing_memory.py",
+)
 THREADS = (1, 2, 8)
 CELL_SECONDS = 3600  # models of a small GPU, on whatever CPU is there
 # oneDNN takes a ceiling, PyTorch's own kernels one of three names; beside each the flags that a

@@ -48,9 +48,11 @@ REQUIRED = {"COURSE_REQUIRE_ALL": "1"}
 # kernel that wait for work sleep: by default they spin, and where several kernels share the
 # processors they take them from those that work, 3 to 10 times slower on two cores.
 ALIKE = {
-    "CUDA_VISIBLE_DEVICES": "", "COURSE_OFFLINE": "1", "OMP_WAIT_POLICY": "passive",
+    "CUDA_VISIBLE_DEVICES": "",
+    "COURSE_OFFLINE": "1",
+    "OMP_WAIT_POLICY": "passive",
     "COURSE_SCOREBOARD": "build/test-scoreboard.json",
-}  # fmt: skip
+}
 # They show more where the optional packages and schedulers are; their labs do not.
 OPTIONAL_LESSONS = ("16_runs_that_survive", "17_cluster_and_budget")
 
@@ -76,14 +78,28 @@ STAGES: dict[str, tuple[Stage, ...]] = {
         Stage("sources", ("sources/build.py", "--check")),
         Stage("libraries", (*PYTEST, "tests/test_shims.py")),
         Stage("offload", (*OPS, "cpu-adam")),
-        Stage("tests", (*PYTEST, *THREE_AT_A_TIME, "--durations=40", "-m", "not slow", "tests",
-                        "--ignore=tests/test_shims.py"), {"COURSE_SKIPPED": str(SKIPPED)}),
+        Stage(
+            "tests",
+            (
+                *PYTEST,
+                *THREE_AT_A_TIME,
+                "--durations=40",
+                "-m",
+                "not slow",
+                "tests",
+                "--ignore=tests/test_shims.py",
+            ),
+            {"COURSE_SKIPPED": str(SKIPPED)},
+        ),
         Stage("notebooks", (*NBVAL, "notebooks", "labs", "solutions"), NO_BARS),
     ),
     "quick": (
         STYLE,
         Stage("sources", ("sources/build.py", "--check")),
-        Stage("quick-tests", (*PYTEST, *THREE_AT_A_TIME, "-m", "not slow", "--without-processes", "tests")),
+        Stage(
+            "quick-tests",
+            (*PYTEST, *THREE_AT_A_TIME, "-m", "not slow", "--without-processes", "tests"),
+        ),
     ),
     "optional": (
         Stage("packages", ("sources/extra.py", "clusters", "site")),
@@ -104,7 +120,7 @@ STAGES: dict[str, tuple[Stage, ...]] = {
         Stage("gpu-tests", (*PYTEST, "-m", "gpu", "tests")),
         Stage("lessons", ("sources/course.py",)),
     ),
-}  # fmt: skip
+}
 
 
 def run(stage: Stage, root: Path, python: str, settings: Mapping[str, str]) -> int:
@@ -112,9 +128,12 @@ def run(stage: Stage, root: Path, python: str, settings: Mapping[str, str]) -> i
     log = root / LOGS / f"{stage.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        [python, *stage.command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=root,
+        [python, *stage.command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=root,
         env={**os.environ, **settings, **stage.settings, "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
+    )
     shown = threading.Thread(target=_show, args=(process.stdout, log.open("wb")), daemon=True)
     shown.start()
     try:
@@ -156,8 +175,10 @@ def run_all(target: str, root: Path = ROOT, python: str = sys.executable) -> int
         lines.append(f"{verdict}  {time.monotonic() - start:6.0f} s  {stage.name}")
         print(lines[-1], flush=True)
         if status:
-            failed.append(f"  {stage.name}\n    command: {shlex.join([python, *stage.command])}\n"
-                          f"    log:     {LOGS / stage.name}.log")  # fmt: skip
+            failed.append(
+                f"  {stage.name}\n    command: {shlex.join([python, *stage.command])}\n"
+                f"    log:     {LOGS / stage.name}.log"
+            )
     print("", *lines, sep="\n", flush=True)
     if failed:
         print("Failed:", *failed, sep="\n", file=sys.stderr)

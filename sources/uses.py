@@ -176,11 +176,15 @@ def problems(uses: Uses) -> list[str]:
 
 def _sentence(module: str, lesson: str = "") -> str:
     if lesson:
-        return (f"{module} serves lesson {lesson} alone. Move it to that lesson's folder, where it is "
-                f"utils.lessons.lesson_{lesson}.{module.rpartition('.')[2]}, and give utils/moved.py its name of "
-                "before.")  # fmt: skip
-    return (f"{module} serves no lesson. Take it out with its test, move it to evidence/ if that needs it, or list "
-            f"the way in to it under Entry points in {PAGE}, with a reason.")  # fmt: skip
+        return (
+            f"{module} serves lesson {lesson} alone. Move it to that lesson's folder, where it is "
+            f"utils.lessons.lesson_{lesson}.{module.rpartition('.')[2]}, and give utils/moved.py its name of "
+            "before."
+        )
+    return (
+        f"{module} serves no lesson. Take it out with its test, move it to evidence/ if that needs it, or list "
+        f"the way in to it under Entry points in {PAGE}, with a reason."
+    )
 
 
 def main() -> int:

@@ -58,8 +58,10 @@ def prepare(root: Path, folder: Path, chosen: Sequence[Target]) -> None:
     write(folder / "index.md", front_page(root, chosen))
     for kind in ("lab", "solution"):
         write(folder / f"{kind}s/index.md", index_of(kind, chosen))
-    write(folder / "_vendor/vendor/mathjax-tex-svg.js",
-          gzip.decompress((root / MATHJAX).read_bytes()).decode())  # fmt: skip
+    write(
+        folder / "_vendor/vendor/mathjax-tex-svg.js",
+        gzip.decompress((root / MATHJAX).read_bytes()).decode(),
+    )
 
 
 def notebook_text(root: Path, target: Target, figures: Figures) -> str:
@@ -78,8 +80,11 @@ def front_page(root: Path, chosen: Sequence[Target]) -> str:
     paths = {target.path.as_posix() for target in chosen}
     text += contents("Start", [p for p in ("notebooks/00_start_here.ipynb",) if p in paths])
     for tier, title in TIERS:
-        lessons = [t.path.as_posix() for t in chosen
-                   if t.kind in ("lesson", "page") and t.path.parts[1] == tier]  # fmt: skip
+        lessons = [
+            t.path.as_posix()
+            for t in chosen
+            if t.kind in ("lesson", "page") and t.path.parts[1] == tier
+        ]
         text += contents(title, lessons)
     last = sorted(
         path for path in paths if path.count("/") == 1 and not path.endswith("start_here.ipynb")
@@ -97,8 +102,10 @@ def guides(root: Path) -> list[str]:
 def index_of(kind: str, chosen: Sequence[Target]) -> str:
     """The page that lists all labs, or all solutions."""
     paths = [t.path.relative_to(f"{kind}s").as_posix() for t in chosen if t.kind == kind]
-    told = {"lab": "Each lab checks your answers. Work on a copy: `make my-labs` makes one.",
-            "solution": "Each solution is the lab solved and run."}[kind]  # fmt: skip
+    told = {
+        "lab": "Each lab checks your answers. Work on a copy: `make my-labs` makes one.",
+        "solution": "Each solution is the lab solved and run.",
+    }[kind]
     return f"# {kind.title()}s\n\n{told}\n{contents('', paths, hidden=False)}"
 
 
@@ -129,10 +136,27 @@ def build(
 ) -> subprocess.CompletedProcess[str]:
     """Run Sphinx. A link that leads nowhere is an error, where the whole site is built."""
     shutil.rmtree(site, ignore_errors=True)
-    command = [sys.executable, "-m", "sphinx", "-b", "html", "-j", "auto", "-q", "-W", "--keep-going",
-               "-E", "-d", str(source / "_build"), "-c", str(root / FRAME),
-               "-D", f"html_static_path={root / FRAME}/_static,{source}/_vendor",
-               str(source), str(site)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-b",
+        "html",
+        "-j",
+        "auto",
+        "-q",
+        "-W",
+        "--keep-going",
+        "-E",
+        "-d",
+        str(source / "_build"),
+        "-c",
+        str(root / FRAME),
+        "-D",
+        f"html_static_path={root / FRAME}/_static,{source}/_vendor",
+        str(source),
+        str(site),
+    ]
     if not whole:
         command += ["-D", "suppress_warnings=myst.header,myst.xref_missing"]
     return subprocess.run(command, capture_output=True, text=True)
@@ -157,8 +181,10 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     if done.returncode:
         return 1
     megabytes = sum(f.stat().st_size for f in site.rglob("*") if f.is_file()) / 1e6
-    print(f"{site / 'index.html'}: {len(chosen)} notebooks, {megabytes:.0f} MB, "
-          f"{time.perf_counter() - started:.0f} s")  # fmt: skip
+    print(
+        f"{site / 'index.html'}: {len(chosen)} notebooks, {megabytes:.0f} MB, "
+        f"{time.perf_counter() - started:.0f} s"
+    )
     return 0
 
 

@@ -113,8 +113,11 @@ def measure(root: Path, path: str) -> dict:
         by_section[title] = round(by_section.get(title, 0.0) + seconds_of(cell), 1)
     watch = MemoryWatch()
     executed(root, path, watch)
-    return {"seconds": round(sum(by_section.values()), 1), "peak_bytes": watch.peak_bytes,
-            "sections": by_section}  # fmt: skip
+    return {
+        "seconds": round(sum(by_section.values()), 1),
+        "peak_bytes": watch.peak_bytes,
+        "sections": by_section,
+    }
 
 
 def measure_memory(root: Path, path: str) -> dict:
@@ -143,10 +146,13 @@ def executed(root: Path, path: str, watch: MemoryWatch | None = None) -> Noteboo
     """
     notebook = nbformat.read(root / path, as_version=4)
     client = NotebookClient(
-        notebook, timeout=CELL_SECONDS, kernel_name="python3", record_timing=True,
+        notebook,
+        timeout=CELL_SECONDS,
+        kernel_name="python3",
+        record_timing=True,
         extra_arguments=["--log-level=40"],  # no warning about plain TCP on the loopback address
         resources={"metadata": {"path": str((root / path).parent)}},
-    )  # fmt: skip
+    )
     with tempfile.TemporaryDirectory() as folder:
         board = {"COURSE_SCOREBOARD": f"{folder}/board.json", "TQDM_DISABLE": "1"}
         with client.setup_kernel(env=os.environ | board):
@@ -206,8 +212,11 @@ def seconds(number: float | None) -> str:
 
 def summary_table(root: Path, measured: dict) -> str:
     """One row for each lesson that was measured: a new one comes with its numbers."""
-    head = ["| lesson | reading, minutes (from words) | running, seconds (measured) | memory, MiB (measured) "
-            "| without CUDA's libraries, MiB (measured) |", "|---|---|---|---|---|"]  # fmt: skip
+    head = [
+        "| lesson | reading, minutes (from words) | running, seconds (measured) | memory, MiB (measured) "
+        "| without CUDA's libraries, MiB (measured) |",
+        "|---|---|---|---|---|",
+    ]
     rows = []
     for path in (path for path in lessons(root) if path in measured.get("lessons", {})):
         parts, kept = sections(root, path, measured), measured["lessons"][path]
@@ -220,10 +229,15 @@ def summary_table(root: Path, measured: dict) -> str:
         )
     notes = [
         f"**{name}.** {origin(list(there.values()))}"
-        for name, there in (("Seconds and memory", measured.get("lessons")), ("Without CUDA's libraries (PyTorch's CPU "
-                            "build, as laptops without a GPU take it)", without_cuda(measured)))
+        for name, there in (
+            ("Seconds and memory", measured.get("lessons")),
+            (
+                "Without CUDA's libraries (PyTorch's CPU build, as laptops without a GPU take it)",
+                without_cuda(measured),
+            ),
+        )
         if there
-    ]  # fmt: skip
+    ]
     return "\n".join([*head, *rows, *(line for note in notes for line in ("", note))])
 
 
@@ -255,8 +269,10 @@ def together_table(measured: dict) -> str:
     ]
     if not rows:
         return "Not measured yet."
-    head = ["| learners at once | memory of all, MiB | a learner, MiB | seconds, median | slowest |",
-            "|---|---|---|---|---|"]  # fmt: skip
+    head = [
+        "| learners at once | memory of all, MiB | a learner, MiB | seconds, median | slowest |",
+        "|---|---|---|---|---|",
+    ]
     return "\n".join([*head, *rows, "", origin(measured["together"])])
 
 
@@ -268,8 +284,11 @@ def title(root: Path, path: str) -> str:
 def lessons(root: Path) -> list[str]:
     """All lessons in the order of the course."""
     found = sorted((root / "notebooks").rglob("[0-9]*.ipynb"), key=lambda path: path.name)
-    return [p.relative_to(root).as_posix() for p in found
-            if "glossary" not in p.name and ".ipynb_checkpoints" not in p.parts]  # fmt: skip
+    return [
+        p.relative_to(root).as_posix()
+        for p in found
+        if "glossary" not in p.name and ".ipynb_checkpoints" not in p.parts
+    ]
 
 
 def filled(root: Path, text: str, measured: dict) -> str:

@@ -54,16 +54,28 @@ def build_container(folder: Path | str, run: Sequence[str]) -> str:
         base = _buildah(place, "from", "scratch")
         _buildah(place, "copy", base, str(place / "files"), "/")
         _buildah(place, "commit", base, BASE)
-        _buildah(place, "build", "--pull=never", "--isolation=chroot", f"--build-arg=BASE={BASE}",
-                 f"--tag={IMAGE}", str(folder))  # fmt: skip
+        _buildah(
+            place,
+            "build",
+            "--pull=never",
+            "--isolation=chroot",
+            f"--build-arg=BASE={BASE}",
+            f"--tag={IMAGE}",
+            str(folder),
+        )
         made = _buildah(place, "from", "--pull=never", IMAGE)
         return _buildah(place, "run", "--isolation=chroot", made, "--", *run)
 
 
 def _buildah(place: Path, verb: str, *words: str) -> str:
     storage = [f"--root={place}/storage", f"--runroot={place}/run", "--storage-driver=vfs"]
-    done = subprocess.run(["buildah", *storage, verb, *words], capture_output=True, text=True,
-                          timeout=SECONDS, env=os.environ | {"TMPDIR": str(place)})  # fmt: skip
+    done = subprocess.run(
+        ["buildah", *storage, verb, *words],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env=os.environ | {"TMPDIR": str(place)},
+    )
     if done.returncode:
         raise ContainerError(f"buildah {verb}: {done.stderr.strip()[-500:]}")
     return done.stdout.strip()

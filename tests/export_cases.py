@@ -19,9 +19,16 @@ from utils.ranks import run_ranks
 
 WORLD, STEPS, SEQUENCES, LENGTH = 4, 2, 16, 16
 TINY = ModelShape(
-    name="tiny", family="llama", layers=2, hidden=32, heads=4, kv_heads=2, feedforward=96,
-    vocabulary=64, max_sequence=LENGTH,
-)  # fmt: skip
+    name="tiny",
+    family="llama",
+    layers=2,
+    hidden=32,
+    heads=4,
+    kv_heads=2,
+    feedforward=96,
+    vocabulary=64,
+    max_sequence=LENGTH,
+)
 TIED = replace(TINY, name="tied", tied=True, qkv_bias=True)
 DEEP = replace(TINY, name="deep", layers=4)
 

@@ -113,9 +113,15 @@ def returning(value: Any) -> Callable[..., Any]:
 
 
 OF_RANKS = [
-    "04.accumulate", "04.by_hand", "04.deadlock", "09.zero_1", "11.ordered_ring",
-    "11.tree_broadcast", "12.row_parallel", "14.clip_over_axes",
-]  # fmt: skip
+    "04.accumulate",
+    "04.by_hand",
+    "04.deadlock",
+    "09.zero_1",
+    "11.ordered_ring",
+    "11.tree_broadcast",
+    "12.row_parallel",
+    "14.clip_over_axes",
+]
 
 
 def all_exercises() -> list[str]:

@@ -245,8 +245,19 @@ def inference() -> Case:
 
 
 PROGRAMS = (
-    gan, ema, teacher, leak, replicas, masters, accumulated, replaced, lbfgs, replay, sparse, inference,
-)  # fmt: skip
+    gan,
+    ema,
+    teacher,
+    leak,
+    replicas,
+    masters,
+    accumulated,
+    replaced,
+    lbfgs,
+    replay,
+    sparse,
+    inference,
+)
 
 
 def tensors(found: Any) -> list[torch.Tensor]:
@@ -265,8 +276,12 @@ def tensors(found: Any) -> list[torch.Tensor]:
 
 
 def named_bytes(*found: Any) -> int:
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-                for part in found for t in tensors(part) if t.layout is torch.strided}  # fmt: skip
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for part in found
+        for t in tensors(part)
+        if t.layout is torch.strided
+    }
     return sum(storages.values())
 
 
@@ -289,9 +304,13 @@ def main() -> None:
             totals.append(named + counter.counter_peak() - before)
 
         found = measure(
-            counting, model=models, optimizer=optimizers, keep=keep or None, timed_steps=0,
+            counting,
+            model=models,
+            optimizer=optimizers,
+            keep=keep or None,
+            timed_steps=0,
             name=program.__name__,
-        )  # fmt: skip
+        )
         row = {"name": found.name, "counted": totals[-1], "metered": found.peak_bytes}
         print(json.dumps({**row, "notes": found.notes[1:]}))
 

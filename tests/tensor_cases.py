@@ -22,9 +22,15 @@ from utils.traffic.counter import traffic
 STEPS, BATCH, LENGTH, WORDS = 20, 2, 16, 64
 # One key-value head for two of four ranks; biases; embedding and head are one matrix.
 GROUPED = TransformerConfig(
-    vocabulary=WORDS, hidden=32, layers=2, heads=4, kv_heads=2, feedforward=48, qkv_bias=True,
+    vocabulary=WORDS,
+    hidden=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    feedforward=48,
+    qkv_bias=True,
     tied=True,
-)  # fmt: skip
+)
 PLAIN = TransformerConfig(vocabulary=WORDS, hidden=32, layers=2, heads=4, feedforward=48)
 
 

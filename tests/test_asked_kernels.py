@@ -64,21 +64,30 @@ def sgd(make: Callable[[], nn.Module]) -> Callable[[], Any]:
 
 
 CASES: dict[str, tuple[Callable[[], Any], Callable[..., None]]] = {
-    "patches in 3D": (sgd(lambda: nn.Conv3d(3, 64, (2, 16, 16), (2, 16, 16))), trained(2, 3, 4, 64, 64)),
+    "patches in 3D": (
+        sgd(lambda: nn.Conv3d(3, 64, (2, 16, 16), (2, 16, 16))),
+        trained(2, 3, 4, 64, 64),
+    ),
     "patches of 16": (sgd(lambda: nn.Conv2d(3, 96, 16, 16)), trained(4, 3, 64, 64)),
     "patches of 4": (sgd(lambda: nn.Conv2d(3, 40, 4, 4)), trained(3, 3, 48, 32)),
     "Conv3d of one channel": (sgd(lambda: nn.Conv3d(1, 4, 3)), trained(2, 1, 8, 16, 16)),
     "Conv3d": (sgd(lambda: nn.Conv3d(8, 16, 3, padding=1)), trained(2, 8, 8, 16, 16)),
     "strided Conv3d": (sgd(lambda: nn.Conv3d(3, 16, 3, 2)), trained(2, 3, 8, 32, 32)),
     "ConvTranspose1d": (sgd(lambda: nn.ConvTranspose1d(16, 32, 4, 2)), trained(4, 16, 200)),
-    "channel by channel": (sgd(lambda: nn.Conv2d(24, 24, 7, padding=3, groups=24)), trained(2, 24, 28, 28)),
-    "BatchNorm1d, transposed": (sgd(lambda: nn.Sequential(nn.BatchNorm1d(64))), trained(16, 100, 64, swapped=True)),
+    "channel by channel": (
+        sgd(lambda: nn.Conv2d(24, 24, 7, padding=3, groups=24)),
+        trained(2, 24, 28, 28),
+    ),
+    "BatchNorm1d, transposed": (
+        sgd(lambda: nn.Sequential(nn.BatchNorm1d(64))),
+        trained(16, 100, 64, swapped=True),
+    ),
     "BatchNorm1d": (sgd(lambda: nn.Sequential(nn.BatchNorm1d(64))), trained(16, 64, 100)),
     "Muon": (by(torch.optim.Muon, narrow), trained(64, 256)),
     "Muon, odd sizes": (by(torch.optim.Muon, lambda: narrow(333)), trained(64, 256)),
     "GaLore": (lambda: (narrow(), None), projected),
     "GaLore, odd sizes": (lambda: (narrow(201), None), projected),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -109,7 +118,7 @@ UNSAFE: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "places": (aten.index_put.default, (NUMBERS, [INDICES], NUMBERS[:8])),
     "pivots": (aten.linalg_lu_solve.default, (NUMBERS, torch.ones(64, dtype=torch.int32), NUMBERS)),
     "another's work space": (aten.mkldnn_rnn_layer_backward.default, (NUMBERS,) * 4),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", UNSAFE)

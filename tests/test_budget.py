@@ -132,10 +132,14 @@ def test_service_makes_smaller_models_as_sardana_found() -> None:
         (lambda: fit_law([(1, 1, 1)] * 9), "1 sizes of model"),
         (lambda: fit_law([(n, 1e9, 3.0) for n in (1e6, 1e7, 1e8)]), "1 amounts of tokens"),
         (lambda: fit_law([(1e6, 1e9, math.nan)]), "finite and above zero"),
-        (lambda: fit_law([(n, d, 1 + n / 1e6 * d / 1e6) for n in (1e6, 1e7, 1e8) for d in (1e6, 1e7, 1e8)]),
-         "learning rate"),
+        (
+            lambda: fit_law(
+                [(n, d, 1 + n / 1e6 * d / 1e6) for n in (1e6, 1e7, 1e8) for d in (1e6, 1e7, 1e8)]
+            ),
+            "learning rate",
+        ),
     ],
-)  # fmt: skip
+)
 def test_impossible_laws_and_losses_are_refused(call: Callable[[], Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         call()
@@ -157,8 +161,14 @@ def test_a_fit_finds_the_law_that_made_the_runs() -> None:
     assert fit_law(flat).e == pytest.approx(0, abs=0.05), "a law without a floor"
 
 
-A100 = Offer(name="A100", usd_per_gpu_hour=2.79, as_of="2026-11-21", flops_per_second=1.4e14, memory_bytes=80e9,
-             most_nodes=8)  # fmt: skip
+A100 = Offer(
+    name="A100",
+    usd_per_gpu_hour=2.79,
+    as_of="2026-11-21",
+    flops_per_second=1.4e14,
+    memory_bytes=80e9,
+    most_nodes=8,
+)
 
 
 def test_a_purchase_adds_up() -> None:
@@ -184,9 +194,13 @@ def test_the_cheapest_is_small_unless_the_deadline_says_otherwise() -> None:
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
-    [({"as_of": ""}, "A price without a date"), ({"as_of": "yesterday"}, "such as 2026-11-21"),
-     ({"usd_per_gpu_hour": 0}, "usd_per_gpu_hour is 0"), ({"lost_per_doubling": 1}, "a share from 0")],
-)  # fmt: skip
+    [
+        ({"as_of": ""}, "A price without a date"),
+        ({"as_of": "yesterday"}, "such as 2026-11-21"),
+        ({"usd_per_gpu_hour": 0}, "usd_per_gpu_hour is 0"),
+        ({"lost_per_doubling": 1}, "a share from 0"),
+    ],
+)
 def test_an_offer_without_a_date_or_price_is_none(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         replace(A100, **change)

@@ -70,8 +70,10 @@ def test_a_lesson_has_no_solutions():
 def test_places_bootstrap_badges_and_metadata(course):
     made = {target.path.as_posix(): make(target, course) for target in targets(course)}
     assert list(made) == [
-        "notebooks/00_start.ipynb", "labs/beginner/01_x.ipynb", "solutions/beginner/01_x.ipynb",
-    ]  # fmt: skip
+        "notebooks/00_start.ipynb",
+        "labs/beginner/01_x.ipynb",
+        "solutions/beginner/01_x.ipynb",
+    ]
     start = made["notebooks/00_start.ipynb"]
     nbformat.validate(start)
     assert "{{" not in start.cells[0].source

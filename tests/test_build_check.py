@@ -111,8 +111,10 @@ def test_check_lists_all_findings(built, capsys):
     assert build.main(["--check"], built) == 1
     errors = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in errors] == [
-        "notebooks/00_start.ipynb", "solutions/beginner/01_x.ipynb", "labs/beginner/02_gone.ipynb",
-    ]  # fmt: skip
+        "notebooks/00_start.ipynb",
+        "solutions/beginner/01_x.ipynb",
+        "labs/beginner/02_gone.ipynb",
+    ]
 
 
 def test_a_lab_with_outputs_is_found(built, capsys):
@@ -204,8 +206,12 @@ def test_widgets_of_progress_go_and_others_stay():
         return {"model_name": name, "state": {"children": children}}
 
     notebook = cell_with(view("bar"), view("slider"))
-    state = {"bar": model("HBoxModel", "inner"), "inner": model("FloatProgressModel"),
-             "slider": model("VBoxModel", "knob"), "knob": model("IntSliderModel")}  # fmt: skip
+    state = {
+        "bar": model("HBoxModel", "inner"),
+        "inner": model("FloatProgressModel"),
+        "slider": model("VBoxModel", "knob"),
+        "knob": model("IntSliderModel"),
+    }
     notebook.metadata.widgets = {STATE: {"state": state}}
     clean(notebook)
     assert [o.data[WIDGET].model_id for o in notebook.cells[0].outputs] == ["slider"]

@@ -94,8 +94,11 @@ def problems(path: Path, interrupts: random.Random | None) -> list[str]:
 
 
 def _books(names: tuple[str, ...] | None) -> list[Any]:
-    return [pytest.param(path, id=str(path.relative_to(ROOT).with_suffix("")))
-            for path in BOOKS if (path.stem in QUICK) == (names is not None)]  # fmt: skip
+    return [
+        pytest.param(path, id=str(path.relative_to(ROOT).with_suffix("")))
+        for path in BOOKS
+        if (path.stem in QUICK) == (names is not None)
+    ]
 
 
 @pytest.mark.parametrize("path", _books(QUICK))

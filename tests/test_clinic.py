@@ -172,10 +172,14 @@ def test_only_one_of_two_sums_leaks(before: dict[str, Examination]) -> None:
     ("name", "wrong"),
     [
         ("validation", {"    model.eval()\n": "    model.eval()\n    torch.manual_seed(0)\n"}),
-        ("kept_graph", {"            losses[-1] += loss.item()\n":
-                        "            losses[-1] += loss.item()\n            del logits, loss\n"}),
+        (
+            "kept_graph",
+            {
+                "            losses[-1] += loss.item()\n": "            losses[-1] += loss.item()\n            del logits, loss\n"
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_folk_cures_do_not_help(
     name: str, wrong: dict[str, str], before: dict[str, Examination]
 ) -> None:

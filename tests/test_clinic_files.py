@@ -76,8 +76,10 @@ DAMAGED: dict[str, tuple[Any, str]] = {
     "with other events": ({"segments": [], "device_traces": [[{"action": "x"}]]}, "an event lacks"),
     "with other segments": ({"segments": [{}], "device_traces": []}, "a segment has no blocks"),
     "with other segments' blocks": (
-        {"segments": [{"blocks": [{}]}], "device_traces": []}, "a segment has no blocks"),
-}  # fmt: skip
+        {"segments": [{"blocks": [{}]}], "device_traces": []},
+        "a segment has no blocks",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", DAMAGED)
@@ -160,5 +162,10 @@ def test_a_trace_may_be_packed(tmp_path: Path) -> None:
 
 def test_the_viewers_come_with_their_licences() -> None:
     names = {path.name for path in VIEWERS.iterdir()}
-    assert {"LICENSE.pytorch", "NOTICE.pytorch", "LICENSE.d3", "LICENSE.catapult",
-            "LICENSE.webcomponents"} <= names  # fmt: skip
+    assert {
+        "LICENSE.pytorch",
+        "NOTICE.pytorch",
+        "LICENSE.d3",
+        "LICENSE.catapult",
+        "LICENSE.webcomponents",
+    } <= names

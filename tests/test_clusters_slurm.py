@@ -40,15 +40,17 @@ def script(folder: Path, text: str, name: str = "job.slurm") -> Path:
 @needs_slurm
 def test_all_nodes_are_idle_and_hosts_of_their_own(slurm, tmp_path):
     assert slurm.nodes() == {"n1": "idle", "n2": "idle"}
-    number = slurm.submit(script(tmp_path, "srun -N2 bash -c 'hostname; ls /sys/class/net | xargs'\n"),
-                          options=["-N2", "--output=out.txt"])  # fmt: skip
+    number = slurm.submit(
+        script(tmp_path, "srun -N2 bash -c 'hostname; ls /sys/class/net | xargs'\n"),
+        options=["-N2", "--output=out.txt"],
+    )
     [job] = slurm.wait(number, timeout_seconds=SECONDS)
     assert (job.state, job.restarts, node_names(job.nodes)) == ("COMPLETED", 0, ["n1", "n2"])
     said = (tmp_path / "out.txt").read_text().split("\n")
     assert {"n1", "n2"} <= set(said), said
-    assert not any("10.78" in str(a.address) for each in psutil.net_if_addrs().values() for a in each), (
-        "the hosts' addresses lie in namespaces alone"
-    )  # fmt: skip
+    assert not any(
+        "10.78" in str(a.address) for each in psutil.net_if_addrs().values() for a in each
+    ), "the hosts' addresses lie in namespaces alone"
 
 
 @needs_slurm
@@ -56,7 +58,9 @@ def test_an_array_runs_its_tasks_and_the_accounts_have_them(slurm, tmp_path):
     write_shards(tmp_path)
     number = slurm.submit(tmp_path / "checksums.slurm")
     tasks = slurm.wait(number, timeout_seconds=SECONDS)
-    assert [task.label for task in sorted(tasks, key=lambda task: task.label)] == [f"{number}_{i}" for i in range(4)]  # fmt: skip
+    assert [task.label for task in sorted(tasks, key=lambda task: task.label)] == [
+        f"{number}_{i}" for i in range(4)
+    ]
     for task in range(4):
         right = hashlib.sha256((tmp_path / f"shard-{task}.bin").read_bytes()).hexdigest()
         assert (tmp_path / f"checksum-{task}.txt").read_text().startswith(right), (
@@ -69,8 +73,14 @@ def test_an_array_runs_its_tasks_and_the_accounts_have_them(slurm, tmp_path):
 def test_exported_scripts_are_accepted_by_sbatch(slurm, tmp_path):
     found = tiny(dp=4, zero_stage=3, micro_batch=2)
     found.write(tmp_path)
-    slurm.run("sbatch", "--test-only", "--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=2",
-              str(tmp_path / "job.slurm"))  # fmt: skip
+    slurm.run(
+        "sbatch",
+        "--test-only",
+        "--nodes=1",
+        "--ntasks-per-node=2",
+        "--gpus-per-node=2",
+        str(tmp_path / "job.slurm"),
+    )
     with pytest.raises(SlurmError, match="sbatch refused: .*(node|Node|configuration)"):
         slurm.run("sbatch", "--test-only", "--nodes=99", str(tmp_path / "job.slurm"))
 
@@ -122,7 +132,11 @@ def test_nothing_stays_behind():
     slurm.stop()
     slurm.stop()
     assert not slurm.folder.exists(), "the folder goes with it"
-    left = [p.name() for p in psutil.process_iter() if p.pid not in before and p in held and p.is_running()]  # fmt: skip
+    left = [
+        p.name()
+        for p in psutil.process_iter()
+        if p.pid not in before and p in held and p.is_running()
+    ]
     assert left == [], "no daemon outlives its Slurm"
     with pytest.raises(SlurmError, match="has been stopped"):
         slurm.run("sinfo")
@@ -134,8 +148,13 @@ def test_it_ends_with_the_process_that_started_it(tmp_path):
         "import os, sys; from utils.lessons.lesson_17.clusters import Slurm; s = Slurm(nodes=1)\n"
         "print(s._inside, s.folder, flush=True); os.kill(os.getpid(), 9)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                          cwd=Path(__file__).parents[1], timeout=SECONDS)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[1],
+        timeout=SECONDS,
+    )
     inside, folder = done.stdout.split()
     ends = time.monotonic() + 20
     while psutil.pid_exists(int(inside)) and time.monotonic() < ends:
@@ -154,7 +173,9 @@ def test_a_job_that_loses_a_node_loses_no_step(tmp_path):
     weights = start_weights(TINY, tmp_path)
     slurm = Slurm(nodes=3)
     try:
-        number = slurm.submit(tmp_path / "job.slurm", "--steps", "12", "--every", "2", "--weights", str(weights))  # fmt: skip
+        number = slurm.submit(
+            tmp_path / "job.slurm", "--steps", "12", "--every", "2", "--weights", str(weights)
+        )
         while not saved_steps(tmp_path / "saves"):
             assert slurm.seconds < SECONDS, (tmp_path / f"tiny-{number}.out").read_text()
             time.sleep(0.05)
@@ -192,14 +213,26 @@ def test_where_there_is_no_slurm_a_sentence_says_what_to_install(monkeypatch):
 
 
 def test_jobs_are_read_as_scontrol_prints_them():
-    line = ("JobId=7 ArrayJobId=6 ArrayTaskId=1 JobName=a b JobState=PENDING Reason=Priority "
-            "Dependency=(null) Restarts=2 ExitCode=75:0 NodeList=(null) StdOut=/tmp/a=b.txt")  # fmt: skip
+    line = (
+        "JobId=7 ArrayJobId=6 ArrayTaskId=1 JobName=a b JobState=PENDING Reason=Priority "
+        "Dependency=(null) Restarts=2 ExitCode=75:0 NodeList=(null) StdOut=/tmp/a=b.txt"
+    )
     [job] = read_jobs(f"{line}\nNo jobs in the system\n")
     assert asdict(job) == {
-        "number": 7, "array": 6, "label": "6_1", "name": "a b", "state": "PENDING",
-        "reason": "Priority", "restarts": 2, "nodes": "", "exit_code": 75,
-    }  # fmt: skip
+        "number": 7,
+        "array": 6,
+        "label": "6_1",
+        "name": "a b",
+        "state": "PENDING",
+        "reason": "Priority",
+        "restarts": 2,
+        "nodes": "",
+        "exit_code": 75,
+    }
     assert node_names("n[1-3,7]") == ["n1", "n2", "n3", "n7"]
     assert Span("1", "x", "RUNNING", "n2", 0, 0.0, 1.0).node_names == ["n2"]
-    assert losses_of("(pid=3) step 0 loss 4.5\nstep 1 loss 4.25\nstep 0 loss 4.75") == {0: 4.75, 1: 4.25}  # fmt: skip
+    assert losses_of("(pid=3) step 0 loss 4.5\nstep 1 loss 4.25\nstep 0 loss 4.75") == {
+        0: 4.75,
+        1: 4.25,
+    }
     assert "--array=0-3" in CHECKSUMS

@@ -51,8 +51,12 @@ def test_lessons_run_with_colabs_versions_and_say_what_they_skip(tmp_path: Path)
     paths = [str(ROOT / f"notebooks/{name}.ipynb") for name in names]
     told = ""
     for step in (["make", "env"], ["whole", "env", *paths]):
-        done = subprocess.run([sys.executable, str(ROOT / "sources/colab_room.py"), *step],
-                              cwd=tmp_path, capture_output=True, text=True)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "sources/colab_room.py"), *step],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stdout + done.stderr[-2000:]
         told = done.stdout
     for name in names:

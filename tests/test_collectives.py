@@ -151,8 +151,13 @@ def bad_input() -> list[str]:
 
 def test_wrong_input_is_answered_in_sentences() -> None:
     said = run_ranks(bad_input, 2)[0]
-    words = ["7 rows do not divide over 2 ranks", "2 ranks do not divide over 3 hosts",
-             "cannot talk to rank 2", "cannot talk to rank 0", "cannot join ranks [1]"]  # fmt: skip
+    words = [
+        "7 rows do not divide over 2 ranks",
+        "2 ranks do not divide over 3 hosts",
+        "cannot talk to rank 2",
+        "cannot talk to rank 0",
+        "cannot join ranks [1]",
+    ]
     assert len(said) == len(words)
     for sentence, word in zip(said, words, strict=True):
         assert word in sentence

@@ -29,8 +29,13 @@ def write(path: Path, *cells: str) -> None:
 @pytest.fixture
 def small_course(tmp_path: Path) -> Path:
     """A lesson that passes, its solution that fails, and the start, which comes first."""
-    row = {"lesson": "01", "what": "a < b", "peak_bytes": 12 * 2**20, "step_seconds": None,
-           "evidence": "measured"}  # fmt: skip
+    row = {
+        "lesson": "01",
+        "what": "a < b",
+        "peak_bytes": 12 * 2**20,
+        "step_seconds": None,
+        "evidence": "measured",
+    }
     scored = f"import os; open(os.environ['COURSE_SCOREBOARD'], 'w').write({json.dumps([row])!r})"
     write(tmp_path / "notebooks/beginner/01_a.ipynb", "print(1)", scored)
     write(tmp_path / "notebooks/00_start.ipynb", "x = 1")

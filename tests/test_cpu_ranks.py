@@ -21,14 +21,23 @@ needs_deepspeed = pytest.mark.skipif(bool(deepspeed_missing()), reason=str(deeps
 SEQUENCES = 4  # of one step, over all ranks
 SHARDED: dict[str, dict[str, Any]] = {
     "plain": {},
-    "deepspeed": {"deepspeed": {
-        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-        "zero_force_ds_cpu_optimizer": False,
-        "train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto",
-        "gradient_accumulation_steps": "auto"}},
-    "fsdp": {"fsdp": True, "fsdp_config": {
-        "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "activation_checkpointing": True}},
-}  # fmt: skip
+    "deepspeed": {
+        "deepspeed": {
+            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+            "zero_force_ds_cpu_optimizer": False,
+            "train_micro_batch_size_per_gpu": "auto",
+            "train_batch_size": "auto",
+            "gradient_accumulation_steps": "auto",
+        }
+    },
+    "fsdp": {
+        "fsdp": True,
+        "fsdp_config": {
+            "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
+            "activation_checkpointing": True,
+        },
+    },
+}
 
 
 def trained(kind: str, folder: str) -> tuple[list[float], str, int]:
@@ -40,17 +49,31 @@ def trained(kind: str, folder: str) -> tuple[list[float], str, int]:
     if kind == "deepspeed":
         load_deepspeed()
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                         num_attention_heads=2, use_cache=False)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        use_cache=False,
+    )
     lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     model = peft.get_peft_model(LlamaForCausalLM(config), lora)
     rows = [{"input_ids": row, "labels": row} for row in torch.randint(64, (16, 16))]
     arguments = TrainingArguments(
-        output_dir=folder, max_steps=2, use_cpu=True, report_to="none", save_strategy="no",
-        per_device_train_batch_size=SEQUENCES // dist.get_world_size(), logging_steps=1,
-        learning_rate=1e-2, lr_scheduler_type="constant", max_grad_norm=0.0, disable_tqdm=True,
+        output_dir=folder,
+        max_steps=2,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        per_device_train_batch_size=SEQUENCES // dist.get_world_size(),
+        logging_steps=1,
+        learning_rate=1e-2,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        disable_tqdm=True,
         **SHARDED[kind],
-    )  # fmt: skip
+    )
     trainer = Trainer(model=model, args=arguments, train_dataset=rows)
     if arguments.fsdp:
         fsdp_on_cpu(trainer)

@@ -99,8 +99,11 @@ def traffic_of_a_step(kind, autocast):
             loss.backward()
         steps.append(rows(sent))
     buffers = [(b.nbytes, b.is_floating_point()) for b in model.buffers()]
-    sizes = (sum(p.nbytes for p in model.parameters()), sum(size for size, _ in buffers),
-             sum(size for size, is_float in buffers if is_float))  # fmt: skip
+    sizes = (
+        sum(p.nbytes for p in model.parameters()),
+        sum(size for size, _ in buffers),
+        sum(size for size, is_float in buffers if is_float),
+    )
     return sizes, rows(startup), steps[:2], steps[2:]
 
 

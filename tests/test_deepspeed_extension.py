@@ -101,8 +101,10 @@ def no_op_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ops.op_problem.cache_clear()
 
 
-@pytest.mark.parametrize(("name", "how"), [("cpu-adam", "`make offload` builds"),
-                                           ("async-io", "`make offload OPS=async-io` builds")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("cpu-adam", "`make offload` builds"), ("async-io", "`make offload OPS=async-io` builds")],
+)
 def test_a_helper_that_is_not_built_says_what_is_skipped(
     no_op_yet: Path, monkeypatch: pytest.MonkeyPatch, name: str, how: str
 ) -> None:

@@ -50,9 +50,16 @@ def job(folder: Path, steps: int, *faults: Fault, **settings: Any) -> ElasticRun
     script.write_text(SCRIPT)
     (folder / "checkpoint.pt").unlink(missing_ok=True)
     return run_elastic(
-        script, folder, steps, TIMEOUT_SECONDS, NAP_SECONDS, EVERY,
-        faults=faults, timeout_seconds=150, **settings,
-    )  # fmt: skip
+        script,
+        folder,
+        steps,
+        TIMEOUT_SECONDS,
+        NAP_SECONDS,
+        EVERY,
+        faults=faults,
+        timeout_seconds=150,
+        **settings,
+    )
 
 
 def interfaces() -> set[str]:
@@ -290,20 +297,27 @@ def test_a_journal_is_read_in_whole_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("", "no JSON object"), ("no json", "did two writers mix"), ("[1]", "no JSON object"),
-        ('{"at": 1.0, "what": "st{"at": 1.0, "what": "done"}', "no JSON object"), ("\\", "no JSON"),
-        ('{"at": 1.0}', "`what` is None"), ('{"at": 1.0, "what": "fault"}', "'fault', and none of start"),
-        ('{"at": 1.0, "what": ["done"]}', "`what` is"), ('{"what": "done"}', "`at` is None"),
-        ('{"at": "now", "what": "done"}', "`at` is 'now'"), ('{"at": NaN, "what": "done"}', "`at` is nan"),
+        ("", "no JSON object"),
+        ("no json", "did two writers mix"),
+        ("[1]", "no JSON object"),
+        ('{"at": 1.0, "what": "st{"at": 1.0, "what": "done"}', "no JSON object"),
+        ("\\", "no JSON"),
+        ('{"at": 1.0}', "`what` is None"),
+        ('{"at": 1.0, "what": "fault"}', "'fault', and none of start"),
+        ('{"at": 1.0, "what": ["done"]}', "`what` is"),
+        ('{"what": "done"}', "`at` is None"),
+        ('{"at": "now", "what": "done"}', "`at` is 'now'"),
+        ('{"at": NaN, "what": "done"}', "`at` is nan"),
         ('{"at": 1.0, "what": "step"}', "`step` is None"),
         ('{"at": 1.0, "what": "step", "step": "3"}', "`step` is '3', and no whole number"),
         ('{"at": 1.0, "what": "step", "step": true}', "`step` is True"),
         ('{"at": 1.0, "what": "start", "step": 3, "pid": 7}', "`world` is None"),
         ('{"at": 1.0, "what": "start", "step": 3, "world": 7}', "`pid` is None"),
         ('{"at": 1.0, "what": "done", "rank": "one"}', "`rank` is 'one'"),
-        ('{"at": 1.0, "what": "saw", "text": 3}', "`text` is no text"), ("[" * 100_000, "no JSON object"),
+        ('{"at": 1.0, "what": "saw", "text": 3}', "`text` is no text"),
+        ("[" * 100_000, "no JSON object"),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_journal_says_which_line(line: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_bytes(b'{"at": 1.5, "what": "done"}\n' + line.encode() + b"\n")

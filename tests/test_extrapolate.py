@@ -42,9 +42,13 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(hidden)
         self.up = nn.Linear(hidden, 2 * hidden, bias=False)
         self.down = nn.Linear(2 * hidden, hidden, bias=False)
-        self.adapter = nn.Sequential(
-            nn.Linear(hidden, adapter, bias=False), nn.Linear(adapter, hidden, bias=False)
-        ) if adapter else None  # fmt: skip
+        self.adapter = (
+            nn.Sequential(
+                nn.Linear(hidden, adapter, bias=False), nn.Linear(adapter, hidden, bias=False)
+            )
+            if adapter
+            else None
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         normed = self.norm(x)
@@ -117,10 +121,12 @@ TECHNIQUES: dict[str, tuple[BuildAt, Callable[..., None], tuple[int, int, int]]]
     "selective": (ladder(change=keep_matmuls), train, FROM_LAYERS),
     "frozen half": (ladder("AdamW foreach", freeze_half), train, (4, 6, 10)),
     "adapters on a frozen base": (
-        ladder("AdamW fused", only_adapters, adapter=4), train, FROM_LAYERS,
+        ladder("AdamW fused", only_adapters, adapter=4),
+        train,
+        FROM_LAYERS,
     ),
     "clipped": (ladder(), functools.partial(train, clip=True), FROM_LAYERS),
-}  # fmt: skip
+}
 
 
 def assert_allocator(extended: Measurement, whole: Measurement) -> None:

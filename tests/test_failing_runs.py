@@ -46,9 +46,13 @@ def test_the_mean_is_dalys_formula(rate: float, save: float, restart: float) -> 
 def test_failures_every_few_minutes_too() -> None:
     """Where a failure in the restart is as likely as not, and work is mostly lost."""
     plan = RunPlan(
-        work_seconds=2 * DAY, interval_seconds=900.0, save_seconds=60.0, restart_seconds=600.0,
-        nodes=2048, failures_per_1000_node_days=24.0,
-    )  # fmt: skip
+        work_seconds=2 * DAY,
+        interval_seconds=900.0,
+        save_seconds=60.0,
+        restart_seconds=600.0,
+        nodes=2048,
+        failures_per_1000_node_days=24.0,
+    )
     found = failing_runs(plan, 400)
     daly = working_share(900.0, 60.0, 600.0, plan.mean_seconds)
     simulated = found.seconds["work"].mean() / found.wall_seconds.mean()
@@ -89,9 +93,13 @@ def one_by_one(plan: RunPlan, seed: int) -> dict[str, float]:
 def test_all_at_once_is_one_by_one(spares: int | None) -> None:
     """The same means as a loop over single runs, kind by kind, within five standard errors."""
     plan = replace(
-        PLAN, work_seconds=10 * DAY, spares=spares, failures_per_1000_node_days=40.0,
-        repair_seconds=DAY, save_seconds=120.0,
-    )  # fmt: skip
+        PLAN,
+        work_seconds=10 * DAY,
+        spares=spares,
+        failures_per_1000_node_days=40.0,
+        repair_seconds=DAY,
+        save_seconds=120.0,
+    )
     slow = [one_by_one(plan, seed) for seed in range(400)]
     quick = failing_runs(plan, 4000)
     for kind in KINDS:
@@ -120,9 +128,11 @@ def test_every_second_has_one_kind(
     seed: int, interval: float, spares: int | None, rate: float
 ) -> None:
     plan = RunPlan(
-        work_seconds=3 * DAY, interval_seconds=interval, spares=spares,
+        work_seconds=3 * DAY,
+        interval_seconds=interval,
+        spares=spares,
         failures_per_1000_node_days=rate,
-    )  # fmt: skip
+    )
     found = failing_runs(plan, 5, seed)
     assert set(found.seconds) == set(KINDS), "a kind is missing"
     assert min(part.min() for part in found.seconds.values()) >= 0, "time runs forward"
@@ -150,9 +160,13 @@ def test_published_figures_lie_inside() -> None:
     shares = []
     for save, restart in ((10.0, 300.0), (60.0, 900.0)):
         plan = RunPlan(
-            work_seconds=50 * DAY, interval_seconds=1.0, save_seconds=save, nodes=2048,
-            restart_seconds=restart, failures_per_1000_node_days=llama.failures_per_1000_node_days,
-        )  # fmt: skip
+            work_seconds=50 * DAY,
+            interval_seconds=1.0,
+            save_seconds=save,
+            nodes=2048,
+            restart_seconds=restart,
+            failures_per_1000_node_days=llama.failures_per_1000_node_days,
+        )
         best = best_interval_seconds(save, plan.mean_seconds)
         found = failing_runs(replace(plan, interval_seconds=best), 500)
         counts = np.quantile(found.failures * 54 * DAY / found.wall_seconds, (0.025, 0.975))

@@ -20,9 +20,13 @@ from utils.techniques.quantization import quantize_linears
 pytestmark = pytest.mark.deepspeed  # peft imports it where it is installed
 
 TINY = LlamaConfig(
-    vocab_size=128, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
-    num_attention_heads=4, use_cache=False,
-)  # fmt: skip
+    vocab_size=128,
+    hidden_size=128,
+    intermediate_size=256,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    use_cache=False,
+)
 
 
 def losses(model: nn.Module, steps: int = 6) -> Tensor:
@@ -87,8 +91,12 @@ def test_checkpointing_keeps_fewer_activations() -> None:
     kept = {}
     for method in ("QLoRA", "QLoRA + checkpointing"):
         model, optimizer = build_finetune(TINY, method)
-        run = measure(lambda m=model, o=optimizer: finetune_step(m, o, 2, 64), model=model,
-                      optimizer=optimizer, timed_steps=0)  # fmt: skip
+        run = measure(
+            lambda m=model, o=optimizer: finetune_step(m, o, 2, 64),
+            model=model,
+            optimizer=optimizer,
+            timed_steps=0,
+        )
         start = next(s.start_ns for s in run.timeline.spans if s.name == "backward")
         kept[method] = run.timeline.at(start)[Category.ACTIVATIONS]
     assert kept["QLoRA + checkpointing"] < kept["QLoRA"] / 2
@@ -96,8 +104,12 @@ def test_checkpointing_keeps_fewer_activations() -> None:
 
 def test_a_full_fine_tune_has_sixteen_bytes_of_states_a_parameter() -> None:
     model, optimizer = build_finetune(TINY, "full fine-tune")
-    run = measure(lambda: finetune_step(model, optimizer, 2, 16), model=model,
-                  optimizer=optimizer, timed_steps=0)  # fmt: skip
+    run = measure(
+        lambda: finetune_step(model, optimizer, 2, 16),
+        model=model,
+        optimizer=optimizer,
+        timed_steps=0,
+    )
     count = sum(p.numel() for p in model.parameters())
     states = [Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE]
     series = run.timeline.series()

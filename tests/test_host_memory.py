@@ -21,9 +21,12 @@ def offloaded(leave: bool) -> Measurement:
     model = Transformer(TINY)
     optimizer = OffloadedOptimizer(torch.optim.AdamW(model.parameters()), gradients_leave=leave)
     return measure(
-        lambda: train(model, optimizer), model=model, optimizer=optimizer, timed_steps=0,
+        lambda: train(model, optimizer),
+        model=model,
+        optimizer=optimizer,
+        timed_steps=0,
         host={"optimizer state": optimizer.inner},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("leave", [False, True])

@@ -105,7 +105,11 @@ ANSWERS: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
     (("8",), {}, "asked: count is '8'; it must be a whole number, without quotes: 8."),
     ((8.5,), {}, "asked: count is 8.5; it must be a whole number. Nearest: 8 or 9."),
     ((True,), {}, "asked: count is True; it must be a whole number."),
-    ((10**30,), {}, "asked: count is 10000000.*; the largest number it can be is 9,223,372,036,854,775,807."),
+    (
+        (10**30,),
+        {},
+        "asked: count is 10000000.*; the largest number it can be is 9,223,372,036,854,775,807.",
+    ),
     ((1, "x"), {}, "asked: share is 'x'; it must be a number."),
     ((1, 1, "ab"), {}, r"names is 'ab'; it must be of type Sequence\[str\] \(a text is no list\)"),
     ((1, 1, np.ones(2)), {}, r"names is \[1.0, 1.0\].*item 0 of list is not an instance of str"),
@@ -116,7 +120,7 @@ ANSWERS: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
     ((1,), {"sise": 1}, "asked: there is no argument sise. There is size."),
     ((), {}, r"asked: missing a required argument: 'count'. Write asked\(count\)."),
     (("\ud800",), {}, "count is '.ud800'; it must be a whole number"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("args", "kwargs", "sentence"), ANSWERS)

@@ -70,10 +70,13 @@ def deaths(count: int, launches: Iterable[str], seed: int) -> list[Death]:
     """As many of each launcher, each way in turn, at random moments."""
     chance, names = random.Random(seed), list(launches)
     return [
-        Death(names[n % len(names)], *WAYS[n // len(names) % len(WAYS)],
-              chance.uniform(0, LONGEST_SECONDS))
+        Death(
+            names[n % len(names)],
+            *WAYS[n // len(names) % len(WAYS)],
+            chance.uniform(0, LONGEST_SECONDS),
+        )
         for n in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def left_by(mark: str) -> list[str]:
@@ -96,9 +99,13 @@ def what_is_left(death: Death) -> list[str]:
         Path(folder, "script.py").write_text(SCRIPT)
         text = KERNEL.format(root=str(ROOT), launch=LAUNCHES[death.launch])
         kernel = subprocess.Popen(
-            [sys.executable, "-c", text], cwd=folder, env=os.environ | {MARK: mark, "TMPDIR": folder},
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-c", text],
+            cwd=folder,
+            env=os.environ | {MARK: mark, "TMPDIR": folder},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         with kernel:
             assert kernel.stdout is not None
             kernel.stdout.readline()

@@ -18,8 +18,10 @@ def test_gptq_leaves_no_more_error_than_the_library() -> None:
     assert ours <= 1.01 * theirs, (
         f"on the same moments: ours {ours:.5f}, GPTQModel's {theirs:.5f} (recorded)"
     )
-    assert layer_par() == min(float(recorded()[order]) for order in
-                              ("left to right", "groups by activation", "columns by activation"))  # fmt: skip
+    assert layer_par() == min(
+        float(recorded()[order])
+        for order in ("left to right", "groups by activation", "columns by activation")
+    )
 
 
 @pytest.mark.slow

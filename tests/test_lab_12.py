@@ -13,8 +13,9 @@ def test_the_faults_show_in_what_the_ranks_report():
         assert wrong, "a missing sum leaves gradients wrong"
         behind = {name for name in rank.gradient_errors if name.startswith("blocks.1.")}
         assert {n for n in wrong if n in behind} == {
-            "blocks.1.attention_norm.weight", "blocks.1.attention_norm.bias",
-        }  # fmt: skip
+            "blocks.1.attention_norm.weight",
+            "blocks.1.attention_norm.bias",
+        }
     assert len({rank.stream for rank in a}) == len({rank.stream for rank in c}) == 1
     assert len({rank.stream for rank in b}) == 4, "each rank drops other elements of one stream"
     assert len({mask for rank in b for mask in rank.masks}) == 8

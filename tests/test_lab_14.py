@@ -36,6 +36,8 @@ def test_runs_that_are_not_there():
 
 def test_the_least_peak_is_that_of_brute_force():
     for layers, stages, m, state, kept, end in ((8, 3, 4, 3.0, 1.0, 4.0), (9, 4, 2, 1.0, 2.0, 0.5)):
-        every = (row for row in itertools.product(range(1, layers), repeat=stages) if sum(row) == layers)  # fmt: skip
+        every = (
+            row for row in itertools.product(range(1, layers), repeat=stages) if sum(row) == layers
+        )
         best = min(max(lab_14.stage_bytes(row, m, state, kept, end)) for row in every)
         assert lab_14.least_peak(layers, stages, m, state, kept, end) == pytest.approx(best)

@@ -48,12 +48,19 @@ def test_the_solution_is_correct_under_a_real_slurm() -> None:
 def test_the_handed_out_job_is_broken_in_all_ways() -> None:
     text, train = repairs.broken("job.slurm"), repairs.broken("train.py")
     assert repairs.options_of(text) == {
-        "--job-name": "lab-17", "--nodes": "2", "--ntasks-per-node": "1", "--time": "5", "--output": "out.txt",
-    }  # fmt: skip
+        "--job-name": "lab-17",
+        "--nodes": "2",
+        "--ntasks-per-node": "1",
+        "--time": "5",
+        "--output": "out.txt",
+    }
     found = try_script(text, codes={0: 75, 1: 75}, tasks=2)
     assert [row[:3] for row in found.ranks] == [
-        ("0", "2", "n1"), ("1", "2", "n1"), ("1", "2", "n2"), ("2", "2", "n2"),
-    ]  # fmt: skip
+        ("0", "2", "n1"),
+        ("1", "2", "n1"),
+        ("1", "2", "n2"),
+        ("2", "2", "n2"),
+    ]
     assert (found.ended, found.requeued) == ([0, 0], []), "its shells forget how their ranks ended"
     assert try_script(text, signal_to="tasks", tasks=2).ended == [138, 138]
     codes = repairs.try_training(train, lab_17.TIMEOUT_SECONDS).codes

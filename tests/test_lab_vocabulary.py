@@ -141,9 +141,14 @@ def test_a_function_that_returns_nothing_is_asked_for_its_return() -> None:
 
 
 GIB = Question(
-    "Lesson 97: a number of GiB.", number("a number of GiB"), right=10, within=0.5,
-    wrong={12: "That doubles everything."}, nudge="Which part grows?", note="4 become 8",
-)  # fmt: skip
+    "Lesson 97: a number of GiB.",
+    number("a number of GiB"),
+    right=10,
+    within=0.5,
+    wrong={12: "That doubles everything."},
+    nudge="Which part grows?",
+    note="4 become 8",
+)
 
 
 @pytest.mark.parametrize(
@@ -166,10 +171,14 @@ def test_a_question_nudges_and_does_not_give_itself_away(answer: Any, words: str
 
 HALF = Exercise(
     "Exercise 1: half of a number, rounded down.",
-    cases=[Case((8,), 4, "for 8", wrong={16: "Half, not twice."}),
-           Case((7,), 3, "for 7", nudge="An odd one is rounded down.")],
-    returns=whole(), nudge="Divide by two.", note="both",
-)  # fmt: skip
+    cases=[
+        Case((8,), 4, "for 8", wrong={16: "Half, not twice."}),
+        Case((7,), 3, "for 7", nudge="An odd one is rounded down."),
+    ],
+    returns=whole(),
+    nudge="Divide by two.",
+    note="both",
+)
 
 
 @pytest.mark.parametrize(

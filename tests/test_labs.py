@@ -136,11 +136,15 @@ def test_a_fault_of_the_check_is_not_the_learners(answer):
 
 @pytest.mark.parametrize(
     ("name", "answer", "words"),
-    [("called", 42, "Give its name, without calling it."), ("called", 42, "a function is wanted"),
-     ("in_keys", 42, "a dict with the keys that the lab shows ('found') is wanted"),
-     ("in_keys", {}, "There is no 'found' in it"), ("in_keys", {"Found": 42}, "no 'found'"),
-     ("in_keys", lambda: 42, "a dict with the keys")],
-)  # fmt: skip
+    [
+        ("called", 42, "Give its name, without calling it."),
+        ("called", 42, "a function is wanted"),
+        ("in_keys", 42, "a dict with the keys that the lab shows ('found') is wanted"),
+        ("in_keys", {}, "There is no 'found' in it"),
+        ("in_keys", {"Found": 42}, "no 'found'"),
+        ("in_keys", lambda: 42, "a dict with the keys"),
+    ],
+)
 def test_an_answer_of_another_kind_is_the_learners(name, answer, words):
     report = check(f"97.{name}", answer)
     assert report.status is Status.NOT_YET and words in str(report)
@@ -218,9 +222,17 @@ def index_with_an_ellipsis(x):
 
 @pytest.mark.parametrize(
     "answer",
-    [..., stub, stub_with_docstring, stub_in_a_frame, stub_of_a_name, [1, ...], {"a": stub},
-     {"first": 1, "second": ...}],
-)  # fmt: skip
+    [
+        ...,
+        stub,
+        stub_with_docstring,
+        stub_in_a_frame,
+        stub_of_a_name,
+        [1, ...],
+        {"a": stub},
+        {"first": 1, "second": ...},
+    ],
+)
 def test_stubs_are_not_attempted(answer):
     report = check("97.double", answer)
     assert report.status is Status.NOT_ATTEMPTED and not report.is_correct

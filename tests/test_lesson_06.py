@@ -35,8 +35,12 @@ def test_without_bitsandbytes(tmp_path: Path) -> None:
         "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
         "COURSE_SCOREBOARD": str(tmp_path / "scoreboard.json"),
     }
-    client = NotebookClient(book, timeout=300, kernel_name="python3",
-                            resources={"metadata": {"path": str(LESSON.parent)}})  # fmt: skip
+    client = NotebookClient(
+        book,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(LESSON.parent)}},
+    )
     client.execute(env=surroundings)  # raises where a cell ends in an error
     said = "".join(o.text for c in book.cells for o in c.get("outputs", []) if "text" in o)
     assert "bitsandbytes is not installed" in said
@@ -91,5 +95,12 @@ def _small_llama(folder: Path) -> None:
     )
     bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     PreTrainedTokenizerFast(tokenizer_object=bytewise, eos_token="</s>").save_pretrained(folder)
-    LlamaForCausalLM(LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-                                 num_attention_heads=4)).save_pretrained(folder)  # fmt: skip
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=512,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+        )
+    ).save_pretrained(folder)

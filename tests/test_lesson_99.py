@@ -102,8 +102,10 @@ def test_links_name_what_stands_in_one_section_only_once_read() -> None:
             title.strip()
             for cell in nbformat.read(notebook, as_version=4).cells
             if cell.cell_type == "markdown"
-            for title in re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", cell.source, flags=re.DOTALL), re.MULTILINE)
-        ]  # fmt: skip
+            for title in re.findall(
+                r"^#+ (.+)$", re.sub(r"```.*?```", "", cell.source, flags=re.DOTALL), re.MULTILINE
+            )
+        ]
         linked = {unquote(anchor) for other, anchor, _ in ALL if other == path}
         twice = {t for t in titles if titles.count(t) > 1 and t.replace(" ", "-") in linked}
         assert twice == set(), f"{path}: {twice}"

@@ -263,8 +263,13 @@ for name in ("checkpointing", "accumulation", "zero_grad last"):
     environment |= {"PATH": "", "XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     said, source, *peaks = done.stdout.splitlines()
     assert said.startswith("CPU memory is read from torch.profiler, one process only. No C++")
     assert source == "torch.profiler"

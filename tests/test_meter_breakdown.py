@@ -207,9 +207,12 @@ def test_accumulation_holds_the_activations_of_one_micro_batch() -> None:
 def test_inference_has_no_gradients_and_keeps_no_activations() -> None:
     timeline = metered(infer(model := mlp(), x := torch.ones(16, 20))).timeline
     assert set(timeline.peak) <= {
-        Category.PARAMETERS, Category.BUFFERS, Category.INPUTS,
-        Category.TEMPORARIES, Category.LOGITS_AND_LOSS,
-    }  # fmt: skip
+        Category.PARAMETERS,
+        Category.BUFFERS,
+        Category.INPUTS,
+        Category.TEMPORARIES,
+        Category.LOGITS_AND_LOSS,
+    }
     states = chain(model.parameters(), model.buffers(), [x])
     assert dict(timeline.at(timeline.start_ns)) == dict(timeline.at(timeline.end_ns))
     assert timeline.at(timeline.end_ns).total_bytes == total_bytes(states)

@@ -239,8 +239,10 @@ def test_a_budget_that_is_no_size(text: str) -> None:
 
 def test_sizes_tell_decimal_from_binary_units() -> None:
     assert (parse_bytes("24GB"), parse_bytes("1.5 gib"), parse_bytes(7)) == (
-        24 * 10**9, 3 * 2**29, 7,
-    )  # fmt: skip
+        24 * 10**9,
+        3 * 2**29,
+        7,
+    )
 
 
 def test_phases_named_by_hand(case: Case) -> None:
@@ -256,9 +258,17 @@ def test_phases_named_by_hand(case: Case) -> None:
     found = measure(step, model=case.model, optimizer=case.optimizer, timed_steps=0)
     names = [span.name for span in found.timeline.spans]
     assert names == [
-        "before forward", "forward", "loss", "backward", "clip", "norm", "clip",
-        "backward", "optimizer step", "after step",
-    ]  # fmt: skip
+        "before forward",
+        "forward",
+        "loss",
+        "backward",
+        "clip",
+        "norm",
+        "clip",
+        "backward",
+        "optimizer step",
+        "after step",
+    ]
 
 
 def test_a_phase_outside_of_measure_is_a_profiler_range_and_no_more() -> None:

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from utils.lessons.lesson_03.number_formats import FORMATS, NumberFormat
 
 DTYPES = {
-    "fp16": torch.float16, "bf16": torch.bfloat16,
-    "fp8 e4m3": torch.float8_e4m3fn, "fp8 e5m2": torch.float8_e5m2,
-}  # fmt: skip
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8 e4m3": torch.float8_e4m3fn,
+    "fp8 e5m2": torch.float8_e5m2,
+}
 IN_TORCH = {"fp32": torch.float32} | DTYPES
 
 

@@ -222,8 +222,11 @@ def test_a_stage_runs_in_a_simulated_world():
 
 def _sharded() -> dict[str, tuple[float, float, float]]:
     found = {}
-    for stage, dims in [(0, ParallelDims(replicate=4)), (1, ParallelDims(shard=4)),
-                        (3, ParallelDims(replicate=2, shard=2))]:  # fmt: skip
+    for stage, dims in [
+        (0, ParallelDims(replicate=4)),
+        (1, ParallelDims(shard=4)),
+        (3, ParallelDims(replicate=2, shard=2)),
+    ]:
         mesh, whole = device_mesh(dims, "cpu"), model()
         keep_scores(whole)
         recompute(whole)

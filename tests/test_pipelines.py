@@ -38,9 +38,15 @@ from utils.techniques.deepspeed import deepspeed_missing, load_deepspeed
 CONFIG = TransformerConfig(vocabulary=17, hidden=16, layers=8, heads=2, feedforward=24)
 RANKS, MICRO_BATCHES, LENGTH, STEPS = 4, 8, 6, 20
 SCHEDULES = {
-    "GPipe": 4, "1F1B": 4, "Interleaved1F1B": 8, "LoopedBFS": 8, "InterleavedZeroBubble": 8,
-    "ZBVZeroBubble": 8, "DualPipeV": 8, "ZB-H1 from CSV": 4,
-}  # fmt: skip
+    "GPipe": 4,
+    "1F1B": 4,
+    "Interleaved1F1B": 8,
+    "LoopedBFS": 8,
+    "InterleavedZeroBubble": 8,
+    "ZBVZeroBubble": 8,
+    "DualPipeV": 8,
+    "ZB-H1 from CSV": 4,
+}
 OWN = {"ZB-H1 from CSV": OwnSchedule(order("zb-h1", RANKS, MICRO_BATCHES))}
 
 
@@ -88,14 +94,21 @@ def on_ranks(dtype: torch.dtype, steps: int):
     """A worker: training by every schedule."""
     mesh, found = device_mesh(ParallelDims(pp=RANKS), "cpu"), {}
     for name, chunks in SCHEDULES.items():
-        held = (OWN[name].held(dist.get_rank()) if name in OWN
-                else chunks_of(name, dist.get_rank(), RANKS, chunks))  # fmt: skip
+        held = (
+            OWN[name].held(dist.get_rank())
+            if name in OWN
+            else chunks_of(name, dist.get_rank(), RANKS, chunks)
+        )
         parts = [cut(model(dtype), even_blocks(CONFIG.layers, chunks), chunk) for chunk in held]
         passes = pipeline_passes(
-            parts, mesh, torch.arange(LENGTH),
+            parts,
+            mesh,
+            torch.arange(LENGTH),
             torch.empty(1, LENGTH, CONFIG.hidden, device="meta", dtype=dtype),
-            chunks=chunks, schedule=OWN.get(name, name), micro_batches=MICRO_BATCHES,
-        )  # fmt: skip
+            chunks=chunks,
+            schedule=OWN.get(name, name),
+            micro_batches=MICRO_BATCHES,
+        )
         found[name] = trained(passes, parts, steps)
     return found
 
@@ -201,9 +214,14 @@ def uneven_rows():
     mesh = device_mesh(ParallelDims(pp=2), "cpu")
     part = cut(model(torch.float32), (4, 4), dist.get_rank())
     passes = pipeline_passes(
-        [part], mesh, torch.arange(LENGTH), torch.empty(1, LENGTH, 16, device="meta"),
-        chunks=2, schedule="1F1B", micro_batches=3,
-    )  # fmt: skip
+        [part],
+        mesh,
+        torch.arange(LENGTH),
+        torch.empty(1, LENGTH, 16, device="meta"),
+        chunks=2,
+        schedule="1F1B",
+        micro_batches=3,
+    )
     passes(*batch(0), 1.0)
 
 
@@ -282,11 +300,19 @@ def deepspeed_pipeline():
 
     with contextlib.redirect_stdout(io.StringIO()):
         deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-        net = PipelineModule(layers=layers(), num_stages=2, loss_fn=F.mse_loss,
-                             partition_method="uniform")  # fmt: skip
-        engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config={
-            "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": MICRO_BATCHES,
-            "gradient_clipping": 0.0, "optimizer": {"type": "SGD", "params": {"lr": 0.05}}})  # fmt: skip
+        net = PipelineModule(
+            layers=layers(), num_stages=2, loss_fn=F.mse_loss, partition_method="uniform"
+        )
+        engine, *_ = deepspeed.initialize(
+            model=net,
+            model_parameters=net.parameters(),
+            config={
+                "train_micro_batch_size_per_gpu": 2,
+                "gradient_accumulation_steps": MICRO_BATCHES,
+                "gradient_clipping": 0.0,
+                "optimizer": {"type": "SGD", "params": {"lr": 0.05}},
+            },
+        )
 
         def note(*_: object) -> None:
             if not first:

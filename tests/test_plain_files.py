@@ -100,10 +100,17 @@ def test_files_elsewhere_are_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "hostile",
     [
-        Runs(eval, "1"), Runs(getattr, "a", "upper"), Runs(torch.load, "x"), os.system, Path, [1],
-        b"", SimpleNamespace(a=1), torch.distributed.checkpoint.metadata.StorageMeta,
+        Runs(eval, "1"),
+        Runs(getattr, "a", "upper"),
+        Runs(torch.load, "x"),
+        os.system,
+        Path,
+        [1],
+        b"",
+        SimpleNamespace(a=1),
+        torch.distributed.checkpoint.metadata.StorageMeta,
     ],
-)  # fmt: skip
+)
 def test_what_is_no_metadata_is_refused(hostile: Any) -> None:
     with pytest.raises(pickle.UnpicklingError, match=r"its \.metadata"):
         read_metadata(pickle.dumps(hostile) if hostile != b"" else b"")

@@ -91,8 +91,10 @@ def test_expert_parallelism_across_nodes_pays_for_the_network() -> None:
     fast = Cluster(gpu="H100", nodes=16, gpus_per_node=4, network_bytes_per_second=200e9)
     slow = replace(fast, network_bytes_per_second=1.25e9)
     inside = replace(SPREAD, ep=4)  # the 4 ranks of one node
-    times = {plan.ep: [estimate(MIXTRAL, c, plan, LONG).time.tensor_parallel for c in (fast, slow)]
-             for plan in (inside, SPREAD)}  # fmt: skip
+    times = {
+        plan.ep: [estimate(MIXTRAL, c, plan, LONG).time.tensor_parallel for c in (fast, slow)]
+        for plan in (inside, SPREAD)
+    }
     assert times[4][0] == times[4][1]
     assert times[8][1] > 2 * times[8][0]
 
@@ -108,8 +110,10 @@ def test_an_all_to_all_of_one_costs_nothing() -> None:
 def test_fp8_is_faster_and_keeps_copies_of_the_matrices() -> None:
     plan, one = Plan(dp=8, zero_stage=1), Cluster(gpu="B200", nodes=1)
     batch = Batch(sequences=64, sequence_length=4096)
-    rows = {kind: estimate(LLAMA, one, replace(plan, precision=kind), batch)
-            for kind in ("bf16", "fp8", "mxfp8")}  # fmt: skip
+    rows = {
+        kind: estimate(LLAMA, one, replace(plan, precision=kind), batch)
+        for kind in ("bf16", "fp8", "mxfp8")
+    }
     assert rows["fp8"].step_seconds < 0.85 * rows["bf16"].step_seconds
     kept = {kind: row.peak.bytes_by_category["activations"] for kind, row in rows.items()}
     assert kept["fp8"] < kept["mxfp8"] < kept["bf16"]
@@ -131,8 +135,12 @@ def test_sharded_parameters_have_no_lasting_copies() -> None:
     """ZeRO-3 makes copies of what it has gathered: a block or two."""
     plan = Plan(dp=64, zero_stage=3)
     (stage,) = stages(LLAMA, plan)
-    kept = {kind: worst(memory(LLAMA, replace(plan, precision=kind), Batch(sequences=64, sequence_length=4096)))
-            for kind in ("bf16", "fp8")}  # fmt: skip
+    kept = {
+        kind: worst(
+            memory(LLAMA, replace(plan, precision=kind), Batch(sequences=64, sequence_length=4096))
+        )
+        for kind in ("bf16", "fp8")
+    }
     in_fp8, plain = (kept[kind].bytes_by_category for kind in ("fp8", "bf16"))
     assert in_fp8[Category.PARAMETERS] == plain[Category.PARAMETERS] - stage.block_parameters / 64
     assert in_fp8[Category.GATHERED] == plain[Category.GATHERED]
@@ -140,8 +148,10 @@ def test_sharded_parameters_have_no_lasting_copies() -> None:
 
 def test_some_blocks_go_to_the_host() -> None:
     away = Plan(dp=8, zero_stage=1, offload_activations=True)
-    rows = [estimate(LLAMA, replace(H100, nodes=1), replace(away, offload_layers=n), LONG)
-            for n in (1, 16, None)]  # fmt: skip
+    rows = [
+        estimate(LLAMA, replace(H100, nodes=1), replace(away, offload_layers=n), LONG)
+        for n in (1, 16, None)
+    ]
     kept = [row.peak.bytes_by_category["activations"] for row in rows]
     assert kept[0] > kept[1] > kept[2] and rows[0].host_bytes < rows[1].host_bytes
     assert kept[1] == pytest.approx(kept[0] * 16 / 31)
@@ -154,8 +164,10 @@ def test_some_blocks_go_to_the_host() -> None:
 
 def test_some_blocks_recompute() -> None:
     full = Plan(dp=8, recompute="full", zero_stage=1)
-    rows = [estimate(LLAMA, replace(H100, nodes=1), replace(full, recompute_layers=n), LONG)
-            for n in (1, 16, 32)]  # fmt: skip
+    rows = [
+        estimate(LLAMA, replace(H100, nodes=1), replace(full, recompute_layers=n), LONG)
+        for n in (1, 16, 32)
+    ]
     kept = [row.peak.bytes_by_category["activations"] for row in rows]
     again = [row.time.recompute for row in rows]
     assert kept[0] > kept[1] > kept[2] and again[0] < again[1] < again[2]
@@ -185,8 +197,10 @@ def test_the_optimizer_in_backward_holds_no_gradients() -> None:
 
 def test_offloaded_activations_leave_two_blocks() -> None:
     plan, batch = Plan(dp=8, zero_stage=1), Batch(sequences=64, sequence_length=4096)
-    plain, away = (estimate(LLAMA, replace(H100, nodes=1), replace(plan, offload_activations=v), batch)
-                   for v in (False, True))  # fmt: skip
+    plain, away = (
+        estimate(LLAMA, replace(H100, nodes=1), replace(plan, offload_activations=v), batch)
+        for v in (False, True)
+    )
     kept = [row.peak.bytes_by_category["activations"] for row in (plain, away)]
     assert kept[1] == pytest.approx(kept[0] * 2 / 32)
     assert away.host_bytes == pytest.approx(8 * kept[0] * 30 / 32) and plain.host_bytes == 0
@@ -196,15 +210,18 @@ def test_offloaded_activations_leave_two_blocks() -> None:
 def test_fused_and_chunked_losses_are_smaller() -> None:
     wide = replace(LLAMA, name="wide", layers=2, vocabulary=128_256)
     batch = Batch(sequences=64, sequence_length=8192)
-    held = {loss: memory(wide, Plan(dp=8, loss=loss, micro_batch=4), batch)[0].allocated_bytes
-            for loss in ("whole", "fused", "chunked")}  # fmt: skip
+    held = {
+        loss: memory(wide, Plan(dp=8, loss=loss, micro_batch=4), batch)[0].allocated_bytes
+        for loss in ("whole", "fused", "chunked")
+    }
     assert held["chunked"] < held["whole"] and held["fused"] < held["whole"]
 
 
 def test_hidden_collectives_are_shorter() -> None:
     plan = Plan(dp=8, tp=8, sequence_parallel=True)
-    shown, hidden = (estimate(LLAMA, H100, replace(plan, overlap_tp=v), LONG)
-                     for v in (False, True))  # fmt: skip
+    shown, hidden = (
+        estimate(LLAMA, H100, replace(plan, overlap_tp=v), LONG) for v in (False, True)
+    )
     assert 0 < hidden.time.tensor_parallel < shown.time.tensor_parallel
 
 
@@ -214,14 +231,34 @@ def test_hidden_collectives_are_shorter() -> None:
 @pytest.mark.parametrize(
     ("model", "plan", "sentence"),
     [
-        (MIXTRAL, Plan(dp=24, ep=3), "ep is 3 and does not divide 8 .experts of mixtral-8x7b.*2 or 4"),
+        (
+            MIXTRAL,
+            Plan(dp=24, ep=3),
+            "ep is 3 and does not divide 8 .experts of mixtral-8x7b.*2 or 4",
+        ),
         (LLAMA, Plan(dp=8, ep=2), "llama-2-7b has no experts. Write ep=1"),
-        (MIXTRAL, Plan(dp=64, precision="mxfp8"), "H100 .capability 9.0. has no units.*'fp8', or take B200"),
-        (LLAMA, Plan(dp=64, cp=1, tp=1, partition=(32,), pp=1, recompute="full", recompute_layers=4,
-                     optimizer_in_backward=True), "one micro-batch a step, and this plan has 4.*64 sequences"),
+        (
+            MIXTRAL,
+            Plan(dp=64, precision="mxfp8"),
+            "H100 .capability 9.0. has no units.*'fp8', or take B200",
+        ),
+        (
+            LLAMA,
+            Plan(
+                dp=64,
+                cp=1,
+                tp=1,
+                partition=(32,),
+                pp=1,
+                recompute="full",
+                recompute_layers=4,
+                optimizer_in_backward=True,
+            ),
+            "one micro-batch a step, and this plan has 4.*64 sequences",
+        ),
         (LLAMA, Plan(dp=16, pp=4, partition=(8, 8, 8, 9)), "deals 33 layers to 4 stages"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_go_together_is_a_sentence(model, plan, sentence) -> None:
     nodes = -(-plan.ranks // 8)
     with pytest.raises(ValueError, match=sentence):

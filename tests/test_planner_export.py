@@ -156,8 +156,11 @@ def test_every_valid_plan_is_exported_consistently(data):
     layers = data.draw(st.sampled_from([4, 6]))
     model = replace(data.draw(st.sampled_from([TINY, TIED])), layers=layers)
     nodes, per_node = data.draw(st.sampled_from([(1, 1), (1, 4), (2, 4), (4, 2)]))
-    cluster = Cluster(gpu=data.draw(st.sampled_from(["A100-80GB", "V100-32GB"])), nodes=nodes,
-                      gpus_per_node=per_node)  # fmt: skip
+    cluster = Cluster(
+        gpu=data.draw(st.sampled_from(["A100-80GB", "V100-32GB"])),
+        nodes=nodes,
+        gpus_per_node=per_node,
+    )
     batch = Batch(sequences=data.draw(st.sampled_from([8, 24])), sequence_length=32)
     space = data.draw(st.sampled_from(SPACES))
     plans = list(candidates(model, cluster, batch, space))
@@ -265,8 +268,10 @@ def test_a_plan_that_a_target_says_in_full_has_no_note_on_it():
 
 
 REFUSED = [
-    {"pp": 2, "dp": 2, "zero_stage": 2}, {"pp": 2, "dp": 2, "virtual_stages": 2}, {"cp": 2, "dp": 2},
-]  # fmt: skip
+    {"pp": 2, "dp": 2, "zero_stage": 2},
+    {"pp": 2, "dp": 2, "virtual_stages": 2},
+    {"cp": 2, "dp": 2},
+]
 
 
 @pytest.mark.parametrize("plan", REFUSED)
@@ -288,8 +293,18 @@ def test_megatron_is_told_where_to_save_and_how_fast_to_learn():
 
 def test_experts_and_fp8_reach_megatron():
     model, cluster = model_shape("mixtral-8x7b"), Cluster(gpu="H100", nodes=2)
-    plan = Plan(dp=4, tp=2, pp=2, ep=4, expert_tp=1, sequence_parallel=True, zero_stage=1,
-                precision="fp8", recompute="full", recompute_layers=2)  # fmt: skip
+    plan = Plan(
+        dp=4,
+        tp=2,
+        pp=2,
+        ep=4,
+        expert_tp=1,
+        sequence_parallel=True,
+        zero_stage=1,
+        precision="fp8",
+        recompute="full",
+        recompute_layers=2,
+    )
     found = export(model, cluster, plan, Batch(sequences=64, sequence_length=4096))
     read = options(found)
     assert (read["--num-experts"], read["--expert-model-parallel-size"]) == ("8", "4")
@@ -300,16 +315,36 @@ def test_experts_and_fp8_reach_megatron():
 
 
 def test_what_nvidia_runs_in_mxfp8_reaches_megatron():
-    plan = Plan(dp=8, tp=2, sequence_parallel=True, zero_stage=1, precision="mxfp8", loss="fused",
-                framework="megatron-bridge")  # fmt: skip
-    found = export(model_shape("llama-2-7b"), Cluster(gpu="B200", nodes=2), plan,
-                   Batch(sequences=64, sequence_length=4096))  # fmt: skip
+    plan = Plan(
+        dp=8,
+        tp=2,
+        sequence_parallel=True,
+        zero_stage=1,
+        precision="mxfp8",
+        loss="fused",
+        framework="megatron-bridge",
+    )
+    found = export(
+        model_shape("llama-2-7b"),
+        Cluster(gpu="B200", nodes=2),
+        plan,
+        Batch(sequences=64, sequence_length=4096),
+    )
     read = options(found)
-    assert {"--fp8-param-gather", "--reuse-grad-buf-for-mxfp8-param-ag",
-            "--grad-reduce-in-bf16"} <= set(read) <= set(KNOWN)  # fmt: skip
+    assert (
+        {"--fp8-param-gather", "--reuse-grad-buf-for-mxfp8-param-ag", "--grad-reduce-in-bf16"}
+        <= set(read)
+        <= set(KNOWN)
+    )
     assert not [note for note in found.notes if "megatron-bridge" in note]
-    plain = options(export(model_shape("llama-2-7b"), Cluster(gpu="B200", nodes=2),
-                           replace(plan, zero_stage=0), Batch(sequences=64, sequence_length=4096)))  # fmt: skip
+    plain = options(
+        export(
+            model_shape("llama-2-7b"),
+            Cluster(gpu="B200", nodes=2),
+            replace(plan, zero_stage=0),
+            Batch(sequences=64, sequence_length=4096),
+        )
+    )
     assert "--fp8-param-gather" not in plain
 
 
@@ -361,8 +396,10 @@ def test_write_gives_the_files_that_run(tmp_path):
 def test_write_leaves_out_what_there_is_not(tmp_path):
     found = tiny(dp=4, lora=Lora())
     assert {path.name for path in found.write(tmp_path)} == {
-        "launch.sh", "ds_config.json", "notes.md"
-    }  # fmt: skip
+        "launch.sh",
+        "ds_config.json",
+        "notes.md",
+    }
 
 
 def test_export_needs_no_torch():
@@ -384,9 +421,13 @@ def test_the_list_of_names_says_where_it_is_from():
 
 EVIL = 'False, x=__import__("os").system("touch injected")'
 TRUTHS = [
-    (Plan, {}, "offload_activations"), (Plan, {"tp": 2}, "sequence_parallel"), (Plan, {}, "dropout"),
-    (Lora, {}, "quantized_head"), (Lora, {}, "keeps_inputs"), (Space, {}, "overlap_tp"),
-]  # fmt: skip
+    (Plan, {}, "offload_activations"),
+    (Plan, {"tp": 2}, "sequence_parallel"),
+    (Plan, {}, "dropout"),
+    (Lora, {}, "quantized_head"),
+    (Lora, {}, "keeps_inputs"),
+    (Space, {}, "overlap_tp"),
+]
 
 
 @pytest.mark.parametrize("kind", [ModelShape, Cluster, Plan, Batch, Lora, Framework, Device, Link])

@@ -96,9 +96,16 @@ def folder(tmp_path_factory):
     """The exported folder after its torchrun line has run in it."""
     folder = tmp_path_factory.mktemp("alone") / "a job"
     found = tiny(
-        DEEP, gpus=8, dp=2, tp=2, pp=2, zero_stage=1, micro_batch=2, sequence_parallel=True,
+        DEEP,
+        gpus=8,
+        dp=2,
+        tp=2,
+        pp=2,
+        zero_stage=1,
+        micro_batch=2,
+        sequence_parallel=True,
         recompute="full",
-    )  # fmt: skip
+    )
     found.write(folder)
     start_weights(DEEP, folder)
     (folder / "keeper.py").write_text(KEEPER)

@@ -29,23 +29,49 @@ from utils.planner import Batch, Cluster, Lora, Plan, export
 from utils.planner.export import slurm
 from utils.planner.export.job import LONGEST_NAME, job_name
 
-NAMES = ["job.slurm", "kubernetes.yaml", "trainjob.yaml", "ray_train.py", "skypilot.yaml",
-         "Dockerfile", "requirements.txt"]  # fmt: skip
+NAMES = [
+    "job.slurm",
+    "kubernetes.yaml",
+    "trainjob.yaml",
+    "ray_train.py",
+    "skypilot.yaml",
+    "Dockerfile",
+    "requirements.txt",
+]
 HOSTILE = [
-    "run'; touch stolen; '", '"; touch stolen; "', "$(touch stolen)", "`touch stolen`",
-    "a\n#SBATCH --nodes=99\ntouch stolen", "a: [b, {c: d}]\n- e", "${SLURM_JOB_ID}", "../../etc",
-    "--wrap=touch stolen", "x\x00y", "名前", "-", "", "A" * 300, "$(NODE_RANK)", "{name}", "%x-%j",
-]  # fmt: skip
+    "run'; touch stolen; '",
+    '"; touch stolen; "',
+    "$(touch stolen)",
+    "`touch stolen`",
+    "a\n#SBATCH --nodes=99\ntouch stolen",
+    "a: [b, {c: d}]\n- e",
+    "${SLURM_JOB_ID}",
+    "../../etc",
+    "--wrap=touch stolen",
+    "x\x00y",
+    "名前",
+    "-",
+    "",
+    "A" * 300,
+    "$(NODE_RANK)",
+    "{name}",
+    "%x-%j",
+]
 LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")  # RFC 1035, as Kubernetes' names of services
-GPT = export(model_shape("megatron-175b"), Cluster(gpu="A100-80GB", nodes=128),
-             Plan(dp=16, tp=8, pp=8, sequence_parallel=True, recompute="full"),
-             Batch(sequences=1536, sequence_length=2048))  # fmt: skip
+GPT = export(
+    model_shape("megatron-175b"),
+    Cluster(gpu="A100-80GB", nodes=128),
+    Plan(dp=16, tp=8, pp=8, sequence_parallel=True, recompute="full"),
+    Batch(sequences=1536, sequence_length=2048),
+)
 
 
 def named(name: str) -> dict[str, str]:
     cluster = Cluster(gpu="A100-80GB", nodes=2, gpus_per_node=2)
     plan = Plan(dp=4, micro_batch=2)
-    return export(TINY, cluster, plan, Batch(sequences=16, sequence_length=16), name=name).launchers.files  # fmt: skip
+    return export(
+        TINY, cluster, plan, Batch(sequences=16, sequence_length=16), name=name
+    ).launchers.files
 
 
 @settings(max_examples=60)
@@ -65,14 +91,23 @@ def test_a_hostile_name_changes_nothing_but_the_name(name):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_model_name_is_inert_in_all_files(name):
     model = replace(TINY, name=name or "x")
-    found = export(model, Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=4), Plan(dp=4),
-                   Batch(sequences=16, sequence_length=16))  # fmt: skip
+    found = export(
+        model,
+        Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=4),
+        Plan(dp=4),
+        Batch(sequences=16, sequence_length=16),
+    )
     assert found.launchers.files == tiny_files(job_name(name or "x"))
 
 
 def tiny_files(name: str) -> dict[str, str]:
-    return export(TINY, Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=4), Plan(dp=4),
-                  Batch(sequences=16, sequence_length=16), name=name).launchers.files  # fmt: skip
+    return export(
+        TINY,
+        Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=4),
+        Plan(dp=4),
+        Batch(sequences=16, sequence_length=16),
+        name=name,
+    ).launchers.files
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
@@ -110,7 +145,9 @@ def test_megatron_is_started_too():
 def test_adapters_have_no_script_to_start():
     found = tiny(dp=4, lora=Lora())
     assert found.launchers.files == {} and found.slurm is None and found.skypilot is None
-    assert all(found.notes[t][0].startswith("No file") for t in ("slurm", "kubernetes", "ray", "skypilot"))  # fmt: skip
+    assert all(
+        found.notes[t][0].startswith("No file") for t in ("slurm", "kubernetes", "ray", "skypilot")
+    )
 
 
 def test_the_folder_holds_all_files(tmp_path):
@@ -120,8 +157,9 @@ def test_the_folder_holds_all_files(tmp_path):
     for name in ("ray_train.py", "train.py"):
         ast.parse((tmp_path / name).read_text())
     assert (found.slurm, found.kubernetes, found.ray, found.skypilot) == tuple(
-        found.launchers.files[name] for name in ("job.slurm", "kubernetes.yaml", "ray_train.py", "skypilot.yaml")
-    )  # fmt: skip
+        found.launchers.files[name]
+        for name in ("job.slurm", "kubernetes.yaml", "ray_train.py", "skypilot.yaml")
+    )
 
 
 @pytest.mark.parametrize("found", [*list(CASES.values())[:3], GPT], ids=["a", "b", "c", "GPT"])
@@ -141,7 +179,11 @@ def test_kubernetes_and_kubeflow_accept_their_files(found):
     assert (
         container["resources"]["limits"]["nvidia.com/gpu"] == trainer["numProcPerNode"] == per_node
     )
-    assert container["command"][:3] == ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={per_node}"]  # fmt: skip
+    assert container["command"][:3] == [
+        "torchrun",
+        f"--nnodes={nodes}",
+        f"--nproc-per-node={per_node}",
+    ]
 
 
 BAD = [
@@ -166,11 +208,13 @@ def test_what_kubernetes_would_refuse_is_refused(right, wrong, words):
 
 @pytest.mark.parametrize(
     ("right", "wrong", "words"),
-    [("numNodes", "nodes", "a TrainJob has no field spec.trainer.nodes"),
-     ("numNodes: 2", "numNodes: two", "valid integer"),
-     ("runtimeRef", "runtime", "runtimeRef"),
-     ("kind: TrainJob", "kind: TrainJub", "is a TrainJub, not a TrainJob")],
-)  # fmt: skip
+    [
+        ("numNodes", "nodes", "a TrainJob has no field spec.trainer.nodes"),
+        ("numNodes: 2", "numNodes: two", "valid integer"),
+        ("runtimeRef", "runtime", "runtimeRef"),
+        ("kind: TrainJob", "kind: TrainJub", "is a TrainJub, not a TrainJob"),
+    ],
+)
 def test_what_kubeflow_would_refuse_is_refused(right, wrong, words):
     pytest.importorskip("kubeflow_trainer_api", reason='no kubeflow: pip install ".[clusters]"')
     with pytest.raises(ManifestError, match=words):
@@ -179,9 +223,13 @@ def test_what_kubeflow_would_refuse_is_refused(right, wrong, words):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("a:\n\tb: 1", r"line 2, is indented by a tab\. YAML takes spaces alone"),
-     ("a: [1", "is no YAML"), ("", "holds no mapping"), ("- 1\n- 2", "holds no mapping")],
-)  # fmt: skip
+    [
+        ("a:\n\tb: 1", r"line 2, is indented by a tab\. YAML takes spaces alone"),
+        ("a: [1", "is no YAML"),
+        ("", "holds no mapping"),
+        ("- 1\n- 2", "holds no mapping"),
+    ],
+)
 def test_yaml_that_is_none_is_a_sentence(text, words):
     with pytest.raises(ManifestError, match=words):
         read_yaml(text)
@@ -222,8 +270,13 @@ def test_skypilot_accepts_its_file(tmp_path):
     cluster = Cluster(
         gpu="A100-80GB", nodes=2, pricing="spot", interruptions_per_1000_node_days=3.0
     )
-    found = export(model_shape("llama-2-7b"), cluster, Plan(dp=16, zero_stage=3),
-                   Batch(sequences=16, sequence_length=4096), name=HOSTILE[4])  # fmt: skip
+    found = export(
+        model_shape("llama-2-7b"),
+        cluster,
+        Plan(dp=16, zero_stage=3),
+        Batch(sequences=16, sequence_length=4096),
+        name=HOSTILE[4],
+    )
     found.write(tmp_path)
     says = check_skypilot(tmp_path / "skypilot.yaml")
     assert says.startswith("a-sbatch-nodes-99-touch-stolen 2 {'A100-80GB': 8} True"), says

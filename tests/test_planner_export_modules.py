@@ -51,10 +51,17 @@ def test_an_import_that_would_bring_the_whole_course_is_refused():
 
 
 HOSTILE = [
-    'x"""\nimport os; os.system("echo bad")\n"""', "x\\", 'x\\"""', "a'b\"c\"\"\"d",
+    'x"""\nimport os; os.system("echo bad")\n"""',
+    "x\\",
+    'x\\"""',
+    'a\'b"c"""d',
     "$(touch bad) `id`; rm -rf",
-    "one\ntwo\r\nthree", "\u2028 {0} {name} %(prog)s", '"', "\\N{BULLET}", "\\u12",
-]  # fmt: skip
+    "one\ntwo\r\nthree",
+    "\u2028 {0} {name} %(prog)s",
+    '"',
+    "\\N{BULLET}",
+    "\\u12",
+]
 
 
 def test_half_a_character_is_no_name():

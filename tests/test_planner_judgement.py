@@ -27,8 +27,18 @@ from utils.planner.goodput import checkpoint_bytes, waiting_seconds
 
 A100 = Cluster(gpu="A100-80GB", nodes=8, usd_per_gpu_hour=2.79)
 BATCH = Batch(sequences=1536, sequence_length=2048)
-BIG = ModelShape(name="130B", family="gpt", layers=72, hidden=12_288, heads=96, feedforward=49_152,
-                 vocabulary=51_200, max_sequence=2048, positions="learned", tied=True)  # fmt: skip
+BIG = ModelShape(
+    name="130B",
+    family="gpt",
+    layers=72,
+    hidden=12_288,
+    heads=96,
+    feedforward=49_152,
+    vocabulary=51_200,
+    max_sequence=2048,
+    positions="learned",
+    tied=True,
+)
 
 
 # The simplest within the error
@@ -36,8 +46,12 @@ BIG = ModelShape(name="130B", family="gpt", layers=72, hidden=12_288, heads=96, 
 
 def test_fewer_axes_no_offload_and_fewer_chunks_are_simpler() -> None:
     plain = Plan(dp=8, tp=8, zero_stage=1)
-    harder = [replace(plain, pp=2), replace(plain, offload="optimizer"), replace(plain, zero_stage=3),
-              Plan(dp=8, tp=8, pp=2, virtual_stages=2)]  # fmt: skip
+    harder = [
+        replace(plain, pp=2),
+        replace(plain, offload="optimizer"),
+        replace(plain, zero_stage=3),
+        Plan(dp=8, tp=8, pp=2, virtual_stages=2),
+    ]
     assert all(complexity(plan) > complexity(plain) for plan in harder)
     assert complexity(replace(plain, zero_stage=0)) == complexity(plain)
     assert complexity(replace(harder[0], virtual_stages=6)) > complexity(harder[3])

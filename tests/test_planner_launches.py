@@ -61,10 +61,14 @@ def test_no_row_is_outside_of_the_interval_that_is_printed():
 def test_autocast_casts_around_the_dropout_and_multiplies_in_16_bits() -> None:
     """Beside adapters in 16 bits the device moves more, and multiplies no more."""
     gpu, shape = device("A100-80GB"), model_shape("llama-2-7b")
-    plain, cast, full = (Lora(rank=64, adapter_dropout=True, adapter_bytes=size, autocast=how)
-                         for size, how in ((2, False), (4, True), (4, False)))  # fmt: skip
-    seconds = {name: adapter_seconds(gpu, shape, lora, 8192.0)
-               for name, lora in (("plain", plain), ("cast", cast), ("full", full))}  # fmt: skip
+    plain, cast, full = (
+        Lora(rank=64, adapter_dropout=True, adapter_bytes=size, autocast=how)
+        for size, how in ((2, False), (4, True), (4, False))
+    )
+    seconds = {
+        name: adapter_seconds(gpu, shape, lora, 8192.0)
+        for name, lora in (("plain", plain), ("cast", cast), ("full", full))
+    }
     for way in (0, 1):
         assert seconds["cast"][way][0] == seconds["plain"][way][0] < seconds["full"][way][0]
         assert seconds["cast"][way][1] > seconds["plain"][way][1]

@@ -86,8 +86,9 @@ def test_a_llama_block_by_hand():
 
 
 def test_the_175b_model_on_64_gpus_holds_what_figure_1_shows():
-    plan = Plan(tp=8, pp=8, virtual_stages=3, sequence_parallel=True, recompute="selective",
-                **PAPER)  # fmt: skip
+    plan = Plan(
+        tp=8, pp=8, virtual_stages=3, sequence_parallel=True, recompute="selective", **PAPER
+    )
     first = memory(model_shape("megatron-175b"), plan, BATCH)[0]
     assert first.bytes_by_category["activations"] / GIB == pytest.approx(12.35, abs=0.01)
     # The figure divides all parameters by all ranks; the first stage has the embedding besides.
@@ -198,11 +199,14 @@ def test_key_value_heads_are_copied_where_they_are_fewer_than_ranks():
 
 def test_partitions():
     model = replace(GPT, layers=10)
-    layers = {name: [s.layers for s in stages(model, Plan(pp=4, partition=name))]
-              for name in ("even", "ends")}  # fmt: skip
+    layers = {
+        name: [s.layers for s in stages(model, Plan(pp=4, partition=name))]
+        for name in ("even", "ends")
+    }
     assert layers == {"even": [3, 3, 2, 2], "ends": [2, 3, 3, 2]}
-    nanotron = replace(LLAMA, layers=16, hidden=2048, heads=32, feedforward=8192,
-                       vocabulary=131_072, tied=True)  # fmt: skip
+    nanotron = replace(
+        LLAMA, layers=16, hidden=2048, heads=32, feedforward=8192, vocabulary=131_072, tied=True
+    )
     placed = stages(nanotron, Plan(pp=4, partition="compute"))
     assert [s.layers for s in placed] == [5, 5, 5, 1]
 
@@ -210,8 +214,13 @@ def test_partitions():
 def test_frozen_matrices_keep_no_inputs():
     names = {t.name for t in saved_tensors(LLAMA, Plan(framework="bf16", lora=Lora()), 1024)}
     full = {t.name for t in saved_tensors(LLAMA, Plan(framework="bf16"), 1024)}
-    assert full - names == {"norm 1 normalized", "norm 2 normalized", "q, k, v input",
-                            "feed-forward input", "gated product"}  # fmt: skip
+    assert full - names == {
+        "norm 1 normalized",
+        "norm 2 normalized",
+        "q, k, v input",
+        "feed-forward input",
+        "gated product",
+    }
     assert names - full == {"adapter inputs", "adapter dropout masks", "adapter inner"}
     old = Lora(base="nf4", keeps_inputs=True)
     kept = {t.name for t in saved_tensors(LLAMA, Plan(framework="bf16", lora=old), 1024)}
@@ -222,8 +231,10 @@ def test_lora_trains_little_and_qlora_stores_little():
     lora = Lora(rank=8)
     assert adapter_parameters(LLAMA, lora) == 32 * 2 * 8 * 2 * 4096
     batch = Batch(sequences=1, sequence_length=512)
-    held = {base: memory(LLAMA, Plan(framework="bf16", lora=replace(lora, base=base)), batch)[0]
-            for base in ("bf16", "nf4", "nf4-dq")}  # fmt: skip
+    held = {
+        base: memory(LLAMA, Plan(framework="bf16", lora=replace(lora, base=base)), batch)[0]
+        for base in ("bf16", "nf4", "nf4-dq")
+    }
     states = {base: row.bytes_by_category["parameters"] / 1e9 for base, row in held.items()}
     assert 13.4 < states["bf16"] < 13.6
     assert 3.8 < states["nf4-dq"] < states["nf4"] < 4.3
@@ -300,8 +311,10 @@ def test_what_is_no_count_is_refused_with_a_sentence(make, words):
 def test_whole_floats_and_numpy_counts_are_integers():
     batch = Batch(sequences=4e6 // 2048, sequence_length=np.int64(2048))
     assert (batch, type(batch.sequences), type(batch.sequence_length)) == (
-        Batch(sequences=1953, sequence_length=2048), int, int,
-    )  # fmt: skip
+        Batch(sequences=1953, sequence_length=2048),
+        int,
+        int,
+    )
     assert Plan(dp=8.0) == Plan(dp=8) and type(Plan(dp=np.float32(8)).dp) is int
 
 
@@ -346,8 +359,10 @@ def test_a_short_step_peaks_in_the_optimizer_with_its_temporaries():
 def test_an_offloaded_optimizer_steps_on_the_host():
     batch = Batch(sequences=1, sequence_length=128)
     plan = Plan(framework="fsdp", recompute="full")
-    on, off = (memory(LLAMA, replace(plan, offload=where), batch)[0].allocated_bytes
-               for where in ("none", "optimizer"))  # fmt: skip
+    on, off = (
+        memory(LLAMA, replace(plan, offload=where), batch)[0].allocated_bytes
+        for where in ("none", "optimizer")
+    )
     assert on - off > 11 * LLAMA.parameter_count  # two moments and their square roots
 
 
@@ -361,9 +376,11 @@ def test_fsdp_gathers_nothing_while_the_optimizer_steps():
 def test_transformer_engine_keeps_one_stand_in_for_each_shape():
     rules = framework("megatron")
     with_it, without = (
-        memory(LLAMA, Plan(framework=replace(rules, dummy_gradients=keeps)), BATCH)[0]
-        .bytes_by_category[Category.WORKSPACES] for keeps in (True, False)
-    )  # fmt: skip
+        memory(LLAMA, Plan(framework=replace(rules, dummy_gradients=keeps)), BATCH)[
+            0
+        ].bytes_by_category[Category.WORKSPACES]
+        for keeps in (True, False)
+    )
     h, f = LLAMA.hidden, LLAMA.feedforward
     shapes = h * 3 * h + h * h + h * 2 * f + f * h
     assert with_it - without == pytest.approx(2 * shapes)
@@ -373,9 +390,10 @@ def test_a_plan_within_the_allocators_reach_has_a_verdict_of_its_own():
     held = memory(LLAMA, Plan(micro_batch=4), Batch(sequences=4, sequence_length=4096))[0]
     gpu = device("A100-80GB")
     sizes = {
-        FITS: held.device_bytes / 0.94, TIGHT: held.device_bytes / 0.96,
+        FITS: held.device_bytes / 0.94,
+        TIGHT: held.device_bytes / 0.96,
         DOES_NOT_FIT: held.needed_bytes - 1,
-    }  # fmt: skip
+    }
     for verdict, size in sizes.items():
         assert held.verdict(replace(gpu, memory_bytes=int(size))) == verdict
     assert held.verdict(replace(gpu, memory_bytes=int(sizes[TIGHT])), headroom=0.03) == FITS

@@ -39,9 +39,11 @@ from utils.units import GB, MIB
 
 Collective = Callable[[Cluster, Group, float], float]
 COLLECTIVES: dict[str, Collective] = {
-    "all-gather": all_gather_seconds, "all-reduce": all_reduce_seconds,
-    "all-to-all": all_to_all_seconds, "broadcast": broadcast_seconds,
-}  # fmt: skip
+    "all-gather": all_gather_seconds,
+    "all-reduce": all_reduce_seconds,
+    "all-to-all": all_to_all_seconds,
+    "broadcast": broadcast_seconds,
+}
 NAMES = st.sampled_from(sorted(COLLECTIVES))
 PORT = st.sampled_from([1.25, 3.125, 12.5, 25.0, 50.0])
 PORTS = st.sampled_from([1, 2, 4, 8])
@@ -53,14 +55,26 @@ KINDS = st.sampled_from(["InfiniBand", "RoCE", "EFA", "TCP"])
 
 def _cluster(gpu: str, ports: int, port_gb: float, kind: str = "InfiniBand") -> Cluster:
     return Cluster(
-        gpu=gpu, nodes=128, network_bytes_per_second=ports * port_gb * GB, network_ports=ports,
+        gpu=gpu,
+        nodes=128,
+        network_bytes_per_second=ports * port_gb * GB,
+        network_ports=ports,
         network_kind=kind,
-    )  # fmt: skip
+    )
 
 
 @settings(max_examples=150, deadline=None)
-@given(name=NAMES, gpu=GPUS, ports=PORTS, port=PORT, kind=KINDS, stride=STRIDES,
-       ranks=st.integers(2, 128), size=SIZES, more=st.floats(1.0, 100.0))  # fmt: skip
+@given(
+    name=NAMES,
+    gpu=GPUS,
+    ports=PORTS,
+    port=PORT,
+    kind=KINDS,
+    stride=STRIDES,
+    ranks=st.integers(2, 128),
+    size=SIZES,
+    more=st.floats(1.0, 100.0),
+)
 def test_time_never_falls_as_bytes_rise(name, gpu, ports, port, kind, stride, ranks, size, more):
     cluster, group = _cluster(gpu, ports, port, kind), Group(ranks, stride)
     one, other = (COLLECTIVES[name](cluster, group, n) for n in (size, more * size))
@@ -68,8 +82,17 @@ def test_time_never_falls_as_bytes_rise(name, gpu, ports, port, kind, stride, ra
 
 
 @settings(max_examples=200, deadline=None)
-@given(name=NAMES, gpu=GPUS, ports=PORTS, port=PORT, kind=KINDS, stride=STRIDES,
-       ranks=st.integers(1, 127), more=st.integers(1, 60), size=SIZES)  # fmt: skip
+@given(
+    name=NAMES,
+    gpu=GPUS,
+    ports=PORTS,
+    port=PORT,
+    kind=KINDS,
+    stride=STRIDES,
+    ranks=st.integers(1, 127),
+    more=st.integers(1, 60),
+    size=SIZES,
+)
 def test_time_never_falls_as_ranks_rise(name, gpu, ports, port, kind, stride, ranks, more, size):
     cluster = _cluster(gpu, ports, port, kind)
     few, many = (COLLECTIVES[name](cluster, Group(n, stride), size) for n in (ranks, ranks + more))
@@ -77,8 +100,15 @@ def test_time_never_falls_as_ranks_rise(name, gpu, ports, port, kind, stride, ra
 
 
 @settings(max_examples=150, deadline=None)
-@given(name=NAMES, gpu=GPUS, port=PORT, stride=STRIDES, ranks=st.integers(2, 128), size=SIZES,
-       one_port=st.booleans())  # fmt: skip
+@given(
+    name=NAMES,
+    gpu=GPUS,
+    port=PORT,
+    stride=STRIDES,
+    ranks=st.integers(2, 128),
+    size=SIZES,
+    one_port=st.booleans(),
+)
 def test_time_never_rises_with_ports_or_bandwidth(name, gpu, port, stride, ranks, size, one_port):
     group, found = Group(ranks, stride, one_port), COLLECTIVES[name]
     times = [found(_cluster(gpu, ports, port), group, size) for ports in (1, 2, 4, 8)]
@@ -88,8 +118,15 @@ def test_time_never_rises_with_ports_or_bandwidth(name, gpu, port, stride, ranks
 
 
 @settings(max_examples=150, deadline=None)
-@given(gpu=GPUS, ports=PORTS, port=PORT, kind=KINDS, stride=STRIDES, ranks=st.integers(2, 128),
-       size=SIZES)  # fmt: skip
+@given(
+    gpu=GPUS,
+    ports=PORTS,
+    port=PORT,
+    kind=KINDS,
+    stride=STRIDES,
+    ranks=st.integers(2, 128),
+    size=SIZES,
+)
 def test_no_collective_beats_the_line_rate(gpu, ports, port, kind, stride, ranks, size):
     cluster, group = _cluster(gpu, ports, port, kind), Group(ranks, stride)
     link = cluster.node_link_bytes_per_second
@@ -103,8 +140,15 @@ def test_no_collective_beats_the_line_rate(gpu, ports, port, kind, stride, ranks
 
 
 @settings(max_examples=150, deadline=None)
-@given(name=NAMES, gpu=GPUS, ports=PORTS, port=PORT, stride=STRIDES, ranks=st.integers(2, 128),
-       size=SIZES)  # fmt: skip
+@given(
+    name=NAMES,
+    gpu=GPUS,
+    ports=PORTS,
+    port=PORT,
+    stride=STRIDES,
+    ranks=st.integers(2, 128),
+    size=SIZES,
+)
 def test_two_halves_cost_the_whole_and_one_more_start_at_most(
     name, gpu, ports, port, stride, ranks, size
 ):
@@ -194,11 +238,15 @@ def test_interleaving_saves_time_where_sends_hide_and_costs_it_where_not(chunks)
     cluster = Cluster(gpu="A100-80GB", nodes=8)
     shown = replace(framework("megatron"), name="sends shown", hides_sends=False)
     seconds = {
-        (name, v): step_time("megatron-175b", cluster, Plan(
-            tp=8, pp=8, virtual_stages=v, sequence_parallel=True, framework=rules), BATCH).total
+        (name, v): step_time(
+            "megatron-175b",
+            cluster,
+            Plan(tp=8, pp=8, virtual_stages=v, sequence_parallel=True, framework=rules),
+            BATCH,
+        ).total
         for name, rules in (("hidden", framework("megatron")), ("shown", shown))
         for v in (1, chunks)
-    }  # fmt: skip
+    }
     assert seconds["hidden", chunks] < seconds["hidden", 1] == seconds["shown", 1]
     assert seconds["shown", chunks] > seconds["hidden", chunks]
 
@@ -206,15 +254,21 @@ def test_interleaving_saves_time_where_sends_hide_and_costs_it_where_not(chunks)
 def test_chunks_send_gradients_beside_the_work_of_the_others() -> None:
     """On a slow network one pass hides little of them; interleaved stages have a group's passes."""
     cluster = Cluster(gpu="H100", nodes=32, network_bytes_per_second=50 * GB)
-    plans = {v: Plan(dp=4, tp=8, pp=8, virtual_stages=v, sequence_parallel=True, zero_stage=1)
-             for v in (1, 2, 6)}  # fmt: skip
-    exposed = [step_time("megatron-175b", cluster, plan, BATCH).data_parallel
-               for plan in plans.values()]  # fmt: skip
+    plans = {
+        v: Plan(dp=4, tp=8, pp=8, virtual_stages=v, sequence_parallel=True, zero_stage=1)
+        for v in (1, 2, 6)
+    }
+    exposed = [
+        step_time("megatron-175b", cluster, plan, BATCH).data_parallel for plan in plans.values()
+    ]
     assert exposed[0] > exposed[1] >= exposed[2] > 0
-    blocking = replace(framework("megatron"), name="blocking", overlap_gradients=False,
-                       overlap_parameters=False)  # fmt: skip
-    shown = [step_time("megatron-175b", cluster, replace(plan, framework=blocking), BATCH)
-             .data_parallel for plan in plans.values()]  # fmt: skip
+    blocking = replace(
+        framework("megatron"), name="blocking", overlap_gradients=False, overlap_parameters=False
+    )
+    shown = [
+        step_time("megatron-175b", cluster, replace(plan, framework=blocking), BATCH).data_parallel
+        for plan in plans.values()
+    ]
     assert shown[0] == pytest.approx(shown[2])
 
 
@@ -222,15 +276,18 @@ def test_chunks_send_gradients_beside_the_work_of_the_others() -> None:
 def test_groups_that_shard_add_up_their_gradients_once_a_step(zero) -> None:
     """HSDP: four micro-batches cost no more between nodes than one."""
     slow = Cluster(gpu="A100-80GB", nodes=8, network_bytes_per_second=1.25 * GB)
-    rules = replace(framework("fsdp"), name="nothing hides", overlap_gradients=False,
-                    overlap_parameters=False)  # fmt: skip
+    rules = replace(
+        framework("fsdp"), name="nothing hides", overlap_gradients=False, overlap_parameters=False
+    )
     plan = Plan(dp=64, zero_stage=zero, shard_ranks=8, framework=rules)
     fast = replace(slow, network_bytes_per_second=200 * GB)
     extra = [
         step_time("megatron-1.7b", slow, plan, Batch(sequences=64 * m, sequence_length=2048)).total
-        - step_time("megatron-1.7b", fast, plan, Batch(sequences=64 * m, sequence_length=2048)).total
+        - step_time(
+            "megatron-1.7b", fast, plan, Batch(sequences=64 * m, sequence_length=2048)
+        ).total
         for m in (1, 4)
-    ]  # fmt: skip
+    ]
     assert extra[0] > 0
     assert extra[1] == pytest.approx(extra[0], rel=1e-6)
 
@@ -238,9 +295,11 @@ def test_groups_that_shard_add_up_their_gradients_once_a_step(zero) -> None:
 def test_hsdp_is_faster_than_fsdp_where_the_network_is_slow() -> None:
     slow = Cluster(gpu="A100-80GB", nodes=8, network_bytes_per_second=1.25 * GB)
     whole, groups = (
-        step_time("megatron-1.7b", slow, Plan(dp=64, zero_stage=3, shard_ranks=n, framework="fsdp"),
-                  BATCH).total for n in (None, 8)
-    )  # fmt: skip
+        step_time(
+            "megatron-1.7b", slow, Plan(dp=64, zero_stage=3, shard_ranks=n, framework="fsdp"), BATCH
+        ).total
+        for n in (None, 8)
+    )
     assert groups < whole
 
 

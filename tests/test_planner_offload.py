@@ -57,10 +57,13 @@ def test_from_zero_2_on_gradients_leave_with_the_optimizer() -> None:
 @pytest.mark.parametrize(
     ("name", "micro_batches", "down", "up"),
     [
-        ("nothing leaves", 4, 0, 0), ("optimizer state", 4, 2, 2), ("gradients, too", 4, 8, 2),
-        ("weights, too", 4, 8, 16), ("states to and fro", 1, 14, 12),
+        ("nothing leaves", 4, 0, 0),
+        ("optimizer state", 4, 2, 2),
+        ("gradients, too", 4, 8, 2),
+        ("weights, too", 4, 8, 16),
+        ("states to and fro", 1, 14, 12),
     ],
-)  # fmt: skip
+)
 def test_bytes_over_the_link(name: str, micro_batches: int, down: float, up: float) -> None:
     assert SCHEMES[name].link_bytes(10.0, micro_batches) == (10 * down, 10 * up)
 

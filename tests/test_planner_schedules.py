@@ -117,17 +117,28 @@ def changed(rank, change):
     [
         (changed(1, lambda row: row[:-1]), None, "Rank 1 never runs 1B3: every micro-batch needs"),
         (changed(1, lambda row: row[1:]), None, "Rank 1 never runs 1F0"),
-        (changed(2, lambda row: [*row, row[2]]), None, "2F1 stands twice on rank 2, at places 2 and 8"),
+        (
+            changed(2, lambda row: [*row, row[2]]),
+            None,
+            "2F1 stands twice on rank 2, at places 2 and 8",
+        ),
         (GOOD, 3, "0F3 is of micro-batch 3; there are 3, from 0"),
         (GOOD, 5, "Rank 0 never runs 0F4"),
         (changed(0, lambda row: [*row, Action(2, "F", 9)]), None, "stage 2 is held by rank 0"),
         ([[], GOOD[1], GOOD[2]], None, "No rank runs stage 0"),
         ([[], []], None, "The schedule is empty"),
-        (changed(0, lambda row: [*row, Action(0, "W", 1)]), None, "a part of it again: B is I and W"),
-        (changed(0, lambda row: [a for a in row if a != (0, "B", 1)] + [Action(0, "I", 1)]), None,
-         "Rank 0 never runs 0W1"),
+        (
+            changed(0, lambda row: [*row, Action(0, "W", 1)]),
+            None,
+            "a part of it again: B is I and W",
+        ),
+        (
+            changed(0, lambda row: [a for a in row if a != (0, "B", 1)] + [Action(0, "I", 1)]),
+            None,
+            "Rank 0 never runs 0W1",
+        ),
     ],
-)  # fmt: skip
+)
 def test_programs_that_are_no_training_step_are_refused(rows, micro_batches, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         check_program(rows, micro_batches)
@@ -140,8 +151,9 @@ def test_a_schedule_that_waits_for_itself_is_refused():
 
 
 def test_a_deadlock_names_the_circle():
-    rows = read_program([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"],
-                         ["2F0", "2F1", "2B0", "2B1"]])  # fmt: skip
+    rows = read_program(
+        [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"], ["2F0", "2F1", "2B0", "2B1"]]
+    )
     with pytest.raises(DeadlockError) as caught:
         check_program(rows)
     assert sorted(caught.value.circle) == [1, 2]

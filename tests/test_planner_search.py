@@ -33,14 +33,20 @@ from utils.units import GIB
 BIG = model_shape("megatron-175b")
 SMALL = replace(model_shape("megatron-1.7b"), layers=8)
 EXPERTS = replace(SMALL, name="experts", num_experts=4, experts_per_token=2, dense_layers=1)
-SPACES = [Space(), Space(attention="unfused", cp=(1, 2)), Space(framework="nanotron"),
-          Space(offload=("none", "optimizer"), shard_stages=True), Space(framework="fsdp"),
-          Space(recompute_layers=(None, 1), partitions=("even", "ends"))]  # fmt: skip
+SPACES = [
+    Space(),
+    Space(attention="unfused", cp=(1, 2)),
+    Space(framework="nanotron"),
+    Space(offload=("none", "optimizer"), shard_stages=True),
+    Space(framework="fsdp"),
+    Space(recompute_layers=(None, 1), partitions=("even", "ends")),
+]
 
 
 def _by_brute_force(model, cluster, batch, space):
-    found = [estimate(model, cluster, plan, batch)
-             for plan in candidates(model, cluster, batch, space)]  # fmt: skip
+    found = [
+        estimate(model, cluster, plan, batch) for plan in candidates(model, cluster, batch, space)
+    ]
     return found, [row for row in found if row.fits]
 
 
@@ -91,8 +97,7 @@ def _simplest(roomy):
 
 
 def _pareto(points):
-    return {p for p in points
-            if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)}  # fmt: skip
+    return {p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)}
 
 
 @settings(max_examples=40, deadline=None)
@@ -125,8 +130,11 @@ def test_175b_on_64_gpus_is_explained():
     assert best.fits
     assert best.plan.ranks == 64
     neighbours = explain(best)
-    assert not any(row.verdict == "faster" and row.estimate.fits for row in neighbours
-                   if row.plan in set(candidates(BIG, cluster, batch, Space())))  # fmt: skip
+    assert not any(
+        row.verdict == "faster" and row.estimate.fits
+        for row in neighbours
+        if row.plan in set(candidates(BIG, cluster, batch, Space()))
+    )
     verdicts = {row.verdict for row in neighbours}
     assert verdicts >= {"slower", "does not fit", "invalid"}
     assert all(row.reason.endswith(".") for row in neighbours if row.verdict != "invalid")
@@ -175,8 +183,13 @@ def test_a_thousand_gpus_need_few_estimates():
 
 def test_the_planner_needs_no_torch():
     code = "from utils import search; from evidence.validation import validate; import sys; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                          cwd=Path(__file__).parent.parent)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent.parent,
+    )
     assert done.stdout.strip() == "False"
 
 
@@ -185,15 +198,27 @@ def test_bad_input():
     with pytest.raises(ValueError, match="'seconds', 'bytes'"):
         search(SMALL, cluster, Batch(sequences=8, sequence_length=512), "dollars")
     with pytest.raises(ValueError, match="multiple of 8"):
-        search(replace(SMALL, heads=1, hidden=2304, layers=1), cluster,
-               Batch(sequences=3, sequence_length=512))  # fmt: skip
+        search(
+            replace(SMALL, heads=1, hidden=2304, layers=1),
+            cluster,
+            Batch(sequences=3, sequence_length=512),
+        )
 
 
 def test_where_all_that_fits_is_tight_the_nearest_plan_is_told() -> None:
     """130B on 64 A100-40GB: `best or closest[0]` has something to explain."""
-    model = ModelShape(name="130B", family="gpt", layers=72, hidden=12_288, heads=96,
-                       feedforward=49_152, vocabulary=51_200, max_sequence=2048,
-                       positions="learned", tied=True)  # fmt: skip
+    model = ModelShape(
+        name="130B",
+        family="gpt",
+        layers=72,
+        hidden=12_288,
+        heads=96,
+        feedforward=49_152,
+        vocabulary=51_200,
+        max_sequence=2048,
+        positions="learned",
+        tied=True,
+    )
     cluster = Cluster(gpu="A100-40GB", nodes=8)
     found = search(model, cluster, Batch(sequences=1536, sequence_length=2048))
     assert found.best is None and found.pareto

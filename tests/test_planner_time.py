@@ -77,8 +77,15 @@ def test_model_flops_are_korthikanti_appendix_a():
 
 
 def test_the_175b_step_takes_what_table_5_says():
-    plan = Plan(tp=8, pp=8, virtual_stages=3, sequence_parallel=True, recompute="selective",
-                attention="unfused", dropout=True)  # fmt: skip
+    plan = Plan(
+        tp=8,
+        pp=8,
+        virtual_stages=3,
+        sequence_parallel=True,
+        recompute="selective",
+        attention="unfused",
+        dropout=True,
+    )
     found = estimate(BIG, Cluster(gpu="A100-80GB", nodes=8), plan, BATCH)
     assert found.step_seconds == pytest.approx(13.75, rel=0.08)
     low, high = found.step_seconds_interval
@@ -133,10 +140,14 @@ def test_recompute_costs_time_and_interleaving_saves_bubble():
 def test_pytorchs_checkpoint_does_not_make_the_last_product_again():
     rules = framework("fsdp")
     again = {
-        early: _estimate(dp=8, zero_stage=3, recompute="full",
-                         framework=replace(rules, recompute_stops_early=early)).time.recompute
+        early: _estimate(
+            dp=8,
+            zero_stage=3,
+            recompute="full",
+            framework=replace(rules, recompute_stops_early=early),
+        ).time.recompute
         for early in (True, False)
-    }  # fmt: skip
+    }
     assert 0.65 < again[True] / again[False] < 0.85  # a third of the block's products
 
 
@@ -144,8 +155,9 @@ def test_tensor_parallelism_is_dear_between_nodes():
     inside = _estimate(BIG, tp=8, pp=8).time.tensor_parallel
     plan = Plan(tp=16, pp=4)
     one_port = replace(_cluster(64), network_bytes_per_second=25 * GB, network_ports=1)
-    across, slow = (estimate(BIG, c, plan, BATCH).time.tensor_parallel
-                    for c in (_cluster(64), one_port))  # fmt: skip
+    across, slow = (
+        estimate(BIG, c, plan, BATCH).time.tensor_parallel for c in (_cluster(64), one_port)
+    )
     blocks = 2  # times as many of them on a stage
     assert across > 1.3 * blocks * inside
     assert slow > 5 * blocks * inside
@@ -200,10 +212,13 @@ def test_the_host_waits_longer_where_stages_make_it_meet_the_device():
     model, batch = model_shape("llama-2-7b"), Batch(sequences=64, sequence_length=512)
     waits = {
         (tp, pp): step_time(
-            model, Cluster(gpu="H100", nodes=2), Plan(dp=16 // tp // pp, tp=tp, pp=pp,
-            framework="nanotron"), batch,
-        ).launch for tp, pp in ((8, 1), (4, 2), (8, 2))
-    }  # fmt: skip
+            model,
+            Cluster(gpu="H100", nodes=2),
+            Plan(dp=16 // tp // pp, tp=tp, pp=pp, framework="nanotron"),
+            batch,
+        ).launch
+        for tp, pp in ((8, 1), (4, 2), (8, 2))
+    }
     assert waits[8, 2] > 1.5 * waits[4, 2]
     assert waits[8, 2] > waits[8, 1]
 
@@ -286,8 +301,12 @@ def test_tp4_pp16_on_nodes_of_8_pays_for_the_hops_between_them():
 
 def test_zero_2_reduces_for_every_micro_batch_and_zero_1_once():
     slow = replace(_cluster(64), network_bytes_per_second=1 * GB)
-    times = {z: step_time(GPT, slow, Plan(dp=64, zero_stage=z), Batch(
-        sequences=256, sequence_length=2048)) for z in (1, 2, 3)}  # fmt: skip
+    times = {
+        z: step_time(
+            GPT, slow, Plan(dp=64, zero_stage=z), Batch(sequences=256, sequence_length=2048)
+        )
+        for z in (1, 2, 3)
+    }
     assert times[2].data_parallel > 1.5 * times[1].data_parallel
     assert times[3].data_parallel > times[2].data_parallel
 

@@ -14,8 +14,16 @@ from utils.planner.setup import ClusterSetup
 from utils.planner.step_end import data_parallel_seconds
 from utils.simulation import simulate
 
-SHAPE = ModelShape(name="tiny", family="llama", layers=4, hidden=64, heads=4, feedforward=96,
-                   vocabulary=64, max_sequence=32)  # fmt: skip
+SHAPE = ModelShape(
+    name="tiny",
+    family="llama",
+    layers=4,
+    hidden=64,
+    heads=4,
+    feedforward=96,
+    vocabulary=64,
+    max_sequence=32,
+)
 KEPT = replace(framework("fsdp"), name="fsdp, inputs kept", gathered_inputs=1.0)
 PLAN = Plan(tp=2, pp=2, dp=2, zero_stage=1, sequence_parallel=True, framework=KEPT)
 LENGTH, MICRO_BATCHES = 32, 4
@@ -106,8 +114,10 @@ def test_crossing_bytes():
 
 def test_layouts_are_all_orders_of_prime_factors():
     assert sorted(layouts({"a": 4, "b": 3})) == [
-        (("a", 2), ("a", 2), ("b", 3)), (("a", 2), ("b", 3), ("a", 2)), (("b", 3), ("a", 2), ("a", 2))
-    ]  # fmt: skip
+        (("a", 2), ("a", 2), ("b", 3)),
+        (("a", 2), ("b", 3), ("a", 2)),
+        (("b", 3), ("a", 2), ("a", 2)),
+    ]
 
 
 def test_hybrid_sharding_takes_its_gathers_off_the_network():

@@ -147,8 +147,10 @@ def test_effects_of_shape_have_their_sign_and_size(name):
 def test_ptd_and_zero_3_come_in_the_published_order():
     rows = times.narayanan_table_2()
     for size in (174.6, 529.6):
-        ours = [[r.predicted for r in rows if (r.scheme, r.parameters_b) == (s, size)]
-                for s in ("PTD", "ZeRO-3")]  # fmt: skip
+        ours = [
+            [r.predicted for r in rows if (r.scheme, r.parameters_b) == (s, size)]
+            for s in ("PTD", "ZeRO-3")
+        ]
         assert len(ours[0]) == len(ours[1]) == 3
         assert all(ptd > zero for ptd, zero in zip(*ours, strict=True))
     assert not times.zero_3_at_530b_on_560_gpus_fits()
@@ -172,8 +174,14 @@ def test_bloom_ooms_are_flagged_and_nothing_else():
 
 def test_printing_as_zero_does():
     assert [printed(x) for x in (4187.5, 41.25, 35.625, 1.875, 0.1171875, 62.5, 30.0)] == [
-        "4187", "41.3", "35.6", "1.88", "0.12", "62.5", "30",
-    ]  # fmt: skip
+        "4187",
+        "41.3",
+        "35.6",
+        "1.88",
+        "0.12",
+        "62.5",
+        "30",
+    ]
 
 
 def test_every_table_names_its_source():
@@ -196,10 +204,21 @@ def test_few_constants_were_set_on_measurements():
     documented = {"CUDA_CONTEXT_BYTES", "WORKSPACE_BYTES"}
     fitted = {name for name in vars(calibration) if name.isupper()} - {"GB", "MIB"} - documented
     assert fitted == {
-        "FRAGMENTATION", "FRAGMENTATION_ALONE", "COMMUNICATOR_BYTES", "AMPERE_SUSTAINED", "HOPPER_SUSTAINED",
-        "BLACKWELL_SUSTAINED", "FP8_SUSTAINED", "VECTOR_SUSTAINED", "MEMORY_SUSTAINED", "BESIDE_TRAINING",
-        "CALL_SECONDS", "CONTENTION", "HOST_SECONDS", "ARRIVAL_SECONDS",
-    }  # fmt: skip
+        "FRAGMENTATION",
+        "FRAGMENTATION_ALONE",
+        "COMMUNICATOR_BYTES",
+        "AMPERE_SUSTAINED",
+        "HOPPER_SUSTAINED",
+        "BLACKWELL_SUSTAINED",
+        "FP8_SUSTAINED",
+        "VECTOR_SUSTAINED",
+        "MEMORY_SUSTAINED",
+        "BESIDE_TRAINING",
+        "CALL_SECONDS",
+        "CONTENTION",
+        "HOST_SECONDS",
+        "ARRIVAL_SECONDS",
+    }
     assert len(fitted) <= 14
 
 
@@ -209,8 +228,12 @@ def test_what_nccl_publishes_is_documented_and_not_fitted() -> None:
     assert not {name for name in vars(collectives) if name.isupper()} & set(vars(calibration)) - {
         "MIB"
     }
-    hops = (collectives.NVLINK_HOP_SECONDS, collectives.PCIE_HOP_SECONDS,
-            collectives.NETWORK_HOP_SECONDS, collectives.CHUNK_HOP_SECONDS)  # fmt: skip
+    hops = (
+        collectives.NVLINK_HOP_SECONDS,
+        collectives.PCIE_HOP_SECONDS,
+        collectives.NETWORK_HOP_SECONDS,
+        collectives.CHUNK_HOP_SECONDS,
+    )
     assert hops == (3.4e-6, 5.7e-6, 14e-6, 28e-6)  # NCCL 2.20.3, hwLat, protocol Simple
 
 
@@ -283,9 +306,10 @@ def test_megatron_bridge_is_asked_with_its_own_words(monkeypatch):
         return 1.0
 
     module = SimpleNamespace(
-        F=SimpleNamespace(), compute_activation_memory=activations,
+        F=SimpleNamespace(),
+        compute_activation_memory=activations,
         compute_weight_and_optimizer_memory=lambda config: 1000.0 * config.data_parallel_size,
-    )  # fmt: skip
+    )
     monkeypatch.setitem(sys.modules, name, module)
     plan = Plan(dp=2, tp=4, pp=4, zero_stage=1, micro_batch=2)
     shape = model_shape("megatron-7.5b")
@@ -309,8 +333,11 @@ def test_rows_of_megatrons_ci_are_in_or_left_out_with_a_reason():
     rows = table("megatron_golden")
     assert sum("cross_entropy_loss_fusion" in row["test_case"] for row in rows) == 2
     assert sum("defer_embedding_wgrad" in row["test_case"] for row in rows) == 13
-    assert {row["n_gpus"] for row in rows
-            if row["test_case"].endswith("_1node") and "gb200" in row["platform"]} == {"4"}  # fmt: skip
+    assert {
+        row["n_gpus"]
+        for row in rows
+        if row["test_case"].endswith("_1node") and "gb200" in row["platform"]
+    } == {"4"}
     words = {word for names in megatron.LEFT_OUT for word in names.split(", ")}
     assert not [r["test_case"] for r in rows if any(word in r["test_case"] for word in words)]
 

@@ -18,8 +18,10 @@ def with_card(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: card)
     has_bf16 = capability >= (8, 0)
     monkeypatch.setattr(
-        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or has_bf16
-    )  # fmt: skip
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation=True: including_emulation or has_bf16,
+    )
 
 
 def classifier() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor, torch.Tensor]:
@@ -36,8 +38,9 @@ def losses(steps: int, dtype: torch.dtype) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("capability", "expected"), [((7, 0), torch.float16), ((7, 5), torch.float16), ((8, 0), torch.bfloat16)]
-)  # fmt: skip
+    ("capability", "expected"),
+    [((7, 0), torch.float16), ((7, 5), torch.float16), ((8, 0), torch.bfloat16)],
+)
 def test_the_choice_on_a_gpu(
     capability: tuple[int, int], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,8 +65,9 @@ def test_bf16_on_a_card_that_computes_it(monkeypatch: pytest.MonkeyPatch) -> Non
     with_card((8, 0), monkeypatch)
     assert low_precision("cuda", torch.bfloat16)[0] is torch.bfloat16
     assert low_precision("cuda", torch.float16) == (
-        torch.float16, "asked for; its range is small, so it needs loss scaling",
-    )  # fmt: skip
+        torch.float16,
+        "asked for; its range is small, so it needs loss scaling",
+    )
 
 
 def test_a_type_without_16_bits() -> None:
@@ -157,9 +161,12 @@ def test_tf32_is_set_and_set_back(enabled: bool) -> None:
     ],
 )
 def test_what_a_cpu_computes(
-    machine: str, has_onednn: bool, instructions: bool, expected: bool,
+    machine: str,
+    has_onednn: bool,
+    instructions: bool,
+    expected: bool,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     onednn = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: True) if has_onednn else None
     monkeypatch.setattr(torch, "ops", SimpleNamespace(mkldnn=onednn))
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: has_onednn)

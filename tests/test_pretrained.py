@@ -15,9 +15,13 @@ from utils.models import BaseModelError, llama_config, load_base
 from utils.models.pretrained import enable_checkpointing
 
 TINY = LlamaConfig(
-    vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-    num_attention_heads=4, use_cache=False,
-)  # fmt: skip
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    use_cache=False,
+)
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +90,21 @@ def test_a_missing_shard(copied: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "7", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}', '{"weight_map": []}',
-     '{"weight_map": {"a": ["x"]}}', "\udcff", '{"weight_map": {"a": "/etc/passwd"}}', "[" * 100_000],
-)  # fmt: skip
+    [
+        "",
+        "{",
+        "[]",
+        "7",
+        "{}",
+        '{"weight_map": 3}',
+        '{"weight_map": {"a": 1}}',
+        '{"weight_map": []}',
+        '{"weight_map": {"a": ["x"]}}',
+        "\udcff",
+        '{"weight_map": {"a": "/etc/passwd"}}',
+        "[" * 100_000,
+    ],
+)
 def test_an_index_that_is_none(copied: Path, text: str) -> None:
     (index,) = copied.glob("*.index.json")
     index.write_text(text, errors="surrogateescape")

@@ -60,8 +60,12 @@ class Doors:
 
 def addresses_of_this_machine() -> list[str]:
     """Those that other machines could use."""
-    found = [row.address for rows in psutil.net_if_addrs().values() for row in rows
-             if row.family in (socket.AF_INET, socket.AF_INET6)]  # fmt: skip
+    found = [
+        row.address
+        for rows in psutil.net_if_addrs().values()
+        for row in rows
+        if row.family in (socket.AF_INET, socket.AF_INET6)
+    ]
     return [at for at in found if "%" not in at and not ipaddress.ip_address(at).is_loopback]
 
 

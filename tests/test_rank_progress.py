@@ -115,8 +115,11 @@ run_ranks(worker, 2)
 def test_nothing_of_the_bar_is_written_into_a_pipe():
     found = subprocess.run(
         [sys.executable, "-c", PIPED.format(root=str(ROOT))],
-        capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
     assert sorted(found.stdout.splitlines()) == ["[rank 0] done", "[rank 1] done"]
     assert found.stderr == ""
 

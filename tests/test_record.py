@@ -73,8 +73,10 @@ def test_provenance_on_a_gpu_is_complete(monkeypatch: pytest.MonkeyPatch) -> Non
     found = provenance(torch.device("cuda", 0), "command", commit=HASH)
     assert set(PROVENANCE) <= found.keys()
     assert (found["device"], found["driver"], found["compute_capability"]) == (
-        "NVIDIA H200", "580.65.06", "9.0",
-    )  # fmt: skip
+        "NVIDIA H200",
+        "580.65.06",
+        "9.0",
+    )
     assert found["memory_bytes"] == 150_000_000_000
     assert (found["commit"], found["tree"]) == (HASH, "not checked")
 
@@ -115,8 +117,9 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert path == tmp_path / "nvidia-h200" / "resnet50.json"
     write(a_record("CPU x86_64", device_type="cpu"), tmp_path)
     assert recorded("resnet50", tmp_path) == [
-        a_record("CPU x86_64", device_type="cpu"), a_record("NVIDIA H200"),
-    ]  # fmt: skip
+        a_record("CPU x86_64", device_type="cpu"),
+        a_record("NVIDIA H200"),
+    ]
     assert json.loads(path.read_text())["evidence"] == "recorded"
     assert recorded("device_speed", tmp_path) == []
 

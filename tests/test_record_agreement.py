@@ -20,9 +20,13 @@ HASH = "0123456789abcdef0123456789abcdef01234567"
 
 def gpu_record(device_type: str = "cuda", **row: Any) -> Record:
     good = {
-        "batch": 64, "completed": True, "peak_bytes": 100, "breakdown": {"parameters": 100},
-        "meter_to_requested": 1.0, "meter_to_allocated": 0.99,
-    }  # fmt: skip
+        "batch": 64,
+        "completed": True,
+        "peak_bytes": 100,
+        "breakdown": {"parameters": 100},
+        "meter_to_requested": 1.0,
+        "meter_to_allocated": 0.99,
+    }
     origin = {"device": "a card", "device_type": device_type}
     return Record("resnet50", origin, {}, [good | row])
 

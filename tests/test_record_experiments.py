@@ -52,8 +52,9 @@ def test_resnet50_on_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert command.main(["resnet50", "--commit", HASH], root=tmp_path) == 0
     (record,) = recorded("resnet50", tmp_path)
     assert [(row["precision"], row["batch"]) for row in record.rows] == [
-        ("fp32", 1), ("amp bf16", 1),
-    ]  # fmt: skip
+        ("fp32", 1),
+        ("amp bf16", 1),
+    ]
     for row in record.rows:
         assert row["completed"] and not row["steps_skipped"]
         assert sum(row["breakdown"].values()) == row["peak_bytes"]
@@ -281,9 +282,16 @@ def a_measurement(allocator_bytes: dict[str, int], items: int = 8) -> Measuremen
     timeline = MemoryTimeline([block], [Mark(0, Phase.FORWARD)], 0, 100)
     seconds = (0.5, 0.25, 0.4)
     return Measurement(
-        "step", timeline, Evidence.MEASURED, "a card", seconds, items, "images", "allocator",
+        "step",
+        timeline,
+        Evidence.MEASURED,
+        "a card",
+        seconds,
+        items,
+        "images",
+        "allocator",
         allocator_bytes,
-    )  # fmt: skip
+    )
 
 
 def test_a_gpu_row_checks_the_meter() -> None:

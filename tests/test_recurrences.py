@@ -17,14 +17,16 @@ from utils.simulation.recurrences import GRU, LSTM, VALUES, reserve_bytes
 A100 = "A100 80GB"
 STEPS, BATCH, WIDTH, HIDDEN = 64, 24, 320, 512
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "LSTM": (nn.LSTM, {}), "GRU": (nn.GRU, {}), "RNN": (nn.RNN, {}),
+    "LSTM": (nn.LSTM, {}),
+    "GRU": (nn.GRU, {}),
+    "RNN": (nn.RNN, {}),
     "RNN, relu": (nn.RNN, {"nonlinearity": "relu"}),
     "LSTM of three layers": (nn.LSTM, {"num_layers": 3}),
     "LSTM, both ways": (nn.LSTM, {"num_layers": 2, "bidirectional": True}),
     "GRU, batch first": (nn.GRU, {"num_layers": 2, "batch_first": True}),
     "LSTM without biases": (nn.LSTM, {"bias": False}),
     "LSTM, projected": (nn.LSTM, {"num_layers": 2, "proj_size": 128}),
-}  # fmt: skip
+}
 
 
 def inputs(model: Any, **how: Any) -> torch.Tensor:

@@ -117,8 +117,12 @@ def test_badges_are_rewritten_from_one_setting(tmp_path: Path) -> None:
 
 
 def test_no_reader_meets_an_address_that_does_not_exist() -> None:
-    shown = [p for p in tracked() if p.suffix in (".md", ".ipynb", ".toml", ".yml", ".py")
-             and p.relative_to(ROOT).parts[0] != "tests"]  # fmt: skip
+    shown = [
+        p
+        for p in tracked()
+        if p.suffix in (".md", ".ipynb", ".toml", ".yml", ".py")
+        and p.relative_to(ROOT).parts[0] != "tests"
+    ]
     placeholder = re.compile(r"\b(OWNER|YOUR[_-]?(NAME|ACCOUNT)|example\.org/\w+/big-models)\b")
     found = [p for p in shown if placeholder.search(p.read_text(encoding="utf-8"))]
     assert found == []
@@ -194,9 +198,12 @@ def test_badges_need_an_address_of_github() -> None:
 
 @pytest.mark.parametrize(
     ("taken", "told"),
-    [(10**9, ""), (12 * 10**8, " (takes 1.2 GB; Binder guarantees 1 GB and allows up to 2)"),
-     (26 * 10**8, " (takes 2.6 GB, beyond the 2 GB that Binder allows)")],
-)  # fmt: skip
+    [
+        (10**9, ""),
+        (12 * 10**8, " (takes 1.2 GB; Binder guarantees 1 GB and allows up to 2)"),
+        (26 * 10**8, " (takes 2.6 GB, beyond the 2 GB that Binder allows)"),
+    ],
+)
 def test_a_lesson_beyond_binder_says_so_at_its_badge(taken: int, told: str, tmp_path: Path) -> None:
     rows = {"lessons": {"notebooks/a.ipynb": {"peak_bytes": taken}}}
     (tmp_path / badges.MEASURED).parent.mkdir(parents=True)

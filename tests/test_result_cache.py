@@ -83,8 +83,10 @@ def test_results_are_recalled_at_all(watcher: StorageWatcher) -> None:
     for _ in range(5):
         (a + a).relu()
     assert calls == [
-        torch.ops.aten.ones.default, torch.ops.aten.add.Tensor, torch.ops.aten.relu.default,
-    ]  # fmt: skip
+        torch.ops.aten.ones.default,
+        torch.ops.aten.add.Tensor,
+        torch.ops.aten.relu.default,
+    ]
 
 
 def test_what_differs_is_not_recalled(watcher: StorageWatcher) -> None:

@@ -168,11 +168,14 @@ def test_four_bits_are_packed_as_in_lesson_06() -> None:
     assert torch.equal(pack_codes(codes, 4), nf4.pack(codes)), "the first code in the upper half"
 
 
-@pytest.mark.parametrize("method", [
-    lambda w, h, m: round_to_nearest(w, 3, 32),
-    lambda w, h, m: gptq(w, h, 3, 32),
-    lambda w, h, m: awq(w, h, m, 3, 32),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "method",
+    [
+        lambda w, h, m: round_to_nearest(w, 3, 32),
+        lambda w, h, m: gptq(w, h, 3, 32),
+        lambda w, h, m: awq(w, h, m, 3, 32),
+    ],
+)
 def test_a_packed_layer_computes_what_was_rounded(method: Any) -> None:
     weight, inputs = layer(8)
     made = method(weight, second_moments(inputs), inputs.abs().mean(dim=0))

@@ -55,9 +55,11 @@ class Run:
         state = self.state
         step = load_newest(state, folder)
         set_state_dict(
-            self.model, self.optimizer,
-            model_state_dict=state["model"], optim_state_dict=state["optimizer"],
-        )  # fmt: skip
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
         return step
 
     def train(self, first: int, last: int) -> list[float]:

@@ -21,8 +21,14 @@ import scores  # noqa: E402
 
 def row(what: str = "leanest", peak_bytes: object = 100, **more: object) -> dict[str, object]:
     """A row as a scoreboard keeps it."""
-    return {"lesson": "01", "what": what, "peak_bytes": peak_bytes, "step_seconds": None,
-            "evidence": "measured", **more}  # fmt: skip
+    return {
+        "lesson": "01",
+        "what": what,
+        "peak_bytes": peak_bytes,
+        "step_seconds": None,
+        "evidence": "measured",
+        **more,
+    }
 
 
 def hand_in(folder: Path, name: str, content: object) -> None:
@@ -43,8 +49,11 @@ def test_a_class_becomes_one_table_with_the_leanest_first(
     with table.open(encoding="utf-8", newline="") as lines:
         read = list(csv.DictReader(lines))
     assert [(r["learner"], r["peak_bytes"]) for r in read] == [
-        ("ben", "200"), ("'=cmd", "250"), ("anna", "300"), ("ben", ""),
-    ], "by lesson and name, fewest bytes first, and no formula for a spreadsheet"  # fmt: skip
+        ("ben", "200"),
+        ("'=cmd", "250"),
+        ("anna", "300"),
+        ("ben", ""),
+    ], "by lesson and name, fewest bytes first, and no formula for a spreadsheet"
     assert "4 rows of 3 learners" in capsys.readouterr().out
 
 

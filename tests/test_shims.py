@@ -186,15 +186,20 @@ OUTSIDE = [path for path in sorted((ROOT / "utils").rglob("*.py")) if path.paren
 
 
 def test_private_names_of_other_libraries_are_in_shims_alone():
-    found = [f"{row.place} {row.name}" for path in OUTSIDE for row in private_names(path)
-             if row.name not in ALLOWED]  # fmt: skip
+    found = [
+        f"{row.place} {row.name}"
+        for path in OUTSIDE
+        for row in private_names(path)
+        if row.name not in ALLOWED
+    ]
     assert found == [], "move it to utils/shims, with a row"
 
 
 def test_shims_reach_private_names_in_functions_alone():
     paths = sorted((ROOT / "utils" / "shims").glob("*.py"))
-    found = [f"{row.place} {row.name}" for path in paths for row in private_names(path)
-             if row.at_import]  # fmt: skip
+    found = [
+        f"{row.place} {row.name}" for path in paths for row in private_names(path) if row.at_import
+    ]
     assert found == [] and len(paths) > 8
 
 

@@ -134,19 +134,35 @@ def cast(dtype: torch.dtype, call: Any) -> torch.dtype:
 
 
 HIGH = {
-    "softmax": lambda x: x.softmax(-1), "F.softmax": lambda x: F.softmax(x, -1),
-    "log_softmax": lambda x: x.log_softmax(-1), "pow": lambda x: x.pow(2), "**": lambda x: x**2,
-    "sum": lambda x: x.sum(), "sum of rows": lambda x: x.sum(-1), "exp": lambda x: x.exp(),
-    "norm": lambda x: x.norm(), "norm of rows": lambda x: x.norm(dim=-1), "F.softplus": F.softplus,
-    "layer_norm": lambda x: F.layer_norm(x, (8,)), "mse_loss": lambda x: F.mse_loss(x, x),
+    "softmax": lambda x: x.softmax(-1),
+    "F.softmax": lambda x: F.softmax(x, -1),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "pow": lambda x: x.pow(2),
+    "**": lambda x: x**2,
+    "sum": lambda x: x.sum(),
+    "sum of rows": lambda x: x.sum(-1),
+    "exp": lambda x: x.exp(),
+    "norm": lambda x: x.norm(),
+    "norm of rows": lambda x: x.norm(dim=-1),
+    "F.softplus": F.softplus,
+    "layer_norm": lambda x: F.layer_norm(x, (8,)),
+    "mse_loss": lambda x: F.mse_loss(x, x),
     "cross_entropy": lambda x: F.cross_entropy(x, torch.zeros(8, dtype=torch.long, device="cuda")),
-    "cumsum": lambda x: x.cumsum(0), "rsqrt": lambda x: x.rsqrt(), "cdist": lambda x: torch.cdist(x, x),
-}  # fmt: skip
+    "cumsum": lambda x: x.cumsum(0),
+    "rsqrt": lambda x: x.rsqrt(),
+    "cdist": lambda x: torch.cdist(x, x),
+}
 LOW = {
-    "matmul": lambda x: x @ x, "linear": lambda x: F.linear(x, x), "relu": lambda x: x.relu(),
-    "mean": lambda x: x.mean(), "gelu": F.gelu, "silu": F.silu, "mv": lambda x: x.mv(x[0]),
-    "avg_pool3d": lambda x: F.avg_pool3d(x.view(1, 1, 4, 4, 4), 2), "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
-}  # fmt: skip
+    "matmul": lambda x: x @ x,
+    "linear": lambda x: F.linear(x, x),
+    "relu": lambda x: x.relu(),
+    "mean": lambda x: x.mean(),
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "mv": lambda x: x.mv(x[0]),
+    "avg_pool3d": lambda x: F.avg_pool3d(x.view(1, 1, 4, 4, 4), 2),
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -172,8 +188,14 @@ def test_the_lists_are_pytorchs_own() -> None:
     on_cuda, on_cpu = map(autocast_operators, ("AutocastCUDA", "AutocastCPU"))
     lower = listed(header, "AT_FORALL_LOWER_PRECISION_FP")
     assert lower - on_cpu == set(cuda_autocast.LOWER) & lower, "CPU's autocast lowers the rest"
-    mine = {*cuda_autocast.LOWER, *cuda_autocast.FLOAT32, *cuda_autocast.FLOAT32_RESULT,
-            *cuda_autocast.FLOAT32_NORMS, *cuda_autocast.WIDEST, cuda_autocast.BANNED}  # fmt: skip
+    mine = {
+        *cuda_autocast.LOWER,
+        *cuda_autocast.FLOAT32,
+        *cuda_autocast.FLOAT32_RESULT,
+        *cuda_autocast.FLOAT32_NORMS,
+        *cuda_autocast.WIDEST,
+        cuda_autocast.BANNED,
+    }
     cudnn = {"_cudnn_rnn", "cudnn_convolution", "cudnn_convolution_transpose"}
     assert on_cuda - on_cpu - mine == cudnn, "CUDA's autocast knows an operator that is not here"
 
@@ -345,10 +367,14 @@ def asks(how: Any) -> Any:
 
 
 QUESTIONS = {
-    "item": lambda loss: loss.item(), "float": float, "format": lambda loss: f"{loss:.3f}",
-    "branch": lambda loss: 1 if loss > 0 else 2, "list": lambda loss: loss.view(1).tolist(),
-    "nonzero": lambda loss: loss.view(1).nonzero(), "mask": lambda loss: loss.view(1)[loss.view(1) > 0],
-}  # fmt: skip
+    "item": lambda loss: loss.item(),
+    "float": float,
+    "format": lambda loss: f"{loss:.3f}",
+    "branch": lambda loss: 1 if loss > 0 else 2,
+    "list": lambda loss: loss.view(1).tolist(),
+    "nonzero": lambda loss: loss.view(1).nonzero(),
+    "mask": lambda loss: loss.view(1)[loss.view(1) > 0],
+}
 
 
 @pytest.mark.parametrize("name", QUESTIONS)

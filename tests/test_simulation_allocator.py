@@ -81,8 +81,13 @@ def test_a_full_device_first_gives_back_what_is_wholly_free() -> None:
     cache.allocate(2, 36 * MIB)  # the free segment of 30 goes back to the driver
     assert (cache.reserved_bytes, cache.reserved_peak_bytes) == (36 * MIB, 36 * MIB)
     assert [act.action for act in cache.history or ()] == [
-        "segment_alloc", "alloc", "free_completed", "segment_free", "segment_alloc", "alloc",
-    ]  # fmt: skip
+        "segment_alloc",
+        "alloc",
+        "free_completed",
+        "segment_free",
+        "segment_alloc",
+        "alloc",
+    ]
 
 
 def test_a_pinned_segment_cannot_be_given_back() -> None:

@@ -26,9 +26,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 TOTAL = 0.01
 VOCABULARY = 256
 SIZES = {
-    "vocab_size": VOCABULARY, "hidden_size": 128, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
 GROUPED = {"num_key_value_heads": 2, "intermediate_size": 352}
 CONFIGS = {
     "Llama": transformers.LlamaConfig(**SIZES, **GROUPED),

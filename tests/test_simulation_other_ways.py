@@ -136,7 +136,9 @@ def test_a_default_device_is_the_simulated_one() -> None:
 
 
 def test_one_replica_of_data_parallel_is_its_module() -> None:
-    plain, wrapped = (simulate(lambda w=w: adamw(w(layer())), step) for w in (nn.Sequential, nn.DataParallel))  # fmt: skip
+    plain, wrapped = (
+        simulate(lambda w=w: adamw(w(layer())), step) for w in (nn.Sequential, nn.DataParallel)
+    )
     assert plain.peak_bytes == wrapped.peak_bytes
 
 

@@ -25,9 +25,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
 A100 = "A100 80GB"
 AUTO = hf.AutoModelForCausalLM
 TINY = hf.LlamaConfig(
-    vocab_size=1024, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
-    num_attention_heads=4, use_cache=False,
-)  # fmt: skip
+    vocab_size=1024,
+    hidden_size=128,
+    intermediate_size=256,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    use_cache=False,
+)
 FOUR_BIT = hf.BitsAndBytesConfig(
     load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
 )

@@ -154,13 +154,15 @@ REFUSED: dict[str, tuple[Callable[[], Built], dict[str, int], str]] = {
     "mesh too large": (mesh_of(16), {"world": 8}, "takes 16 ranks"),
     "heads": (
         functools.partial(split, TransformerConfig(hidden=96, heads=6, feedforward=64)),
-        {"world": 4}, "'blocks.0.attention.query' has 6 heads, .* the 4 ranks",
+        {"world": 4},
+        "'blocks.0.attention.query' has 6 heads, .* the 4 ranks",
     ),
     "key-value heads": (
         functools.partial(split, TransformerConfig(hidden=128, heads=8, kv_heads=2)),
-        {"world": 4}, "'blocks.0.attention.key' has 2 heads",
+        {"world": 4},
+        "'blocks.0.attention.key' has 2 heads",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -249,11 +251,15 @@ def _flagged(collective: Callable[[torch.Tensor], Any]) -> Callable[[nn.Module, 
 
 @pytest.mark.parametrize(
     "collective",
-    [lambda x: dist.recv(x, 0), dist.all_reduce, lambda x: dist.broadcast(x, 0),
-     lambda x: dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, 0)])[0].wait(),
-     lambda x: all_reduce(x, "sum", dist.group.WORLD)],
+    [
+        lambda x: dist.recv(x, 0),
+        dist.all_reduce,
+        lambda x: dist.broadcast(x, 0),
+        lambda x: dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, 0)])[0].wait(),
+        lambda x: all_reduce(x, "sum", dist.group.WORLD),
+    ],
     ids=["recv", "all_reduce", "broadcast", "batch", "functional"],
-)  # fmt: skip
+)
 def test_what_other_ranks_send_is_not_known(collective: Callable[[torch.Tensor], Any]) -> None:
     def build() -> tuple[nn.Module, None]:
         return nn.Linear(2, 2), None

@@ -37,8 +37,9 @@ def test_the_first_use_alone_is_linked() -> None:
 def test_a_name_is_meant_only_as_it_is_written() -> None:
     assert linked(nodes.Text("nccl is a folder")) == []
     assert linked(nodes.Text("NCCL and an all-reduce")) == [
-        ("NCCL", "glossary.html#term-nccl"), ("all-reduce", "glossary.html#term-all-reduce"),
-    ]  # fmt: skip
+        ("NCCL", "glossary.html#term-nccl"),
+        ("all-reduce", "glossary.html#term-all-reduce"),
+    ]
 
 
 def test_an_everyday_word_is_meant_where_it_is_stressed() -> None:

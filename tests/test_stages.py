@@ -54,9 +54,14 @@ def test_rules_come_first_and_notebooks_last() -> None:
     ],
 )
 def test_later_stages_run_and_what_failed_is_named(
-    target: str, fails: str, named: list[str], python: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    target: str,
+    fails: str,
+    named: list[str],
+    python: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setenv("FAILS", fails)
     assert stages.run_all(target, tmp_path, python) == 1
     shown = capfd.readouterr()
@@ -75,9 +80,11 @@ def test_nothing_is_named_where_all_pass(
 
 
 def test_tests_see_neither_gpu_nor_network(
-    tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    python: str,
+    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     for name in stages.ALIKE:  # this test may run in a stage itself, and has its settings then
         monkeypatch.delenv(name, raising=False)
     Path(python).write_text('#!/bin/sh\necho "[$CUDA_VISIBLE_DEVICES] $COURSE_OFFLINE"\n')
@@ -98,9 +105,13 @@ def test_an_interrupt_ends_the_stage_too(tmp_path: Path, python: str) -> None:
     Path(python).write_text("#!/bin/sh\necho $$ > pid\nexec sleep 60\n")
     code = f"import stages, pathlib; stages.run_all('test', pathlib.Path('.'), {python!r})"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT / "sources")},
-        start_new_session=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT / "sources")},
+        start_new_session=True,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
     while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text().strip():
         assert process.poll() is None, "it waits for its stage"
         time.sleep(0.05)

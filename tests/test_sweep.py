@@ -31,8 +31,16 @@ def step(model: Any, optimizer: Any, sequences: int) -> None:
 
 
 def test_each_batch_is_that_of_a_whole_simulation() -> None:
-    found = sweep(build, step, layers=9, batches=[7, 2, 1, 16], device="RTX 4090",
-                  items=LENGTH, unit="tokens", name="tiny")  # fmt: skip
+    found = sweep(
+        build,
+        step,
+        layers=9,
+        batches=[7, 2, 1, 16],
+        device="RTX 4090",
+        items=LENGTH,
+        unit="tokens",
+        name="tiny",
+    )
     assert list(found) == [7, 2, 1, 16]
     for batch, extended in found.items():
         whole = simulate(lambda: build(9), lambda m, o, b=batch: step(m, o, b), device="RTX 4090")

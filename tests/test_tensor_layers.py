@@ -172,9 +172,15 @@ def test_a_rank_keeps_what_the_paper_says(ranks, sequence, factor):
 
 BIG = TransformerConfig(vocabulary=1024, hidden=512, layers=3, heads=8, feedforward=1408)
 SHAPE = ModelShape(
-    name="three layers", family="llama", layers=3, hidden=512, heads=8, feedforward=1408,
-    vocabulary=1024, max_sequence=256,
-)  # fmt: skip
+    name="three layers",
+    family="llama",
+    layers=3,
+    hidden=512,
+    heads=8,
+    feedforward=1408,
+    vocabulary=1024,
+    max_sequence=256,
+)
 
 
 def simulated(sequence: bool, kv_heads: int) -> dict[str, int]:
@@ -280,12 +286,17 @@ def by_megatron(dtype: torch.dtype, sequence: bool) -> Taken:
     pairs, weights = [], []
     with megatron_layers() as layers:
         config = importlib.import_module("megatron.core").ModelParallelConfig(
-            tensor_model_parallel_size=dist.get_world_size(), use_cpu_initialization=True,
-            params_dtype=dtype, sequence_parallel=sequence,
-        )  # fmt: skip
+            tensor_model_parallel_size=dist.get_world_size(),
+            use_cpu_initialization=True,
+            params_dtype=dtype,
+            sequence_parallel=sequence,
+        )
         make: dict[str, Any] = {
-            "config": config, "init_method": nn.init.zeros_, "bias": False, "skip_bias_add": False,
-        }  # fmt: skip
+            "config": config,
+            "init_method": nn.init.zeros_,
+            "bias": False,
+            "skip_bias_add": False,
+        }
         for matrices in whole:
             up = layers.ColumnParallelLinear(32, 64, gather_output=False, **make)
             down = layers.RowParallelLinear(64, 32, input_is_parallel=True, **make)
@@ -312,8 +323,11 @@ def by_ours(dtype: torch.dtype, sequence: bool) -> Taken:
 
 def both_ways(worker: Callable[..., Taken]) -> list[Taken]:
     """A worker: in double and single precision, without and with a split sequence."""
-    return [worker(dtype, sequence) for dtype in (torch.float64, torch.float32)
-            for sequence in (False, True)]  # fmt: skip
+    return [
+        worker(dtype, sequence)
+        for dtype in (torch.float64, torch.float32)
+        for sequence in (False, True)
+    ]
 
 
 def test_megatron_core_is_equal_or_the_learner_reads_what_to_install():
@@ -366,7 +380,7 @@ def odd_sequence() -> None:
         (partial(device_mesh, ParallelDims(tp=3), "cpu"), "tp 3 needs 3 ranks, and 4 are"),
         (partial(device_mesh, ParallelDims(tp=4, shard=2), "cpu"), "needs 8 ranks"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_divide_is_refused_in_a_sentence(worker, message):
     with pytest.raises(RankError, match=message):
         run_ranks(worker, RANKS)

@@ -67,8 +67,15 @@ def test_a_norm_by_stage_shows_in_the_norm_and_other_rows_in_the_first_loss():
     assert other[0][0][0] != pytest.approx(right[0][0], rel=1e-4)
 
 
-PLAN = Plan(tp=8, pp=8, virtual_stages=3, sequence_parallel=True, recompute="selective",
-            attention="unfused", dropout=True)  # fmt: skip
+PLAN = Plan(
+    tp=8,
+    pp=8,
+    virtual_stages=3,
+    sequence_parallel=True,
+    recompute="selective",
+    attention="unfused",
+    dropout=True,
+)
 
 
 def planned():

@@ -201,12 +201,20 @@ def test_spans_join_neighbours_and_cover_the_step() -> None:
     timeline = MemoryTimeline([], marks, 0, 50)
     names = [(span.name, span.start_ns, span.end_ns) for span in timeline.spans]
     assert names == [
-        ("before forward", 0, 10), ("forward", 10, 30), ("clip", 30, 40), ("backward", 40, 50),
-    ]  # fmt: skip
+        ("before forward", 0, 10),
+        ("forward", 10, 30),
+        ("clip", 30, 40),
+        ("backward", 40, 50),
+    ]
     phases = [timeline.phase_at(time_ns) for time_ns in (-1, 0, 9, 10, 35, 40)]
     assert phases == [
-        "before forward", "before forward", "before forward", "forward", "clip", "backward",
-    ]  # fmt: skip
+        "before forward",
+        "before forward",
+        "before forward",
+        "forward",
+        "clip",
+        "backward",
+    ]
 
 
 def test_crossing_names_the_phase_module_and_category() -> None:
@@ -219,8 +227,14 @@ def test_crossing_names_the_phase_module_and_category() -> None:
     timeline = MemoryTimeline(lives, marks, 0, 20)
     assert timeline.first_crossing(210) is None
     assert timeline.first_crossing(209) == (
-        14, 209, 60, 210, "forward", "layer2.conv", Category.ACTIVATIONS,
-    )  # fmt: skip
+        14,
+        209,
+        60,
+        210,
+        "forward",
+        "layer2.conv",
+        Category.ACTIVATIONS,
+    )
     at_the_start = timeline.first_crossing(99)
     assert at_the_start is not None
     assert (at_the_start.time_ns, at_the_start.alive_bytes) == (0, 100)

@@ -99,8 +99,12 @@ def test_widths_of_bars_add_up_to_the_total() -> None:
 
 def test_the_legend_of_bars_names_what_is_seen() -> None:
     assert legend_of(draw_breakdown(SIZES)) == [
-        "parameters", "gradients", "optimizer state", "activations", "temporaries",
-    ]  # fmt: skip
+        "parameters",
+        "gradients",
+        "optimizer state",
+        "activations",
+        "temporaries",
+    ]
 
 
 def test_the_limit_is_drawn_to_scale() -> None:
@@ -156,8 +160,12 @@ def test_phases_are_named_and_the_peak_is_marked() -> None:
     assert all(name in told for name in ("forward", "backward", "optimizer step"))
     assert "peak 530.00 MiB in backward" in told
     assert legend_of(draw_timeline(SIZES[0])) == [
-        "temporaries", "activations", "optimizer state", "gradients", "parameters",
-    ]  # fmt: skip
+        "temporaries",
+        "activations",
+        "optimizer state",
+        "gradients",
+        "parameters",
+    ]
 
 
 def test_a_phase_named_by_hand_is_named_however_short() -> None:
@@ -200,14 +208,22 @@ def test_the_curve_over_batch_sizes_adds_up() -> None:
         top = corners[corners[:, 0] == m.items][:, 1].max()
         assert top == pytest.approx(m.peak_bytes / GIB)
     assert legend_of(figure) == [
-        "total", "temporaries", "activations", "optimizer state", "gradients", "parameters",
-    ]  # fmt: skip
+        "total",
+        "temporaries",
+        "activations",
+        "optimizer state",
+        "gradients",
+        "parameters",
+    ]
 
 
 def test_peaks_are_lines_with_a_card_and_a_prediction() -> None:
     simulated = [measured(size, evidence=Evidence.SIMULATED) for size in (64, 128)]
-    figure = draw_peaks({"fp32": SIZES, "mixed": simulated}, limits={"a card": 2 * GIB},
-                        predicted_bytes={"a formula": {4: GIB, 128: 3 * GIB}})  # fmt: skip
+    figure = draw_peaks(
+        {"fp32": SIZES, "mixed": simulated},
+        limits={"a card": 2 * GIB},
+        predicted_bytes={"a formula": {4: GIB, 128: 3 * GIB}},
+    )
     (axes,) = figure.axes
     fp32, mixed, line, card = axes.lines
     assert fp32.get_ydata() == pytest.approx([m.peak_bytes / GIB for m in SIZES])

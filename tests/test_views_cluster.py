@@ -20,8 +20,14 @@ HISTORY = [
 
 
 def test_bars_lie_on_the_nodes_and_end_where_a_node_dies():
-    figure = draw_cluster(HISTORY, ["n1", "n2", "n3"], killed={"n2": 7.0}, title="Lost",
-                          evidence=Evidence.RECORDED, device="a machine, 2026-01-01")  # fmt: skip
+    figure = draw_cluster(
+        HISTORY,
+        ["n1", "n2", "n3"],
+        killed={"n2": 7.0},
+        title="Lost",
+        evidence=Evidence.RECORDED,
+        device="a machine, 2026-01-01",
+    )
     [axes] = figure.axes
     bars = {
         (round(p.get_y() + p.get_height() / 2), p.get_x(), p.get_x() + p.get_width())

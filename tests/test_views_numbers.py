@@ -18,12 +18,17 @@ def flight(scales: list[float | None], **changes: object) -> list[StepRecord]:
     """A run with these scales; a step is skipped where the next scale is smaller."""
     return [
         StepRecord(
-            step=i, loss=2.0 - 0.1 * i, scale=scale, skipped=bool(later and later < scale),
-            grad_norm=1.5, step_norm=1.0, layers={"a": Shares(0.25, 0, 0), "b": Shares(1, 0, 0)},
+            step=i,
+            loss=2.0 - 0.1 * i,
+            scale=scale,
+            skipped=bool(later and later < scale),
+            grad_norm=1.5,
+            step_norm=1.0,
+            layers={"a": Shares(0.25, 0, 0), "b": Shares(1, 0, 0)},
             **changes,
         )
         for i, (scale, later) in enumerate(zip(scales, [*scales[1:], None], strict=True))
-    ]  # fmt: skip
+    ]
 
 
 def test_a_flight_marks_skipped_steps_at_their_scale() -> None:
@@ -42,8 +47,18 @@ def test_a_flight_without_a_scaler_says_so() -> None:
 
 def test_the_heat_map_holds_the_shares_and_marks_what_is_not_finite() -> None:
     records = flight([1.0, 1.0])
-    records.append(StepRecord(2, math.nan, 1.0, True, math.nan, None, {"a": Shares(0, 0, 0.5)},
-                              NonFinite("output", "a", (3,))))  # fmt: skip
+    records.append(
+        StepRecord(
+            2,
+            math.nan,
+            1.0,
+            True,
+            math.nan,
+            None,
+            {"a": Shares(0, 0, 0.5)},
+            NonFinite("output", "a", (3,)),
+        )
+    )
     figure = draw_flight(records, title="mine")
     zero, bad = figure.axes[3].images
     assert zero.get_array()[:, :2].tolist() == [[0.25, 0.25], [1.0, 1.0]]
@@ -64,8 +79,11 @@ def test_an_empty_flight_is_refused() -> None:
 def test_formats_are_drawn_to_scale() -> None:
     line, digits = draw_formats().axes
     edges = [(p.get_x(), p.get_x() + p.get_width()) for p in line.patches]
-    wanted = [pair for f in FORMATS.values()
-              for pair in ((f.smallest, f.smallest_normal), (f.smallest_normal, f.largest))]  # fmt: skip
+    wanted = [
+        pair
+        for f in FORMATS.values()
+        for pair in ((f.smallest, f.smallest_normal), (f.smallest_normal, f.largest))
+    ]
     assert edges == [pytest.approx(pair) for pair in wanted]
     assert list(digits.lines[-1].get_xdata()) == [1, 1.25, 1.5], "fp8 e5m2"
 

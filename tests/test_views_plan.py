@@ -32,8 +32,16 @@ from utils.views.rank_map import axis_links
 from utils.views.schedule import BACKWARD, FORWARD, drawn_micro_batches, executed
 from utils.views.style import LOOKS
 
-MODEL = ModelShape(name="small", family="gpt", layers=24, hidden=4096, heads=32,
-                   feedforward=16_384, vocabulary=51_200, max_sequence=2048)  # fmt: skip
+MODEL = ModelShape(
+    name="small",
+    family="gpt",
+    layers=24,
+    hidden=4096,
+    heads=32,
+    feedforward=16_384,
+    vocabulary=51_200,
+    max_sequence=2048,
+)
 CLUSTER = Cluster(gpu="A100-80GB", nodes=1, usd_per_gpu_hour=2.0)
 BATCH = Batch(sequences=64, sequence_length=2048)
 PLAN = Plan(tp=2, pp=4, sequence_parallel=True)
@@ -164,10 +172,18 @@ def test_every_source_has_its_row_and_its_rules() -> None:
 # The studio
 
 CHOICES = {
-    "gpu": "A100-80GB", "nodes": 1, "link": "InfiniBand HDR x 8", "tp": 2, "pp": 4,
-    "virtual_stages": 1, "zero_stage": 0, "recompute": "none", "offload": "none", "micro_batch": 1,
+    "gpu": "A100-80GB",
+    "nodes": 1,
+    "link": "InfiniBand HDR x 8",
+    "tp": 2,
+    "pp": 4,
+    "virtual_stages": 1,
+    "zero_stage": 0,
+    "recompute": "none",
+    "offload": "none",
+    "micro_batch": 1,
     "sequences": 64,
-}  # fmt: skip
+}
 
 
 def test_controls_make_the_plan_and_dp_is_what_is_left() -> None:
@@ -207,10 +223,14 @@ def test_the_studio_answers_what_cannot_be_with_a_sentence() -> None:
         (lambda: studio([MODEL], start={"tp": 3}), "cannot start with tp=3"),
         (lambda: explore(lambda a: None, {"b": 1}, a=[1]), "no such control"),
         (lambda: studio(["llama-9-7b"]), "llama"),
-        (lambda: draw_pareto([FOUND, estimate(MODEL, replace(CLUSTER, gpu="H100"), PLAN, BATCH)]),
-         "different GPUs"),
+        (
+            lambda: draw_pareto(
+                [FOUND, estimate(MODEL, replace(CLUSTER, gpu="H100"), PLAN, BATCH)]
+            ),
+            "different GPUs",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_a_sentence(call: object, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         call()  # type: ignore[operator]
@@ -227,8 +247,9 @@ def test_a_sound_design_passes_every_criterion() -> None:
     fastest = search(MODEL, CLUSTER, large).best
     assert fastest is not None
     cheap = replace(sound, cluster=replace(CLUSTER, usd_per_gpu_hour=0.01))
-    verdict = review(cheap, replace(fastest, cluster=cheap.cluster), tokens=1e11, days=365, usd=1e5,
-                     spares=1)  # fmt: skip
+    verdict = review(
+        cheap, replace(fastest, cluster=cheap.cluster), tokens=1e11, days=365, usd=1e5, spares=1
+    )
     failed = [row.name for row in verdict.criteria if not row.passed]
     assert failed in ([], ["speed"]) and verdict.points == 12 - len(failed)
     with pytest.raises(ValueError, match="differ in batch"):

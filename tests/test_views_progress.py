@@ -22,15 +22,18 @@ RUN = ElasticRun(
         Moment(4.5, "step", 0, 0, {"step": 0}),
         Moment(5.0, "link is back", 1),
     ],
-    "loopback", "", {},
-)  # fmt: skip
+    "loopback",
+    "",
+    {},
+)
 
 
 def test_a_run_becomes_stretches_and_marks() -> None:
     found = progress_of(RUN)
     assert found.stretches == [
-        Stretch("2 ranks", [(1.0, 0), (1.5, 1)]), Stretch("1 rank", [(4.0, 0), (4.5, 1)])
-    ]  # fmt: skip
+        Stretch("2 ranks", [(1.0, 0), (1.5, 1)]),
+        Stretch("1 rank", [(4.0, 0), (4.5, 1)]),
+    ]
     assert found.marks == [Mark(2.0, "kill a rank"), Mark(5.0, "link is back")]
 
 

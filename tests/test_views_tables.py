@@ -116,10 +116,16 @@ def put(root: Path, device: str, device_type: str, rows: list[dict[str, Any]]) -
 
 
 ROWS = [
-    {"batch": 64, "completed": True, "peak_bytes": 3 * MIB, "median_step_seconds": 0.25,
-     "images_per_second": 256.0, "breakdown": {"parameters": 3}},
+    {
+        "batch": 64,
+        "completed": True,
+        "peak_bytes": 3 * MIB,
+        "median_step_seconds": 0.25,
+        "images_per_second": 256.0,
+        "breakdown": {"parameters": 3},
+    },
     {"batch": 128, "completed": False, "failed_in": "backward"},
-]  # fmt: skip
+]
 
 
 def test_without_a_gpu_row_the_table_says_how_to_make_one(tmp_path: Path) -> None:
@@ -174,9 +180,14 @@ def test_moving_a_control_changes_the_picture() -> None:
     seen.append(picture.value)
     menu.value = "large"
     seen.append(picture.value)
-    assert [f'alt="{words}"' in value for words, value in zip(
-        ("small at batch 4", "small at batch 32", "large at batch 32"), seen, strict=True,
-    )] == [True] * 3  # fmt: skip
+    assert [
+        f'alt="{words}"' in value
+        for words, value in zip(
+            ("small at batch 4", "small at batch 32", "large at batch 32"),
+            seen,
+            strict=True,
+        )
+    ] == [True] * 3
     assert len({value.partition("base64,")[2] for value in seen}) == 3
     slider.value = 4
     menu.value = "small"

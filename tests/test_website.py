@@ -61,10 +61,13 @@ def test_a_figure_becomes_a_file_that_loads_when_it_is_reached(tmp_path: Path) -
 
 def test_a_widget_stands_as_what_it_showed_last(tmp_path: Path) -> None:
     states = {
-        "box": {"model_name": "VBoxModel", "state": {"children": ["IPY_MODEL_one", "IPY_MODEL_two"]}},
+        "box": {
+            "model_name": "VBoxModel",
+            "state": {"children": ["IPY_MODEL_one", "IPY_MODEL_two"]},
+        },
         "one": {"model_name": "DropdownModel", "state": {}},
         "two": {"model_name": "HTMLModel", "state": {"value": IMAGE}},
-    }  # fmt: skip
+    }
     cell = shows("", **{WIDGET: {"model_id": "box"}})
     made = on_page(book(cell, widgets={WIDGET_STATES: {"state": states}}), tmp_path)
     data = made.cells[0].outputs[0].data
@@ -83,10 +86,14 @@ def test_the_bootstrap_and_badges_are_for_notebooks_alone(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("jupyter", "myst"), [("2.-On-paper", "2-on-paper"), ("Where-next", "where-next"),
-                          ("6.-The-pipeline,-executed", "6-the-pipeline-executed"),
-                          ("%28c%29-NaN,-and-so-on", "c-nan-and-so-on")]
-)  # fmt: skip
+    ("jupyter", "myst"),
+    [
+        ("2.-On-paper", "2-on-paper"),
+        ("Where-next", "where-next"),
+        ("6.-The-pipeline,-executed", "6-the-pipeline-executed"),
+        ("%28c%29-NaN,-and-so-on", "c-nan-and-so-on"),
+    ],
+)
 def test_anchors_are_those_of_the_site(jupyter: str, myst: str) -> None:
     assert slug(jupyter) == myst
     assert prose(f"[a](b.ipynb#{jupyter}), [c](https://d/#E-F)") == (
@@ -99,9 +106,12 @@ def test_anchors_are_those_of_the_site(jupyter: str, myst: str) -> None:
 def test_links_between_notebooks_lead_to_headings_of_the_site() -> None:
     texts = {target.path.as_posix(): markdown(ROOT / target.path) for target in targets(ROOT)}
     there = {
-        path: {slug(title.replace(" ", "-")) for title in re.findall(r"^#{1,3} (.+?) *$", text, re.MULTILINE)}
+        path: {
+            slug(title.replace(" ", "-"))
+            for title in re.findall(r"^#{1,3} (.+?) *$", text, re.MULTILINE)
+        }
         for path, text in texts.items()
-    }  # fmt: skip
+    }
     lost = []
     for path, text in texts.items():
         for place, anchor in re.findall(r"\]\((?!https?:)([^)\s#]*)#([^)\s]+)", prose(text)):

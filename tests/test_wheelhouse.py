@@ -37,16 +37,29 @@ def test_the_course_goes_along_without_what_git_ignores(tmp_path: Path) -> None:
 
 def small_course(folder: Path, with_git: bool) -> Path:
     """A copy of a course, with what learners and others leave in it."""
-    for name in ("Makefile", "labs/01.ipynb", "utils/labs/a.py", "labs/__pycache__/a.pyc", ".env",
-                 "labs/.env", "my_labs/scoreboard.json", "handed_in/anna.json", "data/cifar"):  # fmt: skip
+    for name in (
+        "Makefile",
+        "labs/01.ipynb",
+        "utils/labs/a.py",
+        "labs/__pycache__/a.pyc",
+        ".env",
+        "labs/.env",
+        "my_labs/scoreboard.json",
+        "handed_in/anna.json",
+        "data/cifar",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
     (folder / ".gitignore").write_text("__pycache__/\n")
     secret = folder.parent / "secret.txt"
     secret.write_text("secret")
-    for name, place in (("labs/out.ipynb", secret), ("labs/gone.ipynb", "nowhere"),
-                        ("labs/env.ipynb", "../.env"), ("labs/same.ipynb", "01.ipynb"),
-                        ("utils/folder", folder / "my_labs")):  # fmt: skip
+    for name, place in (
+        ("labs/out.ipynb", secret),
+        ("labs/gone.ipynb", "nowhere"),
+        ("labs/env.ipynb", "../.env"),
+        ("labs/same.ipynb", "01.ipynb"),
+        ("utils/folder", folder / "my_labs"),
+    ):
         (folder / name).symlink_to(place)
     if with_git:
         links = [f"labs/{name}.ipynb" for name in ("out", "gone", "env", "same")]
@@ -139,6 +152,11 @@ def run_alone(folder: Path, *command: str) -> None:
     assert [line.split(": ")[1] for line in links.stdout.splitlines() if "LOWER_UP" in line] == [
         "lo"
     ], f"there is no network but this machine's own: {links.stdout}"
-    done = subprocess.run([*ALONE, *command], cwd=folder, env=environment | {"UV_CACHE_DIR": str(folder / "build/uv")},
-                          capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        [*ALONE, *command],
+        cwd=folder,
+        env=environment | {"UV_CACHE_DIR": str(folder / "build/uv")},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-3000:]}{done.stderr[-2000:]}"

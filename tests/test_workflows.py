@@ -71,8 +71,10 @@ def test_the_newest_versions_are_not_the_pinned() -> None:
 
 
 def test_a_failed_run_is_reported_lesson_by_lesson(tmp_path: Path) -> None:
-    rows = [{"notebook": "notebooks/a.ipynb", "error": ""},
-            {"notebook": "notebooks/b.ipynb", "error": "KeyError:\n 'x'"}]  # fmt: skip
+    rows = [
+        {"notebook": "notebooks/a.ipynb", "error": ""},
+        {"notebook": "notebooks/b.ipynb", "error": "KeyError:\n 'x'"},
+    ]
     (tmp_path / "figures.json").write_text(json.dumps(rows))
     text = failures.report(tmp_path / "figures.json", "https://run")
     assert (

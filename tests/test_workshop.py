@@ -101,9 +101,12 @@ def test_reading_is_counted_and_running_is_measured(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("taken", "told"),
-    [(9 * 10**8, "any laptop"), (12 * 10**8, "any laptop; beyond Binder's 1 GB"),
-     (26 * 10**8, "any laptop; beyond Binder's 2 GB")],
-)  # fmt: skip
+    [
+        (9 * 10**8, "any laptop"),
+        (12 * 10**8, "any laptop; beyond Binder's 1 GB"),
+        (26 * 10**8, "any laptop; beyond Binder's 2 GB"),
+    ],
+)
 def test_the_readmes_row_says_how_a_lesson_stands_to_binder(taken: int, told: str) -> None:
     row = "| [01 A](notebooks/a.ipynb) | 5 |  | {} | do it |\n| [02 B](notebooks/b.ipynb) | 5 |  | {} | do it |\n"
     text = row.format("any laptop; beyond Binder's 1 GB", "any laptop; beyond Binder's 1 GB")

@@ -73,16 +73,18 @@ def test_gradients_are_all_reduced_and_parameters_gathered(name, accumulation, p
     norm = 4 if precision == "fp32" else 0  # of the gradients: one more number of the same dtype
     for run in trained(name, precision, accumulation, STEPS):
         assert run.payloads() == {
-            ("all-reduce", dtype): times * unit * P + norm, ("all-gather", dtype): unit * P // WORLD
-        }  # fmt: skip
+            ("all-reduce", dtype): times * unit * P + norm,
+            ("all-gather", dtype): unit * P // WORLD,
+        }
 
 
 def test_gradients_can_be_reduced_to_their_owners():
     """A reduce is half of an all-reduce: in a ring (1 + 1) P (N - 1) / N elements."""
     for run in trained("ZeRO-2", "bf16", use_multi_rank_bucket_allreduce=False):
         assert run.payloads() == {
-            ("reduce", "bfloat16"): 2 * P, ("all-gather", "bfloat16"): 2 * P // WORLD
-        }  # fmt: skip
+            ("reduce", "bfloat16"): 2 * P,
+            ("all-gather", "bfloat16"): 2 * P // WORLD,
+        }
 
 
 def kept_gathered(distance: int) -> int:

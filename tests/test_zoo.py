@@ -40,9 +40,13 @@ def on_cpu() -> Iterator[None]:
 def run(name: str) -> Any:
     program = ZOO[name]
     return simulate(
-        program.build, program.step, device=DEVICE, values=program.values, world=program.world,
+        program.build,
+        program.step,
+        device=DEVICE,
+        values=program.values,
+        world=program.world,
         rank=program.rank,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,9 +86,12 @@ def both(name: str) -> tuple[int, int]:
     simulated = simulate(build, step, device="cpu").peak_bytes
     model, optimizer = build()
     real = measure(
-        lambda: step(model, optimizer), model=model, optimizer=optimizer, timed_steps=0,
+        lambda: step(model, optimizer),
+        model=model,
+        optimizer=optimizer,
+        timed_steps=0,
         keep=keepers(model),
-    )  # fmt: skip
+    )
     return simulated, real.peak_bytes
 
 

@@ -48,9 +48,12 @@ def test_simulated_over_metered(name: str) -> None:
     simulated = simulate(build, step, device="cpu", values=values)
     model, optimizer = build()
     real = measure(
-        lambda: step(model, optimizer), model=model, optimizer=optimizer, timed_steps=0,
+        lambda: step(model, optimizer),
+        model=model,
+        optimizer=optimizer,
+        timed_steps=0,
         keep=keepers(model),
-    )  # fmt: skip
+    )
     ratio = simulated.peak_bytes / real.peak_bytes
     if name in NOTED:
         assert NOTED[name] in simulated.notes, f"{ratio:.4f} of the allocator, and no word of it"

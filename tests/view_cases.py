@@ -34,8 +34,10 @@ def measured(
         for i, (size, born, died, category) in enumerate(rows)
     ]
     marks = marks or [
-        Mark(0, Phase.FORWARD), Mark(3000, Phase.BACKWARD), Mark(6000, Phase.OPTIMIZER_STEP),
-    ]  # fmt: skip
+        Mark(0, Phase.FORWARD),
+        Mark(3000, Phase.BACKWARD),
+        Mark(6000, Phase.OPTIMIZER_STEP),
+    ]
     timeline = MemoryTimeline(blocks, marks, 0, 10_000)
     return Measurement(name, timeline, evidence, "the test's card", seconds, batch, "images")
 

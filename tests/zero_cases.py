@@ -169,10 +169,14 @@ def _alive(events: list[Any], until_ns: int) -> dict[int, int]:
 def _zero(name: str, precision: str, accumulation: int, zero: dict[str, Any]) -> Any:
     network = model()
     config = zero_config(
-        STAGES[name], sum(parameter_sizes()), world_size=dist.get_world_size(),
-        micro_batch=SEQUENCES // WORLD // accumulation, accumulation=accumulation,
-        precision=precision, **zero,
-    )  # fmt: skip
+        STAGES[name],
+        sum(parameter_sizes()),
+        world_size=dist.get_world_size(),
+        micro_batch=SEQUENCES // WORLD // accumulation,
+        accumulation=accumulation,
+        precision=precision,
+        **zero,
+    )
     optimizer = adamw(network.parameters())
     engine = zero_engine(network, optimizer, config)
     roots = {"optimizer": engine.optimizer, "engine": engine}

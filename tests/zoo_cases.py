@@ -89,13 +89,23 @@ def short(batch: int, length: int) -> torch.Tensor:
 
 
 CAUSAL = {
-    "GPT-2": hf.GPT2Config(), "GPT-2 XL": hf.GPT2Config(n_embd=1600, n_layer=48, n_head=25),
-    "Llama 2 7B": hf.LlamaConfig(), "Mistral 7B": hf.MistralConfig(sliding_window=None),
-    "Qwen2 7B": hf.Qwen2Config(), "Qwen3 8B": hf.Qwen3Config(), "Gemma 7B": hf.GemmaConfig(),
-    "Gemma 2 9B": hf.Gemma2Config(), "Phi 1": hf.PhiConfig(), "Phi 3": hf.Phi3Config(),
-    "OPT": hf.OPTConfig(), "BLOOM": hf.BloomConfig(), "GPT-NeoX": hf.GPTNeoXConfig(num_hidden_layers=12),
-    "Falcon": hf.FalconConfig(num_hidden_layers=12), "StableLM": hf.StableLmConfig(), "OLMo": hf.OlmoConfig(),
-}  # fmt: skip
+    "GPT-2": hf.GPT2Config(),
+    "GPT-2 XL": hf.GPT2Config(n_embd=1600, n_layer=48, n_head=25),
+    "Llama 2 7B": hf.LlamaConfig(),
+    "Mistral 7B": hf.MistralConfig(sliding_window=None),
+    "Qwen2 7B": hf.Qwen2Config(),
+    "Qwen3 8B": hf.Qwen3Config(),
+    "Gemma 7B": hf.GemmaConfig(),
+    "Gemma 2 9B": hf.Gemma2Config(),
+    "Phi 1": hf.PhiConfig(),
+    "Phi 3": hf.Phi3Config(),
+    "OPT": hf.OPTConfig(),
+    "BLOOM": hf.BloomConfig(),
+    "GPT-NeoX": hf.GPTNeoXConfig(num_hidden_layers=12),
+    "Falcon": hf.FalconConfig(num_hidden_layers=12),
+    "StableLM": hf.StableLmConfig(),
+    "OLMo": hf.OlmoConfig(),
+}
 for _name, _config in CAUSAL.items():
     add(_name, partial(hub, hf.AutoModelForCausalLM, _config), language)
 add("Llama 2 7B, padded", partial(hub, hf.AutoModelForCausalLM, hf.LlamaConfig()), padded)
@@ -112,9 +122,13 @@ def understand(model: Any, optimizer: Any) -> None:
 
 
 for _name, _config in {
-    "BERT": hf.BertConfig(), "RoBERTa": hf.RobertaConfig(), "DistilBERT": hf.DistilBertConfig(),
-    "DeBERTa v3": hf.DebertaV2Config(), "ELECTRA": hf.ElectraConfig(), "ModernBERT": hf.ModernBertConfig(),
-}.items():  # fmt: skip
+    "BERT": hf.BertConfig(),
+    "RoBERTa": hf.RobertaConfig(),
+    "DistilBERT": hf.DistilBertConfig(),
+    "DeBERTa v3": hf.DebertaV2Config(),
+    "ELECTRA": hf.ElectraConfig(),
+    "ModernBERT": hf.ModernBertConfig(),
+}.items():
     _whole = partial(hub, hf.AutoModelForSequenceClassification, _config, torch.float32)
     add(_name, _whole, understand, small=_name == "BERT", values="DeBERTa" in _name or None)
 
@@ -126,8 +140,10 @@ def translate(model: Any, optimizer: Any) -> None:
 
 
 for _name, _config in {
-    "T5": hf.T5Config(decoder_start_token_id=0), "BART": hf.BartConfig(), "Marian": hf.MarianConfig(),
-}.items():  # fmt: skip
+    "T5": hf.T5Config(decoder_start_token_id=0),
+    "BART": hf.BartConfig(),
+    "Marian": hf.MarianConfig(),
+}.items():
     add(_name, partial(hub, hf.AutoModelForSeq2SeqLM, _config, torch.float32), translate)
 
 
@@ -152,8 +168,7 @@ def wav2vec(masked: bool) -> Any:
     return adamw(hf.Wav2Vec2ForCTC(hf.Wav2Vec2Config(mask_time_prob=prob)).cuda())
 
 
-add("Wav2Vec2 with CTC", partial(wav2vec, False), transcribe,
-    values={"max": 0, "*": 1})  # fmt: skip
+add("Wav2Vec2 with CTC", partial(wav2vec, False), transcribe, values={"max": 0, "*": 1})
 
 
 def see(model: Any, optimizer: Any, side: int = 224, batch: int = 16) -> None:
@@ -163,9 +178,11 @@ def see(model: Any, optimizer: Any, side: int = 224, batch: int = 16) -> None:
 
 
 for _name, _config in {
-    "ViT": hf.ViTConfig(), "Swin": hf.SwinConfig(), "ConvNeXt": hf.ConvNextConfig(),
+    "ViT": hf.ViTConfig(),
+    "Swin": hf.SwinConfig(),
+    "ConvNeXt": hf.ConvNextConfig(),
     "DINOv2": hf.Dinov2Config(image_size=224),
-}.items():  # fmt: skip
+}.items():
     add(_name, partial(hub, hf.AutoModelForImageClassification, _config, torch.float32), see)
 
 
@@ -214,16 +231,18 @@ for _name, _config in {
     "rsLoRA": peft.LoraConfig(target_modules=LINEAR, use_rslora=True),
     "PiSSA": peft.LoraConfig(target_modules=LINEAR, init_lora_weights="pissa"),
     "OLoRA": peft.LoraConfig(target_modules=LINEAR, init_lora_weights="olora"),
-    "LoHa": peft.LoHaConfig(target_modules=LINEAR), "LoKr": peft.LoKrConfig(target_modules=LINEAR),
+    "LoHa": peft.LoHaConfig(target_modules=LINEAR),
+    "LoKr": peft.LoKrConfig(target_modules=LINEAR),
     "AdaLoRA": peft.AdaLoraConfig(target_modules=LINEAR, total_step=10),
     "IA3": peft.IA3Config(target_modules=[*LINEAR, "down_proj"], feedforward_modules=["down_proj"]),
-    "VeRA": peft.VeraConfig(target_modules=LINEAR), "BOFT": peft.BOFTConfig(target_modules=LINEAR, boft_block_size=4),
+    "VeRA": peft.VeraConfig(target_modules=LINEAR),
+    "BOFT": peft.BOFTConfig(target_modules=LINEAR, boft_block_size=4),
     "OFT": peft.OFTConfig(target_modules=LINEAR, oft_block_size=32, use_cayley_neumann=False),
     "LN tuning": peft.LNTuningConfig(task_type="CAUSAL_LM"),
     "prompt tuning": peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=20),
     "prefix tuning": peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=20),
     "FourierFT": peft.FourierFTConfig(target_modules=LINEAR, n_frequency=1000),
-}.items():  # fmt: skip
+}.items():
     add(
         f"peft {_name}",
         partial(adapted, _config),
@@ -257,9 +276,21 @@ def classify(model: Any, optimizer: Any, side: int = 224, batch: int = 32) -> No
 
 
 for _name in (
-    "resnet50", "resnet152", "vgg16", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large",
-    "regnet_y_8gf", "convnext_tiny", "swin_t", "vit_b_16", "maxvit_t", "shufflenet_v2_x1_0", "googlenet",
-):  # fmt: skip
+    "resnet50",
+    "resnet152",
+    "vgg16",
+    "densenet121",
+    "efficientnet_b0",
+    "efficientnet_v2_s",
+    "mobilenet_v3_large",
+    "regnet_y_8gf",
+    "convnext_tiny",
+    "swin_t",
+    "vit_b_16",
+    "maxvit_t",
+    "shufflenet_v2_x1_0",
+    "googlenet",
+):
     _build = partial(vision, getattr(torchvision.models, _name))
     add(f"torchvision {_name}", _build, classify, small=_name == "resnet50")
 
@@ -325,8 +356,13 @@ add(
     values={"loss": 1.0},
     small=True,
 )
-add("tutorial that reads a value", lambda: adamw(mlp().cuda()), digits, small=True,
-    says="zoo_cases.py, line")  # fmt: skip
+add(
+    "tutorial that reads a value",
+    lambda: adamw(mlp().cuda()),
+    digits,
+    small=True,
+    says="zoo_cases.py, line",
+)
 
 
 def with_ema() -> Any:
@@ -388,8 +424,11 @@ class Generator(nn.Sequential):
         sizes = [100, 8 * width, 4 * width, 2 * width, width]
         layers: list[nn.Module] = []
         for index, (a, b) in enumerate(itertools.pairwise(sizes)):
-            layers += [nn.ConvTranspose2d(a, b, 4, 2 if index else 1, 1 if index else 0, bias=False),
-                       nn.BatchNorm2d(b), nn.ReLU(True)]  # fmt: skip
+            layers += [
+                nn.ConvTranspose2d(a, b, 4, 2 if index else 1, 1 if index else 0, bias=False),
+                nn.BatchNorm2d(b),
+                nn.ReLU(True),
+            ]
         super().__init__(*layers, nn.ConvTranspose2d(width, 3, 4, 2, 1, bias=False), nn.Tanh())
 
 
@@ -492,8 +531,13 @@ def encode(
 
 add("TransformerEncoder", encoder, encode, small=True)
 add("TransformerEncoder, padded", encoder, partial(encode, masked=True))
-add("nn.Transformer", lambda: adamw(nn.Transformer(512, 8, batch_first=True).cuda()),
-    lambda m, o: update(m(torch.randn(8, 128, 512, device=ON[0]), torch.randn(8, 128, 512, device=ON[0])).sum(), o))  # fmt: skip
+add(
+    "nn.Transformer",
+    lambda: adamw(nn.Transformer(512, 8, batch_first=True).cuda()),
+    lambda m, o: update(
+        m(torch.randn(8, 128, 512, device=ON[0]), torch.randn(8, 128, 512, device=ON[0])).sum(), o
+    ),
+)
 
 
 def denoise(model: Any, optimizer: Any) -> None:
@@ -512,8 +556,16 @@ def checkpointed(model: Any, optimizer: Any) -> None:
 
 
 add("checkpoint", lambda: adamw(mlp().cuda()), checkpointed, small=True)
-add("checkpoint, reentrant", lambda: adamw(mlp().cuda()),
-    lambda m, o: update(checkpoint(m, torch.randn(64, 784, device=ON[0], requires_grad=True), use_reentrant=True).sum(), o))  # fmt: skip
+add(
+    "checkpoint, reentrant",
+    lambda: adamw(mlp().cuda()),
+    lambda m, o: update(
+        checkpoint(
+            m, torch.randn(64, 784, device=ON[0], requires_grad=True), use_reentrant=True
+        ).sum(),
+        o,
+    ),
+)
 
 
 def offloading(model: Any, optimizer: Any) -> None:
@@ -553,8 +605,11 @@ def mapped(model: Any, optimizer: Any) -> None:
     optimizer.step()
 
 
-add("gradients of each sample by vmap", lambda: (mlp(512).cuda(), None),
-    lambda m, o: mapped(m, torch.optim.SGD(m.parameters())))  # fmt: skip
+add(
+    "gradients of each sample by vmap",
+    lambda: (mlp(512).cuda(), None),
+    lambda m, o: mapped(m, torch.optim.SGD(m.parameters())),
+)
 
 
 def flexible(model: Any, optimizer: Any) -> None:
@@ -588,8 +643,15 @@ for _name in (
     "RAdam",
     "Adamax",
 ):
-    add(f"torch.optim.{_name}", lambda n=_name: (m := mlp(1024).cuda(), getattr(torch.optim, n)(m.parameters())),
-        lambda m, o: o.step(lambda: _closure(m, o)) if isinstance(o, torch.optim.LBFGS) else update(_loss(m), o))  # fmt: skip
+    add(
+        f"torch.optim.{_name}",
+        lambda n=_name: (m := mlp(1024).cuda(), getattr(torch.optim, n)(m.parameters())),
+        lambda m, o: (
+            o.step(lambda: _closure(m, o))
+            if isinstance(o, torch.optim.LBFGS)
+            else update(_loss(m), o)
+        ),
+    )
 
 
 def _loss(model: nn.Module) -> torch.Tensor:
@@ -614,8 +676,13 @@ def qlora() -> Any:
     for block in model.model.layers:
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             old = getattr(block.self_attn, name)
-            new = bnb.nn.Linear4bit(old.in_features, old.out_features, bias=False,
-                                    compute_dtype=torch.bfloat16, quant_type="nf4")  # fmt: skip
+            new = bnb.nn.Linear4bit(
+                old.in_features,
+                old.out_features,
+                bias=False,
+                compute_dtype=torch.bfloat16,
+                quant_type="nf4",
+            )
             setattr(block.self_attn, name, new.to(torch.bfloat16))
     model = peft.prepare_model_for_kbit_training(model.to("cuda"))
     return adamw(peft.get_peft_model(model, peft.LoraConfig(target_modules=LINEAR)))
@@ -656,9 +723,12 @@ def sharded_in_place() -> Any:
 
 
 add("FSDP1", sharded_in_place, lambda m, o: update(_loss(m), o), world=8, says="fully_shard")
-add("DistributedDataParallel",
+add(
+    "DistributedDataParallel",
     lambda: adamw(nn.parallel.DistributedDataParallel(mlp().cuda(), device_ids=[0])),
-    lambda m, o: update(_loss(m), o), world=8)  # fmt: skip
+    lambda m, o: update(_loss(m), o),
+    world=8,
+)
 
 
 def prepared() -> Any:
@@ -695,14 +765,25 @@ def staged(model: Any, optimizer: Any, rank: int, static: bool = True, grads: bo
 
 for _rank in range(4):
     add(
-        f"torch.distributed.pipelining, stage {_rank}", lambda: adamw(nn.Linear(64, 64)),
-        partial(staged, rank=_rank), world=4, rank=_rank,
-    )  # fmt: skip
+        f"torch.distributed.pipelining, stage {_rank}",
+        lambda: adamw(nn.Linear(64, 64)),
+        partial(staged, rank=_rank),
+        world=4,
+        rank=_rank,
+    )
 add(
-    "pipelining, shapes left open", lambda: adamw(nn.Linear(64, 64)),
-    partial(staged, rank=1, static=False), world=4, rank=1, says="input_args",
-)  # fmt: skip
+    "pipelining, shapes left open",
+    lambda: adamw(nn.Linear(64, 64)),
+    partial(staged, rank=1, static=False),
+    world=4,
+    rank=1,
+    says="input_args",
+)
 add(
-    "pipelining, no gradients expected", lambda: adamw(nn.Linear(64, 64)),
-    partial(staged, rank=1, grads=False), world=4, rank=1, says="requires_grad_",
-)  # fmt: skip
+    "pipelining, no gradients expected",
+    lambda: adamw(nn.Linear(64, 64)),
+    partial(staged, rank=1, grads=False),
+    world=4,
+    rank=1,
+    says="requires_grad_",
+)

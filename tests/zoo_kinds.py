@@ -31,8 +31,13 @@ class Kind(NamedTuple):
 KINDS: dict[str, Kind] = {}
 
 
-def add(name: str, make: Callable[[], nn.Module], loss: Callable[[Any], Tensor], values: Any = None,
-        optimizer: Callable[..., Any] = torch.optim.AdamW) -> None:  # fmt: skip
+def add(
+    name: str,
+    make: Callable[[], nn.Module],
+    loss: Callable[[Any], Tensor],
+    values: Any = None,
+    optimizer: Callable[..., Any] = torch.optim.AdamW,
+) -> None:
     """A program whose step is a loss and an update."""
 
     def build() -> Any:
@@ -193,7 +198,13 @@ def covariance(model: nn.Module) -> Tensor:
 add("InfoNCE", mlp, contrastive)
 add("batch-hard triplets", mlp, triplets)
 add("focal loss", mlp, focal)
-add("Dice", lambda: nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 4, 1)), dice)  # fmt: skip
+add(
+    "Dice",
+    lambda: nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 4, 1)
+    ),
+    dice,
+)
 add("Sinkhorn", mlp, optimal_transport)
 add("ListMLE", mlp, listwise)
 add("VICReg", mlp, covariance)
@@ -276,8 +287,12 @@ def rotary(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     t, d = q.shape[2:]
     angle = torch.outer(torch.arange(t), 1e4 ** (-torch.arange(0, d, 2) / d))
     turn = torch.polar(torch.ones_like(angle), angle)
-    q, k = (torch.view_as_real(torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * turn).flatten(-2)
-            for x in (q, k))  # fmt: skip
+    q, k = (
+        torch.view_as_real(torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * turn).flatten(
+            -2
+        )
+        for x in (q, k)
+    )
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
@@ -290,8 +305,11 @@ def chosen_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 for _form in (linear_attention, windowed, biased, rotary, chosen_keys):
-    add(f"attention, {_form.__name__}", partial(Attention, _form),
-        lambda m: m(torch.randn(2, 128, 64)).square().mean())  # fmt: skip
+    add(
+        f"attention, {_form.__name__}",
+        partial(Attention, _form),
+        lambda m: m(torch.randn(2, 128, 64)).square().mean(),
+    )
 
 
 class Scan(nn.Module):
@@ -300,7 +318,11 @@ class Scan(nn.Module):
     def __init__(self, width: int = 64, states: int = 8) -> None:
         super().__init__()
         self.decay = nn.Parameter(torch.rand(width, states))
-        self.size, self.into, self.out = nn.Linear(width, width), nn.Linear(width, states), nn.Linear(width, states)  # fmt: skip
+        self.size, self.into, self.out = (
+            nn.Linear(width, width),
+            nn.Linear(width, states),
+            nn.Linear(width, states),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         size = F.softplus(self.size(x))
@@ -362,11 +384,20 @@ class Cells(nn.Module):
 
 
 for _name, _make in {
-    "selective scan": Scan, "recurrence by doubling": Doubling, "long convolution": Spectral,
-    "LSTMCell": partial(Cells, nn.LSTMCell), "GRUCell": partial(Cells, nn.GRUCell),
+    "selective scan": Scan,
+    "recurrence by doubling": Doubling,
+    "long convolution": Spectral,
+    "LSTMCell": partial(Cells, nn.LSTMCell),
+    "GRUCell": partial(Cells, nn.GRUCell),
     "LSTM": lambda: nn.LSTM(64, 64, batch_first=True),
-}.items():  # fmt: skip
-    add(_name, _make, lambda m: (y[0] if isinstance(y := m(torch.randn(4, 128, 64)), tuple) else y).square().mean())  # fmt: skip
+}.items():
+    add(
+        _name,
+        _make,
+        lambda m: (
+            (y[0] if isinstance(y := m(torch.randn(4, 128, 64)), tuple) else y).square().mean()
+        ),
+    )
 
 # --- graphs, tables, images, sound ---------------------------------------------------------------
 
@@ -396,7 +427,10 @@ class Tables(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.EmbeddingBag(5000, 32, mode="sum") for _ in range(3))
-        self.dense, self.top = nn.Linear(13, 32), nn.Sequential(nn.Linear(38, 64), nn.ReLU(), nn.Linear(64, 1))  # fmt: skip
+        self.dense, self.top = (
+            nn.Linear(13, 32),
+            nn.Sequential(nn.Linear(38, 64), nn.ReLU(), nn.Linear(64, 1)),
+        )
 
     def forward(self, numbers: Tensor, bags: Tensor) -> Tensor:
         parts = [self.dense(numbers), *(table(bags) for table in self.tables)]
@@ -422,11 +456,15 @@ class Denoiser(nn.Module):
         self.time = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
         self.norms = nn.ModuleList(nn.LayerNorm(width, elementwise_affine=False) for _ in range(2))
         self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
-        self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))  # fmt: skip
+        self.wide = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         angle = t[:, None] * torch.exp(-torch.arange(32) / 32 * math.log(1e4))
-        a, b, c, d, e, f = self.time(torch.cat([angle.cos(), angle.sin()], -1))[:, None].chunk(6, -1)  # fmt: skip
+        a, b, c, d, e, f = self.time(torch.cat([angle.cos(), angle.sin()], -1))[:, None].chunk(
+            6, -1
+        )
         y = self.norms[0](x) * (1 + b) + a
         x = x + c * self.attention(y, y, y, need_weights=False)[0]
         return x + f * self.wide(self.norms[1](x) * (1 + e) + d)
@@ -505,7 +543,9 @@ class Flow(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.nets = nn.ModuleList(nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 64)) for _ in range(4))  # fmt: skip
+        self.nets = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 64)) for _ in range(4)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         a, b = x.chunk(2, -1)
@@ -610,12 +650,22 @@ def hooked() -> Any:
 
 
 def watched_step(model: Any, optimizer: Any) -> None:
-    update(model(rows()).square().mean() + torch.stack([s.mean() for s in model.seen]).sum(), optimizer)  # fmt: skip
+    update(
+        model(rows()).square().mean() + torch.stack([s.mean() for s in model.seen]).sum(), optimizer
+    )
     model.seen.clear()
 
 
-add("weights of one bit", lambda: nn.Sequential(OneBit(WIDTH, WIDTH), nn.ReLU(), OneBit(WIDTH, 10)), lambda m: m(rows()).square().mean())  # fmt: skip
-add("int8 under LoRA", lambda: nn.Sequential(EightBit(), nn.GELU(), EightBit()), lambda m: m(rows()).square().mean())  # fmt: skip
+add(
+    "weights of one bit",
+    lambda: nn.Sequential(OneBit(WIDTH, WIDTH), nn.ReLU(), OneBit(WIDTH, 10)),
+    lambda m: m(rows()).square().mean(),
+)
+add(
+    "int8 under LoRA",
+    lambda: nn.Sequential(EightBit(), nn.GELU(), EightBit()),
+    lambda m: m(rows()).square().mean(),
+)
 add("reversible streams", Streams, lambda m: m(torch.randn(ROWS, 256)).square().mean())
 KINDS["hooks on outputs and gradients"] = Kind(hooked, watched_step)
 
@@ -629,15 +679,33 @@ def normed() -> nn.Module:
 
 
 add("spectral norm, weight norm, pruning", normed, lambda m: m(rows()).square().mean())
-add("checkpoint_sequential", mlp, lambda m: checkpoint_sequential(m, 2, rows().requires_grad_(), use_reentrant=False).square().mean())  # fmt: skip
-add("checkpoint in checkpoint", mlp, lambda m: checkpoint(lambda x: checkpoint(m, x, use_reentrant=False).sin(), rows(), use_reentrant=False).square().mean())  # fmt: skip
+add(
+    "checkpoint_sequential",
+    mlp,
+    lambda m: (
+        checkpoint_sequential(m, 2, rows().requires_grad_(), use_reentrant=False).square().mean()
+    ),
+)
+add(
+    "checkpoint in checkpoint",
+    mlp,
+    lambda m: (
+        checkpoint(
+            lambda x: checkpoint(m, x, use_reentrant=False).sin(), rows(), use_reentrant=False
+        )
+        .square()
+        .mean()
+    ),
+)
 
 
 def meta_learned(model: Any, optimizer: Any) -> None:
     """MAML: a step inside, and the gradient through it."""
     fast = dict(model.named_parameters())
     call = torch.func.functional_call
-    grads = torch.autograd.grad(call(model, fast, (rows(),)).square().mean(), list(fast.values()), create_graph=True)  # fmt: skip
+    grads = torch.autograd.grad(
+        call(model, fast, (rows(),)).square().mean(), list(fast.values()), create_graph=True
+    )
     moved = {n: p - 0.1 * g for (n, p), g in zip(fast.items(), grads, strict=True)}
     update(call(model, moved, (rows(),)).square().mean(), optimizer)
 
@@ -653,7 +721,9 @@ def ensemble() -> Any:
     models = [mlp(64) for _ in range(4)]
     weights, _ = torch.func.stack_module_state(models)
     whole = nn.Module()
-    whole.weights = nn.ParameterDict({n.replace(".", "_"): nn.Parameter(p) for n, p in weights.items()})  # fmt: skip
+    whole.weights = nn.ParameterDict(
+        {n.replace(".", "_"): nn.Parameter(p) for n, p in weights.items()}
+    )
     return adamw(whole)
 
 
@@ -661,7 +731,9 @@ def together(model: Any, optimizer: Any) -> None:
     base = mlp(64).to("meta")
     names = {n.replace(".", "_"): n for n, _ in base.named_parameters()}
     weights = {names[n]: p for n, p in model.weights.items()}
-    out = torch.func.vmap(lambda w, x: torch.func.functional_call(base, w, (x,)), (0, None))(weights, rows())  # fmt: skip
+    out = torch.func.vmap(lambda w, x: torch.func.functional_call(base, w, (x,)), (0, None))(
+        weights, rows()
+    )
     update(out.square().mean(), optimizer)
 
 
@@ -684,7 +756,13 @@ KINDS["Hessian's diagonal"] = Kind(lambda: adamw(mlp()), curvature)
 
 # --- transformers, of other families -------------------------------------------------------------
 
-SIZES = {"vocab_size": 1000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}  # fmt: skip
+SIZES = {
+    "vocab_size": 1000,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+}
 
 
 def family(auto: Any, config: Any) -> Any:
@@ -698,15 +776,45 @@ def causal(model: Any, optimizer: Any) -> None:
 
 for _name, _config in {
     "Mamba": hf.MambaConfig(vocab_size=1000, hidden_size=64, num_hidden_layers=2, state_size=8),
-    "RWKV": hf.RwkvConfig(vocab_size=1000, hidden_size=64, attention_hidden_size=64, num_hidden_layers=2, context_length=64),
+    "RWKV": hf.RwkvConfig(
+        vocab_size=1000,
+        hidden_size=64,
+        attention_hidden_size=64,
+        num_hidden_layers=2,
+        context_length=64,
+    ),
     "Mixtral": hf.MixtralConfig(**SIZES, num_key_value_heads=2, num_local_experts=4),
-    "Qwen3 of experts": hf.Qwen3MoeConfig(**SIZES, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64),
+    "Qwen3 of experts": hf.Qwen3MoeConfig(
+        **SIZES,
+        num_key_value_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+    ),
     "Gemma 3": hf.Gemma3TextConfig(**SIZES, num_key_value_heads=2, head_dim=32, sliding_window=16),
-    "Falcon": hf.FalconConfig(vocab_size=1000, hidden_size=128, num_hidden_layers=2, num_attention_heads=4),
+    "Falcon": hf.FalconConfig(
+        vocab_size=1000, hidden_size=128, num_hidden_layers=2, num_attention_heads=4
+    ),
     "BLOOM": hf.BloomConfig(vocab_size=1000, hidden_size=128, n_layer=2, n_head=4),
-    "OPT with LayerDrop": hf.OPTConfig(vocab_size=1000, hidden_size=128, word_embed_proj_dim=128, num_hidden_layers=2, ffn_dim=256, num_attention_heads=4, layerdrop=1e-9),
-    "GPT-J": hf.GPTJConfig(vocab_size=1000, bos_token_id=0, eos_token_id=0, n_embd=128, n_layer=2, n_head=4, rotary_dim=16),
-}.items():  # fmt: skip
+    "OPT with LayerDrop": hf.OPTConfig(
+        vocab_size=1000,
+        hidden_size=128,
+        word_embed_proj_dim=128,
+        num_hidden_layers=2,
+        ffn_dim=256,
+        num_attention_heads=4,
+        layerdrop=1e-9,
+    ),
+    "GPT-J": hf.GPTJConfig(
+        vocab_size=1000,
+        bos_token_id=0,
+        eos_token_id=0,
+        n_embd=128,
+        n_layer=2,
+        n_head=4,
+        rotary_dim=16,
+    ),
+}.items():
     KINDS[_name] = Kind(partial(family, hf.AutoModelForCausalLM, _config), causal, values=True)
 
 
@@ -715,8 +823,21 @@ def sounds(model: Any, optimizer: Any) -> None:
 
 
 KINDS["HuBERT with CTC"] = Kind(
-    partial(family, hf.AutoModelForCTC, hf.HubertConfig(
-        hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256, vocab_size=32,
-        conv_dim=(64,) * 7, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4, layerdrop=1e-9,
-    )), sounds, values=True,
-)  # fmt: skip
+    partial(
+        family,
+        hf.AutoModelForCTC,
+        hf.HubertConfig(
+            hidden_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=256,
+            vocab_size=32,
+            conv_dim=(64,) * 7,
+            num_conv_pos_embeddings=16,
+            num_conv_pos_embedding_groups=4,
+            layerdrop=1e-9,
+        ),
+    ),
+    sounds,
+    values=True,
+)

@@ -39,22 +39,37 @@ def padded(model: Any, optimizer: Any) -> None:
 LLAMA = hf.LlamaConfig(**BLOCK)
 for _name, _config in {
     "GPT-2": hf.GPT2Config(vocab_size=1000, n_embd=128, n_layer=2, n_head=4),
-    "Llama": LLAMA, "Qwen2": hf.Qwen2Config(**BLOCK, num_key_value_heads=2), "Mistral": hf.MistralConfig(**BLOCK, num_key_value_heads=2),
-    "GPT-NeoX": hf.GPTNeoXConfig(**BLOCK), "Gemma": hf.GemmaConfig(**BLOCK, head_dim=32, num_key_value_heads=4),
-    "OLMo": hf.OlmoConfig(**BLOCK), "Phi": hf.PhiConfig(**BLOCK),
-}.items():  # fmt: skip
+    "Llama": LLAMA,
+    "Qwen2": hf.Qwen2Config(**BLOCK, num_key_value_heads=2),
+    "Mistral": hf.MistralConfig(**BLOCK, num_key_value_heads=2),
+    "GPT-NeoX": hf.GPTNeoXConfig(**BLOCK),
+    "Gemma": hf.GemmaConfig(**BLOCK, head_dim=32, num_key_value_heads=4),
+    "OLMo": hf.OlmoConfig(**BLOCK),
+    "Phi": hf.PhiConfig(**BLOCK),
+}.items():
     SMALL[_name] = (partial(model_of, CAUSAL, _config), language)
 SMALL["Llama, padded"] = (partial(model_of, CAUSAL, LLAMA), padded)
 for _name, _config in {
-    "BERT": hf.BertConfig(**BLOCK), "ELECTRA": hf.ElectraConfig(**BLOCK),
+    "BERT": hf.BertConfig(**BLOCK),
+    "ELECTRA": hf.ElectraConfig(**BLOCK),
     "ModernBERT": hf.ModernBertConfig(**BLOCK, pad_token_id=0, cls_token_id=1, sep_token_id=2),
-}.items():  # fmt: skip
+}.items():
     SMALL[_name] = (partial(model_of, TEXTS, _config), zoo.understand)
 SMALL["T5"] = (
-    partial(model_of, hf.AutoModelForSeq2SeqLM,
-            hf.T5Config(decoder_start_token_id=0, vocab_size=1000, d_model=64, d_ff=128, num_layers=2, num_heads=4)),
+    partial(
+        model_of,
+        hf.AutoModelForSeq2SeqLM,
+        hf.T5Config(
+            decoder_start_token_id=0,
+            vocab_size=1000,
+            d_model=64,
+            d_ff=128,
+            num_layers=2,
+            num_heads=4,
+        ),
+    ),
     zoo.translate,
-)  # fmt: skip
+)
 _sees = {
     "hidden_size": 96,
     "num_hidden_layers": 2,
@@ -73,10 +88,11 @@ def adapted(config: Any) -> Any:
 
 
 for _name, _config in {
-    "LoRA": peft.LoraConfig(target_modules=zoo.LINEAR), "IA3": peft.IA3Config(target_modules=zoo.LINEAR, feedforward_modules=[]),
+    "LoRA": peft.LoraConfig(target_modules=zoo.LINEAR),
+    "IA3": peft.IA3Config(target_modules=zoo.LINEAR, feedforward_modules=[]),
     "LN tuning": peft.LNTuningConfig(task_type="CAUSAL_LM"),
     "prompt tuning": peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=8),
-}.items():  # fmt: skip
+}.items():
     SMALL[f"peft {_name}"] = (partial(adapted, _config), language)
 
 
@@ -135,15 +151,18 @@ def encoder(dropout: float) -> Any:
 
 for _dropout in (0.0, 0.1):
     SMALL[f"TransformerEncoder, dropout {_dropout}"] = (
-        partial(encoder, _dropout), partial(zoo.encode, length=64, width=128),
-    )  # fmt: skip
+        partial(encoder, _dropout),
+        partial(zoo.encode, length=64, width=128),
+    )
 SMALL["TransformerEncoder, padded"] = (
-    partial(encoder, 0.0), partial(zoo.encode, masked=True, length=64, width=128),
-)  # fmt: skip
+    partial(encoder, 0.0),
+    partial(zoo.encode, masked=True, length=64, width=128),
+)
 SMALL["checkpoint"] = (lambda: zoo.adamw(zoo.mlp(256)), zoo.checkpointed)
 SMALL["gradients of each sample"] = (
-    lambda: (zoo.mlp(64), None), lambda m, o: zoo.mapped(m, torch.optim.SGD(m.parameters())),
-)  # fmt: skip
+    lambda: (zoo.mlp(64), None),
+    lambda m, o: zoo.mapped(m, torch.optim.SGD(m.parameters())),
+)
 for _name in ("RMSprop", "NAdam", "Adagrad", "Rprop", "RAdam", "Adamax"):
     SMALL[f"torch.optim.{_name}"] = (
         lambda n=_name: (m := zoo.mlp(256), getattr(torch.optim, n)(m.parameters())),

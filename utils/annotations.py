@@ -25,9 +25,12 @@ LARGEST = 2**63 - 1  # what a tensor's size, or a seed, can be
 MOST_JUDGED = 1000  # items that are looked at one by one; of longer rows the first
 LONGEST = 60  # characters of a value in a sentence
 _WORDS = {
-    int: "a whole number", float: "a number", str: "text in quotes", bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text in quotes",
+    bool: "True or False",
     types.NoneType: "None",
-}  # fmt: skip
+}
 # numpy's numbers count as Python's, in a list too.
 _STANDS_FOR: dict[Any, Any] = {int: Integral, float: Real}
 
@@ -98,9 +101,11 @@ def _why_not(value: Any, wanted: Any) -> str | None:
     is_long = isinstance(value, Sized) and len(value) > MOST_JUDGED
     try:
         check_type(
-            value, wanted, forward_ref_policy=ForwardRefPolicy.IGNORE,
+            value,
+            wanted,
+            forward_ref_policy=ForwardRefPolicy.IGNORE,
             collection_check_strategy=first if is_long else every,
-        )  # fmt: skip
+        )
     except TypeCheckError as error:
         why = str(error).partition("\n")[0].rstrip(":")
         return why.replace("numbers.Integral", "int").replace("numbers.Real", "float")

@@ -21,8 +21,10 @@ def prepare(root: Path) -> None:
     add([name for name, _ in wanted if name not in LEFT_ALONE and installed(name) is None])
     for name, oldest in wanted:
         if (found := installed(name)) and numbers(found) < numbers(oldest):
-            print(f"Colab has {name} {found}; the course was written for {oldest} or newer. "
-                  "Cells that need the newer one will fail, all others work.")  # fmt: skip
+            print(
+                f"Colab has {name} {found}; the course was written for {oldest} or newer. "
+                "Cells that need the newer one will fail, all others work."
+            )
 
 
 def split(requirement: str) -> tuple[str, str]:
@@ -52,5 +54,7 @@ def add(names: list[str]) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", *names]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        print(f"Could not install {', '.join(names)}. Run this in a cell to see why: "
-              f"!pip install --no-deps {' '.join(names)}")  # fmt: skip
+        print(
+            f"Could not install {', '.join(names)}. Run this in a cell to see why: "
+            f"!pip install --no-deps {' '.join(names)}"
+        )

@@ -13,9 +13,15 @@ KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 
 _SUFFIX_BYTES = {
     "B": 1,
-    "KB": KB, "MB": MB, "GB": GB, "TB": TB,
-    "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": TIB,
-}  # fmt: skip
+    "KB": KB,
+    "MB": MB,
+    "GB": GB,
+    "TB": TB,
+    "KIB": KIB,
+    "MIB": MIB,
+    "GIB": GIB,
+    "TIB": TIB,
+}
 _BYTE_STEPS = [(TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")]
 _TIME_STEPS = [(86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms")]
 

@@ -28,9 +28,12 @@ def seconds_of_tagged(
     tagged = [i for i, cell in enumerate(notebook.cells) if TAG in cell.metadata.get("tags", [])]
     assert tagged, f'no cell of this notebook has the tag "{TAG}"'
     client = NotebookClient(
-        notebook, timeout=600, kernel_name="python3", extra_arguments=["--log-level=40"],
+        notebook,
+        timeout=600,
+        kernel_name="python3",
+        extra_arguments=["--log-level=40"],
         resources={"metadata": {"path": str(folder)}},
-    )  # fmt: skip
+    )
     with client.setup_kernel(env=os.environ | {"COURSE_SCOREBOARD": str(board)}):
         for index, cell in enumerate(notebook.cells[: tagged[-1] + 1]):
             start = time.perf_counter()

@@ -25,9 +25,15 @@ from .conftest import Report
 
 RANKS, MICRO_BATCHES, NAP, BUDGET = 4, 8, 0.03, 0.05
 CHUNKS = {
-    "GPipe": 4, "1F1B": 4, "Interleaved1F1B": 8, "LoopedBFS": 8, "InterleavedZeroBubble": 8,
-    "ZBVZeroBubble": 8, "DualPipeV": 8, "ZB-H1": 4,
-}  # fmt: skip
+    "GPipe": 4,
+    "1F1B": 4,
+    "Interleaved1F1B": 8,
+    "LoopedBFS": 8,
+    "InterleavedZeroBubble": 8,
+    "ZBVZeroBubble": 8,
+    "DualPipeV": 8,
+    "ZB-H1": 4,
+}
 
 
 def asleep(name: str, micro_batches: int = MICRO_BATCHES):
@@ -82,6 +88,8 @@ def test_bubbles(name: str, costs: tuple[float, float], report: Report) -> None:
     rows, found = ran(name)
     nap, work = NAP * RANKS / len(stage_owners(rows)), 3 * MICRO_BATCHES * NAP
     drawn = run(rows, nap, 2 * nap, message, launch=launch)
-    what = (f"{name}, p = {RANKS}, m = {MICRO_BATCHES}, sleep {NAP} s: bubble {found.total / work - 1:.3f}, "
-            f"drawn {drawn.total / work - 1:.3f}; apart")  # fmt: skip
+    what = (
+        f"{name}, p = {RANKS}, m = {MICRO_BATCHES}, sleep {NAP} s: bubble {found.total / work - 1:.3f}, "
+        f"drawn {drawn.total / work - 1:.3f}; apart"
+    )
     report(what, abs(found.total - drawn.total) / work, BUDGET, "x")

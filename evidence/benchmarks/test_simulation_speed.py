@@ -59,9 +59,12 @@ def resident_bytes() -> int:
 
 
 def report_one(
-    report: Report, benchmark: BenchmarkFixture, name: str, action: Callable[[], Measurement],
+    report: Report,
+    benchmark: BenchmarkFixture,
+    name: str,
+    action: Callable[[], Measurement],
     budget_seconds: float,
-) -> Measurement:  # fmt: skip
+) -> Measurement:
     """Run once, and print seconds and memory beside their budgets."""
     cpu = time.process_time()
     found = benchmark.pedantic(action, rounds=1)
@@ -79,24 +82,33 @@ def test_175b_whole_and_extended(benchmark: BenchmarkFixture, report: Report) ->
     report("175B, 64 ranks, extrapolated", extended.seconds, EXTENDED_BUDGET_SECONDS)
     report("  processor time", extended.cpu_seconds, EXTENDED_BUDGET_SECONDS)
     whole = report_one(
-        report, benchmark, "175B, 64 ranks, whole",
-        lambda: simulate(large_sharded, large_step, world=WORLD), WHOLE_BUDGET_SECONDS,
-    )  # fmt: skip
+        report,
+        benchmark,
+        "175B, 64 ranks, whole",
+        lambda: simulate(large_sharded, large_step, world=WORLD),
+        WHOLE_BUDGET_SECONDS,
+    )
     assert extended.peak_bytes == whole.peak_bytes
 
 
 def test_7b_low_rank(benchmark: BenchmarkFixture, report: Report) -> None:
     report_one(
-        report, benchmark, "7B LoRA",
-        lambda: simulate(lambda: seven_b_adapted(False), small_step), ADAPTED_BUDGET_SECONDS,
-    )  # fmt: skip
+        report,
+        benchmark,
+        "7B LoRA",
+        lambda: simulate(lambda: seven_b_adapted(False), small_step),
+        ADAPTED_BUDGET_SECONDS,
+    )
 
 
 def test_7b_quantized(benchmark: BenchmarkFixture, report: Report) -> None:
     report_one(
-        report, benchmark, "7B QLoRA",
-        lambda: simulate(lambda: seven_b_adapted(True), small_step), ADAPTED_BUDGET_SECONDS,
-    )  # fmt: skip
+        report,
+        benchmark,
+        "7B QLoRA",
+        lambda: simulate(lambda: seven_b_adapted(True), small_step),
+        ADAPTED_BUDGET_SECONDS,
+    )
 
 
 def tracked() -> int:

@@ -5,5 +5,10 @@ from evidence.record.store import Record, RecordError, recorded
 from evidence.record.table import RecordedTable, recorded_table
 
 __all__ = [
-    "EXPERIMENTS", "Record", "RecordError", "RecordedTable", "recorded", "recorded_table",
-]  # fmt: skip
+    "EXPERIMENTS",
+    "Record",
+    "RecordError",
+    "RecordedTable",
+    "recorded",
+    "recorded_table",
+]

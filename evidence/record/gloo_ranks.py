@@ -68,17 +68,26 @@ def train(device: torch.device) -> tuple[list[float], int, Row]:
         with traffic() as sent:
             training.step()
         found = measure(
-            training.step, model=training.model, optimizer=training.optimizer, items=BATCH,
-            unit="images", timed_steps=TIMED_STEPS,
-        )  # fmt: skip
+            training.step,
+            model=training.model,
+            optimizer=training.optimizer,
+            items=BATCH,
+            unit="images",
+            timed_steps=TIMED_STEPS,
+        )
     reduced = sum(r.payload_bytes for r in sent.rows if r.collective == "all-reduce")
     return losses, reduced, measured_row(found)
 
 
 def jobs(device: torch.device) -> list[Job]:
     """One row: two ranks on the device, beside one process."""
-    settings = {"quantity": "ranks on one device", "ranks": RANKS, "backend": "gloo",
-                "images_per_step": BATCH, "steps": STEPS}  # fmt: skip
+    settings = {
+        "quantity": "ranks on one device",
+        "ranks": RANKS,
+        "backend": "gloo",
+        "images_per_step": BATCH,
+        "steps": STEPS,
+    }
     return [Job(settings, partial(_compared, device))]
 
 

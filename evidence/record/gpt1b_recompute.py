@@ -55,9 +55,13 @@ class Case:
 
         first_loss = step()
         found = measure(
-            step, model=model, optimizer=optimizer, items=self.micro_batch * self.length,
-            unit="tokens", timed_steps=TIMED_STEPS,
-        )  # fmt: skip
+            step,
+            model=model,
+            optimizer=optimizer,
+            items=self.micro_batch * self.length,
+            unit="tokens",
+            timed_steps=TIMED_STEPS,
+        )
         return {"first_loss": first_loss, **measured_row(found)}
 
 
@@ -105,14 +109,19 @@ def jobs(device: torch.device) -> list[Job]:
     config, length, sizes = (LARGE, LENGTH, MICRO_BATCHES) if on_gpu else (SMALL, 64, (2,))
     return [
         Job(
-            {"checkpointed": way, "layers": config.layers, "hidden": config.hidden,
-             "sequence_length": length, "micro_batch": size,
-             "autocast": str(choose_dtype(device)[0]).removeprefix("torch.")},
+            {
+                "checkpointed": way,
+                "layers": config.layers,
+                "hidden": config.hidden,
+                "sequence_length": length,
+                "micro_batch": size,
+                "autocast": str(choose_dtype(device)[0]).removeprefix("torch."),
+            },
             Case(config, way, length, size, device).run,
         )
         for size in sizes
         for way in WAYS
-    ]  # fmt: skip
+    ]
 
 
 EXPERIMENT = Experiment(

@@ -37,9 +37,14 @@ class Case:
         stage.name = "step"
         step = partial(finetune_step, model, optimizer, self.micro_batch, self.length)
         found = measure(
-            step, model=model, optimizer=optimizer, items=self.length * self.micro_batch,
-            unit="tokens", timed_steps=TIMED_STEPS, within=budget(CAP),
-        )  # fmt: skip
+            step,
+            model=model,
+            optimizer=optimizer,
+            items=self.length * self.micro_batch,
+            unit="tokens",
+            timed_steps=TIMED_STEPS,
+            within=budget(CAP),
+        )
         return measured_row(found)
 
 
@@ -48,18 +53,30 @@ def jobs(device: torch.device) -> list[Job]:
     if device.type == "cuda":
         config, lengths, sizes = llama_config(model_shape("llama-2-7b")), LENGTHS, MICRO_BATCHES
     else:
-        config = LlamaConfig(vocab_size=256, hidden_size=128, intermediate_size=384,
-                             num_hidden_layers=2, num_attention_heads=4, use_cache=False)  # fmt: skip
+        config = LlamaConfig(
+            vocab_size=256,
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            use_cache=False,
+        )
         lengths, sizes = (64,), (2,)
     return [
         Job(
-            {"method": method, "layers": config.num_hidden_layers, "hidden": config.hidden_size,
-             "sequence_length": length, "micro_batch": size, "cap": CAP},
+            {
+                "method": method,
+                "layers": config.num_hidden_layers,
+                "hidden": config.hidden_size,
+                "sequence_length": length,
+                "micro_batch": size,
+                "cap": CAP,
+            },
             Case(config, method, length, size, device).run,
         )
         for method in METHODS
         for length, size in _steps(method, lengths, sizes)
-    ]  # fmt: skip
+    ]
 
 
 def _steps(method: str, lengths: tuple[int, ...], sizes: tuple[int, ...]) -> list[tuple[int, int]]:

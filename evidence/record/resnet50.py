@@ -86,10 +86,15 @@ class TrainingStep:
     def measure(self, *, timed_steps: int, within: Budget | None = None) -> Measurement:
         """The meter's view of this step."""
         return measure(
-            self, model=self.model, optimizer=self.optimizer, items=len(self._images),
-            unit="images", name=f"batch {len(self._images)}", timed_steps=timed_steps,
+            self,
+            model=self.model,
+            optimizer=self.optimizer,
+            items=len(self._images),
+            unit="images",
+            name=f"batch {len(self._images)}",
+            timed_steps=timed_steps,
             within=within,
-        )  # fmt: skip
+        )
 
     @property
     def steps_skipped(self) -> bool:

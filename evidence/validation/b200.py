@@ -20,8 +20,14 @@ SEQUENCE_LENGTH = 4096  # where the case names no other
 # simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh: distributed optimizer, neither
 # --overlap-grad-reduce nor --overlap-param-gather, and every overlap of tensor-parallel collectives
 # disabled; "cef" is the fused cross-entropy, which writes the gradient over the 16-bit logits.
-RULES = replace(framework("megatron"), name="megatron-b200", overlap_gradients=False,
-                overlap_parameters=False, overlap_tensor=False, loss_bytes=4)  # fmt: skip
+RULES = replace(
+    framework("megatron"),
+    name="megatron-b200",
+    overlap_gradients=False,
+    overlap_parameters=False,
+    overlap_tensor=False,
+    loss_bytes=4,
+)
 
 
 def rows() -> list[tuple[int, dict[str, str]]]:
@@ -38,8 +44,17 @@ def seconds_comparisons() -> list[Comparison]:
         milliseconds = 1e3 * step_time(model, cluster, plan, batch).total
         size = model_flops(model, batch)
         published = float(row["real_ms"])
-        found.append(Comparison("SimuMax's B200", "milliseconds", row["case"], published,
-                                milliseconds, size, line % 2 == 0))  # fmt: skip
+        found.append(
+            Comparison(
+                "SimuMax's B200",
+                "milliseconds",
+                row["case"],
+                published,
+                milliseconds,
+                size,
+                line % 2 == 0,
+            )
+        )
     return found
 
 
@@ -49,9 +64,16 @@ def memory_comparisons() -> list[Comparison]:
     for _line, row in rows():
         model, _cluster, plan, batch = setup(row)
         held = worst(memory(model, plan, batch))
-        found.append(Comparison("SimuMax's B200", "allocated GiB", row["case"],
-                                float(row["real_alloc_gib"]), held.allocated_bytes / GIB,
-                                held.parameters))  # fmt: skip
+        found.append(
+            Comparison(
+                "SimuMax's B200",
+                "allocated GiB",
+                row["case"],
+                float(row["real_alloc_gib"]),
+                held.allocated_bytes / GIB,
+                held.parameters,
+            )
+        )
     return found
 
 
@@ -73,7 +95,14 @@ def setup(row: dict[str, str]) -> tuple[ModelShape, Cluster, Plan, Batch]:
     named = re.search(r"seq(\d+)", row["case"])
     length = int(named[1]) if named else SEQUENCE_LENGTH
     model = replace(model_shape(MODELS[row["model"]]), layers=whole(row["layer_num"]))
-    plan = Plan(dp=dp, tp=tp, pp=pp, cp=cp, zero_stage=1 if dp * cp > 1 else 0,
-                sequence_parallel=tp > 1, framework=RULES)  # fmt: skip
+    plan = Plan(
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        zero_stage=1 if dp * cp > 1 else 0,
+        sequence_parallel=tp > 1,
+        framework=RULES,
+    )
     batch = Batch(sequences=dp * whole(row["mbc"]), sequence_length=length)
     return model, Cluster(gpu="B200", nodes=1), plan, batch

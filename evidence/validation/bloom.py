@@ -23,10 +23,16 @@ def memory_comparisons() -> list[Comparison]:
             continue
         held = worst(memory(*setup(row)))
         rows.append(
-            Comparison("BLOOM prequel", "nvidia-smi GB", _case(row), published,
-                       held.device_bytes / GB, held.parameters,
-                       row["section"] in FITTED_SECTIONS)
-        )  # fmt: skip
+            Comparison(
+                "BLOOM prequel",
+                "nvidia-smi GB",
+                _case(row),
+                published,
+                held.device_bytes / GB,
+                held.parameters,
+                row["section"] in FITTED_SECTIONS,
+            )
+        )
     return rows
 
 
@@ -48,9 +54,16 @@ def seconds_comparisons() -> list[Comparison]:
         if published is not None:
             size = model_flops(_model(row), setup(row)[2]) / whole(row["n_gpus"])
             rows.append(
-                Comparison("BLOOM prequel", "seconds", _case(row), published, seconds(row), size,
-                           line % 2 == 0)
-            )  # fmt: skip
+                Comparison(
+                    "BLOOM prequel",
+                    "seconds",
+                    _case(row),
+                    published,
+                    seconds(row),
+                    size,
+                    line % 2 == 0,
+                )
+            )
     return rows
 
 
@@ -97,20 +110,34 @@ def setup(row: dict[str, str]) -> tuple[ModelShape, Plan, Batch]:
 def _model(row: dict[str, str]) -> ModelShape:
     hidden = whole(row["nhidden"])
     return ModelShape(
-        name=f"BLOOM line {row['line']}", family="gpt", layers=whole(row["nlayers"]),
-        hidden=hidden, heads=whole(row["nheads"]), feedforward=4 * hidden, vocabulary=250_880,
-        max_sequence=2048, positions="alibi", embedding_norm=True, tied=True,
-    )  # fmt: skip
+        name=f"BLOOM line {row['line']}",
+        family="gpt",
+        layers=whole(row["nlayers"]),
+        hidden=hidden,
+        heads=whole(row["nheads"]),
+        feedforward=4 * hidden,
+        vocabulary=250_880,
+        max_sequence=2048,
+        positions="alibi",
+        embedding_norm=True,
+        tied=True,
+    )
 
 
 def _plan(row: dict[str, str]) -> Plan:
     late = row["grad_mode"] == BF16
     return Plan(
-        dp=_replicas(row), tp=whole(row["tp"]), pp=whole(row["pp"]),
-        micro_batch=whole(row["mbs"]), zero_stage=whole(row["zero_stage"]), recompute="full",
-        attention="unfused", dropout=True, partition="ends" if late else "even",
+        dp=_replicas(row),
+        tp=whole(row["tp"]),
+        pp=whole(row["pp"]),
+        micro_batch=whole(row["mbs"]),
+        zero_stage=whole(row["zero_stage"]),
+        recompute="full",
+        attention="unfused",
+        dropout=True,
+        partition="ends" if late else "even",
         framework="megatron-deepspeed-bf16" if late else "megatron-deepspeed-fp16",
-    )  # fmt: skip
+    )
 
 
 def _replicas(row: dict[str, str]) -> int:

@@ -30,8 +30,17 @@ def comparisons() -> list[Comparison]:
         rate = batch.tokens / step_time(model, cluster, plan, batch).total / cluster.gpus
         size = batch.tokens / model_flops(model, batch)
         size *= cluster.device.peak_flops_per_second("fp8")
-        rows.append(Comparison(SOURCE, "tokens/s/GPU", case(row), float(row["tok_s_gpu"]), rate,
-                               size, line % 2 == 0))  # fmt: skip
+        rows.append(
+            Comparison(
+                SOURCE,
+                "tokens/s/GPU",
+                case(row),
+                float(row["tok_s_gpu"]),
+                rate,
+                size,
+                line % 2 == 0,
+            )
+        )
     return rows
 
 
@@ -48,19 +57,34 @@ def setup(row: dict[str, str]) -> tuple[ModelShape, Cluster, Plan, Batch]:
     """Model, cluster, plan and batch of one row."""
     gpus, tp, pp, cp = (whole(row[name]) for name in ("n_gpus", "tp", "pp", "cp"))
     node = min(gpus, RACK if row["gpu"].startswith("GB") else 8)
-    cluster = Cluster(gpu=row["gpu"], nodes=gpus // node, gpus_per_node=node,
-                      network_bytes_per_second=node * PORT, network_ports=node)  # fmt: skip
+    cluster = Cluster(
+        gpu=row["gpu"],
+        nodes=gpus // node,
+        gpus_per_node=node,
+        network_bytes_per_second=node * PORT,
+        network_ports=node,
+    )
     recomputed = whole(row["recompute_layers"], 0) or None
     offloaded = whole(row["offload_layers"], 0) or None
     plan = Plan(
-        dp=gpus // (tp * pp * cp), tp=tp, pp=pp, cp=cp, virtual_stages=whole(row["vp"]),
-        sequence_parallel=tp > 1, overlap_tp=tp > 1, micro_batch=whole(row["mbs"]),
-        zero_stage=3 if row["fsdp"] == "1" else 1, precision=row["precision"], loss="fused",
+        dp=gpus // (tp * pp * cp),
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        virtual_stages=whole(row["vp"]),
+        sequence_parallel=tp > 1,
+        overlap_tp=tp > 1,
+        micro_batch=whole(row["mbs"]),
+        zero_stage=3 if row["fsdp"] == "1" else 1,
+        precision=row["precision"],
+        loss="fused",
         partition="ends" if row["model"] == "405B" and pp > 1 else "even",
-        recompute="full" if recomputed else "none", recompute_layers=recomputed,
-        offload_activations=offloaded is not None, offload_layers=offloaded,
+        recompute="full" if recomputed else "none",
+        recompute_layers=recomputed,
+        offload_activations=offloaded is not None,
+        offload_layers=offloaded,
         framework="megatron-bridge",
-    )  # fmt: skip
+    )
     batch = Batch(sequences=whole(row["gbs"]), sequence_length=SEQUENCE_LENGTH)
     return model_shape(MODELS[row["model"]]), cluster, plan, batch
 

@@ -23,11 +23,16 @@ SETUPS = {
 def comparisons() -> list[Comparison]:
     """GB/s: 2 (n - 1)/n times the size, over the seconds."""
     return [
-        Comparison("All-reduces alone", "bus GB/s", f"{row['setup']} {whole(row['bytes']):,} B",
-                   float(row["bus_gb_s"]), bus_bandwidth(SETUPS[row["setup"]], whole(row["bytes"])),
-                   1.0)
+        Comparison(
+            "All-reduces alone",
+            "bus GB/s",
+            f"{row['setup']} {whole(row['bytes']):,} B",
+            float(row["bus_gb_s"]),
+            bus_bandwidth(SETUPS[row["setup"]], whole(row["bytes"])),
+            1.0,
+        )
         for row in table("bus_bandwidth")
-    ]  # fmt: skip
+    ]
 
 
 def bus_bandwidth(cluster: Cluster, size: int) -> float:

@@ -80,14 +80,20 @@ def _summary(key: tuple[str, str], group: list[Comparison]) -> Summary:
     fresh = [abs(row.error) for row in group if not row.fitted]
     seen = [abs(row.error) for row in group if row.fitted]
     return Summary(
-        source=key[0], quantity=key[1], rows=len(group), median=statistics.median(errors),
-        mean=statistics.fmean(errors), p90=quantile(errors, 0.9), worst=max(errors),
-        bias=statistics.median(row.error for row in group), baseline=_baseline(group),
+        source=key[0],
+        quantity=key[1],
+        rows=len(group),
+        median=statistics.median(errors),
+        mean=statistics.fmean(errors),
+        p90=quantile(errors, 0.9),
+        worst=max(errors),
+        bias=statistics.median(row.error for row in group),
+        baseline=_baseline(group),
         unfitted=statistics.median(fresh) if fresh else None,
         seen_mean=statistics.fmean(seen) if seen else None,
         left_out_mean=statistics.fmean(fresh) if fresh else None,
         ratios=tuple(1 + row.error for row in group),
-    )  # fmt: skip
+    )
 
 
 def _baseline(group: list[Comparison]) -> float | None:

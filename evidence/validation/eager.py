@@ -17,21 +17,40 @@ from utils.units import GB
 
 # config.json of Qwen/Qwen-1_8B, Qwen-7B and Qwen-14B; their intermediate_size is of two matrices.
 QWEN = {
-    name: ModelShape(name=f"qwen-{name}", family="llama", layers=layers, hidden=hidden, heads=heads,
-                     feedforward=feedforward, vocabulary=vocabulary, max_sequence=8192)
+    name: ModelShape(
+        name=f"qwen-{name}",
+        family="llama",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        feedforward=feedforward,
+        vocabulary=vocabulary,
+        max_sequence=8192,
+    )
     for name, layers, hidden, heads, feedforward, vocabulary in (
-        ("1.8B", 24, 2048, 16, 5504, 151_936), ("7B", 32, 4096, 32, 11_008, 151_936),
-        ("14B", 40, 5120, 40, 13_696, 152_064))
-}  # fmt: skip
+        ("1.8B", 24, 2048, 16, 5504, 151_936),
+        ("7B", 32, 4096, 32, 11_008, 151_936),
+        ("14B", 40, 5120, 40, 13_696, 152_064),
+    )
+}
 MICRO_BATCHES = 8
 # One matrix makes q, k and v, which has one adapter: said here by q's. Until peft 0.7 adapters were
 # made in float32 (tuners/lora/layer.py, update_layer); autocast runs their products in 16 bits.
-QWEN_LORA = Lora(rank=64, targets=("q", "o", "gate", "up", "down"), autocast=True,
-                 adapter_dropout=True)  # fmt: skip
+QWEN_LORA = Lora(
+    rank=64, targets=("q", "o", "gate", "up", "down"), autocast=True, adapter_dropout=True
+)
 # NVIDIA L40S data sheet: 864 GB/s, 362 TFLOP/s in 16 bits without sparsity, 91.6 in 32.
-L40S = replace(device("L4"), name="L40S", memory_gb=48, memory_bytes=int(48 * GB),
-               memory_bytes_per_second=864 * GB, fp16_tflops=362, bf16_tflops=362,
-               fp32_tflops=91.6, matmul_ceiling_tflops=None)  # fmt: skip
+L40S = replace(
+    device("L4"),
+    name="L40S",
+    memory_gb=48,
+    memory_bytes=int(48 * GB),
+    memory_bytes_per_second=864 * GB,
+    fp16_tflops=362,
+    bf16_tflops=362,
+    fp32_tflops=91.6,
+    matmul_ceiling_tflops=None,
+)
 TOKENS_OF_RUN, STEPS_OF_RUN = 4_198_051, 5000
 
 
@@ -46,9 +65,16 @@ def memory_comparisons() -> list[Comparison]:
     rows = []
     for row in table("qwen_finetunes"):
         found = qwen(row)
-        rows.append(Comparison("Qwen LoRA by peft", "device GB", f"{row['size']} s{row['seq_len']}",
-                               float(row["memory_g"]), found.peak.device_bytes / GB,
-                               found.model.parameter_count))  # fmt: skip
+        rows.append(
+            Comparison(
+                "Qwen LoRA by peft",
+                "device GB",
+                f"{row['size']} s{row['seq_len']}",
+                float(row["memory_g"]),
+                found.peak.device_bytes / GB,
+                found.model.parameter_count,
+            )
+        )
     return rows
 
 
@@ -57,8 +83,17 @@ def with_estimates() -> list[tuple[Comparison, Estimate]]:
     rows = []
     for row in table("qwen_finetunes"):
         found = qwen(row)
-        rows.append((_compared("Qwen LoRA by peft", f"{row['size']} s{row['seq_len']}",
-                               float(row["seconds"]), found), found))  # fmt: skip
+        rows.append(
+            (
+                _compared(
+                    "Qwen LoRA by peft",
+                    f"{row['size']} s{row['seq_len']}",
+                    float(row["seconds"]),
+                    found,
+                ),
+                found,
+            )
+        )
     for row in table("peft_seconds"):
         found = method(row)
         seconds = float(row["seconds_of_250_steps"]) / 250

@@ -53,12 +53,19 @@ class Case:
         return f"{self.model}, {self.sequences} x {self.length}{steps}{shards}"
 
 
-QUICK = (Case("llama-3.2-1b", 4, 768), Case("llama-3.2-1b", 4, 768, micro_batches=2),
-         Case("llama-3.2-1b", 1, 512))  # fmt: skip
+QUICK = (
+    Case("llama-3.2-1b", 4, 768),
+    Case("llama-3.2-1b", 4, 768, micro_batches=2),
+    Case("llama-3.2-1b", 1, 512),
+)
 CASES = (
-    *QUICK, Case("llama-3.2-1b", 2, 4096), Case("llama-2-7b", 1, 512), Case("llama-2-7b", 2, 2048),
-    Case("llama-2-7b", 1, 1024, gpus=8), Case("llama-2-7b", 1, 2048, gpus=8),
-)  # fmt: skip
+    *QUICK,
+    Case("llama-3.2-1b", 2, 4096),
+    Case("llama-2-7b", 1, 512),
+    Case("llama-2-7b", 2, 2048),
+    Case("llama-2-7b", 1, 1024, gpus=8),
+    Case("llama-2-7b", 1, 2048, gpus=8),
+)
 
 
 def comparisons(cases: tuple[Case, ...] = CASES) -> Iterator[Comparison]:
@@ -66,9 +73,14 @@ def comparisons(cases: tuple[Case, ...] = CASES) -> Iterator[Comparison]:
     for case in cases:
         shape = model_shape(case.model)
         found = _whole(shape, case) if case.gpus == 1 else _sharded(shape, case)
-        yield Comparison("Full fine-tunes, simulated", "peak GiB", case.name,
-                         found.peak_bytes / GIB, predicted_bytes(case) / GIB,
-                         shape.parameter_count)  # fmt: skip
+        yield Comparison(
+            "Full fine-tunes, simulated",
+            "peak GiB",
+            case.name,
+            found.peak_bytes / GIB,
+            predicted_bytes(case) / GIB,
+            shape.parameter_count,
+        )
 
 
 def predicted_bytes(case: Case) -> float:
@@ -84,12 +96,16 @@ def predicted_bytes(case: Case) -> float:
 def _whole(shape: ModelShape, case: Case) -> Measurement:
     """transformers' Llama, everything in bfloat16."""
     config = transformers.LlamaConfig(
-        hidden_size=shape.hidden, intermediate_size=shape.feedforward,
-        num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
-        num_key_value_heads=shape.key_value_heads, vocab_size=shape.vocabulary,
-        tie_word_embeddings=shape.tied, max_position_embeddings=shape.max_sequence,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.feedforward,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_value_heads,
+        vocab_size=shape.vocabulary,
+        tie_word_embeddings=shape.tied,
+        max_position_embeddings=shape.max_sequence,
         use_cache=False,
-    )  # fmt: skip
+    )
 
     def build() -> tuple[nn.Module, torch.optim.Optimizer]:
         with torch.device("meta"):

@@ -15,10 +15,16 @@ from utils.units import GB
 
 # llm-foundry's scripts/train/yamls/pretrain: layers, width, heads; vocabulary 50,368.
 SIZES = {
-    "125m": (12, 768, 12), "350m": (24, 1024, 16), "760m": (24, 1536, 12), "1b": (24, 2048, 16),
-    "3b": (32, 2560, 20), "7b": (32, 4096, 32), "13b": (40, 5120, 40), "30b": (48, 7168, 56),
+    "125m": (12, 768, 12),
+    "350m": (24, 1024, 16),
+    "760m": (24, 1536, 12),
+    "1b": (24, 2048, 16),
+    "3b": (32, 2560, 20),
+    "7b": (32, 4096, 32),
+    "13b": (40, 5120, 40),
+    "30b": (48, 7168, 56),
     "70b": (80, 8192, 64),
-}  # fmt: skip
+}
 GPUS = {"a100_80gb": "A100-80GB", "a100_40gb": "A100-40GB", "h100_80gb": "H100"}
 
 # Its loss is flash-attn's fused cross-entropy, which writes the gradient over the 16-bit logits.
@@ -63,20 +69,29 @@ def setup(row: dict[str, str]) -> tuple[ModelShape, Cluster, Plan, Batch]:
     layers, hidden, heads = SIZES[row["model"]]
     length, gpus = whole(row["seq_len"]), whole(row["n_gpus"])
     model = ModelShape(
-        name=f"mpt-{row['model']}", family="gpt", layers=layers, hidden=hidden, heads=heads,
-        feedforward=4 * hidden, vocabulary=50_368, max_sequence=length, positions="learned",
+        name=f"mpt-{row['model']}",
+        family="gpt",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        feedforward=4 * hidden,
+        vocabulary=50_368,
+        max_sequence=length,
+        positions="learned",
         tied=True,
-    )  # fmt: skip
+    )
     gpu = row["gpu"]
     cluster = Cluster(gpu=GPUS[gpu], nodes=gpus // 8, network_bytes_per_second=NETWORK[gpu])
     rules = replace(
         RULES, reduce_bytes=2 if row["mp_mode"] == "PURE" else 4, recompute_stops_early=gpu in LATE
     )
     plan = Plan(
-        dp=gpus, zero_stage=3, micro_batch=whole(row["micro_batch_size"]),
+        dp=gpus,
+        zero_stage=3,
+        micro_batch=whole(row["micro_batch_size"]),
         recompute="full" if row["activation_checkpointing"] == "True" else "none",
         framework=rules,
-    )  # fmt: skip
+    )
     sequences = gpus * plan.micro_batch * whole(row["grad_accum"])
     return model, cluster, plan, Batch(sequences=sequences, sequence_length=length)
 

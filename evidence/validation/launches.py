@@ -22,9 +22,21 @@ from utils.simulation import simulate
 
 # They make no kernel run: memory alone, or a word for the host.
 SILENT = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach",
-     "_local_scalar_dense", "lift_fresh", "_unsafe_view", "_reshape_alias", "set_", "resize_"}
-)  # fmt: skip
+    {
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "detach",
+        "_local_scalar_dense",
+        "lift_fresh",
+        "_unsafe_view",
+        "_reshape_alias",
+        "set_",
+        "resize_",
+    }
+)
 DEVICE, HIDDEN, HEADS, LENGTH = "A100 80GB", 1024, 8, 256
 
 
@@ -72,15 +84,21 @@ def training(targets: tuple[str, ...] = (), dropout: float = 0.0) -> Counted:
 
 def _run(layers: int, targets: tuple[str, ...], dropout: float) -> Counter[str]:
     config = transformers.LlamaConfig(
-        hidden_size=HIDDEN, intermediate_size=3 * HIDDEN, num_hidden_layers=layers,
-        num_attention_heads=HEADS, num_key_value_heads=HEADS, vocab_size=32_000, use_cache=False,
-    )  # fmt: skip
+        hidden_size=HIDDEN,
+        intermediate_size=3 * HIDDEN,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        vocab_size=32_000,
+        use_cache=False,
+    )
     counter = LaunchCounter()
 
     def build() -> tuple[nn.Module, None]:
         net: Any = transformers.LlamaForCausalLM(config).to(torch.bfloat16).train()  # pyright: ignore[reportArgumentType]
-        lora = peft.LoraConfig(r=8, target_modules=list(targets), lora_dropout=dropout,
-                               task_type="CAUSAL_LM")  # fmt: skip
+        lora = peft.LoraConfig(
+            r=8, target_modules=list(targets), lora_dropout=dropout, task_type="CAUSAL_LM"
+        )
         return (peft.get_peft_model(net, lora) if targets else net), None
 
     def step(net: nn.Module, _: None) -> None:

@@ -58,13 +58,18 @@ def _model(row: dict[str, str]) -> ModelShape:
     usual = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
     inner = whole(row["ffn_hidden_size"], usual)
     return ModelShape(
-        name=row["test_case"], family="llama" if gated else "gpt",
-        layers=whole(row["num_layers"]), hidden=hidden, heads=whole(row["num_attention_heads"]),
-        kv_heads=whole(row["num_query_groups"], 0) or None, feedforward=inner,
-        vocabulary=whole(row["vocab_size"], 50257), max_sequence=whole(row["seq_length"], 1024),
+        name=row["test_case"],
+        family="llama" if gated else "gpt",
+        layers=whole(row["num_layers"]),
+        hidden=hidden,
+        heads=whole(row["num_attention_heads"]),
+        kv_heads=whole(row["num_query_groups"], 0) or None,
+        feedforward=inner,
+        vocabulary=whole(row["vocab_size"], 50257),
+        max_sequence=whole(row["seq_length"], 1024),
         positions="rotary" if row["position_embedding_type"] == "rope" else "learned",
         tied=row["untie_embeddings_and_output_weights"] != "True",
-    )  # fmt: skip
+    )
 
 
 def _plan(row: dict[str, str]) -> Plan:
@@ -75,14 +80,20 @@ def _plan(row: dict[str, str]) -> Plan:
     dp = whole(row["n_gpus"]) // (tp * pp * cp)
     instances = 2 if "multi_dist_optimizer_instances" in row["test_case"] else 1
     return Plan(
-        dp=dp, tp=tp, pp=pp, cp=cp, shard_ranks=dp * cp // instances,
-        virtual_stages=_virtual_stages(row, pp), micro_batch=whole(row["micro_batch_size"]),
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        shard_ranks=dp * cp // instances,
+        virtual_stages=_virtual_stages(row, pp),
+        micro_batch=whole(row["micro_batch_size"]),
         sequence_parallel=row["sequence_parallel"] == "True" and tp > 1,
         zero_stage=1 if row["use_distributed_optimizer"] == "True" else 0,
-        dropout=row["hidden_dropout"] == "", attention="unfused" if unfused else "flash",
+        dropout=row["hidden_dropout"] == "",
+        attention="unfused" if unfused else "flash",
         recompute="full" if row["recompute_granularity"] == "full" else "none",
         framework=_rules(row),
-    )  # fmt: skip
+    )
 
 
 def _rules(row: dict[str, str]) -> Framework:
@@ -95,11 +106,12 @@ def _rules(row: dict[str, str]) -> Framework:
     engine = row["transformer_impl"] == "transformer_engine" and "lts" not in row["platform"]
     fused_loss = row["cross_entropy_loss_fusion"] == "True"
     return replace(
-        rules, vocabulary_multiple=whole(row["make_vocab_size_divisible_by"], 128),
+        rules,
+        vocabulary_multiple=whole(row["make_vocab_size_divisible_by"], 128),
         dummy_gradients=fused_additions and engine,
         loss_bytes=FUSED_LOSS_BYTES if fused_loss else rules.loss_bytes,
         deferred_heads=DEFERRED_HEADS if "defer_embedding_wgrad" in row["test_case"] else 0,
-    )  # fmt: skip
+    )
 
 
 def _virtual_stages(row: dict[str, str], pp: int) -> int:

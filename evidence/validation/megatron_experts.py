@@ -60,8 +60,10 @@ def reason(row: dict[str, str]) -> str:
 
 def setup(row: dict[str, str]) -> tuple[ModelShape, Plan, Batch]:
     """Model, plan and batch of one row."""
-    batch = Batch(sequences=whole(row["global_batch_size"], 32),
-                  sequence_length=whole(row["seq_length"], 1024))  # fmt: skip
+    batch = Batch(
+        sequences=whole(row["global_batch_size"], 32),
+        sequence_length=whole(row["seq_length"], 1024),
+    )
     return _model(row), _plan(row), batch
 
 
@@ -70,17 +72,23 @@ def _model(row: dict[str, str]) -> ModelShape:
     inner = whole(row["ffn_hidden_size"], 4 * hidden)
     dense = re.match(r"\(\[0\]\*(\d+)", row["moe_layer_freq"])
     return ModelShape(
-        name=row["test_case"], family="llama" if gated else "gpt",
-        layers=whole(row["num_layers"]), hidden=hidden, heads=whole(row["num_attention_heads"]),
-        kv_heads=whole(row["num_query_groups"], 0) or None, feedforward=inner,
-        vocabulary=whole(row["vocab_size"], 50257), max_sequence=whole(row["seq_length"], 1024),
+        name=row["test_case"],
+        family="llama" if gated else "gpt",
+        layers=whole(row["num_layers"]),
+        hidden=hidden,
+        heads=whole(row["num_attention_heads"]),
+        kv_heads=whole(row["num_query_groups"], 0) or None,
+        feedforward=inner,
+        vocabulary=whole(row["vocab_size"], 50257),
+        max_sequence=whole(row["seq_length"], 1024),
         positions="rotary" if row["position_embedding_type"] == "rope" else "learned",
         tied=row["untie_embeddings_and_output_weights"] != "True",
-        num_experts=whole(row["num_experts"]), experts_per_token=whole(row["moe_router_topk"], 2),
+        num_experts=whole(row["num_experts"]),
+        experts_per_token=whole(row["moe_router_topk"], 2),
         expert_feedforward=whole(row["moe_ffn_hidden_size"], inner),
         shared_feedforward=whole(row["moe_shared_expert_intermediate_size"], 0),
         dense_layers=int(dense.group(1)) if dense else 0,
-    )  # fmt: skip
+    )
 
 
 def _plan(row: dict[str, str]) -> Plan:
@@ -88,15 +96,19 @@ def _plan(row: dict[str, str]) -> Plan:
     cp = whole(row["context_parallel_size"])
     multiple = whole(row["make_vocab_size_divisible_by"], 128)
     return Plan(
-        dp=whole(row["n_gpus"]) // (tp * pp * cp), tp=tp, pp=pp, cp=cp,
+        dp=whole(row["n_gpus"]) // (tp * pp * cp),
+        tp=tp,
+        pp=pp,
+        cp=cp,
         ep=whole(row["expert_model_parallel_size"]),
         expert_tp=whole(row["expert_tensor_parallel_size"], tp),
         micro_batch=whole(row["micro_batch_size"]),
         sequence_parallel=row["sequence_parallel"] == "True" and tp > 1,
         zero_stage=1 if row["use_distributed_optimizer"] == "True" else 0,
-        dropout=row["hidden_dropout"] == "", attention="unfused" if _unfused(row) else "flash",
+        dropout=row["hidden_dropout"] == "",
+        attention="unfused" if _unfused(row) else "flash",
         framework=replace(framework("megatron"), vocabulary_multiple=multiple),
-    )  # fmt: skip
+    )
 
 
 def _unfused(row: dict[str, str]) -> bool:

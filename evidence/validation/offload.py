@@ -46,20 +46,32 @@ def zero_offload_comparisons(*, overlap: bool = False) -> list[Comparison]:
         each = step_seconds(flops / V100_FLOPS_PER_SECOND, down, 0.0, overlap=overlap)
         seconds = micro_batches * each + up + count * HOST_ADAM_SECONDS
         rate = micro_batches * flops / seconds / 1e12
-        rows.append(Comparison("ZeRO-Offload Figure 8", "TFLOP/s of one V100", f"{row['params_b']}B",
-                               float(row["tflops"]), rate, size=1.0))  # fmt: skip
+        rows.append(
+            Comparison(
+                "ZeRO-Offload Figure 8",
+                "TFLOP/s of one V100",
+                f"{row['params_b']}B",
+                float(row["tflops"]),
+                rate,
+                size=1.0,
+            )
+        )
     return rows
 
 
 def cpu_adam_comparisons() -> list[Comparison]:
     """Seconds of a step of DeepSpeed's CPU Adam, from the bytes it moves through one socket."""
     return [
-        Comparison("ZeRO-Offload Table 4", "seconds of CPU-Adam", f"{row['params_b']}B",
-                   float(row["cpu_adam_s"]),
-                   float(row["params_b"]) * 1e9 * ADAM_BYTES / SOCKET_BYTES_PER_SECOND,
-                   size=float(row["params_b"]))
+        Comparison(
+            "ZeRO-Offload Table 4",
+            "seconds of CPU-Adam",
+            f"{row['params_b']}B",
+            float(row["cpu_adam_s"]),
+            float(row["params_b"]) * 1e9 * ADAM_BYTES / SOCKET_BYTES_PER_SECOND,
+            size=float(row["params_b"]),
+        )
         for row in table("zero_offload_adam")
-    ]  # fmt: skip
+    ]
 
 
 def zero_infinity_comparisons() -> list[Comparison]:
@@ -74,8 +86,16 @@ def zero_infinity_comparisons() -> list[Comparison]:
         link = rates[row["weights_in"]]
         states = 2 * STATE_BYTES * count / rates[row["states_in"]]
         seconds = step_seconds(flops / V100_WIDE_FLOPS_PER_SECOND, down / link, up / link, states)
-        rows.append(Comparison("ZeRO-Infinity Figure 5c", "TFLOP/s of a V100", f"{row['params_b']}B",
-                               float(row["tflops"]), flops / seconds / 1e12, size=1.0))  # fmt: skip
+        rows.append(
+            Comparison(
+                "ZeRO-Infinity Figure 5c",
+                "TFLOP/s of a V100",
+                f"{row['params_b']}B",
+                float(row["tflops"]),
+                flops / seconds / 1e12,
+                size=1.0,
+            )
+        )
     return rows
 
 

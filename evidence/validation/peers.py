@@ -82,11 +82,16 @@ def llm_analysis_bytes(model: ModelShape, plan: Plan, batch: Batch, gpu: Device)
     logging.getLogger("llm_analysis").setLevel(logging.CRITICAL)
     analysis.logger.setLevel(logging.CRITICAL)
     shape = config.ModelConfig(
-        name=model.name, num_layers=model.layers, n_head=model.heads, hidden_dim=model.hidden,
-        vocab_size=model.vocabulary, max_seq_len=batch.sequence_length,
-        num_key_value_heads=model.key_value_heads, ffn_embed_dim=model.feedforward,
+        name=model.name,
+        num_layers=model.layers,
+        n_head=model.heads,
+        hidden_dim=model.hidden,
+        vocab_size=model.vocabulary,
+        max_seq_len=batch.sequence_length,
+        num_key_value_heads=model.key_value_heads,
+        ffn_embed_dim=model.feedforward,
         expansion_ratio=model.feedforward / model.hidden,
-    )  # fmt: skip
+    )
     card = config.GPUConfig(gpu.name, gpu.memory_gb, 2000, 300, 1e-5, 312)
     split = config.ParallelismConfig(
         plan.tp, plan.pp, plan.dp, sp_size=plan.tp if plan.sequence_parallel else 1
@@ -96,11 +101,15 @@ def llm_analysis_bytes(model: ModelShape, plan: Plan, batch: Batch, gpu: Device)
     answer = analysis.LLMAnalysis(
         shape, card, parallelism_config=split, flops_efficiency=0.5
     ).training(
-        batch_size_per_gpu=plan.micro_batch, seq_len=batch.sequence_length,
-        gradient_accumulation_steps=plan.micro_batches(batch), activation_recomputation=recompute,
-        ds_zero=zero, flash_attn=plan.attention == "flash", softmax_dropout=plan.dropout,
+        batch_size_per_gpu=plan.micro_batch,
+        seq_len=batch.sequence_length,
+        gradient_accumulation_steps=plan.micro_batches(batch),
+        activation_recomputation=recompute,
+        ds_zero=zero,
+        flash_attn=plan.attention == "flash",
+        softmax_dropout=plan.dropout,
         mlp_gated_linear_units=model.family == "llama",
-    )  # fmt: skip
+    )
     return answer["(weight+op_state+grad+act)_memory_per_gpu"]
 
 
@@ -116,19 +125,29 @@ def megatron_bridge_bytes(model: ModelShape, plan: Plan, batch: Batch, gpu: Devi
     module = importlib.import_module("megatron.bridge.training.utils.theoretical_memory_utils")
     interleaved = plan.virtual_stages if plan.virtual_stages > 1 else None
     shape = SimpleNamespace(
-        kv_channels=model.head_dim, num_attention_heads=model.heads, hidden_size=model.hidden,
-        num_query_groups=model.key_value_heads, num_moe_experts=None, num_layers=model.layers,
-        gated_linear_unit=model.family == "llama", ffn_hidden_size=model.feedforward,
-        activation_func=getattr(module.F, "silu", None), seq_length=batch.sequence_length // plan.cp,
-        share_embeddings_and_output_weights=model.tied, should_pad_vocab=False,
-        vocab_size=padded_vocabulary(model, plan), tensor_model_parallel_size=plan.tp,
-        pipeline_model_parallel_size=plan.pp, virtual_pipeline_model_parallel_size=interleaved,
-    )  # fmt: skip
+        kv_channels=model.head_dim,
+        num_attention_heads=model.heads,
+        hidden_size=model.hidden,
+        num_query_groups=model.key_value_heads,
+        num_moe_experts=None,
+        num_layers=model.layers,
+        gated_linear_unit=model.family == "llama",
+        ffn_hidden_size=model.feedforward,
+        activation_func=getattr(module.F, "silu", None),
+        seq_length=batch.sequence_length // plan.cp,
+        share_embeddings_and_output_weights=model.tied,
+        should_pad_vocab=False,
+        vocab_size=padded_vocabulary(model, plan),
+        tensor_model_parallel_size=plan.tp,
+        pipeline_model_parallel_size=plan.pp,
+        virtual_pipeline_model_parallel_size=interleaved,
+    )
     asked = SimpleNamespace(
-        model=shape, train=SimpleNamespace(micro_batch_size=plan.micro_batch),
+        model=shape,
+        train=SimpleNamespace(micro_batch_size=plan.micro_batch),
         optimizer=SimpleNamespace(use_distributed_optimizer=plan.zero_stage > 0),
         data_parallel_size=plan.dp,
-    )  # fmt: skip
+    )
     states = module.compute_weight_and_optimizer_memory(asked)
     return states + module.compute_activation_memory(asked, plan.micro_batches(batch))
 
@@ -145,9 +164,12 @@ Asked = tuple[ModelShape, Plan, Batch, Device, float, float]
 
 def rows() -> dict[str, list[Asked]]:
     """Model, plan, batch, device, published and our bytes, by source."""
-    found: dict[str, list[Asked]] = {"Ultra-Scale sweep": [], "BLOOM prequel": [],
-                                     "Megatron-LM CI, 7B and up": [],
-                                     "SimuMax's B200": []}  # fmt: skip
+    found: dict[str, list[Asked]] = {
+        "Ultra-Scale sweep": [],
+        "BLOOM prequel": [],
+        "Megatron-LM CI, 7B and up": [],
+        "SimuMax's B200": [],
+    }
     for _, row in ultrascale.measured():
         asked = ultrascale.setup(row)
         ours = memory(*asked)[0].reserved_bytes

@@ -78,8 +78,10 @@ def validate(sources: tuple[str, ...] = tuple(SOURCES)) -> list[Summary]:
 
 def print_summaries(summaries: list[Summary]) -> None:
     """One line a source and quantity, under a head."""
-    print(f"{'source':<30}{'quantity':<24}{'rows':>5}{'median':>8}{'mean':>7}{'p90':>7}"
-          f"{'worst':>7}{'bias':>7}{'naive':>7}{'unfitted':>9}{'seen':>7}{'left out':>9}")  # fmt: skip
+    print(
+        f"{'source':<30}{'quantity':<24}{'rows':>5}{'median':>8}{'mean':>7}{'p90':>7}"
+        f"{'worst':>7}{'bias':>7}{'naive':>7}{'unfitted':>9}{'seen':>7}{'left out':>9}"
+    )
     for row in summaries:
         print(_line(row))
 
@@ -118,8 +120,17 @@ def verdicts() -> list[str]:
 
 
 def _line(row: Summary) -> str:
-    figures = [row.median, row.mean, row.p90, row.worst, row.bias, row.baseline, row.unfitted,
-               row.seen_mean, row.left_out_mean]  # fmt: skip
+    figures = [
+        row.median,
+        row.mean,
+        row.p90,
+        row.worst,
+        row.bias,
+        row.baseline,
+        row.unfitted,
+        row.seen_mean,
+        row.left_out_mean,
+    ]
     cells = ["-" if figure is None else f"{figure:.1%}" for figure in figures]
     widths = (8, 7, 7, 7, 7, 7, 9, 7, 9)
     numbers = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))

@@ -80,9 +80,10 @@ def classify(
 
 
 def transformer(
-    optimizer: str = "AdamW for-loop", change: Callable[[Transformer], Any] = lambda model: None,
+    optimizer: str = "AdamW for-loop",
+    change: Callable[[Transformer], Any] = lambda model: None,
     **sizes: Any,
-) -> Build:  # fmt: skip
+) -> Build:
     """A build function: the tiny transformer, changed in place, and an optimizer over the rest."""
 
     def build() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -141,10 +142,12 @@ CASES: dict[str, Pair] = {
     "transformer, every 2nd checkpointed": (transformer(change=every_second), train),
     "transformer, selective checkpointing": (transformer(change=keep_matmuls), train),
     "transformer, full checkpointing, autocast": (
-        transformer(change=checkpoint_blocks), functools.partial(train, autocast=torch.bfloat16),
+        transformer(change=checkpoint_blocks),
+        functools.partial(train, autocast=torch.bfloat16),
     ),
     "transformer, full checkpointing, foreach": (
-        transformer("AdamW foreach", checkpoint_blocks), train,
+        transformer("AdamW foreach", checkpoint_blocks),
+        train,
     ),
     "transformer, grouped queries": (transformer(kv_heads=2), train),
     "transformer, tied": (transformer(tied=True), train),
@@ -152,19 +155,27 @@ CASES: dict[str, Pair] = {
     "transformer, LoRA": (transformer(change=add_lora), train),
     "transformer, NF4": (transformer(change=qlora), train),
     "transformer, NF4 double": (
-        transformer(change=functools.partial(qlora, double_quantization=True)), train,
+        transformer(change=functools.partial(qlora, double_quantization=True)),
+        train,
     ),
     "transformer, accumulation": (transformer(), functools.partial(train, micro_batches=3)),
-}  # fmt: skip
+}
 
 
 # For a short report: what differs most. The tests run all.
 SHORT = (
-    "transformer, AdamW for-loop", "transformer, AdamW foreach", "transformer, AdamW 8-bit",
-    "transformer, autocast bf16", "transformer, full checkpointing",
-    "transformer, selective checkpointing", "transformer, LoRA", "transformer, NF4",
-    "transformer, accumulation", "ResNet-50, SGD", "ResNet-50, Adam",
-)  # fmt: skip
+    "transformer, AdamW for-loop",
+    "transformer, AdamW foreach",
+    "transformer, AdamW 8-bit",
+    "transformer, autocast bf16",
+    "transformer, full checkpointing",
+    "transformer, selective checkpointing",
+    "transformer, LoRA",
+    "transformer, NF4",
+    "transformer, accumulation",
+    "ResNet-50, SGD",
+    "ResNet-50, Adam",
+)
 
 
 def both(
@@ -174,9 +185,12 @@ def both(
     simulated = simulate(build, step, device="cpu")
     model, optimizer = build()
     real = measure(
-        lambda: step(model, optimizer), model=model, optimizer=optimizer, timed_steps=0,
+        lambda: step(model, optimizer),
+        model=model,
+        optimizer=optimizer,
+        timed_steps=0,
         source=source,
-    )  # fmt: skip
+    )
     return simulated, real
 
 
@@ -213,9 +227,14 @@ def cpu_comparisons(names: Iterable[str] = tuple(CASES)) -> Iterator[Comparison]
             build, step = CASES[name]
             simulated, real = both(build, step, source=CountingSource())
             model, _, technique = name.partition(", ")
-            yield Comparison(f"CPU allocator, {model}", "peak MiB", technique,
-                             real.peak_bytes / MIB, simulated.peak_bytes / MIB,
-                             _parameter_count(build))  # fmt: skip
+            yield Comparison(
+                f"CPU allocator, {model}",
+                "peak MiB",
+                technique,
+                real.peak_bytes / MIB,
+                simulated.peak_bytes / MIB,
+                _parameter_count(build),
+            )
     finally:
         torch.set_num_threads(threads)
 

@@ -26,9 +26,12 @@ DEDUCED_DP = 32
 CASES = {
     "gpt/gpt3_7b_tp1_pp4_memory_speed": {"fused_gradients": False},
     "gpt/gpt3_15b_8t_release_sm": {
-        "bias": False, "rotary": 0.5, "squared_relu": True, "dp": DEDUCED_DP,
+        "bias": False,
+        "rotary": 0.5,
+        "squared_relu": True,
+        "dp": DEDUCED_DP,
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,10 @@ A100 = Platform("A100 80GB", True, True, 36 * MIB)
 HOPPER = Platform("H100", False, True, 64 * MIB)
 PLATFORMS = {
     "lts_dgx_a100": replace(A100, cached_stand_ins=False, workspace_bytes=12 * MIB),
-    "dev_dgx_a100": A100, "dev_dgx_h100": HOPPER, "dev_dgx_gb200": HOPPER,
-}  # fmt: skip
+    "dev_dgx_a100": A100,
+    "dev_dgx_h100": HOPPER,
+    "dev_dgx_gb200": HOPPER,
+}
 
 
 def megatron_comparisons(platforms: Container[str] = PLATFORMS) -> Iterator[Comparison]:
@@ -79,18 +84,33 @@ def megatron_comparisons(platforms: Container[str] = PLATFORMS) -> Iterator[Comp
             ("peak GiB", "max_allocated_bytes", found.peak_bytes),
         ):
             deduced = rank.dp == DEDUCED_DP and quantity == "GiB between steps"
-            yield Comparison("Megatron-LM CI, 7B and up", quantity, case, float(row[column]) / GIB,
-                             size / GIB, model.parameter_count / plan.tp / plan.pp, deduced)  # fmt: skip
+            yield Comparison(
+                "Megatron-LM CI, 7B and up",
+                quantity,
+                case,
+                float(row[column]) / GIB,
+                size / GIB,
+                model.parameter_count / plan.tp / plan.pp,
+                deduced,
+            )
 
 
 def _last_rank(model: ModelShape, plan: Plan, case: str) -> Rank:
     sizes = {
-        "chunks": plan.virtual_stages, "layers": model.layers // plan.pp // plan.virtual_stages,
-        "hidden": model.hidden, "heads": model.heads, "groups": model.key_value_heads,
-        "feedforward": model.feedforward, "vocabulary": padded_vocabulary(model, plan),
-        "tp": plan.tp, "sequence_parallel": plan.sequence_parallel, "dp": plan.dp,
-        "first": plan.pp == 1, "last": True, "dropout": 0.1 * plan.dropout,
-    }  # fmt: skip
+        "chunks": plan.virtual_stages,
+        "layers": model.layers // plan.pp // plan.virtual_stages,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "groups": model.key_value_heads,
+        "feedforward": model.feedforward,
+        "vocabulary": padded_vocabulary(model, plan),
+        "tp": plan.tp,
+        "sequence_parallel": plan.sequence_parallel,
+        "dp": plan.dp,
+        "first": plan.pp == 1,
+        "last": True,
+        "dropout": 0.1 * plan.dropout,
+    }
     return Rank(**{**sizes, **CASES[case]})
 
 
@@ -99,9 +119,11 @@ def _on(
     rank: Rank, pp: int, micro_batches: int, sequences: int, length: int, platform: Platform
 ) -> Measurement:
     rank = replace(
-        rank, copied_attention=platform.copied_attention, workspace_bytes=platform.workspace_bytes,
+        rank,
+        copied_attention=platform.copied_attention,
+        workspace_bytes=platform.workspace_bytes,
         cached_stand_ins=platform.cached_stand_ins,
-    )  # fmt: skip
+    )
     passes = order("1f1b", pp, micro_batches, rank.chunks)[-1]
     return share_step(rank, passes, sequences, length, platform.device)
 
@@ -121,22 +143,36 @@ def korthikanti_comparisons(names: tuple[str, ...] = ("22B",)) -> Iterator[Compa
         for column, optimized in (("fig1_act_none_gib", False), ("fig1_act_seqsel_gib", True)):
             found = korthikanti_activations(row["model"], optimized) / GIB
             kind = "sequence parallel, scores recomputed" if optimized else "all kept"
-            yield Comparison("Korthikanti Figure 1", "activations GiB", f"{row['model']}, {kind}",
-                             float(row[column]), found, 0.0)  # fmt: skip
+            yield Comparison(
+                "Korthikanti Figure 1",
+                "activations GiB",
+                f"{row['model']}, {kind}",
+                float(row[column]),
+                found,
+                0.0,
+            )
 
 
 def korthikanti_activations(name: str, optimized: bool) -> int:
     """Bytes that the layers keep from forward to backward."""
     model, plan = model_shape(FIGURE_1[name][0]), korthikanti_plan(name, optimized)
     rank = Rank(
-        layers=model.layers, hidden=model.hidden, heads=model.heads, groups=model.heads,
-        feedforward=model.feedforward, vocabulary=padded_vocabulary(model, plan), tp=plan.tp,
-        sequence_parallel=optimized, first=True, last=True,
+        layers=model.layers,
+        hidden=model.hidden,
+        heads=model.heads,
+        groups=model.heads,
+        feedforward=model.feedforward,
+        vocabulary=padded_vocabulary(model, plan),
+        tp=plan.tp,
+        sequence_parallel=optimized,
+        first=True,
+        last=True,
         scores="recomputed" if optimized else "kept",
-    )  # fmt: skip
+    )
     passes = order("1f1b", 1, 1)[0]
     found = share_step(rank, passes, BATCHES[name][1], 2048, "A100 80GB")
     return sum(
-        block.bytes for block in found.timeline.allocations
+        block.bytes
+        for block in found.timeline.allocations
         if block.category is Category.ACTIVATIONS and block.module.startswith("chunks")
-    )  # fmt: skip
+    )

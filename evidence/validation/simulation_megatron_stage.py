@@ -41,13 +41,21 @@ def megatron_stage(
         )
     scores = {"none": "kept", "selective": "recomputed"}.get(plan.recompute, "kept")
     rank = Rank(
-        chunks=plan.virtual_stages, layers=shape.layers // chunks, hidden=shape.hidden,
-        heads=shape.heads, groups=shape.key_value_heads, feedforward=shape.feedforward,
-        vocabulary=padded_vocabulary(shape, plan), tp=plan.tp,
-        sequence_parallel=plan.sequence_parallel, dp=plan.dp, first=stage == 0,
-        last=stage == plan.pp - 1, dropout=0.1 * plan.dropout,
+        chunks=plan.virtual_stages,
+        layers=shape.layers // chunks,
+        hidden=shape.hidden,
+        heads=shape.heads,
+        groups=shape.key_value_heads,
+        feedforward=shape.feedforward,
+        vocabulary=padded_vocabulary(shape, plan),
+        tp=plan.tp,
+        sequence_parallel=plan.sequence_parallel,
+        dp=plan.dp,
+        first=stage == 0,
+        last=stage == plan.pp - 1,
+        dropout=0.1 * plan.dropout,
         scores="flash" if plan.attention == "flash" else scores,
-    )  # fmt: skip
+    )
     m = _filling(plan, stage)
     passes = order(plan.schedule, plan.pp, m, plan.virtual_stages)[stage]
     return share_step(rank, passes, plan.micro_batch, length, device)

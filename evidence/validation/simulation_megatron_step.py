@@ -64,8 +64,9 @@ class Share(nn.Module):
         self.norm = nn.LayerNorm(rank.hidden, dtype=HALF) if rank.last else None
         self.head = (
             Linear(rank, buffers, rank.hidden, rank.vocabulary, columns=True, head=True)
-            if rank.last else None
-        )  # fmt: skip
+            if rank.last
+            else None
+        )
         count = sum(p.numel() for p in self.parameters())
         self.register_buffer("gradients", torch.empty(count, dtype=torch.float32))
         self.register_buffer("workspace", torch.empty(rank.workspace_bytes, dtype=torch.uint8))

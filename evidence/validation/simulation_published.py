@@ -22,10 +22,16 @@ from utils.units import GB
 LITGPT_DEVICE, PEFT_DEVICE = "A100 40GB", "H100"
 # config.json of meta-llama/Llama-3.2-3B.
 LLAMA_32_3B = {
-    "vocab_size": 128_256, "hidden_size": 3072, "intermediate_size": 8192,
-    "num_hidden_layers": 28, "num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128,
-    "max_position_embeddings": 131_072, "tie_word_embeddings": True,
-}  # fmt: skip
+    "vocab_size": 128_256,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
+}
 LLAMA_PARAMETERS = 3_212_749_824
 
 
@@ -117,8 +123,14 @@ def peft_comparisons(ranks: Container[int] = (32, 64)) -> Iterator[Comparison]:
         found = peft_step(row)
         trained = whole(row["trainable_params"])
         published = float(row["memory_max_bytes"]) / GB
-        yield Comparison("PEFT LoRA", "reserved GB, maximum", row["experiment"], published,
-                         (found.reserved_bytes or 0) / GB, LLAMA_PARAMETERS + trained)  # fmt: skip
+        yield Comparison(
+            "PEFT LoRA",
+            "reserved GB, maximum",
+            row["experiment"],
+            published,
+            (found.reserved_bytes or 0) / GB,
+            LLAMA_PARAMETERS + trained,
+        )
 
 
 def peft_step(row: dict[str, str]) -> Measurement:
@@ -129,9 +141,12 @@ def peft_step(row: dict[str, str]) -> Measurement:
     config = transformers.LlamaConfig(**LLAMA_32_3B)
     name = row["experiment"]
     lora = peft.LoraConfig(
-        r=whole(row["r"]), target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM",
-        use_dora="dora" in name, use_rslora="rslora" in name,
-    )  # fmt: skip
+        r=whole(row["r"]),
+        target_modules=["q_proj", "v_proj"],
+        task_type="CAUSAL_LM",
+        use_dora="dora" in name,
+        use_rslora="rslora" in name,
+    )
 
     def build() -> tuple[nn.Module, torch.optim.Optimizer]:
         net = transformers.LlamaForCausalLM(config)

@@ -46,7 +46,7 @@ REMARKS = {
     "generation, the simulated one a step with the longest batch that the run allows, 768 tokens. High "
     "by 3-4%: the data are cut by characters, so that batches are shorter, and their lengths are not "
     "published. 712 tokens would explain three of the four rows to 0.1%, and DoRA's to 1.6%.",
-}  # fmt: skip
+}
 LEFT_OUT = (
     "Left out to be quick: most small steps on this machine's allocator, Megatron-LM's A100 and "
     "GB200 rows, Korthikanti Figure 1, torchtitan, litgpt's StableLM and Llama, PEFT "

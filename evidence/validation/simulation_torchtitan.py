@@ -51,8 +51,14 @@ def torchtitan_comparisons() -> Iterator[Comparison]:
             found = torchtitan_step(whole(row["n_gpus"]), whole(row["local_batch"]))
             case = f"{row['model']} on {row['n_gpus']} GPUs, selective checkpointing"
             size = model_shape("llama-3-8b").parameter_count
-            yield Comparison("torchtitan FSDP2", "reserved GiB", case, float(row["memory_gib"]),
-                             (found.reserved_bytes or 0) / GIB, size)  # fmt: skip
+            yield Comparison(
+                "torchtitan FSDP2",
+                "reserved GiB",
+                case,
+                float(row["memory_gib"]),
+                (found.reserved_bytes or 0) / GIB,
+                size,
+            )
 
 
 def torchtitan_step(gpus: int, sequences: int, length: int = 8192) -> Measurement:

@@ -50,9 +50,11 @@ def zero_cells() -> list[Cell]:
 
 
 FIGURE_1 = {
-    "22B": ("megatron-22b", 1, 1), "175B": ("megatron-175b", 8, 3),
-    "530B": ("megatron-530b", 35, 3), "1T": ("megatron-1t", 64, 1),
-}  # fmt: skip
+    "22B": ("megatron-22b", 1, 1),
+    "175B": ("megatron-175b", 8, 3),
+    "530B": ("megatron-530b", 35, 3),
+    "1T": ("megatron-1t", 64, 1),
+}
 QUANTITIES = {
     "fig1_param_opt_gib": "states GiB",
     "fig1_act_none_gib": "activations GiB",
@@ -86,7 +88,13 @@ def korthikanti_plan(name: str, optimized: bool) -> Plan:
     """The plan of Table 3 of Korthikanti et al. 2022, without or with their two techniques."""
     _, pp, interleave = FIGURE_1[name]
     return Plan(
-        tp=8, pp=pp, virtual_stages=interleave, micro_batch=BATCHES[name][1], dropout=True,
-        attention="unfused", sequence_parallel=optimized, framework="megatron",
+        tp=8,
+        pp=pp,
+        virtual_stages=interleave,
+        micro_batch=BATCHES[name][1],
+        dropout=True,
+        attention="unfused",
+        sequence_parallel=optimized,
+        framework="megatron",
         recompute="selective" if optimized else "none",
-    )  # fmt: skip
+    )

@@ -13,8 +13,12 @@ from utils.planner.flops import hardware_flops, model_flops
 from utils.units import GB
 
 NAMES = {"22": "22B", "175": "175B", "530": "530B", "1000": "1T"}
-MODELS = {"22": "megatron-22b", "175": "megatron-175b", "530": "megatron-530b",
-          "1000": "megatron-1t"}  # fmt: skip
+MODELS = {
+    "22": "megatron-22b",
+    "175": "megatron-175b",
+    "530": "megatron-530b",
+    "1000": "megatron-1t",
+}
 
 
 def selene(gpus: int) -> Cluster:
@@ -35,9 +39,16 @@ def korthikanti_comparisons() -> list[Comparison]:
                 plan = replace(plan, recompute="full")
             seconds = estimate(model, selene(plan.ranks), plan, batch).step_seconds
             rows.append(
-                Comparison("Korthikanti Table 5", "seconds", f"{NAMES[row['params_b']]} {column}",
-                           float(row[f"iter_s_{column}"]), seconds, size, fitted=True)
-            )  # fmt: skip
+                Comparison(
+                    "Korthikanti Table 5",
+                    "seconds",
+                    f"{NAMES[row['params_b']]} {column}",
+                    float(row[f"iter_s_{column}"]),
+                    seconds,
+                    size,
+                    fitted=True,
+                )
+            )
     return rows
 
 
@@ -70,16 +81,21 @@ def narayanan_table_2() -> list[Table2Row]:
         found = estimate(model, selene(gpus), plan, batch)
         rate = hardware_flops(model, plan, batch) / found.step_seconds / gpus / 1e12
         published = float(row["tflops_per_gpu_incl_recompute"])
-        rows.append(Table2Row(row["scheme"], float(row["params_b"]), gpus, published, rate,
-                              found.fits))  # fmt: skip
+        rows.append(
+            Table2Row(row["scheme"], float(row["params_b"]), gpus, published, rate, found.fits)
+        )
     return rows
 
 
 def _table_2_setup(row: dict[str, str]) -> tuple[ModelShape, Plan, Batch]:
     model = model_shape("megatron-175b" if row["params_b"] == "174.6" else "megatron-530b")
     gpus, split = whole(row["n_gpus"]), whole(row["model_parallel_size"])
-    kept = {"attention": "unfused", "dropout": True, "recompute": "full",
-            "micro_batch": whole(row["microbatch"])}  # fmt: skip
+    kept = {
+        "attention": "unfused",
+        "dropout": True,
+        "recompute": "full",
+        "micro_batch": whole(row["microbatch"]),
+    }
     if row["scheme"] == "ZeRO-3":
         rules = replace(framework("deepspeed"), fused_gate=True)
         plan = Plan(dp=gpus, zero_stage=3, framework=rules, **kept)
@@ -90,7 +106,14 @@ def _table_2_setup(row: dict[str, str]) -> tuple[ModelShape, Plan, Batch]:
 
 def zero_3_at_530b_on_560_gpus_fits() -> bool:
     """Micro-batch 4, which did not fit when they tried."""
-    plan = Plan(dp=560, zero_stage=3, micro_batch=4, recompute="full", attention="unfused",
-                dropout=True, framework="deepspeed")  # fmt: skip
+    plan = Plan(
+        dp=560,
+        zero_stage=3,
+        micro_batch=4,
+        recompute="full",
+        attention="unfused",
+        dropout=True,
+        framework="deepspeed",
+    )
     batch = Batch(sequences=2240, sequence_length=2048)
     return worst(memory(model_shape("megatron-530b"), plan, batch)).fits(selene(560).device)

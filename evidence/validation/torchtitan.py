@@ -19,10 +19,13 @@ from utils.units import GB, MIB
 POWER_SHARE = (500 / 700) ** (1 / 3)
 _H100 = device("H100")
 GPU = replace(
-    _H100, name="H100-96GB-500W", memory_gb=96, memory_bytes=95_830 * MIB,
+    _H100,
+    name="H100-96GB-500W",
+    memory_gb=96,
+    memory_bytes=95_830 * MIB,
     memory_bytes_per_second=2400 * GB,
     matmul_ceiling_tflops=POWER_SHARE * (_H100.matmul_ceiling_tflops or 0),
-)  # fmt: skip
+)
 PLAIN = framework("fsdp")
 # torch.compile fuses what only moves data: the norms, and SwiGLU.
 COMPILED = replace(PLAIN, name="fsdp, compiled", eager_norm=False, fused_gate=True)
@@ -37,8 +40,11 @@ def comparisons() -> list[Comparison]:
         compiled = "compiled" if row["compile"] == "1" else "eager"
         case = f"{row['model']} on {row['n_gpus']} GPUs, {compiled}"
         size = model_flops(model, batch) / cluster.gpus
-        found.append(Comparison("torchtitan", "seconds", case, published,
-                                seconds(model, cluster, plan, batch), size))  # fmt: skip
+        found.append(
+            Comparison(
+                "torchtitan", "seconds", case, published, seconds(model, cluster, plan, batch), size
+            )
+        )
     return found
 
 
@@ -59,7 +65,11 @@ def setup(row: dict[str, str]) -> tuple[ModelShape, Cluster, Plan, Batch]:
     """Model, cluster, plan and batch of one row."""
     gpus, local = whole(row["n_gpus"]), whole(row["local_batch"])
     cluster = Cluster(gpu=GPU, nodes=gpus // 8, network_bytes_per_second=8 * 50 * GB)
-    plan = Plan(dp=gpus, zero_stage=3, micro_batch=local,
-                framework=COMPILED if row["compile"] == "1" else PLAIN)  # fmt: skip
+    plan = Plan(
+        dp=gpus,
+        zero_stage=3,
+        micro_batch=local,
+        framework=COMPILED if row["compile"] == "1" else PLAIN,
+    )
     batch = Batch(sequences=gpus * local, sequence_length=whole(row["seq_len"]))
     return model_shape("llama-3-8b"), cluster, plan, batch

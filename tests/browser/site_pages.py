@@ -112,8 +112,11 @@ def reader(browser: str, address: str, width: int = 1280) -> Iterator[Reader]:
 
 def pages_of(site: Path) -> list[str]:
     """All pages of a site."""
-    return sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html")
-                  if "_static" not in path.parts)  # fmt: skip
+    return sorted(
+        path.relative_to(site).as_posix()
+        for path in site.rglob("*.html")
+        if "_static" not in path.parts
+    )
 
 
 def files_of(site: Path) -> set[str]:

@@ -17,8 +17,10 @@ def test_the_page_of_results_is_accessible_and_alone(tmp_path: Path) -> None:
     found = find_browser()
     if found is None:
         pytest.skip("no Chromium on this machine (on Debian: apt install chromium)")
-    results = [Result(name, sheet, "solved", "1.0 s, par 1.0 s", 300, 1, Gains(2**30, 1e9, 5.0))
-               for name, sheet in CASES.items()]  # fmt: skip
+    results = [
+        Result(name, sheet, "solved", "1.0 s, par 1.0 s", 300, 1, Gains(2**30, 1e9, 5.0))
+        for name, sheet in CASES.items()
+    ]
     path = tmp_path / "capstone.html"
     board = [("01", "ResNet-50", "1 GiB", "", "measured")]
     path.write_text(results_html("Ada", 1, results, board), encoding="utf-8")

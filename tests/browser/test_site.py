@@ -21,8 +21,15 @@ LESSON = "notebooks/beginner/01_where_memory_goes"
 GLOSSARY = "notebooks/00_glossary"
 FEW = (LESSON, GLOSSARY)
 TIERS = ("beginner", "intermediate", "advanced")
-PARTS = (".", "notebooks", "labs", "solutions", "docs", "docs/instructor",
-         *(f"{folder}/{tier}" for folder in ("notebooks", "labs", "solutions") for tier in TIERS))  # fmt: skip
+PARTS = (
+    ".",
+    "notebooks",
+    "labs",
+    "solutions",
+    "docs",
+    "docs/instructor",
+    *(f"{folder}/{tier}" for folder in ("notebooks", "labs", "solutions") for tier in TIERS),
+)
 PHONE = 390
 
 

@@ -39,8 +39,10 @@ def write_report(file: Path, today: date | None = None) -> None:
     """
     found = [(f"{row.provider}, {row.gpu}", row.as_of) for row in read_prices()]
     found += [(name, row.as_of) for name, row in DEVICES.items()]
-    rows = [{"notebook": name, "error": f"read {day}, over a year ago" if is_old(day, today) else ""}
-            for name, day in found]  # fmt: skip
+    rows = [
+        {"notebook": name, "error": f"read {day}, over a year ago" if is_old(day, today) else ""}
+        for name, day in found
+    ]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

@@ -146,6 +146,8 @@ def price_table(today: date | None = None, path: Path = PRICES_CSV) -> str:
     lines = [f"{'GPU':<12}{'$/GPU hour':>11}  {'kind':<10}{'provider':<20}{'as of':<12}{'days':>5}"]
     for row in read_prices(path):
         flag = "  OLDER THAN A YEAR" if row.is_old(today) else ""
-        lines.append(f"{row.gpu:<12}{row.usd_per_gpu_hour:>11.3f}  {row.kind:<10}{row.provider:<20}"
-                     f"{row.as_of:<12}{row.age_days(today):>5}{flag}")  # fmt: skip
+        lines.append(
+            f"{row.gpu:<12}{row.usd_per_gpu_hour:>11.3f}  {row.kind:<10}{row.provider:<20}"
+            f"{row.as_of:<12}{row.age_days(today):>5}{flag}"
+        )
     return "\n".join(lines)

@@ -97,9 +97,10 @@ def pinned_bytes(allocator: CachingAllocator) -> int:
     """Bytes of the segments in which something is alive: what cannot be given back."""
     used = {start for start, _, name in allocator.layout() if name is not None}
     return sum(
-        size for start, size in allocator.segments.items()
+        size
+        for start, size in allocator.segments.items()
         if any(start <= address < start + size for address in used)
-    )  # fmt: skip
+    )
 
 
 def _row(name: str, now: int, peak: int | None) -> str:

@@ -33,9 +33,14 @@ from utils.memory.meter import measure
 from utils.units import Phase, format_bytes
 
 PATIENTS = (
-    "kept_graph", "large_vocabulary", "fragmentation", "optimizer_doubles", "validation",
-    "forgotten_reference", "resolution",
-)  # fmt: skip
+    "kept_graph",
+    "large_vocabulary",
+    "fragmentation",
+    "optimizer_doubles",
+    "validation",
+    "forgotten_reference",
+    "resolution",
+)
 LOSS_TOLERANCE = 1e-5  # relative; fp32 in another order, and some steps of Adam enlarge that
 Build = Callable[[], tuple[nn.Module, torch.optim.Optimizer]]
 Train = Callable[..., list[float]]
@@ -133,8 +138,10 @@ class Examination:
     def last_step_ns(self) -> int:
         """When the last optimizer step ended; the run's end if there was none."""
         spans = self.run.timeline.spans
-        return max((s.end_ns for s in spans if s.phase is Phase.OPTIMIZER_STEP),
-                   default=self.run.timeline.end_ns)  # fmt: skip
+        return max(
+            (s.end_ns for s in spans if s.phase is Phase.OPTIMIZER_STEP),
+            default=self.run.timeline.end_ns,
+        )
 
     def replayed(self, capacity_bytes: int | None = None) -> Replay:
         """The caching allocator after this run's requests, up to the last optimizer step.
@@ -193,9 +200,13 @@ def _examined(patient: Patient) -> Examination:
     losses: list[float] = []
     start = time.perf_counter()
     run = measure(
-        lambda: losses.extend(patient.train(model, optimizer)), model=model, optimizer=optimizer,
-        timed_steps=0, warmup_steps=0, name=patient.name,
-    )  # fmt: skip
+        lambda: losses.extend(patient.train(model, optimizer)),
+        model=model,
+        optimizer=optimizer,
+        timed_steps=0,
+        warmup_steps=0,
+        name=patient.name,
+    )
     return Examination(patient, run, tuple(losses), time.perf_counter() - start)
 
 

@@ -17,8 +17,10 @@ def main(root: Path = ROOT) -> int:
         print(error)
         return 1
     except OSError as error:
-        print(f"my_labs cannot be written to ({error.strerror}). Use a copy of the course "
-              "in a folder of your own.")  # fmt: skip
+        print(
+            f"my_labs cannot be written to ({error.strerror}). Use a copy of the course "
+            "in a folder of your own."
+        )
         return 1
     for lab in done.copied:
         print(f"copied  my_labs/{lab.as_posix()}")

@@ -110,8 +110,15 @@ def first_wrong(
     kind = returns or number()
     for case in cases:
         found = kind.returned(answer(*case.given))
-        verdict = judge(found, case.right, case.says, wrong=case.wrong, nudge=case.nudge or nudge,
-                        within=within, relative=relative)  # fmt: skip
+        verdict = judge(
+            found,
+            case.right,
+            case.says,
+            wrong=case.wrong,
+            nudge=case.nudge or nudge,
+            within=within,
+            relative=relative,
+        )
         if verdict:
             return verdict
     return None
@@ -151,9 +158,15 @@ class Question:
             found = self.kind.of(answer)
         except NotYet as ending:
             return ending.verdict
-        verdict = judge(found, self.right, wrong=self.wrong, nudge=self.nudge,
-                        expected=self.expected or self.kind.what.rstrip(","), within=self.within,
-                        relative=self.relative)  # fmt: skip
+        verdict = judge(
+            found,
+            self.right,
+            wrong=self.wrong,
+            nudge=self.nudge,
+            expected=self.expected or self.kind.what.rstrip(","),
+            within=self.within,
+            relative=self.relative,
+        )
         return verdict or correct(self.note)
 
 
@@ -184,8 +197,14 @@ class Exercise:
 
     def __call__(self, answer: Any) -> Verdict:
         try:
-            verdict = first_wrong(function().of(answer), self.cases, returns=self.returns,
-                                  nudge=self.nudge, within=self.within, relative=self.relative)  # fmt: skip
+            verdict = first_wrong(
+                function().of(answer),
+                self.cases,
+                returns=self.returns,
+                nudge=self.nudge,
+                within=self.within,
+                relative=self.relative,
+            )
         except NotYet as ending:
             return ending.verdict
         return verdict or correct(self.note)

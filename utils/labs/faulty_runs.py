@@ -28,8 +28,13 @@ class _Norm(nn.Module):
 
 def _model() -> nn.Module:
     torch.manual_seed(3)
-    layers = {"embed": nn.Linear(16, 32), "norm": _Norm(32), "up": nn.Linear(32, 64),
-              "act": nn.GELU(), "down": nn.Linear(64, 6)}  # fmt: skip
+    layers = {
+        "embed": nn.Linear(16, 32),
+        "norm": _Norm(32),
+        "up": nn.Linear(32, 64),
+        "act": nn.GELU(),
+        "down": nn.Linear(64, 6),
+    }
     model = nn.Sequential()
     for name, layer in layers.items():
         model.add_module(name, layer)

@@ -166,8 +166,12 @@ def runs_too_often(block: Noisy) -> Verdict | None:
     if len(block.runs) <= 2:
         return None
     nudge = "One second run can answer for all: for each tensor that was saved it ran again."
-    return not_yet("how often the block ran", expected="twice: in forward, and once in backward",
-                   got=f"{len(block.runs)} times", nudge=nudge)  # fmt: skip
+    return not_yet(
+        "how often the block ran",
+        expected="twice: in forward, and once in backward",
+        got=f"{len(block.runs)} times",
+        nudge=nudge,
+    )
 
 
 def kept_after_forward(answer: Callable[..., Any], plain: Noisy, x: Tensor, ran: int) -> Verdict:
@@ -185,14 +189,19 @@ def kept_after_forward(answer: Callable[..., Any], plain: Noisy, x: Tensor, ran:
     limit = KEPT_SHARE * whole
     if kept > limit:
         nudge = "What does your pack hook return? A tensor that it returns stays alive."
-        return not_yet("forward still keeps activations", expected=f"at most {format_bytes(limit)}",
-                       got=format_bytes(kept), nudge=nudge)  # fmt: skip
+        return not_yet(
+            "forward still keeps activations",
+            expected=f"at most {format_bytes(limit)}",
+            got=format_bytes(kept),
+            nudge=nudge,
+        )
     if ran < 2:
         nudge = (
             "The meter sees tensors. Copies in another form, such as numpy's, take memory as well."
         )
-        return not_yet("backward did not run the block again: its activations were kept somewhere",
-                       nudge=nudge)  # fmt: skip
+        return not_yet(
+            "backward did not run the block again: its activations were kept somewhere", nudge=nudge
+        )
     return correct(score=scored(kept, par, "alive after forward", format_bytes))
 
 

@@ -101,8 +101,10 @@ class SlowJob:
             ends.append(starts[-1] + (FORWARD_SECONDS + BACKWARD_SECONDS) * slow.get(node, 1.0))
         buckets = max(1, round(GRADIENT_BYTES / self.bucket_bytes)) * self.reduced_passes
         busy, finish = self._all_reduces(buckets, ends, slow)
-        rows = [self._node(node, starts[node], ends[node], max(ends), finish, slow)
-                for node in range(self.nodes)]  # fmt: skip
+        rows = [
+            self._node(node, starts[node], ends[node], max(ends), finish, slow)
+            for node in range(self.nodes)
+        ]
         return Trace(tuple(rows), buckets, busy, max(finish, *ends))
 
     def _all_reduces(
@@ -118,8 +120,9 @@ class SlowJob:
         free = 0.0
         for number in range(1, buckets + 1):  # a bucket goes when the last node has filled it
             left = 1 - number / buckets
-            ready = max(end - left * BACKWARD_SECONDS * slow.get(node, 1.0)
-                        for node, end in enumerate(ends))  # fmt: skip
+            ready = max(
+                end - left * BACKWARD_SECONDS * slow.get(node, 1.0) for node, end in enumerate(ends)
+            )
             free = max(free, ready) + each
         return buckets * each, free
 
@@ -133,8 +136,13 @@ class SlowJob:
         slow: dict[int, float],
     ) -> tuple[Stretch, ...]:
         middle = start + FORWARD_SECONDS * slow.get(node, 1.0)
-        parts = [("loading", 0.0, start), ("forward", start, middle), ("backward", middle, end),
-                 ("waiting for a node", end, last), ("all-reduce, not hidden", last, finish)]  # fmt: skip
+        parts = [
+            ("loading", 0.0, start),
+            ("forward", start, middle),
+            ("backward", middle, end),
+            ("waiting for a node", end, last),
+            ("all-reduce, not hidden", last, finish),
+        ]
         return tuple(Stretch(*part) for part in parts if part[2] > part[1])
 
     def look(self, at: str) -> str:
@@ -143,8 +151,12 @@ class SlowJob:
         Raises:
             ValueError: no such layer.
         """
-        looks = {"hardware": self._hardware, "network": self._network,
-                 "collectives": self._collectives, "code": self._code}  # fmt: skip
+        looks = {
+            "hardware": self._hardware,
+            "network": self._network,
+            "collectives": self._collectives,
+            "code": self._code,
+        }
         if at not in looks:
             raise ValueError(f"There is no layer {at!r}: look at {', '.join(looks)}.")
         return looks[at]()
@@ -161,10 +173,15 @@ class SlowJob:
     def _network(self) -> str:
         weak = dict(self.weak_ports)
         over_ib = self.network.bytes_per_second > 2 * TCP.bytes_per_second
-        line = ("NET/IB : Using [0]mlx5_0:1/IB ... [7]mlx5_7:1/IB; OOB eth0" if over_ib
-                else "NET/IB : No device found.\n  NCCL INFO NET/Socket : Using [0]eth0")  # fmt: skip
-        rows = [f"NCCL_DEBUG=INFO, node 0:\n  NCCL INFO {line}",
-                "ib_write_bw --report_gbits, each port to the next node, mean of 8, Gb/s:"]  # fmt: skip
+        line = (
+            "NET/IB : Using [0]mlx5_0:1/IB ... [7]mlx5_7:1/IB; OOB eth0"
+            if over_ib
+            else "NET/IB : No device found.\n  NCCL INFO NET/Socket : Using [0]eth0"
+        )
+        rows = [
+            f"NCCL_DEBUG=INFO, node 0:\n  NCCL INFO {line}",
+            "ib_write_bw --report_gbits, each port to the next node, mean of 8, Gb/s:",
+        ]
         port = 8 * INFINIBAND.bytes_per_second / GPUS / 0.8 / 1e9 * 0.985  # of the line rate
         rates = "  ".join(f"{node}: {port * weak.get(node, 1.0):.1f}" for node in range(self.nodes))
         return "\n".join([*rows, f"  {rates}"])
@@ -173,8 +190,14 @@ class SlowJob:
         trace = self.step()
         each = self.reduced_passes * GRADIENT_BYTES / trace.buckets
         took = trace.network_busy_seconds / trace.buckets
-        kernel = [w + e for w, e in zip(trace.seconds("waiting for a node"),
-                                        trace.seconds("all-reduce, not hidden"), strict=True)]  # fmt: skip
+        kernel = [
+            w + e
+            for w, e in zip(
+                trace.seconds("waiting for a node"),
+                trace.seconds("all-reduce, not hidden"),
+                strict=True,
+            )
+        ]
         rows = "  ".join(f"{node}: {1e3 * seconds:.0f}" for node, seconds in enumerate(kernel))
         return (
             f"gradients: {GRADIENT_BYTES / MIB:,.0f} MiB; {trace.buckets:,} all-reduces a step of {each / MIB:.1f} MiB each, "

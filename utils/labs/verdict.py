@@ -42,8 +42,13 @@ class Verdict:
 
     def rows(self) -> dict[str, str]:
         """Label and text of what there is to say."""
-        rows = {"expected": self.expected, "got": self.got, "think about": self.nudge,
-                "score": self.score, "traceback": self.traceback}  # fmt: skip
+        rows = {
+            "expected": self.expected,
+            "got": self.got,
+            "think about": self.nudge,
+            "score": self.score,
+            "traceback": self.traceback,
+        }
         return {label: text for label, text in rows.items() if text}
 
 
@@ -121,8 +126,10 @@ class Report:
 
     def _repr_html_(self) -> str:
         mark, colour = _MARKS[self.status]
-        rows = [f"<div><i>{label}:</i> {_lines(text)}</div>"
-                for label, text in self.verdict.rows().items()]  # fmt: skip
+        rows = [
+            f"<div><i>{label}:</i> {_lines(text)}</div>"
+            for label, text in self.verdict.rows().items()
+        ]
         if self.output:
             rows.append(f"<div><i>it printed:</i><pre>{escape(self._tail())}</pre></div>")
         note = f" {_lines(self.verdict.note)}" if self.verdict.note else ""

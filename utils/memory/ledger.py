@@ -210,9 +210,15 @@ def _allocation(block: _Block, seen: Observations) -> Allocation:
     category = block.category or _category_from_life(block, seen)
     born_ns = max(block.born_ns, seen.start_ns)
     return Allocation(
-        block.address, block.bytes, born_ns, block.died_ns, category, block.born_in, block.module,
+        block.address,
+        block.bytes,
+        born_ns,
+        block.died_ns,
+        category,
+        block.born_in,
+        block.module,
         block.on_host,
-    )  # fmt: skip
+    )
 
 
 def _category_from_life(block: _Block, seen: Observations) -> Category:

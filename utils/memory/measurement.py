@@ -67,8 +67,9 @@ class Measurement:
             raise ValueError(
                 "This measurement has no host memory by category: call measure() with host=."
             )
-        return replace(self, name=f"{self.name}: host", timeline=self.host_timeline,
-                       host_timeline=None)  # fmt: skip
+        return replace(
+            self, name=f"{self.name}: host", timeline=self.host_timeline, host_timeline=None
+        )
 
     @property
     def peak_phase(self) -> str:

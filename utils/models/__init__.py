@@ -8,8 +8,14 @@ from utils.models.transformer import Transformer
 from utils.models.unet import UNet
 
 __all__ = [
-    "BaseModelError", "Transformer", "TransformerConfig", "UNet", "llama_config", "load_base",
-    "resnet", "small_resnet",
-]  # fmt: skip
+    "BaseModelError",
+    "Transformer",
+    "TransformerConfig",
+    "UNet",
+    "llama_config",
+    "load_base",
+    "resnet",
+    "small_resnet",
+]
 
 check_public(globals())

@@ -79,8 +79,13 @@ class TransformerConfig:
                 "none: choose a dense shape, such as 'llama-2-7b'."
             )
         sizes = {
-            "vocabulary": shape.vocabulary, "hidden": shape.hidden, "layers": shape.layers,
-            "heads": shape.heads, "kv_heads": shape.kv_heads, "feedforward": shape.feedforward,
-            "tied": shape.tied, "qkv_bias": shape.qkv_bias,
-        }  # fmt: skip
+            "vocabulary": shape.vocabulary,
+            "hidden": shape.hidden,
+            "layers": shape.layers,
+            "heads": shape.heads,
+            "kv_heads": shape.kv_heads,
+            "feedforward": shape.feedforward,
+            "tied": shape.tied,
+            "qkv_bias": shape.qkv_bias,
+        }
         return cls(**{**sizes, **changes})

@@ -15,8 +15,12 @@ if TYPE_CHECKING:  # the library takes seconds to import
     from transformers import LlamaConfig, PreTrainedModel
 
 QUANTIZATIONS = (None, "nf4", "nf4-dq")
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
-            "pytorch_model.bin.index.json")  # fmt: skip
+_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 
 
 class BaseModelError(Exception):
@@ -35,12 +39,16 @@ def llama_config(shape: ModelShape | str, **changes: Any) -> LlamaConfig:
     if shape.family != "llama" or shape.num_experts is not None:
         raise ValueError(f"{shape.name} is no Llama: choose a shape such as 'llama-2-7b'.")
     sizes = {
-        "vocab_size": shape.vocabulary, "hidden_size": shape.hidden,
-        "intermediate_size": shape.feedforward, "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads, "num_key_value_heads": shape.key_value_heads,
-        "max_position_embeddings": shape.max_sequence, "tie_word_embeddings": shape.tied,
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.feedforward,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.key_value_heads,
+        "max_position_embeddings": shape.max_sequence,
+        "tie_word_embeddings": shape.tied,
         "use_cache": False,
-    }  # fmt: skip
+    }
     return LlamaConfig(**sizes | changes)
 
 
@@ -73,9 +81,12 @@ def load_base(
 
     try:
         loaded = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, device_map={"": device}, output_loading_info=True,
+            source,
+            dtype=dtype,
+            device_map={"": device},
+            output_loading_info=True,
             quantization_config=_packing(quantization, dtype),
-        )  # fmt: skip
+        )
     except ModuleNotFoundError:
         raise
     except Exception as error:  # what the libraries raise for damaged files differs by version

@@ -74,8 +74,11 @@ def small_resnet(norm: str = "group", num_classes: int = 10, width: int = 32) ->
         raise ValueError(f"width is {width}; its channels make 8 groups, so take 8, 16, 24, ...")
     make_norm = nn.BatchNorm2d if norm == "batch" else lambda channels: nn.GroupNorm(8, channels)
     stem = nn.Conv2d(3, width, kernel_size=3, stride=2, padding=1, bias=False)
-    blocks = [BasicBlock(width, width, 1, make_norm), BasicBlock(width, 2 * width, 2, make_norm),
-              BasicBlock(2 * width, 4 * width, 2, make_norm)]  # fmt: skip
+    blocks = [
+        BasicBlock(width, width, 1, make_norm),
+        BasicBlock(width, 2 * width, 2, make_norm),
+        BasicBlock(2 * width, 4 * width, 2, make_norm),
+    ]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, num_classes)]
     return nn.Sequential(stem, make_norm(width), nn.ReLU(), *blocks, *head)
 

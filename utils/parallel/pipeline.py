@@ -176,15 +176,22 @@ def pipeline_passes(
     stream = stream.detach().requires_grad_()
     stages = [
         PipelineStage(
-            part, number, chunks, positions.device, group=group,
-            input_args=stream if number else tokens, output_args=_handed_on(part, stream, tokens),
+            part,
+            number,
+            chunks,
+            positions.device,
+            group=group,
+            input_args=stream if number else tokens,
+            output_args=_handed_on(part, stream, tokens),
         )
         for number, part in zip(held, parts, strict=True)
-    ]  # fmt: skip
+    ]
     runs = kind(
         stages[0] if isinstance(schedule, str) and not _takes_several(schedule) else stages,
-        n_microbatches=micro_batches, loss_fn=loss_of, scale_grads=False,
-    )  # fmt: skip
+        n_microbatches=micro_batches,
+        loss_fn=loss_of,
+        scale_grads=False,
+    )
 
     def passes(inputs: Tensor, targets: Tensor, weight: float) -> Tensor:
         if len(inputs) % micro_batches:

@@ -192,10 +192,12 @@ def hops_across_nodes(gpus_per_node: int, stride: int, stages: int) -> tuple[boo
     starts = [stage * stride for stage in range(stages)]
     ends = [*starts[1:], 0]
     return tuple(
-        any((start + rank) // gpus_per_node != (end + rank) // gpus_per_node
-            for rank in range(min(stride, gpus_per_node)))
+        any(
+            (start + rank) // gpus_per_node != (end + rank) // gpus_per_node
+            for rank in range(min(stride, gpus_per_node))
+        )
         for start, end in zip(starts, ends, strict=True)
-    )  # fmt: skip
+    )
 
 
 def _own_port(cluster: Cluster) -> float:

@@ -49,10 +49,15 @@ def compare_plans(found: Sequence[Estimate]) -> str:
 
 def _row(found: Estimate) -> tuple[str, ...]:
     return (
-        plan_name(found), format_bytes(found.peak.needed_bytes), _fits(found),
-        format_seconds(found.step_seconds), f"{found.mfu:.1%}", f"{found.hfu:.1%}",
-        f"{found.bubble:.1%}", f"{found.tokens_per_second:,.0f}",
-    )  # fmt: skip
+        plan_name(found),
+        format_bytes(found.peak.needed_bytes),
+        _fits(found),
+        format_seconds(found.step_seconds),
+        f"{found.mfu:.1%}",
+        f"{found.hfu:.1%}",
+        f"{found.bubble:.1%}",
+        f"{found.tokens_per_second:,.0f}",
+    )
 
 
 def _fits(found: Estimate) -> str:

@@ -133,8 +133,12 @@ class Framework:
         sizes = [row.name for row in fields(self) if row.type in ("int", "float")]
         where = f"framework {self.name}"
         positive(where, least=0, **{name: getattr(self, name) for name in sizes})
-        whole(where, gathered_blocks=self.gathered_blocks, residual_bytes=self.residual_bytes,
-              vocabulary_multiple=self.vocabulary_multiple)  # fmt: skip
+        whole(
+            where,
+            gathered_blocks=self.gathered_blocks,
+            residual_bytes=self.residual_bytes,
+            vocabulary_multiple=self.vocabulary_multiple,
+        )
 
     @property
     def state_bytes(self) -> float:

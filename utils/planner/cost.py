@@ -88,8 +88,12 @@ def cost(
     Raises:
         ValueError: fewer than 1 token, a GPU without a price, or failures that leave no time.
     """
-    of_kind("cost", plan=(plan, Estimate), failures=(failures, Goodput, type(None)),
-            storage=(storage, Storage))  # fmt: skip
+    of_kind(
+        "cost",
+        plan=(plan, Estimate),
+        failures=(failures, Goodput, type(None)),
+        storage=(storage, Storage),
+    )
     positive("cost", tokens=tokens)
     left = goodput(plan.cluster) if failures is None else failures
     if not left.share[0]:
@@ -108,8 +112,18 @@ def cost(
     kept = storage.usd_per_day(plan)
     daily = 24 * paid * dollars + kept
     usd, between = daily * bare / share, (daily * interval[0], daily * interval[1])
-    return Cost(tokens, bare / share, interval, hours, usd, 1e6 * usd / tokens, dollars, source,
-                between, kept * bare / share)  # fmt: skip
+    return Cost(
+        tokens,
+        bare / share,
+        interval,
+        hours,
+        usd,
+        1e6 * usd / tokens,
+        dollars,
+        source,
+        between,
+        kept * bare / share,
+    )
 
 
 def hourly_price(cluster: Cluster) -> tuple[float, str]:
@@ -136,6 +150,7 @@ def node_price(cluster: Cluster) -> Price:
     """
     lowest = price(cluster.device.name, kind="spot" if cluster.pricing == "spot" else None)
     alike = [row for row in read_prices() if row.gpu == lowest.gpu and row.kind == cluster.pricing]
-    whole = [row for row in alike
-             if row.instance_gpus >= cluster.gpus_per_node and row.fabric != "no"]  # fmt: skip
+    whole = [
+        row for row in alike if row.instance_gpus >= cluster.gpus_per_node and row.fabric != "no"
+    ]
     return min(whole or alike or [lowest], key=lambda row: row.usd_per_gpu_hour)

@@ -38,6 +38,11 @@ def rank_parameters(model: ModelShape, plan: Plan) -> tuple[float, float]:
 def shared_model(model: ModelShape) -> ModelShape:
     """The dense model whose feed-forward layer is the shared experts; one wide where there are none."""
     return replace(
-        model, num_experts=None, experts_per_token=None, expert_feedforward=None, dense_layers=0,
-        shared_feedforward=0, feedforward=max(1, model.shared_feedforward),
-    )  # fmt: skip
+        model,
+        num_experts=None,
+        experts_per_token=None,
+        expert_feedforward=None,
+        dense_layers=0,
+        shared_feedforward=0,
+        feedforward=max(1, model.shared_feedforward),
+    )

@@ -17,11 +17,15 @@ from utils.units import Category, format_bytes, format_seconds
 
 # What each part of a step's time is called in a sentence.
 PART_NAMES = {
-    "matmul": "matrix products", "memory": "kernels that move data", "recompute": "recomputation",
-    "tensor_parallel": "collectives inside blocks", "launch": "launching kernels",
-    "pipeline": "the pipeline's bubble and sends", "data_parallel": "data-parallel collectives",
+    "matmul": "matrix products",
+    "memory": "kernels that move data",
+    "recompute": "recomputation",
+    "tensor_parallel": "collectives inside blocks",
+    "launch": "launching kernels",
+    "pipeline": "the pipeline's bubble and sends",
+    "data_parallel": "data-parallel collectives",
     "optimizer": "the optimizer step",
-}  # fmt: skip
+}
 
 SAME = 1e-4  # relative difference of step times that nobody could measure
 
@@ -59,8 +63,16 @@ def explain(chosen: Estimate, space: Space | None = None) -> list[Neighbour]:
         ValueError: `chosen` is no estimate.
     """
     of_kind("explain", chosen=(chosen, Estimate))
-    order = {"faster": 0, "outside the space": 1, "within the error": 2, "slower": 3,
-             "no difference": 4, "too tight": 5, "does not fit": 6, "invalid": 7}  # fmt: skip
+    order = {
+        "faster": 0,
+        "outside the space": 1,
+        "within the error": 2,
+        "slower": 3,
+        "no difference": 4,
+        "too tight": 5,
+        "does not fit": 6,
+        "invalid": 7,
+    }
     searched = space or Space(framework=chosen.plan.framework, attention=chosen.plan.attention)
     found = [_judge(chosen, change, fields, searched) for change, fields in _changes(chosen)]
 
@@ -182,9 +194,11 @@ def _changes(chosen: Estimate) -> Iterator[tuple[str, dict[str, Any]]]:
         for value in _doubled_and_halved(getattr(plan, name)):
             yield f"{name} {getattr(plan, name)} -> {value}", {name: value}
     choices = {
-        "recompute": ("none", "selective", "full"), "zero_stage": (0, 1, 2, 3),
-        "offload": ("none", "optimizer"), "sequence_parallel": (False, True),
-    }  # fmt: skip
+        "recompute": ("none", "selective", "full"),
+        "zero_stage": (0, 1, 2, 3),
+        "offload": ("none", "optimizer"),
+        "sequence_parallel": (False, True),
+    }
     for name, values in choices.items():
         for value in values:
             if value != getattr(plan, name):

@@ -45,9 +45,13 @@ class RunPlan:
     def __post_init__(self) -> None:
         """Raises ValueError for a time or rate that is not above zero, or an odd count."""
         positive(
-            "a run", least=0, work_seconds=self.work_seconds, save_seconds=self.save_seconds,
-            restart_seconds=self.restart_seconds, repair_seconds=self.repair_seconds,
-        )  # fmt: skip
+            "a run",
+            least=0,
+            work_seconds=self.work_seconds,
+            save_seconds=self.save_seconds,
+            restart_seconds=self.restart_seconds,
+            repair_seconds=self.repair_seconds,
+        )
         positive("a run", interval_seconds=self.interval_seconds)
         whole("a run", least=1, nodes=self.nodes)
         if self.spares is not None:

@@ -71,8 +71,11 @@ def best_interval_seconds(checkpoint_seconds: float, mean_seconds_between_failur
     Raises:
         ValueError: a time that is not above zero.
     """
-    above_zero("best_interval_seconds", checkpoint_seconds=checkpoint_seconds,
-               mean_seconds_between_failures=mean_seconds_between_failures)  # fmt: skip
+    above_zero(
+        "best_interval_seconds",
+        checkpoint_seconds=checkpoint_seconds,
+        mean_seconds_between_failures=mean_seconds_between_failures,
+    )
     d, m = checkpoint_seconds, mean_seconds_between_failures
     if d >= 2 * m:
         return m
@@ -90,8 +93,12 @@ def working_share(
         ValueError: an interval or a mean that is not above zero, or a negative time.
     """
     above_zero("working_share", interval=interval, mean_seconds=mean_seconds)
-    positive("working_share", least=0, checkpoint_seconds=checkpoint_seconds,
-             restart_seconds=restart_seconds)  # fmt: skip
+    positive(
+        "working_share",
+        least=0,
+        checkpoint_seconds=checkpoint_seconds,
+        restart_seconds=restart_seconds,
+    )
     m = mean_seconds
     cycle = (interval + checkpoint_seconds) / m
     # Daly's e^(R/M) and e^(cycle) as their inverses: they overflow where failures are frequent,

@@ -61,6 +61,12 @@ class Launches:
 # transformers' Llama and peft's LoRA. bitsandbytes unpacks a matrix in one kernel, and its scales,
 # quantized themselves, in two more (functional.py, dequantize_4bit).
 EAGER = Launches(
-    forward=38, backward=80, frozen_backward=60, adapter_forward=6, adapter_backward=11, dropout=1,
-    unpack=3, ends=26,
-)  # fmt: skip
+    forward=38,
+    backward=80,
+    frozen_backward=60,
+    adapter_forward=6,
+    adapter_backward=11,
+    dropout=1,
+    unpack=3,
+    ends=26,
+)

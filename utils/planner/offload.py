@@ -62,10 +62,11 @@ SCHEMES: dict[str, Scheme] = {
         # Weights come for the forward pass, and once more for recomputation and backward.
         Scheme("weights, too", 0, 18, down_each=2, up_each=4),
         # L2L's way: the GPU computes the step, so that moments and master copies go up and down.
-        Scheme("states to and fro", 2, 14, down_each=2, down_once=12, up_once=12,
-               steps_on_host=False),
+        Scheme(
+            "states to and fro", 2, 14, down_each=2, down_once=12, up_once=12, steps_on_host=False
+        ),
     )
-}  # fmt: skip
+}
 
 
 def step_seconds(

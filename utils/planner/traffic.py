@@ -27,9 +27,12 @@ def ring_bytes(collective: str, payload_bytes: float, ranks: int) -> float:
     """
     whole("ring_bytes", ranks=ranks)
     shares = {
-        "all-gather": ranks - 1, "reduce-scatter": (ranks - 1) / ranks,
-        "all-reduce": 2 * (ranks - 1) / ranks, "send": 1, "receive": 0,
-    }  # fmt: skip
+        "all-gather": ranks - 1,
+        "reduce-scatter": (ranks - 1) / ranks,
+        "all-reduce": 2 * (ranks - 1) / ranks,
+        "send": 1,
+        "receive": 0,
+    }
     if collective not in shares:
         raise ValueError(f"{collective!r} is no ring; there are {', '.join(shares)}.")
     return shares[collective] * payload_bytes

@@ -31,7 +31,7 @@ __all__ = [
     "run_to_outcome",
     "run_torchrun",
     "traffic",
-]  # fmt: skip
+]
 
 check_public(globals())
 

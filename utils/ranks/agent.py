@@ -47,9 +47,12 @@ def rendezvous_arguments(folder: str) -> list[str]:
     does not look up the machine's name, which takes minutes where nothing knows that name.
     """
     return [
-        "--rdzv-backend=c10d", f"--rdzv-endpoint={folder}/rendezvous", "--rdzv-id=1",
-        "--rdzv-conf=store_type=file", f"--local-addr={LOCALHOST}",
-    ]  # fmt: skip
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={folder}/rendezvous",
+        "--rdzv-id=1",
+        "--rdzv-conf=store_type=file",
+        f"--local-addr={LOCALHOST}",
+    ]
 
 
 def as_a_fresh_process() -> None:

@@ -46,8 +46,12 @@ def linked_hosts(bytes_per_second: float, delay_seconds: float = 0.0) -> Iterato
         for _ in ADDRESSES:
             held.append(_new_namespace())
         first, second = (f"/proc/{os.getpid()}/fd/{number}" for number in held)
-        _run_inside(second, _ip("link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE,
-                                "netns", first))  # fmt: skip
+        _run_inside(
+            second,
+            _ip(
+                "link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE, "netns", first
+            ),
+        )
         for path, address in zip((first, second), ADDRESSES, strict=True):
             _set_up(path, address, bytes_per_second)
             if delay_seconds:
@@ -133,9 +137,21 @@ def _set_up(path: str, address: str, bytes_per_second: float) -> None:
         path,
         _ip("addr", "add", address, "dev", INTERFACE),
         _ip("link", "set", INTERFACE, "up"),
-        ("tc", "qdisc", "add", "dev", INTERFACE, "root", "handle", "1:", "tbf", *rate, "latency",
-         f"{1000 * QUEUE_SECONDS:.0f}ms"),
-    )  # fmt: skip
+        (
+            "tc",
+            "qdisc",
+            "add",
+            "dev",
+            INTERFACE,
+            "root",
+            "handle",
+            "1:",
+            "tbf",
+            *rate,
+            "latency",
+            f"{1000 * QUEUE_SECONDS:.0f}ms",
+        ),
+    )
 
 
 def _delay(path: str, seconds: float) -> None:

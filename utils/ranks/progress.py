@@ -69,9 +69,15 @@ class RankProgress:
         disable = True if os.environ.get("TQDM_DISABLE") else None
         # miniters=0: it draws the texts of ranks anew also while no further rank has finished.
         bar = _Bar(
-            total=self._world_size, desc="ranks", unit="rank", bar_format=_FORMAT, leave=False,
-            mininterval=REDRAW_SECONDS, miniters=0, disable=disable,
-        )  # fmt: skip
+            total=self._world_size,
+            desc="ranks",
+            unit="rank",
+            bar_format=_FORMAT,
+            leave=False,
+            mininterval=REDRAW_SECONDS,
+            miniters=0,
+            disable=disable,
+        )
         if not bar.disable:
             bar.start_t -= DELAY_SECONDS
         return bar

@@ -20,8 +20,14 @@ _LEFT_ALONE = re.compile(
 
 # Between two ranks, not among all: one that sends while its partner receives is as it should be.
 _MESSAGES = (
-    "send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list",
-)  # fmt: skip
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    "batch_isend_irecv",
+    "send_object_list",
+    "recv_object_list",
+)
 
 # What gloo writes when it aborts a rank whose partner sent more than it had room for.
 _OTHER_SIZE = "data size doesn't match expected size"

@@ -8,9 +8,16 @@ from typing import NamedTuple
 
 # Collectives to which all ranks give the same sizes; as gloo records them.
 _SAME_SIZES = frozenset(
-    {"all_reduce", "all_gather", "_all_gather_base", "broadcast", "reduce", "reduce_scatter",
-     "_reduce_scatter_base"}
-)  # fmt: skip
+    {
+        "all_reduce",
+        "all_gather",
+        "_all_gather_base",
+        "broadcast",
+        "reduce",
+        "reduce_scatter",
+        "_reduce_scatter_base",
+    }
+)
 
 
 class Given(NamedTuple):

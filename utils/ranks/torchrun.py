@@ -82,9 +82,13 @@ class _Run:
         self, script: Path, world_size: int, args: list[str], here: str, logs: Path, seconds: float
     ) -> None:
         command = [
-            *rendezvous_arguments(str(logs)), f"--nproc-per-node={world_size}", "--tee=3",
-            f"--log-dir={logs}", str(script), *args,
-        ]  # fmt: skip
+            *rendezvous_arguments(str(logs)),
+            f"--nproc-per-node={world_size}",
+            "--tee=3",
+            f"--log-dir={logs}",
+            str(script),
+            *args,
+        ]
         self._script, self._logs, self._world_size = script, logs, world_size
         self._seconds = seconds
         self._process = KillableProcess(

@@ -17,22 +17,33 @@ from utils.shims.torch_ import with_data
 
 BITSANDBYTES = Library("bitsandbytes", "0.50.2", "utils/shims/bitsandbytes.py")
 _TABLE = Shim(
-    BITSANDBYTES, "bitsandbytes.functional:create_dynamic_map", "code_tables",
-    "the optimizers read a table of 256 values back as numbers", patched=True,
-)  # fmt: skip
+    BITSANDBYTES,
+    "bitsandbytes.functional:create_dynamic_map",
+    "code_tables",
+    "the optimizers read a table of 256 values back as numbers",
+    patched=True,
+)
 _STATE = Shim(
-    BITSANDBYTES, "bitsandbytes.optim.optimizer:Optimizer8bit.get_state_buffer", "paged_on_host",
+    BITSANDBYTES,
+    "bitsandbytes.optim.optimizer:Optimizer8bit.get_state_buffer",
+    "paged_on_host",
     "a paged optimizer's state is in memory that CUDA manages, and no allocator counts",
     patched=True,
-)  # fmt: skip
+)
 _WEIGHT = Shim(
-    BITSANDBYTES, "bitsandbytes.nn.modules:Params4bit.__new__", "four_bit_weights",
-    "a tensor without data cannot be of a subclass of its own", patched=True,
-)  # fmt: skip
+    BITSANDBYTES,
+    "bitsandbytes.nn.modules:Params4bit.__new__",
+    "four_bit_weights",
+    "a tensor without data cannot be of a subclass of its own",
+    patched=True,
+)
 _FORWARD = Shim(
-    BITSANDBYTES, "bitsandbytes.nn.modules:Linear4bit.forward", "four_bit_weights",
-    "a layer that was never moved quantizes at its first use here", patched=True,
-)  # fmt: skip
+    BITSANDBYTES,
+    "bitsandbytes.nn.modules:Linear4bit.forward",
+    "four_bit_weights",
+    "a layer that was never moved quantizes at its first use here",
+    patched=True,
+)
 SHIMS = (_TABLE, _STATE, _WEIGHT, _FORWARD)
 # On a CPU its import warns of an optional kernel for inference, which nothing here uses.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -60,7 +71,11 @@ def paged_on_host(
 
     def buffer(optimizer: Any, p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         if not optimizer.is_paged or p.numel() < PAGED_FROM:
-            return torch.zeros_like(p, dtype=dtype) if optimizer.is_paged else plain(optimizer, p, dtype)  # fmt: skip
+            return (
+                torch.zeros_like(p, dtype=dtype)
+                if optimizer.is_paged
+                else plain(optimizer, p, dtype)
+            )
         note()
         with on_host():
             state: Any = torch.zeros_like(p, dtype=dtype)
@@ -85,21 +100,40 @@ def four_bit_weights() -> Iterator[None]:
     forward, make = _FORWARD.get(), _WEIGHT.get()
 
     def weight(
-        cls: Any, data: Any = None, requires_grad: bool = False, quant_state: Any = None,
-        blocksize: int | None = None, compress_statistics: bool = True, quant_type: str = "fp4",
-        quant_storage: torch.dtype = torch.uint8, module: Any = None, bnb_quantized: bool = False,
+        cls: Any,
+        data: Any = None,
+        requires_grad: bool = False,
+        quant_state: Any = None,
+        blocksize: int | None = None,
+        compress_statistics: bool = True,
+        quant_type: str = "fp4",
+        quant_storage: torch.dtype = torch.uint8,
+        module: Any = None,
+        bnb_quantized: bool = False,
         **_: Any,
-    ) -> nn.Parameter:  # fmt: skip
+    ) -> nn.Parameter:
         if type(data) is torch.Tensor:
             return make(
-                cls, data, requires_grad, quant_state, blocksize, compress_statistics, quant_type,
-                quant_storage, module, bnb_quantized,
-            )  # fmt: skip
+                cls,
+                data,
+                requires_grad,
+                quant_state,
+                blocksize,
+                compress_statistics,
+                quant_type,
+                quant_storage,
+                module,
+                bnb_quantized,
+            )
         how = {
-            "blocksize": blocksize or 64, "compress_statistics": compress_statistics,
-            "quant_type": quant_type, "quant_state": quant_state, "quant_storage": quant_storage,
-            "bnb_quantized": bnb_quantized, "module": module,
-        }  # fmt: skip
+            "blocksize": blocksize or 64,
+            "compress_statistics": compress_statistics,
+            "quant_type": quant_type,
+            "quant_state": quant_state,
+            "quant_storage": quant_storage,
+            "bnb_quantized": bnb_quantized,
+            "module": module,
+        }
         return _parameter(data, how)
 
     def quantized_first(layer: Any, x: torch.Tensor) -> torch.Tensor:
@@ -138,10 +172,12 @@ def packed(weight: Any) -> Any:
 
     with torch.no_grad():
         values, state = quantize_4bit(
-            weight.detach().contiguous(), blocksize=weight.blocksize,
-            compress_statistics=weight.compress_statistics, quant_type=weight.quant_type,
+            weight.detach().contiguous(),
+            blocksize=weight.blocksize,
+            compress_statistics=weight.compress_statistics,
+            quant_type=weight.quant_type,
             quant_storage=weight.quant_storage,
-        )  # fmt: skip
+        )
     names = ("blocksize", "compress_statistics", "quant_type", "quant_storage", "module")
     how = {name: getattr(weight, name) for name in names}
     return _parameter(values, {**how, "quant_state": state, "bnb_quantized": True})

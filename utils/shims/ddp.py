@@ -22,32 +22,47 @@ from utils.shims.shim import Library, Shim
 DDP = Library("torch", "2.15.0", "utils/shims/ddp.py")
 
 _LOGGED = Shim(
-    DDP, "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data", "bucket_bytes",
+    DDP,
+    "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",
+    "bucket_bytes",
     "nothing public says how large the buckets are",
-)  # fmt: skip
+)
 _REDUCER = Shim(
     DDP, "torch.distributed:Reducer", "modelled_reducer", "it reads data pointers", patched=True
 )
 _LOGGER = Shim(
-    DDP, "torch.distributed:Logger", "modelled_reducer", "it takes PyTorch's own reducer alone",
+    DDP,
+    "torch.distributed:Logger",
+    "modelled_reducer",
+    "it takes PyTorch's own reducer alone",
     patched=True,
-)  # fmt: skip
+)
 _VERIFY = Shim(
-    DDP, "torch.distributed:_verify_params_across_processes", "modelled_reducer",
-    "it compares shapes with ranks that are not there", patched=True,
-)  # fmt: skip
-_BROADCAST = Shim(
-    DDP, "torch.distributed:_broadcast_coalesced", "modelled_reducer", "it reads data pointers",
+    DDP,
+    "torch.distributed:_verify_params_across_processes",
+    "modelled_reducer",
+    "it compares shapes with ranks that are not there",
     patched=True,
-)  # fmt: skip
+)
+_BROADCAST = Shim(
+    DDP,
+    "torch.distributed:_broadcast_coalesced",
+    "modelled_reducer",
+    "it reads data pointers",
+    patched=True,
+)
 _ASSIGN = Shim(
-    DDP, "torch.distributed:_compute_bucket_assignment_by_size", "modelled_reducer",
+    DDP,
+    "torch.distributed:_compute_bucket_assignment_by_size",
+    "modelled_reducer",
     "the modelled reducer fills its buckets by PyTorch's own rule",
-)  # fmt: skip
+)
 _FLATTEN = Shim(
-    DDP, "torch._utils:_flatten_dense_tensors", "modelled_reducer",
+    DDP,
+    "torch._utils:_flatten_dense_tensors",
+    "modelled_reducer",
     "one tensor alone is not copied, and several are",
-)  # fmt: skip
+)
 SHIMS = (_LOGGED, _REDUCER, _LOGGER, _VERIFY, _BROADCAST, _ASSIGN, _FLATTEN)
 
 COMM_HOOK = "a communication hook of DistributedDataParallel"  # what the simulator tells apart by
@@ -72,12 +87,23 @@ class ModelledReducer:
     """
 
     def __init__(
-        self, params: Sequence[torch.Tensor], bucket_indices: Indices, bucket_limits: list[int],
-        process_group: Any, sparse: list[bool], cap_bytes: int, find_unused: bool, as_view: bool,
-        names: dict[int, str], first_cap_bytes: int, skip_unused: bool = False,
-        python_reducer: bool = False, rebuild_limits: Sequence[int] = (),
-        batched_copy: bool = False, lazy: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        params: Sequence[torch.Tensor],
+        bucket_indices: Indices,
+        bucket_limits: list[int],
+        process_group: Any,
+        sparse: list[bool],
+        cap_bytes: int,
+        find_unused: bool,
+        as_view: bool,
+        names: dict[int, str],
+        first_cap_bytes: int,
+        skip_unused: bool = False,
+        python_reducer: bool = False,
+        rebuild_limits: Sequence[int] = (),
+        batched_copy: bool = False,
+        lazy: bool = False,
+    ) -> None:
         if any(sparse) or lazy:
             raise ValueError(
                 "A simulation models DistributedDataParallel's dense buckets, kept for good. "

@@ -28,57 +28,98 @@ _BACKEND = Shim(
 )
 _WORLD = Shim(DEEPSPEED, "deepspeed.utils.groups:_WORLD_GROUP", "zero_without_data", "as for `cdb`")
 _ACCELERATOR = Shim(
-    DEEPSPEED, "deepspeed.accelerator.real_accelerator:ds_accelerator", "zero_without_data",
+    DEEPSPEED,
+    "deepspeed.accelerator.real_accelerator:ds_accelerator",
+    "zero_without_data",
     "simulated tensors are on `cpu`, whatever DeepSpeed was loaded for",
-)  # fmt: skip
+)
 _CPU = Shim(
-    DEEPSPEED, "deepspeed.accelerator.cpu_accelerator:CPU_Accelerator", "zero_without_data",
+    DEEPSPEED,
+    "deepspeed.accelerator.cpu_accelerator:CPU_Accelerator",
+    "zero_without_data",
     "as for `ds_accelerator`",
-)  # fmt: skip
+)
 _OVERFLOW = Shim(
-    DEEPSPEED, _ENGINE + "has_overflow", "zero_without_data", "it asks gradients for infinities",
+    DEEPSPEED,
+    _ENGINE + "has_overflow",
+    "zero_without_data",
+    "it asks gradients for infinities",
     patched=True,
-)  # fmt: skip
+)
 _NORMS = tuple(
-    Shim(DEEPSPEED, _ZERO + f"{stage}:is_invalid_grad_norm", "zero_without_data",
-         "it asks for the value of the norm", patched=True)
+    Shim(
+        DEEPSPEED,
+        _ZERO + f"{stage}:is_invalid_grad_norm",
+        "zero_without_data",
+        "it asks for the value of the norm",
+        patched=True,
+    )
     for stage in ("stage_1_and_2", "stage3")
-)  # fmt: skip
+)
 _ORDER = Shim(
-    DEEPSPEED, _ZERO + "partitioned_param_coordinator:assert_ints_same_as_other_ranks",
-    "zero_without_data", "it compares the order of modules with ranks that are not there", patched=True,
-)  # fmt: skip
-_INIT = Shim(
-    DEEPSPEED, _ENGINE + "__init__", "zero_without_data", "it asks whether storages are aligned",
+    DEEPSPEED,
+    _ZERO + "partitioned_param_coordinator:assert_ints_same_as_other_ranks",
+    "zero_without_data",
+    "it compares the order of modules with ranks that are not there",
     patched=True,
-)  # fmt: skip
+)
+_INIT = Shim(
+    DEEPSPEED,
+    _ENGINE + "__init__",
+    "zero_without_data",
+    "it asks whether storages are aligned",
+    patched=True,
+)
 _READ = Shim(
-    DEEPSPEED, "deepspeed.runtime.config:DeepSpeedConfig", "own_reading",
+    DEEPSPEED,
+    "deepspeed.runtime.config:DeepSpeedConfig",
+    "own_reading",
     "its class knows the keys and checks them",
-)  # fmt: skip
+)
 _READ_ERROR = Shim(
     DEEPSPEED, "deepspeed.runtime.config:DeepSpeedConfigError", "own_reading", "as for the class"
 )
 _RANK = Shim(
-    DEEPSPEED, "deepspeed.comm:get_rank", "own_reading",
-    "without a process group the class would count one rank", patched=True,
-)  # fmt: skip
+    DEEPSPEED,
+    "deepspeed.comm:get_rank",
+    "own_reading",
+    "without a process group the class would count one rank",
+    patched=True,
+)
 _FIELDS = Shim(
-    DEEPSPEED, _ZERO + "config:DeepSpeedZeroConfig.model_fields", "zero_keys",
+    DEEPSPEED,
+    _ZERO + "config:DeepSpeedZeroConfig.model_fields",
+    "zero_keys",
     "the names of the settings stand nowhere else",
-)  # fmt: skip
+)
 _COMPATIBLE = Shim(
-    DEEPSPEED, "deepspeed.ops:__compatible_ops__", "try_compiler",
+    DEEPSPEED,
+    "deepspeed.ops:__compatible_ops__",
+    "try_compiler",
     "the compiler is tried once a process, and a linker may complain in the midst of a cell",
-)  # fmt: skip
+)
 _ACCELERATOR_IN_USE = Shim(
-    DEEPSPEED, "deepspeed.accelerator:get_accelerator", "device_type",
+    DEEPSPEED,
+    "deepspeed.accelerator:get_accelerator",
+    "device_type",
     "it says for which device it was loaded",
-)  # fmt: skip
+)
 SHIMS = (
-    _BACKEND, _WORLD, _ACCELERATOR, _CPU, _OVERFLOW, *_NORMS, _ORDER, _INIT, _READ, _READ_ERROR,
-    _RANK, _FIELDS, _COMPATIBLE, _ACCELERATOR_IN_USE,
-)  # fmt: skip
+    _BACKEND,
+    _WORLD,
+    _ACCELERATOR,
+    _CPU,
+    _OVERFLOW,
+    *_NORMS,
+    _ORDER,
+    _INIT,
+    _READ,
+    _READ_ERROR,
+    _RANK,
+    _FIELDS,
+    _COMPATIBLE,
+    _ACCELERATOR_IN_USE,
+)
 
 # Attributes of engines, and so of no module: where an optimizer of ZeRO keeps what it holds.
 SHARD = "ds_tensor"  # on each parameter of stage 3

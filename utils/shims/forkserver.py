@@ -12,24 +12,33 @@ from utils.shims.shim import Library, Shim
 
 MULTIPROCESSING = Library("multiprocessing", "of Python 3.11", "utils/shims/forkserver.py")
 _STOP = Shim(
-    MULTIPROCESSING, "multiprocessing.forkserver:_forkserver._stop", "stop_server",
+    MULTIPROCESSING,
+    "multiprocessing.forkserver:_forkserver._stop",
+    "stop_server",
     "nothing public ends the server, so that the next one may import more",
-)  # fmt: skip
+)
 _PID = Shim(
-    MULTIPROCESSING, "multiprocessing.forkserver:_forkserver._forkserver_pid", "server_pid",
+    MULTIPROCESSING,
+    "multiprocessing.forkserver:_forkserver._forkserver_pid",
+    "server_pid",
     "nothing public says which process inherits what forked ones leave behind",
-)  # fmt: skip
+)
 _ALIVE = Shim(
-    MULTIPROCESSING, "multiprocessing.forkserver:_forkserver._forkserver_alive_fd", "let_server_go",
+    MULTIPROCESSING,
+    "multiprocessing.forkserver:_forkserver._forkserver_alive_fd",
+    "let_server_go",
     "a forked process holds the pipe whose end tells the server to end",
-)  # fmt: skip
+)
 _OWNER = Shim(
     MULTIPROCESSING, "multiprocessing.forkserver:_forkserver", "let_server_go", "as for the pipe"
 )
 _SPAWN = Shim(
-    MULTIPROCESSING, "multiprocessing.util:spawnv_passfds", "helpers_of_their_own_group",
-    "what ends a kernel's group must not end the server, which is to end the rest", patched=True,
-)  # fmt: skip
+    MULTIPROCESSING,
+    "multiprocessing.util:spawnv_passfds",
+    "helpers_of_their_own_group",
+    "what ends a kernel's group must not end the server, which is to end the rest",
+    patched=True,
+)
 SHIMS = (_STOP, _PID, _ALIVE, _OWNER, _SPAWN)
 
 

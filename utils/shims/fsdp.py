@@ -17,13 +17,19 @@ FSDP = Library("torch", "2.15.0", "utils/shims/fsdp.py")
 _COLLECTIVES = "torch.distributed.fsdp._fully_shard._fsdp_collectives:"
 
 _ALLOCATE = Shim(
-    FSDP, _COLLECTIVES + "DefaultAllGather.allocate", "noted_buffers",
-    "the buffer of an all-gather is nobody's attribute", patched=True,
-)  # fmt: skip
+    FSDP,
+    _COLLECTIVES + "DefaultAllGather.allocate",
+    "noted_buffers",
+    "the buffer of an all-gather is nobody's attribute",
+    patched=True,
+)
 _FILL = Shim(
-    FSDP, _COLLECTIVES + "foreach_reduce_scatter_copy_in", "noted_buffers",
-    "the buffer of a reduce-scatter is nobody's attribute", patched=True,
-)  # fmt: skip
+    FSDP,
+    _COLLECTIVES + "foreach_reduce_scatter_copy_in",
+    "noted_buffers",
+    "the buffer of a reduce-scatter is nobody's attribute",
+    patched=True,
+)
 SHIMS = (_ALLOCATE, _FILL)
 
 

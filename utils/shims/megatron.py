@@ -9,10 +9,12 @@ from utils.shims.shim import Library, Shim
 
 MEGATRON = Library("megatron-core", "0.16.1", "utils/shims/megatron.py")
 _DEVICE = Shim(
-    MEGATRON, "torch.cuda:current_device", "buffers_on_cpu",
+    MEGATRON,
+    "torch.cuda:current_device",
+    "buffers_on_cpu",
     "its layers make the buffers of gathers and reduce-scatters there, with gloo as well",
     patched=True,
-)  # fmt: skip
+)
 SHIMS = (_DEVICE,)
 
 

@@ -17,71 +17,112 @@ from utils.shims.shim import Library, Shim
 TORCH = Library("torch", "2.15.0", "utils/shims/torch_.py")
 
 STORAGE = Shim(
-    TORCH, "torch:UntypedStorage._cdata", "storage_key",
+    TORCH,
+    "torch:UntypedStorage._cdata",
+    "storage_key",
     "storages without data have no pointer to tell them apart by",
-)  # fmt: skip
+)
 _INDICES = Shim(
-    TORCH, "torch:Tensor._indices", "sparse_parts",
+    TORCH,
+    "torch:Tensor._indices",
+    "sparse_parts",
     "the public `indices()` refuses a sparse gradient that is not coalesced",
-)  # fmt: skip
+)
 _VALUES = Shim(TORCH, "torch:Tensor._values", "sparse_parts", "as for `_indices`")
 _GRAPH_TASK = Shim(
-    TORCH, "torch._C:_current_graph_task_id", "inside_backward",
+    TORCH,
+    "torch._C:_current_graph_task_id",
+    "inside_backward",
     "torch.autograd.graph tells a recomputation from a forward by it",
-)  # fmt: skip
+)
 _BACKWARD = Shim(
-    TORCH, "torch.autograd:backward", "noted_backward",
-    "a tensor's hooks come after the loss has made gradients of its own", patched=True,
-)  # fmt: skip
+    TORCH,
+    "torch.autograd:backward",
+    "noted_backward",
+    "a tensor's hooks come after the loss has made gradients of its own",
+    patched=True,
+)
 _IS_WRAPPED = Shim(
-    TORCH, "torch._C._functorch:is_functorch_wrapped_tensor", "unwrapping",
+    TORCH,
+    "torch._C._functorch:is_functorch_wrapped_tensor",
+    "unwrapping",
     "inside of vmap and torch.func.grad a tensor stands around the one that has the memory",
-)  # fmt: skip
+)
 _UNWRAPPED = Shim(
     TORCH, "torch._C._functorch:get_unwrapped", "unwrapping", "as for whether it is wrapped"
 )
 _COMPILED = Shim(
-    TORCH, "torch.nn:Module._compiled_call_impl", "is_compiled_in_place",
+    TORCH,
+    "torch.nn:Module._compiled_call_impl",
+    "is_compiled_in_place",
     "`model.compile()` leaves no other trace",
-)  # fmt: skip
+)
 _OPTIMIZED = Shim(
-    TORCH, "torch._dynamo:OptimizedModule", "is_compiled",
+    TORCH,
+    "torch._dynamo:OptimizedModule",
+    "is_compiled",
     "`torch.compile(model)` returns one, and its inside takes no hooks",
-)  # fmt: skip
+)
 _HISTORY = Shim(
-    TORCH, "torch.cuda.memory:_record_memory_history", "record_cuda_history",
+    TORCH,
+    "torch.cuda.memory:_record_memory_history",
+    "record_cuda_history",
     "the CUDA allocator tells its events in no other way",
-)  # fmt: skip
+)
 _SNAPSHOT = Shim(TORCH, "torch.cuda.memory:_snapshot", "cuda_snapshot", "as for the history")
 _EVENT_TYPE = Shim(
-    TORCH, "torch:_C._profiler._EventType", "is_allocation",
+    TORCH,
+    "torch:_C._profiler._EventType",
+    "is_allocation",
     "the profiler's tree of events names their kinds by it",
-)  # fmt: skip
+)
 _WORKSPACES = Shim(
-    TORCH, "torch._C:_cuda_clearCublasWorkspaces", "clear_cublas_workspaces",
+    TORCH,
+    "torch._C:_cuda_clearCublasWorkspaces",
+    "clear_cublas_workspaces",
     "cuBLAS keeps its workspaces until it is told, and CUDA builds alone have it",
-)  # fmt: skip
+)
 _BF16 = Shim(
-    TORCH, "torch.cpu:_is_avx512_bf16_supported", "has_bf16_instructions",
+    TORCH,
+    "torch.cpu:_is_avx512_bf16_supported",
+    "has_bf16_instructions",
     "oneDNN says yes to any AVX-512",
-)  # fmt: skip
+)
 _MODES_OFF = Shim(
-    TORCH, "torch.utils._python_dispatch:_disable_current_modes", "with_data",
+    TORCH,
+    "torch.utils._python_dispatch:_disable_current_modes",
+    "with_data",
     "tables of numbers are computed with data in the midst of a simulation",
-)  # fmt: skip
+)
 _SCRIPT_TYPE = Shim(
     TORCH, "torch:ScriptObject._type", "type_name", "operators take process groups as such objects"
 )
 _LIBRARY_PATH = Shim(
-    TORCH, "torch.utils.cpp_extension:TORCH_LIB_PATH", "quote_library_path",
+    TORCH,
+    "torch.utils.cpp_extension:TORCH_LIB_PATH",
+    "quote_library_path",
     "it is written bare into the linker's command, and a space cuts that in two",
-)  # fmt: skip
+)
 
 CUDA_SHIMS = (_WORKSPACES,)  # builds of PyTorch without CUDA lack these names
 SHIMS = (
-    STORAGE, _INDICES, _VALUES, _GRAPH_TASK, _BACKWARD, _IS_WRAPPED, _UNWRAPPED, _COMPILED,
-    _OPTIMIZED, _HISTORY, _SNAPSHOT, _EVENT_TYPE, _BF16, _MODES_OFF, _SCRIPT_TYPE, _LIBRARY_PATH,
-)  # fmt: skip
+    STORAGE,
+    _INDICES,
+    _VALUES,
+    _GRAPH_TASK,
+    _BACKWARD,
+    _IS_WRAPPED,
+    _UNWRAPPED,
+    _COMPILED,
+    _OPTIMIZED,
+    _HISTORY,
+    _SNAPSHOT,
+    _EVENT_TYPE,
+    _BF16,
+    _MODES_OFF,
+    _SCRIPT_TYPE,
+    _LIBRARY_PATH,
+)
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:

@@ -16,22 +16,31 @@ from utils.shims.shim import Library, Shim
 TORCH = Library("torch", "2.15.0", "utils/shims/torch_autocast.py")
 
 _EXCLUDE = Shim(
-    TORCH, "torch._C:_ExcludeDispatchKeyGuard", "autocast_off",
+    TORCH,
+    "torch._C:_ExcludeDispatchKeyGuard",
+    "autocast_off",
     "`torch.autocast(enabled=False)` forgets the copies of weights that autocast keeps",
-)  # fmt: skip
+)
 _KEY_SET = Shim(TORCH, "torch._C:DispatchKeySet", "autocast_off", "as for the guard")
 _AUTOCAST = Shim(
-    TORCH, "torch.amp.autocast_mode:autocast.__init__", "autocast_as_on_cpu",
-    "autocast for `cuda` passes tensors without data by, which are all of `cpu`", patched=True,
-)  # fmt: skip
+    TORCH,
+    "torch.amp.autocast_mode:autocast.__init__",
+    "autocast_as_on_cpu",
+    "autocast for `cuda` passes tensors without data by, which are all of `cpu`",
+    patched=True,
+)
 _OPERATORS = Shim(
-    TORCH, "torch._C:_dispatch_get_all_op_names", "autocast_operators",
+    TORCH,
+    "torch._C:_dispatch_get_all_op_names",
+    "autocast_operators",
     "which operators autocast changes stands in PyTorch's dispatcher alone",
-)  # fmt: skip
+)
 _HAS_KERNEL = Shim(
-    TORCH, "torch._C:_dispatch_has_kernel_for_dispatch_key", "autocast_operators",
+    TORCH,
+    "torch._C:_dispatch_has_kernel_for_dispatch_key",
+    "autocast_operators",
     "as for the names of operators",
-)  # fmt: skip
+)
 SHIMS = (_EXCLUDE, _KEY_SET, _AUTOCAST, _OPERATORS, _HAS_KERNEL)
 
 
@@ -58,8 +67,11 @@ def autocast_as_on_cpu() -> Iterator[None]:
 
 # Public functions of `torch` that take a kind of device first; CUDA where it is left out.
 _BY_DEVICE = (
-    "is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype",
-)  # fmt: skip
+    "is_autocast_enabled",
+    "set_autocast_enabled",
+    "get_autocast_dtype",
+    "set_autocast_dtype",
+)
 
 
 def _of_cpu(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,29 +24,46 @@ _KEY_NAMES = Shim(
     "conjugates, quantized and sparse tensors are left out",
 )
 _BUILTIN = Shim(
-    TORCH, "torch._library.utils:is_builtin", "is_builtin_operator",
+    TORCH,
+    "torch._library.utils:is_builtin",
+    "is_builtin_operator",
     "operators of others may do anything",
-)  # fmt: skip
+)
 _OVERLOAD = Shim(
     TORCH, "torch._ops:OpOverload", "is_builtin_operator", "only operators have results to keep"
 )
 _SUBCLASS = Shim(
-    TORCH, "torch:Tensor._make_subclass", "fake_like",
+    TORCH,
+    "torch:Tensor._make_subclass",
+    "fake_like",
     "the public constructor of fake tensors takes several times as long",
-)  # fmt: skip
+)
 _WARN = Shim(
-    TORCH, "torch._C:_set_warn_deprecated_on_mutable_data_ptr", "fake_like",
+    TORCH,
+    "torch._C:_set_warn_deprecated_on_mutable_data_ptr",
+    "fake_like",
     "the constructor of fake tensors does so, unless PyTorch is told to raise there",
-)  # fmt: skip
+)
 _FAKE_DEVICE = Shim(
-    TORCH, "torch._subclasses.fake_tensor:FakeTensor.fake_device", "fake_device",
-    "a fake tensor is on `meta`, and knows which device it stands for", announced=True,
-)  # fmt: skip
+    TORCH,
+    "torch._subclasses.fake_tensor:FakeTensor.fake_device",
+    "fake_device",
+    "a fake tensor is on `meta`, and knows which device it stands for",
+    announced=True,
+)
 SHIMS = (_KEYS, _KEY_NAMES, _BUILTIN, _OVERLOAD, _SUBCLASS, _WARN, _FAKE_DEVICE)
 _UNUSUAL = (
-    "Conjugate", "Negative", "ZeroTensor", "SparseCPU", "SparseCsrCPU", "SparseMeta",
-    "SparseCsrMeta", "QuantizedCPU", "QuantizedMeta", "NestedTensor",
-)  # fmt: skip
+    "Conjugate",
+    "Negative",
+    "ZeroTensor",
+    "SparseCPU",
+    "SparseCsrCPU",
+    "SparseMeta",
+    "SparseCsrMeta",
+    "QuantizedCPU",
+    "QuantizedMeta",
+    "NestedTensor",
+)
 
 
 # These run for every argument of every operation: through the rows it would be felt. `check` finds

@@ -15,17 +15,23 @@ from utils.shims.shim import Library, Shim
 TORCH = Library("torch", "2.15.0", "utils/shims/torch_checkpoint.py")
 
 _STORED = Shim(
-    TORCH, "torch.distributed.checkpoint.filesystem:_StorageInfo", "read_metadata",
+    TORCH,
+    "torch.distributed.checkpoint.filesystem:_StorageInfo",
+    "read_metadata",
     "`.metadata` says with it where in a file each piece lies",
-)  # fmt: skip
+)
 _FORMAT = Shim(
-    TORCH, "torch.distributed.checkpoint.metadata:_MEM_FORMAT_ENCODING", "read_metadata",
+    TORCH,
+    "torch.distributed.checkpoint.metadata:_MEM_FORMAT_ENCODING",
+    "read_metadata",
     "`.metadata` says with it how a tensor lies in memory",
-)  # fmt: skip
+)
 _LAYOUT = Shim(
-    TORCH, "torch.serialization:_get_layout", "read_metadata",
+    TORCH,
+    "torch.serialization:_get_layout",
+    "read_metadata",
     "the layout of a tensor is pickled as a call of it",
-)  # fmt: skip
+)
 SHIMS = (_STORED, _FORMAT, _LAYOUT)
 
 
@@ -37,8 +43,17 @@ def read_metadata(data: bytes) -> public.Metadata:
     """
     try:
         found = _Unpickler(io.BytesIO(data)).load()
-    except (EOFError, UnicodeDecodeError, ValueError, IndexError, KeyError, OverflowError,
-            AttributeError, TypeError, ImportError) as error:  # fmt: skip
+    except (
+        EOFError,
+        UnicodeDecodeError,
+        ValueError,
+        IndexError,
+        KeyError,
+        OverflowError,
+        AttributeError,
+        TypeError,
+        ImportError,
+    ) as error:
         raise pickle.UnpicklingError(f"its .metadata is damaged ({error})") from error
     if not isinstance(found, public.Metadata):
         raise pickle.UnpicklingError(f"its .metadata holds a {type(found).__name__}")
@@ -48,8 +63,10 @@ def read_metadata(data: bytes) -> public.Metadata:
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        kinds = {f"torch.distributed.checkpoint.metadata.{name}": getattr(public, name)
-                 for name in public.__all__}  # fmt: skip
+        kinds = {
+            f"torch.distributed.checkpoint.metadata.{name}": getattr(public, name)
+            for name in public.__all__
+        }
         private = {shim.target.replace(":", "."): shim.get() for shim in SHIMS}
         self._known = kinds | private | {"torch.Size": torch.Size}
 

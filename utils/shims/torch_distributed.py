@@ -18,21 +18,30 @@ TORCH = Library("torch", "2.15.0", "utils/shims/torch_distributed.py")
 _MESH = "torch.distributed.device_mesh:DeviceMesh."
 
 _STORE = Shim(
-    TORCH, "torch.testing._internal.distributed.fake_pg:FakeStore", "join_alone",
+    TORCH,
+    "torch.testing._internal.distributed.fake_pg:FakeStore",
+    "join_alone",
     "the backend `fake` takes this store alone",
-)  # fmt: skip
+)
 _RESOLVE = Shim(
-    TORCH, "torch.distributed.distributed_c10d:_resolve_process_group", "group_named",
+    TORCH,
+    "torch.distributed.distributed_c10d:_resolve_process_group",
+    "group_named",
     "functional collectives give the group by its name",
-)  # fmt: skip
+)
 _DEFAULT_STORE = Shim(
-    TORCH, "torch.distributed.distributed_c10d:_get_default_store", "default_store",
+    TORCH,
+    "torch.distributed.distributed_c10d:_get_default_store",
+    "default_store",
     "ranks meet in the group's own store when they leave",
-)  # fmt: skip
+)
 _INIT = Shim(
-    TORCH, _MESH + "__init__", "meshes_with_data",
-    "a mesh made in a simulation must hold the numbers of its ranks", patched=True,
-)  # fmt: skip
+    TORCH,
+    _MESH + "__init__",
+    "meshes_with_data",
+    "a mesh made in a simulation must hold the numbers of its ranks",
+    patched=True,
+)
 _RANKS = Shim(TORCH, _MESH + "mesh", "meshes_with_data", "as for `__init__`", patched=True)
 # These compute with the numbers of ranks, in tensors: with data, so outside of the simulation.
 _METHODS = tuple(
@@ -40,34 +49,60 @@ _METHODS = tuple(
     for name in ("__getitem__", "_flatten", "_unflatten", "_concatenate", "_get_all_submeshes")
 )
 _COLUMNS = Shim(
-    TORCH, "torch.distributed.tensor.parallel:ColwiseParallel._apply", "noted_column_splits",
-    "a split module does not say over how many ranks", patched=True,
-)  # fmt: skip
+    TORCH,
+    "torch.distributed.tensor.parallel:ColwiseParallel._apply",
+    "noted_column_splits",
+    "a split module does not say over how many ranks",
+    patched=True,
+)
 _ALL_TO_ALL = Shim(
-    TORCH, "torch.distributed.tensor.placement_types:shard_dim_alltoall", "all_to_all_as_on_gpus",
-    "on meshes of CPUs it gathers everything, because gloo once had no all-to-all", patched=True,
-)  # fmt: skip
+    TORCH,
+    "torch.distributed.tensor.placement_types:shard_dim_alltoall",
+    "all_to_all_as_on_gpus",
+    "on meshes of CPUs it gathers everything, because gloo once had no all-to-all",
+    patched=True,
+)
 _TRACKER = Shim(
-    TORCH, "torch.distributed._tools.mem_tracker:MemTracker", "mem_tracker",
+    TORCH,
+    "torch.distributed._tools.mem_tracker:MemTracker",
+    "mem_tracker",
     "PyTorch's own simulator of memory is a peer that `validate` compares with",
-)  # fmt: skip
+)
 _DUMP = Shim(
-    TORCH, "torch._C._distributed_c10d:_dump_fr_trace", "recorded_collectives",
+    TORCH,
+    "torch._C._distributed_c10d:_dump_fr_trace",
+    "recorded_collectives",
     "nothing public reads the flight recorder of this very process",
-)  # fmt: skip
+)
 _SCHEDULES = "torch.distributed.pipelining.schedules:_PipelineScheduleRuntime"
 _RUNTIME = Shim(
-    TORCH, _SCHEDULES, "pipeline_from_csv", "it alone runs a pipeline schedule that a reader wrote",
-)  # fmt: skip
+    TORCH,
+    _SCHEDULES,
+    "pipeline_from_csv",
+    "it alone runs a pipeline schedule that a reader wrote",
+)
 _LOAD = Shim(TORCH, _SCHEDULES + "._load_csv", "pipeline_from_csv", "it reads a schedule from CSV")
 _FORGET = Shim(
-    TORCH, "torch.distributed.tensor.debug:_clear_sharding_prop_cache", "forget_shardings",
+    TORCH,
+    "torch.distributed.tensor.debug:_clear_sharding_prop_cache",
+    "forget_shardings",
     "results of sharded operations are kept with their mesh, whose groups end with a simulation",
-)  # fmt: skip
+)
 SHIMS = (
-    _DUMP, _RUNTIME, _LOAD, _FORGET, _STORE, _RESOLVE, _DEFAULT_STORE, _INIT, _RANKS, *_METHODS, _COLUMNS, _ALL_TO_ALL,
+    _DUMP,
+    _RUNTIME,
+    _LOAD,
+    _FORGET,
+    _STORE,
+    _RESOLVE,
+    _DEFAULT_STORE,
+    _INIT,
+    _RANKS,
+    *_METHODS,
+    _COLUMNS,
+    _ALL_TO_ALL,
     _TRACKER,
-)  # fmt: skip
+)
 
 # Called with a new mesh's group names and axes; and with the sizes of one that is being made.
 NoteMesh = Callable[[dict[str, str]], None]

@@ -12,13 +12,17 @@ from utils.shims.torch_ import storage_key
 TORCH = Library("torch", "2.15.0", "utils/shims/torch_gradients.py")
 
 _NODE = Shim(
-    TORCH, "torch._C:_current_autograd_node", "gradient_node",
+    TORCH,
+    "torch._C:_current_autograd_node",
+    "gradient_node",
     "nothing public says which function of autograd's is running",
-)  # fmt: skip
+)
 _USES = Shim(
-    TORCH, "torch:Tensor._use_count", "uses",
+    TORCH,
+    "torch:Tensor._use_count",
+    "uses",
     "autograd's engine adds in place to what nobody else holds, and counts by it",
-)  # fmt: skip
+)
 _STORAGE_USES = Shim(TORCH, "torch._C:_storage_Use_Count", "uses", "as for the tensor")
 SHIMS = (_NODE, _USES, _STORAGE_USES)
 

@@ -21,77 +21,117 @@ from utils.shims.shim import Library, Shim
 TORCH = Library("torch", "2.15.0", "utils/shims/torch_simulated.py")
 
 _APPLY = Shim(
-    TORCH, "torch.nn:Module._apply", "plain_conversion",
-    "it swaps tensors in place, which fails on those without data", patched=True,
-)  # fmt: skip
+    TORCH,
+    "torch.nn:Module._apply",
+    "plain_conversion",
+    "it swaps tensors in place, which fails on those without data",
+    patched=True,
+)
 _RESIZE = Shim(
-    TORCH, "torch:UntypedStorage.resize_", "noted_resizes",
-    "FSDP frees and takes memory by it, and no dispatch mode sees it", patched=True,
-)  # fmt: skip
+    TORCH,
+    "torch:UntypedStorage.resize_",
+    "noted_resizes",
+    "FSDP frees and takes memory by it, and no dispatch mode sees it",
+    patched=True,
+)
 _TRUNCATED = Shim(
-    TORCH, "torch.nn.init:_no_grad_trunc_normal_", "unread_initialization",
-    "it looks at the values it drew, to draw again", patched=True,
-)  # fmt: skip
+    TORCH,
+    "torch.nn.init:_no_grad_trunc_normal_",
+    "unread_initialization",
+    "it looks at the values it drew, to draw again",
+    patched=True,
+)
 _SHAPES = Shim(
     TORCH,
     "torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",
     "apart_from_shapes",
-    "DTensor learns shapes by running an operation on whole tensors that are never made", patched=True,
-)  # fmt: skip
+    "DTensor learns shapes by running an operation on whole tensors that are never made",
+    patched=True,
+)
 _DEVICE_INIT = Shim(
-    TORCH, "torch._subclasses.fake_tensor:FakeTensorMode.avoid_device_init", "device_asked_once",
-    "it is asked in every operation, and with DeepSpeed each answer opens a library", patched=True,
-)  # fmt: skip
+    TORCH,
+    "torch._subclasses.fake_tensor:FakeTensorMode.avoid_device_init",
+    "device_asked_once",
+    "it is asked in every operation, and with DeepSpeed each answer opens a library",
+    patched=True,
+)
 _BACKWARD = Shim(
-    TORCH, "torch.autograd:_engine_run_backward", "also_in_backward",
-    "PyTorch switches a mode off while it handles `backward()`", patched=True,
-)  # fmt: skip
+    TORCH,
+    "torch.autograd:_engine_run_backward",
+    "also_in_backward",
+    "PyTorch switches a mode off while it handles `backward()`",
+    patched=True,
+)
 _DEEPCOPY = Shim(
-    TORCH, "torch:Tensor.__deepcopy__", "copied_without_data",
+    TORCH,
+    "torch:Tensor.__deepcopy__",
+    "copied_without_data",
     "it copies the storage byte by byte, and where there are none it takes the process down",
     patched=True,
-)  # fmt: skip
+)
 _FORMAT = Shim(
-    TORCH, "torch:Tensor.__format__", "formatted_by_value",
-    "it knows plain tensors alone, and raises a TypeError for one without data", patched=True,
-)  # fmt: skip
+    TORCH,
+    "torch:Tensor.__format__",
+    "formatted_by_value",
+    "it knows plain tensors alone, and raises a TypeError for one without data",
+    patched=True,
+)
 _LOG = Shim(
-    TORCH, "torch._subclasses.fake_tensor:log", "errors_unlogged",
+    TORCH,
+    "torch._subclasses.fake_tensor:log",
+    "errors_unlogged",
     "it logs the whole stack of an error that it raises all the same",
-)  # fmt: skip
+)
 _MODES = Shim(
-    TORCH, "torch.utils._python_dispatch:_get_current_dispatch_mode_stack", "active_modes",
+    TORCH,
+    "torch.utils._python_dispatch:_get_current_dispatch_mode_stack",
+    "active_modes",
     "a simulation inside another must be refused",
-)  # fmt: skip
+)
 _PYTHON_OFF = Shim(
-    TORCH, "torch._C:_DisableTorchDispatch", "python_dispatch_off",
+    TORCH,
+    "torch._C:_DisableTorchDispatch",
+    "python_dispatch_off",
     "results that are made anew must not come back to the watcher",
-)  # fmt: skip
+)
 _FUNCTION_OFF = Shim(
-    TORCH, "torch._C:DisableTorchFunction", "torch_function_off",
+    TORCH,
+    "torch._C:DisableTorchFunction",
+    "torch_function_off",
     "working out a result must not choose kernels a second time",
-)  # fmt: skip
+)
 _BELOW = Shim(
-    TORCH, "torch._C:_AutoDispatchBelowAutograd", "below_autograd",
+    TORCH,
+    "torch._C:_AutoDispatchBelowAutograd",
+    "below_autograd",
     "a kernel that replaces autograd's must not come back to itself",
-)  # fmt: skip
+)
 _LIBRARY = Shim(
-    TORCH, "torch.library:_scoped_library", "kernels_replaced",
+    TORCH,
+    "torch.library:_scoped_library",
+    "kernels_replaced",
     "a public library of kernels stays until the process ends",
-)  # fmt: skip
+)
 _TENSOR_DEVICE = Shim(
-    TORCH, "torch._subclasses.fake_tensor:FakeTensor.device", "devices_answered",
-    "tensors without data answer it themselves, past every function mode", patched=True,
-)  # fmt: skip
+    TORCH,
+    "torch._subclasses.fake_tensor:FakeTensor.device",
+    "devices_answered",
+    "tensors without data answer it themselves, past every function mode",
+    patched=True,
+)
 _SCHEMA = Shim(
-    TORCH, "torch._ops:OpOverload._schema", "writes_arguments",
+    TORCH,
+    "torch._ops:OpOverload._schema",
+    "writes_arguments",
     "an operator says nowhere else whether it writes to its arguments",
-)  # fmt: skip
+)
 _RUN_COMPILED = Shim(
-    TORCH, "torch._dynamo.eval_frame:_callback_from_stance", "compiled_as_eager",
+    TORCH,
+    "torch._dynamo.eval_frame:_callback_from_stance",
+    "compiled_as_eager",
     "compiled code passes dispatch modes by; PyTorch falls back to eager with many warnings",
     patched=True,
-)  # fmt: skip
+)
 SHIMS = (
     _APPLY,
     _RESIZE,
@@ -109,7 +149,7 @@ SHIMS = (
     _LIBRARY,
     _TENSOR_DEVICE,
 )
-COMPILER_SHIMS = (_RUN_COMPILED,)  # its module takes seconds to load, and most need none of it  # fmt: skip
+COMPILER_SHIMS = (_RUN_COMPILED,)  # its module takes seconds to load, and most need none of it
 
 
 def plain_conversion(

@@ -13,22 +13,32 @@ from utils.shims.shim import Library, Shim
 
 TRANSFORMERS = Library("transformers", "5.23.0", "utils/shims/transformers.py")
 _PACKED = Shim(
-    TRANSFORMERS, "transformers.masking_utils:find_packed_sequence_indices", "one_sequence_a_row",
-    "it looks at the positions for several sequences packed into a row", patched=True,
-)  # fmt: skip
-_FOUR_BIT = Shim(
-    TRANSFORMERS, "transformers.quantizers.quantizer_bnb_4bit:Bnb4BitHfQuantizer.validate_environment",
-    "four_bit_announced", "it imports bitsandbytes on its own, in the midst of a simulation",
+    TRANSFORMERS,
+    "transformers.masking_utils:find_packed_sequence_indices",
+    "one_sequence_a_row",
+    "it looks at the positions for several sequences packed into a row",
     patched=True,
-)  # fmt: skip
+)
+_FOUR_BIT = Shim(
+    TRANSFORMERS,
+    "transformers.quantizers.quantizer_bnb_4bit:Bnb4BitHfQuantizer.validate_environment",
+    "four_bit_announced",
+    "it imports bitsandbytes on its own, in the midst of a simulation",
+    patched=True,
+)
 _LOADED = Shim(
-    TRANSFORMERS, "transformers.integrations.bitsandbytes:Bnb4bitQuantize.convert",
-    "four_bits_packed", "it quantizes by moving a tensor of a class of its own", patched=True,
-)  # fmt: skip
+    TRANSFORMERS,
+    "transformers.integrations.bitsandbytes:Bnb4bitQuantize.convert",
+    "four_bits_packed",
+    "it quantizes by moving a tensor of a class of its own",
+    patched=True,
+)
 _CONSENT = Shim(
-    TRANSFORMERS, "transformers.dynamic_module_utils:TIME_OUT_REMOTE_CODE", "from_this_machine",
+    TRANSFORMERS,
+    "transformers.dynamic_module_utils:TIME_OUT_REMOTE_CODE",
+    "from_this_machine",
     "it waits for an answer on the keyboard before it runs a repository's code",
-)  # fmt: skip
+)
 SHIMS = (_PACKED, _FOUR_BIT, _LOADED, _CONSENT)
 
 

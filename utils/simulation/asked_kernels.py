@@ -30,19 +30,44 @@ MOST_FLOPS = 10**10  # a second or two on one core
 # work space of another, as `mkldnn_rnn_layer_backward` does, may not be run on invented values: it
 # takes the process down.
 _ASKED = frozenset(
-    {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv",
-     "aten::convolution", "aten::convolution_backward", "aten::native_batch_norm",
-     "aten::native_batch_norm_backward", "aten::native_layer_norm",
-     "aten::native_layer_norm_backward", "aten::native_group_norm",
-     "aten::native_group_norm_backward", "aten::im2col", "aten::col2im", "aten::kthvalue",
-     "aten::_trilinear", "aten::soft_margin_loss", "aten::soft_margin_loss_backward",
-     "aten::binary_cross_entropy_with_logits",
-     "aten::_scaled_dot_product_flash_attention_for_cpu",
-     "aten::_scaled_dot_product_flash_attention_for_cpu_backward"}
-)  # fmt: skip
+    {
+        "aten::mm",
+        "aten::addmm",
+        "aten::bmm",
+        "aten::baddbmm",
+        "aten::mv",
+        "aten::addmv",
+        "aten::convolution",
+        "aten::convolution_backward",
+        "aten::native_batch_norm",
+        "aten::native_batch_norm_backward",
+        "aten::native_layer_norm",
+        "aten::native_layer_norm_backward",
+        "aten::native_group_norm",
+        "aten::native_group_norm_backward",
+        "aten::im2col",
+        "aten::col2im",
+        "aten::kthvalue",
+        "aten::_trilinear",
+        "aten::soft_margin_loss",
+        "aten::soft_margin_loss_backward",
+        "aten::binary_cross_entropy_with_logits",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+    }
+)
 _ASKED_FAMILIES = ("aten::linalg_", "aten::_linalg_", "aten::_fft_")
-_VALUES = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout,
-           torch.memory_format)  # fmt: skip
+_VALUES = (
+    bool,
+    int,
+    float,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 # Of those, what takes memory by its size; the others are not missed where they were not asked.
 _TAKERS = ("conv", "linalg", "fft", "native_batch_norm_backward", "2col", "2im", "_trilinear")
 _LOW = (torch.float16, torch.bfloat16)
@@ -141,10 +166,16 @@ def _takes_memory(func: Any, tensors: list[torch.Tensor]) -> bool:
 
 def _run(func: Any, args: Any, kwargs: Any, out: Any, threads: int) -> int | None:
     """Run it on tensors with data; None if these do not suit it, or it made other results."""
-    given = {storage_key(x.untyped_storage()) for x in tree_leaves((args, kwargs))
-             if isinstance(x, torch.Tensor)}  # fmt: skip
-    made = {storage_key(x.untyped_storage()): x.untyped_storage().nbytes()
-            for x in tree_leaves(out) if isinstance(x, torch.Tensor)}  # fmt: skip
+    given = {
+        storage_key(x.untyped_storage())
+        for x in tree_leaves((args, kwargs))
+        if isinstance(x, torch.Tensor)
+    }
+    made = {
+        storage_key(x.untyped_storage()): x.untyped_storage().nbytes()
+        for x in tree_leaves(out)
+        if isinstance(x, torch.Tensor)
+    }
     result_bytes = sum(size for key, size in made.items() if key not in given)
     shapes = [x.shape for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
     with with_data(), torch.no_grad(), autocast_off(), torch.random.fork_rng(devices=[]):

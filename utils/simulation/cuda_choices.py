@@ -116,9 +116,13 @@ def _suits_flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) ->
 
 
 def _flash(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float,
-    is_causal: bool, scale: float | None,
-) -> torch.Tensor:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
     width = query.shape[-1]
     scale = 1 / math.sqrt(width) if scale is None else scale
     if short := -width % 8:
@@ -135,9 +139,14 @@ def _aligned_heads(query: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def _efficient(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None,
-    dropout_p: float, is_causal: bool, scale: float | None,
-) -> torch.Tensor:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
     trains = any(part.requires_grad for part in (query, key, value))
     if mask is not None:
         if any(stride % MASK_ALIGNMENT for stride in mask.stride()[:-1]) or mask.stride(-1) != 1:
@@ -145,9 +154,15 @@ def _efficient(
             mask = F.pad(mask, (0, MASK_ALIGNMENT - last % MASK_ALIGNMENT))[..., :last]
         mask = mask.expand(*query.shape[:3], key.shape[2])
     out = aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask, trains and torch.is_grad_enabled(), dropout_p, is_causal,
+        query,
+        key,
+        value,
+        mask,
+        trains and torch.is_grad_enabled(),
+        dropout_p,
+        is_causal,
         scale=scale,
-    )  # fmt: skip
+    )
     return out[0]
 
 

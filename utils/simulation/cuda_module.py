@@ -42,23 +42,50 @@ def answers(watcher: StorageWatcher, card: SimulatedDevice) -> dict[str, Callabl
         "reserved_bytes.all.peak": lambda: watcher.reserved_bytes,
     }
     properties = SimpleNamespace(
-        name=card.name, total_memory=total, major=card.capability[0], minor=card.capability[1],
-        multi_processor_count=108, is_integrated=False, is_multi_gpu_board=False, warp_size=32,
-        gcnArchName="", L2_cache_size=40 << 20, regs_per_multiprocessor=1 << 16,
-        max_threads_per_multi_processor=2048, shared_memory_per_block=48 << 10,
-    )  # fmt: skip
+        name=card.name,
+        total_memory=total,
+        major=card.capability[0],
+        minor=card.capability[1],
+        multi_processor_count=108,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        warp_size=32,
+        gcnArchName="",
+        L2_cache_size=40 << 20,
+        regs_per_multiprocessor=1 << 16,
+        max_threads_per_multi_processor=2048,
+        shared_memory_per_block=48 << 10,
+    )
     said: dict[str, Any] = {
-        "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
-        "get_device_name": card.name, "get_device_properties": properties,
-        "get_device_capability": card.capability, "is_bf16_supported": card.flash,
-        "is_current_stream_capturing": False, "utilization": 0, "get_arch_list": [],
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_name": card.name,
+        "get_device_properties": properties,
+        "get_device_capability": card.capability,
+        "is_bf16_supported": card.flash,
+        "is_current_stream_capturing": False,
+        "utilization": 0,
+        "get_arch_list": [],
         "can_device_access_peer": False,
-    }  # fmt: skip
+    }
     nothing = (
-        "init", "synchronize", "empty_cache", "ipc_collect", "set_device", "manual_seed",
-        "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all",
-        "reset_accumulated_memory_stats", "set_per_process_memory_fraction", "set_stream",
-    )  # fmt: skip
+        "init",
+        "synchronize",
+        "empty_cache",
+        "ipc_collect",
+        "set_device",
+        "manual_seed",
+        "manual_seed_all",
+        "seed",
+        "seed_all",
+        "set_rng_state",
+        "set_rng_state_all",
+        "reset_accumulated_memory_stats",
+        "set_per_process_memory_fraction",
+        "set_stream",
+    )
     return {
         **{name: _says(value) for name, value in said.items()},
         **{name: _says(None) for name in nothing},
@@ -73,10 +100,14 @@ def answers(watcher: StorageWatcher, card: SimulatedDevice) -> dict[str, Callabl
         "memory_summary": _asks(lambda: f"allocated {watcher.alive_bytes:,} bytes, simulated"),
         "get_rng_state": _asks(_rng_state),
         "get_rng_state_all": _asks(lambda: [_rng_state()]),
-        "device": _Nothing, "stream": _Nothing, "device_of": _Nothing,
-        "Stream": _Stream, "Event": _Event,
-        "current_stream": _asks(_Stream), "default_stream": _asks(_Stream),
-    }  # fmt: skip
+        "device": _Nothing,
+        "stream": _Nothing,
+        "device_of": _Nothing,
+        "Stream": _Stream,
+        "Event": _Event,
+        "current_stream": _asks(_Stream),
+        "default_stream": _asks(_Stream),
+    }
 
 
 def _says(value: Any) -> Callable[..., Any]:
@@ -147,9 +178,13 @@ def _replicas_anywhere() -> Iterator[None]:
     init = replicated.__init__
 
     def set_up(
-        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any,
+        self: Any,
+        module: Any,
+        device_ids: Any = None,
+        output_device: Any = None,
+        *args: Any,
         **kwargs: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         init(self, module, None, None, *args, **kwargs)
 
     with mock.patch.object(replicated, "__init__", set_up):

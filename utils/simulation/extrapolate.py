@@ -100,9 +100,15 @@ def extrapolate(
     def at(depth: int, size: int | None) -> Measurement:
         run = step if size is None else lambda model, optimizer: step(model, optimizer, size)
         return simulate(
-            lambda: build_at(depth), run, device=device, world=world, rank=rank, items=items,
-            unit=unit, name=name,
-        )  # fmt: skip
+            lambda: build_at(depth),
+            run,
+            device=device,
+            world=world,
+            rank=rank,
+            items=items,
+            unit=unit,
+            name=name,
+        )
 
     def deep(size: int | None) -> Measurement:
         if layers <= from_layers[-1]:
@@ -161,10 +167,12 @@ def _extended(
     base = found[0]
     note = f"{_EXTENDED} {_listed(places)} {what} to {place}, allocation by allocation."
     return dataclasses.replace(
-        base, timeline=deep, traffic=_traffic(found, places, place, what),
+        base,
+        timeline=deep,
+        traffic=_traffic(found, places, place, what),
         allocator_bytes=_allocator_bytes(found, deep, places, place),
         notes=(*lasting_notes(base), note),
-    )  # fmt: skip
+    )
 
 
 def _allocator_bytes(

@@ -21,9 +21,17 @@ LARGEST = 1024  # elements
 aten = torch.ops.aten
 _WRITES, _RECEIVES, _FROM_NUMBERS, _UNKNOWN, _PLAIN = range(5)  # kinds of operations
 _MAKERS = frozenset(
-    {"aten::arange", "aten::linspace", "aten::full", "aten::zeros", "aten::ones",
-     "aten::scalar_tensor", "aten::lift_fresh", "aten::lift_fresh_copy"}
-)  # fmt: skip
+    {
+        "aten::arange",
+        "aten::linspace",
+        "aten::full",
+        "aten::zeros",
+        "aten::ones",
+        "aten::scalar_tensor",
+        "aten::lift_fresh",
+        "aten::lift_fresh_copy",
+    }
+)
 
 
 class KnownValues:

@@ -72,10 +72,12 @@ def _looks(args: tuple[Any, ...]) -> tuple[Any, ...]:
         *(
             (tuple(x.shape), x.stride(), x.dtype)
             if isinstance(x, torch.Tensor)
-            else tuple(x) if isinstance(x, list) else x
+            else tuple(x)
+            if isinstance(x, list)
+            else x
             for x in args
         ),
-    )  # fmt: skip
+    )
 
 
 def _filled(looks: tuple[Any, ...]) -> list[Any]:

@@ -33,9 +33,7 @@ FORWARDS = (
     "Derivatives taken forwards (jvp) are approximated, some percent high: zeros among them, which "
     "take no memory, are counted where PyTorch makes none."
 )
-STREAMS = (
-    "record_stream() is left out: on a GPU the memory that it marks is free a little later."
-)  # fmt: skip
+STREAMS = "record_stream() is left out: on a GPU the memory that it marks is free a little later."
 
 
 @contextlib.contextmanager

@@ -105,8 +105,13 @@ def _place(frames: Iterable[tuple[FrameType, int]]) -> Place:
 def _not_own(frames: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, int]]:
     """Without the simulator's own frames, and what PyTorch runs between it and the program."""
     internal = (
-        *_OWN, "<frozen ", "<string>", _TORCH + "_", _TORCH + "overrides.py", _TORCH + "utils" + os.sep + "_"
-    )  # fmt: skip
+        *_OWN,
+        "<frozen ",
+        "<string>",
+        _TORCH + "_",
+        _TORCH + "overrides.py",
+        _TORCH + "utils" + os.sep + "_",
+    )
     for row in frames:
         is_python = _file(row).startswith(_PYTHON) and _LIBRARIES not in _file(row)
         if not is_python and not _file(row).startswith(internal):

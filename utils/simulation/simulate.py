@@ -124,9 +124,16 @@ def simulate(
         if card.is_cuda:
             choose_optimizer_kernels(models.optimizers)
         result = measure(
-            _run(step, model, optimizer), model=model, optimizer=optimizer, items=items,
-            unit=unit, name=name, within=within, timed_steps=0, source=watcher,
-        )  # fmt: skip
+            _run(step, model, optimizer),
+            model=model,
+            optimizer=optimizer,
+            items=items,
+            unit=unit,
+            name=name,
+            within=within,
+            timed_steps=0,
+            source=watcher,
+        )
         del model, optimizer, models
     said = _allocator_bytes(watcher, card.usable_bytes) if card.is_cuda else {}
     notes = [

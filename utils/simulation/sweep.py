@@ -61,10 +61,17 @@ def sweep(
 
     small = (*from_batch, *(size for size in wanted if size < from_batch[-1]))
     found = {
-        size: extrapolate(build_at, partial(run, size), layers=layers, from_layers=from_layers,
-                          device=device, unit=unit, name=name)
+        size: extrapolate(
+            build_at,
+            partial(run, size),
+            layers=layers,
+            from_layers=from_layers,
+            device=device,
+            unit=unit,
+            name=name,
+        )
         for size in set(wanted if card.asked else small)
-    }  # fmt: skip
+    }
     for size in wanted:
         if size not in found:
             base = [found[few] for few in from_batch]

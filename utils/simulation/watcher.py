@@ -45,9 +45,11 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _NONZERO = torch.ops.aten.nonzero.default
 _PACK = torch.ops.aten._pack_padded_sequence.default
 _RANGES = frozenset(
-    {torch.ops.profiler._record_function_enter_new.default,
-     torch.ops.profiler._record_function_exit._RecordFunction}
-)  # fmt: skip
+    {
+        torch.ops.profiler._record_function_enter_new.default,
+        torch.ops.profiler._record_function_exit._RecordFunction,
+    }
+)
 _OWN_RESULTS = {**CUDNN_RESULTS, **REDUCED_RESULTS}
 _ON_CPU = {onednn_lstm.LAYER: onednn_lstm.layer, **_OWN_RESULTS}
 # Without data it returns a slice of all that is gathered; with data a tensor of its own.

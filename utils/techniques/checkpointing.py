@@ -184,9 +184,13 @@ class _Checkpointed:
         if how.keep or how.freeze_statistics:
             extra["context_fn"] = functools.partial(how.contexts, cast("nn.Module", self))
         return checkpoint(
-            run, *args, use_reentrant=False, preserve_rng_state=how.preserve_rng_state, **extra,
+            run,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=how.preserve_rng_state,
+            **extra,
             **kwargs,
-        )  # fmt: skip
+        )
 
 
 @functools.cache

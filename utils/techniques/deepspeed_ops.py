@@ -34,13 +34,21 @@ class _Op(NamedTuple):
 
 
 OPS = {
-    "cpu-adam": _Op("CPUAdamBuilder", "cpu_adam", "DeepSpeedCPUAdam",
-                    "cells that run it are skipped, and torch's AdamW does the step",
-                    "a C++ compiler"),
-    "async-io": _Op("AsyncIOBuilder", "async_io", "DeepSpeed's async I/O",
-                    "cells that offload to a file by DeepSpeed are skipped",
-                    "libaio with its headers (Debian: apt-get install libaio-dev)"),
-}  # fmt: skip
+    "cpu-adam": _Op(
+        "CPUAdamBuilder",
+        "cpu_adam",
+        "DeepSpeedCPUAdam",
+        "cells that run it are skipped, and torch's AdamW does the step",
+        "a C++ compiler",
+    ),
+    "async-io": _Op(
+        "AsyncIOBuilder",
+        "async_io",
+        "DeepSpeed's async I/O",
+        "cells that offload to a file by DeepSpeed are skipped",
+        "libaio with its headers (Debian: apt-get install libaio-dev)",
+    ),
+}
 
 
 @functools.cache

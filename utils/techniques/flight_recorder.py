@@ -151,11 +151,15 @@ class FlightRecorder:
             self._first = self._outlier or NonFinite("loss", "")
         skipped = after is not None and self._scale is not None and after < self._scale
         done = StepRecord(
-            step=len(self.records), loss=value, scale=self._scale, skipped=skipped,
+            step=len(self.records),
+            loss=value,
+            scale=self._scale,
+            skipped=skipped,
             grad_norm=math.sqrt(sum(self._squares.values())) / (self._scale or 1.0),
             step_norm=None if skipped else self._step_norm,
-            layers=self._shares_by_layer(), first=self._first,
-        )  # fmt: skip
+            layers=self._shares_by_layer(),
+            first=self._first,
+        )
         self.records.append(done)
         self._forget()
         self._scale = after

@@ -59,13 +59,24 @@ _KINDS: Mapping[str, tuple[str, int]] = {
 _BATCH, _BATCH_KINDS = "_c10d_functional::batch_p2p_ops", {"isend": "send", "irecv": "receive"}
 # Operators without a payload.
 _SILENT = frozenset(
-    {"c10d::barrier", "c10d::monitored_barrier_", "c10d::check_for_nan",
-     "_c10d_functional::wait_tensor", "_c10d_functional::wait_tensors",
-     "_c10d_functional::_wrap_tensor_autograd", "_dtensor::mesh_get_process_group"}
-)  # fmt: skip
+    {
+        "c10d::barrier",
+        "c10d::monitored_barrier_",
+        "c10d::check_for_nan",
+        "_c10d_functional::wait_tensor",
+        "_c10d_functional::wait_tensors",
+        "_c10d_functional::_wrap_tensor_autograd",
+        "_dtensor::mesh_get_process_group",
+    }
+)
 _NAMESPACES = (
-    "c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor", "symm_mem"
-)  # fmt: skip
+    "c10d",
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "c10d_functional",
+    "_dtensor",
+    "symm_mem",
+)
 
 
 class UnknownOperation(ValueError):

@@ -86,9 +86,14 @@ def draw_breakdown(
             text = f"{total / unit_bytes:,.1f} {unit}" if decimal else format_bytes(total)
             # On white: a card's line may pass where the number stands.
             axes.text(
-                total / unit_bytes, row, f"  {text}", va="center", fontsize=11, zorder=3,
+                total / unit_bytes,
+                row,
+                f"  {text}",
+                va="center",
+                fontsize=11,
+                zorder=3,
                 bbox={"boxstyle": "square,pad=0", "facecolor": "white", "linewidth": 0},
-            )  # fmt: skip
+            )
         names = [f"{wrapped(bar.name)}\n({bar.evidence})" for bar in bars]
         axes.set_yticks(range(len(bars)), names)
         axes.tick_params(axis="y", length=0)  # beside a number a tick reads as a minus
@@ -124,9 +129,13 @@ def _draw_limit(axes: Axes, limit: str, unit_bytes: int) -> None:
     if limit:
         axes.axvline(parse_bytes(limit) / unit_bytes, color="black", linestyle="--", label=limit)
         axes.annotate(
-            limit, (parse_bytes(limit) / unit_bytes, 1), xycoords=("data", "axes fraction"),
-            ha="right", va="bottom", fontsize=10,
-        )  # fmt: skip
+            limit,
+            (parse_bytes(limit) / unit_bytes, 1),
+            xycoords=("data", "axes fraction"),
+            ha="right",
+            va="bottom",
+            fontsize=10,
+        )
 
 
 def _label(axes: Axes, x: float, y: float, text: str) -> None:

@@ -57,8 +57,10 @@ def _row(item: Measurement | Bar) -> dict[str, str]:
         "peak": format_bytes(bar.breakdown.total_bytes),
         "states": format_bytes(bar.breakdown.state_bytes),
         "activations": format_bytes(bar.breakdown[Category.ACTIVATIONS]),
-        "peak in": "", "median step": "", "throughput": "",
-    }  # fmt: skip
+        "peak in": "",
+        "median step": "",
+        "throughput": "",
+    }
     if isinstance(item, Measurement):
         row["peak in"] = item.peak_phase
         if item.median_step_seconds:

@@ -140,9 +140,15 @@ def _stack(axes: Axes, ordered: Sequence[Measurement], unit_bytes: int) -> None:
         visible = values.max() * unit_bytes >= NARROWEST_VISIBLE * highest_bytes
         look = LOOKS[category]
         axes.fill_between(
-            sizes, floor, floor + values, facecolor=look.color, hatch=look.hatch,
-            edgecolor="white", linewidth=0, label=str(category) if visible else "",
-        )  # fmt: skip
+            sizes,
+            floor,
+            floor + values,
+            facecolor=look.color,
+            hatch=look.hatch,
+            edgecolor="white",
+            linewidth=0,
+            label=str(category) if visible else "",
+        )
         floor = floor + values
     _totals(axes, ordered, unit_bytes, "o-", "total", "black")
 
@@ -152,9 +158,16 @@ def _totals(
 ) -> None:
     """A line through the peaks; hollow where they were not measured."""
     is_measured = all(m.evidence is Evidence.MEASURED for m in runs)
-    axes.plot([m.items for m in runs], [m.peak_bytes / unit_bytes for m in runs], style,
-              color=color, lw=1.8, ms=6, label=name,
-              markerfacecolor=color if is_measured else "white")  # fmt: skip
+    axes.plot(
+        [m.items for m in runs],
+        [m.peak_bytes / unit_bytes for m in runs],
+        style,
+        color=color,
+        lw=1.8,
+        ms=6,
+        label=name,
+        markerfacecolor=color if is_measured else "white",
+    )
 
 
 def draw_losses(

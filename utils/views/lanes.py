@@ -53,9 +53,15 @@ def draw_lanes(
                 left, width = span.start_seconds - start, span.end_seconds - span.start_seconds
                 color, hatch = _LOOKS[kinds.index(span.kind)]
                 axes.barh(
-                    row, scale * width, left=scale * left, height=0.62, color=color, hatch=hatch,
-                    edgecolor="white", linewidth=0.8,
-                )  # fmt: skip
+                    row,
+                    scale * width,
+                    left=scale * left,
+                    height=0.62,
+                    color=color,
+                    hatch=hatch,
+                    edgecolor="white",
+                    linewidth=0.8,
+                )
         axes.set_yticks(range(len(lanes)), [wrapped(name) for name in lanes])
         axes.invert_yaxis()
         axes.grid(False, axis="y")

@@ -74,8 +74,16 @@ def _draw_panel(axes: Axes, run: Measurement, curve: np.ndarray, category: Categ
         axes.axvspan(left, right, color=PHASE_SHADES[span.phase], zorder=0, linewidth=0)
         if right - left > 0.15 * len(curve):
             short = "step" if span.phase is Phase.OPTIMIZER_STEP else span.name
-            axes.text((left + right) / 2, 0.99, short, transform=axes.get_xaxis_transform(),
-                      ha="center", va="top", fontsize=9, color="#444444")  # fmt: skip
+            axes.text(
+                (left + right) / 2,
+                0.99,
+                short,
+                transform=axes.get_xaxis_transform(),
+                ha="center",
+                va="top",
+                fontsize=9,
+                color="#444444",
+            )
     axes.fill_between(
         numbers, 0, curve, step="post", color=look.color, hatch=look.hatch, linewidth=0
     )

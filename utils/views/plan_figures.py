@@ -59,9 +59,16 @@ def draw_stage_memory(
 def _mark(axes: Axes, peaks: Mapping[int, int]) -> list[Line2D]:
     sizes = [size / GIB for size in peaks.values()]
     return axes.plot(
-        list(peaks), sizes, "D", ms=9, mfc="white", mec="black", mew=1.5, zorder=4,
+        list(peaks),
+        sizes,
+        "D",
+        ms=9,
+        mfc="white",
+        mec="black",
+        mew=1.5,
+        zorder=4,
         label="simulated peak",
-    )  # fmt: skip
+    )
 
 
 def stack_stages(axes: Axes, found: Estimate) -> list[Patch]:
@@ -73,8 +80,9 @@ def stack_stages(axes: Axes, found: Estimate) -> list[Patch]:
     for name in parts[0]:
         sizes = [part[name] / GIB for part in parts]
         look = look_of(name)
-        axes.bar(range(len(parts)), sizes, bottom=floor, width=0.8, color=look.color,
-                 hatch=look.hatch)  # fmt: skip
+        axes.bar(
+            range(len(parts)), sizes, bottom=floor, width=0.8, color=look.color, hatch=look.hatch
+        )
         if max(sizes) * GIB > NARROWEST_VISIBLE * highest:
             handles.append(Patch(facecolor=look.color, hatch=look.hatch, label=name))
         floor = [low + size for low, size in zip(floor, sizes, strict=True)]
@@ -93,10 +101,17 @@ def _limit(axes: Axes, found: Estimate, highest_bytes: float) -> None:
     room = gpu.memory_bytes / GIB
     axes.axhline(room, color="black", linestyle="--", linewidth=1.5)
     axes.annotate(
-        f"{gpu.name}, {room:.1f} GiB usable", (1, room), xycoords=("axes fraction", "data"),
-        xytext=(0, 3), textcoords="offset points", ha="right", va="bottom", fontsize=10,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.0}, zorder=5,
-    )  # fmt: skip
+        f"{gpu.name}, {room:.1f} GiB usable",
+        (1, room),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=10,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.0},
+        zorder=5,
+    )
     axes.set_ylim(0, 1.15 * max(room, highest_bytes / GIB))
 
 
@@ -123,8 +138,12 @@ def draw_pareto(
     with course_style():
         figure, axes = empty_figure()
         _scatter(axes, [row for row in found if row.fits and not row.tight], "fits", "#94a4a2")
-        _scatter(axes, [row for row in found if row.fits and row.tight],
-                 "fits, within the allocator's reach", "#ffa90e")  # fmt: skip
+        _scatter(
+            axes,
+            [row for row in found if row.fits and row.tight],
+            "fits, within the allocator's reach",
+            "#ffa90e",
+        )
         _scatter(axes, [row for row in found if not row.fits], "does not fit", "none")
         _join(axes, pareto)
         axes.set_xlabel("seconds of one step")
@@ -141,9 +160,14 @@ def draw_pareto(
 def _scatter(axes: Axes, rows: Sequence[Estimate], label: str, color: str) -> None:
     if rows:
         axes.scatter(
-            [row.step_seconds for row in rows], [row.peak.needed_bytes / GIB for row in rows],
-            s=22, facecolors=color, edgecolors="#717581", linewidths=0.8, label=label,
-        )  # fmt: skip
+            [row.step_seconds for row in rows],
+            [row.peak.needed_bytes / GIB for row in rows],
+            s=22,
+            facecolors=color,
+            edgecolors="#717581",
+            linewidths=0.8,
+            label=label,
+        )
 
 
 def _join(axes: Axes, pareto: Sequence[Estimate]) -> None:
@@ -151,8 +175,13 @@ def _join(axes: Axes, pareto: Sequence[Estimate]) -> None:
     if not pareto:
         return
     points = [(row.step_seconds, row.peak.needed_bytes / GIB) for row in pareto]
-    axes.plot(*zip(*points, strict=True), "o-", color=LOOKS[Category.ACTIVATIONS].color, ms=7,
-              label="no plan beats these")  # fmt: skip
+    axes.plot(
+        *zip(*points, strict=True),
+        "o-",
+        color=LOOKS[Category.ACTIVATIONS].color,
+        ms=7,
+        label="no plan beats these",
+    )
     for number, (row, point) in enumerate(zip(pareto, points, strict=True), start=1):
         side = -13 if number % 2 else 7
         axes.annotate(

@@ -87,8 +87,16 @@ def _place(rank: int, per_node: int, across: int) -> tuple[float, float]:
 def _draw_node(axes: Axes, node: int, per_node: int, across: int) -> None:
     x, y = _place(node * per_node, per_node, across)
     columns = -(-per_node // 2)
-    axes.add_patch(Rectangle((x - 0.08, y - 1.08), columns + 0.16, 2.16, facecolor="none",
-                             edgecolor="black", linewidth=1.2))  # fmt: skip
+    axes.add_patch(
+        Rectangle(
+            (x - 0.08, y - 1.08),
+            columns + 0.16,
+            2.16,
+            facecolor="none",
+            edgecolor="black",
+            linewidth=1.2,
+        )
+    )
     axes.text(x, y + 1.13, f"node {node}", fontsize=9, va="bottom")
 
 
@@ -101,8 +109,15 @@ def _draw_gpu(axes: Axes, found: Estimate, rank: int, x: float, y: float) -> Non
     dark = sum(color[:3]) < 1.5
     lines = [f"s{stage}" if plan.pp > 1 else "", f"t{slice_}" if plan.tp > 1 else ""]
     lines += [f"d{replica}"] if plan.dp * plan.cp > 1 else []
-    axes.text(x + 0.5, y + 0.5, "\n".join(filter(None, lines)), ha="center", va="center",
-              fontsize=8, color="white" if dark else "black")  # fmt: skip
+    axes.text(
+        x + 0.5,
+        y + 0.5,
+        "\n".join(filter(None, lines)),
+        ha="center",
+        va="center",
+        fontsize=8,
+        color="white" if dark else "black",
+    )
 
 
 def _draw_hops(axes: Axes, found: Estimate, places: dict[int, tuple[float, float]]) -> None:
@@ -113,10 +128,17 @@ def _draw_hops(axes: Axes, found: Estimate, places: dict[int, tuple[float, float
         start, end = places.get((stage + 1) * stride - 1), places.get((stage + 1) * stride)
         if start is not None and end is not None:
             color, width = (FAR, 1.8) if leaves else (NEAR, 1.4)
-            axes.add_patch(FancyArrowPatch(
-                path=_way(start, end), arrowstyle="-|>", mutation_scale=9, color=color,
-                linewidth=width, fill=False, zorder=4,
-            ))  # fmt: skip
+            axes.add_patch(
+                FancyArrowPatch(
+                    path=_way(start, end),
+                    arrowstyle="-|>",
+                    mutation_scale=9,
+                    color=color,
+                    linewidth=width,
+                    fill=False,
+                    zorder=4,
+                )
+            )
 
 
 def _way(start: tuple[float, float], end: tuple[float, float]) -> Path:
@@ -125,8 +147,14 @@ def _way(start: tuple[float, float], end: tuple[float, float]) -> Path:
     if x1 > x0:
         return Path([(x0 + 0.9, y0 + 0.5), (x1 + 0.1, y1 + 0.5)])
     below = y0 if abs(y0 - y1) < 1.5 else y0 - GAP / 2
-    points = [(x0 + 0.9, y0 + 0.5), (x0 + 1.05, y0 + 0.5), (x0 + 1.05, below),
-              (x1 - 0.05, below), (x1 - 0.05, y1 + 0.5), (x1 + 0.1, y1 + 0.5)]  # fmt: skip
+    points = [
+        (x0 + 0.9, y0 + 0.5),
+        (x0 + 1.05, y0 + 0.5),
+        (x0 + 1.05, below),
+        (x1 - 0.05, below),
+        (x1 - 0.05, y1 + 0.5),
+        (x1 + 0.1, y1 + 0.5),
+    ]
     return Path(points)
 
 

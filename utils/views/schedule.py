@@ -126,8 +126,11 @@ def draw_schedules(
             draw_program(axes, panel.rows, panel.result, longest, first=0)
             chunks = _chunks(panel.rows)
             held = ", ".join(f"{in_flight(row) / chunks:g}" for row in panel.rows)
-            axes.set_title(f"{name} ({panel.evidence}): bubble {panel.result.bubble_ratio:.1%} of "
-                           f"the work; in flight {held}", fontsize=10)  # fmt: skip
+            axes.set_title(
+                f"{name} ({panel.evidence}): bubble {panel.result.bubble_ratio:.1%} of "
+                f"the work; in flight {held}",
+                fontsize=10,
+            )
             axes.set_ylabel("rank")
         every[-1].set_xlabel(unit)
         kinds = {a.kind for panel in panels.values() for row in panel.rows for a in row}
@@ -197,13 +200,22 @@ def _legend(chunks: int, numbered: bool, kinds: set[str]) -> list[Patch]:
 def _draw_row(axes: Axes, rank: int, spans: list[Span], edge: float) -> None:
     """One artist for each colour of a row: thousands of them would take seconds to draw."""
     for (color, hatch), odd in itertools.product(dict.fromkeys(LOOKS.values()), (False, True)):
-        bars = [(start, end - start) for action, chunk, start, end in spans
-                if LOOKS[action.kind] == (color, hatch) and chunk % 2 == odd]  # fmt: skip
+        bars = [
+            (start, end - start)
+            for action, chunk, start, end in spans
+            if LOOKS[action.kind] == (color, hatch) and chunk % 2 == odd
+        ]
         if bars:
             axes.broken_barh(
-                bars, (rank - 0.42, 0.84), facecolors=color, hatch=hatch, edgecolor="white",
-                linewidth=edge, alpha=LATER_CHUNK if odd else 1.0, zorder=2,
-            )  # fmt: skip
+                bars,
+                (rank - 0.42, 0.84),
+                facecolors=color,
+                hatch=hatch,
+                edgecolor="white",
+                linewidth=edge,
+                alpha=LATER_CHUNK if odd else 1.0,
+                zorder=2,
+            )
 
 
 def _number_chunks(axes: Axes, rank: int, spans: list[Span], least: float) -> None:
@@ -232,8 +244,17 @@ def _number_row(axes: Axes, rank: int, spans: list[Span], first: int) -> None:
 def _write(axes: Axes, kind: str, chunk: int, text: str, x: float, rank: int, size: int) -> None:
     is_dark = LOOKS[kind][0] == BACKWARD and chunk % 2 == 0
     color = "white" if is_dark else "black"
-    axes.text(x, rank, text, ha="center", va="center", fontsize=size, zorder=3, in_layout=False,
-              color=color)  # fmt: skip
+    axes.text(
+        x,
+        rank,
+        text,
+        ha="center",
+        va="center",
+        fontsize=size,
+        zorder=3,
+        in_layout=False,
+        color=color,
+    )
 
 
 def _heading(found: Estimate, drawn: int, result: Run) -> str:

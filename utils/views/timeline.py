@@ -92,9 +92,14 @@ def _name_phases(axes: Axes, timeline: MemoryTimeline) -> None:
             placed.append(label)
     for label in placed:
         axes.annotate(
-            label.name, ((label.left + label.right) / 2, label.height), xycoords="axes fraction",
-            ha="center", va="bottom", fontsize=10, color="#444444",
-        )  # fmt: skip
+            label.name,
+            ((label.left + label.right) / 2, label.height),
+            xycoords="axes fraction",
+            ha="center",
+            va="bottom",
+            fontsize=10,
+            color="#444444",
+        )
 
 
 def _label(span: PhaseSpan, timeline: MemoryTimeline) -> _Label | None:
@@ -130,9 +135,16 @@ def _stack_categories(axes: Axes, timeline: MemoryTimeline, unit_bytes: int) -> 
         visible = curve.max() >= timeline.peak_bytes * NARROWEST_VISIBLE
         look = LOOKS[category]
         axes.fill_between(
-            times_ms, floor, top, step="post", label=str(category) if visible else "",
-            facecolor=look.color, hatch=look.hatch, edgecolor="white", linewidth=0,
-        )  # fmt: skip
+            times_ms,
+            floor,
+            top,
+            step="post",
+            label=str(category) if visible else "",
+            facecolor=look.color,
+            hatch=look.hatch,
+            edgecolor="white",
+            linewidth=0,
+        )
         floor = top
     axes.step(times_ms, timeline.alive_bytes[keep] / unit_bytes, where="post", color="black", lw=1)
 
@@ -153,6 +165,11 @@ def _mark_peak(axes: Axes, timeline: MemoryTimeline, unit_bytes: int) -> None:
     side = "right" if x > _ms(timeline, timeline.end_ns) / 2 else "left"
     axes.plot([x], [y], "v", color="black", markersize=9, zorder=5)
     axes.annotate(
-        text, (x, y), xytext=(0, 9), textcoords="offset points", ha=side, fontsize=11,
+        text,
+        (x, y),
+        xytext=(0, 9),
+        textcoords="offset points",
+        ha=side,
+        fontsize=11,
         fontweight="bold",
-    )  # fmt: skip
+    )

@@ -56,8 +56,14 @@ def draw_link_costs(
                 axes.plot(*zip(*points[name], strict=True), marker, color=color, ms=6, label=name)
             if name in lines:
                 label = f"{name}: {_words(lines[name])}"
-                axes.plot(span, [lines[name].seconds(n) for n in span], dash, color=color, lw=1.8,
-                          label=label)  # fmt: skip
+                axes.plot(
+                    span,
+                    [lines[name].seconds(n) for n in span],
+                    dash,
+                    color=color,
+                    lw=1.8,
+                    label=label,
+                )
                 _mark_even(axes, lines[name], color, span)
         ticks = [2**power for power in range(8, 36, 4) if span[0] <= 2**power <= span[-1]]
         axes.set_xticks(ticks, [format_bytes(tick) for tick in ticks])
@@ -79,10 +85,26 @@ def _mark_even(axes: Axes, cost: AlphaBeta, color: str, span: np.ndarray) -> Non
     """Left of it latency is most of the time, right of it bandwidth."""
     if span[0] < cost.even_bytes < span[-1]:
         axes.axvline(cost.even_bytes, color=color, ls=":", lw=1)
-        axes.text(cost.even_bytes, 0.03, " bandwidth-bound", transform=axes.get_xaxis_transform(),
-                  fontsize=9, color=color, ha="left", va="bottom")  # fmt: skip
-        axes.text(cost.even_bytes, 0.03, "latency-bound ", transform=axes.get_xaxis_transform(),
-                  fontsize=9, color=color, ha="right", va="bottom")  # fmt: skip
+        axes.text(
+            cost.even_bytes,
+            0.03,
+            " bandwidth-bound",
+            transform=axes.get_xaxis_transform(),
+            fontsize=9,
+            color=color,
+            ha="left",
+            va="bottom",
+        )
+        axes.text(
+            cost.even_bytes,
+            0.03,
+            "latency-bound ",
+            transform=axes.get_xaxis_transform(),
+            fontsize=9,
+            color=color,
+            ha="right",
+            va="bottom",
+        )
 
 
 __all__ = ["draw_link_costs"]

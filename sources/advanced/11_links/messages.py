@@ -99,8 +99,15 @@ def _number(axes: Axes, messages: Sequence[Message], largest: int) -> None:
     """Which part it is, counted in parts of the message's own size."""
     for m in messages:
         text = "white" if m.bytes == largest else "black"
-        axes.text(m.target, m.source, str(m.at_byte // max(1, m.bytes)), ha="center", va="center",
-                  fontsize=7, color=text)  # fmt: skip
+        axes.text(
+            m.target,
+            m.source,
+            str(m.at_byte // max(1, m.bytes)),
+            ha="center",
+            va="center",
+            fontsize=7,
+            color=text,
+        )
 
 
 def _square(x: float, y: float, color: str) -> Rectangle:

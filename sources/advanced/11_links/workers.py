@@ -57,8 +57,13 @@ def _sent(run: Callable[[Wire, torch.Tensor], Any], right: torch.Tensor) -> Sent
     calls = sum(row.calls for row in sent.rows if row.collective == "send")
     if calls > sum(move.to is not None for move in wire.moves):
         elsewhere.append("send without the wire")
-    return Sent(list(wire.moves), share, torch.equal(tensor, own),
-                result is None or result is tensor, elsewhere)  # fmt: skip
+    return Sent(
+        list(wire.moves),
+        share,
+        torch.equal(tensor, own),
+        result is None or result is tensor,
+        elsewhere,
+    )
 
 
 def _numbers(rank: int, count: int) -> torch.Tensor:

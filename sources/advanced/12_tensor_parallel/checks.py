@@ -23,24 +23,38 @@ TIMEOUT_SECONDS = 20.0  # right answers take a second or two
 
 other_way = Question(
     "Lesson 12: collectives of a feed-forward's forward, cut by rows and then by columns.",
-    whole("a number of collectives"), right=2,
-    wrong={1: "That is columns, then rows. GELU of a sum is not the sum of GELUs.",
-           0: "Each rank has a term of x A only. Can GELU work on a term?",
-           3: "One before GELU, and one to bring the parts of z together. What is the third?"},
+    whole("a number of collectives"),
+    right=2,
+    wrong={
+        1: "That is columns, then rows. GELU of a sum is not the sum of GELUs.",
+        0: "Each rank has a term of x A only. Can GELU work on a term?",
+        3: "One before GELU, and one to bring the parts of z together. What is the third?",
+    },
     nudge="What must be there before GELU, and what do ranks hold at the end?",
     note="a sum before GELU, and a gather of z's parts at the end",
-)  # fmt: skip
+)
 
 mb_per_layer = Question(
     "Lesson 12: MB that a layer of Llama-2-70B puts into all-reduces.",
-    number("a number of MB"), right=4 * 4096 * 8192 * 2 / 1e6, relative=0.02,
-    wrong={4 * 4096 * 8192 / 1e6: "That is half. A number takes two bytes in bf16; and backward makes two sums, as forward does.",
-           4096 * 8192 * 2 / 1e6: "That is one stream. A step makes four sums of it.",
-           7 * 4096 * 8192 * 2 / 1e6: "That is the tutorial's plan, with seven.",
-           8 * 4096 * 8192 * 2 / 1e6: "That counts what a ring sends, nearly. What does the rank put in?"},
+    number("a number of MB"),
+    right=4 * 4096 * 8192 * 2 / 1e6,
+    relative=0.02,
+    wrong={
+        4
+        * 4096
+        * 8192
+        / 1e6: "That is half. A number takes two bytes in bf16; and backward makes two sums, as forward does.",
+        4096 * 8192 * 2 / 1e6: "That is one stream. A step makes four sums of it.",
+        7 * 4096 * 8192 * 2 / 1e6: "That is the tutorial's plan, with seven.",
+        8
+        * 4096
+        * 8192
+        * 2
+        / 1e6: "That counts what a ring sends, nearly. What does the rank put in?",
+    },
     nudge="Tokens times h numbers make a stream; four streams, two bytes a number.",
     note="268 MB in each of 80 layers, for one sequence: 21 GB a step",
-)  # fmt: skip
+)
 
 
 def _kept(s: int, b: int, h: int, a: int, k: int, f: int, t: int, split: str) -> float:
@@ -59,28 +73,39 @@ def _case(*given: Any) -> Case:
     mistakes = [
         (_kept(s, b, h, a, k, f, t, "parts"), gathered if split == "gathered" else divided),
         (_kept(s, b, h, a, k, f, 1, split) / t, divided),
-        (no_copies, "There are fewer key-value heads than ranks, and a head does not fall apart: each rank keeps one, whole."),
-        (_kept(s, b, h, a, k, f, t, "no"), "With the sequence split, what lies between the matrices is divided, too."),
+        (
+            no_copies,
+            "There are fewer key-value heads than ranks, and a head does not fall apart: each rank keeps one, whole.",
+        ),
+        (
+            _kept(s, b, h, a, k, f, t, "no"),
+            "With the sequence split, what lies between the matrices is divided, too.",
+        ),
         (_kept(s, b, h, a, a, f, t, split), "Keys and values have K heads here, not A."),
         (right / 2, "That counts numbers. Most take two bytes."),
-    ]  # fmt: skip
-    says = (f"s {s}, b {b}, h {h}, {a} heads, {k} key-value heads, f {f}, {t} rank(s), "
-            f"sequence split: {split!r}")  # fmt: skip
+    ]
+    says = (
+        f"s {s}, b {b}, h {h}, {a} heads, {k} key-value heads, f {f}, {t} rank(s), "
+        f"sequence split: {split!r}"
+    )
     wrong = dict(reversed(mistakes))  # of equal values the first's text
     return Case(given, right, says, {v: text for v, text in wrong.items() if v != right})
 
 
 kept_bytes = Exercise(
     "Exercise 1: bytes that a rank keeps of a Llama block.",
-    cases=[_case(*shape, t, split)
-           for shape in [(4096, 1, 4096, 32, 32, 11008), (2048, 2, 8192, 64, 8, 28672)]
-           for t, split in [(1, "no"), (4, "no"), (8, "parts"), (8, "gathered")]]
+    cases=[
+        _case(*shape, t, split)
+        for shape in [(4096, 1, 4096, 32, 32, 11008), (2048, 2, 8192, 64, 8, 28672)]
+        for t, split in [(1, "no"), (4, "no"), (8, "parts"), (8, "gathered")]
+    ]
     + [_case(4096, 1, 8192, 64, 8, 28672, 16, split) for split in ("no", "parts")]
     + [_case(2048, 1, 4096, 32, 1, 11008, 2, "parts")],
-    returns=number("a number of bytes"), relative=1e-9,
+    returns=number("a number of bytes"),
+    relative=1e-9,
     nudge="Go through the table row by row: is it divided by the ranks, only with the sequence, or by heads?",
     note="copies of heads, and inputs kept gathered, are what does not shrink",
-)  # fmt: skip
+)
 
 
 # --- row_parallel --------------------------------------------------------------------------------
@@ -142,13 +167,19 @@ _OUTPUTS = {
     "mean": "That is the mean over the ranks. A product's terms add up.",
 }
 _GRADIENTS = {
-    "x": {"part": "x needs the gradient of all positions, and this rank's backward gets those of its part: gather them.",
-          "": "Gradient of x: all positions of the gradient, times this rank's weight."},
-    "weight": {"part": "Each position adds to the weight's gradient, also those whose output went to other ranks.",
-               "": "Gradient of the weight: (all positions of the gradient)^T times x."},
-    "bias": {"part": "This rank sees a part of the sequence, so a part of the bias's gradient. Who has the rest?",
-             "": "Gradient of the bias: the sum over every position and sequence, on every rank."},
-}  # fmt: skip
+    "x": {
+        "part": "x needs the gradient of all positions, and this rank's backward gets those of its part: gather them.",
+        "": "Gradient of x: all positions of the gradient, times this rank's weight.",
+    },
+    "weight": {
+        "part": "Each position adds to the weight's gradient, also those whose output went to other ranks.",
+        "": "Gradient of the weight: (all positions of the gradient)^T times x.",
+    },
+    "bias": {
+        "part": "This rank sees a part of the sequence, so a part of the bias's gradient. Who has the rest?",
+        "": "Gradient of the bias: the sum over every position and sequence, on every rank.",
+    },
+}
 
 
 def _wrong_gradient(found: list[workers.Report]) -> Verdict | None:
@@ -178,12 +209,20 @@ def _wasteful(report: workers.Report) -> Verdict | None:
             nudge = "Is something gathered that each rank has, or sent twice?"
         if report.sent.get("all-gather", 0) > 8 * workers.S * workers.B * workers.OUT // RANKS:
             nudge = "What is gathered in forward is not needed: the output stays split."
-        return not_yet("more is sent than needed", expected=f"{PAR_RING_BYTES} bytes over a ring",
-                       got=f"{sent}", nudge=nudge)  # fmt: skip
+        return not_yet(
+            "more is sent than needed",
+            expected=f"{PAR_RING_BYTES} bytes over a ring",
+            got=f"{sent}",
+            nudge=nudge,
+        )
     if report.kept_bytes > PAR_KEPT_BYTES:
         nudge = "Backward needs x and the weight. The terms, and the output, it does not."
-        return not_yet("more is kept for backward than needed", expected=f"{PAR_KEPT_BYTES} bytes",
-                       got=f"{report.kept_bytes}", nudge=nudge)  # fmt: skip
+        return not_yet(
+            "more is kept for backward than needed",
+            expected=f"{PAR_KEPT_BYTES} bytes",
+            got=f"{report.kept_bytes}",
+            nudge=nudge,
+        )
     return None
 
 
@@ -205,8 +244,11 @@ def dropout_seed(answer: Callable[..., Any]) -> Verdict:
                     seed = kind.returned(answer(where, step, tp, dp, sequence))
                 if salted:
                     nudge = "Ranks are processes, and so is a resumed run. hashlib gives all of them one number."
-                    return not_yet("Python's hash of a text is another in every process", got=salted[0],
-                                   nudge=nudge)  # fmt: skip
+                    return not_yet(
+                        "Python's hash of a text is another in every process",
+                        got=salted[0],
+                        nudge=nudge,
+                    )
                 if not 0 <= seed <= LARGEST_SEED:
                     nudge = "torch.manual_seed takes whole numbers from 0 to 2^63 - 1."
                     return not_yet("a seed that no generator takes", got=shown(seed), nudge=nudge)
@@ -246,21 +288,28 @@ def _seed_problem(seeds: Mapping[tuple[int, ...], int], sequence: bool) -> Verdi
     alike = _alike_in_group(seeds)
     if alike["scores"]:
         nudge = "Ranks of a tensor-parallel group have different heads. With one seed their heads drop the same scores."
-        return not_yet(f"scores, {split} a split sequence: two ranks of a group draw one mask", nudge=nudge)  # fmt: skip
+        return not_yet(
+            f"scores, {split} a split sequence: two ranks of a group draw one mask", nudge=nudge
+        )
     if sequence and alike["stream"]:
         nudge = "With a split sequence each rank has other positions: the same mask would repeat along the sequence."
         return not_yet("stream, with a split sequence: two ranks draw one mask", nudge=nudge)
     if not sequence and not alike["all of stream"]:
         nudge = "Without it every rank holds the same stream, and must drop the same elements, or the copies part."
-        return not_yet("stream, without a split sequence: ranks of a group draw other masks", nudge=nudge)  # fmt: skip
+        return not_yet(
+            "stream, without a split sequence: ranks of a group draw other masks", nudge=nudge
+        )
     return _seeds_twice(seeds, sequence)
 
 
 def _alike_in_group(seeds: Mapping[tuple[int, ...], int]) -> dict[str, bool]:
     """Whether ranks of one tensor-parallel group share seeds, at step 5 and data rank 1."""
     scores, stream = ([seeds[place, 5, tp, 1] for tp in _TP] for place in (0, 1))
-    return {"scores": len(set(scores)) < len(scores), "stream": len(set(stream)) < len(stream),
-            "all of stream": len(set(stream)) == 1}  # fmt: skip
+    return {
+        "scores": len(set(scores)) < len(scores),
+        "stream": len(set(stream)) < len(stream),
+        "all of stream": len(set(stream)) == 1,
+    }
 
 
 def _seeds_twice(seeds: Mapping[tuple[int, ...], int], sequence: bool) -> Verdict | None:
@@ -283,10 +332,18 @@ def _seeds_twice(seeds: Mapping[tuple[int, ...], int], sequence: bool) -> Verdic
 
 # --- diagnosis -----------------------------------------------------------------------------------
 
-FAULTS = ("a sum missing in backward", "dropout of scores alike on all ranks",
-          "dropout of the stream differs between ranks", "none")  # fmt: skip
-PARTS = ("attention of block 0", "feed-forward of block 0", "attention of block 1",
-         "feed-forward of block 1")  # fmt: skip
+FAULTS = (
+    "a sum missing in backward",
+    "dropout of scores alike on all ranks",
+    "dropout of the stream differs between ranks",
+    "none",
+)
+PARTS = (
+    "attention of block 0",
+    "feed-forward of block 0",
+    "attention of block 1",
+    "feed-forward of block 1",
+)
 _LOOK = {
     "run A": "Are the ranks' streams equal after forward? Are the gradients right where backward begins, and where it ends?",
     "run B": "Forward has parted already: the ranks' streams differ. What may differ between ranks there?",
@@ -294,8 +351,16 @@ _LOOK = {
 }
 
 
-@takes(keys({"run A": one_of(*FAULTS), "where in run A": one_of(*PARTS), "run B": one_of(*FAULTS),
-             "run C": one_of(*FAULTS)}))  # fmt: skip
+@takes(
+    keys(
+        {
+            "run A": one_of(*FAULTS),
+            "where in run A": one_of(*PARTS),
+            "run B": one_of(*FAULTS),
+            "run C": one_of(*FAULTS),
+        }
+    )
+)
 def diagnosis(answer: Mapping[str, Any]) -> Verdict:
     """Exercise 4: three faulty runs, found from what the ranks report."""
     for run, fault in workers.FAULT_OF.items():

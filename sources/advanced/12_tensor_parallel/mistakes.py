@@ -34,8 +34,11 @@ def kept(
         own = max(1, k / t) if copies else k / t
         own = max(1, a / t) if all_heads else own
         column = t if split == (inputs or "parts") or (inputs == "both" and split != "no") else 1
-        return s * b * (4 * h / share(0) + 4 * h / column + 4 * own * (h // a)
-                        + (4 * h + 4 * a + 6 * f) / t)  # fmt: skip
+        return (
+            s
+            * b
+            * (4 * h / share(0) + 4 * h / column + 4 * own * (h // a) + (4 * h + 4 * a + 6 * f) / t)
+        )
 
     return kept_bytes
 

@@ -81,8 +81,9 @@ def _draw_band(
         if isinstance(step, Exchange):
             middle = left + _BOX / 2
             axes.add_patch(Rectangle((middle - 0.09, top), 0.18, ranks - 0.1, color="#4d4d4d"))
-            axes.text(middle, top - 0.1, step.name, ha="center", va="bottom", fontsize=9,
-                      style="italic")  # fmt: skip
+            axes.text(
+                middle, top - 0.1, step.name, ha="center", va="bottom", fontsize=9, style="italic"
+            )
             continue
         axes.text(left + _BOX / 2, top - 0.1, step.name, ha="center", va="bottom", fontsize=9)
         for rank in range(ranks):
@@ -126,11 +127,24 @@ def draw_kept(
         for row, (scheme, terms) in enumerate(parts.items()):
             left = 0.0
             for (term, size), (color, hatch) in zip(terms.items(), looks, strict=False):
-                axes.barh(row - 0.18, size / unit, left=left, height=0.34, color=color,
-                          hatch=hatch, edgecolor="white", label=term if not row else "")  # fmt: skip
+                axes.barh(
+                    row - 0.18,
+                    size / unit,
+                    left=left,
+                    height=0.34,
+                    color=color,
+                    hatch=hatch,
+                    edgecolor="white",
+                    label=term if not row else "",
+                )
                 left += size / unit
-            axes.barh(row + 0.2, measured[scheme] / unit, height=0.28, color="#4d4d4d",
-                      label="" if row else "measured")  # fmt: skip
+            axes.barh(
+                row + 0.2,
+                measured[scheme] / unit,
+                height=0.28,
+                color="#4d4d4d",
+                label="" if row else "measured",
+            )
             text = f"{format_bytes(measured[scheme])}"
             axes.text(max(left, measured[scheme] / unit), row, f" {text}", va="center", fontsize=10)
         axes.set_yticks(range(len(measured)), list(measured))

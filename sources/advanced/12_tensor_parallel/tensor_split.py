@@ -50,8 +50,11 @@ def split_layers(
         copies = copies_of_head(block.attention, split.ranks)
         copied += _split_attention(block.attention, split)
         whole += _split_feedforward(block.feedforward, split)
-        whole += [p for name in ("attention_norm", "feedforward_norm")
-                  for p in getattr(block, name).parameters()]  # fmt: skip
+        whole += [
+            p
+            for name in ("attention_norm", "feedforward_norm")
+            for p in getattr(block, name).parameters()
+        ]
         if block.attention.output.bias is not None:
             whole.append(block.attention.output.bias)
     whole += _split_ends(part, split)

@@ -17,32 +17,44 @@ Rows = list[list[Action]]
 
 micro_batches = Question(
     "Lesson 13: micro-batches that keep the bubble of eight stages at 10%.",
-    number("a number of micro-batches"), right=70,
-    wrong={80: "That is p / m. The first stage fills the pipeline in p - 1 passes.",
-           63: "That compares idle with the whole time. Here it is compared with the work."},
+    number("a number of micro-batches"),
+    right=70,
+    wrong={
+        80: "That is p / m. The first stage fills the pipeline in p - 1 passes.",
+        63: "That compares idle with the whole time. Here it is compared with the work.",
+    },
     nudge="Idle over work is (p - 1) / m. Which m makes it 0.1?",
-    note="7 / 70", expected="how many micro-batches",
-)  # fmt: skip
+    note="7 / 70",
+    expected="how many micro-batches",
+)
 
 held = Question(
     "Lesson 13: micro-batches that stage 2 of 8 holds under 1F1B, of 4.",
-    number("a number of micro-batches"), right=4,
-    wrong={6: "p - i is 6, and there are only 4 micro-batches.",
-           8: "That is p. A stage holds what it has run forward and not yet backward."},
+    number("a number of micro-batches"),
+    right=4,
+    wrong={
+        6: "p - i is 6, and there are only 4 micro-batches.",
+        8: "That is p. A stage holds what it has run forward and not yet backward.",
+    },
     nudge="min(m, p - i), with i counted from 0.",
-    note="min(4, 8 - 2)", expected="how many micro-batches",
-)  # fmt: skip
+    note="min(4, 8 - 2)",
+    expected="how many micro-batches",
+)
 
 messages = Question(
     "Lesson 13: messages of a step of interleaved 1F1B, eight ranks, three stages on each, sixteen micro-batches.",
-    number("a number of messages"), right=736,
-    wrong={224: "That is one stage a rank. How many borders are there between 24 stages?",
-           368: "That is one way. Gradients come back over the same borders.",
-           768: "24 stages have 23 borders between them.",
-           672: "Interleaving goes around: from the last rank back to the first is a border, too."},
+    number("a number of messages"),
+    right=736,
+    wrong={
+        224: "That is one stage a rank. How many borders are there between 24 stages?",
+        368: "That is one way. Gradients come back over the same borders.",
+        768: "24 stages have 23 borders between them.",
+        672: "Interleaving goes around: from the last rank back to the first is a border, too.",
+    },
     nudge="2 (v p - 1) m: borders between stages, both ways, for every micro-batch.",
-    note="2 x 23 x 16; one stage a rank sends 224", expected="how many messages",
-)  # fmt: skip
+    note="2 x 23 x 16; one stage a rank sends 224",
+    expected="how many messages",
+)
 
 
 def _read_rows(value: Any) -> Rows:
@@ -103,9 +115,12 @@ def one_f_one_b(answer: Callable[..., Any]) -> Verdict:
             return not_yet("1F1B has whole backwards", nudge="Write B; I and W come in exercise 3.")
         took, par = run(rows, 1, 2).total, run(right, 1, 2).total
         if took > par:
-            return not_yet(f"{stages} stages, {count} micro-batches: it takes longer than 1F1B",
-                           expected=f"{par} units, with F = 1 and B = 2", got=f"{took} units",
-                           nudge="A rank that warms up too little waits for each backward.")  # fmt: skip
+            return not_yet(
+                f"{stages} stages, {count} micro-batches: it takes longer than 1F1B",
+                expected=f"{par} units, with F = 1 and B = 2",
+                got=f"{took} units",
+                nudge="A rank that warms up too little waits for each backward.",
+            )
     return correct(f"1F1B in all {len(SHAPES)} shapes")
 
 
@@ -118,8 +133,12 @@ def _holds_too_much(rows: Rows, stages: int, count: int) -> Verdict | None:
                 nudge = (
                     "All forwards first is GPipe. Begin backwards as soon as the warm-up is over."
                 )
-            return not_yet(f"{stages} stages, {count} micro-batches: rank {rank} holds too many",
-                           expected=f"at most {most}", got=found, nudge=nudge)  # fmt: skip
+            return not_yet(
+                f"{stages} stages, {count} micro-batches: rank {rank} holds too many",
+                expected=f"at most {most}",
+                got=found,
+                nudge=nudge,
+            )
     return None
 
 
@@ -140,7 +159,9 @@ def stuck(answer: Callable[..., Any]) -> Verdict:
     for case in STUCK:
         found = PLACES.returned(answer([list(row) for row in case.rows]))
         if found != case.right:
-            return not_yet(case.says, expected=case.right, got=shown(found), nudge=_stuck_nudge(case, found))  # fmt: skip
+            return not_yet(
+                case.says, expected=case.right, got=shown(found), nudge=_stuck_nudge(case, found)
+            )
     return correct(f"right for {len(STUCK)} programs")
 
 
@@ -165,13 +186,21 @@ def own_schedule(answer: Callable[..., Any]) -> Verdict:
         if most > stages:
             rank = [in_flight(row) for row in rows].index(most)
             nudge = "Activations stay until the weights' pass: run a W before the next F."
-            return not_yet(f"{stages} stages, {count} micro-batches: rank {rank} holds too many",
-                           expected=f"at most {stages}", got=most, nudge=nudge)  # fmt: skip
+            return not_yet(
+                f"{stages} stages, {count} micro-batches: rank {rank} holds too many",
+                expected=f"at most {stages}",
+                got=most,
+                nudge=nudge,
+            )
         own, old = run(rows, 1, 2).total, run(order("1f1b", stages, count), 1, 2).total
         if own >= old and stages > 1:
             nudge = "Split B: whoever waits for your gradient needs I alone. Where does W fit?"
-            return not_yet(f"{stages} stages, {count} micro-batches: it does not end before 1F1B",
-                           expected=f"less than {old:g} units", got=f"{own:g}", nudge=nudge)  # fmt: skip
+            return not_yet(
+                f"{stages} stages, {count} micro-batches: it does not end before 1F1B",
+                expected=f"less than {old:g} units",
+                got=f"{own:g}",
+                nudge=nudge,
+            )
         took, par = took + own, par + run(order("zb-h1", stages, count), 1, 2).total
     how = "as fast as it can be: the last rank never waits" if took == par else "faster than 1F1B"
     return correct(how, score=scored(took, par, "units of time", "{:g}".format))
@@ -181,9 +210,12 @@ def own_schedule(answer: Callable[..., Any]) -> Verdict:
 def diagnosis(answer: Mapping[str, Any]) -> Verdict:
     """Exercise 4: who waits for whom, and one list that ends it."""
     if verdict := judge(
-        sorted(answer["circle"]), [1, 2], "the ranks in the circle", expected="two ranks",
+        sorted(answer["circle"]),
+        [1, 2],
+        "the ranks in the circle",
+        expected="two ranks",
         nudge="Rank 0 waits for rank 1, and rank 3 for rank 2. Whom do those two wait for?",
-    ):  # fmt: skip
+    ):
         return verdict
     return _wrong_cure(answer["cured"]) or correct("rank 2 ran ahead of what rank 1 could give it")
 
@@ -193,8 +225,11 @@ def _wrong_cure(rows: Rows) -> Verdict | None:
         return verdict
     moved = [rank for rank, row in enumerate(rows) if list(map(str, row)) != BROKEN[rank]]
     if len(moved) > 1:
-        return not_yet(f"the lists of ranks {moved} are changed", expected="one list changed",
-                       nudge="One of the two has the wrong warm-up.")  # fmt: skip
+        return not_yet(
+            f"the lists of ranks {moved} are changed",
+            expected="one list changed",
+            nudge="One of the two has the wrong warm-up.",
+        )
     verdict = _holds_too_much(rows, 4, 6)
     if verdict:
         nudge = "It runs, at the price of memory: which of the two has one forward too many?"
@@ -210,8 +245,10 @@ def cut_layers(answer: Callable[..., Any]) -> Verdict:
         found = counts.returned(answer(list(seconds), stages))
         says = f"{len(seconds)} layers, {stages} stages"
         if len(found) != stages or sum(found) != len(seconds):
-            return not_yet(f"{says}: the stages are {len(found)} and hold {sum(found)} layers together",
-                           nudge="Every layer once, and a number for each stage.")  # fmt: skip
+            return not_yet(
+                f"{says}: the stages are {len(found)} and hold {sum(found)} layers together",
+                nudge="Every layer once, and a number for each stage.",
+            )
         if min(found) < 1:
             return not_yet(
                 f"{says}: a stage holds {min(found)} layers", nudge="Each has at least one."

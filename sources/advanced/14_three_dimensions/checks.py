@@ -28,23 +28,34 @@ def _read_ranks(value: Any) -> tuple[int, ...]:
 
 same_rows = Question(
     "Lesson 14: the ranks that read the same rows as rank 5 of pp 2 x shard 2 x tp 2.",
-    Kind("a set of ranks", _read_ranks), right=(0, 1, 4, 5),
-    wrong={(4, 5): "Those share its matrices. Which rows does the first stage read, whose output they work on?",
-           (1, 5): "Those are its pipeline. What of the other slices of the same matrices?",
-           (5, 7): "Those are two replicas: they are the ones that read other rows.",
-           (1, 4, 5): "Nearly: what of the first stage's other slice?"},
+    Kind("a set of ranks", _read_ranks),
+    right=(0, 1, 4, 5),
+    wrong={
+        (
+            4,
+            5,
+        ): "Those share its matrices. Which rows does the first stage read, whose output they work on?",
+        (1, 5): "Those are its pipeline. What of the other slices of the same matrices?",
+        (5, 7): "Those are two replicas: they are the ones that read other rows.",
+        (1, 4, 5): "Nearly: what of the first stage's other slice?",
+    },
     nudge="Rows differ along one axis alone. Take all ranks that have rank 5's place along it.",
-    note="all stages and slices of one replica", expected="ranks",
-)  # fmt: skip
+    note="all stages and slices of one replica",
+    expected="ranks",
+)
 
 which_bug = Question(
     "Lesson 14: the first loss is right, and all stages agree on a wrong norm.",
-    number("1, 2 or 3"), right=3,
-    wrong={1: "With a norm by stage the stages report different norms.",
-           2: "Other rows show at step 1: the first loss is already of something else."},
+    number("1, 2 or 3"),
+    right=3,
+    wrong={
+        1: "With a norm by stage the stages report different norms.",
+        2: "Other rows show at step 1: the first loss is already of something else.",
+    },
     nudge="Which of the three leaves the first forward pass alone, and the gradients not?",
-    note="both copies start alike, and each has a part of the gradient", expected="a number",
-)  # fmt: skip
+    note="both copies start alike, and each has a part of the gradient",
+    expected="a number",
+)
 
 _STREAM = 2048 * 10_240 * 2 / 4  # bytes of a micro-batch that a slice of 4 sends to the next stage
 _STAGE = 10 * (4 * 10_240**2 + 3 * 10_240 * 27_648) / 4  # parameters of a rank, but for the norms
@@ -52,12 +63,17 @@ _STAGE = 10 * (4 * 10_240**2 + 3 * 10_240 * 27_648) / 4  # parameters of a rank,
 _TURN = 2 * (64 * 0.5 * 6 * _STAGE) / ((56 - 24) * 2 * _STREAM)
 turning_point = Question(
     "Lesson 14: the batch from which on neighbouring stages belong in a node.",
-    number("a number of sequences"), right=_TURN, relative=0.02,
-    wrong={_TURN / 2: "Those are micro-batches of one replica. There are two replicas.",
-           2 * _TURN: "Count again: the batch is micro-batches times replicas."},
+    number("a number of sequences"),
+    right=_TURN,
+    relative=0.02,
+    wrong={
+        _TURN / 2: "Those are micro-batches of one replica. There are two replicas.",
+        2 * _TURN: "Count again: the batch is micro-batches times replicas.",
+    },
     nudge="Let m vary in step_sent: tp and pp grow with m, shard does not. Where do the two sums meet?",
-    note="below it the gradients decide, above it the streams", expected="sequences of a batch",
-)  # fmt: skip
+    note="below it the gradients decide, above it the streams",
+    expected="sequences of a batch",
+)
 
 # Sizes of the axes, bytes that a rank sends along each, GPUs of a node.
 _CLUSTERS: tuple[tuple[dict[str, int], dict[str, float], int], ...] = (
@@ -67,9 +83,12 @@ _CLUSTERS: tuple[tuple[dict[str, int], dict[str, float], int], ...] = (
     ({"replicate": 4, "shard": 4, "tp": 4}, {"replicate": 3.0, "shard": 40.0, "tp": 30.0}, 4),
     ({"pp": 3, "shard": 4, "tp": 4}, {"pp": 50.0, "shard": 20.0, "tp": 26.0}, 12),
     ({"pp": 2, "shard": 2, "tp": 4}, {"pp": 15.0, "shard": 10.0, "tp": 90.0}, 8),  # pp is no ring
-    ({"pp": 16, "replicate": 8, "shard": 8, "tp": 4},
-     {"pp": 30.0, "replicate": 14.0, "shard": 12.0, "tp": 90.0}, 64),
-)  # fmt: skip
+    (
+        {"pp": 16, "replicate": 8, "shard": 8, "tp": 4},
+        {"pp": 30.0, "replicate": 14.0, "shard": 12.0, "tp": 90.0},
+        64,
+    ),
+)
 
 
 def least_crossing(sizes: Mapping[str, int], sent: Mapping[str, float], per_node: int) -> float:
@@ -128,24 +147,32 @@ def _layout_problem(found: Any, sizes: Mapping[str, int]) -> str:
 
 
 def _placement_nudge(
-    layout: Sequence[tuple[str, int]], sizes: Mapping[str, int], sent: Mapping[str, float],
+    layout: Sequence[tuple[str, int]],
+    sizes: Mapping[str, int],
+    sent: Mapping[str, float],
     per_node: int,
-) -> str:  # fmt: skip
+) -> str:
     mine = sum(crossing_bytes(layout, sent, per_node).values())
     as_rings = sum(
         crossing_bytes([(_ring(a), n) for a, n in layout], _rings(sent), per_node).values()
     )
     if as_rings <= least_crossing(_rings(sizes), _rings(sent), per_node) * (1 + 1e-9):
-        return ('That would be best if stages were a ring. Along "pp" the last one sends nothing to the first: '
-                "of n stages n - 1 send.")  # fmt: skip
+        return (
+            'That would be best if stages were a ring. Along "pp" the last one sends nothing to the first: '
+            "of n stages n - 1 send."
+        )
     if math.prod(sizes.values()) <= MOST_TRIED:
         orders = itertools.permutations(sizes.items())
         best = min(sum(crossing_bytes(order, sent, per_node).values()) for order in orders)
         if mine < best * (1 + 1e-9):
-            return ("That is the best order of whole axes. An axis may have factors in two places: "
-                    'two of its ranks in a node, ("pp", 2) at the end, the rest outside.')  # fmt: skip
-    return ("The list is slowest first: its last factors lie in a node. What matters is how many ranks of each "
-            "axis lie inside one: try them all.")  # fmt: skip
+            return (
+                "That is the best order of whole axes. An axis may have factors in two places: "
+                'two of its ranks in a node, ("pp", 2) at the end, the rest outside.'
+            )
+    return (
+        "The list is slowest first: its last factors lie in a node. What matters is how many ranks of each "
+        "axis lie inside one: try them all."
+    )
 
 
 def _ring(axis: str) -> str:
@@ -162,7 +189,9 @@ def _rings(by_axis: Mapping[str, Any]) -> dict[str, Any]:
 def clip_over_axes(answer: Callable[..., Any]) -> Verdict:
     """Exercise 2: one norm over three axes, copies counted once, on eight ranks."""
     try:
-        found = run_ranks(workers.clipped, workers.BOX.ranks, answer, timeout_seconds=TIMEOUT_SECONDS)  # fmt: skip
+        found = run_ranks(
+            workers.clipped, workers.BOX.ranks, answer, timeout_seconds=TIMEOUT_SECONDS
+        )
     except RankError as error:
         failure = error.failures[error.rank]
         nudge = "Does every rank call the same collectives, also one whose list of gradients is empty, and whose own norm is 0?"
@@ -173,8 +202,11 @@ def clip_over_axes(answer: Callable[..., Any]) -> Verdict:
                 return verdict
     calls = sum(report.calls for report in found[0])
     if calls > 3 * len(workers.CASES):
-        return not_yet(f"{calls} collectives for {len(workers.CASES)} calls", expected="at most 3 a call",
-                       nudge="Add up your own squares first: one number is enough to send.")  # fmt: skip
+        return not_yet(
+            f"{calls} collectives for {len(workers.CASES)} calls",
+            expected="at most 3 a call",
+            nudge="Add up your own squares first: one number is enough to send.",
+        )
     score = scored(calls, len(workers.CASES), "collectives")
     return correct("one norm on all eight ranks", score=score)
 
@@ -183,27 +215,44 @@ def _clip_problem(report: workers.Report, case: workers.Case, rank: int) -> Verd
     right = workers.norm(case)
     alone = workers.norm(case, over=(), rank=rank)
     wrong = {
-        workers.norm(case, once=False): "Copies are counted on every rank that has one. Count a copy where your "
+        workers.norm(
+            case, once=False
+        ): "Copies are counted on every rank that has one. Count a copy where your "
         "place along each of its axes is 0.",
         alone: "That is this rank's own norm. The others hold other parts: add up over all ranks.",
-        workers.norm(case, over=("shard", "tp"), rank=rank): "That is the norm of one stage. Add up over pp as well.",
-        workers.norm(case, over=("shard",), rank=rank): "That is over data ranks alone. Slices and stages hold other gradients.",
+        workers.norm(
+            case, over=("shard", "tp"), rank=rank
+        ): "That is the norm of one stage. Add up over pp as well.",
+        workers.norm(
+            case, over=("shard",), rank=rank
+        ): "That is over data ranks alone. Slices and stages hold other gradients.",
         right**2: "That is its square.",
         min(1.0, case.limit) * right: "Return the norm before clipping.",
-    }  # fmt: skip
+    }
     wrong = {value: note for value, note in wrong.items() if not equal(value, right, relative=1e-6)}
     found = number("the norm, a number").returned(report.returned)
     nudge = "Squares are added up, over ranks and tensors; the root comes last."
-    if verdict := judge(found, right, f"{case.says}, rank {rank}: the norm", wrong=wrong, nudge=nudge,
-                        expected="the norm over all ranks", relative=1e-6):  # fmt: skip
+    if verdict := judge(
+        found,
+        right,
+        f"{case.says}, rank {rank}: the norm",
+        wrong=wrong,
+        nudge=nudge,
+        expected="the norm over all ranks",
+        relative=1e-6,
+    ):
         return verdict
     wanted = min(1.0, case.limit)
     if case.empty_stage is not None and workers.BOX.coordinates(rank)["pp"] == case.empty_stage:
         return None
     if not report.is_in_place or not equal(report.scale, wanted, relative=1e-4):
         nudge = "Multiply every gradient in place, tensor.mul_(...), by limit / norm, and only where the norm is above the limit."
-        return not_yet(f"{case.says}, rank {rank}: the gradients", got=f"times {report.scale:.4f}",
-                       expected=f"times {wanted:g}", nudge=nudge)  # fmt: skip
+        return not_yet(
+            f"{case.says}, rank {rank}: the gradients",
+            got=f"times {report.scale:.4f}",
+            expected=f"times {wanted:g}",
+            nudge=nudge,
+        )
     return None
 
 
@@ -228,8 +277,9 @@ def two_faults(answer: Mapping[str, Any]) -> Verdict:
         nudge = notes.get(
             (run, given), "Which of the list needs more than one rank along that axis?"
         )
-        if verdict := judge(given, fault, f"run {run}: the fault", expected="a number of the list",
-                            nudge=nudge):  # fmt: skip
+        if verdict := judge(
+            given, fault, f"run {run}: the fault", expected="a number of the list", nudge=nudge
+        ):
             return verdict
     return correct("both found by taking axes away, one at a time")
 
@@ -251,7 +301,9 @@ def stage_bytes(
     """Bytes of each stage under 1F1B: states, activations in flight, embedding or head."""
     p = len(counts)
     ends = [(i == 0) + (i == p - 1) for i in range(p)]
-    return [n * (state + kept * min(micro_batches, p - i)) + ends[i] * end for i, n in enumerate(counts)]  # fmt: skip
+    return [
+        n * (state + kept * min(micro_batches, p - i)) + ends[i] * end for i, n in enumerate(counts)
+    ]
 
 
 def least_peak(layers: int, stages: int, m: int, state: float, kept: float, end: float) -> float:
@@ -260,7 +312,9 @@ def least_peak(layers: int, stages: int, m: int, state: float, kept: float, end:
     one = [
         b - a for a, b in zip(empty, stage_bytes([1] * stages, m, state, kept, end), strict=True)
     ]
-    limits = sorted({a + n * b for a, b in zip(empty, one, strict=True) for n in range(1, layers + 1)})  # fmt: skip
+    limits = sorted(
+        {a + n * b for a, b in zip(empty, one, strict=True) for n in range(1, layers + 1)}
+    )
     for limit in limits:
         room = [int((limit - a) / b + 1e-9) for a, b in zip(empty, one, strict=True)]
         if min(room) >= 1 and sum(room) >= layers:

@@ -89,8 +89,15 @@ def _on_rank(name: str, dims: ParallelDims) -> Run:
     if dims.pp > 1:
         shape = (micro_batch, LENGTH // dims.tp, TINY.hidden)
         stream = torch.empty(shape, dtype=torch.float64, device="meta")
-        passes = pipeline_passes([model], mesh, positions, stream, chunks=dims.pp, schedule="1F1B",
-                                 micro_batches=MICRO_BATCHES)  # fmt: skip
+        passes = pipeline_passes(
+            [model],
+            mesh,
+            positions,
+            stream,
+            chunks=dims.pp,
+            schedule="1F1B",
+            micro_batches=MICRO_BATCHES,
+        )
     else:
         passes = accumulated_passes(model, micro_batch, positions, reduce_late(mesh, zero_stage=1))
     optimizer, found = adamw([model], RATE), {"losses": [], "norms": []}

@@ -58,9 +58,16 @@ def by_brute_force(solution: Any, sizes: Any, sent: Any, per_node: int) -> Any:
     return [(axis, np.int64(n)) for axis, n in least_of(layouts(sizes), sent, per_node)]
 
 
-def clip(once: bool = True, roots: bool = False, each: bool = False, up: bool = False,
-         leave: bool = False, copy: bool = False, squared: bool = False,
-         local: bool = False) -> Callable[..., float]:  # fmt: skip
+def clip(
+    once: bool = True,
+    roots: bool = False,
+    each: bool = False,
+    up: bool = False,
+    leave: bool = False,
+    copy: bool = False,
+    squared: bool = False,
+    local: bool = False,
+) -> Callable[..., float]:
     """A clip by the norm over all ranks, with a part done otherwise."""
 
     def clip_over_axes(gradients: Any, place: dict[str, int], limit: float) -> float:
@@ -88,8 +95,11 @@ def clip(once: bool = True, roots: bool = False, each: bool = False, up: bool = 
 
 def clip_of_stage(gradients: Any, place: dict[str, int], limit: float) -> float:
     square = torch.zeros(2, dtype=torch.float64)
-    square[place["pp"]] = sum(t.square().sum() for t, axes in gradients
-                              if all(place[axis] == 0 for axis in axes if axis != "pp"))  # fmt: skip
+    square[place["pp"]] = sum(
+        t.square().sum()
+        for t, axes in gradients
+        if all(place[axis] == 0 for axis in axes if axis != "pp")
+    )
     dist.all_reduce(square)
     norm = square[place["pp"]].sqrt().item()
     for tensor, _ in gradients:

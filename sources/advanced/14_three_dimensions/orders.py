@@ -13,9 +13,12 @@ from utils.views.style import course_style, empty_figure, print_evidence
 
 # petroff10 (Petroff 2021, arXiv:2107.02270); in grey the hatch tells them apart.
 AXIS_LOOKS = {
-    "tp": ("#3f90da", ""), "pp": ("#ffa90e", "//"), "shard": ("#bd1f01", "\\\\"),
-    "replicate": ("#832db6", "xx"), "cp": ("#717581", ".."),
-}  # fmt: skip
+    "tp": ("#3f90da", ""),
+    "pp": ("#ffa90e", "//"),
+    "shard": ("#bd1f01", "\\\\"),
+    "replicate": ("#832db6", "xx"),
+    "cp": ("#717581", ".."),
+}
 
 
 def draw_orders(
@@ -50,8 +53,14 @@ def draw_orders(
             start = [a + b for a, b in zip(start, sizes, strict=True)]
         for row, (sizes_of, total) in enumerate(zip(left.values(), start, strict=True)):
             most = max(sizes_of, key=lambda axis: sizes_of[axis])
-            axes.annotate(f"{total:,.0f}, most of it {most}", (total, row), xytext=(4, 0), va="center",
-                          textcoords="offset points", fontsize=11)  # fmt: skip
+            axes.annotate(
+                f"{total:,.0f}, most of it {most}",
+                (total, row),
+                xytext=(4, 0),
+                va="center",
+                textcoords="offset points",
+                fontsize=11,
+            )
         axes.set_yticks(range(len(left)), list(left))
         axes.set_ylim(len(left) - 0.5, -0.5)
         axes.set_xlim(0, 1.3 * max(start) or 1)
@@ -59,7 +68,9 @@ def draw_orders(
         axes.set_xlabel("GB that leave nodes in a step, all GPUs together")
         axes.set_ylabel("fastest axis first")
         axes.set_title(title)
-        handles = [Patch(facecolor=AXIS_LOOKS[a][0], hatch=AXIS_LOOKS[a][1], label=a) for a in axes_named]  # fmt: skip
+        handles = [
+            Patch(facecolor=AXIS_LOOKS[a][0], hatch=AXIS_LOOKS[a][1], label=a) for a in axes_named
+        ]
         figure.legend(handles=handles, loc="outside right upper")
         print_evidence(figure, [evidence])
     return figure

@@ -15,8 +15,12 @@ from utils.traffic.counter import traffic
 BOX = ParallelDims(pp=2, shard=2, tp=2)
 AXES = ("pp", "shard", "tp")
 # Name and size of a gradient, and the axes along which other ranks hold the same one.
-LAYER = (("matrix", 60, ()), ("norm", 8, ("tp",)), ("tied matrix", 40, ("pp",)),
-         ("gate", 1, ("shard", "tp")))  # fmt: skip
+LAYER = (
+    ("matrix", 60, ()),
+    ("norm", 8, ("tp",)),
+    ("tied matrix", 40, ("pp",)),
+    ("gate", 1, ("shard", "tp")),
+)
 Gradient = tuple[Tensor, tuple[str, ...]]
 
 
@@ -84,7 +88,10 @@ def clipped(clip: Callable[..., Any]) -> list[Report]:
         with traffic() as sent:
             returned = clip(mine, place, case.limit * norm(case))
         ratios = [float((t / b).mean()) for (t, _), b in zip(mine, before, strict=True)]
-        even = all(torch.allclose(t, b * ratios[0], rtol=1e-9) for (t, _), b in zip(mine, before, strict=True))  # fmt: skip
+        even = all(
+            torch.allclose(t, b * ratios[0], rtol=1e-9)
+            for (t, _), b in zip(mine, before, strict=True)
+        )
         returned = returned.item() if isinstance(returned, Tensor) else returned
         calls = sum(row.calls for row in sent.rows)
         found.append(Report(returned, ratios[0] if ratios else 1.0, even, calls))

@@ -40,22 +40,31 @@ def the_cluster() -> Cluster:
 _STATES_GB = 18 * 130 / 64
 gb_per_gpu = Question(
     "Lesson 15: 18 bytes per parameter of 130B over 64 GPUs.",
-    number("a number of GB"), right=_STATES_GB, relative=0.02,
-    wrong={16 * 130 / 64: "That is 16 bytes per parameter. The gradients are fp32 here.",
-           18 * 130: "That is all of it. 64 GPUs share it.",
-           2 * 130 / 64: "Those are the weights alone."},
+    number("a number of GB"),
+    right=_STATES_GB,
+    relative=0.02,
+    wrong={
+        16 * 130 / 64: "That is 16 bytes per parameter. The gradients are fp32 here.",
+        18 * 130: "That is all of it. 64 GPUs share it.",
+        2 * 130 / 64: "Those are the weights alone.",
+    },
     nudge="Bytes per parameter, times parameters, over GPUs.",
-    note=f"18 x 130 / 64 = {_STATES_GB:.1f} GB", expected="GB of states on each GPU",
-)  # fmt: skip
+    note=f"18 x 130 / 64 = {_STATES_GB:.1f} GB",
+    expected="GB of states on each GPU",
+)
 
 micro_batches = Question(
     "Lesson 15: (p - 1) / m = 5% with 16 stages.",
-    number("a number of micro-batches"), right=300,
-    wrong={320: "The bubble has p - 1 stages in it, not p.",
-           16: "With as many micro-batches as stages nearly half of the time is idle."},
-    nudge="Solve (p - 1) / m = 0.05 for m.", note="15 / 300 = 5%",
+    number("a number of micro-batches"),
+    right=300,
+    wrong={
+        320: "The bubble has p - 1 stages in it, not p.",
+        16: "With as many micro-batches as stages nearly half of the time is idle.",
+    },
+    nudge="Solve (p - 1) / m = 0.05 for m.",
+    note="15 / 300 = 5%",
     expected="a whole number of micro-batches",
-)  # fmt: skip
+)
 
 
 @takes(instance(Plan, "a Plan(...)"))
@@ -77,17 +86,21 @@ def plan_175b(answer: Plan) -> Verdict:
         return not_yet(
             f"it fits, and with the gaps between blocks it holds {held / gpu.memory_bytes:.0%} of the "
             "card: within the allocator's reach",
-            expected="headroom", got=plan_name(found),
+            expected="headroom",
+            got=plan_name(found),
             nudge="Near the limit the allocator frees and searches at every step. What is kept whole "
             "on every TP rank?",
-        )  # fmt: skip
+        )
     fastest = search(model_shape(MODEL), the_cluster(), BATCH).fastest
     assert fastest is not None
     slower = found.step_seconds / fastest.step_seconds - 1
     if slower > SLACK:
-        return not_yet(f"it fits, and is {slower:.1%} slower than the fastest plan",
-                       expected=f"at most {SLACK:.0%}", got=plan_name(found),
-                       nudge=_speed_nudge(answer))  # fmt: skip
+        return not_yet(
+            f"it fits, and is {slower:.1%} slower than the fastest plan",
+            expected=f"at most {SLACK:.0%}",
+            got=plan_name(found),
+            nudge=_speed_nudge(answer),
+        )
     needed = format_bytes(found.peak.needed_bytes)
     score = f"{format_seconds(found.step_seconds)} a step, {slower:.1%} off the fastest, {needed}"
     return correct(plan_name(found), score=score)
@@ -120,8 +133,15 @@ def _speed_nudge(plan: Plan) -> str:
     return "Ask explain(...) which single change makes it faster."
 
 
-@takes(keys({"fullest stage": number("the number of a stage"), "largest category": text(),
-             "missing GiB": number("a number of GiB")}))  # fmt: skip
+@takes(
+    keys(
+        {
+            "fullest stage": number("the number of a stage"),
+            "largest category": text(),
+            "missing GiB": number("a number of GiB"),
+        }
+    )
+)
 def explain_oom(answer: dict[str, Any]) -> Verdict:
     """Exercise 2: which stage overflows, with which category, and by how much."""
     found = _on_64(OOM_PLAN)
@@ -138,11 +158,20 @@ def explain_oom(answer: dict[str, Any]) -> Verdict:
     return (
         judge(answer["fullest stage"], index, "the stage", expected="its number", nudge=where)
         or _wrong_category(answer["largest category"], found)
-        or judge(answer["missing GiB"], right, "the missing memory", expected="GiB", within=0.5,
-                 wrong=all_of_it, nudge=lacks)
-        or correct(f"stage {index}: {format_bytes(largest_category(found.peak)[1])} of {name}, "
-                   f"{right:.1f} GiB too much")
-    )  # fmt: skip
+        or judge(
+            answer["missing GiB"],
+            right,
+            "the missing memory",
+            expected="GiB",
+            within=0.5,
+            wrong=all_of_it,
+            nudge=lacks,
+        )
+        or correct(
+            f"stage {index}: {format_bytes(largest_category(found.peak)[1])} of {name}, "
+            f"{right:.1f} GiB too much"
+        )
+    )
 
 
 def _wrong_category(category: str, found: Estimate) -> Verdict | None:
@@ -179,8 +208,10 @@ def fix_by_one_change(answer: Plan) -> Verdict:
     least = min(row.step_seconds for row in fitting)
     slower = found.step_seconds / least - 1
     if slower > 0.01:
-        return not_yet(f"{changed[0]} makes it fit, {slower:.1%} slower than another single change",
-                       nudge="What costs neither arithmetic nor the way to the host?")  # fmt: skip
+        return not_yet(
+            f"{changed[0]} makes it fit, {slower:.1%} slower than another single change",
+            nudge="What costs neither arithmetic nor the way to the host?",
+        )
     return correct(changed[0], score=scored(found.step_seconds, least, "a step", format_seconds))
 
 
@@ -194,13 +225,21 @@ def token_budget(answer: Callable[[float, float, float, float], Any]) -> Verdict
         right = (flop / (FLOP_PER_TOKEN * TOKENS_PER_PARAMETER)) ** 0.5
         says = f"for ${usd:,.0f} at ${hourly} an hour"
         verdict = judge(
-            parameters, right, f"parameters {says}", relative=0.01, expected=f"{right:.4g}",
+            parameters,
+            right,
+            f"parameters {says}",
+            relative=0.01,
+            expected=f"{right:.4g}",
             wrong={right * share: nudge for share, nudge in _slips(mfu).items()},
             nudge="FLOP = dollars / price * 3600 * peak * MFU; then N = sqrt(FLOP / 120).",
         ) or judge(
-            tokens, TOKENS_PER_PARAMETER * right, f"tokens {says}", relative=0.01,
-            expected=f"{TOKENS_PER_PARAMETER * right:.4g}", nudge="Tokens are 20 times the parameters.",
-        )  # fmt: skip
+            tokens,
+            TOKENS_PER_PARAMETER * right,
+            f"tokens {says}",
+            relative=0.01,
+            expected=f"{TOKENS_PER_PARAMETER * right:.4g}",
+            nudge="Tokens are 20 times the parameters.",
+        )
         if verdict:
             return verdict
     return correct("C = 6 N D with D = 20 N")
@@ -216,8 +255,15 @@ def _slips(mfu: float) -> dict[float, str]:
     }
 
 
-@takes(keys({"bill": function(), "an A10 holds the states": flag(),
-             "choice": one_of("A100", "A10", "A100-80GB")}))  # fmt: skip
+@takes(
+    keys(
+        {
+            "bill": function(),
+            "an A10 holds the states": flag(),
+            "choice": one_of("A100", "A10", "A100-80GB"),
+        }
+    )
+)
 def two_cards(answer: dict[str, Any]) -> Verdict:
     """Exercise 5: A100 or A10 for 13B under a deadline; the premise first."""
     gigabytes = _a10_alone().peak.state_bytes / GB
@@ -226,11 +272,16 @@ def two_cards(answer: dict[str, Any]) -> Verdict:
     choice = answer["choice"].removesuffix("-80GB")
     return (
         _wrong_bill(answer["bill"])
-        or judge(answer["an A10 holds the states"], False, "the premise", expected="a look at the states",
-                 nudge=premise)
+        or judge(
+            answer["an A10 holds the states"],
+            False,
+            "the premise",
+            expected="a look at the states",
+            nudge=premise,
+        )
         or judge(choice, "A100", "the choice", expected="the cheaper one that can", nudge=slow_link)
         or correct("A10: more cards, more dollars, and plain DP does not even start")
-    )  # fmt: skip
+    )
 
 
 def _wrong_bill(bill: Callable[..., Any]) -> Verdict | None:
@@ -248,8 +299,14 @@ def _wrong_bill(bill: Callable[..., Any]) -> Verdict | None:
         verdict = judge(
             gpus, right, f"the GPUs for {card}", wrong={right - 1: whole_cards}, nudge=dollars
         )
-        verdict = verdict or judge(usd, cost, f"the dollars for {card}", relative=0.05,
-                                   expected=f"${cost:,.0f}", nudge=dollars)  # fmt: skip
+        verdict = verdict or judge(
+            usd,
+            cost,
+            f"the dollars for {card}",
+            relative=0.05,
+            expected=f"${cost:,.0f}",
+            nudge=dollars,
+        )
         if verdict:
             return verdict
     return None

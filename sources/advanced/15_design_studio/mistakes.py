@@ -95,8 +95,11 @@ known.mistakes(
 
 @known.right("explain_oom")
 def capital_and_numpy(solution: dict[str, Any]) -> dict[str, Any]:
-    return {"fullest stage": np.int64(0), "largest category": " Activations",
-            "missing GiB": np.float32(solution["missing GiB"])}  # fmt: skip
+    return {
+        "fullest stage": np.int64(0),
+        "largest category": " Activations",
+        "missing GiB": np.float32(solution["missing GiB"]),
+    }
 
 
 known.mistakes(

@@ -73,10 +73,16 @@ class Review:
 
 
 def review(
-    design: Estimate, best: Estimate, *, tokens: float, days: float, usd: float,
-    failures: Goodput | None = None, spares: int = 0,
+    design: Estimate,
+    best: Estimate,
+    *,
+    tokens: float,
+    days: float,
+    usd: float,
+    failures: Goodput | None = None,
+    spares: int = 0,
     checkpoint_interval_seconds: float | None = None,
-) -> Review:  # fmt: skip
+) -> Review:
     """Judge a design beside the fastest one known.
 
     Args:
@@ -102,10 +108,20 @@ def review(
         design.cluster, spares=spares, checkpoint_interval_seconds=checkpoint_interval_seconds
     )
     spent = cost(design, tokens, left)
-    rows = (_fits(design), _margin(design), _headroom(design), _speed(design, best), _batch(design),
-            _tokens(design, tokens), _deadline(spent, days), _budget(spent, usd),
-            _checkpoints(design, checkpoint_interval_seconds), _repair(design, spares),
-            _risk(design), _other_gpu(design, spent, tokens, left))  # fmt: skip
+    rows = (
+        _fits(design),
+        _margin(design),
+        _headroom(design),
+        _speed(design, best),
+        _batch(design),
+        _tokens(design, tokens),
+        _deadline(spent, days),
+        _budget(spent, usd),
+        _checkpoints(design, checkpoint_interval_seconds),
+        _repair(design, spares),
+        _risk(design),
+        _other_gpu(design, spent, tokens, left),
+    )
     return Review(rows, spent)
 
 
@@ -180,17 +196,31 @@ def _other_gpu(design: Estimate, spent: Cost, tokens: float, left: Goodput) -> C
 
 def _priced(design: Estimate) -> list[str]:
     """GPUs with NVLink of which whole nodes have a price on demand."""
-    rows = [row for row in read_prices() if row.kind == "on demand"
-            and row.instance_gpus >= design.cluster.gpus_per_node]  # fmt: skip
+    rows = [
+        row
+        for row in read_prices()
+        if row.kind == "on demand" and row.instance_gpus >= design.cluster.gpus_per_node
+    ]
     names = dict.fromkeys(row.gpu for row in rows)
     mine = design.cluster.device
-    return [n for n in names if n in DEVICES and DEVICES[n].nvlink and DEVICES[n].name != mine.name
-            and DEVICES[n].memory_bytes >= mine.memory_bytes / 2]  # fmt: skip
+    return [
+        n
+        for n in names
+        if n in DEVICES
+        and DEVICES[n].nvlink
+        and DEVICES[n].name != mine.name
+        and DEVICES[n].memory_bytes >= mine.memory_bytes / 2
+    ]
 
 
 def _on(design: Estimate, name: str, tokens: float, left: Goodput) -> tuple[str, Cost] | None:
-    cluster = replace(design.cluster, gpu=name, usd_per_gpu_hour=None, pricing="on demand",
-                      interruptions_per_1000_node_days=None)  # fmt: skip
+    cluster = replace(
+        design.cluster,
+        gpu=name,
+        usd_per_gpu_hour=None,
+        pricing="on demand",
+        interruptions_per_1000_node_days=None,
+    )
     cluster = replace(cluster, usd_per_gpu_hour=node_price(cluster).usd_per_gpu_hour)
     source = node_price(cluster)
     best = search(design.model, cluster, design.batch, space=QUICK).best

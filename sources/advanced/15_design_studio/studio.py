@@ -34,8 +34,14 @@ MODELS = ("gpt-3-175b", "llama-2-70b", "llama-2-13b", "llama-2-7b")
 CONTROLS: dict[str, list[Any]] = {
     "gpu": ["A100-80GB", "A100-40GB", "H100", "H200", "B200", "B300", "A10"],
     "nodes": [1, 2, 4, 8, 16, 32, 64, 128],
-    "link": ["InfiniBand HDR x 8", "InfiniBand HDR x 4", "InfiniBand NDR x 8", "InfiniBand XDR x 8",
-             "Ethernet 100G x 1", "Ethernet 10G x 1"],
+    "link": [
+        "InfiniBand HDR x 8",
+        "InfiniBand HDR x 4",
+        "InfiniBand NDR x 8",
+        "InfiniBand XDR x 8",
+        "Ethernet 100G x 1",
+        "Ethernet 10G x 1",
+    ],
     "tp": [1, 2, 4, 8, 16],
     "pp": [1, 2, 4, 8, 12, 16, 24, 32],
     "cp": [1, 2, 4, 8],
@@ -46,16 +52,29 @@ CONTROLS: dict[str, list[Any]] = {
     "micro_batch": [1, 2, 4, 8],
     "sequences": [64, 256, 512, 1024, 1536, 2048],
     "sequence_length": [2048, 4096, 8192, 16_384, 32_768, 131_072],
-}  # fmt: skip
+}
 START = {"nodes": 8, "tp": 8, "pp": 8, "zero_stage": 0, "sequences": 1536}
 LONGEST_SENTENCE = 92  # characters in a line of the figure
 
 
 def design(
-    model: ModelShape, *, gpu: str, nodes: int, link: str, tp: int, pp: int, virtual_stages: int,
-    zero_stage: int, recompute: str, offload: str, micro_batch: int, sequences: int, cp: int = 1,
-    sequence_length: int = 2048, usd_per_gpu_hour: float | None = None,
-) -> Estimate:  # fmt: skip
+    model: ModelShape,
+    *,
+    gpu: str,
+    nodes: int,
+    link: str,
+    tp: int,
+    pp: int,
+    virtual_stages: int,
+    zero_stage: int,
+    recompute: str,
+    offload: str,
+    micro_batch: int,
+    sequences: int,
+    cp: int = 1,
+    sequence_length: int = 2048,
+    usd_per_gpu_hour: float | None = None,
+) -> Estimate:
     """The estimate of what the controls say; dp is what the GPUs leave.
 
     Without a price, the lowest in the list counts.
@@ -66,15 +85,27 @@ def design(
     name, _, ports = link.rpartition(" x ")
     if not ports.isdecimal():
         raise ValueError(f"link is {link!r}; write name and ports, such as 'InfiniBand HDR x 8'.")
-    cluster = Cluster(gpu=gpu, nodes=nodes, usd_per_gpu_hour=usd_per_gpu_hour,
-                      network_bytes_per_second=network(name, int(ports)),
-                      network_ports=min(8, int(ports)), network_kind=find_link(name).kind)  # fmt: skip
+    cluster = Cluster(
+        gpu=gpu,
+        nodes=nodes,
+        usd_per_gpu_hour=usd_per_gpu_hour,
+        network_bytes_per_second=network(name, int(ports)),
+        network_ports=min(8, int(ports)),
+        network_kind=find_link(name).kind,
+    )
     whole("design", tp=tp, pp=pp, cp=cp)
     plan = Plan(
-        dp=max(1, cluster.gpus // (tp * pp * cp)), tp=tp, pp=pp, cp=cp, virtual_stages=virtual_stages,
-        zero_stage=zero_stage, recompute=recompute, offload=offload, micro_batch=micro_batch,
+        dp=max(1, cluster.gpus // (tp * pp * cp)),
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        virtual_stages=virtual_stages,
+        zero_stage=zero_stage,
+        recompute=recompute,
+        offload=offload,
+        micro_batch=micro_batch,
         sequence_parallel=tp > 1,
-    )  # fmt: skip
+    )
     return estimate(
         model, cluster, plan, Batch(sequences=sequences, sequence_length=sequence_length)
     )

@@ -17,7 +17,7 @@ from utils.labs.kinds import (
     one_of,
     or_none,
     whole,
-)  # fmt: skip
+)
 from utils.labs.verdict import Verdict, correct, not_yet, shown
 
 from .choice import JOBS, MODES, Job, best_choice, bill
@@ -35,18 +35,23 @@ from .saves import (
     new_folder,
     on_full_disk,
     unsynced,
-)  # fmt: skip
+)
 
 interval_factor = Question(
     "Lesson 16: the best interval's factor where a save takes a quarter of the time.",
-    number("a factor"), right=0.5,
-    wrong={0.25: "Twice as often for each halving would be too often: what grows is the square root.",
-           2.0: "Saves are cheaper. Do you save more often, or less?",
-           4.0: "Saves are cheaper. Do you save more often, or less?",
-           1.0: "Young's interval is sqrt(2 d M), and d changed."},
-    nudge="Young: sqrt(2 d M). What is the square root of a quarter?", note="sqrt(1/4)",
-    expected="a factor", within=1e-9,
-)  # fmt: skip
+    number("a factor"),
+    right=0.5,
+    wrong={
+        0.25: "Twice as often for each halving would be too often: what grows is the square root.",
+        2.0: "Saves are cheaper. Do you save more often, or less?",
+        4.0: "Saves are cheaper. Do you save more often, or less?",
+        1.0: "Young's interval is sqrt(2 d M), and d changed.",
+    },
+    nudge="Young: sqrt(2 d M). What is the square root of a quarter?",
+    note="sqrt(1/4)",
+    expected="a factor",
+    within=1e-9,
+)
 
 
 # Exercise 1
@@ -60,28 +65,40 @@ def safe_save(answer: Mapping[str, Any]) -> Verdict:
     if verdict := _round_trips(pair) or _goes_back(pair) or _bad_disk(pair) or _not_on_disk(pair):
         return verdict
     for says, before, step, keep in (
-        ("the first save of all", (), 1, 2), ("a second save", (1,), 2, 2),
-        ("a third save, where one is kept", (1, 2), 3, 1), ("the same step saved again", (2,), 2, 1),
-    ):  # fmt: skip
+        ("the first save of all", (), 1, 2),
+        ("a second save", (1,), 2, 2),
+        ("a third save, where one is kept", (1, 2), 3, 1),
+        ("the same step saved again", (2,), 2, 1),
+    ):
         loss, moments = first_loss(pair, before, step, keep)
         if loss:
             got, nudge = _LOSSES[loss.what]
-            return not_yet(f"{says}, {'the power cut' if loss.is_power_cut else 'killed'} at line "
-                           f"{loss.line + 1} of your code that runs", got=got,
-                           expected="the old one or the new one, whole",
-                           nudge=_POWER if loss.is_power_cut else nudge)  # fmt: skip
+            return not_yet(
+                f"{says}, {'the power cut' if loss.is_power_cut else 'killed'} at line "
+                f"{loss.line + 1} of your code that runs",
+                got=got,
+                expected="the old one or the new one, whole",
+                nudge=_POWER if loss.is_power_cut else nudge,
+            )
         ends += moments
     return correct(f"ended at {ends} moments, damaged, the disk full: nothing was lost")
 
 
 _LOSSES = {
-    "lost": ("nothing loads", "Until the new one has its name, the old one must stay. Which line "
-             "removes or overwrites it too early?"),
-    "mixed": ("files of two saves, or a part of one", "Write where nothing lies yet, and give it its "
-              "name when all is written."),
-    "stuck": ("the next save after the kill does not load", "What does your save do with what a save "
-              "that was cut off left behind?"),
-}  # fmt: skip
+    "lost": (
+        "nothing loads",
+        "Until the new one has its name, the old one must stay. Which line "
+        "removes or overwrites it too early?",
+    ),
+    "mixed": (
+        "files of two saves, or a part of one",
+        "Write where nothing lies yet, and give it its name when all is written.",
+    ),
+    "stuck": (
+        "the next save after the kill does not load",
+        "What does your save do with what a save that was cut off left behind?",
+    ),
+}
 _POWER = (
     "What has not reached the disk is gone, and what was removed may stay removed. In this order: "
     "fsync the files, rename, fsync the folder, and only then remove."
@@ -92,42 +109,62 @@ def _goes_back(pair: Pair) -> Verdict | None:
     """Saves whose steps do not grow, as of a run that went back to an older checkpoint."""
     for steps, keep in (((50, 100, 60, 70, 80), 2), ((50, 100, 60), 1), ((5, 5, 5, 5), 2)):
         if wrong := first_forgotten(pair, steps, keep, damage=False):
-            return not_yet(f"saved steps {', '.join(map(str, wrong.steps))} with keep={keep}, then "
-                           "loaded", expected=f"step {wrong.steps[-1]}, as it was saved last",
-                           got=shown(wrong.found)[:80], nudge="A run that went back saves lower steps, "
-                           "or the same ones again. The highest step is not what was saved last: let "
-                           "names count the saves.")  # fmt: skip
+            return not_yet(
+                f"saved steps {', '.join(map(str, wrong.steps))} with keep={keep}, then loaded",
+                expected=f"step {wrong.steps[-1]}, as it was saved last",
+                got=shown(wrong.found)[:80],
+                nudge="A run that went back saves lower steps, "
+                "or the same ones again. The highest step is not what was saved last: let "
+                "names count the saves.",
+            )
     if wrong := first_forgotten(pair, (100, 60, 60, 70), 1, damage=True):
-        return not_yet(f"saved step {wrong.steps[-1]} where the one before it is damaged, keep=1",
-                       expected=f"step {wrong.steps[-1]}", got=shown(wrong.found)[:80],
-                       nudge="What was just written stays: it is the only one that you know whole.")  # fmt: skip
+        return not_yet(
+            f"saved step {wrong.steps[-1]} where the one before it is damaged, keep=1",
+            expected=f"step {wrong.steps[-1]}",
+            got=shown(wrong.found)[:80],
+            nudge="What was just written stays: it is the only one that you know whole.",
+        )
     return None
 
 
 def _not_on_disk(pair: Pair) -> Verdict | None:
     never, too_early, renames = unsynced(pair)
     if never:
-        return not_yet(f"{never[0]} is never brought to the disk", expected="os.fsync on each file",
-                       got=f"{len(never)} files without", nudge="After a power cut, a rename may be "
-                       "on the disk while the bytes of the file are not.")  # fmt: skip
+        return not_yet(
+            f"{never[0]} is never brought to the disk",
+            expected="os.fsync on each file",
+            got=f"{len(never)} files without",
+            nudge="After a power cut, a rename may be "
+            "on the disk while the bytes of the file are not.",
+        )
     if too_early:
-        return not_yet(f"{too_early[0]} is brought to the disk before all of it is written",
-                       expected="file.flush(), then os.fsync", got=f"{len(too_early)} files synced too "
-                       "early", nudge="What you write stands in a buffer of Python first, and fsync "
-                       "does not see it. Who empties that buffer, and when?")  # fmt: skip
+        return not_yet(
+            f"{too_early[0]} is brought to the disk before all of it is written",
+            expected="file.flush(), then os.fsync",
+            got=f"{len(too_early)} files synced too early",
+            nudge="What you write stands in a buffer of Python first, and fsync "
+            "does not see it. Who empties that buffer, and when?",
+        )
     if renames:
-        return not_yet(f"the name {renames[0]} is never brought to the disk",
-                       expected="os.fsync on the folder, after the rename", got="no fsync of it",
-                       nudge="A name stands in the folder that holds it. Open that with os.open(folder, "
-                       "os.O_RDONLY) and sync it, too.")  # fmt: skip
+        return not_yet(
+            f"the name {renames[0]} is never brought to the disk",
+            expected="os.fsync on the folder, after the rename",
+            got="no fsync of it",
+            nudge="A name stands in the folder that holds it. Open that with os.open(folder, "
+            "os.O_RDONLY) and sync it, too.",
+        )
     return None
 
 
 def _round_trips(pair: Pair) -> Verdict | None:
     with new_folder() as folder:
         if (found := pair.load(folder)) is not None:
-            return not_yet("an empty folder", expected=None, got=shown(found),
-                           nudge="Before the first save there is nothing to load.")  # fmt: skip
+            return not_yet(
+                "an empty folder",
+                expected=None,
+                got=shown(found),
+                nudge="Before the first save there is nothing to load.",
+            )
         sizes = []
         for step in (9, 10, 11, 12):
             pair.save(content(step), folder, step, 2)
@@ -136,14 +173,22 @@ def _round_trips(pair: Pair) -> Verdict | None:
                 nudge = "As texts, '9' comes after '10': compare numbers."
                 if as_pair(found) is None:
                     nudge = "`load` gives a pair: the step, and a dict of names and bytes."
-                return not_yet(f"saved step {step}, then loaded", expected=f"step {step} and its files",
-                               got=shown(found)[:80], nudge=nudge if step > 9 or not as_pair(found) else
-                               "All files of the newest save, as they were given.")  # fmt: skip
+                return not_yet(
+                    f"saved step {step}, then loaded",
+                    expected=f"step {step} and its files",
+                    got=shown(found)[:80],
+                    nudge=nudge
+                    if step > 9 or not as_pair(found)
+                    else "All files of the newest save, as they were given.",
+                )
             sizes.append(sum(map(len, files_of(folder).values())))
         if sizes[-1] > 1.6 * sizes[1]:
-            return not_yet("four saves with keep=2", expected="two of them on the disk",
-                           got=f"{sizes[-1]:,} bytes, after two saves {sizes[1]:,}",
-                           nudge="Remove the oldest after the new one has its name.")  # fmt: skip
+            return not_yet(
+                "four saves with keep=2",
+                expected="two of them on the disk",
+                got=f"{sizes[-1]:,} bytes, after two saves {sizes[1]:,}",
+                nudge="Remove the oldest after the new one has its name.",
+            )
     return None
 
 
@@ -155,16 +200,27 @@ def _bad_disk(pair: Pair) -> Verdict | None:
     ):
         for name, found in damaged(pair, damage):
             if found != (1, content(1)):
-                return not_yet(f"{name} of the newest save: {says}", expected="the save before it",
-                               got=shown(found)[:80], nudge=nudge)  # fmt: skip
+                return not_yet(
+                    f"{name} of the newest save: {says}",
+                    expected="the save before it",
+                    got=shown(found)[:80],
+                    nudge=nudge,
+                )
     raised, found = on_full_disk(pair)
     if raised != "OSError":
-        return not_yet("a disk that is full", expected="OSError, as the system raised it",
-                       got=raised or "no error", nudge="A save that failed in silence is the worst: "
-                       "let the error through.")  # fmt: skip
+        return not_yet(
+            "a disk that is full",
+            expected="OSError, as the system raised it",
+            got=raised or "no error",
+            nudge="A save that failed in silence is the worst: let the error through.",
+        )
     if found != (1, content(1)):
-        return not_yet("after a disk that was full", expected="the save before it", got=shown(found)[:80],
-                       nudge="What is not whole must not have a name that `load` takes.")  # fmt: skip
+        return not_yet(
+            "after a disk that was full",
+            expected="the save before it",
+            got=shown(found)[:80],
+            nudge="What is not whole must not have a name that `load` takes.",
+        )
     return None
 
 
@@ -184,9 +240,15 @@ def days_and_dollars(answer: Callable[..., Any]) -> Verdict:
                 hints = _bill_mistakes(job, mode, spares)
                 for which, unit in ((0, "days"), (1, "dollars")):
                     wrong = {other[which]: nudge for other, nudge in hints}
-                    if verdict := judge(found[which], right[which], f"{what}: {unit}", wrong=wrong,
-                                        nudge="Days: work over the share that is work. Dollars: all "
-                                        "nodes, spares too, for all hours.", relative=1e-6):  # fmt: skip
+                    if verdict := judge(
+                        found[which],
+                        right[which],
+                        f"{what}: {unit}",
+                        wrong=wrong,
+                        nudge="Days: work over the share that is work. Dollars: all "
+                        "nodes, spares too, for all hours.",
+                        relative=1e-6,
+                    ):
                         return verdict
     return correct("right for 30 choices")
 
@@ -201,13 +263,20 @@ def _bill_mistakes(job: Job, mode: str, spares: int) -> list[tuple[tuple[float, 
     right = bill(job, mode, 7200.0, spares)
     free = right.days * 24 * job.nodes * job.usd_per_node_hour
     no_wait = bill(job._replace(repair_seconds=1e-9), mode, 7200.0, spares)
-    found = [((math.nan, free), "Spares are paid for while they stand by."),
-             (no_wait, "Who waits for a repair? `waiting_seconds` is a part of each restart.")]  # fmt: skip
+    found = [
+        ((math.nan, free), "Spares are paid for while they stand by."),
+        (no_wait, "Who waits for a repair? `waiting_seconds` is a part of each restart."),
+    ]
     if mode == "async":
         lost = bill(job._replace(write_seconds=0.0), mode, 7200.0, spares)
-        found += [(lost, "Until it is written, an asynchronous save is none: a failure loses the "
-                   "seconds of the write, too."),
-                  (bill(job, "sync", 7200.0, spares), "An asynchronous save blocks for the copy alone.")]  # fmt: skip
+        found += [
+            (
+                lost,
+                "Until it is written, an asynchronous save is none: a failure loses the "
+                "seconds of the write, too.",
+            ),
+            (bill(job, "sync", 7200.0, spares), "An asynchronous save blocks for the copy alone."),
+        ]
     return found
 
 
@@ -222,29 +291,47 @@ def choose(answer: Callable[..., Any]) -> Verdict:
         found, best = CHOICE.returned(answer(job._asdict())), best_choice(job)
         if found is None or best is None:
             if found != best:
-                return not_yet(says, expected="None" if best is None else "a choice", got=shown(found),
-                               nudge="None is for budgets that no choice keeps, and only for them.")  # fmt: skip
+                return not_yet(
+                    says,
+                    expected="None" if best is None else "a choice",
+                    got=shown(found),
+                    nudge="None is for budgets that no choice keeps, and only for them.",
+                )
             continue
         choice = found["mode"], float(found["interval_seconds"]), found["spares"]
         if not 0 < choice[1] < math.inf or choice[2] < 0:
             return not_yet(says, got=shown(found), nudge="An interval above 0, and spares from 0.")
         if choice[0] == "async" and choice[1] < job.write_seconds:
-            return not_yet(f"{says}: a save begins before the one before it is written",
-                           expected=f"at least {job.write_seconds:g} s", got=f"{choice[1]:.0f} s",
-                           nudge="An asynchronous save needs its write to end.")  # fmt: skip
+            return not_yet(
+                f"{says}: a save begins before the one before it is written",
+                expected=f"at least {job.write_seconds:g} s",
+                got=f"{choice[1]:.0f} s",
+                nudge="An asynchronous save needs its write to end.",
+            )
         mine, par = bill(job, *choice), bill(job, *best)
         if mine.usd > job.budget_usd * (1 + 1e-9):
             near = mine.usd < 1.001 * job.budget_usd
-            return not_yet(says, expected=f"at most ${job.budget_usd:,.2f}", got=f"${mine.usd:,.2f}",
-                           nudge="Nearly: the budget has room for the best interval and no other. "
-                           "Young's formula is an approximation; `best_interval_seconds` takes Daly's."
-                           if near else "The budget holds for all nodes and spares, over all days.")  # fmt: skip
+            return not_yet(
+                says,
+                expected=f"at most ${job.budget_usd:,.2f}",
+                got=f"${mine.usd:,.2f}",
+                nudge="Nearly: the budget has room for the best interval and no other. "
+                "Young's formula is an approximation; `best_interval_seconds` takes Daly's."
+                if near
+                else "The budget holds for all nodes and spares, over all days.",
+            )
         worst = max(worst, mine.days / par.days)
         if mine.days > 1.002 * par.days:
-            return not_yet(f"{says}: there is a quicker choice", expected=f"{par.days:.2f} days",
-                           got=f"{mine.days:.2f} days", nudge=_slow_nudge(choice, best))  # fmt: skip
-    return correct(f"the optimum of all {len(JOBS)} jobs",
-                   score=scored(worst, 1.0, "times the optimum's days", "{:.4f}".format))  # fmt: skip
+            return not_yet(
+                f"{says}: there is a quicker choice",
+                expected=f"{par.days:.2f} days",
+                got=f"{mine.days:.2f} days",
+                nudge=_slow_nudge(choice, best),
+            )
+    return correct(
+        f"the optimum of all {len(JOBS)} jobs",
+        score=scored(worst, 1.0, "times the optimum's days", "{:.4f}".format),
+    )
 
 
 def _slow_nudge(choice: tuple[str, float, int], best: tuple[str, float, int]) -> str:
@@ -273,26 +360,36 @@ def rebuild(answer: Callable[..., Any]) -> Verdict:
             try:
                 found = without_training(answer, left, steps)
             except TrainedAgain:
-                return not_yet(f"{says}: your code took a training step", nudge="Training again from "
-                               "the start finds everything, in a month. What was drawn, and how often?")  # fmt: skip
+                return not_yet(
+                    f"{says}: your code took a training step",
+                    nudge="Training again from "
+                    "the start finds everything, in a month. What was drawn, and how often?",
+                )
             whole_ = instance(dict, "a dict with all pieces").returned(found)
             if lacks := [name for name in pieces if name not in whole_]:
-                return not_yet(f"{says}: {lacks[0]!r} is not in what you return",
-                               nudge="Give all pieces back: those that are there, and the one you found.")  # fmt: skip
+                return not_yet(
+                    f"{says}: {lacks[0]!r} is not in what you return",
+                    nudge="Give all pieces back: those that are there, and the one you found.",
+                )
             run = LabRun()
             try:
                 run.load(whole_)
             except (RuntimeError, TypeError, KeyError, ValueError, AttributeError) as error:
-                return not_yet(f"{says}: it cannot be loaded: {error}",
-                               nudge="A piece looks as `pieces()` of the run gives it.")  # fmt: skip
+                return not_yet(
+                    f"{says}: it cannot be loaded: {error}",
+                    nudge="A piece looks as `pieces()` of the run gives it.",
+                )
             losses = [run.step() for _ in wanted]
             if losses != wanted:
                 first = next(
                     i for i, (a, b) in enumerate(zip(losses, wanted, strict=True)) if a != b
                 )
-                return not_yet(f"{says}: the loss of step {steps + first + 1} differs",
-                               expected=wanted[first], got=losses[first],
-                               nudge=_piece_nudge(missing, steps, first))  # fmt: skip
+                return not_yet(
+                    f"{says}: the loss of step {steps + first + 1} differs",
+                    expected=wanted[first],
+                    got=losses[first],
+                    nudge=_piece_nudge(missing, steps, first),
+                )
     return correct("bit-equal losses after 3 moments without each of 3 pieces")
 
 
@@ -310,24 +407,33 @@ def _piece_nudge(missing: str, steps: int, first: int) -> str:
 
 # Exercise 4
 
-DIAGNOSIS = keys({
-    "cause": one_of(*CAUSES), "culprit": whole("the number of a rank, or of a host"),
-    "step": or_none(whole("a step")),
-})  # fmt: skip
+DIAGNOSIS = keys(
+    {
+        "cause": one_of(*CAUSES),
+        "culprit": whole("the number of a rank, or of a host"),
+        "step": or_none(whole("a step")),
+    }
+)
 _LOOK = {
-    "A": {"network cut": "A cut link stops all ranks beyond it. Who came to its end here?",
-          "host killed": "Both hosts wrote to the end. Who is one call behind the others?",
-          "straggler": "Nobody was slow: the others waited for a call that never came.",
-          "out of memory": "Nobody was killed. Count the all-reduces of each rank's trace."},
-    "B": {"network cut": "After a cut link both sides wait for the timeout. Which host says nothing more?",
-          "out of memory": "One rank's memory would not end its agent and its neighbour, too.",
-          "skipped collective": "A rank that skips a call still writes a trace at its end.",
-          "straggler": "A slow rank is still there. Who is not?"},
-    "C": {"host killed": "The agent of that host is alive: it says how its rank ended.",
-          "network cut": "The peer closed the connection at once. A cut link is silent until the timeout.",
-          "skipped collective": "The rank with the fewest calls was killed. By what? Read its column of MB.",
-          "straggler": "It was slow, and that is not why it ended. Read its column of MB."},
-}  # fmt: skip
+    "A": {
+        "network cut": "A cut link stops all ranks beyond it. Who came to its end here?",
+        "host killed": "Both hosts wrote to the end. Who is one call behind the others?",
+        "straggler": "Nobody was slow: the others waited for a call that never came.",
+        "out of memory": "Nobody was killed. Count the all-reduces of each rank's trace.",
+    },
+    "B": {
+        "network cut": "After a cut link both sides wait for the timeout. Which host says nothing more?",
+        "out of memory": "One rank's memory would not end its agent and its neighbour, too.",
+        "skipped collective": "A rank that skips a call still writes a trace at its end.",
+        "straggler": "A slow rank is still there. Who is not?",
+    },
+    "C": {
+        "host killed": "The agent of that host is alive: it says how its rank ended.",
+        "network cut": "The peer closed the connection at once. A cut link is silent until the timeout.",
+        "skipped collective": "The rank with the fewest calls was killed. By what? Read its column of MB.",
+        "straggler": "It was slow, and that is not why it ended. Read its column of MB.",
+    },
+}
 
 
 @takes(keys(dict.fromkeys(PLANTED, DIAGNOSIS)))
@@ -341,10 +447,16 @@ def dead_runs(answer: Mapping[str, Any]) -> Verdict:
             )
         if found["culprit"] != planted.culprit:
             who = "host" if planted.cause == "host killed" else "rank"
-            return not_yet(f"run {name}: it was another {who}", got=found["culprit"],
-                           nudge="Those who complain are seldom to blame. Who is behind, or silent?")  # fmt: skip
+            return not_yet(
+                f"run {name}: it was another {who}",
+                got=found["culprit"],
+                nudge="Those who complain are seldom to blame. Who is behind, or silent?",
+            )
         if found["step"] != planted.step:
-            nudge = ("No single step did it: write None." if planted.step is None else
-                     "Not the step where it hung: the one at which it went wrong first.")  # fmt: skip
+            nudge = (
+                "No single step did it: write None."
+                if planted.step is None
+                else "Not the step where it hung: the one at which it went wrong first."
+            )
             return not_yet(f"run {name}: another step", got=found["step"], nudge=nudge)
     return correct("three causes, three culprits")

@@ -211,27 +211,40 @@ class ElasticJob:
         address = ADDRESSES[host].partition("/")[0] if place else LOCALHOST
         meet = f"{ADDRESSES[0].partition('/')[0]}:{PORT}" if place else f"{self.folder}/rendezvous"
         settings = {
-            "store_type": "tcp" if place else "file", "is_host": str(host == 0).lower(),
-            "keep_alive_interval": patience.keep_alive_seconds, "keep_alive_max_attempt": 3,
-            "last_call_timeout": patience.last_call_seconds, "join_timeout": 600,
+            "store_type": "tcp" if place else "file",
+            "is_host": str(host == 0).lower(),
+            "keep_alive_interval": patience.keep_alive_seconds,
+            "keep_alive_max_attempt": 3,
+            "last_call_timeout": patience.last_call_seconds,
+            "join_timeout": 600,
             "read_timeout": patience.read_seconds,
-        }  # fmt: skip
+        }
         return [
             f"--nnodes={self.call.least_hosts}:{len(self.places)}",
-            f"--nproc-per-node={self.call.ranks_per_host}", f"--max-restarts={self.call.restarts}",
-            "--rdzv-backend=c10d", f"--rdzv-endpoint={meet}", "--rdzv-id=1",
+            f"--nproc-per-node={self.call.ranks_per_host}",
+            f"--max-restarts={self.call.restarts}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={meet}",
+            "--rdzv-id=1",
             f"--rdzv-conf={','.join(f'{name}={value}' for name, value in settings.items())}",
-            f"--local-addr={address}", "--monitor-interval=0.1", "--tee=3",
-            f"--log-dir={self.folder}", str(self.call.script), *self.call.args,
-        ]  # fmt: skip
+            f"--local-addr={address}",
+            "--monitor-interval=0.1",
+            "--tee=3",
+            f"--log-dir={self.folder}",
+            str(self.call.script),
+            *self.call.args,
+        ]
 
     def _environment(self, host: int) -> dict[str, str]:
         inside = {f"{library}_SOCKET_IFNAME": INTERFACE for library in ("GLOO", "NCCL")}
         ours = {
-            "COURSE_HOST": str(host), "COURSE_JOURNAL": str(self.journal),
-            "COURSE_LAUNCHED": str(self.start), "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
-        }  # fmt: skip
+            "COURSE_HOST": str(host),
+            "COURSE_JOURNAL": str(self.journal),
+            "COURSE_LAUNCHED": str(self.start),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
+        }
         modules = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         ours["PYTHONPATH"] = modules  # scripts may use the course's own
         return os.environ | ours | (inside if self.places[host] else loopback_variables())

@@ -43,12 +43,20 @@ def per_1000_node_days(failures: float, gpus: int, days: float) -> float:
 
 
 FAILURE_LOGS = (
-    FailureLog("Llama 3 405B", per_1000_node_days(419, 16_384, 54), 419,
-               "arXiv:2407.21783, Table 5: unexpected interruptions in 54 days on 16,384 GPUs"),
+    FailureLog(
+        "Llama 3 405B",
+        per_1000_node_days(419, 16_384, 54),
+        419,
+        "arXiv:2407.21783, Table 5: unexpected interruptions in 54 days on 16,384 GPUs",
+    ),
     FailureLog("RSC-1, nodes", 6.5, None, "Kokolis and others 2024, arXiv:2410.21680"),
-    FailureLog("RSC-1, jobs of 1,024 GPUs", 1000 * 24 / 7.9 / 128, None,
-               "Kokolis and others 2024, arXiv:2410.21680: mean time to failure 7.9 h"),
-)  # fmt: skip
+    FailureLog(
+        "RSC-1, jobs of 1,024 GPUs",
+        1000 * 24 / 7.9 / 128,
+        None,
+        "Kokolis and others 2024, arXiv:2410.21680: mean time to failure 7.9 h",
+    ),
+)
 
 
 def poisson_interval(count: int, confidence: float = 0.95) -> tuple[float, float]:

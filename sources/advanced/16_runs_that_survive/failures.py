@@ -16,9 +16,12 @@ from utils.views.style import course_style, empty_figure, print_evidence, wrappe
 
 # By kind: colour and hatch, apart in grey as well.
 _KINDS = {
-    "work": ("#92dadd", ""), "saving": ("#717581", ""), "lost": ("#832db6", "xx"),
-    "restarting": ("#ffa90e", "//"), "waiting": ("#e6e6e6", ".."),
-}  # fmt: skip
+    "work": ("#92dadd", ""),
+    "saving": ("#717581", ""),
+    "lost": ("#832db6", "xx"),
+    "restarting": ("#ffa90e", "//"),
+    "waiting": ("#e6e6e6", ".."),
+}
 _LINES = (("#3f90da", "o", "-"), ("#832db6", "s", "--"), ("#717581", "^", "-."))
 DAY_SECONDS = 86_400.0
 
@@ -39,9 +42,16 @@ def draw_days(
         for row, lane in enumerate(lanes.values()):
             for span in lane:
                 color, hatch = _KINDS[span.kind]
-                axes.barh(row, (span.end_seconds - span.start_seconds) / DAY_SECONDS, height=0.62,
-                          left=span.start_seconds / DAY_SECONDS, color=color, hatch=hatch, linewidth=0,
-                          edgecolor="white")  # fmt: skip
+                axes.barh(
+                    row,
+                    (span.end_seconds - span.start_seconds) / DAY_SECONDS,
+                    height=0.62,
+                    left=span.start_seconds / DAY_SECONDS,
+                    color=color,
+                    hatch=hatch,
+                    linewidth=0,
+                    edgecolor="white",
+                )
         axes.set_yticks(range(len(lanes)), [wrapped(name) for name in lanes])
         axes.invert_yaxis()
         axes.grid(False, axis="y")
@@ -112,8 +122,17 @@ def _draw_curve(
     for seconds, found in runs.items():
         low, middle, high = np.quantile(found, 0.025), np.mean(found), np.quantile(found, 0.975)
         whiskers = np.maximum(0.0, np.array([[middle - low], [high - middle]]))
-        axes.errorbar(seconds, float(middle), whiskers, marker=marker, ms=6, color=color, capsize=3,
-                      lw=1.2, zorder=3)  # fmt: skip
+        axes.errorbar(
+            seconds,
+            float(middle),
+            whiskers,
+            marker=marker,
+            ms=6,
+            color=color,
+            capsize=3,
+            lw=1.2,
+            zorder=3,
+        )
 
 
 def draw_forgotten(
@@ -145,10 +164,21 @@ def draw_forgotten(
         figure = Figure(figsize=(9.6, 0.9 + 2.1 * rows), layout="constrained")
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
         for axes, (name, losses) in zip(panels, resumed.items(), strict=False):
-            axes.plot(range(1, len(uninterrupted) + 1), uninterrupted, color="#b8bbc2", lw=4.5,
-                      label="never stopped")  # fmt: skip
-            axes.plot(range(first_step + 1, len(uninterrupted) + 1), losses, color="#832db6", lw=1.6,
-                      ls="-", label="resumed")  # fmt: skip
+            axes.plot(
+                range(1, len(uninterrupted) + 1),
+                uninterrupted,
+                color="#b8bbc2",
+                lw=4.5,
+                label="never stopped",
+            )
+            axes.plot(
+                range(first_step + 1, len(uninterrupted) + 1),
+                losses,
+                color="#832db6",
+                lw=1.6,
+                ls="-",
+                label="resumed",
+            )
             axes.axvline(first_step + 0.5, color="black", ls=":", lw=1)
             apart = sum(a != b for a, b in zip(losses, uninterrupted[first_step:], strict=True))
             axes.set_title(f"{name}: {apart} of {rest} differ", fontsize=10)

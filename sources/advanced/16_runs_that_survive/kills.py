@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 MOST_LINES = 400
-_CHANGES = frozenset({"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink",
-                      "os.truncate"})  # fmt: skip
+_CHANGES = frozenset(
+    {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate"}
+)
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 # What lies below a folder, by relative path: bytes of a file, None for a folder, a link's target.
@@ -94,8 +95,11 @@ class Recorder:
         """What a power cut would take from a save that has returned."""
         image, inodes = image_of(self._folder), _inodes(self._folder)
         never = [name for name, inode in inodes.items() if inode not in self._on_disk]
-        early = [name for name, inode in inodes.items()
-                 if name not in never and self._on_disk[inode] != image[name]]  # fmt: skip
+        early = [
+            name
+            for name, inode in inodes.items()
+            if name not in never and self._on_disk[inode] != image[name]
+        ]
         return Unsynced(never, early, [to for _, to, _ in self._renames if to in image])
 
     def _look(self, emptied: str = "") -> None:
@@ -149,8 +153,12 @@ class Recorder:
             self._synced(handle)
 
         put = {name: functools.partial(noted, original) for name, original in originals.items()}
-        own = {key: name for key, value in names.items() for name, original in originals.items()
-               if value is original}  # fmt: skip
+        own = {
+            key: name
+            for key, value in names.items()
+            for name, original in originals.items()
+            if value is original
+        }
         try:
             for name, reporting in put.items():
                 setattr(os, name, reporting)
@@ -170,8 +178,11 @@ class Recorder:
         found = os.fstat(handle if isinstance(handle, int) else handle.fileno())
         if stat.S_ISDIR(found.st_mode):
             parents = ((rename, (self._folder / rename[1]).parent) for rename in self._renames)
-            self._renames = [rename for rename, parent in parents
-                             if not parent.exists() or parent.stat().st_ino != found.st_ino]  # fmt: skip
+            self._renames = [
+                rename
+                for rename, parent in parents
+                if not parent.exists() or parent.stat().st_ino != found.st_ino
+            ]
         elif found.st_ino in files:
             self._on_disk[found.st_ino] = (self._folder / files[found.st_ino]).read_bytes()
 

@@ -122,10 +122,15 @@ def _draw(axes: Axes, panel: Progress, labels: Sequence[str]) -> None:
         last = mark.seconds
         axes.axvline(mark.seconds, color="#bd1f01", lw=1.2, ls=(0, (4, 2)))
         axes.annotate(
-            mark.text, (mark.seconds, (0.985 - 0.085 * close) * 1.32 * highest), xytext=(4, 0),
-            textcoords="offset points", va="top", fontsize=9.5, color="#8c1500",
+            mark.text,
+            (mark.seconds, (0.985 - 0.085 * close) * 1.32 * highest),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="top",
+            fontsize=9.5,
+            color="#8c1500",
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.85},
-        )  # fmt: skip
+        )
 
 
 __all__ = ["Mark", "Progress", "Stretch", "draw_progress", "progress_of"]

@@ -157,11 +157,15 @@ def _recovery(moments: Sequence[Moment], start: int, end: int) -> Recovery:
         (m.more["step"] for m in moments[:end] if m.what == "step" and m not in back), default=-1
     )
     return Recovery(
-        Fault(**fault.more), fault.seconds, dict(sorted(saw.items())),
+        Fault(**fault.more),
+        fault.seconds,
+        dict(sorted(saw.items())),
         back[0].seconds - fault.seconds if back else None,
-        _world(before), _world(starts[:1], _world(before)),
-        max(0, done + 1 - starts[0].more["step"]) if starts else 0, _named(before, after, saw),
-    )  # fmt: skip
+        _world(before),
+        _world(starts[:1], _world(before)),
+        max(0, done + 1 - starts[0].more["step"]) if starts else 0,
+        _named(before, after, saw),
+    )
 
 
 def _named(

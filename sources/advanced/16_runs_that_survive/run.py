@@ -62,9 +62,12 @@ class LabRun:
         }
         weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         return {
-            "model": weights, "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(), "order": order, "random": self.dropout.get_state(),
-        }  # fmt: skip
+            "model": weights,
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "order": order,
+            "random": self.dropout.get_state(),
+        }
 
     def load(self, pieces: dict[str, Any]) -> None:
         self.model.load_state_dict(pieces["model"])

@@ -47,9 +47,14 @@ class Account:
         """Raises ValueError for a time, a count or a price that is not above zero."""
         of_kind("account", gpu=(self.gpu, Device, str))
         whole("account", gpus=self.gpus)
-        asked = {"seconds": self.seconds, "tokens": self.tokens, "model_flops": self.model_flops,
-                 "hardware_flops": self.hardware_flops, "usd_per_gpu_hour": self.usd_per_gpu_hour,
-                 "peak_flops_per_second": self.peak_flops_per_second}  # fmt: skip
+        asked = {
+            "seconds": self.seconds,
+            "tokens": self.tokens,
+            "model_flops": self.model_flops,
+            "hardware_flops": self.hardware_flops,
+            "usd_per_gpu_hour": self.usd_per_gpu_hour,
+            "peak_flops_per_second": self.peak_flops_per_second,
+        }
         given = {name: value for name, value in asked.items() if value is not None}
         positive("account", least=0, **given)
         if empty := [name for name, value in given.items() if value == 0]:

@@ -19,12 +19,18 @@ from .scaling import REPLICATION, UNROUNDED, ScalingLaw
 SLACK = 0.01
 training_share = Question(
     "Lesson 17: 6 N D of training and 2 N D of serving.",
-    number("a share from 0 to 1"), right=0.75, within=0.005,
-    wrong={0.5: "A token in training costs three times one in service: forward, and backward twice that.",
-           0.25: "That is the share of serving.", 75: "Write a share from 0 to 1."},
-    nudge="6 N D of training and 2 N D of serving.", note="6 / (6 + 2)",
+    number("a share from 0 to 1"),
+    right=0.75,
+    within=0.005,
+    wrong={
+        0.5: "A token in training costs three times one in service: forward, and backward twice that.",
+        0.25: "That is the share of serving.",
+        75: "Write a share from 0 to 1.",
+    },
+    nudge="6 N D of training and 2 N D of serving.",
+    note="6 / (6 + 2)",
     expected="a share from 0 to 1",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -53,9 +59,14 @@ def lab_offers() -> tuple[Offer, ...]:
 
 def _offer(name: str, row: Price, card: str, mfu: float, **more: Any) -> Offer:
     gpu = device(card)
-    return Offer(name=name, usd_per_gpu_hour=row.usd_per_gpu_hour, as_of=row.as_of,
-                 flops_per_second=mfu * gpu.peak_flops_per_second("bf16"),
-                 memory_bytes=float(gpu.memory_bytes), **more)  # fmt: skip
+    return Offer(
+        name=name,
+        usd_per_gpu_hour=row.usd_per_gpu_hour,
+        as_of=row.as_of,
+        flops_per_second=mfu * gpu.peak_flops_per_second("bf16"),
+        memory_bytes=float(gpu.memory_bytes),
+        **more,
+    )
 
 
 def _markets() -> list[Market]:
@@ -84,9 +95,15 @@ def _markets() -> list[Market]:
     ]
 
 
-_WAY: Kind = or_none(keys({"offer": one_of("A100", "A10", "H100", "slow", what="the name of an offer"),
-                           "nodes": whole("a number of nodes"),
-                           "parameters": number("a number of parameters")}))  # fmt: skip
+_WAY: Kind = or_none(
+    keys(
+        {
+            "offer": one_of("A100", "A10", "H100", "slow", what="the name of an offer"),
+            "nodes": whole("a number of nodes"),
+            "parameters": number("a number of parameters"),
+        }
+    )
+)
 
 
 @takes(function())
@@ -115,8 +132,13 @@ def _chosen(answer: Callable[..., Any], market: Market) -> Purchase | None:
         return None
     offer, nodes = names.get(told["offer"]), told["nodes"]
     if offer is None or not 1 <= nodes <= offer.most_nodes:
-        raise NotYet(not_yet(market.says, got=f"{nodes} nodes of {told['offer']}",
-                             nudge="Take one of the offers that were passed, with 1 to most_nodes nodes."))  # fmt: skip
+        raise NotYet(
+            not_yet(
+                market.says,
+                got=f"{nodes} nodes of {told['offer']}",
+                nudge="Take one of the offers that were passed, with 1 to most_nodes nodes.",
+            )
+        )
     if not math.isfinite(told["parameters"]):
         raise NotYet(not_yet(market.says, got=f"{told['parameters']} parameters", nudge=NOT_FINITE))
     try:
@@ -132,8 +154,12 @@ def _chosen(answer: Callable[..., Any], market: Market) -> Purchase | None:
 
 def _one_is_none(found: Purchase | None, market: Market) -> Verdict:
     if found is None:
-        return not_yet(market.says, expected="a way; there is one", got="None",
-                       nudge="Try other sizes of model: a smaller one needs less memory and more tokens.")  # fmt: skip
+        return not_yet(
+            market.says,
+            expected="a way; there is one",
+            got="None",
+            nudge="Try other sizes of model: a smaller one needs less memory and more tokens.",
+        )
     return _not_allowed(found, market) or not_yet(market.says, expected="None", got=_words(found))
 
 
@@ -141,13 +167,17 @@ def _not_allowed(found: Purchase, market: Market) -> Verdict | None:
     if not found.offer.holds(found.nodes, found.parameters):
         states = 16 * found.parameters / 1e9
         there = USABLE * found.nodes * found.offer.gpus_per_node * found.offer.memory_bytes / 1e9
-        return not_yet(f"{market.says}: states of {states:,.0f} GB, and {there:,.0f} GB may be used",
-                       got=_words(found),
-                       nudge="16 bytes a parameter must fit: offer.holds(nodes, parameters).")  # fmt: skip
+        return not_yet(
+            f"{market.says}: states of {states:,.0f} GB, and {there:,.0f} GB may be used",
+            got=_words(found),
+            nudge="16 bytes a parameter must fit: offer.holds(nodes, parameters).",
+        )
     if found.days > market.days * (1 + 1e-9):
-        return not_yet(f"{market.says}: it takes {found.days:,.1f} days, the deadline is {market.days:,.0f}",
-                       got=_words(found),
-                       nudge="The deadline is a limit, not a price: strike out what is late first.")  # fmt: skip
+        return not_yet(
+            f"{market.says}: it takes {found.days:,.1f} days, the deadline is {market.days:,.0f}",
+            got=_words(found),
+            nudge="The deadline is a limit, not a price: strike out what is late first.",
+        )
     return None
 
 
@@ -155,9 +185,12 @@ def _too_dear(found: Purchase, best: Purchase, market: Market) -> Verdict | None
     more = found.usd / best.usd - 1
     if more <= SLACK:
         return None
-    return not_yet(f"{market.says}: {more:.1%} dearer than need be", got=_words(found),
-                   expected=f"at most {SLACK:.0%} above ${best.usd:,.0f}",
-                   nudge=_why_dear(found, best, market))  # fmt: skip
+    return not_yet(
+        f"{market.says}: {more:.1%} dearer than need be",
+        got=_words(found),
+        expected=f"at most {SLACK:.0%} above ${best.usd:,.0f}",
+        nudge=_why_dear(found, best, market),
+    )
 
 
 def _why_dear(found: Purchase, best: Purchase, market: Market) -> str:
@@ -184,8 +217,10 @@ def _why_dear(found: Purchase, best: Purchase, market: Market) -> str:
 
 
 def _words(found: Purchase) -> str:
-    return (f"{found.nodes} nodes of {found.offer.name}, {found.parameters / 1e9:.2f}B on "
-            f"{found.tokens / 1e9:,.0f}B tokens: {found.days:,.1f} days, ${found.usd:,.0f}")  # fmt: skip
+    return (
+        f"{found.nodes} nodes of {found.offer.name}, {found.parameters / 1e9:.2f}B on "
+        f"{found.tokens / 1e9:,.0f}B tokens: {found.days:,.1f} days, ${found.usd:,.0f}"
+    )
 
 
 _FAULTS: Kind = keys(
@@ -212,10 +247,15 @@ def matrix_reviewed(answer: dict[str, Any]) -> Verdict:
         _wrong_lines(answer["lines"])
         or _wrong_days(answer["days"])
         or _wrong_usd(answer["usd"])
-        or judge(answer["winner"], "H100", "the winner", expected="the one that is left",
-                 nudge=f"Days after the repair, and a deadline of {DEADLINE_DAYS}: who is out?")
+        or judge(
+            answer["winner"],
+            "H100",
+            "the winner",
+            expected="the one that is left",
+            nudge=f"Days after the repair, and a deadline of {DEADLINE_DAYS}: who is out?",
+        )
         or correct("six lines mended, and the other offer wins")
-    )  # fmt: skip
+    )
 
 
 def _wrong_lines(lines: Mapping[str, str]) -> Verdict | None:
@@ -239,12 +279,21 @@ def _wrong_lines(lines: Mapping[str, str]) -> Verdict | None:
 def _wrong_days(days: Mapping[str, float]) -> Verdict | None:
     for card in ("A100", "H100"):
         right = right_bill(card)[0]
-        wrong = {right / 3: "That is the forward pass alone.",
-                 right * GOODPUT: "Failures and saves leave 95% of the time.",
-                 right * 3 / 4: "The model does not need what is recomputed: 3/4 of that MFU.",
-                 right / 2: "Half the peak: 624 TFLOP/s are with sparsity."}  # fmt: skip
-        if verdict := judge(days[card], right, f"days of {card}", wrong=wrong, relative=0.01,
-                            expected="days", nudge="6 N D over GPUs x peak x MFU, over 0.95."):  # fmt: skip
+        wrong = {
+            right / 3: "That is the forward pass alone.",
+            right * GOODPUT: "Failures and saves leave 95% of the time.",
+            right * 3 / 4: "The model does not need what is recomputed: 3/4 of that MFU.",
+            right / 2: "Half the peak: 624 TFLOP/s are with sparsity.",
+        }
+        if verdict := judge(
+            days[card],
+            right,
+            f"days of {card}",
+            wrong=wrong,
+            relative=0.01,
+            expected="days",
+            nudge="6 N D over GPUs x peak x MFU, over 0.95.",
+        ):
             return verdict
     return None
 
@@ -255,9 +304,18 @@ def _wrong_usd(usd: Mapping[str, float]) -> Verdict | None:
         ("H100", "price('H100', 'Nebius')"),
     ):
         right = right_bill(card)[1]
-        wrong = {right / 24: "A day has 24 hours.",
-                 right / price("H100", "Nebius").usd_per_gpu_hour * 12: "That is the slide's price."}  # fmt: skip
-        if verdict := judge(usd[card], right, f"dollars of {card}", wrong=wrong, relative=0.01,
-                            expected="dollars", nudge=f"GPUs x hours x {per_hour}."):  # fmt: skip
+        wrong = {
+            right / 24: "A day has 24 hours.",
+            right / price("H100", "Nebius").usd_per_gpu_hour * 12: "That is the slide's price.",
+        }
+        if verdict := judge(
+            usd[card],
+            right,
+            f"dollars of {card}",
+            wrong=wrong,
+            relative=0.01,
+            expected="dollars",
+            nudge=f"GPUs x hours x {per_hour}.",
+        ):
             return verdict
     return None

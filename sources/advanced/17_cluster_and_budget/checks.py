@@ -21,14 +21,18 @@ STARTS = 12  # of a job that fails in each: one that counts them, in a file perh
 
 steps_twice = Question(
     "Lesson 17: steps that a job computes twice after a node died.",
-    whole("a number of steps"), right=2,
-    wrong={6: "That would be without any save. Which steps are in the save of step 4?",
-           4: "Those are in the save: they are not computed again.",
-           1: "The save holds the states after steps 0 to 3. Which of 0 to 5 are not in it?",
-           0: "Their losses were printed, and their states died with the ranks."},
+    whole("a number of steps"),
+    right=2,
+    wrong={
+        6: "That would be without any save. Which steps are in the save of step 4?",
+        4: "Those are in the save: they are not computed again.",
+        1: "The save holds the states after steps 0 to 3. Which of 0 to 5 are not in it?",
+        0: "Their losses were printed, and their states died with the ranks.",
+    },
     nudge="The save of step 4 holds the states after four steps: 0 to 3.",
-    note="steps 4 and 5 ran again; with `--every 100` it would be up to 100", expected="steps",
-)  # fmt: skip
+    note="steps 4 and 5 ran again; with `--every 100` it would be up to 100",
+    expected="steps",
+)
 
 
 def _read_script(value: Any) -> str:
@@ -55,33 +59,63 @@ def repaired_job(answer: Mapping[str, Any]) -> Verdict:
 
 def _header(job: str) -> Verdict | None:
     if not job.startswith("#!"):
-        return not_yet("job.slurm: the first line", got=shown(job.partition("\n")[0]),
-                       nudge="sbatch takes no script without an interpreter: #!/bin/bash.")  # fmt: skip
+        return not_yet(
+            "job.slurm: the first line",
+            got=shown(job.partition("\n")[0]),
+            nudge="sbatch takes no script without an interpreter: #!/bin/bash.",
+        )
     if late := repairs.late_options(job):
-        return not_yet("job.slurm: a line that sbatch does not read", got=late[0],
-                       nudge="sbatch stops reading its options at the first command. Which command is the first?")  # fmt: skip
+        return not_yet(
+            "job.slurm: a line that sbatch does not read",
+            got=late[0],
+            nudge="sbatch stops reading its options at the first command. Which command is the first?",
+        )
     options = repairs.options_of(job)
     wanted = {"--nodes": "2", "--ntasks-per-node": "1"}
-    changed = [f"{name}={options.get(name)}" for name, value in wanted.items() if options.get(name) != value]  # fmt: skip
+    changed = [
+        f"{name}={options.get(name)}"
+        for name, value in wanted.items()
+        if options.get(name) != value
+    ]
     if changed:
-        return not_yet("job.slurm: its size", got=", ".join(changed), expected="2 nodes, one task on each",
-                       nudge="One task a node stays, and starts two ranks.")  # fmt: skip
+        return not_yet(
+            "job.slurm: its size",
+            got=", ".join(changed),
+            expected="2 nodes, one task on each",
+            nudge="One task a node stays, and starts two ranks.",
+        )
     if "--requeue" not in options:
-        return not_yet("job.slurm: a node dies", nudge="Without #SBATCH --requeue Slurm does not start the job "
-                       "again when a node is lost.")  # fmt: skip
+        return not_yet(
+            "job.slurm: a node dies",
+            nudge="Without #SBATCH --requeue Slurm does not start the job "
+            "again when a node is lost.",
+        )
     warned = re.match(r"(?:B:)?(?:SIG)?USR1@(\d+)", options.get("--signal", ""))
     if warned and int(warned[1]) < WARNED_SECONDS:
-        return not_yet("job.slurm: its time is over", got=options["--signal"], expected="two minutes before",
-                       nudge="The number behind @ is in seconds. A save takes longer than a warning of a moment.")  # fmt: skip
+        return not_yet(
+            "job.slurm: its time is over",
+            got=options["--signal"],
+            expected="two minutes before",
+            nudge="The number behind @ is in seconds. A save takes longer than a warning of a moment.",
+        )
     if not warned:
-        return not_yet("job.slurm: its time is over", got=options.get("--signal", "no --signal"),
-                       nudge="Ask Slurm to warn the job before it kills it: #SBATCH --signal=USR1@120.")  # fmt: skip
+        return not_yet(
+            "job.slurm: its time is over",
+            got=options.get("--signal", "no --signal"),
+            nudge="Ask Slurm to warn the job before it kills it: #SBATCH --signal=USR1@120.",
+        )
     if options.get("--output") != "out.txt":
-        return not_yet("job.slurm: its output", got=options.get("--output", "no --output"),
-                       nudge="Leave the name out.txt: the check reads it.")  # fmt: skip
+        return not_yet(
+            "job.slurm: its output",
+            got=options.get("--output", "no --output"),
+            nudge="Leave the name out.txt: the check reads it.",
+        )
     if options.get("--open-mode") != "append":
-        return not_yet("job.slurm: the second start", nudge="Where does the output of the first start go, when Slurm "
-                       "opens the file again? See --open-mode.")  # fmt: skip
+        return not_yet(
+            "job.slurm: the second start",
+            nudge="Where does the output of the first start go, when Slurm "
+            "opens the file again? See --open-mode.",
+        )
     return None
 
 
@@ -97,27 +131,52 @@ def _ranks(job: str) -> Verdict | None:
         )
     ranks = [row[0] for row in found.ranks]
     if len(ranks) != stubs.RANKS:
-        return not_yet("job.slurm: what it starts", got=found.said.strip()[-200:] or f"python train.py {len(ranks)} times",
-                       expected="python -u train.py, twice on each node", nudge="srun starts one shell a node, and each shell two ranks.")  # fmt: skip
+        return not_yet(
+            "job.slurm: what it starts",
+            got=found.said.strip()[-200:] or f"python train.py {len(ranks)} times",
+            expected="python -u train.py, twice on each node",
+            nudge="srun starts one shell a node, and each shell two ranks.",
+        )
     if ranks != ["0", "1", "2", "3"]:
-        return not_yet("job.slurm: RANK on both nodes", got=", ".join(ranks), expected="0, 1, 2, 3",
-                       nudge="Four ranks need four numbers. Which two does the second node's shell give out? And is $ filled in by the "
-                       "batch script, which is one process, or by each node's shell?")  # fmt: skip
+        return not_yet(
+            "job.slurm: RANK on both nodes",
+            got=", ".join(ranks),
+            expected="0, 1, 2, 3",
+            nudge="Four ranks need four numbers. Which two does the second node's shell give out? And is $ filled in by the "
+            "batch script, which is one process, or by each node's shell?",
+        )
     sizes = {row[1] for row in found.ranks}
     if sizes != {"4"}:
-        return not_yet("job.slurm: WORLD_SIZE", got=", ".join(sorted(sizes)), expected="4",
-                       nudge="SLURM_NTASKS counts tasks, and here a task is not a rank.")  # fmt: skip
+        return not_yet(
+            "job.slurm: WORLD_SIZE",
+            got=", ".join(sorted(sizes)),
+            expected="4",
+            nudge="SLURM_NTASKS counts tasks, and here a task is not a rank.",
+        )
     addresses = {row[2] for row in found.ranks}
     if addresses != {found.ranks[0][4]}:
-        nudge = ("Each node has its own localhost." if addresses & {"localhost", "127.0.0.1"} else
-                 "All ranks must name the same node, the one on which rank 0 listens. Who can know it: each node's shell, or the "
-                 "batch script?")  # fmt: skip
-        return not_yet("job.slurm: MASTER_ADDR on n1 and n2", got=", ".join(sorted(addresses)),
-                       expected=f"{found.ranks[0][4]}, the node of rank 0, on all", nudge=nudge)  # fmt: skip
+        nudge = (
+            "Each node has its own localhost."
+            if addresses & {"localhost", "127.0.0.1"}
+            else "All ranks must name the same node, the one on which rank 0 listens. Who can know it: each node's shell, or the "
+            "batch script?"
+        )
+        return not_yet(
+            "job.slurm: MASTER_ADDR on n1 and n2",
+            got=", ".join(sorted(addresses)),
+            expected=f"{found.ranks[0][4]}, the node of rank 0, on all",
+            nudge=nudge,
+        )
     if len({row[3] for row in found.ranks}) != 1:
-        return not_yet("job.slurm: MASTER_PORT differs from rank to rank", nudge="Compute it once, from the job's number.")  # fmt: skip
+        return not_yet(
+            "job.slurm: MASTER_PORT differs from rank to rank",
+            nudge="Compute it once, from the job's number.",
+        )
     if found.requeued:
-        return not_yet("job.slurm: all ranks ended well, and it was requeued", nudge="Look at the exit code of srun first.")  # fmt: skip
+        return not_yet(
+            "job.slurm: all ranks ended well, and it was requeued",
+            nudge="Look at the exit code of srun first.",
+        )
     return None
 
 
@@ -126,26 +185,46 @@ def _codes(job: str) -> Verdict | None:
     for failed in (0, 1):
         found = _try(job, codes={failed: 1})
         if not found.ended or not found.ended[0]:
-            return not_yet(f"job.slurm: rank {failed} ended with code 1, and its node's task", got="with code 0", expected="another code than 0",
-                           nudge="`wait` alone forgets how processes ended; `wait $pid` tells it of one. Keep each number ($!), and "
-                           "the code of whichever failed.")  # fmt: skip
+            return not_yet(
+                f"job.slurm: rank {failed} ended with code 1, and its node's task",
+                got="with code 0",
+                expected="another code than 0",
+                nudge="`wait` alone forgets how processes ended; `wait $pid` tells it of one. Keep each number ($!), and "
+                "the code of whichever failed.",
+            )
     saved = _try(job, codes=dict.fromkeys(every, repairs.STOPPED))
     if set(saved.ended) != {repairs.STOPPED}:
-        return not_yet("job.slurm: both ranks of a node ended with code 75", got=f"its task ended with {saved.ended[0]}", expected="75",
-                       nudge="Hand the ranks' own code on: `exit` of the node's shell.")  # fmt: skip
+        return not_yet(
+            "job.slurm: both ranks of a node ended with code 75",
+            got=f"its task ended with {saved.ended[0]}",
+            expected="75",
+            nudge="Hand the ranks' own code on: `exit` of the node's shell.",
+        )
     if [word.strip() for word in saved.requeued] != [stubs.JOB_NUMBER]:
         piped = re.search(r"\|\s*tee\b", job) and not re.search("pipefail|PIPESTATUS", job)
-        nudge = ("What is `$?` after a pipe: the code of its first command, or of its last? `tee` always ends well." if piped else
-                 "The ranks saved and wait to be started again: `scontrol requeue $SLURM_JOB_ID`. Keep srun's code before another "
-                 "command replaces $?.")  # fmt: skip
-        return not_yet("job.slurm: srun ended with code 75", got=shown(saved.requeued) if saved.requeued else "no requeue",
-                       expected="scontrol requeue of this job, once", nudge=nudge)  # fmt: skip
+        nudge = (
+            "What is `$?` after a pipe: the code of its first command, or of its last? `tee` always ends well."
+            if piped
+            else "The ranks saved and wait to be started again: `scontrol requeue $SLURM_JOB_ID`. Keep srun's code before another "
+            "command replaces $?."
+        )
+        return not_yet(
+            "job.slurm: srun ended with code 75",
+            got=shown(saved.requeued) if saved.requeued else "no requeue",
+            expected="scontrol requeue of this job, once",
+            nudge=nudge,
+        )
     if len(_try(job, codes={0: 1}, restarts=50, starts=STARTS).requeued) == STARTS:
-        return not_yet("job.slurm: a rank failed with code 1 on the 51st start, and was requeued then and at all later ones",
-                       nudge="A job whose code is wrong would run for ever. $SLURM_RESTART_COUNT says how often it was started again.")  # fmt: skip
+        return not_yet(
+            "job.slurm: a rank failed with code 1 on the 51st start, and was requeued then and at all later ones",
+            nudge="A job whose code is wrong would run for ever. $SLURM_RESTART_COUNT says how often it was started again.",
+        )
     if not _try(job, codes=dict.fromkeys(every, repairs.STOPPED), restarts=50).requeued:
-        return not_yet("job.slurm: the ranks saved and ended with code 75 on the 51st start", got="no requeue",
-                       nudge="A job that saves when it is told to gets on. Limit those alone that fail.")  # fmt: skip
+        return not_yet(
+            "job.slurm: the ranks saved and ended with code 75 on the 51st start",
+            got="no requeue",
+            nudge="A job that saves when it is told to gets on. Limit those alone that fail.",
+        )
     return None
 
 
@@ -156,11 +235,17 @@ def _signalled(job: str) -> Verdict | None:
         return not_yet("job.slurm: SIGUSR1 came, and no rank saw it", nudge=_HAND_ON)
     if found.ended != [repairs.STOPPED] * 2 or len(found.saved) < stubs.RANKS:
         got = f"the tasks ended with {', '.join(map(str, found.ended))}, and {len(found.saved)} ranks had saved by then"
-        return not_yet("job.slurm: SIGUSR1 came to every process of every task; ranks save, and end with 75",
-                       got=got, expected="75, 75, and 4 ranks that saved", nudge=_SHELL)  # fmt: skip
+        return not_yet(
+            "job.slurm: SIGUSR1 came to every process of every task; ranks save, and end with 75",
+            got=got,
+            expected="75, 75, and 4 ranks that saved",
+            nudge=_SHELL,
+        )
     if not found.requeued:
-        return not_yet("job.slurm: SIGUSR1 came, the ranks saved, and nothing was requeued",
-                       nudge="A handler interrupts `wait`, which then returns 138: wait once more for srun's own code.")  # fmt: skip
+        return not_yet(
+            "job.slurm: SIGUSR1 came, the ranks saved, and nothing was requeued",
+            nudge="A handler interrupts `wait`, which then returns 138: wait once more for srun's own code.",
+        )
     return None
 
 
@@ -190,14 +275,27 @@ def _training(train: str) -> Verdict | None:
         return not_yet(f"{says}: a rank hangs", got=last[0], nudge=apart)
     if found.codes[:2] != stopped:
         killed = -10 in found.codes[:2] or 138 in found.codes[:2]
-        nudge = ("Nothing catches the signal, so it kills the rank. See signal.signal(signal.SIGUSR1, ...)." if killed else
-                 apart if repairs.STOPPED in found.codes[:2] else
-                 "All ranks save after the same step, and end with code 75: raise SystemExit(75).")  # fmt: skip
-        return not_yet(says, got=f"exit codes {found.codes[0]} and {found.codes[1]}: {last[0]}", expected="75 and 75", nudge=nudge)  # fmt: skip
+        nudge = (
+            "Nothing catches the signal, so it kills the rank. See signal.signal(signal.SIGUSR1, ...)."
+            if killed
+            else apart
+            if repairs.STOPPED in found.codes[:2]
+            else "All ranks save after the same step, and end with code 75: raise SystemExit(75)."
+        )
+        return not_yet(
+            says,
+            got=f"exit codes {found.codes[0]} and {found.codes[1]}: {last[0]}",
+            expected="75 and 75",
+            nudge=nudge,
+        )
     done = [step for step in range(repairs.STEPS) if found.steps.count(step) != 1]
     if done or found.codes[2:] != (0, 0):
         nudge = "Save `step + 1`, the number of steps that are done, and go on from there."
-        return not_yet(f"{says}, then both were started again: steps done twice or never", got=shown(done) or last[0], nudge=nudge)  # fmt: skip
+        return not_yet(
+            f"{says}, then both were started again: steps done twice or never",
+            got=shown(done) or last[0],
+            nudge=nudge,
+        )
     return None
 
 
@@ -205,10 +303,18 @@ def _for_real(job: str, train: str) -> Verdict:
     found = repairs.run_for_real(job, train)
     to_script = "B:" in repairs.options_of(job)["--signal"]
     if found.state != "COMPLETED":
-        return not_yet(f"under Slurm the job is {found.state} after {found.restarts} restarts", got=found.said.strip()[-200:],
-                       nudge=_HAND_ON if to_script else "The end of out.txt stands above.")  # fmt: skip
+        return not_yet(
+            f"under Slurm the job is {found.state} after {found.restarts} restarts",
+            got=found.said.strip()[-200:],
+            nudge=_HAND_ON if to_script else "The end of out.txt stands above.",
+        )
     wrong = [step for step in range(repairs.STEPS) if found.steps.count(step) != 1]
     if wrong or not found.restarts:
-        return not_yet("under Slurm, with a signal after step 8: steps done twice or never", got=shown(wrong) if wrong else "no restart",
-                       nudge=_HAND_ON if to_script else "Compare the steps in out.txt with what save.json held.")  # fmt: skip
+        return not_yet(
+            "under Slurm, with a signal after step 8: steps done twice or never",
+            got=shown(wrong) if wrong else "no restart",
+            nudge=_HAND_ON
+            if to_script
+            else "Compare the steps in out.txt with what save.json held.",
+        )
     return correct(f"under a real Slurm: signalled, requeued, {repairs.STEPS} steps, each once")

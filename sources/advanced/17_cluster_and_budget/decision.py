@@ -74,8 +74,11 @@ def decide(
     best = {name: min((row.values[name] for row in left), default=math.nan) for name in shares}
     ranked = []
     for row in options:
-        marks = {} if out[row.name] else {
-            name: share * best[name] / row.values[name] for name, share in shares.items()}  # fmt: skip
+        marks = (
+            {}
+            if out[row.name]
+            else {name: share * best[name] / row.values[name] for name, share in shares.items()}
+        )
         ranked.append(Ranked(row, sum(marks.values()) if marks else None, marks, out[row.name]))
     return sorted(ranked, key=lambda row: -1.0 if row.score is None else row.score, reverse=True)
 

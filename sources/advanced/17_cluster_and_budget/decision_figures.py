@@ -16,8 +16,14 @@ from utils.views.style import course_style, empty_figure, print_evidence
 from .decision import Ranked
 from .scaling_figures import LOOKS
 
-FILLS = [("#a8c8e4", ""), ("#f6c48f", "//"), ("#d9d9d9", ".."), ("#c9b3dc", "xx"), ("#ffffff", "||"),
-         ("#b9ac70", "--")]  # fmt: skip
+FILLS = [
+    ("#a8c8e4", ""),
+    ("#f6c48f", "//"),
+    ("#d9d9d9", ".."),
+    ("#c9b3dc", "xx"),
+    ("#ffffff", "||"),
+    ("#b9ac70", "--"),
+]
 
 
 def draw_spot(
@@ -46,8 +52,14 @@ def draw_spot(
             if points.get(name):
                 axes.plot(*zip(*points[name], strict=True), marker, color=color, ms=7)
         axes.axhline(1, color="black", lw=1)
-        axes.annotate("on demand costs the same", (0.01, 1), (0, 4), textcoords="offset points",
-                      xycoords=("axes fraction", "data"), fontsize=10)  # fmt: skip
+        axes.annotate(
+            "on demand costs the same",
+            (0.01, 1),
+            (0, 4),
+            textcoords="offset points",
+            xycoords=("axes fraction", "data"),
+            fontsize=10,
+        )
         axes.set_ylim(0, 2)
         axes.set_xlabel("how often each node is taken back (times a day)")
         axes.set_ylabel("spot over on demand")
@@ -96,16 +108,27 @@ def draw_decision(
         for row, bottom, top in zip(grid, *_borders(prices), strict=True):
             for cell, begin, end in zip(row, *_borders(shares), strict=True):
                 color, hatch = looks_of[cell]
-                right.add_patch(Rectangle((begin, bottom), end - begin, top - bottom, fc=color,
-                                          hatch=hatch, ec="#555555", lw=0))  # fmt: skip
+                right.add_patch(
+                    Rectangle(
+                        (begin, bottom),
+                        end - begin,
+                        top - bottom,
+                        fc=color,
+                        hatch=hatch,
+                        ec="#555555",
+                        lw=0,
+                    )
+                )
         right.autoscale_view()
         right.margins(0)
         right.plot(*now, "X", color="black", ms=11, mec="white")
         right.set_xlabel(weight_label)
         right.set_ylabel(price_label)
         right.grid(False)
-        looks = [Patch(fc=color, hatch=hatch, ec="#555555", label=name or "none is left")
-                 for name, (color, hatch) in looks_of.items()]  # fmt: skip
+        looks = [
+            Patch(fc=color, hatch=hatch, ec="#555555", label=name or "none is left")
+            for name, (color, hatch) in looks_of.items()
+        ]
         right.legend(
             handles=looks, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=1
         )
@@ -131,8 +154,14 @@ def _marks(axes: Axes, ranked: Sequence[Ranked]) -> None:
         begin = 0.0
         for name, (color, _, _) in zip(criteria, LOOKS, strict=False):
             part = row.marks.get(name, 0.0)
-            axes.barh(place, part, left=begin, color=color, height=0.6,
-                      label=name if row is ranked[0] else None)  # fmt: skip
+            axes.barh(
+                place,
+                part,
+                left=begin,
+                color=color,
+                height=0.6,
+                label=name if row is ranked[0] else None,
+            )
             begin += part
         if row.struck:
             axes.text(0.01, place, f"out: {row.struck}", va="center", fontsize=9)

@@ -99,10 +99,22 @@ def _start(folder: Path) -> list[subprocess.Popen[bytes]]:
         port = server.getsockname()[1]
     found = []
     for rank in range(2):
-        known = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+        known = {
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
         with (folder / f"said-{rank}").open("ab") as said:
-            found.append(subprocess.Popen([sys.executable, "-u", "train.py"], cwd=folder, stdout=said,
-                                          stderr=subprocess.STDOUT, env=os.environ | known))  # fmt: skip
+            found.append(
+                subprocess.Popen(
+                    [sys.executable, "-u", "train.py"],
+                    cwd=folder,
+                    stdout=said,
+                    stderr=subprocess.STDOUT,
+                    env=os.environ | known,
+                )
+            )
     return found
 
 

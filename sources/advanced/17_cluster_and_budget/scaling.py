@@ -42,8 +42,9 @@ class ScalingLaw:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a constant that is not above zero (E may be 0)."""
-        positive("scaling law", least=0, e=self.e, a=self.a, b=self.b,
-                 alpha=self.alpha, beta=self.beta)  # fmt: skip
+        positive(
+            "scaling law", least=0, e=self.e, a=self.a, b=self.b, alpha=self.alpha, beta=self.beta
+        )
         for name in ("a", "b", "alpha", "beta"):
             if getattr(self, name) == 0:
                 raise ValueError(f"scaling law: {name} is 0, so nothing improves with scale.")
@@ -140,9 +141,14 @@ UNROUNDED = ScalingLaw(
     1.6934, 406.4, 410.7, 0.3392, 0.2849, "Hoffmann et al. 2022, from the source of the paper"
 )  # as Besiroglu et al. 2024 quote it
 REPLICATION = ScalingLaw(
-    1.8172, 482.01, 2085.43, 0.3478, 0.3658, "Besiroglu et al. 2024, arXiv:2404.10102",
+    1.8172,
+    482.01,
+    2085.43,
+    0.3478,
+    0.3658,
+    "Besiroglu et al. 2024, arXiv:2404.10102",
     {"e": 0.03, "a": 124.58, "b": 1293.23, "alpha": 0.02, "beta": 0.02},
-)  # fmt: skip
+)
 
 
 check_public(globals())

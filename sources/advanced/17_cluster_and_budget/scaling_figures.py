@@ -15,8 +15,13 @@ from utils.views.style import course_style, empty_figure, print_evidence
 from .scaling import ScalingLaw
 
 Run = tuple[float, float, float]  # parameters, tokens, loss
-LOOKS = [("#1170aa", "o", "-"), ("#c85200", "s", "--"), ("#717581", "^", "-."), ("black", "D", ":"),
-         ("#832db6", "v", (0, (3, 1, 1, 1)))]  # fmt: skip
+LOOKS = [
+    ("#1170aa", "o", "-"),
+    ("#c85200", "s", "--"),
+    ("#717581", "^", "-."),
+    ("black", "D", ":"),
+    ("#832db6", "v", (0, (3, 1, 1, 1))),
+]
 MOST_SIZES = len(LOOKS)
 
 
@@ -43,13 +48,25 @@ def draw_runs(
         figure, axes = empty_figure(height=4.4)
         axes.set_xscale("log", base=2)
         for size, (color, marker, dash) in zip(sizes, LOOKS, strict=False):
-            axes.plot(span, [law.loss(size, d) for d in span], ls=dash, color=color, lw=1.6,
-                      label=f"{format_count(size)} parameters")  # fmt: skip
+            axes.plot(
+                span,
+                [law.loss(size, d) for d in span],
+                ls=dash,
+                color=color,
+                lw=1.6,
+                label=f"{format_count(size)} parameters",
+            )
             for points, filled in ((runs, True), (held_out, False)):
                 mine = [(d, loss) for n, d, loss in points if n == size]
                 if mine:
-                    axes.plot(*zip(*mine, strict=True), marker, color=color, ms=7,
-                              mfc=color if filled else "white", mew=1.6)  # fmt: skip
+                    axes.plot(
+                        *zip(*mine, strict=True),
+                        marker,
+                        color=color,
+                        ms=7,
+                        mfc=color if filled else "white",
+                        mew=1.6,
+                    )
         axes.set_xticks(tokens, [format_count(d) for d in tokens])
         axes.set_xlabel("tokens (hollow: not used for the fit)" if held_out else "tokens")
         axes.set_ylabel("held-out loss (nats a token)")
@@ -109,8 +126,13 @@ def _valley(axes: Axes, law: ScalingLaw, flop: float, name: str, look: tuple) ->
     best = law.best_parameters(flop)
     sizes = np.geomspace(best / 12, best * 12, 200)
     floor = law.loss(best, flop / 6 / best)
-    axes.plot(sizes / 1e9, [law.loss(n, flop / 6 / n) - floor for n in sizes], ls=dash, color=color,
-              label=f"{name}: {best / 1e9:.1f}B on {flop / 6 / best / 1e9:,.0f}B tokens")  # fmt: skip
+    axes.plot(
+        sizes / 1e9,
+        [law.loss(n, flop / 6 / n) - floor for n in sizes],
+        ls=dash,
+        color=color,
+        label=f"{name}: {best / 1e9:.1f}B on {flop / 6 / best / 1e9:,.0f}B tokens",
+    )
     axes.plot([best / 1e9], [0], marker, color=color, ms=8)
     axes.set_xscale("log")
     axes.set_ylim(-0.008, 0.16)

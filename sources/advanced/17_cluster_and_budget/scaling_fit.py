@@ -47,8 +47,10 @@ def fit_law(runs: Sequence[Run], source: str = "fitted") -> ScalingLaw:
     alphas = betas = np.geomspace(low, high, 40)
     for reach in (1.2, 1.05, 1.01, 1.002):  # each time around the best, and finer
         alpha, beta, _ = _best(table, alphas, betas)
-        alphas, betas = (np.clip(np.geomspace(near / reach, near * reach, 40), low, high)
-                         for near in (alpha, beta))  # fmt: skip
+        alphas, betas = (
+            np.clip(np.geomspace(near / reach, near * reach, 40), low, high)
+            for near in (alpha, beta)
+        )
     alpha, beta, (e, a, b) = _best(table, alphas, betas)
     law = ScalingLaw(float(e), float(a), float(b), float(alpha), float(beta), source)
     inverse = 1 / table[:, 2]
@@ -78,8 +80,9 @@ def _best(
     grid = [(alpha, beta) for alpha in alphas for beta in betas]
     best: tuple[float, float, float, np.ndarray] | None = None
     for columns in ((0, 1, 2), (1, 2)):  # with a floor, and without where it would be below zero
-        parts = np.stack([np.stack([np.ones_like(losses), parameters**-a, tokens**-b], axis=1)
-                          for a, b in grid])[:, :, list(columns)]  # fmt: skip
+        parts = np.stack(
+            [np.stack([np.ones_like(losses), parameters**-a, tokens**-b], axis=1) for a, b in grid]
+        )[:, :, list(columns)]
         scaled = parts / losses[None, :, None]
         size = np.linalg.norm(scaled, axis=1, keepdims=True)
         unit = scaled / size

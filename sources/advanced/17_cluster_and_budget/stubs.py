@@ -50,9 +50,9 @@ case "$1 $2" in
   "requeue "*) echo "${@:2}" >> "$STUB_NOTES/requeued" ;;
 esac
 """,
-    "scancel": "#!/bin/bash\n: > \"$STUB_NOTES/signal\"\n",
+    "scancel": '#!/bin/bash\n: > "$STUB_NOTES/signal"\n',
     "hostname": "#!/bin/bash\necho ${SLURMD_NODENAME:-n1}\n",
-}  # fmt: skip
+}
 # In place of a training script: notes what it was told, and ends with the code that the case asks for.
 RANK_STUB = """
 import os, signal, sys, time
@@ -96,9 +96,14 @@ class Tried:
 
 
 def try_script(
-    text: str, *, codes: Mapping[int, int] | None = None, restarts: int = 0, signal_to: str = "",
-    tasks: int = RANKS, starts: int = 1,
-) -> Tried:  # fmt: skip
+    text: str,
+    *,
+    codes: Mapping[int, int] | None = None,
+    restarts: int = 0,
+    signal_to: str = "",
+    tasks: int = RANKS,
+    starts: int = 1,
+) -> Tried:
     """Run a Slurm script with stubs, on two nodes.
 
     Args:
@@ -124,14 +129,20 @@ def try_script(
                 break
         ranks = sorted(tuple(line.split(";")) for line in _lines(folder / "ranks"))
         ended = [int(line) for line in _lines(folder / "ended")]
-        return Tried(ranks, ended, sorted(_lines(folder / "saved")), _lines(folder / "requeued"),
-                     (folder / "said").read_text(errors="replace"))  # fmt: skip
+        return Tried(
+            ranks,
+            ended,
+            sorted(_lines(folder / "saved")),
+            _lines(folder / "requeued"),
+            (folder / "said").read_text(errors="replace"),
+        )
 
 
 def _ran_to_its_end(folder: Path, known: dict[str, str], signal_to: str) -> bool:
     with (folder / "said").open("wb") as said:
-        script = subprocess.Popen(["bash", "job.slurm"], cwd=folder, env=known, stdout=said,
-                                  stderr=subprocess.STDOUT)  # fmt: skip
+        script = subprocess.Popen(
+            ["bash", "job.slurm"], cwd=folder, env=known, stdout=said, stderr=subprocess.STDOUT
+        )
     try:
         _send(signal_to, script, folder)
         script.wait(SECONDS)
@@ -156,13 +167,22 @@ def _environment(folder: Path, tasks: int, restarts: int) -> dict[str, str]:
     """What Slurm tells a batch script; its restarts it tells from the second start on."""
     again = {"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}
     return again | {
-        "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '')}", "HOME": str(folder),
-        "STUB_NOTES": str(folder), "SLURM_JOB_ID": JOB_NUMBER, "SLURM_JOBID": JOB_NUMBER,
-        "SLURM_NTASKS": str(tasks), "SLURM_NPROCS": str(tasks), "SLURM_NNODES": str(NODES),
-        "SLURM_JOB_NUM_NODES": str(NODES), "SLURM_NTASKS_PER_NODE": str(tasks // NODES),
-        "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODELIST": "n[1-2]",
-        "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
-    }  # fmt: skip
+        "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '')}",
+        "HOME": str(folder),
+        "STUB_NOTES": str(folder),
+        "SLURM_JOB_ID": JOB_NUMBER,
+        "SLURM_JOBID": JOB_NUMBER,
+        "SLURM_NTASKS": str(tasks),
+        "SLURM_NPROCS": str(tasks),
+        "SLURM_NNODES": str(NODES),
+        "SLURM_JOB_NUM_NODES": str(NODES),
+        "SLURM_NTASKS_PER_NODE": str(tasks // NODES),
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_NODELIST": "n[1-2]",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+    }
 
 
 def _send(signal_to: str, script: subprocess.Popen[bytes], folder: Path) -> None:

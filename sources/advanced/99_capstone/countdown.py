@@ -19,10 +19,21 @@ def countdown(minutes: float, label: str = "") -> widgets.HBox:
         raise ValueError(f"A clock runs for more than 0 minutes; got {minutes}.")
     seconds = round(60 * minutes)
     play = widgets.Play(min=0, max=seconds, interval=1000, description="start the clock")
-    bar = widgets.IntProgress(min=0, max=seconds, description=label, bar_style="info",
-                              style={"description_width": "initial"}, tooltip=f"{label}: seconds gone")  # fmt: skip
-    gone = widgets.BoundedIntText(min=0, max=seconds, disabled=True, description="seconds",
-                                  layout=widgets.Layout(width="160px"))  # fmt: skip
+    bar = widgets.IntProgress(
+        min=0,
+        max=seconds,
+        description=label,
+        bar_style="info",
+        style={"description_width": "initial"},
+        tooltip=f"{label}: seconds gone",
+    )
+    gone = widgets.BoundedIntText(
+        min=0,
+        max=seconds,
+        disabled=True,
+        description="seconds",
+        layout=widgets.Layout(width="160px"),
+    )
     widgets.jslink((play, "value"), (bar, "value"))
     widgets.jslink((play, "value"), (gone, "value"))
     return widgets.HBox([play, bar, gone, widgets.Label(f"of {seconds}")])

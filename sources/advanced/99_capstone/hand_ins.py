@@ -140,10 +140,13 @@ def _run(notebook: NotebookNode, answers: Path) -> None:
         kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[])
     )
     client = NotebookClient(
-        notebook, km=kernel, timeout=CELL_SECONDS, allow_errors=True,
+        notebook,
+        km=kernel,
+        timeout=CELL_SECONDS,
+        allow_errors=True,
         extra_arguments=["--log-level=40"],
         resources={"metadata": {"path": str(ROOT / "labs/advanced")}},
-    )  # fmt: skip
+    )
     notebook.cells = cells
     mine = {"COURSE_SCOREBOARD": str(answers.with_name("scoreboard.json")), "TQDM_DISABLE": "1"}
     end = time.monotonic() + NOTEBOOK_SECONDS

@@ -63,11 +63,17 @@ class Result:
         """As it is read."""
         saved, sent, usd = self.gains.bytes_saved, self.gains.bytes_sent, self.gains.usd
         return (
-            self.sheet.title, self.sheet.skill, self.state, self.score,
-            "" if self.seconds is None else _minutes(self.seconds), str(self.tries or ""),
-            format_bytes(saved) if saved else "", f"{sent / GB:.1f} GB" if sent else "",
-            f"${usd:,.0f}" if usd else "", str(self.gains.evidence) if self.is_solved else "",
-        )  # fmt: skip
+            self.sheet.title,
+            self.sheet.skill,
+            self.state,
+            self.score,
+            "" if self.seconds is None else _minutes(self.seconds),
+            str(self.tries or ""),
+            format_bytes(saved) if saved else "",
+            f"{sent / GB:.1f} GB" if sent else "",
+            f"${usd:,.0f}" if usd else "",
+            str(self.gains.evidence) if self.is_solved else "",
+        )
 
 
 def _minutes(seconds: float) -> str:
@@ -89,17 +95,26 @@ def results_html(
     who = learner.strip()
     title = f"{f'{who}: r' if who else 'R'}esults of the capstone, Big Models, Small Memory"
     parts = [
-        "<!doctype html>", '<html lang="en">', "<head>", '<meta charset="utf-8">',
+        "<!doctype html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title>", f"<style>{_STYLE}</style>", "</head>", "<body>", "<main>",
+        f"<title>{escape(title)}</title>",
+        f"<style>{_STYLE}</style>",
+        "</head>",
+        "<body>",
+        "<main>",
         f"<h1>{escape(title)}</h1>",
         f"<p>{len(solved)} of {len(results)} cases solved, with the data of seed {seed}. {_totals(solved)}</p>",
-    ]  # fmt: skip
+    ]
     for tier in TIERS:
         rows = [result for result in results if result.sheet.tier == tier]
         done = sum(result.is_solved for result in rows)
-        parts += [f"<h2>{tier.capitalize()}: {done} of {len(rows)}</h2>",
-                  _table(f"Cases of the {tier} tier", _HEAD, [row.cells() for row in rows])]  # fmt: skip
+        parts += [
+            f"<h2>{tier.capitalize()}: {done} of {len(rows)}</h2>",
+            _table(f"Cases of the {tier} tier", _HEAD, [row.cells() for row in rows]),
+        ]
     rows = list(board)
     if rows:
         parts += [
@@ -138,8 +153,10 @@ def _totals(solved: Sequence[Result]) -> str:
 def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     body = "".join(f"<tr>{_row(cells)}</tr>" for cells in rows)
-    return (f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}"><table><caption>{escape(caption)}</caption>'
-            f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>")  # fmt: skip
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}"><table><caption>{escape(caption)}</caption>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def _row(cells: Sequence[str]) -> str:

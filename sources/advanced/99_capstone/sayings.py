@@ -49,7 +49,14 @@ def draw_sayings(sayings: Sequence[Saying], *, title: str = "Said over right") -
                 [row.factor], [place], color=color, marker="o" if large else "s", s=60, zorder=2
             )
             told = f"said {_short(row.said)}, right {_short(row.right)} {row.unit} ({row.evidence})"
-            axes.annotate(told, (max(row.factor, 1), place), (10, 0), textcoords="offset points", va="center", fontsize=10)  # fmt: skip
+            axes.annotate(
+                told,
+                (max(row.factor, 1), place),
+                (10, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=10,
+            )
         axes.axvline(1, color="black", lw=1)
         axes.set_xscale("log")
         least, most = min(1, rows[0].factor), max(1, rows[-1].factor)

@@ -121,8 +121,15 @@ class Sitting:
         if seconds is None:
             return Result(name, sheet, str(entry.report.status), tries=entry.tries)
         late = seconds > 60 * self.minutes
-        return Result(name, sheet, "solved, after the end" if late else "solved", verdict.score or verdict.note,
-                      seconds, entry.tries, entry.gains)  # fmt: skip
+        return Result(
+            name,
+            sheet,
+            "solved, after the end" if late else "solved",
+            verdict.score or verdict.note,
+            seconds,
+            entry.tries,
+            entry.gains,
+        )
 
     def page(self, path: str | Path | None = None) -> Path:
         """Write the results as one HTML page that needs nothing beside it.

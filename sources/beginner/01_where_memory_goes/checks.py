@@ -26,48 +26,61 @@ PAR_PARTS = 32  # of the batch, in exercise 6
 
 momentum_bytes = Question(
     "Lesson 01: bytes per parameter of SGD with momentum, in fp32.",
-    number("one number of bytes, all added up,"), right=12,
-    wrong={3: "That is how many numbers. How many bytes does each take?",
-           4: "That is the momentum alone. What else does training keep?",
-           8: "Either the momentum or the gradients are missing.",
-           16: "That is Adam. Momentum keeps one number per parameter, not two."},
+    number("one number of bytes, all added up,"),
+    right=12,
+    wrong={
+        3: "That is how many numbers. How many bytes does each take?",
+        4: "That is the momentum alone. What else does training keep?",
+        8: "Either the momentum or the gradients are missing.",
+        16: "That is Adam. Momentum keeps one number per parameter, not two.",
+    },
     nudge="Count the numbers per parameter, then four bytes each.",
     expected="bytes per parameter of weights, gradients and momentum together",
     note="weights 4, gradients 4, momentum 4",
-)  # fmt: skip
+)
 
 doubled_batch = Question(
     "Lesson 01: 2 GiB of states and 4 GiB that grows with the batch, doubled.",
-    number("a number of GiB"), right=10, within=0.5,
+    number("a number of GiB"),
+    right=10,
+    within=0.5,
     wrong={12: "That doubles everything. The states do not know the batch."},
     nudge="Which part of the 6 GiB grows with the batch, and which stays?",
     expected="states + twice the rest, in GiB",
     note="2 GiB of states stay, 4 GiB become 8",
-)  # fmt: skip
+)
 
 peak_moves = Question(
     "Lesson 01: with smaller activations the peak moves towards the end of backward.",
-    one_of("half", "less"), right="less",
-    wrong={"half": "That holds only if the peak stays where it is. Look at the end of backward: "
-                   "what is alive there does not shrink with activations."},
+    one_of("half", "less"),
+    right="less",
+    wrong={
+        "half": "That holds only if the peak stays where it is. Look at the end of backward: "
+        "what is alive there does not shrink with activations."
+    },
     note="the peak moves to a later moment, where more of the gradients are alive",
-)  # fmt: skip
+)
 
 
 def _states(count: int, optimizer: str, numbers: int) -> Case:
     right = 4 * numbers * count
-    wrong = {right // 4: "That counts numbers. Each takes four bytes.",
-             right - 4 * count: "One of weights, gradients and state is missing."}  # fmt: skip
+    wrong = {
+        right // 4: "That counts numbers. Each takes four bytes.",
+        right - 4 * count: "One of weights, gradients and state is missing.",
+    }
     return Case((count, optimizer), right, f"for {count} parameters and {optimizer!r}", wrong)
 
 
 state_bytes = Exercise(
     "Exercise 1: bytes of parameters, gradients and optimizer state.",
-    [_states(count, optimizer, numbers) for count in (1000, 7)
-     for optimizer, numbers in [("sgd", 2), ("momentum", 3), ("adam", 4)]],
+    [
+        _states(count, optimizer, numbers)
+        for count in (1000, 7)
+        for optimizer, numbers in [("sgd", 2), ("momentum", 3), ("adam", 4)]
+    ],
     nudge="Which numbers does this optimizer keep for each parameter, beside weight and gradient?",
     note="8, 12 and 16 bytes per parameter",
-)  # fmt: skip
+)
 
 
 @takes(function())
@@ -85,8 +98,10 @@ def saved_bytes(answer: Callable[[nn.Module, torch.Tensor], int]) -> Verdict:
     found, right = whole_bytes.returned(answer(model, inputs)), count()
     nudge = "Bytes of whole storages, not of views or elements?"
     if found < right:
-        nudge = (f"{nudge} Is every saved tensor alive while you count? The address of one that is "
-                 "gone is used again: keep the output, and return `tensor.detach()` from pack.")  # fmt: skip
+        nudge = (
+            f"{nudge} Is every saved tensor alive while you count? The address of one that is "
+            "gone is used again: keep the output, and return `tensor.detach()` from pack."
+        )
     if verdict := judge(found, right, "a batch of 16", wrong=wrong, nudge=nudge):
         return verdict
     found = whole_bytes.returned(answer(model, more))
@@ -104,26 +119,44 @@ def _peak(per_item: int, batch: int) -> int:
 
 _EQUAL = "A peak that equals the limit still fits: is it `<=` everywhere?"
 _SEARCHES = [
-    Search(partial(_peak, per_item), limit, f"a step that grows by {per_item} bytes an item and "
-           f"more at times, limit {limit}", nudge)
+    Search(
+        partial(_peak, per_item),
+        limit,
+        f"a step that grows by {per_item} bytes an item and more at times, limit {limit}",
+        nudge,
+    )
     for per_item, limit, nudge in [
-        (10, 1000, ""), (1, 1000, ""), (7, 100_000, ""), (600, 1000, ""), (2000, 1000, ""),
-        (10, _peak(10, 70), _EQUAL), (10, _peak(10, 64), _EQUAL), (500, _peak(500, 1), _EQUAL),
+        (10, 1000, ""),
+        (1, 1000, ""),
+        (7, 100_000, ""),
+        (600, 1000, ""),
+        (2000, 1000, ""),
+        (10, _peak(10, 70), _EQUAL),
+        (10, _peak(10, 64), _EQUAL),
+        (500, _peak(500, 1), _EQUAL),
     ]
-]  # fmt: skip
+]
 
 
 @takes(function())
 def largest_batch(answer: Callable[[Callable[[int], int], int], int]) -> Verdict:
     """Exercise 3: the answer must be exact, in few calls, without a batch that cannot be run."""
     most = most_calls(
-        answer, _SEARCHES, nudge=_batch_nudge,
+        answer,
+        _SEARCHES,
+        nudge=_batch_nudge,
         counted=lambda s: CountedPeak(s.peak, MOST_CALLS, MEMORY * s.limit),
-        stopped={"calls": (f"more than {MOST_CALLS} measurements",
-                           "Double the batch until it fails, then halve the distance."),
-                 "bytes": ("a step ran out of memory before it could be measured",
-                           f"The machine has {MEMORY} times the limit. Begin at 1, and double.")},
-    )  # fmt: skip
+        stopped={
+            "calls": (
+                f"more than {MOST_CALLS} measurements",
+                "Double the batch until it fails, then halve the distance.",
+            ),
+            "bytes": (
+                "a step ran out of memory before it could be measured",
+                f"The machine has {MEMORY} times the limit. Begin at 1, and double.",
+            ),
+        },
+    )
     return correct(score=scored(most, PAR_CALLS, "measurements at most"))
 
 
@@ -155,14 +188,32 @@ def read_timeline(answer: dict[str, Any]) -> Verdict:
     ratio = right.breakdown[Category.TEMPORARIES] / right.breakdown[Category.PARAMETERS]
     phase, multiple, helps = (answer[name] for name in _READ)
     return (
-        judge(phase, str(right.peak_phase), "the phase", expected="the one that holds the peak",
-              nudge="The triangle marks the peak. Which name stands above that background?")
-        or judge(multiple, ratio, "the temporaries", expected="a multiple of the parameters", within=0.25,
-                 nudge="Compare the heights of the grey and the blue block below the triangle.")
-        or judge(helps, False, "the batch", expected="the other",
-                 nudge="Does anything that grows with the batch live in that phase?")
-        or correct(f"{right.peak_phase}, {ratio:.1f} times the parameters, and the batch is innocent")
-    )  # fmt: skip
+        judge(
+            phase,
+            str(right.peak_phase),
+            "the phase",
+            expected="the one that holds the peak",
+            nudge="The triangle marks the peak. Which name stands above that background?",
+        )
+        or judge(
+            multiple,
+            ratio,
+            "the temporaries",
+            expected="a multiple of the parameters",
+            within=0.25,
+            nudge="Compare the heights of the grey and the blue block below the triangle.",
+        )
+        or judge(
+            helps,
+            False,
+            "the batch",
+            expected="the other",
+            nudge="Does anything that grows with the batch live in that phase?",
+        )
+        or correct(
+            f"{right.peak_phase}, {ratio:.1f} times the parameters, and the batch is innocent"
+        )
+    )
 
 
 @cache
@@ -213,18 +264,25 @@ def cured_step(answer: Callable[..., Any]) -> Verdict:
         limit = _measured(_step_in_place)[0].peak_bytes
     if run.peak_bytes > limit:
         nudge = "Nothing is left after the step, but backward frees nothing. Look at retain_graph."
-        return not_yet("the peak of the step", expected=f"at most {format_bytes(limit)}",
-                       got=format_bytes(run.peak_bytes), nudge=nudge)  # fmt: skip
+        return not_yet(
+            "the peak of the step",
+            expected=f"at most {format_bytes(limit)}",
+            got=format_bytes(run.peak_bytes),
+            nudge=nudge,
+        )
     return correct("nothing stays but the states")
 
 
 def _left_behind(run: Measurement) -> Verdict | None:
     left = run.timeline.at(run.timeline.end_ns)
     for category, nudge in [
-        (Category.ACTIVATIONS, "Who still holds the graph after backward? Look at retain_graph, "
-                               "and for a tensor with a history that is kept."),
+        (
+            Category.ACTIVATIONS,
+            "Who still holds the graph after backward? Look at retain_graph, "
+            "and for a tensor with a history that is kept.",
+        ),
         (Category.OTHER, "Which tensor does your step keep, in a list or a global name?"),
-    ]:  # fmt: skip
+    ]:
         if left[category] > 0:
             what = f"{format_bytes(left[category])} of {category.value} still alive after the step"
             return not_yet(what, expected="model, gradients and optimizer alone", nudge=nudge)
@@ -240,8 +298,12 @@ def _measured(step: Callable[..., Any], timed_steps: int = 0) -> tuple[Measureme
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, labels = torch.randn(512, 256), torch.randint(0, 10, (512,))
     try:
-        run = measure(lambda: step(model, optimizer, inputs, labels), model=model,
-                      optimizer=optimizer, timed_steps=timed_steps)  # fmt: skip
+        run = measure(
+            lambda: step(model, optimizer, inputs, labels),
+            model=model,
+            optimizer=optimizer,
+            timed_steps=timed_steps,
+        )
     except ValueError as error:
         raise NotYet(not_yet(f"the step could not be measured: {error}")) from None
     return run, model
@@ -299,15 +361,22 @@ def lean_step(answer: Callable[..., Any]) -> Verdict:
     wasteful, plain, par = _lean_bytes()
     pairs = zip(model.parameters(), reference.parameters(), strict=True)
     if not all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in pairs):
-        nudge = ("Do old gradients stay and add up? The loss is the mean over the whole batch: what "
-                 "does the mean over a part have to be divided by?")  # fmt: skip
+        nudge = (
+            "Do old gradients stay and add up? The loss is the mean over the whole batch: what "
+            "does the mean over a part have to be divided by?"
+        )
         return not_yet("the parameters after the step are not the same", nudge=nudge)
     if run.peak_bytes > wasteful / LEANER:
         expected = f"at most {format_bytes(wasteful / LEANER)}, {LEANER} times lower than the wasteful step"
-        return not_yet(expected=expected, got=f"{format_bytes(run.peak_bytes)} in {run.peak_phase}",
-                       nudge=_lean_nudge(run.peak_bytes, wasteful, plain))  # fmt: skip
-    return correct(f"{wasteful / run.peak_bytes:.2f} times lower than the wasteful step",
-                   score=scored(run.peak_bytes, par, "at the peak", format_bytes))  # fmt: skip
+        return not_yet(
+            expected=expected,
+            got=f"{format_bytes(run.peak_bytes)} in {run.peak_phase}",
+            nudge=_lean_nudge(run.peak_bytes, wasteful, plain),
+        )
+    return correct(
+        f"{wasteful / run.peak_bytes:.2f} times lower than the wasteful step",
+        score=scored(run.peak_bytes, par, "at the peak", format_bytes),
+    )
 
 
 def _lean_nudge(peak_bytes: int, wasteful: int, plain: int) -> str:
@@ -316,6 +385,8 @@ def _lean_nudge(peak_bytes: int, wasteful: int, plain: int) -> str:
     if peak_bytes > 1.02 * plain:
         return "The old gradients are alive during forward. When could they go?"
     if peak_bytes > 0.97 * plain:
-        return ("Now what grows with the batch decides: activations, and what their backward borrows. "
-                "Must the whole batch be in memory at once?")  # fmt: skip
+        return (
+            "Now what grows with the batch decides: activations, and what their backward borrows. "
+            "Must the whole batch be in memory at once?"
+        )
     return "That is the way. How does the peak change with the size of a part?"

@@ -24,32 +24,41 @@ STEPS = 4
 
 added_bytes = Question(
     "Lesson 02: bytes per parameter that autocast's copies add.",
-    number("a number of bytes per parameter"), right=2,
-    wrong={0: "The fp32 weights stay. What does a 16-bit matrix product read?",
-           -2: "The fp32 weights stay; the copy comes on top.",
-           4: "A copy in fp32 would take that. How wide is a 16-bit number?",
-           16: "That is the number of bits. How many bytes?"},
+    number("a number of bytes per parameter"),
+    right=2,
+    wrong={
+        0: "The fp32 weights stay. What does a 16-bit matrix product read?",
+        -2: "The fp32 weights stay; the copy comes on top.",
+        4: "A copy in fp32 would take that. How wide is a 16-bit number?",
+        16: "That is the number of bits. How many bytes?",
+    },
     nudge="One copy of each weight, 16 bits wide.",
     note="one 16-bit number for each weight that is cast",
-)  # fmt: skip
+)
 
 what_halves = Question(
     "Lesson 02: the category that shrinks.",
-    text("one category of the bars, in quotes,"), right="activations",
-    wrong={"parameters": "Autocast casts copies. The parameters themselves stay in fp32.",
-           "gradients": "Look at the table of types: a gradient has its parameter's type.",
-           "optimizer state": "Adam's means stayed in fp32, to the byte.",
-           "cast weights": "Those are added by mixed precision."},
+    text("one category of the bars, in quotes,"),
+    right="activations",
+    wrong={
+        "parameters": "Autocast casts copies. The parameters themselves stay in fp32.",
+        "gradients": "Look at the table of types: a gradient has its parameter's type.",
+        "optimizer state": "Adam's means stayed in fp32, to the byte.",
+        "cast weights": "Those are added by mixed precision.",
+    },
     nudge="Which bar is half as high with mixed precision? Write its name as in the legend.",
     note="and they alone",
-)  # fmt: skip
+)
 
 linear_rate = Question(
     "Lesson 02: the linear rule for SGD.",
-    number("a learning rate for batch 1024"), right=0.2, within=0.001,
+    number("a learning rate for batch 1024"),
+    right=0.2,
+    within=0.001,
     wrong={0.1 * 2**0.5: "That is the rule for Adam.", 0.14: "That is the rule for Adam."},
-    nudge="The rate grows as the batch does.", note="twice the batch, twice the rate",
-)  # fmt: skip
+    nudge="The rate grows as the batch does.",
+    note="twice the batch, twice the rate",
+)
 
 
 class _WatchedScaler(torch.amp.GradScaler):
@@ -96,10 +105,18 @@ def amp_step(answer: Callable[..., Any]) -> Verdict:
     except (AssertionError, RuntimeError):  # PyTorch refuses a step or an update out of order
         if calls[:4] == _ORDER:
             raise
-        return not_yet("PyTorch refuses that order of calls", expected=" -> ".join(_ORDER),
-                       got=" -> ".join(calls[:5]) or "no calls", nudge=_order_nudge(calls))  # fmt: skip
-    return (_problem_of_types(dtypes, scaler.loss_dtypes) or _problem_of_order(calls)
-            or _problem_of_losses(losses) or correct("scale, backward, step, update"))  # fmt: skip
+        return not_yet(
+            "PyTorch refuses that order of calls",
+            expected=" -> ".join(_ORDER),
+            got=" -> ".join(calls[:5]) or "no calls",
+            nudge=_order_nudge(calls),
+        )
+    return (
+        _problem_of_types(dtypes, scaler.loss_dtypes)
+        or _problem_of_order(calls)
+        or _problem_of_losses(losses)
+        or correct("scale, backward, step, update")
+    )
 
 
 _ORDER = ["scale", "backward", "step", "update"]
@@ -118,8 +135,11 @@ def _problem_of_types(outputs: list[torch.dtype], losses: list[torch.dtype]) -> 
 def _problem_of_order(calls: list[str]) -> Verdict | None:
     if calls == _ORDER * STEPS:
         return None
-    return not_yet(expected=" -> ".join(_ORDER), got=" -> ".join(calls[:5]) or "no calls",
-                   nudge=_order_nudge(calls))  # fmt: skip
+    return not_yet(
+        expected=" -> ".join(_ORDER),
+        got=" -> ".join(calls[:5]) or "no calls",
+        nudge=_order_nudge(calls),
+    )
 
 
 def _problem_of_losses(losses: list[Any]) -> Verdict | None:
@@ -174,28 +194,42 @@ def _peak_of(parameters: int, per_image: int, batch: int, mixed: bool, state: in
     wrong = {
         begins: "At the optimizer step there are gradients, and no activations. Which moment holds more?",
         step: "That is the optimizer step alone. At a large batch another moment holds more.",
-        step + activations: "Gradients and all activations are never alive together: two moments compete.",
+        step
+        + activations: "Gradients and all activations are never alive together: two moments compete.",
         peak(8): "That is Adam. What does this optimizer keep for each parameter?",
         peak(state, copies=0): "The 16-bit copies of the weights are missing.",
         peak(state, 0, activations) / 2: "Not everything halves. States stay in fp32.",
         peak(state, kept=activations): "The activations of mixed precision take half.",
-        max(begins, step + 2 * parameters): "At the optimizer step the copies of the weights are gone.",
-    }  # fmt: skip
+        max(
+            begins, step + 2 * parameters
+        ): "At the optimizer step the copies of the weights are gone.",
+    }
     wrong = {value: text for value, text in wrong.items() if value != right}
-    says = (f"{parameters} parameters, {per_image} bytes an image, batch {batch}, mixed={mixed}, "
-            f"{state} bytes of state a parameter")  # fmt: skip
+    says = (
+        f"{parameters} parameters, {per_image} bytes an image, batch {batch}, mixed={mixed}, "
+        f"{state} bytes of state a parameter"
+    )
     return Case((parameters, per_image, batch, mixed, state), right, says, wrong)
 
 
 predicted_peak = Exercise(
     "Exercise 2: the peak, as the larger of two moments, for any optimizer.",
-    [_peak_of(*sizes, mixed, state)
-     for sizes, state in [((1000, 500, 64), 8), ((1000, 500, 1), 8), ((1000, 500, 64), 0),
-                          ((1000, 500, 10), 4), ((23_520_842, 25_500_000, 512), 4), ((1000, 4000, 1), 0)]
-     for mixed in (False, True)],
-    relative=1e-9, nudge="Write the bytes of both moments for fp32 and for mixed, then take the larger.",
+    [
+        _peak_of(*sizes, mixed, state)
+        for sizes, state in [
+            ((1000, 500, 64), 8),
+            ((1000, 500, 1), 8),
+            ((1000, 500, 64), 0),
+            ((1000, 500, 10), 4),
+            ((23_520_842, 25_500_000, 512), 4),
+            ((1000, 4000, 1), 0),
+        ]
+        for mixed in (False, True)
+    ],
+    relative=1e-9,
+    nudge="Write the bytes of both moments for fp32 and for mixed, then take the larger.",
     note="the larger of two moments; in this model mixed precision never raises it",
-)  # fmt: skip
+)
 
 
 @takes(function())
@@ -209,9 +243,14 @@ def measured_peak(answer: Callable[..., Any]) -> Verdict:
             )
             if equal(found, peak(drawn=True), relative=0.01):
                 continue
-            verdict = judge(found, peak(), f"batch {batch}, {dtype or 'fp32'}", relative=0.01,
-                            wrong=_wrong_peaks(batch, dtype),
-                            nudge="A whole step, from zero_grad to optimizer.step, at that batch?")  # fmt: skip
+            verdict = judge(
+                found,
+                peak(),
+                f"batch {batch}, {dtype or 'fp32'}",
+                relative=0.01,
+                wrong=_wrong_peaks(batch, dtype),
+                nudge="A whole step, from zero_grad to optimizer.step, at that batch?",
+            )
             if verdict:
                 return verdict
     ran: list[torch.dtype] = []
@@ -241,8 +280,11 @@ def _wrong_dtype(ran: list[torch.dtype]) -> Verdict | None:
 
 def _wrong_peaks(batch: int, dtype: torch.dtype | None) -> dict[int, str]:
     other = None if dtype else torch.bfloat16
-    text = ("That is the peak in fp32. Are forward and loss inside of autocast, in this dtype?"
-            if dtype else "dtype=None is fp32: autocast takes enabled=False.")  # fmt: skip
+    text = (
+        "That is the peak in fp32. Are forward and loss inside of autocast, in this dtype?"
+        if dtype
+        else "dtype=None is fp32: autocast takes enabled=False."
+    )
     return {
         ledger.measured_peak(ledger.small_build, batch, other): text,
         ledger.measured_peak(ledger.small_build, batch, dtype, steps=False): (
@@ -251,8 +293,11 @@ def _wrong_peaks(batch: int, dtype: torch.dtype | None) -> dict[int, str]:
     }
 
 
-_LEDGER_CASES = [(torch.bfloat16, 8, "under autocast"), (None, 8, "without autocast, dtype=None"),
-                 (torch.bfloat16, 5, "under autocast, another batch")]  # fmt: skip
+_LEDGER_CASES = [
+    (torch.bfloat16, 8, "under autocast"),
+    (None, 8, "without autocast, dtype=None"),
+    (torch.bfloat16, 5, "under autocast, another batch"),
+]
 _IN_BYTES = "a dictionary from names of modules to whole numbers of bytes"
 
 
@@ -268,18 +313,28 @@ def kept_by_module(answer: Callable[..., Any]) -> Verdict:
             continue
         other = None if dtype else torch.bfloat16
         for mistake, nudge in [
-            (count(other), "That is the other precision: is autocast on exactly when dtype is given?"),
+            (
+                count(other),
+                "That is the other precision: is autocast on exactly when dtype is given?",
+            ),
             (count(dtype, own=True), "That counts the model's own parameters and buffers."),
             (count(dtype, once=False), "A storage that two modules keep was counted for both."),
             (count(dtype, in_bytes=False), "That counts elements, not bytes."),
-            (count(dtype, views=True), "That counts a view's own bytes. Its whole storage stays alive."),
-        ]:  # fmt: skip
+            (
+                count(dtype, views=True),
+                "That counts a view's own bytes. Its whole storage stays alive.",
+            ),
+        ]:
             if equal(found, mistake):
                 return not_yet(says, nudge=nudge)
         name = next(n for n in [*right, *found] if found.get(n, 0) != right.get(n, 0))
         nudge = "Which module runs when pack is called? Hooks before and after it can say."
-        return not_yet(f"{says}, module {name!r}", expected=right.get(name, 0),
-                       got=found.get(name, 0), nudge=nudge)  # fmt: skip
+        return not_yet(
+            f"{says}, module {name!r}",
+            expected=right.get(name, 0),
+            got=found.get(name, 0),
+            nudge=nudge,
+        )
     ran: list[torch.dtype] = []
     _note_dtypes(model, ran)
     answer(model, torch.randn(2, 3, 16, 16), torch.float16)
@@ -298,9 +353,12 @@ _FATES = {
     "relu": ("halves", "It keeps its output, a 16-bit tensor under autocast."),
     "pool": ("stays", "It keeps the places of the maxima. Which type has an index?"),
     "gelu": ("halves", "It keeps its input, a 16-bit tensor under autocast."),
-    "wide": ("grows", "Beside its input it keeps the weight that it multiplied with. Under autocast, "
-                      "is that the parameter itself?"),
-}  # fmt: skip
+    "wide": (
+        "grows",
+        "Beside its input it keeps the weight that it multiplied with. Under autocast, "
+        "is that the parameter itself?",
+    ),
+}
 
 
 @takes(keys(dict.fromkeys(_FATES, one_of("halves", "stays", "grows"))))
@@ -320,8 +378,12 @@ def _peak(states: int, per_image: int, batch: int) -> int:
 
 _EQUAL = "A peak that equals the limit still fits: is it `<=` everywhere?"
 _CARDS = [
-    Search(partial(_peak, states, per_image), limit, f"a step of {states} bytes and {per_image} an "
-           f"image, limit {limit}", nudge)
+    Search(
+        partial(_peak, states, per_image),
+        limit,
+        f"a step of {states} bytes and {per_image} an image, limit {limit}",
+        nudge,
+    )
     for states, per_image, limit, nudge in [
         (350_000_000, 25_700_000, CARD_BYTES, ""),
         (400_000_000, 12_900_000, CARD_BYTES, ""),
@@ -329,19 +391,24 @@ _CARDS = [
         (350_000_000, 25_700_000, _peak(350_000_000, 25_700_000, 300), _EQUAL),
         (4_000_000_000, 310_000_000, _peak(4_000_000_000, 310_000_000, 32), _EQUAL),
     ]
-]  # fmt: skip
+]
 
 
 @takes(function())
 def largest_on_card(answer: Callable[..., Any]) -> Verdict:
     """Exercise 6: the largest batch, in few simulations."""
     most = most_calls(
-        answer, _CARDS, nudge=_largest_nudge,
+        answer,
+        _CARDS,
+        nudge=_largest_nudge,
         counted=lambda s: CountedPeak(s.peak, MOST_SIMULATIONS),
-        stopped={"calls": (f"more than {MOST_SIMULATIONS} simulations",
-                           "Halving takes eleven. Two simulations give a line: where does it "
-                           "cross the limit?")},
-    )  # fmt: skip
+        stopped={
+            "calls": (
+                f"more than {MOST_SIMULATIONS} simulations",
+                "Halving takes eleven. Two simulations give a line: where does it cross the limit?",
+            )
+        },
+    )
     return correct(score=scored(most, PAR_SIMULATIONS, "simulations at most"))
 
 
@@ -355,12 +422,19 @@ def _largest_nudge(found: int, right: int, peak: CountedPeak) -> str:
 
 CAUSES = ("no scaler", "new scaler each step", "half with Adam")
 _RUNS = {
-    "run A": ("half with Adam", "In which step do the weights stop being finite, and are the "
-                                "gradients finite then?"),
-    "run B": ("new scaler each step", "The scale: which number should have fallen after the first "
-                                      "overflow, and did not?"),
-    "run C": ("no scaler", "The loss is finite and does not move. How many gradients are exactly 0?"),
-}  # fmt: skip
+    "run A": (
+        "half with Adam",
+        "In which step do the weights stop being finite, and are the gradients finite then?",
+    ),
+    "run B": (
+        "new scaler each step",
+        "The scale: which number should have fallen after the first overflow, and did not?",
+    ),
+    "run C": (
+        "no scaler",
+        "The loss is finite and does not move. How many gradients are exactly 0?",
+    ),
+}
 
 
 @takes(keys({run: one_of(*CAUSES) for run in _RUNS}))

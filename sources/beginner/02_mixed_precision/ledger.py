@@ -32,13 +32,18 @@ def small_network(
     """
     torch.manual_seed(0)
     layers = {
-        "conv": nn.Conv2d(3, channels, 3, padding=1), "norm": nn.BatchNorm2d(channels),
-        "relu": nn.ReLU(), "pool": nn.MaxPool2d(2),
-        "mix": nn.Conv2d(channels, channels, 3, padding=1), "gelu": nn.GELU(),
-        "flat": nn.Flatten(), "wide": nn.Linear(channels * (side // 2) ** 2, (1 + half) * wide),
+        "conv": nn.Conv2d(3, channels, 3, padding=1),
+        "norm": nn.BatchNorm2d(channels),
+        "relu": nn.ReLU(),
+        "pool": nn.MaxPool2d(2),
+        "mix": nn.Conv2d(channels, channels, 3, padding=1),
+        "gelu": nn.GELU(),
+        "flat": nn.Flatten(),
+        "wide": nn.Linear(channels * (side // 2) ** 2, (1 + half) * wide),
         **({"first half": FirstHalf()} if half else {}),
-        "tanh": nn.Tanh(), "head": nn.Linear(wide, 10),
-    }  # fmt: skip
+        "tanh": nn.Tanh(),
+        "head": nn.Linear(wide, 10),
+    }
     model = nn.Sequential()
     for name, layer in layers.items():
         model.add_module(name, layer)

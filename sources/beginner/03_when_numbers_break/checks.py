@@ -34,31 +34,40 @@ from .scaler import clipped_step, loss_scaler  # noqa: F401
 
 counter_stops = Question(
     "Lesson 03: counting by one in fp16.",
-    number("a number, where n + 1 is n,"), right=2048,
-    wrong={1024: "At 1,024 the step is 1: one more still counts.",
-           2047: "2,047 + 1 = 2,048 can be held. And then?",
-           65504: "That is the largest number. Digits run out long before range."},
+    number("a number, where n + 1 is n,"),
+    right=2048,
+    wrong={
+        1024: "At 1,024 the step is 1: one more still counts.",
+        2047: "2,047 + 1 = 2,048 can be held. And then?",
+        65504: "That is the largest number. Digits run out long before range.",
+    },
     nudge="At which number is the step larger than 1?",
     note="2,048 + 1 lies between two neighbours and goes back to the even one",
-)  # fmt: skip
+)
 
 _TIE = "Half a step is a tie: it goes to the even neighbour. Which is that?"
 smallest_update = Question(
     "Lesson 03: the smallest power of two that moves a bf16 weight of 64.",
-    number("a power of two"), right=0.5,
-    wrong={0.25: _TIE, 2**-7: "That is the step at 1. At 64 it is larger.",
-           1: "That works. Is there a smaller one?"},
+    number("a power of two"),
+    right=0.5,
+    wrong={
+        0.25: _TIE,
+        2**-7: "That is the step at 1. At 64 it is larger.",
+        1: "That works. Is there a smaller one?",
+    },
     nudge="How far is the next number after 64 in bf16?",
     note="the step at 64 is 0.5; a quarter is a tie and goes back to the even 64",
-)  # fmt: skip
+)
 
 _SEVEN = "2^17 itself works: count the scales above it."
 skipped_steps = Question(
     "Lesson 03: halvings from 2^24 to 2^17.",
-    number("a number of steps"), right=7, wrong={6: _SEVEN, 8: _SEVEN},
+    number("a number of steps"),
+    right=7,
+    wrong={6: _SEVEN, 8: _SEVEN},
     nudge="Each skip halves the scale. How many halvings from 2^24 to 2^17?",
     note="2^24, ..., 2^18 are skipped: seven halvings, and 2^17 works",
-)  # fmt: skip
+)
 
 
 @takes(function())
@@ -112,8 +121,12 @@ def in_fp32(answer: Callable[[nn.Module], Any]) -> Verdict:
     low = torch.full((2, 4), 300.0, dtype=torch.float16)
     for layer, says, nudge in [
         (_Square(), "a layer that squares", "Its input is still fp16. What lifts a tensor?"),
-        (product, "a linear layer", "Autocast casts products down again. It can be switched off around them."),
-    ]:  # fmt: skip
+        (
+            product,
+            "a linear layer",
+            "Autocast casts products down again. It can be switched off around them.",
+        ),
+    ]:
         plain, lifted = copy.deepcopy(layer), _made(answer, layer)
         if not isinstance(lifted, nn.Module):
             return not_yet(
@@ -129,12 +142,18 @@ def in_fp32(answer: Callable[[nn.Module], Any]) -> Verdict:
         if not isinstance(found, torch.Tensor):
             return not_yet(f"{says}: a tensor is wanted", got=shown(found), nudge=NO_RETURN)
         if problem := _layer_changed(layer):
-            return not_yet(f"{says}: its own parameters are in {problem} now",
-                           nudge=".double() and .half() change the layer itself. It is fp32 already.")  # fmt: skip
+            return not_yet(
+                f"{says}: its own parameters are in {problem} now",
+                nudge=".double() and .half() change the layer itself. It is fp32 already.",
+            )
         right = plain(low.float())
         if found.dtype != torch.float32 or not torch.equal(found, right):
-            return not_yet(f"{says}, input 300 in fp16", expected=f"{right[0, 0].item():.0f} in torch.float32",
-                           got=f"{found.flatten()[0].item()} in {found.dtype}", nudge=nudge)  # fmt: skip
+            return not_yet(
+                f"{says}, input 300 in fp16",
+                expected=f"{right[0, 0].item():.0f} in torch.float32",
+                got=f"{found.flatten()[0].item()} in {found.dtype}",
+                nudge=nudge,
+            )
         if problem := _not_trained(found, layer, right, plain):
             return not_yet(
                 f"{says}: {problem}",
@@ -238,10 +257,14 @@ def _data_nudge(found: tuple[int, int] | None, records: list[StepRecord]) -> str
     if record.first.kind == "input":
         return "The step is right. Is the row the first of `record.first.rows`?"
     if not math.isfinite(record.loss):
-        return (f"A loss that is NaN is no proof: what was NaN or infinite first in step {record.step} "
-                f"has the kind {record.first.kind!r}, not 'input'.")  # fmt: skip
-    return ("That step was skipped because the scale was too large, for no fault of the data: "
-            f"its kind is {record.first.kind!r}.")  # fmt: skip
+        return (
+            f"A loss that is NaN is no proof: what was NaN or infinite first in step {record.step} "
+            f"has the kind {record.first.kind!r}, not 'input'."
+        )
+    return (
+        "That step was skipped because the scale was too large, for no fault of the data: "
+        f"its kind is {record.first.kind!r}."
+    )
 
 
 _EVIDENCE = {

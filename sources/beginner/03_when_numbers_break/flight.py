@@ -121,8 +121,16 @@ def _draw_layers(figure: Figure, axes: Axes, records: Sequence[StepRecord]) -> N
 def _mark_not_finite(axes: Axes, steps: Sequence[int]) -> None:
     if steps:
         height = [0.03] * len(steps)
-        axes.plot(steps, height, "|", color=BAD, ms=9, mew=2, transform=axes.get_xaxis_transform(),
-                  label="not finite")  # fmt: skip
+        axes.plot(
+            steps,
+            height,
+            "|",
+            color=BAD,
+            ms=9,
+            mew=2,
+            transform=axes.get_xaxis_transform(),
+            label="not finite",
+        )
 
 
 def _finite(

@@ -16,8 +16,14 @@ from utils.views.style import course_style, empty_figure
 from .number_formats import FORMATS, NumberFormat
 
 RANGE, FADED, EXPONENT, SIGN = "#3f90da", "#b9d5f0", "#ffa90e", "#c9c9c9"
-FLIPS = ("no bit", "sign bit", "first exponent bit", "last exponent bit", "first mantissa bit",
-         "last mantissa bit")  # fmt: skip
+FLIPS = (
+    "no bit",
+    "sign bit",
+    "first exponent bit",
+    "last exponent bit",
+    "first mantissa bit",
+    "last mantissa bit",
+)
 
 
 def draw_formats(

@@ -16,8 +16,16 @@ from utils.labs.mistakes import KnownAnswers
 known = KnownAnswers()
 
 
-def decode(bits: str, x: int, m: int, *, bias: int | None = None, subnormal: bool = True,
-           special: bool = True, signed: bool = True) -> float:  # fmt: skip
+def decode(
+    bits: str,
+    x: int,
+    m: int,
+    *,
+    bias: int | None = None,
+    subnormal: bool = True,
+    special: bool = True,
+    signed: bool = True,
+) -> float:
     """A decoder with a part left out."""
     shift = 2 ** (x - 1) - 1 if bias is None else bias
     sign = -1.0 if bits[0] == "1" and signed else 1.0

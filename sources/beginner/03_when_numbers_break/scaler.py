@@ -35,17 +35,23 @@ def loss_scaler(answer: Callable[[float, int], Any]) -> Verdict:
         with _calls_of_pytorchs_own() as calls:
             stepped = mine.step(optimizer)
         if calls:
-            return not_yet("torch.amp.GradScaler did the work", got=f"its method `{calls[0]}`",
-                           nudge="By hand: divide, look at every element, then step or halve.")  # fmt: skip
+            return not_yet(
+                "torch.amp.GradScaler did the work",
+                got=f"its method `{calls[0]}`",
+                nudge="By hand: divide, look at every element, then step or halve.",
+            )
         scaler.step(reference)
         scaler.update()
         problem = (
             _problem_of_parameters(ours, theirs, count)
             or _problem_of_scale(mine, scaler.get_scale(), scale, count, moved)
-            or judge(flag("whether it stepped, True or False,").returned(stepped), moved,
-                     f"what step {count} returns",
-                     nudge="True if the optimizer stepped, False if it was skipped.")
-        )  # fmt: skip
+            or judge(
+                flag("whether it stepped, True or False,").returned(stepped),
+                moved,
+                f"what step {count} returns",
+                nudge="True if the optimizer stepped, False if it was skipped.",
+            )
+        )
         if problem:
             return problem
     return correct(f"{len(_FACTORS)} steps: scales and parameters equal to torch.amp.GradScaler's")
@@ -90,13 +96,19 @@ def _problem_of_parameters(ours: list[Any], theirs: list[Any], count: int) -> Ve
     if not all(parameter.isfinite().all() for parameter in ours):
         place = _PLACES.get(count)
         where = f"; it was element {place[1]} of parameter {place[0]} of 3" if place else ""
-        return not_yet(f"step {count} put a gradient that is not finite into the parameters{where}",
-                       nudge="Look at all gradients, and at every element, before the optimizer steps.")  # fmt: skip
+        return not_yet(
+            f"step {count} put a gradient that is not finite into the parameters{where}",
+            nudge="Look at all gradients, and at every element, before the optimizer steps.",
+        )
     nudge = (
         "The gradients are those of the scaled loss: divide by the scale, once, before the step."
     )
-    return not_yet(f"the parameters after step {count} differ", expected=[p.tolist() for p in theirs],
-                   got=[p.tolist() for p in ours], nudge=nudge)  # fmt: skip
+    return not_yet(
+        f"the parameters after step {count} differ",
+        expected=[p.tolist() for p in theirs],
+        got=[p.tolist() for p in ours],
+        nudge=nudge,
+    )
 
 
 def _problem_of_scale(
@@ -159,9 +171,12 @@ def _problem_of_clip(answer: Any, gradients: list[torch.Tensor], scale: float) -
     right = torch.cat(gradients) * min(1.0, _MOST / whole_norm)
     if not torch.allclose(moved, right, rtol=1e-3, atol=1e-6):
         norm = float(moved.norm())
-        return not_yet(f"gradients of norm {whole_norm:.3g}", expected=f"a step of norm {right.norm():.3g}",
-                       got=f"norm {norm:.3g} at scale {scale:.0f}: {moved.tolist()}",
-                       nudge=_clip_nudge(norm, whole_norm, scale))  # fmt: skip
+        return not_yet(
+            f"gradients of norm {whole_norm:.3g}",
+            expected=f"a step of norm {right.norm():.3g}",
+            got=f"norm {norm:.3g} at scale {scale:.0f}: {moved.tolist()}",
+            nudge=_clip_nudge(norm, whole_norm, scale),
+        )
     return judge(
         after, 2 * scale, "the scaler was not updated", nudge="The last line is scaler.update()."
     )

@@ -17,30 +17,36 @@ TIMEOUT_SECONDS = 20.0  # of a deadlock: right answers take a second
 
 ring_of_eight = Question(
     "Lesson 04: a million fp32 gradients over a ring of eight.",
-    number("a number of MB"), right=7, within=0.01,
-    wrong={4: "That is the payload. A ring passes most of it on, twice.",
-           3.5: "That is half of it: reducing and handing round each send (N - 1) / N of the payload.",
-           8: "Twice the payload is the limit for many ranks. What is the factor for eight?",
-           1.75: "That counts numbers. Each takes four bytes."},
+    number("a number of MB"),
+    right=7,
+    within=0.01,
+    wrong={
+        4: "That is the payload. A ring passes most of it on, twice.",
+        3.5: "That is half of it: reducing and handing round each send (N - 1) / N of the payload.",
+        8: "Twice the payload is the limit for many ranks. What is the factor for eight?",
+        1.75: "That counts numbers. Each takes four bytes.",
+    },
     nudge="Put B = 4 bytes x parameters and N = 8 into the formula above.",
     expected="2 (N - 1) / N x B, in MB",
     note="2 x 7/8 x 4 MB: hardly more than for four ranks",
-)  # fmt: skip
+)
 
 bytes_under_amp = Question(
     "Lesson 04: autocast leaves parameters and gradients in fp32.",
-    one_of("half", "same"), right="same",
+    one_of("half", "same"),
+    right="same",
     wrong={"half": "The table says otherwise. What dtype has a parameter's .grad under autocast?"},
     note="parameters stay in fp32, so their gradients do; only activations are 16-bit",
-)  # fmt: skip
+)
 
 repeated_items = Question(
     "Lesson 04: 1,003 items over 8 ranks.",
-    number("a number of items"), right=5,
+    number("a number of items"),
+    right=5,
     wrong={3: "That is what is left over. How many are missing to the next multiple of 8?"},
     nudge="Every rank takes the same number of items: 1,003 / 8, rounded up. How many places is that?",
     note="8 x 126 = 1,008 places for 1,003 items",
-)  # fmt: skip
+)
 
 
 @starts_ranks
@@ -89,8 +95,10 @@ def _average(found: list[workers.ByHand]) -> Verdict | None:
             nudge = (
                 "Four ranks were right. Is the 4 written into it? Divide by dist.get_world_size()."
             )
-            return not_yet(f"on {len(found)} ranks the gradients are {len(found) / 4:g} times the right size",
-                           nudge=nudge)  # fmt: skip
+            return not_yet(
+                f"on {len(found)} ranks the gradients are {len(found) / 4:g} times the right size",
+                nudge=nudge,
+            )
         if workers.close(report.gradient, report.own_gradient):
             nudge = "Reduce parameter.grad itself, or copy what was reduced back into it."
             return not_yet(f"rank {rank} still has only its own gradients", nudge=nudge)
@@ -112,12 +120,16 @@ def _exposed(sizes: list[int], ranks: int, backward: float, nudge: str) -> Case:
     seconds = [2 * (ranks - 1) / ranks * size / link for size in sizes]
     right = max(0.0, sum(seconds[:-1]) - backward) + seconds[-1]
     known = {
-        sum(sizes) / link: "That is the payload over the link's rate. How much does a ring send of it?",
-        sum(seconds): "That is all sending. Buckets travel while backward computes: what is hidden does not count.",
+        sum(sizes)
+        / link: "That is the payload over the link's rate. How much does a ring send of it?",
+        sum(
+            seconds
+        ): "That is all sending. Buckets travel while backward computes: what is hidden does not count.",
         0.0: "Does the last bucket hide? It is full only when backward is over.",
-        sum(seconds) - backward: "An exposed time is never negative: a link that is done early gives nothing back.",
+        sum(seconds)
+        - backward: "An exposed time is never negative: a link that is done early gives nothing back.",
         seconds[-1]: "That is the last bucket alone. Are the others through when backward is over?",
-    }  # fmt: skip
+    }
     buckets = ", ".join(f"{size:,}" for size in sizes)
     says = f"for buckets of {buckets} bytes, {ranks} rank(s), 10 GB/s, backward {backward} s"
     wrong = {value: text for value, text in known.items() if value != right}
@@ -129,11 +141,18 @@ def exposed_seconds(answer: Callable[[list[int], int, float, float], float]) -> 
     """Exercise 2: by how much sending makes a step longer."""
     sizes, alone = [600_000_000, 300_000_000, 100_000_000], "One rank has nobody to send to."
     cases = [  # made anew in each call: a learner's function may change its list
-        _exposed(sizes, 4, 0.2, "The first buckets hide here; the last one begins when backward ends."),
-        _exposed(sizes, 4, 0.1, "Here the link is still busy when backward ends: the last bucket waits for it."),
+        _exposed(
+            sizes, 4, 0.2, "The first buckets hide here; the last one begins when backward ends."
+        ),
+        _exposed(
+            sizes,
+            4,
+            0.1,
+            "Here the link is still busy when backward ends: the last bucket waits for it.",
+        ),
         _exposed([400_000_000], 2, 0.5, "A single bucket is the last one: nothing hides it."),
         _exposed([400_000_000, 1_000_000], 1, 0.1, alone),
-    ]  # fmt: skip
+    ]
     note = "what is sent behind backward costs nothing; the last bucket always does"
     return first_wrong(answer, cases, within=1e-9, relative=1e-6) or correct(note)
 
@@ -189,9 +208,12 @@ def accumulate(answer: Callable[..., Any]) -> Verdict:
             return not_yet(times, expected="once", nudge="All but the last backward: no_sync().")
         if report.most_tokens > max(map(max, workers.TOKENS)):
             nudge = "Then the activations of all of them are alive at once: accumulation is there to spare that."
-            return not_yet("one forward over several micro-batches", nudge=nudge,
-                           expected=f"at most {max(map(max, workers.TOKENS))} tokens in a forward",
-                           got=report.most_tokens)  # fmt: skip
+            return not_yet(
+                "one forward over several micro-batches",
+                nudge=nudge,
+                expected=f"at most {max(map(max, workers.TOKENS))} tokens in a forward",
+                got=report.most_tokens,
+            )
     score = scored(found[0].payload_bytes, PAR_PAYLOAD_BYTES, "bytes sent")
     return correct("every token weighs the same", score=score)
 
@@ -209,11 +231,27 @@ def _weights_nudge(report: workers.Accumulated) -> str:
 _ZERO = "A NaN is no loss of 0: divide by the number of losses that are numbers."
 _LOSSES = [  # ranks, those without a loss, the mean of rank + 1 over the others, known mistakes
     (3, (2,), 1.5, {1.0: _ZERO}),
-    (4, (1, 3), 2.0, {1.0: _ZERO, 1.5: "1.5 was the mean of other losses. Is it written into it?",
-                      4 / 3: "Here two ranks have no loss: count those that have one, instead of "
-                             "taking one from the world size."}),
-    (4, (2,), 7 / 3, {7 / 4: _ZERO, 7 / 2: "Twice two ranks had a loss, and now three have. Is the 2 written into it?"}),
-]  # fmt: skip
+    (
+        4,
+        (1, 3),
+        2.0,
+        {
+            1.0: _ZERO,
+            1.5: "1.5 was the mean of other losses. Is it written into it?",
+            4 / 3: "Here two ranks have no loss: count those that have one, instead of "
+            "taking one from the world size.",
+        },
+    ),
+    (
+        4,
+        (2,),
+        7 / 3,
+        {
+            7 / 4: _ZERO,
+            7 / 2: "Twice two ranks had a loss, and now three have. Is the 2 written into it?",
+        },
+    ),
+]
 
 
 @starts_ranks
@@ -222,15 +260,23 @@ def deadlock(answer: dict[str, Any]) -> Verdict:
     """Exercise 5: the rank that did not come, the collective that it skipped, and a cure."""
     collective = answer["collective"].strip("().` ").removeprefix("dist.").replace("-", "_")
     problem = judge(
-        answer["rank"], 2, "the rank", expected="the one that the others wait for",
+        answer["rank"],
+        2,
+        "the rank",
+        expected="the one that the others wait for",
         nudge="Which rank waits in no collective, because its function has returned?",
     ) or judge(
-        collective, "all_gather", "the collective", expected="what the others wait in",
+        collective,
+        "all_gather",
+        "the collective",
+        expected="what the others wait in",
         nudge="The message names it: 'It stood in ...'. The others wait there for one more rank.",
-    )  # fmt: skip
-    return problem or _cure(answer["cure"]) or correct(
-        "every rank calls the same collectives, also one that has nothing to say"
-    )  # fmt: skip
+    )
+    return (
+        problem
+        or _cure(answer["cure"])
+        or correct("every rank calls the same collectives, also one that has nothing to say")
+    )
 
 
 def _cure(cured: Callable[..., Any]) -> Verdict | None:

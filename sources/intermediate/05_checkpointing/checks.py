@@ -42,29 +42,37 @@ CHUNKED_FURTHER = 0.8  # at most this share of the first's peak
 
 last_block = Question(
     "Lesson 05: the last block is recomputed at the very moment when everything is alive.",
-    one_of("yes", "no"), right="no",
-    wrong={"yes": "That block gives up its activations and takes them back at once: backward begins "
-                  "with it. What is alive at that moment, with and without?"},
+    one_of("yes", "no"),
+    right="no",
+    wrong={
+        "yes": "That block gives up its activations and takes them back at once: backward begins "
+        "with it. What is alive at that moment, with and without?"
+    },
     note="its backward comes first: it would be recomputed while all others are alive",
-)  # fmt: skip
+)
 
 tiny_layers = Question(
     "Lesson 05: eight pairs of Linear and ReLU, each layer checkpointed by itself.",
-    number("a number of tensors"), right=16,
+    number("a number of tensors"),
+    right=16,
     wrong={8: "That is plain training: a ReLU's result is also the next layer's input."},
     nudge="Each checkpoint keeps its input. How many are there?",
-    note="every layer's input; plain training keeps one tensor a pair", expected="how many tensors stay",
-)  # fmt: skip
+    note="every layer's input; plain training keeps one tensor a pair",
+    expected="how many tensors stay",
+)
 
 best_segment = Question(
     "Lesson 05: 36 blocks that keep 8 tensors inside and 1 at the edge, in segments.",
-    number("a number of blocks"), right=2,
-    wrong={6: "6 keeps 6 + 5 + 6 x 8 = 59 tensors. The square root of 36 is right if a block keeps as "
-              "much inside as at its edge."},
+    number("a number of blocks"),
+    right=2,
+    wrong={
+        6: "6 keeps 6 + 5 + 6 x 8 = 59 tensors. The square root of 36 is right if a block keeps as "
+        "much inside as at its edge."
+    },
     nudge="Tensors alive: 36/s edges, s - 1 edges within the segment, 8 s inside. Try s = 1, 2, 3.",
     note="36/2 + 1 + 2 x 8 = 35 tensors; one block a segment keeps 44, three keep 38",
     expected="the size of a segment",
-)  # fmt: skip
+)
 
 
 @takes(function())
@@ -105,12 +113,19 @@ def _bytes_case(layers: int, every: int, edge: int = 100, inside: int = 1730) ->
 
 predicted_bytes = Exercise(
     "Exercise 2: the peak of activations of equal blocks, each k-th checkpointed.",
-    cases=[_bytes_case(12, 0), _bytes_case(12, 1), _bytes_case(12, 2), _bytes_case(11, 3),
-           _bytes_case(12, 4), _bytes_case(13, 2), _bytes_case(9, 3, 64, 1000)],
+    cases=[
+        _bytes_case(12, 0),
+        _bytes_case(12, 1),
+        _bytes_case(12, 2),
+        _bytes_case(11, 3),
+        _bytes_case(12, 4),
+        _bytes_case(13, 2),
+        _bytes_case(9, 3, 64, 1000),
+    ],
     returns=whole("a whole number of bytes"),
     nudge="Walk backward from the last block. What is alive while block i computes its gradients?",
     note="all inputs, the insides that were kept, and the one that is recomputed",
-)  # fmt: skip
+)
 
 
 def _read_blocks(value: Any) -> set[int]:
@@ -133,8 +148,12 @@ def best_set(answer: Callable[[list[BlockCost], int], Collection[int]]) -> Verdi
             return not_yet(f"{shown(wrong[0])} is no block: there are {len(costs)}, from 0")
         if (peak := activation_peak(costs, found)) > limit:
             got = f"{peak:,} bytes with blocks {sorted(found)}"
-            return not_yet("the peak is over the budget", expected=f"at most {limit:,} bytes",
-                           got=got, nudge=_over_nudge(costs, found))  # fmt: skip
+            return not_yet(
+                "the peak is over the budget",
+                expected=f"at most {limit:,} bytes",
+                got=got,
+                nudge=_over_nudge(costs, found),
+            )
         least = recompute_flops(costs, best_blocks(costs, limit))
         spent = recompute_flops(costs, found)
         over = spent / least if least else 1.0 + bool(spent)
@@ -146,8 +165,12 @@ def best_set(answer: Callable[[list[BlockCost], int], Collection[int]]) -> Verdi
             nudge = (
                 "The cheapest set reaches these budgets to the byte, and so it fits: `<=`, not `<`."
             )
-        return not_yet("every budget is kept, but not at the least cost", expected="1.000",
-                       got=score, nudge=nudge)  # fmt: skip
+        return not_yet(
+            "every budget is kept, but not at the least cost",
+            expected="1.000",
+            got=score,
+            nudge=nudge,
+        )
     return correct(f"the optimum in all {len(_problems())} problems", score=score)
 
 
@@ -187,14 +210,21 @@ def chunked_loss(answer: Callable[[Tensor, Tensor, Tensor, int], Tensor]) -> Ver
     whole_peak, chunked = (_loss_peak(f, hidden, head, labels) for f in (_whole_loss, answer))
     if chunked > LOSS_SHARE * whole_peak:
         nudge = "Chunks alone keep all their logits for backward. Which technique drops them?"
-        return not_yet("the peak", expected=f"at most {format_bytes(LOSS_SHARE * whole_peak)}",
-                       got=format_bytes(chunked), nudge=nudge)  # fmt: skip
+        return not_yet(
+            "the peak",
+            expected=f"at most {format_bytes(LOSS_SHARE * whole_peak)}",
+            got=format_bytes(chunked),
+            nudge=nudge,
+        )
     few, many = (_loss_peak(answer, hidden, head, labels, chunks) for chunks in FEW_AND_MANY)
     if many > CHUNKED_FURTHER * few:
         nudge = "`chunks` is the caller's: more of them, and fewer logits are alive at a time."
-        return not_yet("the peak does not follow `chunks`", nudge=nudge,
-                       expected=f"in {FEW_AND_MANY[1]} chunks less than in {FEW_AND_MANY[0]}",
-                       got=f"{format_bytes(many)} and {format_bytes(few)}")  # fmt: skip
+        return not_yet(
+            "the peak does not follow `chunks`",
+            nudge=nudge,
+            expected=f"in {FEW_AND_MANY[1]} chunks less than in {FEW_AND_MANY[0]}",
+            got=f"{format_bytes(many)} and {format_bytes(few)}",
+        )
     par = _loss_peak(_chunked, hidden, head, labels)
     return correct(score=scored(chunked, par, "at the peak", format_bytes))
 
@@ -222,10 +252,16 @@ def _wrong_loss(
     )
     if not torch.allclose(found[0], wanted[0], rtol=1e-5):
         nudge = _loss_nudge(found[0], hidden, head, labels, chunks)
-        return not_yet(f"the loss in {chunks} chunks", expected=f"{wanted[0]:.4f}",
-                       got=f"{found[0]:.4f}", nudge=nudge)  # fmt: skip
-    if not all(a is not None and b is not None and torch.allclose(a, b, rtol=1e-4, atol=1e-6)
-               for a, b in zip(wanted, found, strict=True)):  # fmt: skip
+        return not_yet(
+            f"the loss in {chunks} chunks",
+            expected=f"{wanted[0]:.4f}",
+            got=f"{found[0]:.4f}",
+            nudge=nudge,
+        )
+    if not all(
+        a is not None and b is not None and torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+        for a, b in zip(wanted, found, strict=True)
+    ):
         return not_yet(
             "the gradients are not those of the whole loss", nudge="Is a chunk detached?"
         )
@@ -270,8 +306,11 @@ def _loss_peak(
     return measure(step, model=layer, timed_steps=0).peak_bytes
 
 
-@takes(keys({"what differs": one_of("parameters", "gradients", "buffers"),
-             "updates per step": number()}))  # fmt: skip
+@takes(
+    keys(
+        {"what differs": one_of("parameters", "gradients", "buffers"), "updates per step": number()}
+    )
+)
 def diagnosis(answer: dict[str, Any]) -> Verdict:
     """Exercise 5: what went wrong in the checkpointed network that evaluates badly."""
     look = "Compare the two bodies' parameters() and buffers(), tensor by tensor."
@@ -321,8 +360,10 @@ def _wrong_cure(
             f"recomputation saved other tensors: {str(ending.__cause__)[:60]}", nudge=nudge
         )
     if not same_tensors(found, wanted):
-        return not_yet(f"{where}the gradients are not those of the plain block",
-                       nudge="BatchNorm must normalize by the batch in recomputation, too.")  # fmt: skip
+        return not_yet(
+            f"{where}the gradients are not those of the plain block",
+            nudge="BatchNorm must normalize by the batch in recomputation, too.",
+        )
     return _wrong_statistics(block, plain, where)
 
 
@@ -335,16 +376,24 @@ def _wrong_statistics(block: nn.Module, plain: nn.Module, where: str) -> Verdict
         if norm.momentum != right.momentum or not norm.training:
             nudge = "Put back what the context changed, in `finally`: what was there, not a number of your own."
             got = f"momentum {norm.momentum}, training {norm.training}"
-            return not_yet(f"{where}the block is left changed", nudge=nudge, got=got,
-                           expected=f"momentum {right.momentum}, training True")  # fmt: skip
+            return not_yet(
+                f"{where}the block is left changed",
+                nudge=nudge,
+                got=got,
+                expected=f"momentum {right.momentum}, training True",
+            )
     for norm, right in zip(_norms(block), _norms(plain), strict=True):
         if int(norm.num_batches_tracked or 0) != 3:
             got = f"{int(norm.num_batches_tracked or 0)} updates in 3 steps"
             nudge = (
                 "block.children() ends at the first level; block.modules() goes all the way down."
             )
-            return not_yet(f"{where}the statistics count other batches", expected="3 updates in 3 steps",
-                           got=got, nudge=nudge if where else _counter_nudge(norm, right))  # fmt: skip
+            return not_yet(
+                f"{where}the statistics count other batches",
+                expected="3 updates in 3 steps",
+                got=got,
+                nudge=nudge if where else _counter_nudge(norm, right),
+            )
     if not same_tensors([*block.buffers()], [*plain.buffers()]):
         nudge = "The counter is right. Do running_mean and running_var still move in recomputation?"
         return not_yet(f"{where}the running statistics differ", nudge=nudge)

@@ -56,14 +56,22 @@ def draw_tradeoff(
         if is_timed:
             _draw_ranges(axes, measurements, points)
         else:
-            axes.plot(*zip(*front, strict=True), color="#717581", ls="--", lw=1.5, zorder=1,
-                      label="least memory for its price")  # fmt: skip
+            axes.plot(
+                *zip(*front, strict=True),
+                color="#717581",
+                ls="--",
+                lw=1.5,
+                zorder=1,
+                label="least memory for its price",
+            )
         for cost, peak in points:
             chosen = (cost, peak) in front
             color = LOOKS[Category.PARAMETERS if chosen else Category.TEMPORARIES].color
             axes.scatter([cost], [peak], s=90, color=color, edgecolor="black", zorder=2)
-        labels = [axes.annotate(m.name, point, (8, 6), textcoords="offset points", fontsize=11)
-                  for point, m in zip(points, measurements, strict=True)]  # fmt: skip
+        labels = [
+            axes.annotate(m.name, point, (8, 6), textcoords="offset points", fontsize=11)
+            for point, m in zip(points, measurements, strict=True)
+        ]
         if limit_bytes:
             axes.axhline(
                 limit_bytes / unit_bytes, color="black", ls=":", label="what the card leaves"

@@ -113,9 +113,15 @@ def _wrong_tail(weight: Tensor, codes: Tensor, scales: Tensor) -> Verdict | None
         nudge = "The last block holds the 52 that are left: one scale more, and a code for each of them."
         return not_yet(f"for {weight.numel()} weights", expected=wanted, got=got, nudge=nudge)
     if not torch.allclose(scales.flatten().float(), right_scales):
-        return not_yet("a scale differs where the last block is short", nudge="What you fill it up with must not be its largest magnitude.")  # fmt: skip
+        return not_yet(
+            "a scale differs where the last block is short",
+            nudge="What you fill it up with must not be its largest magnitude.",
+        )
     if not torch.equal(codes.flatten().long(), right_codes.long()):
-        return not_yet("codes differ where the last block is short", nudge="Drop the codes of what you added, and no others.")  # fmt: skip
+        return not_yet(
+            "codes differ where the last block is short",
+            nudge="Drop the codes of what you added, and no others.",
+        )
     return None
 
 
@@ -125,9 +131,12 @@ def _wrong_scales(weight: Tensor, scales: Tensor, right: Tensor) -> Verdict | No
     if not wrong.any():
         return None
     first = int(wrong.nonzero()[0])
-    return not_yet(f"the scale of block {first}, the first of {int(wrong.sum())} that differ",
-                   expected=f"{right[first]:.4f}", got=f"{scales[first]:.4f}",
-                   nudge=_scales_nudge(weight, scales))  # fmt: skip
+    return not_yet(
+        f"the scale of block {first}, the first of {int(wrong.sum())} that differ",
+        expected=f"{right[first]:.4f}",
+        got=f"{scales[first]:.4f}",
+        nudge=_scales_nudge(weight, scales),
+    )
 
 
 def _scales_nudge(weight: Tensor, scales: Tensor) -> str:
@@ -199,10 +208,14 @@ def _wrong_merge(
     wrong = {
         f"The update is multiplied by alpha / rank. Here that is {scale:g}.": update,
         "That multiplies by alpha alone. Divide by the rank.": alpha * update,
-        "That divides by the number of inputs. The rank is the number of rows of A.": alpha / inputs * update,
-        f"alpha // rank drops what is after the point: {alpha:g} / {rank} is {scale:g}.": alpha // rank * update,
+        "That divides by the number of inputs. The rank is the number of rows of A.": alpha
+        / inputs
+        * update,
+        f"alpha // rank drops what is after the point: {alpha:g} / {rank} is {scale:g}.": alpha
+        // rank
+        * update,
         f"That multiplies by 4. Here alpha is {alpha:g}, and the rank {rank}.": 4 * update,
-    }  # fmt: skip
+    }
     if outputs == inputs:
         wrong["That is the update transposed. First A (down), then B (up)."] = scale * update.T
     for nudge, guess in wrong.items():
@@ -219,9 +232,15 @@ def _read_method(value: Any) -> str:
     return one_of(*METHODS, what="a method").read(value)
 
 
-@takes(keys({"method": Kind("a method of fine-tuning", _read_method),
-             "sequence length": whole("a whole number of tokens"),
-             "micro-batch": whole("a whole number of sequences")}))  # fmt: skip
+@takes(
+    keys(
+        {
+            "method": Kind("a method of fine-tuning", _read_method),
+            "sequence length": whole("a whole number of tokens"),
+            "micro-batch": whole("a whole number of sequences"),
+        }
+    )
+)
 def fit(answer: dict[str, Any]) -> Verdict:
     """Exercise 4: as many tokens a step as 24 GB hold, of at least 1,024 a sequence."""
     method, length, batch = answer["method"], answer["sequence length"], answer["micro-batch"]
@@ -244,8 +263,12 @@ def _no_choice(method: str, length: int, batch: int) -> Verdict | None:
         )
     if length * batch > LARGEST:
         nudge = f"Begin lower, at {SHORTEST} tokens and micro-batch 1."
-        return not_yet("tokens a step, far too many", expected=f"at most {LARGEST:,}",
-                       got=shown(length * batch), nudge=nudge)  # fmt: skip
+        return not_yet(
+            "tokens a step, far too many",
+            expected=f"at most {LARGEST:,}",
+            got=shown(length * batch),
+            nudge=nudge,
+        )
     return None
 
 
@@ -262,14 +285,18 @@ def _tried(method: str, length: int, batch: int) -> Verdict:
         return not_yet(
             "it fits, and more would", expected=f"{ENOUGH:,} or more", got=got, nudge=nudge
         )
-    return correct(f"it peaks at {found.peak_bytes / GB:.1f} GB (simulated)",
-                   score=scored(tokens, PAR, "tokens a step"))  # fmt: skip
+    return correct(
+        f"it peaks at {found.peak_bytes / GB:.1f} GB (simulated)",
+        score=scored(tokens, PAR, "tokens a step"),
+    )
 
 
 def _fit_nudge(found: Measurement) -> str:
     largest = max(found.breakdown, key=lambda category: found.breakdown[category])
-    return (f"The largest category at the peak is {largest}, "
-            f"{format_bytes(found.breakdown[largest])}. What shrinks that?")  # fmt: skip
+    return (
+        f"The largest category at the peak is {largest}, "
+        f"{format_bytes(found.breakdown[largest])}. What shrinks that?"
+    )
 
 
 @takes(function())
@@ -334,8 +361,11 @@ def _judged_losses(losses: Sequence[float], change: float) -> Verdict:
         )
     if not change < -0.02:
         nudge = "Losses are those of the model's steps on these tokens. Does the model itself get better?"
-        return not_yet("the model's own loss does not fall", got=f"{change:+.4f} by your function",
-                       nudge=f"The adapters move. Is the learning rate large enough? {nudge}")  # fmt: skip
+        return not_yet(
+            "the model's own loss does not fall",
+            got=f"{change:+.4f} by your function",
+            nudge=f"The adapters move. Is the learning rate large enough? {nudge}",
+        )
     if not losses[-1] < losses[0] - 0.02:
         nudge = "The adapters move and the loss does not fall. Is the learning rate large enough?"
         return not_yet("the loss does not fall", got=_short(losses), nudge=nudge)

@@ -34,8 +34,15 @@ def simulated_finetune(method: str, length: int, batch: int) -> Measurement:
         return build_finetune(llama_config(shape, num_hidden_layers=layers), method)
 
     step = partial(finetune_step, sequences=batch, length=length)
-    return extrapolate(build, step, layers=shape.layers, device="RTX 4090",
-                       items=length * batch, unit="tokens", name=method)  # fmt: skip
+    return extrapolate(
+        build,
+        step,
+        layers=shape.layers,
+        device="RTX 4090",
+        items=length * batch,
+        unit="tokens",
+        name=method,
+    )
 
 
 @contextlib.contextmanager

@@ -18,13 +18,22 @@ from utils.techniques.nf4 import nearest, nf4_levels
 known = KnownAnswers()
 
 
-def sheet(frozen_bytes: int = 2, adapter_bytes: int = 4, moments: int = 8, full: bool = False,
-          frozen_gradients: bool = False) -> Callable[..., dict[str, int]]:  # fmt: skip
+def sheet(
+    frozen_bytes: int = 2,
+    adapter_bytes: int = 4,
+    moments: int = 8,
+    full: bool = False,
+    frozen_gradients: bool = False,
+) -> Callable[..., dict[str, int]]:
     def lora_states(frozen: int, matrices: list[tuple[int, int]], rank: int) -> dict[str, int]:
         count = sum(a * b if full else rank * (a + b) for a, b in matrices)
         trained = count + frozen if frozen_gradients else count
-        return {"frozen weights": frozen_bytes * frozen, "adapters": adapter_bytes * count,
-                "gradients": 4 * trained, "optimizer state": moments * count}  # fmt: skip
+        return {
+            "frozen weights": frozen_bytes * frozen,
+            "adapters": adapter_bytes * count,
+            "gradients": 4 * trained,
+            "optimizer state": moments * count,
+        }
 
     return lora_states
 

@@ -22,13 +22,16 @@ _IN_MB = "That is MB. A GB has a thousand of them."
 
 without_offload = Question(
     "Lesson 07: what ZeRO-2 saves on one GPU without offload.",
-    number("a number of bytes"), right=0,
-    wrong={14: "That is what it divides by the number of ranks. How many ranks are there?",
-           14.0 / 16: "That is a share. How many bytes per parameter are gone on one rank?"},
+    number("a number of bytes"),
+    right=0,
+    wrong={
+        14: "That is what it divides by the number of ranks. How many ranks are there?",
+        14.0 / 16: "That is a share. How many bytes per parameter are gone on one rank?",
+    },
     nudge="A part of one is the whole. The first row of the table above counts it.",
     note="it partitions over one rank: nothing. Offload is what helps",
     expected="bytes saved per parameter",
-)  # fmt: skip
+)
 
 
 @takes(number("a number of GB"))
@@ -38,12 +41,19 @@ def offloaded_gigabytes(answer: float) -> Verdict:
         return correct("two moments of four bytes and DeepSpeed's fp32 master copy: 0.24 GB of 24")
     base = "That counts the frozen model. Nothing of it is in the optimizer."
     verdict = judge(
-        answer, 0.16, expected="bytes of Adam's moments, in GB", within=0.02, relative=0.1,
-        wrong={0.08: "That is the weights, or one of the two moments. Adam keeps both.",
-               0.32: "Only the optimizer state goes. Weights and gradients of the adapters stay.",
-               160: _IN_MB, 240: _IN_MB},
+        answer,
+        0.16,
+        expected="bytes of Adam's moments, in GB",
+        within=0.02,
+        relative=0.1,
+        wrong={
+            0.08: "That is the weights, or one of the two moments. Adam keeps both.",
+            0.32: "Only the optimizer state goes. Weights and gradients of the adapters stay.",
+            160: _IN_MB,
+            240: _IN_MB,
+        },
         nudge=base if answer > 1 else "Two moments per adapter parameter, four bytes each.",
-    )  # fmt: skip
+    )
     return verdict or correct("two moments of four bytes: 0.16 GB of 24")
 
 
@@ -64,31 +74,37 @@ def _exposed_case(says: str, tokens: int, micro_batches: int, streams: bool) -> 
     after = 0.0 if streams else 2 * 7e9 / 25e9
     longest = max(down, up)
     wrong = {
-        micro_batches * max(0.0, down + up - compute) + after:
-            "That lets one direction wait for the other. Down and up run at once.",
-        max(0.0, longest - compute) + after: "That is one micro-batch. Which transfers come with each?",
-        max(0.0, micro_batches * (longest - compute)):
-            "Weights that come up after the optimizer's step find no compute to hide behind.",
-        micro_batches * (longest - compute) + after:
-            "Where compute is longer than the transfer nothing is exposed, and nothing is gained either.",
-        micro_batches * max(0.0, longest - compute) + after + micro_batches * compute:
-            "That is the whole step. What does the link add to its compute?",
-    }  # fmt: skip
+        micro_batches * max(0.0, down + up - compute)
+        + after: "That lets one direction wait for the other. Down and up run at once.",
+        max(0.0, longest - compute)
+        + after: "That is one micro-batch. Which transfers come with each?",
+        max(
+            0.0, micro_batches * (longest - compute)
+        ): "Weights that come up after the optimizer's step find no compute to hide behind.",
+        micro_batches * (longest - compute)
+        + after: "Where compute is longer than the transfer nothing is exposed, and nothing is gained either.",
+        micro_batches * max(0.0, longest - compute)
+        + after
+        + micro_batches * compute: "That is the whole step. What does the link add to its compute?",
+    }
     known = {value: text for value, text in wrong.items() if not equal(value, right, relative=1e-6)}
     return Case(asked, right, says, wrong=known)
 
 
 exposed_seconds = Exercise(
     "Exercise 1: seconds that the link adds to a step.",
-    cases=[_exposed_case("gradients leave, micro-batches of 500 tokens, 4 of them", 500, 4, False),
-           _exposed_case("gradients leave, micro-batches of 4,096 tokens, 4 of them", 4096, 4, False),
-           _exposed_case("weights stream, micro-batches of 1,000 tokens, 4 of them", 1000, 4, True),
-           _exposed_case("weights stream, micro-batches of 2,048 tokens, 8 of them", 2048, 8, True),
-           _exposed_case("weights stream, one micro-batch of 300 tokens", 300, 1, True)],
-    returns=number("a number of seconds"), relative=1e-4,
+    cases=[
+        _exposed_case("gradients leave, micro-batches of 500 tokens, 4 of them", 500, 4, False),
+        _exposed_case("gradients leave, micro-batches of 4,096 tokens, 4 of them", 4096, 4, False),
+        _exposed_case("weights stream, micro-batches of 1,000 tokens, 4 of them", 1000, 4, True),
+        _exposed_case("weights stream, micro-batches of 2,048 tokens, 8 of them", 2048, 8, True),
+        _exposed_case("weights stream, one micro-batch of 300 tokens", 300, 1, True),
+    ],
+    returns=number("a number of seconds"),
+    relative=1e-4,
     nudge="For each micro-batch: what goes down, what comes up, how long is its compute? Then what is left.",
     note="micro-batches hide what their compute is long enough for; the upload after the step is always seen",
-)  # fmt: skip
+)
 
 
 @takes(function())
@@ -132,8 +148,12 @@ def best_choice(answer: Callable[..., Collection[int]]) -> Verdict:
         )
         if all(lost):
             nudge = "The best choice fills a limit to the byte here, and so it fits: `<=`, not `<`."
-        return not_yet("both limits are kept, but not in the fewest seconds", expected="1.000",
-                       got=score, nudge=nudge)  # fmt: skip
+        return not_yet(
+            "both limits are kept, but not in the fewest seconds",
+            expected="1.000",
+            got=score,
+            nudge=nudge,
+        )
     return correct(f"the optimum in all {len(problems())} problems", score=score)
 
 
@@ -142,12 +162,20 @@ def _over(
 ) -> Verdict | None:
     if (there := on_host(items, found)) > host:
         nudge = "The host has a limit, too: an item's host_bytes may be more than what it frees."
-        return not_yet("the host is over its limit", expected=f"at most {host / 1e9:.1f} GB",
-                       got=f"{there / 1e9:.1f} GB with items {sorted(found)}", nudge=nudge)  # fmt: skip
+        return not_yet(
+            "the host is over its limit",
+            expected=f"at most {host / 1e9:.1f} GB",
+            got=f"{there / 1e9:.1f} GB with items {sorted(found)}",
+            nudge=nudge,
+        )
     if (here := on_card(items, found)) > card:
         nudge = "What stays on the card are the items that are *not* in the set."
-        return not_yet("the card is over its limit", expected=f"at most {card / 1e9:.1f} GB",
-                       got=f"{here / 1e9:.1f} GB with items {sorted(found)}", nudge=nudge)  # fmt: skip
+        return not_yet(
+            "the card is over its limit",
+            expected=f"at most {card / 1e9:.1f} GB",
+            got=f"{here / 1e9:.1f} GB with items {sorted(found)}",
+            nudge=nudge,
+        )
     return None
 
 
@@ -160,15 +188,27 @@ def problems() -> list[Problem]:
     card alone, once that choice fills it to the byte.
     """
     gb, link = 1e9, 10e9
-    greedy = [OffloadItem("a", 6 * gb, 6 * gb, 6 * gb, 0), OffloadItem("b", 5 * gb, 5 * gb, 0, 5 * gb),
-              OffloadItem("c", 5 * gb, 5 * gb, 5 * gb, 0), OffloadItem("d", 4 * gb, 9 * gb, 0, 0, 0.2)]  # fmt: skip
+    greedy = [
+        OffloadItem("a", 6 * gb, 6 * gb, 6 * gb, 0),
+        OffloadItem("b", 5 * gb, 5 * gb, 0, 5 * gb),
+        OffloadItem("c", 5 * gb, 5 * gb, 5 * gb, 0),
+        OffloadItem("d", 4 * gb, 9 * gb, 0, 0, 0.2),
+    ]
     found: list[Problem] = [(greedy, 10 * gb, 14 * gb, 0.3, link)]
     draw = torch.Generator().manual_seed(11)
     for compute in (0.2, 0.6, 1.0, 0.4, 0.8, 0.0):
         rows = torch.randint(1, 10, (9, 5), generator=draw).tolist()
-        items = [OffloadItem(f"item {n}", d * gb, (d + h // 3) * gb, down * gb * (n % 3 != 0),
-                             up * gb * (n % 3 != 1), seconds / 40 * (n % 4 == 0))
-                 for n, (d, h, down, up, seconds) in enumerate(rows)]  # fmt: skip
+        items = [
+            OffloadItem(
+                f"item {n}",
+                d * gb,
+                (d + h // 3) * gb,
+                down * gb * (n % 3 != 0),
+                up * gb * (n % 3 != 1),
+                seconds / 40 * (n % 4 == 0),
+            )
+            for n, (d, h, down, up, seconds) in enumerate(rows)
+        ]
         whole_bytes = on_card(items, ())
         found.append((items, 0.45 * whole_bytes, 0.75 * whole_bytes, compute, link))
     tight = [(found[1], gb), (found[5], gb), (found[2], 0)]
@@ -185,8 +225,15 @@ def _with_less_host(problem: Problem, less: float) -> Problem:
 DIAGNOSED = (6, (1.0, 1.0, 1.0, 1.0), 2.5, 0.5)
 
 
-@takes(keys({"waits": whole("a whole number"), "idle seconds": number("a number of seconds"),
-             "least seconds": number("a number of seconds")}))  # fmt: skip
+@takes(
+    keys(
+        {
+            "waits": whole("a whole number"),
+            "idle seconds": number("a number of seconds"),
+            "least seconds": number("a number of seconds"),
+        }
+    )
+)
 def diagnosis(answer: dict[str, Any]) -> Verdict:
     """Exercise 4: what the offload that waits for every tensor costs."""
     blocks, tensors, compute, wait = DIAGNOSED
@@ -195,17 +242,39 @@ def diagnosis(answer: dict[str, Any]) -> Verdict:
     idle = (2 + 1) * blocks * (sum(tensors) + wait * len(tensors))
     count = "The run counts them: look at its attributes after the step."
     return (
-        judge(answer["waits"], waits, "waits in the step", expected="a count", nudge=count,
-              wrong={loads: "Those are the weights. Gradients are waited for as well.",
-                     waits // len(tensors): "That is one a block. The program waits for every tensor."})
-        or judge(answer["idle seconds"], idle, "seconds of the device idle", expected="seconds",
-                 nudge=count, relative=0.01)
-        or judge(answer["least seconds"], 4 * blocks * compute, "seconds that no schedule can save",
-                 expected="seconds", relative=0.01,
-                 wrong={blocks * compute: "That is forward alone. Backward computes the block again, and its gradients."},
-                 nudge="However good the schedule: what must the device do itself, in forward and backward?")
+        judge(
+            answer["waits"],
+            waits,
+            "waits in the step",
+            expected="a count",
+            nudge=count,
+            wrong={
+                loads: "Those are the weights. Gradients are waited for as well.",
+                waits // len(tensors): "That is one a block. The program waits for every tensor.",
+            },
+        )
+        or judge(
+            answer["idle seconds"],
+            idle,
+            "seconds of the device idle",
+            expected="seconds",
+            nudge=count,
+            relative=0.01,
+        )
+        or judge(
+            answer["least seconds"],
+            4 * blocks * compute,
+            "seconds that no schedule can save",
+            expected="seconds",
+            relative=0.01,
+            wrong={
+                blocks
+                * compute: "That is forward alone. Backward computes the block again, and its gradients."
+            },
+            nudge="However good the schedule: what must the device do itself, in forward and backward?",
+        )
         or correct("the link was never busy beside the device: every wait is idle time")
-    )  # fmt: skip
+    )
 
 
 RUNS = (
@@ -232,9 +301,12 @@ def pipelined(answer: Callable[[StreamedRun], Any]) -> Verdict:
             return not_yet(f"{error}", nudge=nudge)
         worst = max(worst, run.seconds / par.seconds)
         if run.seconds > SLACK * par.seconds:
-            return not_yet("the step takes longer than it must", expected=f"{par.seconds:.1f} s",
-                           got=f"{run.seconds:.1f} s, {run.waits} waits, {run.idle_seconds:.1f} s idle",
-                           nudge=_slow_nudge(run, par))  # fmt: skip
+            return not_yet(
+                "the step takes longer than it must",
+                expected=f"{par.seconds:.1f} s",
+                got=f"{run.seconds:.1f} s, {run.waits} waits, {run.idle_seconds:.1f} s idle",
+                nudge=_slow_nudge(run, par),
+            )
     return correct(score=scored(worst, 1.0, "times the par's seconds, at worst", "{:.3f}".format))
 
 

@@ -119,8 +119,10 @@ def _wrong_gradients(
             or wanted is None
             or not torch.allclose(found, wanted, rtol=1e-5, atol=1e-6)
         ):
-            return not_yet("the gradients are not those of the plain block",
-                           nudge="Does unpack give the tensor back in the same layout as pack was given it?")  # fmt: skip
+            return not_yet(
+                "the gradients are not those of the plain block",
+                nudge="Does unpack give the tensor back in the same layout as pack was given it?",
+            )
     return None
 
 
@@ -136,15 +138,27 @@ def _wrong_runs(block: Residual) -> Verdict | None:
 def _wrong_traffic(link: CountingLink, forward: dict[str, int], weights: Weights) -> Verdict | None:
     size = sum(w.nbytes for w in weights.values())
     if forward["down"]:
-        return not_yet("something goes down in forward", expected="nothing", got=format_bytes(forward["down"]),
-                       nudge="Activations stay where they are. What should pack return for them?")  # fmt: skip
+        return not_yet(
+            "something goes down in forward",
+            expected="nothing",
+            got=format_bytes(forward["down"]),
+            nudge="Activations stay where they are. What should pack return for them?",
+        )
     if link.bytes["down"] != size:
-        return not_yet("bytes sent down", expected=f"each gradient once, {format_bytes(size)}",
-                       got=format_bytes(link.bytes["down"]), nudge="Through `link.down`, and once.")  # fmt: skip
+        return not_yet(
+            "bytes sent down",
+            expected=f"each gradient once, {format_bytes(size)}",
+            got=format_bytes(link.bytes["down"]),
+            nudge="Through `link.down`, and once.",
+        )
     if forward["up"] != size or link.bytes["up"] > 2 * size:
-        return not_yet("bytes brought up", expected=f"once for forward, at most once more for backward, "
-                       f"{format_bytes(2 * size)} in all", got=format_bytes(link.bytes["up"]),
-                       nudge="A weight that backward asks for twice may be fetched once.")  # fmt: skip
+        return not_yet(
+            "bytes brought up",
+            expected=f"once for forward, at most once more for backward, "
+            f"{format_bytes(2 * size)} in all",
+            got=format_bytes(link.bytes["up"]),
+            nudge="A weight that backward asks for twice may be fetched once.",
+        )
     return None
 
 
@@ -170,8 +184,12 @@ def _kept(answer: Callable[..., Any]) -> Verdict | None:
         nudge = "Autograd saves the weights that the products need. What does your pack return for those?"
         if beyond <= matrices:  # the norm's, which is saved as it is, is gone
             nudge = "A linear layer saves a *transposed view* of its weight: the same storage, another tensor."
-        return not_yet("weights are still on the device after forward", expected="activations alone",
-                       got=f"{format_bytes(beyond)} more", nudge=nudge)  # fmt: skip
+        return not_yet(
+            "weights are still on the device after forward",
+            expected="activations alone",
+            got=f"{format_bytes(beyond)} more",
+            nudge=nudge,
+        )
     return None
 
 

@@ -39,32 +39,43 @@ WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 ungrouped_kib = Question(
     "Lesson 08: the cache of one token of Llama-2-70B without grouped queries, in KiB.",
-    number("a number of KiB"), right=2560, within=1,
-    wrong={320: "That is with grouped queries, as the table says. How many heads would keep keys and values?",
-           1280: "Keys, or values. A token leaves both.",
-           2_621_440: "Those are bytes. A KiB has 1,024.",
-           32: "That is one layer. There are 80.", 5120: "A number takes 2 bytes here, not 4."},
+    number("a number of KiB"),
+    right=2560,
+    within=1,
+    wrong={
+        320: "That is with grouped queries, as the table says. How many heads would keep keys and values?",
+        1280: "Keys, or values. A token leaves both.",
+        2_621_440: "Those are bytes. A KiB has 1,024.",
+        32: "That is one layer. There are 80.",
+        5120: "A number takes 2 bytes here, not 4.",
+    },
     nudge="2 x layers x heads x head width numbers of 2 bytes: 80 layers, 64 heads of 128.",
     note="2 x 80 x 64 x 128 x 2 bytes, eight times the 320 KiB of grouped queries",
-)  # fmt: skip
+)
 
 independent_inputs = Question(
     "Lesson 08: what GPTQ gains where inputs are independent, in percent.",
-    number("a number of percent"), right=0, within=0.01,
+    number("a number of percent"),
+    right=0,
+    within=0.01,
     nudge="What does the inverse of a diagonal matrix say of the columns to come?",
     note="the inverse is diagonal too: no other column can make up for an error",
     expected="percent of error saved",
-)  # fmt: skip
+)
 
 large_batch = Question(
     "Lesson 08: what 4-bit weights gain where the cache is all that is read.",
-    number("a factor"), right=1, within=0.05,
-    wrong={4: "That holds at batch 1, where weights are all that is read. What is read here?",
-           0: "Nothing gained is a factor of 1."},
+    number("a factor"),
+    right=1,
+    within=0.05,
+    wrong={
+        4: "That holds at batch 1, where weights are all that is read. What is read here?",
+        0: "Nothing gained is a factor of 1.",
+    },
     nudge="Which bytes became fewer, and which are read?",
     note="the cache is as large as before",
     expected="the ratio of tokens per second",
-)  # fmt: skip
+)
 
 
 @takes(function())
@@ -80,8 +91,12 @@ def few_bits(answer: Callable[[Tensor, Tensor], Any]) -> Verdict:
     error, par = output_error(weight, stored, moments), layer_par()
     score = scored(error, par, "error of the output", "{:.4f}".format)
     if error > ENOUGH * par:
-        return not_yet("the error of the output", expected=f"{par:.4f}, to 1%", got=f"{error:.4f}",
-                       nudge=_error_nudge(stored, error, weight, moments))  # fmt: skip
+        return not_yet(
+            "the error of the output",
+            expected=f"{par:.4f}, to 1%",
+            got=f"{error:.4f}",
+            nudge=_error_nudge(stored, error, weight, moments),
+        )
     return correct("the library's format, and no more error than the library's", score=score)
 
 
@@ -93,16 +108,24 @@ def _not_the_format(codes: Tensor, scales: Tensor, zeros: Tensor, weight: Tensor
         ("zeros", zeros, (rows, groups)),
     ):
         if tuple(part.shape) != tuple(shape):
-            return not_yet(f"the shape of {name}", expected=f"{tuple(shape)}", got=f"{tuple(part.shape)}",
-                           nudge="One scale and one zero point for each group of a row.")  # fmt: skip
+            return not_yet(
+                f"the shape of {name}",
+                expected=f"{tuple(shape)}",
+                got=f"{tuple(part.shape)}",
+                nudge="One scale and one zero point for each group of a row.",
+            )
         if not part.isfinite().all():
             nudge = "Does the Cholesky factor exist? Damping adds to the diagonal of H."
             return not_yet(name, expected="finite numbers", got="NaN or infinity", nudge=nudge)
     for name, part in (("codes", codes), ("zeros", zeros)):
         off = (part != part.round()) | (part < 0) | (part > 2**BITS - 1)
         if off.any():
-            return not_yet(f"{int(off.sum())} of the {name}", expected="whole numbers from 0 to 7",
-                           got=f"such as {part[off][0].item():.4g}", nudge="Clamp after rounding; the weight itself is not a code.")  # fmt: skip
+            return not_yet(
+                f"{int(off.sum())} of the {name}",
+                expected="whole numbers from 0 to 7",
+                got=f"such as {part[off][0].item():.4g}",
+                nudge="Clamp after rounding; the weight itself is not a code.",
+            )
     return None
 
 
@@ -160,17 +183,29 @@ def spend_bits(answer: Callable[[Table, float], Any]) -> Verdict:
     table, budget = choices(), budget_bytes()
     found = instance(Mapping, "a dict of bits by path").returned(answer(choices(), budget))
     if missing := [path for path in table if path not in found]:
-        return not_yet("a layer has no bits", expected=f"{len(table)} paths", got=f"{len(found)}",
-                       nudge=f"There is no {missing[0]!r} in it.")  # fmt: skip
+        return not_yet(
+            "a layer has no bits",
+            expected=f"{len(table)} paths",
+            got=f"{len(found)}",
+            nudge=f"There is no {missing[0]!r} in it.",
+        )
     wrong = [path for path in found if path not in table or found[path] not in CHOICES]
     if wrong:
-        return not_yet(f"the bits of {wrong[0]!r}", expected="2, 3, 4 or 8", got=shown(found[wrong[0]]),
-                       nudge="The table has four choices for each path, and no other paths.")  # fmt: skip
+        return not_yet(
+            f"the bits of {wrong[0]!r}",
+            expected="2, 3, 4 or 8",
+            got=shown(found[wrong[0]]),
+            nudge="The table has four choices for each path, and no other paths.",
+        )
     bits = {path: int(found[path]) for path in table}
     spent = sum(table[path][count][0] for path, count in bits.items())
     if spent > budget:
-        return not_yet("the bytes of all layers", expected=f"{budget:,.0f} or fewer", got=f"{spent:,.0f}",
-                       nudge="Add up table[path][bits][0] before you buy more.")  # fmt: skip
+        return not_yet(
+            "the bytes of all layers",
+            expected=f"{budget:,.0f} or fewer",
+            got=f"{spent:,.0f}",
+            nudge="Add up table[path][bits][0] before you buy more.",
+        )
     return _judged(bits, spent, budget)
 
 
@@ -201,11 +236,19 @@ def wrong_text(answer: Callable[[], Any]) -> Verdict:
     """Exercise 3: a calibration text with which GPTQ does worse than rounding to nearest."""
     tokens = instance(Tensor, "a tensor of tokens").returned(answer())
     if tokens.dim() != 2 or tokens.shape[1] != LENGTH or not 1 <= len(tokens) <= 64:
-        return not_yet("the shape", expected=f"(1 to 64, {LENGTH})", got=str(tuple(tokens.shape)),
-                       nudge="A batch of sequences, as calibration_tokens() gives.")  # fmt: skip
+        return not_yet(
+            "the shape",
+            expected=f"(1 to 64, {LENGTH})",
+            got=str(tuple(tokens.shape)),
+            nudge="A batch of sequences, as calibration_tokens() gives.",
+        )
     if tokens.dtype not in WHOLE or int(tokens.min()) < 0 or int(tokens.max()) > 255:
-        return not_yet("the tokens", expected="whole numbers from 0 to 255", got="others",
-                       nudge="The model reads bytes: torch.randint(...), or the bytes of a text.")  # fmt: skip
+        return not_yet(
+            "the tokens",
+            expected="whole numbers from 0 to 255",
+            got="others",
+            nudge="The model reads bytes: torch.randint(...), or the bytes of a text.",
+        )
     mine, without = held_out_perplexity(calibrated_on(tokens.long())), without_text()
     if mine < HARM * without:
         nudge = (
@@ -214,24 +257,50 @@ def wrong_text(answer: Callable[[], Any]) -> Verdict:
             if mine > without
             else "GPTQ still does better than no text at all. Is your text one that the model knows, or nearly empty?"
         )
-        return not_yet("perplexity with your text", expected=f"{HARM * without:.3f} or more; rounding to nearest "
-                       f"gives {without:.3f}", got=f"{mine:.3f}", nudge=nudge)  # fmt: skip
-    return correct("GPTQ fitted the model to a text that nobody reads",
-                   score=f"perplexity {mine:.2f}, from {without:.2f} by rounding to nearest")  # fmt: skip
+        return not_yet(
+            "perplexity with your text",
+            expected=f"{HARM * without:.3f} or more; rounding to nearest gives {without:.3f}",
+            got=f"{mine:.3f}",
+            nudge=nudge,
+        )
+    return correct(
+        "GPTQ fitted the model to a text that nobody reads",
+        score=f"perplexity {mine:.2f}, from {without:.2f} by rounding to nearest",
+    )
 
 
-@takes(keys({"same kind shows it": one_of("yes", "no"),
-             "what shows it": one_of("more of the same text", "the layers' weights", "text that the model will read")}))  # fmt: skip
+@takes(
+    keys(
+        {
+            "same kind shows it": one_of("yes", "no"),
+            "what shows it": one_of(
+                "more of the same text", "the layers' weights", "text that the model will read"
+            ),
+        }
+    )
+)
 def diagnosis(answer: dict[str, str]) -> Verdict:
     """Exercise 3: what tells that the calibration text was wrong."""
     return (
-        judge(answer["same kind shows it"], "no", "another text of the same kind", expected="yes or no",
-              nudge="GPTQ fitted the layers to this kind of text. Will they do badly on it?")
-        or judge(answer["what shows it"], "text that the model will read", "what shows the damage", expected="one of the three",
-                 wrong={"the layers' weights": "Weights lie farther from where they were in every GPTQ, also in a good one."},
-                 nudge="Whom does the damage hurt?")
+        judge(
+            answer["same kind shows it"],
+            "no",
+            "another text of the same kind",
+            expected="yes or no",
+            nudge="GPTQ fitted the layers to this kind of text. Will they do badly on it?",
+        )
+        or judge(
+            answer["what shows it"],
+            "text that the model will read",
+            "what shows the damage",
+            expected="one of the three",
+            wrong={
+                "the layers' weights": "Weights lie farther from where they were in every GPTQ, also in a good one."
+            },
+            nudge="Whom does the damage hurt?",
+        )
         or correct("the error counts on the inputs that will come, and on no others")
-    )  # fmt: skip
+    )
 
 
 def _admitted_case(
@@ -244,25 +313,68 @@ _PAGE = 1600  # bytes of a block of 16 tokens in the cases
 admitted = Exercise(
     "Exercise 4: how many sequences a card takes in at a time.",
     cases=[
-        _admitted_case(1_000_000 + 10 * _PAGE, [16, 32, 48, 100, 16], 3, "three of five sequences fit",
-                       wrong={4: "None is passed over: the fourth does not fit, and it ends the count."}),
-        _admitted_case(1_000_000 + 11 * _PAGE, [17, 17, 17, 17, 17, 17], 5, "17 tokens each, in blocks of 16",
-                       wrong={6: "17 tokens take two blocks of 16.", 9: "17 tokens take two blocks of 16."}),
-        _admitted_case(1_000_000 + 4 * _PAGE, [1000, 16], 0, "the first is too long for the card",
-                       wrong={1: "None is passed over: the first ends the count."}),
-        _admitted_case(900_000, [16, 16], 0, "a card that the weights do not fit on",
-                       nudge="Where not even the weights fit, no sequence is taken in."),
-        _admitted_case(1_000_000 + 4 * _PAGE, [32, 32, 16], 2, "a card that two sequences fill to the last byte",
-                       nudge="Two sequences fill the card to the last byte, and so they fit."),
-        _admitted_case(1_000_000 + 5 * _PAGE - 1, [32, 32, 16], 2, "a byte too little for the third",
-                       nudge="A block that misses a byte is no block: round the card's blocks down."),
-        _admitted_case(1_000_000 + 9 * _PAGE, [16, 16], 2, "room for more than wait",
-                       nudge="No more can be taken in than wait."),
-        _admitted_case(1_000_000 + 5 * 100, [2, 3, 1], 2, "blocks of one token", block=1,
-                       nudge="The block is an argument: here it is one token."),
-        _admitted_case(1_000_000, [], 0, "nobody waits", nudge="An empty list has no sequence to take in."),
+        _admitted_case(
+            1_000_000 + 10 * _PAGE,
+            [16, 32, 48, 100, 16],
+            3,
+            "three of five sequences fit",
+            wrong={4: "None is passed over: the fourth does not fit, and it ends the count."},
+        ),
+        _admitted_case(
+            1_000_000 + 11 * _PAGE,
+            [17, 17, 17, 17, 17, 17],
+            5,
+            "17 tokens each, in blocks of 16",
+            wrong={6: "17 tokens take two blocks of 16.", 9: "17 tokens take two blocks of 16."},
+        ),
+        _admitted_case(
+            1_000_000 + 4 * _PAGE,
+            [1000, 16],
+            0,
+            "the first is too long for the card",
+            wrong={1: "None is passed over: the first ends the count."},
+        ),
+        _admitted_case(
+            900_000,
+            [16, 16],
+            0,
+            "a card that the weights do not fit on",
+            nudge="Where not even the weights fit, no sequence is taken in.",
+        ),
+        _admitted_case(
+            1_000_000 + 4 * _PAGE,
+            [32, 32, 16],
+            2,
+            "a card that two sequences fill to the last byte",
+            nudge="Two sequences fill the card to the last byte, and so they fit.",
+        ),
+        _admitted_case(
+            1_000_000 + 5 * _PAGE - 1,
+            [32, 32, 16],
+            2,
+            "a byte too little for the third",
+            nudge="A block that misses a byte is no block: round the card's blocks down.",
+        ),
+        _admitted_case(
+            1_000_000 + 9 * _PAGE,
+            [16, 16],
+            2,
+            "room for more than wait",
+            nudge="No more can be taken in than wait.",
+        ),
+        _admitted_case(
+            1_000_000 + 5 * 100,
+            [2, 3, 1],
+            2,
+            "blocks of one token",
+            block=1,
+            nudge="The block is an argument: here it is one token.",
+        ),
+        _admitted_case(
+            1_000_000, [], 0, "nobody waits", nudge="An empty list has no sequence to take in."
+        ),
     ],
     returns=whole("a number of sequences"),
     nudge="Count blocks: the card's beside the weights, rounded down, less each sequence's, rounded up.",
     note="weights once, whole blocks for every sequence, in the order in which they came",
-)  # fmt: skip
+)

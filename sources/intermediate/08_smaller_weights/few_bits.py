@@ -67,8 +67,10 @@ def _by_bits(weight: Tensor, inputs: Inputs) -> dict[int, tuple[InFewBits, float
 
 def choices() -> Table:
     """For each matrix of the model and each number of bits: its bytes, and its output's error."""
-    return {path: {bits: (made.stored_bytes, error) for bits, (made, error) in row.items()}
-            for path, row in _rounded().items()}  # fmt: skip
+    return {
+        path: {bits: (made.stored_bytes, error) for bits, (made, error) in row.items()}
+        for path, row in _rounded().items()
+    }
 
 
 def budget_bytes() -> float:

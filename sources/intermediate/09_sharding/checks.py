@@ -35,26 +35,35 @@ PAR_SENT_BYTES = 2 * 4 * PARAMETERS * (RANKS - 1) // RANKS  # a reduce-scatter a
 
 stage_2_on_8 = Question(
     "Lesson 09: bytes per parameter of ZeRO-2 on 8 ranks.",
-    number("a number of bytes"), right=3.75, within=0.01,
-    wrong={2: "That is the limit for many ranks. What are 14 bytes over 8?",
-           1.75: "That is the part that is sharded. What is still whole?",
-           5.5: "That is ZeRO-1: gradients are still whole there."},
+    number("a number of bytes"),
+    right=3.75,
+    within=0.01,
+    wrong={
+        2: "That is the limit for many ranks. What are 14 bytes over 8?",
+        1.75: "That is the part that is sharded. What is still whole?",
+        5.5: "That is ZeRO-1: gradients are still whole there.",
+    },
     nudge="2P is whole, 14P is shared by N = 8.",
     note="2 + 14/8: the parameters are now more than half",
-)  # fmt: skip
+)
 
 one_gpu = Question(
     "Lesson 09: what ZeRO-2 saves on a single GPU.",
-    number("a number of bytes"), right=0, nudge="Put N = 1 into 2 + 14/N.",
-    note="a part of one is the whole", expected="bytes saved per parameter",
-)  # fmt: skip
+    number("a number of bytes"),
+    right=0,
+    nudge="Put N = 1 into 2 + 14/N.",
+    note="a part of one is the whole",
+    expected="bytes saved per parameter",
+)
 
 reduced_times = Question(
     "Lesson 09: how often ZeRO-2 sends gradients with 8 accumulation steps.",
-    number("a number of times"), right=8, wrong={1: "That is ZeRO-1."},
+    number("a number of times"),
+    right=8,
+    wrong={1: "That is ZeRO-1."},
     nudge="Count the backwards of one optimizer step.",
     note="after every backward: no rank has room for the others' gradients",
-)  # fmt: skip
+)
 
 
 def _states(count: int, stage: int, ranks: int) -> float:
@@ -76,13 +85,22 @@ def _largest(stage: int, count: int, ranks: int, bucket: int) -> Case:
     says = f"stage {stage}, {count:,} parameters on {ranks} rank(s), a bucket of {bucket:,}"
     lasting = 2 * bucket if stage == 3 else 0
     mistakes = [
-        (_states(count, stage, ranks), "That is the textbook's. It leaves out the fp32 copy of the gradients, and the bucket."),
+        (
+            _states(count, stage, ranks),
+            "That is the textbook's. It leaves out the fp32 copy of the gradients, and the bucket.",
+        ),
         (min(backward, begins), "That is the other moment. Compute both, and return the larger."),
         (backward + begins, "The two moments are not at once: take the larger, not the sum."),
-        (begins - 4 * count / ranks, "When the optimizer begins, an fp32 copy of this rank's gradients is there as well."),
-        (begins - 2 * count / ranks, "The fp32 copy stands beside the 16-bit gradients: 4 + 2 bytes of each."),
+        (
+            begins - 4 * count / ranks,
+            "When the optimizer begins, an fp32 copy of this rank's gradients is there as well.",
+        ),
+        (
+            begins - 2 * count / ranks,
+            "The fp32 copy stands beside the 16-bit gradients: 4 + 2 bytes of each.",
+        ),
         (begins - lasting, "Stage 3 keeps its bucket for good, also at the step."),
-    ]  # fmt: skip
+    ]
     wrong = dict(reversed(mistakes))  # of equal values the first's text
     right = max(backward, begins)
     return Case(
@@ -92,12 +110,20 @@ def _largest(stage: int, count: int, ranks: int, bucket: int) -> Case:
 
 largest_moment = Exercise(
     "Exercise 1: bytes of states on a rank, at the moment when there are most.",
-    cases=[_largest(stage, *size) for stage in (1, 2, 3)
-           for size in [(1_000_000, 2, 250_000), (1_000_000, 8, 250_000), (1_300_000_000, 64, 500_000_000)]],
-    returns=number("a number of bytes"), relative=1e-6,
+    cases=[
+        _largest(stage, *size)
+        for stage in (1, 2, 3)
+        for size in [
+            (1_000_000, 2, 250_000),
+            (1_000_000, 8, 250_000),
+            (1_300_000_000, 64, 500_000_000),
+        ]
+    ],
+    returns=number("a number of bytes"),
+    relative=1e-6,
     nudge="Write down both moments: parameters, gradients in 16 bits, in 32, the bucket, 12 bytes of optimizer state.",
     note="with few ranks the step decides for ZeRO-1, with many its backward",
-)  # fmt: skip
+)
 
 
 def _rounds(how: str, accumulation: int) -> int:
@@ -111,11 +137,15 @@ def _sent(how: str, count: int, ranks: int, accumulation: int) -> Case:
     right = rounds * once
     wrong = {
         right / 2: "That counts elements. One takes two bytes in bf16.",
-        rounds * 2 * count: "Nearly: a rank does not send its own part. What is the factor (N - 1) / N for?",
+        rounds
+        * 2
+        * count: "Nearly: a rank does not send its own part. What is the factor (N - 1) / N for?",
         _rounds(how, 1) * once: "That is one micro-batch. What is sent again in each of them?",
-        accumulation * _rounds(how, 1) * once: "Not everything is sent in each micro-batch: when are parameters "
-                                               "gathered, and when does this stage send gradients?",
-    }  # fmt: skip
+        accumulation
+        * _rounds(how, 1)
+        * once: "Not everything is sent in each micro-batch: when are parameters "
+        "gathered, and when does this stage send gradients?",
+    }
     alone = "One rank has nobody to send to." if ranks == 1 else ""
     says = f"{how!r}, {count:,} parameters on {ranks} rank(s), {accumulation} micro-batches"
     wrong = {} if alone else {value: text for value, text in wrong.items() if value != right}
@@ -124,12 +154,22 @@ def _sent(how: str, count: int, ranks: int, accumulation: int) -> Case:
 
 sent_bytes = Exercise(
     "Exercise 2: bytes that a rank of a ring sends in a step of several micro-batches, for bf16.",
-    cases=[_sent(how, *size, g) for how in ("zero1", "zero2", "zero2 to owners", "zero3")
-           for size, g in [((1_000_000, 4), 1), ((1_000_000, 4), 8), ((1_000_000, 1), 2), ((800, 8), 3)]],
-    returns=number("a number of bytes"), relative=1e-6, within=1e-6,
+    cases=[
+        _sent(how, *size, g)
+        for how in ("zero1", "zero2", "zero2 to owners", "zero3")
+        for size, g in [
+            ((1_000_000, 4), 1),
+            ((1_000_000, 4), 8),
+            ((1_000_000, 1), 2),
+            ((800, 8), 3),
+        ]
+    ],
+    returns=number("a number of bytes"),
+    relative=1e-6,
+    within=1e-6,
     nudge="Count rounds: an all-reduce is two, an all-gather, a reduce or a reduce-scatter one.",
     note="3, 2g + 1, g + 1 and 3g rounds",
-)  # fmt: skip
+)
 
 
 @takes(function())
@@ -162,8 +202,10 @@ def cheapest_plan(answer: Callable[..., Any]) -> Verdict:
 
 
 def _card_in_words(count: int, ranks: int, card: int, texts: int, each: int) -> str:
-    return (f"{count / 1e9:g} billion parameters, {ranks} rank(s), a card of {card / 1e9:g} GB, "
-            f"{texts} texts of {each / 1e9:g} GB")  # fmt: skip
+    return (
+        f"{count / 1e9:g} billion parameters, {ranks} rank(s), a card of {card / 1e9:g} GB, "
+        f"{texts} texts of {each / 1e9:g} GB"
+    )
 
 
 def _plan_problem(
@@ -235,8 +277,12 @@ def _lean(report: workers.Report) -> Verdict | None:
     if report.elsewhere_bytes >= share:
         nudge = "Keep the velocity in `state`, of this rank's part alone: what is elsewhere takes memory, too."
         got = f"{report.elsewhere_bytes} bytes elsewhere"
-        return not_yet("what stays from step to step", expected=f"{share} bytes in `state`",
-                       got=got, nudge=nudge)  # fmt: skip
+        return not_yet(
+            "what stays from step to step",
+            expected=f"{share} bytes in `state`",
+            got=got,
+            nudge=nudge,
+        )
     if report.state_bytes != share:
         nudge = "A rank needs the velocity of its own part only: make it as long as that part."
         if report.state_bytes < share:
@@ -257,11 +303,15 @@ def _lean(report: workers.Report) -> Verdict | None:
     return None
 
 
-@takes(keys({
-    "collective that grew": text(),
-    "times that gradients are sent": number(),
-    "cured configuration": instance(Mapping, "a configuration, from zero_config(...),"),
-}))  # fmt: skip
+@takes(
+    keys(
+        {
+            "collective that grew": text(),
+            "times that gradients are sent": number(),
+            "cured configuration": instance(Mapping, "a configuration, from zero_config(...),"),
+        }
+    )
+)
 def accumulation(answer: Mapping[str, Any]) -> Verdict:
     """Exercise 5: gradients sent once for every backward, and the cure."""
     if answer["collective that grew"].replace("-", "").replace("_", "") != "allreduce":

@@ -31,26 +31,42 @@ SGD_RATE = 0.1
 
 which_sum = Question(
     "Lesson 10: which of two undetached sums keeps megabytes alive.",
-    one_of("total_loss", "total_size", "both"), right="total_size",
-    wrong={"total_loss": "Its graph was run backward, and backward() frees what a graph has saved.",
-           "both": "backward() ran through one of the two graphs. What does it free?"},
+    one_of("total_loss", "total_size", "both"),
+    right="total_size",
+    wrong={
+        "total_loss": "Its graph was run backward, and backward() frees what a graph has saved.",
+        "both": "backward() ran through one of the two graphs. What does it free?",
+    },
     note="no backward ever runs through its graph, so each step's logits wait for one",
-)  # fmt: skip
+)
 
 waiting_batches = Question(
     "Lesson 10: batches that wait in shared memory.",
-    whole("a number of batches"), right=48,
-    wrong={8: "That is one worker's share.", 6: "That many workers; each prepares several batches.",
-           54: "The batch in the training loop is no longer waiting."},
-    nudge="Each worker runs prefetch_factor batches ahead.", note="6 x 8, whatever the epoch's length",
-)  # fmt: skip
+    whole("a number of batches"),
+    right=48,
+    wrong={
+        8: "That is one worker's share.",
+        6: "That many workers; each prepares several batches.",
+        54: "The batch in the training loop is no longer waiting.",
+    },
+    nudge="Each worker runs prefetch_factor batches ahead.",
+    note="6 x 8, whatever the epoch's length",
+)
 
 
 def _check(number: int) -> Callable[[dict[str, Any]], Verdict]:
     """The check of one patient of the lab."""
 
-    @takes(keys({"cause": one_of(*CAUSES), "category": one_of(*CATEGORIES, what="a category of bytes"),
-                 "line": whole("a line number"), "cure": function()}))  # fmt: skip
+    @takes(
+        keys(
+            {
+                "cause": one_of(*CAUSES),
+                "category": one_of(*CATEGORIES, what="a category of bytes"),
+                "line": whole("a line number"),
+                "cure": function(),
+            }
+        )
+    )
     def patient(answer: dict[str, Any]) -> Verdict:
         return _wrong_diagnosis(number, answer) or _judge_cure(number, answer["cure"])
 
@@ -67,8 +83,14 @@ patient_4, patient_5, patient_6, patient_7 = _check(4), _check(5), _check(6), _c
 def _wrong_diagnosis(number: int, answer: dict[str, Any]) -> Verdict | None:
     case = WARD[number]
     look = "Examine it: phase, category, what is alive after each step, reserved against alive."
-    verdict = judge(answer["cause"], case.cause, "the cause", wrong=case.wrong_causes,
-                    expected="one of the seven", nudge=look)  # fmt: skip
+    verdict = judge(
+        answer["cause"],
+        case.cause,
+        "the cause",
+        wrong=case.wrong_causes,
+        expected="one of the seven",
+        nudge=look,
+    )
     if verdict:
         return verdict
     if answer["category"] not in case.categories:
@@ -136,12 +158,17 @@ def _wrong_cure(
     added = "\n".join(line[1:] for line in treated.diff.splitlines() if line.startswith("+"))
     known = next((text for words, text in case.wrong_cures.items() if words in added), "")
     if problem := _other_numbers(before.losses, after.losses):
-        return not_yet(f"the losses are not those of before: {problem}",
-                       nudge=known or case.other_losses)  # fmt: skip
+        return not_yet(
+            f"the losses are not those of before: {problem}", nudge=known or case.other_losses
+        )
     if not after.fits:
         limit = format_bytes(treated.limit_bytes)
-        return not_yet("still over its budget", expected=f"at most {limit}",
-                       got=format_bytes(after.bytes), nudge=known or case.still_over)  # fmt: skip
+        return not_yet(
+            "still over its budget",
+            expected=f"at most {limit}",
+            got=format_bytes(after.bytes),
+            nudge=known or case.still_over,
+        )
     return None
 
 

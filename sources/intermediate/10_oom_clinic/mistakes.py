@@ -127,8 +127,12 @@ known.rights(
 def gradients_of(loss: str) -> dict[str, Callable[[Patient], Patient]]:
     """A backward for each small batch, of this."""
     total = "            total = total + loss"
-    return edit(f"{total} / PARTS", f"            {loss}.backward()\n{total}.detach() / PARTS",
-                "        total.backward()\n", "")  # fmt: skip
+    return edit(
+        f"{total} / PARTS",
+        f"            {loss}.backward()\n{total}.detach() / PARTS",
+        "        total.backward()\n",
+        "",
+    )
 
 
 known.mistakes(

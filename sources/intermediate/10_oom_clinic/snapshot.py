@@ -69,8 +69,18 @@ def read_snapshot(path: str | Path) -> dict[str, Any]:
     try:
         with _at_most(_ROOM_PER_BYTE * len(data) + _LEAST_ROOM_BYTES):
             found = _PlainUnpickler(io.BytesIO(data)).load()
-    except (EOFError, pickle.UnpicklingError, UnicodeDecodeError, ValueError, IndexError,
-            KeyError, OverflowError, AttributeError, TypeError, MemoryError) as error:  # fmt: skip
+    except (
+        EOFError,
+        pickle.UnpicklingError,
+        UnicodeDecodeError,
+        ValueError,
+        IndexError,
+        KeyError,
+        OverflowError,
+        AttributeError,
+        TypeError,
+        MemoryError,
+    ) as error:
         raise SnapshotError(
             f"{Path(path).name} is cut short or damaged ({type(error).__name__}: {error}). "
             "Write it again, and wait until the program that writes it has ended."
@@ -168,12 +178,21 @@ def _frames(block: Allocation | None) -> list[dict[str, Any]]:
 def _segments(replay: Replay) -> list[dict[str, Any]]:
     found = {
         start: {
-            "device": 0, "address": FIRST_ADDRESS + start, "total_size": size, "stream": 0,
-            "segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False,
-            "frames": [], "allocated_size": 0, "active_size": 0, "requested_size": 0, "blocks": [],
+            "device": 0,
+            "address": FIRST_ADDRESS + start,
+            "total_size": size,
+            "stream": 0,
+            "segment_type": "large",
+            "segment_pool_id": (0, 0),
+            "is_expandable": False,
+            "frames": [],
+            "allocated_size": 0,
+            "active_size": 0,
+            "requested_size": 0,
+            "blocks": [],
         }
         for start, size in sorted(replay.allocator.segments.items())
-    }  # fmt: skip
+    }
     starts = list(found)
     at = -1
     for start, size, name in replay.allocator.layout():
@@ -185,11 +204,15 @@ def _segments(replay: Replay) -> list[dict[str, Any]]:
         segment["allocated_size"] += taken
         segment["active_size"] += taken
         segment["requested_size"] += known.bytes if known else 0
-        segment["blocks"].append({
-            "address": FIRST_ADDRESS + start, "size": size,
-            "requested_size": known.bytes if known else size,
-            "state": "active_allocated" if known else "inactive", "frames": _frames(known),
-        })  # fmt: skip
+        segment["blocks"].append(
+            {
+                "address": FIRST_ADDRESS + start,
+                "size": size,
+                "requested_size": known.bytes if known else size,
+                "state": "active_allocated" if known else "inactive",
+                "frames": _frames(known),
+            }
+        )
     return list(found.values())
 
 

@@ -68,8 +68,14 @@ def _bar(axes, row: float, size: int, case: Case, color: str, hatch: str, thick:
     share = size / case.limit_bytes
     axes.barh(row, share, height=thick, color=color, hatch=hatch, edgecolor="white", linewidth=0)
     note = f"{format_bytes(size)} of {format_bytes(case.limit_bytes)}"
-    axes.annotate(note, (max(share, 1), row), xytext=(5, 0), textcoords="offset points",
-                  va="center", fontsize=9)  # fmt: skip
+    axes.annotate(
+        note,
+        (max(share, 1), row),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=9,
+    )
 
 
 def draw_segments(rows: Mapping[str, Sequence[Segment]], *, title: str) -> Figure:
@@ -95,9 +101,13 @@ def draw_segments(rows: Mapping[str, Sequence[Segment]], *, title: str) -> Figur
         panels[0].set_ylim(count - 0.3, -0.7)
         panels[0].set_ylabel("segments")
         panels[0].set_yticks([])
-        handles = [*(Patch(facecolor=shade, label=text)
-                     for shade, text in zip(_BLOCKS, ("in use", "in use, the next block"), strict=True)),
-                   Patch(facecolor=_FREE, edgecolor="#717581", label="reserved, free")]  # fmt: skip
+        handles = [
+            *(
+                Patch(facecolor=shade, label=text)
+                for shade, text in zip(_BLOCKS, ("in use", "in use, the next block"), strict=True)
+            ),
+            Patch(facecolor=_FREE, edgecolor="#717581", label="reserved, free"),
+        ]
         figure.legend(handles=handles, loc="outside right upper")
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
         print_evidence(figure, [Evidence.SIMULATED])
@@ -108,8 +118,15 @@ def _segment(axes, number: int, segment: Segment) -> None:
     left, filled = 0.0, 0
     for size, used in segment.blocks:
         color = _BLOCKS[filled % 2] if used else _FREE
-        axes.barh(number, size / MIB, left=left / MIB, height=0.7, color=color,
-                  edgecolor="#717581", linewidth=0.5)  # fmt: skip
+        axes.barh(
+            number,
+            size / MIB,
+            left=left / MIB,
+            height=0.7,
+            color=color,
+            edgecolor="#717581",
+            linewidth=0.5,
+        )
         left, filled = left + size, filled + used
 
 

@@ -164,11 +164,25 @@ def export(
         "python": script_notes(model, cluster, plan, batch),
         "megatron": megatron_notes(model, cluster, plan),
     }
-    starts = launchers(model, cluster, None if python is None and arguments is None else script,
-                       (python is None and arguments) or (), connections(plan), name)  # fmt: skip
+    starts = launchers(
+        model,
+        cluster,
+        None if python is None and arguments is None else script,
+        (python is None and arguments) or (),
+        connections(plan),
+        name,
+    )
     notes |= starts.notes
     return Export(
-        model, cluster, plan, batch, command, deepspeed_config(model, cluster, plan, batch), python,
-        modules(python) if python else {}, arguments, starts,
+        model,
+        cluster,
+        plan,
+        batch,
+        command,
+        deepspeed_config(model, cluster, plan, batch),
+        python,
+        modules(python) if python else {},
+        arguments,
+        starts,
         {target: tuple(texts) for target, texts in notes.items()},
-    )  # fmt: skip
+    )

@@ -68,15 +68,28 @@ class Job:
 
 
 def job_of(
-    model: ModelShape, cluster: Cluster, script: str, arguments: tuple[str, ...],
-    variables: dict[str, str], name: str | None,
-) -> Job:  # fmt: skip
+    model: ModelShape,
+    cluster: Cluster,
+    script: str,
+    arguments: tuple[str, ...],
+    variables: dict[str, str],
+    name: str | None,
+) -> Job:
     """The job that runs `script` on a cluster; it is called after the model where nobody says how."""
     asked = model.name if name is None else name
     saves = math.ceil(3 * BYTES_PER_PARAMETER * model.parameter_count / GIB)
     own = ("--every", str(EVERY)) if script == "train.py" else ()
-    return Job(job_name(asked), asked, cluster.nodes, cluster.gpus_per_node, cluster.device.name,
-               script, (*own, *arguments), variables, saves)  # fmt: skip
+    return Job(
+        job_name(asked),
+        asked,
+        cluster.nodes,
+        cluster.gpus_per_node,
+        cluster.device.name,
+        script,
+        (*own, *arguments),
+        variables,
+        saves,
+    )
 
 
 def job_name(text: str) -> str:

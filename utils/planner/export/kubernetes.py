@@ -31,11 +31,17 @@ def train_job(job: Job) -> str:
         "resourcesPerNode": {"limits": {GPU: str(job.gpus_per_node)}},
         "env": [{"name": key, "value": value} for key, value in job.variables.items()],
     }
-    return yaml_text({
-        "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": _named(job),
-        "spec": {"runtimeRef": {"name": "torch-distributed"},
-                 "trainer": {key: value for key, value in trainer.items() if value}},
-    })  # fmt: skip
+    return yaml_text(
+        {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainJob",
+            "metadata": _named(job),
+            "spec": {
+                "runtimeRef": {"name": "torch-distributed"},
+                "trainer": {key: value for key, value in trainer.items() if value},
+            },
+        }
+    )
 
 
 def kubernetes_notes(job: Job) -> list[str]:
@@ -61,54 +67,82 @@ def _arguments(job: Job) -> list[str]:
 
 def _volume(job: Job) -> dict[str, Any]:
     return {
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": _named(job),
-        "spec": {"accessModes": ["ReadWriteMany"],
-                 "resources": {"requests": {"storage": f"{job.saves_gib}Gi"}}},
-    }  # fmt: skip
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": _named(job),
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": f"{job.saves_gib}Gi"}},
+        },
+    }
 
 
 def _service(job: Job) -> dict[str, Any]:
     return {
-        "apiVersion": "v1", "kind": "Service", "metadata": _named(job),
-        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True,
-                 "selector": {"batch.kubernetes.io/job-name": job.name},
-                 "ports": [{"name": "meeting", "port": PORT}]},
-    }  # fmt: skip
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _named(job),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"batch.kubernetes.io/job-name": job.name},
+            "ports": [{"name": "meeting", "port": PORT}],
+        },
+    }
 
 
 def _job(job: Job) -> dict[str, Any]:
-    disrupted = {"action": "Ignore",
-                 "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}  # fmt: skip
+    disrupted = {
+        "action": "Ignore",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
     return {
-        "apiVersion": "batch/v1", "kind": "Job", "metadata": _named(job),
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _named(job),
         "spec": {
-            "completionMode": "Indexed", "completions": job.nodes, "parallelism": job.nodes,
-            "backoffLimitPerIndex": RESTARTS, "podFailurePolicy": {"rules": [disrupted]},
-            "template": {"spec": {
-                "restartPolicy": "Never", "subdomain": job.name,
-                "containers": [_container(job)],
-                "volumes": [
-                    {"name": "saves", "persistentVolumeClaim": {"claimName": job.name}},
-                    # NCCL's buffers; a container has 64 MiB of shared memory otherwise.
-                    {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
-                ],
-            }},
+            "completionMode": "Indexed",
+            "completions": job.nodes,
+            "parallelism": job.nodes,
+            "backoffLimitPerIndex": RESTARTS,
+            "podFailurePolicy": {"rules": [disrupted]},
+            "template": {
+                "spec": {
+                    "restartPolicy": "Never",
+                    "subdomain": job.name,
+                    "containers": [_container(job)],
+                    "volumes": [
+                        {"name": "saves", "persistentVolumeClaim": {"claimName": job.name}},
+                        # NCCL's buffers; a container has 64 MiB of shared memory otherwise.
+                        {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
+                    ],
+                }
+            },
         },
-    }  # fmt: skip
+    }
 
 
 def _container(job: Job) -> dict[str, Any]:
     # $(NODE_RANK) is filled in by Kubernetes, which knows the variables of this list alone.
     command = [
-        "torchrun", f"--nnodes={job.nodes}", f"--nproc-per-node={job.gpus_per_node}",
-        "--node-rank=$(NODE_RANK)", f"--master-addr={job.name}-0.{job.name}",
-        f"--master-port={PORT}", job.script, *_arguments(job),
-    ]  # fmt: skip
+        "torchrun",
+        f"--nnodes={job.nodes}",
+        f"--nproc-per-node={job.gpus_per_node}",
+        "--node-rank=$(NODE_RANK)",
+        f"--master-addr={job.name}-0.{job.name}",
+        f"--master-port={PORT}",
+        job.script,
+        *_arguments(job),
+    ]
     rank = {"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": INDEX}}}
     return {
-        "name": "train", "image": job.image, "command": command,
+        "name": "train",
+        "image": job.image,
+        "command": command,
         "env": [rank, *({"name": key, "value": value} for key, value in job.variables.items())],
         "resources": {"limits": {GPU: job.gpus_per_node}},
-        "volumeMounts": [{"name": "saves", "mountPath": FOLDER},
-                         {"name": "shared-memory", "mountPath": "/dev/shm"}],
-    }  # fmt: skip
+        "volumeMounts": [
+            {"name": "saves", "mountPath": FOLDER},
+            {"name": "shared-memory", "mountPath": "/dev/shm"},
+        ],
+    }

@@ -35,9 +35,13 @@ class Launchers:
 
 
 def launchers(
-    model: ModelShape, cluster: Cluster, script: str | None, arguments: tuple[str, ...],
-    connections: str, name: str | None,
-) -> Launchers:  # fmt: skip
+    model: ModelShape,
+    cluster: Cluster,
+    script: str | None,
+    arguments: tuple[str, ...],
+    connections: str,
+    name: str | None,
+) -> Launchers:
     """The files that start `script`; none, with a note each, where there is no script."""
     if script is None:
         none = ("No file: there is no script for this plan to start.",)

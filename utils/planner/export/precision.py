@@ -12,8 +12,10 @@ OWN = {
     "megatron": ("megatron", "megatron-bridge"),
 }
 TITLES = {
-    "deepspeed": "DeepSpeed", "python": "PyTorch", "megatron": "Megatron-LM",
-}  # fmt: skip
+    "deepspeed": "DeepSpeed",
+    "python": "PyTorch",
+    "megatron": "Megatron-LM",
+}
 
 
 def precision(plan: Plan, cluster: Cluster) -> str:

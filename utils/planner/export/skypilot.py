@@ -24,14 +24,22 @@ def skypilot_task(job: Job, *, spot: bool) -> str:
         f"  {shlex.join([job.script, *words])}\n"
     )
     recovery = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": RESTARTS}
-    return yaml_text({
-        "name": job.name, "workdir": ".", "num_nodes": job.nodes,
-        "resources": {"accelerators": {job.gpu: job.gpus_per_node}, "use_spot": spot,
-                      "job_recovery": recovery},
-        "envs": {NAME: f"{job.name}-saves", **job.variables},
-        "file_mounts": {FOLDER: {"name": "${" + NAME + "}", "mode": "MOUNT"}},
-        "setup": "pip install -r requirements.txt\n", "run": run,
-    })  # fmt: skip
+    return yaml_text(
+        {
+            "name": job.name,
+            "workdir": ".",
+            "num_nodes": job.nodes,
+            "resources": {
+                "accelerators": {job.gpu: job.gpus_per_node},
+                "use_spot": spot,
+                "job_recovery": recovery,
+            },
+            "envs": {NAME: f"{job.name}-saves", **job.variables},
+            "file_mounts": {FOLDER: {"name": "${" + NAME + "}", "mode": "MOUNT"}},
+            "setup": "pip install -r requirements.txt\n",
+            "run": run,
+        }
+    )
 
 
 def skypilot_notes(job: Job, *, spot: bool) -> list[str]:

@@ -47,10 +47,15 @@ def slurm_script(job: Job) -> str:
     words = [*(("--saves", SAVES) if job.is_exported else ()), *job.arguments]
     variables = "".join(f" {key}={shlex.quote(value)}" for key, value in job.variables.items())
     return SCRIPT.format(
-        name=job.name, nodes=job.nodes, tasks=job.gpus_per_node, script=shlex.quote(job.script),
-        arguments="".join(f" {shlex.quote(word)}" for word in words), variables=variables,
-        stopped=STOPPED, restarts=RESTARTS,
-    )  # fmt: skip
+        name=job.name,
+        nodes=job.nodes,
+        tasks=job.gpus_per_node,
+        script=shlex.quote(job.script),
+        arguments="".join(f" {shlex.quote(word)}" for word in words),
+        variables=variables,
+        stopped=STOPPED,
+        restarts=RESTARTS,
+    )
 
 
 def slurm_notes(job: Job) -> list[str]:

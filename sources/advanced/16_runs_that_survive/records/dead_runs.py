@@ -52,9 +52,16 @@ def one(arguments: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
         script = folder / "train.py"
         script.write_text(SCRIPT, encoding="utf-8")
         run = run_elastic(
-            script, folder, *arguments, hosts=HOSTS, ranks_per_host=RANKS_PER_HOST,
-            least_hosts=HOSTS, restarts=0, timeout_seconds=150, **given,
-        )  # fmt: skip
+            script,
+            folder,
+            *arguments,
+            hosts=HOSTS,
+            ranks_per_host=RANKS_PER_HOST,
+            least_hosts=HOSTS,
+            restarts=0,
+            timeout_seconds=150,
+            **given,
+        )
         traces = {
             path.stem.partition("_")[2]: json.loads(path.read_text())
             for path in sorted(Path(folder).glob("trace_*.json"))

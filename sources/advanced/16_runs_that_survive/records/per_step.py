@@ -43,9 +43,12 @@ def torchft_problem() -> str:
 
 
 def run_per_step(
-    steps: int, kill_at_step: int, away_seconds: float = 1.0, nap_seconds: float = 0.05,
+    steps: int,
+    kill_at_step: int,
+    away_seconds: float = 1.0,
+    nap_seconds: float = 0.05,
     timeout_seconds: float = 120.0,
-) -> list[Moment]:  # fmt: skip
+) -> list[Moment]:
     """Train two replicas for some steps; replica 1 is killed after one of them, and started again.
 
     Returns:
@@ -89,8 +92,12 @@ class _Job:
             self._look()
             if kill_at_step >= 0 and self._steps_of(1) > kill_at_step:
                 kill_at_step, back = -1, time.monotonic() + away_seconds
-                more = {"kind": "kill a host", "at_step": self._steps_of(1) - 1, "target": 1,
-                        "seconds": away_seconds}  # fmt: skip
+                more = {
+                    "kind": "kill a host",
+                    "at_step": self._steps_of(1) - 1,
+                    "target": 1,
+                    "seconds": away_seconds,
+                }
                 self.moments.append(Moment(time.time() - self.start, "fault", None, None, more))
                 self.processes.pop("replica_1").kill()
             if back is not None and time.monotonic() > back:
@@ -141,9 +148,13 @@ def _replica(replica: int, steps: int, nap: float) -> None:
         time.sleep(LOOK_SECONDS)
     store = local_store()  # torchrun brings one otherwise; without it the manager waits for ever
     os.environ |= {
-        "TORCHFT_LIGHTHOUSE": Path("lighthouse").read_text(), "MASTER_ADDR": LOCALHOST,
-        "MASTER_PORT": str(store.port), "RANK": "0", "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo",
-    }  # fmt: skip
+        "TORCHFT_LIGHTHOUSE": Path("lighthouse").read_text(),
+        "MASTER_ADDR": LOCALHOST,
+        "MASTER_PORT": str(store.port),
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     from datetime import timedelta
 
     torch.manual_seed(replica)
@@ -155,11 +166,16 @@ def _replica(replica: int, steps: int, nap: float) -> None:
         sgd.load_state_dict(state["optimizer"])
 
     manager = torchft.Manager(
-        pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=5)), min_replica_size=1, load_state_dict=load,
+        pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=5)),
+        min_replica_size=1,
+        load_state_dict=load,
         state_dict=lambda: {"model": model.state_dict(), "optimizer": sgd.state_dict()},
-        replica_id=f"replica_{replica}", hostname=LOCALHOST, timeout=timedelta(seconds=10),
-        quorum_timeout=timedelta(seconds=20), checkpoint_transport=_local_transport(),
-    )  # fmt: skip
+        replica_id=f"replica_{replica}",
+        hostname=LOCALHOST,
+        timeout=timedelta(seconds=10),
+        quorum_timeout=timedelta(seconds=20),
+        checkpoint_transport=_local_transport(),
+    )
     replicas = torchft.DistributedDataParallel(manager, model)
     optimizer = torchft.Optimizer(manager, sgd)
     world = None

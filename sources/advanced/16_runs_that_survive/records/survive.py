@@ -20,8 +20,10 @@ from .survive_script import SCRIPT
 
 EVERY, NAP_SECONDS, TIMEOUT_SECONDS = 20, 0.05, 4.0
 STORY = (
-    Fault("kill a rank", 30), Fault("kill a host", 70), Fault("cut the link", 110, seconds=12.0),
-)  # fmt: skip
+    Fault("kill a rank", 30),
+    Fault("kill a host", 70),
+    Fault("cut the link", 110, seconds=12.0),
+)
 # Long enough for host 0 to go on alone; and back while host 1's agent still asks to join: one that gives up
 # while the link comes back can close the rendezvous behind itself (RendezvousClosedError).
 STORY_STEPS = 700
@@ -46,8 +48,15 @@ def elastic(faults: tuple[Fault, ...], steps: int) -> ElasticRun:
         script = folder / "train.py"
         script.write_text(SCRIPT, encoding="utf-8")
         return run_elastic(
-            script, folder, steps, TIMEOUT_SECONDS, NAP_SECONDS, EVERY, faults=faults, timeout_seconds=240,
-        )  # fmt: skip
+            script,
+            folder,
+            steps,
+            TIMEOUT_SECONDS,
+            NAP_SECONDS,
+            EVERY,
+            faults=faults,
+            timeout_seconds=240,
+        )
 
 
 def _row(moments: list[Moment], transport: str) -> Row:

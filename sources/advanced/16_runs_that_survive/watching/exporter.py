@@ -147,8 +147,11 @@ class Exporter:
                 if metric.name in values
             ]
             if rows:
-                lines += [f"# HELP {metric.name} {metric.meaning}",
-                          f"# TYPE {metric.name} {metric.kind}", *rows]  # fmt: skip
+                lines += [
+                    f"# HELP {metric.name} {metric.meaning}",
+                    f"# TYPE {metric.name} {metric.kind}",
+                    *rows,
+                ]
         return "\n".join([*lines, ""])
 
     def _labels(self, metric: Metric, rank: int) -> str:

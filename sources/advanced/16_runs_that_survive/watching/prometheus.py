@@ -96,10 +96,14 @@ class Watch:
     def alerts(self) -> list[Alert]:
         """Those that are pending or firing."""
         return [
-            Alert(row["labels"].pop("alertname"), row["state"], row["labels"],
-                  row["annotations"].get("summary", ""))
+            Alert(
+                row["labels"].pop("alertname"),
+                row["state"],
+                row["labels"],
+                row["annotations"].get("summary", ""),
+            )
             for row in self.ask("alerts")["alerts"]
-        ]  # fmt: skip
+        ]
 
     def wait_for(self, name: str, seconds: float = 30.0) -> tuple[Alert, float]:
         """Wait until an alert fires; it, and how many seconds that took.
@@ -146,11 +150,17 @@ def watch(
 
 def _settings(targets: Sequence[str], rules: Path, seconds: float) -> str:
     every = f"{1000 * seconds:.0f}ms"
-    return json.dumps({  # JSON is YAML
-        "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
-        "rule_files": [str(rules)],
-        "scrape_configs": [{"job_name": "run", "static_configs": [{"targets": list(targets)}]}],
-    })  # fmt: skip
+    return json.dumps(
+        {  # JSON is YAML
+            "global": {
+                "scrape_interval": every,
+                "scrape_timeout": every,
+                "evaluation_interval": every,
+            },
+            "rule_files": [str(rules)],
+            "scrape_configs": [{"job_name": "run", "static_configs": [{"targets": list(targets)}]}],
+        }
+    )
 
 
 def _started(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
@@ -161,11 +171,19 @@ def _started(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
         log = (folder / "log").open("wb")
         with log:
             process = subprocess.Popen(
-                [*with_us, "prometheus", f"--config.file={folder / 'prometheus.yml'}",
-                 f"--storage.tsdb.path={folder / 'data'}", "--log.level=warn",
-                 f"--web.listen-address={LOCALHOST}:{port}"],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder,
-            )  # fmt: skip
+                [
+                    *with_us,
+                    "prometheus",
+                    f"--config.file={folder / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={folder / 'data'}",
+                    "--log.level=warn",
+                    f"--web.listen-address={LOCALHOST}:{port}",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+            )
         if _is_ready(port, process):
             return process, port
         process.kill()

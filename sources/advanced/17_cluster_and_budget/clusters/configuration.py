@@ -72,12 +72,19 @@ def write_configuration(folder: Path, nodes: int, lost_after_seconds: int) -> No
         (folder / name).mkdir()
     folder.chmod(0o755)  # munge's clients must reach its socket
     texts = {
-        "slurm.conf": SLURM_CONF.format(head=HEAD, folder=folder, nodes="\n".join(lines), count=nodes,
-            lost_after=lost_after_seconds),
-        "gres.conf": "".join(f"Name=gpu File={file}\n" for file in ("/dev/null", "/dev/zero")[:GPUS]),
+        "slurm.conf": SLURM_CONF.format(
+            head=HEAD,
+            folder=folder,
+            nodes="\n".join(lines),
+            count=nodes,
+            lost_after=lost_after_seconds,
+        ),
+        "gres.conf": "".join(
+            f"Name=gpu File={file}\n" for file in ("/dev/null", "/dev/zero")[:GPUS]
+        ),
         "hosts": "\n".join([*hosts, ""]),
         "prolog.sh": PROLOG,
-    }  # fmt: skip
+    }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "prolog.sh").chmod(0o755)

@@ -83,7 +83,13 @@ def _job(row: dict[str, str]) -> Job:
     label = f"{array}_{task}" if array else row["JobId"]
     nodes = row.get("NodeList", "")
     return Job(
-        int(row["JobId"]), int(array) if array else None, label, row.get("JobName", ""),
-        row["JobState"], row.get("Reason", ""), int(row.get("Restarts", 0)),
-        "" if nodes == "(null)" else nodes, int(row.get("ExitCode", "0:0").split(":")[0]),
-    )  # fmt: skip
+        int(row["JobId"]),
+        int(array) if array else None,
+        label,
+        row.get("JobName", ""),
+        row["JobState"],
+        row.get("Reason", ""),
+        int(row.get("Restarts", 0)),
+        "" if nodes == "(null)" else nodes,
+        int(row.get("ExitCode", "0:0").split(":")[0]),
+    )

@@ -131,9 +131,13 @@ def check_skypilot(path: Path | str) -> str:
     )
     with scratch("sky") as home:  # it writes into one
         done = subprocess.run(
-            [sys.executable, "-c", code, str(Path(path).resolve())], capture_output=True, text=True,
-            cwd=Path(path).resolve().parent, timeout=SKY_SECONDS, env=_environment(str(home)),
-        )  # fmt: skip
+            [sys.executable, "-c", code, str(Path(path).resolve())],
+            capture_output=True,
+            text=True,
+            cwd=Path(path).resolve().parent,
+            timeout=SKY_SECONDS,
+            env=_environment(str(home)),
+        )
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1]
         raise ManifestError(f"SkyPilot refuses {Path(path).name}: {said}")
@@ -165,8 +169,12 @@ def _kubectl(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _environment(home: str) -> dict[str, str]:
-    return {**os.environ, "HOME": home, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # fmt: skip
+    return {
+        **os.environ,
+        "HOME": home,
+        "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
 
 
 def _kind(found: dict[str, Any], name: str) -> tuple[str, str]:

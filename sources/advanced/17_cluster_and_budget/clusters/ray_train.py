@@ -104,20 +104,46 @@ def run_ray(
 
 
 def _start(folder: Path, arguments: list[str], own: str) -> subprocess.Popen[bytes]:
-    command = ["sh", "-c", 'ip link set lo up && exec "$@"', "ray", sys.executable, "-u",
-               str(folder / "ray_train.py"), "--cpu", *arguments]  # fmt: skip
-    variables = {"RAY_TMPDIR": own, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_V2_ENABLED": "1",
-                 "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "RAY_COLOR_PREFIX": "0",
-                 "RAY_DEDUP_LOGS": "0", "HOME": own, "GLOO_SOCKET_IFNAME": "lo",
-                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # fmt: skip
+    command = [
+        "sh",
+        "-c",
+        'ip link set lo up && exec "$@"',
+        "ray",
+        sys.executable,
+        "-u",
+        str(folder / "ray_train.py"),
+        "--cpu",
+        *arguments,
+    ]
+    variables = {
+        "RAY_TMPDIR": own,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TRAIN_V2_ENABLED": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "RAY_COLOR_PREFIX": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "HOME": own,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
     with Path(own, "output").open("wb") as output:
-        return subprocess.Popen(["unshare", *_user(), *NAMESPACES, *command], stdout=output,
-                                stderr=subprocess.STDOUT, cwd=folder, env=os.environ | variables)  # fmt: skip
+        return subprocess.Popen(
+            ["unshare", *_user(), *NAMESPACES, *command],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=os.environ | variables,
+        )
 
 
 def _kill_worker(pid: int) -> None:
     """The worker with the most memory is one that trains."""
-    every = [p for p in psutil.Process(pid).children(recursive=True) if "ray::" in p.name() + "".join(p.cmdline())]  # fmt: skip
+    every = [
+        p
+        for p in psutil.Process(pid).children(recursive=True)
+        if "ray::" in p.name() + "".join(p.cmdline())
+    ]
     if not every:
         raise RayError("No worker of Ray was found that could be killed.")
     max(every, key=lambda process: process.memory_info().rss).send_signal(signal.SIGKILL)

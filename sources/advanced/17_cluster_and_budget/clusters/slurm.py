@@ -30,9 +30,16 @@ HOSTS = Path(__file__).with_name("hosts.sh")
 NAMESPACES = ("--net", "--mount", "--uts", "--pid")
 UP_SECONDS = 20.0  # far more than it takes
 LOOK_SECONDS = 0.2
-PACKAGES = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client",
-            "munged": "munge", "unshare": "util-linux", "nsenter": "util-linux",
-            "ip": "iproute2", "pgrep": "procps"}  # fmt: skip
+PACKAGES = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sbatch": "slurm-client",
+    "munged": "munge",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "ip": "iproute2",
+    "pgrep": "procps",
+}
 
 
 class SlurmError(RuntimeError):
@@ -90,8 +97,11 @@ class Slurm:
         command = ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc", "sh"]
         self._process = subprocess.Popen(
             [*command, str(HOSTS), "head", str(self.folder), str(nodes)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         atexit.register(self.stop)
         try:
             self._wait_until_up(nodes)
@@ -120,8 +130,13 @@ class Slurm:
                 stream.close()
         self._kept.close()
 
-    def run(self, *command: str, timeout_seconds: float = 30.0, folder: Path | str | None = None,
-            variables: Mapping[str, str] | None = None) -> str:  # fmt: skip
+    def run(
+        self,
+        *command: str,
+        timeout_seconds: float = 30.0,
+        folder: Path | str | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> str:
         """What a command prints on the head node, such as run("sinfo", "--Node").
 
         Raises:
@@ -135,8 +150,13 @@ class Slurm:
         home = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         own = {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": home, **(variables or {})}
         try:
-            done = subprocess.run(inside, capture_output=True, text=True,
-                                  timeout=timeout_seconds, env=os.environ | own)  # fmt: skip
+            done = subprocess.run(
+                inside,
+                capture_output=True,
+                text=True,
+                timeout=timeout_seconds,
+                env=os.environ | own,
+            )
         except subprocess.TimeoutExpired as error:
             raise SlurmError(
                 f"{command[0]} gave no answer in {timeout_seconds:g} s; is slurmctld alive? Its "
@@ -147,8 +167,13 @@ class Slurm:
             raise SlurmError(f"{command[0]} refused: {said}")
         return done.stdout
 
-    def submit(self, script: Path | str, *arguments: str, options: Sequence[str] = (),
-               folder: Path | str | None = None) -> int:  # fmt: skip
+    def submit(
+        self,
+        script: Path | str,
+        *arguments: str,
+        options: Sequence[str] = (),
+        folder: Path | str | None = None,
+    ) -> int:
         """Hand a script to sbatch; the job's number. Its folder is where it is submitted from."""
         path = Path(script).resolve()
         if not path.is_file():
@@ -211,7 +236,17 @@ class Slurm:
             ):
                 last.end_seconds = self.seconds
             else:
-                self.history.append(Span(job.label, job.name, job.state, job.nodes, job.restarts, self.seconds, self.seconds))  # fmt: skip
+                self.history.append(
+                    Span(
+                        job.label,
+                        job.name,
+                        job.state,
+                        job.nodes,
+                        job.restarts,
+                        self.seconds,
+                        self.seconds,
+                    )
+                )
         return mine
 
     def nodes(self) -> dict[str, str]:

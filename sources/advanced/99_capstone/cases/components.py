@@ -24,9 +24,11 @@ _RUNS = {
 _LOGGED = (1, 2, 4, 6)
 TECHNIQUES = ("8-bit optimizer", "checkpointing", "step in backward", "frozen and quantized base")
 RIGHT = {
-    "parameters": "frozen and quantized base", "gradients": "step in backward",
-    "optimizer state": "8-bit optimizer", "activations": "checkpointing",
-}  # fmt: skip
+    "parameters": "frozen and quantized base",
+    "gradients": "step in backward",
+    "optimizer state": "8-bit optimizer",
+    "activations": "checkpointing",
+}
 
 
 @dataclass(frozen=True)
@@ -48,22 +50,31 @@ class PeakLog:
     context_gib: float
 
     def __str__(self) -> str:
-        rows = [f"  {b:>3}: peak {gib:6.2f} GiB, in: {self.phase[b]}"
-                for b, gib in self.peak_gib.items()]  # fmt: skip
-        return "\n".join([
-            f"{self.model} trains on one {self.gpu} of {self.card_gib:.2f} GiB with Adam. CUDA's context takes "
-            f"{self.context_gib:.2f} GiB.", "The log, by sequences in the batch (predicted):", *rows,
-            "How many GiB stay whatever the batch, how many come with each sequence, what is the largest batch, and which",
-            "technique takes most off each part?",
-        ])  # fmt: skip
+        rows = [
+            f"  {b:>3}: peak {gib:6.2f} GiB, in: {self.phase[b]}"
+            for b, gib in self.peak_gib.items()
+        ]
+        return "\n".join(
+            [
+                f"{self.model} trains on one {self.gpu} of {self.card_gib:.2f} GiB with Adam. CUDA's context takes "
+                f"{self.context_gib:.2f} GiB.",
+                "The log, by sequences in the batch (predicted):",
+                *rows,
+                "How many GiB stay whatever the batch, how many come with each sequence, what is the largest batch, and which",
+                "technique takes most off each part?",
+            ]
+        )
 
 
 def at_batch(seed: int, sequences: int) -> Estimate:
     """One step of the seed's run at another batch."""
     model, gpu, length, framework = _RUNS[seed]
-    return estimate(model, Cluster(gpu=gpu, nodes=1, gpus_per_node=1),
-                    Plan(micro_batch=sequences, framework=framework),
-                    Batch(sequences=sequences, sequence_length=length))  # fmt: skip
+    return estimate(
+        model,
+        Cluster(gpu=gpu, nodes=1, gpus_per_node=1),
+        Plan(micro_batch=sequences, framework=framework),
+        Batch(sequences=sequences, sequence_length=length),
+    )
 
 
 @functools.cache
@@ -72,10 +83,13 @@ def data(seed: int) -> PeakLog:
     rows = {b: at_batch(seed, b) for b in _LOGGED}
     first = rows[1]
     return PeakLog(
-        _RUNS[seed][0], _RUNS[seed][1], {b: r.peak.allocated_bytes / GIB for b, r in rows.items()},
-        {b: r.peak.phase for b, r in rows.items()}, first.cluster.device.memory_bytes / GIB,
+        _RUNS[seed][0],
+        _RUNS[seed][1],
+        {b: r.peak.allocated_bytes / GIB for b, r in rows.items()},
+        {b: r.peak.phase for b, r in rows.items()},
+        first.cluster.device.memory_bytes / GIB,
         first.peak.context_bytes / GIB,
-    )  # fmt: skip
+    )
 
 
 def _seed_of(log: PeakLog) -> int:
@@ -98,15 +112,33 @@ def _verdict(log: PeakLog, answer: Mapping[str, Any]) -> Verdict:
     context = "The card also holds CUDA's context. Whose GiB are these?"
     unread = math.floor((log.card_gib - states) / slope)
     problem = (
-        judge(answer["fixed GiB"], states, "what does not grow", relative=0.02, expected="GiB",
-              wrong={naive: bent},
-              nudge="A line through the rows whose peak grows with the batch, at no sequences.")
-        or judge(answer["GiB per sequence"], slope, "what a sequence adds", relative=0.02,
-                 expected="GiB", wrong={steep: bent}, nudge="The difference of two rows, over the sequences.")
-        or judge(answer["largest batch"], math.floor(room), "the largest batch", expected="sequences",
-                 wrong={unread: context, math.ceil(room): "Half a sequence does not train. Round down."},
-                 nudge="(card - context - states) / GiB per sequence.")
-    )  # fmt: skip
+        judge(
+            answer["fixed GiB"],
+            states,
+            "what does not grow",
+            relative=0.02,
+            expected="GiB",
+            wrong={naive: bent},
+            nudge="A line through the rows whose peak grows with the batch, at no sequences.",
+        )
+        or judge(
+            answer["GiB per sequence"],
+            slope,
+            "what a sequence adds",
+            relative=0.02,
+            expected="GiB",
+            wrong={steep: bent},
+            nudge="The difference of two rows, over the sequences.",
+        )
+        or judge(
+            answer["largest batch"],
+            math.floor(room),
+            "the largest batch",
+            expected="sequences",
+            wrong={unread: context, math.ceil(room): "Half a sequence does not train. Round down."},
+            nudge="(card - context - states) / GiB per sequence.",
+        )
+    )
     return problem or _wrong_technique(answer) or _right(log, math.floor(room))
 
 
@@ -118,8 +150,13 @@ def _wrong_technique(answer: Mapping[str, Any]) -> Verdict | None:
         "parameters": "Weights that do not train may be stored in four bits. Which technique is that?",
     }
     for part, right in RIGHT.items():
-        if problem := judge(answer[part], right, f"the technique for {part}", nudge=told[part],
-                            expected="another technique"):  # fmt: skip
+        if problem := judge(
+            answer[part],
+            right,
+            f"the technique for {part}",
+            nudge=told[part],
+            expected="another technique",
+        ):
             return problem
     return None
 
@@ -132,16 +169,28 @@ def _gains(log: PeakLog, answer: Mapping[str, Any]) -> Gains:
     """What checkpointing takes off the peak at the largest batch in the log."""
     row = at_batch(_seed_of(log), _LOGGED[-1])
     model, batch = row.model, row.batch
-    kept = estimate(model, row.cluster, Plan(micro_batch=batch.sequences, recompute="full",
-                                             framework=row.plan.framework), batch)  # fmt: skip
+    kept = estimate(
+        model,
+        row.cluster,
+        Plan(micro_batch=batch.sequences, recompute="full", framework=row.plan.framework),
+        batch,
+    )
     return Gains(bytes_saved=row.peak.needed_bytes - kept.peak.needed_bytes)
 
 
 SHEET = Sheet(
-    "Take a peak apart", "beginner", "components of memory, and the technique for each",
-    "Name the components of training memory, and the technique for each.", ("01", "05"),
-    {"fixed GiB": number("a number of GiB"), "GiB per sequence": number("a number of GiB"),
-     "largest batch": whole("a number of sequences"),
-     **{part: one_of(*TECHNIQUES, what="a technique") for part in RIGHT}},
-    data, _verdict, _gains,
-)  # fmt: skip
+    "Take a peak apart",
+    "beginner",
+    "components of memory, and the technique for each",
+    "Name the components of training memory, and the technique for each.",
+    ("01", "05"),
+    {
+        "fixed GiB": number("a number of GiB"),
+        "GiB per sequence": number("a number of GiB"),
+        "largest batch": whole("a number of sequences"),
+        **{part: one_of(*TECHNIQUES, what="a technique") for part in RIGHT},
+    },
+    data,
+    _verdict,
+    _gains,
+)

@@ -19,17 +19,23 @@ from .sheet import Gains, Sheet
 LAYERS = ("hardware", "network", "collectives", "code")
 NONE = "none"
 _JOBS = {
-    1: SlowJob(slow_nodes=((3, 1.3),), network=TCP, load_seconds=tuple((n, 0.1) for n in range(NODES))),
+    1: SlowJob(
+        slow_nodes=((3, 1.3),), network=TCP, load_seconds=tuple((n, 0.1) for n in range(NODES))
+    ),
     2: SlowJob(weak_ports=((6, 0.05),), reduced_passes=12, load_seconds=((4, 0.2),)),
     3: SlowJob(slow_nodes=((1, 1.5),), load_seconds=((5, 0.4),), reduced_passes=64),
-}  # fmt: skip
+}
 _PLACES: dict[int, dict[str, int | str]] = {
     1: {"hardware": 3, "network": "all", "collectives": NONE, "code": "all"},
     2: {"hardware": NONE, "network": 6, "collectives": "all", "code": 4},
     3: {"hardware": 1, "network": NONE, "collectives": "all", "code": 5},
 }
-_FIELDS = {"hardware": ("slow_nodes",), "network": ("network", "weak_ports"),
-           "collectives": ("reduced_passes",), "code": ("load_seconds",)}  # fmt: skip
+_FIELDS = {
+    "hardware": ("slow_nodes",),
+    "network": ("network", "weak_ports"),
+    "collectives": ("reduced_passes",),
+    "code": ("load_seconds",),
+}
 
 
 @dataclass(frozen=True)
@@ -62,12 +68,15 @@ class EightNodes:
 
     def __str__(self) -> str:
         parts = [f"{layer}:\n{self.look(layer)}" for layer in LAYERS]
-        return "\n".join([
-            f"Eight nodes of eight GPUs train one model with data parallelism: {self.step_seconds():.3f} s a step.",
-            f"One node takes {self.one_node_seconds:.3f} s for an eighth of the batch. What the tools show (simulated):",
-            *parts, "Which layers are at fault and where, in which order do you mend them so that each cure",
-            "saves most of what is left, and how many times as fast as one node are eight, now and then?",
-        ])  # fmt: skip
+        return "\n".join(
+            [
+                f"Eight nodes of eight GPUs train one model with data parallelism: {self.step_seconds():.3f} s a step.",
+                f"One node takes {self.one_node_seconds:.3f} s for an eighth of the batch. What the tools show (simulated):",
+                *parts,
+                "Which layers are at fault and where, in which order do you mend them so that each cure",
+                "saves most of what is left, and how many times as fast as one node are eight, now and then?",
+            ]
+        )
 
 
 @functools.cache
@@ -87,9 +96,12 @@ def best_order(case: EightNodes) -> tuple[str, ...]:
 
 
 def _verdict(case: EightNodes, answer: Mapping[str, Any]) -> Verdict:
-    told = {"hardware": "Compare the clocks.", "network": "What transport does NCCL name, and is one port's rate different?",
-            "collectives": "How many bytes do a step's all-reduces carry together, and how many have the gradients?",
-            "code": "Who waits in next(iter(loader))?"}  # fmt: skip
+    told = {
+        "hardware": "Compare the clocks.",
+        "network": "What transport does NCCL name, and is one port's rate different?",
+        "collectives": "How many bytes do a step's all-reduces carry together, and how many have the gradients?",
+        "code": "Who waits in next(iter(loader))?",
+    }
     for layer, place in _PLACES[case.seed].items():
         if problem := judge(
             answer[layer],
@@ -106,12 +118,23 @@ def _verdict(case: EightNodes, answer: Mapping[str, Any]) -> Verdict:
         case.one_node_seconds
         / case.step_seconds(): "That is the efficiency: eight nodes do eight times the work."
     }
-    problem = judge(answer["times one node"], now, "how many times as fast", relative=0.02, expected="a number below 8",
-                    wrong=wrong, nudge="Eight times the work, one_node_seconds over step_seconds.")  # fmt: skip
+    problem = judge(
+        answer["times one node"],
+        now,
+        "how many times as fast",
+        relative=0.02,
+        expected="a number below 8",
+        wrong=wrong,
+        nudge="Eight times the work, one_node_seconds over step_seconds.",
+    )
     problem = problem or judge(
-        answer["times one node, mended"], then, "the same when mended", relative=0.02, expected="a number up to 8",
+        answer["times one node, mended"],
+        then,
+        "the same when mended",
+        relative=0.02,
+        expected="a number up to 8",
         nudge="Mend all of your layers, and measure again.",
-    )  # fmt: skip
+    )
     return problem or correct(
         " then ".join(answer["order"]),
         score=scored(round(then, 2), round(then, 2), "times one node"),
@@ -121,14 +144,22 @@ def _verdict(case: EightNodes, answer: Mapping[str, Any]) -> Verdict:
 def _wrong_order(case: EightNodes, order: tuple[str, ...]) -> Verdict | None:
     right = best_order(case)
     if sorted(order) != sorted(right):
-        return not_yet("the order", got=", ".join(order), expected="each layer at fault, once",
-                       nudge="The layers that you found at fault, and no other.")  # fmt: skip
+        return not_yet(
+            "the order",
+            got=", ".join(order),
+            expected="each layer at fault, once",
+            nudge="The layers that you found at fault, and no other.",
+        )
     for place, (mine, best) in enumerate(itertools.pairwise(((), *_prefixes(order)))):
         least = case.step_seconds(*right[: place + 1])
         if case.step_seconds(*best) > 1.001 * least:
-            return not_yet(f"the cure number {place + 1}", got=order[place], expected="the one that saves most then",
-                           nudge=f"After {', '.join(mine) or 'nothing'}: measure each cure that is left with "
-                           "case.step_seconds(*mended). What another fault hides saves nothing yet.")  # fmt: skip
+            return not_yet(
+                f"the cure number {place + 1}",
+                got=order[place],
+                expected="the one that saves most then",
+                nudge=f"After {', '.join(mine) or 'nothing'}: measure each cure that is left with "
+                "case.step_seconds(*mended). What another fault hides saves nothing yet.",
+            )
     return None
 
 
@@ -147,10 +178,18 @@ def _place(value: Any) -> int | str:
 
 
 SHEET = Sheet(
-    "Eight nodes, three times as fast", "advanced", "diagnosing a slow job, layer by layer",
-    "Eight nodes are only three times as fast as one: why?", ("11",),
-    {**{layer: Kind('a node, "all" or "none"', _place) for layer in LAYERS},
-     "order": several(one_of(*LAYERS, what="a layer"), what="a list of layers"),
-     "times one node": number(), "times one node, mended": number()},
-    data, _verdict, _gains,
-)  # fmt: skip
+    "Eight nodes, three times as fast",
+    "advanced",
+    "diagnosing a slow job, layer by layer",
+    "Eight nodes are only three times as fast as one: why?",
+    ("11",),
+    {
+        **{layer: Kind('a node, "all" or "none"', _place) for layer in LAYERS},
+        "order": several(one_of(*LAYERS, what="a layer"), what="a list of layers"),
+        "times one node": number(),
+        "times one node, mended": number(),
+    },
+    data,
+    _verdict,
+    _gains,
+)

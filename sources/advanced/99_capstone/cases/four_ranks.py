@@ -52,24 +52,36 @@ class FourRanks:
     gradient_bytes: int = GRADIENT_BYTES
 
     def __str__(self) -> str:
-        rows = [f"  rank {e['pid']}: {e['name']:<24} from {e['ts'] / 1e3:7.1f} to {(e['ts'] + e['dur']) / 1e3:7.1f} ms"
-                for e in self.events]  # fmt: skip
-        return "\n".join([
-            f"Four GPUs of one node train with DDP. One process alone takes {1e3 * self.one_process_seconds:.0f} ms a step.",
-            f"{self.all_reduces} all-reduces a step, of {GRADIENT_BYTES / self.all_reduces / 1e6:,.0f} MB. The trace (simulated), also in "
-            "case.events:", *rows,
-            "What is the scaling efficiency, what costs it, on which rank (or \"all\"), and what",
-            "would the efficiency be without that cause, with DDP's buckets of 25 MiB?",
-        ])  # fmt: skip
+        rows = [
+            f"  rank {e['pid']}: {e['name']:<24} from {e['ts'] / 1e3:7.1f} to {(e['ts'] + e['dur']) / 1e3:7.1f} ms"
+            for e in self.events
+        ]
+        return "\n".join(
+            [
+                f"Four GPUs of one node train with DDP. One process alone takes {1e3 * self.one_process_seconds:.0f} ms a step.",
+                f"{self.all_reduces} all-reduces a step, of {GRADIENT_BYTES / self.all_reduces / 1e6:,.0f} MB. The trace (simulated), also in "
+                "case.events:",
+                *rows,
+                'What is the scaling efficiency, what costs it, on which rank (or "all"), and what',
+                "would the efficiency be without that cause, with DDP's buckets of 25 MiB?",
+            ]
+        )
 
 
 @functools.cache
 def data(seed: int) -> FourRanks:
     """The trace of a seed."""
     trace = _JOBS[seed].step()
-    events = [{"pid": rank, "name": s.kind.replace("a node", "a rank"), "ts": 1e6 * s.start_seconds,
-               "dur": 1e6 * (s.end_seconds - s.start_seconds)}
-              for rank, row in enumerate(trace.stretches) for s in row]  # fmt: skip
+    events = [
+        {
+            "pid": rank,
+            "name": s.kind.replace("a node", "a rank"),
+            "ts": 1e6 * s.start_seconds,
+            "dur": 1e6 * (s.end_seconds - s.start_seconds),
+        }
+        for rank, row in enumerate(trace.stretches)
+        for s in row
+    ]
     return FourRanks(seed, tuple(events), SlowJob(nodes=1).step().step_seconds, trace.buckets)
 
 
@@ -81,19 +93,42 @@ def _verdict(case: FourRanks, answer: Mapping[str, Any]) -> Verdict:
     job, (cause, rank) = _JOBS[case.seed], _RIGHT[case.seed]
     now, after = _efficiency(job), _efficiency(job.fixed(_FIELD[case.seed]))
     problem = (
-        judge(answer["efficiency"], now, "the efficiency", relative=0.02, expected="a share of 1",
-              wrong={4 * now: "That is the speedup. The efficiency is its share of four.",
-                     1 / now: "That is how much longer a step takes. Turn it over."},
-              nudge="Four ranks do four times the work of one: one process's step over this step.")
+        judge(
+            answer["efficiency"],
+            now,
+            "the efficiency",
+            relative=0.02,
+            expected="a share of 1",
+            wrong={
+                4 * now: "That is the speedup. The efficiency is its share of four.",
+                1 / now: "That is how much longer a step takes. Turn it over.",
+            },
+            nudge="Four ranks do four times the work of one: one process's step over this step.",
+        )
         or judge(answer["cause"], cause, "the cause", expected="another one", nudge=_TOLD[cause])
-        or judge(answer["rank"], rank, "the rank", expected='its number, or "all"',
-                 nudge="Is one rank different from the others before anybody waits?")
-        or judge(answer["efficiency without it"], after, "the efficiency without the cause", relative=0.02,
-                 expected="a share of 1", wrong={1.0: "The last bucket is reduced after backward: something always shows."},
-                 nudge="Which milliseconds of the step go away? Time that backward hides gives nothing back.")
-    )  # fmt: skip
-    return problem or correct(f"{cause}: {now:.0%} becomes {after:.0%}",
-                              score=scored(round(100 * answer["efficiency without it"]), round(100 * after), "% after the cure"))  # fmt: skip
+        or judge(
+            answer["rank"],
+            rank,
+            "the rank",
+            expected='its number, or "all"',
+            nudge="Is one rank different from the others before anybody waits?",
+        )
+        or judge(
+            answer["efficiency without it"],
+            after,
+            "the efficiency without the cause",
+            relative=0.02,
+            expected="a share of 1",
+            wrong={1.0: "The last bucket is reduced after backward: something always shows."},
+            nudge="Which milliseconds of the step go away? Time that backward hides gives nothing back.",
+        )
+    )
+    return problem or correct(
+        f"{cause}: {now:.0%} becomes {after:.0%}",
+        score=scored(
+            round(100 * answer["efficiency without it"]), round(100 * after), "% after the cure"
+        ),
+    )
 
 
 def _gains(case: FourRanks, answer: Mapping[str, Any]) -> Gains:
@@ -112,9 +147,18 @@ def rank_or_all(most: int) -> Kind:
 
 
 SHEET = Sheet(
-    "Four ranks, and not four times as fast", "beginner", "scaling efficiency from a trace",
-    "Scaling is slow: how do you find out why?", ("04",),
-    {"efficiency": number("a share of 1"), "cause": one_of(*CAUSES, what="a cause"),
-     "rank": rank_or_all(RANKS), "efficiency without it": number("a share of 1")},
-    data, _verdict, _gains,
-)  # fmt: skip
+    "Four ranks, and not four times as fast",
+    "beginner",
+    "scaling efficiency from a trace",
+    "Scaling is slow: how do you find out why?",
+    ("04",),
+    {
+        "efficiency": number("a share of 1"),
+        "cause": one_of(*CAUSES, what="a cause"),
+        "rank": rank_or_all(RANKS),
+        "efficiency without it": number("a share of 1"),
+    },
+    data,
+    _verdict,
+    _gains,
+)

@@ -63,23 +63,29 @@ class HalfTheCards:
         bare = search(self.model, self.cluster, self.batch)
         lacks = format_bytes(bare.closest[0].missing_bytes)
         ports = self.cluster.network_bytes_per_second / (25 * GB)
-        return "\n".join([
-            f"{self.model} on 32 A100-80GB, 4 nodes of 8, {ports:.0f} network ports of 200 Gb/s a node; a host has",
-            f"{format_bytes(self.cluster.host_bytes_per_node)}; {self.batch.sequences} sequences of {self.batch.sequence_length} "
-            "tokens a step.",
-            f"Of {bare.considered:,} plans without offload none fits: the nearest lacks {lacks} a GPU (predicted).",
-            "Give a Plan that fits with headroom, at most 10% slower than the fastest; how many times as long its step is",
-            "with one port of 10 Gb/s Ethernet a node (case.on_ethernet); the same for ZeRO-3 over all ranks",
-            '(Plan(dp=32, zero_stage=3, recompute="full", offload="optimizer")), and the main worry.',
-        ])  # fmt: skip
+        return "\n".join(
+            [
+                f"{self.model} on 32 A100-80GB, 4 nodes of 8, {ports:.0f} network ports of 200 Gb/s a node; a host has",
+                f"{format_bytes(self.cluster.host_bytes_per_node)}; {self.batch.sequences} sequences of {self.batch.sequence_length} "
+                "tokens a step.",
+                f"Of {bare.considered:,} plans without offload none fits: the nearest lacks {lacks} a GPU (predicted).",
+                "Give a Plan that fits with headroom, at most 10% slower than the fastest; how many times as long its step is",
+                "with one port of 10 Gb/s Ethernet a node (case.on_ethernet); the same for ZeRO-3 over all ranks",
+                '(Plan(dp=32, zero_stage=3, recompute="full", offload="optimizer")), and the main worry.',
+            ]
+        )
 
 
 @functools.cache
 def data(seed: int) -> HalfTheCards:
     """The machines of a seed."""
     model, host = _RUNS[seed]
-    cluster = Cluster(gpu="A100-80GB", nodes=4, host_memory_bytes=host * GIB,
-                      network_bytes_per_second={1: 2, 2: 8, 3: 4}[seed] * 25 * GB)  # fmt: skip
+    cluster = Cluster(
+        gpu="A100-80GB",
+        nodes=4,
+        host_memory_bytes=host * GIB,
+        network_bytes_per_second={1: 2, 2: 8, 3: 4}[seed] * 25 * GB,
+    )
     return HalfTheCards(model, cluster, Batch(sequences=512, sequence_length=2048))
 
 
@@ -107,14 +113,20 @@ def _verdict(case: HalfTheCards, answer: Mapping[str, Any]) -> Verdict:
     found = estimated(case.model, case.cluster, plan, case.batch, "the plan")
     if isinstance(found, Verdict):
         return found
-    nudge = ("18 bytes a parameter over 32 cards are more than a card has, however they are split. Where else is memory?"
-             if plan.offload == "none" else "What is left on the cards, and which axis splits it?")  # fmt: skip
+    nudge = (
+        "18 bytes a parameter over 32 cards are more than a card has, however they are split. Where else is memory?"
+        if plan.offload == "none"
+        else "What is left on the cards, and which axis splits it?"
+    )
     if problem := room(found, "the plan", nudge):
         return problem
     slower = found.step_seconds / par(case.model).step_seconds - 1
     if slower > SLACK:
-        nudge = ("ZeRO-3 gathers every parameter over the network in every micro-batch: more bytes than stages send."
-                 if plan.zero_stage == 3 else "explain(estimate(...)) says which single change makes it faster.")  # fmt: skip
+        nudge = (
+            "ZeRO-3 gathers every parameter over the network in every micro-batch: more bytes than stages send."
+            if plan.zero_stage == 3
+            else "explain(estimate(...)) says which single change makes it faster."
+        )
         return not_yet(
             f"it fits, and is {slower:.0%} slower than the fastest",
             got=plan_name(found),
@@ -127,13 +139,32 @@ def _worry(case: HalfTheCards, found: Estimate, answer: Mapping[str, Any]) -> Ve
     mine, theirs = slower_on_ethernet(case, found.plan), slower_on_ethernet(case, ZERO_3)
     nudge = "The same plan, estimated on case.on_ethernet and on case.cluster: the ratio of their steps."
     problem = (
-        judge(answer["times on Ethernet"], mine, "your plan on Ethernet", relative=0.03, expected="a ratio", nudge=nudge,
-              wrong={1 / mine: "Turn it over: how many times as long?", theirs: "That is ZeRO-3's."})
-        or judge(answer["ZeRO-3 on Ethernet"], theirs, "ZeRO-3 on Ethernet", relative=0.03, expected="a ratio", nudge=nudge,
-                 wrong={mine: "That is your plan's."})
-        or judge(answer["main worry"], WORRIES[0], "the main worry", expected="what your two ratios show",
-                 nudge="Which of these grows when only the network changes, and by how much?")
-    )  # fmt: skip
+        judge(
+            answer["times on Ethernet"],
+            mine,
+            "your plan on Ethernet",
+            relative=0.03,
+            expected="a ratio",
+            nudge=nudge,
+            wrong={1 / mine: "Turn it over: how many times as long?", theirs: "That is ZeRO-3's."},
+        )
+        or judge(
+            answer["ZeRO-3 on Ethernet"],
+            theirs,
+            "ZeRO-3 on Ethernet",
+            relative=0.03,
+            expected="a ratio",
+            nudge=nudge,
+            wrong={mine: "That is your plan's."},
+        )
+        or judge(
+            answer["main worry"],
+            WORRIES[0],
+            "the main worry",
+            expected="what your two ratios show",
+            nudge="Which of these grows when only the network changes, and by how much?",
+        )
+    )
     least = par(case.model).step_seconds
     return problem or correct(
         plan_name(found), score=scored(found.step_seconds, least, "a step", format_seconds)
@@ -151,9 +182,18 @@ def _gains(case: HalfTheCards, answer: Mapping[str, Any]) -> Gains:
 
 
 SHEET = Sheet(
-    "Half of the cards", "advanced", "a model that does not fit, and the network's part in it",
-    "32 GPUs and a model that does not fit: what do you choose, and what is the main worry?", ("15", "07", "11"),
-    {"plan": plan_kind(), "times on Ethernet": number("a ratio"), "ZeRO-3 on Ethernet": number("a ratio"),
-     "main worry": one_of(*WORRIES, what="a worry")},
-    data, _verdict, _gains,
-)  # fmt: skip
+    "Half of the cards",
+    "advanced",
+    "a model that does not fit, and the network's part in it",
+    "32 GPUs and a model that does not fit: what do you choose, and what is the main worry?",
+    ("15", "07", "11"),
+    {
+        "plan": plan_kind(),
+        "times on Ethernet": number("a ratio"),
+        "ZeRO-3 on Ethernet": number("a ratio"),
+        "main worry": one_of(*WORRIES, what="a worry"),
+    },
+    data,
+    _verdict,
+    _gains,
+)

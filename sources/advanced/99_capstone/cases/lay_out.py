@@ -54,22 +54,34 @@ class Brief:
 
     def __str__(self) -> str:
         ports = self.cluster.network_bytes_per_second / (25 * GB)
-        return "\n".join([
-            f"Pre-train {self.model.name} ({self.model.parameter_count / 1e9:.0f}B parameters: {self.model.layers} layers of "
-            f"{self.model.hidden}, {self.model.heads} heads) on {self.tokens / 1e9:.0f}B tokens.",
-            f"64 A100-80GB, 8 nodes of 8, {ports:.0f} network ports of 200 Gb/s a node, ${self.cluster.usd_per_gpu_hour} a GPU hour; "
-            f"{self.batch.sequences} sequences of {self.batch.sequence_length} tokens a step.",
-            "Give a Plan that trains every parameter and fits with headroom, at most 10% slower than the fastest;",
-            "the days as an interval (low, high) with failures in it, and the dollars. All of it is predicted.",
-        ])  # fmt: skip
+        return "\n".join(
+            [
+                f"Pre-train {self.model.name} ({self.model.parameter_count / 1e9:.0f}B parameters: {self.model.layers} layers of "
+                f"{self.model.hidden}, {self.model.heads} heads) on {self.tokens / 1e9:.0f}B tokens.",
+                f"64 A100-80GB, 8 nodes of 8, {ports:.0f} network ports of 200 Gb/s a node, ${self.cluster.usd_per_gpu_hour} a GPU hour; "
+                f"{self.batch.sequences} sequences of {self.batch.sequence_length} tokens a step.",
+                "Give a Plan that trains every parameter and fits with headroom, at most 10% slower than the fastest;",
+                "the days as an interval (low, high) with failures in it, and the dollars. All of it is predicted.",
+            ]
+        )
 
 
 @functools.cache
 def data(seed: int) -> Brief:
     """The brief of a seed."""
     name, layers, ports, usd, tokens = _RUNS[seed]
-    model = ModelShape(name=name, family="gpt", layers=layers, hidden=12_288, heads=96, feedforward=49_152,
-                       vocabulary=51_200, max_sequence=2048, positions="learned", tied=True)  # fmt: skip
+    model = ModelShape(
+        name=name,
+        family="gpt",
+        layers=layers,
+        hidden=12_288,
+        heads=96,
+        feedforward=49_152,
+        vocabulary=51_200,
+        max_sequence=2048,
+        positions="learned",
+        tied=True,
+    )
     cluster = Cluster(
         gpu="A100-80GB", nodes=8, network_bytes_per_second=ports * 25 * GB, usd_per_gpu_hour=usd
     )
@@ -97,17 +109,24 @@ def _plan(case: Brief, plan: Plan) -> Estimate | Verdict:
     if isinstance(found, Verdict):
         ranks = plan.ranks
         if ranks == 512:
-            return not_yet("the plan uses 512 GPUs, and there are 64", got=f"tp {plan.tp} x pp {plan.pp} x dp {plan.dp}",
-                           nudge="TP x PP x DP are all the GPUs. What is left for DP?")  # fmt: skip
+            return not_yet(
+                "the plan uses 512 GPUs, and there are 64",
+                got=f"tp {plan.tp} x pp {plan.pp} x dp {plan.dp}",
+                nudge="TP x PP x DP are all the GPUs. What is left for DP?",
+            )
         return found
     nudge = "States: 18 bytes a parameter over TP x PP. Activations: which of TP, stages and micro-batch shrink them?"
     if problem := room(found, "the plan", nudge):
         return problem
     slower = found.step_seconds / par(case.model.name).step_seconds - 1
     if slower > SLACK:
-        nudge = ("Full recomputation costs a third of the compute. Is its memory needed?" if plan.recompute == "full"
-                 else "Gathers for every micro-batch, on this network?" if plan.zero_stage == 3
-                 else "explain(estimate(...)) says which single change makes it faster.")  # fmt: skip
+        nudge = (
+            "Full recomputation costs a third of the compute. Is its memory needed?"
+            if plan.recompute == "full"
+            else "Gathers for every micro-batch, on this network?"
+            if plan.zero_stage == 3
+            else "explain(estimate(...)) says which single change makes it faster."
+        )
         return not_yet(
             f"it fits, and is {slower:.0%} slower than the fastest",
             got=plan_name(found),
@@ -124,17 +143,36 @@ def bill(case: Brief, found: Estimate) -> Cost:
 def _bill(case: Brief, found: Estimate, answer: Mapping[str, Any]) -> Verdict:
     right, (low, high) = bill(case, found), answer["days"]
     if high <= 1.001 * low:
-        return not_yet("the days", got=f"{low:.0f} to {high:.0f}", expected="an interval, low and high",
-                       nudge="One number says nothing of the planner's error and of failures. What does cost(...) give?")  # fmt: skip
+        return not_yet(
+            "the days",
+            got=f"{low:.0f} to {high:.0f}",
+            expected="an interval, low and high",
+            nudge="One number says nothing of the planner's error and of failures. What does cost(...) give?",
+        )
     ideal = case.tokens / found.tokens_per_second / 86_400
-    problem = judge((low, high), right.days_interval, "the days", relative=0.03, expected="the interval of 80% of runs",
-                    nudge="cost(estimate(...), tokens).days_interval holds the error of step times and the failures.")  # fmt: skip
+    problem = judge(
+        (low, high),
+        right.days_interval,
+        "the days",
+        relative=0.03,
+        expected="the interval of 80% of runs",
+        nudge="cost(estimate(...), tokens).days_interval holds the error of step times and the failures.",
+    )
     problem = problem or judge(
-        answer["usd"], right.usd, "the dollars", relative=0.03, expected="dollars of the whole run",
-        wrong={ideal * 24 * 64 * right.usd_per_gpu_hour: "Failures take their share of the hours, and you pay for them.",
-               right.usd / 64: "That is one GPU. You rent 64."},
+        answer["usd"],
+        right.usd,
+        "the dollars",
+        relative=0.03,
+        expected="dollars of the whole run",
+        wrong={
+            ideal
+            * 24
+            * 64
+            * right.usd_per_gpu_hour: "Failures take their share of the hours, and you pay for them.",
+            right.usd / 64: "That is one GPU. You rent 64.",
+        },
         nudge="GPU hours, times the price of the brief.",
-    )  # fmt: skip
+    )
     score = scored(found.step_seconds, par(case.model.name).step_seconds, "a step", format_seconds)
     return problem or correct(plan_name(found), score=f"{score}; ${right.usd / 1e6:.2f}M")
 
@@ -147,8 +185,17 @@ def _gains(case: Brief, answer: Mapping[str, Any]) -> Gains:
 
 
 SHEET = Sheet(
-    "Lay it out on 64 GPUs", "advanced", "a 3D layout with its days and dollars",
-    "175B on 64 GPUs: lay it out.", ("14", "15"),
-    {"plan": plan_kind(), "days": interval("two numbers of days: low, high"), "usd": number("a number of dollars")},
-    data, _verdict, _gains,
-)  # fmt: skip
+    "Lay it out on 64 GPUs",
+    "advanced",
+    "a 3D layout with its days and dollars",
+    "175B on 64 GPUs: lay it out.",
+    ("14", "15"),
+    {
+        "plan": plan_kind(),
+        "days": interval("two numbers of days: low, high"),
+        "usd": number("a number of dollars"),
+    },
+    data,
+    _verdict,
+    _gains,
+)

@@ -24,9 +24,12 @@ _RUNS = {
     3: ("llama-3.2-1b", "L4", 8192, 8, "bf16"),
 }
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "micro_batch": (4, 2, 1), "loss": ("chunked",), "recompute": ("full",), "offload": ("optimizer",),
+    "micro_batch": (4, 2, 1),
+    "loss": ("chunked",),
+    "recompute": ("full",),
+    "offload": ("optimizer",),
     "optimizer_in_backward": (True,),
-}  # fmt: skip
+}
 SLACK = 0.03
 
 
@@ -50,26 +53,35 @@ class OutOfMemory:
 
     def __str__(self) -> str:
         found = self.after()
-        rows = "\n".join(f"  {name:<16} {format_bytes(size):>10}" for name, size in found.peak.bytes_by_category.items()
-                         if size > GIB / 10)  # fmt: skip
-        return "\n".join([
-            f"OutOfMemoryError: {self.model}, {self.batch.sequences} sequences of {self.batch.sequence_length}, on one "
-            f"{self.cluster.device.name} of {format_bytes(self.cluster.device.memory_bytes)}.",
-            f"At the peak, in phase {found.peak.phase} (predicted):", rows,
-            "Which category is the largest, how many GiB are missing, and which steps lead out? A step changes one field of",
-            f"the plan, as in {{\"micro_batch\": 1}}. Choose from {_choices()}.",
-            "Together they fit with headroom, and are at most 3% slower than the fastest way out. Leave one out, and it no",
-            "longer fits with headroom. List first the step that, taken alone, costs the least time.",
-        ])  # fmt: skip
+        rows = "\n".join(
+            f"  {name:<16} {format_bytes(size):>10}"
+            for name, size in found.peak.bytes_by_category.items()
+            if size > GIB / 10
+        )
+        return "\n".join(
+            [
+                f"OutOfMemoryError: {self.model}, {self.batch.sequences} sequences of {self.batch.sequence_length}, on one "
+                f"{self.cluster.device.name} of {format_bytes(self.cluster.device.memory_bytes)}.",
+                f"At the peak, in phase {found.peak.phase} (predicted):",
+                rows,
+                "Which category is the largest, how many GiB are missing, and which steps lead out? A step changes one field of",
+                f'the plan, as in {{"micro_batch": 1}}. Choose from {_choices()}.',
+                "Together they fit with headroom, and are at most 3% slower than the fastest way out. Leave one out, and it no",
+                "longer fits with headroom. List first the step that, taken alone, costs the least time.",
+            ]
+        )
 
 
 @functools.cache
 def data(seed: int) -> OutOfMemory:
     """The run of a seed."""
     model, gpu, length, sequences, framework = _RUNS[seed]
-    return OutOfMemory(model, Cluster(gpu=gpu, nodes=1, gpus_per_node=1, host_memory_bytes=200 * GIB),
-                       Plan(micro_batch=sequences, framework=framework),
-                       Batch(sequences=sequences, sequence_length=length))  # fmt: skip
+    return OutOfMemory(
+        model,
+        Cluster(gpu=gpu, nodes=1, gpus_per_node=1, host_memory_bytes=200 * GIB),
+        Plan(micro_batch=sequences, framework=framework),
+        Batch(sequences=sequences, sequence_length=length),
+    )
 
 
 @functools.cache
@@ -98,11 +110,22 @@ def _roomy(found: Estimate) -> bool:
 def _verdict(case: OutOfMemory, answer: Mapping[str, Any]) -> Verdict:
     before = case.after()
     name, _ = largest_category(before.peak)
-    problem = judge(answer["largest category"], str(name), "the largest category", expected="a name in the brief",
-                    nudge="Profile first: which line of the breakdown is the largest?")  # fmt: skip
-    problem = problem or judge(answer["missing GiB"], before.missing_bytes / GIB, "what is missing", within=0.5,
-                               expected="GiB", wrong={before.peak.needed_bytes / GIB: "That is all it needs."},
-                               nudge="case.after().missing_bytes is in bytes; a GiB is 2**30 of them.")  # fmt: skip
+    problem = judge(
+        answer["largest category"],
+        str(name),
+        "the largest category",
+        expected="a name in the brief",
+        nudge="Profile first: which line of the breakdown is the largest?",
+    )
+    problem = problem or judge(
+        answer["missing GiB"],
+        before.missing_bytes / GIB,
+        "what is missing",
+        within=0.5,
+        expected="GiB",
+        wrong={before.peak.needed_bytes / GIB: "That is all it needs."},
+        nudge="case.after().missing_bytes is in bytes; a GiB is 2**30 of them.",
+    )
     return problem or _judge_steps(case, answer["steps"])
 
 
@@ -127,18 +150,27 @@ def _judge_steps(case: OutOfMemory, steps: tuple[Mapping[str, Any], ...]) -> Ver
     seed = next(seed for seed in _RUNS if data(seed) == case)
     slower = end.step_seconds / par(seed).step_seconds - 1
     if slower > SLACK:
-        return not_yet(f"it fits, and is {slower:.0%} slower than the fastest way out", got=plan_name_of(end.plan),
-                       nudge="Recomputation adds about a third to the compute, the host a transfer for every step; a smaller "
-                       "micro-batch and a chunked loss cost little. Which could replace the dear one?")  # fmt: skip
-    return correct(f"{len(steps)} steps, each needed", score=scored(end.step_seconds, par(seed).step_seconds, "a step", format_seconds))  # fmt: skip
+        return not_yet(
+            f"it fits, and is {slower:.0%} slower than the fastest way out",
+            got=plan_name_of(end.plan),
+            nudge="Recomputation adds about a third to the compute, the host a transfer for every step; a smaller "
+            "micro-batch and a chunked loss cost little. Which could replace the dear one?",
+        )
+    return correct(
+        f"{len(steps)} steps, each needed",
+        score=scored(end.step_seconds, par(seed).step_seconds, "a step", format_seconds),
+    )
 
 
 def _needless(case: OutOfMemory, steps: tuple[Mapping[str, Any], ...]) -> Verdict | None:
     for left_out in range(len(steps)):
         rest = [step for place, step in enumerate(steps) if place != left_out]
         if _roomy(case.after(*rest)):
-            return not_yet("a step is needless", got=f"{dict(steps[left_out])!r}",
-                           nudge="Without it the others fit with headroom. Which one does the work?")  # fmt: skip
+            return not_yet(
+                "a step is needless",
+                got=f"{dict(steps[left_out])!r}",
+                nudge="Without it the others fit with headroom. Which one does the work?",
+            )
     return None
 
 
@@ -149,8 +181,11 @@ def _dear_first(case: OutOfMemory, steps: tuple[Mapping[str, Any], ...]) -> Verd
         itertools.pairwise(costs), itertools.pairwise(steps), strict=True
     ):
         if one > 1.001 * two:
-            return not_yet("a dearer cure stands before a cheaper one", got=f"{dict(first)!r} before {dict(second)!r}",
-                           nudge="Alone, which of the two makes the step longer? case.after(step).step_seconds")  # fmt: skip
+            return not_yet(
+                "a dearer cure stands before a cheaper one",
+                got=f"{dict(first)!r} before {dict(second)!r}",
+                nudge="Alone, which of the two makes the step longer? case.after(step).step_seconds",
+            )
     return None
 
 
@@ -172,9 +207,17 @@ def _read_step(value: Any) -> dict[str, Any]:
 
 
 SHEET = Sheet(
-    "Out of memory: in which order?", "intermediate", "curing an out-of-memory error in order",
-    "A job runs out of memory: what do you do, in which order?", ("10", "05", "07"),
-    {"largest category": text(), "missing GiB": number("a number of GiB"),
-     "steps": several(Kind("a dict of one field", _read_step), what="a list of steps")},
-    data, _verdict, _gains,
-)  # fmt: skip
+    "Out of memory: in which order?",
+    "intermediate",
+    "curing an out-of-memory error in order",
+    "A job runs out of memory: what do you do, in which order?",
+    ("10", "05", "07"),
+    {
+        "largest category": text(),
+        "missing GiB": number("a number of GiB"),
+        "steps": several(Kind("a dict of one field", _read_step), what="a list of steps"),
+    },
+    data,
+    _verdict,
+    _gains,
+)

@@ -52,9 +52,11 @@ def room(found: Estimate, says: str, nudge: str) -> Verdict | None:
         return not_yet(f"{says}: {why_it_does_not_fit(found)}", got=plan_name(found), nudge=nudge)
     if found.tight:
         held = found.peak.device_bytes / found.cluster.device.memory_bytes
-        return not_yet(f"{says} fits, and with the gaps between blocks it holds {held:.0%} of the card",
-                       got=plan_name(found), nudge="Leave 5% free: near the limit the allocator searches at "
-                       "every step.")  # fmt: skip
+        return not_yet(
+            f"{says} fits, and with the gaps between blocks it holds {held:.0%} of the card",
+            got=plan_name(found),
+            nudge="Leave 5% free: near the limit the allocator searches at every step.",
+        )
     return None
 
 

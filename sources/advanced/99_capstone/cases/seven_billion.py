@@ -16,8 +16,11 @@ from utils.units import GIB, format_bytes, format_seconds
 from .plans import estimated, fastest, plan_kind, plan_name_of, room
 from .sheet import Gains, Sheet
 
-_RUNS = {1: ("llama-2-7b", "RTX 4090", 1024, 128), 2: ("mistral-7b", "A10", 2048, 192),
-         3: ("qwen2.5-7b", "L4", 2048, 256)}  # fmt: skip
+_RUNS = {
+    1: ("llama-2-7b", "RTX 4090", 1024, 128),
+    2: ("mistral-7b", "A10", 2048, 192),
+    3: ("qwen2.5-7b", "L4", 2048, 256),
+}
 SLACK, RANK = 0.05, 16
 
 
@@ -37,15 +40,22 @@ class OneCard:
 
     def __str__(self) -> str:
         bare = estimate(self.model, self.cluster, Plan(framework="deepspeed"), self.batch)
-        rows = "\n".join(f"  {name:<16} {format_bytes(size):>10}"
-                         for name, size in bare.peak.bytes_by_category.items() if size > GIB / 10)  # fmt: skip
-        return "\n".join([
-            f"{self.model} on one {self.cluster.device.name} of {format_bytes(self.cluster.device.memory_bytes)}; the host has "
-            f"{format_bytes(self.cluster.host_bytes_per_node)}. A step takes {self.batch.sequences} sequences of "
-            f"{self.batch.sequence_length} tokens.", "A full fine-tune, with nothing done about it (predicted):", rows,
-            f"Give two plans that fit with headroom. \"adapters\": LoRA of rank {RANK} or more, its base as you like.",
-            "\"full\": every parameter trains, framework=\"deepspeed\". Each at most 5% slower than the fastest.",
-        ])  # fmt: skip
+        rows = "\n".join(
+            f"  {name:<16} {format_bytes(size):>10}"
+            for name, size in bare.peak.bytes_by_category.items()
+            if size > GIB / 10
+        )
+        return "\n".join(
+            [
+                f"{self.model} on one {self.cluster.device.name} of {format_bytes(self.cluster.device.memory_bytes)}; the host has "
+                f"{format_bytes(self.cluster.host_bytes_per_node)}. A step takes {self.batch.sequences} sequences of "
+                f"{self.batch.sequence_length} tokens.",
+                "A full fine-tune, with nothing done about it (predicted):",
+                rows,
+                f'Give two plans that fit with headroom. "adapters": LoRA of rank {RANK} or more, its base as you like.',
+                '"full": every parameter trains, framework="deepspeed". Each at most 5% slower than the fastest.',
+            ]
+        )
 
 
 @functools.cache
@@ -61,12 +71,27 @@ def par(model: str) -> tuple[Estimate, Estimate]:
     """The fastest plan with adapters, and the fastest that trains all."""
     case = next(data(seed) for seed, run in _RUNS.items() if run[0] == model)
     sizes = list(itertools.product((1, 2, 4, 8, 16), ("none", "full"), ("whole", "chunked")))
-    adapters = [Plan(micro_batch=b, recompute=r, loss=loss, lora=Lora(rank=RANK, base=base))
-                for b, r, loss in sizes for base in ("bf16", "int8", "nf4-dq")]  # fmt: skip
-    full = [Plan(micro_batch=b, recompute=r, loss=loss, offload=where, zero_stage=stage, framework="deepspeed")
-            for b, r, loss in sizes for where, stage in (("optimizer", 2), ("parameters", 3))]  # fmt: skip
-    return (fastest(case.model, case.cluster, case.batch, adapters),
-            fastest(case.model, case.cluster, case.batch, full))  # fmt: skip
+    adapters = [
+        Plan(micro_batch=b, recompute=r, loss=loss, lora=Lora(rank=RANK, base=base))
+        for b, r, loss in sizes
+        for base in ("bf16", "int8", "nf4-dq")
+    ]
+    full = [
+        Plan(
+            micro_batch=b,
+            recompute=r,
+            loss=loss,
+            offload=where,
+            zero_stage=stage,
+            framework="deepspeed",
+        )
+        for b, r, loss in sizes
+        for where, stage in (("optimizer", 2), ("parameters", 3))
+    ]
+    return (
+        fastest(case.model, case.cluster, case.batch, adapters),
+        fastest(case.model, case.cluster, case.batch, full),
+    )
 
 
 def _verdict(case: OneCard, answer: Mapping[str, Any]) -> Verdict:
@@ -81,7 +106,10 @@ def _verdict(case: OneCard, answer: Mapping[str, Any]) -> Verdict:
         first.step_seconds + second.step_seconds,
         best[0].step_seconds + best[1].step_seconds,
     )
-    return correct(f"{plan_name_of(first.plan)}", score=scored(seconds, least, "for a step of each", format_seconds))  # fmt: skip
+    return correct(
+        f"{plan_name_of(first.plan)}",
+        score=scored(seconds, least, "for a step of each", format_seconds),
+    )
 
 
 def _adapters(case: OneCard, plan: Plan, best: Estimate) -> Estimate | Verdict:
@@ -90,8 +118,11 @@ def _adapters(case: OneCard, plan: Plan, best: Estimate) -> Estimate | Verdict:
             f"adapters: a plan with lora=Lora(rank={RANK}, ...) is wanted", got=plan_name_of(plan)
         )
     if plan.offload != "none":
-        return not_yet("adapters: the optimizer was offloaded", got=plan_name_of(plan),
-                       nudge="How many bytes of state do the adapters have? Look at the category before you move it.")  # fmt: skip
+        return not_yet(
+            "adapters: the optimizer was offloaded",
+            got=plan_name_of(plan),
+            nudge="How many bytes of state do the adapters have? Look at the category before you move it.",
+        )
     found = estimated(case.model, case.cluster, plan, case.batch, "adapters")
     if isinstance(found, Verdict):
         return found
@@ -118,8 +149,11 @@ def _slow(found: Estimate, best: Estimate, says: str) -> Verdict | None:
     if slower <= SLACK:
         return None
     free = found.cluster.device.memory_bytes - found.peak.device_bytes
-    return not_yet(f"{says} fits, and is {slower:.0%} slower than the fastest plan", got=plan_name(found),
-                   nudge=f"{format_bytes(free)} lie idle. What could you keep, or which batch could pass at once?")  # fmt: skip
+    return not_yet(
+        f"{says} fits, and is {slower:.0%} slower than the fastest plan",
+        got=plan_name(found),
+        nudge=f"{format_bytes(free)} lie idle. What could you keep, or which batch could pass at once?",
+    )
 
 
 def _gains(case: OneCard, answer: Mapping[str, Any]) -> Gains:
@@ -129,7 +163,13 @@ def _gains(case: OneCard, answer: Mapping[str, Any]) -> Gains:
 
 
 SHEET = Sheet(
-    "Seven billion on one card", "intermediate", "fine-tuning within 24 GB, with and without offload",
-    "How do you fine-tune 7B on 24 GB, and what does it take to train all of it?", ("06", "07"),
-    {"adapters": plan_kind(), "full": plan_kind()}, data, _verdict, _gains,
-)  # fmt: skip
+    "Seven billion on one card",
+    "intermediate",
+    "fine-tuning within 24 GB, with and without offload",
+    "How do you fine-tune 7B on 24 GB, and what does it take to train all of it?",
+    ("06", "07"),
+    {"adapters": plan_kind(), "full": plan_kind()},
+    data,
+    _verdict,
+    _gains,
+)

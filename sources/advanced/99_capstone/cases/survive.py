@@ -24,8 +24,13 @@ _RUNS = {
     2: (45, 16.0, 60.0, 900.0, 23),
     3: (90, 6.0, 120.0, 1500.0, 7),
 }
-ORDER = ("stop every rank", "take the node out", "put the spare in", "load the newest checkpoint that verifies",
-         "compare the loss with the log")  # fmt: skip
+ORDER = (
+    "stop every rank",
+    "take the node out",
+    "put the spare in",
+    "load the newest checkpoint that verifies",
+    "compare the loss with the log",
+)
 BAD_SHARE = 0.4  # of the failures, on one node
 ONE_EVENT_SECONDS = 600.0  # what follows a failure within ten minutes is its echo
 Z = 1.645  # of a 90% interval
@@ -67,15 +72,18 @@ class FailureLog:
             f"  day {line.seconds / DAY:6.3f}  node {line.node:>2}  {line.what}"
             for line in self.lines[:14]
         ]
-        return "\n".join([
-            f"70B on 256 GPUs ({NODES} nodes of {GPUS}) ran for {self.days} days. A checkpoint stops it for {self.checkpoint_seconds:.0f} s, "
-            f"a restart takes {self.restart_seconds:.0f} s.",
-            f"Its log (simulated) has {len(self.lines)} lines, in case.lines; the first of them:", *rows,
-            "A failure of one node ends collectives on others minutes later: within ten minutes it is one event.",
-            "How many failures were there; how many per 1,000 node-days, as a 90% interval; which node goes to repair;",
-            "how many minutes of work between checkpoints; which share of the time is then work; and what is done, in",
-            f"which order: {', '.join(sorted(ORDER))}?",
-        ])  # fmt: skip
+        return "\n".join(
+            [
+                f"70B on 256 GPUs ({NODES} nodes of {GPUS}) ran for {self.days} days. A checkpoint stops it for {self.checkpoint_seconds:.0f} s, "
+                f"a restart takes {self.restart_seconds:.0f} s.",
+                f"Its log (simulated) has {len(self.lines)} lines, in case.lines; the first of them:",
+                *rows,
+                "A failure of one node ends collectives on others minutes later: within ten minutes it is one event.",
+                "How many failures were there; how many per 1,000 node-days, as a 90% interval; which node goes to repair;",
+                "how many minutes of work between checkpoints; which share of the time is then work; and what is done, in",
+                f"which order: {', '.join(sorted(ORDER))}?",
+            ]
+        )
 
 
 @functools.cache
@@ -89,8 +97,20 @@ def data(seed: int) -> FailureLog:
         if now > days * DAY:
             break
         node = bad if chance.random() < BAD_SHARE else chance.randrange(NODES)
-        lines.append(Line(now, node, chance.choice(("Xid 79: GPU has fallen off the bus", "Xid 63: ECC row remapping",
-                                                    "node does not answer", "link down: mlx5_3"))))  # fmt: skip
+        lines.append(
+            Line(
+                now,
+                node,
+                chance.choice(
+                    (
+                        "Xid 79: GPU has fallen off the bus",
+                        "Xid 63: ECC row remapping",
+                        "node does not answer",
+                        "link down: mlx5_3",
+                    )
+                ),
+            )
+        )
         for other in chance.sample(range(NODES), chance.randrange(1, 4)):
             lines.append(
                 Line(now + chance.uniform(5, 500), other, "NCCL watchdog: collective timed out")
@@ -117,14 +137,28 @@ def _verdict(log: FailureLog, answer: Mapping[str, Any]) -> Verdict:
     bad = Counter(line.node for line in found).most_common(1)[0][0]
     loud = Counter(line.node for line in log.lines).most_common(1)[0][0]
     problem = (
-        judge(answer["failures"], len(found), "the failures", expected="how many",
-              wrong={len(log.lines): "Those are the lines. A rank that waits for a dead one is an echo, not a failure."},
-              nudge="Group lines that lie within ten minutes of the first of their group.")
+        judge(
+            answer["failures"],
+            len(found),
+            "the failures",
+            expected="how many",
+            wrong={
+                len(
+                    log.lines
+                ): "Those are the lines. A rank that waits for a dead one is an echo, not a failure."
+            },
+            nudge="Group lines that lie within ten minutes of the first of their group.",
+        )
         or _wrong_rate(log, *answer["per 1,000 node-days"])
-        or judge(answer["node to repair"], bad, "the node", expected="the one that fails first most often",
-                 wrong={} if loud == bad else {loud: "It has most lines. How many of them are echoes?"},
-                 nudge="Count the first line of each failure by node.")
-    )  # fmt: skip
+        or judge(
+            answer["node to repair"],
+            bad,
+            "the node",
+            expected="the one that fails first most often",
+            wrong={} if loud == bad else {loud: "It has most lines. How many of them are echoes?"},
+            nudge="Count the first line of each failure by node.",
+        )
+    )
     return (
         problem
         or _wrong_interval(log, answer)
@@ -137,14 +171,26 @@ def _wrong_rate(log: FailureLog, low: float, high: float) -> Verdict | None:
     count = len(events(log))
     rate, width = 1000 * count / log.node_days, 2 * 1000 * Z * math.sqrt(count) / log.node_days
     if not low < high:
-        return not_yet("the rate", got=f"{low:.3g} to {high:.3g}", expected="low and high",
-                       nudge=f"{count} events are a sample. How far off may their rate be?")  # fmt: skip
+        return not_yet(
+            "the rate",
+            got=f"{low:.3g} to {high:.3g}",
+            expected="low and high",
+            nudge=f"{count} events are a sample. How far off may their rate be?",
+        )
     if not low <= rate <= high:
-        return not_yet("the rate", got=f"{low:.3g} to {high:.3g}", expected="an interval with the rate of the log in it",
-                       nudge="1,000 x failures / (nodes x days).")  # fmt: skip
+        return not_yet(
+            "the rate",
+            got=f"{low:.3g} to {high:.3g}",
+            expected="an interval with the rate of the log in it",
+            nudge="1,000 x failures / (nodes x days).",
+        )
     if not 0.7 * width <= high - low <= 1.5 * width:
-        return not_yet("the width of the interval", got=f"{high - low:.2g}", expected="that of 90%",
-                       nudge="Counts scatter by their square root: n - 1.645 sqrt(n) to n + 1.645 sqrt(n).")  # fmt: skip
+        return not_yet(
+            "the width of the interval",
+            got=f"{high - low:.2g}",
+            expected="that of 90%",
+            nudge="Counts scatter by their square root: n - 1.645 sqrt(n) to n + 1.645 sqrt(n).",
+        )
     return None
 
 
@@ -153,15 +199,27 @@ def _wrong_interval(log: FailureLog, answer: Mapping[str, Any]) -> Verdict | Non
     best = best_interval_seconds(d, mean)
     share = working_share(best, d, log.restart_seconds, mean)
     return judge(
-        answer["minutes between checkpoints"], best / 60, "the minutes", relative=0.1, expected="minutes of work",
-        wrong={math.sqrt(2 * d * mean / NODES) / 60: "The mean time between failures of the job is that of all nodes together already.",
-               math.sqrt(d * mean) / 60: "Young's formula has a 2 in it.", best: "Those are seconds."},
+        answer["minutes between checkpoints"],
+        best / 60,
+        "the minutes",
+        relative=0.1,
+        expected="minutes of work",
+        wrong={
+            math.sqrt(2 * d * mean / NODES)
+            / 60: "The mean time between failures of the job is that of all nodes together already.",
+            math.sqrt(d * mean) / 60: "Young's formula has a 2 in it.",
+            best: "Those are seconds.",
+        },
         nudge="Young and Daly: about sqrt(2 x checkpoint x mean time between failures).",
     ) or judge(
-        answer["share of work"], share, "the share of work", within=0.01, expected="a share of 1",
+        answer["share of work"],
+        share,
+        "the share of work",
+        within=0.01,
+        expected="a share of 1",
         wrong={1 - share: "That is what is lost."},
         nudge="Checkpoints, the restart, and half an interval of lost work for each failure: working_share(...).",
-    )  # fmt: skip
+    )
 
 
 def _wrong_order(order: tuple[str, ...]) -> Verdict | None:
@@ -188,7 +246,10 @@ def _right(log: FailureLog, answer: Mapping[str, Any]) -> Verdict:
     mean, d = mean_seconds(log), log.checkpoint_seconds
     mine = working_share(60 * answer["minutes between checkpoints"], d, log.restart_seconds, mean)
     best = working_share(best_interval_seconds(d, mean), d, log.restart_seconds, mean)
-    return correct("a rate with its interval, and five steps", score=scored(round(100 * mine, 2), round(100 * best, 2), "% of the time is work"))  # fmt: skip
+    return correct(
+        "a rate with its interval, and five steps",
+        score=scored(round(100 * mine, 2), round(100 * best, 2), "% of the time is work"),
+    )
 
 
 def _gains(log: FailureLog, answer: Mapping[str, Any]) -> Gains:
@@ -196,10 +257,20 @@ def _gains(log: FailureLog, answer: Mapping[str, Any]) -> Gains:
 
 
 SHEET = Sheet(
-    "A run that survives", "advanced", "failures, checkpoints and the order of a restart",
-    "70B on 256 GPUs, and nodes fail: how often do you save, and what do you do when it happens?", ("16", "15"),
-    {"failures": whole("a number of failures"), "per 1,000 node-days": interval("two numbers: low, high"),
-     "node to repair": whole("a node"), "minutes between checkpoints": number("a number of minutes"),
-     "share of work": number("a share of 1"), "order": several(one_of(*ORDER, what="a step"), what="a list of steps")},
-    data, _verdict, _gains,
-)  # fmt: skip
+    "A run that survives",
+    "advanced",
+    "failures, checkpoints and the order of a restart",
+    "70B on 256 GPUs, and nodes fail: how often do you save, and what do you do when it happens?",
+    ("16", "15"),
+    {
+        "failures": whole("a number of failures"),
+        "per 1,000 node-days": interval("two numbers: low, high"),
+        "node to repair": whole("a node"),
+        "minutes between checkpoints": number("a number of minutes"),
+        "share of work": number("a share of 1"),
+        "order": several(one_of(*ORDER, what="a step"), what="a list of steps"),
+    },
+    data,
+    _verdict,
+    _gains,
+)

@@ -70,23 +70,33 @@ class Offers:
         return estimate(MODEL, self.cluster(offer, nodes), self.plan(offer, nodes), BATCH)
 
     def __str__(self) -> str:
-        rows = [f"  {offer:<12} ${self.usd[offer]:.2f} a GPU hour, {self.network[offer] / GB:.1f} GB/s out of a node of 8; claimed MFU "
-                f"{_CLAIMED[offer]:.0%}" for offer in OFFERS]  # fmt: skip
-        return "\n".join([
-            f"{MODEL}, {self.tokens / 1e9:.0f}B tokens, in {self.days} days. Three offers, each of {', '.join(map(str, NODE_COUNTS))} nodes:", *rows,
-            "A100: TP 4, PP 2, ZeRO-1 over the rest. A10 plain: data parallelism and full recomputation. A10 sharded: ZeRO-3,",
-            "full recomputation, micro-batch 4. case.estimate(offer, nodes) predicts one. The matrix: for each offer the fewest nodes that fit",
-            "with headroom and are done in time on the slow side of the interval of days (0 where none are), and the dollars then",
-            "(0 where none are); and your choice, the cheapest of them, or \"none of them\".",
-        ])  # fmt: skip
+        rows = [
+            f"  {offer:<12} ${self.usd[offer]:.2f} a GPU hour, {self.network[offer] / GB:.1f} GB/s out of a node of 8; claimed MFU "
+            f"{_CLAIMED[offer]:.0%}"
+            for offer in OFFERS
+        ]
+        return "\n".join(
+            [
+                f"{MODEL}, {self.tokens / 1e9:.0f}B tokens, in {self.days} days. Three offers, each of {', '.join(map(str, NODE_COUNTS))} nodes:",
+                *rows,
+                "A100: TP 4, PP 2, ZeRO-1 over the rest. A10 plain: data parallelism and full recomputation. A10 sharded: ZeRO-3,",
+                "full recomputation, micro-batch 4. case.estimate(offer, nodes) predicts one. The matrix: for each offer the fewest nodes that fit",
+                "with headroom and are done in time on the slow side of the interval of days (0 where none are), and the dollars then",
+                '(0 where none are); and your choice, the cheapest of them, or "none of them".',
+            ]
+        )
 
 
 @functools.cache
 def data(seed: int) -> Offers:
     """The offers of a seed."""
     tokens, days, a100, a10, out = _RUNS[seed]
-    return Offers(tokens, days, {"A100": a100, "A10 plain": a10, "A10 sharded": a10},
-                  {"A100": 200 * GB, "A10 plain": out * GB, "A10 sharded": out * GB})  # fmt: skip
+    return Offers(
+        tokens,
+        days,
+        {"A100": a100, "A10 plain": a10, "A10 sharded": a10},
+        {"A100": 200 * GB, "A10 plain": out * GB, "A10 sharded": out * GB},
+    )
 
 
 def row(case: Offers, offer: str) -> tuple[int, float]:
@@ -114,8 +124,13 @@ def _verdict(case: Offers, answer: Mapping[str, Any]) -> Verdict:
         if problem := _wrong_row(case, offer, answer[offer]):
             return problem
     right = choice(case)
-    problem = judge(answer["choice"], right, "the choice", expected="the cheapest that is done in time",
-                    nudge="Compare the dollars of the rows that have any. A price of an hour is no price of a run.")  # fmt: skip
+    problem = judge(
+        answer["choice"],
+        right,
+        "the choice",
+        expected="the cheapest that is done in time",
+        nudge="Compare the dollars of the rows that have any. A price of an hour is no price of a run.",
+    )
     usd = row(case, right)[1] if right != NEITHER else 0.0
     return problem or correct(
         f"{right}, by fit, deadline and dollars",
@@ -128,17 +143,34 @@ def _wrong_row(case: Offers, offer: str, mine: Mapping[str, Any]) -> Verdict | N
     one = case.estimate(offer, NODE_COUNTS[0])
     claimed = _at_claimed_mfu(case, offer)
     holds = f"{one.peak.state_bytes / GB:.0f} GB of states lie on each card"
-    never = (f"{holds}: plain data parallelism splits none of them, on any number of nodes." if offer == "A10 plain"
-             else "No number of nodes in the list is done in time on the slow side.")  # fmt: skip
+    never = (
+        f"{holds}: plain data parallelism splits none of them, on any number of nodes."
+        if offer == "A10 plain"
+        else "No number of nodes in the list is done in time on the slow side."
+    )
     wrong = (
         {claimed: "That is the claimed MFU. What does the planner say of this plan on these links?"}
         if claimed != nodes
         else {}
     )
-    problem = judge(mine["nodes"], nodes, f"{offer}: the nodes", wrong=wrong if nodes else {}, expected="a number of nodes, or 0",
-                    nudge=never if not nodes else "Fits with headroom, and cost(...).days_interval[1] within the deadline.")  # fmt: skip
-    return problem or judge(mine["usd"], usd, f"{offer}: the dollars", relative=0.03, expected="dollars of the run",
-                            nudge="cost(case.estimate(offer, nodes), case.tokens).usd")  # fmt: skip
+    problem = judge(
+        mine["nodes"],
+        nodes,
+        f"{offer}: the nodes",
+        wrong=wrong if nodes else {},
+        expected="a number of nodes, or 0",
+        nudge=never
+        if not nodes
+        else "Fits with headroom, and cost(...).days_interval[1] within the deadline.",
+    )
+    return problem or judge(
+        mine["usd"],
+        usd,
+        f"{offer}: the dollars",
+        relative=0.03,
+        expected="dollars of the run",
+        nudge="cost(case.estimate(offer, nodes), case.tokens).usd",
+    )
 
 
 def _at_claimed_mfu(case: Offers, offer: str) -> int:
@@ -160,9 +192,19 @@ def _gains(case: Offers, answer: Mapping[str, Any]) -> Gains:
 
 
 SHEET = Sheet(
-    "A100 or A10", "advanced", "a decision matrix with a deadline in it",
-    "13B: A100s at 45% MFU with 3D parallelism, or cheaper A10s at 38% with data parallelism and checkpointing?", ("17", "15"),
-    {**{offer: keys({"nodes": whole("a number of nodes"), "usd": number("a number of dollars")}) for offer in OFFERS},
-     "choice": one_of(*OFFERS, NEITHER, what="an offer")},
-    data, _verdict, _gains,
-)  # fmt: skip
+    "A100 or A10",
+    "advanced",
+    "a decision matrix with a deadline in it",
+    "13B: A100s at 45% MFU with 3D parallelism, or cheaper A10s at 38% with data parallelism and checkpointing?",
+    ("17", "15"),
+    {
+        **{
+            offer: keys({"nodes": whole("a number of nodes"), "usd": number("a number of dollars")})
+            for offer in OFFERS
+        },
+        "choice": one_of(*OFFERS, NEITHER, what="an offer"),
+    },
+    data,
+    _verdict,
+    _gains,
+)

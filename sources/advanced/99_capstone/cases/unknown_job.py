@@ -59,15 +59,18 @@ class Record:
 
     def __str__(self) -> str:
         held = ", ".join(f"{name} {mib:.1f}" for name, mib in self.held_mib.items() if mib > 0.2)
-        return "\n".join([
-            f"A job may take {self.budget_mib:.0f} MiB and dies. You have its record, without a line of code (measured):",
-            f"  most alive             {self.peak_mib:.1f} MiB, in {self.phase}",
-            f"  the allocator needs    {self.allocator_mib:.1f} MiB", f"  at the peak, MiB       {held}",
-            f"  alive after each step  {', '.join(f'{mib:.1f}' for mib in self.alive_mib)} MiB",
-            f"  parameters that train  {self.trained:.0%} of all",
-            "What is the cause, which category fills the memory, how many MiB does it grow by from step to step,",
-            "how many does the allocator need beyond what is alive, and what do you do first?",
-        ])  # fmt: skip
+        return "\n".join(
+            [
+                f"A job may take {self.budget_mib:.0f} MiB and dies. You have its record, without a line of code (measured):",
+                f"  most alive             {self.peak_mib:.1f} MiB, in {self.phase}",
+                f"  the allocator needs    {self.allocator_mib:.1f} MiB",
+                f"  at the peak, MiB       {held}",
+                f"  alive after each step  {', '.join(f'{mib:.1f}' for mib in self.alive_mib)} MiB",
+                f"  parameters that train  {self.trained:.0%} of all",
+                "What is the cause, which category fills the memory, how many MiB does it grow by from step to step,",
+                "how many does the allocator need beyond what is alive, and what do you do first?",
+            ]
+        )
 
 
 @functools.cache
@@ -79,11 +82,15 @@ def data(seed: int) -> Record:
     model, optimizer = found.patient.build()
     trains = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
     return Record(
-        seed, found.patient.limit_bytes / MIB, found.run.peak_bytes / MIB, str(found.run.peak_phase),
-        smallest_capacity(line) / MIB, tuple(line.at(ns).total_bytes / MIB for ns in ends),
+        seed,
+        found.patient.limit_bytes / MIB,
+        found.run.peak_bytes / MIB,
+        str(found.run.peak_phase),
+        smallest_capacity(line) / MIB,
+        tuple(line.at(ns).total_bytes / MIB for ns in ends),
         {str(name): size / MIB for name, size in dict(found.run.breakdown).items()},
         trains / sum(p.numel() for p in model.parameters()),
-    )  # fmt: skip
+    )
 
 
 def growth_mib(record: Record) -> float:
@@ -95,24 +102,59 @@ def _verdict(record: Record, answer: Mapping[str, Any]) -> Verdict:
     known = WARD[_PATIENTS[record.seed]]
     grows, gaps = growth_mib(record), record.allocator_mib - record.peak_mib
     steps = len(record.alive_mib) - 1
-    never = {"optimizer step": "Adam's moments are in the list: are they what fills it?",
-             "large logits": "Logits and loss are in the list: are they what fills it?"}  # fmt: skip
-    problem = judge(answer["cause"], known.cause, "the cause", expected="another one",
-                    wrong=never, nudge=_TOLD[known.cause])  # fmt: skip
+    never = {
+        "optimizer step": "Adam's moments are in the list: are they what fills it?",
+        "large logits": "Logits and loss are in the list: are they what fills it?",
+    }
+    problem = judge(
+        answer["cause"],
+        known.cause,
+        "the cause",
+        expected="another one",
+        wrong=never,
+        nudge=_TOLD[known.cause],
+    )
     if problem is None and answer["category"] not in known.categories:
-        problem = not_yet("the category", got=answer["category"], expected="the one that fills the memory",
-                          nudge="Which is far larger than a healthy step needs? Reserved and not alive is one, too.")  # fmt: skip
-    problem = problem or judge(
-        answer["grows MiB a step"], grows, "the growth", within=0.1, expected="MiB from step to step",
-        wrong={grows * steps: "That is the growth of the whole run.", grows * steps / (steps + 1): "Between n steps lie n - 1."},
-        nudge="What is alive after the last step, less the first, over the steps between.",
-    ) or judge(
-        answer["beyond alive MiB"], gaps, "what the allocator needs beyond it", within=0.1, expected="MiB",
-        wrong={record.allocator_mib: "That is all it needs. How much of it is not alive?",
-               record.allocator_mib - record.budget_mib: "That is what the budget lacks."},
-        nudge="What the allocator needs, less the most that was alive.",
-    ) or judge(answer["first"], FIRST[known.cause], "what to do first", expected="the cure of your cause",
-               nudge="Cure the cause that you named, not a symptom.")  # fmt: skip
+        problem = not_yet(
+            "the category",
+            got=answer["category"],
+            expected="the one that fills the memory",
+            nudge="Which is far larger than a healthy step needs? Reserved and not alive is one, too.",
+        )
+    problem = (
+        problem
+        or judge(
+            answer["grows MiB a step"],
+            grows,
+            "the growth",
+            within=0.1,
+            expected="MiB from step to step",
+            wrong={
+                grows * steps: "That is the growth of the whole run.",
+                grows * steps / (steps + 1): "Between n steps lie n - 1.",
+            },
+            nudge="What is alive after the last step, less the first, over the steps between.",
+        )
+        or judge(
+            answer["beyond alive MiB"],
+            gaps,
+            "what the allocator needs beyond it",
+            within=0.1,
+            expected="MiB",
+            wrong={
+                record.allocator_mib: "That is all it needs. How much of it is not alive?",
+                record.allocator_mib - record.budget_mib: "That is what the budget lacks.",
+            },
+            nudge="What the allocator needs, less the most that was alive.",
+        )
+        or judge(
+            answer["first"],
+            FIRST[known.cause],
+            "what to do first",
+            expected="the cure of your cause",
+            nudge="Cure the cause that you named, not a symptom.",
+        )
+    )
     return problem or correct(f"{known.cause}, from the record alone")
 
 
@@ -123,10 +165,19 @@ def _gains(record: Record, answer: Mapping[str, Any]) -> Gains:
 
 
 SHEET = Sheet(
-    "A job without its code", "intermediate", "a diagnosis from a memory record",
-    "A job died of memory, and all you have is its record: what was it?", ("10",),
-    {"cause": one_of(*CAUSES, what="a cause"), "category": one_of(*CATEGORIES, what="a category of bytes"),
-     "grows MiB a step": number("a number of MiB"), "beyond alive MiB": number("a number of MiB"),
-     "first": one_of(*dict.fromkeys(FIRST.values()), what="a cure")},
-    data, _verdict, _gains,
-)  # fmt: skip
+    "A job without its code",
+    "intermediate",
+    "a diagnosis from a memory record",
+    "A job died of memory, and all you have is its record: what was it?",
+    ("10",),
+    {
+        "cause": one_of(*CAUSES, what="a cause"),
+        "category": one_of(*CATEGORIES, what="a category of bytes"),
+        "grows MiB a step": number("a number of MiB"),
+        "beyond alive MiB": number("a number of MiB"),
+        "first": one_of(*dict.fromkeys(FIRST.values()), what="a cure"),
+    },
+    data,
+    _verdict,
+    _gains,
+)

@@ -49,26 +49,48 @@ class TwoJobs:
             alone = estimate(
                 job.model, job.cluster, Plan(dp=job.cluster.gpus, framework="zero-paper"), job.batch
             )
-            rows += [f"Job {name}: {job.model}, {alone.peak.state_bytes / 1e9:.1f} GB of states, on {job.cluster.nodes} x "
-                     f"{job.cluster.gpus_per_node} {job.cluster.device.name} of {format_bytes(job.cluster.device.memory_bytes)};",
-                     f"  {job.batch.sequences} sequences of {job.batch.sequence_length}; {job.needs}."]  # fmt: skip
-        return "\n".join([*rows, "For each a Plan(dp=all ranks, zero_stage=..., framework=\"deepspeed\" or \"fsdp\", micro_batch=...,",
-                          "recompute=...) that fits with headroom and sends the fewest bytes (predicted)."])  # fmt: skip
+            rows += [
+                f"Job {name}: {job.model}, {alone.peak.state_bytes / 1e9:.1f} GB of states, on {job.cluster.nodes} x "
+                f"{job.cluster.gpus_per_node} {job.cluster.device.name} of {format_bytes(job.cluster.device.memory_bytes)};",
+                f"  {job.batch.sequences} sequences of {job.batch.sequence_length}; {job.needs}.",
+            ]
+        return "\n".join(
+            [
+                *rows,
+                'For each a Plan(dp=all ranks, zero_stage=..., framework="deepspeed" or "fsdp", micro_batch=...,',
+                "recompute=...) that fits with headroom and sends the fewest bytes (predicted).",
+            ]
+        )
 
 
 def _job(model: str, gpu: str, gpus: int, sequences: int, library: str, nodes: int = 1) -> Job:
-    return Job(model, Cluster(gpu=gpu, nodes=nodes, gpus_per_node=gpus),
-               Batch(sequences=sequences, sequence_length=1024), library)  # fmt: skip
+    return Job(
+        model,
+        Cluster(gpu=gpu, nodes=nodes, gpus_per_node=gpus),
+        Batch(sequences=sequences, sequence_length=1024),
+        library,
+    )
 
 
 @functools.cache
 def data(seed: int) -> TwoJobs:
     """The jobs of a seed."""
-    return TwoJobs({
-        1: {"A": _job("opt-1.3b", "V100-16GB", 8, 64, "deepspeed"), "B": _job("llama-2-7b", "A100-40GB", 8, 64, "fsdp")},
-        2: {"A": _job("gpt2-1.5b", "RTX 3090", 4, 64, "fsdp"), "B": _job("llama-2-13b", "A100-40GB", 8, 64, "deepspeed")},
-        3: {"A": _job("llama-3-8b", "A100-80GB", 8, 64, "deepspeed"), "B": _job("llama-2-7b", "A100-40GB", 8, 64, "fsdp", 2)},
-    }[seed])  # fmt: skip
+    return TwoJobs(
+        {
+            1: {
+                "A": _job("opt-1.3b", "V100-16GB", 8, 64, "deepspeed"),
+                "B": _job("llama-2-7b", "A100-40GB", 8, 64, "fsdp"),
+            },
+            2: {
+                "A": _job("gpt2-1.5b", "RTX 3090", 4, 64, "fsdp"),
+                "B": _job("llama-2-13b", "A100-40GB", 8, 64, "deepspeed"),
+            },
+            3: {
+                "A": _job("llama-3-8b", "A100-80GB", 8, 64, "deepspeed"),
+                "B": _job("llama-2-7b", "A100-40GB", 8, 64, "fsdp", 2),
+            },
+        }[seed]
+    )
 
 
 def sent_bytes(job: Job, plan: Plan) -> float:
@@ -104,8 +126,10 @@ def _verdict(case: TwoJobs, answer: Mapping[str, Any]) -> Verdict:
         if isinstance(found, Verdict):
             return found
         sent, least = sent + sent_bytes(job, found.plan), least + par(job)[1]
-    return correct("both fit, in the library that their needs name",
-                   score=scored(sent, least, "sent by a rank in a step of each", gigabytes))  # fmt: skip
+    return correct(
+        "both fit, in the library that their needs name",
+        score=scored(sent, least, "sent by a rank in a step of each", gigabytes),
+    )
 
 
 def _one(name: str, job: Job, plan: Plan) -> Estimate | Verdict:
@@ -116,8 +140,10 @@ def _one(name: str, job: Job, plan: Plan) -> Estimate | Verdict:
             nudge=f"The job: {job.needs}. Which of the two is made for that? Plan(framework=...) names it.",
         )
     if plan.dp != job.cluster.gpus or plan.offload != "none" or plan.lora is not None:
-        return not_yet(f"job {name}: data parallelism over all {job.cluster.gpus} ranks, all parameters, no offload",
-                       got=plan_name_of(plan))  # fmt: skip
+        return not_yet(
+            f"job {name}: data parallelism over all {job.cluster.gpus} ranks, all parameters, no offload",
+            got=plan_name_of(plan),
+        )
     found = estimated(job.model, job.cluster, plan, job.batch, f"job {name}")
     if isinstance(found, Verdict):
         return found
@@ -129,11 +155,18 @@ def _one(name: str, job: Job, plan: Plan) -> Estimate | Verdict:
         return problem
     least, sent = par(job)[1], sent_bytes(job, plan)
     if sent > 1.01 * least:
-        nudge = ("Stage 3 gathers every parameter twice for every micro-batch. Does a lower stage fit, or a larger micro-batch?"
-                 if plan.zero_stage == 3 else "From stage 2 on gradients are reduced once for every micro-batch. Is there a "
-                 "stage, or a micro-batch, that does it less often?")  # fmt: skip
-        return not_yet(f"job {name} fits, and sends {sent / least:.1f} times the bytes that it must",
-                       expected=gigabytes(least), got=gigabytes(sent), nudge=nudge)  # fmt: skip
+        nudge = (
+            "Stage 3 gathers every parameter twice for every micro-batch. Does a lower stage fit, or a larger micro-batch?"
+            if plan.zero_stage == 3
+            else "From stage 2 on gradients are reduced once for every micro-batch. Is there a "
+            "stage, or a micro-batch, that does it less often?"
+        )
+        return not_yet(
+            f"job {name} fits, and sends {sent / least:.1f} times the bytes that it must",
+            expected=gigabytes(least),
+            got=gigabytes(sent),
+            nudge=nudge,
+        )
     return found
 
 
@@ -145,10 +178,20 @@ def _gains(case: TwoJobs, answer: Mapping[str, Any]) -> Gains:
         )
         mine = estimate(job.model, job.cluster, answer[name], job.batch)
         saved = max(saved, plain.peak.needed_bytes - mine.peak.needed_bytes)
-    return Gains(bytes_saved=saved, bytes_sent=sum(sent_bytes(job, answer[name]) for name, job in case.jobs.items()))  # fmt: skip
+    return Gains(
+        bytes_saved=saved,
+        bytes_sent=sum(sent_bytes(job, answer[name]) for name, job in case.jobs.items()),
+    )
 
 
 SHEET = Sheet(
-    "ZeRO or FSDP", "intermediate", "choosing a sharding, and its bytes",
-    "ZeRO-3 or FSDP, for which case?", ("09",), {"A": plan_kind(), "B": plan_kind()}, data, _verdict, _gains,
-)  # fmt: skip
+    "ZeRO or FSDP",
+    "intermediate",
+    "choosing a sharding, and its bytes",
+    "ZeRO-3 or FSDP, for which case?",
+    ("09",),
+    {"A": plan_kind(), "B": plan_kind()},
+    data,
+    _verdict,
+    _gains,
+)

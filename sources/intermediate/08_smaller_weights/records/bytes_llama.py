@@ -29,10 +29,14 @@ def main() -> None:
     """Train, save, and say how well it does on text that it has not seen."""
     model, loss = train()
     notes = {
-        "steps": str(STEPS), "batch": f"{BATCH} x {LENGTH} tokens", "seed": str(SEED),
-        "training_loss": f"{loss:.4f}", "text": f"standard library of Python {platform.python_version()}",
-        "torch": torch.__version__, "config": json.dumps(CONFIG.__dict__),
-    }  # fmt: skip
+        "steps": str(STEPS),
+        "batch": f"{BATCH} x {LENGTH} tokens",
+        "seed": str(SEED),
+        "training_loss": f"{loss:.4f}",
+        "text": f"standard library of Python {platform.python_version()}",
+        "torch": torch.__version__,
+        "config": json.dumps(CONFIG.__dict__),
+    }
     save_file({n: t.bfloat16().contiguous() for n, t in model.state_dict().items()}, FILE, notes)
     found = perplexity(bytes_llama(), held_out_sequences())
     print(f"{FILE.name}: {FILE.stat().st_size:,} bytes, perplexity {found:.3f}")

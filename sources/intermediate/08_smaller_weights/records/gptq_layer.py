@@ -34,8 +34,14 @@ ORDERS = {
 def main() -> None:
     """Write the second moments of the layer's inputs, with GPTQModel's errors beside them."""
     weight, inputs, moments = layer_with_inputs()
-    notes = {"gptqmodel": version("gptqmodel"), "torch": torch.__version__, "layer": LAYER,
-             "bits": str(BITS), "group": str(GROUP), "damping": str(DAMPING)}  # fmt: skip
+    notes = {
+        "gptqmodel": version("gptqmodel"),
+        "torch": torch.__version__,
+        "layer": LAYER,
+        "bits": str(BITS),
+        "group": str(GROUP),
+        "damping": str(DAMPING),
+    }
     for name, order in ORDERS.items():
         notes[name] = f"{output_error(weight, by_gptqmodel(weight, inputs, order), moments):.6f}"
     save_file({"moments": moments, "weight": weight.bfloat16()}, PATH, notes)  # no bit is lost
