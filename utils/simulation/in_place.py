@@ -79,7 +79,10 @@ def _is_bias(first: Any, second: Any = None, *more: Any) -> bool:
     aten/src/ATen/native/Linear.cpp, `linear` of rows that do not follow each other, RNN.cpp, and
     transformers/attention.cpp, `_scaled_dot_product_attention_math`.
     """
-    return not more and _alike(first, second) and 0 < second.dim() <= first.dim()
+    if more or not _alike(first, second) or not 0 < second.dim() <= first.dim():
+        return False
+    # Of equal sizes they may be two parts of a loss, as in `hinge_embedding_loss`, added out of place.
+    return second.dim() < first.dim() or second.numel() < first.numel()
 
 
 def _alike(first: Any, second: Any) -> bool:

@@ -150,7 +150,7 @@ print(f"first that is more than a scale: step {bad.step}, {bad.first} (measured)
 # *Scaling is slow: how do you find out why? Lab: `four_ranks`.*
 #
 # I divide one process's step by the step of all, at the same batch each: that is the efficiency [04 §8](../beginner/04_four_ranks.ipynb#8.-Is-it-faster?-Scaling-efficiency "at_worst"). Then I time loading, computing and sending apart, on every rank [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"). All ranks
-# wait for the last one, so the rank that waits least is the slow one [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"). Sending hides behind backward only if buckets leave early [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "backward = "),
+# wait for the last one, so the rank that waits least is the slow one [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"). Sending hides behind backward only if buckets leave early [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "backward, reduces"),
 # and small buckets pay a start each [11 §5](11_links.ipynb#5.-Buckets-and-overlap "bucket_cost"). Gradient accumulation without `no_sync` sends after every micro-batch [04 §6](../beginner/04_four_ranks.ipynb#6.-Gradient-accumulation,-and-no_sync "no_sync"). A model cut over two devices leaves each idle half of the
 # time [13 §4](13_pipelines.ipynb#4.-The-timeline,-measured "uncut"). The losses must stay those of one process [04 §3](../beginner/04_four_ranks.ipynb#3.-Is-it-right?-A-proof,-and-four-faults "apart").
 
