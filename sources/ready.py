@@ -6,7 +6,6 @@ before, with a network, and once more in the room.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import socket
@@ -14,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,7 +48,7 @@ class Finding:
 def python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
     """The interpreter that would build .venv."""
     found = ".".join(map(str, version))
-    has_venv, has_ensurepip, has_pip = map(importlib.util.find_spec, ("venv", "ensurepip", "pip"))
+    has_venv, has_ensurepip, has_pip = map(PathFinder.find_spec, ("venv", "ensurepip", "pip"))
     lacking = not (has_venv and (has_ensurepip or has_pip))
     if version < (3, 11):
         told = f"{found} is older than 3.11; install a newer one, then make ready PYTHON=python3.12"

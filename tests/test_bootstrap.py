@@ -19,7 +19,7 @@ for target in "$@"; do :; done
 echo "$@" > git-arguments
 mkdir -p "$target/utils"
 cp "{root}/pyproject.toml" "$target/"
-cp "{root}/utils/units.py" "{root}/utils/moved.py" "{root}/utils/colab.py" "{root}/utils/__init__.py" "$target/utils/"
+cp "{root}/utils/units.py" "{root}/utils/moved.py" "{root}/utils/colab.py" "{root}/utils/__init__.py" "{root}/utils/__init__.pyi" "$target/utils/"
 """
 
 

@@ -37,7 +37,7 @@ def failure_of(worker, world_size=3):
     started = time.monotonic()
     with pytest.raises(RankError) as caught:
         run_ranks(worker, world_size, timeout_seconds=TIMEOUT)
-    assert time.monotonic() - started < TIMEOUT + 2
+    assert time.monotonic() - started < TIMEOUT + 20  # and not for ever: two cores may be busy
     return caught.value
 
 

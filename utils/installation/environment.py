@@ -7,11 +7,13 @@ import os
 import pkgutil
 import shutil
 import sys
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from utils.installation.programs import output_of
 from utils.installation.ways_out import SetupError, explain, show_end
+
+find_spec = PathFinder.find_spec  # of files alone: setuptools has a finder that warns
 
 VERSION = "import sys; v = sys.version_info; v < (3, 11) or print(v[0], v[1], sep='.')"
 WITHOUT_VENV = (

@@ -33,6 +33,7 @@ PIP = (
 UV_SETTINGS = {
     "NO_COLOR": "1",
     "UV_NO_PROGRESS": "1",
+    "UV_NO_WRAP": "1",  # a reason is one line
     "UV_HTTP_RETRIES": "2",
     "UV_INDEX_STRATEGY": "unsafe-best-match",  # indexes count alike, as they do for pip
 }

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from utils.catalog.rules import positive
 from utils.techniques.library import bitsandbytes_library
 
 BLOCK = 256  # values of a moment that share a scale
@@ -36,9 +37,10 @@ def adamw_8bit(
             full (QLoRA, section 3, "Paged Optimizers").
 
     Raises:
-        ValueError: nothing to train, or paged moments for parameters that are not on a CUDA device.
+        ValueError: nothing to train, a negative rate or decay, or paged moments for parameters that are not on a CUDA device.
         ModuleNotFoundError: bitsandbytes is not installed.
     """
+    positive("adamw_8bit", least=0, lr=lr, weight_decay=weight_decay)
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
         raise ValueError("No parameter requires a gradient, so there is nothing to optimize.")

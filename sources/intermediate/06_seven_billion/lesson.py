@@ -316,7 +316,7 @@ print(f"Llama-2-7B: half a byte a weight is {P / 2 / GB:.1f} GB; packed, with em
 #
 # ## 4. What do four bits cost?
 #
-# First a base model. A small one learns Python's own sources, with a tokenizer made of the same text, and goes to a
+# First a base: a small model learns Python's own sources, with a tokenizer made of the same text, and goes to a
 # folder as a real one comes from the Hub: configuration, weights, tokenizer.
 
 # %%
@@ -430,8 +430,8 @@ table.style.format("{:.3f}").set_caption(f"held-out loss after twelve steps; of 
 
 # %% [markdown]
 # **Read it.** Compare seed by seed: the arms share their seeds, so the spread between seeds is no yardstick. The control
-# costs hundredths of a nat; of four bits, or eight-bit moments, nothing that large shows. So small a model can say no
-# more. On large ones NF4 with double quantization matched 16-bit fine-tuning (published: QLoRA,
+# costs hundredths of a nat; of four bits, or eight-bit moments, nothing that large shows. More a small model cannot
+# say. On large ones NF4 with double quantization matched 16-bit fine-tuning (published: QLoRA,
 # section 4).
 #
 # ### Eight-bit moments, counted
@@ -707,17 +707,16 @@ def asked(layers, offload):
     return model, OffloadedOptimizer(optimizer) if offload else optimizer
 
 
-ready, offloaded = (extrapolate(lambda layers: asked(layers, offload), lambda m, o: finetune_step(m, o, 4, 1024),
-                                layers=shape.layers, from_layers=(2, 3, 4), device="L4", name="finetune.py")
-                    for offload in (False, True))
+ready, offloaded = (extrapolate(lambda layers: asked(layers, offload), lambda m, o: finetune_step(m, o, 4, 1024), device="L4",
+                                layers=shape.layers, from_layers=(2, 3, 4), name="finetune.py") for offload in (False, True))
 print(f"with the optimizer in host memory: {(ready.peak_bytes - offloaded.peak_bytes) / GB:.2f} GB less ({ready.evidence})")
 show(draw_breakdown([ready], title="The script at 7B: four texts of 1,024 tokens", limit="24GB", unit="GB"),
      alt=f"A bar of the script's simulated peak by category, {ready.peak_bytes / GB:.1f} GB, beside 24 GB.")
 
 # %% [markdown]
 # Then the script: the functions of section 5 with their imports, in a file. Accept the model's licence on the Hub first;
-# `pairs.jsonl` has a prompt and an answer a line. On one card ZeRO cuts nothing, and offload gains little, as above: both start with two
-# ranks.
+# `pairs.jsonl` has a prompt and an answer a line. On one card ZeRO cuts nothing, and offload gains little: they start
+# with two ranks.
 
 # %%
 IMPORTS = """# pip install torch transformers peft bitsandbytes accelerate deepspeed
