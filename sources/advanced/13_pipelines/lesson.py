@@ -373,6 +373,7 @@ def calibrated():
 launch, transfer = calibrated()
 print(f"a launch {1e3 * launch:.1f} ms, a message {1e3 * transfer:.1f} ms (measured)")
 
+# %%
 uncut = measured(order("gpipe", RANKS, 1), 1)  # one micro-batch: the whole batch goes through at once
 idle_share = 1 - uncut.busy / uncut.total
 print(f"a model cut over {RANKS} ranks, its batch uncut: each rank idle {idle_share:.0%} of the step (measured)")

@@ -405,7 +405,7 @@ for number in range(5):
 # **Read it.** `save_safely` and `load_newest` in `utils.parallel.safe_checkpoint` also say in
 # a sentence what is wrong, and each rank sums its own files *as it writes them*: a sum of what was read back, as above,
 # blesses a damaged write. **A checkpoint is code**: `dcp.load` unpickles what it finds; `load_newest` reads plain data
-# alone. The first three faults hit both checkpoints; were one whole, it would load:
+# alone. The first three faults hit both checkpoints; a whole one would load:
 
 # %%
 def fault(what, attempt, change=lambda path: None):
@@ -562,10 +562,9 @@ shutil.rmtree(work, ignore_errors=True)
 # *healthy*: nobody would notice that the run reads rows twice.
 #
 # <div class="alert alert-warning"><b>Trap.</b> Workers have random states of their own, which no checkpoint holds: noise
-# from their global generator was different after the resume. Cure, as above: a generator seeded by the row's number (and
-# the epoch's, for new noise in each).</div>
+# from their global generator was different after the resume. Cure, as above: a generator seeded by row and epoch.</div>
 #
-# With `ranks=`, `load_newest` refuses what another number of ranks saved, as no rank's data and random state would fit.
+# With `ranks=`, `load_newest` refuses what another number of ranks saved: data and random state would not fit.
 # Without it, and without the keys `rank 0`, `rank 1`, ..., any number of ranks takes what they share.
 #
 # ## 5. Killed, killed, cut off: `torchrun` brings it back

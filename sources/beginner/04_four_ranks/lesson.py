@@ -287,12 +287,11 @@ def largest_difference(losses, reference, steps=8):
     return max(abs(a - b) / abs(b) for a, b in pairs)
 
 
-# %%
 def apart(rule, dtype, reference):
     losses = run_ranks(train, 4, *rule, False, "group", 16, dtype)[0]["losses"]
     return [f"{largest_difference(losses, reference, steps):.1e}" for steps in (1, 16)]
 
-
+# %%
 exact = run_ranks(train, 1, start_apart, lambda model: None, False, "group", 16, torch.float64)[0]["losses"]
 found = {(name, "fp64"): apart(rule, torch.float64, exact) for name, rule in RULES.items()}
 found["right", "fp32"] = apart(RULES["right"], torch.float32, one["losses"])
