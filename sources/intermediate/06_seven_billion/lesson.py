@@ -43,7 +43,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from utils import GB, Evidence, compare, draw_breakdown
+from utils import GB, Evidence, compare, computes, draw_breakdown
 from utils import format_bytes, llama_config, load_base, measure, model_shape, predicted, prepare_ranks
 from utils import recorded_table, run_ranks, score, scoreboard, scratch_folder, show, simulate, sweep, text_batches
 from utils import text_tokens
@@ -378,6 +378,7 @@ def logits(model):
 
 
 # %%
+IN = torch.bfloat16 if computes(device, torch.bfloat16) else torch.float32  # where bf16 is emulated, many times slower
 bases = {"16 bits": load_base(folder / "base", device=device)}
 if four_bits:
     bases["4 bits"] = load_base(folder / "base", quantization=four_bits, device=device)
@@ -395,8 +396,8 @@ print(f"the logits' own standard deviation: {logits(bases['16 bits']).std():.2f}
 # %%
 def base_in(kind):
     if kind != "three levels":
-        return load_base(folder / "base", quantization=kind, device=device)
-    model, table = load_base(folder / "base", device=device), torch.linspace(-1, 1, 3)
+        return load_base(folder / "base", quantization=kind, dtype=IN, device=device)
+    model, table = load_base(folder / "base", dtype=IN, device=device), torch.linspace(-1, 1, 3)
     for weight in (part.weight for part in model.model.modules() if isinstance(part, nn.Linear)):
         own = weight.data.cpu()
         weight.data.copy_(dequantize(*quantize(own, table, own.numel()), table).view_as(own))
@@ -404,7 +405,7 @@ def base_in(kind):
 
 
 # %%
-ARMS = {"control: three levels, AdamW": ("three levels", torch.optim.AdamW), "16-bit base, AdamW": (None, torch.optim.AdamW)}
+ARMS = {"control: three levels, AdamW": ("three levels", torch.optim.AdamW), "unpacked base, AdamW": (None, torch.optim.AdamW)}
 if four_bits:
     ARMS |= {"4-bit base, AdamW": (four_bits, torch.optim.AdamW), "4-bit base, 8-bit AdamW": (four_bits, adamw_8bit)}
 
@@ -764,7 +765,7 @@ print(f"# written to {file.relative_to(here.root)}\n{SCRIPT}")
 # %%
 last_model.save_pretrained(folder / "small")
 files = {name: sum(path.stat().st_size for path in (folder / name).glob("*.safetensors")) for name in ("base", "small")}
-packed_base = load_base(folder / "base", quantization=four_bits, device=device)
+packed_base = load_base(folder / "base", quantization=four_bits, dtype=IN, device=device)
 reloaded = peft.PeftModel.from_pretrained(packed_base, folder / "small")
 print(f"reloaded: largest difference {(logits(reloaded) - logits(last_model)).abs().max():.1e}")
 assert torch.allclose(logits(reloaded), logits(last_model), atol=1e-5), "reload on the same packed base"
