@@ -38,7 +38,7 @@ NBVAL = (
     *THREE_AT_A_TIME,
     "--nbval-lax",
     "--nbval-current-env",
-    "--nbval-cell-timeout=300",
+    "--nbval-cell-timeout=600",
 )
 OPS = ("-m", "utils.techniques.deepspeed_ops", "--if-it-can")
 ALWAYS = {"KINETO_LOG_LEVEL": "99"}  # or the profiler writes its start lines into outputs of cells
