@@ -683,9 +683,8 @@ print(f"FSDP2's root gathered in bf16: {gathered:.2f} GB; its gradient to be red
 # ## 9. The scenario as asked: less memory, at good speed
 #
 # *"1.3B parameters on our cluster: less memory a GPU, without giving up speed."* Memory says what can run, time what should.
-# The planner tries each scheme on 64 A100 of 40 GB, eight to a node, at an *equal* batch: each at the micro-batch, with
-# or without recomputation, that is fastest among what fits. Once with a fast network, twice with one port of 10 Gb/s a
-# node.
+# The planner tries each scheme on 64 A100 of 40 GB, eight to a node, at an *equal* batch, with the micro-batch and
+# recomputation that are fastest of what fits; on a fast network, and on one port of 10 Gb/s a node.
 
 # %%
 SCHEMES = {"DDP": ("fsdp", 0), "ZeRO-1, Megatron-LM": ("megatron", 1), "ZeRO-1, DeepSpeed": ("deepspeed", 1),
