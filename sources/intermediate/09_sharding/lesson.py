@@ -723,8 +723,7 @@ for row in table("llm_foundry"):
 # stages 1 and 2, which reduce in 16 bits, lead. A larger batch in micro-batches helps whoever sends *once a step*: ZeRO-1
 # most. FSDP2 and ZeRO-3 gather parameters for every micro-batch, and ZeRO-2 and FSDP2 reduce after each. The published
 # run fitted ten texts, which the planner
-# refuses, and was slower than the planner says: such estimates rank plans, they do not replace a run. (Half of the
-# published table set the planner's constants.)
+# refuses, and was slower than the planner says: such estimates rank plans, they do not replace a run.
 #
 # The script for the real ranks: FSDP2, built on the meta device, clipped, saved in shards, with its launcher. (The
 # course's transformer: a Llama of this size in place of OPT.)
