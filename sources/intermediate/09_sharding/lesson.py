@@ -677,7 +677,7 @@ print(f"FSDP2's root gathered in bf16: {gathered:.2f} GB; its gradient to be red
 # which every rank has its own. On 64 ranks that is most of FSDP2's memory. "ZeRO-3 needs $16P/N$"? It
 # needs that *plus* a part which no number of ranks shrinks. On four ranks the states of ZeRO-2 and 3 are above
 # their stair by just the fp32 copy of the gradients, $4P/N$. Where FSDP2 peaks, not all gradients exist yet, so its
-# states are a little below. How simulated peaks agree with real ones is in [05a](05a_trusting_simulation.ipynb).
+# states are a little below.
 
 # %% [markdown]
 # ## 9. The scenario as asked: less memory, at good speed
@@ -723,7 +723,8 @@ for row in table("llm_foundry"):
 # stages 1 and 2, which reduce in 16 bits, lead. A larger batch in micro-batches helps whoever sends *once a step*: ZeRO-1
 # most. FSDP2 and ZeRO-3 gather parameters for every micro-batch, and ZeRO-2 and FSDP2 reduce after each. The published
 # run fitted ten texts, which the planner
-# refuses, and was slower than the planner says: such estimates rank plans, they do not replace a run.
+# refuses, and was slower than the planner says: such estimates rank plans, they do not replace a run. (Half of the
+# published table set the planner's constants.)
 #
 # The script for the real ranks: FSDP2, built on the meta device, clipped, saved in shards, with its launcher. (The
 # course's transformer: a Llama of this size in place of OPT.)
