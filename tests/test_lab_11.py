@@ -42,6 +42,11 @@ def test_each_job_has_one_cause_that_matters() -> None:
         assert second < 0.1 * largest, f"job {name}: a second cause matters: {gains}"
 
 
+def test_a_bucket_smaller_than_a_tensor_is_refused() -> None:
+    with pytest.raises(ValueError, match="DDP splits no tensor"):
+        SlowJob(bucket_bytes=2**18)
+
+
 def test_the_lessons_job_is_cured_cause_by_cause() -> None:
     job = lesson_job()
     for cause in ("slow_nodes", "reduced_passes", "network", "load_seconds"):

@@ -50,6 +50,18 @@ def test_a_folder_is_loaded_as_it_was(saved: Path) -> None:
         assert torch.equal(model.state_dict()[name], wanted), name
 
 
+def test_packed_layers_keep_their_layout_in_eval(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a CPU with bfloat16 instructions, where bitsandbytes would repack them."""
+    import bitsandbytes
+
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: True)
+    model = load_base(saved, quantization="nf4-dq")
+    packed = [m for m in model.modules() if isinstance(m, bitsandbytes.nn.Linear4bit)]
+    assert packed and not any(part.support_avx512bf16_for_cpu for part in packed)
+
+
 def test_four_bits_but_for_the_head(saved: Path) -> None:
     import bitsandbytes
 

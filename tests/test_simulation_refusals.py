@@ -100,3 +100,13 @@ def test_it_ends_in_a_sentence_with_its_line(
     with pytest.raises(SimulationError, match=r"test_simulation_\w+.py, line \d+") as raised:
         simulate(build, run, world=8 if says in RANKS else 1)
     assert says in str(raised.value)
+
+
+def test_a_library_may_name_cuda_graphs_in_annotations() -> None:
+    """transformers does, in modules that are first imported where a model is built."""
+
+    def annotated(model: nn.Module, _: Any) -> None:
+        model(torch.randn(2, 64, device="cuda")).sum().backward()
+        assert torch.cuda.CUDAGraph | None
+
+    assert simulate(lambda: adamw(layer()), annotated, device="A10").peak_bytes > 0
