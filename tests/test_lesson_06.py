@@ -12,6 +12,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.deepspeed  # transformers imports it
 LESSON = Path(__file__).parents[1] / "notebooks/intermediate/06_seven_billion.ipynb"
 BLOCK = """
 import importlib.abc, importlib.util, sys
