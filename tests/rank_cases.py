@@ -37,13 +37,18 @@ def left(folder: Path | None = None) -> Left:
 
     Shared memory that other programs of this machine have in use is none of it.
     """
-    names = set(os.listdir(SHARED)) if SHARED.is_dir() else set()
     me = psutil.Process()
     family = [me, *me.children(recursive=True)]
+    names = _shared()
     shared = names - _mapped_elsewhere({process.pid for process in family}) if names else names
+    shared &= _shared()  # what another program let go while this looked is nobody's
     files = {str(path) for path in folder.rglob("*")} if folder else set()
     descriptors = sum(map(_descriptors, family))
     return Left(len(family) - 1, descriptors, me.num_threads(), frozenset(shared | files))
+
+
+def _shared() -> set[str]:
+    return set(os.listdir(SHARED)) if SHARED.is_dir() else set()
 
 
 def _descriptors(process: psutil.Process) -> int:
@@ -66,11 +71,21 @@ def nothing_left(folder: Path | None = None) -> Iterator[None]:
     """Fail if more is there after the block than before it, once what ends has had time to."""
     before = left(folder)
     yield
-    assert wait_until(lambda: not left(folder).beyond(before)), left(folder).beyond(before)
+    seen: list[dict[str, object]] = []
+
+    def none_beyond() -> bool:
+        seen.append(left(folder).beyond(before))
+        return not seen[-1]
+
+    assert wait_until(none_beyond), seen[-5:]
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Whether a condition comes true in time."""
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    """Whether a condition comes true in time.
+
+    The time is generous: what is left stays left, and a machine under load may need many seconds
+    to end and reap a killed rank.
+    """
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
