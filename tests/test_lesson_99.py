@@ -15,8 +15,9 @@ from utils.units import Evidence
 
 ROOT = Path(__file__).resolve().parents[1]
 LESSON = ROOT / "notebooks/advanced/99_capstone.ipynb"
+LAB = ROOT / "sources/advanced/99_capstone/lab.py"
 LINK = re.compile(r'\]\(([^)#\s]+\.ipynb)#(\S+?) "([^"]+)"\)')
-ROWS_OF_FOLKLORE, QUESTIONS = 26, 9
+ROWS_OF_FOLKLORE, QUESTIONS, SCENARIOS = 26, 9, 12
 
 
 @functools.cache
@@ -123,3 +124,25 @@ def test_sayings_are_drawn_by_how_far_off_they_are() -> None:
         draw_sayings([])
     with pytest.raises(ValueError, match="numbers above zero"):
         draw_sayings([rows[0]._replace(right=0.0)])
+
+
+def test_each_scenario_has_an_end_a_file_and_a_case() -> None:
+    (text,) = (part for part in prose() if part.startswith("## 3. The scenarios"))
+    lab = LAB.read_text(encoding="utf-8")
+    table = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][
+        1:
+    ]
+    assert len(table) == SCENARIOS
+    for scenario, ends, file, case in table:
+        links = LINK.findall(ends)
+        assert links and f"hand_in({case.replace('`', chr(34))}" in lab, scenario
+        pages = [(LESSON.parent / path).resolve() for path, *_ in links]
+        written = [said for page in pages for said in _written(page)]
+        assert any(file.strip("`") in each for each in written), f"{scenario}: {file} of {written}"
+
+
+def _written(page: Path) -> list[str]:
+    """What a lesson's outputs say that it wrote into `build/` for its reader."""
+    cells = nbformat.read(page, as_version=4).cells
+    lines = "\n".join(o.get("text", "") for cell in cells for o in cell.get("outputs", []))
+    return re.findall(r"build/(lesson-\d\d[^\s:,]*)", lines)

@@ -632,6 +632,8 @@ if not (problem := deepspeed_problem("cpu")):
     print("DeepSpeed's class reads a batch of", read_config(job.deepspeed, three.dp).train_batch_size)
 script = job.python
 print(script[script.index("    mesh =") : script.index("\n\n\nif")])
+files = job.write(here.root / "build" / "lesson-14")  # git ignores this folder
+print(f"# written to build/lesson-14: {len(files)} files")
 
 # %% [markdown]
 # **Read it.** The script is section 2 once more. DeepSpeed's three axes are spread out: ZeRO-1 and the batch in the

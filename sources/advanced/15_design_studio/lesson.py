@@ -484,10 +484,10 @@ with scratch("lesson-15") as folder:
 print("\n" + textwrap.fill(" ".join(files), 110))
 
 # %% [markdown]
-# ## 12. Defend a design
+# ## 12. The scenario as asked: defend a design
 #
-# Enter a plan for 130B, 300B tokens, $1,000,000 and 300 days. A reviewer asks twelve questions. Change
-# plan, tokens, spares or machines until you would sign it.
+# *"Pre-train 130B on our 64 A100, on 300B tokens, for $1,000,000, in 300 days."* Enter a plan. A reviewer asks twelve
+# questions. Change plan, tokens, spares or machines until you would sign it.
 
 # %%
 my_cluster, my_spares = cluster, 0
@@ -498,6 +498,8 @@ design = estimate(my_model, my_cluster, my_plan, batch)
 fastest = search(my_model, my_cluster, batch).best
 verdict = review(design, fastest, tokens=my_tokens, days=300, usd=budget_usd, spares=my_spares)
 print(verdict)
+files = export(my_model, my_cluster, fastest.plan, batch).write(here.root / "build" / "lesson-15")  # git ignores this folder
+print(f"# written to build/lesson-15: {len(files)} files for {plan_name(fastest)}")
 
 # %% [markdown]
 # **Read it.** No layout cures the failing rows. A spare node cures repair and time, and costs a ninth of the bill. Fewer

@@ -539,7 +539,7 @@ print(spot.origin(), "|", firm.origin())
 # over goodput, which a deadline may forbid. And a provider takes nodes back in crowds, when everybody wants them: then
 # no other node is at hand.
 #
-# ## The question, as it is asked
+# ## The scenario as asked: A100s or A10s
 #
 # *13B parameters: A100s at 45% MFU with 3D parallelism, or cheaper A10s at 38% with data parallelism and
 # checkpointing?* Before weighing anything, check that both can run, and price the useful FLOP.
@@ -638,6 +638,8 @@ for card, base in (("A10", "bf16"), ("A10", "nf4-dq"), ("A100-80GB", "bf16")):
     row = estimate(thirteen, one, plan, Batch(sequences=64, sequence_length=2048))
     usd = f"${cost(row, 1e9).usd_per_million_tokens:.2f} a million tokens" if row.fits else "does not fit"
     print(f"LoRA, base in {base:<7} on 8 {card:<10} plain DP: {row.peak.needed_bytes / 1e9:4.0f} GB, {usd} ({Evidence.PREDICTED})")
+signed = export(thirteen, Cluster(gpu="A100-80GB", nodes=8), ways["64 A100, 3D"][3], train_batch)
+print(f"# written to build/lesson-17: {len(signed.write(here.root / 'build' / 'lesson-17'))} files for 64 A100")
 best, claimed = search(thirteen, h100, train_batch).best, llama_3_mfu
 bill, slower = cost(best, tokens), best.mfu / min(best.mfu, claimed)
 print(f"nobody asked for 32 H100: MFU {best.mfu:.0%} ({Evidence.PREDICTED}), {claimed:.0%} for Llama 3 405B ({Evidence.PUBLISHED}); "

@@ -275,7 +275,7 @@ print("{:.0f} to {:.0f} days, ".format(*bill.days_interval) + f"${bill.usd / 1e6
 #
 # The premise fails: the states of 13B take 16 bytes a parameter, and plain data parallelism keeps all of them on every card [99](99_capstone.ipynb#Q9.-A100-or-A10 "state_bytes").
 # Recomputation takes activations away, not states [05 §8](../intermediate/05_checkpointing.ipynb#8.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"). With ZeRO-3 it fits: at 100 Gb/s a node the A10s come near their 38%, at 10 Gb/s a fifth of it [99](99_capstone.ipynb#Q9.-A100-or-A10 "cheap.mfu"). I compare dollars for
-# the same work, not for an hour [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "offers"), and I put the deadline into the matrix [17](17_cluster_and_budget.ipynb#The-question,-as-it-is-asked "thirteen").
+# the same work, not for an hour [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "offers"), and I put the deadline into the matrix [17](17_cluster_and_budget.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen").
 
 # %%
 for card, plan, claimed in (("A100-80GB", Plan(tp=4, pp=2, sequence_parallel=True), 0.45), ("A10", Plan(dp=8, recompute="full"), 0.38)):
@@ -294,17 +294,20 @@ for gigabits in (100, 10):
 # %% [markdown]
 # ## 3. The scenarios
 #
-# | scenario | where it is solved | the case that asks it again |
-# |---|---|---|
-# | ResNet-50 that overflows 16 GB: AMP, batch 512 to 1024 | [02 §4](../beginner/02_mixed_precision.ipynb#4.-What-fills-a-16-GB-card "on_the_card") | `sixteen_gb` |
-# | one process to four: DDP, AMP | [04 §4](../beginner/04_four_ranks.ipynb#4.-The-real-one:-DDP,-and-DDP-with-mixed-precision "smooth") | `four_ranks` |
-# | 7B on 24 GB, adapters; ZeRO-2 with offload | [06 §7](../intermediate/06_seven_billion.ipynb#7.-Seven-billion,-simulated "draw_budget_map"), [06 §5](../intermediate/06_seven_billion.ipynb#5.-The-whole-run "logs") | `seven_billion` |
-# | the full fine-tune, offloaded | [07 §6](../intermediate/07_offload.ipynb#6.-Seven-billion,-simulated "optimizer offloaded") | `seven_billion` |
-# | 1.3B that one card cannot hold | [09 §8](../intermediate/09_sharding.ipynb#8.-Scale-up:-1.3-billion-parameters "LARGE") | `zero_or_fsdp` |
-# | 175B and 100B in three dimensions | [14 §5](14_three_dimensions.ipynb#5.-Real-size:-the-memory-of-every-stage "planned"), [14 §6](14_three_dimensions.ipynb#6.-The-bytes-on-every-link "sent_by_axis") | `lay_out` |
-# | 1B over 8 nodes of 8 | [14 §8](14_three_dimensions.ipynb#8.-One-billion-on-64-GPUs "SCHEMES") | `one_billion` |
-# | 130B, 175B, 100B under a budget | [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search"), [15 §12](15_design_studio.ipynb#12.-Defend-a-design "verdict") | `lay_out`, `half_the_cards` |
-# | 70B on 256 GPUs that fail | [16 §1](16_runs_that_survive.ipynb#1.-What-fails,-and-how-often "RunPlan"), [16 §3](16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off "saves_twice") | `survive` |
+# | scenario | end (evidence) | file | case |
+# |---|---|---|---|
+# | ResNet-50 overflows 16 GB | [02 §6](../beginner/02_mixed_precision.ipynb#6.-The-scenario-as-asked "write_script"), [§4](../beginner/02_mixed_precision.ipynb#4.-What-fills-a-16-GB-card "on_the_card") | `resnet50_amp.py` | `sixteen_gb` |
+# | ResNet to four GPUs | [04 §10](../beginner/04_four_ranks.ipynb#10.-The-scenarios-as-asked "DDP + AMP") | `train.py` | `four_ranks` |
+# | a CNN to four | [04 §10](../beginner/04_four_ranks.ipynb#10.-The-scenarios-as-asked "four ranks, DDP") | `train.py` | `four_ranks` |
+# | 7B on 24 GB | [06 §7](../intermediate/06_seven_billion.ipynb#The-scenario-as-asked:-a-script-for-a-real-card "write_script"), [§5](../intermediate/06_seven_billion.ipynb#5.-The-whole-run "logs") | `finetune.py` | `seven_billion` |
+# | 7B, PEFT or offload | [07 §8](../intermediate/07_offload.ipynb#8.-The-scenario-as-asked "write_script"), [§6](../intermediate/07_offload.ipynb#6.-Seven-billion,-simulated "optimizer offloaded") | `offload.py` | `seven_billion` |
+# | 1.3B, less memory, at speed | [09 §9](../intermediate/09_sharding.ipynb#9.-The-scenario-as-asked:-less-memory,-at-good-speed "job.write") | `lesson-09` | `zero_or_fsdp` |
+# | 100B on 64 | [14 §5](14_three_dimensions.ipynb#5.-Real-size:-the-memory-of-every-stage "planned"), [§9](14_three_dimensions.ipynb#9.-The-same-plan-as-files "job.write") | `lesson-14` | `lay_out` |
+# | 1B on 8 x 8 | [14 §8](14_three_dimensions.ipynb#8.-One-billion-on-64-GPUs "SCHEMES") | `lesson-14` | `one_billion` |
+# | 130B, a budget | [15 §12](15_design_studio.ipynb#12.-The-scenario-as-asked:-defend-a-design "verdict") | `lesson-15` | `half_the_cards` |
+# | 175B, checkpoints | [16 §2](16_runs_that_survive.ipynb#The-scenario-as-asked:-a-checkpoint-strategy "gpt-3-175b"), [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search") | `lesson-16` | `lay_out` |
+# | 70B, failing GPUs | [16 §1](16_runs_that_survive.ipynb#1.-What-fails,-and-how-often "RunPlan"), [§3](16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off "saves_twice") | `lesson-16` | `survive` |
+# | 13B, A100 or A10 | [17](17_cluster_and_budget.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen") | `lesson-17` | `two_offers` |
 
 # %% [markdown]
 # ## 4. Folklore, each row with its cell

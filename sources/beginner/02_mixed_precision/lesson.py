@@ -47,6 +47,7 @@ from utils import device as card_of
 from utils import draw_losses, draw_peaks, format_bytes, low_precision, measure, recorded_table
 from utils import resnet, score, scoreboard, show, simulate, tf32
 from utils.data import normalize
+from utils.scripts import write_script
 from utils.simulation.devices import simulated_device
 
 device = here.meter_device  # where the meter can count: CUDA or CPU
@@ -571,13 +572,47 @@ rate_for_1024 = ...
 check("02.linear_rate", rate_for_1024)
 
 # %% [markdown]
-# ### Beside a real card
+# ## 6. The scenario as asked
 #
-# The largest batches that were recorded on a GPU, or a line that says that there are none yet. The same
-# experiment records time and final accuracy of ResNet-50 in each precision.
+# *"ResNet-50 on CIFAR-10 overflows our 16 GB card at batch 1024. Use mixed precision; keep the accuracy."* The file for
+# that card is your loop around torchvision's network. It prints the card's own peak and accuracy.
 
 # %%
+TOP = """# pip install torch torchvision
+# python resnet50_amp.py [batch] [epochs] [fake: images without a download]
+import sys
+import torch
+import torch.nn.functional as F
+from torchvision import datasets, models, transforms
+"""
+MAIN = """batch, epochs, fake = int((sys.argv[1:] or ["1024"])[0]), int((sys.argv[2:] or ["10"])[0]), "fake" in sys.argv
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+bf16 = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+to_tensor = transforms.Compose([transforms.ToTensor(), transforms.Normalize(3 * [0.47], 3 * [0.25])])
+train, test = (datasets.FakeData(2 * batch, (3, 32, 32), 10, to_tensor) if fake else
+               datasets.CIFAR10("data", part, to_tensor, download=True) for part in (True, False))
+model = models.resnet50(num_classes=10)
+model.conv1, model.maxpool = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False), torch.nn.Identity()
+optimizer = torch.optim.Adam(model.to(device).parameters(), lr=1e-3)
+for epoch in range(epochs):
+    order = torch.utils.data.DataLoader(train, batch, shuffle=True, drop_last=True)
+    losses = train_amp(model.train(), optimizer, order, torch.bfloat16 if bf16 else torch.float16)
+    model.eval()
+    with torch.no_grad():
+        right = sum((model(x.to(device)).argmax(1).cpu() == y).sum().item() for x, y in torch.utils.data.DataLoader(test, 250))
+    print(f"epoch {epoch}: loss {sum(losses) / len(losses):.3f}, accuracy {right / len(test):.1%}", flush=True)
+print(f"peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB (allocated); simulated for batch 1024 on a V100: PEAK GiB")
+"""
+
+# %%
+at_1024 = on_the_card(1024, card_low)
+write_script(here, "resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{at_1024.peak_bytes / 2**30:.2f}"))
 recorded_table("resnet50", where={"quantity": "largest batch", "image_size": 32})
+
+# %% [markdown]
+# **Read it.** Simulated: batch 1024 fits in mixed precision and not in fp32 (section 4). Published: NVIDIA's accuracies
+# agree within their spread. Measured here: a toy's accuracy, five seeds. Not shown: ResNet-50's own accuracy on
+# CIFAR-10, and the card's time; the script measures both.
 
 # %% [markdown]
 # ## When to use it

@@ -744,8 +744,10 @@ dist.destroy_process_group()  # always, and last
 
 # %%
 with scratch("lesson-04") as folder:
-    script, tensors = Path(folder) / "train.py", Path(folder) / "images.pt"
+    script, tensors = here.root / "build" / "lesson-04" / "train.py", Path(folder) / "images.pt"
+    script.parent.mkdir(parents=True, exist_ok=True)  # git ignores build/
     script.write_text(SET_UP + LOOP)
+    print(f"# written to {script.relative_to(here.root)}")
     torch.save(data.tensors, tensors)
     os.environ["PYTHONPATH"] = str(here.root)  # where the script finds utils
     printed = run_torchrun(script, 2, tensors)
@@ -755,8 +757,8 @@ for step, loss, alone in zip(range(0, 32, 8), found, one["losses"][::8], strict=
 assert len(found) == 4 and largest_difference(found, one["losses"][::8], 2) < 1e-3, "32 steps, rounding apart"
 
 # %% [markdown]
-# Rounding apart, they are one process's. Save script and tensors in the course's folder; on four GPUs it is
-# `PYTHONPATH=. torchrun --rdzv-backend=c10d --rdzv-conf=store_type=file --nproc-per-node=4 train.py images.pt`. On several
+# Rounding apart, they are one process's. Save tensors in the course's folder; on four GPUs it is `PYTHONPATH=.
+# torchrun --rdzv-backend=c10d --rdzv-conf=store_type=file --nproc-per-node=4 build/lesson-04/train.py images.pt`. On several
 # machines, `--nnodes` says how many, `--rdzv-endpoint` where they meet.
 #
 # <div class="alert alert-warning"><b>Trap.</b> That endpoint, or <code>--standalone</code>, listens on every address, asks
