@@ -24,8 +24,9 @@ GO_ON = """{folder}/ is made. Give README.md's table of lessons its row:
 Then write, build and test, as often as you like:
 
 .venv/bin/python sources/build.py {folder}
-.venv/bin/python -m pytest -k "{number} or lesson" tests/test_exercises.py tests/test_lab_hostile.py {tests}
 .venv/bin/python sources/build.py --check
+.venv/bin/python -m pytest -k "{number} or lesson" tests/test_exercises.py tests/test_lab_hostile.py {tests}
+.venv/bin/python sources/style.py
 """
 TESTS = "tests/test_lesson_texts.py tests/test_repository.py tests/test_workshop.py"
 

@@ -13,6 +13,8 @@ sys.path.insert(0, str(ROOT / "sources"))
 
 import architecture  # noqa: E402
 
+from utils import techniques  # noqa: E402
+
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 
 
@@ -46,3 +48,12 @@ def test_every_file_that_the_page_names_is_there(named: str) -> None:
     lesson = ROOT / "sources/beginner/01_where_memory_goes"
     homes = (ROOT, ROOT / "utils", ROOT / "utils/planner", lesson)
     assert any((home / named).exists() for home in homes), named
+
+
+def test_a_technique_is_not_called_as_a_module_is() -> None:
+    """Once the module is imported it would hide the name: "'module' object is not callable"."""
+    modules = {path.stem for path in (ROOT / "utils/techniques").glob("*.py")}
+    hidden = sorted(modules & set(techniques.__all__))
+    assert not hidden, (
+        f"utils/techniques/__init__.py: give these, or their modules, another name: {hidden}"
+    )

@@ -21,6 +21,7 @@ NOTEBOOKS = sorted(
     for path in (ROOT / folder).rglob("*.ipynb")
     if ".ipynb_checkpoints" not in path.parts
 )
+COUNTS = ("One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
 LESSONS = [name for name in NOTEBOOKS if name.startswith("notebooks/") and name.count("/") == 2]
 LINK = re.compile(r"\]\((?!https?:|#)([^)\s]+?)(#[^)]*)?\)")
 
@@ -61,6 +62,17 @@ def test_links_between_notebooks_lead_somewhere(name: str) -> None:
     assert gone == [], f"{source(name)}: these links lead nowhere"
     # A relative link to a notebook opens in JupyterLab and, as an address beside it, in Colab.
     assert [link for link, _ in links if not link.endswith((".ipynb", ".png"))] == []
+
+
+@pytest.mark.parametrize("name", [name for name in NOTEBOOKS if name.startswith("labs/")])
+def test_a_lab_says_how_many_exercises_it_has(name: str) -> None:
+    text = prose(name)
+    told = re.search(rf"^({'|'.join(COUNTS)}) exercises?\b", text, re.MULTILINE)
+    count = len(re.findall(r"^## Exercise \d", text, re.MULTILINE))
+    if told:  # a lab of patients or cases counts them where it shows them
+        assert COUNTS.index(told[1]) + 1 == count, f"{name} has {count}, and says {told[0]}"
+    else:
+        assert not count, f"{name}: say how many exercises it has, as {COUNTS[count - 1]} exercises"
 
 
 def test_the_glossary_is_a_page_that_lessons_lead_to() -> None:

@@ -164,9 +164,10 @@ def test_lessons_take_the_minutes_that_the_readme_says() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     row = r"^\| \[.*?\]\(notebooks/(\S+)\.ipynb\).*?\| (\d+) \| (\d*) \|"
     rows = re.findall(row, text, re.MULTILINE)
-    assert {f"notebooks/{name}.ipynb" for name, *_ in rows} == lessons(), (
-        "README.md: every row of a lesson has its minutes, and those of its lab"
-    )
+    without = set(re.findall(r"^\| \[.*?\]\((notebooks/\S+\.ipynb)\)", text, re.MULTILINE)) - {
+        f"notebooks/{name}.ipynb" for name, *_ in rows
+    }
+    assert not without, f"README.md: give the row its minutes, and those of its lab: {without}"
     for name, minutes, of_the_lab in rows:
         source = (ROOT / f"sources/{name}/lesson.py").read_text(encoding="utf-8")
         told = re.search(r"^# \| (\d+)(?:, and (\d+) for the lab)? \|", source, re.MULTILINE)

@@ -42,7 +42,8 @@ device = here.meter_device  # where the meter can count: CUDA or CPU
 # %% [markdown]
 # ## 1. One step in one picture
 #
-# TODO: what will be seen, before the cell.
+# TODO: what will be seen, before the cell. (A lesson has 40 to 70 cells, its first picture within ten;
+# CONTRIBUTING.md has all limits.)
 
 # %%
 model = nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.Linear(1024, 1024, bias=False)).to(device)
