@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
+from utils.memory.source import CountingSource, source_for
 from utils.ranks.server import LIBRARIES
 
 # Timings are never asserted: on a busy machine an example takes as long as it takes.
@@ -72,6 +74,22 @@ def interrupts_arrive() -> None:
     """A shell has its background jobs ignore interrupts, and some tests here send themselves one."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Kernels' scratch memory depends on the number of threads; in theirs the profiler sees nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def counting() -> None:
+    """What a test that compares with the CPU's allocator needs."""
+    if not isinstance(source_for(torch.device("cpu")), CountingSource):
+        pytest.skip("needs the counting allocator, and so a C++ compiler")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
