@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from utils.catalog import ModelShape, device, model_shape
+from utils.catalog import device, model_shape
 from utils.planner import (
     Batch,
     Cluster,
