@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import zoo_ranks
 from test_zoo import CLOSE, keepers
-from zoo_kinds import KINDS
+from zoo_functions import KINDS
 from zoo_ranks import RANKS, WORLD
 
 from utils.memory import measure
