@@ -1,7 +1,7 @@
 """Runs the stages of a command of the Makefile: `python sources/stages.py test`.
 
-Each stage runs even when one before it failed: one failure must not hide another. What a stage
-prints is shown as it comes, and kept in build/logs/. At the end each stage has a line with its
+Each stage runs even when one before it failed: one failure must not hide another. Stages that keep
+one processor busy run side by side. What a stage prints is shown, and kept in build/logs/. At the end each stage has a line with its
 seconds, and each that failed its command and its log.
 
 python sources/stages.py test      rules and types first, then tests, then notebooks
@@ -19,8 +19,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import IO
 
@@ -29,6 +30,7 @@ LOGS = Path("build/logs")
 SKIPPED = Path("build/skipped-tests.txt")
 END_SECONDS = 30.0
 LAST_WORDS_SECONDS = 5.0
+LOOK_SECONDS = 0.1
 # Three files at a time, also on two processors: tests and lessons wait a good part of their time, for
 # ranks that hang on purpose, for schedulers and for time limits.
 THREE_AT_A_TIME = ("-n", "3", "--dist", "loadfile")
@@ -59,11 +61,15 @@ OPTIONAL_LESSONS = ("16_runs_that_survive", "17_cluster_and_budget")
 
 @dataclass(frozen=True)
 class Stage:
-    """A name, the arguments of a Python that runs it, and what it finds in its environment."""
+    """A name, the arguments of a Python that runs it, and what it finds in its environment.
+
+    A stage of `one_processor` runs beside its neighbours that are alike.
+    """
 
     name: str
     command: tuple[str, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
+    one_processor: bool = False
 
 
 def _lessons(*names: str) -> tuple[str, ...]:
@@ -71,13 +77,14 @@ def _lessons(*names: str) -> tuple[str, ...]:
     return tuple(sorted(path.relative_to(ROOT).as_posix() for path in found if path.stem in names))
 
 
-STYLE = Stage("style", ("sources/style.py",))
+STYLE = Stage("style", ("sources/style.py",), one_processor=True)
+SOURCES = Stage("sources", ("sources/build.py", "--check"), one_processor=True)
 STAGES: dict[str, tuple[Stage, ...]] = {
     "test": (
         STYLE,
-        Stage("sources", ("sources/build.py", "--check")),
-        Stage("libraries", (*PYTEST, "tests/test_shims.py")),
-        Stage("offload", (*OPS, "cpu-adam")),
+        Stage("libraries", (*PYTEST, "tests/test_shims.py"), one_processor=True),
+        Stage("offload", (*OPS, "cpu-adam"), one_processor=True),
+        SOURCES,
         Stage(
             "tests",
             (
@@ -95,7 +102,7 @@ STAGES: dict[str, tuple[Stage, ...]] = {
     ),
     "quick": (
         STYLE,
-        Stage("sources", ("sources/build.py", "--check")),
+        SOURCES,
         Stage(
             "quick-tests",
             (*PYTEST, *THREE_AT_A_TIME, "-m", "not slow", "--without-processes", "tests"),
@@ -104,7 +111,7 @@ STAGES: dict[str, tuple[Stage, ...]] = {
     "optional": (
         Stage("packages", ("sources/extra.py", "clusters", "site")),
         STYLE,
-        Stage("offload", (*OPS, "cpu-adam"), REQUIRED),
+        Stage("offload", (*OPS, "cpu-adam"), REQUIRED, one_processor=True),
         Stage("skipped", (*PYTEST, *THREE_AT_A_TIME, "-m", "not slow", f"@{SKIPPED}"), REQUIRED),
         Stage("lessons", (*NBVAL, *_lessons(*OPTIONAL_LESSONS)), NO_BARS),
     ),
@@ -123,66 +130,108 @@ STAGES: dict[str, tuple[Stage, ...]] = {
 }
 
 
-def run(stage: Stage, root: Path, python: str, settings: Mapping[str, str]) -> int:
-    """Run one stage in `root`, show what it prints and keep it in its log; its exit status."""
-    log = root / LOGS / f"{stage.name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    process = subprocess.Popen(
-        [python, *stage.command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        cwd=root,
-        env={**os.environ, **settings, **stage.settings, "PYTHONUNBUFFERED": "1"},
-    )
-    shown = threading.Thread(target=_show, args=(process.stdout, log.open("wb")), daemon=True)
-    shown.start()
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        _end(process)
-        raise
-    finally:
-        shown.join(LAST_WORDS_SECONDS)  # what a stage left running could hold the pipe for ever
+class Running:
+    """A stage that has started: `status` is its exit status once it has ended, `seconds` what it took."""
+
+    def __init__(
+        self, stage: Stage, root: Path, python: str, settings: Mapping[str, str], *, alone: bool
+    ) -> None:
+        """Start it in `root`. What it prints is kept in its log, and shown as it comes if it is alone."""
+        self.stage, self.log = stage, root / LOGS / f"{stage.name}.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.status: int | None = None
+        self.seconds, self._started, self._alone = 0.0, time.monotonic(), alone
+        self.command = [python, *stage.command]
+        self._process = subprocess.Popen(
+            self.command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=root,
+            env={**os.environ, **settings, **stage.settings, "PYTHONUNBUFFERED": "1"},
+        )
+        arguments = self._process.stdout, self.log.open("wb"), alone
+        self._shown = threading.Thread(target=_keep, args=arguments, daemon=True)
+        self._shown.start()
+
+    def has_ended(self, within_seconds: float) -> bool:
+        """Wait a little; what a stage beside others has printed is shown when it has ended."""
+        try:
+            self.status = self._process.wait(within_seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        self.seconds = time.monotonic() - self._started
+        self._shown.join(LAST_WORDS_SECONDS)  # what it left running could hold the pipe for ever
+        if not self._alone:
+            _print(self.log.read_bytes())
+        return True
+
+    def end(self) -> None:
+        """An interrupted stage has its own time to end: pytest ends what its tests started."""
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
-def _show(pipe: IO[bytes], file: IO[bytes]) -> None:
+def _keep(pipe: IO[bytes], file: IO[bytes], shown: bool) -> None:
     with pipe, file:
         while block := os.read(pipe.fileno(), 1 << 16):
             file.write(block)
             file.flush()
-            sys.stdout.buffer.write(block)
-            sys.stdout.buffer.flush()
+            if shown:
+                _print(block)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """An interrupted stage has its own time to end: pytest ends what its tests started."""
+def _print(text: bytes) -> None:
+    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()
+
+
+def run(
+    stages: Sequence[Stage], root: Path, python: str, settings: Mapping[str, str]
+) -> Iterator[Running]:
+    """Run stages side by side; each as it ends."""
+    alone = len(stages) == 1
+    running = [Running(stage, root, python, settings, alone=alone) for stage in stages]
     try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        while running:
+            for one in running[:]:
+                if one.has_ended(LOOK_SECONDS):
+                    running.remove(one)
+                    yield one
+    except KeyboardInterrupt:
+        for one in running:
+            one.end()
+        raise
 
 
 def run_all(target: str, root: Path = ROOT, python: str = sys.executable) -> int:
     """Run the stages of a target and print what came of each; 0 if all passed."""
     settings = ALWAYS | (ALIKE if target != "record" else {})
     lines, failed = [], []
-    for stage in STAGES[target]:
-        print(f"\n--- {target}: {stage.name}", flush=True)
-        start = time.monotonic()
-        status = run(stage, root, python, settings)
-        verdict = "FAILED" if status else "passed"
-        lines.append(f"{verdict}  {time.monotonic() - start:6.0f} s  {stage.name}")
-        print(lines[-1], flush=True)
-        if status:
-            failed.append(
-                f"  {stage.name}\n    command: {shlex.join([python, *stage.command])}\n"
-                f"    log:     {LOGS / stage.name}.log"
-            )
+    for stages in _side_by_side(STAGES[target]):
+        print(f"\n--- {target}: {', '.join(stage.name for stage in stages)}", flush=True)
+        for done in run(stages, root, python, settings):
+            verdict = "FAILED" if done.status else "passed"
+            lines.append(f"{verdict}  {done.seconds:6.0f} s  {done.stage.name}")
+            print(lines[-1], flush=True)
+            if done.status:
+                failed.append(
+                    f"  {done.stage.name}\n    command: {shlex.join(done.command)}\n"
+                    f"    log:     {LOGS / done.stage.name}.log"
+                )
     print("", *lines, sep="\n", flush=True)
     if failed:
         print("Failed:", *failed, sep="\n", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _side_by_side(stages: Sequence[Stage]) -> list[list[Stage]]:
+    """Neighbours of one processor together, each other stage by itself."""
+    numbered = list(enumerate(stages))
+    groups = groupby(numbered, key=lambda pair: -1 if pair[1].one_processor else pair[0])
+    return [[stage for _, stage in group] for _, group in groups]
 
 
 def _ready(target: str) -> str:

@@ -20,11 +20,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
+
+from utils.memory.source import CountingSource, source_for
+from utils.ranks.server import LIBRARIES
 
 # Timings are never asserted: on a busy machine an example takes as long as it takes.
 settings.register_profile("course", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("course")
+
+# A rank or a lab's check that finds its function in a test file imports that file, and all that it
+# asks for: half a second in every process that a test starts, if their server had not done it once.
+LIBRARIES["pytest"] = (
+    "hypothesis",
+    "utils.planner",
+    "utils.simulation",
+    "utils.labs",
+    "utils.views",
+    "evidence.validation",
+)
 
 SETTING = "COURSE_REQUIRE_ALL"
 LIST = "COURSE_SKIPPED"
@@ -59,6 +74,22 @@ def interrupts_arrive() -> None:
     """A shell has its background jobs ignore interrupts, and some tests here send themselves one."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Kernels' scratch memory depends on the number of threads; in theirs the profiler sees nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def counting() -> None:
+    """What a test that compares with the CPU's allocator needs."""
+    if not isinstance(source_for(torch.device("cpu")), CountingSource):
+        pytest.skip("needs the counting allocator, and so a C++ compiler")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

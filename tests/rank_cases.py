@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+import pytest
+
+from utils.ranks import server
 
 SHARED = Path("/dev/shm")
 _MAPPED = re.compile(r"/dev/shm/(\S+)")
@@ -90,3 +93,18 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
+
+
+@contextlib.contextmanager
+def server_of_torch() -> Iterator[None]:
+    """Here ranks are forked from a server of its own, that has imported torch and no other library.
+
+    The usual one takes over what the whole suite has imported, which takes several times as long.
+    """
+    server.stop_server()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(server, "LIBRARIES", {})
+            yield
+    finally:
+        server.stop_server()

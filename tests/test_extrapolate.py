@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,18 +20,11 @@ from utils.simulation.extrapolate import FROM_LAYERS, extrapolate
 from utils.techniques import OffloadedOptimizer
 from utils.units import MIB, Evidence
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BuildAt = Callable[[int], tuple[nn.Module, torch.optim.Optimizer]]
 DEVICES = ("cpu", "A100 80GB")
 VOCABULARY, LENGTH, HIDDEN = 512, 64, 32
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Kernels, and so their scratch memory, depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Block(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,23 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from utils.memory import measure
-from utils.memory.source import CountingSource, source_for
 from utils.simulation import simulate
 
-pytestmark = pytest.mark.skipif(
-    not isinstance(source_for(torch.device("cpu")), CountingSource),
-    reason="needs the counting allocator, and so a C++ compiler",
-)
+pytestmark = pytest.mark.usefixtures("one_thread", "counting")
 Tensor = torch.Tensor
 ROWS, WIDTH = 1024, 256
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def zeros() -> Tensor:

@@ -30,17 +30,10 @@ from tests.meter_cases import (
 from utils.memory import Category, Measurement, measure
 from utils.memory.source import CountingSource, EventSource, ProfilerSource
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROOT = Path(__file__).parent.parent
 SOURCES = [CountingSource, ProfilerSource]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Kernels take scratch memory in their worker threads, where the profiler sees nothing."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

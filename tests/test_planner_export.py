@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shlex
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from export_cases import CASES, DEEP, HALF, MIXED, TIED, TINY, tiny
+from export_checks import KNOWN, check_consistent, options
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evidence.validation.tables import source, table
 from utils import export as top_level
-from utils.catalog import Device, Link, ModelShape, device, model_shape
-from utils.parallel import ParallelDims
+from utils.catalog import model_shape
 from utils.planner import (
-    FRAMEWORKS,
     Batch,
     Cluster,
-    Export,
-    Framework,
     Lora,
     Plan,
     Space,
@@ -35,119 +31,12 @@ from utils.planner import (
 from utils.planner.export.deepspeed import learning_rate
 from utils.planner.export.script import chunk_blocks
 
-KNOWN = {row["name"]: row for row in table("megatron_arguments")}
 SPACES = [
     Space(cp=(1, 2), shard_stages=True),
     Space(attention="unfused", framework="megatron-deepspeed-fp16"),
     Space(framework="fsdp", offload=("none", "optimizer", "parameters"), shard_stages=True),
     Space(framework="bf16"),
 ]
-
-
-def options(found: Export) -> dict[str, str]:
-    """Megatron-LM's arguments, read back: the value of each, "" for a flag."""
-    read: dict[str, str] = {}
-    for token in found.megatron or ():
-        if token.startswith("--"):
-            name = token
-            read[name] = ""
-        else:
-            read[name] = token
-    return read
-
-
-def launched(found: Export) -> int:
-    """Processes that the torchrun line starts."""
-    words = shlex.split(found.torchrun)
-    sizes = dict(
-        word.lstrip("-").split("=") for word in words if re.match(r"--n(nodes|proc)", word)
-    )
-    return int(sizes["nnodes"]) * int(sizes["nproc-per-node"])
-
-
-def constants(found: Export) -> dict[str, object]:
-    """The values at the top of the script, calls as the arguments that they are given."""
-    values: dict[str, object] = {}
-    for node in ast.parse(found.python or "").body:
-        if isinstance(node, ast.Assign):
-            text = ast.unparse(node.value).replace("TransformerConfig(", "dict(")
-            value = eval(text, {"ParallelDims": ParallelDims})
-            target = node.targets[0]
-            names = target.elts if isinstance(target, ast.Tuple) else [target]
-            many = value if isinstance(target, ast.Tuple) else [value]
-            values |= {ast.unparse(n): v for n, v in zip(names, many, strict=True)}
-    return values
-
-
-def check_consistent(found: Export) -> None:
-    """World size and global batch, read from each target."""
-    assert launched(found) == found.cluster.gpus
-    check_deepspeed(found)
-    schedulers = {"slurm", "kubernetes", "ray", "skypilot"}
-    assert set(found.notes) == {"torchrun", "deepspeed", "python", "megatron", *schedulers}
-    check_megatron(found)
-    if found.python is None:
-        assert found.notes["python"][0].startswith("No script: ")
-        return
-    check_script(found)
-
-
-def check_deepspeed(found: Export) -> None:
-    """Sizes that multiply out, or no file at all and a note that says why."""
-    plan, read = found.plan, found.deepspeed
-    if read is None:
-        assert plan.cp > 1 or plan.pp > 1 or plan.precision != "bf16"
-        assert found.notes["deepspeed"][0].startswith("No ds_config.json")
-        return
-    assert "overlap_comm" not in read["zero_optimization"], "DeepSpeed has its own default"
-    micro, steps = read["train_micro_batch_size_per_gpu"], read["gradient_accumulation_steps"]
-    assert read["train_batch_size"] == micro * steps * plan.dp == found.batch.sequences
-    assert json.loads(json.dumps(read)) == read
-
-
-def check_script(found: Export) -> None:
-    """What train.py holds is the plan."""
-    assert found.python is not None
-    plan, gpus, sequences = found.plan, found.cluster.gpus, found.batch.sequences
-    values = constants(found)
-    dims = values["DIMS"]
-    assert dims == plan.dims
-    assert (dims.ranks, dims.data_ranks) == (gpus, plan.dp)
-    assert values["SEQUENCES"] == sequences
-    if plan.pp > 1:
-        assert values["MICRO_BATCHES"] == plan.micro_batches(found.batch)
-        assert sum(values["BLOCKS"]) == found.model.layers
-        assert len(values["BLOCKS"]) == plan.pp * plan.virtual_stages
-    assert values["MICRO_BATCH"] == plan.micro_batch
-    lines = found.python.splitlines()
-    assert max(map(len, lines)) <= 100
-    assert len(lines) <= 60
-    # Each axis is there where the plan uses it, and nowhere else.
-    for name, size in (("pipeline", plan.pp), ("tensor", plan.tp), ("context", plan.cp)):
-        assert (f"utils/parallel/{name}.py" in found.modules) == (size > 1)
-
-
-def check_megatron(found: Export) -> None:
-    """Known names, values where they belong, and a layout that multiplies out."""
-    read, plan = options(found), found.plan
-    for name, value in read.items():
-        assert name in KNOWN, name
-        assert (value != "") == (KNOWN[name]["value"] == "1"), name
-        choices = KNOWN[name]["choices"].replace("AttnBackend.", "").split("|")
-        assert choices == [""] or value in choices
-    shape = ("tensor-model-parallel", "pipeline-model-parallel", "context-parallel")
-    ranks = plan.dp
-    for axis in shape:
-        ranks *= int(read[f"--{axis}-size"])
-    assert ranks == found.cluster.gpus
-    assert int(read["--global-batch-size"]) == found.batch.sequences
-    assert found.batch.sequences % (int(read["--micro-batch-size"]) * plan.dp) == 0
-    layout = read.get("--pipeline-model-parallel-layout")
-    if layout:
-        layers = [sum(map(int, re.findall(r"t\*(\d+)", stage))) for stage in layout.split("|")]
-        assert (len(layers), sum(layers)) == (plan.pp, found.model.layers)
-        assert layout.startswith("E")
-        assert layout.endswith("L")
 
 
 @settings(max_examples=60, deadline=None)
@@ -361,21 +250,6 @@ def test_a_gpt_goes_to_megatron():
     check_consistent(found)
 
 
-BAD = [
-    (Plan(dp=2), "the cluster has 4. With the same tp, pp and cp, dp is 4"),
-    (Plan(tp=3), "tp is 3 and does not divide 4"),
-    (Plan(dp=4, micro_batch=3), "does not divide 16"),
-    (Plan(pp=5), "Largest pp at this: 4"),
-]
-
-
-@pytest.mark.parametrize(("plan", "message"), BAD)
-def test_bad_plans_are_refused_as_the_planner_does(plan, message):
-    cluster = Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=4)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        export(DEEP, cluster, plan, Batch(sequences=16, sequence_length=16))
-
-
 def test_write_gives_the_files_that_run(tmp_path):
     found = tiny(dp=2, pp=2, partition="ends", framework="megatron")
     names = ["launch.sh", "ds_config.json", "train.py", "megatron.sh", "notes.md"]
@@ -417,68 +291,3 @@ def test_export_needs_no_torch():
 def test_the_list_of_names_says_where_it_is_from():
     assert re.search(r"arguments.py @[0-9a-f]{40}", source("megatron_arguments"))
     assert len(KNOWN) == len(table("megatron_arguments")) > 500
-
-
-EVIL = 'False, x=__import__("os").system("touch injected")'
-TRUTHS = [
-    (Plan, {}, "offload_activations"),
-    (Plan, {"tp": 2}, "sequence_parallel"),
-    (Plan, {}, "dropout"),
-    (Lora, {}, "quantized_head"),
-    (Lora, {}, "keeps_inputs"),
-    (Space, {}, "overlap_tp"),
-]
-
-
-@pytest.mark.parametrize("kind", [ModelShape, Cluster, Plan, Batch, Lora, Framework, Device, Link])
-def test_no_field_carries_code_into_the_script(kind: type) -> None:
-    """A text where a number belongs is refused where the row is made; a name stays a name."""
-    plan = Plan(framework=FRAMEWORKS["fp32"], lora=Lora())
-    cluster = Cluster(gpu=device("A100-80GB"), nodes=1)
-    batch = Batch(sequences=16, sequence_length=16)
-    rows = [TINY, cluster, plan, batch, plan.lora, plan.framework, cluster.gpu, device("T4").pcie]
-    row = next(row for row in rows if type(row) is kind)
-    for field in fields(kind):
-        try:
-            changed = replace(row, **{field.name: EVIL})
-        except ValueError:
-            continue
-        assert field.type == "str"
-        model = changed if isinstance(changed, ModelShape) else TINY
-        found = export(model, replace(cluster, nodes=1, gpus_per_node=1), Plan(), batch)
-        names = {
-            node.id
-            for node in ast.walk(ast.parse(found.python or ""))
-            if isinstance(node, ast.Name)
-        }
-        assert names and "__import__" not in names
-
-
-def test_a_script_takes_plain_numbers_even_from_a_row_that_nobody_checked() -> None:
-    model = replace(TINY)
-    object.__setattr__(model, "tied", EVIL)
-    cluster, batch = (
-        Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=1),
-        Batch(sequences=1, sequence_length=8),
-    )
-    with pytest.raises(ValueError, match="tied is .*plain numbers alone"):
-        export(model, cluster, Plan(), batch)
-
-
-@pytest.mark.parametrize(("kind", "others", "field"), TRUTHS)
-def test_a_truth_value_is_no_text(kind: type, others: dict[str, int], field: str) -> None:
-    with pytest.raises(ValueError, match=f"{field} is 'False'; it must be True or False"):
-        kind(**others, **{field: "False"})
-
-
-@pytest.mark.parametrize("field", ["adapter_bytes", "rank"])
-def test_adapters_take_room(field: str) -> None:
-    with pytest.raises(ValueError, match=f"{field} is -1000000000; it must be 1 or more"):
-        Lora(**{field: -1e9})  # type: ignore[arg-type]
-
-
-def test_conventions_and_devices_have_no_negative_sizes() -> None:
-    with pytest.raises(ValueError, match="gradient_bytes is -4; it must be 0 or more"):
-        replace(FRAMEWORKS["megatron"], gradient_bytes=-4)
-    with pytest.raises(ValueError, match="memory_bytes is -1; it must be above 0"):
-        replace(device("T4"), memory_bytes=-1)

@@ -19,6 +19,7 @@ from utils.planner import (
     explain,
     goodput,
     search,
+    why_it_does_not_fit,
 )
 from utils.planner.choice import ERROR, complexity
 from utils.planner.cost import node_price
@@ -71,6 +72,14 @@ def test_the_best_is_never_within_the_allocators_reach() -> None:
     for nodes in (8, 12, 16):
         found = search("gpt-3-175b", replace(A100, nodes=nodes), BATCH)
         assert found.best is None or not found.best.tight
+
+
+def test_where_all_that_fits_is_tight_the_nearest_plan_is_told() -> None:
+    """`best or closest[0]` has something to explain."""
+    found = search(BIG, Cluster(gpu="A100-40GB", nodes=8), BATCH)
+    assert found.best is None and found.pareto
+    assert found.closest[0] in found.pareto
+    assert "within the allocator's reach" in why_it_does_not_fit(found.closest[0])
 
 
 def test_explaining_the_best_never_answers_faster() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from utils.catalog import ModelShape, device, model_shape
+from utils.catalog import device, model_shape
 from utils.planner import (
     Batch,
     Cluster,
@@ -203,24 +203,3 @@ def test_bad_input():
             cluster,
             Batch(sequences=3, sequence_length=512),
         )
-
-
-def test_where_all_that_fits_is_tight_the_nearest_plan_is_told() -> None:
-    """130B on 64 A100-40GB: `best or closest[0]` has something to explain."""
-    model = ModelShape(
-        name="130B",
-        family="gpt",
-        layers=72,
-        hidden=12_288,
-        heads=96,
-        feedforward=49_152,
-        vocabulary=51_200,
-        max_sequence=2048,
-        positions="learned",
-        tied=True,
-    )
-    cluster = Cluster(gpu="A100-40GB", nodes=8)
-    found = search(model, cluster, Batch(sequences=1536, sequence_length=2048))
-    assert found.best is None and found.pareto
-    assert found.closest[0] in found.pareto
-    assert "within the allocator's reach" in why_it_does_not_fit(found.closest[0])

@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings
+from plan_cases import BATCH, BIG, GPT, NODE, PLANS, cluster_of, estimated
 
 from utils.catalog import device, model_shape
 from utils.planner import (
@@ -27,17 +27,7 @@ from utils.planner import (
     step_time,
 )
 from utils.planner.adapters import adapter_parameters
-from utils.planner.collectives import (
-    NETWORK_HOP_SECONDS,
-    NVLINK_HOP_SECONDS,
-    Group,
-    all_gather_seconds,
-    all_reduce_seconds,
-    hops_across_nodes,
-    send_seconds,
-)
 from utils.planner.flops import hardware_flops, model_flops
-from utils.planner.goodput import best_interval_seconds, working_share
 from utils.planner.kernels import (
     ceiling_flops_per_second,
     flash_flops_per_second,
@@ -50,20 +40,7 @@ from utils.planner.setup import ClusterSetup
 from utils.planner.step_end import data_parallel_seconds
 from utils.units import GB, Evidence
 
-GPT = model_shape("megatron-7.5b")
-BIG = model_shape("megatron-175b")
-NODE = Cluster(gpu="A100-80GB", nodes=1)
-BATCH = Batch(sequences=64, sequence_length=2048)
 A100, H100 = device("A100-80GB"), device("H100")
-
-
-def _cluster(gpus, **fields):
-    return Cluster(gpu="A100-80GB", nodes=max(1, gpus // 8), gpus_per_node=min(8, gpus), **fields)
-
-
-def _estimate(model=GPT, batch=BATCH, **fields):
-    plan = Plan(**fields)
-    return estimate(model, _cluster(plan.ranks), plan, batch)
 
 
 def test_model_flops_are_korthikanti_appendix_a():
@@ -92,32 +69,19 @@ def test_the_175b_step_takes_what_table_5_says():
     assert low < 13.75 < high
 
 
-PLANS = st.builds(
-    Plan,
-    dp=st.sampled_from([1, 2, 4]),
-    tp=st.sampled_from([1, 2, 4]),
-    pp=st.sampled_from([1, 2, 4]),
-    zero_stage=st.integers(0, 3),
-    recompute=st.sampled_from(["none", "selective", "full"]),
-    attention=st.sampled_from(["flash", "unfused"]),
-    micro_batch=st.sampled_from([1, 2, 4]),
-    framework=st.sampled_from(["megatron", "nanotron", "fsdp", "deepspeed", "fp32"]),
-)
-
-
 @settings(max_examples=60, deadline=None)
 @given(plan=PLANS)
 def test_properties_of_every_plan(plan):
-    found = estimate(GPT, _cluster(plan.ranks), plan, BATCH)
+    found = estimate(GPT, cluster_of(plan.ranks), plan, BATCH)
     assert min(vars(found.time).values()) >= 0
     assert found.step_seconds == pytest.approx(sum(vars(found.time).values()))
     ceiling = ceiling_flops_per_second(A100) / A100.peak_flops_per_second("bf16")
     assert 0 < found.mfu <= found.hfu <= ceiling
     assert found.evidence is Evidence.PREDICTED
-    slower = replace(_cluster(plan.ranks), network_bytes_per_second=20 * GB)
+    slower = replace(cluster_of(plan.ranks), network_bytes_per_second=20 * GB)
     assert step_time(GPT, slower, plan, BATCH).total >= found.step_seconds
     more = Batch(sequences=128, sequence_length=2048)
-    assert step_time(GPT, _cluster(plan.ranks), plan, more).total > found.step_seconds
+    assert step_time(GPT, cluster_of(plan.ranks), plan, more).total > found.step_seconds
 
 
 def test_the_formula_of_a_pipeline_is_what_running_it_takes():
@@ -130,9 +94,9 @@ def test_the_formula_of_a_pipeline_is_what_running_it_takes():
 
 
 def test_recompute_costs_time_and_interleaving_saves_bubble():
-    none, full = (_estimate(tp=2, recompute=again) for again in ("none", "full"))
+    none, full = (estimated(tp=2, recompute=again) for again in ("none", "full"))
     assert 1.15 < full.step_seconds / none.step_seconds < 1.45
-    plain, interleaved = _estimate(pp=4), _estimate(pp=4, virtual_stages=3)
+    plain, interleaved = estimated(pp=4), estimated(pp=4, virtual_stages=3)
     assert interleaved.time.pipeline < plain.time.pipeline
     assert interleaved.step_seconds < plain.step_seconds
 
@@ -140,7 +104,7 @@ def test_recompute_costs_time_and_interleaving_saves_bubble():
 def test_pytorchs_checkpoint_does_not_make_the_last_product_again():
     rules = framework("fsdp")
     again = {
-        early: _estimate(
+        early: estimated(
             dp=8,
             zero_stage=3,
             recompute="full",
@@ -152,11 +116,11 @@ def test_pytorchs_checkpoint_does_not_make_the_last_product_again():
 
 
 def test_tensor_parallelism_is_dear_between_nodes():
-    inside = _estimate(BIG, tp=8, pp=8).time.tensor_parallel
+    inside = estimated(BIG, tp=8, pp=8).time.tensor_parallel
     plan = Plan(tp=16, pp=4)
-    one_port = replace(_cluster(64), network_bytes_per_second=25 * GB, network_ports=1)
+    one_port = replace(cluster_of(64), network_bytes_per_second=25 * GB, network_ports=1)
     across, slow = (
-        estimate(BIG, c, plan, BATCH).time.tensor_parallel for c in (_cluster(64), one_port)
+        estimate(BIG, c, plan, BATCH).time.tensor_parallel for c in (cluster_of(64), one_port)
     )
     blocks = 2  # times as many of them on a stage
     assert across > 1.3 * blocks * inside
@@ -190,14 +154,14 @@ def test_flash_attention_runs_at_the_rate_of_its_generation():
 def test_backward_hides_tensor_parallel_collectives_where_the_framework_does():
     rules = framework("megatron")
     hidden, bare = (
-        _estimate(tp=8, micro_batch=4, framework=replace(rules, overlap_tensor=overlap)).time
+        estimated(tp=8, micro_batch=4, framework=replace(rules, overlap_tensor=overlap)).time
         for overlap in (True, False)
     )
     assert hidden.tensor_parallel < 0.7 * bare.tensor_parallel
 
 
 def test_hidden_collectives_still_cost_a_share(monkeypatch):
-    plan, cluster = Plan(dp=64, zero_stage=1), _cluster(64)
+    plan, cluster = Plan(dp=64, zero_stage=1), cluster_of(64)
     setup = ClusterSetup(GPT, plan, BATCH, cluster)
     hidden = sum(data_parallel_seconds(setup, GPT.parameter_count))
     share = calibration.CONTENTION
@@ -223,15 +187,6 @@ def test_the_host_waits_longer_where_stages_make_it_meet_the_device():
     assert waits[8, 2] > waits[8, 1]
 
 
-def test_zero_tensor_by_tensor_pays_for_every_call():
-    plan = Plan(dp=256, zero_stage=1, framework="nanotron")
-    bucketed = replace(plan, framework=replace(plan.rules, shards="bucket"))
-    batch = Batch(sequences=256, sequence_length=2048)
-    small = model_shape("megatron-1.7b")
-    each, few = (step_time(small, _cluster(256), p, batch).data_parallel for p in (plan, bucketed))
-    assert each > 1.05 * few
-
-
 def test_small_products_are_bound_by_memory():
     moved = 2 * (8 * 8192 + 8192 * 8192 + 8 * 8192)
     assert matmul_seconds(A100, 8, 8192, 8192) == pytest.approx(
@@ -239,133 +194,22 @@ def test_small_products_are_bound_by_memory():
     )
 
 
-def test_collectives():
-    two = Cluster(gpu="A100-80GB", nodes=2)
-    inside, across = Group(8), Group(16)
-    whole = 1 * GB
-    assert all_reduce_seconds(NODE, Group(1), whole) == 0
-    reduce, gather = (f(NODE, inside, whole) for f in (all_reduce_seconds, all_gather_seconds))
-    assert reduce == pytest.approx(2 * gather - calibration.CALL_SECONDS)  # one start
-    assert all_gather_seconds(two, across, whole) > gather
-    assert Group(2, stride=8).per_node(two) == 1
-    assert Group(2, stride=8).nodes(two) == 2
-    assert all_gather_seconds(two, replace(across, one_port=True), whole) > 3 * (
-        all_gather_seconds(two, across, whole)
-    )
-    assert send_seconds(two, True, whole) > send_seconds(two, False, whole)
-
-
-def test_only_hops_that_leave_a_node_cost_the_latency_between_nodes():
-    many, calls = Cluster(gpu="A100-80GB", nodes=64), 1000
-    group = Group(512)
-    latency = all_gather_seconds(many, group, 0.0, calls) / calls
-    inside, start = (511 - 63) * NVLINK_HOP_SECONDS, calibration.CALL_SECONDS
-    assert latency == pytest.approx(start + 63 * NETWORK_HOP_SECONDS + inside)
-    one = all_gather_seconds(NODE, Group(8), 0.0, calls) / calls
-    assert one == pytest.approx(start + 7 * NVLINK_HOP_SECONDS)
-
-
-def test_which_hops_of_a_pipeline_leave_a_node():
-    """On nodes of 8; the last hop is the one from the last stage back to the first."""
-    assert hops_across_nodes(8, 4, 4) == (False, True, False, True)
-    assert hops_across_nodes(8, 8, 3) == (True, True, True)
-    assert hops_across_nodes(8, 4, 2) == (False, False)
-    assert hops_across_nodes(8, 3, 3) == (False, True, True)  # rank 8 sits on the second node
-
-
-LAYOUTS = st.tuples(*[st.sampled_from([1, 2, 4, 8])] * 2, st.sampled_from([2, 4, 8]))
-
-
-@settings(max_examples=80, deadline=None)
-@given(layout=LAYOUTS, chunks=st.sampled_from([1, 3]), ports=st.sampled_from([1, 25, 200]))
-def test_a_slower_link_is_felt_by_every_pipeline_over_nodes(layout, chunks, ports):
-    dp, tp, pp = layout
-    plan = Plan(dp=dp, tp=tp, pp=pp, virtual_stages=chunks if pp == 4 else 1)
-    assume(plan.ranks > 8)
-    fast = Cluster(gpu="A100-80GB", nodes=plan.ranks // 8, network_bytes_per_second=ports * GB)
-    slow = replace(fast, network_bytes_per_second=0.8 * ports * GB)
-    times = [step_time(GPT, cluster, plan, BATCH).total for cluster in (fast, slow)]
-    assert times[1] > times[0]
-
-
-def test_tp4_pp16_on_nodes_of_8_pays_for_the_hops_between_them():
-    """175B on 64 A100: half of the hops leave a node, and stages wait for the slowest."""
-    plan = Plan(tp=4, pp=16, sequence_parallel=True)
-    batch = Batch(sequences=1536, sequence_length=2048)
-    shares = {}
-    for name, ports in (("HDR", 8 * 25 * GB), ("Ethernet", 1.25 * GB)):
-        cluster = Cluster(gpu="A100-80GB", nodes=8, network_bytes_per_second=ports)
-        shares[name] = estimate(BIG, cluster, plan, batch).bubble
-    assert shares["Ethernet"] > 10 * shares["HDR"]
-
-
-def test_zero_2_reduces_for_every_micro_batch_and_zero_1_once():
-    slow = replace(_cluster(64), network_bytes_per_second=1 * GB)
-    times = {
-        z: step_time(
-            GPT, slow, Plan(dp=64, zero_stage=z), Batch(sequences=256, sequence_length=2048)
-        )
-        for z in (1, 2, 3)
-    }
-    assert times[2].data_parallel > 1.5 * times[1].data_parallel
-    assert times[3].data_parallel > times[2].data_parallel
-
-
 def test_lora_saves_the_gradients_of_the_base():
     llama = model_shape("llama-2-7b")
-    full = _estimate(llama, framework="bf16")
-    lora = _estimate(llama, framework="bf16", lora=Lora())
+    full = estimated(llama, framework="bf16")
+    lora = estimated(llama, framework="bf16", lora=Lora())
     assert 0.6 < lora.step_seconds / full.step_seconds < 0.8
 
 
 def test_offload_costs_time():
-    on, off = _estimate(dp=8, zero_stage=3), _estimate(dp=8, zero_stage=3, offload="optimizer")
-    streamed = _estimate(dp=8, zero_stage=3, offload="parameters")
+    on, off = estimated(dp=8, zero_stage=3), estimated(dp=8, zero_stage=3, offload="optimizer")
+    streamed = estimated(dp=8, zero_stage=3, offload="parameters")
     assert on.step_seconds < off.step_seconds < streamed.step_seconds
     assert on.peak.allocated_bytes > off.peak.allocated_bytes > streamed.peak.allocated_bytes
 
 
-def test_prices_scale_dollars_and_tokens_scale_days():
-    cheap, dear = (
-        estimate(GPT, _cluster(8, usd_per_gpu_hour=usd), Plan(dp=8), BATCH) for usd in (1.5, 3.0)
-    )
-    one, two = cost(cheap, 1e9), cost(dear, 1e9)
-    assert two.usd - two.storage_usd == pytest.approx(2 * (one.usd - one.storage_usd))
-    assert two.storage_usd == pytest.approx(one.storage_usd)
-    assert cost(cheap, 3e9).days == pytest.approx(3 * one.days)
-    assert one.days_interval[0] < one.days < one.days_interval[1]
-    assert one.gpu_hours == pytest.approx(24 * 8 * one.days)
-    assert one.price_source == "given with the cluster"
-    listed = cost(estimate(GPT, _cluster(8), Plan(dp=8), BATCH), 1e9)
-    assert listed.usd_per_gpu_hour > 0
-    assert listed.price_source != one.price_source
-
-
-def test_175b_on_64_gpus_takes_about_a_year_for_300b_tokens():
-    found = estimate(BIG, _cluster(64), Plan(tp=8, pp=8, sequence_parallel=True), BATCH)
-    assert found.fits
-    assert 200 < cost(found, 300e9).days < 500
-
-
-def test_young_and_daly():
-    day = 86_400.0
-    young = (2 * 60 * 30 * day) ** 0.5
-    assert best_interval_seconds(60, 30 * day) == pytest.approx(young, rel=0.01)
-    best = best_interval_seconds(60, day)
-    share = working_share(best, 60, 300, day)
-    for other in (best / 2, 2 * best):
-        assert working_share(other, 60, 300, day) < share
-    assert best_interval_seconds(100, 10) == 10
-
-
-def test_larger_clusters_fail_more_and_keep_less():
-    small, large = (goodput(Cluster(gpu="H100", nodes=nodes)) for nodes in (8, 2048))
-    assert 0 < large.share[0] < large.share[1] < small.share[1] < 1
-    assert large.seconds_between_failures[0] < small.seconds_between_failures[0]
-
-
 def test_plans_side_by_side():
-    rows = [_estimate(tp=8, recompute="full"), _estimate(tp=2, pp=4, virtual_stages=3)]
+    rows = [estimated(tp=8, recompute="full"), estimated(tp=2, pp=4, virtual_stages=3)]
     table = compare_plans(rows).splitlines()
     assert len(table) == 3
     assert "dp1 tp8 pp1 b1 zero0 full" in table[1]
@@ -378,7 +222,7 @@ def test_plans_side_by_side():
     [
         (lambda: estimate(GPT, NODE, Plan(dp=4), BATCH), "the cluster has 8"),
         (lambda: estimate(GPT, NODE, Plan(tp=16), BATCH), "Lower tp, pp or cp"),
-        (lambda: cost(_estimate(dp=8), 0), "tokens is 0"),
+        (lambda: cost(estimated(dp=8), 0), "tokens is 0"),
         (lambda: FailureRate(low=5, high=2), "lower one first"),
         (lambda: goodput(NODE, checkpoint_seconds=0), "checkpoint_seconds"),
         (lambda: compare_plans([]), "one plan"),
@@ -414,7 +258,7 @@ def test_a_name_of_the_catalog_stands_for_the_shape(name):
         (lambda: search(GPT, NODE, 64), "batch is 64; it must be of type Batch"),
         (lambda: Plan(dp=8).check(GPT, 64), "batch is 64; it must be of type Batch"),
         (lambda: cost(Plan(dp=8), 1e9), "plan is .*must be of type Estimate"),
-        (lambda: cost(_estimate(dp=8), math.nan), "tokens is nan"),
+        (lambda: cost(estimated(dp=8), math.nan), "tokens is nan"),
         (lambda: explain(Plan(dp=8)), "chosen is .*must be of type Estimate"),
         (lambda: goodput("H100"), "must be of type Cluster"),
         (lambda: goodput(NODE, restart_seconds=math.inf), "restart_seconds is inf"),
@@ -424,18 +268,3 @@ def test_a_name_of_the_catalog_stands_for_the_shape(name):
 def test_what_is_of_another_kind_is_refused_with_a_sentence(make, words):
     with pytest.raises(ValueError, match=words):
         make()
-
-
-def test_a_cluster_that_always_fails_keeps_nothing():
-    """A failure every 0.03 s, and 300 s to restart: e^10000 overflows, its inverse is 0."""
-    left = goodput(Cluster(gpu="H100", nodes=10**8))
-    assert left.share == (0.0, 0.0)
-    assert left.seconds_between_failures[0] == pytest.approx(0.03456)
-    with pytest.raises(ValueError, match="leave no time to train. Use fewer nodes"):
-        cost(_estimate(dp=8), 1e9, left)
-
-
-def test_the_working_share_is_dalys():
-    for mean in (1e3, 1e5, 1e7):
-        spent = mean * math.exp(300 / mean) * math.expm1((600 + 10) / mean)
-        assert working_share(600, 10, 300, mean) == pytest.approx(600 / spent, rel=1e-12)

@@ -14,19 +14,18 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from rank_cases import server_of_torch
+from test_elastic import refuse_namespaces
 
-from utils.lessons.lesson_16 import elastic
 from utils.lessons.lesson_16.elastic import run_elastic
 from utils.lessons.lesson_16.records.survive_script import SCRIPT as ELASTIC_SCRIPT
 from utils.lessons.lesson_16.recovery import Fault
 from utils.ranks import run_ranks, run_torchrun
 from utils.ranks.launch import meeting_point, run_members
 from utils.ranks.member import Member
-from utils.ranks.namespaces import NamespaceError
-from utils.shims.forkserver import stop_server
 from utils.shims.torch_distributed import default_store
 
-LOOK_SECONDS = 0.1  # ports stay open for a second or longer
+LOOK_SECONDS = 0.4  # ports stay open for a second or longer; a look takes a tenth
 SCRIPT = """
 import time
 import torch
@@ -128,14 +127,21 @@ def check(launch: Callable[[], object], ranks: int) -> None:
     assert not doors.open
 
 
-def test_run_ranks_opens_nothing_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")  # a wish for a cluster, not for this machine
-    stop_server()  # the next one has this environment
-    run_ranks(together, 2)
+@pytest.fixture(scope="module")
+def server_for_a_cluster() -> Iterator[None]:
+    """What ranks are forked from, in an environment that wishes for a cluster; of torch alone: quick."""
+    with pytest.MonkeyPatch.context() as patch, server_of_torch():
+        patch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+        run_ranks(together, 2)
+        yield
+
+
+@pytest.mark.usefixtures("server_for_a_cluster")
+def test_run_ranks_opens_nothing_to_others() -> None:
     check(lambda: run_ranks(together, 2), 2)
-    stop_server()
 
 
+@pytest.mark.usefixtures("server_for_a_cluster")
 def test_no_other_user_reaches_the_store_of_run_ranks() -> None:
     with meeting_point() as place:
         folder = Path(place.file).parent
@@ -166,13 +172,7 @@ def test_run_elastic_on_loopback_opens_nothing_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With namespaces its ports lie where nobody else is; without them all must be on loopback."""
-
-    @contextlib.contextmanager
-    def refused(*_: float) -> Iterator[tuple[str, str]]:
-        raise NamespaceError("not today")
-        yield "", ""
-
-    monkeypatch.setattr(elastic, "linked_hosts", refused)
+    refuse_namespaces(monkeypatch)
     (tmp_path / "script.py").write_text(ELASTIC_SCRIPT)
     arguments = (tmp_path, 60, 20, 0.02, 10)
     faults = [Fault("kill a rank", 15)]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from rank_cases import left, nothing_left
+from rank_cases import left, nothing_left, server_of_torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -276,9 +276,8 @@ def temporary(tmp_path, monkeypatch):
     """A folder for temporary files of this process and of ranks, which nobody else uses."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    server.stop_server()  # the next one, and what is forked from it, use the folder
-    yield tmp_path
-    server.stop_server()
+    with server_of_torch():  # it, and what is forked from it, use the folder
+        yield tmp_path
 
 
 def add_up_with_a_file(x):

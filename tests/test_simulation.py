@@ -20,27 +20,13 @@ from evidence.validation.simulation_cpu import (
     state_maxima,
 )
 from utils.memory import Category
-from utils.memory.source import CountingSource, source_for
 from utils.models import Transformer
 from utils.simulation import SimulationError, simulate
 from utils.units import MIB, Evidence
 
+pytestmark = pytest.mark.usefixtures("one_thread", "counting")
+
 TOTAL = 0.01  # relative; most cases are equal to the byte
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Kernels, and so their scratch memory, depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def counting() -> None:
-    if not isinstance(source_for(torch.device("cpu")), CountingSource):
-        pytest.skip("needs the counting allocator, and so a C++ compiler")
 
 
 # A ResNet-50's real step takes seconds. Optimizers are told apart on transformers.

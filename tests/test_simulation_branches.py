@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,15 +16,9 @@ from utils.simulation import SimulationError, simulate
 from utils.simulation.branches import GOES_ON, PASSES
 from utils.simulation.stand_ins import NO_BOUND
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROWS, WIDTH = 512, 256
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build() -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import peft
@@ -16,12 +15,14 @@ from torch import nn
 
 from evidence.validation.simulation_cpu import BATCH, LENGTH, both, state_maxima
 from utils.memory import Category
-from utils.memory.source import CountingSource, source_for
 from utils.simulation import simulate
 from utils.techniques import add_lora, quantize_linears
 
 # peft asks transformers by a name that it has begun to retire.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),
+    pytest.mark.usefixtures("one_thread", "counting"),
+]
 
 TOTAL = 0.01
 VOCABULARY = 256
@@ -41,20 +42,6 @@ CONFIGS = {
     "Qwen2": transformers.Qwen2Config(**SIZES, **GROUPED),
     "GPT-2": transformers.GPT2Config(**SIZES),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def counting() -> None:
-    if not isinstance(source_for(torch.device("cpu")), CountingSource):
-        pytest.skip("needs the counting allocator, and so a C++ compiler")
 
 
 def build(name: str, change: Any = None) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,9 @@ from utils.parallel.dims import ParallelDims
 from utils.simulation import SimulationError, simulate
 from utils.traffic.collectives import Traffic
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 REPEATS = 5
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_rules_come_first_and_notebooks_last() -> None:
-    assert ALL["test"] == ["style", "sources", "libraries", "offload", "tests", "notebooks"]
+    assert ALL["test"] == ["style", "libraries", "offload", "sources", "tests", "notebooks"]
     assert ALL["quick"] == ["style", "sources", "quick-tests"]
     assert ALL["optional"][:2] == ["packages", "style"], "types with the optional packages"
 
@@ -67,7 +67,7 @@ def test_later_stages_run_and_what_failed_is_named(
     shown = capfd.readouterr()
     assert shown.out.count("ran ") == len(ALL[target])
     told = [line.strip() for line in shown.err.splitlines() if line.startswith("  ")]
-    assert [line for line in told if ":" not in line] == named
+    assert sorted(line for line in told if ":" not in line) == sorted(named)
     assert told[1].startswith(f"command: {python} ") and told[2].startswith("log:     build/logs/")
     assert (tmp_path / told[2].split()[1]).read_text().startswith("ran ")
 
@@ -96,9 +96,21 @@ def test_tests_see_neither_gpu_nor_network(
 
 def test_what_a_stage_leaves_running_holds_nothing_up(tmp_path: Path, python: str) -> None:
     Path(python).write_text("#!/bin/sh\nsleep 60 &\necho $! > pid\n")
-    stage = stages.Stage("leaves", ())
-    assert stages.run(stage, tmp_path, python, {}) == 0
+    (done,) = stages.run([stages.Stage("leaves", ())], tmp_path, python, {})
+    assert done.status == 0
     psutil.Process(int((tmp_path / "pid").read_text())).kill()
+
+
+def test_stages_of_one_processor_run_side_by_side(
+    tmp_path: Path, python: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each waits here for a file of the other, and what they print is not mixed."""
+    meet = 'echo "$1 begins"; touch $1; while ! [ -e $2 ]; do sleep 0.1; done; echo "$1 ends"'
+    Path(python).write_text(f"#!/bin/sh\n{meet}\n")
+    pair = [stages.Stage(*names, one_processor=True) for names in (("a", "ab"), ("b", "ba"))]
+    assert {done.status for done in stages.run(pair, tmp_path, python, {})} == {0}
+    shown = capfd.readouterr().out.splitlines()
+    assert [line.split()[0] for line in shown] in (list("aabb"), list("bbaa"))
 
 
 def test_an_interrupt_ends_the_stage_too(tmp_path: Path, python: str) -> None:

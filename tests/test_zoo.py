@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import zoo_cases
-from zoo_cases import DEVICE, ZOO
+from zoo_cases import DEVICE
+from zoo_sharded import ZOO
 from zoo_small import SMALL
 
 from utils.memory import measure

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
-import transformers
 import zoo_ranks
 from test_zoo import CLOSE, keepers
-from zoo_kinds import KINDS
+from zoo_functions import KINDS
 from zoo_ranks import RANKS, WORLD
 
 from utils.memory import measure
-from utils.memory.source import CountingSource, source_for
 from utils.ranks import run_ranks
 from utils.simulation import simulate
 from utils.simulation.other_ways import FORWARDS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # other libraries' own
-    pytest.mark.skipif(
-        not isinstance(source_for(torch.device("cpu")), CountingSource),
-        reason="needs the counting allocator, and so a C++ compiler",
-    ),
+    pytest.mark.usefixtures("one_thread", "counting"),
 ]
 NOTED = {"forward derivatives": FORWARDS}  # farther off, and the result says so
 SLOW = ("selective scan", "LSTMCell", "GRUCell", "MAML", "Mamba", "RWKV", "HuBERT with CTC")
 FAMILIES = [name for name in KINDS if hasattr(KINDS[name].build, "func")]
 LATER = {*SLOW, *FAMILIES} - {"OPT with LayerDrop"}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

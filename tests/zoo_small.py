@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import torchvision
 import transformers as hf
 import zoo_cases as zoo
+import zoo_programs as programs
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -116,32 +117,32 @@ for _name in (
 
 
 def with_ema() -> Any:
-    model, optimizer = zoo.adamw(zoo.mlp(512))
+    model, optimizer = zoo.adamw(programs.mlp(512))
     model.averaged = [copy.deepcopy(model)]
     return model, optimizer
 
 
 def averaged() -> Any:
-    model, optimizer = zoo.adamw(zoo.mlp(512))
+    model, optimizer = zoo.adamw(programs.mlp(512))
     model.averaged = [AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))]
     return model, optimizer
 
 
 def distillation() -> Any:
-    student, optimizer = zoo.adamw(zoo.mlp(128))
-    student.teacher = [zoo.mlp(512).eval().requires_grad_(False)]
+    student, optimizer = zoo.adamw(programs.mlp(128))
+    student.teacher = [programs.mlp(512).eval().requires_grad_(False)]
     return student, optimizer
 
 
 def gan() -> Any:
-    models = {"generator": zoo.Generator(16), "discriminator": zoo.discriminator(16)}
+    models = {"generator": programs.Generator(16), "discriminator": programs.discriminator(16)}
     return models, [torch.optim.Adam(m.parameters()) for m in models.values()]
 
 
-SMALL["EMA"] = (with_ema, zoo.ema_step)
-SMALL["distillation"] = (distillation, zoo.distill)
-SMALL["GAN"] = (gan, zoo.gan_step)
-SMALL["gradient penalty"] = (gan, zoo.penalty_step)
+SMALL["EMA"] = (with_ema, programs.ema_step)
+SMALL["distillation"] = (distillation, programs.distill)
+SMALL["GAN"] = (gan, programs.gan_step)
+SMALL["gradient penalty"] = (gan, programs.penalty_step)
 
 
 def encoder(dropout: float) -> Any:
@@ -152,21 +153,21 @@ def encoder(dropout: float) -> Any:
 for _dropout in (0.0, 0.1):
     SMALL[f"TransformerEncoder, dropout {_dropout}"] = (
         partial(encoder, _dropout),
-        partial(zoo.encode, length=64, width=128),
+        partial(programs.encode, length=64, width=128),
     )
 SMALL["TransformerEncoder, padded"] = (
     partial(encoder, 0.0),
-    partial(zoo.encode, masked=True, length=64, width=128),
+    partial(programs.encode, masked=True, length=64, width=128),
 )
-SMALL["checkpoint"] = (lambda: zoo.adamw(zoo.mlp(256)), zoo.checkpointed)
+SMALL["checkpoint"] = (lambda: zoo.adamw(programs.mlp(256)), programs.checkpointed)
 SMALL["gradients of each sample"] = (
-    lambda: (zoo.mlp(64), None),
-    lambda m, o: zoo.mapped(m, torch.optim.SGD(m.parameters())),
+    lambda: (programs.mlp(64), None),
+    lambda m, o: programs.mapped(m, torch.optim.SGD(m.parameters())),
 )
 for _name in ("RMSprop", "NAdam", "Adagrad", "Rprop", "RAdam", "Adamax"):
     SMALL[f"torch.optim.{_name}"] = (
-        lambda n=_name: (m := zoo.mlp(256), getattr(torch.optim, n)(m.parameters())),
-        lambda m, o: zoo.update(zoo._loss(m), o),
+        lambda n=_name: (m := programs.mlp(256), getattr(torch.optim, n)(m.parameters())),
+        lambda m, o: zoo.update(programs.summed(m), o),
     )
-SMALL["GRU"] = (lambda: zoo.adamw(zoo.Tagger(nn.GRU)), lambda m, o: zoo.words(m, o))
-SMALL["LSTM"] = (lambda: zoo.adamw(zoo.Tagger(nn.LSTM)), lambda m, o: zoo.words(m, o))
+SMALL["GRU"] = (lambda: zoo.adamw(programs.Tagger(nn.GRU)), lambda m, o: programs.words(m, o))
+SMALL["LSTM"] = (lambda: zoo.adamw(programs.Tagger(nn.LSTM)), lambda m, o: programs.words(m, o))

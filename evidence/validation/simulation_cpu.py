@@ -132,11 +132,13 @@ CASES: dict[str, Pair] = {
         transformer(),
         functools.partial(train, autocast=torch.bfloat16),
     ),
-    "ResNet-50, autocast fp16": (  # small: few CPUs have instructions for fp16
-        resnet50(),
-        functools.partial(classify, autocast=torch.float16, side=16),
-    ),
-    "ResNet-50, autocast bf16": (resnet50(), functools.partial(classify, autocast=torch.bfloat16)),
+    **{
+        f"ResNet-50, autocast {name}": (  # small: many CPUs emulate 16 bits
+            resnet50(),
+            functools.partial(classify, autocast=dtype, side=16),
+        )
+        for name, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16))
+    },
     "transformer, bf16": (transformer(change=lambda model: model.bfloat16()), train),
     "transformer, full checkpointing": (transformer(change=checkpoint_blocks), train),
     "transformer, every 2nd checkpointed": (transformer(change=every_second), train),

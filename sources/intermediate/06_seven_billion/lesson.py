@@ -462,11 +462,11 @@ print(f"8 instead of 32 bits for every weight of 7B: {(8 - 2) * P / GB:.0f} GB l
 # functions; section 7 writes them to a file, as a script for the real 7B.
 
 # %%
-def qlora(base):
+def qlora(base, dtype):
     """The base in four bits, every block checkpointed, adapters on all its linear layers."""
     packing = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
-                                 bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16)
-    model = AutoModelForCausalLM.from_pretrained(base, quantization_config=packing, dtype=torch.bfloat16)
+                                 bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(base, quantization_config=packing, dtype=dtype)
     for part in model.modules():  # or, on some CPUs, eval() repacks weights and spoils later gradients
         part.support_avx512bf16_for_cpu = False
     model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -492,16 +492,16 @@ def zero_2():
 
 
 # %%
-def finetune(base, pairs, output, longest, deepspeed=None, **settings):
+def finetune(base, pairs, output, longest, deepspeed=None, dtype=torch.bfloat16, **settings):
     """Train adapters on all pairs but a fifth, evaluate on that, save."""
     set_seed(0)
-    arguments = TrainingArguments(output, deepspeed=deepspeed, bf16=True, logging_steps=1, report_to="none",
-                                  eval_strategy="epoch", **settings)
+    arguments = TrainingArguments(output, deepspeed=deepspeed, bf16=dtype is torch.bfloat16, logging_steps=1,
+                                  report_to="none", eval_strategy="epoch", **settings)
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     examples = [tokenized(tokenizer, *pair, longest) for pair in pairs]
     held_out = len(examples) // 5
-    trainer = Trainer(qlora(base), arguments, DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=64),
+    trainer = Trainer(qlora(base, dtype), arguments, DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=64),
                       examples[held_out:], examples[:held_out])
     trainer.train()
     trainer.save_model(output)  # the adapters alone
@@ -512,6 +512,9 @@ def finetune(base, pairs, output, longest, deepspeed=None, **settings):
 # DeepSpeed wants a process group, so a rank runs it; the same run without DeepSpeed stands beside it.
 
 # %%
+RANK_IN = torch.bfloat16 if computes("cpu", torch.bfloat16) else torch.float32  # as IN, for ranks on the CPU
+
+
 def on_rank(deepspeed):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on the CPU of every machine, as use_cpu says below
     warnings.simplefilter("ignore")
@@ -519,7 +522,7 @@ def on_rank(deepspeed):
     if deepspeed:
         load_deepspeed()  # for the CPU, as here
     with contextlib.redirect_stdout(io.StringIO()):  # Trainer prints every loss
-        trainer = finetune(str(folder / "base"), pairs, str(folder / "adapter"), 128, deepspeed, use_cpu=True,
+        trainer = finetune(str(folder / "base"), pairs, str(folder / "adapter"), 128, deepspeed, RANK_IN, use_cpu=True,
                            num_train_epochs=1, per_device_train_batch_size=8, learning_rate=2e-3,
                            ddp_find_unused_parameters=False, disable_tqdm=True, save_strategy="no")
     return type(trainer.model_wrapped).__name__, trainer.state.log_history
@@ -538,7 +541,7 @@ if four_bits:
 before = held_out_loss(bases["4 bits" if four_bits else "16 bits"])
 for name, (wrapper, log) in logs.items():
     losses, (end,) = logged(log, "loss"), logged(log, "eval_loss")
-    print(f"{name:<18} {wrapper}: training loss {losses[0]:.3f} to {losses[-1]:.3f}, held out {before:.3f} to {end:.3f}")
+    print(f"{name:<18} {wrapper}, {RANK_IN}: training loss {losses[0]:.3f} to {losses[-1]:.3f}, held out {before:.3f} to {end:.3f}")
     assert end < before - 0.1, "it hardly learns: is the learning rate 2e-3?"
 
 # %%
@@ -555,8 +558,8 @@ if logs:
 
 # %% [markdown]
 # **Read it.** The run is whole (rank 16 and a falling rate: it ends higher than section 4), to the reloaded merged
-# model. DeepSpeed trains the same model: its bf16 adapters, rounded from an fp32 copy, are what autocast makes of fp32
-# adapters without it. What its offload is worth here, and where it earns its
+# model. DeepSpeed trains the same model: in bf16 its adapters, rounded from an fp32 copy, are what autocast makes of fp32
+# adapters without it. (Where the CPU emulates bf16, both ran in fp32.) What its offload is worth here, and where it earns its
 # keep, is the subject of [lesson 07](07_offload.ipynb).
 #
 # ## 6. The methods, measured small
