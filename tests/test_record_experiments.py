@@ -247,7 +247,7 @@ def test_the_largest_batch_under_the_cap(limit: int, monkeypatch: pytest.MonkeyP
     class Step:
         steps_skipped = False
 
-        def __init__(self, case: resnet50.Case, batch: int, stage: Stage) -> None:
+        def __init__(self, case: resnet50.BatchSeries, batch: int, stage: Stage) -> None:
             self.batch = batch
 
         def measure(self, *, timed_steps: int, within: Any) -> Measurement:
@@ -257,7 +257,7 @@ def test_the_largest_batch_under_the_cap(limit: int, monkeypatch: pytest.MonkeyP
             return a_measurement({}, items=self.batch)
 
     monkeypatch.setattr(resnet50, "TrainingStep", Step)
-    case = resnet50.Case(resnet50.CUDA_GRIDS[1], FP32, CPU)
+    case = resnet50.BatchSeries(resnet50.CUDA_GRIDS[1], FP32, CPU)
     row = run_job(Job({}, lambda stage: resnet50._largest(case, stage)))
     assert (row["completed"], row["batch"]) == (True, limit)
     assert [batch for batch, fits in row["tried"] if fits][-1:] == [limit][: limit > 0]
@@ -271,7 +271,7 @@ def test_the_search_does_not_hide_other_errors(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(resnet50, "TrainingStep", refuse)
     with pytest.raises(RuntimeError, match="shapes differ"):
-        resnet50._fits(resnet50.Case(resnet50.CUDA_GRIDS[0], FP32, CPU), 1, Stage())
+        resnet50._fits(resnet50.BatchSeries(resnet50.CUDA_GRIDS[0], FP32, CPU), 1, Stage())
 
 
 # What a row keeps of a measurement

@@ -35,7 +35,7 @@ TIMED_STEPS = 5
 
 
 @dataclass(frozen=True)
-class Case:
+class RecomputedStep:
     """One row: what is recomputed, and the size of a step."""
 
     config: TransformerConfig
@@ -117,7 +117,7 @@ def jobs(device: torch.device) -> list[Job]:
                 "micro_batch": size,
                 "autocast": str(choose_dtype(device)[0]).removeprefix("torch."),
             },
-            Case(config, way, length, size, device).run,
+            RecomputedStep(config, way, length, size, device).run,
         )
         for size in sizes
         for way in WAYS

@@ -22,7 +22,7 @@ TIMED_STEPS = 5
 
 
 @dataclass(frozen=True)
-class Case:
+class AdapterStep:
     """One row: how the model is kept, and the size of a step."""
 
     config: LlamaConfig
@@ -72,7 +72,7 @@ def jobs(device: torch.device) -> list[Job]:
                 "micro_batch": size,
                 "cap": CAP,
             },
-            Case(config, method, length, size, device).run,
+            AdapterStep(config, method, length, size, device).run,
         )
         for method in METHODS
         for length, size in _steps(method, lengths, sizes)

@@ -40,7 +40,7 @@ CPU_GRIDS = (Grid("cifar", 32, (2, 4)),)
 
 
 @dataclass(frozen=True)
-class Case:
+class BatchSeries:
     """What stays the same while batch sizes change."""
 
     grid: Grid
@@ -59,7 +59,7 @@ class Case:
 class TrainingStep:
     """A model, its optimizer and one batch; calling it is one training step."""
 
-    def __init__(self, case: Case, batch: int, stage: Stage) -> None:
+    def __init__(self, case: BatchSeries, batch: int, stage: Stage) -> None:
         torch.manual_seed(0)
         size, device = case.grid.image_size, case.device
         with device:
@@ -107,29 +107,31 @@ def jobs(device: torch.device) -> list[Job]:
     and the final accuracy per precision and seed."""
     on_gpu = device.type == "cuda"
     grids = CUDA_GRIDS if on_gpu else CPU_GRIDS
-    cases = [Case(grid, precision, device) for grid in grids for precision in offered(device)]
+    cases = [
+        BatchSeries(grid, precision, device) for grid in grids for precision in offered(device)
+    ]
     steps = [_step_job(case, batch) for case in cases for batch in case.grid.batch_sizes]
     limits = [_largest_job(case) for case in cases if on_gpu]
     return steps + limits + accuracy_jobs(device)
 
 
-def _step_job(case: Case, batch: int) -> Job:
+def _step_job(case: BatchSeries, batch: int) -> Job:
     settings = {"quantity": "step", **case.settings, "batch": batch}
     return Job(settings, partial(_step, case, batch))
 
 
-def _largest_job(case: Case) -> Job:
+def _largest_job(case: BatchSeries) -> Job:
     return Job({"quantity": "largest batch", **case.settings, "cap": CAP}, partial(_largest, case))
 
 
-def _step(case: Case, batch: int, stage: Stage, within: Budget | None = None) -> Row:
+def _step(case: BatchSeries, batch: int, stage: Stage, within: Budget | None = None) -> Row:
     with tf32(case.precision.tf32):
         step = TrainingStep(case, batch, stage)
         row = measured_row(step.measure(timed_steps=TIMED_STEPS, within=within))
     return row | {"steps_skipped": step.steps_skipped}
 
 
-def _largest(case: Case, stage: Stage) -> Row:
+def _largest(case: BatchSeries, stage: Stage) -> Row:
     """The largest batch under the cap, and what it takes there."""
     tried: dict[int, bool] = {}
 
@@ -145,7 +147,7 @@ def _largest(case: Case, stage: Stage) -> Row:
     return row
 
 
-def _fits(case: Case, batch: int, stage: Stage) -> bool:
+def _fits(case: BatchSeries, batch: int, stage: Stage) -> bool:
     free_memory(case.device)  # blocks that the allocator kept would count towards the cap
     try:
         with tf32(case.precision.tf32):
