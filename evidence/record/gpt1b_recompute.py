@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from evidence.record.experiment import Experiment, Job, Stage, measured_row
+from evidence.record.experiment import Experiment, Stage, Trial, measured_row
 from evidence.record.store import Row
 from utils.memory import measure
 from utils.models import Transformer, TransformerConfig
@@ -103,12 +103,12 @@ def _loss(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def jobs(device: torch.device) -> list[Job]:
+def trials(device: torch.device) -> list[Trial]:
     """Every way and micro-batch on a GPU; one small step of each way elsewhere."""
     on_gpu = device.type == "cuda"
     config, length, sizes = (LARGE, LENGTH, MICRO_BATCHES) if on_gpu else (SMALL, 64, (2,))
     return [
-        Job(
+        Trial(
             {
                 "checkpointed": way,
                 "layers": config.layers,
@@ -135,5 +135,5 @@ EXPERIMENT = Experiment(
         "loss scaling": "none: memory and time are measured, nothing is trained",
         "steps": f"1 for the loss, 1 warm-up, 1 metered, {TIMED_STEPS} timed",
     },
-    jobs=jobs,
+    trials=trials,
 )

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from evidence.record.accuracy import accuracy_jobs
-from evidence.record.experiment import Experiment, Job, Stage, free_memory, measured_row
+from evidence.record.accuracy import accuracy_trials
+from evidence.record.experiment import Experiment, Stage, Trial, free_memory, measured_row
 from evidence.record.store import Row
 from utils.memory import Budget, Measurement, budget, measure
 from utils.memory.budget import is_out_of_memory
@@ -102,7 +102,7 @@ class TrainingStep:
         return self._scaler.is_enabled() and self._scaler.get_scale() < LOSS_SCALE
 
 
-def jobs(device: torch.device) -> list[Job]:
+def trials(device: torch.device) -> list[Trial]:
     """A row per image size, precision and batch; on CUDA also the largest batches under the cap,
     and the final accuracy per precision and seed."""
     on_gpu = device.type == "cuda"
@@ -110,18 +110,20 @@ def jobs(device: torch.device) -> list[Job]:
     cases = [
         BatchSeries(grid, precision, device) for grid in grids for precision in offered(device)
     ]
-    steps = [_step_job(case, batch) for case in cases for batch in case.grid.batch_sizes]
-    limits = [_largest_job(case) for case in cases if on_gpu]
-    return steps + limits + accuracy_jobs(device)
+    steps = [_step_trial(case, batch) for case in cases for batch in case.grid.batch_sizes]
+    limits = [_largest_trial(case) for case in cases if on_gpu]
+    return steps + limits + accuracy_trials(device)
 
 
-def _step_job(case: BatchSeries, batch: int) -> Job:
+def _step_trial(case: BatchSeries, batch: int) -> Trial:
     settings = {"quantity": "step", **case.settings, "batch": batch}
-    return Job(settings, partial(_step, case, batch))
+    return Trial(settings, partial(_step, case, batch))
 
 
-def _largest_job(case: BatchSeries) -> Job:
-    return Job({"quantity": "largest batch", **case.settings, "cap": CAP}, partial(_largest, case))
+def _largest_trial(case: BatchSeries) -> Trial:
+    return Trial(
+        {"quantity": "largest batch", **case.settings, "cap": CAP}, partial(_largest, case)
+    )
 
 
 def _step(case: BatchSeries, batch: int, stage: Stage, within: Budget | None = None) -> Row:
@@ -187,5 +189,5 @@ EXPERIMENT = Experiment(
         "steps": f"1 warm-up, 1 metered, {TIMED_STEPS} timed",
         "tf32": "both matmuls and convolutions; in all other rows neither",
     },
-    jobs=jobs,
+    trials=trials,
 )
