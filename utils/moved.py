@@ -34,6 +34,7 @@ _OTHERS = {
     "utils.labs.results_page": f"{_LESSON}99.results_page",
     "utils.labs.sitting": f"{_LESSON}99.sitting",
     "utils.labs.wards_10": "utils.clinic.lab_ward",
+    "utils.memory.elsewhere": "utils.memory.kept_outside",
     "utils.memory.peak": f"{_LESSON}07.peak",
     "utils.memory.saved": f"{_LESSON}13.saved",
     "utils.models.bytes_llama": f"{_LESSON}08.bytes_llama",

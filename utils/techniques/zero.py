@@ -174,7 +174,7 @@ def _kept(engine: Any) -> dict[Category, list[torch.Tensor]]:
 
 def _tell_the_meter(engine: Any) -> None:
     """What is kept outside of the model; and that whole parameters of stage 3 are gathered ones."""
-    engine.module.kept_elsewhere = lambda: _kept(engine)  # utils.memory.elsewhere.KeepsElsewhere
+    engine.module.kept_elsewhere = lambda: _kept(engine)  # utils.memory.kept_outside.KeepsElsewhere
     for module in engine.module.modules() if shards(engine) else ():
         module.register_forward_pre_hook(
             lambda module, _: note_storages(
