@@ -33,7 +33,7 @@ from utils.simulation.formulas import formulas
 from utils.simulation.garbage import set_aside
 from utils.simulation.mistakes import look, without_optimizer
 from utils.simulation.other_ways import other_ways
-from utils.simulation.packed import packed_sequences
+from utils.simulation.packed_sequences import packed_sequences
 from utils.simulation.recurrences import recurrences
 from utils.simulation.stand_ins import Values
 from utils.simulation.watcher import StorageWatcher
