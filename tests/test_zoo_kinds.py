@@ -16,7 +16,7 @@ from utils.memory import measure
 from utils.memory.source import CountingSource, source_for
 from utils.ranks import run_ranks
 from utils.simulation import simulate
-from utils.simulation.other_ways import FORWARDS
+from utils.simulation.left_out import FORWARDS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # other libraries' own

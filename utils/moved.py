@@ -65,6 +65,7 @@ _OTHERS = {
     "utils.record.dead_runs": f"{_LESSON}16.records.dead_runs",
     "utils.record.per_step": f"{_LESSON}16.records.per_step",
     "utils.record.survive": f"{_LESSON}16.records.survive",
+    "utils.simulation.other_ways": "utils.simulation.left_out",
     "utils.simulation.packed": "utils.simulation.packed_sequences",
     "utils.techniques.awq": f"{_LESSON}08.awq",
     "utils.techniques.block_choice": f"{_LESSON}05.block_choice",

@@ -31,8 +31,8 @@ from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
 from utils.simulation.formulas import formulas
 from utils.simulation.garbage import set_aside
+from utils.simulation.left_out import other_ways
 from utils.simulation.mistakes import look, without_optimizer
-from utils.simulation.other_ways import other_ways
 from utils.simulation.packed_sequences import packed_sequences
 from utils.simulation.recurrences import recurrences
 from utils.simulation.stand_ins import Values
