@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from utils.simulation.places import Place, failed, files
-from utils.simulation.sentences import NO_FORM, NotSimulated, first_line, sentence
+from utils.simulation.refusals import NO_FORM, NotSimulated, first_line, sentence
 from utils.simulation.stand_ins import NEED_VALUES
 from utils.simulation.watcher import StorageWatcher
 
