@@ -67,6 +67,7 @@ _OTHERS = {
     "utils.record.survive": f"{_LESSON}16.records.survive",
     "utils.simulation.other_ways": "utils.simulation.left_out",
     "utils.simulation.packed": "utils.simulation.packed_sequences",
+    "utils.simulation.places": "utils.simulation.source_lines",
     "utils.simulation.sentences": "utils.simulation.refusals",
     "utils.techniques.awq": f"{_LESSON}08.awq",
     "utils.techniques.block_choice": f"{_LESSON}05.block_choice",
