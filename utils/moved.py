@@ -30,6 +30,7 @@ _OTHERS = {
     "utils.clusters": f"{_LESSON}17.clusters",
     "utils.data.library_text": f"{_LESSON}08.library_text",
     "utils.labs.cases_10": "utils.clinic.lab_patients",  # the capstone examines them too
+    "utils.labs.clock": "utils.labs.minutes_in_words",
     "utils.labs.hand_ins": f"{_LESSON}99.hand_ins",
     "utils.labs.hooks": "utils.labs.checkpoint_probe",
     "utils.labs.results_page": f"{_LESSON}99.results_page",
