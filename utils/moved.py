@@ -82,6 +82,7 @@ _OTHERS = {
     "utils.techniques.offload_choice": f"{_LESSON}07.offload_choice",
     "utils.techniques.packed": f"{_LESSON}08.packed",
     "utils.techniques.repeatable": f"{_LESSON}05.repeatable",
+    "utils.techniques.room": "utils.techniques.offload_capacity",
     "utils.techniques.rounding": f"{_LESSON}08.rounding",
     "utils.techniques.sharding": f"{_LESSON}04.sharding",
     "utils.techniques.step_costs": f"{_LESSON}05.step_costs",
