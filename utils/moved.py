@@ -53,6 +53,7 @@ _OTHERS = {
     "utils.planner.offers": f"{_LESSON}17.offers",
     "utils.planner.placement": f"{_LESSON}14.placement",
     "utils.planner.review": f"{_LESSON}15.review",
+    "utils.planner.saved": "utils.planner.saved_tensors",
     "utils.planner.scaling": f"{_LESSON}17.scaling",
     "utils.planner.scaling_fit": f"{_LESSON}17.scaling_fit",
     "utils.planner.tensor_traffic": f"{_LESSON}12.tensor_traffic",
