@@ -50,6 +50,7 @@ _OTHERS = {
     "utils.planner.decision": f"{_LESSON}17.decision",
     "utils.planner.failure_logs": f"{_LESSON}16.failure_logs",
     "utils.planner.inference": f"{_LESSON}08.inference",
+    "utils.planner.moments": "utils.planner.peak_moments",
     "utils.planner.offers": f"{_LESSON}17.offers",
     "utils.planner.placement": f"{_LESSON}14.placement",
     "utils.planner.review": f"{_LESSON}15.review",
