@@ -52,6 +52,7 @@ _OTHERS = {
     "utils.planner.inference": f"{_LESSON}08.inference",
     "utils.planner.moments": "utils.planner.peak_moments",
     "utils.planner.offers": f"{_LESSON}17.offers",
+    "utils.planner.parts": "utils.planner.pass_seconds",
     "utils.planner.placement": f"{_LESSON}14.placement",
     "utils.planner.review": f"{_LESSON}15.review",
     "utils.planner.saved": "utils.planner.saved_tensors",
