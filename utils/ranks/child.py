@@ -21,7 +21,7 @@ import cloudpickle
 from utils.ranks.orphans import adopt_orphans, descendants, end_all, numbered
 from utils.ranks.packing import packed
 from utils.ranks.position import frames_of_error, position_in
-from utils.ranks.sizes import given_here
+from utils.ranks.tensor_sizes import given_here
 from utils.shims.forkserver import let_server_go
 
 READY, VALUE, RAISED, GIVEN, STARTED = "ready", "value", "raised", "given", "started"

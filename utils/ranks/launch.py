@@ -23,7 +23,7 @@ from utils.ranks.position import Position
 from utils.ranks.progress import RankProgress
 from utils.ranks.report import RankError
 from utils.ranks.server import start_server
-from utils.ranks.sizes import Given
+from utils.ranks.tensor_sizes import Given
 
 MOST_RANKS = 16
 SETTLE_SECONDS = 0.5  # after a first failure, for others that have news of their own
