@@ -64,6 +64,7 @@ _OTHERS = {
     "utils.ranks.elastic_job": f"{_LESSON}16.elastic_job",
     "utils.ranks.hosts": f"{_LESSON}11.hosts",
     "utils.ranks.lines": "utils.ranks.printed_lines",
+    "utils.ranks.packing": "utils.ranks.pickling",
     "utils.ranks.recovery": f"{_LESSON}16.recovery",
     "utils.ranks.sizes": "utils.ranks.tensor_sizes",
     "utils.ranks.slow_link": f"{_LESSON}11.slow_link",
