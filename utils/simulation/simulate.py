@@ -17,7 +17,8 @@ from utils.checked import asks_first
 from utils.memory.budget import Budget
 from utils.memory.holdings import is_sharded
 from utils.memory.measurement import Measurement
-from utils.memory.meter import GROWN, UNNAMED, measure
+from utils.memory.meter import measure
+from utils.memory.notes import GROWN, UNNAMED
 from utils.memory.timeline import MemoryTimeline
 from utils.memory.watched import Watched, watched
 from utils.parallel.dims import ParallelDims
