@@ -22,8 +22,8 @@ from utils.memory.notes import GROWN, UNNAMED
 from utils.memory.timeline import MemoryTimeline
 from utils.memory.watched import Watched, watched
 from utils.parallel.dims import ParallelDims
+from utils.shims.torch_dispatch import active_modes
 from utils.shims.torch_distributed import all_to_all_as_on_gpus
-from utils.shims.torch_simulated import active_modes
 from utils.simulation.cuda_allocator import reserved
 from utils.simulation.cuda_choices import choose_optimizer_kernels, cuda_choices
 from utils.simulation.cuda_device import cuda_device
