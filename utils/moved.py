@@ -119,6 +119,7 @@ _OTHERS = {
     "utils.watching": f"{_LESSON}16.watching",
 }
 # What a package of `utils` offered, by where it lies now. `utils` itself offered some of it too.
+# "Case=PatientBytes": what was `Case` has another name today.
 _NAMES = {
     f"{_LESSON}03.flight": "utils.views draw_flight",
     f"{_LESSON}03.format_figures": "utils.views draw_bits draw_formats",
@@ -142,7 +143,7 @@ _NAMES = {
     f"{_LESSON}10.host": "utils.clinic HostRun run_loader",
     f"{_LESSON}10.pages": "utils.clinic VIEWS TraceError read_trace write_snapshot_page write_trace_page",
     f"{_LESSON}10.snapshot": "utils.clinic SnapshotError read_snapshot snapshot_of write_snapshot",
-    f"{_LESSON}10.views": "utils.views Case Segment draw_segments draw_ward",
+    f"{_LESSON}10.views": "utils.views Case=PatientBytes Segment draw_segments draw_ward",
     f"{_LESSON}11.hosts": "utils.ranks HostRun run_hosts",
     f"{_LESSON}11.link_costs": "utils.views draw_link_costs",
     f"{_LESSON}11.messages": "utils.views draw_messages",
@@ -164,6 +165,7 @@ _NAMES = {
     f"{_LESSON}16.recovery": "utils.ranks ElasticRun Fault Recovery",
     f"{_LESSON}17.account": "utils.planner Account",
     f"{_LESSON}17.cluster_lanes": "utils.views draw_cluster",
+    f"{_LESSON}17.clusters": f"{_LESSON}17.clusters Span=JobSpan",
     f"{_LESSON}17.decision": "utils.planner Option Ranked decide winners",
     f"{_LESSON}17.decision_figures": "utils.views draw_decision draw_spot",
     f"{_LESSON}17.scaling": "utils.planner CHINCHILLA REPLICATION ScalingLaw UNROUNDED",
@@ -171,10 +173,10 @@ _NAMES = {
     f"{_LESSON}17.scaling_fit": "utils.planner fit_law leave_one_out",
 }
 _HOME = {
-    f"{package}.{name}": home
+    f"{package}.{earlier}": (home, name or earlier)
     for home, line in _NAMES.items()
     for package in (line.split()[0], "utils")
-    for name in line.split()[1:]
+    for earlier, _, name in (word.partition("=") for word in line.split()[1:])
 }
 
 
@@ -197,10 +199,10 @@ class _Today(InspectLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         asked = module.__name__
-        found: Any = importlib.import_module(_HOME.get(asked) or today(asked))
         # Python asks for `utils.views.draw_ward` as a module where the package lacks that name.
-        name = asked.rpartition(".")[2]
-        sys.modules[asked] = getattr(found, name) if asked in _HOME else found
+        home, name = _HOME.get(asked, (today(asked), ""))
+        found: Any = importlib.import_module(home)
+        sys.modules[asked] = getattr(found, name) if name else found
 
     def get_code(self, fullname: str) -> CodeType | None:
         """What `python -m` runs: the module of today, by its own name, so that its dots are right."""

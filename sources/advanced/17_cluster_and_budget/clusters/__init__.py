@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from utils.checked import check_public
 
-from .jobs import SlurmJob, Span, losses_of
+from .jobs import JobSpan, SlurmJob, losses_of
 from .manifests import (
     ManifestError,
     MissingToolError,
@@ -18,6 +18,7 @@ from .ray_train import RayError, RayRun, ray_problem, run_ray
 from .slurm import Slurm, SlurmError, one_host_slurm, slurm_problem
 
 __all__ = [
+    "JobSpan",
     "ManifestError",
     "MissingToolError",
     "RayError",
@@ -25,7 +26,6 @@ __all__ = [
     "Slurm",
     "SlurmError",
     "SlurmJob",
-    "Span",
     "check_kubernetes",
     "check_skypilot",
     "check_train_job",

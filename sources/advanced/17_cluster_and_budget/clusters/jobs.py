@@ -38,7 +38,7 @@ class SlurmJob:
 
 
 @dataclass
-class Span:
+class JobSpan:
     """A job in one state on the same nodes, in seconds since Slurm's start."""
 
     label: str

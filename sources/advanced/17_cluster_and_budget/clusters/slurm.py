@@ -24,7 +24,7 @@ import psutil
 from utils.files import scratch
 
 from .configuration import node_address, write_configuration
-from .jobs import ENDED, SlurmJob, Span, read_jobs
+from .jobs import ENDED, JobSpan, SlurmJob, read_jobs
 
 HOSTS = Path(__file__).with_name("hosts.sh")
 NAMESPACES = ("--net", "--mount", "--uts", "--pid")
@@ -91,7 +91,7 @@ class Slurm:
             raise ValueError(f"{nodes} nodes cannot be made here; take 1 to 9.")
         self._kept = contextlib.ExitStack()
         self.folder = self._kept.enter_context(scratch("slurm"))
-        self.history: list[Span] = []
+        self.history: list[JobSpan] = []
         self._start = time.monotonic()
         write_configuration(self.folder, nodes, lost_after_seconds)
         command = ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc", "sh"]
@@ -237,7 +237,7 @@ class Slurm:
                 last.end_seconds = self.seconds
             else:
                 self.history.append(
-                    Span(
+                    JobSpan(
                         job.label,
                         job.name,
                         job.state,
