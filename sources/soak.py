@@ -53,7 +53,7 @@ CPU_FLAGS = Path("/proc/cpuinfo")  # Linux; elsewhere only what needs no flag is
 
 
 @dataclass(frozen=True)
-class Case:
+class KernelChoice:
     """One choice of kernels and threads; `missing` are the flags that this CPU lacks."""
 
     name: str
@@ -61,7 +61,7 @@ class Case:
     missing: tuple[str, ...] = ()
 
 
-def cases(flags: set[str]) -> Iterator[Case]:
+def cases(flags: set[str]) -> Iterator[KernelChoice]:
     """Every setting with every number of threads, for a CPU that shows these flags."""
     for variable, value, needed in SETTINGS:
         missing = tuple(flag for flag in needed if flag not in flags)
@@ -69,7 +69,7 @@ def cases(flags: set[str]) -> Iterator[Case]:
         label = f"{variable}={value}" if variable else "the CPU's own kernels"
         for threads in THREADS:
             counts = {"OMP_NUM_THREADS": str(threads)}
-            yield Case(f"{label}, {threads} threads", chosen | counts, missing)
+            yield KernelChoice(f"{label}, {threads} threads", chosen | counts, missing)
 
 
 def cpu_flags(file: Path = CPU_FLAGS) -> set[str]:
@@ -78,7 +78,7 @@ def cpu_flags(file: Path = CPU_FLAGS) -> set[str]:
     return next((set(line.split()) for line in lines if line.startswith("flags")), set())
 
 
-def kernels(tests: Sequence[Path], found: Iterable[Case]) -> int:
+def kernels(tests: Sequence[Path], found: Iterable[KernelChoice]) -> int:
     """Run the tests for each case, and print a line for each; the number that failed."""
     failed = 0
     for case in found:

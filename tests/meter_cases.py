@@ -25,7 +25,7 @@ VOCABULARY, LENGTH, WIDTH = 96, 24, 32
 
 
 @dataclass(frozen=True)
-class Case:
+class MeteredProgram:
     """A model, its step, and the tensors that go into the model."""
 
     model: nn.Module
@@ -88,7 +88,7 @@ def classify(
     zero_first: bool = True,
     set_to_none: bool = True,
     micro_batches: int = 1,
-) -> Case:
+) -> MeteredProgram:
     """A classifier's step over `micro_batches` slices of `images`."""
     labels = torch.arange(len(images)) % 10
 
@@ -101,7 +101,7 @@ def classify(
         if not zero_first:
             optimizer.zero_grad(set_to_none=set_to_none)
 
-    return Case(model, optimizer, step, (images,))
+    return MeteredProgram(model, optimizer, step, (images,))
 
 
 def speak(
@@ -110,7 +110,7 @@ def speak(
     optimizer: torch.optim.Optimizer | None = None,
     autocast: bool = False,
     batch: int = 4,
-) -> Case:
+) -> MeteredProgram:
     """A language model's step with AdamW unless told otherwise."""
     chosen = optimizer or torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
     tokens = torch.arange(batch * LENGTH).remainder(VOCABULARY).view(batch, LENGTH)
@@ -123,10 +123,10 @@ def speak(
         loss.backward()
         chosen.step()
 
-    return Case(model, chosen, step, (tokens,))
+    return MeteredProgram(model, chosen, step, (tokens,))
 
 
-def infer(model: nn.Module, *inputs: torch.Tensor) -> Case:
+def infer(model: nn.Module, *inputs: torch.Tensor) -> MeteredProgram:
     """A step of inference, without an optimizer."""
     model.eval()
 
@@ -134,7 +134,7 @@ def infer(model: nn.Module, *inputs: torch.Tensor) -> Case:
         with torch.no_grad():
             model(*inputs)
 
-    return Case(model, None, step, inputs)
+    return MeteredProgram(model, None, step, inputs)
 
 
 class Count(NamedTuple):
@@ -144,7 +144,7 @@ class Count(NamedTuple):
     end_bytes: int
 
 
-def second_count(case: Case, *, warmup: int = 1, extra_bytes: int = 0) -> Count:
+def second_count(case: MeteredProgram, *, warmup: int = 1, extra_bytes: int = 0) -> Count:
     """Count one step after `warmup` steps; `extra_bytes` existed before besides the states."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
@@ -158,7 +158,7 @@ def second_count(case: Case, *, warmup: int = 1, extra_bytes: int = 0) -> Count:
     return Count(before + max(totals) - first, before + totals[-1] - first)
 
 
-def existing(case: Case) -> Iterator[torch.Tensor]:
+def existing(case: MeteredProgram) -> Iterator[torch.Tensor]:
     """Parameters, gradients, buffers, optimizer state and inputs, as they are now."""
     parameters = list(case.model.parameters())
     gradients = [p.grad for p in parameters if p.grad is not None]

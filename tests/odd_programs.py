@@ -63,7 +63,7 @@ long counter_peak(void) { return peak; }
 void counter_reset(void) { peak = now; }
 """
 
-Case = tuple[Any, Any, Callable[[], Any], dict[str, Any]]  # models, optimizers, step, kept
+OddProgram = tuple[Any, Any, Callable[[], Any], dict[str, Any]]  # models, optimizers, step, kept
 
 
 def mlp(width: int = 512) -> nn.Sequential:
@@ -80,7 +80,7 @@ def stepped(model: nn.Module, optimizer: Any, **how: Any) -> None:
     optimizer.zero_grad()
 
 
-def gan() -> Case:
+def gan() -> OddProgram:
     g, d = mlp(), nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 1))
     optimizers = [torch.optim.Adam(m.parameters()) for m in (g, d)]
 
@@ -97,7 +97,7 @@ def gan() -> Case:
     return [g, d], optimizers, step, {}
 
 
-def ema() -> Case:
+def ema() -> OddProgram:
     model = mlp()
     average, optimizer = copy.deepcopy(model), torch.optim.AdamW(model.parameters())
 
@@ -110,7 +110,7 @@ def ema() -> Case:
     return model, optimizer, step, {"ema": average}
 
 
-def teacher() -> Case:
+def teacher() -> OddProgram:
     student, master = mlp(128), mlp(1024).requires_grad_(False)
     optimizer = torch.optim.SGD(student.parameters(), momentum=0.9, lr=0.1)
 
@@ -123,7 +123,7 @@ def teacher() -> Case:
     return student, optimizer, step, {"teacher": master}
 
 
-def leak() -> Case:
+def leak() -> OddProgram:
     model, seen = mlp(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -137,7 +137,7 @@ def leak() -> Case:
     return model, optimizer, step, {}
 
 
-def replicas() -> Case:
+def replicas() -> OddProgram:
     parts = [mlp(), mlp()]
     optimizer = torch.optim.Adam([p for part in parts for p in part.parameters()])
 
@@ -150,7 +150,7 @@ def replicas() -> Case:
     return parts[0], optimizer, step, {}
 
 
-def masters() -> Case:
+def masters() -> OddProgram:
     model = mlp().bfloat16()
     fine = [nn.Parameter(p.detach().float()) for p in model.parameters()]
     optimizer = torch.optim.AdamW(fine)
@@ -168,7 +168,7 @@ def masters() -> Case:
     return model, optimizer, step, {}
 
 
-def accumulated() -> Case:
+def accumulated() -> OddProgram:
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -181,7 +181,7 @@ def accumulated() -> Case:
     return model, optimizer, step, {}
 
 
-def replaced() -> Case:
+def replaced() -> OddProgram:
     """Weights that the step throws away and makes anew."""
     model = mlp()
 
@@ -195,7 +195,7 @@ def replaced() -> Case:
     return model, None, step, {}
 
 
-def lbfgs() -> Case:
+def lbfgs() -> OddProgram:
     model = mlp(64)
     optimizer = torch.optim.LBFGS(model.parameters(), history_size=4, max_iter=3)
 
@@ -208,7 +208,7 @@ def lbfgs() -> Case:
     return model, optimizer, lambda: optimizer.step(closure), {}
 
 
-def replay() -> Case:
+def replay() -> OddProgram:
     """A buffer of samples beside the model, filled in place."""
     model, buffer = mlp(), torch.zeros(8192, 256)
     optimizer = torch.optim.Adam(model.parameters())
@@ -222,7 +222,7 @@ def replay() -> Case:
     return model, optimizer, step, {"buffer": [buffer]}
 
 
-def sparse() -> Case:
+def sparse() -> OddProgram:
     model = nn.Embedding(4096, 64, sparse=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -234,7 +234,7 @@ def sparse() -> Case:
     return model, optimizer, step, {}
 
 
-def inference() -> Case:
+def inference() -> OddProgram:
     model = mlp(2048)
 
     def step() -> None:

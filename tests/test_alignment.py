@@ -9,14 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from utils.memory.events import Category, Phase
-from utils.simulation.alignment import (
-    Message,
-    Misaligned,
-    align,
-    line,
-    stream,
-    timeline,
-)
+from utils.simulation.alignment import align, line
+from utils.simulation.message_stream import Message, Misaligned, stream, timeline
 
 MARK, DIED, BORN, EXISTING = range(4)
 START = Message((MARK, Phase.BEFORE_FORWARD, ""))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from evidence.record import oom_fragmentation
-from evidence.record.experiment import run_job
+from evidence.record.experiment import run_trial
 from utils.clinic import (
     PATIENTS,
     Examination,
@@ -190,7 +190,7 @@ def test_folk_cures_do_not_help(
 
 @pytest.mark.slow
 def test_the_experiment_has_a_row_before_and_one_after_the_cure() -> None:
-    sick_row, cured_row = map(run_job, oom_fragmentation.jobs(torch.device("cpu")))
+    sick_row, cured_row = map(run_trial, oom_fragmentation.trials(torch.device("cpu")))
     reserved = "replayed_reserved_peak_bytes"
     assert sick_row[reserved] > cured_row[reserved], "the cure reserves less"
     assert sick_row["last_loss"] == pytest.approx(cured_row["last_loss"], rel=1e-6)

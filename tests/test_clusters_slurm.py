@@ -16,7 +16,7 @@ import pytest
 from export_cases import TINY, one_process, start_weights, tiny
 
 from utils.lessons.lesson_17.cluster_runs import CHECKSUMS, write_shards
-from utils.lessons.lesson_17.clusters import Slurm, SlurmError, Span, losses_of, slurm_problem
+from utils.lessons.lesson_17.clusters import JobSpan, Slurm, SlurmError, losses_of, slurm_problem
 from utils.lessons.lesson_17.clusters.jobs import node_names, read_jobs
 from utils.parallel import saved_steps
 
@@ -230,7 +230,7 @@ def test_jobs_are_read_as_scontrol_prints_them():
         "exit_code": 75,
     }
     assert node_names("n[1-3,7]") == ["n1", "n2", "n3", "n7"]
-    assert Span("1", "x", "RUNNING", "n2", 0, 0.0, 1.0).node_names == ["n2"]
+    assert JobSpan("1", "x", "RUNNING", "n2", 0, 0.0, 1.0).node_names == ["n2"]
     assert losses_of("(pid=3) step 0 loss 4.5\nstep 1 loss 4.25\nstep 0 loss 4.75") == {
         0: 4.75,
         1: 4.25,

@@ -62,6 +62,19 @@ def test_an_earlier_name_is_the_module_of_today_and_no_second_one() -> None:
     assert earlier is importlib.import_module("evidence.validation.tables")
 
 
+@pytest.mark.parametrize(
+    ("package", "earlier", "today_in"),
+    [
+        ("utils.views", "Case", f"{LESSONS}10.views.PatientBytes"),
+        ("utils.clusters", "Span", f"{LESSONS}17.clusters.jobs.JobSpan"),
+    ],
+)
+def test_a_class_with_another_name_today_is_found(package: str, earlier: str, today_in: str):
+    found: dict[str, type] = {}
+    exec(f"from {package} import {earlier}", found)
+    assert f"{found[earlier].__module__}.{found[earlier].__qualname__}" == today_in
+
+
 def test_a_name_that_never_was_is_pythons_own_sentence() -> None:
     with pytest.raises(ModuleNotFoundError, match="utils.labs.nothing"):
         importlib.import_module("utils.labs.nothing")

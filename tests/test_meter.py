@@ -17,7 +17,7 @@ import torchvision
 from torch import nn
 
 from tests.meter_cases import (
-    Case,
+    MeteredProgram,
     Transformer,
     classify,
     infer,
@@ -45,38 +45,38 @@ def gloo(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def metered(case: Case, source: EventSource | None = None) -> Measurement:
+def metered(case: MeteredProgram, source: EventSource | None = None) -> Measurement:
     """Measure a case without timing it."""
     return measure(
         case.step, model=case.model, optimizer=case.optimizer, timed_steps=0, source=source
     )
 
 
-def resnet50() -> Case:
+def resnet50() -> MeteredProgram:
     model = torchvision.models.resnet50(num_classes=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     return classify(model, optimizer, torch.ones(2, 3, 32, 32))
 
 
-def frozen() -> Case:
+def frozen() -> MeteredProgram:
     model = Transformer()
     model.embed.requires_grad_(False)
     model.blocks[:2].requires_grad_(False)
     return speak(model)
 
 
-def small(optimizer: type[torch.optim.Optimizer], **how: object) -> Case:
+def small(optimizer: type[torch.optim.Optimizer], **how: object) -> MeteredProgram:
     model = mlp()
     arguments = how.pop("arguments", {})
     return classify(model, optimizer(model.parameters(), **arguments), torch.ones(16, 20), **how)
 
 
-def compiled() -> Case:
+def compiled() -> MeteredProgram:
     torch._dynamo.reset()
     return speak(torch.compile(Transformer(), backend="aot_eager"))
 
 
-CASES: dict[str, Callable[[], Case]] = {
+CASES: dict[str, Callable[[], MeteredProgram]] = {
     "resnet50": resnet50,
     "transformer": lambda: speak(Transformer()),
     "checkpointing": lambda: speak(Transformer(reentrant=False)),
@@ -160,7 +160,7 @@ def test_a_step_worked_out_by_hand() -> None:
 
 @pytest.mark.parametrize("as_view", [False, True])
 def test_ddp_in_one_process(gloo: None, as_view: bool) -> None:
-    def wrapped() -> Case:
+    def wrapped() -> MeteredProgram:
         model = nn.parallel.DistributedDataParallel(mlp(), gradient_as_bucket_view=as_view)
         optimizer = torch.optim.Adam(model.parameters())
         return classify(model, optimizer, torch.ones(16, 20))
@@ -203,7 +203,7 @@ def test_inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Its cache does not ask which vector instructions its code was made for.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
-    def fresh() -> Case:
+    def fresh() -> MeteredProgram:
         torch._dynamo.reset()
         return classify(
             torch.compile(model := nn.Sequential(nn.Linear(20, 48), nn.ReLU(), nn.Linear(48, 10))),

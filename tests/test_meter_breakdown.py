@@ -13,7 +13,7 @@ from tests.meter_cases import (
     LENGTH,
     VOCABULARY,
     WIDTH,
-    Case,
+    MeteredProgram,
     Transformer,
     classify,
     infer,
@@ -26,7 +26,7 @@ from tests.meter_cases import (
 from utils.memory import Category, Measurement, MemoryTimeline, measure
 
 
-def metered(case: Case) -> Measurement:
+def metered(case: MeteredProgram) -> Measurement:
     """Measure a case without timing it."""
     return measure(case.step, model=case.model, optimizer=case.optimizer, timed_steps=0)
 
@@ -36,7 +36,7 @@ def end_of(timeline: MemoryTimeline, name: str) -> int:
     return [span.end_ns - 1 for span in timeline.spans if span.name == name][-1]
 
 
-def images_case(optimizer: type[torch.optim.Optimizer], **how: object) -> Case:
+def images_case(optimizer: type[torch.optim.Optimizer], **how: object) -> MeteredProgram:
     model = torchvision.models.resnet18(num_classes=10)
     return classify(model, optimizer(model.parameters()), torch.ones(2, 3, 32, 32), **how)
 
@@ -160,7 +160,7 @@ def test_gradients_that_the_step_replaces_are_gradients() -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    timeline = metered(Case(model, optimizer, step, (x,))).timeline
+    timeline = metered(MeteredProgram(model, optimizer, step, (x,))).timeline
     now = timeline.at(end_of(timeline, "optimizer step"))
     assert now[Category.GRADIENTS] == total_bytes(model.parameters())
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.meter_cases import Case, classify, mlp
+from tests.meter_cases import MeteredProgram, classify, mlp
 from utils.memory import Category, OverBudgetError, budget, measure, phase
 from utils.memory.events import AllocationEvent
 from utils.memory.source import CountingSource, ProfilerSource
@@ -21,7 +21,7 @@ SOURCES = [CountingSource, ProfilerSource]
 
 
 @pytest.fixture
-def case() -> Case:
+def case() -> MeteredProgram:
     model = mlp()
     return classify(model, torch.optim.Adam(model.parameters()), torch.ones(16, 20))
 
@@ -68,7 +68,7 @@ BAD: list[tuple[str, Callable[[], Any], str]] = [
 
 @pytest.mark.parametrize(("argument", "make", "words"), BAD)
 def test_bad_arguments_end_in_a_sentence(
-    case: Case, argument: str, make: Callable[[], Any], words: str
+    case: MeteredProgram, argument: str, make: Callable[[], Any], words: str
 ) -> None:
     arguments = {"step": case.step, "model": case.model, "optimizer": case.optimizer}
     arguments[argument] = make()
@@ -86,7 +86,7 @@ def test_an_mps_model_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("fails", ["before forward", "in forward", "in backward", "at the end"])
-def test_a_step_that_raises(case: Case, source: Callable[[], Any], fails: str) -> None:
+def test_a_step_that_raises(case: MeteredProgram, source: Callable[[], Any], fails: str) -> None:
     """The learner's own error comes through, hooks are gone, the next measurement works."""
     calls = 0
 
@@ -124,7 +124,7 @@ def test_a_step_that_raises(case: Case, source: Callable[[], Any], fails: str) -
     assert again.peak_bytes == expected.peak_bytes
 
 
-def test_the_recording_stops_when_a_step_raises(case: Case) -> None:
+def test_the_recording_stops_when_a_step_raises(case: MeteredProgram) -> None:
     class Watched(CountingSource):
         stopped = 0
 
@@ -138,7 +138,7 @@ def test_the_recording_stops_when_a_step_raises(case: Case) -> None:
     assert source.stopped == 1
 
 
-def test_the_learners_own_hooks_stay(case: Case) -> None:
+def test_the_learners_own_hooks_stay(case: MeteredProgram) -> None:
     seen: list[str] = []
     case.model.register_forward_hook(lambda *_: seen.append("forward"))
     case.model[0].weight.register_post_accumulate_grad_hook(lambda _: seen.append("gradient"))
@@ -159,13 +159,13 @@ def test_a_scripted_part_leaves_no_hooks() -> None:
     assert hooks(model[0]) == []
 
 
-def test_an_optimizer_without_backward_is_an_error(case: Case) -> None:
+def test_an_optimizer_without_backward_is_an_error(case: MeteredProgram) -> None:
     with pytest.raises(ValueError, match="never called backward"):
         measure(lambda: case.model(case.inputs[0]), model=case.model, optimizer=case.optimizer)
     assert hooks(case.model, case.optimizer) == []
 
 
-def test_training_without_an_optimizer_is_noted(case: Case) -> None:
+def test_training_without_an_optimizer_is_noted(case: MeteredProgram) -> None:
     step = lambda: case.model(case.inputs[0]).sum().backward()  # noqa: E731
     trained = measure(step, model=case.model, timed_steps=0)
     assert any("No optimizer was given" in note for note in trained.notes)
@@ -174,7 +174,7 @@ def test_training_without_an_optimizer_is_noted(case: Case) -> None:
     assert any("ran 2 times" in note for note in told.notes)
 
 
-def test_throughput_counts_items_over_the_median(case: Case) -> None:
+def test_throughput_counts_items_over_the_median(case: MeteredProgram) -> None:
     found = measure(case.step, model=case.model, optimizer=case.optimizer, items=16, unit="rows")
     assert len(found.step_seconds) == 5
     low, high = found.spread_seconds
@@ -199,7 +199,7 @@ def test_over_budget_names_phase_module_and_category() -> None:
     assert hooks(model) == []
 
 
-def test_a_budget_of_exactly_the_peak_fits(case: Case) -> None:
+def test_a_budget_of_exactly_the_peak_fits(case: MeteredProgram) -> None:
     how = {"model": case.model, "optimizer": case.optimizer, "timed_steps": 0}
     peak = measure(case.step, **how).peak_bytes
     assert measure(case.step, **how, within=budget(peak)).peak_bytes == peak
@@ -245,7 +245,7 @@ def test_sizes_tell_decimal_from_binary_units() -> None:
     )
 
 
-def test_phases_named_by_hand(case: Case) -> None:
+def test_phases_named_by_hand(case: MeteredProgram) -> None:
     def step() -> None:
         case.model.zero_grad()
         case.model(case.inputs[0]).sum().backward()
@@ -279,7 +279,7 @@ def test_a_phase_outside_of_measure_is_a_profiler_range_and_no_more() -> None:
         raise KeyError
 
 
-def test_a_budget_may_be_its_size(case: Case) -> None:
+def test_a_budget_may_be_its_size(case: MeteredProgram) -> None:
     how = {"model": case.model, "optimizer": case.optimizer, "timed_steps": 0}
     peak = measure(case.step, **how, within="1GB").peak_bytes
     assert measure(case.step, **how, within=peak).peak_bytes == peak
@@ -291,7 +291,7 @@ def test_a_budget_may_be_its_size(case: Case) -> None:
     assert hooks(case.model, case.optimizer) == []
 
 
-def test_a_failed_measurement_lets_the_next_one_in(case: Case) -> None:
+def test_a_failed_measurement_lets_the_next_one_in(case: MeteredProgram) -> None:
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             measure(lambda: 1 / 0, model=case.model)

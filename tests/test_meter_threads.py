@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from tests.meter_cases import Case, classify, mlp
+from tests.meter_cases import MeteredProgram, classify, mlp
 from utils.memory import measure
 from utils.memory.source import CountingSource
 
 
 @pytest.fixture
-def case() -> Case:
+def case() -> MeteredProgram:
     model = mlp()
     return classify(model, torch.optim.Adam(model.parameters()), torch.ones(16, 20))
 
 
 @pytest.mark.parametrize("where", ["in another thread", "inside of a step"])
-def test_two_measurements_at_once_are_refused(case: Case, where: str) -> None:
+def test_two_measurements_at_once_are_refused(case: MeteredProgram, where: str) -> None:
     refusals = []
 
     def second() -> None:
@@ -70,7 +70,9 @@ def neighbour() -> Iterator[Callable[[], None]]:
     thread.join()
 
 
-def test_what_another_thread_takes_is_said(case: Case, neighbour: Callable[[], None]) -> None:
+def test_what_another_thread_takes_is_said(
+    case: MeteredProgram, neighbour: Callable[[], None]
+) -> None:
     def step() -> None:
         case.step()
         neighbour()
@@ -83,7 +85,7 @@ def test_what_another_thread_takes_is_said(case: Case, neighbour: Callable[[], N
     assert not any("thread" in note for note in quiet.notes)
 
 
-def test_threads_of_the_step_are_part_of_it(case: Case) -> None:
+def test_threads_of_the_step_are_part_of_it(case: MeteredProgram) -> None:
     def step() -> None:
         worker = threading.Thread(target=lambda: torch.ones(1000))
         worker.start()

@@ -21,10 +21,10 @@ PUBLIC = {*planner.__all__, "block_time", "hardware_flops", "tensor_traffic"}
 
 
 def _functions():
-    for path in sorted(PLANNER.glob("*.py")):
+    for path in sorted(PLANNER.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef):
-                yield f"{path.name}:{node.name}", node
+                yield f"{path.relative_to(PLANNER)}:{node.name}", node
 
 
 def _objects(node):

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from utils.ranks import progress, run_ranks
-from utils.ranks.lines import RankLines
+from utils.ranks.printed_lines import RankLines
 
 ROOT = Path(__file__).resolve().parents[1]
 PRINTED = {f"[rank {rank}] line {n}" for rank in (0, 1) for n in (3, 7)}

@@ -19,7 +19,7 @@ import torch
 from evidence.record import __main__ as command
 from evidence.record import provenance as origin
 from evidence.record import registry, store
-from evidence.record.experiment import Experiment, Job, Stage
+from evidence.record.experiment import Experiment, Stage, Trial
 from evidence.record.provenance import driver_version, git_state, provenance
 from evidence.record.registry import EXPERIMENTS, load
 from evidence.record.store import PROVENANCE, RESULTS, Record, RecordError, recorded, write
@@ -43,7 +43,7 @@ def a_record(device: str = "NVIDIA H200", rows: list | None = None, **changes: A
 
 def an_experiment(run: Callable[[Stage], dict], name: str = "resnet50") -> Experiment:
     """An experiment of one row."""
-    return Experiment(name, "for the test", {"made": "up"}, lambda _: [Job({"batch": 1}, run)])
+    return Experiment(name, "for the test", {"made": "up"}, lambda _: [Trial({"batch": 1}, run)])
 
 
 def files(root: Path) -> list[str]:

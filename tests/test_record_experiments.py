@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from evidence.record import __main__ as command
 from evidence.record import device_speed, resnet50
-from evidence.record.experiment import Job, Stage, free_memory, measured_row, run_job, run_jobs
+from evidence.record.experiment import (
+    Stage,
+    Trial,
+    free_memory,
+    measured_row,
+    run_trial,
+    run_trials,
+)
 from evidence.record.store import recorded
 from utils.memory import Measurement, MemoryTimeline, OverBudgetError, budget
 from utils.memory.events import Allocation, Category, Mark, Phase
@@ -96,7 +103,7 @@ def test_precisions_of_a_gpu(
 ) -> None:
     with_card(capability, monkeypatch)
     assert offered(CUDA) == expected
-    asked = [dict(job.settings) for job in resnet50.jobs(CUDA)]
+    asked = [dict(trial.settings) for trial in resnet50.trials(CUDA)]
     steps = {(r["image_size"], r["precision"], r["batch"]) for r in asked if "batch" in r}
     names = [precision.name for precision in expected]
     small = {(32, name, 2**power) for name in names for power in range(6, 13)}
@@ -108,7 +115,7 @@ def test_precisions_of_a_gpu(
 
 def test_speeds_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with_card((9, 0), monkeypatch)
-    asked = [dict(job.settings) for job in device_speed.jobs(CUDA)]
+    asked = [dict(trial.settings) for trial in device_speed.trials(CUDA)]
     matmuls = [row for row in asked if row["quantity"] == "matmul"]
     assert {row["precision"] for row in matmuls} == {"fp32", "tf32", "fp16", "bf16"}
     assert len(matmuls) == 4 * 6
@@ -179,12 +186,12 @@ def test_memory_is_given_back_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 # Out of memory
 
 
-def failing(error: Exception, stage_name: str = "backward") -> Job:
+def failing(error: Exception, stage_name: str = "backward") -> Trial:
     def run(stage: Stage) -> dict:
         stage.name = stage_name
         raise error
 
-    return Job({"batch": 4096}, run)
+    return Trial({"batch": 4096}, run)
 
 
 @pytest.mark.parametrize(
@@ -198,32 +205,32 @@ def failing(error: Exception, stage_name: str = "backward") -> Job:
     ],
 )
 def test_out_of_memory_is_a_row(error: RuntimeError, wanted: int | None) -> None:
-    row = run_job(failing(error))
+    row = run_trial(failing(error))
     assert (row["batch"], row["completed"], row["failed_in"]) == (4096, False, "backward")
     assert row["wanted_bytes"] == wanted
     assert str(error).startswith(row["error"]) and "\n" not in row["error"]
 
 
 def test_the_cpu_out_of_memory_is_a_row() -> None:
-    row = run_job(Job({}, lambda _: {"tensor": torch.empty(2**50, dtype=torch.uint8)}))
+    row = run_trial(Trial({}, lambda _: {"tensor": torch.empty(2**50, dtype=torch.uint8)}))
     assert (row["completed"], row["wanted_bytes"]) == (False, 2**50)
 
 
 def test_over_a_budget_the_row_names_the_phase_that_grew() -> None:
     blocks = [Allocation(1, 700, 20, None, Category.ACTIVATIONS, Phase.FORWARD, "layer1")]
     timeline = MemoryTimeline(blocks, [Mark(0, Phase.FORWARD)], 0, 100)
-    row = run_job(Job({}, lambda _: budget("600 B").check(timeline)))
+    row = run_trial(Trial({}, lambda _: budget("600 B").check(timeline)))
     assert (row["completed"], row["failed_in"], row["wanted_bytes"]) == (False, "forward", 700)
 
 
 def test_other_errors_are_no_rows() -> None:
     with pytest.raises(RuntimeError, match="shapes differ"):
-        run_job(failing(RuntimeError("shapes differ")))
+        run_trial(failing(RuntimeError("shapes differ")))
 
 
 def test_the_rows_after_a_failed_one_are_made(capsys: pytest.CaptureFixture[str]) -> None:
-    jobs = [failing(torch.OutOfMemoryError(CUDA_MESSAGE)), Job({"batch": 1}, lambda _: {})]
-    rows = run_jobs(jobs, CPU, "resnet50 on a card")
+    trials = [failing(torch.OutOfMemoryError(CUDA_MESSAGE)), Trial({"batch": 1}, lambda _: {})]
+    rows = run_trials(trials, CPU, "resnet50 on a card")
     assert [row["completed"] for row in rows] == [False, True]
     assert "resnet50 on a card: 100%" in capsys.readouterr().err, "the progress bar"
 
@@ -247,7 +254,7 @@ def test_the_largest_batch_under_the_cap(limit: int, monkeypatch: pytest.MonkeyP
     class Step:
         steps_skipped = False
 
-        def __init__(self, case: resnet50.Case, batch: int, stage: Stage) -> None:
+        def __init__(self, case: resnet50.BatchSeries, batch: int, stage: Stage) -> None:
             self.batch = batch
 
         def measure(self, *, timed_steps: int, within: Any) -> Measurement:
@@ -257,8 +264,8 @@ def test_the_largest_batch_under_the_cap(limit: int, monkeypatch: pytest.MonkeyP
             return a_measurement({}, items=self.batch)
 
     monkeypatch.setattr(resnet50, "TrainingStep", Step)
-    case = resnet50.Case(resnet50.CUDA_GRIDS[1], FP32, CPU)
-    row = run_job(Job({}, lambda stage: resnet50._largest(case, stage)))
+    case = resnet50.BatchSeries(resnet50.CUDA_GRIDS[1], FP32, CPU)
+    row = run_trial(Trial({}, lambda stage: resnet50._largest(case, stage)))
     assert (row["completed"], row["batch"]) == (True, limit)
     assert [batch for batch, fits in row["tried"] if fits][-1:] == [limit][: limit > 0]
     assert ("peak_bytes" in row) == (limit > 0)
@@ -271,7 +278,7 @@ def test_the_search_does_not_hide_other_errors(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(resnet50, "TrainingStep", refuse)
     with pytest.raises(RuntimeError, match="shapes differ"):
-        resnet50._fits(resnet50.Case(resnet50.CUDA_GRIDS[0], FP32, CPU), 1, Stage())
+        resnet50._fits(resnet50.BatchSeries(resnet50.CUDA_GRIDS[0], FP32, CPU), 1, Stage())
 
 
 # What a row keeps of a measurement

@@ -45,5 +45,5 @@ def where_a_rank_trains() -> tuple[str, set[str]]:
 def test_a_rank_trains_where_it_is_told_to_and_talks_by_gloo() -> None:
     """One rank: DistributedDataParallel itself cannot wrap a model without data."""
     assert run_ranks(where_a_rank_trains, 1) == [("gloo", {"meta"})]
-    (job,) = gloo_ranks.jobs(torch.device("cuda", 0))
-    assert job.run.args == (torch.device("cuda", 0),)
+    (trial,) = gloo_ranks.trials(torch.device("cuda", 0))
+    assert trial.run.args == (torch.device("cuda", 0),)

@@ -57,10 +57,10 @@ def test_the_step_of_the_large_model_simulated() -> None:
 
 def test_a_gpu_runs_the_whole_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiment, "choose_dtype", lambda _: (torch.bfloat16, ""))
-    found = experiment.jobs(torch.device("cuda"))
+    found = experiment.trials(torch.device("cuda"))
     assert len(found) == 4 * 4
-    assert {job.settings["layers"] for job in found} == {24}
-    assert {job.settings["autocast"] for job in found} == {"bfloat16"}
+    assert {trial.settings["layers"] for trial in found} == {24}
+    assert {trial.settings["autocast"] for trial in found} == {"bfloat16"}
 
 
 def test_the_lesson_simulates_the_same_model() -> None:

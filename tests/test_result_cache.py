@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from utils.models import Transformer, TransformerConfig
 from utils.simulation import simulate
-from utils.simulation.alignment import stream
+from utils.simulation.message_stream import stream
 from utils.simulation.scratch import cuda_scratch
 from utils.simulation.watcher import StorageWatcher
 from utils.techniques import checkpoint_blocks

@@ -21,7 +21,7 @@ from private_names import operators, private_names
 from torch import nn
 
 from utils.memory import measure
-from utils.memory.elsewhere import KeepsElsewhere
+from utils.memory.kept_outside import KeepsElsewhere
 from utils.ranks import run_killable
 from utils.shims import (
     bitsandbytes,
@@ -33,6 +33,7 @@ from utils.shims import (
     torch_autocast,
     torch_cache,
     torch_checkpoint,
+    torch_dispatch,
     torch_distributed,
     torch_gradients,
     torch_simulated,
@@ -48,6 +49,7 @@ FILES = (
     torch_autocast,
     torch_cache,
     torch_checkpoint,
+    torch_dispatch,
     torch_distributed,
     torch_gradients,
     torch_simulated,
@@ -135,7 +137,7 @@ def test_canary_a_function_that_is_no_longer_called_is_named(monkeypatch):
         said.startswith("torch ")
         and "no longer calls _engine_run_backward of torch.autograd" in said
     )
-    assert f": repair {shim.function} in utils/shims/torch_simulated.py" in said
+    assert f": repair {shim.function} in utils/shims/torch_dispatch.py" in said
 
 
 def test_a_simulation_says_it_before_it_begins(monkeypatch):

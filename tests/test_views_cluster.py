@@ -7,15 +7,15 @@ import pytest
 from evidence.record.store import recorded
 from utils.lessons.lesson_17.cluster_lanes import draw_cluster
 from utils.lessons.lesson_17.cluster_runs import STEPS
-from utils.lessons.lesson_17.clusters import Span
+from utils.lessons.lesson_17.clusters import JobSpan
 from utils.units import Evidence
 
 HISTORY = [
-    Span("1", "tiny", "PENDING", "", 0, 0.0, 2.0),
-    Span("1", "tiny", "RUNNING", "n[1-2]", 0, 2.0, 12.0),
-    Span("1", "tiny", "PENDING", "", 1, 12.0, 18.0),
-    Span("1", "tiny", "RUNNING", "n[1,3]", 1, 18.0, 30.0),
-    Span("1", "tiny", "COMPLETED", "n[1,3]", 1, 30.0, 99.0),
+    JobSpan("1", "tiny", "PENDING", "", 0, 0.0, 2.0),
+    JobSpan("1", "tiny", "RUNNING", "n[1-2]", 0, 2.0, 12.0),
+    JobSpan("1", "tiny", "PENDING", "", 1, 12.0, 18.0),
+    JobSpan("1", "tiny", "RUNNING", "n[1,3]", 1, 18.0, 30.0),
+    JobSpan("1", "tiny", "COMPLETED", "n[1,3]", 1, 30.0, 99.0),
 ]
 
 
@@ -56,5 +56,5 @@ def test_the_stored_runs_lost_a_node_and_a_worker_and_no_step():
     assert rows["slurm"]["losses"] == pytest.approx(rows["ray"]["losses"], rel=1e-6)
     assert rows["slurm"]["killed_at_seconds"] < rows["slurm"]["history"][-1]["end_seconds"]
     assert 0 < rows["ray"]["killed_at_seconds"] < rows["ray"]["seconds"]
-    last = Span(**rows["slurm"]["history"][-1])
+    last = JobSpan(**rows["slurm"]["history"][-1])
     assert (last.state, last.restarts, last.nodes) == ("COMPLETED", 1, "n[1,3]")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from utils.lessons.lesson_10.views import Case, Segment, draw_segments, draw_ward
+from utils.lessons.lesson_10.views import PatientBytes, Segment, draw_segments, draw_ward
 from utils.units import MIB, Evidence
 
 
 def test_the_ward_has_a_bar_and_a_note_for_each_patient() -> None:
-    cases = {"one": Case(30 * MIB, 20 * MIB, 10 * MIB), "two": Case(50 * MIB, 20 * MIB)}
+    cases = {
+        "one": PatientBytes(30 * MIB, 20 * MIB, 10 * MIB),
+        "two": PatientBytes(50 * MIB, 20 * MIB),
+    }
     axes = draw_ward(cases, title="Ward", evidence=[Evidence.MEASURED]).axes[0]
     assert [bar.get_width() for bar in axes.patches] == [1.5, 0.5, 2.5]
     notes = [text.get_text() for text in axes.texts]

@@ -11,7 +11,7 @@ from zoo_ranks import RANKS, WORLD
 from utils.memory import measure
 from utils.ranks import run_ranks
 from utils.simulation import simulate
-from utils.simulation.other_ways import FORWARDS
+from utils.simulation.left_out import FORWARDS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # other libraries' own

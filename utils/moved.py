@@ -30,10 +30,13 @@ _OTHERS = {
     "utils.clusters": f"{_LESSON}17.clusters",
     "utils.data.library_text": f"{_LESSON}08.library_text",
     "utils.labs.cases_10": "utils.clinic.lab_patients",  # the capstone examines them too
+    "utils.labs.clock": "utils.labs.minutes_in_words",
     "utils.labs.hand_ins": f"{_LESSON}99.hand_ins",
+    "utils.labs.hooks": "utils.labs.checkpoint_probe",
     "utils.labs.results_page": f"{_LESSON}99.results_page",
     "utils.labs.sitting": f"{_LESSON}99.sitting",
     "utils.labs.wards_10": "utils.clinic.lab_ward",
+    "utils.memory.elsewhere": "utils.memory.kept_outside",
     "utils.memory.peak": f"{_LESSON}07.peak",
     "utils.memory.saved": f"{_LESSON}13.saved",
     "utils.models.bytes_llama": f"{_LESSON}08.bytes_llama",
@@ -47,9 +50,12 @@ _OTHERS = {
     "utils.planner.decision": f"{_LESSON}17.decision",
     "utils.planner.failure_logs": f"{_LESSON}16.failure_logs",
     "utils.planner.inference": f"{_LESSON}08.inference",
+    "utils.planner.moments": "utils.planner.peak_moments",
     "utils.planner.offers": f"{_LESSON}17.offers",
+    "utils.planner.parts": "utils.planner.pass_seconds",
     "utils.planner.placement": f"{_LESSON}14.placement",
     "utils.planner.review": f"{_LESSON}15.review",
+    "utils.planner.saved": "utils.planner.saved_tensors",
     "utils.planner.scaling": f"{_LESSON}17.scaling",
     "utils.planner.scaling_fit": f"{_LESSON}17.scaling_fit",
     "utils.planner.tensor_traffic": f"{_LESSON}12.tensor_traffic",
@@ -57,13 +63,20 @@ _OTHERS = {
     "utils.ranks.elastic": f"{_LESSON}16.elastic",
     "utils.ranks.elastic_job": f"{_LESSON}16.elastic_job",
     "utils.ranks.hosts": f"{_LESSON}11.hosts",
+    "utils.ranks.lines": "utils.ranks.printed_lines",
+    "utils.ranks.packing": "utils.ranks.pickling",
     "utils.ranks.recovery": f"{_LESSON}16.recovery",
+    "utils.ranks.sizes": "utils.ranks.tensor_sizes",
     "utils.ranks.slow_link": f"{_LESSON}11.slow_link",
     "utils.record": "evidence.record",
     "utils.record.cluster_runs": f"{_LESSON}17.cluster_runs",
     "utils.record.dead_runs": f"{_LESSON}16.records.dead_runs",
     "utils.record.per_step": f"{_LESSON}16.records.per_step",
     "utils.record.survive": f"{_LESSON}16.records.survive",
+    "utils.simulation.other_ways": "utils.simulation.left_out",
+    "utils.simulation.packed": "utils.simulation.packed_sequences",
+    "utils.simulation.places": "utils.simulation.source_lines",
+    "utils.simulation.sentences": "utils.simulation.refusals",
     "utils.techniques.awq": f"{_LESSON}08.awq",
     "utils.techniques.block_choice": f"{_LESSON}05.block_choice",
     "utils.techniques.cpu_ranks": f"{_LESSON}07.cpu_ranks",
@@ -75,6 +88,7 @@ _OTHERS = {
     "utils.techniques.offload_choice": f"{_LESSON}07.offload_choice",
     "utils.techniques.packed": f"{_LESSON}08.packed",
     "utils.techniques.repeatable": f"{_LESSON}05.repeatable",
+    "utils.techniques.room": "utils.techniques.offload_capacity",
     "utils.techniques.rounding": f"{_LESSON}08.rounding",
     "utils.techniques.sharding": f"{_LESSON}04.sharding",
     "utils.techniques.step_costs": f"{_LESSON}05.step_costs",
@@ -105,6 +119,7 @@ _OTHERS = {
     "utils.watching": f"{_LESSON}16.watching",
 }
 # What a package of `utils` offered, by where it lies now. `utils` itself offered some of it too.
+# "Case=PatientBytes": what was `Case` has another name today.
 _NAMES = {
     f"{_LESSON}03.flight": "utils.views draw_flight",
     f"{_LESSON}03.format_figures": "utils.views draw_bits draw_formats",
@@ -128,7 +143,7 @@ _NAMES = {
     f"{_LESSON}10.host": "utils.clinic HostRun run_loader",
     f"{_LESSON}10.pages": "utils.clinic VIEWS TraceError read_trace write_snapshot_page write_trace_page",
     f"{_LESSON}10.snapshot": "utils.clinic SnapshotError read_snapshot snapshot_of write_snapshot",
-    f"{_LESSON}10.views": "utils.views Case Segment draw_segments draw_ward",
+    f"{_LESSON}10.views": "utils.views Case=PatientBytes Segment draw_segments draw_ward",
     f"{_LESSON}11.hosts": "utils.ranks HostRun run_hosts",
     f"{_LESSON}11.link_costs": "utils.views draw_link_costs",
     f"{_LESSON}11.messages": "utils.views draw_messages",
@@ -150,6 +165,7 @@ _NAMES = {
     f"{_LESSON}16.recovery": "utils.ranks ElasticRun Fault Recovery",
     f"{_LESSON}17.account": "utils.planner Account",
     f"{_LESSON}17.cluster_lanes": "utils.views draw_cluster",
+    f"{_LESSON}17.clusters": f"{_LESSON}17.clusters Span=JobSpan",
     f"{_LESSON}17.decision": "utils.planner Option Ranked decide winners",
     f"{_LESSON}17.decision_figures": "utils.views draw_decision draw_spot",
     f"{_LESSON}17.scaling": "utils.planner CHINCHILLA REPLICATION ScalingLaw UNROUNDED",
@@ -157,10 +173,10 @@ _NAMES = {
     f"{_LESSON}17.scaling_fit": "utils.planner fit_law leave_one_out",
 }
 _HOME = {
-    f"{package}.{name}": home
+    f"{package}.{earlier}": (home, name or earlier)
     for home, line in _NAMES.items()
     for package in (line.split()[0], "utils")
-    for name in line.split()[1:]
+    for earlier, _, name in (word.partition("=") for word in line.split()[1:])
 }
 
 
@@ -183,10 +199,10 @@ class _Today(InspectLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         asked = module.__name__
-        found: Any = importlib.import_module(_HOME.get(asked) or today(asked))
         # Python asks for `utils.views.draw_ward` as a module where the package lacks that name.
-        name = asked.rpartition(".")[2]
-        sys.modules[asked] = getattr(found, name) if asked in _HOME else found
+        home, name = _HOME.get(asked, (today(asked), ""))
+        found: Any = importlib.import_module(home)
+        sys.modules[asked] = getattr(found, name) if name else found
 
     def get_code(self, fullname: str) -> CodeType | None:
         """What `python -m` runs: the module of today, by its own name, so that its dots are right."""

@@ -15,7 +15,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: else the profil
 import torch
 
 from evidence.record.agreement import disagreements
-from evidence.record.experiment import Experiment, run_jobs
+from evidence.record.experiment import Experiment, run_trials
 from evidence.record.provenance import device_title, provenance
 from evidence.record.registry import EXPERIMENTS, load
 from evidence.record.store import Record, RecordError, check_writable, read, write
@@ -77,7 +77,7 @@ def record(
     """
     origin = provenance(device, f"python -m evidence.record {experiment.name}", commit)
     check_writable(experiment.name, origin["device"], root)
-    rows = run_jobs(experiment.jobs(device), device, f"{experiment.name} on {origin['device']}")
+    rows = run_trials(experiment.trials(device), device, f"{experiment.name} on {origin['device']}")
     return write(Record(experiment.name, origin, dict(experiment.configuration), rows), root)
 
 
@@ -90,7 +90,7 @@ def find_device() -> torch.device:
 
 def _chosen(names: Sequence[str], device: torch.device) -> list[Experiment]:
     experiments = [load(name) for name in names or EXPERIMENTS]
-    suited = [experiment for experiment in experiments if experiment.jobs(device)]
+    suited = [experiment for experiment in experiments if experiment.trials(device)]
     left_out = [e.name for e in experiments if e not in suited]
     if names and left_out:
         raise RecordError(f"{', '.join(left_out)}: nothing to measure on {device_title(device)}.")
@@ -100,7 +100,7 @@ def _chosen(names: Sequence[str], device: torch.device) -> list[Experiment]:
 def _listing(device: torch.device) -> str:
     lines = [f"Experiments, with their rows on {device_title(device)}:"]
     for experiment in map(load, EXPERIMENTS):
-        count = len(experiment.jobs(device))
+        count = len(experiment.trials(device))
         lines.append(f"  {experiment.name:<16}{count:>4} rows  {experiment.summary}")
     return "\n".join(lines)
 

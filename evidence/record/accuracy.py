@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from evidence.record.experiment import Job, Stage
+from evidence.record.experiment import Stage, Trial
 from evidence.record.store import Row
 from utils.data import Cifar10, cifar10
 from utils.models.resnet import resnet
@@ -25,14 +25,14 @@ STEPS_PER_EPOCH = 40  # the first 20,480 images of the epoch's order
 HIGHEST_RATE = 2e-3  # of a one-cycle schedule
 
 
-def accuracy_jobs(device: torch.device) -> list[Job]:
-    """A job per precision and seed; none on a CPU, where they would take days."""
+def accuracy_trials(device: torch.device) -> list[Trial]:
+    """A trial per precision and seed; none on a CPU, where they would take days."""
     if device.type != "cuda":
         return []
-    return [_job(precision, seed, device) for precision in offered(device) for seed in SEEDS]
+    return [_trial(precision, seed, device) for precision in offered(device) for seed in SEEDS]
 
 
-def _job(precision: Precision, seed: int, device: torch.device) -> Job:
+def _trial(precision: Precision, seed: int, device: torch.device) -> Trial:
     settings = {
         "quantity": "final accuracy",
         "stem": "cifar",
@@ -42,7 +42,7 @@ def _job(precision: Precision, seed: int, device: torch.device) -> Job:
         "epochs": EPOCHS,
         "images_per_step": BATCH,
     }
-    return Job(settings, partial(_accuracy, precision, seed, device))
+    return Trial(settings, partial(_accuracy, precision, seed, device))
 
 
 def _accuracy(precision: Precision, seed: int, device: torch.device, stage: Stage) -> Row:

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from evidence.record.experiment import Experiment, Job, Stage
+from evidence.record.experiment import Experiment, Stage, Trial
 from evidence.record.store import Row
 from utils.techniques.precision import Precision, offered, tf32
 from utils.units import GIB, MIB
@@ -29,25 +29,25 @@ LAYERS = (
 CPU_SHAPES = ((512, 512, 512), (256, 512, 1376))
 
 
-def jobs(device: torch.device) -> list[Job]:
+def trials(device: torch.device) -> list[Trial]:
     """Matmuls in every precision and shape, a copy within the device, and both ways to the host."""
     on_gpu = device.type == "cuda"
     shapes = SQUARES + LAYERS if on_gpu else CPU_SHAPES
-    found = [_matmul_job(shape, kind, device) for kind in offered(device) for shape in shapes]
+    found = [_matmul_trial(shape, kind, device) for kind in offered(device) for shape in shapes]
     # Far larger than any cache, and small enough for any card.
     copied = 4 * GIB if on_gpu else 64 * MIB
-    found.append(Job({"quantity": "memory bandwidth"}, partial(_bandwidth, copied, device)))
+    found.append(Trial({"quantity": "memory bandwidth"}, partial(_bandwidth, copied, device)))
     if on_gpu:
         for way in ("host to device", "device to host"):
-            found.append(Job({"quantity": way}, partial(_host_link, way, device)))
+            found.append(Trial({"quantity": way}, partial(_host_link, way, device)))
     return found
 
 
-def _matmul_job(shape: Shape, precision: Precision, device: torch.device) -> Job:
+def _matmul_trial(shape: Shape, precision: Precision, device: torch.device) -> Trial:
     rows, inner, columns = shape
     name = precision.name.removeprefix("amp ")
     settings = {"quantity": "matmul", "precision": name, "m": rows, "k": inner, "n": columns}
-    return Job(settings, partial(_matmul, shape, precision, device))
+    return Trial(settings, partial(_matmul, shape, precision, device))
 
 
 def _matmul(shape: Shape, precision: Precision, device: torch.device, stage: Stage) -> Row:
@@ -128,5 +128,5 @@ EXPERIMENT = Experiment(
         "memory bandwidth": "bytes read plus bytes written of one copy within the device",
         "host link": "one copy of 1 GiB from or to pinned memory",
     },
-    jobs=jobs,
+    trials=trials,
 )

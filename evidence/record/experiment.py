@@ -1,4 +1,4 @@
-"""What an experiment is, and how its jobs become rows: one that runs out of memory is a row too."""
+"""What an experiment is, and how its trials become rows: one that runs out of memory is a row too."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _WANTED = re.compile(r"tried to allocate ([0-9.]+) ?(bytes|[KMGT]iB)", re.IGNORE
 
 
 class Stage:
-    """What a job is doing: a row that fails says where."""
+    """What a trial is doing: a row that fails says where."""
 
     def __init__(self) -> None:
         self.name = "set-up"
 
 
 @dataclass(frozen=True)
-class Job:
+class Trial:
     """One row to come: its settings, and what measures the rest."""
 
     settings: Mapping[str, Any]
@@ -39,43 +39,43 @@ class Job:
 class Experiment:
     """What `python -m evidence.record NAME` runs.
 
-    `jobs` makes the list for a device; an experiment that does not suit the device has none.
+    `trials` makes the list for a device; an experiment that does not suit the device has none.
     """
 
     name: str
     summary: str
     configuration: Mapping[str, Any]
-    jobs: Callable[[torch.device], Sequence[Job]]
+    trials: Callable[[torch.device], Sequence[Trial]]
 
 
-def run_jobs(jobs: Sequence[Job], device: torch.device, title: str) -> list[Row]:
-    """Run the jobs one after the other, each on a device that the others have left."""
+def run_trials(trials: Sequence[Trial], device: torch.device, title: str) -> list[Row]:
+    """Run the trials one after the other, each on a device that the others have left."""
     rows = []
-    for job in tqdm(jobs, desc=title, unit="row"):
+    for trial in tqdm(trials, desc=title, unit="row"):
         free_memory(device)
-        rows.append(run_job(job))
+        rows.append(run_trial(trial))
     free_memory(device)
     return rows
 
 
-def run_job(job: Job) -> Row:
-    """The job's row. Out of memory: a row with "completed": false that says what did not fit.
+def run_trial(trial: Trial) -> Row:
+    """The trial's row. Out of memory: a row with "completed": false that says what did not fit.
 
     Raises:
-        RuntimeError: whatever else went wrong in the job.
+        RuntimeError: whatever else went wrong in the trial.
     """
     stage = Stage()
     try:
-        return {**job.settings, "completed": True, **job.run(stage)}
+        return {**trial.settings, "completed": True, **trial.run(stage)}
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        return {**job.settings, "completed": False, **_shortage(error, stage)}
+        return {**trial.settings, "completed": False, **_shortage(error, stage)}
 
 
 def free_memory(device: torch.device) -> None:
-    """Give back what the last job held."""
-    gc.collect()  # a failed job's frames hold tensors in reference cycles
+    """Give back what the last trial held."""
+    gc.collect()  # a failed trial's frames hold tensors in reference cycles
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         # cuBLAS keeps a workspace of tens of MB from its first matmul on. Dropped here, it is

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from evidence.record.experiment import Experiment, Job, Stage, measured_row
+from evidence.record.experiment import Experiment, Stage, Trial, measured_row
 from evidence.record.store import Row
 from utils.memory import measure
 from utils.models import small_resnet
@@ -79,7 +79,7 @@ def train(device: torch.device) -> tuple[list[float], int, Row]:
     return losses, reduced, measured_row(found)
 
 
-def jobs(device: torch.device) -> list[Job]:
+def trials(device: torch.device) -> list[Trial]:
     """One row: two ranks on the device, beside one process."""
     settings = {
         "quantity": "ranks on one device",
@@ -88,7 +88,7 @@ def jobs(device: torch.device) -> list[Job]:
         "images_per_step": BATCH,
         "steps": STEPS,
     }
-    return [Job(settings, partial(_compared, device))]
+    return [Trial(settings, partial(_compared, device))]
 
 
 def _compared(device: torch.device, stage: Stage) -> Row:
@@ -117,5 +117,5 @@ EXPERIMENT = Experiment(
         "precision": "fp32, without TF32",
         "steps": f"{STEPS} for the losses; then warm-up, 1 metered, {TIMED_STEPS} timed",
     },
-    jobs=jobs,
+    trials=trials,
 )

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from evidence.record.experiment import Experiment, Job, Stage, measured_row
+from evidence.record.experiment import Experiment, Stage, Trial, measured_row
 from evidence.record.store import Row
 from utils.memory import measure
 from utils.models import Transformer, TransformerConfig
@@ -35,7 +35,7 @@ TIMED_STEPS = 5
 
 
 @dataclass(frozen=True)
-class Case:
+class RecomputedStep:
     """One row: what is recomputed, and the size of a step."""
 
     config: TransformerConfig
@@ -103,12 +103,12 @@ def _loss(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def jobs(device: torch.device) -> list[Job]:
+def trials(device: torch.device) -> list[Trial]:
     """Every way and micro-batch on a GPU; one small step of each way elsewhere."""
     on_gpu = device.type == "cuda"
     config, length, sizes = (LARGE, LENGTH, MICRO_BATCHES) if on_gpu else (SMALL, 64, (2,))
     return [
-        Job(
+        Trial(
             {
                 "checkpointed": way,
                 "layers": config.layers,
@@ -117,7 +117,7 @@ def jobs(device: torch.device) -> list[Job]:
                 "micro_batch": size,
                 "autocast": str(choose_dtype(device)[0]).removeprefix("torch."),
             },
-            Case(config, way, length, size, device).run,
+            RecomputedStep(config, way, length, size, device).run,
         )
         for size in sizes
         for way in WAYS
@@ -135,5 +135,5 @@ EXPERIMENT = Experiment(
         "loss scaling": "none: memory and time are measured, nothing is trained",
         "steps": f"1 for the loss, 1 warm-up, 1 metered, {TIMED_STEPS} timed",
     },
-    jobs=jobs,
+    trials=trials,
 )

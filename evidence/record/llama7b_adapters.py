@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from transformers import LlamaConfig
 
-from evidence.record.experiment import Experiment, Job, Stage, measured_row
+from evidence.record.experiment import Experiment, Stage, Trial, measured_row
 from evidence.record.store import Row
 from utils.catalog import model_shape
 from utils.memory import budget, measure
@@ -22,7 +22,7 @@ TIMED_STEPS = 5
 
 
 @dataclass(frozen=True)
-class Case:
+class AdapterStep:
     """One row: how the model is kept, and the size of a step."""
 
     config: LlamaConfig
@@ -48,7 +48,7 @@ class Case:
         return measured_row(found)
 
 
-def jobs(device: torch.device) -> list[Job]:
+def trials(device: torch.device) -> list[Trial]:
     """Every method, length and micro-batch on a GPU; one small step of each method elsewhere."""
     if device.type == "cuda":
         config, lengths, sizes = llama_config(model_shape("llama-2-7b")), LENGTHS, MICRO_BATCHES
@@ -63,7 +63,7 @@ def jobs(device: torch.device) -> list[Job]:
         )
         lengths, sizes = (64,), (2,)
     return [
-        Job(
+        Trial(
             {
                 "method": method,
                 "layers": config.num_hidden_layers,
@@ -72,7 +72,7 @@ def jobs(device: torch.device) -> list[Job]:
                 "micro_batch": size,
                 "cap": CAP,
             },
-            Case(config, method, length, size, device).run,
+            AdapterStep(config, method, length, size, device).run,
         )
         for method in METHODS
         for length, size in _steps(method, lengths, sizes)
@@ -95,5 +95,5 @@ EXPERIMENT = Experiment(
         "optimizer": "AdamW, PyTorch's default implementation for the device; 8-bit: bitsandbytes'",
         "steps": f"1 warm-up, 1 metered, {TIMED_STEPS} timed",
     },
-    jobs=jobs,
+    trials=trials,
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from evidence.record.experiment import Experiment, Job, Stage, measured_row
+from evidence.record.experiment import Experiment, Stage, Trial, measured_row
 from evidence.record.store import Row
 from utils.clinic import Patient, admit, examine, replay
 
@@ -51,9 +51,9 @@ def moved(patient: Patient, device: torch.device) -> Patient:
     return patient.treated(build=build)
 
 
-def jobs(device: torch.device) -> list[Job]:
+def trials(device: torch.device) -> list[Trial]:
     """The patient sick, then cured."""
-    return [Job({"cured": cured}, Run(cured, device).run) for cured in (False, True)]
+    return [Trial({"cured": cured}, Run(cured, device).run) for cured in (False, True)]
 
 
 EXPERIMENT = Experiment(
@@ -64,5 +64,5 @@ EXPERIMENT = Experiment(
         "cure": "room for all features before the first step",
         "steps": "10, all metered, from the first on",
     },
-    jobs=jobs,
+    trials=trials,
 )

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from evidence.record.accuracy import accuracy_jobs
-from evidence.record.experiment import Experiment, Job, Stage, free_memory, measured_row
+from evidence.record.accuracy import accuracy_trials
+from evidence.record.experiment import Experiment, Stage, Trial, free_memory, measured_row
 from evidence.record.store import Row
 from utils.memory import Budget, Measurement, budget, measure
 from utils.memory.budget import is_out_of_memory
@@ -40,7 +40,7 @@ CPU_GRIDS = (Grid("cifar", 32, (2, 4)),)
 
 
 @dataclass(frozen=True)
-class Case:
+class BatchSeries:
     """What stays the same while batch sizes change."""
 
     grid: Grid
@@ -59,7 +59,7 @@ class Case:
 class TrainingStep:
     """A model, its optimizer and one batch; calling it is one training step."""
 
-    def __init__(self, case: Case, batch: int, stage: Stage) -> None:
+    def __init__(self, case: BatchSeries, batch: int, stage: Stage) -> None:
         torch.manual_seed(0)
         size, device = case.grid.image_size, case.device
         with device:
@@ -102,34 +102,38 @@ class TrainingStep:
         return self._scaler.is_enabled() and self._scaler.get_scale() < LOSS_SCALE
 
 
-def jobs(device: torch.device) -> list[Job]:
+def trials(device: torch.device) -> list[Trial]:
     """A row per image size, precision and batch; on CUDA also the largest batches under the cap,
     and the final accuracy per precision and seed."""
     on_gpu = device.type == "cuda"
     grids = CUDA_GRIDS if on_gpu else CPU_GRIDS
-    cases = [Case(grid, precision, device) for grid in grids for precision in offered(device)]
-    steps = [_step_job(case, batch) for case in cases for batch in case.grid.batch_sizes]
-    limits = [_largest_job(case) for case in cases if on_gpu]
-    return steps + limits + accuracy_jobs(device)
+    cases = [
+        BatchSeries(grid, precision, device) for grid in grids for precision in offered(device)
+    ]
+    steps = [_step_trial(case, batch) for case in cases for batch in case.grid.batch_sizes]
+    limits = [_largest_trial(case) for case in cases if on_gpu]
+    return steps + limits + accuracy_trials(device)
 
 
-def _step_job(case: Case, batch: int) -> Job:
+def _step_trial(case: BatchSeries, batch: int) -> Trial:
     settings = {"quantity": "step", **case.settings, "batch": batch}
-    return Job(settings, partial(_step, case, batch))
+    return Trial(settings, partial(_step, case, batch))
 
 
-def _largest_job(case: Case) -> Job:
-    return Job({"quantity": "largest batch", **case.settings, "cap": CAP}, partial(_largest, case))
+def _largest_trial(case: BatchSeries) -> Trial:
+    return Trial(
+        {"quantity": "largest batch", **case.settings, "cap": CAP}, partial(_largest, case)
+    )
 
 
-def _step(case: Case, batch: int, stage: Stage, within: Budget | None = None) -> Row:
+def _step(case: BatchSeries, batch: int, stage: Stage, within: Budget | None = None) -> Row:
     with tf32(case.precision.tf32):
         step = TrainingStep(case, batch, stage)
         row = measured_row(step.measure(timed_steps=TIMED_STEPS, within=within))
     return row | {"steps_skipped": step.steps_skipped}
 
 
-def _largest(case: Case, stage: Stage) -> Row:
+def _largest(case: BatchSeries, stage: Stage) -> Row:
     """The largest batch under the cap, and what it takes there."""
     tried: dict[int, bool] = {}
 
@@ -145,7 +149,7 @@ def _largest(case: Case, stage: Stage) -> Row:
     return row
 
 
-def _fits(case: Case, batch: int, stage: Stage) -> bool:
+def _fits(case: BatchSeries, batch: int, stage: Stage) -> bool:
     free_memory(case.device)  # blocks that the allocator kept would count towards the cap
     try:
         with tf32(case.precision.tf32):
@@ -185,5 +189,5 @@ EXPERIMENT = Experiment(
         "steps": f"1 warm-up, 1 metered, {TIMED_STEPS} timed",
         "tf32": "both matmuls and convolutions; in all other rows neither",
     },
-    jobs=jobs,
+    trials=trials,
 )

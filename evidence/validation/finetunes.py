@@ -29,7 +29,7 @@ DEVICE = "H100"
 
 
 @dataclass(frozen=True)
-class Case:
+class FullFinetune:
     """One full fine-tune.
 
     Attributes:
@@ -54,21 +54,21 @@ class Case:
 
 
 QUICK = (
-    Case("llama-3.2-1b", 4, 768),
-    Case("llama-3.2-1b", 4, 768, micro_batches=2),
-    Case("llama-3.2-1b", 1, 512),
+    FullFinetune("llama-3.2-1b", 4, 768),
+    FullFinetune("llama-3.2-1b", 4, 768, micro_batches=2),
+    FullFinetune("llama-3.2-1b", 1, 512),
 )
 CASES = (
     *QUICK,
-    Case("llama-3.2-1b", 2, 4096),
-    Case("llama-2-7b", 1, 512),
-    Case("llama-2-7b", 2, 2048),
-    Case("llama-2-7b", 1, 1024, gpus=8),
-    Case("llama-2-7b", 1, 2048, gpus=8),
+    FullFinetune("llama-3.2-1b", 2, 4096),
+    FullFinetune("llama-2-7b", 1, 512),
+    FullFinetune("llama-2-7b", 2, 2048),
+    FullFinetune("llama-2-7b", 1, 1024, gpus=8),
+    FullFinetune("llama-2-7b", 1, 2048, gpus=8),
 )
 
 
-def comparisons(cases: tuple[Case, ...] = CASES) -> Iterator[Comparison]:
+def comparisons(cases: tuple[FullFinetune, ...] = CASES) -> Iterator[Comparison]:
     """GiB at the peak; "published" is what the simulator says."""
     for case in cases:
         shape = model_shape(case.model)
@@ -83,7 +83,7 @@ def comparisons(cases: tuple[Case, ...] = CASES) -> Iterator[Comparison]:
         )
 
 
-def predicted_bytes(case: Case) -> float:
+def predicted_bytes(case: FullFinetune) -> float:
     """The planner's peak."""
     plan = Plan(micro_batch=case.sequences, framework="bf16")
     if case.gpus > 1:
@@ -93,7 +93,7 @@ def predicted_bytes(case: Case) -> float:
     return memory(case.model, plan, batch)[0].allocated_bytes
 
 
-def _whole(shape: ModelShape, case: Case) -> Measurement:
+def _whole(shape: ModelShape, case: FullFinetune) -> Measurement:
     """transformers' Llama, everything in bfloat16."""
     config = transformers.LlamaConfig(
         hidden_size=shape.hidden,
@@ -122,7 +122,7 @@ def _whole(shape: ModelShape, case: Case) -> Measurement:
     return simulate(build, _step(case, loss), device=DEVICE, name=case.name)
 
 
-def _sharded(shape: ModelShape, case: Case) -> Measurement:
+def _sharded(shape: ModelShape, case: FullFinetune) -> Measurement:
     """The course's transformer under FSDP2, block by block."""
     config = TransformerConfig.from_shape(shape)
 
@@ -143,7 +143,7 @@ def _sharded(shape: ModelShape, case: Case) -> Measurement:
     return simulate(build, _step(case, loss), device=DEVICE, world=case.gpus, name=case.name)
 
 
-def _step(case: Case, forward: Any) -> Any:
+def _step(case: FullFinetune, forward: Any) -> Any:
     """A script's step, whose variables keep the logits alive in backward."""
 
     def step(net: nn.Module, optimizer: Any) -> None:

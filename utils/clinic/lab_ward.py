@@ -23,7 +23,7 @@ RESERVED = "reserved, not alive"
 
 
 @dataclass(frozen=True)
-class Case:
+class PatientAnswers:
     """One patient's answers.
 
     Args:
@@ -94,8 +94,8 @@ def _loss_by_rows(texts: torch.Tensor, images: torch.Tensor, rows: int = 128) ->
     return torch.stack(parts).sum() / len(texts)  # type: ignore[arg-type]
 
 
-WARD: dict[int, Case] = {
-    1: Case(
+WARD: dict[int, PatientAnswers] = {
+    1: PatientAnswers(
         "forgotten reference", ("activations",), ("skipped.append(error)", "raise FloatingPointError"),
         lambda p: p.edited({"skipped.append(error)": "skipped.append(str(error))"}),
         "An exception holds its traceback, the traceback its frames, and a frame its local "
@@ -109,7 +109,7 @@ WARD: dict[int, Case] = {
          "del ": "That deletes a name. The exception in the list holds the frame, and the frame all its "
          "names."},
     ),
-    2: Case(
+    2: PatientAnswers(
         "large logits", ("logits and loss", "activations", "temporaries"),
         ("scores = texts @ images.T", "F.cross_entropy(scores"),
         lambda p: p.edited({"loss = pair_loss(texts, images)": "loss = by_rows(texts, images)"},
@@ -123,7 +123,7 @@ WARD: dict[int, Case] = {
         {"ROWS": "Another batch has other pairs, so it is another loss.",
          "autocast": "Lower precision changes the losses. Half of too much may still be too much."},
     ),
-    3: Case(
+    3: PatientAnswers(
         "fragmentation", (RESERVED,), ("history.append",),
         lambda p: p.edited({"losses, history = [], []": "losses, mean = [], torch.zeros_like(weight)",
                             "history.append(weight.detach().clone())":
@@ -141,7 +141,7 @@ WARD: dict[int, Case] = {
          "itself before it fails.",
          "gc.collect": "Everything here is reachable. Compare reserved with allocated."},
     ),
-    4: Case(
+    4: PatientAnswers(
         "optimizer step", ("optimizer state", "gradients"),
         ("torch.optim.AdamW", "optimizer.step()", "loss.backward()"),
         lambda p: p.edited({"    return model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)":
@@ -159,7 +159,7 @@ WARD: dict[int, Case] = {
          "foreach": "foreach adds a temporary of the size of all parameters. The states stay.",
          "checkpoint": "Activations are hardly there: sixteen rows. Checkpointing shrinks nothing else."},
     ),
-    5: Case(
+    5: PatientAnswers(
         "missing no_grad", ("activations",), ('model["teacher"](tokens)', 'wanted = model["teacher"]'),
         lambda p: p.edited({'        wanted = model["teacher"](tokens).softmax(-1)':
                             '        with torch.no_grad():\n            '
@@ -173,7 +173,7 @@ WARD: dict[int, Case] = {
          ".detach()": "detach() cuts the graph after the forward is over. While it runs, all of its "
          "activations are alive."},
     ),
-    6: Case(
+    6: PatientAnswers(
         "kept graph", ("activations",), ("total = total + loss", "total.backward()"),
         lambda p: p.edited({"            total = total + loss / PARTS":
                             "            (loss / PARTS).backward()\n"
@@ -189,7 +189,7 @@ WARD: dict[int, Case] = {
          "loss.item()": "item() cuts the graph, and then there is nothing to train with."},
         by_sgd=True,
     ),
-    7: Case(
+    7: PatientAnswers(
         "large input", ("activations", "temporaries"), ("scores = query", "scores.softmax", "CONTEXT, WIDTH"),
         lambda p: p.edited({"        scores = query @ key.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)\n": "",
                             "scores.softmax(-1) @ value": "F.scaled_dot_product_attention(query, key, value)"}),

@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-import ctypes
 import platform
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 from tqdm.auto import tqdm
 
 from utils.checked import asks_first
 from utils.memory.budget import Budget, budget
-from utils.memory.events import AllocationEvent, Phase
+from utils.memory.device_state import (
+    allocator_bytes,
+    device_name,
+    give_back_free_memory,
+    synchronize,
+)
+from utils.memory.events import AllocationEvent
 from utils.memory.host import noted_host_spans
 from utils.memory.ledger import Observations, allocations
 from utils.memory.measurement import Measurement
 from utils.memory.mistakes import look
+from utils.memory.notes import other_threads, step_notes, taken_by
 from utils.memory.observer import StepObserver
 from utils.memory.source import EventSource, RealMemory, rounded, source_for
 from utils.memory.timeline import MemoryTimeline
 from utils.memory.watched import Models, Optimizers, Watched, watched
 from utils.shims.ddp import bucket_bytes
-from utils.units import Evidence, format_bytes
+from utils.units import Evidence
 
 Step = Callable[[], Any]
 MOST_STEPS = 10_000  # each is run for real
 PLACED = "; host apart by placement"  # where one memory stands for two
-GROWN, UNNAMED = "The step left", "An optimizer steps"  # how these notes begin
 
 _measuring = threading.Lock()  # the allocator that is recorded is the whole process's
 
@@ -88,27 +92,27 @@ def measure(
     warmup = max(map(_warmup_steps, seen.models.values())) if warmup_steps is None else warmup_steps
     events_from = source or source_for(device)
     allowed = None if within is None else budget(within)
-    limit = allowed.enforced(device) if allowed else _nothing()
-    alone = _alone() if isinstance(events_from, RealMemory) else _nothing()
+    limit = allowed.enforced(device) if allowed else nullcontext()
+    alone = _alone() if isinstance(events_from, RealMemory) else nullcontext()
     with alone, limit, _progress(warmup + 1 + timed_steps, name) as advance:
         blocks, resident, others = _metered(step, seen, warmup, events_from, device, advance)
         timeline, beside = blocks
         if allowed is not None:
             allowed.check(timeline)
         seconds = _timed(step, timed_steps, device, advance)
-    _give_back_free_memory()
+    give_back_free_memory()
     return Measurement(
         name=name or seen.name,
         timeline=timeline,
         evidence=Evidence.MEASURED,
-        device=_device_name(device) + PLACED * (beside is not None),
+        device=device_name(device) + PLACED * (beside is not None),
         step_seconds=seconds,
         items=items,
         unit=unit,
         source=events_from.name,
         allocator_bytes=resident,
         versions={"torch": torch.__version__, "python": platform.python_version()},
-        notes=(*_notes(timeline, seen, timed_steps + 1 + warmup), *others),
+        notes=(*step_notes(timeline, seen, timed_steps + 1 + warmup), *others),
         host_timeline=beside,
     )
 
@@ -126,7 +130,7 @@ def _metered(
     The timelines of device and host, what the allocator says, and notes on what other threads took
     meanwhile.
     """
-    strangers = _other_threads()
+    strangers = other_threads()
     spans_on_host = noted_host_spans(source.now_ns)
     with (
         _recording(source) as events,
@@ -136,12 +140,12 @@ def _metered(
         for _ in range(warmup):
             step()
             advance()
-        _synchronize(device)
+        synchronize(device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         start_ns = observer.begin_step()
         step()
-        _synchronize(device)
+        synchronize(device)
         end_ns = source.now_ns()
         observer.note_states()
         advance()
@@ -158,8 +162,8 @@ def _metered(
         MemoryTimeline([b for b in blocks if b.on_host is there], marks, start_ns, end_ns)
         for there in (False, True)
     )
-    others = _taken_by(strangers, events, timeline)
-    return (timeline, beside if is_apart else None), _allocator_bytes(device), others
+    others = taken_by(strangers, events, timeline)
+    return (timeline, beside if is_apart else None), allocator_bytes(device), others
 
 
 @contextmanager
@@ -174,29 +178,6 @@ def _alone() -> Iterator[None]:
         yield
     finally:
         _measuring.release()
-
-
-def _other_threads() -> dict[int, str]:
-    """Python's threads that run already. Those that a step starts itself are part of it."""
-    mine = threading.get_ident()
-    running = ((thread.ident, thread.name) for thread in threading.enumerate())
-    return {ident: name for ident, name in running if ident is not None and ident != mine}
-
-
-def _taken_by(
-    strangers: dict[int, str], events: list[AllocationEvent], timeline: MemoryTimeline
-) -> list[str]:
-    """A note for each thread that took memory during the step and is no part of it."""
-    taken = dict.fromkeys(strangers, 0)
-    for event in events:
-        if event.thread in taken and timeline.start_ns <= event.time_ns <= timeline.end_ns:
-            taken[event.thread] += max(0, event.bytes)
-    return [
-        f"Counted with the step: {format_bytes(size)} that the thread '{strangers[ident]}' took "
-        "meanwhile. For the step alone, measure while no other thread works."
-        for ident, size in taken.items()
-        if size
-    ]
 
 
 @contextmanager
@@ -215,10 +196,10 @@ def _timed(
 ) -> tuple[float, ...]:
     seconds = []
     for _ in range(count):
-        _synchronize(device)
+        synchronize(device)
         start = time.perf_counter()
         step()
-        _synchronize(device)
+        synchronize(device)
         seconds.append(time.perf_counter() - start)
         advance()
     return tuple(seconds)
@@ -259,72 +240,6 @@ def _bucket_bytes(model: nn.Module) -> tuple[int, ...]:
     if not isinstance(model, nn.parallel.DistributedDataParallel) or model.gradient_as_bucket_view:
         return ()  # as views, the gradients tell where the buckets are
     return bucket_bytes(model)
-
-
-def _give_back_free_memory() -> None:
-    """Let a C library that can do so (glibc) return freed memory to the system.
-
-    Else a notebook that measures many models keeps the sum of their fragments.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _allocator_bytes(device: torch.device) -> dict[str, int]:
-    if device.type != "cuda":
-        return {"process resident": psutil.Process().memory_info().rss}
-    stats = torch.cuda.memory_stats(device)
-    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    return {
-        "requested peak": stats["requested_bytes.all.peak"],
-        "allocated peak": torch.cuda.max_memory_allocated(device),
-        "reserved peak": torch.cuda.max_memory_reserved(device),
-        "used on the device": total_bytes - free_bytes,
-    }
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"CPU ({platform.machine()})"
-
-
-def _notes(timeline: MemoryTimeline, seen: Watched, steps: int) -> tuple[str, ...]:
-    notes = [f"The step ran {steps} times for real: model and optimizer have moved on."]
-    trains = any(mark.phase is Phase.BACKWARD for mark in timeline.marks)
-    if trains and not seen.optimizers:
-        notes.append("No optimizer was given: its state, if any, is not told apart.")
-    if seen.stepped_elsewhere()[1]:
-        notes.append(
-            f"{UNNAMED} parameters of a model that was not named. They are counted as kept beside "
-            "the model; name all models: model=[first, second]."
-        )
-    return (*notes, *_grown(timeline))
-
-
-def _grown(timeline: MemoryTimeline) -> list[str]:
-    """A note if the step leaves more behind than it found, and of what."""
-    before, after = timeline.at(timeline.start_ns), timeline.at(timeline.end_ns)
-    rise = after.total_bytes - before.total_bytes
-    if rise <= 0:
-        return []
-    rows = sorted(((after[c] - before[c], c) for c in after), reverse=True)
-    parts = ", ".join(f"{format_bytes(size)} of {category}" for size, category in rows if size > 0)
-    return [
-        f"{GROWN} {format_bytes(rise)} more behind than it found ({parts}): it grows from "
-        "step to step. Keep numbers (.item()) and detached tensors from one step to the next."
-    ]
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 @contextmanager

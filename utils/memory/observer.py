@@ -23,7 +23,7 @@ from utils.memory.source import EventSource
 from utils.memory.watched import Watched
 from utils.shims.fsdp import noted_buffers
 from utils.shims.torch_ import inside_backward, noted_backward, sparse_parts, unwrapping
-from utils.shims.torch_simulated import torch_function_off
+from utils.shims.torch_dispatch import torch_function_off
 
 _active: contextvars.ContextVar[StepObserver | None] = contextvars.ContextVar(
     "active_observer", default=None

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from utils.memory.elsewhere import KeepsElsewhere
 from utils.memory.events import Category
 from utils.memory.holdings import tensors_of
 from utils.memory.hookable import hookable
+from utils.memory.kept_outside import KeepsElsewhere
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 Optimizer = torch.optim.Optimizer

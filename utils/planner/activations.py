@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from utils.catalog import ModelShape
 from utils.planner.experts import expert_tp
 from utils.planner.layout import Plan, changed
-from utils.planner.saved import Saved, on_rank, saved_tensors
+from utils.planner.saved_tensors import Saved, on_rank, saved_tensors
 from utils.planner.stages import Kind, Stage
 
 # What a token's tensors do not depend on: with it left out, thousands of plans are one.

@@ -6,7 +6,7 @@ from utils.catalog import Device, ModelShape
 from utils.planner import calibration
 from utils.planner.adapters import Lora, matrix_shapes
 from utils.planner.kernels import matmul_seconds, memory_seconds
-from utils.planner.parts import BlockTime, Parts
+from utils.planner.pass_seconds import BlockTime, PassSeconds
 from utils.planner.setup import ClusterSetup
 
 # Bytes that one adapter of (in, out) moves per token, by its type's width w, beside the products'
@@ -21,9 +21,9 @@ def adapted(setup: ClusterSetup) -> BlockTime:
     """Adapters of a block, and unpacking the matrices that they stand beside, once a pass."""
     gpu, model, lora = setup.gpu, setup.model, setup.plan.lora
     assert lora is not None
-    unpacked = Parts(memory=unpack_seconds(gpu, model, lora))
+    unpacked = PassSeconds(memory=unpack_seconds(gpu, model, lora))
     forward, backward = adapter_seconds(gpu, model, lora, setup.tokens)
-    return BlockTime(Parts(*forward) + unpacked, Parts(*backward) + unpacked)
+    return BlockTime(PassSeconds(*forward) + unpacked, PassSeconds(*backward) + unpacked)
 
 
 def adapter_seconds(

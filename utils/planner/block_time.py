@@ -11,7 +11,7 @@ from utils.planner.collectives import Group, all_gather_seconds, all_reduce_seco
 from utils.planner.expert_time import expert_seconds
 from utils.planner.kernels import flash_flops_per_second, matmul_seconds, memory_seconds
 from utils.planner.layout import Plan
-from utils.planner.parts import BlockTime, Parts
+from utils.planner.pass_seconds import BlockTime, PassSeconds
 from utils.planner.setup import ClusterSetup, Setup
 
 # Bytes moved per attention score when scores are kept: written by the product, read and written by
@@ -50,10 +50,12 @@ def _block(setup: ClusterSetup, experts: bool) -> BlockTime:
         passes += expert_seconds(setup)
     if plan.lora is not None and setup.rules.launches is not None:
         passes += adapted(setup)
-    scores = Parts() if plan.attention == "flash" else attention.forward  # flash always makes them
-    again = {"none": Parts(), "selective": scores, "full": passes.forward}[plan.recompute]
+    scores = (
+        PassSeconds() if plan.attention == "flash" else attention.forward
+    )  # flash always makes them
+    again = {"none": PassSeconds(), "selective": scores, "full": passes.forward}[plan.recompute]
     if plan.recompute == "full" and setup.rules.recompute_stops_early:
-        again += Parts(matmul=matmul_seconds(setup.gpu, *products[-1])).times(-1)
+        again += PassSeconds(matmul=matmul_seconds(setup.gpu, *products[-1])).times(-1)
     return BlockTime(passes.forward, passes.backward, again)
 
 
@@ -64,7 +66,7 @@ def head_time(setup: ClusterSetup) -> BlockTime:
     product = matmul_seconds(gpu, tokens, columns, h)
     back = matmul_seconds(gpu, tokens, h, columns) + matmul_seconds(gpu, h, columns, tokens)
     shared = all_reduce_seconds(setup.cluster, Group(setup.plan.tp), 2 * tokens * h)
-    return BlockTime(Parts(matmul=product), Parts(back, communication=shared))
+    return BlockTime(PassSeconds(matmul=product), PassSeconds(back, communication=shared))
 
 
 def loss_time(setup: ClusterSetup) -> BlockTime:
@@ -73,7 +75,7 @@ def loss_time(setup: ClusterSetup) -> BlockTime:
     if setup.plan.loss == "fused":
         there, back = FUSED_LOGIT_FORWARD, FUSED_LOGIT_BACKWARD
     forward, backward = (memory_seconds(setup.gpu, setup.logits * each) for each in (there, back))
-    return BlockTime(Parts(memory=forward), Parts(memory=backward))
+    return BlockTime(PassSeconds(memory=forward), PassSeconds(memory=backward))
 
 
 def check_precision(plan: Plan, cluster: Cluster) -> None:
@@ -119,8 +121,8 @@ def _matrices(setup: ClusterSetup, dense: ModelShape, products: Products) -> Blo
         passed_back = _behind(passed_back, backward, plan.tp)
     if dense.feedforward == 1:  # attention alone: experts have an exchange of their own
         passed, passed_back = passed / 2, passed_back / 2
-    there = Parts(forward, moved[0], passed + around)
-    return BlockTime(there, Parts(backward, moved[1], passed_back + 2 * around))
+    there = PassSeconds(forward, moved[0], passed + around)
+    return BlockTime(there, PassSeconds(backward, moved[1], passed_back + 2 * around))
 
 
 def _behind(passed: float, products: float, pieces: int) -> float:
@@ -140,13 +142,13 @@ def _attention(setup: ClusterSetup) -> BlockTime:
     if plan.attention == "flash":
         flops = CAUSAL_SHARE * 4 * tokens * s * heads * d
         one = flops / flash_flops_per_second(gpu, setup.rules.flash_generation, s)
-        return BlockTime(Parts(matmul=one), Parts(matmul=FLASH_BACKWARD * one))
+        return BlockTime(PassSeconds(matmul=one), PassSeconds(matmul=FLASH_BACKWARD * one))
     count, queries = max(1, int(plan.micro_batch * heads)), s / plan.cp
     two = matmul_seconds(gpu, queries, s, d, count) + matmul_seconds(gpu, queries, d, s, count)
     scores, dropout = tokens * s * heads, SCORE_DROPOUT * plan.dropout
     forward = memory_seconds(gpu, scores * (SCORE_FORWARD + dropout))
     backward = memory_seconds(gpu, scores * (SCORE_BACKWARD + dropout))
-    return BlockTime(Parts(two, forward), Parts(2 * two, backward))
+    return BlockTime(PassSeconds(two, forward), PassSeconds(2 * two, backward))
 
 
 def _moved_bytes(model: ModelShape, plan: Plan) -> tuple[float, float]:

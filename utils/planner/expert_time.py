@@ -14,7 +14,7 @@ from utils.planner.collectives import (
 )
 from utils.planner.experts import expert_tp
 from utils.planner.kernels import matmul_seconds, memory_seconds
-from utils.planner.parts import BlockTime, Parts
+from utils.planner.pass_seconds import BlockTime, PassSeconds
 from utils.planner.setup import ClusterSetup, Setup
 
 # Bytes an element that the kernels of a routed token move, reads and writes counted one by one in
@@ -46,4 +46,6 @@ def expert_seconds(setup: ClusterSetup) -> BlockTime:
     to_experts = all_to_all_seconds(setup.cluster, Group(plan.ep, stride=split), whole)
     in_expert = all_gather_seconds(setup.cluster, Group(split), whole * split)
     sent = 2 * to_experts + 2 * in_expert  # there and back
-    return BlockTime(Parts(products, forward, sent), Parts(2 * products, backward, sent))
+    return BlockTime(
+        PassSeconds(products, forward, sent), PassSeconds(2 * products, backward, sent)
+    )

@@ -6,7 +6,7 @@ from utils.catalog import ModelShape, model_shape
 from utils.planner import calibration
 from utils.planner.batch import Batch
 from utils.planner.layout import Plan
-from utils.planner.moments import device_blocks, frees_gradients, moments
+from utils.planner.peak_moments import device_blocks, frees_gradients, moments
 from utils.planner.setup import Setup
 from utils.planner.stage_memory import PREDICTED, StageMemory
 from utils.planner.stages import Stage

@@ -13,7 +13,7 @@ from utils.planner.collectives import (
 from utils.planner.experts import expert_replicas, expert_tp
 from utils.planner.kernels import memory_seconds
 from utils.planner.layout import Plan
-from utils.planner.parts import BlockTime
+from utils.planner.pass_seconds import BlockTime
 from utils.planner.setup import ClusterSetup
 from utils.planner.stages import BLOCK_TENSORS, Stage
 

@@ -19,7 +19,7 @@ from utils.planner.collectives import hops_across_nodes, in_training, send_secon
 from utils.planner.kernels import memory_seconds
 from utils.planner.launches import LAUNCH_SECONDS
 from utils.planner.layout import Plan
-from utils.planner.parts import BlockTime
+from utils.planner.pass_seconds import BlockTime
 from utils.planner.setup import ClusterSetup, Setup
 from utils.planner.stages import Stage
 from utils.planner.step_end import step_end

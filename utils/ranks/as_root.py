@@ -19,7 +19,7 @@ import cloudpickle
 from utils.files import scratch
 from utils.ranks.killable import run_killable
 from utils.ranks.namespaces import NamespaceError
-from utils.ranks.packing import packed
+from utils.ranks.pickling import pickled
 
 ANSWER = "answer"  # a file beside that of the call
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def call_as_root(function: Callable[..., Any], *args: Any, timeout_seconds: floa
     """
     with scratch("as-root") as folder:
         path = folder / "call"
-        path.write_bytes(packed((function, args)))
+        path.write_bytes(pickled((function, args)))
         seconds = timeout_seconds + START_SECONDS
         run_killable(_start, str(path), timeout_seconds=seconds)
         answered = path.with_name(ANSWER)
@@ -70,4 +70,4 @@ def answer(call: str) -> None:
         return
     except Exception as error:  # for whoever asked, in its own process  # noqa: BLE001
         found = error
-    path.with_name(ANSWER).write_bytes(packed(found))
+    path.with_name(ANSWER).write_bytes(pickled(found))

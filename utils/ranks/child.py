@@ -19,9 +19,9 @@ from typing import Any
 import cloudpickle
 
 from utils.ranks.orphans import adopt_orphans, descendants, end_all, numbered
-from utils.ranks.packing import packed
+from utils.ranks.pickling import pickled
 from utils.ranks.position import frames_of_error, position_in
-from utils.ranks.sizes import given_here
+from utils.ranks.tensor_sizes import given_here
 from utils.shims.forkserver import let_server_go
 
 READY, VALUE, RAISED, GIVEN, STARTED = "ready", "value", "raised", "given", "started"
@@ -35,7 +35,7 @@ def pack(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """
     cells = {name: entry for name, entry in linecache.cache.items() if entry[1:2] == (None,)}
     try:
-        return packed((function, args, cells))
+        return pickled((function, args, cells))
     except Exception as error:
         name = getattr(function, "__name__", repr(function))
         raise TypeError(
@@ -69,7 +69,7 @@ def serve(
     sys.stdout.flush()
     sys.stderr.flush()
     if not can_adopt:
-        answers.send(packed((STARTED, numbered(descendants(os.getpid())))))
+        answers.send(pickled((STARTED, numbered(descendants(os.getpid())))))
     answers.send(answer)
 
 
@@ -101,7 +101,7 @@ def _hear_the_parent(messages: Connection, answers: _Answers) -> None:
     try:
         while True:
             messages.recv_bytes()
-            answers.send(packed((GIVEN, given_here())))
+            answers.send(pickled((GIVEN, given_here())))
     except (EOFError, OSError):
         end_all()
         os.killpg(0, signal.SIGKILL)
@@ -120,12 +120,12 @@ def _answer(call: bytes, surroundings: AbstractContextManager[Any], answers: _An
     try:
         function, args = _unpack(call)
         with surroundings:
-            answers.send(packed((READY, None)))
+            answers.send(pickled((READY, None)))
             result = function(*args)
     except BaseException as error:  # SystemExit as well: the parent decides what it means  # noqa: BLE001
         return _packed_error(error)
     try:
-        return packed((VALUE, result))
+        return pickled((VALUE, result))
     except Exception as error:  # noqa: BLE001
         unsendable = TypeError(
             f"the result, a {type(result).__name__}, cannot be sent back: {error}"
@@ -150,4 +150,4 @@ def _packed_error(error: BaseException) -> bytes:
     text = "".join(traceback.format_exception(type(error), error, tail))
     summary = "".join(traceback.format_exception_only(type(error), error)).strip()
     position = position_in(frames_of_error(tail))
-    return packed((RAISED, (given_here(), summary, text, position)))
+    return pickled((RAISED, (given_here(), summary, text, position)))

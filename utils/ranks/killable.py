@@ -24,7 +24,7 @@ from utils.ranks.orphans import CAN_ADOPT, descendants, kill, still_there
 from utils.ranks.outcome import ChildError, Failure, Outcome, describe_exit, describe_late_exit
 from utils.ranks.position import Position, frames_of_dump, position_in
 from utils.ranks.server import end_orphans_of_server, start_server, without_main
-from utils.ranks.sizes import Given
+from utils.ranks.tensor_sizes import Given
 
 if TYPE_CHECKING:  # Windows has no such class
     from multiprocessing.context import ForkServerContext

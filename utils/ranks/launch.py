@@ -16,14 +16,14 @@ from utils.files import scratch
 from utils.parallel.loopback import LOCALHOST
 from utils.ranks.child import pack
 from utils.ranks.killable import KillableProcess, kill_all
-from utils.ranks.lines import RankLines
 from utils.ranks.member import MeetingPoint, Member
 from utils.ranks.outcome import Failure, Outcome
 from utils.ranks.position import Position
+from utils.ranks.printed_lines import RankLines
 from utils.ranks.progress import RankProgress
 from utils.ranks.report import RankError
 from utils.ranks.server import start_server
-from utils.ranks.sizes import Given
+from utils.ranks.tensor_sizes import Given
 
 MOST_RANKS = 16
 SETTLE_SECONDS = 0.5  # after a first failure, for others that have news of their own

@@ -8,7 +8,7 @@ from typing import Any
 
 from utils.ranks.outcome import Failure
 from utils.ranks.position import Position
-from utils.ranks.sizes import Given, different_sizes, last_given
+from utils.ranks.tensor_sizes import Given, different_sizes, last_given
 
 # What a rank raises because another one has gone.
 _LEFT_ALONE = re.compile(

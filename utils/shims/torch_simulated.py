@@ -7,8 +7,7 @@ import copy
 import functools
 import logging
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -55,13 +54,6 @@ _DEVICE_INIT = Shim(
     "it is asked in every operation, and with DeepSpeed each answer opens a library",
     patched=True,
 )
-_BACKWARD = Shim(
-    TORCH,
-    "torch.autograd:_engine_run_backward",
-    "also_in_backward",
-    "PyTorch switches a mode off while it handles `backward()`",
-    patched=True,
-)
 _DEEPCOPY = Shim(
     TORCH,
     "torch:Tensor.__deepcopy__",
@@ -82,49 +74,6 @@ _LOG = Shim(
     "errors_unlogged",
     "it logs the whole stack of an error that it raises all the same",
 )
-_MODES = Shim(
-    TORCH,
-    "torch.utils._python_dispatch:_get_current_dispatch_mode_stack",
-    "active_modes",
-    "a simulation inside another must be refused",
-)
-_PYTHON_OFF = Shim(
-    TORCH,
-    "torch._C:_DisableTorchDispatch",
-    "python_dispatch_off",
-    "results that are made anew must not come back to the watcher",
-)
-_FUNCTION_OFF = Shim(
-    TORCH,
-    "torch._C:DisableTorchFunction",
-    "torch_function_off",
-    "working out a result must not choose kernels a second time",
-)
-_BELOW = Shim(
-    TORCH,
-    "torch._C:_AutoDispatchBelowAutograd",
-    "below_autograd",
-    "a kernel that replaces autograd's must not come back to itself",
-)
-_LIBRARY = Shim(
-    TORCH,
-    "torch.library:_scoped_library",
-    "kernels_replaced",
-    "a public library of kernels stays until the process ends",
-)
-_TENSOR_DEVICE = Shim(
-    TORCH,
-    "torch._subclasses.fake_tensor:FakeTensor.device",
-    "devices_answered",
-    "tensors without data answer it themselves, past every function mode",
-    patched=True,
-)
-_SCHEMA = Shim(
-    TORCH,
-    "torch._ops:OpOverload._schema",
-    "writes_arguments",
-    "an operator says nowhere else whether it writes to its arguments",
-)
 _RUN_COMPILED = Shim(
     TORCH,
     "torch._dynamo.eval_frame:_callback_from_stance",
@@ -138,16 +87,9 @@ SHIMS = (
     _TRUNCATED,
     _SHAPES,
     _DEVICE_INIT,
-    _BACKWARD,
     _DEEPCOPY,
     _FORMAT,
     _LOG,
-    _MODES,
-    _PYTHON_OFF,
-    _FUNCTION_OFF,
-    _BELOW,
-    _LIBRARY,
-    _TENSOR_DEVICE,
 )
 COMPILER_SHIMS = (_RUN_COMPILED,)  # its module takes seconds to load, and most need none of it
 
@@ -202,46 +144,6 @@ def device_asked_once() -> AbstractContextManager[Any]:
     """Inside, whether there is a GPU to leave alone is asked once, and not in each operation."""
     mode, name = _DEVICE_INIT.owner()
     return _DEVICE_INIT.replaced(getattr(mode(), name))
-
-
-@contextlib.contextmanager
-def also_in_backward(mode: AbstractContextManager[Any]) -> Iterator[None]:
-    """Inside, a `TorchFunctionMode` is in force, and while a backward recomputes as well."""
-    run = _BACKWARD.get()
-
-    def run_with_mode(*args: Any, **kwargs: Any) -> Any:
-        with mode:
-            return run(*args, **kwargs)
-
-    with mode, _BACKWARD.replaced(run_with_mode):
-        yield
-
-
-@contextlib.contextmanager
-def kernels_replaced(table: Mapping[tuple[str, str], Callable[..., Any]]) -> Iterator[None]:
-    """Inside, operators such as "aten::softmax.int" have other kernels, by operator and key."""
-    with _LIBRARY.get()("aten", "IMPL") as library:
-        with warnings.catch_warnings():  # it warns of each kernel that another one hides
-            warnings.simplefilter("ignore")
-            for (name, key), kernel in table.items():
-                library.impl(name.removeprefix("aten::"), kernel, key)
-        yield
-
-
-def below_autograd() -> AbstractContextManager[Any]:
-    """Inside, operators run without autograd's part of them."""
-    return _BELOW.get()()
-
-
-def devices_answered(answer: Callable[[Any, torch.device], Any]) -> AbstractContextManager[Any]:
-    """Inside, `x.device` is `answer(x, device)` for tensors without data."""
-    device = _TENSOR_DEVICE.get().fget
-    return _TENSOR_DEVICE.replaced(property(lambda tensor: answer(tensor, device(tensor))))
-
-
-def writes_arguments(func: Any) -> bool:
-    """Whether an operator changes one of its arguments."""
-    return func._schema.is_mutable
 
 
 @contextlib.contextmanager
@@ -328,21 +230,6 @@ def errors_unlogged() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(has_no_stack)
-
-
-def active_modes() -> list[Any]:
-    """The dispatch modes that are in force now."""
-    return _MODES.get()()
-
-
-def python_dispatch_off() -> Callable[[], AbstractContextManager[Any]]:
-    """What makes a context in which operators do not come to dispatch modes."""
-    return _PYTHON_OFF.get()
-
-
-def torch_function_off() -> Callable[[], AbstractContextManager[Any]]:
-    """What makes a context in which functions do not come to function modes."""
-    return _FUNCTION_OFF.get()
 
 
 def _convert(

@@ -17,7 +17,7 @@ from unittest import mock
 
 import torch
 
-from utils.simulation.sentences import NotSimulated
+from utils.simulation.refusals import NotSimulated
 from utils.units import format_bytes
 
 LONGEST_HEADER_BYTES = 100_000_000  # MAX_HEADER_SIZE of safetensors/src/tensor.rs

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
-from utils.shims.torch_simulated import kernels_replaced
+from utils.shims.torch_dispatch import kernels_replaced
 from utils.simulation.cuda_autocast import autocast_kernels
 
 aten = torch.ops.aten

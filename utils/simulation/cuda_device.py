@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from utils.shims.torch_simulated import also_in_backward, devices_answered
+from utils.shims.torch_dispatch import also_in_backward, devices_answered
 from utils.simulation.simulated_memory import DEVICE, HOST
 from utils.simulation.watcher import StorageWatcher
 

@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from utils.simulation.places import Place, failed, files
-from utils.simulation.sentences import NO_FORM, NotSimulated, first_line, sentence
+from utils.simulation.refusals import NO_FORM, NotSimulated, first_line, sentence
+from utils.simulation.source_lines import Place, failed, files
 from utils.simulation.stand_ins import NEED_VALUES
 from utils.simulation.watcher import StorageWatcher
 

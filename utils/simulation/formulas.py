@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from utils.shims.torch_simulated import below_autograd, kernels_replaced
+from utils.shims.torch_dispatch import below_autograd, kernels_replaced
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from utils.shims.torch_ import storage_key, with_data
-from utils.shims.torch_simulated import writes_arguments
+from utils.shims.torch_dispatch import writes_arguments
 
 LARGEST = 1024  # elements
 aten = torch.ops.aten

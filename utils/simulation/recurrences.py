@@ -30,7 +30,7 @@ from torch import nn
 
 from utils.memory.source import counts_calls
 from utils.shims.torch_autocast import autocast_off
-from utils.shims.torch_simulated import kernels_replaced
+from utils.shims.torch_dispatch import kernels_replaced
 from utils.simulation.cuda_autocast import is_eligible, operator
 
 aten = torch.ops.aten

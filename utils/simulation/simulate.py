@@ -17,12 +17,13 @@ from utils.checked import asks_first
 from utils.memory.budget import Budget
 from utils.memory.holdings import is_sharded
 from utils.memory.measurement import Measurement
-from utils.memory.meter import GROWN, UNNAMED, measure
+from utils.memory.meter import measure
+from utils.memory.notes import GROWN, UNNAMED
 from utils.memory.timeline import MemoryTimeline
 from utils.memory.watched import Watched, watched
 from utils.parallel.dims import ParallelDims
+from utils.shims.torch_dispatch import active_modes
 from utils.shims.torch_distributed import all_to_all_as_on_gpus
-from utils.shims.torch_simulated import active_modes
 from utils.simulation.cuda_allocator import reserved
 from utils.simulation.cuda_choices import choose_optimizer_kernels, cuda_choices
 from utils.simulation.cuda_device import cuda_device
@@ -31,9 +32,9 @@ from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
 from utils.simulation.formulas import formulas
 from utils.simulation.garbage import set_aside
+from utils.simulation.left_out import other_ways
 from utils.simulation.mistakes import look, without_optimizer
-from utils.simulation.other_ways import other_ways
-from utils.simulation.packed import packed_sequences
+from utils.simulation.packed_sequences import packed_sequences
 from utils.simulation.recurrences import recurrences
 from utils.simulation.stand_ins import Values
 from utils.simulation.watcher import StorageWatcher

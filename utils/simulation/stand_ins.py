@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import (
 )
 
 from utils.simulation.branches import PASSES, Way, way_at
-from utils.simulation.places import Place, asking, running
-from utils.simulation.sentences import NotSimulated
+from utils.simulation.refusals import NotSimulated
+from utils.simulation.source_lines import Place, asking, running
 
 NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 Values = Mapping[str, float | Sequence[float]] | bool | None

@@ -22,7 +22,7 @@ from utils.memory.events import Category
 from utils.memory.host import on_host
 from utils.memory.observer import note_storages, running_module
 from utils.shims.torch_ import with_data
-from utils.shims.torch_simulated import python_dispatch_off, torch_function_off
+from utils.shims.torch_dispatch import python_dispatch_off, torch_function_off
 from utils.simulation import onednn_lstm
 from utils.simulation.in_place import CANDIDATES, DEVICE, InPlace
 from utils.simulation.known_values import LARGEST, KnownValues

@@ -10,7 +10,14 @@ from functools import partial
 from typing import Any
 
 from utils.memory.host import host_memory
-from utils.shims import bitsandbytes, deepspeed, torch_autocast, torch_simulated, transformers
+from utils.shims import (
+    bitsandbytes,
+    deepspeed,
+    torch_autocast,
+    torch_dispatch,
+    torch_simulated,
+    transformers,
+)
 from utils.shims.shim import check
 from utils.shims.torch_ import STORAGE, with_data
 from utils.simulation.checkpoint_files import headers_alone
@@ -39,7 +46,7 @@ def without_data(watcher: StorageWatcher, is_cuda: bool) -> Iterator[None]:
         MovedError: a private name that this stands on is gone.
         ValueError: a library was loaded inside that has to be known before.
     """
-    check((STORAGE, *torch_simulated.SHIMS, *torch_autocast.SHIMS))
+    check((STORAGE, *torch_simulated.SHIMS, *torch_dispatch.SHIMS, *torch_autocast.SHIMS))
     with (
         torch_simulated.plain_conversion(bitsandbytes.quantize_moved),
         torch_simulated.noted_resizes(watcher.resized),

@@ -23,7 +23,7 @@ from utils.planner.export.deepspeed import batch_keys, precision_keys
 from utils.shims.deepspeed import buffers_in_backward, gradients, lasting_buffers, shards
 from utils.techniques.deepspeed import deepspeed_missing, load_deepspeed
 from utils.techniques.deepspeed_config import check_config
-from utils.techniques.room import check_offload_room
+from utils.techniques.offload_capacity import check_offload_room
 
 BUCKETS = 4  # a model's gradients are sent in about as many pieces
 LARGEST_BUCKET = 500_000_000  # elements: DeepSpeed's default, meant for models of many billions
@@ -174,7 +174,7 @@ def _kept(engine: Any) -> dict[Category, list[torch.Tensor]]:
 
 def _tell_the_meter(engine: Any) -> None:
     """What is kept outside of the model; and that whole parameters of stage 3 are gathered ones."""
-    engine.module.kept_elsewhere = lambda: _kept(engine)  # utils.memory.elsewhere.KeepsElsewhere
+    engine.module.kept_elsewhere = lambda: _kept(engine)  # utils.memory.kept_outside.KeepsElsewhere
     for module in engine.module.modules() if shards(engine) else ():
         module.register_forward_pre_hook(
             lambda module, _: note_storages(

@@ -143,7 +143,7 @@ def row_parallel(answer: Callable[..., Any]) -> Verdict:
     )
 
 
-def _wrong_output(found: list[workers.Report]) -> Verdict | None:
+def _wrong_output(found: list[workers.RowParallelReport]) -> Verdict | None:
     first = found[0]
     if first.shape != (workers.S // RANKS, workers.B, workers.OUT):
         wanted = (workers.S // RANKS, workers.B, workers.OUT)
@@ -182,7 +182,7 @@ _GRADIENTS = {
 }
 
 
-def _wrong_gradient(found: list[workers.Report]) -> Verdict | None:
+def _wrong_gradient(found: list[workers.RowParallelReport]) -> Verdict | None:
     for name in ("x", "weight", "bias"):
         for rank, report in enumerate(found):
             distances = report.gradients[name]
@@ -201,7 +201,7 @@ def _wrong_gradient(found: list[workers.Report]) -> Verdict | None:
     return None
 
 
-def _wasteful(report: workers.Report) -> Verdict | None:
+def _wasteful(report: workers.RowParallelReport) -> Verdict | None:
     sent = workers.ring_bytes(report.sent)
     if sent > MOST_RING_BYTES:
         nudge = "An all-reduce brings every rank everything, and each needs a part: there is a collective for that."

@@ -25,7 +25,7 @@ NEAR = 1e-9
 LOOKS = 10
 
 
-class Report(NamedTuple):
+class RowParallelReport(NamedTuple):
     """One rank: how far output and gradients are from right and from known wrong ones.
 
     A gradient that is missing is None. `sent` are payloads by collective; `kept_bytes` what stays
@@ -39,7 +39,7 @@ class Report(NamedTuple):
     kept_bytes: int
 
 
-def row_parallel(layer: Callable[..., Any]) -> Report:
+def row_parallel(layer: Callable[..., Any]) -> RowParallelReport:
     """On every rank: the learner's layer, forward and backward, beside one process."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -62,10 +62,10 @@ def row_parallel(layer: Callable[..., Any]) -> Report:
     if not isinstance(found, Tensor):
         raise TypeError(f"your function is to return a tensor, and returns {found!r:.60}")
     if found.shape != (S // ranks, B, OUT):
-        return Report(tuple(found.shape), {}, {}, sent, kept)
+        return RowParallelReport(tuple(found.shape), {}, {}, sent, kept)
     outputs = _outputs(found.detach(), wanted.detach(), mine, bias)
     gradients = _gradients(mine, [t.grad for t in whole], pull.chunk(ranks)[rank])
-    return Report(tuple(found.shape), outputs, gradients, sent, kept)
+    return RowParallelReport(tuple(found.shape), outputs, gradients, sent, kept)
 
 
 def _forward(layer: Callable[..., Any], mine: list[Tensor]) -> tuple[Any, int]:

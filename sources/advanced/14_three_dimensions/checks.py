@@ -211,7 +211,9 @@ def clip_over_axes(answer: Callable[..., Any]) -> Verdict:
     return correct("one norm on all eight ranks", score=score)
 
 
-def _clip_problem(report: workers.Report, case: workers.Case, rank: int) -> Verdict | None:
+def _clip_problem(
+    report: workers.ClippingReport, case: workers.ClippingCase, rank: int
+) -> Verdict | None:
     right = workers.norm(case)
     alone = workers.norm(case, over=(), rank=rank)
     wrong = {

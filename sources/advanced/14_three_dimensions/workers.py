@@ -24,7 +24,7 @@ LAYER = (
 Gradient = tuple[Tensor, tuple[str, ...]]
 
 
-class Case(NamedTuple):
+class ClippingCase(NamedTuple):
     """One call of the learner's function.
 
     `limit` is in units of the norm; `empty_stage` has no gradients at all.
@@ -36,14 +36,14 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("a limit of half the norm", 0.5),
-    Case("a limit of twice the norm", 2.0),
-    Case("a limit that is the norm", 1.0),
-    Case("a stage without gradients", 0.5, empty_stage=1),
+    ClippingCase("a limit of half the norm", 0.5),
+    ClippingCase("a limit of twice the norm", 2.0),
+    ClippingCase("a limit that is the norm", 1.0),
+    ClippingCase("a stage without gradients", 0.5, empty_stage=1),
 )
 
 
-class Report(NamedTuple):
+class ClippingReport(NamedTuple):
     """One case on one rank: what was returned, and by how much the gradients were multiplied."""
 
     returned: Any
@@ -52,7 +52,7 @@ class Report(NamedTuple):
     calls: int
 
 
-def gradients(rank: int, case: Case) -> list[Gradient]:
+def gradients(rank: int, case: ClippingCase) -> list[Gradient]:
     """A rank's gradients: copies are alike on the ranks that share them."""
     place, found = BOX.coordinates(rank), []
     if place["pp"] == case.empty_stage:
@@ -67,7 +67,9 @@ def gradients(rank: int, case: Case) -> list[Gradient]:
     return found
 
 
-def norm(case: Case, *, over: tuple[str, ...] = AXES, rank: int = 0, once: bool = True) -> float:
+def norm(
+    case: ClippingCase, *, over: tuple[str, ...] = AXES, rank: int = 0, once: bool = True
+) -> float:
     """The norm over some axes, of copies one; or all of them, as a wrong rule has it."""
     square, whole = 0.0, BOX.coordinates(rank)
     for other in BOX.group(rank, *over):
@@ -78,7 +80,7 @@ def norm(case: Case, *, over: tuple[str, ...] = AXES, rank: int = 0, once: bool 
     return square**0.5 if whole else 0.0
 
 
-def clipped(clip: Callable[..., Any]) -> list[Report]:
+def clipped(clip: Callable[..., Any]) -> list[ClippingReport]:
     """On every rank: all cases through the learner's function."""
     found = []
     for case in CASES:
@@ -94,5 +96,5 @@ def clipped(clip: Callable[..., Any]) -> list[Report]:
         )
         returned = returned.item() if isinstance(returned, Tensor) else returned
         calls = sum(row.calls for row in sent.rows)
-        found.append(Report(returned, ratios[0] if ratios else 1.0, even, calls))
+        found.append(ClippingReport(returned, ratios[0] if ratios else 1.0, even, calls))
     return found

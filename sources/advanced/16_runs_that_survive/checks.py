@@ -20,7 +20,7 @@ from utils.labs.kinds import (
 )
 from utils.labs.verdict import Verdict, correct, not_yet, shown
 
-from .choice import JOBS, MODES, Job, best_choice, bill
+from .choice import JOBS, MODES, PlannedRun, best_choice, bill
 from .dead_runs import CAUSES, PLANTED
 from .saves import (
     Pair,
@@ -259,7 +259,9 @@ def _read_pair(value: Any) -> tuple[Any, ...]:
     return tuple(number().read(part) for part in value)
 
 
-def _bill_mistakes(job: Job, mode: str, spares: int) -> list[tuple[tuple[float, float], str]]:
+def _bill_mistakes(
+    job: PlannedRun, mode: str, spares: int
+) -> list[tuple[tuple[float, float], str]]:
     right = bill(job, mode, 7200.0, spares)
     free = right.days * 24 * job.nodes * job.usd_per_node_hour
     no_wait = bill(job._replace(repair_seconds=1e-9), mode, 7200.0, spares)

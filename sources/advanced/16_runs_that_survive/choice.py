@@ -12,7 +12,7 @@ MOST_SPARES = 8
 Choice = tuple[str, float, int]
 
 
-class Job(NamedTuple):
+class PlannedRun(NamedTuple):
     """A run that is to be planned; what the learner gets is `_asdict()`."""
 
     work_days: float
@@ -33,7 +33,7 @@ class Bill(NamedTuple):
     usd: float
 
 
-def bill(job: Job, mode: str, interval_seconds: float, spares: int) -> Bill:
+def bill(job: PlannedRun, mode: str, interval_seconds: float, spares: int) -> Bill:
     """Days and dollars by Daly's formula.
 
     An asynchronous save blocks for the copy alone, but a failure during the write takes it: on
@@ -47,7 +47,7 @@ def bill(job: Job, mode: str, interval_seconds: float, spares: int) -> Bill:
     return Bill(days, days * 24 * (job.nodes + spares) * job.usd_per_node_hour)
 
 
-def best_interval(job: Job, mode: str) -> float:
+def best_interval(job: PlannedRun, mode: str) -> float:
     """Daly's; an asynchronous save must be whole before the next one begins."""
     mean = 1000 * DAY / (job.failures_per_1000_node_days * job.nodes)
     if mode == "sync":
@@ -55,21 +55,21 @@ def best_interval(job: Job, mode: str) -> float:
     return max(best_interval_seconds(job.copy_seconds, mean), job.write_seconds)
 
 
-def best_choice(job: Job) -> Choice | None:
+def best_choice(job: PlannedRun) -> Choice | None:
     """The fewest days within the budget; None where nothing is."""
     every = [(mode, best_interval(job, mode), n) for mode in MODES for n in range(MOST_SPARES + 1)]
     paid = [choice for choice in every if bill(job, *choice).usd <= job.budget_usd]
     return min(paid, key=lambda choice: bill(job, *choice).days, default=None)
 
 
-_SEVENTY = Job(30, 32, 6.5, 60, 4, 900, DAY, 8 * 2.95, 0)
-_FLAKY = Job(30, 32, 24, 300, 20, 900, 2 * DAY, 8 * 2.95, 0)
-_LARGE = Job(54, 2048, 3.8, 30, 25, 300, DAY / 4, 8 * 2.95, 0)
-_SLOW_STORE = Job(10, 128, 24, 1800, 5, 600, DAY / 2, 8 * 2.95, 0)
-_SLOW_COPY = Job(20, 128, 24, 600, 595, 300, DAY / 2, 8 * 2.95, 0)
+_SEVENTY = PlannedRun(30, 32, 6.5, 60, 4, 900, DAY, 8 * 2.95, 0)
+_FLAKY = PlannedRun(30, 32, 24, 300, 20, 900, 2 * DAY, 8 * 2.95, 0)
+_LARGE = PlannedRun(54, 2048, 3.8, 30, 25, 300, DAY / 4, 8 * 2.95, 0)
+_SLOW_STORE = PlannedRun(10, 128, 24, 1800, 5, 600, DAY / 2, 8 * 2.95, 0)
+_SLOW_COPY = PlannedRun(20, 128, 24, 600, 595, 300, DAY / 2, 8 * 2.95, 0)
 
 
-def _with_budget(job: Job, spares: int, more: float) -> Job:
+def _with_budget(job: PlannedRun, spares: int, more: float) -> PlannedRun:
     """A budget of what the best choice with that many spares takes, times `more`."""
     cost = min(bill(job, mode, best_interval(job, mode), spares).usd for mode in MODES)
     return job._replace(budget_usd=more * cost)

@@ -16,7 +16,7 @@ import torch
 from utils.labs.mistakes import KnownAnswers
 from utils.planner.goodput import DAY
 
-from .choice import MODES, Job, best_choice, best_interval, bill
+from .choice import MODES, PlannedRun, best_choice, best_interval, bill
 from .dead_runs import PLANTED
 from .run import LabRun
 
@@ -240,14 +240,14 @@ known.mistakes(
 def wrong_bill(**change: Any) -> Any:
     """The right formula for a job that differs from the given one."""
     return lambda job, mode, interval, spares: tuple(
-        bill(Job(**job)._replace(**change), mode, interval, spares)
+        bill(PlannedRun(**job)._replace(**change), mode, interval, spares)
     )
 
 
 def free_spares(
     job: dict[str, Any], mode: str, interval: float, spares: int
 ) -> tuple[float, float]:
-    days = bill(Job(**job), mode, interval, spares).days
+    days = bill(PlannedRun(**job), mode, interval, spares).days
     return days, days * 24 * job["nodes"] * job["usd_per_node_hour"]
 
 
@@ -256,12 +256,17 @@ known.mistakes(
     free_spares=(free_spares, "paid for while they stand by"),
     no_repair=(wrong_bill(repair_seconds=1e-9), "Who waits for a repair"),
     always_sync=(
-        lambda j, m, t, s: tuple(bill(Job(**j), "sync", t, s)),
+        lambda j, m, t, s: tuple(bill(PlannedRun(**j), "sync", t, s)),
         "blocks for the copy alone",
     ),
     write_is_free=(
         lambda j, m, t, s: tuple(
-            bill(Job(**j)._replace(write_seconds=0.0) if m == "async" else Job(**j), m, t, s)
+            bill(
+                PlannedRun(**j)._replace(write_seconds=0.0) if m == "async" else PlannedRun(**j),
+                m,
+                t,
+                s,
+            )
         ),
         "loses the seconds of the write",
     ),
@@ -274,7 +279,7 @@ def choice_by(pick: Any) -> Any:
     """A choice made from all that are within the budget; None where there is none."""
 
     def choose(job: dict[str, Any]) -> dict[str, Any] | None:
-        given = Job(**job)
+        given = PlannedRun(**job)
         every = [(m, best_interval(given, m), n) for m in MODES for n in range(9)]
         paid = [c for c in every if bill(given, *c).usd <= given.budget_usd]
         best = pick(given, paid) if paid else None
@@ -283,12 +288,12 @@ def choice_by(pick: Any) -> Any:
     return choose
 
 
-def with_the_interval_of_sync(job: Job, paid: list[Any]) -> Any:
+def with_the_interval_of_sync(job: PlannedRun, paid: list[Any]) -> Any:
     mode, _, spares = min(paid, key=lambda choice: bill(job, *choice).days)
     return mode, best_interval(job, "sync"), spares
 
 
-def with_youngs_interval(job: Job, paid: list[Any]) -> Any:
+def with_youngs_interval(job: PlannedRun, paid: list[Any]) -> Any:
     mode, _, spares = min(paid, key=lambda choice: bill(job, *choice).days)
     mean = 1000 * DAY / (job.failures_per_1000_node_days * job.nodes)
     blocked = job.write_seconds if mode == "sync" else job.copy_seconds
@@ -298,7 +303,7 @@ def with_youngs_interval(job: Job, paid: list[Any]) -> Any:
 
 def first_that_fits(job: dict[str, Any]) -> dict[str, Any] | None:
     """Stops at the first number of spares that is too dear, though more would be cheaper."""
-    given = Job(**job)
+    given = PlannedRun(**job)
     best: dict[str, Any] | None = None
     for spares in range(9):
         choice = ("async", best_interval(given, "async"), spares)
@@ -309,7 +314,7 @@ def first_that_fits(job: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def cut_short(job: dict[str, Any]) -> dict[str, Any]:
-    best = best_choice(Job(**job))
+    best = best_choice(PlannedRun(**job))
     assert best, "the first jobs have a choice"
     return {"mode": "async", "interval_seconds": job["write_seconds"] / 2, "spares": best[2]}
 
@@ -332,7 +337,7 @@ known.mistakes(
     over_the_budget=(
         lambda job: {
             "mode": "async",
-            "interval_seconds": best_interval(Job(**job), "async"),
+            "interval_seconds": best_interval(PlannedRun(**job), "async"),
             "spares": 8,
         },
         "budget holds for all",

@@ -10,7 +10,7 @@ from utils.checked import check_public
 from utils.units import Evidence
 from utils.views.lanes import Span, draw_lanes
 
-from .clusters.jobs import Span as JobSpan
+from .clusters.jobs import JobSpan
 
 WAITING = "in the queue"
 DEAD = "node is dead"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from evidence.record.experiment import Experiment, Job, Stage
+from evidence.record.experiment import Experiment, Stage, Trial
 from evidence.record.store import Row
 from utils.catalog import ModelShape
 from utils.files import scratch
@@ -54,7 +54,7 @@ def write_shards(folder: Path) -> None:
     (folder / "checksums.slurm").write_text(CHECKSUMS, encoding="utf-8")
 
 
-def jobs(device: torch.device) -> list[Job]:
+def trials(device: torch.device) -> list[Trial]:
     """A row for Slurm and one for Ray, each where it runs; on the CPU alone."""
     if device.type != "cpu":
         return []
@@ -62,7 +62,7 @@ def jobs(device: torch.device) -> list[Job]:
         ("slurm", slurm_problem(), partial(_in_folder, _under_slurm)),
         ("ray", ray_problem(), partial(_in_folder, _under_ray)),
     ]
-    return [Job({"quantity": name}, run) for name, problem, run in found if not problem]
+    return [Trial({"quantity": name}, run) for name, problem, run in found if not problem]
 
 
 def _in_folder(run: Callable[[Path], Row], stage: Stage) -> Row:
@@ -106,5 +106,5 @@ EXPERIMENT = Experiment(
         "steps": f"{STEPS}, saved every {EVERY}; killed after the save of step {KILLED_AFTER}",
         "slurm": "3 nodes as namespaces of one machine; SlurmdTimeout 2 s, cred_expire 5 s",
     },
-    jobs=jobs,
+    trials=trials,
 )

@@ -47,7 +47,7 @@ from utils import scratch_folder, show
 from utils.catalog import ModelShape
 from utils.parallel import check_versions, saved_steps
 from utils.lessons.lesson_17.cluster_lanes import draw_cluster
-from utils.lessons.lesson_17.clusters import ManifestError, MissingToolError, Slurm, SlurmError, Span
+from utils.lessons.lesson_17.clusters import JobSpan, ManifestError, MissingToolError, Slurm, SlurmError
 from utils.lessons.lesson_17.clusters import check_kubernetes, check_skypilot, check_train_job, kubectl_says
 from utils.lessons.lesson_17.clusters import losses_of, ray_problem, read_yaml, run_ray, slurm_problem
 from evidence.record import recorded
@@ -114,7 +114,7 @@ if slurm:
     accounting = slurm.accounting()
 else:
     row, record = stored["slurm"]
-    history, evidence, device = [Span(**span) for span in row["history"]], Evidence.RECORDED, f"{record.device}, {record.date}"
+    history, evidence, device = [JobSpan(**span) for span in row["history"]], Evidence.RECORDED, f"{record.device}, {record.date}"
     killed, losses, accounting = row["killed_at_seconds"], dict(enumerate(row["losses"])), row["accounting"]
 
 # %%

@@ -12,7 +12,7 @@ from IPython.display import display
 
 from utils.files import write_whole
 from utils.labs.checking import check
-from utils.labs.clock import minute_of, time_left
+from utils.labs.minutes_in_words import minute_of, time_left
 from utils.labs.scoreboard import scoreboard, scoreboard_path
 from utils.labs.verdict import Report
 

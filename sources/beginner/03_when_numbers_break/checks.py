@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from utils.labs.cases import Question, judge, takes
+from utils.labs.checkpoint_probe import backward
 from utils.labs.faulty_runs import FAULTS, fault_of, run, spoiled_run
-from utils.labs.hooks import backward
 from utils.labs.kinds import (
     NO_RETURN,
     NotYet,

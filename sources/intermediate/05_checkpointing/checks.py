@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from utils.labs.cases import Case, Exercise, Question, judge, scored, takes
-from utils.labs.hooks import (
+from utils.labs.checkpoint_probe import (
     LOSS,
     RESULT,
     Noisy,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from utils.labs.hooks import backward
+from utils.labs.checkpoint_probe import backward
 from utils.labs.kinds import tensor
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.memory import host_memory, measure

@@ -257,7 +257,7 @@ def _ring_bytes(put_in: Mapping[str, int]) -> int:
     return round(sum(factor.get(kind, (RANKS - 1) / RANKS) * size for kind, size in put_in.items()))
 
 
-def _equal(found: list[workers.Report]) -> Verdict | None:
+def _equal(found: list[workers.Zero1Report]) -> Verdict | None:
     first = found[0]
     for rank, report in enumerate(found[1:], start=1):
         if not torch.equal(report.parameters, first.parameters):
@@ -272,7 +272,7 @@ def _equal(found: list[workers.Report]) -> Verdict | None:
     return not_yet("the parameters are not those of one process", nudge=nudge)
 
 
-def _lean(report: workers.Report) -> Verdict | None:
+def _lean(report: workers.Zero1Report) -> Verdict | None:
     share = 4 * PARAMETERS // RANKS
     if report.elsewhere_bytes >= share:
         nudge = "Keep the velocity in `state`, of this rank's part alone: what is elsewhere takes memory, too."

@@ -21,7 +21,7 @@ ROWS, STEPS, RATE, MOMENTUM = 16, 3, 0.1, 0.9
 LOOKS = 10
 
 
-class Report(NamedTuple):
+class Zero1Report(NamedTuple):
     """One rank after three steps: its parameters and those of right and wrong rules.
 
     `elsewhere_bytes` are those of tensors that the steps left alive outside of model and state.
@@ -42,7 +42,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 4, bias=False), nn.Tanh())
 
 
-def zero_1(step: Callable[..., Any]) -> Report:
+def zero_1(step: Callable[..., Any]) -> Zero1Report:
     """On every rank: three steps of the learner's."""
     gc.freeze()  # what came with the fork is not looked at, so that its pages are not copied
     model, state = network(), {}
@@ -56,7 +56,7 @@ def zero_1(step: Callable[..., Any]) -> Report:
     kept, elsewhere = _bytes(state=state), _elsewhere(known)
     calls = sum(row.calls for row in sent.rows)
     summed = _trained(dist.get_world_size())
-    return Report(_flat(model), _trained(1.0), summed, kept, elsewhere, bytes_sent, calls)
+    return Zero1Report(_flat(model), _trained(1.0), summed, kept, elsewhere, bytes_sent, calls)
 
 
 def _stepped(

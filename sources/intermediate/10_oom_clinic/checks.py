@@ -15,7 +15,7 @@ from utils.clinic.lab_ward import (
     CAUSES,
     RESERVED,
     WARD,
-    Case,
+    PatientAnswers,
     after_cure,
     as_it_came,
     case_file,
@@ -153,7 +153,7 @@ def _other_under_sgd(patient: Patient, treated: Patient) -> str:
 
 
 def _wrong_cure(
-    case: Case, treated: Patient, before: Examination, after: Examination
+    case: PatientAnswers, treated: Patient, before: Examination, after: Examination
 ) -> Verdict | None:
     added = "\n".join(line[1:] for line in treated.diff.splitlines() if line.startswith("+"))
     known = next((text for words, text in case.wrong_cures.items() if words in added), "")

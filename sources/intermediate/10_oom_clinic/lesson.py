@@ -50,7 +50,7 @@ from utils.clinic import PATIENTS, admit, examine, sick
 from utils.lessons.lesson_10.host import run_loader
 from utils.lessons.lesson_10.pages import write_snapshot_page, write_trace_page
 from utils.lessons.lesson_10.snapshot import SnapshotError, write_snapshot
-from utils.lessons.lesson_10.views import Case, Segment, draw_segments, draw_ward
+from utils.lessons.lesson_10.views import PatientBytes, Segment, draw_segments, draw_ward
 from utils.techniques import checkpoint_blocks
 
 files = here.root / "build" / "clinic"  # git ignores this folder
@@ -73,7 +73,7 @@ files = here.root / "build" / "clinic"  # git ignores this folder
 patients = {name: admit(name) for name in PATIENTS}
 before = {name: sick(patient) for name, patient in patients.items()}
 kinds = [Evidence.MEASURED, Evidence.SIMULATED]  # of fragmentation: the smallest GPU that would do
-rows = {name: Case(found.bytes, patients[name].limit_bytes) for name, found in before.items()}
+rows = {name: PatientBytes(found.bytes, patients[name].limit_bytes) for name, found in before.items()}
 show(draw_ward(rows, title="Seven patients, each over its budget", evidence=kinds),
      alt="Bars of seven training runs: every one of them reaches beyond the line of its budget.")
 
@@ -613,7 +613,7 @@ def path(name):
 print(path("kept_graph"), path("resolution"), sep="\n\n")
 
 # %%
-cases = {name: Case(before[name].bytes, patients[name].limit_bytes, after[name].bytes) for name in patients}
+cases = {name: PatientBytes(before[name].bytes, patients[name].limit_bytes, after[name].bytes) for name in patients}
 show(draw_ward(cases, title="The ward, before and after", evidence=kinds),
      alt="Two bars for each patient: the first beyond the line of its budget, the second short of it.")
 for name in patients:

@@ -10,7 +10,7 @@ from typing import Any
 
 from utils.clinic.lab_ward import WARD, case_file, lab_patient
 from utils.labs.checking import check
-from utils.labs.clock import minute_of, time_left
+from utils.labs.minutes_in_words import minute_of, time_left
 from utils.labs.verdict import Report
 from utils.units import format_bytes
 

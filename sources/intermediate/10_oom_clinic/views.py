@@ -16,7 +16,7 @@ _SICK, _WELL, _FREE = "#bd1f01", "#3f90da", "#ffffff"
 _BLOCKS = ("#3f90da", "#92dadd")  # neighbours differ
 
 
-class Case(NamedTuple):
+class PatientBytes(NamedTuple):
     """A patient's bytes before and after its cure (None: not cured yet), and its budget."""
 
     before_bytes: int
@@ -31,7 +31,10 @@ class Segment(NamedTuple):
 
 
 def draw_ward(
-    cases: Mapping[str, Case], *, title: str, evidence: Sequence[Evidence] = (Evidence.MEASURED,)
+    cases: Mapping[str, PatientBytes],
+    *,
+    title: str,
+    evidence: Sequence[Evidence] = (Evidence.MEASURED,),
 ) -> Figure:
     """Each patient's bytes as a share of its budget, before and, where there is one, after the cure.
 
@@ -64,7 +67,9 @@ def draw_ward(
     return figure
 
 
-def _bar(axes, row: float, size: int, case: Case, color: str, hatch: str, thick: float) -> None:
+def _bar(
+    axes, row: float, size: int, case: PatientBytes, color: str, hatch: str, thick: float
+) -> None:
     share = size / case.limit_bytes
     axes.barh(row, share, height=thick, color=color, hatch=hatch, edgecolor="white", linewidth=0)
     note = f"{format_bytes(size)} of {format_bytes(case.limit_bytes)}"
@@ -130,6 +135,6 @@ def _segment(axes, number: int, segment: Segment) -> None:
         left, filled = left + size, filled + used
 
 
-__all__ = ["Case", "Segment", "draw_segments", "draw_ward"]
+__all__ = ["PatientBytes", "Segment", "draw_segments", "draw_ward"]
 
 check_public(globals())

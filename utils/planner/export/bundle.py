@@ -18,7 +18,7 @@ from utils.planner.export.megatron import connections, megatron_arguments, megat
 from utils.planner.export.modules import modules
 from utils.planner.export.script import script_notes, training_script
 from utils.planner.layout import Plan
-from utils.planner.setup import check_size
+from utils.planner.setup import ClusterSetup
 
 MEGATRON_SCRIPT = "pretrain_gpt.py"
 
@@ -149,10 +149,9 @@ def export(
         ValueError: plan, model, batch and cluster do not go together; the sentence has the rule,
             the numbers and the nearest valid choice.
     """
-    plan.check(model, batch)
-    check_size(plan, cluster)
-    arguments = megatron_arguments(model, cluster, plan, batch)
-    python = training_script(model, cluster, plan, batch)
+    setup = ClusterSetup(model, plan, batch, cluster)
+    setup.check()
+    arguments, python = megatron_arguments(setup), training_script(setup)
     script, command = "train.py", torchrun(cluster, "train.py")
     if python is None and arguments is not None:
         variable = f"CUDA_DEVICE_MAX_CONNECTIONS={connections(plan)}"
@@ -161,8 +160,8 @@ def export(
     notes = {
         "torchrun": torchrun_notes(cluster, script),
         "deepspeed": deepspeed_notes(plan),
-        "python": script_notes(model, cluster, plan, batch),
-        "megatron": megatron_notes(model, cluster, plan),
+        "python": script_notes(setup),
+        "megatron": megatron_notes(setup),
     }
     starts = launchers(
         model,
@@ -179,7 +178,7 @@ def export(
         plan,
         batch,
         command,
-        deepspeed_config(model, cluster, plan, batch),
+        deepspeed_config(setup),
         python,
         modules(python) if python else {},
         arguments,

@@ -9,10 +9,9 @@ import math
 from typing import Any
 
 from utils.catalog import ModelShape
-from utils.planner.batch import Batch
-from utils.planner.cluster import Cluster
 from utils.planner.export.precision import convention_notes, precision
 from utils.planner.layout import Plan
+from utils.planner.setup import ClusterSetup
 
 # Learning rates of GPT-3's sizes, by millions of parameters (Brown et al. 2020, arXiv:2005.14165,
 # Table 2.1): the larger the model, the smaller the steps.
@@ -27,22 +26,21 @@ def learning_rate(model: ModelShape) -> float:
     return LEARNING_RATES[min(LEARNING_RATES, key=lambda size: abs(math.log(size / millions)))]
 
 
-def deepspeed_config(
-    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch
-) -> dict[str, Any] | None:
+def deepspeed_config(setup: ClusterSetup) -> dict[str, Any] | None:
     """The configuration as a dictionary that `json.dump` writes; None where DeepSpeed runs no such plan.
 
     train_batch_size = micro batch * accumulation * dp, where dp counts replicas of the data: ranks
     that share a sequence or a layer read the same rows.
     """
+    plan = setup.plan
     if refused(plan):
         return None
     return {
-        **batch_keys(plan.dp, plan.micro_batch, plan.micro_batches(batch)),
+        **batch_keys(plan.dp, plan.micro_batch, setup.micro_batches),
         "gradient_clipping": CLIP,
-        "optimizer": {"type": "AdamW", "params": {"lr": learning_rate(model)}},
+        "optimizer": {"type": "AdamW", "params": {"lr": learning_rate(setup.model)}},
         "zero_optimization": _zero(plan),
-        **precision_keys(precision(plan, cluster)),
+        **precision_keys(precision(plan, setup.cluster)),
     }
 
 

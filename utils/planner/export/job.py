@@ -25,7 +25,7 @@ IMAGE_BASE = "nvcr.io/nvidia/pytorch:26.05-py3"
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """One training job, as schedulers see it.
 
     Attributes:
@@ -74,12 +74,12 @@ def job_of(
     arguments: tuple[str, ...],
     variables: dict[str, str],
     name: str | None,
-) -> Job:
+) -> TrainingJob:
     """The job that runs `script` on a cluster; it is called after the model where nobody says how."""
     asked = model.name if name is None else name
     saves = math.ceil(3 * BYTES_PER_PARAMETER * model.parameter_count / GIB)
     own = ("--every", str(EVERY)) if script == "train.py" else ()
-    return Job(
+    return TrainingJob(
         job_name(asked),
         asked,
         cluster.nodes,

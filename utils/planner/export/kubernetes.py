@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from utils.planner.export.job import PORT, RESTARTS, Job
+from utils.planner.export.job import PORT, RESTARTS, TrainingJob
 from utils.planner.export.yaml_text import yaml_text
 
 FOLDER = "/saves"  # in the container
@@ -16,12 +16,12 @@ GPU = "nvidia.com/gpu"
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
-def kubernetes_manifests(job: Job) -> str:
+def kubernetes_manifests(job: TrainingJob) -> str:
     """YAML of a volume for saves, a service that gives pods names, and the Job."""
     return "---\n".join(yaml_text(found) for found in (_volume(job), _service(job), _job(job)))
 
 
-def train_job(job: Job) -> str:
+def train_job(job: TrainingJob) -> str:
     """YAML of a TrainJob for Kubeflow's runtime torch-distributed, which starts torchrun itself."""
     trainer = {
         "image": job.image,
@@ -44,7 +44,7 @@ def train_job(job: Job) -> str:
     )
 
 
-def kubernetes_notes(job: Job) -> list[str]:
+def kubernetes_notes(job: TrainingJob) -> list[str]:
     """What the reader must set or know before kubectl takes the files."""
     return [
         *job.notes(),
@@ -57,15 +57,15 @@ def kubernetes_notes(job: Job) -> list[str]:
     ]
 
 
-def _named(job: Job) -> dict[str, Any]:
+def _named(job: TrainingJob) -> dict[str, Any]:
     return {"name": job.name}
 
 
-def _arguments(job: Job) -> list[str]:
+def _arguments(job: TrainingJob) -> list[str]:
     return [*(("--saves", FOLDER) if job.is_exported else ()), *job.arguments]
 
 
-def _volume(job: Job) -> dict[str, Any]:
+def _volume(job: TrainingJob) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -77,7 +77,7 @@ def _volume(job: Job) -> dict[str, Any]:
     }
 
 
-def _service(job: Job) -> dict[str, Any]:
+def _service(job: TrainingJob) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -91,7 +91,7 @@ def _service(job: Job) -> dict[str, Any]:
     }
 
 
-def _job(job: Job) -> dict[str, Any]:
+def _job(job: TrainingJob) -> dict[str, Any]:
     disrupted = {
         "action": "Ignore",
         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
@@ -122,7 +122,7 @@ def _job(job: Job) -> dict[str, Any]:
     }
 
 
-def _container(job: Job) -> dict[str, Any]:
+def _container(job: TrainingJob) -> dict[str, Any]:
     # $(NODE_RANK) is filled in by Kubernetes, which knows the variables of this list alone.
     command = [
         "torchrun",

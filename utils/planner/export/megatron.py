@@ -8,29 +8,31 @@ from __future__ import annotations
 from itertools import chain
 
 from utils.catalog import ModelShape
-from utils.planner.batch import Batch
-from utils.planner.cluster import Cluster
-from utils.planner.estimate import estimate
+from utils.planner.estimate import estimated
 from utils.planner.experts import expert_tp
 from utils.planner.export.deepspeed import learning_rate
 from utils.planner.export.precision import OWN, convention_notes, precision
 from utils.planner.fp8 import kept_in_fp8
 from utils.planner.goodput import goodput
 from utils.planner.layout import Plan
-from utils.planner.stages import stages
+from utils.planner.setup import ClusterSetup
 
 Arguments = dict[str, object]  # True: a flag without a value; None and False: left out
 
 
-def megatron_arguments(
-    model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch
-) -> tuple[str, ...] | None:
+def megatron_arguments(setup: ClusterSetup) -> tuple[str, ...] | None:
     """One token each; None for adapters, which Megatron-LM does not train."""
+    model, plan = setup.model, setup.plan
     if plan.lora is not None:
         return None
-    groups = (_model(model, plan, batch), _layout(model, plan), _data_parallel(plan),
-              _experts(model, plan), _memory(plan),
-              _training(model, cluster, plan, batch))  # fmt: skip
+    groups = (
+        _model(setup),
+        _layout(setup),
+        _data_parallel(plan),
+        _experts(model, plan),
+        _memory(plan),
+        _training(setup),
+    )
     given = chain.from_iterable(group.items() for group in groups)
     return tuple(chain.from_iterable(_tokens(name, value) for name, value in given))
 
@@ -41,10 +43,11 @@ def _tokens(name: str, value: object) -> list[str]:
     return [f"--{name}"] if value is True else [f"--{name}", str(value)]
 
 
-def _model(model: ModelShape, plan: Plan, batch: Batch) -> Arguments:
+def _model(setup: ClusterSetup) -> Arguments:
+    model, length = setup.model, setup.batch.sequence_length
     llama, grouped = model.family == "llama", model.key_value_heads != model.heads
     positions = {"learned": "learned_absolute", "rotary": "rope", "alibi": "none"}
-    longest = max(model.max_sequence, batch.sequence_length) + model.extra_positions
+    longest = max(model.max_sequence, length) + model.extra_positions
     return {
         "num-layers": model.layers,
         "hidden-size": model.hidden,
@@ -54,7 +57,7 @@ def _model(model: ModelShape, plan: Plan, batch: Batch) -> Arguments:
         "qk-layernorm": model.qk_norm,
         "group-query-attention": grouped,
         "num-query-groups": model.key_value_heads if grouped else None,
-        "seq-length": batch.sequence_length,
+        "seq-length": length,
         "max-position-embeddings": longest,
         "position-embedding-type": positions[model.positions],
         "normalization": "RMSNorm" if llama else "LayerNorm",
@@ -64,17 +67,18 @@ def _model(model: ModelShape, plan: Plan, batch: Batch) -> Arguments:
         "untie-embeddings-and-output-weights": not model.tied,
         "tokenizer-type": "NullTokenizer",
         "vocab-size": model.vocabulary,
-        "make-vocab-size-divisible-by": plan.rules.vocabulary_multiple,
+        "make-vocab-size-divisible-by": setup.rules.vocabulary_multiple,
     }
 
 
-def _layout(model: ModelShape, plan: Plan) -> Arguments:
+def _layout(setup: ClusterSetup) -> Arguments:
+    plan = setup.plan
     return {
         "tensor-model-parallel-size": plan.tp,
         "sequence-parallel": plan.sequence_parallel,
         "pipeline-model-parallel-size": plan.pp,
         "num-virtual-stages-per-pipeline-rank": plan.virtual_stages if _interleaved(plan) else None,
-        "pipeline-model-parallel-layout": _stage_layout(model, plan),
+        "pipeline-model-parallel-layout": _stage_layout(setup),
         "account-for-embedding-in-pipeline-split": _interleaved(plan) and plan.partition == "ends",
         "account-for-loss-in-pipeline-split": _interleaved(plan) and plan.partition == "ends",
         "context-parallel-size": plan.cp,
@@ -105,11 +109,11 @@ def _interleaved(plan: Plan) -> bool:
     return plan.virtual_stages > 1
 
 
-def _stage_layout(model: ModelShape, plan: Plan) -> str | None:
+def _stage_layout(setup: ClusterSetup) -> str | None:
     """Embedding E, layers t and loss L by stage, "Et*3|t*4L"; None where all stages are alike."""
-    if plan.pp == 1 or _interleaved(plan):
+    places = setup.stages
+    if len(places) == 1 or _interleaved(setup.plan):
         return None
-    places = stages(model, plan)
     if len({stage.layers for stage in places}) == 1 and places[-1].head:
         return None
     blocks = (f"t*{stage.layers}" if stage.layers else "" for stage in places)
@@ -158,33 +162,34 @@ def _memory(plan: Plan) -> Arguments:
     }
 
 
-def save_interval(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> int:
+def save_interval(setup: ClusterSetup) -> int:
     """Steps between two checkpoints: Daly's interval at the high rate of failures."""
-    seconds = goodput(cluster).checkpoint_interval_seconds[0]
-    return max(1, round(seconds / estimate(model, cluster, plan, batch).step_seconds))
+    seconds = goodput(setup.cluster).checkpoint_interval_seconds[0]
+    return max(1, round(seconds / estimated(setup).step_seconds))
 
 
-def _training(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> Arguments:
-    kind = precision(plan, cluster)
+def _training(setup: ClusterSetup) -> Arguments:
+    kind, rate = precision(setup.plan, setup.cluster), learning_rate(setup.model)
     return {
-        "micro-batch-size": plan.micro_batch,
-        "global-batch-size": batch.sequences,
+        "micro-batch-size": setup.plan.micro_batch,
+        "global-batch-size": setup.batch.sequences,
         "bf16": kind.startswith("bf16"),
         "fp16": kind.startswith("fp16"),
-        "lr": learning_rate(model),
-        "min-lr": learning_rate(model) / 10,
+        "lr": rate,
+        "min-lr": rate / 10,
         "lr-decay-style": "cosine",
         "lr-warmup-fraction": 0.01,
         "train-iters": 10,
         "mock-data": True,
         "save": "checkpoints",
         "load": "checkpoints",
-        "save-interval": save_interval(model, cluster, plan, batch),
+        "save-interval": save_interval(setup),
     }
 
 
-def megatron_notes(model: ModelShape, cluster: Cluster, plan: Plan) -> list[str]:
+def megatron_notes(setup: ClusterSetup) -> list[str]:
     """What these arguments cannot say, or say otherwise than the plan."""
+    model, plan = setup.model, setup.plan
     if plan.lora is not None:
         return ["No arguments: Megatron-LM trains every parameter. Adapters are Megatron Bridge's."]
     notes = [
@@ -195,7 +200,7 @@ def megatron_notes(model: ModelShape, cluster: Cluster, plan: Plan) -> list[str]
         "--load must be a folder that all nodes see.",
     ]
     notes += [text for applies, text in _said_otherwise(model, plan) if applies]
-    if precision(plan, cluster) == "bf16":
+    if precision(plan, setup.cluster) == "bf16":
         notes.append("Megatron-LM keeps float32 masters; the plan keeps none.")
     return notes + convention_notes("megatron", plan)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from utils.planner.export.job import EVERY, RESTARTS, Job
+from utils.planner.export.job import EVERY, RESTARTS, TrainingJob
 
 SCRIPT = '''\
 """Train under Ray: python ray_train.py --steps 1000, on the head of a Ray cluster or on one machine.
@@ -64,7 +64,7 @@ if __name__ == "__main__":
 '''
 
 
-def ray_script(job: Job) -> str | None:
+def ray_script(job: TrainingJob) -> str | None:
     """The text of ray_train.py; None where there is no train.py for it to call."""
     if not job.is_exported:
         return None
@@ -72,7 +72,7 @@ def ray_script(job: Job) -> str | None:
     return SCRIPT.format(ranks=ranks, name=job.name, every=EVERY, restarts=RESTARTS)
 
 
-def ray_notes(job: Job) -> list[str]:
+def ray_notes(job: TrainingJob) -> list[str]:
     """What the reader must set or know before Ray runs it."""
     if not job.is_exported:
         return ["No ray_train.py: it calls train.py, and there is none for this plan."]

@@ -13,12 +13,12 @@ from textwrap import fill, indent
 from utils import parallel
 from utils.catalog import ModelShape
 from utils.checked import short
-from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.export.deepspeed import CLIP, learning_rate
 from utils.planner.export.precision import convention_notes, precision
 from utils.planner.layout import Plan
-from utils.planner.stages import padded_vocabulary, stages
+from utils.planner.setup import ClusterSetup, Setup
+from utils.planner.stages import stages
 
 LINE = 100  # characters
 
@@ -51,8 +51,9 @@ if __name__ == "__main__":
 '''
 
 
-def obstacle(model: ModelShape, plan: Plan, batch: Batch) -> str | None:
+def obstacle(setup: Setup) -> str | None:
     """Why the course's `Transformer` cannot run this plan; None where it can."""
+    model, plan, length = setup.model, setup.plan, setup.batch.sequence_length
     reasons = [
         (model.family != "llama" or model.positions != "rotary",
          f"{model.name} is of the {model.family!r} family with {model.positions!r} positions; the "
@@ -67,9 +68,9 @@ def obstacle(model: ModelShape, plan: Plan, batch: Batch) -> str | None:
          "The script neither offloads activations, nor steps in backward, nor recomputes some blocks."),
         (plan.lora is not None,
          "Adapters: the script trains every parameter. utils.techniques.add_lora makes them."),
-        (plan.cp > 1 and batch.sequence_length % (2 * plan.cp) > 0,
+        (plan.cp > 1 and length % (2 * plan.cp) > 0,
          f"Context parallelism gives each of {plan.cp} ranks two pieces of a sequence, and "
-         f"{batch.sequence_length} tokens do not divide into {2 * plan.cp}."),
+         f"{length} tokens do not divide into {2 * plan.cp}."),
         (plan.cp > 1 and plan.zero_stage > 0 and plan.shard_group % plan.cp > 0,
          f"The script shards over whole groups of cp {plan.cp}, not over {plan.shard_group} ranks."),
         (model.key_value_heads % plan.tp > 0,
@@ -77,11 +78,11 @@ def obstacle(model: ModelShape, plan: Plan, batch: Batch) -> str | None:
          "not copy heads."),
         (plan.pp > 1 and model.tied,
          "Embedding and head are one matrix, and the script's stages share none."),
-        (plan.pp > plan.micro_batches(batch),
+        (plan.pp > setup.micro_batches,
          f"torch.distributed.pipelining needs a micro-batch for each of {plan.pp} stages; the plan "
-         f"has {plan.micro_batches(batch)}."),
-        (not all(stage.layers or stage.head for stage in stages(model, plan))
-         or not stages(model, plan)[-1].head,
+         f"has {setup.micro_batches}."),
+        (not all(stage.layers or stage.head for stage in setup.stages)
+         or not setup.stages[-1].head,
          f"partition={plan.partition!r} leaves a stage without parameters."),
     ]  # fmt: skip
     found = [text for applies, text in reasons if applies]
@@ -96,16 +97,14 @@ def chunk_blocks(model: ModelShape, plan: Plan) -> list[int]:
     return [model.layers // chunks] * chunks
 
 
-def training_script(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> str | None:
+def training_script(setup: ClusterSetup) -> str | None:
     """The text of train.py; None where there is an `obstacle`."""
-    if obstacle(model, plan, batch):
+    if obstacle(setup):
         return None
-    constants, body = (
-        _constants(model, plan, batch),
-        indent("\n".join(_body(cluster, plan)), " " * 4),
-    )
+    plan = setup.plan
+    constants, body = _constants(setup), indent("\n".join(_body(setup.cluster, plan)), " " * 4)
     return SCRIPT.format(
-        name=_in_docstring(model.name), ranks=plan.ranks, dims=plan.dims, zero=plan.zero_stage,
+        name=_in_docstring(setup.model.name), ranks=plan.ranks, dims=plan.dims, zero=plan.zero_stage,
         recompute=plan.recompute, imports=_imports(constants + body), constants=constants, body=body,
     )  # fmt: skip
 
@@ -127,9 +126,10 @@ def _imports(text: str) -> str:
     return "\n".join(["", *models, line])
 
 
-def _constants(model: ModelShape, plan: Plan, batch: Batch) -> str:
+def _constants(setup: Setup) -> str:
+    model, plan, batch = setup.model, setup.plan, setup.batch
     sizes = {
-        "vocabulary": padded_vocabulary(model, plan), "hidden": model.hidden,
+        "vocabulary": setup.vocabulary, "hidden": model.hidden,
         "layers": model.layers, "heads": model.heads, "kv_heads": model.key_value_heads,
         "feedforward": model.feedforward, "tied": model.tied, "qkv_bias": model.qkv_bias,
     }  # fmt: skip
@@ -137,7 +137,7 @@ def _constants(model: ModelShape, plan: Plan, batch: Batch) -> str:
     axes = ", ".join(f"{axis}={n}" for axis, n in plan.dims.sizes.items() if n > 1)
     numbers = {"SEQUENCES": batch.sequences, "LENGTH": batch.sequence_length,
                "MICRO_BATCH": plan.micro_batch}  # fmt: skip
-    numbers |= {"MICRO_BATCHES": plan.micro_batches(batch)} if plan.pp > 1 else {}
+    numbers |= {"MICRO_BATCHES": setup.micro_batches} if plan.pp > 1 else {}
     lines = [f"CONFIG = TransformerConfig(\n{config}\n)", f"DIMS = ParallelDims({axes})"]
     lines += _pipeline_constants(model, plan) if plan.pp > 1 else []
     lines += [
@@ -249,25 +249,26 @@ def _keeps_scores(plan: Plan) -> bool:
     return plan.attention == "unfused" and plan.recompute != "selective"
 
 
-def script_notes(model: ModelShape, cluster: Cluster, plan: Plan, batch: Batch) -> list[str]:
+def script_notes(setup: ClusterSetup) -> list[str]:
     """What the script does otherwise than the plan says, or why there is none."""
-    reason = obstacle(model, plan, batch)
+    reason = obstacle(setup)
     if reason:
         return [f"No script: {reason}"]
     notes = ["The batches are random tokens and the learning rate is constant: put in your own."]
-    notes += [text for applies, text in _said_otherwise(model, cluster, plan) if applies]
-    return notes + convention_notes("python", plan)
+    notes += [text for applies, text in _said_otherwise(setup) if applies]
+    return notes + convention_notes("python", setup.plan)
 
 
-def _said_otherwise(model: ModelShape, cluster: Cluster, plan: Plan) -> list[tuple[bool, str]]:
-    kind, padded = precision(plan, cluster), padded_vocabulary(model, plan)
+def _said_otherwise(setup: ClusterSetup) -> list[tuple[bool, str]]:
+    plan, vocabulary = setup.plan, setup.model.vocabulary
+    kind, padded = precision(plan, setup.cluster), setup.vocabulary
     return [
         (kind == "fp16-mixed",
          "The script computes in bfloat16 instead of float16, which would need loss scaling."),
         (kind == "bf16-mixed" or kind == "fp16-mixed",
          "The float32 shards of FSDP2 are parameters and masters in one."),
-        (padded != model.vocabulary,
-         f"The vocabulary is padded from {model.vocabulary} to {padded} rows."),
+        (padded != vocabulary,
+         f"The vocabulary is padded from {vocabulary} to {padded} rows."),
         (plan.zero_stage in (1, 2),
          "FSDP2 gives up the whole parameters after the step's last backward pass and gathers them "
          "again in the next step."),

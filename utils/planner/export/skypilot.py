@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import shlex
 
-from utils.planner.export.job import PORT, RESTARTS, Job
+from utils.planner.export.job import PORT, RESTARTS, TrainingJob
 from utils.planner.export.yaml_text import yaml_text
 
 FOLDER = "/saves"  # a bucket, mounted on every node
 NAME = "SAVES_BUCKET"
 
 
-def skypilot_task(job: Job, *, spot: bool) -> str:
+def skypilot_task(job: TrainingJob, *, spot: bool) -> str:
     """YAML of a task for `sky jobs launch`; the bucket's name is a variable of the task."""
     words = [*(("--saves", FOLDER) if job.is_exported else ()), *job.arguments]
     run = (
@@ -42,7 +42,7 @@ def skypilot_task(job: Job, *, spot: bool) -> str:
     )
 
 
-def skypilot_notes(job: Job, *, spot: bool) -> list[str]:
+def skypilot_notes(job: TrainingJob, *, spot: bool) -> list[str]:
     """What the reader must know before sky takes the file."""
     notes = [
         "Start it with `sky jobs launch skypilot.yaml`; `sky launch` alone does not recover.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 
-from utils.planner.export.job import RESTARTS, SAVES, Job
+from utils.planner.export.job import RESTARTS, SAVES, TrainingJob
 
 SCRIPT = """\
 #!/bin/bash
@@ -42,7 +42,7 @@ exit "$code"
 STOPPED = 75  # utils.parallel.saves.STOPPED, which needs torch; a test holds them together
 
 
-def slurm_script(job: Job) -> str:
+def slurm_script(job: TrainingJob) -> str:
     """The text of job.slurm; `sbatch job.slurm --steps 1000` hands arguments on."""
     words = [*(("--saves", SAVES) if job.is_exported else ()), *job.arguments]
     variables = "".join(f" {key}={shlex.quote(value)}" for key, value in job.variables.items())
@@ -58,7 +58,7 @@ def slurm_script(job: Job) -> str:
     )
 
 
-def slurm_notes(job: Job) -> list[str]:
+def slurm_notes(job: TrainingJob) -> list[str]:
     """What the reader must set or know before sbatch takes the script."""
     notes = [
         "Submit it from this folder, which all nodes must see: sbatch job.slurm --steps 1000.",

@@ -62,7 +62,7 @@ def run_per_step(
     if problem := torchft_problem():
         raise RuntimeError(problem)
     with scratch("torchft") as folder, linked_hosts(125e6) as hosts:
-        job = _Job(folder, hosts[0], steps, nap_seconds)
+        job = _TorchftRun(folder, hosts[0], steps, nap_seconds)
         try:
             job.run(kill_at_step, away_seconds, timeout_seconds)
         finally:
@@ -70,7 +70,7 @@ def run_per_step(
         return sorted(job.moments, key=lambda moment: moment.seconds)
 
 
-class _Job:
+class _TorchftRun:
     def __init__(self, folder: Path, place: str, steps: int, nap: float) -> None:
         self.folder, self.place, self.steps, self.nap = folder, place, steps, nap
         self.journal = folder / "journal.jsonl"

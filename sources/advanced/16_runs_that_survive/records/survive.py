@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from evidence.record.experiment import Experiment, Job, Stage
+from evidence.record.experiment import Experiment, Stage, Trial
 from evidence.record.store import Record, Row
 from utils.files import scratch
 
@@ -30,15 +30,15 @@ STORY_STEPS = 700
 STEPS, KILLED_AT, AWAY_SECONDS = 420, 70, 10.0  # of the two ways: away long enough to go on without
 
 
-def jobs(device: torch.device) -> list[Job]:
+def trials(device: torch.device) -> list[Trial]:
     """Runs on CPUs: a job with three faults; the same death under torchft and under torchrun; an alert."""
     if device.type != "cpu":
         return []
     return [
-        Job({"quantity": "three faults"}, _story),
-        Job({"quantity": "a restart from the checkpoint"}, _restart),
-        Job({"quantity": "tolerance for each step"}, _per_step),
-        Job({"quantity": "an alert"}, _alert),
+        Trial({"quantity": "three faults"}, _story),
+        Trial({"quantity": "a restart from the checkpoint"}, _restart),
+        Trial({"quantity": "tolerance for each step"}, _per_step),
+        Trial({"quantity": "an alert"}, _alert),
     ]
 
 
@@ -123,5 +123,5 @@ EXPERIMENT = Experiment(
         "checkpoint": f"every {EVERY} steps",
         "timeout": f"{TIMEOUT_SECONDS} s for a collective; agents: a sign of life each second, three missed",
     },
-    jobs=jobs,
+    trials=trials,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from utils.checked import check_public
 
-from .jobs import Job, Span, losses_of
+from .jobs import JobSpan, SlurmJob, losses_of
 from .manifests import (
     ManifestError,
     MissingToolError,
@@ -18,14 +18,14 @@ from .ray_train import RayError, RayRun, ray_problem, run_ray
 from .slurm import Slurm, SlurmError, one_host_slurm, slurm_problem
 
 __all__ = [
-    "Job",
+    "JobSpan",
     "ManifestError",
     "MissingToolError",
     "RayError",
     "RayRun",
     "Slurm",
     "SlurmError",
-    "Span",
+    "SlurmJob",
     "check_kubernetes",
     "check_skypilot",
     "check_train_job",

@@ -11,7 +11,7 @@ _STEP = re.compile(r"step (\d+) loss ([0-9.]+)")
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """One job, or one task of an array.
 
     Attributes:
@@ -38,7 +38,7 @@ class Job:
 
 
 @dataclass
-class Span:
+class JobSpan:
     """A job in one state on the same nodes, in seconds since Slurm's start."""
 
     label: str
@@ -60,7 +60,7 @@ def losses_of(text: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in _STEP.findall(text)}
 
 
-def read_jobs(text: str) -> list[Job]:
+def read_jobs(text: str) -> list[SlurmJob]:
     """The jobs of scontrol's text, in order of their numbers; a text without jobs gives none."""
     rows = [dict(_PAIR.findall(line)) for line in text.splitlines() if line.startswith("JobId=")]
     return sorted((_job(row) for row in rows), key=lambda job: job.number)
@@ -78,11 +78,11 @@ def node_names(nodes: str) -> list[str]:
     return names
 
 
-def _job(row: dict[str, str]) -> Job:
+def _job(row: dict[str, str]) -> SlurmJob:
     array, task = row.get("ArrayJobId"), row.get("ArrayTaskId")
     label = f"{array}_{task}" if array else row["JobId"]
     nodes = row.get("NodeList", "")
-    return Job(
+    return SlurmJob(
         int(row["JobId"]),
         int(array) if array else None,
         label,

@@ -24,7 +24,7 @@ import psutil
 from utils.files import scratch
 
 from .configuration import node_address, write_configuration
-from .jobs import ENDED, Job, Span, read_jobs
+from .jobs import ENDED, JobSpan, SlurmJob, read_jobs
 
 HOSTS = Path(__file__).with_name("hosts.sh")
 NAMESPACES = ("--net", "--mount", "--uts", "--pid")
@@ -91,7 +91,7 @@ class Slurm:
             raise ValueError(f"{nodes} nodes cannot be made here; take 1 to 9.")
         self._kept = contextlib.ExitStack()
         self.folder = self._kept.enter_context(scratch("slurm"))
-        self.history: list[Span] = []
+        self.history: list[JobSpan] = []
         self._start = time.monotonic()
         write_configuration(self.folder, nodes, lost_after_seconds)
         command = ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc", "sh"]
@@ -181,15 +181,15 @@ class Slurm:
         words = ["sbatch", "--parsable", *options, str(path), *arguments]
         return int(self.run(*words, folder=folder or path.parent).split(";")[0])
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[SlurmJob]:
         """All jobs that were submitted, also those that have ended; each task of an array apart."""
         return read_jobs(self.run("scontrol", "--oneliner", "show", "jobs"))
 
-    def job(self, number: int) -> list[Job]:
+    def job(self, number: int) -> list[SlurmJob]:
         """The tasks of one job: one, or as many as its array has."""
         return [job for job in self.jobs() if number in (job.number, job.array)]
 
-    def wait(self, *numbers: int, timeout_seconds: float = 60.0, until: str = "") -> list[Job]:
+    def wait(self, *numbers: int, timeout_seconds: float = 60.0, until: str = "") -> list[SlurmJob]:
         """Wait until all these jobs have ended (or are in state `until`), and keep their history.
 
         Raises:
@@ -224,7 +224,7 @@ class Slurm:
             time.sleep(LOOK_SECONDS / 2)
         return self.seconds
 
-    def look(self, *numbers: int) -> list[Job]:
+    def look(self, *numbers: int) -> list[SlurmJob]:
         """These jobs as they are now, which go into `history`."""
         mine = [job for job in self.jobs() if {job.number, job.array} & set(numbers)]
         for job in mine:
@@ -237,7 +237,7 @@ class Slurm:
                 last.end_seconds = self.seconds
             else:
                 self.history.append(
-                    Span(
+                    JobSpan(
                         job.label,
                         job.name,
                         job.state,

@@ -23,7 +23,7 @@ NEEDS = {
 
 
 @dataclass(frozen=True)
-class Job:
+class ShardedJob:
     """One job: its model, its machines, and what else it needs."""
 
     model: str
@@ -41,7 +41,7 @@ class Job:
 class TwoJobs:
     """The jobs of a seed, "A" and "B"."""
 
-    jobs: Mapping[str, Job]
+    jobs: Mapping[str, ShardedJob]
 
     def __str__(self) -> str:
         rows = []
@@ -63,8 +63,10 @@ class TwoJobs:
         )
 
 
-def _job(model: str, gpu: str, gpus: int, sequences: int, library: str, nodes: int = 1) -> Job:
-    return Job(
+def _job(
+    model: str, gpu: str, gpus: int, sequences: int, library: str, nodes: int = 1
+) -> ShardedJob:
+    return ShardedJob(
         model,
         Cluster(gpu=gpu, nodes=nodes, gpus_per_node=gpus),
         Batch(sequences=sequences, sequence_length=1024),
@@ -93,12 +95,12 @@ def data(seed: int) -> TwoJobs:
     )
 
 
-def sent_bytes(job: Job, plan: Plan) -> float:
+def sent_bytes(job: ShardedJob, plan: Plan) -> float:
     """What a rank sends in a step."""
     return sum(axis_bytes(job.model, plan, job.batch)[0].values())
 
 
-def par(job: Job) -> tuple[Plan, float]:
+def par(job: ShardedJob) -> tuple[Plan, float]:
     """A plan in the job's library that sends fewest bytes, and how many."""
     found = []
     for stage, size, kept in itertools.product((0, 1, 2, 3), (1, 2, 4, 8), ("none", "full")):
@@ -132,7 +134,7 @@ def _verdict(case: TwoJobs, answer: Mapping[str, Any]) -> Verdict:
     )
 
 
-def _one(name: str, job: Job, plan: Plan) -> Estimate | Verdict:
+def _one(name: str, job: ShardedJob, plan: Plan) -> Estimate | Verdict:
     if plan.rules.name != job.library:
         return not_yet(
             f"job {name}: the library",

@@ -25,7 +25,7 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-def packed(value: Any) -> bytes:
+def pickled(value: Any) -> bytes:
     """`value` as bytes for `cloudpickle.loads`.
 
     Raises:

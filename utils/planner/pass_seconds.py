@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Parts:
+class PassSeconds:
     """Seconds of one pass.
 
     Attributes:
@@ -24,16 +24,16 @@ class Parts:
         """All of it, one after another."""
         return self.matmul + self.memory + self.communication
 
-    def __add__(self, other: Parts) -> Parts:
-        return Parts(
+    def __add__(self, other: PassSeconds) -> PassSeconds:
+        return PassSeconds(
             self.matmul + other.matmul,
             self.memory + other.memory,
             self.communication + other.communication,
         )
 
-    def times(self, factor: float) -> Parts:
+    def times(self, factor: float) -> PassSeconds:
         """Every part, so many times."""
-        return Parts(factor * self.matmul, factor * self.memory, factor * self.communication)
+        return PassSeconds(factor * self.matmul, factor * self.memory, factor * self.communication)
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class BlockTime:
         recompute: What backward computes again first, by the plan.
     """
 
-    forward: Parts
-    backward: Parts
-    recompute: Parts = Parts()
+    forward: PassSeconds
+    backward: PassSeconds
+    recompute: PassSeconds = PassSeconds()
 
     @property
     def total(self) -> float:

@@ -18,7 +18,7 @@ import torch.distributed.rpc as rpc
 from torch import nn
 
 from utils.shims.torch_ import with_data
-from utils.simulation.sentences import NotSimulated
+from utils.simulation.refusals import NotSimulated
 
 Remark = Callable[[str], None]
 GROUP = "init_process_group() is left out: a simulation brings its own world, world=n ranks."

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from utils.lessons.lesson_07.peak import allocated_peak
-from utils.techniques import room
-from utils.techniques.room import (
+from utils.techniques import offload_capacity
+from utils.techniques.offload_capacity import (
     check_disk_room,
     check_host_room,
     check_offload_room,
@@ -36,14 +36,14 @@ def test_a_file_system_without_direct_io(tmp_path: Path, monkeypatch: pytest.Mon
             raise OSError(errno.EINVAL, "Invalid argument")
         return real(path, flags, *more, **others)
 
-    monkeypatch.setattr(room.os, "open", refuse)
+    monkeypatch.setattr(offload_capacity.os, "open", refuse)
     with pytest.raises(OSError, match=r"refuses direct I/O .*direct=False"):
         measure_disk(tmp_path, 4 * MIB)
     assert list(tmp_path.iterdir()) == [], "nothing is left on the disk"
 
 
 def test_a_disk_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+    monkeypatch.setattr(offload_capacity.shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
     with pytest.raises(OSError, match="Name a folder on a larger disk"):
         check_disk_room(tmp_path, 101)
     check_disk_room(tmp_path, 100)
@@ -58,15 +58,19 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_host_with_less_memory_than_the_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    monkeypatch.setattr(
+        offload_capacity.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000)
+    )
     check_host_room(1000)
     with pytest.raises(MemoryError, match="Take a smaller model, offload fewer states"):
         check_host_room(1001)
 
 
 def test_deepspeed_s_offload_needs_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room.psutil, "virtual_memory", lambda: SimpleNamespace(available=17_000))
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: SimpleNamespace(free=1999))
+    monkeypatch.setattr(
+        offload_capacity.psutil, "virtual_memory", lambda: SimpleNamespace(available=17_000)
+    )
+    monkeypatch.setattr(offload_capacity.shutil, "disk_usage", lambda _: SimpleNamespace(free=1999))
     optimizer, weights = {"device": "cpu"}, {"device": "nvme", "nvme_path": str(tmp_path)}
     check_offload_room({"stage": 2, "offload_optimizer": optimizer}, 1000)
     with pytest.raises(MemoryError, match="offload fewer states"):

@@ -10,7 +10,7 @@ import cloudpickle
 import pytest
 import torch.distributed as dist
 
-from utils.ranks.packing import packed
+from utils.ranks.pickling import pickled
 
 
 def test_a_function_that_uses_dist_and_an_attribute_config_travels() -> None:
@@ -20,16 +20,16 @@ def test_a_function_that_uses_dist_and_an_attribute_config_travels() -> None:
     assert type(sys.modules["torch.distributed.config"]) is not ModuleType, (
         "torch.distributed.config is a plain module now: packing needs no class of its own"
     )
-    sent = cloudpickle.loads(packed(layers))
+    sent = cloudpickle.loads(pickled(layers))
     assert sent(SimpleNamespace(config=SimpleNamespace(layers=4))) == 4
 
 
 def test_a_module_made_by_hand_travels_with_its_contents() -> None:
     made = ModuleType("made_by_hand")
     made.answer = 42  # type: ignore[attr-defined]
-    assert cloudpickle.loads(packed(made)).answer == 42
+    assert cloudpickle.loads(pickled(made)).answer == 42
 
 
 def test_what_cannot_travel_says_so() -> None:
     with pytest.raises(TypeError, match="generator"):
-        packed(_ for _ in ())
+        pickled(_ for _ in ())

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from utils.shims.torch_simulated import kernels_replaced
+from utils.shims.torch_dispatch import kernels_replaced
 
 Tensor = torch.Tensor
 
