@@ -118,6 +118,7 @@ STAGES: dict[str, tuple[Stage, ...]] = {
     "soak": (
         Stage("offload", (*OPS, "cpu-adam", "async-io")),
         Stage("slow-tests", (*PYTEST, "tests", "-m", "slow")),
+        Stage("mutants", ("sources/mutants.py",)),
         Stage("kernels", ("sources/soak.py", "kernels")),
         Stage("lessons", ("sources/soak.py", "lessons")),
         Stage("fresh", ("sources/fresh.py",)),

@@ -36,6 +36,8 @@ class PatientAnswers:
         other_losses: the same for one that changes the losses.
         wrong_cures: a nudge for each text that a known wrong cure adds to the script.
         by_sgd: also compare the losses under SGD, since AdamW hides the size of gradients.
+        by_weights: also compare the last weights, where one number of them is no proof.
+        by_print: also compare the numbers that it prints.
     """
 
     cause: str
@@ -47,6 +49,8 @@ class PatientAnswers:
     wrong_causes: Mapping[str, str] = field(default_factory=dict)
     wrong_cures: Mapping[str, str] = field(default_factory=dict)
     by_sgd: bool = False
+    by_weights: bool = False
+    by_print: bool = False
 
 
 def lab_patient(number: int) -> Patient:
@@ -108,6 +112,7 @@ WARD: dict[int, PatientAnswers] = {
          "empty_cache": "empty_cache() gives back free segments. These bytes are alive.",
          "del ": "That deletes a name. The exception in the list holds the frame, and the frame all its "
          "names."},
+        by_print=True,
     ),
     2: PatientAnswers(
         "large logits", ("logits and loss", "activations", "temporaries"),
@@ -140,6 +145,7 @@ WARD: dict[int, PatientAnswers] = {
         {"empty_cache": "empty_cache() gives back segments that are wholly free. The allocator does so "
          "itself before it fails.",
          "gc.collect": "Everything here is reachable. Compare reserved with allocated."},
+        by_weights=True,
     ),
     4: PatientAnswers(
         "optimizer step", ("optimizer state", "gradients"),

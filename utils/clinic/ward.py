@@ -205,6 +205,7 @@ def _examined(patient: Patient) -> Examination:
         optimizer=optimizer,
         timed_steps=0,
         warmup_steps=0,
+        host={},  # nothing before the run; a cure may put something there
         name=patient.name,
     )
     return Examination(patient, run, tuple(losses), time.perf_counter() - start)

@@ -5,11 +5,13 @@ A case is drawn by a seed, which stands in the solution: what follows from the d
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from utils import Lora, Plan
+from utils import Lora, Plan, cost
 from utils.labs.mistakes import KnownAnswers
 
 from .cases import CASES
@@ -33,6 +35,28 @@ def changed(**parts: Callable[[Any], Any]) -> Callable[[Answer], Answer]:
 def given(name: str, part: str, of: Callable[[Any], Any]) -> Callable[[Answer], Answer]:
     """The solution of a case with a part made from the case's data."""
     return lambda solution: solution | {part: of(CASES[name].data(solution["seed"]))}
+
+
+def without_context(log: Any) -> int:
+    """As if all of the card were PyTorch's."""
+    peaks = log.peak_gib
+    each = (peaks[6] - peaks[4]) / 2
+    return math.floor((log.card_gib - peaks[4]) / each) + 4
+
+
+def of_most_lines(log: Any) -> int:
+    return Counter(line.node for line in log.lines).most_common(1)[0][0]
+
+
+def by_the_middle(solution: Answer) -> Answer:
+    """The A100's fewest nodes by the predicted days, not by the slow side of their interval."""
+    case = CASES["two_offers"].data(solution["seed"])
+    for nodes in (1, 2, 4, 8, 16, 32):
+        found = case.estimate("A100", nodes)
+        bill = cost(found, case.tokens)
+        if found.fits and not found.tight and bill.days <= case.days:
+            return solution | {"A100": {"nodes": nodes, "usd": bill.usd}}
+    return solution
 
 
 def swapped(solution: Answer) -> Answer:
@@ -64,6 +88,10 @@ known.mistakes(
     two_phases=(
         given("components", "fixed GiB", lambda log: 2 * log.peak_gib[1] - log.peak_gib[2]),
         "Which rows lie on one",
+    ),
+    context_left_out=(
+        given("components", "largest batch", without_context),
+        "also holds CUDA's context",
     ),
     states_for_activations=({"activations": "8-bit optimizer"}, "computes them again"),
 )
@@ -152,11 +180,16 @@ known.mistakes(
         given("survive", "failures", lambda log: len(log.lines)),
         "is an echo, not a failure",
     ),
+    most_lines=(
+        given("survive", "node to repair", of_most_lines),
+        "How many of them are echoes",
+    ),
     late_stop=({"order": LATE_STOP}, "What comes first"),
     no_spread=({"per 1,000 node-days": (10.0, 10.0)}, "How far off may their rate be"),
 )
 known.mistakes(
     "two_offers",
+    by_the_middle=(by_the_middle, "slow side"),
     splits_nothing=({"A10 plain": {"nodes": 8, "usd": 100_000}}, "splits none of them"),
     no_run=({"choice": "A10 plain"}, "no price of a run"),
 )

@@ -15,7 +15,7 @@ from utils.labs.verdict import Verdict, correct, not_yet, shown
 from utils.planner.offload import CHECKPOINTED_FLOPS, SCHEMES
 
 from .offload_choice import OffloadItem, best_offload, offloaded_seconds, on_card, on_host
-from .run import RunError, StreamedRun, one_ahead
+from .run import RunError, StreamedRun, best_schedule
 from .streamed import judge_streamed
 
 _IN_MB = "That is MB. A GB has a thousand of them."
@@ -283,16 +283,16 @@ RUNS = (
     (4, (1.0, 1.0), 0.2, 0.05),
     (3, (0.2,) * 6, 2.0, 0.3),
 )
-SLACK = 1.001  # a right answer in another order of calls
+SLACK = 1.02  # also one that keeps a single block from forward to backward, and fetches the other
 
 
 @takes(function())
 def pipelined(answer: Callable[[StreamedRun], Any]) -> Verdict:
-    """Exercise 4: the cure, against a schedule that fetches one block ahead and waits late."""
+    """Exercise 4: the cure, against a schedule that fetches ahead, waits late, and fetches nothing twice."""
     worst = 0.0
     for settings in RUNS:
         run, par = StreamedRun(*settings), StreamedRun(*settings)
-        one_ahead(par)
+        best_schedule(par)
         try:
             answer(run)
             run.check_end()
@@ -313,6 +313,6 @@ def pipelined(answer: Callable[[StreamedRun], Any]) -> Verdict:
 def _slow_nudge(run: StreamedRun, par: StreamedRun) -> str:
     if run.waits > 2 * par.waits:
         return "Each call of wait costs. Tensors arrive in order: if the last is there, so are the others."
-    if run.waits <= par.waits:
+    if run.waits <= par.waits + 1:  # the par fetches one block less
         return "Does the link work while the device computes? Ask for the next block before you compute this one."
     return "Which waits stand between two passes? Gradients may arrive until the end of the step."

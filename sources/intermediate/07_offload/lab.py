@@ -244,21 +244,26 @@ def pipelined(run):
     def ask(block):
         return [run.send_up(block, tensor) for tensor in range(run.tensors)][-1]
 
-    order = [(run.forward, block) for block in range(run.blocks)]
-    order += [(run.backward, block) for block in reversed(range(run.blocks))]
-    coming = {0: ask(0)}
-    for place, (compute, block) in enumerate(order):
+    def arrive(block):
         if block in coming:
             coming.pop(block).wait()
-        following = order[place + 1][1] if place + 1 < len(order) else None
-        if following not in (None, block):
-            coming[following] = ask(following)
-        compute(block)
-        if compute == run.backward:
-            tickets = [run.send_down(block, tensor) for tensor in range(run.tensors)]
-        if following != block:
+
+    coming, last = {0: ask(0)}, run.blocks - 1
+    for block in range(run.blocks):
+        arrive(block)
+        if block < last:
+            coming[block + 1] = ask(block + 1)
+        run.forward(block)
+        if block < last - 1:  # there is room for the last two, and backward begins with them
             run.release(block)
-    tickets[-1].wait()
+    for block in reversed(range(run.blocks)):
+        arrive(block)
+        if 0 < block < last:
+            coming[block - 1] = ask(block - 1)
+        run.backward(block)
+        gradients = [run.send_down(block, tensor) for tensor in range(run.tensors)]
+        run.release(block)
+    gradients[-1].wait()
     # END SOLUTION
 
 
@@ -268,7 +273,7 @@ check("07.pipelined", pipelined)
 # <details><summary>Hint 1</summary>Ask for the next block before you compute this one. In a direction tensors arrive in order: wait for the
 # last of a block alone.</details>
 # <details><summary>Hint 2</summary>Gradients have until the end of the step. One wait is enough for all of them.</details>
-# <details><summary>Hint 3</summary>Backward begins with the block that forward ended with. Is it not there already?</details>
+# <details><summary>Hint 3</summary>Backward begins with the blocks that forward ended with. How many of them have room to stay?</details>
 #
 # Here is the [solution](../../solutions/intermediate/07_offload.ipynb) of this lab, with its
 # outputs.

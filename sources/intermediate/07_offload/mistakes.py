@@ -296,4 +296,8 @@ known.mistakes(
         "until the end of the step",
     ),
 )
-known.rights("pipelined", in_other_calls=in_turn(ahead=True, waits_for_all=False))
+
+
+@known.right("pipelined", "1.011 times the par's seconds")
+def keeps_the_last_block_alone(run: StreamedRun) -> None:
+    in_turn(ahead=True, waits_for_all=False)(run)

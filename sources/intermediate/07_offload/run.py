@@ -141,27 +141,32 @@ class StreamedRun:
             raise RunError(f"there is no tensor {tensor} of block {block}")
 
 
-def one_ahead(run: StreamedRun) -> None:
-    """The par: the next block's weights come while this one computes; gradients are waited for last."""
-    numbers = [*range(run.blocks), *reversed(range(run.blocks))]
-    last = {0: _ask(run, 0)}
-    ticket = None
-    for place, block in enumerate(numbers):
-        following = numbers[place + 1] if place + 1 < len(numbers) else block
-        last[block].wait() if block in last else None
-        last.pop(block, None)
-        if following != block:
-            last[following] = _ask(run, following)
-        if place < run.blocks:
-            run.forward(block)
-        else:
-            run.backward(block)
-            for tensor in range(run.tensors):
-                ticket = run.send_down(block, tensor)
-        if following != block or place + 1 == len(numbers):
+def best_schedule(run: StreamedRun) -> None:
+    """The par: the next block's weights come while one computes, and one wait ends all gradients.
+
+    Forward's last two blocks stay: there is room for both, and backward begins with them.
+    """
+    coming = {0: _ask(run, 0)}
+    for block in range(run.blocks):
+        _arrive(coming, block)
+        if block + 1 < run.blocks:
+            coming[block + 1] = _ask(run, block + 1)
+        run.forward(block)
+        if block < run.blocks - SLOTS:
             run.release(block)
-    if ticket is not None:
-        ticket.wait()
+    for block in reversed(range(run.blocks)):
+        _arrive(coming, block)
+        if 0 < block < run.blocks - 1:
+            coming[block - 1] = _ask(run, block - 1)
+        run.backward(block)
+        gradients = [run.send_down(block, tensor) for tensor in range(run.tensors)]
+        run.release(block)
+    gradients[-1].wait()
+
+
+def _arrive(coming: dict[int, Ticket], block: int) -> None:
+    if block in coming:
+        coming.pop(block).wait()
 
 
 def _ask(run: StreamedRun, block: int) -> Ticket:

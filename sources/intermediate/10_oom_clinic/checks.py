@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
 
 from utils.clinic import LOSS_TOLERANCE, Examination, Patient, examine
 from utils.clinic.lab_ward import (
@@ -25,6 +21,8 @@ from utils.labs.cases import Question, judge, scored, takes
 from utils.labs.kinds import NotYet, function, keys, one_of, whole
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.units import Category, format_bytes
+
+from .watched import Watched, end_of, furthest
 
 CATEGORIES = (*map(str, Category), RESERVED)
 SGD_RATE = 0.1
@@ -124,13 +122,16 @@ def _judge_cure(number: int, cure: Callable[[Patient], Any]) -> Verdict:
     if case.by_sgd and (problem := _other_under_sgd(patient, treated)):
         nudge = f"AdamW hides how large gradients are; here SGD took its place. {case.other_losses}"
         return not_yet(f"the gradients are not those of before: {problem}", nudge=nudge)
+    if verdict := _other_end(case, patient, treated):
+        return verdict
     score = scored(after.bytes, after_cure(number).bytes, "after the cure", format_bytes)
     return correct("the same losses, under the budget", score=score)
 
 
 def _examined(treated: Patient) -> Examination:
     try:
-        return examine(treated)
+        with Watched() as seen:
+            found = examine(treated)
     except ValueError as error:
         if "backward()" not in str(error):
             raise
@@ -138,18 +139,32 @@ def _examined(treated: Patient) -> Examination:
         raise NotYet(
             not_yet("your patient no longer trains: no backward() came", nudge=nudge)
         ) from None
+    if seen.hidden_bytes:
+        size = format_bytes(seen.hidden_bytes)
+        nudge = "Arrays and lists are memory too, and no meter of PyTorch's counts them. What goes to the host goes there as a tensor."
+        raise NotYet(not_yet(f"{size} of tensors became arrays or lists", nudge=nudge))
+    return found
 
 
 def _other_under_sgd(patient: Patient, treated: Patient) -> str:
     """What differs where plain SGD, which sees the size of gradients, takes the optimizer's place."""
-    losses = []
-    for one in (patient, treated):
-        model, optimizer = one.build()
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            return ""  # it steps by itself, as it likes
-        with contextlib.redirect_stdout(io.StringIO()):
-            losses.append(one.train(model, torch.optim.SGD(model.parameters(), lr=SGD_RATE)))
-    return _other_numbers(*losses)
+    ends = [end_of(one, SGD_RATE) for one in (patient, treated)]
+    return _other_numbers(*[end.losses for end in ends if end]) if all(ends) else ""
+
+
+def _other_end(case: Case, patient: Patient, treated: Patient) -> Verdict | None:
+    """What differs beside the losses: what was printed, and weights that were averaged."""
+    if not (case.by_print or case.by_weights):
+        return None
+    before, after = end_of(patient), end_of(treated)
+    assert before and after, "without a rate there is an end"
+    if problem := _other_numbers(before.numbers, after.numbers):
+        nudge = "What the run reports is part of it. Keep the words; let go of what holds memory."
+        return not_yet(f"it prints other numbers: {problem}", nudge=nudge)
+    if case.by_weights and (far := furthest(before.model, after.model)) > LOSS_TOLERANCE:
+        nudge = "Fewer bits for each copy round it, and half of too much stays too much on a smaller card."
+        return not_yet(f"the weights differ by {far:.1e} of their size", nudge=nudge)
+    return None
 
 
 def _wrong_cure(

@@ -55,6 +55,13 @@ known.mistakes(
     no_backward=(edit("        loss.backward()\n", ""), "no longer trains"),
 )
 known.mistakes(
+    "patient_1",
+    says_less=(
+        edit("skipped.append(error)", "skipped.append('broken')"),
+        "What the run reports is part of it",
+    ),
+)
+known.mistakes(
     "patient_2",
     half_the_rows=(edit("ROWS, WIDTH = 2304", "ROWS, WIDTH = 1152"), "it is another loss"),
     chunks_without_recomputation=(
@@ -82,6 +89,20 @@ known.mistakes(
     ),
     no_backward=(edit("        loss.backward()\n", ""), "no longer trains"),
 )
+COPY = "weight.detach().clone()"
+AVERAGED = "weight.add_(kept, alpha=1 / STEPS)"
+known.mistakes(
+    "patient_3",
+    half_of_each=(edit(COPY, "weight.detach().half()"), "Fewer bits for each copy round it"),
+    in_numpy=(
+        edit(
+            *(COPY, "weight.detach().numpy().copy()"),
+            *(AVERAGED, "weight.add_(torch.from_numpy(kept), alpha=1 / STEPS)"),
+        ),
+        "no meter of PyTorch's counts them",
+    ),
+)
+known.rights("patient_3", copies_on_the_host=edit(COPY, 'weight.detach().to("cpu", copy=True)'))
 known.mistakes(
     "patient_4",
     one_by_one_states=(edit("lr=1e-3, fused=True", "lr=1e-3, foreach=False"), "The states stay"),
