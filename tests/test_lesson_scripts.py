@@ -15,7 +15,6 @@ import nbformat
 import pytest
 import torch
 
-from utils.scripts import write_script
 from utils.start import Here
 
 pytestmark = pytest.mark.deepspeed  # transformers imports it
@@ -63,13 +62,12 @@ def test_lesson_07_fine_tunes_all_weights(tmp_path: Path) -> None:
 
 def test_a_script_that_is_no_python(tmp_path: Path, here: Here) -> None:
     with pytest.raises(SyntaxError):
-        write_script(here, "odd.py", "def f(:")
+        here.write_script("odd.py", "def f(:")
     assert not (here.root / "build").exists()
 
 
 def test_functions_and_text_in_their_order(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
-    write_script(
-        here,
+    here.write_script(
         "both.py",
         "import sys\nfrom pathlib import Path",
         _small_llama,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import platform
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +48,27 @@ class Here:
     def meter_device(self) -> torch.device:
         """Where memory is measured: Apple's GPU is used for speed, its bytes are not counted."""
         return torch.device("cpu") if self.device.type == "mps" else self.device
+
+    def write_script(self, name: str, *parts: str | Callable[..., object]) -> None:
+        """Write a script that runs without the course into `build/lesson-NN/`, and print it.
+
+        Args:
+            name: Of the file, such as "finetune.py".
+            parts: In their order: text as it is, or a function, of which the source is taken.
+
+        Raises:
+            SyntaxError: the parts together are no Python.
+            OSError: a function has no source (it was not defined in a cell or a file), or the
+                folder cannot be written to.
+        """
+        source = "\n\n".join(
+            part if isinstance(part, str) else inspect.getsource(part) for part in parts
+        )
+        compile(source, name, "exec")
+        path = self.root / "build" / f"lesson-{self.lesson.partition('/')[2]}" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source, encoding="utf-8")
+        print(f"# written to {path.relative_to(self.root)}\n{source}")
 
 
 def setup(lesson: str) -> Here:

@@ -814,14 +814,8 @@ def checksums(model):
 
 
 def gathered(values):
-    rows = [torch.empty_like(values) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, values)
+    dist.all_gather(rows := [torch.empty_like(values) for _ in range(dist.get_world_size())], values)
     return torch.stack(rows)
-
-
-def odd_ones(sums):
-    """(rank, tensor) wherever a rank differs from the majority."""
-    return [(int(rank), int(tensor)) for rank, tensor in (sums != sums.mode(dim=0).values).nonzero()]
 
 
 # %%
@@ -844,7 +838,8 @@ def watched_run(folder, steps=12):
         if step == 7 and rank == 2:
             model[0].weight.data.view(torch.int32)[5, 3] ^= 1 << 30  # a cosmic ray
         sums, seconds = gathered(checksums(model)), gathered(torch.tensor([own, sent])).tolist()
-        news.append((step, odd_ones(sums), seconds))
+        odd = (sums != sums.mode(dim=0).values).nonzero().tolist()  # [rank, tensor] unlike the majority
+        news.append((step, odd, seconds))
         report(folder, rank, gpu.after(min(1.0, own / total), 2**30) | {
             "training_step": step + 1, "training_loss": loss.item(), "training_own_seconds": own,
             "training_last_step_timestamp_seconds": time.time(), "training_weights_checksum": sums[rank, 0].item() % 2**32})
@@ -859,7 +854,7 @@ print(f"step {flips[0][0]}: rank {flips[0][1][0]}'s tensor {flips[0][1][1]} diff
 medians, sending = ([statistics.median(rows[rank][kind] for *_, rows in news) for rank in range(4)] for kind in (0, 1))
 print("own seconds in a step, by rank:", *(f"{s:.3f}" for s in medians), f" most: rank {medians.index(max(medians))}; in the all-reduce:",
       *(f"{s:.3f}" for s in sending), f" least: rank {sending.index(min(sending))} ({measured_here})")
-assert flips[0] == (7, (2, 0)), "the flip is found in the step in which it happens, at rank 2, in the first tensor"
+assert flips[0] == (7, [2, 0]), "the flip is found in the step in which it happens, at rank 2, in the first tensor"
 
 # %% [markdown]
 # **Read it.** The cure: copy the tensor from a healthy replica; take the GPU out if it happens twice. The slow rank is *shortest* in the collective: it comes last. On a GPU a host's clock times

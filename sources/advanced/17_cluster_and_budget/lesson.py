@@ -582,6 +582,8 @@ ways = {  # name: (cards of 8 a node, network, plan, MFU claimed, effort in week
     "192 A10, PP 6, 100G": ("A10", 24, hundred, Plan(dp=32, pp=6, zero_stage=1, recompute="full"), 0.38, 4),
     "256 A10, TP 2 PP 8, 100G": ("A10", 32, hundred, Plan(dp=16, tp=2, pp=8, zero_stage=1), 0.38, 5),
 }
+signed = export(thirteen, Cluster(gpu="A100-80GB", nodes=8), ways["64 A100, 3D"][3], train_batch)
+print(f"# written to build/lesson-17: {len(signed.write(here.root / 'build' / 'lesson-17'))} files for 64 A100")
 
 
 def found(card, nodes, network, plan, claimed, weeks, usd=None):
@@ -638,8 +640,6 @@ for card, base in (("A10", "bf16"), ("A10", "nf4-dq"), ("A100-80GB", "bf16")):
     row = estimate(thirteen, one, plan, Batch(sequences=64, sequence_length=2048))
     usd = f"${cost(row, 1e9).usd_per_million_tokens:.2f} a million tokens" if row.fits else "does not fit"
     print(f"LoRA, base in {base:<7} on 8 {card:<10} plain DP: {row.peak.needed_bytes / 1e9:4.0f} GB, {usd} ({Evidence.PREDICTED})")
-signed = export(thirteen, Cluster(gpu="A100-80GB", nodes=8), ways["64 A100, 3D"][3], train_batch)
-print(f"# written to build/lesson-17: {len(signed.write(here.root / 'build' / 'lesson-17'))} files for 64 A100")
 best, claimed = search(thirteen, h100, train_batch).best, llama_3_mfu
 bill, slower = cost(best, tokens), best.mfu / min(best.mfu, claimed)
 print(f"nobody asked for 32 H100: MFU {best.mfu:.0%} ({Evidence.PREDICTED}), {claimed:.0%} for Llama 3 405B ({Evidence.PUBLISHED}); "

@@ -296,11 +296,11 @@ for gigabits in (100, 10):
 #
 # | scenario | end (evidence) | file | case |
 # |---|---|---|---|
-# | ResNet-50 overflows 16 GB | [02 §6](../beginner/02_mixed_precision.ipynb#6.-The-scenario-as-asked "write_script"), [§4](../beginner/02_mixed_precision.ipynb#4.-What-fills-a-16-GB-card "on_the_card") | `resnet50_amp.py` | `sixteen_gb` |
+# | ResNet-50 overflows 16 GB | [02 §6](../beginner/02_mixed_precision.ipynb#6.-The-scenario-as-asked "here.write_script"), [§4](../beginner/02_mixed_precision.ipynb#4.-What-fills-a-16-GB-card "on_the_card") | `resnet50_amp.py` | `sixteen_gb` |
 # | ResNet to four GPUs | [04 §10](../beginner/04_four_ranks.ipynb#10.-The-scenarios-as-asked "DDP + AMP") | `train.py` | `four_ranks` |
 # | a CNN to four | [04 §10](../beginner/04_four_ranks.ipynb#10.-The-scenarios-as-asked "four ranks, DDP") | `train.py` | `four_ranks` |
-# | 7B on 24 GB | [06 §7](../intermediate/06_seven_billion.ipynb#The-scenario-as-asked:-a-script-for-a-real-card "write_script"), [§5](../intermediate/06_seven_billion.ipynb#5.-The-whole-run "logs") | `finetune.py` | `seven_billion` |
-# | 7B, PEFT or offload | [07 §8](../intermediate/07_offload.ipynb#8.-The-scenario-as-asked "write_script"), [§6](../intermediate/07_offload.ipynb#6.-Seven-billion,-simulated "optimizer offloaded") | `offload.py` | `seven_billion` |
+# | 7B on 24 GB | [06 §7](../intermediate/06_seven_billion.ipynb#The-scenario-as-asked:-a-script-for-a-real-card "here.write_script"), [§5](../intermediate/06_seven_billion.ipynb#5.-The-whole-run "logs") | `finetune.py` | `seven_billion` |
+# | 7B, PEFT or offload | [07 §8](../intermediate/07_offload.ipynb#8.-The-scenario-as-asked "here.write_script"), [§6](../intermediate/07_offload.ipynb#6.-Seven-billion,-simulated "optimizer offloaded") | `offload.py` | `seven_billion` |
 # | 1.3B, less memory, at speed | [09 §9](../intermediate/09_sharding.ipynb#9.-The-scenario-as-asked:-less-memory,-at-good-speed "job.write") | `lesson-09` | `zero_or_fsdp` |
 # | 100B on 64 | [14 §5](14_three_dimensions.ipynb#5.-Real-size:-the-memory-of-every-stage "planned"), [§9](14_three_dimensions.ipynb#9.-The-same-plan-as-files "job.write") | `lesson-14` | `lay_out` |
 # | 1B on 8 x 8 | [14 §8](14_three_dimensions.ipynb#8.-One-billion-on-64-GPUs "SCHEMES") | `lesson-14` | `one_billion` |

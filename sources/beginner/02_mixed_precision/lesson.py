@@ -47,7 +47,6 @@ from utils import device as card_of
 from utils import draw_losses, draw_peaks, format_bytes, low_precision, measure, recorded_table
 from utils import resnet, score, scoreboard, show, simulate, tf32
 from utils.data import normalize
-from utils.scripts import write_script
 from utils.simulation.devices import simulated_device
 
 device = here.meter_device  # where the meter can count: CUDA or CPU
@@ -606,7 +605,7 @@ print(f"peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB (allocated); si
 
 # %%
 at_1024 = on_the_card(1024, card_low)
-write_script(here, "resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{at_1024.peak_bytes / 2**30:.2f}"))
+here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{at_1024.peak_bytes / 2**30:.2f}"))
 recorded_table("resnet50", where={"quantity": "largest batch", "image_size": 32})
 
 # %% [markdown]

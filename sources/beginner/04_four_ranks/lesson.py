@@ -741,13 +741,14 @@ del model, optimizer, loss  # DDP sends through the group: it goes first
 gc.collect()
 dist.destroy_process_group()  # always, and last
 '''
+script = here.root / "build" / "lesson-04" / "train.py"  # git ignores this folder
+script.parent.mkdir(parents=True, exist_ok=True)
+script.write_text(SET_UP + LOOP)
+print(f"# written to {script.relative_to(here.root)}")
 
 # %%
 with scratch("lesson-04") as folder:
-    script, tensors = here.root / "build" / "lesson-04" / "train.py", Path(folder) / "images.pt"
-    script.parent.mkdir(parents=True, exist_ok=True)  # git ignores build/
-    script.write_text(SET_UP + LOOP)
-    print(f"# written to {script.relative_to(here.root)}")
+    tensors = Path(folder) / "images.pt"
     torch.save(data.tensors, tensors)
     os.environ["PYTHONPATH"] = str(here.root)  # where the script finds utils
     printed = run_torchrun(script, 2, tensors)

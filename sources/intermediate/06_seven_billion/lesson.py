@@ -54,7 +54,6 @@ from utils.techniques import OffloadedOptimizer, adam_state_bytes, adamw_8bit, a
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.techniques.library import bitsandbytes_problem
 from utils.techniques.nf4 import dynamic_levels
-from utils.scripts import write_script
 from utils.lessons.lesson_06.budget_map import draw_budget_map
 
 device = here.meter_device  # where the meter can count: CUDA or CPU
@@ -273,13 +272,11 @@ for name, values in (("normal", torch.randn(512, 512)), ("uniform", torch.rand(5
 # %%
 packed = (codes.flatten()[::2] << 4 | codes.flatten()[1::2]).to(torch.uint8)
 if four_bits:
-    library = torch.ops.bitsandbytes
-    theirs_packed, theirs_scales = library.quantize_4bit(weight, 64, "nf4", torch.uint8)
+    theirs_packed, theirs_scales = (library := torch.ops.bitsandbytes).quantize_4bit(weight, 64, "nf4", torch.uint8)
     theirs = torch.stack([theirs_packed >> 4, theirs_packed & 15], dim=-1).view_as(codes).long()
     off = [(levels[chosen] - weight.view(-1, 64) / scales[:, None]).abs() for chosen in (codes, theirs)]
-    assert torch.equal(scales, theirs_scales), "a scale is the largest |w| of its block of 64"
-    assert torch.allclose(*off, atol=1e-6), "a code is the index of the nearest level"
-    unpacked = library.dequantize_4bit(theirs_packed, scales, 64, "nf4", weight.shape, torch.float32)
+    assert torch.allclose(*off, atol=1e-6), "scales are each block's largest |w|, a code is that of the nearest level"
+    unpacked = library.dequantize_4bit(theirs_packed, theirs_scales, 64, "nf4", weight.shape, torch.float32)
     difference = (unpacked.view(-1, 64) - dequantize(theirs, scales, levels)).abs().max()
     print(f"{(codes == theirs).sum():,} of {codes.numel():,} codes are those of bitsandbytes; largest difference {difference:.0e}")
     assert difference < 1e-5, "a weight comes back as level times scale"
@@ -559,8 +556,8 @@ if logs:
 # %% [markdown]
 # **Read it.** The run is whole (rank 16 and a falling rate: it ends higher than section 4), to the reloaded merged
 # model. DeepSpeed trains the same model: in bf16 its adapters, rounded from an fp32 copy, are what autocast makes of fp32
-# adapters without it. (Where the CPU emulates bf16, both ran in fp32.) What its offload is worth here, and where it earns its
-# keep, is the subject of [lesson 07](07_offload.ipynb).
+# adapters without it. (Where the CPU emulates bf16, both ran in fp32.)
+# What its offload is worth: [lesson 07](07_offload.ipynb).
 #
 # ## 6. The methods, measured small
 #
@@ -750,8 +747,8 @@ MAIN = """if __name__ == "__main__":
 """
 
 # %%
-write_script(here, "finetune.py", IMPORTS, tokenized, qlora, zero_2, finetune, merge,
-             MAIN.replace("PEAK", f"{ready.peak_bytes / GB:.1f}"))
+here.write_script("finetune.py", IMPORTS, tokenized, qlora, zero_2, finetune, merge,
+                  MAIN.replace("PEAK", f"{ready.peak_bytes / GB:.1f}"))
 
 # %% [markdown]
 # **Read it.** The script has room on the smallest card of 24 GB. No card has confirmed it yet: the figure is simulated,

@@ -54,7 +54,6 @@ from utils.models.finetune import TARGETS, finetune_step
 from utils.models.pretrained import enable_checkpointing
 from utils.planner import Batch, Cluster, Lora, Plan, estimate
 from utils.planner.offload import SCHEMES
-from utils.scripts import write_script
 from utils.techniques import OffloadedOptimizer, measure_disk, op_problem
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 from utils.techniques.fsdp import shard
@@ -71,7 +70,6 @@ warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
 import peft
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from transformers.utils import logging as transformers_logging
-
 transformers_logging.disable_progress_bar()
 zero_problem, adam_problem, file_problem = deepspeed_problem(), op_problem("cpu-adam"), op_problem("async-io")
 print(zero_problem or f"DeepSpeed {load_deepspeed().__version__} is here.")
@@ -776,7 +774,7 @@ MAIN = """if __name__ == "__main__":
     print(f"peak {torch.cuda.max_memory_allocated() / 1e9:.1f} GB (allocated); simulated for Llama-2-7B: PEAK GB, buckets apart")
 """
 MAIN = MAIN.replace("LENGTH", str(LENGTH)).replace("PEAK", f"{least.peak_bytes / GB:.1f}")
-write_script(here, "offload.py", IMPORTS, zero_offload, packed, MAIN)
+here.write_script("offload.py", IMPORTS, zero_offload, packed, MAIN)
 
 # %% [markdown]
 # **Read it.** Measured here: 2 bytes a parameter stay, and losses do not change (section 4, in small). Simulated: the

@@ -152,7 +152,7 @@ def _other_under_sgd(patient: Patient, treated: Patient) -> str:
     return _other_numbers(*[end.losses for end in ends if end]) if all(ends) else ""
 
 
-def _other_end(case: Case, patient: Patient, treated: Patient) -> Verdict | None:
+def _other_end(case: PatientAnswers, patient: Patient, treated: Patient) -> Verdict | None:
     """What differs beside the losses: what was printed, and weights that were averaged."""
     if not (case.by_print or case.by_weights):
         return None
