@@ -303,7 +303,7 @@ def _wrong_bill(bill: Callable[..., Any]) -> Verdict | None:
             usd,
             cost,
             f"the dollars for {card}",
-            relative=0.05,
+            relative=0.02,
             expected=f"${cost:,.0f}",
             nudge=dollars,
         )

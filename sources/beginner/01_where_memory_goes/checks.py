@@ -89,9 +89,13 @@ def saved_bytes(answer: Callable[[nn.Module, torch.Tensor], int]) -> Verdict:
     torch.manual_seed(1)
     model, inputs, more = SavesAView(), torch.randn(16, 32), torch.randn(24, 32)
     count = partial(ledger, model, inputs)
+    owned = "That counts what the model owns. Leave its storages out."
     wrong = {
-        count(own=[]): "That counts what the model owns. Leave its storages out.",
-        count(own=[*model.parameters()]): "That counts a buffer of the model.",
+        **dict.fromkeys((count(own=[]), count(own=[inputs])), owned),
+        count(own=[*model.parameters(), inputs]): "That counts a buffer of the model.",
+        count(
+            own=[*model.parameters(), *model.buffers()]
+        ): "That is the lesson's ledger: it counts the inputs, which stood there before.",
         count(once=False): "A storage with two views was counted twice.",
     }
     whole_bytes = whole("a whole number of bytes")
@@ -108,7 +112,7 @@ def saved_bytes(answer: Callable[[nn.Module, torch.Tensor], int]) -> Verdict:
     nudge = "The first batch was right. Is anything fixed, or kept from one call to the next?"
     verdict = judge(found, ledger(model, more), "a batch of 24", nudge=nudge)
     return verdict or correct(
-        "every storage once, none of the model's own", score=format_bytes(right)
+        "every storage once, none that stood there before", score=format_bytes(right)
     )
 
 

@@ -58,15 +58,16 @@ check("01.state_bytes", state_bytes)
 # %% [markdown]
 # ## Exercise 2: the saved-tensor ledger
 #
-# **Spec.** `saved_bytes(model, inputs)` runs one forward and returns how many bytes autograd keeps for
-# backward. Each *storage* counts once and whole, however many tensors view it. The model's own
-# parameters and buffers do not count; the inputs do, where autograd keeps them. Use
+# **Spec.** `saved_bytes(model, inputs)` runs one forward and returns how many bytes *this forward adds*: what
+# autograd keeps for backward and what was not there before. Each *storage* counts once and whole, however
+# many tensors view it. Neither the model's parameters and buffers count nor the inputs. Use
 # `torch.autograd.graph.saved_tensors_hooks`.
 
 # %%
 def saved_bytes(model: nn.Module, inputs: torch.Tensor) -> int:
     # BEGIN SOLUTION
-    own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
+    before = [*model.parameters(), *model.buffers(), inputs]
+    own = {t.untyped_storage().data_ptr() for t in before}
     kept = {}
 
     def pack(tensor):

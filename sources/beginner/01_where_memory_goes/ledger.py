@@ -32,15 +32,16 @@ def ledger(
     own: list[torch.Tensor] | None = None,
     once: bool = True,
 ) -> int:
-    """Bytes that autograd keeps for backward.
+    """Bytes that forward makes and autograd keeps for backward.
 
     Args:
         model: Run forward once.
         inputs: What it takes.
-        own: Tensors whose storages do not count; the model's parameters and buffers if left out.
+        own: Tensors whose storages do not count; what stood there before forward if left out, the
+            model's parameters and buffers and the inputs.
         once: Count a storage once, however many tensors view it.
     """
-    owned = [*model.parameters(), *model.buffers()] if own is None else own
+    owned = [*model.parameters(), *model.buffers(), inputs] if own is None else own
     mine = {tensor.untyped_storage().data_ptr() for tensor in owned}
     kept: list[tuple[int, int]] = []
 
