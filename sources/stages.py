@@ -201,7 +201,7 @@ def run(
                 if one.has_ended(LOOK_SECONDS):
                     running.remove(one)
                     yield one
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, GeneratorExit):  # also one that came between two of them
         for one in running:
             one.end()
         raise

@@ -11,6 +11,8 @@ is left out.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import re
 import signal
@@ -20,19 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
-
-from utils.memory.source import CountingSource, source_for
-from utils.ranks.server import LIBRARIES
 
 # Timings are never asserted: on a busy machine an example takes as long as it takes.
 settings.register_profile("course", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("course")
 
-# A rank or a lab's check that finds its function in a test file imports that file, and all that it
-# asks for: half a second in every process that a test starts, if their server had not done it once.
-LIBRARIES["pytest"] = (
+PRELOADED = (
     "hypothesis",
     "utils.planner",
     "utils.simulation",
@@ -40,7 +36,6 @@ LIBRARIES["pytest"] = (
     "utils.views",
     "evidence.validation",
 )
-
 SETTING = "COURSE_REQUIRE_ALL"
 LIST = "COURSE_SKIPPED"
 FREE = ("gpu", "large")  # marks of what may be skipped where nothing else may
@@ -76,9 +71,19 @@ def interrupts_arrive() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def what_test_files_ask_for_is_imported_once() -> None:
+    """By the server of ranks and checks: half a second in each of them that runs a test file's function."""
+    if importlib.util.find_spec("utils") is not None:
+        server = importlib.import_module("utils.ranks.server")
+        server.LIBRARIES["pytest"] = PRELOADED
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Kernels' scratch memory depends on the number of threads; in theirs the profiler sees nothing."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -88,6 +93,10 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def counting() -> None:
     """What a test that compares with the CPU's allocator needs."""
+    import torch
+
+    from utils.memory.source import CountingSource, source_for
+
     if not isinstance(source_for(torch.device("cpu")), CountingSource):
         pytest.skip("needs the counting allocator, and so a C++ compiler")
 

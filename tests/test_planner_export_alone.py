@@ -18,7 +18,6 @@ import torch
 from export_cases import DEEP, one_process, plain_gradients, start_weights, tiny
 from test_rank_ports import watched
 
-STEPS = 20
 # Run in place of train.py: runs it, and keeps the gradients of its first step, its losses, and what
 # is left when the process group ends.
 KEEPER = """\
@@ -91,8 +90,13 @@ def torch_alone(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+@pytest.fixture(scope="module", params=[5, pytest.param(20, marks=pytest.mark.slow)])
+def steps(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(steps, tmp_path_factory):
     """The exported folder after its torchrun line has run in it."""
     folder = tmp_path_factory.mktemp("alone") / "a job"
     found = tiny(
@@ -114,7 +118,7 @@ def folder(tmp_path_factory):
     variables = dict(word.split("=") for word in words[:start])
     python = torch_alone(tmp_path_factory.mktemp("python"))
     command = [str(python), "-m", "torch.distributed.run", *words[start + 1 : -1], "keeper.py"]
-    command += ["--steps", str(STEPS), "--weights", "deep.pt"]
+    command += ["--steps", str(steps), "--weights", "deep.pt"]
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     environment = {
         **kept,
@@ -127,7 +131,7 @@ def folder(tmp_path_factory):
             command, env=environment, cwd=folder, capture_output=True, text=True, timeout=400
         )
     assert done.returncode == 0, done.stderr
-    assert "step 19 loss" in done.stdout
+    assert f"step {steps - 1} loss" in done.stdout
     assert len(doors.listening) > 8, "a store, and gloo's own of each rank"
     assert not doors.open
     return folder
@@ -138,12 +142,12 @@ def at_the_end(folder: Path) -> list[tuple[list[str], float]]:
     return [json.loads((folder / f"left-{rank}.json").read_text()) for rank in range(8)]
 
 
-def test_losses_of_twenty_steps_equal_those_of_one_process(folder):
+def test_losses_equal_those_of_one_process(folder, steps):
     losses, package, others = json.loads((folder / "losses.json").read_text())
     assert Path(package).is_relative_to(folder)
     assert others == []
-    assert losses == pytest.approx(one_process(DEEP, folder / "deep.pt", STEPS), rel=1e-5)
-    assert len(losses) == STEPS
+    assert losses == pytest.approx(one_process(DEEP, folder / "deep.pt", steps), rel=1e-5)
+    assert len(losses) == steps
 
 
 def test_gradients_of_the_first_step_equal_those_of_one_process(folder):

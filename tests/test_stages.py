@@ -114,7 +114,8 @@ def test_stages_of_one_processor_run_side_by_side(
 
 
 def test_an_interrupt_ends_the_stage_too(tmp_path: Path, python: str) -> None:
-    Path(python).write_text("#!/bin/sh\necho $$ > pid\nexec sleep 60\n")
+    """All four of those that run side by side."""
+    Path(python).write_text("#!/bin/sh\ntouch $$.pid\nexec sleep 60\n")
     code = f"import stages, pathlib; stages.run_all('test', pathlib.Path('.'), {python!r})"
     process = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -124,12 +125,12 @@ def test_an_interrupt_ends_the_stage_too(tmp_path: Path, python: str) -> None:
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
-    while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text().strip():
-        assert process.poll() is None, "it waits for its stage"
+    while len(list(tmp_path.glob("*.pid"))) < 4:
+        assert process.poll() is None, "it waits for its stages"
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C: the whole group
     assert process.wait(30) == -signal.SIGINT
-    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    assert not any(psutil.pid_exists(int(file.stem)) for file in tmp_path.glob("*.pid"))
 
 
 def test_a_command_that_does_not_exist_is_told_which_do(capsys: pytest.CaptureFixture[str]) -> None:
