@@ -28,7 +28,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from _mutations import in_solution, mutations  # noqa: E402
-from lab_answers import exercises_of_labs, solution_with  # noqa: E402
+from lab_answers import (  # noqa: E402  # pyright: ignore[reportMissingImports]  # of tests/
+    exercises_of_labs,
+    solution_with,
+)
 
 from utils.labs import check  # noqa: E402
 from utils.labs.verdict import Status  # noqa: E402
@@ -65,7 +68,7 @@ def tried(exercise: str) -> Iterator[Mutant]:
     """Each mutant of an exercise, with its verdict."""
     checks = importlib.import_module(f"utils.lessons.lesson_{exercise.partition('.')[0]}.checks")
     if hasattr(checks, "TIMEOUT_SECONDS"):  # of ranks, which the learner's code runs on
-        checks.TIMEOUT_SECONDS = LIMIT_SECONDS
+        vars(checks)["TIMEOUT_SECONDS"] = LIMIT_SECONDS
     for fault, answer in _answers(exercise):
         start = time.perf_counter()
         report = check(exercise, answer, timeout_seconds=LIMIT_SECONDS)
@@ -124,6 +127,6 @@ def main(wanted: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("wanted", nargs="*", help="lessons and exercises; all if left out")
     sys.exit(main(parser.parse_args().wanted))

@@ -236,7 +236,7 @@ def save_over(files: dict[str, bytes], folder: Path, step: int, keep: int) -> No
 def save_removed_and_renamed(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
     new, last = folder_of(files, folder, "new", step), folder / "last"
     # In one line: no line stands between the two.
-    shutil.rmtree(last, ignore_errors=True), new.rename(last), to_disk(folder)
+    _ = shutil.rmtree(last, ignore_errors=True), new.rename(last), to_disk(folder)
 
 
 known.rights("safe_save", one_file=pair(save_one), synced_by_name=pair(save_synced_by_name))
