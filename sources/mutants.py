@@ -5,7 +5,7 @@ python sources/mutants.py 07 16.choose   these lessons and exercises alone
 
 A mutant differs from the solution by one operator, constant, condition, place of an argument, or by a
 statement that is left out. One that passes the check is either as right as the solution, and stands in
-`mutants.csv` with the reason, or the check is too weak. No check may fail by itself. Each answer runs
+`mutants.csv` with the reason, or the check is too weak: then the reason begins with "open: ". No check may fail by itself. Each answer runs
 in a process of its own, which is ended after `LIMIT_SECONDS`.
 """
 
@@ -28,13 +28,17 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from _mutations import in_solution, mutations  # noqa: E402
-from lab_answers import exercises_of_labs, solution_with  # noqa: E402
+from lab_answers import (  # noqa: E402  # pyright: ignore[reportMissingImports]  # of tests/
+    exercises_of_labs,
+    solution_with,
+)
 
 from utils.labs import check  # noqa: E402
 from utils.labs.verdict import Status  # noqa: E402
 
 KNOWN = Path(__file__).with_name("mutants.csv")
 LIMIT_SECONDS = 10.0
+OPEN = "open: "  # begins the reason of one that is wrong, and names the case that would tell it
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def tried(exercise: str) -> Iterator[Mutant]:
     """Each mutant of an exercise, with its verdict."""
     checks = importlib.import_module(f"utils.lessons.lesson_{exercise.partition('.')[0]}.checks")
     if hasattr(checks, "TIMEOUT_SECONDS"):  # of ranks, which the learner's code runs on
-        checks.TIMEOUT_SECONDS = LIMIT_SECONDS
+        vars(checks)["TIMEOUT_SECONDS"] = LIMIT_SECONDS
     for fault, answer in _answers(exercise):
         start = time.perf_counter()
         report = check(exercise, answer, timeout_seconds=LIMIT_SECONDS)
@@ -116,11 +120,13 @@ def main(wanted: Sequence[str]) -> int:
         for row in unknown:
             if row.exercise == exercise:
                 print(f"  {row.status.value}: {row.fault}", flush=True)
+    owed = [fault for fault, why in reasons.items() if why.startswith(OPEN)]
+    print(f"{len(owed)} are known to pass a check that should tell them: a case is missing")
     print(f"{len(unknown)} mutants passed, or broke their check, and are not in {KNOWN.name}")
     return int(bool(unknown))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("wanted", nargs="*", help="lessons and exercises; all if left out")
     sys.exit(main(parser.parse_args().wanted))

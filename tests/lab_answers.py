@@ -44,6 +44,18 @@ def exercises_of_labs() -> list[str]:
     return [name for number in with_lab for name in _checked(_script(number, solution_text))]
 
 
+@functools.cache
+def functions_of_labs() -> list[str]:
+    """Exercises whose answer is one function; nothing is run to know it."""
+    return [name for name in exercises_of_labs() if _asks_for_a_function(name)]
+
+
+def _asks_for_a_function(name: str) -> bool:
+    answer, before = _checked(_script(name.partition(".")[0], solution_text))[name]
+    written = {node.name for node in before if isinstance(node, ast.FunctionDef)}
+    return isinstance(answer.body, ast.Name) and answer.body.id in written
+
+
 Change = Callable[[list[ast.stmt]], list[ast.stmt]]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import shutil
 import zlib
 from collections.abc import Callable
 from os import fsync
@@ -211,6 +212,33 @@ def pair(save: Any, load: Any = load_one) -> dict[str, Any]:
     return {"save": save, "load": load}
 
 
+def load_folder(folder: Path) -> tuple[int, dict[str, bytes]] | None:
+    files = unpacked(folder / "last" / "all.one")
+    return None if files is None else (int(files.pop("step")), files)
+
+
+def folder_of(files: dict[str, bytes], folder: Path, name: str, step: int) -> Path:
+    new = folder / name
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    written(new / "all.one", packed(files | {"step": b"%d" % step}))
+    to_disk(new)
+    return new
+
+
+def save_over(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
+    last = folder / "last"
+    shutil.copytree(folder_of(files, folder, "new", step), last, dirs_exist_ok=True)
+    for path in (*last.iterdir(), last, folder):
+        to_disk(path)
+
+
+def save_removed_and_renamed(files: dict[str, bytes], folder: Path, step: int, keep: int) -> None:
+    new, last = folder_of(files, folder, "new", step), folder / "last"
+    # In one line: no line stands between the two.
+    _ = shutil.rmtree(last, ignore_errors=True), new.rename(last), to_disk(folder)
+
+
 known.rights("safe_save", one_file=pair(save_one), synced_by_name=pair(save_synced_by_name))
 known.mistakes(
     "safe_save",
@@ -233,6 +261,11 @@ known.mistakes(
     by_text=(pair(save_by_step, load_by_text), "'9' comes after '10'"),
     loads_nothing=(pair(save_one, lambda folder: None), "a pair: the step"),
     loads_what_is_not_there=(pair(save_one, lambda folder: (0, {})), "there is nothing to load"),
+    copied_over=(pair(save_over, load_folder), "removes or overwrites it too early"),
+    removed_and_renamed=(
+        pair(save_removed_and_renamed, load_folder),
+        "removes or overwrites it too early",
+    ),
     unchecked=(pair(save_one, load_unchecked), "keep a checksum of each file"),
 )
 

@@ -228,8 +228,18 @@ def in_one_forward(model: Any, parts: list[Any]) -> None:
     (loss * dist.get_world_size() / tokens.item()).backward()
 
 
+def counted_in_fp16(model: Any, parts: list[Any]) -> None:
+    tokens = torch.tensor(sum(len(targets) for _, targets in parts), dtype=torch.float16)
+    dist.all_reduce(tokens)
+    for number, (inputs, targets) in enumerate(parts):
+        model.require_backward_grad_sync = number == len(parts) - 1
+        loss = F.cross_entropy(model(inputs), targets, reduction="sum")
+        (loss * dist.get_world_size() / tokens.item()).backward()
+
+
 known.mistakes(
     "accumulate",
+    counted_in_fp16=(counted_in_fp16, "16 bits count exactly to 2,048"),
     mean_of_means=(
         accumulating(lambda total, local, here, parts: 1 / here / parts),
         "micro-batches' means",

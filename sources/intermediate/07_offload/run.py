@@ -146,7 +146,8 @@ def best_schedule(run: StreamedRun) -> None:
 
     Forward's last two blocks stay: there is room for both, and backward begins with them.
     """
-    coming = {0: _ask(run, 0)}
+    last = _ask(run, 0)
+    coming = {0: last}
     for block in range(run.blocks):
         _arrive(coming, block)
         if block + 1 < run.blocks:
@@ -159,9 +160,9 @@ def best_schedule(run: StreamedRun) -> None:
         if 0 < block < run.blocks - 1:
             coming[block - 1] = _ask(run, block - 1)
         run.backward(block)
-        gradients = [run.send_down(block, tensor) for tensor in range(run.tensors)]
+        last = [run.send_down(block, tensor) for tensor in range(run.tensors)][-1]
         run.release(block)
-    gradients[-1].wait()
+    last.wait()
 
 
 def _arrive(coming: dict[int, Ticket], block: int) -> None:
