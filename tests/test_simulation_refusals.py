@@ -10,7 +10,7 @@ import torch
 import torch.multiprocessing as mp
 import triton
 import triton.language as tl
-from test_simulation_other_ways import adamw, ddp, layer, step
+from test_simulation_left_out import adamw, ddp, layer, step
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
