@@ -1,8 +1,8 @@
 """Runs the stages of a command of the Makefile: `python sources/stages.py test`.
 
 Each stage runs even when one before it failed: one failure must not hide another. Stages that keep
-one processor busy run side by side. What a stage prints is shown, and kept in build/logs/. At the end each stage has a line with its
-seconds, and each that failed its command and its log.
+one processor busy run side by side. What a stage prints is shown, and kept in build/logs/. At the
+end each stage has a line with its seconds, and each that failed its command and its log.
 
 python sources/stages.py test      rules and types first, then tests, then notebooks
 python sources/stages.py quick     rules, types and the tests that start no process

@@ -174,8 +174,7 @@ def test_peaks_are_dense_and_ordered(row):
         f"{row.name}: a sheet's rate 'with sparsity' is twice the dense one; write the dense one"
     )
     assert row.fp16_tflops >= 1.99 * row.fp32_tflops, dense
-    # NVIDIA rounds: the L40S's sheet has 362 and 733.
-    twice = pytest.approx(2 * row.fp16_tflops, rel=0.03)
+    twice = pytest.approx(2 * row.fp16_tflops, rel=0.01)
     assert row.fp8_tflops is None or row.fp8_tflops == twice, dense
     if row.matmul_ceiling_tflops is not None:
         share = row.matmul_ceiling_tflops / row.bf16_tflops

@@ -1,5 +1,6 @@
 """Scripts under torchrun: shown while they run, loud when they fail, nothing left behind."""
 
+import ast
 import os
 import signal
 import subprocess
@@ -205,11 +206,11 @@ def test_lesson_04s_script_never_aborts_at_its_end(tmp_path, monkeypatch):
 
 def script_of_lesson_04():
     cells = nbformat.read(ROOT / "notebooks/beginner/04_four_ranks.ipynb", as_version=4).cells
-    namespace = {}
-    for name in ("SET_UP", "LOOP"):
-        (cell,) = (each.source for each in cells if each.source.startswith(f"{name} = "))
-        exec(cell, namespace)
-    return namespace["SET_UP"] + namespace["LOOP"]
+    (set_up,), (loop,) = (
+        [each.source for each in cells if each.source.startswith(f"{name} = ")]
+        for name in ("SET_UP", "LOOP")
+    )
+    return "".join(ast.literal_eval(ast.parse(cell).body[0].value) for cell in (set_up, loop))
 
 
 def test_a_missing_script(tmp_path):

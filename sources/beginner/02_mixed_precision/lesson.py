@@ -604,7 +604,7 @@ print(f"peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB (allocated); si
 """
 
 # %%
-at_1024 = on_the_card(1024, card_low)
+at_1024 = simulate(build, lambda m, o: training_step(m, o, 1024, torch.float16), device=v100.name, name="batch 1024")
 here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{at_1024.peak_bytes / 2**30:.2f}"))
 recorded_table("resnet50", where={"quantity": "largest batch", "image_size": 32})
 
