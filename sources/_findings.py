@@ -8,20 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from _notebook import Target, code_sha256, make
+from _notebook import BOOTSTRAP, Target, code_sha256, make
 from _outputs import problems
 from _regions import SourceError
 from _stored import missing_runs, read
 from nbformat import NotebookNode
 
-LESSON_CELLS = range(40, 71)
-SHORT_CELLS = range(15, 41)  # of a short notebook between two lessons, numbered 05a
-MOST_WORDS = 2_400
+LESSON_CELLS = range(25, 61)
+MOST_WORDS = 1_800
+MOST_SECTIONS = 9
+MOST_LESSON_LINES, MOST_FOLDED_LINES = 250, 60  # of code, without the bootstrap
 MEDIAN_CODE_LINES, MOST_CODE_LINES = 10, 25
 MOST_BYTES = 10**6
 MOST_HINTS = 3
 FOLDERS = ("notebooks", "labs", "solutions")
 _NOT_OURS = {".ipynb_checkpoints", "__pycache__"}
+_CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _NO_PROSE = re.compile(r"</?[a-zA-Z!][^>]*>|\]\([^)]*\)|!\[[^\]]*\]")
 
 
@@ -101,23 +103,49 @@ def budget_findings(notebook: NotebookNode, target: Target) -> Iterator[str]:
     if statistics.median(lengths) > MEDIAN_CODE_LINES:
         yield f"the median code cell has more than {MEDIAN_CODE_LINES} lines."
     if target.kind == "lesson" and not target.path.name.startswith("00"):
-        is_short = target.path.name[2] != "_"
-        allowed = SHORT_CELLS if is_short else LESSON_CELLS
-        yield from _lesson_findings(len(notebook.cells), allowed, words(prose))
+        yield from _lesson_findings(notebook, prose)
+        yield from _code_findings(notebook)
     if target.kind == "lab":
         yield from _hint_findings(prose)
 
 
-def _lesson_findings(cells: int, allowed: range, word_count: int) -> Iterator[str]:
-    if cells not in allowed:
-        yield f"has {cells} cells; a lesson has {allowed[0]} to {allowed[-1]}."
+def _lesson_findings(notebook: NotebookNode, prose: str) -> Iterator[str]:
+    cells, word_count = len(notebook.cells), words(prose)
+    sections = len(re.findall(r"^## ", _CODE.sub("", prose), re.MULTILINE))
+    if cells not in LESSON_CELLS:
+        yield f"has {cells} cells; a lesson has {LESSON_CELLS[0]} to {LESSON_CELLS[-1]}."
     if word_count > MOST_WORDS:
         yield f"has {word_count:,} words of prose, more than {MOST_WORDS:,}."
+    if sections > MOST_SECTIONS:
+        yield f"has {sections} sections, more than {MOST_SECTIONS}."
+
+
+def _code_findings(notebook: NotebookNode) -> Iterator[str]:
+    shown, folded = code_lines(notebook)
+    if shown > MOST_LESSON_LINES:
+        yield f"shows {shown} lines of code, more than {MOST_LESSON_LINES}."
+    if folded > MOST_FOLDED_LINES:
+        yield f"has {folded} folded lines of code, more than {MOST_FOLDED_LINES}."
+
+
+def code_lines(notebook: NotebookNode) -> tuple[int, int]:
+    """Lines of code that a reader sees, and that are folded away; the bootstrap is neither."""
+    shown = folded = 0
+    for cell in notebook.cells:
+        if cell.cell_type != "code" or BOOTSTRAP in cell.metadata.get("tags", []):
+            continue
+        lines = len(cell.source.splitlines())
+        if cell.metadata.get("jupyter", {}).get("source_hidden"):
+            folded += lines
+        else:
+            shown += lines
+    return shown, folded
 
 
 def words(prose: str) -> int:
-    """How many words a reader reads: no tags, no addresses, no marks."""
-    return sum(any(map(str.isalnum, word)) for word in _NO_PROSE.sub(" ", prose).split())
+    """How many words a reader reads: no code, no tags, no addresses, no marks."""
+    without = _NO_PROSE.sub(" ", _CODE.sub(" ", prose))
+    return sum(any(map(str.isalnum, word)) for word in without.split())
 
 
 def _hint_findings(prose: str) -> Iterator[str]:
