@@ -31,6 +31,7 @@ NO_SPHINX = (
 TIERS = (("beginner", "Beginner"), ("intermediate", "Intermediate"), ("advanced", "Advanced"))
 # Prose that stands in files of its own; the site has it under the same names.
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md")
+MANUAL = "docs/simulator.md"
 GUIDES = ("docs/instructor/*.md", "docs/cluster_owners.md")
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _NOT_A_PAGE = re.compile(r"\[([^\]]+)\]\((?:LICENSE|CITATION\.cff)\)")
@@ -48,7 +49,7 @@ def prepare(root: Path, folder: Path, chosen: Sequence[Target]) -> None:
     figures = Figures(folder / "_vendor" / "figures", "_static/figures")
     for target in chosen:
         write(folder / target.path, notebook_text(root, target, figures))
-    for name in PAGES:
+    for name in (*PAGES, MANUAL):
         write(folder / name, on_site((root / name).read_text(encoding="utf-8")))
     for guide in guides(root):
         write(folder / guide, on_site((root / guide).read_text(encoding="utf-8")))
@@ -89,7 +90,7 @@ def front_page(root: Path, chosen: Sequence[Target]) -> str:
     last = sorted(
         path for path in paths if path.count("/") == 1 and not path.endswith("start_here.ipynb")
     )
-    text += contents("Look up", [*last, "labs/index.md", "solutions/index.md"])
+    text += contents("Look up", [*last, MANUAL, "labs/index.md", "solutions/index.md"])
     return text + contents("Teach", guides(root)) + contents("The project", PAGES)
 
 

@@ -43,7 +43,7 @@ def on_page(notebook: NotebookNode, folder: Path) -> NotebookNode:
 def test_links_of_the_front_page_lead_to_what_the_site_has() -> None:
     chosen = targets(ROOT)
     there = {target.path.as_posix() for target in chosen} | set(website.guides(ROOT))
-    there |= {*website.PAGES, "labs/index.md", "solutions/index.md"}
+    there |= {*website.PAGES, website.MANUAL, "labs/index.md", "solutions/index.md"}
     there |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.png")}
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", website.front_page(ROOT, chosen))
     assert len(links) > 20, "the front page lists the lessons"

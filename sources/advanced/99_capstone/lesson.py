@@ -109,7 +109,7 @@ print(f"worst: {worst.name}, off by a factor of {max(worst.factor, 1 / worst.fac
 # Parameters, gradients and Adam's moments take 16 bytes a parameter, whatever the batch [01 §3](../beginner/01_where_memory_goes.ipynb#3.-The-states:-a-formula-without-surprises "P = sum"). Activations grow with
 # every sample [01 §4](../beginner/01_where_memory_goes.ipynb#4.-Activations:-what-grows-with-the-batch "your ledger"), and in a language model the logits can be the largest [01 §6](../beginner/01_where_memory_goes.ipynb#6.-A-transformer:-the-last-layer-can-be-the-largest "language_optimizer"). Memory peaks at one
 # moment, so what is freed at another moment saves nothing [01 §5](../beginner/01_where_memory_goes.ipynb#5.-Why-the-peak-is-where-it-is "maxima"). Recomputation shrinks activations [05 §2](../intermediate/05_checkpointing.ipynb#2.-Which-blocks? "extra_percent"), mixed precision
-# halves most of them [02 §3](../beginner/02_mixed_precision.ipynb#3.-What-halves,-and-which-moment-decides "when_backward_begins"), and a loss in chunks shrinks the logits [05 §7](../intermediate/05_checkpointing.ipynb#7.-Logits-are-activations-too "loss_runs"). Sharding splits the states over ranks [09 §1](../intermediate/09_sharding.ipynb#1.-The-staircase "textbook"), offload
+# halves most of them [02 §3](../beginner/02_mixed_precision.ipynb#3.-What-halves,-and-which-moment-decides "when_backward_begins"), and a loss in chunks shrinks the logits [05 §5](../intermediate/05_checkpointing.ipynb#5.-Logits-are-activations-too "loss_runs"). Sharding splits the states over ranks [09 §1](../intermediate/09_sharding.ipynb#1.-The-staircase "textbook"), offload
 # moves them to the host [07 §2](../intermediate/07_offload.ipynb#2.-By-hand "draw_breakdown"), and 8-bit moments take fewer bytes [06](../intermediate/06_seven_billion.ipynb#Eight-bit-moments,-counted "optimizer_bytes"). Adapters drop gradients and moments, and keep the activations [06 §2](../intermediate/06_seven_billion.ipynb#2.-LoRA-by-hand "LoRA trains").
 
 # %%
@@ -274,7 +274,7 @@ print("{:.0f} to {:.0f} days, ".format(*bill.days_interval) + f"${bill.usd / 1e6
 # *13B: A100s at 45% MFU with 3D parallelism, or cheaper A10s at 38% with data parallelism and checkpointing? Lab: `two_offers`.*
 #
 # The premise fails: the states of 13B take 16 bytes a parameter, and plain data parallelism keeps all of them on every card [99](99_capstone.ipynb#Q9.-A100-or-A10 "state_bytes").
-# Recomputation takes activations away, not states [05 §8](../intermediate/05_checkpointing.ipynb#8.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"). With ZeRO-3 it fits: at 100 Gb/s a node the A10s come near their 38%, at 10 Gb/s a fifth of it [99](99_capstone.ipynb#Q9.-A100-or-A10 "cheap.mfu"). I compare dollars for
+# Recomputation takes activations away, not states [05 §6](../intermediate/05_checkpointing.ipynb#6.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"). With ZeRO-3 it fits: at 100 Gb/s a node the A10s come near their 38%, at 10 Gb/s a fifth of it [99](99_capstone.ipynb#Q9.-A100-or-A10 "cheap.mfu"). I compare dollars for
 # the same work, not for an hour [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "offers"), and I put the deadline into the matrix [17](17_cluster_and_budget.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen").
 
 # %%
@@ -393,8 +393,8 @@ for stage in (0, 1, 2, 3):
 # |---|---|---|
 # | memory = 18 x parameters x bytes per parameter | bytes per parameter are the answer: fp32 Adam 16, mixed 16, or 18 with fp32 gradients | [01](../beginner/01_where_memory_goes.ipynb#A-folklore-formula "the folklore, 18 x 4") |
 # | mixed precision halves training memory | states stay; activations shrink towards half in a large batch; at batch 1 the peak does not move | [02 §3](../beginner/02_mixed_precision.ipynb#3.-What-halves,-and-which-moment-decides "ResNet-50 with Adam, one image and several") |
-# | checkpoint everything | tiny layers can raise the peak; batch norm's statistics move twice | [05 §4](../intermediate/05_checkpointing.ipynb#4.-Layers-that-are-too-small "each tiny layer"), [05 §5](../intermediate/05_checkpointing.ipynb#5.-The-trap-of-batch-norm "plain checkpoint") |
-# | checkpointing costs 33% | full: 39% of a layer's time, selective 7%, with sequence parallelism 4% (22B) | [05 §8](../intermediate/05_checkpointing.ipynb#8.-Scale-up:-1.3-billion-parameters-on-40-GB "korthikanti_table4") |
+# | checkpoint everything | tiny layers can raise the peak; batch norm's statistics move twice | [05 §3](../intermediate/05_checkpointing.ipynb#3.-Where-it-gives-little-back "each tiny layer"), [05 §4](../intermediate/05_checkpointing.ipynb#4.-What-it-can-break "plain checkpoint") |
+# | checkpointing costs 33% | full: 39% of a layer's time, selective 7%, with sequence parallelism 4% (22B) | [05 §6](../intermediate/05_checkpointing.ipynb#6.-Scale-up:-1.3-billion-parameters-on-40-GB "korthikanti_table4") |
 # | LoRA trains 0.1% of parameters, so saves 99.9% of memory | of states, yes; weights and activations stay | [06 §2](../intermediate/06_seven_billion.ipynb#2.-LoRA-by-hand "LoRA trains") |
 # | QLoRA 7B takes 3.5 GB | its weights take 3.9; the peak of a step is more than three times that | [06](../intermediate/06_seven_billion.ipynb#Double-quantization "half a byte a weight"), [06 §7](../intermediate/06_seven_billion.ipynb#7.-Seven-billion,-simulated "draw_budget_map") |
 # | bitsandbytes is quantization-aware training | it stores weights or moments in few bits; the base is frozen | [99](99_capstone.ipynb#Quantization-aware-training,-or-not "packed weights") |

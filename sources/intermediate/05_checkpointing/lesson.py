@@ -11,9 +11,11 @@
 #
 # {{badges}}
 #
-# **Promise.** You make a training step forget its activations and compute them again, with the same
-# losses and gradients to the last bit. You measure six ways to choose what is forgotten. A model of 1.3 billion
-# parameters, simulated, fits a card of 40 GB that it overflowed.
+# **The question.** Which [activations](../00_glossary.ipynb) should a training step forget and compute again, so that
+# it fits, and what does that cost?
+#
+# **Promise.** You write a checkpoint by hand, and measure six ways to choose, with the same losses and gradients to the
+# last bit. A model of 1.3 billion parameters then fits a simulated card of 40 GB that it overflowed.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -31,29 +33,27 @@ my_bet_percent = 33
 # %% tags=["setup"]
 here = setup("intermediate/05")
 
-# %%
+# %% jupyter={"source_hidden": true}
 import random
 import statistics
-import time
 from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
-from utils import Transformer, TransformerConfig, UNet, check, compare, draw_over_time
-from utils import draw_timeline, format_bytes, measure, recorded_table, resnet, score
-from utils import scoreboard, show, simulate
+from utils import Transformer, TransformerConfig, UNet, check, compare, draw_over_time, draw_timeline
+from utils import format_bytes, measure, recorded_table, score, scoreboard, show, simulate
 from utils.simulation.devices import simulated_device
 from utils.techniques import EXPENSIVE, checkpoint_blocks, in_segments
 from utils.lessons.lesson_05.block_choice import activation_peak, best_blocks, block_costs, recompute_flops
+from utils.lessons.lesson_05.depth import operations_of
 from utils.lessons.lesson_05.repeatable import NotRepeatableError, check_repeatable, recompute_explained
-from utils.lessons.lesson_05.step_costs import step_cost
 from utils.lessons.lesson_05.tradeoff import draw_tradeoff
+from utils.lessons.lesson_05.turns import taking_turns
 
 device = here.meter_device  # where the meter can count: CUDA or CPU
 
@@ -70,20 +70,10 @@ show(draw_over_time(kept_or_not, "activations", title="What forward keeps, nine 
      alt="Activations through one step, twice: a hill where all is kept, a low step where blocks run again.")
 
 # %% [markdown]
-# ## What you will be able to do
-#
-# - Write a checkpoint by hand, and say why the random state must be replayed.
-# - Predict the peak and the arithmetic, and say where the folklore of "33%" comes from.
-# - Recognize the cases in which checkpointing saves nothing, raises the peak, or breaks a model.
-#
-# Checkpointing pays for **memory** with **compute**. It shrinks [activations](../00_glossary.ipynb); states and
-# gradients stay.
-#
 # ## 1. A checkpoint by hand
 #
 # Forward keeps nothing but the block's input. In backward the block runs again, this time with autograd watching.
-# The flag `replay` says whether the random state of the first run is used again. (It is the
-# CPU's; on a GPU you would save `torch.cuda.get_rng_state()` too.)
+# `replay` says whether it gets the first run's random state (the CPU's; on a GPU you would save that one's too).
 
 # %%
 class Forgetful(torch.autograd.Function):
@@ -108,8 +98,7 @@ class Forgetful(torch.autograd.Function):
 
 
 # %% [markdown]
-# A block with dropout, three times: plain, forgetful, and forgetful without the random state. The
-# gradients of the first layer tell whether all is well.
+# A block with dropout: plain, forgetful, forgetful without the random state. The gradients of a layer before it tell.
 
 # %%
 def first_layer_gradient(call):
@@ -127,35 +116,27 @@ for replay in (True, False):
     print(f"replay {replay!s:<5}  same loss: {loss == plain_loss}  same gradients: {torch.equal(found, plain)}")
 
 # %% [markdown]
-# **Read it.** Without the replayed state, the second run drops other elements than the first. The loss is
-# right, nothing is raised, and the gradients belong to another network. `torch.utils.checkpoint` replays
-# the state unless you say `preserve_rng_state=False`, which is safe only where nothing is random.
+# **Read it.** Without the replayed state the second run drops other elements. The loss is right, nothing is raised, and
+# the gradients belong to another network. `torch.utils.checkpoint` replays the state.
 #
-# ### `use_reentrant`
-#
-# `Forgetful` is PyTorch's older way, `use_reentrant=True`: a backward inside of backward. It has a hole.
-# Autograd calls a Function's backward only if one of its *inputs* needs a gradient, and a batch of data
-# does not.
+# `Forgetful` is PyTorch's older way, `use_reentrant=True`: a backward inside of backward. It has a hole. Autograd calls
+# a Function's backward only if one of its *inputs* needs a gradient, and a batch of data does not.
 
 # %%
 block = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
 batch = torch.randn(4, 8)  # data: needs no gradient
-for name, out in {
-    "by hand": Forgetful.apply(block, True, batch),
-    "use_reentrant=False": checkpoint(block, batch, use_reentrant=False),
-}.items():
-    print(f"{name:<20} result needs a gradient: {out.requires_grad}")
+by_hand, by_torch = Forgetful.apply(block, True, batch), checkpoint(block, batch, use_reentrant=False)
+print("needs a gradient:", by_hand.requires_grad, "by hand,", by_torch.requires_grad, "with use_reentrant=False")
 
 # %% [markdown]
-# **Read it.** By hand, the first block of a network would never be trained. The present way,
-# `use_reentrant=False`, puts a placeholder in the place of each tensor that autograd would save; when backward
-# opens one, the block runs again, until the last needed tensor is there. Always write
-# `use_reentrant=False`. You build it yourself in the lab.
+# **Read it.** By hand, the first block of a network would never be trained. `use_reentrant=False` puts a placeholder
+# where autograd would save a tensor; when backward opens one, the block runs again. Always write it. You build it in the
+# lab.
 #
 # ## 2. Which blocks?
 #
-# A transformer of nine blocks, with dropout in each. `checkpoint_blocks(model, ...)` wraps each chosen
-# block's call in `torch.utils.checkpoint`. Six ways:
+# Nine blocks, with dropout in each. `checkpoint_blocks(model, ...)` wraps each chosen block's call in
+# `torch.utils.checkpoint`. Six ways:
 #
 # | way | keeps |
 # |---|---|
@@ -167,14 +148,8 @@ for name, out in {
 # | selective, every 2nd | the same in blocks 0, 2, 4, 6, 8, all of the others |
 
 # %%
-WAYS = {
-    "none": {"every": 0},
-    "every 2nd": {"every": 2},
-    "every block": {"every": 1},
-    "segments of 3": {"every": 1},
-    "selective": {"keep": EXPENSIVE},
-    "selective, every 2nd": {"every": 2, "keep": EXPENSIVE},
-}
+WAYS = {"none": {"every": 0}, "every 2nd": {"every": 2}, "every block": {"every": 1}, "segments of 3": {"every": 1},
+        "selective": {"keep": EXPENSIVE}, "selective, every 2nd": {"every": 2, "keep": EXPENSIVE}}
 width, sequences = {"tiny": (128, 4), "small": (512, 16), "full": (1024, 32)}[here.scale]
 small = TransformerConfig(vocabulary=256, hidden=width, layers=9, heads=4, feedforward=11 * width // 4)
 
@@ -191,8 +166,7 @@ def build(way, config=small, device="cpu", dropout=0.1):
 
 
 # %% [markdown]
-# *Selective* is a list of operations whose results are kept. `checkpoint_blocks(..., keep=EXPENSIVE)` gives
-# it to PyTorch. In plain PyTorch it is a policy, asked at every operation:
+# *Selective* is a list of operations whose results are kept. In plain PyTorch it is a policy, asked at every operation:
 
 # %%
 def policy(context, operation, *args, **kwargs):
@@ -203,17 +177,16 @@ def policy(context, operation, *args, **kwargs):
 asked, one_layer = [], Transformer(replace(small, layers=1))
 contexts = partial(create_selective_checkpoint_contexts, policy)
 checkpoint(one_layer, torch.zeros(1, 128, dtype=torch.long), use_reentrant=False, context_fn=contexts).sum().backward()
-print(f"one layer, forward and backward: {len(asked)} operations passed the policy, {sum(asked)} of them products or attention")
+print(f"one layer, forward and backward: the policy was asked {len(asked)} times, {sum(asked)} were products or attention")
 
 # %% [markdown]
 # **Predict.** A block costs one part forward and two backward. Running it again adds one part to three:
-# 33% of the blocks' arithmetic for *every block*, five ninths of that for *every 2nd* (blocks 0, 2, 4, 6, 8).
-# A selective step repeats no matrix product, so next to nothing. For memory: *every block* keeps nine inputs
-# and the inside of one block, *segments of 3* three inputs and the inside of three.
+# 33% of the blocks' arithmetic for *every block*, five ninths of that for *every 2nd*, no matrix product for *selective*.
+# Memory: *every block* keeps nine inputs and the inside of one block, *segments of 3* three inputs and the inside of three.
 #
-# `FlopCounterMode` counts the operations of matrix products, attention included. For the time the six ways take turns.
+# `FlopCounterMode` counts the operations of matrix products, attention included.
 
-# %%
+# %% jupyter={"source_hidden": true}
 tokens = torch.randint(0, 256, (sequences, 129), generator=torch.Generator().manual_seed(1)).to(device)
 
 
@@ -237,82 +210,50 @@ for way in WAYS:
         losses.append(steps[way]())
     operations[way] = counter.get_total_flops()
     seen[way] = torch.cat([torch.tensor(losses, device=device), *[p.grad.flatten() for p in model.parameters()]])
-    runs[way] = measure(steps[way], model=model, optimizer=optimizer, items=128 * sequences,
-                        unit="tokens", name=way, timed_steps=0)
+    runs[way] = measure(steps[way], model=model, optimizer=optimizer, name=way, timed_steps=0)
 near = 0.0 if device.type == "cpu" else 1e-5  # a GPU may add up in another order at each run
 for way in WAYS:
     torch.testing.assert_close(seen[way], seen["none"], rtol=near, atol=near)
 print(f"losses of two steps and all gradients equal, tolerance {near}, dropout included: {', '.join(WAYS)}")
-peaks = [runs[way].peak_bytes for way in ("every block", "every 2nd", "none")]
-assert peaks == sorted(set(peaks)), "more checkpoints, lower peak: are the sequences long enough?"
-
-# %%
-def taking_turns(steps, rounds):
-    """Seconds of each step, in rounds: what else the machine does meets all of them alike."""
-    seconds = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-# %%
-for way, seconds in taking_turns(steps, rounds=5).items():
-    runs[way] = replace(runs[way], step_seconds=tuple(seconds))
-compare(list(runs.values()), title="Six ways to choose what is recomputed")
 
 # %%
 def extra_percent(way):
     return 100 * (operations[way] / operations["none"] - 1)
 
 
+seconds = taking_turns(steps, rounds=5, device=device)
 for way, run in list(runs.items())[1:]:
-    # Each round by itself: what slows the machine down slows both steps of a round.
-    ratios = [100 * (a / b - 1) for a, b in zip(run.step_seconds, runs["none"].step_seconds, strict=True)]
+    ratios = [100 * (a / b - 1) for a, b in zip(seconds[way], seconds["none"], strict=True)]  # within each round
     print(f"{way:<21} peak {format_bytes(run.peak_bytes):>10}   {extra_percent(way):+5.1f}% operations (counted)",
           f"  {statistics.median(ratios):+5.0f}% time ({min(ratios):+.0f} to {max(ratios):+.0f}, measured)")
 print(f"your bet: {my_bet_percent}%, counted: {extra_percent('every block'):.1f}%")
 
-# %%
+# %% jupyter={"source_hidden": true}
 figure = draw_tradeoff(list(runs.values()), [extra_percent(way) for way in WAYS], title="Peak against operations",
                        cost_label="more operations than without checkpointing (%, counted)")
 show(figure, alt="Measured peaks against counted extra operations: none and both selective ways stand at zero, "
      "every block is lowest, segments of 3 cost most.")
-show(draw_tradeoff(list(runs.values()), title="Peak against time, on this machine"),
-     alt="Measured peak memory against the median step for six ways of checkpointing, each with the range of its "
-     "steps: none is highest, every block lowest; many ranges overlap.")
 
 # %% [markdown]
-# **Read it.** In the first figure the dashed line leaves out a way if another needs no more memory and costs no more.
-# The counter sees products only: 0.0% means that no product is repeated. *Every block* counts less than 33%: the head is
-# not recomputed, recomputation stops before a block's last product, whose result nobody needs, and fused attention has
-# five products in backward to two in forward. (The table's *activations* are those at the peak, less recomputed ones.)
+# **Read it.** The dashed line leaves out a way if another needs no more memory and costs no more. *Every block* counts
+# less than 33%: the head is not recomputed, nor a block's last product, whose result nobody needs, and fused attention
+# has five products in backward to two in forward.
 #
-# The second figure has medians and ranges of the rounds. Where ranges overlap, it ranks nothing. *Selective* has a price
-# that no count of products shows, **dispatch**: each of the operations above, in forward and again in backward, goes
-# through a Python function, which in so small a model may take longer than the operation. Large kernels hide it. (On
-# A100s another form of selective recomputation took 7% more time: published, section 8.)
-#
-# ### The timeline
-#
-# Compare with the mountain of lesson 01.
+# *Selective* repeats no product. What the last column shows for it is **dispatch**: each operation above passes through
+# a Python function. Large kernels hide that. Where ranges of time overlap, they rank nothing; section 6 has published
+# times of A100s.
 
-# %%
+# %% jupyter={"source_hidden": true}
 figure = draw_timeline(runs["every block"])
 show(figure, alt="Timeline of a step with every block checkpointed: a low base of block inputs in forward, then "
      "nine short spikes of recomputed activations in backward.")
 
 # %% [markdown]
-# **Read it.** Forward climbs only by the blocks' inputs. Backward shows one tooth for each block: its
-# inside appears, is used, and goes, while gradients come. A block's gradients are larger here than its input, so the
-# last tooth is the peak.
+# **Read it.** Forward climbs only by the blocks' inputs. Backward shows one tooth for each block: its inside appears, is
+# used, and goes. A block's gradients, which stay, are larger here than its input: so the last tooth is the peak.
 #
-# **Question.** You checkpoint the *last* block alone, and no other. (*Every 2nd* chose it, too: block 8.) Does
-# the peak in backward fall? Answer `"yes"` or `"no"`.
+# **Question.** You checkpoint the *last* block alone, and no other. Does the peak in backward fall? Answer `"yes"` or
+# `"no"`.
 
 # %%
 last_block_helps = ...
@@ -322,36 +263,29 @@ check("05.last_block", last_block_helps)
 # ### The rule of the square root
 #
 # Chen and others (2016) cut $n$ layers into segments of $s$. *Edge* is a layer's input, *inside* all else that it
-# saves. Kept are $n/s$ edges; while a segment is recomputed, its other $s - 1$ edges and $s$ insides are alive. With nothing inside,
-# $n/s + s - 1$ is smallest at $s = \sqrt{n}$. A transformer's block keeps far more inside, so its best segment is shorter.
-# The costs of our block, counted:
+# saves. Alive at the first tooth are $n/s$ kept edges, the segment's other $s - 1$ edges, and its $s$ insides. With
+# nothing inside, $n/s + s - 1$ is smallest at $s = \sqrt{n}$. And with our block's inside?
 
 # %%
-plain_model, _ = build("none")
-costs = block_costs(plain_model, tokens[:, :-1].cpu())
-edge, inside = costs[1].input_bytes, costs[1].inside_bytes
-gradients = sum(p.nbytes for p in plain_model.blocks[1].parameters())
-print(f"a block's edge {format_bytes(edge)}, inside {format_bytes(inside)} or {inside / edge:.0f} edges,",
-      f"gradients {format_bytes(gradients)}")
-alive = {s: -(-9 // s) * edge + (s - 1) * edge + s * inside for s in (1, 2, 3, 5, 9)}
-for s, size in alive.items():
-    print(f"segments of {s}: {format_bytes(size):>10} alive at the peak (predicted)")
-found = runs["segments of 3"].peak_bytes - runs["every block"].peak_bytes
-print(f"3 against 1: {format_bytes(alive[3] - alive[1])} more (predicted), {format_bytes(found)} more (measured)")
+cost = block_costs(build("none")[0], tokens[:, :-1].cpu())[1]
+edge, inside = cost.input_bytes, cost.inside_bytes
 
 
-def best_segment(depth, edge, inside):
-    return min(range(1, depth + 1), key=lambda s: -(-depth // s) * edge + (s - 1) * edge + s * inside)
+def alive(depth, s, edge, inside):
+    return -(-depth // s) * edge + (s - 1) * edge + s * inside
 
 
-for depth in (9, 36, 100, 400, 1600):
-    print(f"{depth:>5} blocks, root {depth**0.5:2.0f}: best segment {best_segment(depth, 1, 0):>2} with nothing inside,",
-          f"{best_segment(depth, 1, 1):>2} with an edge's worth, {best_segment(depth, edge, inside):>2} for our block")
+print(f"our block: edge {format_bytes(edge)}, inside {format_bytes(inside)} or {inside / edge:.0f} edges")
+more = alive(9, 3, edge, inside) - alive(9, 1, edge, inside)
+measured = runs["segments of 3"].peak_bytes - runs["every block"].peak_bytes
+print(f"segments of 3 against 1: {format_bytes(more)} more (predicted), {format_bytes(measured)} more (measured)")
+for depth in (9, 36, 100, 400):
+    best = [min(range(1, depth + 1), key=lambda s: alive(depth, s, *sizes)) for sizes in ((1, 0), (edge, inside))]
+    print(f"{depth:>5} blocks: best segment {best[0]:>2} with nothing inside, {best[1]:>2} for our block")
 
 # %% [markdown]
-# **Read it.** *Alive* is what stands at the first tooth: all edges that were kept, those within the segment, and its
-# insides. At the last, gradients have replaced edges, here in nearly as many bytes. The rule holds for layers with nothing inside. Our block keeps 22 edges inside, 23 in all: its best segment is
-# near $\sqrt{n/23}$, one or two blocks at depths that people train.
+# **Read it.** Our block keeps far more inside than at its edge. At depths that people train, its best segment is one or
+# two blocks.
 #
 # **Question.** Now 36 blocks that keep 8 tensors inside and 1 at the edge. Which segment size $s$ keeps
 # the fewest: $36/s + (s-1) + 8s$?
@@ -361,135 +295,104 @@ segment_size = ...
 check("05.best_segment", segment_size)
 
 # %% [markdown]
-# ## 3. Blocks that are not alike: a CNN and a U-Net
+# ## 3. Where it gives little back
 #
-# In a classifier of images the first blocks see many pixels, the last ones few. The memory lies at one end, the
-# parameters at the other. A U-Net goes up to many pixels again. Its *skips* keep the result of each level until then;
-# checkpointing cannot free those.
+# **Unequal blocks.** A U-Net's first and last blocks see many pixels, those in the middle few. So ask for the cheapest
+# set under a budget: `best_blocks(costs, limit)` finds it exactly, from counted bytes and operations; in the lab you
+# write it. The budget is two thirds of the activations. **Predict:** what a choice saves is the difference of
+# `activation_peak`.
 
 # %%
 torch.manual_seed(0)
-images, noise_steps = torch.randn(8, 3, 32, 32, device=device), torch.arange(8, device=device)
-labels = torch.randint(0, 10, (8,), device=device)
-networks = {"ResNet-18": resnet(18).to(device), "U-Net": UNet((16, 32, 64, 64)).to(device)}
-inputs = {"ResNet-18": (images,), "U-Net": (images, noise_steps)}
-costs = {name: block_costs(network, *inputs[name]) for name, network in networks.items()}
-for name in networks:
-    parameters = sum(p.nbytes for p in networks[name].parameters())
-    print(f"{name:<10} inside of each block (MiB):", *[f"{cost.inside_bytes / 2**20:.1f}" for cost in costs[name]],
-          f"  parameters: {format_bytes(parameters)}")
+unet, images, noise_steps = UNet((16, 32, 64, 64)).to(device), torch.randn(8, 3, 32, 32, device=device), torch.arange(8, device=device)
+costs = block_costs(unet, images, noise_steps)
+print("inside of each block (MiB):", *[f"{cost.inside_bytes / 2**20:.1f}" for cost in costs])
+best = best_blocks(costs, int(0.67 * activation_peak(costs, ())))
+peaks = {}
+for way, chosen in {"none": (), "every block": range(len(costs)), "best set": sorted(best)}.items():
+    checkpoint_blocks(unet, only=chosen)
+    peaks[way] = measure(lambda: F.mse_loss(unet(images, noise_steps), images).backward(), model=unet, timed_steps=0).peak_bytes
+    saved = activation_peak(costs, ()) - activation_peak(costs, chosen)
+    print(f"{way:<11} blocks {','.join(map(str, chosen)):<13} saved {format_bytes(saved):>9} (predicted)",
+          f"{format_bytes(peaks['none'] - peaks[way]):>9} (measured), {recompute_flops(costs, chosen) / 1e9:.2f} billion operations repeated")
 
 # %% [markdown]
-# So ask for the cheapest set under a budget. `best_blocks(costs, limit)` finds it exactly, from counted
-# bytes and operations; in the lab you write it. The budget here is two thirds of the activations. **Predict:**
-# what each choice saves is the difference of `activation_peak`.
-
-# %%
-def image_step(name, chosen):
-    network = checkpoint_blocks(networks[name], only=chosen)
-    network.zero_grad()
-    result = network(*inputs[name])
-    loss = F.mse_loss(result, images) if name == "U-Net" else F.cross_entropy(result, labels)
-    loss.backward()
-
-
-def choices_of(name):
-    blocks = range(len(costs[name]))
-    best = best_blocks(costs[name], int(0.67 * activation_peak(costs[name], ())))
-    return {"none": (), "every 2nd": blocks[::2], "every block": blocks, "best set": sorted(best)}
-
-
-# %%
-for name, network in networks.items():
-    image_steps = {way: partial(image_step, name, chosen) for way, chosen in choices_of(name).items()}
-    found = [measure(step, model=network, name=way, timed_steps=0) for way, step in image_steps.items()]
-    for run, chosen in zip(found, choices_of(name).values(), strict=True):
-        saved = activation_peak(costs[name], ()) - activation_peak(costs[name], chosen)
-        print(f"{name:<9} {run.name:<11} blocks {','.join(map(str, chosen)):<15} saved {format_bytes(saved):>9}",
-              f"(predicted) {format_bytes(found[0].peak_bytes - run.peak_bytes):>9} (measured),",
-              f"{recompute_flops(costs[name], chosen) / 1e9:5.2f} billion operations repeated")
-    repeated = [recompute_flops(costs[name], chosen) / 1e9 for chosen in choices_of(name).values()]
-    show(draw_tradeoff(found, repeated, title=f"{name}: peak against operations",
-                       cost_label="operations repeated (billions, counted)"),
-         alt=f"Measured peak of {name} against the operations repeated: no checkpoint, every 2nd block, every block, "
-         "and the best set under a budget.")
-
-# %% [markdown]
-# **Read it.** In the U-Net a few blocks bring most of what all of them bring, and the prediction holds. In ResNet-18 it
-# does not, because it counts activations alone: nearly all gradients exist when backward reaches the large activations
-# of the first blocks. "Checkpoint everything" is for equal blocks; here it pays for some that
-# give little back.
+# **Read it.** Three blocks bring most of what all seven bring, for less than half the operations.
 #
-# ## 4. Layers that are too small
-#
-# The usual mistake: every layer. A checkpoint keeps its input, and it pays only if the layer would
-# keep *more*. A linear layer keeps just its input. A ReLU keeps its result, which is the next
-# layer's input anyway. Checkpoint each of them by itself:
+# **Tiny layers.** The usual mistake: every layer. A checkpoint keeps its input, so it pays only if the layer would keep
+# *more*. A linear layer keeps just its input, and a ReLU its result, which is the next layer's input anyway.
 
 # %%
-WRAPS = {
-    "no checkpoint": lambda chain: checkpoint_blocks(chain, every=0),
-    "each tiny layer": lambda chain: checkpoint_blocks(chain),
-    "segments of 4 layers": lambda chain: checkpoint_blocks(in_segments(chain, 4)),
-}
+WRAPS = {"no checkpoint": lambda chain: checkpoint_blocks(chain, every=0),
+         "each tiny layer": lambda chain: checkpoint_blocks(chain),
+         "segments of 4 layers": lambda chain: checkpoint_blocks(in_segments(chain, 4))}
 
 
 def chain_run(name):
     layers = [layer for _ in range(10) for layer in (nn.Linear(128, 128), nn.ReLU())]
-    chain = WRAPS[name](nn.Sequential(*layers))
-    chain = nn.Sequential(*chain).to(device)
+    chain = nn.Sequential(*WRAPS[name](nn.Sequential(*layers))).to(device)
     x = torch.randn(8192, 128, device=device)
     return measure(lambda: chain(x).sum().backward(), model=chain, name=name, timed_steps=0)
 
 
 chains = [chain_run(name) for name in WRAPS]
 assert chains[1].peak_bytes > 1.4 * chains[0].peak_bytes, "tiny segments cost: was WRAPS changed?"
-compare(chains, title="Twenty tiny layers")
+for run in chains:
+    print(f"{run.name:<21} peak {format_bytes(run.peak_bytes)} (measured)")
 
 # %% [markdown]
-# **Read it.** Wrapping each layer *raises* the peak: now both inputs of a pair stay, where one tensor was
-# enough. Segments of four do save. Checkpoint what is large inside and small at the edge: a block, not a layer.
+# **Read it.** Wrapping each layer *raises* the peak: both inputs of a pair stay, where one tensor was
+# enough. Checkpoint what is large inside and small at the edge: a block, not a layer.
 #
-# **Question.** Eight pairs of linear layer and ReLU, each of the layers checkpointed by itself. How many
-# inputs are kept for backward?
+# **Question.** Eight pairs of linear layer and ReLU, each layer checkpointed by itself. How many inputs are kept?
 
 # %%
 kept_inputs = ...
 check("05.tiny_layers", kept_inputs)
 
 # %% [markdown]
-# ## 5. The trap of batch norm
+# ### Break it, diagnose it
 #
-# BatchNorm's forward has a side effect: it moves its running statistics, which evaluation uses.
-# Recomputation runs forward again, so they move twice a step. Three steps of the U-Net with batch norm,
-# by PyTorch's plain checkpoint and by ours, which holds the statistics still while it recomputes.
+# A colleague checkpoints every block of a fine-tune and sees next to no saving. Only the last block and the head are
+# trained. Why?
+
+# %%
+for way in ("none", "every block"):
+    model, optimizer = build(way, device=device)
+    for part in (model.embed, *model.blocks[:-1]):
+        part.requires_grad_(False)
+    step = partial(one_step, model, optimizer)
+    peak = measure(step, model=model, optimizer=optimizer, timed_steps=0).peak_bytes
+    print(f"eight of nine blocks frozen, {way:<11}: peak {format_bytes(peak)} (measured)")
+
+# %% [markdown]
+# **Diagnose it.** Autograd keeps activations only where a gradient will pass. Below the lowest trained parameter none
+# does. (With adapters in *every* block, lesson 06, checkpointing pays again.)
+#
+# ## 4. What it can break
+#
+# **Batch norm.** Its forward has a side effect: it moves the running statistics that evaluation uses. Recomputation runs
+# forward again, so they move twice a step. Three steps of a U-Net, by PyTorch's plain checkpoint and by ours, which
+# holds the statistics still meanwhile.
 
 # %%
 def trained(**how):
     torch.manual_seed(0)
-    model = UNet((16, 32, 32), norm="batch", dropout=0.1)
-    checkpoint_blocks(model, **how)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for _ in range(3):
-        x, when = torch.randn(8, 3, 16, 16), torch.randint(0, 1000, (8,))
+    model = checkpoint_blocks(UNet((16, 32, 32), norm="batch", dropout=0.1), **how)
+    optimizer, when = torch.optim.SGD(model.parameters(), lr=0.05), torch.arange(8)
+    *batches, held_out = torch.randn(4, 8, 3, 16, 16)
+    for x in batches:
         optimizer.zero_grad()
         loss = F.mse_loss(model(x, when), x)
         loss.backward()
         optimizer.step()
-    model.eval()
-    x, when = torch.randn(8, 3, 16, 16), torch.randint(0, 1000, (8,))  # a batch of its own
     with torch.no_grad():
-        held_out = F.mse_loss(model(x, when), x)
-    updates = int(model.middle.norm1.num_batches_tracked)
-    return loss.item(), held_out.item(), updates
+        evaluated = F.mse_loss(model.eval()(held_out, when), held_out)
+    return loss.item(), evaluated.item(), int(model.middle.norm1.num_batches_tracked)
 
 
 # %%
-found = {
-    "no checkpoint": trained(every=0),
-    "plain checkpoint": trained(freeze_statistics=False),
-    "statistics held still": trained(),
-}
+found = {"no checkpoint": trained(every=0), "plain checkpoint": trained(freeze_statistics=False), "statistics held still": trained()}
 for name, (loss, held_out, updates) in found.items():
     print(f"{name:<22} training loss {loss:.6f}   evaluation loss {held_out:.6f}   updates {updates}")
 without, twice, still = found.values()
@@ -497,18 +400,12 @@ assert without[0] == twice[0] == still[0], "training losses are equal: is the se
 assert twice[1] != without[1] == still[1], "only statistics updated twice change the evaluation"
 
 # %% [markdown]
-# **Read it.** The training loss is the same to the last digit, so no training curve shows it. The evaluation
-# loss is not. The cure is a context around recomputation alone (`context_fn`), in which the norms update
-# copies of their statistics; the lab lets you write it.
+# **Read it.** The training loss is the same to the last digit, so no training curve shows it. The evaluation loss is
+# not. The cure is a context around recomputation alone (`context_fn`): you write it in the lab. GroupNorm, LayerNorm
+# and RMSNorm keep no running statistics.
 #
-# <div class="alert alert-warning"><b>Trap.</b> This was
-# <a href="https://github.com/pytorch/pytorch/issues/96136">asked of PyTorch in 2023</a>.
-# GroupNorm, LayerNorm and RMSNorm keep no running statistics.</div>
-#
-# ## 6. What does not repeat
-#
-# Torch's random state is replayed; Python's and NumPy's are not, and neither is a counter. PyTorch compares shapes,
-# dtypes and devices of what is saved, no values.
+# **What does not repeat.** Torch's random state is replayed; Python's and NumPy's are not. PyTorch compares the shapes of
+# what is recomputed with those of forward, and no values. So ask before you train: `check_repeatable` runs a block twice.
 
 # %%
 class Jitter(nn.Module):
@@ -518,50 +415,20 @@ class Jitter(nn.Module):
         return x.sin() * (1 + random.random())
 
 
-class Alternates(nn.Module):
-    """Takes another branch, with other shapes, at every second call."""
-
-    def forward(self, x):
-        self.forwards = getattr(self, "forwards", 0) + 1
-        return x.sin() if self.forwards % 2 else x.chunk(2, dim=-1)[0].sin().repeat(1, 2)
-
-
-# %%
-def gradient_of(part):
-    random.seed(0)
-    torch.manual_seed(0)
-    block = checkpoint_blocks([nn.Sequential(nn.Linear(8, 8), part)])[0]
-    loss = block(torch.randn(4, 8)).square().sum()
-    with recompute_explained():
-        loss.backward()
-    return block[0].weight.grad
-
-
+block = nn.Sequential(nn.Linear(8, 8), Jitter())
+with recompute_explained():  # other shapes would raise, in words
+    checkpoint(block, torch.randn(4, 8), use_reentrant=False).sum().backward()
+print("backward raised nothing")
 try:
-    gradient_of(Alternates())
+    check_repeatable(block, torch.randn(4, 8))
 except NotRepeatableError as error:
-    print(error)
+    print(str(error).partition(", with")[0])
 
 # %% [markdown]
-# With other *values* PyTorch finds nothing: the next cell raises no error in backward. So ask before you train.
-# `check_repeatable` runs a block twice with the same random state, and names the first part that differs.
-
-# %%
-print("backward raised nothing; the gradient is", gradient_of(Jitter())[0, :3])
-for part in (nn.Dropout(0.5), Jitter()):
-    block = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.GELU(), part))
-    try:
-        check_repeatable(block, torch.randn(4, 8))
-        print(f"{type(part).__name__}: repeatable")
-    except NotRepeatableError as error:
-        print(f"{type(part).__name__}: {error}")
-
-# %% [markdown]
-# ## 7. Logits are activations too
+# ## 5. Logits are activations too
 #
-# With a large vocabulary the peak stands between forward and backward, and no checkpoint of a block
-# lowers it. The cure is the same idea: compute the logits for some tokens, reduce them to a sum of losses,
-# forget them, and compute them again in backward. By hand, with a checkpoint for each chunk:
+# With a large vocabulary the peak stands between forward and backward, where no checkpoint of a block lowers it. The cure is the same idea: logits for some tokens at a time, reduced to a sum of losses, forgotten, and computed
+# again.
 
 # %%
 def whole_loss(hidden, head, targets):
@@ -577,41 +444,28 @@ def chunked_loss(hidden, head, targets, chunks=8):
 
 
 # %% [markdown]
-# **Predict.** One tensor of logits takes $4 \cdot 512 \cdot 16{,}000$ bytes, 31 MiB. The plain loss holds
-# two to three of them at once, the chunked one an eighth of that.
+# **Predict.** A tensor of logits takes $4 \cdot 512 \cdot 16{,}000$ bytes, 31 MiB. The plain loss holds two to three, the
+# chunked one an eighth of that.
 
 # %%
 torch.manual_seed(0)
 head = nn.Linear(64, 16_000, bias=False).to(device)
 hidden = torch.randn(512, 64, device=device, requires_grad=True)
 targets = torch.randint(0, 16_000, (512,), device=device)
-
-
-def loss_step(loss_of):
-    head.zero_grad()
-    hidden.grad = None
-    loss = loss_of(hidden, head, targets)
-    loss.backward()
-    return loss.item()
-
-
-# %%
-loss_runs, found = [], []
+loss_runs, found, gradients = {}, [], partial(torch.autograd.grad, inputs=[hidden, head.weight])
 for loss_of in (whole_loss, chunked_loss):
-    loss_runs.append(measure(partial(loss_step, loss_of), model=head, name=loss_of.__name__, timed_steps=2))
-    found.append((loss_step(loss_of), hidden.grad, head.weight.grad.clone()))
-(whole, *gradients), (chunked, *others) = found
-gaps = [f"{(a - b).abs().max().item():.1e}" for a, b in zip(gradients, others, strict=True)]
-print(f"loss {whole:.6f} and {chunked:.6f}; largest difference of gradients: hidden {gaps[0]}, head {gaps[1]}")
-torch.testing.assert_close(gradients, others)
-assert loss_runs[1].peak_bytes < loss_runs[0].peak_bytes / 2, "in chunks under half: use more chunks"
-compare(loss_runs, title="A loss over a vocabulary of 16,000")
+    run = measure(lambda: gradients(loss_of(hidden, head, targets)), model=head, timed_steps=0)
+    loss_runs[loss_of.__name__] = run.peak_bytes
+    found.append(gradients(loss_of(hidden, head, targets)))
+print({name: format_bytes(peak) for name, peak in loss_runs.items()}, "at the peak (measured)")
+torch.testing.assert_close(*found)  # both gradients agree
+assert loss_runs["chunked_loss"] < loss_runs["whole_loss"] / 2, "in chunks under half: use more chunks"
 
 # %% [markdown]
-# **Read it.** Loss and both gradients agree, and the peak falls to a fifth; the price is one more product with the
-# head, and here more time. Fused forms repeat none, such as [Liger Kernel's](https://github.com/linkedin/Liger-Kernel).
+# **Read it.** The gradients agree, and the peak falls to a fifth; the price is one more product with the head. Fused
+# forms repeat none, such as [Liger Kernel's](https://github.com/linkedin/Liger-Kernel).
 #
-# ## 8. Scale up: 1.3 billion parameters on 40 GB
+# ## 6. Scale up: 1.3 billion parameters on 40 GB
 #
 # The same `build` and a real size: GPT-3 XL's 24 layers and width of 2,048 (Brown and others 2020, Table 2.1),
 # with 16 heads in place of its 24 and the blocks of our transformer, 4 sequences of 2,048 tokens, bf16
@@ -634,11 +488,6 @@ def large_step(model, optimizer):
     optimizer.step()
 
 
-with torch.device("meta"):
-    count = sum(p.numel() for p in Transformer(large).parameters())
-print(f"{count:,} parameters; 16 bytes each: {format_bytes(16 * count)}, 12: {format_bytes(12 * count)} (predicted)")
-
-
 # %%
 large_runs = []
 for way in ("none", "every 2nd", "selective", "every block"):
@@ -651,33 +500,26 @@ assert large_runs[-1].peak_bytes < room, "every block checkpointed, it fits: low
 compare(large_runs, title="1.3 billion parameters, 4 x 2,048 tokens")
 
 # %% [markdown]
-# **Read it.** Activations differ most. *Cast weights* are autocast's bf16 copies of the matrices (lesson 02). What the
-# logits take differs, too, because the bars show two moments. With checkpoints the peak lies in the loss: the logits
-# and their log-softmax in bf16, and the latter's fp32 copy, which CUDA's autocast makes. Without checkpoints it lies
-# where backward begins: the logits are gone, and a gradient stands beside the copy.
-#
-# A simulation has no time. Its arithmetic can be counted, though not in the same run: a counter keeps tensors
-# alive that checkpointing drops. Operations are a line in depth, so two and four layers say it all.
+# **Read it.** Activations differ most. *Cast weights* are autocast's bf16 copies of the matrices (lesson 02). With
+# checkpoints the peak lies in the loss (section 5). A simulation has no time, but its arithmetic can be counted:
 
 # %%
-def operations_at(way, layers, trained):
-    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+def large_operations(way, trained=""):
+    def model_of(layers):
         model = checkpoint_blocks(Transformer(replace(large, layers=layers)), **WAYS[way])
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(trained in name)
-        large_loss(model).backward()
-    return counter.get_total_flops()
+        return model
 
-
-def large_operations(way, trained=""):
-    two, four = operations_at(way, 2, trained), operations_at(way, 4, trained)
-    return two + (large.layers - 2) // 2 * (four - two)
+    return operations_of(model_of, large_loss, large.layers)
 
 
 plain_operations = large_operations("none")
 more = [100 * (large_operations(run.name) / plain_operations - 1) for run in large_runs]
 frozen = 100 * (large_operations("every block", "embed") / large_operations("none", "embed") - 1)
 print(f"every block: {more[-1]:.0f}% more operations; with all weights but the embedding frozen {frozen:.0f}% (counted)")
+
+# %% jupyter={"source_hidden": true}
 figure = draw_tradeoff(large_runs, more, limit_bytes=room, title="1.3 billion parameters on a card of 40 GB",
                        cost_label="more operations than without checkpointing (%, counted)")
 show(figure, alt="Simulated peaks of a 1.3-billion-parameter step against extra operations, with the memory of "
@@ -686,11 +528,11 @@ recorded_table("gpt1b_recompute", where={"micro_batch": 4},
                columns=["checkpointed", "first_loss", "peak_bytes", "median_step_seconds"])
 
 # %% [markdown]
-# **Read it.** *Selective* fits and repeats no product. Frozen weights need no gradients, so
-# their backward is one part, not two, and a forward again costs more of it. These are counts.
-# How well do they tell seconds? Korthikanti and others (2022) published the times of one layer of a 22B model.
+# **Read it.** *Selective* fits and repeats no product. Frozen weights need no gradients, so their backward is one part,
+# not two, and a forward again costs more of it. How well do counts tell seconds? Korthikanti and others (2022)
+# published the times of one layer of a 22B model.
 
-# %% tags=["nbval-check-output"]
+# %% tags=["nbval-check-output"] jupyter={"source_hidden": true}
 from evidence.validation.tables import source, table
 
 print(source("korthikanti_table4"))
@@ -698,139 +540,37 @@ rows = {row["experiment"]: row for row in table("korthikanti_table4")}
 for name, row in rows.items():
     print(f"{name:<28} forward {row['forward_ms']:>4} ms   backward {row['backward_ms']:>4} ms",
           f"  {row['overhead_pct'] or 0:>3}% more (published)")
-base = rows["baseline no recompute"]
-forward_share = float(base["forward_ms"]) / float(base["combined_ms"])
-print(f"forward is {100 * forward_share:.0f}% of a layer's time there, not 33%")
 
 # %% [markdown]
-# **Read it.** Recomputing all cost 39% of a layer's time, not 33%: a backward takes less than two forwards there. *Selective* means another way there: it drops only the attention scores and repeats
-# their products, for 7%. Today's fused attention never keeps those scores.
-#
-# Real A100s with 40 GB trained 1.3B, too. llm-foundry published these runs; there each GPU holds an eighth of
-# the states (lesson 09), and their model keeps fewer activations: more sequences fit than in our figure.
-
-# %% tags=["nbval-check-output"]
-print(source("llm_foundry").split(",")[0])
-for row in table("llm_foundry"):
-    if (row["model"], row["gpu"], row["n_gpus"]) == ("1b", "a100_40gb", "8"):
-        ratio = float(row["hfu_pct"]) / float(row["mfu_pct"])
-        print(f"{row['seq_len']:>6} tokens x {row['micro_batch_size']:>2} a GPU   checkpointing: "
-              f"{row['activation_checkpointing']:<5}   MFU {row['mfu_pct']:>5}%   HFU {row['hfu_pct']:>5}%   "
-              f"HFU/MFU {ratio:.3f} (published)")
-
-# %% [markdown]
-# **Read it.** HFU charges a whole forward more where blocks are recomputed, MFU does not: their ratio is 1.333, four
-# parts to three. That is the source of "checkpointing costs 33%": a rule of
-# counting, for one way among many.
-#
-# ## When to use which
+# **Read it.** Recomputing all cost 39% of a layer's time, not 33%: a backward takes less than two forwards there.
+# *Selective* means another way there: it drops only the attention scores and repeats their products, for 7%. Today's
+# fused attention never keeps those scores. "Checkpointing costs 33%" is a rule of counting, for one way among many.
 #
 # | way | use when | costs | does not help |
 # |---|---|---|---|
 # | none | it fits | nothing | |
-# | selective by operation | activations are a little too large | dispatch in Python (section 2), memory for products | small kernels; if the products are what fills the card |
+# | selective by operation | activations are a little too large | dispatch in Python, memory for products | small kernels |
 # | every 2nd block, or a best set | a part is enough | its share of a forward | where the last block or the logits are the peak |
 # | every block | it must fit | up to a forward | states, logits, optimizer temporaries |
 # | chunked loss | the vocabulary is large | one product with the head | small vocabularies |
-# | the compiler's budget (last section) | you compile anyway | compile time | code that breaks the graph |
+# | the compiler's budget (On Monday) | you compile anyway | compile time | code that breaks the graph |
 
-# %%
+# %% jupyter={"source_hidden": true}
 for way in ("none", "every block"):
-    run = runs[way]
-    score("05", f"nine blocks, {way}", peak_bytes=run.peak_bytes, step_seconds=run.median_step_seconds)
+    score("05", f"nine blocks, {way}", peak_bytes=runs[way].peak_bytes, step_seconds=statistics.median(seconds[way]))
 for run in large_runs:
     score("05", f"1.3B on an A100 40GB, {run.name}", peak_bytes=run.peak_bytes, evidence=run.evidence)
 scoreboard("05")
 
 # %% [markdown]
-# ## Break it, diagnose it
-#
-# A colleague checkpoints every block of a fine-tune and sees no saving. Only the last block and
-# the head are trained, the rest is frozen. Look at the two peaks. Why does checkpointing bring nothing?
-
-# %%
-def frozen_run(way):
-    model, _ = build(way, device=device)
-    model.embed.requires_grad_(False)
-    for block in model.blocks[:-1]:
-        block.requires_grad_(False)
-
-    def frozen_step():
-        model.zero_grad()
-        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
-
-    return measure(frozen_step, model=model, name=way, timed_steps=0)
-
-
-frozen = [frozen_run(way) for way in ("none", "every block")]
-compare(frozen, title="Eight of nine blocks frozen")
-
-# %% [markdown]
-# **Diagnose it.** Autograd keeps activations only where a gradient will pass. Below the lowest trained
-# parameter none does, so eight blocks keep nothing, checkpointed or not, and the ninth is the last. (With adapters in
-# *every* block, lesson 06, checkpointing pays again.)
-#
-# ## Optional: let the compiler choose
-#
-# `torch.compile` decides for each *operation* what is kept. `activation_memory_budget` is its dial: 1.0 keeps what its
-# default would, 0.0 as little as it can. Beside it, the best sets of whole blocks. The backend here only partitions the
-# graph, so it needs no C++ compiler.
-
-# %%
-import torch._functorch.config as functorch_config
-
-three_layers = replace(small, layers=3)
-attention_flops = 4 * sequences * 128**2 * width
-
-
-def squared(model):
-    return model(tokens[:, :-1]).square().mean()
-
-
-def cost_of(model, loss_of, name):
-    return step_cost(model, partial(loss_of, model), attention_flops=attention_flops, name=name)
-
-
-compiled = {}
-for share in (1.0, 0.5, 0.0):
-    torch.compiler.reset()
-    model, loss_of = Transformer(three_layers).to(device), torch.compile(squared, backend="aot_eager_decomp_partition")
-    with functorch_config.patch(activation_memory_budget=share):
-        compiled[share] = cost_of(model, loss_of, f"compiler {share}")
-by_budget = [compiled[share].kept_bytes for share in (0.0, 0.5, 1.0)]
-assert by_budget == sorted(set(by_budget)), "a smaller budget keeps less: was the model changed?"
-
-# %%
-model = Transformer(three_layers).to(device)
-three_costs = block_costs(model, tokens[:, :-1])
-by_blocks = []
-for share in (1.0, 0.75, 0.5):  # less cannot be reached by whole blocks
-    chosen = sorted(best_blocks(three_costs, int(share * activation_peak(three_costs, ()))))
-    checkpoint_blocks(model, only=chosen)
-    by_blocks.append(cost_of(model, squared, f"blocks {chosen}"))
-rows = [*compiled.values(), *by_blocks]
-more = [100 * (row.product_flops / by_blocks[0].product_flops - 1) for row in rows]
-figure = draw_tradeoff([row.run for row in rows], more, title="Three blocks: the compiler's choice and whole blocks",
-                       cost_label="more operations than without checkpointing (%, counted)")
-show(figure, alt="Measured peak against counted operations: the compiler's middle budget saves much for little, whole "
-     "blocks reach lower peaks at more operations.")
-
-# %% [markdown]
-# **Read it.** The compiler is finer: at 1.0 it lowers the peak and repeats no product. But its dial governs what
-# *stays* until backward, not the peak: with 0.0 backward recomputes the whole model at once. Whole blocks come back one
-# at a time: lower ([PyTorch](https://pytorch.org/blog/activation-checkpointing-techniques/)).
-#
 # ## Recap
 #
 # - A checkpoint keeps inputs and the random state, and runs forward again: the same bits, fewer bytes.
 # - The peak is all kept inputs and the largest thing being recomputed.
 # - Its price is counted in operations (at most a third, half with frozen weights) and paid in time (39% in one published layer).
-# - Tiny layers, last blocks and frozen parts give nothing back.
-# - Batch norm breaks, and so do random numbers from outside torch (Python, NumPy).
+# - Tiny layers, last blocks and frozen parts give nothing back; batch norm and foreign random numbers break.
 #
-# ### Test yourself
-#
-# A step runs out of memory in the loss, with every block checkpointed. What do you change?
+# **Test yourself.** A step runs out of memory in the loss, with every block checkpointed. What do you change?
 #
 # <details><summary>Answer</summary>
 #
@@ -839,14 +579,50 @@ show(figure, alt="Measured peak against counted operations: the compiler's middl
 #
 # </details>
 #
-# ### Where next
-#
-# Do the [lab](../../labs/intermediate/05_checkpointing.ipynb), in a copy: `make my-labs`. Then compare with the
-# [solution](../../solutions/intermediate/05_checkpointing.ipynb). Next: [notebook 05a](05a_trusting_simulation.ipynb).
+# **Where next.** Do the [lab](../../labs/intermediate/05_checkpointing.ipynb), in a copy: `make my-labs`. Then compare with
+# the [solution](../../solutions/intermediate/05_checkpointing.ipynb). Next: [notebook 05a](05a_trusting_simulation.ipynb).
 #
 # **References.** Chen and others, *Training Deep Nets with Sublinear Memory Cost*,
 # [arXiv:1604.06174](https://arxiv.org/abs/1604.06174). Korthikanti and others, *Reducing Activation
 # Recomputation in Large Transformer Models*, [arXiv:2205.05198](https://arxiv.org/abs/2205.05198), Table 4.
 # Brown and others, *Language Models are Few-Shot Learners*, [arXiv:2005.14165](https://arxiv.org/abs/2005.14165),
-# Table 2.1. PyTorch,
-# [torch.utils.checkpoint](https://docs.pytorch.org/docs/stable/checkpoint.html).
+# Table 2.1. PyTorch: [torch.utils.checkpoint](https://docs.pytorch.org/docs/stable/checkpoint.html), and
+# [the choice of the compiler](https://pytorch.org/blog/activation-checkpointing-techniques/).
+
+# %% [markdown]
+# ## On Monday
+#
+# **Plain PyTorch.** `model.blocks` is your list of equal blocks (perhaps `model.layers`). Do it once, before
+# `fully_shard(block)`, `DistributedDataParallel` or `torch.compile`:
+#
+# ```python
+# from functools import partial
+#
+# from torch.utils.checkpoint import checkpoint
+#
+# for block in model.blocks:
+#     block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+# ```
+#
+# **transformers.** On any of its models, before peft's wrap (`Trainer` does it with `activation_checkpointing=True`;
+# accelerate's FSDP with `fsdp_activation_checkpointing: true`, instead and not as well). Earlier releases say
+# `gradient_checkpointing` wherever this one says `activation_checkpointing`:
+#
+# ```python
+# model.config.use_cache = False
+# model.activation_checkpointing_enable({"use_reentrant": False})
+# model.train()
+# ```
+#
+# **You compile anyway?** Let the compiler choose operations, from 1.0, its default, to 0.0, as little kept as it can:
+#
+# ```python
+# import torch
+# import torch._functorch.config as functorch_config
+#
+# functorch_config.activation_memory_budget = 0.5
+# model = torch.compile(model)
+# ```
+#
+# **Look at** the first losses (unchanged) and `torch.cuda.max_memory_allocated()` (lower). If it
+# is not, the peak is not in the blocks: see sections 3 and 5.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from utils.checked import check_public
 from utils.memory import Measurement, measure
 
-__all__ = ["StepCost", "step_cost"]
+__all__ = ["StepCost", "kept_bytes", "step_cost"]
 
 # A fused attention's backward computes two and a half forwards (Dao 2023, arXiv:2307.08691).
 ATTENTION_BACKWARD = 2.5
@@ -51,7 +51,7 @@ def step_cost(
 
     step()
     run = measure(step, model=model, name=name, timed_steps=0)
-    return StepCost(run, _product_flops(step, attention_flops), _kept_bytes(model, loss_of))
+    return StepCost(run, _product_flops(step, attention_flops), kept_bytes(model, loss_of))
 
 
 def _product_flops(step: Callable[[], Any], attention_flops: float) -> float:
@@ -65,8 +65,8 @@ def _product_flops(step: Callable[[], Any], attention_flops: float) -> float:
     return products + forwards * attention_flops
 
 
-def _kept_bytes(model: nn.Module, loss_of: Callable[[], Tensor]) -> int:
-    """Of all that autograd saves but parameters, each storage once."""
+def kept_bytes(model: nn.Module, loss_of: Callable[[], Tensor]) -> int:
+    """Bytes of all that autograd saves for backward but parameters, each storage once."""
     own = {parameter.data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 

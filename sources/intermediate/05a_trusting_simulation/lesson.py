@@ -11,15 +11,16 @@
 #
 # {{badges}}
 #
-# **Promise.** You build a memory simulator in about 30 lines, test it against this machine's own
-# allocator, find where it is wrong, and then run a step of a 7-billion-parameter model on a card
-# that you do not have, knowing what that number is worth.
+# **The question.** A step that never ran is said to take 21.6 GiB of a card that you do not have. How far do you trust
+# that number?
+#
+# **Promise.** You build a memory simulator in about 30 lines, test it against this machine's own allocator, find where
+# it is wrong and why, and then simulate a step of 7 billion parameters, knowing what its number is worth.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
 # | 25 | any laptop; no GPU is used | about 20 seconds of computing |
-
-# %% [markdown]
+#
 # ## A bet
 #
 # A simulator sees the shapes of all tensors and their lifetimes, and no data. How far from the
@@ -31,8 +32,7 @@ my_bet_percent = 20
 # %% tags=["setup"]
 here = setup("intermediate/05a")
 
-# %%
-import time
+# %% jupyter={"source_hidden": true}
 import weakref
 from itertools import islice
 
@@ -45,7 +45,6 @@ from torch.utils._pytree import tree_leaves
 
 from utils import Transformer, TransformerConfig, budget, compare, draw_over_time, draw_timeline
 from utils import format_bytes, measure, model_shape, resnet, score, scoreboard, show, simulate
-from utils.simulation import SimulationError
 from utils.simulation.devices import simulated_device
 from utils.techniques.library import bitsandbytes_problem
 
@@ -72,7 +71,8 @@ show(draw_over_time(pair, "activations", title="Activations through one step, wi
      alt="Two panels of activations through a training step, one measured and one simulated: the same hill.")
 
 # %% [markdown]
-# **Read it.** The hills are equally high; widths count the allocator's events. The one on the left ran. On the right no number was ever multiplied by another.
+# **Read it.** The hills are equally high; widths count the allocator's events. The one on the left ran. On the right no
+# number was ever multiplied by another.
 #
 # ## 1. A tensor without data
 #
@@ -258,10 +258,8 @@ def step_7b(model, optimizer, sequences=1):
 
 
 # %%
-started = time.perf_counter()
 llama = simulate(build_7b, step_7b, device="RTX 4090", items=2048, unit="tokens", name="Llama-2-7B with LoRA")
 print(llama)
-print(f"simulated in {time.perf_counter() - started:.1f} s")
 show(draw_timeline(llama), alt="Simulated memory of a 7B step with adapters: a wide base of frozen parameters, activations "
      "that rise through forward and fall through backward.")
 
@@ -278,12 +276,26 @@ except torch.OutOfMemoryError as error:
     print(error)
 
 # %% [markdown]
+# **What the card sees.** A GPU's allocator takes *segments* of memory from the card and cuts pieces from them. Freed
+# pieces stay with it, and a gap that fits no request is lost. `nvidia-smi` shows the segments. The simulator replays that
+# allocator over the step's requests, by the rules of PyTorch's source.
+
+# %%
+print(f"alive at the peak     {format_bytes(llama.peak_bytes):>10}")
+print(f"reserved by segments  {format_bytes(llama.reserved_bytes):>10}")
+print(f"gaps and rounding     {llama.reserved_bytes / llama.peak_bytes - 1:10.1%}")
+left = simulated_device("RTX 4090").usable_bytes - llama.reserved_bytes
+print(f"left on the card      {format_bytes(left):>10}")
+assert llama.peak_bytes <= llama.reserved_bytes, "segments hold all that is alive: run from the top"
+
+# %% [markdown]
+# **Read it.** A real card fails on what is reserved. The peak counted what is alive; gaps take part of it.
+#
 # ## 6. Against published peaks
 #
 # Your laptop cannot check a 24 GB card. Others measured real ones and published what they saw. litgpt's tables give the
 # peak of LoRA steps on an A100 with 40 GB. The simulator runs litgpt's model and step, written
-# after its code. For phi, shown here, nothing is fitted to the rows; `make validate` prints all, with the errors of
-# other tools on the same rows.
+# after its code. For phi, shown here, nothing is fitted to the rows; `make validate` prints all.
 
 # %%
 from evidence.validation.simulation_published import litgpt_comparisons
@@ -315,107 +327,10 @@ for row in megatron_comparisons(platforms=("dev_dgx_a100",)):
     assert abs(row.error) < 0.03, f"{row.quantity}: over 3% off; run `make validate` for all rows"
 
 # %% [markdown]
-# ## 7. What the card sees: reserved memory
+# ## Recap: when to trust it
 #
-# A GPU's allocator takes *segments* of memory from the card and cuts pieces from them. Freed pieces stay with it, and
-# a gap that fits no request is lost. `nvidia-smi` shows the segments. The simulator replays
-# that allocator over the step's requests, by the rules of PyTorch's source.
-
-# %%
-print(f"alive at the peak     {format_bytes(llama.peak_bytes):>10}")
-print(f"reserved by segments  {format_bytes(llama.reserved_bytes):>10}")
-print(f"gaps and rounding     {llama.reserved_bytes / llama.peak_bytes - 1:10.1%}")
-left = simulated_device("RTX 4090").usable_bytes - llama.reserved_bytes
-print(f"left on the card      {format_bytes(left):>10}")
-assert llama.peak_bytes <= llama.reserved_bytes, "segments hold all that is alive: run from the top"
-
-# %% [markdown]
-# **Read it.** A real card fails on what is reserved. "To spare" in section 5 counted what is alive; gaps take part of it.
-#
-# ## 8. A script written for a GPU
-#
-# Most training scripts name the card: `.to("cuda")`, `torch.autocast("cuda")`. They simulate as they stand.
-# `cuda` is the simulated card, and what never moves there is in the host's memory. Here is a script with mixed
-# precision and a copy of the model for averages (EMA).
-
-# %%
-import copy
-
-
-def build_script():
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = nn.Sequential(nn.Linear(784, 4096), nn.GELU(), nn.Linear(4096, 10)).to(device)
-    model.ema = [copy.deepcopy(model)]  # a copy takes all along that the model holds by now
-    model.images = [torch.randn(60_000, 784)]  # so the data set comes later; it stays on the host
-    model.scaler = torch.amp.GradScaler()
-    return model, torch.optim.AdamW(model.parameters())
-
-
-def step_script(model, optimizer):
-    images, labels = model.images[0][:256].to("cuda"), torch.randint(10, (256,)).to("cuda")
-    with torch.autocast("cuda"):
-        loss = F.cross_entropy(model(images), labels)
-    model.scaler.scale(loss).backward()
-    model.scaler.step(optimizer)
-    model.scaler.update()
-    optimizer.zero_grad()
-    return loss
-
-
-script = simulate(build_script, step_script, device="RTX 4090", name="A script for a GPU")
-print(script, "\nhost memory:", format_bytes(script.host_bytes))
-
-# %% [markdown]
-# **Read it.** The copy is in the peak, under a name of its own. The data set is not: it is on the host. One line says
-# what had to be assumed. A scaler looks at its gradients for infinities, and here there is nothing to look at.
-#
-# ## 9. When a step asks for a value
-#
-# A step that looks at a *value* cannot run on tensors that have none. The simulator names the line. You may answer in
-# its place: `values={"loss": 1.0}` gives that name a value. `values=True` leaves nothing out: masks select everything,
-# conditions hold, and no way is taken that ends in `return`, `break` or `continue`. That is no upper bound: of two ways
-# the other may take more, and a number may count something. Each result says what it assumed, and at which line.
-# Checks that raise are passed unasked. (Two lines below, as `simulate` runs two steps.)
-
-# %%
-def chatty_step(model, optimizer):
-    loss = step_script(model, optimizer)
-    print(f"loss {loss.item():.2f}")
-
-
-try:
-    simulate(build_script, chatty_step, device="RTX 4090")
-except SimulationError as error:
-    print(error)
-
-assumed = simulate(build_script, chatty_step, device="RTX 4090", values={"loss": 1.0})
-print(*assumed.notes[-2:], sep="\n")
-assert assumed.peak_bytes == script.peak_bytes, "a printed loss takes no memory: is the step the same?"
-
-# %% [markdown]
-# ## 10. What it takes, what it approximates, what it refuses
-#
-# | program | answer | how |
-# |---|---|---|
-# | models of transformers, torchvision, peft, or your own | simulated | unchanged, at full size |
-# | `.to("cuda")`, autocast, `GradScaler`, `torch.cuda.*` | simulated | the card is the simulated one; autocast by CUDA's lists |
-# | attention with masks, dropout, grouped heads | simulated | by the kernel that CUDA takes |
-# | teachers, averaged copies, several models | simulated | return several; the rest is *kept beside the model* |
-# | DDP, FSDP2, tensor and pipeline parallel, accelerate | simulated | one rank of `world=n` |
-# | bitsandbytes' `Linear4bit`, its optimizers, paged or not; `save_on_cpu` | simulated | paged and saved bytes are host memory |
-# | `torch.compile` | approximated | runs as written, a note says so |
-# | optimizers and scalers that read values | approximated | a harmless value is assumed, a note says which |
-# | detectors, boolean indexing, `.item()` | with `values=` | what you assumed and where, in a note; no upper bound, though masks select all |
-# | `assert` and `if ...: raise` on values | simulated | the check passes; a note |
-# | experts chosen by values, `bincount` | with `values=` | give the counts, `{"sizes": [512, 128]}`; `True` sends every token to every expert |
-# | LSTM, GRU, RNN, also packed | approximated | what cuDNN keeps is predicted; a note. On a CPU, oneDNN's LSTM is asked |
-# | derivatives forwards (`jvp`) | approximated | some percent high; a note |
-# | other memory of CPU convolutions | approximated | some kernels' scratch is not stated |
-# | FSDP1, `flex_attention`, `Linear8bitLt`, `.numpy()` | refused | file, line, and what to write instead |
-# | extensions in C++ | refused | until `torch.library.register_fake` says what they return |
-
-# %% [markdown]
-# ## When to trust it
+# A simulator adds storages that are born and subtracts those that die. It is right where PyTorch decides, and errs where
+# kernels do.
 #
 # | question | trust | because |
 # |---|---|---|
@@ -425,16 +340,14 @@ assert assumed.peak_bytes == script.peak_bytes, "a printed loss takes no memory:
 # | reserved memory, fragmentation | to some percent | the allocator is replayed for this step alone, not for all that ran before |
 # | context and libraries | a named constant | differs between drivers |
 #
-# Before you rent a machine, simulate. Before you promise that a run fits to the last gigabyte, measure.
+# Before you rent a machine, simulate, and leave a margin. Before you promise a fit to the last gigabyte, measure.
 
 # %%
 score("05a", llama)
 scoreboard("05a")
 
 # %% [markdown]
-# ### Test yourself
-#
-# Why does the hand-made simulator miss a convolution's copies, but not the activations? And why is a
+# **Test yourself.** Why does the hand-made simulator miss a convolution's copies, but not the activations? And why is a
 # step's *second* run the one to look at?
 #
 # <details><summary>Answer</summary>
@@ -447,3 +360,53 @@ scoreboard("05a")
 #
 # **References.** PyTorch, [Fake tensor](https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html).
 # Touvron and others, *Llama 2*, arXiv:2307.09288. Hu and others, *LoRA*, arXiv:2106.09685.
+
+# %% [markdown]
+# ## On Monday
+#
+# Run it in the course's folder, with its `.venv`. **Plain PyTorch.** Yours are `build()`, which returns model and
+# optimizer, and `step(model, optimizer)`, which trains once; no GPU is needed, and scripts that say `cuda` stay as they
+# are. `docs/simulator.md` says what is taken, what is refused, and how to answer for a value.
+#
+# ```python
+# from utils import simulate
+#
+# expected = simulate(build, step, device="A100 80GB")
+# print(expected)
+# ```
+#
+# **transformers.** Yours is `config`, from `AutoConfig.from_pretrained(...)`: no weights are loaded.
+#
+# ```python
+# import torch
+# from transformers import AutoModelForCausalLM
+# from utils import simulate
+#
+# def build():
+#     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+#     model.config.use_cache = False
+#     return model, torch.optim.AdamW(model.parameters())
+#
+# def step(model, optimizer):
+#     tokens = torch.randint(0, config.vocab_size, (1, 2048))
+#     model(input_ids=tokens, labels=tokens).loss.backward()
+#     optimizer.step()
+#     optimizer.zero_grad()
+#
+# expected = simulate(build, step, device="A100 80GB")
+# print(expected)
+# ```
+#
+# **How far to trust it for yours?** Take a size that runs on the machine you have, and do both:
+#
+# ```python
+# from utils import measure, simulate
+#
+# model, optimizer = build()
+# real = measure(lambda: step(model, optimizer), model=model, optimizer=optimizer, timed_steps=0)
+# expected = simulate(build, step, device="cpu")
+# print(f"simulated / measured = {expected.peak_bytes / real.peak_bytes:.3f}")
+# ```
+#
+# **Look at** `expected.reserved_bytes`, which is what must fit, and at the notes: each assumption stands there. On the
+# rented card compare `torch.cuda.max_memory_allocated()` with `expected.peak_bytes` after the second step.

@@ -1,0 +1,99 @@
+"""Runs the lines of lesson 05's last cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch._functorch.config as functorch_config
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from utils.lessons.blocks import run_block
+from utils.memory import measure
+from utils.models import Transformer, TransformerConfig
+
+from .step_costs import kept_bytes
+
+SMALL = TransformerConfig(vocabulary=64, hidden=64, layers=6, heads=4, feedforward=176)
+BATCH = torch.arange(8 * 128).reshape(8, 128) % 64
+
+
+def _model(layers: int = 6) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(replace(SMALL, layers=layers))
+
+
+def _peak_and_loss(model: nn.Module, loss_of: Callable[[nn.Module], Tensor]) -> tuple[int, float]:
+    def step() -> None:
+        model.zero_grad()
+        loss_of(model).backward()
+
+    peak = measure(step, model=model, timed_steps=0).peak_bytes
+    return peak, float(loss_of(model).detach())
+
+
+def _next_token_loss(model: nn.Module) -> Tensor:
+    return F.cross_entropy(model(BATCH[:, :-1]).flatten(0, 1), BATCH[:, 1:].flatten())
+
+
+def block_1(text: str) -> None:
+    """Every block recomputed: less than half of the peak, the same loss and gradients."""
+    found = []
+    for change in (None, text):
+        model = _model()
+        if change:
+            run_block(change, model=model)
+        found.append(
+            (*_peak_and_loss(model, _next_token_loss), [p.grad for p in model.parameters()])
+        )
+    (peak, loss, gradients), (lower, again, others) = found
+    assert lower < peak / 2, f"the peak falls from {peak:,} bytes to {lower:,}: less than by half"
+    assert loss == again, f"the loss was {loss}, and is {again}"
+    torch.testing.assert_close(others, gradients, rtol=0, atol=0)
+
+
+def block_2(text: str) -> None:
+    """A model of transformers: its own switch lowers the peak, the loss stays."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=176,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+    )
+    model = LlamaForCausalLM(config)
+
+    def loss_of(model: nn.Module) -> Tensor:
+        return model(input_ids=BATCH, labels=BATCH).loss
+
+    peak, loss = _peak_and_loss(model, loss_of)
+    run_block(text, model=model)
+    lower, again = _peak_and_loss(model, loss_of)
+    assert lower < 0.6 * peak, f"the peak falls from {peak:,} bytes to {lower:,}: too little"
+    assert loss == again, f"the loss was {loss}, and is {again}"
+
+
+def block_3(text: str) -> None:
+    """The compiler's dial: fewer bytes wait for backward than by its default, the loss stays."""
+    model, found = _model(layers=1), []
+    before, plain = functorch_config.activation_memory_budget, torch.compile
+    # The partitioner decides; a backend that only partitions needs no C++ compiler.
+    torch.compile = partial(plain, backend="aot_eager_decomp_partition")  # type: ignore[assignment]
+    try:
+        for lines in ("import torch\nmodel = torch.compile(model)", text):
+            torch.compiler.reset()
+            loss_of = partial(_next_token_loss, run_block(lines, model=model)["model"])
+            loss = float(loss_of().detach())  # compiles
+            found.append((kept_bytes(model, loss_of), loss))
+    finally:
+        torch.compile, functorch_config.activation_memory_budget = plain, before
+        torch.compiler.reset()
+    (default, loss), (lower, again) = found
+    assert lower < 0.8 * default, f"{default:,} bytes kept by default, {lower:,} by the budget"
+    assert abs(again - loss) < 1e-5, f"the loss was {loss}, and is {again}"
