@@ -12,7 +12,6 @@ from utils.lessons.lesson_14.placement import crossing_bytes, layouts, places
 from utils.planner import Batch, Cluster, Plan, axis_bytes, estimate, framework, ring_bytes
 from utils.planner.setup import ClusterSetup
 from utils.planner.step_end import data_parallel_seconds
-from utils.simulation import simulate
 
 SHAPE = ModelShape(
     name="tiny",
@@ -32,7 +31,7 @@ LENGTH, MICRO_BATCHES = 32, 4
 @pytest.fixture(scope="module")
 def lesson():
     """What lesson 14 defines, at a sequence of 32."""
-    return lesson_names(TOKENS=LENGTH, simulate=simulate)
+    return lesson_names(TOKENS=LENGTH)
 
 
 @pytest.mark.parametrize("stage", [0, 1])

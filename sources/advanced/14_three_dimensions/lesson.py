@@ -11,21 +11,21 @@
 #
 # {{badges}}
 #
-# **Promise.** You put tensor, pipeline and data parallelism around one model on eight real ranks, and its
-# losses equal those of one process. You plant the three bugs that such code usually has, and see what gives each
-# away. Then 100 and 175 billion parameters on 64 simulated GPUs: the memory of every stage, the bytes on every link,
-# and the order of axes that keeps nearly all of them inside the nodes.
+# **The question.** 64 GPUs, and a model that fits none of them. How do tensor, pipeline and data parallelism share it, so
+# that its losses stay those of one process, every stage fits, and few bytes leave the nodes?
+#
+# **Promise.** You compose three axes on eight real ranks, and see what gives away the three usual bugs. Then 100 and 175
+# billion parameters on 64 simulated GPUs: memory of every stage, bytes on every link.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
 # | 80, and 60 for the lab | any laptop (Linux, macOS, WSL2); beyond Binder's 1 GB | about a minute of computing on two CPU cores |
-
-# %% [markdown]
+#
 # ## A bet
 #
 # 100 billion parameters train on 8 nodes of 8 GPUs: tensor parallel over 4, pipeline over 8, data parallel
 # over 2. Of all bytes that GPUs send in a step, how many percent leave their node, if the axes lie well on the nodes?
-# And if badly? Write two guesses. Section 6 counts.
+# And if badly? Write two guesses. Section 5 counts.
 
 # %%
 my_bet_percent_well, my_bet_percent_badly = 20, 50
@@ -33,9 +33,8 @@ my_bet_percent_well, my_bet_percent_badly = 20, 50
 # %% tags=["setup"]
 here = setup("advanced/14")
 
-# %%
+# %% jupyter={"source_hidden": true}
 import itertools
-import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -47,34 +46,27 @@ import torch.nn.functional as F
 from torch.distributed.tensor.parallel import loss_parallel
 
 from utils import GB, GIB, Batch, Cluster, Evidence, Plan, Transformer, TransformerConfig, check, draw_losses
-from utils import draw_ranks, draw_stage_memory, estimate, export, run_ranks, score, scoreboard
-from utils import show, simulate
+from utils import draw_ranks, draw_stage_memory, estimate, export, run_ranks, score, scoreboard, show
 from utils.catalog import ModelShape, model_shape
 from utils.data import text_tokens
-from utils.memory import held
-from utils.parallel import ParallelDims, accumulated_passes, adamw, clip, cut, device_mesh, materialise, own_positions
-from utils.parallel import own_rows, pipeline_passes, reduce_late, shard_states, share_sequences, split_tensors, sum_over
+from utils.parallel import ParallelDims, accumulated_passes, adamw, clip, cut, device_mesh, own_positions, own_rows
+from utils.parallel import pipeline_passes, reduce_late, shard_states, share_sequences, split_tensors, sum_over
 from utils.parallel import token_weight
 from utils.planner import axis_bytes, framework, ring_bytes
 from evidence.validation.simulation_megatron_stage import megatron_stage, states_and_kept
-from evidence.validation.tables import source, table
+from evidence.validation.tables import table
+from utils.lessons.lesson_14.at_size import simulated_rank
 from utils.lessons.lesson_14.orders import draw_orders
 
 # %% [markdown]
-# ## What you will be able to do
+# ## 1. One rank, three coordinates
 #
-# - Compose three axes in a dozen lines, in the order that works.
-# - Name, for each number of a step, the axes over which it must be added up.
-# - Find the usual bugs from losses and norms.
-# - Place axes on links by counting bytes, and predict the memory of each stage.
-#
-# On the map of memory, compute and communication this lesson spends **communication** where links are fast, to
-# save **memory**. The [glossary](../00_glossary.ipynb) has the words. First the picture: where 64 ranks lie.
+# Where 64 ranks lie ([glossary](../00_glossary.ipynb)):
 
 # %%
 HUNDRED = ModelShape(name="100B", family="llama", layers=80, hidden=10_240, heads=80, feedforward=27_648,
                      vocabulary=32_000, max_sequence=2048)
-by_dtensor = replace(framework("fsdp"), name="fsdp, inputs kept", gathered_inputs=1.0)  # what section 6 runs
+by_dtensor = replace(framework("fsdp"), name="fsdp, inputs kept", gathered_inputs=1.0)  # what section 5 runs
 cluster = Cluster(gpu="A100-80GB", nodes=8)
 three = Plan(tp=4, pp=8, dp=2, zero_stage=1, sequence_parallel=True, framework=by_dtensor)
 batch = Batch(sequences=1536, sequence_length=2048)
@@ -84,12 +76,9 @@ show(draw_ranks(in_3d, title="Two replicas, eight stages of four slices"),
      "t3. Every hop from stage to stage leaves a node.")
 
 # %% [markdown]
-# ## 1. One rank, three coordinates
-#
 # A rank is a point in a box. Its *stage* says which layers it holds, its *slice* which part of each matrix, its
 # *replica* which rows of the batch it reads. The axis of the replicas is named `shard`, since they share out the
-# states. Ranks that differ in one coordinate alone form a group, and each collective runs in such a group. Ranks are
-# numbered with the last axis fastest.
+# states. Each collective runs in a group: ranks that differ in one coordinate alone. The last axis is numbered fastest.
 
 # %% tags=["nbval-check-output"]
 DIMS = ParallelDims(pp=2, shard=2, tp=2)
@@ -108,7 +97,7 @@ check("14.same_rows", same_rows)
 # %% [markdown]
 # ## 2. Compose
 #
-# The reference is plain training in one process, in float64, so that a wrong sum cannot hide in rounding.
+# The reference: one process, in float64, so that a wrong sum cannot hide in rounding.
 
 # %%
 TINY = TransformerConfig(vocabulary=128, hidden=64, layers=4, heads=4, feedforward=192)
@@ -150,10 +139,9 @@ print("losses:", *(f"{loss:.6f}" for loss in alone), f"({Evidence.MEASURED})")
 print("norms: ", *(f"{norm:.6f}" for norm in norms_alone))
 
 # %% [markdown]
-# Now eight ranks. **The order matters.** First the layers that a stage does not hold are cut
-# away. Then sequences are shared (context parallelism, where there is any), then matrices are split, and at last
-# what is left is sharded: FSDP2 must see the slices, not the whole matrices. It counts ranks of context parallelism
-# as more ranks to shard over, since they hold the same parameters.
+# Now eight ranks. **The order matters.** First the layers that a stage does not hold are cut away. Then sequences are
+# shared (context parallelism, where there is any), then matrices are split, and at last what is left is sharded: FSDP2
+# must see the slices, not the whole matrices.
 
 # %%
 def my_part(dims, model, zero_stage=1, mixed=False):
@@ -170,8 +158,8 @@ def my_part(dims, model, zero_stage=1, mixed=False):
 
 
 # %% [markdown]
-# Forward and backward of a step are the schedule's work. It must know the shape of the stream that stages send:
-# with sequence parallelism each rank sends its own part of the sequence.
+# Forward and backward are the schedule's work. It must know the shape that stages send: with sequence parallelism each
+# rank sends its own part of the sequence.
 
 # %%
 def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_stage=1):
@@ -184,10 +172,10 @@ def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_
 
 
 # %% [markdown]
-# ## 3. A step: four sums
+# ### A step: four sums
 #
-# Each number of a step is added up over *some* axes, and two of the usual bugs leave one out. *Data* is `shard`, with context
-# parallelism in it where there is any:
+# Each number of a step is added up over *some* axes, and two of the usual bugs leave one out. *Data* is `shard`, with
+# context parallelism in it:
 #
 # | number | added up over | why |
 # |---|---|---|
@@ -196,7 +184,7 @@ def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_
 # | gradients | data, and what else holds a copy | every copy must take the same step |
 # | the square of the norm | pp, data, tp | all scale alike; a *copy* counts once |
 #
-# The training loop has a place for each. Three of its arguments let bugs in: `read`, `clipped` and `after_backward`.
+# The loop has a place for each. Three of its arguments let bugs in: `read`, `clipped` and `after_backward`.
 
 # %%
 def my_rows(dims, step):
@@ -223,7 +211,7 @@ def train(dims, steps, read=my_rows, clipped=clip_over_all, after_backward=None,
         optimizer.step()
         optimizer.zero_grad()
         losses.append(sum_over(mesh, ["shard"], loss).item() / mesh["shard"].size())
-    return losses, norms, [row.bytes for row in held(model=part, optimizer=optimizer)]
+    return losses, norms
 
 
 # %% [markdown]
@@ -246,31 +234,17 @@ for name in BOXES:
     assert max(apart, norm) < 1e-9, f"{name}: another model is trained; which of the four sums is wrong?"
 
 # %% [markdown]
-# **Read it.** Losses and norms are those of one process, to float64's last digits, on every rank. What does a rank hold
-# for it? ZeRO-1 shards the optimizer state over the data ranks; here those ranks shard the fp64 parameters, too,
-# between steps. So 24 bytes a parameter (8 of its own, 16 of Adam's moments) are divided by *all eight* ranks. Only the
-# weights of the norms are not cut into slices: each slice has a copy.
-
-# %%
-P = sum(p.numel() for p in whole_model().parameters())
-copies = sum(p.numel() for name, p in whole_model().named_parameters() if "norm" in name)
-on_ranks = [sum(rank["TP x PP x DP"][2]) for rank in ranks]
-print(f"a rank holds {min(on_ranks):,} to {max(on_ranks):,} bytes between steps (measured); 24 P / 8 = {3 * P:,}")
-steps_taken = sum(on_ranks) - 24 * (P + copies)
-print(f"all ranks: {sum(on_ranks):,}; 24 (P + a second copy of {copies:,} norm weights) = {24 * (P + copies):,};"
-      f" the rest, {steps_taken:,}, are step counts and bookkeeping")
-
-# %% [markdown]
-# ## 4. The usual bugs
+# **Read it.** Losses and norms are those of one process, to float64's last digits, on every rank.
+#
+# ## 3. The usual bugs
 #
 # All three run without an error, on code that looks right.
 #
-# 1. **The norm over some axes only.** PyTorch's own `clip_grad_norm_` on a stage's parameters knows slices and
-#    shards, and not that there are other stages. Each stage scales by a norm of its own.
-# 2. **Other rows within a TP group.** A sampler that shuffles by the *rank's* number gives two slices of one
-#    matrix different rows.
-# 3. **Tied embeddings, not tied across stages.** Embedding and head are one matrix, of which the first and the
-#    last stage have a copy each. Each copy gets a part of the gradient: they must be added up in every step.
+# 1. **The norm over some axes only.** PyTorch's own `clip_grad_norm_` knows slices and shards, and not that there are
+#    other stages. Each stage scales by a norm of its own.
+# 2. **Other rows within a TP group.** A sampler that shuffles by the *rank's* number gives two slices different rows.
+# 3. **Tied embeddings, not tied across stages.** The first and the last stage have a copy each of one matrix. Each copy
+#    gets a part of the gradient: they must be added up in every step.
 
 # %%
 def clip_by_stage(optimizer, mesh, limit):
@@ -290,8 +264,8 @@ def add_up_ends(part, mesh):
 
 
 # %% [markdown]
-# In the tied runs the head starts with the embedding's values, so both copies start alike. Clipping is off
-# there. **Predict** before you run: which bug shows in the losses, which in the norm, and which at the first step?
+# In the tied runs both copies start alike, and clipping is off. **Predict** before you run: which bug shows in the
+# losses, which in the norm, and which at the first step?
 
 # %%
 def tied_model():
@@ -304,13 +278,13 @@ def every_bug():
     tied = {"model": tied_model, "limit": math.inf}
     cases = {"norm by stage": {"clipped": clip_by_stage}, "other rows in a TP group": {"read": shuffled_by_rank},
              "tied, gradients added up": {**tied, "after_backward": add_up_ends}, "tied, not added up": tied}
-    return {name: train(DIMS, STEPS, **change)[:2] for name, change in cases.items()}
+    return {name: train(DIMS, STEPS, **change) for name, change in cases.items()}
 
 
 bugs = run_ranks(every_bug, 8, timeout_seconds=120)
 tied_alone = one_process(STEPS, limit=math.inf, tied=True)
 
-# %%
+# %% jupyter={"source_hidden": true}
 rows = []
 for name in bugs[0]:
     right, right_norms = tied_alone if name.startswith("tied") else (alone, norms_alone)
@@ -326,18 +300,15 @@ show(draw_losses(curves, minus="one process", title="Two bugs: loss minus that o
      "by stage stays near zero.")
 
 # %% [markdown]
-# **Read it.** Other rows differ in the first loss already, by a thousandth. The other two bugs leave it right: nothing has
-# been updated yet. After that they drift by less than a thousandth, and such a run looks healthy. (Adam divides a
-# gradient by its own size, so a wrong scale cancels nearly; untied copies part slowly.) The norm tells them apart. By
-# stage, two stages report two numbers, and neither is right. Untied, all stages agree, on a wrong one. **Log the norm
-# on every stage, and compare the first steps with one process.**
+# **Read it.** Other rows differ in the first loss already, by a thousandth. The other two bugs leave it right, and then
+# drift by less than a thousandth: such a run looks healthy. The norm tells them apart. By stage, two stages report two
+# numbers, and neither is right. Untied, all stages agree, on a wrong one. **Log the norm on every stage, and compare the
+# first steps with one process.**
 #
-# The tied run that is right has a norm that is too large all the same: it counts the shared matrix twice, once on each
-# of the two stages. In the lab you leave one copy out.
+# The right tied run counts the shared matrix twice, so its norm is too large. In the lab you leave one copy out.
 #
-# <div class="alert alert-warning"><b>Trap: data that hides a bug.</b> Why <code>% 128</code> above? In a vocabulary of
-# 256 all characters of plain text lie in the first half, which slice 0 holds. Slice 1 would embed and score no token,
-# and whatever rows it read, no loss would change.</div>
+# <div class="alert alert-warning"><b>Trap.</b> Why <code>% 128</code> above? Of a vocabulary of 256, plain text fills the
+# first half, slice 0's: whatever rows slice 1 read, no loss would change.</div>
 #
 # **Question.** A run's first loss is that of one process, and later ones are not. All stages report the same norm, and
 # it is wrong. Which of the three bugs is it: 1, 2 or 3?
@@ -347,15 +318,14 @@ which_bug = ...
 check("14.which_bug", which_bug)
 
 # %% [markdown]
-# ## 5. Real size: the memory of every stage
+# ## 4. Real size: the memory of every stage
 #
 # Now 175 billion parameters on 64 GPUs of 80 GB. TP 8 x PP 8 leaves DP 1, so there is nothing that ZeRO-1 could
 # shard: "ZeRO-1 on each pipeline rank" saves nothing here. Three chunks of layers a stage make the bubble smaller.
 # [Korthikanti and others 2022](https://arxiv.org/abs/2205.05198) published this run's memory in their Figure 1.
 #
-# One rank of the first, a middle and the last stage runs whole on simulated tensors: Megatron-LM's layers, as
-# `evidence.validation` has them after its source, all passes of the schedule. Between them the table scales
-# stage 4's activations by blocks in flight (a chunk is four).
+# One rank of the first, a middle and the last stage runs whole on simulated tensors: Megatron-LM's layers, all passes of
+# the schedule. Between them the table scales stage 4's activations by blocks in flight.
 
 # %%
 LARGE, TOKENS = model_shape("megatron-175b"), 2048
@@ -368,7 +338,7 @@ show(draw_stage_memory(planned, title="One GPU of each stage of 175B",
      alt="Stacked bars of memory for 8 stages, below the 80 GB card; activations shrink from stage to stage. Diamonds "
      "for stages 0, 4 and 7 lie on the bars.")
 
-# %%
+# %% jupyter={"source_hidden": true}
 a_block = states_and_kept(whole[4])[1] / planned.stages[4].in_flight
 rows = []
 for i, stage in enumerate(planned.stages):
@@ -387,43 +357,22 @@ for found, printed in zip(ours, published, strict=True):
     assert abs(found / printed - 1) < 0.03, f"{found:.2f} GiB is not the published {printed:.2f}"
 
 # %% [markdown]
-# **Read it.** Figure 1 counts the parameters of the blocks alone: it agrees with a stage in the middle. The first and
-# last stage have the embedding and the head on top. The 0.42 GiB between prediction and simulation on stage 0 are its
-# table of positions, which the simulated rank lacks. Stage 0 has the most in flight, so **stage 0 decides whether the
-# plan fits**.
-# The paper's activations and the planner's are formula against formula; only the simulation counts tensors.
+# **Read it.** Stage 0 has the most blocks in flight, so **stage 0 decides whether the plan fits**. Figure 1 counts the
+# parameters of the blocks alone: it agrees with a stage in the middle; embedding and head come on top. The 0.42 GiB
+# between prediction and simulation on stage 0 are its table of positions, which the simulated rank lacks.
 #
-# ## 6. The bytes on every link
+# ## 5. The bytes on every link
 #
-# The functions of section 2 now build the 100B model, on the meta device, and `simulate` runs one of its 64 ranks, in
-# the second of eight stages. It counts each collective by axis, and its payload: what a rank brings to an all-gather, or
-# the whole that a reduce-scatter adds up. What a rank of a ring sends follows.
+# The functions of section 2 now build the 100B model, and one of its 64 ranks, in the second of eight stages, is
+# simulated. Collectives are counted by axis, with their payload; what a rank of a ring sends follows.
 
 # %%
 def at_size(shape, dims, rank, micro_batches, zero_stage=1):
-    kept, config = {}, TransformerConfig.from_shape(shape)
-
-    def build():
-        with torch.device("meta"):
-            model = Transformer(config)
-        part, mesh = my_part(dims, model, zero_stage, mixed=True)
-        materialise([part], mesh, torch.device("cpu"))
-        kept["mesh"] = mesh
-        kept["passes"] = my_passes(part, mesh, dims, 1, micro_batches, TOKENS, torch.bfloat16, zero_stage)
-        return part, adamw([part], 1e-4)
-
-    def step(part, optimizer):
-        rows = torch.zeros(micro_batches, TOKENS, dtype=torch.long)
-        with loss_parallel():
-            kept["passes"](rows, rows, 1.0)
-        clip(optimizer, kept["mesh"], 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return simulate(build, step, device="A100 80GB", world=dims, rank=rank, name=f"{shape.name}: {dims}")
+    """One rank of `dims`, made by `my_part` and run by `my_passes`, on tensors without data."""
+    return simulated_rank(shape, dims, rank, part_of=my_part, passes_of=my_passes, micro_batches=micro_batches,
+                          length=TOKENS, zero_stage=zero_stage)
 
 
-# %%
 def sent_by_axis(run, dims):
     sent = Counter()
     for row in run.traffic:
@@ -432,26 +381,21 @@ def sent_by_axis(run, dims):
     return sent
 
 
+# %%
 dims, few = three.dims, 8
 second = at_size(HUNDRED, dims, dims.rank(pp=1), few)
 for row in second.traffic:
     if row.payload_bytes > 1e6 and not row.at_startup:
         print(row)
 counted = sent_by_axis(second, dims)
-kept = second.breakdown["activations"] / GIB, in_3d.stages[1].bytes_by_category["activations"] / GIB
-print(f"peak {second.peak_bytes / GIB:.1f} GiB, {kept[0]:.1f} of it activations (simulated);",
-      f"{in_3d.stages[1].allocated_bytes / GIB:.1f}, {kept[1]:.1f} of it activations (predicted)")
+print(f"peak {second.peak_bytes / GIB:.1f} GiB (simulated), {in_3d.stages[1].allocated_bytes / GIB:.1f} (predicted)")
 expected = axis_bytes(HUNDRED, three, Batch(sequences=few * three.dp, sequence_length=TOKENS))[1]
 for axis in ("tp", "pp", "shard"):
     print(f"{axis:>5}: {counted[axis] / GB:8.3f} GB sent a step (simulated), {expected[axis] / GB:8.3f} (predicted)")
     assert abs(counted[axis] / expected[axis] - 1) < 0.001, f"{axis}: the planner counts other bytes"
 
 # %% [markdown]
-# **Read it.** The planner's bytes and the program's agree within a tenth of a percent. What the planner leaves out are
-# gradients of the norm weights over *tp* and the few numbers of loss and norm. The simulated peak is 4% above the
-# predicted one, nearly all of it in activations: the planner counts what a block must keep. Both are without CUDA's
-# context.
-#
+# **Read it.** The planner's bytes and the program's agree within a tenth of a percent; the simulated peak is 4% higher.
 # A real step has 1536 sequences, so each replica passes 768 through, not eight. Traffic over *tp* and *pp* grows with the
 # micro-batches; that of data parallelism comes once a step.
 #
@@ -482,25 +426,20 @@ show(draw_orders(orders, title="100B, 1536 sequences: bytes that leave nodes in 
 
 # %%
 all_bytes = 64 * (step_sent["tp"] + step_sent["shard"]) + 56 * step_sent["pp"]  # the last of 8 stages has no next
-port = cluster.network_bytes_per_second_per_gpu
-for order, left in orders.items():
-    total = sum(left.values())
-    print(f"{order:<18}{total / GB:10,.0f} GB leave nodes, {total / all_bytes:6.2%} of all:",
-          f"{total / (64 * port):7.1f} s over the network")
-best, *_, worst = (100 * sum(left.values()) / all_bytes for left in orders.values())
-print(f"well placed {best:.2f}%, badly {worst:.0f}% (simulated); your bets {my_bet_percent_well}% and {my_bet_percent_badly}%")
-print(f"the planner's whole step: {in_3d.step_seconds:.0f} s (predicted)")
+best, *_, worst = (sum(left.values()) for left in orders.values())
+print(f"well placed {best / all_bytes:.2%} of {all_bytes / GB:,.0f} GB leave nodes, badly {worst / all_bytes:.0%} (simulated);",
+      f"your bets {my_bet_percent_well}% and {my_bet_percent_badly}%")
+seconds = [left / (64 * cluster.network_bytes_per_second_per_gpu) for left in (best, worst)]
+print(f"over the network {seconds[0]:.1f} s or {seconds[1]:.0f} s; the planner's whole step: {in_3d.step_seconds:.0f} s (predicted)")
 
 # %% [markdown]
 # **Read it.** *tp* inside the nodes: that was folklore, here it is counted. It need not be innermost: the first two
-# orders fill each node with the same ranks. A node of eight has room for the four slices and one more pair. The first
-# two orders put both replicas there, the third two neighbouring stages. Which is better depends on the batch: data
-# parallelism sends its gradients once a step, the pipeline a stream for each micro-batch. **The order is an outcome of
-# bytes, not a law.** The lab has cases where no order of whole axes is best.
+# orders fill each node with the same ranks. A node of eight has room for the four slices and one more pair: both
+# replicas, or two neighbouring stages. Which is better depends on the batch. **The order is an outcome of bytes, not a
+# law.** The lab has cases where no order of whole axes is best.
 #
-# <div class="alert alert-warning"><b>Trap.</b> "Stages send little, so the network does not matter." On a fast one.
-# Stages that share a node send each other nothing over it; a hop to another node sends all; and interleaving by v
-# multiplies it by more than v.</div>
+# <div class="alert alert-warning"><b>Trap.</b> "Stages send little, so the network does not matter." A hop inside a node
+# sends nothing over it; one to another node sends all, and interleaving by v multiplies it by more than v.</div>
 #
 # **Question.** From how many sequences in a batch on does the order tp < pp < shard leave fewer bytes between nodes
 # than tp < shard < pp? `leaving` and `counted` are yours to use.
@@ -510,46 +449,32 @@ turning_point = ...
 check("14.turning_point", turning_point)
 
 # %% [markdown]
-# ## 7. ZeRO-3 against three dimensions
+# ### The same plan as files
 #
-# ZeRO-3 needs no stages and no slices: 64 ranks share every parameter. It gathers the whole model twice for
-# each micro-batch, and reduces its gradients. On which network does that pay?
+# `export` writes the layout for each tool: Megatron-LM's arguments, DeepSpeed's JSON, a script of section 2's functions.
+# DeepSpeed has ZeRO-1 and the batch in the JSON, stages in a `PipelineModule`, slices in the model.
 
 # %%
-zero_3 = Plan(dp=64, zero_stage=3, recompute="full", framework="fsdp", micro_batch=4)
-for name, plan in {"TP 4 x PP 8 x DP 2": three, "ZeRO-3 over 64": zero_3}.items():
-    stage = axis_bytes(HUNDRED, plan, batch)[plan.pp // 2]
-    print(f"{name}: a rank sends", ", ".join(f"{size / GB:,.0f} GB over {axis}" for axis, size in stage.items() if size))
-rows = []
-for gb_per_second in (200, 50, 12.5, 1.25):
-    on = replace(cluster, network_bytes_per_second=gb_per_second * GB)
-    found = [estimate(HUNDRED, on, plan, batch) for plan in (three, zero_3)]
-    rows.append({"network of a node, GB/s": gb_per_second} | {
-        f"{name}, {what}": value for name, row in zip(("3D", "ZeRO-3"), found, strict=True)
-        for what, value in (("s a step", row.step_seconds), ("MFU, %", 100 * row.mfu), ("GiB", row.peak.needed_bytes / GIB))})
-display(pd.DataFrame(rows).style.format(precision=1).format("{:g}", subset=["network of a node, GB/s"]).hide()
-        .set_caption("100B on 64 A100-80GB, bf16 products, fp32 states; GiB: the fullest GPU, with its context (predicted)"))
-print(source("narayanan_table2").partition(",")[0])
-for row in table("narayanan_table2"):
-    if row["params_b"] == "174.6":
-        print(f"  {row['scheme']:>6}, 174.6B on {row['n_gpus']:>4} GPUs: {row['tflops_per_gpu_incl_recompute']} TFLOP/s (published)")
+job = export(HUNDRED, cluster, replace(three, framework="fsdp"), batch)
+layout = {word for word in job.megatron if word.startswith("--")}
+assert layout <= {row["name"] for row in table("megatron_arguments")}, "no options of Megatron-LM's own list"
+text = " ".join(job.megatron)
+print("Megatron-LM:", text[text.index("--tensor-model") : text.index("--overlap-grad")])
+print("DeepSpeed:", {key: job.deepspeed[key] for key in ("train_batch_size", "gradient_accumulation_steps", "zero_optimization")})
+files = job.write(here.root / "build" / "lesson-14")  # git ignores this folder
+print(f"# written to build/lesson-14: {len(files)} files")
 
 # %% [markdown]
-# **Read it.** On a fast network ZeRO-3 comes within an eighth, recomputing every block, with far less to build. As the
-# network slows down it falls behind: its bytes grow with parameters *and* micro-batches and cross every link. Nearly
-# all bytes of the three axes stay in the nodes. The published rows show the same from another side: with more GPUs at
-# one batch, ZeRO-3 has less work to hide its gathers behind.
+# ## 6. One billion on 64 GPUs
 #
-# ## 8. One billion on 64 GPUs
-#
-# It is said that one billion parameters do not fit one A100. At 16 bytes a parameter their states are 16 GB of 80. What
-# would have to be true? Take Llama 3.2 1B, whose vocabulary has 128,256 tokens.
+# Which axes does a *small* model need? One billion parameters, it is said, do not fit one A100. At 16 bytes each their
+# states are 20 GB of 80. What would have to be true? Llama 3.2 1B has a vocabulary of 128,256.
 
 # %%
 ONE, one_gpu = model_shape("llama-3.2-1b"), Cluster(gpu="A100-80GB", nodes=1, gpus_per_node=1)
 print(f"states: 16 x {ONE.parameter_count / 1e9:.2f}B = {16 * ONE.parameter_count / GB:.1f} GB (predicted)")
-shapes, rows = ((1, 2048), (8, 2048), (2, 8192), (4, 8192), (1, 65_536)), []
-for (sequences, length), recompute in itertools.product(shapes, ("none", "full")):
+rows = []
+for (sequences, length), recompute in itertools.product(((1, 2048), (8, 2048), (4, 8192), (1, 65_536)), ("none", "full")):
     plan = Plan(framework="fsdp", micro_batch=sequences, recompute=recompute)
     found = estimate(ONE, one_gpu, plan, Batch(sequences=sequences, sequence_length=length))
     at = {name: found.peak.bytes_by_category[name] / GIB for name in ("logits and loss", "activations")}
@@ -558,119 +483,45 @@ for (sequences, length), recompute in itertools.product(shapes, ("none", "full")
 display(pd.DataFrame(rows).style.format(precision=1).hide().set_caption("One A100-80GB: GiB at the peak (predicted)"))
 
 # %% [markdown]
-# **Read it.** With 2,048 tokens the peak is the optimizer's step, when no activations are left. 16,384 tokens in one
-# micro-batch fit, too. Twice as many overflow with activations and logits, until blocks are recomputed. At 65,536 the
-# **logits** alone overflow: 128,256 numbers for every token. Sharding over 64 GPUs does not help with either: each rank
-# has its own. A smaller micro-batch does, while there is one, or context parallelism; a chunked loss helps with logits.
+# **Read it.** Up to 16,384 tokens a micro-batch fit. Twice as many overflow, until blocks are recomputed. At 65,536 the
+# **logits** alone overflow. Sharding does not help with either: each rank has its own. A smaller micro-batch does, or
+# context parallelism; a chunked loss helps with logits.
 #
-# FSDP shards over all 64; HSDP (hybrid) within each node, with eight replicas.
+# So data parallelism alone will do. FSDP shards over all 64, HSDP (hybrid) within each node, with eight replicas. A ring
+# over all 64 leaves a node once, HSDP's rings of replicas eight times.
 
 # %%
 SCHEMES = {"FSDP": ParallelDims(shard=64), "HSDP": ParallelDims(replicate=8, shard=8)}
+schemes = {name: at_size(ONE, box, 0, 1, zero_stage=3) for name, box in SCHEMES.items()}
+for name, run in schemes.items():
+    sent = sent_by_axis(run, SCHEMES[name])
+    leaves = sent["shard"] if name == "FSDP" else 8 * sent["replicate"]
+    print(f"{name}: peak {run.peak_bytes / GIB:.1f} GiB; a rank sends {sent['shard'] / GB:.2f} GB over shard,",
+          f"{sent['replicate'] / GB:.2f} over replicate; {leaves / GB:.2f} GB leave a node (simulated)")
+
+# %%
+def seconds_of(zero_stage, gb_per_second, sequences=64, **choices):
+    on = replace(cluster, network_bytes_per_second=gb_per_second * GB)
+    plan = Plan(dp=64, zero_stage=zero_stage, framework="fsdp", **choices)
+    return estimate(ONE, on, plan, Batch(sequences=sequences, sequence_length=TOKENS)).step_seconds
+
+
 rows = []
-for name, box in SCHEMES.items():
-    run = at_size(ONE, box, 0, 1, zero_stage=3)
-    sent = sent_by_axis(run, box)
-    leaves = sent["shard"] if name == "FSDP" else 8 * sent["replicate"]  # a ring over all leaves a node once
-    row = {"": name, "peak, GiB": run.peak_bytes / GIB, "sent over shard, GB": sent["shard"] / GB,
-           "over replicate, GB": sent["replicate"] / GB, "leaves a node, GB": leaves / GB}
-    for speed in (200, 1.25):
-        on = replace(cluster, network_bytes_per_second=speed * GB)
-        plan = Plan(dp=64, zero_stage=3, framework="fsdp", shard_ranks=box.shard)
-        found = estimate(ONE, on, plan, Batch(sequences=64, sequence_length=TOKENS))
-        row[f"s a step at {speed} GB/s"] = found.step_seconds
-    found = estimate(ONE, on, plan, Batch(sequences=4 * 64, sequence_length=TOKENS))
-    row["s of 4 micro-batches there"] = found.step_seconds
-    rows.append(row)
+for name, stage, choices in (("DDP", 0, {}), ("ZeRO-1", 1, {}), ("ZeRO-2", 2, {}), ("FSDP", 3, {}), ("HSDP", 3, {"shard_ranks": 8})):
+    rows.append({"": name, "200 GB/s": seconds_of(stage, 200, **choices), "1.25 GB/s": seconds_of(stage, 1.25, **choices),
+                 "1.25 GB/s, 4 micro-batches": seconds_of(stage, 1.25, 256, **choices)})
+display(pd.DataFrame(rows).style.format(precision=3).hide()
+        .set_caption("Llama 3.2 1B, one sequence of 2,048 a rank and micro-batch: seconds a step, by a node's network (predicted)"))
+
+# %% [markdown]
+# **Read it.** ZeRO-1 and 2 send the least, gradients and parameters once. DDP's all-reduce sends fp32 gradients twice, FSDP
+# gathers once more for backward. HSDP's eight ranks all-reduce fp32 gradients, so hardly fewer bytes leave the node. In
+# the last column FSDP and ZeRO-2 send again for each micro-batch; ZeRO-1 and HSDP put it off to the last
+# (`set_requires_all_reduce`).
+
+# %% jupyter={"source_hidden": true}
+for name, run in schemes.items():
     score("14", f"1B, {name} on 64", peak_bytes=run.peak_bytes, evidence=run.evidence)
-display(pd.DataFrame(rows).style.format(precision=2).hide()
-        .set_caption("Llama 3.2 1B, one sequence of 2,048 a rank (simulated; seconds predicted)"))
-
-# %% [markdown]
-# **Read it.** HSDP holds more, an eighth of the states instead of a 64th. The surprise is the network: hardly fewer
-# bytes leave a node. FSDP's one ring over 64 ranks leaves each node once, with what one rank sends. HSDP keeps *gathers* inside the node, and then each of its eight ranks all-reduces its part of the gradients
-# with the same rank of other nodes, in fp32: eight times the column "over replicate". On the fast network that all-reduce
-# is what shows, since one sequence a rank is too little work to hide it, and HSDP is slower. On the slow one bytes decide,
-# and HSDP is a tenth faster. It pays where you accumulate, and put the all-reduce off to the last micro-batch
-# (`set_requires_all_reduce`): with four, FSDP's ring sends four times as much, HSDP's replicas the same.
-#
-# Neither is the fastest: one billion fits without sharding parameters.
-
-# %%
-for zero_stage in (0, 1, 2, 3):
-    plan = Plan(dp=64, zero_stage=zero_stage, framework="fsdp")
-    found = [estimate(ONE, replace(cluster, network_bytes_per_second=speed * GB), plan,
-                      Batch(sequences=64, sequence_length=TOKENS)) for speed in (200, 1.25)]
-    print(f"ZeRO-{zero_stage} over 64: {found[0].step_seconds:.3f} s at 200 GB/s, {found[1].step_seconds:5.2f} s at 1.25 GB/s, "
-          f"{found[0].peak.needed_bytes / GIB:.1f} GiB (predicted)")
-
-# %% [markdown]
-# ZeRO-1 and 2 send the least: gradients and parameters once. FSDP gathers once more for backward; ZeRO-0's all-reduce
-# sends fp32 gradients twice.
-#
-# ## 9. The same plan as files
-#
-# `export` writes the layout for each tool, and says what a tool cannot say.
-
-# %%
-from utils.techniques.deepspeed import deepspeed_problem
-from utils.techniques.deepspeed_config import read_config
-
-job = export(HUNDRED, cluster, replace(three, framework="fsdp"), batch)
-print(json.dumps(job.deepspeed, indent=1))
-for note in job.notes["deepspeed"][:3]:
-    print("DeepSpeed:", note)
-
-# %%
-layout = [word for word in job.megatron if word.startswith("--")]
-known = {row["name"] for row in table("megatron_arguments")}
-assert set(layout) <= known, f"Megatron-LM has no {sorted(set(layout) - known)}"
-text = " ".join(job.megatron)
-print("Megatron-LM:", text[text.index("--tensor-model") : text.index("--attention-backend")])
-print(f"all {len(layout)} options are in Megatron-LM's own list (published)")
-if not (problem := deepspeed_problem("cpu")):
-    print("DeepSpeed's class reads a batch of", read_config(job.deepspeed, three.dp).train_batch_size)
-script = job.python
-print(script[script.index("    mesh =") : script.index("\n\n\nif")])
-files = job.write(here.root / "build" / "lesson-14")  # git ignores this folder
-print(f"# written to build/lesson-14: {len(files)} files")
-
-# %% [markdown]
-# **Read it.** The script is section 2 once more. DeepSpeed's three axes are spread out: ZeRO-1 and the batch in the
-# JSON, stages in a `PipelineModule`, slices in the model. With stages it refuses ZeRO-2 and 3.
-#
-# ### What does not divide
-#
-# Each of these is refused before a rank starts, or by all ranks alike.
-
-# %%
-def refused(what):
-    try:
-        what()
-    except ValueError as error:
-        print("refused:", str(error).partition("\n")[0])
-
-
-small = Batch(sequences=10, sequence_length=2048)
-refused(lambda: cut(whole_model(), (2, 1), 0))
-refused(lambda: own_rows(ParallelDims(shard=3), 0, *tokens(0)))
-refused(lambda: DIMS.check_world(6))
-refused(lambda: Plan(tp=6).check(HUNDRED, batch))
-refused(lambda: replace(three, micro_batch=3).micro_batches(small))
-
-# %% [markdown]
-# ## Which axis when
-#
-# | axis | take it when | costs | no use for |
-# |---|---|---|---|
-# | TP with SP | a block's states or activations are too large | four collectives a block and pass, on the fastest link | beyond a node; heads that do not divide |
-# | PP | layers must be spread over nodes | a bubble, micro-batches in flight on the first stages | few micro-batches |
-# | DP with ZeRO-1 | two replicas fit | gradients once a step | a single replica |
-# | CP | sequences too long for a rank | keys and values of the other ranks | short sequences |
-# | ZeRO-3, FSDP | a fast network, large micro-batches, no code for stages | the model twice a micro-batch | activations, logits |
-# | HSDP | shards fit in a node; accumulation | an fp32 all-reduce, more states | a single replica |
-
-# %%
 score("14", "100B, stage 1 of 8, on 64", peak_bytes=second.peak_bytes, evidence=second.evidence)
 for stage, run in whole.items():
     score("14", f"175B, stage {stage} of 8, on 64", peak_bytes=run.peak_bytes, evidence=run.evidence)
@@ -680,13 +531,18 @@ scoreboard("14")
 # ## Recap
 #
 # - A rank is a point in a box. Cut, share, split, shard: in this order.
-# - A composed step needs four right sums, and the same rows within a TP group. Compare loss *and* norm of the first steps with one process.
+# - A composed step needs four right sums. Compare loss *and* norm of the first steps with one process.
 # - Stage 0 has the most in flight: here it decides whether the plan fits.
 # - The order of axes follows from bytes: count them.
 #
-# ### Test yourself
+# | axis | take it when | costs | no use for |
+# |---|---|---|---|
+# | TP with SP | a block's states or activations are too large | four collectives a block and pass, on the fastest link | beyond a node; heads that do not divide |
+# | PP | layers must be spread over nodes | a bubble, micro-batches in flight on the first stages | few micro-batches |
+# | DP with ZeRO-1 | two replicas fit | gradients once a step | a single replica |
+# | FSDP, HSDP | states are too large for ZeRO-2 | the model twice a micro-batch | activations, logits |
 #
-# 64 GPUs, TP 8 x PP 8. A colleague turns on ZeRO-1 to make room for a larger micro-batch. What happens?
+# **Test yourself.** 64 GPUs, TP 8 x PP 8. A colleague turns on ZeRO-1 to make room for a larger micro-batch. What happens?
 #
 # <details><summary>Answer</summary>
 #
@@ -695,11 +551,9 @@ scoreboard("14")
 #
 # </details>
 #
-# ### Where next
-#
-# Do the [lab](../../labs/advanced/14_three_dimensions.ipynb), in a copy: `make my-labs` makes one. Then compare with
-# the [solution](../../solutions/advanced/14_three_dimensions.ipynb). [Lesson 15](15_design_studio.ipynb) searches all
-# layouts at once.
+# **Where next.** Do the [lab](../../labs/advanced/14_three_dimensions.ipynb), in a copy: `make my-labs` makes one. Then
+# compare with the [solution](../../solutions/advanced/14_three_dimensions.ipynb). [Lesson 15](15_design_studio.ipynb)
+# searches all layouts at once.
 #
 # **References.** Narayanan and others 2021, *Efficient Large-Scale Language Model Training on GPU Clusters*,
 # [arXiv:2104.04473](https://arxiv.org/abs/2104.04473). Korthikanti and others 2022,
@@ -707,3 +561,43 @@ scoreboard("14")
 # [arXiv:1910.02054](https://arxiv.org/abs/1910.02054). PyTorch,
 # [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) and
 # [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html).
+
+# %% [markdown]
+# ## On Monday
+#
+# **Plain PyTorch.** Yours are `stage`, the layers that this rank's stage holds, `plan`, the `parallelize_module` plan of
+# all its parameters (norms too, by `SequenceParallel`), and the sizes `pp`, `dp`, `tp`. The last axis lies in the node:
+#
+# ```python
+# import torch
+# from torch.distributed.device_mesh import init_device_mesh
+# from torch.distributed.fsdp import fully_shard
+# from torch.distributed.tensor.parallel import parallelize_module
+#
+# mesh = init_device_mesh(device, (pp, dp, tp), mesh_dim_names=("pp", "dp", "tp"))
+# stage = parallelize_module(stage, mesh["tp"], plan)  # slices first
+# stage = fully_shard(stage, mesh=mesh["dp"])  # then shards of the slices
+#
+# def clip(limit):
+#     """After backward, on every stage: one norm over all three axes."""
+#     parameters = [p for p in stage.parameters() if p.grad is not None]
+#     square = torch.nn.utils.get_total_norm([p.grad for p in parameters]).full_tensor() ** 2
+#     torch.distributed.all_reduce(square, group=mesh.get_group("pp"))
+#     torch.nn.utils.clip_grads_with_norm_(parameters, limit, square.sqrt())
+#     return square.sqrt()
+# ```
+#
+# **Megatron-LM, DeepSpeed.** In the course's folder: `shape` is a `model_shape(...)`, or a `ModelShape` of your own.
+#
+# ```python
+# from utils import Batch, Cluster, Plan, estimate, export
+#
+# cluster, batch = Cluster(gpu="A100-80GB", nodes=8), Batch(sequences=1536, sequence_length=2048)
+# plan = Plan(tp=4, pp=8, dp=2, zero_stage=1, sequence_parallel=True, framework="megatron")
+# print(estimate(shape, cluster, plan, batch))
+# job = export(shape, cluster, plan, batch)
+# job.write("run")
+# ```
+#
+# **Look at** the norm of the first step: the same on every rank, and that of a small copy of your model in one process.
+# Then count what leaves a node, as section 5 does.

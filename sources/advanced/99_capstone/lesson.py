@@ -237,7 +237,7 @@ print(f"all four: {8 * alone_seconds / SlowJob().step().step_seconds:.1f} times"
 # *32 GPUs and a model that does not fit: what do you choose, and what is the main worry? Lab: `half_the_cards`.*
 #
 # I do the sum: 18 bytes times 175B over 32 cards is more than a card has [15](15_design_studio.ipynb#Test-yourself "half = replace"). So the optimizer's state goes to the host, and I check that it has room
-# [15](15_design_studio.ipynb#Test-yourself "roomy"). Tensor parallelism stays in the node, where a block's collectives are cheap [12 §8](12_tensor_parallel.ipynb#8.-Why-it-stays-inside-a-node "passed"), and the pipeline goes across nodes, because it sends least [14 §6](14_three_dimensions.ipynb#6.-The-bytes-on-every-link "leaving"). Many more micro-batches than stages keep the bubble
+# [15](15_design_studio.ipynb#Test-yourself "roomy"). Tensor parallelism stays in the node, where a block's collectives are cheap [12 §8](12_tensor_parallel.ipynb#8.-Why-it-stays-inside-a-node "passed"), and the pipeline goes across nodes, because it sends least [14 §5](14_three_dimensions.ipynb#5.-The-bytes-on-every-link "leaving"). Many more micro-batches than stages keep the bubble
 # small [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"). On a slow network the pipeline takes twice as long, and ZeRO-3 over a hundred times as long [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
 
 # %%
@@ -302,8 +302,8 @@ for gigabits in (100, 10):
 # | 7B on 24 GB | [06 §7](../intermediate/06_seven_billion.ipynb#The-scenario-as-asked:-a-script-for-a-real-card "here.write_script"), [§5](../intermediate/06_seven_billion.ipynb#5.-The-whole-run "logs") | `finetune.py` | `seven_billion` |
 # | 7B, PEFT or offload | [07 §8](../intermediate/07_offload.ipynb#8.-The-scenario-as-asked "here.write_script"), [§6](../intermediate/07_offload.ipynb#6.-Seven-billion,-simulated "optimizer offloaded") | `offload.py` | `seven_billion` |
 # | 1.3B, less memory, at speed | [09 §9](../intermediate/09_sharding.ipynb#9.-The-scenario-as-asked:-less-memory,-at-good-speed "job.write") | `lesson-09` | `zero_or_fsdp` |
-# | 100B on 64 | [14 §5](14_three_dimensions.ipynb#5.-Real-size:-the-memory-of-every-stage "planned"), [§9](14_three_dimensions.ipynb#9.-The-same-plan-as-files "job.write") | `lesson-14` | `lay_out` |
-# | 1B on 8 x 8 | [14 §8](14_three_dimensions.ipynb#8.-One-billion-on-64-GPUs "SCHEMES") | `lesson-14` | `one_billion` |
+# | 100B on 64 | [14 §4](14_three_dimensions.ipynb#4.-Real-size:-the-memory-of-every-stage "planned"), [files](14_three_dimensions.ipynb#The-same-plan-as-files "job.write") | `lesson-14` | `lay_out` |
+# | 1B on 8 x 8 | [14 §6](14_three_dimensions.ipynb#6.-One-billion-on-64-GPUs "SCHEMES") | `lesson-14` | `one_billion` |
 # | 130B, a budget | [15 §12](15_design_studio.ipynb#12.-The-scenario-as-asked:-defend-a-design "verdict") | `lesson-15` | `half_the_cards` |
 # | 175B, checkpoints | [16 §2](16_runs_that_survive.ipynb#The-scenario-as-asked:-a-checkpoint-strategy "gpt-3-175b"), [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search") | `lesson-16` | `lay_out` |
 # | 70B, failing GPUs | [16 §1](16_runs_that_survive.ipynb#1.-What-fails,-and-how-often "RunPlan"), [§3](16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off "saves_twice") | `lesson-16` | `survive` |
@@ -409,7 +409,7 @@ for stage in (0, 1, 2, 3):
 # | ZeRO-2 does nothing on one GPU | with optimizer offload the gradients leave too, and 2 bytes a parameter stay | [07 §6](../intermediate/07_offload.ipynb#6.-Seven-billion,-simulated "gradients leave, too") |
 # | ZeRO-3 partitions activations | parameters, gradients, optimizer state | [99](99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS") |
 # | ZeRO-3 needs 16P/N | and gathered layers, prefetch, buckets, an fp32 copy of gradients | [09 §5](../intermediate/09_sharding.ipynb#5.-What-each-really-holds "textbook") |
-# | a 1B model does not fit an A100 | its states are below 20 GB; only activations or logits overflow 80 | [14 §8](14_three_dimensions.ipynb#8.-One-billion-on-64-GPUs "16 x") |
+# | a 1B model does not fit an A100 | its states are below 20 GB; only activations or logits overflow 80 | [14 §6](14_three_dimensions.ipynb#6.-One-billion-on-64-GPUs "16 x") |
 # | a checkpoint saved over the last one is a checkpoint | a kill in the middle destroys both: new folder, verify, rename | [16 §3](16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off "saves_twice") |
 #
 # ### Clusters

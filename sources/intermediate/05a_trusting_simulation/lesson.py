@@ -327,6 +327,32 @@ for row in megatron_comparisons(platforms=("dev_dgx_a100",)):
     assert abs(row.error) < 0.03, f"{row.quantity}: over 3% off; run `make validate` for all rows"
 
 # %% [markdown]
+# ### Break it, diagnose it
+#
+# A colleague keeps the output of every step, for a curve. What does the simulated peak say of step 1,000?
+
+# %%
+def build_hoarder():
+    model, optimizer = small_model()
+    model.kept = []
+    return model, optimizer
+
+
+def hoarding_step(model, optimizer):
+    optimizer.zero_grad()
+    model.kept.append(model(torch.randint(0, 256, (4, 128))))
+    model.kept[-1].square().mean().backward()
+    optimizer.step()
+
+
+hoarder = simulate(build_hoarder, hoarding_step, device="cpu")
+print(f"peak {format_bytes(hoarder.peak_bytes)} (simulated)", *hoarder.notes, sep="\n")
+print(f"998 steps later {format_bytes(hoarder.peak_bytes + 998 * 4 * 4 * 128 * 256)} (predicted)")
+
+# %% [markdown]
+# **Diagnose it.** The peak is that of step two. What grows is noticed, since the step leaves more than it finds, and not
+# counted. What comes later is not seen at all: the longest batch, an evaluation, a save. Simulate that step, too.
+#
 # ## Recap: when to trust it
 #
 # A simulator adds storages that are born and subtracts those that die. It is right where PyTorch decides, and errs where
@@ -339,6 +365,7 @@ for row in megatron_comparisons(platforms=("dev_dgx_a100",)):
 # | temporaries | as far as the kernels are stated | see the two optimizers above |
 # | reserved memory, fragmentation | to some percent | the allocator is replayed for this step alone, not for all that ran before |
 # | context and libraries | a named constant | differs between drivers |
+# | what grows, or comes later | not at all | two steps are run |
 #
 # Before you rent a machine, simulate, and leave a margin. Before you promise a fit to the last gigabyte, measure.
 
