@@ -333,7 +333,7 @@ def called(thing: Any, parameter: inspect.Parameter, value: Any, others: dict[st
 
 def is_ours(file: str) -> bool:
     """Whether a file is of the engine, of its evidence or of a lesson."""
-    return any(str(ROOT / house) in file for house in ("utils", "evidence", "sources"))
+    return any(str(ROOT / house) in file for house in ("utils", "evidence", "sources", "tools"))
 
 
 def is_its_own(error: BaseException, parameter: str, junk: Any) -> bool:

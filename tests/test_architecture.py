@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "sources"))
+sys.path.insert(0, str(ROOT / "tools"))
 
 import architecture  # noqa: E402
 
@@ -27,7 +27,7 @@ def test_another_picture_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "utils").symlink_to(ROOT / "utils")
     (tmp_path / "docs").mkdir()
     assert architecture.main(["--check"], tmp_path) == 1
-    assert "python sources/architecture.py" in capsys.readouterr().out
+    assert "python tools/architecture.py" in capsys.readouterr().out
     assert architecture.main([], tmp_path) == architecture.main(["--check"], tmp_path) == 0
 
 

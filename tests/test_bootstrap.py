@@ -54,7 +54,9 @@ def test_the_cell_is_small_and_needs_nothing() -> None:
     assert set(imports) <= sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("folder", [".", "sources", "tests", "utils/memory", ".github/workflows"])
+@pytest.mark.parametrize(
+    "folder", [".", "sources", "tools", "tests", "utils/memory", ".github/workflows"]
+)
 def test_finds_the_course_from_any_folder_in_it(folder: str) -> None:
     done = run_cell(ROOT / folder)
     assert done.stdout == f"ROOT {ROOT}\n", done.stderr

@@ -7,7 +7,7 @@ import pytest
 
 from tests.build_cases import LAB, ROOT, change, make_course, read
 
-sys.path.insert(0, str(ROOT / "sources"))
+sys.path.insert(0, str(ROOT / "tools"))
 
 from _execute import RunError
 from _notebook import make, targets

@@ -8,9 +8,9 @@ import pytest
 
 from tests.build_cases import ROOT, make_course, read
 
-sys.path.insert(0, str(ROOT / "sources"))
+sys.path.insert(0, str(ROOT / "tools"))
 
-from _findings import budget_findings
+from _findings import budget_findings, code_lines
 from _findings import words as count_words
 from _notebook import Target, code_sha256, make, targets
 from _outputs import STATE, WIDGET, clean, problems
@@ -145,10 +145,20 @@ def found_in(kind, *sources):
 
 
 def test_budgets_of_a_lesson():
-    assert found_in("lesson", *["x"] * 20, *["# " + "word " * 120] * 20) == ""
-    assert "2,420 words" in found_in("lesson", *["x"] * 20, *["# " + "word " * 121] * 20)
-    assert "39 cells" in found_in("lesson", *["x"] * 39)
-    assert "71 cells" in found_in("lesson", *["x"] * 71)
+    assert found_in("lesson", *["x"] * 20, *["# " + "word " * 90] * 20) == ""
+    assert "1,820 words" in found_in("lesson", *["x"] * 20, *["# " + "word " * 91] * 20)
+    assert "24 cells" in found_in("lesson", *["x"] * 24)
+    assert "61 cells" in found_in("lesson", *["x"] * 61)
+    assert "10 sections" in found_in("lesson", *["x"] * 20, *["## A\n\nword"] * 10)
+
+
+def test_lines_that_a_reader_sees_are_counted_apart_from_folded_ones():
+    assert found_in("lesson", *["x\n" * 10] * 25) == ""
+    assert "shows 260 lines of code, more than 250" in found_in("lesson", *["x\n" * 10] * 26)
+    cells = [nbformat.v4.new_code_cell("x\n" * n) for n in (3, 4, 5)]
+    cells[1].metadata["jupyter"] = {"source_hidden": True}
+    cells[2].metadata["tags"] = ["bootstrap"]
+    assert code_lines(nbformat.v4.new_notebook(cells=cells)) == (3, 4)
 
 
 def test_budgets_of_code_and_hints():
@@ -163,6 +173,7 @@ def test_budgets_of_code_and_hints():
 def test_words_are_what_is_read():
     assert count_words('Two words. <img alt="a b c"> [third](https://a.b/c d) | -- | 4') == 4
     assert count_words("where 2 < 3 the words between stay, so 5 > 4") == 10
+    assert count_words("before\n\n```python\nmodel = build()\n```\n\nafter") == 2
 
 
 # Outputs

@@ -10,7 +10,7 @@ import pytest
 
 from tests.build_cases import ROOT, make_course
 
-sys.path.insert(0, str(ROOT / "sources"))
+sys.path.insert(0, str(ROOT / "tools"))
 
 from _folders import folder_problems
 
@@ -97,13 +97,13 @@ def test_two_lessons_of_one_number_are_named(course: Path) -> None:
 
 def test_two_of_one_number_are_told_without_a_traceback(tmp_path: Path) -> None:
     """The builder as a command, where `utils` cannot be imported."""
-    (tmp_path / "sources").mkdir()
+    (tmp_path / "tools").mkdir()
     for name in ("build.py", "_folders.py"):
-        (tmp_path / "sources" / name).write_bytes((ROOT / "sources" / name).read_bytes())
+        (tmp_path / "tools" / name).write_bytes((ROOT / "tools" / name).read_bytes())
     for name in ("a/01_x", "b/01_y"):
         (tmp_path / "sources" / name).mkdir(parents=True)
     done = subprocess.run(
-        [sys.executable, tmp_path / "sources/build.py"], capture_output=True, text=True
+        [sys.executable, tmp_path / "tools/build.py"], capture_output=True, text=True
     )
     assert done.returncode == 1
     assert done.stderr.startswith("Two lessons have the number 01") and "Trace" not in done.stderr

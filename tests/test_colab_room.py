@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "sources"))
+sys.path.insert(0, str(ROOT / "tools"))
 
 import colab_room  # noqa: E402
 
@@ -52,7 +52,7 @@ def test_lessons_run_with_colabs_versions_and_say_what_they_skip(tmp_path: Path)
     told = ""
     for step in (["make", "env"], ["whole", "env", *paths]):
         done = subprocess.run(
-            [sys.executable, str(ROOT / "sources/colab_room.py"), *step],
+            [sys.executable, str(ROOT / "tools/colab_room.py"), *step],
             cwd=tmp_path,
             capture_output=True,
             text=True,

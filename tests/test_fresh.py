@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "sources"))
+sys.path.insert(0, str(ROOT / "tools"))
 
 import fresh  # noqa: E402
 
@@ -23,7 +23,7 @@ OWN = Path(sys.base_prefix, "bin/python3")
 def test_set_up_without_make_is_the_command_of_the_page_for_it(tmp_path: Path) -> None:
     words = fresh.steps(fresh.State("no make", OWN, without=("make",)))
     assert words["set-up"] == ["python3", "utils/install.py"]
-    assert words["style"] == [".venv/bin/python", "sources/style.py"]
+    assert words["style"] == [".venv/bin/python", "tools/style.py"]
     assert fresh.steps(fresh.State("other", OWN))["set-up"] == ["make", "setup"]
     (tmp_path / "CONTRIBUTING.md").write_text("## Without make\n\n```\nmake setup\n```\n")
     with pytest.raises(ValueError, match=r"names 0 commands of install\.py"):

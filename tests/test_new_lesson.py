@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "sources"))
+sys.path.insert(0, str(ROOT / "tools"))
 
 import new_lesson  # noqa: E402
 from _findings import findings  # noqa: E402
@@ -35,7 +35,13 @@ def test_a_folder_is_whole_and_says_where_words_are_missing(
 ) -> None:
     folder = new_lesson.make("21", "advanced", " It's new: a lesson ", course)
     assert folder == course / "sources/advanced/21_it_s_new_a_lesson"
-    assert {p.name for p in folder.iterdir()} == {"lesson.py", "lab.py", "checks.py", "mistakes.py"}
+    assert {p.name for p in folder.iterdir()} == {
+        "lesson.py",
+        "lab.py",
+        "checks.py",
+        "mistakes.py",
+        "monday.py",
+    }
     assert "# # 21 It's new: a lesson\n" in (folder / "lesson.py").read_text()
     assert folder_problems(course, {folder.relative_to(course)}) == []
     monkeypatch.setattr(build, "execute", lambda *_arguments, **_options: None)
@@ -47,7 +53,7 @@ def test_a_folder_is_whole_and_says_where_words_are_missing(
     ]
     lesson, lab = (f"sources/advanced/{folder.name}/{name}.py" for name in ("lesson", "lab"))
     assert told == [
-        f"has 13 cells; a lesson has 40 to 70. Edit {lesson}.",
+        f"has 14 cells; a lesson has 25 to 60. Edit {lesson}.",
         f"says TODO. Write your own words there, in {lesson}.",
         *[f"says TODO. Write your own words there, in {lab}."] * 2,
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "sources"))
+sys.path.insert(0, str(ROOT / "tools"))
 
 import ready  # noqa: E402
 from ready import GIB, Finding  # noqa: E402
@@ -19,7 +19,7 @@ from ready import GIB, Finding  # noqa: E402
 def test_it_runs_on_a_python_without_packages() -> None:
     code = (
         "import runpy, sys; sys.path = [p for p in sys.path if 'site-packages' not in p];"
-        f"runpy.run_path({str(ROOT / 'sources/ready.py')!r})"
+        f"runpy.run_path({str(ROOT / 'tools/ready.py')!r})"
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ import yaml
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "sources"))
+sys.path.insert(0, str(ROOT / "tools"))
 
 import badges  # noqa: E402
 import constraints  # noqa: E402
@@ -250,9 +250,9 @@ def test_every_action_of_the_workflows_is_pinned_to_a_commit() -> None:
 
 def test_the_commands_in_contributing_are_those_of_make() -> None:
     for target in ("test", "optional", "soak", "record"):
-        assert f"$(RUN) sources/stages.py {target}\n" in (ROOT / "Makefile").read_text()
+        assert f"$(RUN) tools/stages.py {target}\n" in (ROOT / "Makefile").read_text()
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert ".venv/bin/python sources/stages.py test\n" in text
+    assert ".venv/bin/python tools/stages.py test\n" in text
 
 
 def test_make_lists_its_commands() -> None:

@@ -13,7 +13,7 @@ from docutils import nodes
 from docutils.utils import new_document
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "sources"))
+sys.path.insert(0, str(ROOT / "tools"))
 
 import _site_terms  # noqa: E402
 from _site_terms import Linker  # noqa: E402

@@ -77,7 +77,7 @@ def imported(text: str) -> set[str]:
 
 def test_types_come_out_alike_with_and_without_optional_packages() -> None:
     """The checker of types cannot resolve the import of what is not installed."""
-    files = [*(ROOT / "utils").rglob("*.py"), *(ROOT / "sources").glob("*.py")]
+    files = [*(ROOT / "utils").rglob("*.py"), *(ROOT / "tools").glob("*.py")]
     found = {path.name: imported(path.read_text(encoding="utf-8")) & OPTIONAL for path in files}
     assert {name: names for name, names in found.items() if names} == {}
     assert imported("def f():\n    import a.b\n    from c.d import e") == {"a", "c"}

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "sources"))
+sys.path.insert(0, str(ROOT / "tools"))
 
 import stages  # noqa: E402
 
@@ -120,7 +120,7 @@ def test_an_interrupt_ends_the_stage_too(tmp_path: Path, python: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT / "sources")},
+        env={"PYTHONPATH": str(ROOT / "tools")},
         start_new_session=True,
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -14,7 +14,7 @@ import pytest
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "sources"))
+sys.path.insert(0, str(ROOT / "tools"))
 
 import _slide_cells  # noqa: E402
 import slides  # noqa: E402

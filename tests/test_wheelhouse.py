@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "sources"))
+sys.path.insert(0, str(ROOT / "tools"))
 
 import wheelhouse  # noqa: E402
 
@@ -138,7 +138,7 @@ def test_set_up_and_the_first_lesson_without_a_network(tmp_path: Path) -> None:
     if subprocess.run([*ALONE, "true"], capture_output=True).returncode:
         pytest.skip("this system allows no network namespace")
     kit = tmp_path / "kit"
-    done = subprocess.run([sys.executable, "sources/wheelhouse.py", "--to", str(kit)], cwd=ROOT)
+    done = subprocess.run([sys.executable, "tools/wheelhouse.py", "--to", str(kit)], cwd=ROOT)
     assert done.returncode == 0, "the kit was packed"
     run_alone(kit, "sh", "setup.sh")
     python = kit / "course/.venv/bin/python"

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "sources"))
+sys.path.insert(0, str(ROOT / "tools"))
 
 import failures  # noqa: E402
 import release  # noqa: E402
@@ -46,7 +46,7 @@ def test_a_workflow_calls_commands_that_exist(path: Path) -> None:
         for command in (step["run"] for step in job["steps"] if "run" in step):
             for target in re.findall(r"\bmake ([a-z-]+)", command):
                 assert target in TARGETS, f"{place} calls make {target}, which is not there"
-            for script in re.findall(r"\b(?:sources|tests)/\S+\.(?:py|sh)", command):
+            for script in re.findall(r"\b(?:tools|tests)/\S+\.(?:py|sh)", command):
                 assert (ROOT / script).is_file(), f"{place} calls {script}, which is not there"
 
 

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "sources"))
+sys.path.insert(0, str(ROOT / "tools"))
 
 import workshop  # noqa: E402
 
@@ -53,7 +53,7 @@ def test_the_commands_of_the_guides_exist() -> None:
 
 def test_tables_are_those_of_the_lessons() -> None:
     stale = [path.name for path in workshop.outdated(ROOT)]
-    assert stale == [], f"{stale}: run `.venv/bin/python sources/workshop.py tables`"
+    assert stale == [], f"{stale}: run `.venv/bin/python tools/workshop.py tables`"
 
 
 def test_what_a_lesson_says_of_binder_is_what_the_readme_says() -> None:

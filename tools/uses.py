@@ -1,6 +1,6 @@
 """Which lessons use which module of `utils`, read off the imports; nothing is run.
 
-python sources/uses.py     a line for each module: its lines, and the lessons that it serves
+python tools/uses.py     a line for each module: its lines, and the lessons that it serves
 
 A lesson uses a module where its notebooks or its folder's files import a name that the module defines,
 or where a module that it uses does. A package's `__init__` only says where names lie, so it is no use of

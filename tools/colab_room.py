@@ -1,8 +1,8 @@
 """Runs lessons as Colab would: its versions, its folder, `google.colab`, no .venv, no constraints.
 
-python sources/colab_room.py first                  the set-up cells of every lesson and lab
-python sources/colab_room.py make ENV               an environment with Colab's versions
-python sources/colab_room.py whole ENV [PATH ...]   whole lessons in it; says what they skip
+python tools/colab_room.py first                  the set-up cells of every lesson and lab
+python tools/colab_room.py make ENV               an environment with Colab's versions
+python tools/colab_room.py whole ENV [PATH ...]   whole lessons in it; says what they skip
 
 What Colab brings along stands in colab_versions.txt, as published. The address that Colab would
 clone is played by this repository's last commit.

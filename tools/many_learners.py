@@ -1,6 +1,6 @@
 """Runs a lesson for several learners at once on this machine: what one machine for ten can take.
 
-python sources/many_learners.py --learners 10
+python tools/many_learners.py --learners 10
 
 Each learner has a kernel and a scoreboard of their own, as on a shared JupyterHub; all cells run as
 "Run all" does, which is the worst moment of a class. Peak memory and seconds go to

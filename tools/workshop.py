@@ -1,9 +1,9 @@
 """Minutes for instructors: what lessons take to run, section by section, and to read.
 
-python sources/workshop.py measure [PATH ...]     runs lessons, and keeps seconds and memory
-python sources/workshop.py measure --since TIME   goes on: leaves out what was measured after TIME
-python sources/workshop.py tables                 writes them into docs/instructor/*.md and the README
-python sources/workshop.py tables --check         says which tables are older than that
+python tools/workshop.py measure [PATH ...]     runs lessons, and keeps seconds and memory
+python tools/workshop.py measure --since TIME   goes on: leaves out what was measured after TIME
+python tools/workshop.py tables                 writes them into docs/instructor/*.md and the README
+python tools/workshop.py tables --check         says which tables are older than that
 
 With a CPU build of PyTorch `measure` keeps memory alone, beside the rest: CUDA's libraries weigh in every
 process, and machines without a GPU, Binder's among them, do without them.

@@ -3,7 +3,7 @@
 #   open_issue.sh TITLE RESULTS.json
 set -eu
 body="$(mktemp)"
-python3 sources/failures.py "$2" >"$body"
+python3 tools/failures.py "$2" >"$body"
 number="$(gh issue list --state open --search "in:title \"$1\"" --json number --jq '.[0].number // ""')"
 if [ -n "$number" ]; then
   gh issue comment "$number" --body-file "$body"

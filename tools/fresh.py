@@ -1,7 +1,7 @@
 """Tries the course in the states in which its users have it: a stage of `make soak`.
 
-python sources/fresh.py                      every state
-python sources/fresh.py "no compiler" ...    only these
+python tools/fresh.py                      every state
+python tools/fresh.py "no compiler" ...    only these
 
 In each state a copy of the last commit, with a home of its own, is set up, and lesson 01 and style
 run in it. A line says how that went: "green", or "told" with the sentence that a user reads there,
@@ -200,7 +200,7 @@ def steps(state: State) -> dict[str, list[str]]:
     return {
         "set-up": ["make", "setup"] if has_make else set_up_command(),
         "lesson 01": [PYTHON, "-m", "pytest", *NBVAL, LESSON],
-        "style": ["make", "style"] if has_make else [PYTHON, "sources/style.py"],
+        "style": ["make", "style"] if has_make else [PYTHON, "tools/style.py"],
     }
 
 

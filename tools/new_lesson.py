@@ -1,4 +1,4 @@
-"""Makes the folder of a new lesson: `python sources/new_lesson.py 21 advanced "Title of it"`.
+"""Makes the folder of a new lesson: `python tools/new_lesson.py 21 advanced "Title of it"`.
 
 It holds lesson.py, lab.py with one exercise, checks.py and mistakes.py, copied from `sources/_template/`. They
 run as they are: write your own words and code over them. CONTRIBUTING.md says how to go on.
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TEMPLATE = Path(__file__).with_name("_template")
+TEMPLATE = ROOT / "sources/_template"
 TIERS = ("beginner", "intermediate", "advanced")
-USAGE = 'Write: python sources/new_lesson.py NUMBER TIER TITLE, such as 21 advanced "Title of it".'
+USAGE = 'Write: python tools/new_lesson.py NUMBER TIER TITLE, such as 21 advanced "Title of it".'
 GO_ON = """{folder}/ is made. Give README.md's table of lessons its row:
 
 | [{number} {title}](notebooks/{tier}/{name}.ipynb) <!-- badges: notebooks/{tier}/{name}.ipynb --><!-- /badges --> \
@@ -23,10 +23,10 @@ GO_ON = """{folder}/ is made. Give README.md's table of lessons its row:
 
 Then write, build and test, as often as you like:
 
-.venv/bin/python sources/build.py {folder}
-.venv/bin/python sources/build.py --check
+.venv/bin/python tools/build.py {folder}
+.venv/bin/python tools/build.py --check
 .venv/bin/python -m pytest -k "{number} or lesson" tests/test_exercises.py tests/test_lab_hostile.py {tests}
-.venv/bin/python sources/style.py
+.venv/bin/python tools/style.py
 """
 TESTS = "tests/test_lesson_texts.py tests/test_repository.py tests/test_workshop.py"
 

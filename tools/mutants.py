@@ -1,7 +1,7 @@
 """Small faults put into the solutions of all labs: `make soak` tries that checks tell them.
 
-python sources/mutants.py             every exercise
-python sources/mutants.py 07 16.choose   these lessons and exercises alone
+python tools/mutants.py             every exercise
+python tools/mutants.py 07 16.choose   these lessons and exercises alone
 
 A mutant differs from the solution by one operator, constant, condition, place of an argument, or by a
 statement that is left out. One that passes the check is either as right as the solution, and stands in

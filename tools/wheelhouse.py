@@ -31,7 +31,7 @@ COURSE = (
     ".ci", ".gitattributes", ".github", ".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md",
     "CITATION.cff", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md",
     "conftest.py", "constraints.txt", "docs", "environment.yml", "evidence", "labs", "notebooks",
-    "pyproject.toml", "solutions", "sources", "tests", "utils",
+    "pyproject.toml", "solutions", "sources", "tests", "tools", "utils",
 )  # fmt: skip
 LEAVINGS = ("__pycache__", "*.pyc", ".ipynb_checkpoints", ".env*", "my_labs", "*~", ".*.swp",
             ".DS_Store", ".pytest_cache", ".hypothesis", ".benchmarks")  # fmt: skip

@@ -1,9 +1,9 @@
 """What takes too long for each change, beside the slow tests: `make soak`.
 
-python sources/soak.py bytes            tests of bytes, with the kernels that are chosen outside
-python sources/soak.py kernels          the same under every choice of CPU kernels
-python sources/soak.py lessons          every lesson one size up, COURSE_SCALE=small
-python sources/soak.py lessons PATH ... only these notebooks
+python tools/soak.py bytes            tests of bytes, with the kernels that are chosen outside
+python tools/soak.py kernels          the same under every choice of CPU kernels
+python tools/soak.py lessons          every lesson one size up, COURSE_SCALE=small
+python tools/soak.py lessons PATH ... only these notebooks
 
 Which kernels a CPU has decides how much scratch memory they take, and so where a peak lies. What
 the course asserts about bytes must hold for all of them. Pages of the lessons go to build/soak/.

@@ -26,7 +26,7 @@ FRAME = Path("docs/site")
 MATHJAX = Path("docs/vendor/mathjax-tex-svg.js.gz")
 NO_SPHINX = (
     "The site needs Sphinx and its theme, which are not in .venv. `make site` adds them, or without "
-    "make: .venv/bin/python sources/extra.py site"
+    "make: .venv/bin/python tools/extra.py site"
 )
 TIERS = (("beginner", "Beginner"), ("intermediate", "Intermediate"), ("advanced", "Advanced"))
 # Prose that stands in files of its own; the site has it under the same names.

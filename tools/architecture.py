@@ -1,7 +1,7 @@
 """Draws the rooms of the package into docs/architecture.svg, from the contracts and the docstrings.
 
-python sources/architecture.py          write the picture
-python sources/architecture.py --check  say whether it is what the code would give
+python tools/architecture.py          write the picture
+python tools/architecture.py --check  say whether it is what the code would give
 
 A band is a layer of the contract in pyproject.toml: what stands in it may import what stands below.
 The two lines are what happens to a step and to a plan; each dot is a module that it passes.
@@ -88,7 +88,7 @@ def module_file(name: str, root: Path = ROOT) -> Path:
     for file in (place / "__init__.py", place.with_suffix(".py")):
         if file.is_file():
             return file
-    raise FileNotFoundError(f"{name}: no such module. Mend its name in sources/architecture.py.")
+    raise FileNotFoundError(f"{name}: no such module. Mend its name in tools/architecture.py.")
 
 
 def picture(root: Path = ROOT) -> str:
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     if not parser.parse_args(arguments).check:
         file.write_text(drawn, encoding="utf-8")
     elif not file.is_file() or file.read_text(encoding="utf-8") != drawn:
-        print(f"{PICTURE} is not what the code gives: run `python sources/architecture.py`.")
+        print(f"{PICTURE} is not what the code gives: run `python tools/architecture.py`.")
         return 1
     return 0
 

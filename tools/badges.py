@@ -1,6 +1,6 @@
 """Writes badges, clone lines and the public address from the one line in pyproject.toml, if any.
 
-`python sources/badges.py` rewrites the files that carry it; the builder
+`python tools/badges.py` rewrites the files that carry it; the builder
 calls `badge_markdown` for the notebooks. Standard library only.
 """
 

@@ -1,14 +1,14 @@
-"""Runs the stages of a command of the Makefile: `python sources/stages.py test`.
+"""Runs the stages of a command of the Makefile: `python tools/stages.py test`.
 
 Each stage runs even when one before it failed: one failure must not hide another. Stages that keep
 one processor busy run side by side. What a stage prints is shown, and kept in build/logs/. At the
 end each stage has a line with its seconds, and each that failed its command and its log.
 
-python sources/stages.py test      rules and types first, then tests, then notebooks
-python sources/stages.py quick     rules, types and the tests that start no process
-python sources/stages.py optional  what `test` skipped, with the optional packages in .venv
-python sources/stages.py soak      what takes too long for each change
-python sources/stages.py record    what a new device is measured by
+python tools/stages.py test      rules and types first, then tests, then notebooks
+python tools/stages.py quick     rules, types and the tests that start no process
+python tools/stages.py optional  what `test` skipped, with the optional packages in .venv
+python tools/stages.py soak      what takes too long for each change
+python tools/stages.py record    what a new device is measured by
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _lessons(*names: str) -> tuple[str, ...]:
     return tuple(sorted(path.relative_to(ROOT).as_posix() for path in found if path.stem in names))
 
 
-STYLE = Stage("style", ("sources/style.py",), one_processor=True)
-SOURCES = Stage("sources", ("sources/build.py", "--check"), one_processor=True)
+STYLE = Stage("style", ("tools/style.py",), one_processor=True)
+SOURCES = Stage("sources", ("tools/build.py", "--check"), one_processor=True)
 STAGES: dict[str, tuple[Stage, ...]] = {
     "test": (
         STYLE,
@@ -109,7 +109,7 @@ STAGES: dict[str, tuple[Stage, ...]] = {
         ),
     ),
     "optional": (
-        Stage("packages", ("sources/extra.py", "clusters", "site")),
+        Stage("packages", ("tools/extra.py", "clusters", "site")),
         STYLE,
         Stage("offload", (*OPS, "cpu-adam"), REQUIRED, one_processor=True),
         Stage("skipped", (*PYTEST, *THREE_AT_A_TIME, "-m", "not slow", f"@{SKIPPED}"), REQUIRED),
@@ -118,15 +118,15 @@ STAGES: dict[str, tuple[Stage, ...]] = {
     "soak": (
         Stage("offload", (*OPS, "cpu-adam", "async-io")),
         Stage("slow-tests", (*PYTEST, "tests", "-m", "slow")),
-        Stage("mutants", ("sources/mutants.py",)),
-        Stage("kernels", ("sources/soak.py", "kernels")),
-        Stage("lessons", ("sources/soak.py", "lessons")),
-        Stage("fresh", ("sources/fresh.py",)),
+        Stage("mutants", ("tools/mutants.py",)),
+        Stage("kernels", ("tools/soak.py", "kernels")),
+        Stage("lessons", ("tools/soak.py", "lessons")),
+        Stage("fresh", ("tools/fresh.py",)),
     ),
     "record": (
         Stage("records", ("-m", "evidence.record", "--minutes", "12")),
         Stage("gpu-tests", (*PYTEST, "-m", "gpu", "tests")),
-        Stage("lessons", ("sources/course.py",)),
+        Stage("lessons", ("tools/course.py",)),
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Adds an optional group of packages of pyproject.toml to .venv: `python sources/extra.py site`.
+"""Adds an optional group of packages of pyproject.toml to .venv: `python tools/extra.py site`.
 
 Nothing is done where all of them are there.
 """

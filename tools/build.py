@@ -1,9 +1,9 @@
 """Builds the course's notebooks from the scripts beside this file.
 
-python sources/build.py             builds all, runs those whose code changed
-python sources/build.py PATH ...    only these (a script or a notebook)
-python sources/build.py --force     runs all
-python sources/build.py --check     builds and runs nothing; lists what is out of date
+python tools/build.py             builds all, runs those whose code changed
+python tools/build.py PATH ...    only these (a script or a notebook)
+python tools/build.py --force     runs all
+python tools/build.py --check     builds and runs nothing; lists what is out of date
 """
 
 from __future__ import annotations
