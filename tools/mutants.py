@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / name) for name in ("labs", "shared"))]
 
 from _mutations import in_solution, mutations  # noqa: E402
 from lab_answers import (  # noqa: E402  # pyright: ignore[reportMissingImports]  # of tests/

@@ -25,10 +25,12 @@ Then write, build and test, as often as you like:
 
 .venv/bin/python tools/build.py {folder}
 .venv/bin/python tools/build.py --check
-.venv/bin/python -m pytest -k "{number} or lesson" tests/test_exercises.py tests/test_lab_hostile.py {tests}
+.venv/bin/python -m pytest -k "{number} or lesson" tests/labs/test_exercises.py tests/labs/test_lab_hostile.py {tests}
 .venv/bin/python tools/style.py
 """
-TESTS = "tests/test_lesson_texts.py tests/test_repository.py tests/test_workshop.py"
+TESTS = (
+    "tests/lessons/test_lesson_texts.py tests/tools/test_repository.py tests/tools/test_workshop.py"
+)
 
 
 class Refused(ValueError):

@@ -27,14 +27,14 @@ import course  # noqa: E402
 from utils.units import format_bytes, format_seconds  # noqa: E402
 
 BYTE_TESTS = (
-    "test_meter.py",
-    "test_meter_breakdown.py",
-    "test_meter_input.py",
-    "test_meter_threads.py",
-    "test_holdings.py",
-    "test_timeline.py",
-    "test_techniques.py",
-    "test_checkpointing_memory.py",
+    "memory/test_meter.py",
+    "memory/test_meter_breakdown.py",
+    "memory/test_meter_input.py",
+    "memory/test_meter_threads.py",
+    "memory/test_holdings.py",
+    "memory/test_timeline.py",
+    "techniques/test_techniques.py",
+    "techniques/test_checkpointing_memory.py",
 )
 THREADS = (1, 2, 8)
 CELL_SECONDS = 3600  # models of a small GPU, on whatever CPU is there

@@ -82,7 +82,7 @@ SOURCES = Stage("sources", ("tools/build.py", "--check"), one_processor=True)
 STAGES: dict[str, tuple[Stage, ...]] = {
     "test": (
         STYLE,
-        Stage("libraries", (*PYTEST, "tests/test_shims.py"), one_processor=True),
+        Stage("libraries", (*PYTEST, "tests/shims/test_shims.py"), one_processor=True),
         Stage("offload", (*OPS, "cpu-adam"), one_processor=True),
         SOURCES,
         Stage(
@@ -94,7 +94,7 @@ STAGES: dict[str, tuple[Stage, ...]] = {
                 "-m",
                 "not slow",
                 "tests",
-                "--ignore=tests/test_shims.py",
+                "--ignore=tests/shims/test_shims.py",
             ),
             {"COURSE_SKIPPED": str(SKIPPED)},
         ),
