@@ -19,6 +19,11 @@ from typing import Any
 _OF_A_LESSON = re.compile(r"utils\.labs\.(?P<what>\w+)_(?P<number>\d\d)(?P<rest>(\.\w+)*)")
 _LESSON = "utils.lessons.lesson_"
 _RENAMED = {"lab": "checks", "ranks": "workers", "slurm": "job"}
+_PLANNER = {  # modules of the planner by the folder that they lie in today
+    "memory": "host peak_moments stage_memory states",
+    "search": "bounds choice compare space",
+    "step_time": "adapter_time block_time collectives expert_time kernels pass_seconds step_end",
+}
 # Modules and packages; what lies in a package moved with it.
 _OTHERS = {
     "evidence.record.bytes_llama": f"{_LESSON}08.records.bytes_llama",
@@ -50,9 +55,9 @@ _OTHERS = {
     "utils.planner.decision": f"{_LESSON}17.decision",
     "utils.planner.failure_logs": f"{_LESSON}16.failure_logs",
     "utils.planner.inference": f"{_LESSON}08.inference",
-    "utils.planner.moments": "utils.planner.peak_moments",
+    "utils.planner.moments": "utils.planner.memory.peak_moments",
     "utils.planner.offers": f"{_LESSON}17.offers",
-    "utils.planner.parts": "utils.planner.pass_seconds",
+    "utils.planner.parts": "utils.planner.step_time.pass_seconds",
     "utils.planner.placement": f"{_LESSON}14.placement",
     "utils.planner.review": f"{_LESSON}15.review",
     "utils.planner.saved": "utils.planner.saved_tensors",
@@ -117,6 +122,11 @@ _OTHERS = {
     "utils.views.tensor_flow": f"{_LESSON}12.tensor_flow",
     "utils.views.tradeoff": f"{_LESSON}05.tradeoff",
     "utils.watching": f"{_LESSON}16.watching",
+}
+_OTHERS |= {
+    f"utils.planner.{name}": f"utils.planner.{folder}.{name}"
+    for folder, names in _PLANNER.items()
+    for name in names.split()
 }
 # What a package of `utils` offered, by where it lies now. `utils` itself offered some of it too.
 # "Case=PatientBytes": what was `Case` has another name today.

@@ -10,13 +10,13 @@ import pytest
 from evidence.validation import megatron_experts
 from utils.catalog import model_shape
 from utils.planner import Batch, Cluster, Plan, Space, estimate, memory, search, worst
-from utils.planner.collectives import Group, all_to_all_seconds
-from utils.planner.expert_time import routed_tokens
 from utils.planner.experts import expert_replicas
 from utils.planner.fp8 import FP8_COPIES
+from utils.planner.memory.states import states
 from utils.planner.setup import Setup
 from utils.planner.stages import stages
-from utils.planner.states import states
+from utils.planner.step_time.collectives import Group, all_to_all_seconds
+from utils.planner.step_time.expert_time import routed_tokens
 from utils.units import Category
 
 MIXTRAL = model_shape("mixtral-8x7b")

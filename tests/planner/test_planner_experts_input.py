@@ -8,9 +8,9 @@ import pytest
 from test_planner_experts import H100, LLAMA, LONG, MIXTRAL
 
 from utils.planner import Batch, Cluster, Plan, estimate
+from utils.planner.memory.states import host_bytes
 from utils.planner.setup import Setup
 from utils.planner.stages import stages
-from utils.planner.states import host_bytes
 
 # What cannot be
 

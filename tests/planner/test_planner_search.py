@@ -24,9 +24,9 @@ from utils.planner import (
     why_it_does_not_fit,
     worst,
 )
-from utils.planner.bounds import least_bytes
-from utils.planner.choice import ERROR, complexity
 from utils.planner.memory import kind_memories
+from utils.planner.search.bounds import least_bytes
+from utils.planner.search.choice import ERROR, complexity
 from utils.planner.setup import Setup
 from utils.units import GIB
 

@@ -28,16 +28,16 @@ from utils.planner import (
 )
 from utils.planner.adapters import adapter_parameters
 from utils.planner.flops import hardware_flops, model_flops
-from utils.planner.kernels import (
+from utils.planner.schedules import order, run
+from utils.planner.setup import ClusterSetup
+from utils.planner.step_time.kernels import (
     ceiling_flops_per_second,
     flash_flops_per_second,
     matmul_seconds,
     memory_seconds,
     shape_efficiency,
 )
-from utils.planner.schedules import order, run
-from utils.planner.setup import ClusterSetup
-from utils.planner.step_end import data_parallel_seconds
+from utils.planner.step_time.step_end import data_parallel_seconds
 from utils.units import GB, Evidence
 
 A100, H100 = device("A100-80GB"), device("H100")

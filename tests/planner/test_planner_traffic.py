@@ -11,7 +11,7 @@ from utils.catalog import ModelShape
 from utils.lessons.lesson_14.placement import crossing_bytes, layouts, places
 from utils.planner import Batch, Cluster, Plan, axis_bytes, estimate, framework, ring_bytes
 from utils.planner.setup import ClusterSetup
-from utils.planner.step_end import data_parallel_seconds
+from utils.planner.step_time.step_end import data_parallel_seconds
 from utils.simulation import simulate
 
 SHAPE = ModelShape(

@@ -44,7 +44,7 @@ from utils.labs.slow_jobs import SlowJob, lesson_job
 from utils.planner import Space, axis_bytes, plan_name
 from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.goodput import goodput
-from utils.planner.kernels import ceiling_flops_per_second, flash_flops_per_second
+from utils.planner.step_time.kernels import ceiling_flops_per_second, flash_flops_per_second
 from evidence.validation.tables import table
 from utils.lessons.lesson_99.sayings import Saying, draw_sayings
 

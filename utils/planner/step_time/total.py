@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from utils.catalog import ModelShape, model_shape
 from utils.planner import calibration
 from utils.planner.batch import Batch
-from utils.planner.block_time import block_times, head_time, loss_time
 from utils.planner.cluster import Cluster
-from utils.planner.collectives import hops_across_nodes, in_training, send_seconds
-from utils.planner.kernels import memory_seconds
 from utils.planner.launches import LAUNCH_SECONDS
 from utils.planner.layout import Plan
-from utils.planner.pass_seconds import BlockTime
 from utils.planner.setup import ClusterSetup, Setup
 from utils.planner.stages import Stage
-from utils.planner.step_end import step_end
+from utils.planner.step_time.block_time import block_times, head_time, loss_time
+from utils.planner.step_time.collectives import hops_across_nodes, in_training, send_seconds
+from utils.planner.step_time.kernels import memory_seconds
+from utils.planner.step_time.pass_seconds import BlockTime
+from utils.planner.step_time.step_end import step_end
 
 
 @dataclass(frozen=True)

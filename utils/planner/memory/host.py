@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from utils.planner.cluster import Cluster
-from utils.planner.stage_memory import StageMemory
+from utils.planner.memory.stage_memory import StageMemory
 from utils.units import format_bytes
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from utils.catalog import ModelShape
-from utils.planner.block_time import block_times
 from utils.planner.estimate import Estimate
 from utils.planner.layout import Plan
 from utils.planner.memory import context_bytes
+from utils.planner.memory.states import buffer_bytes, states
 from utils.planner.schedules import bubble_closed
 from utils.planner.setup import ClusterSetup, Setup
-from utils.planner.states import buffer_bytes, states
+from utils.planner.step_time.block_time import block_times
 
 
 class Front:

@@ -12,7 +12,7 @@ from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.frameworks import framework
 from utils.planner.layout import Plan, changed
-from utils.planner.space import Space, Task, powers_of_two
+from utils.planner.search.space import Space, Task, powers_of_two
 
 
 @dataclass(frozen=True)

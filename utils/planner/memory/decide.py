@@ -6,11 +6,17 @@ from utils.catalog import ModelShape, model_shape
 from utils.planner import calibration
 from utils.planner.batch import Batch
 from utils.planner.layout import Plan
-from utils.planner.peak_moments import device_blocks, frees_gradients, moments
+from utils.planner.memory.peak_moments import device_blocks, frees_gradients, moments
+from utils.planner.memory.stage_memory import PREDICTED, StageMemory
+from utils.planner.memory.states import (
+    buffer_bytes,
+    dummy_gradient_bytes,
+    host_bytes,
+    states,
+    step_bytes,
+)
 from utils.planner.setup import Setup
-from utils.planner.stage_memory import PREDICTED, StageMemory
 from utils.planner.stages import Stage
-from utils.planner.states import buffer_bytes, dummy_gradient_bytes, host_bytes, states, step_bytes
 from utils.units import Category
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from utils.catalog import Device, ModelShape
 from utils.planner import calibration
 from utils.planner.adapters import Lora, matrix_shapes
-from utils.planner.kernels import matmul_seconds, memory_seconds
-from utils.planner.pass_seconds import BlockTime, PassSeconds
 from utils.planner.setup import ClusterSetup
+from utils.planner.step_time.kernels import matmul_seconds, memory_seconds
+from utils.planner.step_time.pass_seconds import BlockTime, PassSeconds
 
 # Bytes that one adapter of (in, out) moves per token, by its type's width w, beside the products'
 # own (peft, tuners/lora/layer.py, Linear.forward): the input is cast (2 + w per in), B's output is

@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from utils.catalog import ModelShape, model_shape
 from utils.catalog.rules import of_kind, one_of
 from utils.planner.batch import Batch
-from utils.planner.bounds import (
+from utils.planner.cluster import Cluster
+from utils.planner.estimate import Estimate, estimated
+from utils.planner.layout import Plan
+from utils.planner.memory import kind_memories
+from utils.planner.memory.host import node_host_bytes
+from utils.planner.memory.stage_memory import worst
+from utils.planner.search.bounds import (
     Front,
     alike,
     average_block_seconds,
@@ -24,16 +30,10 @@ from utils.planner.bounds import (
     least_seconds,
     same_states,
 )
-from utils.planner.candidates import Group, candidates, groups
-from utils.planner.choice import ERROR, Complexity, complexity, why_best
-from utils.planner.cluster import Cluster
-from utils.planner.estimate import Estimate, estimated
-from utils.planner.host import node_host_bytes
-from utils.planner.layout import Plan
-from utils.planner.memory import kind_memories
+from utils.planner.search.candidates import Group, candidates, groups
+from utils.planner.search.choice import ERROR, Complexity, complexity, why_best
+from utils.planner.search.space import DEFAULT, Space, Task
 from utils.planner.setup import ClusterSetup
-from utils.planner.space import DEFAULT, Space, Task
-from utils.planner.stage_memory import worst
 
 __all__ = ["Plans", "Space", "candidates", "search"]
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from utils.planner import calibration
-from utils.planner.collectives import (
+from utils.planner.experts import expert_replicas, expert_tp
+from utils.planner.layout import Plan
+from utils.planner.setup import ClusterSetup
+from utils.planner.stages import BLOCK_TENSORS, Stage
+from utils.planner.step_time.collectives import (
     Group,
     all_gather_seconds,
     all_reduce_seconds,
     broadcast_seconds,
     in_training,
 )
-from utils.planner.experts import expert_replicas, expert_tp
-from utils.planner.kernels import memory_seconds
-from utils.planner.layout import Plan
-from utils.planner.pass_seconds import BlockTime
-from utils.planner.setup import ClusterSetup
-from utils.planner.stages import BLOCK_TENSORS, Stage
+from utils.planner.step_time.kernels import memory_seconds
+from utils.planner.step_time.pass_seconds import BlockTime
 
 # Adam on one parameter: reads gradient, master and both moments, writes the last three and the
 # 16-bit copy; before that clipping reads every gradient, after it they are set to zero.

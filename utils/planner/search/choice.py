@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from utils.planner.compare import plan_name
 from utils.planner.estimate import Estimate
 from utils.planner.layout import Plan
+from utils.planner.search.compare import plan_name
 from utils.units import format_seconds
 
 # Step times nearer than this are below the planner's error: its mean on rows that no constant was

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from utils.catalog import ModelShape
 from utils.planner import calibration
-from utils.planner.adapter_time import adapted
 from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
-from utils.planner.collectives import Group, all_gather_seconds, all_reduce_seconds
-from utils.planner.expert_time import expert_seconds
-from utils.planner.kernels import flash_flops_per_second, matmul_seconds, memory_seconds
 from utils.planner.layout import Plan
-from utils.planner.pass_seconds import BlockTime, PassSeconds
 from utils.planner.setup import ClusterSetup, Setup
+from utils.planner.step_time.adapter_time import adapted
+from utils.planner.step_time.collectives import Group, all_gather_seconds, all_reduce_seconds
+from utils.planner.step_time.expert_time import expert_seconds
+from utils.planner.step_time.kernels import flash_flops_per_second, matmul_seconds, memory_seconds
+from utils.planner.step_time.pass_seconds import BlockTime, PassSeconds
 
 # Bytes moved per attention score when scores are kept: written by the product, read and written by
 # softmax (and by dropout, with its mask), read by the next product; backward the same gradients.

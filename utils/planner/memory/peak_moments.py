@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from utils.planner.layout import Plan
+from utils.planner.memory.states import gradients_leave
 from utils.planner.setup import Setup
 from utils.planner.stages import Stage
-from utils.planner.states import gradients_leave
 from utils.units import Category
 
 LOGITS_AND_GRADIENT = 4  # bytes per logit: both, in 16 bits

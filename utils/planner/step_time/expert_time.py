@@ -7,15 +7,15 @@ rates differ by half between its own releases.
 
 from __future__ import annotations
 
-from utils.planner.collectives import (
+from utils.planner.experts import expert_tp
+from utils.planner.setup import ClusterSetup, Setup
+from utils.planner.step_time.collectives import (
     Group,
     all_gather_seconds,
     all_to_all_seconds,
 )
-from utils.planner.experts import expert_tp
-from utils.planner.kernels import matmul_seconds, memory_seconds
-from utils.planner.pass_seconds import BlockTime, PassSeconds
-from utils.planner.setup import ClusterSetup, Setup
+from utils.planner.step_time.kernels import matmul_seconds, memory_seconds
+from utils.planner.step_time.pass_seconds import BlockTime, PassSeconds
 
 # Bytes an element that the kernels of a routed token move, reads and writes counted one by one in
 # two bytes: sorted and sent off, put back and weighted, and the same backward.
