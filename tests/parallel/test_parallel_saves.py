@@ -15,7 +15,7 @@ from export_cases import DEEP, STEPS, script, tiny
 
 from utils.parallel import Saves, check_versions, saved_steps
 from utils.parallel import saves as module
-from utils.parallel.kept import named
+from utils.parallel.checkpoint_folder import named
 from utils.parallel.safe_checkpoint import CheckpointError
 from utils.ranks import RankError, run_ranks
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from utils.parallel import CheckpointError, Saves, load_newest, named, save_safely
-from utils.parallel.kept import CHECKSUMS, write_list
+from utils.parallel.checkpoint_folder import CHECKSUMS, write_list
 from utils.shims.torch_checkpoint import read_metadata
 
 

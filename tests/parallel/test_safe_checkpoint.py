@@ -29,7 +29,7 @@ from utils.parallel import (
     save_safely,
     step_of,
 )
-from utils.parallel.kept import CHECKSUMS, problems
+from utils.parallel.checkpoint_folder import CHECKSUMS, problems
 from utils.ranks import RankError, run_ranks
 
 TINY = TransformerConfig(vocabulary=64, hidden=32, layers=2, heads=4, feedforward=96)

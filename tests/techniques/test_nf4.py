@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from utils.techniques import NF4Linear, quantize_nf4
-from utils.techniques.library import bitsandbytes_library, bitsandbytes_problem, has_bitsandbytes
+from utils.techniques.bitsandbytes_import import (
+    bitsandbytes_library,
+    bitsandbytes_problem,
+    has_bitsandbytes,
+)
 from utils.techniques.nf4 import (
     DoubleQuantized,
     dequantize_nf4,
@@ -106,7 +110,9 @@ def asked_anew() -> Iterator[None]:
 @pytest.mark.usefixtures("asked_anew")
 def test_without_bitsandbytes_the_hand_made_one_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    monkeypatch.setattr("utils.techniques.library.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(
+        "utils.techniques.bitsandbytes_import.importlib.util.find_spec", lambda name: None
+    )
     assert not has_bitsandbytes()
     quantize_nf4(torch.randn(64))
     with pytest.raises(ModuleNotFoundError, match="pip install bitsandbytes"):
@@ -120,7 +126,7 @@ def test_a_bitsandbytes_that_cannot_be_loaded_gives_its_reason(
     def broken(name: str) -> None:
         raise OSError("libcudart.so: cannot open shared object file")
 
-    monkeypatch.setattr("utils.techniques.library.importlib.import_module", broken)
+    monkeypatch.setattr("utils.techniques.bitsandbytes_import.importlib.import_module", broken)
     assert not has_bitsandbytes()
     with pytest.raises(ModuleNotFoundError, match=r"cannot be loaded \(libcudart.so"):
         bitsandbytes_library()

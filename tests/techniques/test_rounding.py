@@ -22,7 +22,7 @@ from utils.lessons.lesson_08.int8 import (
 from utils.lessons.lesson_08.packed import PackedLinear, pack_codes, pack_linears, unpack_codes
 from utils.lessons.lesson_08.rounding import Grid, output_error, round_to_nearest, second_moments
 from utils.techniques import nf4
-from utils.techniques.library import has_bitsandbytes
+from utils.techniques.bitsandbytes_import import has_bitsandbytes
 
 
 def layer(seed: int, rows: int = 48, width: int = 64) -> tuple[Tensor, Tensor]:

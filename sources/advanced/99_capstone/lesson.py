@@ -357,7 +357,7 @@ for generation in (1, 2, 3):
 from utils.catalog import ModelShape
 from utils.models.finetune import build_finetune, finetune_step
 from utils.models.pretrained import llama_config
-from utils.techniques.library import bitsandbytes_problem
+from utils.techniques.bitsandbytes_import import bitsandbytes_problem
 
 TINY = ModelShape(name="tiny", family="llama", layers=2, hidden=64, heads=4, feedforward=128, vocabulary=256, max_sequence=128)
 if problem := bitsandbytes_problem():

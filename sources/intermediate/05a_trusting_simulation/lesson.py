@@ -47,7 +47,7 @@ from utils import Transformer, TransformerConfig, budget, compare, draw_over_tim
 from utils import format_bytes, measure, model_shape, resnet, score, scoreboard, show, simulate
 from utils.simulation import SimulationError
 from utils.simulation.devices import simulated_device
-from utils.techniques.library import bitsandbytes_problem
+from utils.techniques.bitsandbytes_import import bitsandbytes_problem
 
 # %% [markdown]
 # One training step of a small transformer, twice: with data on the left, without on the right. Compare the two

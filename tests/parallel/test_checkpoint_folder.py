@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from utils.parallel import kept
-from utils.parallel.kept import (
+from utils.parallel import checkpoint_folder
+from utils.parallel.checkpoint_folder import (
     CHECKSUMS,
     begin,
     beyond,
@@ -185,4 +185,4 @@ def test_ranks_read_a_part_each(tmp_path: Path) -> None:
         (path / file).unlink()
     parts = [problems(path, part, 3) for part in range(3)]
     assert parts == [[".metadata is missing"], ["__0_0.distcp is missing"], []]
-    assert step_of(path) == 5 and kept.VERSION == 2
+    assert step_of(path) == 5 and checkpoint_folder.VERSION == 2
