@@ -58,8 +58,15 @@ def page(notebook: NotebookNode, path: Path, figures: Figures) -> NotebookNode:
             cell.source = prose(cell.source)
         else:
             cell.outputs = [shown(output, states, path, figures) for output in cell.outputs]
+            _fold(cell)
     kept = {k: v for k, v in notebook.metadata.items() if k in ("kernelspec", "language_info")}
     return nbformat.v4.new_notebook(cells=cells, metadata=kept)
+
+
+def _fold(cell: NotebookNode) -> None:
+    """What JupyterLab folds away the site folds, too."""
+    if cell.metadata.get("jupyter", {}).get("source_hidden"):
+        cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
 
 
 def prose(text: str) -> str:

@@ -78,6 +78,13 @@ def test_a_widget_stands_as_what_it_showed_last(tmp_path: Path) -> None:
     assert "_static/figures/" in data["text/html"], "its figure is a file, too"
 
 
+def test_what_is_folded_in_jupyterlab_is_folded_here_too(tmp_path: Path) -> None:
+    cells = [nbformat.v4.new_code_cell("x"), nbformat.v4.new_code_cell("y")]
+    cells[1].metadata["jupyter"] = {"source_hidden": True}
+    made = on_page(book(*cells), tmp_path)
+    assert [cell.metadata.get("tags", []) for cell in made.cells] == [[], ["hide-input"]]
+
+
 def test_the_bootstrap_and_badges_are_for_notebooks_alone(tmp_path: Path) -> None:
     bootstrap = nbformat.v4.new_code_cell("open_course()", metadata={"tags": ["bootstrap"]})
     title = nbformat.v4.new_markdown_cell("# 01\n\n[![Open in Colab](x)](y)\n\nText")
