@@ -181,4 +181,5 @@ scoreboard("00")
 #
 # ## 7. Glossary
 #
-# The words of the course stand on a page of their own: the [glossary](00_glossary.ipynb).
+# The words of the course stand on a page of their own, the [glossary](00_glossary.ipynb); sayings that are wrong, each with
+# the cell that shows it, in the [folklore](00_folklore.ipynb).
