@@ -289,7 +289,7 @@ print("{:.0f} to {:.0f} days, ".format(*bill.days_interval) + f"${bill.usd / 1e6
 # Recomputation takes activations away, not states. With ZeRO-3 it fits: at 100 Gb/s a node the A10s come near their 38%, at 10 Gb/s a
 # fifth of it. I compare dollars for the same work, not for an hour, and put the deadline into the matrix.
 #
-# *Shown in* [99](99_capstone.ipynb#Q9.-A100-or-A10 "state_bytes"), [05§8](../intermediate/05_checkpointing.ipynb#8.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"), [99](99_capstone.ipynb#Q9.-A100-or-A10 "cheap.mfu"), [15§8](15_design_studio.ipynb#8.-Days,-dollars,-failures "offers"), [17](17_cluster_and_budget.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen").
+# *Shown in* [99](99_capstone.ipynb#Q9.-A100-or-A10 "state_bytes"), [05§8](../intermediate/05_checkpointing.ipynb#8.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"), [99](99_capstone.ipynb#Q9.-A100-or-A10 "cheap.mfu"), [15§8](15_design_studio.ipynb#8.-Days,-dollars,-failures "offers"), [17a](17a_what_a_run_costs.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen").
 
 # %%
 for card, plan, claimed in (("A100-80GB", Plan(tp=4, pp=2, sequence_parallel=True), 0.45), ("A10", Plan(dp=8, recompute="full"), 0.38)):
@@ -321,7 +321,7 @@ for gigabits in (100, 10):
 # | 130B, a budget | [15§12](15_design_studio.ipynb#12.-The-scenario-as-asked:-defend-a-design "verdict") | `lesson-15` | `half_the_cards` |
 # | 175B, checkpoints | [16§2](16_runs_that_survive.ipynb#The-scenario-as-asked:-a-checkpoint-strategy "gpt-3-175b"), [15§7](15_design_studio.ipynb#7.-Search,-and-ask-why "search") | `lesson-16` | `lay_out` |
 # | 70B, failing GPUs | [16§1](16_runs_that_survive.ipynb#1.-What-fails,-and-how-often "RunPlan"), [§3](16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off "saves_twice") | `lesson-16` | `survive` |
-# | 13B, A100 or A10 | [17](17_cluster_and_budget.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen") | `lesson-17` | `two_offers` |
+# | 13B, A100 or A10 | [17a](17a_what_a_run_costs.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen") | `lesson-17` | `two_offers` |
 
 # %% [markdown]
 # ## 4. Five sayings that no lesson weighs
