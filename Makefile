@@ -40,30 +40,30 @@ lab: setup  ## Set up, then open JupyterLab on the first notebook
 		echo "Your home cannot be written to: JupyterLab's files go to build/home."; }; \
 	$(RUN) -m $(LAB) $(FIRST_PAGE) $(LAB_ARGS)
 
-# What the stages are, and in which order they run, stands in sources/stages.py.
+# What the stages are, and in which order they run, stands in tools/stages.py.
 test: setup  ## Set up, then run every test, notebook, lab and solution
-	@$(RUN) sources/stages.py test
+	@$(RUN) tools/stages.py test
 
 quick: setup  ## What to run before each commit: rules, types, and the tests that start no process
-	@$(RUN) sources/stages.py quick
+	@$(RUN) tools/stages.py quick
 
 optional: setup  ## Add the optional packages, then run what `make test` skipped without them
-	@$(RUN) sources/stages.py optional
+	@$(RUN) tools/stages.py optional
 
 style: setup  ## Rules, format, types and the direction of imports
-	@$(RUN) sources/style.py
+	@$(RUN) tools/style.py
 
 bytes: export CUDA_VISIBLE_DEVICES :=
 bytes: setup  ## The tests of bytes alone, with whatever kernels the environment chooses
-	@$(RUN) sources/soak.py bytes
+	@$(RUN) tools/soak.py bytes
 
 soak: setup  ## What takes too long for each change: slow tests, other kernels, lessons one size up, clean states
-	@$(RUN) sources/stages.py soak
+	@$(RUN) tools/stages.py soak
 
 # Threads of a kernel that wait for work sleep: spinning, they take the processors from other kernels.
 course notebooks: export OMP_WAIT_POLICY := passive
 course: setup  ## Set up, then run the whole course headless into build/course/
-	@$(RUN) sources/course.py
+	@$(RUN) tools/course.py
 
 bench: setup  ## Print each speed beside its budget
 	@$(RUN) -m pytest evidence/benchmarks --benchmark-columns=median,iqr,rounds
@@ -72,44 +72,44 @@ validate: setup  ## Print predicted and simulated against published, source by s
 	@$(RUN) -m evidence.validation
 
 record: setup  ## Measure on this machine's device, write evidence/results/, and prove the paths of a GPU on it
-	@$(RUN) sources/stages.py record
+	@$(RUN) tools/stages.py record
 
 notebooks: setup  ## Build notebooks, labs and solutions from sources/
-	@$(RUN) sources/build.py
+	@$(RUN) tools/build.py
 
 my-labs: setup  ## Copy the labs into my_labs/, where you work on them
 	@$(RUN) -m utils.labs
 
 constraints: setup  ## Write the versions installed in .venv to constraints.txt
-	@$(RUN) sources/constraints.py
+	@$(RUN) tools/constraints.py
 
 badges: setup  ## Rewrite all badges from the address in pyproject.toml
-	@$(RUN) sources/badges.py
+	@$(RUN) tools/badges.py
 
 site: setup  ## Build the site of all lessons into build/site, from the stored outputs
-	@$(RUN) sources/extra.py site
-	@$(RUN) sources/website.py
+	@$(RUN) tools/extra.py site
+	@$(RUN) tools/website.py
 
 slides: setup  ## Make a deck of slides from each lesson, in build/slides
-	@$(RUN) sources/slides.py
+	@$(RUN) tools/slides.py
 
 ready:  ## Say whether this machine is ready for a course day
 	@command -v $(PYTHON) >/dev/null || { echo "No $(PYTHON) on this machine: install Python 3.11 or newer."; exit 1; }
-	@$(PYTHON) sources/ready.py
+	@$(PYTHON) tools/ready.py
 
 wheelhouse: setup  ## Pack the course for machines without a network, into build/wheelhouse
-	@$(RUN) sources/wheelhouse.py $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+	@$(RUN) tools/wheelhouse.py $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 FOLDER ?= handed_in
 scores: setup  ## Collect the scoreboards in FOLDER into build/scores.csv
-	@$(RUN) sources/scores.py "$(FOLDER)"
+	@$(RUN) tools/scores.py "$(FOLDER)"
 
 colab: setup  ## Run all lessons with the versions that Colab brings along
-	@$(RUN) sources/colab_room.py make build/colab
-	@$(RUN) sources/colab_room.py whole build/colab
+	@$(RUN) tools/colab_room.py make build/colab
+	@$(RUN) tools/colab_room.py whole build/colab
 
 links: setup  ## Ask every address in the course whether it is still there
-	@$(RUN) sources/links.py
+	@$(RUN) tools/links.py
 
 release: site wheelhouse  ## Pack site, wheelhouse and notebooks into build/release
-	@$(RUN) sources/release.py
+	@$(RUN) tools/release.py

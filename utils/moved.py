@@ -19,6 +19,11 @@ from typing import Any
 _OF_A_LESSON = re.compile(r"utils\.labs\.(?P<what>\w+)_(?P<number>\d\d)(?P<rest>(\.\w+)*)")
 _LESSON = "utils.lessons.lesson_"
 _RENAMED = {"lab": "checks", "ranks": "workers", "slurm": "job"}
+_PLANNER = {  # modules of the planner by the folder that they lie in today
+    "memory": "host peak_moments stage_memory states",
+    "search": "bounds choice compare space",
+    "step_time": "adapter_time block_time collectives expert_time kernels pass_seconds step_end",
+}
 # Modules and packages; what lies in a package moved with it.
 _OTHERS = {
     "evidence.record.bytes_llama": f"{_LESSON}08.records.bytes_llama",
@@ -42,7 +47,10 @@ _OTHERS = {
     "utils.models.bytes_llama": f"{_LESSON}08.bytes_llama",
     "utils.models.gpt": f"{_LESSON}12.gpt",
     "utils.number_formats": f"{_LESSON}03.number_formats",
+    "utils.parallel.kept": "utils.parallel.checkpoint_folder",
+    "utils.parallel.parts": "utils.parallel.model_parts",
     "utils.parallel.programs": f"{_LESSON}13.own_schedule",
+    "utils.parallel.shares": "utils.parallel.tensor_shares",
     "utils.parallel.tensor_layers": f"{_LESSON}12.tensor_layers",
     "utils.parallel.tensor_split": f"{_LESSON}12.tensor_split",
     "utils.parallel.timed": f"{_LESSON}13.timed",
@@ -50,9 +58,9 @@ _OTHERS = {
     "utils.planner.decision": f"{_LESSON}17.decision",
     "utils.planner.failure_logs": f"{_LESSON}16.failure_logs",
     "utils.planner.inference": f"{_LESSON}08.inference",
-    "utils.planner.moments": "utils.planner.peak_moments",
+    "utils.planner.moments": "utils.planner.memory.peak_moments",
     "utils.planner.offers": f"{_LESSON}17.offers",
-    "utils.planner.parts": "utils.planner.pass_seconds",
+    "utils.planner.parts": "utils.planner.step_time.pass_seconds",
     "utils.planner.placement": f"{_LESSON}14.placement",
     "utils.planner.review": f"{_LESSON}15.review",
     "utils.planner.saved": "utils.planner.saved_tensors",
@@ -83,6 +91,7 @@ _OTHERS = {
     "utils.techniques.data_parallel": f"{_LESSON}04.data_parallel",
     "utils.techniques.gptq": f"{_LESSON}08.gptq",
     "utils.techniques.int8": f"{_LESSON}08.int8",
+    "utils.techniques.library": "utils.techniques.bitsandbytes_import",
     "utils.techniques.link": f"{_LESSON}07.link",
     "utils.techniques.megatron": f"{_LESSON}12.megatron",
     "utils.techniques.offload_choice": f"{_LESSON}07.offload_choice",
@@ -117,6 +126,11 @@ _OTHERS = {
     "utils.views.tensor_flow": f"{_LESSON}12.tensor_flow",
     "utils.views.tradeoff": f"{_LESSON}05.tradeoff",
     "utils.watching": f"{_LESSON}16.watching",
+}
+_OTHERS |= {
+    f"utils.planner.{name}": f"utils.planner.{folder}.{name}"
+    for folder, names in _PLANNER.items()
+    for name in names.split()
 }
 # What a package of `utils` offered, by where it lies now. `utils` itself offered some of it too.
 # "Case=PatientBytes": what was `Case` has another name today.

@@ -173,7 +173,8 @@ scoreboard("00")
 # | [14 Three dimensions at once](advanced/14_three_dimensions.ipynb) | compose tensor, pipeline and data parallelism, and count the bytes on every link | 80 | 60 | [lab](../labs/advanced/14_three_dimensions.ipynb), [solution](../solutions/advanced/14_three_dimensions.ipynb) |
 # | [15 The design studio](advanced/15_design_studio.ipynb) | lay out 175B on 64 GPUs, and defend a design in days and dollars | 80 | 60 | [lab](../labs/advanced/15_design_studio.ipynb), [solution](../solutions/advanced/15_design_studio.ipynb) |
 # | [16 Runs that survive](advanced/16_runs_that_survive.ipynb) | kill real training at random moments, lose nothing, resume to the last bit, and price the spares | 90 | 80 | [lab](../labs/advanced/16_runs_that_survive.ipynb), [solution](../solutions/advanced/16_runs_that_survive.ipynb) |
-# | [17 On a real cluster, within a budget](advanced/17_cluster_and_budget.ipynb) | start one script by torchrun and Slurm, lose a node, and price the run by a deadline | 90 | 75 | [lab](../labs/advanced/17_cluster_and_budget.ipynb), [solution](../solutions/advanced/17_cluster_and_budget.ipynb) |
+# | [17 On a real cluster](advanced/17_cluster_and_budget.ipynb) | start one script by torchrun and Slurm, and lose a node | 60 | 75 | [lab](../labs/advanced/17_cluster_and_budget.ipynb), [solution](../solutions/advanced/17_cluster_and_budget.ipynb) |
+# | [17a What a run costs, and which offer to take](advanced/17a_what_a_run_costs.ipynb) | price a run by the token, and decide between offers | 60 | | |
 # | [99 Capstone](advanced/99_capstone.ipynb) | answer nine interview questions, each sentence with its cell, and sit fourteen timed cases | 60 | 280 | [lab](../labs/advanced/99_capstone.ipynb), [solution](../solutions/advanced/99_capstone.ipynb) |
 #
 # A lab holds exercises that check your answers. Work in a copy: `make my-labs`, typed in a terminal
@@ -181,4 +182,5 @@ scoreboard("00")
 #
 # ## 7. Glossary
 #
-# The words of the course stand on a page of their own: the [glossary](00_glossary.ipynb).
+# The words of the course stand on a page of their own, the [glossary](00_glossary.ipynb); sayings that are wrong, each with
+# the cell that shows it, in the [folklore](00_folklore.ipynb).

@@ -42,7 +42,7 @@ device = here.meter_device  # where the meter can count: CUDA or CPU
 # %% [markdown]
 # ## 1. One step in one picture
 #
-# TODO: what will be seen, before the cell. (A lesson has 40 to 70 cells, its first picture within ten;
+# TODO: what will be seen, before the cell. (A lesson has 25 to 60 cells, its first picture within eight;
 # CONTRIBUTING.md has all limits.)
 
 # %%
@@ -83,3 +83,12 @@ check("NUMBER.two_moments", ...)
 #
 # Do the [lab](../../labs/TIER/FOLDER.ipynb), in a copy: `make my-labs`. Then compare with the
 # [solution](../../solutions/TIER/FOLDER.ipynb).
+
+# %% [markdown]
+# ## On Monday
+#
+# TODO: what to write at work, in the reader's own names. Adam's two moments beside your parameters, in GiB:
+#
+# ```python
+# states_gib = sum(2 * 4 * p.numel() for p in model.parameters()) / 2**30
+# ```

@@ -35,7 +35,7 @@ PHONE = 390
 
 def build(folder: Path, *notebooks: str) -> Path:
     """A site in a folder; of all notebooks, or of some."""
-    command = [sys.executable, "sources/website.py", "--to", str(folder)]
+    command = [sys.executable, "tools/website.py", "--to", str(folder)]
     command += [f"{name}.ipynb" for name in notebooks]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"the site was not built:\n{done.stderr[-3000:]}"
@@ -131,7 +131,7 @@ def test_search_finds_a_lesson_and_the_arrows_lead_on(whole: Path, browser: str)
 
 @pytest.mark.slow
 def test_a_deck_shows_its_slides(browser: str, tmp_path: Path) -> None:
-    command = [sys.executable, "sources/slides.py", "--to", str(tmp_path), f"{LESSON}.ipynb"]
+    command = [sys.executable, "tools/slides.py", "--to", str(tmp_path), f"{LESSON}.ipynb"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     with served(tmp_path) as address, reader(browser, address) as one:

@@ -20,7 +20,7 @@ They stand in a lesson's `mistakes.py`, each with words of the sentence that it 
 
 Where the first parameter is called `solution`, it is the lab's own answer; where that is no function,
 the mistake is what the call gives. Of an exercise of several parts, a mistake names the parts that
-differ from the solution's. `tests/test_exercises.py` tries all.
+differ from the solution's. `tests/labs/test_exercises.py` tries all.
 """
 
 from __future__ import annotations

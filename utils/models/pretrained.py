@@ -130,7 +130,7 @@ def _packing(quantization: str | None, dtype: torch.dtype) -> Any:
         return None
     from transformers import BitsAndBytesConfig
 
-    from utils.techniques.library import bitsandbytes_library
+    from utils.techniques.bitsandbytes_import import bitsandbytes_library
 
     bitsandbytes_library()
     return BitsAndBytesConfig(

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from utils.parallel.data import own_pieces
-from utils.parallel.parts import blocks_of
+from utils.parallel.model_parts import blocks_of
 
 
 def share_sequences(part: nn.Module, mesh: DeviceMesh) -> None:

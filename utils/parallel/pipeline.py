@@ -18,7 +18,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 
 from utils.parallel.data import Passes, loss_dtype, summed_loss
 from utils.parallel.mesh import sum_over
-from utils.parallel.parts import Part, blocks_of
+from utils.parallel.model_parts import Part, blocks_of
 
 # Schedules whose data goes down the ranks and up again: a rank holds a chunk and its mirror.
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")

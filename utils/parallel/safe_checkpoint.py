@@ -3,7 +3,7 @@
 A save into the last checkpoint's folder destroys it when it is cut off. So a save goes into a new
 folder. Each rank sums its files up while it writes them: what was meant, and not what the disk made of
 it. Then it reads them back, rank 0 gives the folder its name, and only then do older ones go.
-`utils.parallel.kept` says which. A checkpoint of `dcp` is made of pickles, which may call anything
+`utils.parallel.checkpoint_folder` says which. A checkpoint of `dcp` is made of pickles, which may call anything
 when they are read; here they are read as plain data, and what is not plain is not saved.
 """
 
@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from utils.parallel.kept import (
+from utils.parallel.checkpoint_folder import (
     DamagedError,
     begin,
     beyond,

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from utils.parallel.kept import newest_whole, step_of
+from utils.parallel.checkpoint_folder import newest_whole, step_of
 from utils.parallel.safe_checkpoint import any_saved, load_newest, save_safely
 
 STOPPED = 75  # exit code of a job that saved and wants to go on: EX_TEMPFAIL of sysexits.h

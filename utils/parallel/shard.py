@@ -32,7 +32,7 @@ from torch.distributed.fsdp import (
 
 from utils.parallel.dims import DATA_AXES
 from utils.parallel.mesh import axes_of, ranks_along
-from utils.parallel.parts import blocks_of
+from utils.parallel.model_parts import blocks_of
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 

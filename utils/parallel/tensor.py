@@ -17,8 +17,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from utils.parallel.parts import Part, blocks_of
-from utils.parallel.shares import check_heads
+from utils.parallel.model_parts import Part, blocks_of
+from utils.parallel.tensor_shares import check_heads
 
 COLUMNS = (
     "attention.query",

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from utils.parallel.data import Passes, token_weight
 from utils.parallel.dims import DATA_AXES
 from utils.parallel.mesh import joined_ranks, ranks_along, sum_over
-from utils.parallel.parts import blocks_of
+from utils.parallel.model_parts import blocks_of
 from utils.parallel.saves import note_signals
 
 

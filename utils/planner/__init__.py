@@ -4,7 +4,6 @@ from utils.checked import check_public
 from utils.planner.adapters import Lora
 from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster, network
-from utils.planner.compare import compare_plans, plan_name
 from utils.planner.conventions import Framework
 from utils.planner.cost import Cost, Storage, cost
 from utils.planner.estimate import Estimate, estimate
@@ -19,8 +18,9 @@ from utils.planner.frameworks import FRAMEWORKS, framework
 from utils.planner.goodput import FailureRate, Goodput, goodput
 from utils.planner.layout import Plan
 from utils.planner.memory import memory
+from utils.planner.memory.stage_memory import StageMemory, worst
 from utils.planner.search import Plans, Space, candidates, search
-from utils.planner.stage_memory import StageMemory, worst
+from utils.planner.search.compare import compare_plans, plan_name
 from utils.planner.step_time import StepTime, step_time
 from utils.planner.traffic import axis_bytes, ring_bytes
 

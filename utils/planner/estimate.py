@@ -9,11 +9,11 @@ from utils.catalog.rules import of_kind
 from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.flops import hardware_flops, model_flops
-from utils.planner.host import check_host, node_host_bytes
 from utils.planner.layout import Plan
 from utils.planner.memory import stage_memories
+from utils.planner.memory.host import check_host, node_host_bytes
+from utils.planner.memory.stage_memory import StageMemory, worst
 from utils.planner.setup import ClusterSetup
-from utils.planner.stage_memory import StageMemory, worst
 from utils.planner.step_time import StepTime, time_of_step
 from utils.units import Evidence
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from utils.catalog.rules import of_kind
-from utils.planner.candidates import candidates
-from utils.planner.choice import ERROR, Complexity, complexity
 from utils.planner.estimate import Estimate, estimate
 from utils.planner.layout import Plan
-from utils.planner.space import Space
-from utils.planner.stage_memory import StageMemory
+from utils.planner.memory.stage_memory import StageMemory
+from utils.planner.search.candidates import candidates
+from utils.planner.search.choice import ERROR, Complexity, complexity
+from utils.planner.search.space import Space
 from utils.units import Category, format_bytes, format_seconds
 
 # What each part of a step's time is called in a sentence.

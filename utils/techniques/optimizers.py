@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.catalog.rules import positive
-from utils.techniques.library import bitsandbytes_library
+from utils.techniques.bitsandbytes_import import bitsandbytes_library
 
 BLOCK = 256  # values of a moment that share a scale
 SMALLEST = 4096  # elements; the moments of smaller tensors stay in fp32 (bitsandbytes' default)

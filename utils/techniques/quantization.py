@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from utils.shims.torch_ import with_data
-from utils.techniques.library import bitsandbytes_library, has_bitsandbytes
+from utils.techniques.bitsandbytes_import import bitsandbytes_library, has_bitsandbytes
 from utils.techniques.nf4 import BLOCK, SCALE_BLOCK
 from utils.techniques.replace import replace_linears
 

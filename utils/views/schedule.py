@@ -13,8 +13,8 @@ from matplotlib.patches import Patch
 from utils.catalog.rules import whole
 from utils.parallel.actions import Action, Program
 from utils.planner import Estimate
-from utils.planner.block_time import block_time
 from utils.planner.schedules import Run, bubble_closed, in_flight, order, run
+from utils.planner.step_time.block_time import block_time
 from utils.units import Evidence
 from utils.views.style import course_style, empty_figure, print_evidence
 

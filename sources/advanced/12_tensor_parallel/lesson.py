@@ -45,8 +45,8 @@ from utils import Batch, Cluster, Evidence, Plan, Span, Transformer, Transformer
 from utils import draw_lanes, model_shape, run_ranks, score, scoreboard, show, simulate, traffic
 from utils.catalog import SUSTAINED, link
 from utils.parallel import ParallelDims, device_mesh, split_tensors
-from utils.parallel.shares import own_head_rows
-from utils.planner.block_time import block_time
+from utils.parallel.tensor_shares import own_head_rows
+from utils.planner.step_time.block_time import block_time
 from utils.planner.calibration import BESIDE_TRAINING
 from utils.lessons.lesson_12.gpt import GPTBlock
 from utils.lessons.lesson_12.megatron import megatron_layers, megatron_problem

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from utils.checked import check_public
-from utils.parallel.shares import check_sequence
+from utils.parallel.tensor_shares import check_sequence
 
 __all__ = ["SharedGradients", "Split", "vocabulary_cross_entropy"]
 

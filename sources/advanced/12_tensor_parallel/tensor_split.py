@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from utils.checked import check_public
-from utils.parallel.parts import Part, blocks_of
-from utils.parallel.shares import (
+from utils.parallel.model_parts import Part, blocks_of
+from utils.parallel.tensor_shares import (
     HEAD_LAYERS,
     check_heads,
     check_width,

@@ -13,12 +13,12 @@
 #
 # | difficulty | minutes | needs |
 # |---|---|---|
-# | 4 of 5 | 75 | lesson 17; any laptop (Linux, macOS, WSL2) |
+# | 4 of 5 | 75 | lessons 17 and 17a; any laptop (Linux, macOS, WSL2) |
 #
 # Three exercises. Each asks you to put code or answers in place of the `...`, and ends in a `check`
 # that says *not attempted*, *not yet* with a nudge, or *correct*. Hints are folded away: click one
-# to open it. The exercises follow the
-# [lesson](../../notebooks/advanced/17_cluster_and_budget.ipynb). Work in a copy (`make my-labs`).
+# to open it. The first exercise follows [lesson 17](../../notebooks/advanced/17_cluster_and_budget.ipynb), the others
+# [17a](../../notebooks/advanced/17a_what_a_run_costs.ipynb). Work in a copy (`make my-labs`).
 
 # %% tags=["setup"]
 here = setup("labs/advanced/17")

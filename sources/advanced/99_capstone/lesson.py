@@ -7,12 +7,11 @@
 # ---
 
 # %% [markdown]
-# # 99 Capstone: the questions, and the folklore
+# # 99 Capstone: nine questions
 #
 # {{badges}}
 #
-# **Promise.** You answer nine interview questions, and each sentence of your answer leads to a cell that proves it. Then
-# you meet 26 sayings that circulate and are wrong, each beside the cell that shows it. The
+# **Promise.** You answer nine interview questions, and know the cell that proves each sentence of your answer. The
 # [lab](../../labs/advanced/99_capstone.ipynb) has fourteen timed cases with data.
 #
 # | minutes | hardware | runs |
@@ -44,15 +43,14 @@ from utils.labs.slow_jobs import SlowJob, lesson_job
 from utils.planner import Space, axis_bytes, plan_name
 from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.goodput import goodput
-from utils.planner.kernels import ceiling_flops_per_second, flash_flops_per_second
+from utils.planner.step_time.kernels import ceiling_flops_per_second, flash_flops_per_second
 from evidence.validation.tables import table
 from utils.lessons.lesson_99.sayings import Saying, draw_sayings
 
 # %% [markdown]
 # ## 1. Nine numbers that circulate
 #
-# Each row is what is said and what is right, in one unit. What is right is a formula, the planner's prediction or a published
-# number.
+# What is said and what is right, in one unit. What is right is a formula, the planner's prediction or a published number.
 
 # %%
 def alone(model, sequences, length, gpu="A100-80GB", **choices):
@@ -93,24 +91,24 @@ print(f"worst: {worst.name}, off by a factor of {max(worst.factor, 1 / worst.fac
 
 # %% [markdown]
 # **Read it.** Red numbers are too large, blue ones too small. Eight are off by a factor of less than six. The worst one counts
-# trained parameters and calls them memory: weights and activations stay. Too small a number runs you out of
-# memory; too large a one buys cards that nobody needs.
+# trained parameters and calls them memory: weights and activations stay.
 
 # %% [markdown]
 # ## 2. The questions
 #
-# An answer is what you would say in two minutes. The number behind a sentence leads to the section that proves it; the pointer
-# over it shows which cell. After each answer stands the one number to have at hand. Words are in the [glossary](../00_glossary.ipynb).
+# First what you would say in two minutes, then where its sentences are shown, in their order: the pointer over a link names
+# the cell. A cell gives the number to have at hand. Words are in the [glossary](../00_glossary.ipynb).
 #
 # ### Q1. The components of memory
 #
 # *Name the components of training memory, and the technique for each. Lab: `components`.*
 #
-# Parameters, gradients and Adam's moments take 16 bytes a parameter, whatever the batch [01 §3](../beginner/01_where_memory_goes.ipynb#3.-The-states:-a-formula-without-surprises "P = sum"). Activations grow with
-# every sample [01 §4](../beginner/01_where_memory_goes.ipynb#4.-Activations:-what-grows-with-the-batch "your ledger"), and in a language model the logits can be the largest [01 §6](../beginner/01_where_memory_goes.ipynb#6.-A-transformer:-the-last-layer-can-be-the-largest "language_optimizer"). Memory peaks at one
-# moment, so what is freed at another moment saves nothing [01 §5](../beginner/01_where_memory_goes.ipynb#5.-Why-the-peak-is-where-it-is "maxima"). Recomputation shrinks activations [05 §2](../intermediate/05_checkpointing.ipynb#2.-Which-blocks? "extra_percent"), mixed precision
-# halves most of them [02 §3](../beginner/02_mixed_precision.ipynb#3.-What-halves,-and-which-moment-decides "when_backward_begins"), and a loss in chunks shrinks the logits [05 §5](../intermediate/05_checkpointing.ipynb#5.-Logits-are-activations-too "loss_runs"). Sharding splits the states over ranks [09 §1](../intermediate/09_sharding.ipynb#1.-The-staircase "textbook"), offload
-# moves them to the host [07 §2](../intermediate/07_offload.ipynb#2.-By-hand "draw_breakdown"), and 8-bit moments take fewer bytes [06](../intermediate/06_seven_billion.ipynb#Eight-bit-moments,-counted "optimizer_bytes"). Adapters drop gradients and moments, and keep the activations [06 §2](../intermediate/06_seven_billion.ipynb#2.-LoRA-by-hand "LoRA trains").
+# Parameters, gradients and Adam's moments take 16 bytes a parameter, whatever the batch. Activations grow with every sample, and
+# in a language model the logits can be the largest. Memory peaks at one moment: what is freed at another saves nothing. Recomputation,
+# mixed precision and a loss in chunks shrink activations. Sharding, offload and 8-bit moments shrink the states. Adapters drop gradients and
+# moments, and keep the activations.
+#
+# *Shown in* [01§3](../beginner/01_where_memory_goes.ipynb#3.-The-states:-a-formula-without-surprises "P = sum"), [01§4](../beginner/01_where_memory_goes.ipynb#4.-Activations:-what-grows-with-the-batch "your ledger"), [01§6](../beginner/01_where_memory_goes.ipynb#6.-A-transformer:-the-last-layer-can-be-the-largest "language_optimizer"), [01§5](../beginner/01_where_memory_goes.ipynb#5.-Why-the-peak-is-where-it-is "maxima"), [05§2](../intermediate/05_checkpointing.ipynb#2.-Which-blocks? "extra_percent"), [02§3](../beginner/02_mixed_precision.ipynb#3.-What-halves,-and-which-moment-decides "when_backward_begins"), [05§5](../intermediate/05_checkpointing.ipynb#5.-Logits-are-activations-too "loss_runs"), [09§1](../intermediate/09_sharding.ipynb#1.-The-staircase "textbook"), [07§2](../intermediate/07_offload.ipynb#2.-By-hand "draw_breakdown"), [06](../intermediate/06_seven_billion.ipynb#Eight-bit-moments,-counted "optimizer_bytes"), [06§2](../intermediate/06_seven_billion.ipynb#2.-LoRA-by-hand "LoRA trains").
 
 # %%
 plain = alone("opt-1.3b", 4, 1024, framework="bf16")
@@ -123,18 +121,18 @@ for name, choices in ways.items():
     print(f"  {name:<18} {format_bytes(saved):>10} (predicted)")
 
 # %% [markdown]
-# **Read it.** The peak lies in forward. Stepping in backward frees gradients; in forward there are none to free.
+# **Read it.** The peak lies in forward, where there are no gradients to free.
 #
 # ### Q2. AMP turns to NaN
 #
 # *Training with AMP turns to NaN: how do you debug it? Lab: `nan_run`.*
 #
-# First I look whether the scaler is at work: it skips steps while its scale is too large, and that is healthy
-# [03](../beginner/03_when_numbers_break.ipynb#Planted:-a-scale-that-is-too-large "skipped steps"). A scale that falls without end is a fault, such as an overflow in forward
-# [03](../beginner/03_when_numbers_break.ipynb#%28c%29-NaN,-and-the-scale-falls-without-end "written_by_hand"). So I record which module first gives something that is not finite [03 §3](../beginner/03_when_numbers_break.ipynb#3.-A-run,-and-its-flight-recorder "summary"), and
-# keep that one in fp32 [03 §4](../beginner/03_when_numbers_break.ipynb#4.-What-must-stay-in-fp32 "Fp32Norm"). I run fp32 beside it: if that explodes too, the learning rate is to blame [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "before_first_skip").
-# bf16 is worth a try, with the range of fp32 [03 §1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest"). I clip after `unscale_` [03](../beginner/03_when_numbers_break.ipynb#%28a%29-The-loss-falls-in-fp32-and-hardly-in-fp16 "clipped"). One NaN in the data looks like all
-# of these until I check the input [03 §7](../beginner/03_when_numbers_break.ipynb#7.-Break-it,-diagnose-it:-a-NaN-in-the-data "spoiled").
+# A scaler skips steps while its scale is too large: that is healthy. A scale that falls without end is a fault, such as an overflow in
+# forward. I record which module first gives something that is not finite, and keep that one in fp32. I run fp32 beside it: if that
+# explodes too, the learning rate is to blame. bf16 has the range of fp32. I clip after `unscale_`. One NaN in the data looks like all
+# of these until I check the input.
+#
+# *Shown in* [03](../beginner/03_when_numbers_break.ipynb#Planted:-a-scale-that-is-too-large "skipped steps"), [03](../beginner/03_when_numbers_break.ipynb#%28c%29-NaN,-and-the-scale-falls-without-end "written_by_hand"), [03§3](../beginner/03_when_numbers_break.ipynb#3.-A-run,-and-its-flight-recorder "summary"), [03§4](../beginner/03_when_numbers_break.ipynb#4.-What-must-stay-in-fp32 "Fp32Norm"), [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "before_first_skip"), [03§1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest"), [03](../beginner/03_when_numbers_break.ipynb#%28a%29-The-loss-falls-in-fp32-and-hardly-in-fp16 "clipped"), [03§7](../beginner/03_when_numbers_break.ipynb#7.-Break-it,-diagnose-it:-a-NaN-in-the-data "spoiled").
 
 # %%
 records = spoiled_run()
@@ -143,16 +141,18 @@ print("scales:", *(f"2^{int(record.scale).bit_length() - 1}" for record in recor
 print(f"first that is more than a scale: step {bad.step}, {bad.first} (measured)")
 
 # %% [markdown]
-# **Read it.** Four of the five skipped steps are the scaler's search. The one in the last line is not: its input held a NaN.
+# **Read it.** Four of five skipped steps are the scaler's search. The fifth is not: its input held a NaN.
 #
 # ### Q3. Scaling is slow
 #
 # *Scaling is slow: how do you find out why? Lab: `four_ranks`.*
 #
-# I divide one process's step by the step of all, at the same batch each: that is the efficiency [04 §8](../beginner/04_four_ranks.ipynb#8.-Is-it-faster?-Scaling-efficiency "at_worst"). Then I time loading, computing and sending apart, on every rank [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"). All ranks
-# wait for the last one, so the rank that waits least is the slow one [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"). Sending hides behind backward only if buckets leave early [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "backward, reduces"),
-# and small buckets pay a start each [11 §5](11_links.ipynb#5.-Buckets-and-overlap "bucket_cost"). Gradient accumulation without `no_sync` sends after every micro-batch [04 §6](../beginner/04_four_ranks.ipynb#6.-Gradient-accumulation,-and-no_sync "no_sync"). A model cut over two devices leaves each idle half of the
-# time [13 §4](13_pipelines.ipynb#4.-The-timeline,-measured "uncut"). The losses must stay those of one process [04 §3](../beginner/04_four_ranks.ipynb#3.-Is-it-right?-A-proof,-and-four-faults "apart").
+# Efficiency is one process's step over the step of all, at the same batch each. I time loading, computing and sending apart, on
+# every rank. All wait for the last one, so the rank that waits least is the slow one. Sending hides behind backward if buckets leave early,
+# and small buckets pay a start each. Accumulation without `no_sync` sends after every micro-batch. A model cut over two devices
+# leaves each idle half of the time. The losses must stay those of one process.
+#
+# *Shown in* [04§8](../beginner/04_four_ranks.ipynb#8.-Is-it-faster?-Scaling-efficiency "at_worst"), [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"), [11§7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"), [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "backward, reduces"), [11§5](11_links.ipynb#5.-Buckets-and-overlap "bucket_cost"), [04§6](../beginner/04_four_ranks.ipynb#6.-Gradient-accumulation,-and-no_sync "no_sync"), [13§4](13_pipelines.ipynb#4.-The-timeline,-measured "uncut"), [04§3](../beginner/04_four_ranks.ipynb#3.-Is-it-right?-A-proof,-and-four-faults "apart").
 
 # %%
 ranks = 4
@@ -170,10 +170,12 @@ for name, how in causes.items():
 #
 # *ZeRO-3 or FSDP, for which case? Lab: `zero_or_fsdp`.*
 #
-# They are the same idea: parameters, gradients and moments are split N ways [09 §4](../intermediate/09_sharding.ipynb#4.-The-same-model,-five-ways "first loss"). Neither splits activations [99](99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS"). Both need more than 16P/N,
-# for gathered layers and for buckets [09 §5](../intermediate/09_sharding.ipynb#5.-What-each-really-holds "largest"). I take the lowest stage that fits, because stage 3 sends the parameters twice for every micro-batch [09 §6](../intermediate/09_sharding.ipynb#6.-What-each-really-sends "round_bytes"), and stage 2 reduces gradients in
-# every backward [09](../intermediate/09_sharding.ipynb#Break-it:-ZeRO-2-with-accumulation "accumulated"). I take DeepSpeed where a configuration file must do it [09 §3](../intermediate/09_sharding.ipynb#3.-One-configuration-for-one-model "train_batch_size"), or where states go to NVMe [07 §4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "FSDP2"). I take FSDP2 in
-# PyTorch code, with tensor parallelism [14 §2](14_three_dimensions.ipynb#2.-Compose "one_process"), or for checkpoints that load on another number of ranks [09](../intermediate/09_sharding.ipynb#A-sharded-save "saved_or_loaded"). On one GPU, without offload, neither saves a byte [09 §7](../intermediate/09_sharding.ipynb#7.-One-GPU "on_one_rank").
+# They are one idea: parameters, gradients and moments are split N ways, activations are not. Both need more than 16P/N, for gathered
+# layers and buckets. I take the lowest stage that fits: stage 3 sends the parameters twice for every micro-batch, and stage 2 reduces
+# gradients in every backward. DeepSpeed is for a configuration file, or for states on NVMe. FSDP2 is for PyTorch code, for tensor
+# parallelism, and for checkpoints that load on another number of ranks. On one GPU, without offload, neither saves a byte.
+#
+# *Shown in* [09§4](../intermediate/09_sharding.ipynb#4.-The-same-model,-five-ways "first loss"), [99](99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS"), [09§5](../intermediate/09_sharding.ipynb#5.-What-each-really-holds "largest"), [09§6](../intermediate/09_sharding.ipynb#6.-What-each-really-sends "round_bytes"), [09](../intermediate/09_sharding.ipynb#Break-it:-ZeRO-2-with-accumulation "accumulated"), [09§3](../intermediate/09_sharding.ipynb#3.-One-configuration-for-one-model "train_batch_size"), [07§4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "FSDP2"), [14§2](14_three_dimensions.ipynb#2.-Compose "one_process"), [09](../intermediate/09_sharding.ipynb#A-sharded-save "saved_or_loaded"), [09§7](../intermediate/09_sharding.ipynb#7.-One-GPU "on_one_rank").
 
 # %%
 small, eight = model_shape("opt-1.3b"), Cluster(gpu="V100-32GB", nodes=1, gpus_per_node=8)
@@ -187,18 +189,20 @@ for micro in (8, 1):
 pd.DataFrame(rows).set_index(["micro-batch", "stage"]).round(1).rename_axis(columns=str(Evidence.PREDICTED))
 
 # %% [markdown]
-# **Read it.** States are those alive at the peak, which with micro-batch 8 comes before the gradients. Stage 1 sends less than
-# stage 0, because it gathers bf16 parameters where stage 0 gathers fp32 gradients. With micro-batch 1, stage 2 sends in each of eight
-# backwards, stage 3 in forwards too.
+# **Read it.** States are those alive at the peak, which with micro-batch 8 comes before the gradients. Stage 1 gathers bf16
+# parameters where stage 0 gathers fp32 gradients. With micro-batch 1, stage 2 sends in each of eight backwards, stage 3 in
+# forwards too.
 #
 # ### Q5. Out of memory
 #
 # *A job runs out of memory: what do you do, in which order? Lab: `order_of_cures`, `unknown_job`.*
 #
-# I profile before I cure: which phase, which category, and what is alive after each step [10 §2](../intermediate/10_oom_clinic.ipynb#2.-Read-the-error,-then-count-between-steps "after_steps"). Growth from step to step means that something is kept, and no
-# technique cures that [10](../intermediate/10_oom_clinic.ipynb#kept_graph "half_cures"). Reserved far above alive is fragmentation [10 §5](../intermediate/10_oom_clinic.ipynb#5.-Alive-is-not-reserved:-fragmentation "fragmented.replayed"). If the peak is one moment, I cure that moment: validation without `no_grad`
-# [10](../intermediate/10_oom_clinic.ipynb#validation "no_grad"), the logits [10](../intermediate/10_oom_clinic.ipynb#large_vocabulary "in_chunks"), or the optimizer's copies [10](../intermediate/10_oom_clinic.ipynb#optimizer_doubles "treat"). Then come the general cures: precision, accumulation, checkpointing,
-# offload and quantization [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "path"). Their order is their price: accumulation repeats no arithmetic [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "flops"), and in the job below it is cheaper than recomputation [99](99_capstone.ipynb#Q5.-Out-of-memory "or recompute all"). Accumulation healed none of lesson 10's seven patients, and their own cures healed all [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "its own cure"). The last resort is a larger card [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search").
+# I profile before I cure: which phase, which category, what is alive after each step. Growth from step to step means that something is
+# kept, and no technique cures that. Reserved far above alive is fragmentation. If the peak is one moment, I cure that one: validation
+# without `no_grad`, the logits, the optimizer's copies. Then come the general cures, by their price: accumulation repeats no arithmetic, and
+# in the job below costs less than recomputation. The last resort is a larger card.
+#
+# *Shown in* [10§2](../intermediate/10_oom_clinic.ipynb#2.-Read-the-error,-then-count-between-steps "after_steps"), [10](../intermediate/10_oom_clinic.ipynb#kept_graph "half_cures"), [10§5](../intermediate/10_oom_clinic.ipynb#5.-Alive-is-not-reserved:-fragmentation "fragmented.replayed"), [10](../intermediate/10_oom_clinic.ipynb#validation "no_grad"), [10](../intermediate/10_oom_clinic.ipynb#large_vocabulary "in_chunks"), [10](../intermediate/10_oom_clinic.ipynb#optimizer_doubles "treat"), [10§8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "path"), [10§8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "flops"), [99](99_capstone.ipynb#Q5.-Out-of-memory "or recompute all"), [10§8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "its own cure"), [15§7](15_design_studio.ipynb#7.-Search,-and-ask-why "search").
 
 # %%
 run = Batch(sequences=8, sequence_length=4096)
@@ -217,9 +221,12 @@ for name, change in {"accumulate, 1 at a time": {"micro_batch": 1}, "and loss in
 #
 # *Eight nodes are only three times as fast as one: why? Lab: `eight_nodes`.*
 #
-# I look at hardware, network, collectives and code, in that order [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"). One hot GPU makes 63 others wait, and there it looks like a slow collective [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "lesson_job"). `Using network Socket` in NCCL's log means
-# TCP on a fast card [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"). A ring sends $2(N-1)/N$ times the bytes, which stays below twice [11 §1](11_links.ipynb#1.-A-ring-by-hand "sent_bytes"), so more ranks cost starts, not bytes [11 §3](11_links.ipynb#3.-What-a-message-costs "ring_seconds"). Ranks numbered across
-# hosts put every hop on the slow link [11 §4](11_links.ipynb#4.-Two-hosts "over_link"). I measure each cure alone, and again after every other: what another fault hides saves nothing yet [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "CURES").
+# I look at hardware, network, collectives and code, in that order. One hot GPU makes 63 others wait, and there it looks like a slow
+# collective. `Using network Socket` in NCCL's log means TCP on a fast card. A ring sends less than twice the bytes whatever the number of
+# ranks: more ranks cost starts. Ranks numbered across hosts put every hop on the slow link. I measure each cure alone, and again after
+# every other: what another fault hides saves nothing yet.
+#
+# *Shown in* [11§7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "lesson_job"), [11§7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"), [11§1](11_links.ipynb#1.-A-ring-by-hand "sent_bytes"), [11§3](11_links.ipynb#3.-What-a-message-costs "ring_seconds"), [11§4](11_links.ipynb#4.-Two-hosts "over_link"), [11§7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "CURES").
 
 # %%
 job = lesson_job()
@@ -236,9 +243,11 @@ print(f"all four: {8 * alone_seconds / SlowJob().step().step_seconds:.1f} times"
 #
 # *32 GPUs and a model that does not fit: what do you choose, and what is the main worry? Lab: `half_the_cards`.*
 #
-# I do the sum: 18 bytes times 175B over 32 cards is more than a card has [15](15_design_studio.ipynb#Test-yourself "half = replace"). So the optimizer's state goes to the host, and I check that it has room
-# [15](15_design_studio.ipynb#Test-yourself "roomy"). Tensor parallelism stays in the node, where a block's collectives are cheap [12 §8](12_tensor_parallel.ipynb#8.-Why-it-stays-inside-a-node "passed"), and the pipeline goes across nodes, because it sends least [14 §5](14_three_dimensions.ipynb#5.-The-bytes-on-every-link "leaving"). Many more micro-batches than stages keep the bubble
-# small [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"). On a slow network the pipeline takes twice as long, and ZeRO-3 over a hundred times as long [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
+# I do the sum: 18 bytes times 175B over 32 cards is more than a card has. So the optimizer's state goes to the host, if that has room. Tensor
+# parallelism stays in the node, and the pipeline goes across nodes, because it sends least. Many more micro-batches than stages keep the
+# bubble small. On a slow network the pipeline takes twice as long, and ZeRO-3 over a hundred times as long.
+#
+# *Shown in* [15](15_design_studio.ipynb#Test-yourself "half = replace"), [15](15_design_studio.ipynb#Test-yourself "roomy"), [12§8](12_tensor_parallel.ipynb#8.-Why-it-stays-inside-a-node "passed"), [14§5](14_three_dimensions.ipynb#5.-The-bytes-on-every-link "leaving"), [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"), [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
 
 # %%
 four = Cluster(gpu="A100-80GB", nodes=4)
@@ -256,9 +265,12 @@ for name, plan in ((plan_name(best), best.plan), ("ZeRO-3 over all", zero_3)):
 #
 # *175B on 64 GPUs: lay it out. Lab: `lay_out`.*
 #
-# TP x PP x DP is the number of GPUs, and a second replica of 175B fits only with ZeRO-1, and slower: TP x PP is 64 and DP is 1 [15 §1](15_design_studio.ipynb#1.-Ranks-on-nodes "first = Plan"). TP 8 with sequence parallelism in the node and PP 8 across nodes fits with a margin, and recomputes nothing
-# [15 §5](15_design_studio.ipynb#5.-The-first-layout,-stage-by-stage "compare_plans"). Early stages hold more micro-batches, and the last one holds the logits [13 §3](13_pipelines.ipynb#3.-What-a-stage-holds "in_flight"). A search finds TP 4 x PP 16, a little faster and fuller [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search"). On 300B tokens the run takes most of a year
-# [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "bill"). I name the interval, and what failures take from it [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "goodput"), and I ask whether fewer parameters would do [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "budget_usd").
+# TP x PP x DP is the number of GPUs. A second replica of 175B fits only with ZeRO-1, and slower: DP is 1. TP 8 with sequence parallelism in
+# the node and PP 8 across nodes fits with a margin, and recomputes nothing. Early stages hold more micro-batches, the last one the logits.
+# A search finds TP 4 x PP 16, a little faster and fuller. On 300B tokens the run takes most of a year: I name the interval, what
+# failures take from it, and ask whether fewer parameters would do.
+#
+# *Shown in* [15§1](15_design_studio.ipynb#1.-Ranks-on-nodes "first = Plan"), [15§5](15_design_studio.ipynb#5.-The-first-layout,-stage-by-stage "compare_plans"), [13§3](13_pipelines.ipynb#3.-What-a-stage-holds "in_flight"), [15§7](15_design_studio.ipynb#7.-Search,-and-ask-why "search"), [15§8](15_design_studio.ipynb#8.-Days,-dollars,-failures "bill"), [15§8](15_design_studio.ipynb#8.-Days,-dollars,-failures "goodput"), [15§8](15_design_studio.ipynb#8.-Days,-dollars,-failures "budget_usd").
 
 # %%
 eight_nodes = Cluster(gpu="A100-80GB", nodes=8, usd_per_gpu_hour=price("A100-80GB", "Lambda").usd_per_gpu_hour)
@@ -273,9 +285,11 @@ print("{:.0f} to {:.0f} days, ".format(*bill.days_interval) + f"${bill.usd / 1e6
 #
 # *13B: A100s at 45% MFU with 3D parallelism, or cheaper A10s at 38% with data parallelism and checkpointing? Lab: `two_offers`.*
 #
-# The premise fails: the states of 13B take 16 bytes a parameter, and plain data parallelism keeps all of them on every card [99](99_capstone.ipynb#Q9.-A100-or-A10 "state_bytes").
-# Recomputation takes activations away, not states [05 §6](../intermediate/05_checkpointing.ipynb#6.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"). With ZeRO-3 it fits: at 100 Gb/s a node the A10s come near their 38%, at 10 Gb/s a fifth of it [99](99_capstone.ipynb#Q9.-A100-or-A10 "cheap.mfu"). I compare dollars for
-# the same work, not for an hour [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "offers"), and I put the deadline into the matrix [17](17_cluster_and_budget.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen").
+# The premise fails: 13B has 16 bytes of states a parameter, and plain data parallelism keeps all of them on every card.
+# Recomputation takes activations away, not states. With ZeRO-3 it fits: at 100 Gb/s a node the A10s come near their 38%, at 10 Gb/s a
+# fifth of it. I compare dollars for the same work, not for an hour, and put the deadline into the matrix.
+#
+# *Shown in* [99](99_capstone.ipynb#Q9.-A100-or-A10 "state_bytes"), [05§6](../intermediate/05_checkpointing.ipynb#6.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"), [99](99_capstone.ipynb#Q9.-A100-or-A10 "cheap.mfu"), [15§8](15_design_studio.ipynb#8.-Days,-dollars,-failures "offers"), [17a](17a_what_a_run_costs.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen").
 
 # %%
 for card, plan, claimed in (("A100-80GB", Plan(tp=4, pp=2, sequence_parallel=True), 0.45), ("A10", Plan(dp=8, recompute="full"), 0.38)):
@@ -296,23 +310,23 @@ for gigabits in (100, 10):
 #
 # | scenario | end (evidence) | file | case |
 # |---|---|---|---|
-# | ResNet-50 overflows 16 GB | [02 §6](../beginner/02_mixed_precision.ipynb#6.-The-scenario-as-asked "here.write_script"), [§4](../beginner/02_mixed_precision.ipynb#4.-What-fills-a-16-GB-card "on_the_card") | `resnet50_amp.py` | `sixteen_gb` |
-# | ResNet to four GPUs | [04 §10](../beginner/04_four_ranks.ipynb#10.-The-scenarios-as-asked "DDP + AMP") | `train.py` | `four_ranks` |
-# | a CNN to four | [04 §10](../beginner/04_four_ranks.ipynb#10.-The-scenarios-as-asked "four ranks, DDP") | `train.py` | `four_ranks` |
-# | 7B on 24 GB | [06 §7](../intermediate/06_seven_billion.ipynb#The-scenario-as-asked:-a-script-for-a-real-card "here.write_script"), [§5](../intermediate/06_seven_billion.ipynb#5.-The-whole-run "logs") | `finetune.py` | `seven_billion` |
-# | 7B, PEFT or offload | [07 §8](../intermediate/07_offload.ipynb#8.-The-scenario-as-asked "here.write_script"), [§6](../intermediate/07_offload.ipynb#6.-Seven-billion,-simulated "optimizer offloaded") | `offload.py` | `seven_billion` |
-# | 1.3B, less memory, at speed | [09 §9](../intermediate/09_sharding.ipynb#9.-The-scenario-as-asked:-less-memory,-at-good-speed "job.write") | `lesson-09` | `zero_or_fsdp` |
-# | 100B on 64 | [14 §4](14_three_dimensions.ipynb#4.-Real-size:-the-memory-of-every-stage "planned"), [files](14_three_dimensions.ipynb#The-same-plan-as-files "job.write") | `lesson-14` | `lay_out` |
-# | 1B on 8 x 8 | [14 §6](14_three_dimensions.ipynb#6.-One-billion-on-64-GPUs "SCHEMES") | `lesson-14` | `one_billion` |
-# | 130B, a budget | [15 §12](15_design_studio.ipynb#12.-The-scenario-as-asked:-defend-a-design "verdict") | `lesson-15` | `half_the_cards` |
-# | 175B, checkpoints | [16 §2](16_runs_that_survive.ipynb#The-scenario-as-asked:-a-checkpoint-strategy "gpt-3-175b"), [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search") | `lesson-16` | `lay_out` |
-# | 70B, failing GPUs | [16 §1](16_runs_that_survive.ipynb#1.-What-fails,-and-how-often "RunPlan"), [§3](16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off "saves_twice") | `lesson-16` | `survive` |
-# | 13B, A100 or A10 | [17](17_cluster_and_budget.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen") | `lesson-17` | `two_offers` |
+# | ResNet-50 overflows 16 GB | [02§6](../beginner/02_mixed_precision.ipynb#6.-The-scenario-as-asked "here.write_script"), [§4](../beginner/02_mixed_precision.ipynb#4.-What-fills-a-16-GB-card "on_the_card") | `resnet50_amp.py` | `sixteen_gb` |
+# | ResNet to four GPUs | [04§10](../beginner/04_four_ranks.ipynb#10.-The-scenarios-as-asked "DDP + AMP") | `train.py` | `four_ranks` |
+# | a CNN to four | [04§10](../beginner/04_four_ranks.ipynb#10.-The-scenarios-as-asked "four ranks, DDP") | `train.py` | `four_ranks` |
+# | 7B on 24 GB | [06§7](../intermediate/06_seven_billion.ipynb#The-scenario-as-asked:-a-script-for-a-real-card "here.write_script"), [§5](../intermediate/06_seven_billion.ipynb#5.-The-whole-run "logs") | `finetune.py` | `seven_billion` |
+# | 7B, PEFT or offload | [07§8](../intermediate/07_offload.ipynb#8.-The-scenario-as-asked "here.write_script"), [§6](../intermediate/07_offload.ipynb#6.-Seven-billion,-simulated "optimizer offloaded") | `offload.py` | `seven_billion` |
+# | 1.3B, less memory, at speed | [09§9](../intermediate/09_sharding.ipynb#9.-The-scenario-as-asked:-less-memory,-at-good-speed "job.write") | `lesson-09` | `zero_or_fsdp` |
+# | 100B on 64 | [14§4](14_three_dimensions.ipynb#4.-Real-size:-the-memory-of-every-stage "planned"), [files](14_three_dimensions.ipynb#The-same-plan-as-files "job.write") | `lesson-14` | `lay_out` |
+# | 1B on 8 x 8 | [14§6](14_three_dimensions.ipynb#6.-One-billion-on-64-GPUs "SCHEMES") | `lesson-14` | `one_billion` |
+# | 130B, a budget | [15§12](15_design_studio.ipynb#12.-The-scenario-as-asked:-defend-a-design "verdict") | `lesson-15` | `half_the_cards` |
+# | 175B, checkpoints | [16§2](16_runs_that_survive.ipynb#The-scenario-as-asked:-a-checkpoint-strategy "gpt-3-175b"), [15§7](15_design_studio.ipynb#7.-Search,-and-ask-why "search") | `lesson-16` | `lay_out` |
+# | 70B, failing GPUs | [16§1](16_runs_that_survive.ipynb#1.-What-fails,-and-how-often "RunPlan"), [§3](16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off "saves_twice") | `lesson-16` | `survive` |
+# | 13B, A100 or A10 | [17a](17a_what_a_run_costs.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen") | `lesson-17` | `two_offers` |
 
 # %% [markdown]
-# ## 4. Folklore, each row with its cell
+# ## 4. Five sayings that no lesson weighs
 #
-# First five cells for sayings that no lesson weighs by itself. **Three axes.** TP 8 x PP 8 x DP 8 on 64 GPUs:
+# The [folklore](../00_folklore.ipynb) has 26, each with the cell that shows it. Five are weighed here. TP 8 x PP 8 x DP 8 on 64 GPUs:
 
 # %%
 try:
@@ -326,7 +340,7 @@ for stage in (0, 1):
 # %% [markdown]
 # ### Micro-batch and speed
 #
-# A larger micro-batch is faster until memory, bubble or shapes object. One model, one layout, three micro-batches, as
+# One model, one layout, three micro-batches, as
 # [BLOOM's team](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md) noted them:
 
 # %%
@@ -338,8 +352,7 @@ for line in ("482", "518", "520"):
 # %% [markdown]
 # ### Flash attention's rate
 #
-# No kernel reaches the peak; those for older matrix instructions reach less. The shares are published, the product
-# is predicted:
+# The shares of the peak are published, the product is predicted:
 
 # %%
 h100 = device("H100")
@@ -351,13 +364,13 @@ for generation in (1, 2, 3):
 # %% [markdown]
 # ### Quantization-aware training, or not
 #
-# QLoRA's base is packed and frozen: no rounding is learned. A step of a small Llama, and its base before and after:
+# A step of a small Llama with QLoRA, and its base before and after:
 
 # %%
 from utils.catalog import ModelShape
 from utils.models.finetune import build_finetune, finetune_step
 from utils.models.pretrained import llama_config
-from utils.techniques.library import bitsandbytes_problem
+from utils.techniques.bitsandbytes_import import bitsandbytes_problem
 
 TINY = ModelShape(name="tiny", family="llama", layers=2, hidden=64, heads=4, feedforward=128, vocabulary=256, max_sequence=128)
 if problem := bitsandbytes_problem():
@@ -376,7 +389,7 @@ else:
 # %% [markdown]
 # ### Sharding and activations
 #
-# What a rank keeps for backward is of its own batch. No stage of ZeRO divides it:
+# What a rank keeps for backward is of its own batch:
 
 # %%
 from utils.units import Category
@@ -386,48 +399,6 @@ for stage in (0, 1, 2, 3):
     held = estimate("opt-1.3b", eight, plan, Batch(sequences=64, sequence_length=2048)).peak.bytes_by_category
     print(f"ZeRO-{stage}: activations {format_bytes(held[Category.ACTIVATIONS])}, parameters {format_bytes(held[Category.PARAMETERS])} a rank (predicted)")
 
-# %% [markdown]
-# ### Memory
-#
-# | often said | what is right | shown in |
-# |---|---|---|
-# | memory = 18 x parameters x bytes per parameter | bytes per parameter are the answer: fp32 Adam 16, mixed 16, or 18 with fp32 gradients | [01](../beginner/01_where_memory_goes.ipynb#A-folklore-formula "the folklore, 18 x 4") |
-# | mixed precision halves training memory | states stay; activations shrink towards half in a large batch; at batch 1 the peak does not move | [02 §3](../beginner/02_mixed_precision.ipynb#3.-What-halves,-and-which-moment-decides "ResNet-50 with Adam, one image and several") |
-# | checkpoint everything | tiny layers can raise the peak; batch norm's statistics move twice | [05 §3](../intermediate/05_checkpointing.ipynb#3.-Where-it-gives-little-back "each tiny layer"), [05 §4](../intermediate/05_checkpointing.ipynb#4.-What-it-can-break "plain checkpoint") |
-# | checkpointing costs 33% | full: 39% of a layer's time, selective 7%, with sequence parallelism 4% (22B) | [05 §6](../intermediate/05_checkpointing.ipynb#6.-Scale-up:-1.3-billion-parameters-on-40-GB "korthikanti_table4") |
-# | LoRA trains 0.1% of parameters, so saves 99.9% of memory | of states, yes; weights and activations stay | [06 §2](../intermediate/06_seven_billion.ipynb#2.-LoRA-by-hand "LoRA trains") |
-# | QLoRA 7B takes 3.5 GB | its weights take 3.9; the peak of a step is more than three times that | [06](../intermediate/06_seven_billion.ipynb#Double-quantization "half a byte a weight"), [06 §7](../intermediate/06_seven_billion.ipynb#7.-Seven-billion,-simulated "draw_budget_map") |
-# | bitsandbytes is quantization-aware training | it stores weights or moments in few bits; the base is frozen | [99](99_capstone.ipynb#Quantization-aware-training,-or-not "packed weights") |
-# | with QLoRA, offload the optimizer | only 0.05 to 0.24 GB can move | [07 §4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "can move") |
-# | `torch.cuda.amp`, `Pipe`, FairScale, Apex amp, AutoGPTQ, AutoAWQ | `torch.amp`, `torch.distributed.pipelining`, FSDP2 and their successors | [02](../beginner/02_mixed_precision.ipynb#Appendix-B:-old-names,-and-a-fused-optimizer "torch.cuda.amp"), [13](13_pipelines.ipynb#Where-it-comes-from "Pipe") |
-#
-# ### Sharding
-#
-# | often said | what is right | shown in |
-# |---|---|---|
-# | ZeRO-2 on a single GPU saves memory | a partition by one saves nothing | [09 §7](../intermediate/09_sharding.ipynb#7.-One-GPU "on_one_rank") |
-# | ZeRO-2 does nothing on one GPU | with optimizer offload the gradients leave too, and 2 bytes a parameter stay | [07 §6](../intermediate/07_offload.ipynb#6.-Seven-billion,-simulated "gradients leave, too") |
-# | ZeRO-3 partitions activations | parameters, gradients, optimizer state | [99](99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS") |
-# | ZeRO-3 needs 16P/N | and gathered layers, prefetch, buckets, an fp32 copy of gradients | [09 §5](../intermediate/09_sharding.ipynb#5.-What-each-really-holds "textbook") |
-# | a 1B model does not fit an A100 | its states are below 20 GB; only activations or logits overflow 80 | [14 §6](14_three_dimensions.ipynb#6.-One-billion-on-64-GPUs "16 x") |
-# | a checkpoint saved over the last one is a checkpoint | a kill in the middle destroys both: new folder, verify, rename | [16 §3](16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off "saves_twice") |
-#
-# ### Clusters
-#
-# | often said | what is right | shown in |
-# |---|---|---|
-# | TP 8 x PP 8 x DP 8 on 64 GPUs | that is 512 | [99](99_capstone.ipynb#4.-Folklore,-each-row-with-its-cell "dp=8") |
-# | each pipeline rank with TP 8 x PP 8 needs ZeRO-1 | on 64 GPUs DP is 1: nothing to partition | [99](99_capstone.ipynb#4.-Folklore,-each-row-with-its-cell "DP 1") |
-# | 600 GB of states over 64 leave 9.4 GB a GPU, plus parameters | 18 x 175B is 3.15 TB, parameters included: 49 GB | [15 §2](15_design_studio.ipynb#2.-On-paper "600") |
-# | TP = 8 always | BLOOM, one model and day: TP 4 140.6 TFLOP/s, TP 8 137.4 | [12 §8](12_tensor_parallel.ipynb#8.-Why-it-stays-inside-a-node "Re-do") |
-# | a larger micro-batch is faster | BLOOM: 2 took 207.9 s, 8 took 229.7 | [99](99_capstone.ipynb#Micro-batch-and-speed "noted") |
-# | every stage holds p micro-batches | stage i holds min(m, p - i); the last has the logits | [13 §3](13_pipelines.ipynb#3.-What-a-stage-holds "in_flight"), [15 §5](15_design_studio.ipynb#5.-The-first-layout,-stage-by-stage "by_rules.stages") |
-# | stages send little, so the network does not matter | TP 4 x PP 16: every second hop leaves its node, and interleaving multiplies it | [13](13_pipelines.ipynb#The-price-of-a-message "hops leave a node") |
-# | 52% of peak at 1T is MFU | it counts recomputation; MFU is 39% | [15 §9](15_design_studio.ipynb#9.-How-far-to-trust-this "one_t") |
-# | hidden size is free to choose | BLOOM, one layout: 14400 wide 100 TFLOP/s, 13824 wide 127 | [15 §4](15_design_studio.ipynb#4.-Architect-the-models "bloom_prequel") |
-# | flash attention runs at the matmul rate | every kernel reaches a fraction of it, older ones a smaller | [99](99_capstone.ipynb#Flash-attention's-rate "flash_flops_per_second") |
-# | datasheet TFLOP/s and NVLink 600 GB/s are usable | 87% is an A100's ceiling; 300 GB/s a direction | [15 §3](15_design_studio.ipynb#3.-The-machines,-without-the-brochure "matmul_ceiling_tflops") |
-
 # %%
 score("99", f"175B, 64 A100: {plan_name(laid)}", peak_bytes=int(laid.peak.needed_bytes), step_seconds=laid.step_seconds,
       evidence=Evidence.PREDICTED)
@@ -436,7 +407,7 @@ scoreboard("99")
 # %% [markdown]
 # ## Break it, diagnose it
 #
-# An answer to mark, as one hears it: *"175B is 600 GB of state, 9.4 GB a GPU on 64, so micro-batches can be large. I take ZeRO-3
+# An answer to mark: *"175B is 600 GB of state, 9.4 GB a GPU on 64, so micro-batches can be large. I take ZeRO-3
 # over all 64 to keep it simple; activations are sharded too. A checkpoint every hour."* Find four faults, then run the cell.
 
 # %%
@@ -450,19 +421,35 @@ low, high = (seconds / 3600 for seconds in late.checkpoint_interval_seconds)
 print(f"with saves of 60 s, Daly saves every {low:.1f} to {high:.1f} h (predicted)")
 
 # %% [markdown]
-# **Diagnose it.** First, 600 GB are a fifth of what is needed. Second, activations are each rank's own, and overflow. Third, ZeRO-3
-# fits with recomputation and small micro-batches, gathers for every micro-batch, and takes longer than the layout of Q8. Fourth, the interval
-# follows from the failure rate and the save.
+# **Diagnose it.** 600 GB are a fifth of what is needed. Activations are each rank's own, and overflow. ZeRO-3 fits with
+# recomputation and small micro-batches, gathers for each, and takes longer than the layout of Q8. The interval follows from the failure
+# rate and the save.
 #
 # ## Recap
 #
 # - Say the number, its evidence, and what would change your mind.
-# - Check the premise before you optimize: that of Q9 is false, and so is every row of section 4.
-# - Predict, run, reconcile.
+# - Check the premise before you optimize: that of Q9 is false, and so is every saying of section 1.
+# - Sit the [lab](../../labs/advanced/99_capstone.ipynb) in a copy (`make my-labs`) with another seed than your neighbour, then
+#   compare with the [solution](../../solutions/advanced/99_capstone.ipynb). `sitting.page()` writes your results as a page.
+
+# %% [markdown]
+# ## On Monday
 #
-# ### Test yourself
+# Two numbers to have at hand in every meeting about a run: the states a card must hold, and the share of the card's peak that the run
+# reaches. `model` is yours, `cards` what ZeRO-3 or FSDP shards it over (1 without), `peak_flops` the dense peak of your data type.
 #
-# Sit the [lab](../../labs/advanced/99_capstone.ipynb) in a copy (`make my-labs`) with another seed than your neighbour, then compare with
-# the [solution](../../solutions/advanced/99_capstone.ipynb). `sitting.page()` writes your results as a page.
+# ```python
+# parameters = sum(p.numel() for p in model.parameters())
+# states_gb = 16 * parameters / cards / 1e9              # Adam, mixed precision; 18 with fp32 gradients beside bf16 ones
+# mfu = 6 * parameters * tokens_per_second_per_card / peak_flops   # attention's products come on top at long sequences
+# ```
 #
-# **References.** Each linked lesson has its own.
+# With `Trainer`, tokens a second come from its own count:
+#
+# ```python
+# args.include_num_input_tokens_seen = "all"             # TrainingArguments
+# trainer.train()
+# done = trainer.state
+# seconds = next(row["train_runtime"] for row in reversed(done.log_history) if "train_runtime" in row)
+# tokens_per_second_per_card = done.num_input_tokens_seen / seconds / args.world_size
+# ```

@@ -46,7 +46,7 @@ from torch.utils._pytree import tree_leaves
 from utils import Transformer, TransformerConfig, budget, compare, draw_over_time, draw_timeline
 from utils import format_bytes, measure, model_shape, resnet, score, scoreboard, show, simulate
 from utils.simulation.devices import simulated_device
-from utils.techniques.library import bitsandbytes_problem
+from utils.techniques.bitsandbytes_import import bitsandbytes_problem
 
 # %% [markdown]
 # One training step of a small transformer, twice: with data on the left, without on the right. Compare the two

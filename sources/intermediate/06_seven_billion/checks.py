@@ -14,7 +14,7 @@ from utils.labs.kinds import Kind, equal, function, keys, number, one_of, severa
 from utils.labs.verdict import Verdict, correct, not_yet, shown
 from utils.memory import Measurement
 from utils.models import Transformer, TransformerConfig
-from utils.techniques.library import bitsandbytes_problem
+from utils.techniques.bitsandbytes_import import bitsandbytes_problem
 from utils.techniques.lora import LoraLinear
 from utils.techniques.nf4 import BLOCK, dequantize_blocks, nearest, nf4_levels, quantize_blocks
 from utils.units import GB, format_bytes, parse_bytes

@@ -130,7 +130,7 @@ check("06.merged_weight", merged_weight)
 
 # %%
 from utils.lessons.lesson_06.finetune import simulated_finetune
-from utils.techniques.library import bitsandbytes_problem
+from utils.techniques.bitsandbytes_import import bitsandbytes_problem
 
 has_packing = bitsandbytes_problem() is None
 if not has_packing:

@@ -52,7 +52,7 @@ from utils.models.finetune import ALL_LINEAR, METHODS, TARGETS, build_finetune, 
 from utils.simulation import extrapolate
 from utils.techniques import OffloadedOptimizer, adam_state_bytes, adamw_8bit, add_lora, merge_lora, optimizer_bytes
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
-from utils.techniques.library import bitsandbytes_problem
+from utils.techniques.bitsandbytes_import import bitsandbytes_problem
 from utils.techniques.nf4 import dynamic_levels
 from utils.lessons.lesson_06.budget_map import draw_budget_map
 

@@ -45,7 +45,7 @@ from transformers import LlamaForCausalLM
 from utils import check, device, format_bytes, measure, score, scoreboard, scratch, show, simulate
 from utils.models import llama_config
 from utils.techniques import nf4
-from utils.techniques.library import bitsandbytes_problem
+from utils.techniques.bitsandbytes_import import bitsandbytes_problem
 from utils.lessons.lesson_08 import int8
 from utils.lessons.lesson_08.awq import awq
 from utils.lessons.lesson_08.bytes_llama import bytes_llama, made_by, sequence_losses

@@ -1,0 +1,62 @@
+"""Runs the blocks of the lesson's last cell, and asserts what that cell promises of them."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import torch
+from torch import nn
+
+from utils.lessons.blocks import run_block
+from utils.memory import measure
+
+LENGTH = 16
+
+
+def block_1(text: str) -> None:
+    """The states are those that the meter counts, and the utilization what the arithmetic says."""
+    model = nn.Linear(1024, 1024, bias=False)
+    optimizer = torch.optim.Adam(model.parameters())
+    found = run_block(text, model=model, cards=1, tokens_per_second_per_card=1e6, peak_flops=312e12)
+    measured = measure(lambda: _step(model, optimizer), model=model, optimizer=optimizer)
+    held = measured.breakdown.state_bytes
+    assert abs(found["states_gb"] * 1e9 / held - 1) < 1e-3, "the meter counts other states"
+    assert abs(found["mfu"] - 6 * 1024**2 * 1e6 / 312e12) < 1e-9, "6 FLOP a parameter and token"
+
+
+def block_2(text: str) -> None:
+    """Trainer counts every token of three steps."""
+    from transformers import Trainer, TrainingArguments
+
+    with tempfile.TemporaryDirectory() as folder:
+        args = TrainingArguments(
+            folder,
+            max_steps=3,
+            per_device_train_batch_size=2,
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+            save_strategy="no",
+        )
+        rows = [{"input_ids": torch.arange(LENGTH), "labels": torch.arange(LENGTH)}] * 6
+        trainer: Any = Trainer(_llama(), args, train_dataset=rows)  # a list is a dataset, too
+        found = run_block(text, args=args, trainer=trainer)
+    assert trainer.state.num_input_tokens_seen == 3 * 2 * LENGTH, "three batches of two texts"
+    rate = found["tokens_per_second_per_card"]
+    assert abs(rate * found["seconds"] - 3 * 2 * LENGTH) < 1e-6, "tokens over seconds, on one card"
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(1, 1024)).sum().backward()
+    optimizer.step()
+
+
+def _llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2}
+    return LlamaForCausalLM(
+        LlamaConfig(**sizes, num_key_value_heads=2, intermediate_size=64, vocab_size=64)
+    )

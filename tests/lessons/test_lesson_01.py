@@ -1,0 +1,52 @@
+"""Lesson 01's ledger: what keeps its count right is what its hook returns, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+LESSON = Path(__file__).parents[2] / "sources/beginner/01_where_memory_goes/lesson.py"
+LAYERS = 64  # freed memory is taken again by one of them at least
+KEPT, OUTPUT = "return tensor.detach()", "output = model(inputs)"
+
+
+def cell() -> str:
+    """The source of the lesson's ledger."""
+    cells = LESSON.read_text(encoding="utf-8").split("\n# %%")
+    return next(c for c in cells if "\ndef saved_for_backward" in c).lstrip()
+
+
+def ledger(source: str) -> Callable[[nn.Module, torch.Tensor], int]:
+    """The ledger of a source."""
+    names: dict[str, object] = {"torch": torch}
+    exec(source, names)
+    found = names["saved_for_backward"]
+    assert callable(found)
+    return found
+
+
+@pytest.fixture
+def deep() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 64), *(nn.Tanh() for _ in range(LAYERS)))
+
+
+def test_the_output_may_be_dropped(deep: nn.Module) -> None:
+    """Counting ends before forward returns."""
+    source = cell()
+    assert source.count(OUTPUT) == 1
+    head, _, tail = source.partition("    assert output")
+    dropped = head.replace(OUTPUT, "model(inputs)") + tail.partition("\n")[2]
+    inputs = torch.randn(256, 32)
+    assert ledger(dropped)(deep, inputs) == ledger(source)(deep, inputs)
+    assert ledger(source)(deep, inputs) == 4 * 256 * (32 + LAYERS * 64)
+
+
+def test_what_the_hook_returns_holds_the_storage(deep: nn.Module) -> None:
+    source, inputs = cell(), torch.randn(256, 32)
+    assert source.count(KEPT) == 1
+    forgetful = ledger(source.replace(KEPT, "return None"))
+    assert forgetful(deep, inputs) < ledger(source)(deep, inputs)

@@ -1,0 +1,174 @@
+"""Guides for instructors: their minutes add up, and their tables are those of the lessons."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import workshop  # noqa: E402
+
+GUIDES = sorted((ROOT / workshop.GUIDES).glob("*.md"))
+PLANS = [path for path in GUIDES if "minutes in all" in path.read_text(encoding="utf-8")]
+LESSON = re.compile(r"(?<![\w.])(\d\d[a-z]?)(?![\w:])")
+
+
+def test_there_is_a_plan_for_half_a_day_one_day_and_three() -> None:
+    assert {path.stem for path in PLANS} == {"half_day", "one_day", "three_days"}
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_the_minutes_of_a_plan_add_up(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert "The minutes are estimates" in text, "a plan says what its minutes are"
+    parts = re.split(r"\*\*(\d+) minutes in all\.\*\*", text)
+    for rows, told in zip(parts[0::2], parts[1::2], strict=False):
+        total = sum(map(int, re.findall(r"^\| (\d+) \|", rows, re.MULTILINE)))
+        assert total == int(told), f"{path.stem}: the rows add up to {total}, not to {told}"
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.stem)
+def test_guides_lead_to_lessons_that_are_there(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for lesson in re.findall(r"<!-- sections: (\S+) -->", text):
+        assert (ROOT / lesson).is_file(), f"{path.stem} lays out {lesson}, which is not there"
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert (path.parent / link).exists(), f"{path.stem} leads to {link}"
+
+
+def test_the_commands_of_the_guides_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for path in GUIDES:
+        for target in re.findall(r"(?<![\w-])make ([a-z-]+)", path.read_text(encoding="utf-8")):
+            if target in ("makes", "sure"):
+                continue
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{path.stem}: make {target}"
+
+
+def test_tables_are_those_of_the_lessons() -> None:
+    stale = [path.name for path in workshop.outdated(ROOT)]
+    assert stale == [], f"{stale}: run `.venv/bin/python tools/workshop.py tables`"
+
+
+def test_what_a_lesson_says_of_binder_is_what_the_readme_says() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for path in workshop.lessons(ROOT):
+        opening = nbformat.read(ROOT / path, as_version=4).cells[0].source
+        row = next((line for line in readme.splitlines() if f"]({path})" in line), "")
+        assert row, f"README.md: add a row that links {path} to the table of lessons"
+        of_lesson, of_readme = (re.findall(r"[^;|]*Binder[^;|]*", text) for text in (opening, row))
+        said = [words.strip() for words in of_lesson]
+        assert said == [words.strip() for words in of_readme], f"{path} says {said}: {row[-120:]}"
+
+
+def test_measured_minutes_name_their_machine() -> None:
+    measured = workshop.load(ROOT)
+    assert measured["lessons"], "lessons were measured"
+    found = [*measured["lessons"].values(), *workshop.without_cuda(measured).values()]
+    for row in [*found, *measured.get("together", [])]:
+        assert row["machine"] and row["torch"] and row["date"], f"no origin: {row}"
+        assert row["peak_bytes"] > 10**8, "a kernel with torch holds more"
+
+
+def lesson(folder: Path) -> str:
+    """A small lesson: an opening of 130 words, a section of 65 with a cell."""
+    cells = [
+        nbformat.v4.new_markdown_cell("# 01 Title\n\n" + "word " * 128),
+        nbformat.v4.new_markdown_cell("## 1. Idea\n\n" + "word " * 63),
+        nbformat.v4.new_code_cell("1"),
+    ]
+    (folder / "notebooks").mkdir()
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "notebooks/01.ipynb")
+    return "notebooks/01.ipynb"
+
+
+def test_reading_is_counted_and_running_is_measured(tmp_path: Path) -> None:
+    path = lesson(tmp_path)
+    measured = {"lessons": {path: {"sections": {"1. Idea": 12.4}}}}
+    opening, idea = workshop.sections(tmp_path, path, measured)
+    assert opening.reading_minutes == pytest.approx(1.0, abs=0.02), "130 words a minute"
+    assert (opening.seconds, idea.seconds) == (None, 12.4), "what was not measured is not told"
+    table = workshop.section_table([opening, idea])
+    assert "| Opening | 1 | not measured |" in table, table
+    assert "| **all** | **1** | **12** |" in table or "| **all** | **2** | **12** |" in table, table
+
+
+@pytest.mark.parametrize(
+    ("taken", "told"),
+    [
+        (9 * 10**8, "any laptop"),
+        (12 * 10**8, "any laptop; beyond Binder's 1 GB"),
+        (26 * 10**8, "any laptop; beyond Binder's 2 GB"),
+    ],
+)
+def test_the_readmes_row_says_how_a_lesson_stands_to_binder(taken: int, told: str) -> None:
+    row = "| [01 A](notebooks/a.ipynb) | 5 |  | {} | do it |\n| [02 B](notebooks/b.ipynb) | 5 |  | {} | do it |\n"
+    text = row.format("any laptop; beyond Binder's 1 GB", "any laptop; beyond Binder's 1 GB")
+    measured = {"lessons": {"notebooks/a.ipynb": {"peak_bytes": taken}}}
+    assert workshop.beyond_binder(text, measured) == row.format(
+        told, "any laptop; beyond Binder's 1 GB"
+    ), "only the measured row is written anew"
+    small = {"cpu_build": {"notebooks/a.ipynb": {"peak_bytes": 9 * 10**8}}}
+    assert workshop.beyond_binder(text, measured | small) == row.format(
+        "any laptop", "any laptop; beyond Binder's 1 GB"
+    ), "Binder installs the CPU build: its memory counts"
+
+
+def test_a_cpu_build_is_kept_beside_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = lesson(tmp_path)
+    (tmp_path / workshop.GUIDES).mkdir(parents=True)
+    for cpu, taken in ((False, 3 * workshop.MIB), (True, 2 * workshop.MIB)):
+        found = {"seconds": 2.0, "peak_bytes": taken, "sections": {}}
+        monkeypatch.setattr(workshop, "is_cpu_build", lambda cpu=cpu: cpu)
+        monkeypatch.setattr(workshop, "measure", lambda *_, row=found: row)
+        monkeypatch.setattr(
+            workshop, "measure_memory", lambda *_, row=found: {"peak_bytes": row["peak_bytes"]}
+        )
+        assert workshop.measure_all(tmp_path, [path], "") == 0
+    table = workshop.summary_table(tmp_path, workshop.load(tmp_path))
+    assert "| 2 | 3 | 2 |" in table, table
+    assert "CPU build" in table.rpartition("\n")[2], "and says where each was measured"
+
+
+def test_measuring_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / workshop.GUIDES).mkdir(parents=True)
+    old = {"ended": "2026-01-01T10:00:00", "seconds": 1.0}
+    workshop.save(
+        tmp_path, {"lessons": {"early": old, "late": old | {"ended": "2026-01-02T10:00:00"}}}
+    )
+
+    def run(_: Path, path: str) -> dict:
+        if path == "broken":
+            raise workshop.DeadKernelError("Kernel died")
+        return {"seconds": 2.0, "peak_bytes": 10**9}
+
+    monkeypatch.setattr(workshop, "measure", run)
+    monkeypatch.setattr(workshop, "is_cpu_build", lambda: False)
+    failed = workshop.measure_all(tmp_path, ["early", "broken", "late", "new"], "2026-01-02T09:00")
+    rows = workshop.load(tmp_path)["lessons"]
+    assert {name: row["seconds"] for name, row in rows.items()} == {
+        "early": 2.0,
+        "late": 1.0,
+        "new": 2.0,
+    }, rows
+    assert failed == 1 and "broken  failed: Kernel died" in capsys.readouterr().out
+
+
+def test_a_cell_takes_what_its_kernel_says() -> None:
+    cell = nbformat.v4.new_code_cell("1")
+    assert workshop.seconds_of(cell) == 0.0, "a cell that was not run"
+    cell.metadata["execution"] = {
+        "iopub.status.busy": "2026-01-01T00:00:01.500000Z",
+        "iopub.status.idle": "2026-01-01T00:00:03.000000Z",
+    }
+    assert workshop.seconds_of(cell) == 1.5
