@@ -106,7 +106,7 @@ def in_segments(blocks: Iterable[nn.Module], size: int) -> nn.ModuleList:
     """Runs of `size` blocks, each to be checkpointed as one: `model.blocks = in_segments(...)`.
 
     With n blocks, segments of sqrt(n) keep about 2 sqrt(n) tensors instead of n, where a block
-    keeps as much inside as at its edge; Chen et al. 2016, section 4. The state_dict's names change.
+    keeps its input and nothing inside; Chen et al. 2016, section 4. The state_dict's names change.
 
     Raises:
         ValueError: the size is below 1.

@@ -66,8 +66,8 @@ best_segment = Question(
     number("a number of blocks"),
     right=2,
     wrong={
-        6: "6 keeps 6 + 5 + 6 x 8 = 59 tensors. The square root of 36 is right if a block keeps as "
-        "much inside as at its edge."
+        6: "6 keeps 6 + 5 + 6 x 8 = 59 tensors. The square root of 36 is right if a block keeps "
+        "nothing inside."
     },
     nudge="Tensors alive: 36/s edges, s - 1 edges within the segment, 8 s inside. Try s = 1, 2, 3.",
     note="36/2 + 1 + 2 x 8 = 35 tensors; one block a segment keeps 44, three keep 38",
