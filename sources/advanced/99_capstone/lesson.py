@@ -237,7 +237,7 @@ print(f"all four: {8 * alone_seconds / SlowJob().step().step_seconds:.1f} times"
 # *32 GPUs and a model that does not fit: what do you choose, and what is the main worry? Lab: `half_the_cards`.*
 #
 # I do the sum: 18 bytes times 175B over 32 cards is more than a card has [15](15_design_studio.ipynb#Test-yourself "half = replace"). So the optimizer's state goes to the host, and I check that it has room
-# [15](15_design_studio.ipynb#Test-yourself "roomy"). Tensor parallelism stays in the node, where a block's collectives are cheap [12 §8](12_tensor_parallel.ipynb#8.-Why-it-stays-inside-a-node "passed"), and the pipeline goes across nodes, because it sends least [14 §6](14_three_dimensions.ipynb#6.-The-bytes-on-every-link "leaving"). Many more micro-batches than stages keep the bubble
+# [15](15_design_studio.ipynb#Test-yourself "roomy"). Tensor parallelism stays in the node, where a block's collectives are cheap [12 §5](12_tensor_parallel.ipynb#5.-Why-it-stays-inside-a-node "passed"), and the pipeline goes across nodes, because it sends least [14 §6](14_three_dimensions.ipynb#6.-The-bytes-on-every-link "leaving"). Many more micro-batches than stages keep the bubble
 # small [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"). On a slow network the pipeline takes twice as long, and ZeRO-3 over a hundred times as long [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
 
 # %%
@@ -419,7 +419,7 @@ for stage in (0, 1, 2, 3):
 # | TP 8 x PP 8 x DP 8 on 64 GPUs | that is 512 | [99](99_capstone.ipynb#4.-Folklore,-each-row-with-its-cell "dp=8") |
 # | each pipeline rank with TP 8 x PP 8 needs ZeRO-1 | on 64 GPUs DP is 1: nothing to partition | [99](99_capstone.ipynb#4.-Folklore,-each-row-with-its-cell "DP 1") |
 # | 600 GB of states over 64 leave 9.4 GB a GPU, plus parameters | 18 x 175B is 3.15 TB, parameters included: 49 GB | [15 §2](15_design_studio.ipynb#2.-On-paper "600") |
-# | TP = 8 always | BLOOM, one model and day: TP 4 140.6 TFLOP/s, TP 8 137.4 | [12 §8](12_tensor_parallel.ipynb#8.-Why-it-stays-inside-a-node "Re-do") |
+# | TP = 8 always | BLOOM, one model and day: TP 4 140.6 TFLOP/s, TP 8 137.4 | [12 §5](12_tensor_parallel.ipynb#5.-Why-it-stays-inside-a-node "Re-do") |
 # | a larger micro-batch is faster | BLOOM: 2 took 207.9 s, 8 took 229.7 | [99](99_capstone.ipynb#Micro-batch-and-speed "noted") |
 # | every stage holds p micro-batches | stage i holds min(m, p - i); the last has the logits | [13 §3](13_pipelines.ipynb#3.-What-a-stage-holds "in_flight"), [15 §5](15_design_studio.ipynb#5.-The-first-layout,-stage-by-stage "by_rules.stages") |
 # | stages send little, so the network does not matter | TP 4 x PP 16: every second hop leaves its node, and interleaving multiplies it | [13](13_pipelines.ipynb#The-price-of-a-message "hops leave a node") |
