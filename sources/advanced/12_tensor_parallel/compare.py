@@ -76,15 +76,20 @@ def attention_apart(attention: Layer, f: Layer, g: Layer) -> CopiedHeads:
     wanted = attention(layer, x, everything, nn.Identity(), nn.Identity())
     wanted.square().sum().backward()
     own = {name: own_head_rows(layer, name, rank, ranks) for name in HEAD_LAYERS}
-    right, layer.key.weight.grad = layer.key.weight.grad[own["key"]], None
+    right = layer.key.weight.grad[own["key"]]
+    layer.zero_grad()
     found = attention(layer, x, own, f, g)
     found.square().sum().backward()
-    total = layer.key.weight.grad
+    total = layer.key.weight.grad.clone()
     alone = total[own["key"]].clone()
     dist.all_reduce(total)  # zero where a rank has no copy
-    heads = [own[name].start // HEAD_DIM for name in ("query", "key")]
-    gaps = apart(found, wanted), apart(alone, right), apart(total[own["key"]], right)
-    return CopiedHeads(*heads, *gaps)
+    return CopiedHeads(
+        query=own["query"].start // HEAD_DIM,
+        key=own["key"].start // HEAD_DIM,
+        output=apart(found, wanted),
+        alone=apart(alone, right),
+        added_up=apart(total[own["key"]], right),
+    )
 
 
 def columns_apart(columns: Layer) -> float:

@@ -603,7 +603,7 @@ scoreboard("12")
 # print(sent.get_comm_counts())
 # ```
 #
-# **Look at** the counts: four reduce-scatters and four all-gathers a block, no more. Losses are those of one process, and
+# **Look at** the counts: four reduce-scatters and four all-gathers a block, two of each for the ends. Losses are those of one process, and
 # `torch.cuda.max_memory_allocated()` falls. In transformers, under the same `torchrun`:
 #
 # ```python

@@ -29,7 +29,7 @@ def block_1(text: str) -> None:
         calls = {
             str(operation).rpartition(".")[2]: count for operation, count in report.calls.items()
         }
-        # Four of each a block; one reduce-scatter more of the embedding, and its and the head's gathers.
+        # Four of each a block; two more are the embedding's and the head's, forward and backward.
         assert calls["reduce_scatter_tensor"] == 4 * BLOCKS + 2, f"more sums than planned: {calls}"
         assert calls["all_gather_into_tensor"] == 4 * BLOCKS + 2, f"more gathers: {calls}"
 
