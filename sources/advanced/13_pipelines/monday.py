@@ -63,14 +63,12 @@ def _alone() -> list[float]:
 
 
 def _by_schedule(text: str) -> tuple[list[float], int]:
-    """Losses, and the bytes that this rank keeps for backward at most."""
-    layers = list(layers_of(0, 1))
+    """Losses, and the bytes that this rank keeps for backward at most, the batch left out."""
+    layers, loader = list(layers_of(0, 1)), _whole_batches()
     names: dict[str, Any] = {"torch": torch, "nn": nn, "dist": dist, "loss_fn": F.mse_loss}
     own = [p for layer in layers for p in layer.parameters()]
-    with saved_for_backward(own) as saved:
-        made = run_block(
-            text, layers=layers, loader=_whole_batches(), device=torch.device("cpu"), **names
-        )
+    with saved_for_backward([*own, *(inputs for inputs, _ in loader)]) as saved:
+        made = run_block(text, layers=layers, loader=loader, device=torch.device("cpu"), **names)
     return made["losses"], saved.peak_bytes
 
 
