@@ -56,7 +56,7 @@ RANKS = 4
 
 # %% [markdown]
 # Lesson 09 shared *states* among ranks that compute different data. Here ranks share the computing of the *same* data.
-# New words stand in the [glossary](../00_glossary.ipynb). The lesson in one picture:
+# New words stand in the [glossary](../00_glossary.ipynb). In one picture:
 
 # %%
 show(draw_feedforward(),
@@ -406,7 +406,7 @@ check("12.mb_per_layer", mb_per_layer)
 # %% [markdown]
 # ### At real size
 #
-# Two layers of Llama-2-70B's shape on eight simulated ranks, one sequence of 4,096 tokens, by the same `split_layers`:
+# Two layers of Llama-2-70B's shape on eight simulated ranks, one sequence of 4,096 tokens, by the same functions:
 
 # %% jupyter={"source_hidden": true}
 from dataclasses import replace
@@ -418,27 +418,35 @@ SHAPE, DIMS = model_shape("llama-2-70b"), ParallelDims(tp=8)
 planned = tensor_traffic(replace(SHAPE, layers=2, published_count=None), Plan(tp=8, sequence_parallel=True),
                          Batch(sequences=1, sequence_length=4096))
 
-
-def two_of_70b(sequence):
-    made = {}
+# %% jupyter={"source_hidden": true}
+def two_of_70b(way):
+    made, by_plan, sequence = {}, "DTensor" in way, "sequence" in way
 
     def build():
-        made["group"] = device_mesh(DIMS, "cpu").get_group("tp")
         model = Transformer(TransformerConfig.from_shape(SHAPE, layers=2)).to(torch.bfloat16)
-        made["shared"] = split_layers(model, made["group"], sequence_dim=1 if sequence else None)
+        if by_plan:
+            by_library(model, sequence)
+        else:
+            made["group"] = device_mesh(DIMS, "cpu").get_group("tp")
+            made["shared"] = split_layers(model, made["group"], sequence_dim=1 if sequence else None)
         return model, None
 
     def step(model, _):
         tokens = torch.zeros(1, 4096, dtype=torch.long)
-        vocabulary_cross_entropy(model(tokens).float(), tokens, made["group"]).mean().backward()
-        made["shared"].add_up()
+        with loss_parallel():
+            logits = model(tokens).float().flatten(0, 1)
+            if by_plan:
+                F.cross_entropy(logits, tokens.flatten()).backward()
+            else:
+                vocabulary_cross_entropy(logits, tokens.flatten(), made["group"]).mean().backward()
+                made["shared"].add_up()
 
-    return simulate(build, step, device="A100 80GB", world=DIMS, name="70B, two layers, TP 8" + ", sequence" * sequence)
+    return simulate(build, step, device="A100 80GB", world=DIMS, name=f"70B, two layers, TP 8, {way}")
 
 
 # %%
-for found in (two_of_70b(False), two_of_70b(True)):
-    print(f"{found.name:<34} peak {found.peak_bytes / 2**30:.2f} GiB, {found.breakdown['activations'] / 2**30:.2f} of it",
+for found in map(two_of_70b, ("by hand", "DTensor, sequence", "by hand, sequence")):
+    print(f"{found.name:<40} peak {found.peak_bytes / 2**30:.2f} GiB, {found.breakdown['activations'] / 2**30:.2f} of it",
           "activations (simulated)")
     score("12", found)
 for kind, size in planned.items():
@@ -447,8 +455,9 @@ for kind, size in planned.items():
     assert size == counted, f"planner and simulation disagree about {kind}"
 
 # %% [markdown]
-# **Read it.** Without a split sequence most activations stand on all eight ranks: splitting it halves the peak. And a rank
-# sends what the formula says: ten reduce-scatters of the stream, eight of them the two layers'.
+# **Read it.** Without a split sequence most activations stand on all eight ranks: splitting it halves the peak. DTensor's
+# gathered inputs stand between. A rank sends what the formula says: ten reduce-scatters of the stream, eight of them the
+# two layers'.
 #
 # ## 5. Why it stays inside a node
 #
@@ -498,7 +507,7 @@ for row in table("bloom_prequel"):
 # %% [markdown]
 # TP 4 was a little faster, and needed more memory. Sends can be hidden: cut a gather and its product into pieces,
 # and each piece travels while the one before is multiplied. PyTorch does it under `torch.compile` on NVLink; its team
-# published up to 20% off the forward of Llama 3 70B, and 8% off the step
+# published speed-ups of up to 20% for the forward of Llama 3 70B, 8% for the step
 # ([2024](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)).
 #
 # | take | when | costs |
@@ -599,6 +608,7 @@ scoreboard("12")
 # with CommDebugMode() as sent, loss_parallel():
 #     loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 #     loss.backward()
+# norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the whole model's: DTensors know their parts
 # optimizer.step()
 # print(sent.get_comm_counts())
 # ```

@@ -24,6 +24,7 @@ def block_1(text: str) -> None:
     """DTensor's plan: the loss and weights of one process, half of the matrices, no send too many."""
     for report in run_ranks(_by_plan, RANKS, text):
         assert report.loss_gap < NEAR, "the split model computes another loss"
+        assert report.norm_gap < NEAR, "the norm to clip by is not the whole model's"
         assert report.weight_gap < NEAR, "its step leads to other weights"
         assert report.held < 0.51 * report.whole, "a rank holds more than its half of the matrices"
         calls = {
@@ -54,12 +55,13 @@ def _by_plan(text: str) -> Any:
     model.double()
     inputs, targets = torch.randint(WORDS, (2, 2, 16)).unbind()
     alone = copy.deepcopy(model)
-    loss = _step_alone(alone, inputs, targets)
+    loss, norm = _step_alone(alone, inputs, targets)
     names = {"model": model, "inputs": inputs, "targets": targets, "torch": torch, "F": F}
     made = run_block(text, device=torch.device("cpu"), world_size=RANKS, **names)
     down, right = model.blocks[0].feedforward.down.weight, alone.blocks[0].feedforward.down.weight
     return SimpleNamespace(
         loss_gap=abs(made["loss"].full_tensor().item() / loss - 1),
+        norm_gap=abs(made["norm"].full_tensor().item() / norm - 1),
         weight_gap=((down.full_tensor() - right).norm() / right.norm()).item(),
         held=sum(p.to_local().numel() for p in model.parameters() if p.dim() > 1),
         whole=sum(p.numel() for p in model.parameters() if p.dim() > 1),
@@ -67,12 +69,14 @@ def _by_plan(text: str) -> Any:
     )
 
 
-def _step_alone(model: Any, inputs: Tensor, targets: Tensor) -> float:
+def _step_alone(model: Any, inputs: Tensor, targets: Tensor) -> tuple[float, float]:
+    """Loss, and norm of all gradients before they are clipped."""
     optimizer = torch.optim.AdamW(model.parameters())
     loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
     loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    return loss.item()
+    return loss.item(), norm.item()
 
 
 def _save_small_llama(folder: str) -> None:

@@ -11,8 +11,8 @@
 #
 # {{badges}}
 #
-# **The question.** Every rank of a pipeline runs the same forward and backward passes, whatever the schedule. What does
-# their *order* decide?
+# **The question.** Whatever its schedule, a pipeline runs the same forward and backward passes. What does their *order*
+# decide?
 #
 # **Promise.** You write a program of 25 lines that runs *any* schedule on four real ranks. You predict bubble, memory and
 # messages, and measure all three; and you find a deadlock before it runs.
@@ -357,8 +357,8 @@ for v in (1, 3, 6):
 
 # %% [markdown]
 # **Read it.** Interleaving pays where the bubble is large, so at small batches: with its messages hidden, 12 chunks save
-# nearly a tenth of the small batch's step (Narayanan and others 2021 report "10+%"; published), and hardly anything of the
-# large one. Not hidden, 12 chunks are slower than 4 in the small batch, and slower than none in the large one. And with
+# nearly a tenth of the small batch's step (Narayanan and others 2021 report "10+%"; published), and under 2% of the
+# large one's. Not hidden, 12 chunks are slower than 4 in the small batch, and slower than none in the large one. And with
 # TP 4 and 16 stages every second hop leaves its node, which $v$ chunks multiply by a little more than $v$.
 #
 # ## 5. PyTorch's own
@@ -419,7 +419,7 @@ check("13.messages", messages_of_a_step)
 # %% [markdown]
 # ### Where it comes from
 #
-# Old tutorials import `Pipe`: GPipe for one process that drove all devices, from `torchgpipe` by FairScale.
+# Old tutorials import `Pipe`: GPipe in one process that drove all devices. It came from `torchgpipe` by way of FairScale.
 # `torch.distributed.pipelining` took its place, and the old name is gone:
 
 # %%
