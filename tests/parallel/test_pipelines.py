@@ -17,7 +17,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 
 from utils.lessons.lesson_13.own_schedule import OwnSchedule
 from utils.lessons.lesson_13.saved import saved_for_backward
-from utils.lessons.lesson_13.timed import SleepingStage
+from utils.lessons.lesson_13.timed import SleepingStage, fastest, launch_and_message
 from utils.models import Transformer, TransformerConfig
 from utils.parallel import (
     ParallelDims,
@@ -29,7 +29,7 @@ from utils.parallel import (
     summed_loss,
 )
 from utils.parallel.actions import Action
-from utils.planner.schedules import in_flight, order
+from utils.planner.schedules import in_flight, order, run
 from utils.ranks import RankError, run_ranks
 
 CONFIG = TransformerConfig(vocabulary=17, hidden=16, layers=8, heads=2, feedforward=24)
@@ -197,6 +197,18 @@ def test_a_sleeping_stage_has_two_backwards():
 
 
 # What goes wrong ----------------------------------------------------------------------------------
+
+
+def test_launches_and_messages_are_read_off_a_run_of_gpipe():
+    ran = run(order("gpipe", RANKS, 4), 1.0, 2.0, 0.25, launch=0.5)
+    assert launch_and_message(ran) == pytest.approx((0.5, 0.25), rel=1e-12)
+
+
+def test_of_several_rounds_the_shortest_is_kept():
+    rows = order("gpipe", 1, 1)
+    forward, backward = rows[0]
+    long, short = ({forward: (5.0, 6.0), backward: (6.0, end)} for end in (9.0, 8.0))
+    assert fastest(rows, [[long, short, long]]).total == 3.0
 
 
 def test_layers_that_do_not_divide():

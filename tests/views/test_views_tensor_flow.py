@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from matplotlib.patches import Rectangle
 
-from utils.lessons.lesson_12.tensor_flow import Exchange, Held, draw_kept, draw_tensor_flow
+from utils.lessons.lesson_12.tensor_flow import (
+    Exchange,
+    Held,
+    draw_feedforward,
+    draw_kept,
+    draw_tensor_flow,
+)
 
 WAY = [Held("x", "sequence"), Exchange("all-gather"), Held("x", "whole"), Held("Y", "channels")]
 
@@ -24,6 +30,13 @@ def test_a_rank_fills_its_own_part_of_a_box():
     assert channels[1].get_x() == pytest.approx(channels[0].get_x() + channels[0].get_width())
     texts = [text.get_text() for text in axes.texts]
     assert {"all-gather", "x", "Y", "rank 0", "rank 1", "one way"} <= set(texts)
+
+
+def test_a_feedforward_sums_once_or_gathers_and_scatters():
+    (axes,) = draw_feedforward().axes
+    texts = [text.get_text() for text in axes.texts]
+    told = [text for text in texts if text in {"all-reduce", "all-gather", "reduce-scatter"}]
+    assert told == ["all-reduce", "all-gather", "reduce-scatter"]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@
 #
 # {{badges}}
 #
-# **Promise.** You split every matrix of a transformer over four ranks, by hand and with PyTorch's DTensor, and train
-# 20 steps with the losses of one process to nine digits. You count what a layer sends and what each rank keeps, set
-# both beside the papers' formulas, and explain them to the byte.
+# **The question.** What does it take for four ranks to hold a quarter of a layer each, and to compute it together?
+#
+# **Promise.** You split every matrix of a transformer by hand and with PyTorch's DTensor, and find what each rank still
+# holds whole. You divide that, too, and count what it sends. The losses stay those of one process to 15 digits.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -22,7 +23,7 @@
 # ## A bet
 #
 # Four ranks share every matrix of a layer. One GPU alone would keep 100% of the layer's activations for backward. How
-# many percent does each of the four ranks keep? Write your guess. Section 5 measures.
+# many percent does each of the four ranks keep? Write your guess. Section 3 measures.
 
 # %%
 my_bet_percent = 25
@@ -31,52 +32,34 @@ my_bet_percent = 25
 here = setup("advanced/12")
 
 # %%
-from dataclasses import replace
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
+from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel,
+                                               loss_parallel, parallelize_module)
 
 from utils import Batch, Cluster, Evidence, Plan, Span, Transformer, TransformerConfig, check
-from utils import draw_lanes, model_shape, run_ranks, score, scoreboard, show, simulate, traffic
+from utils import draw_lanes, model_shape, run_ranks, score, scoreboard, show, traffic
 from utils.catalog import SUSTAINED, link
-from utils.parallel import ParallelDims, device_mesh, split_tensors
-from utils.parallel.tensor_shares import own_head_rows
 from utils.planner.step_time.block_time import block_time
 from utils.planner.calibration import BESIDE_TRAINING
-from utils.lessons.lesson_12.gpt import GPTBlock
-from utils.lessons.lesson_12.megatron import megatron_layers, megatron_problem
-from utils.lessons.lesson_12.tensor_flow import Exchange, Held, draw_kept, draw_tensor_flow
-from utils.lessons.lesson_12.tensor_layers import Split, columns, rows, vocabulary_cross_entropy
+from utils.lessons.lesson_12.compare import apart, attention_apart, columns_apart, kept_bytes, loss_apart, mine
+from utils.lessons.lesson_12.tensor_flow import draw_feedforward, draw_kept
+from utils.lessons.lesson_12.tensor_layers import vocabulary_cross_entropy
 from utils.lessons.lesson_12.tensor_split import split_layers
+from utils.lessons.lesson_12.workers import ring_bytes
 from evidence.validation.tables import source, table
 
 RANKS = 4
 
 # %% [markdown]
-# ## What you will be able to do
-#
-# - Write column- and row-parallel layers, and say where ranks must talk, and why only there.
-# - Predict bytes sent and bytes kept of a layer, with and without sequence parallelism.
-# - Split a model with `parallelize_module`, and find out what its plan really sends.
-# - Say why tensor parallelism stays inside a node.
-#
-# On the map: it cuts **memory** of states *and* activations, and pays with **communication** inside every layer.
 # Lesson 09 shared *states* among ranks that compute different data. Here ranks share the computing of the *same* data.
-# New words stand in the [glossary](../00_glossary.ipynb).
+# New words stand in the [glossary](../00_glossary.ipynb). In one picture:
 
 # %%
-TENSOR = [Held("x", "whole"), Held("Y = gelu(x A)", "channels"), Held("Y B", "partial"),
-          Exchange("all-reduce"), Held("sum", "whole"), Held("dropout, norm", "whole")]
-SEQUENCE = [Held("x", "sequence"), Exchange("all-gather"), Held("x", "whole"), Held("Y = gelu(x A)", "channels"),
-            Held("Y B", "partial"), Exchange("reduce-scatter"), Held("sum", "sequence"),
-            Held("dropout, norm", "sequence")]
-show(draw_tensor_flow({"tensor\nparallel": TENSOR, "and sequence\nparallel": SEQUENCE},
-                      title="A feed-forward layer on four ranks, forward, from left to right"),
+show(draw_feedforward(),
      alt="Four ranks in two schemes. Tensor parallel: each has the whole input, a quarter of the channels inside, a "
      "term of the output; an all-reduce gives all of them the sum. With sequence parallelism each has a quarter of "
      "the sequence outside, gathered before and reduce-scattered after.")
@@ -86,11 +69,17 @@ show(draw_tensor_flow({"tensor\nparallel": TENSOR, "and sequence\nparallel": SEQ
 #
 # A feed-forward layer is $z = \mathrm{gelu}(x A)\,B$. Cut $A$ by **columns**: each rank computes some channels of the
 # inside, and GELU works on each channel by itself. Cut $B$ by **rows**, the same channels: each rank has a term of the
-# sum $z$. So forward needs one sum over the ranks, at the end. Megatron calls it $g$. Backward mirrors it: each
-# rank's share of $A$ gives a term of the gradient of $x$, so one sum, at the layer's beginning. Megatron calls it $f$
-# ([Shoeybi and others 2019](https://arxiv.org/abs/1909.08053), section 3). Both in 20 lines:
+# sum $z$. So forward needs one sum over the ranks, at the end: Megatron's $g$. Backward mirrors it: each
+# rank's share of $A$ gives a term of the gradient of $x$, so one sum, at the layer's beginning: $f$
+# (Shoeybi and others 2019, section 3).
 
 # %%
+def summed(x):
+    total = x.clone()
+    dist.all_reduce(total)
+    return total
+
+
 class CopyIn(torch.autograd.Function):
     """f: forward nothing, backward a sum over the ranks."""
 
@@ -100,9 +89,7 @@ class CopyIn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        total = gradient.clone()
-        dist.all_reduce(total)
-        return total
+        return summed(gradient)
 
 
 # %%
@@ -111,19 +98,11 @@ class SumOut(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
-        total = x.clone()
-        dist.all_reduce(total)
-        return total
+        return summed(x)
 
     @staticmethod
     def backward(ctx, gradient):
         return gradient
-
-
-# %%
-def mine(tensor, dim):
-    """This rank's part of a whole matrix."""
-    return tensor.detach().chunk(dist.get_world_size(), dim)[dist.get_rank()].clone().requires_grad_()
 
 
 def split_feedforward(A, B, x):  # nn.Linear keeps its matrix turned: (outputs, inputs)
@@ -132,7 +111,7 @@ def split_feedforward(A, B, x):  # nn.Linear keeps its matrix turned: (outputs, 
 
 
 # %% [markdown]
-# **Predict.** The *stream* is what flows from layer to layer: $s$ positions, $b$ sequences, $h$ channels. One sum of it
+# **Predict.** The *stream* flows from layer to layer: $s$ positions, $b$ sequences, $h$ channels. One sum of it
 # forward and one backward are $2 \cdot s\,b\,h$ numbers, here of 8 bytes.
 # Gradients of $A$ and $B$ stay where their parts are.
 
@@ -142,25 +121,21 @@ S, B, H = 16, 2, 32  # sequence, batch, hidden; the text's matrix B is C here
 
 def feedforward_on_rank():
     torch.manual_seed(0)
-    A, C = torch.randn(4 * H, H, dtype=torch.float64), torch.randn(H, 4 * H, dtype=torch.float64)
-    x = torch.randn(S, B, H, dtype=torch.float64)
+    A, C, x = (torch.randn(shape, dtype=torch.float64) for shape in ((4 * H, H), (H, 4 * H), (S, B, H)))
     whole = [t.clone().requires_grad_() for t in (A, C, x)]
-    wanted = F.linear(F.gelu(F.linear(whole[2], whole[0])), whole[1])
-    wanted.square().sum().backward()
-    part = [mine(A, 0), mine(C, 1), x.clone().requires_grad_()]
+    F.linear(F.gelu(F.linear(whole[2], whole[0])), whole[1]).square().sum().backward()
+    parts = [mine(A, 0), mine(C, 1), x.clone().requires_grad_()]
     with traffic() as sent:
-        found = split_feedforward(*part)
-        found.square().sum().backward()
-    pairs = [(found, wanted), (part[0].grad, mine(whole[0].grad, 0)),
-             (part[1].grad, mine(whole[1].grad, 1)), (part[2].grad, whole[2].grad)]
-    return max(((a - b).norm() / b.norm()).item() for a, b in pairs), str(sent), sent.payload_bytes
+        split_feedforward(*parts).square().sum().backward()
+    wanted = mine(whole[0].grad, 0), mine(whole[1].grad, 1), whole[2].grad
+    return max(apart(p.grad, w) for p, w in zip(parts, wanted, strict=True)), str(sent), sent.payload_bytes
 
 
 # %%
-apart, lines, found = run_ranks(feedforward_on_rank, RANKS)[0]
-print(f"output and three gradients: {apart:.0e} from one process, in fp64")
+gap, lines, found = run_ranks(feedforward_on_rank, RANKS)[0]
+print(f"gradients of A, B and x: {gap:.0e} from one process, in fp64")
 print(f"{lines}; predicted {2 * S * B * H * 8:,} bytes, counted {found:,}")
-assert apart < 1e-9, "the split layer computes something else: is every sum there, forward and backward?"
+assert gap < 1e-9, "the split layer computes something else: is every sum there, forward and backward?"
 assert found == 2 * S * B * H * 8, "a sum too many or too few: one in f, one in g"
 
 # %% [markdown]
@@ -175,243 +150,58 @@ check("12.other_way", collectives_the_other_way)
 # ## 2. Attention by heads
 #
 # Heads are to attention what channels are to GELU: each works by itself. So queries, keys and values are cut by
-# columns, **whole heads at a time**, and the output matrix by rows. Again one $f$ and one $g$. A layer then makes four
-# sums of the stream: two forward, two backward.
+# columns, **whole heads at a time**, and the output matrix by rows. Again one $f$ and one $g$: a layer makes four
+# sums of the stream, two forward, two backward.
 #
-# With grouped queries there can be fewer key-value heads, $K$, than ranks. Then several ranks hold a **copy** of the
-# one that their query heads share. Each copy sees a part of its gradient: these must be added up over the copies.
-# (Megatron-Core 0.16 gathers all projections instead, and holds no copies.)
+# With grouped queries there can be fewer key-value heads than ranks. Then several ranks hold a **copy** of the
+# one that their query heads share, and each copy sees a part of its gradient.
 
 # %%
 def attention(layer, x, own, f, g):
     """With the rows `own` of each projection; f and g stand where the ranks meet."""
     x = f(x)
-    q, k, v = (F.linear(x, getattr(layer, name).weight[rows_of]).unflatten(-1, (-1, layer.head_dim)).transpose(1, 2)
-               for name, rows_of in own.items())
+    q, k, v = (F.linear(x, getattr(layer, name).weight[rows]).unflatten(-1, (-1, layer.head_dim)).transpose(1, 2)
+               for name, rows in own.items())
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
     return g(F.linear(mixed.transpose(1, 2).flatten(2), layer.output.weight[:, own["query"]]))
 
 
-def layer_of(heads, kv_heads):
-    torch.manual_seed(0)
-    return Transformer(TransformerConfig(hidden=16 * heads, heads=heads, kv_heads=kv_heads, layers=1)).double().blocks[0].attention
-
-
 # %%
-def attention_on_rank():
-    layer, names = layer_of(heads=4, kv_heads=2), ("query", "key", "value")
-    x = torch.randn(B, S, 64, dtype=torch.float64)
-    own = {name: own_head_rows(layer, name, dist.get_rank(), RANKS) for name in names}
-    wanted = attention(layer, x, {name: slice(None) for name in names}, nn.Identity(), nn.Identity())
-    wanted.square().sum().backward()
-    right, layer.key.weight.grad = layer.key.weight.grad[own["key"]], None
-    found = attention(layer, x, own, CopyIn.apply, SumOut.apply)
-    found.square().sum().backward()
-    alone, total = layer.key.weight.grad[own["key"]].clone(), layer.key.weight.grad
-    dist.all_reduce(total)  # zero where a rank has no copy
-    gaps = [((a - b).norm() / b.norm()).item() for a, b in ((found, wanted), (alone, right), (total[own["key"]], right))]
-    return {name: sorted({row // 16 for row in range(spot.start, spot.stop)}) for name, spot in own.items()}, gaps
-
-
-# %%
-for rank, (heads, gaps) in enumerate(run_ranks(attention_on_rank, RANKS)):
-    print(f"rank {rank}: query head {heads['query'][0]}, a copy of key-value head {heads['key'][0]}; output {gaps[0]:.0e} from one",
-          f"process, gradient of its key {100 * gaps[1]:.0f}% off alone, {gaps[2]:.0e} added up")
-    assert gaps[0] < 1e-9 and gaps[2] < 1e-9 < gaps[1], "outputs are whole, gradients of copies are parts"
-for heads, kv_heads in ((6, 6), (12, 3)):
-    try:
-        own_head_rows(layer_of(heads, kv_heads), "key", 0, RANKS)
-    except ValueError as error:
-        print(f"{heads} heads, {kv_heads} key-value heads: {error}")
+for rank, it in enumerate(run_ranks(attention_apart, RANKS, attention, CopyIn.apply, SumOut.apply)):
+    print(f"rank {rank}: query head {it.query}, a copy of key-value head {it.key}; output {it.output:.0e} from one",
+          f"process, gradient of its key {it.alone:.0%} off alone, {it.added_up:.0e} added up over the copies")
+    assert it.output < 1e-9 and it.added_up < 1e-9 < it.alone, "outputs are whole, gradients of copies are parts"
 
 # %% [markdown]
-# ## 3. A loss without logits
+# ## 3. What a rank keeps
 #
-# The output head is the widest matrix. Cut by columns, each rank has the logits of some *words*. To gather them would
-# send a whole vocabulary for each token. The loss $\ell$ of a token needs three numbers: the largest logit $m$ (so that
-# nothing overflows), the sum of exponentials, and the logit of the target, which one rank has:
+# Weights, gradients and optimizer states are quarters now, but for copied heads and norms. Activations? This is what a GPT
+# layer in 16 bits keeps for backward on $t$ ranks (Korthikanti and others 2022; `GPTBlock` keeps just that). The last term
+# is the scores of $a$ heads: flash attention has none.
 #
-# $$\ell = \log \sum_w e^{z_w - m} + m - z_{\text{target}}$$
+# | | bytes | their equation |
+# |---|---|---|
+# | one GPU | $sbh\,(34 + 5as/h)$ | 1 |
+# | tensor parallel | $sbh\,(10 + 24/t + 5as/(ht))$ | 2 |
+# | and sequence parallel | $sbh\,(34/t + 5as/(ht))$ | 4 |
 
 # %%
-def split_cross_entropy(logits, targets):
-    first = dist.get_rank() * logits.shape[-1]
-    top = logits.detach().amax(-1)
-    dist.all_reduce(top, dist.ReduceOp.MAX)
-    total = SumOut.apply((logits - top[..., None]).exp().sum(-1))
-    here = (targets >= first) & (targets < first + logits.shape[-1])
-    place = (targets - first).clamp(0, logits.shape[-1] - 1)
-    picked = logits.gather(-1, place[..., None])[..., 0]
-    return total.log() + top - SumOut.apply(torch.where(here, picked, 0.0))
-
-
-# %%
-WORDS, TOKENS = 32_000, 64
-
-
-def loss_on_rank():
-    torch.manual_seed(0)
-    logits, targets = torch.randn(TOKENS, WORDS, dtype=torch.float64), torch.randint(WORDS, (TOKENS,))
-    whole, part = logits.clone().requires_grad_(), mine(logits, 1)
-    F.cross_entropy(whole, targets).backward()
-    with traffic() as sent:
-        loss = split_cross_entropy(part, targets).mean()
-        loss.backward()
-    apart = (part.grad - mine(whole.grad, 1)).norm() / whole.grad.norm()
-    return loss.item() - F.cross_entropy(logits, targets).item(), apart.item(), sent.payload_bytes
-
-
-# %%
-loss_apart, apart, found = run_ranks(loss_on_rank, RANKS)[0]
-print(f"loss {loss_apart:.0e} and gradient {apart:.0e} from one process")
-print(f"put in: {found:,} bytes, {found // TOKENS // 8} numbers a token; gathering logits: {TOKENS * WORDS // RANKS * 8:,} bytes")
-assert apart < 1e-9 and found == 3 * TOKENS * 8, "three numbers a token: a maximum, a sum, a target"
+LAYER = {"length": 128, "batch": 2, "hidden": 128, "heads": 4}
+kept = {"one GPU": run_ranks(kept_bytes, 1, *LAYER.values(), False)[0],
+        "tensor parallel": run_ranks(kept_bytes, RANKS, *LAYER.values(), False)[0]}
+for way, size in kept.items():
+    print(f"{way:<16} keeps {size:>9,} bytes, {size / kept['one GPU']:.0%} (measured)")
+print(f"your bet: {my_bet_percent}%")
 
 # %% [markdown]
-# ## 4. The whole model, two ways
+# **Read it.** Far more than a quarter. Between the matrices stand dropout, norms and residuals: every rank computes them
+# **whole**, and keeps whole what they need. That is the 10: two norm inputs and two inputs of column matrices, at 2 bytes, and two
+# dropout masks at 1. With flash attention it weighs more: at $t = 8$ a rank keeps $13/34$, 38%.
 #
-# `split_layers(model)` does sections 1 to 3 to a whole transformer. It cuts the embedding by words, too, and refuses
-# what does not divide. Its code is `sources/advanced/12_tensor_parallel/tensor_layers.py`.
-#
-# **DTensor** needs no code but a plan: which layer is cut which way. This plan is written as
-# [PyTorch's tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html) begins:
-
-# %%
-def tutorial_plan(model, mesh):
-    ends = {"embed": RowwiseParallel(input_layouts=Replicate()),
-            "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
-    parallelize_module(model, mesh, ends)
-    by_columns = ("attention.query", "attention.key", "attention.value", "feedforward.gate", "feedforward.up")
-    for block in model.blocks:
-        parallelize_module(block, mesh, {name: ColwiseParallel() for name in by_columns})
-        parallelize_module(block, mesh, {n: RowwiseParallel() for n in ("attention.output", "feedforward.down")})
-
-
-# %% [markdown]
-# The training loop is the same for all. Logits come out as a DTensor with some words on each rank, and
-# `loss_parallel()` lets `F.cross_entropy` work on them without gathering: section 3, as a library call.
-
-# %%
-LLAMA = TransformerConfig(vocabulary=64, hidden=32, layers=2, heads=4, kv_heads=4, feedforward=96)
-
-
-def train(model, steps, shared=None):
-    optimizer, losses, counted = torch.optim.SGD(model.parameters(), lr=0.1), [], None
-    for step in range(steps):
-        tokens = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(step))
-        optimizer.zero_grad()
-        with traffic() as sent, loss_parallel():
-            loss = loss_of(model(tokens[:, :-1]), tokens[:, 1:])
-            loss.backward()
-            if shared:
-                shared.add_up()
-        optimizer.step()
-        losses.append(loss.full_tensor().item() if isinstance(loss, DTensor) else loss.item())
-        counted = counted or sent.rows
-    return losses, {row.collective: (row.calls, row.payload_bytes) for row in counted}
-
-
-# %%
-def loss_of(logits, targets):
-    if isinstance(logits, DTensor) or logits.shape[-1] == LLAMA.vocabulary:
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    return vocabulary_cross_entropy(logits, targets).mean()
-
-
-# %%
-def fresh(dtype=torch.float64, **changes):
-    torch.manual_seed(0)
-    model = Transformer(replace(LLAMA, **changes))
-    model.init_weights(std=0.1)
-    return model.to(dtype)
-
-
-def run(way, layers, dtype, steps):
-    model = fresh(dtype, layers=layers)
-    sequence, mesh = "sequence" in way, init_device_mesh("cpu", (dist.get_world_size(),))
-    if way.startswith("by hand"):
-        return train(model, steps, split_layers(model, sequence_dim=1 if sequence else None))
-    if way == "tutorial's plan":
-        tutorial_plan(model, mesh)
-    elif way.startswith("DTensor"):
-        split_tensors(model, mesh, sequence=sequence)
-    return train(model, steps)
-
-
-# %%
-WAYS = ["by hand", "tutorial's plan", "DTensor", "by hand, sequence", "DTensor, sequence"]
-
-
-def all_ways(layers, dtype, steps=20):
-    return {way: run(way, layers, dtype, steps) for way in WAYS}
-
-
-one = {dtype: run_ranks(run, 1, "one process", 2, dtype, 20)[0][0] for dtype in (torch.float64, torch.float32)}
-two_layers = run_ranks(all_ways, RANKS, 2, torch.float64)[0]
-single = run_ranks(all_ways, RANKS, 2, torch.float32)[0]
-three_layers = run_ranks(all_ways, RANKS, 3, torch.float64, 1)[0]  # one step: for the bytes
-
-
-# %%
-def apart_from(losses, wanted):
-    return max(abs(a / b - 1) for a, b in zip(losses, wanted, strict=True))
-
-
-print(f"{'losses of 20 steps, four ranks':<32} fp64   fp32   from one process")
-for way in WAYS:
-    double, simple = (apart_from(found[way][0], one[dtype])
-                      for found, dtype in ((two_layers, torch.float64), (single, torch.float32)))
-    print(f"{way:<32} {double:.0e}  {simple:.0e}")
-    assert double < 1e-9 and simple < 1e-5, f"{way} trains another model: is a sum missing?"
-
-# %% [markdown]
-# Now the bytes. A model of three layers and one of two differ by a layer. **Predict:** four sums of the stream,
-# $4 \cdot s\,b\,h$ numbers of 8 bytes, for all ways without a split sequence.
-
-# %%
-STREAM = 2 * 16 * 32 * 8  # b, s, h, bytes
-
-
-# %%
-def per_layer(way):
-    more, less = three_layers[way][1], two_layers[way][1]
-    return {kind: tuple(a - b for a, b in zip(more[kind], less[kind], strict=True)) for kind in more}
-
-
-for way in WAYS[:3]:
-    calls, size = per_layer(way)["all-reduce"]
-    print(f"{way:<18} {calls} all-reduces, {size:,} bytes a layer: {size / STREAM:g} streams (counted), 4 predicted")
-assert [per_layer(way)["all-reduce"][1] / STREAM for way in WAYS[:3]] == [4, 7, 4], "bytes of a layer: see the plans"
-
-# %% [markdown]
-# **Read it.** The tutorial's plan gives the right losses and sends 7 streams instead of 4. Query, key and value each take the
-# plain tensor and each send its gradient back: three sums for one $f$; gate and up two. `split_tensors` adds one entry
-# for each half of the block. It makes the input **one** DTensor for all its matrices, and their gradients are added
-# before they travel:
-#
-# ```python
-# "attention": PrepareModuleInput(input_layouts=(Replicate(), None), desired_input_layouts=(Replicate(), None)),
-# "feedforward": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)),
-# ```
-#
-# **Question.** Llama-2-70B has $h = 8192$. A rank trains on one sequence of 4,096 tokens, in bf16. How many MB
-# ($10^6$ bytes) does one layer put into all-reduces in a step, by the plan that sends 4 streams?
-
-# %%
-mb_per_layer = ...
-check("12.mb_per_layer", mb_per_layer)
-
-# %% [markdown]
-# ## 5. Sequence parallelism
-#
-# Between the matrices stand dropout, norms and residuals. So far every rank computes them **whole**, and keeps
-# them whole for backward. But they work on each token by itself. So let each rank have a part of the *sequence*
-# there ([Korthikanti and others 2022](https://arxiv.org/abs/2205.05198), section 4.2.2). An all-reduce is
-# a reduce-scatter followed by an all-gather. Put the first after the matrices, the second before the next ones, and
-# the bytes are the same.
-#
-# The column side, by hand. It has one more idea: it keeps its *part* of $x$ and **gathers again** in
-# backward. The row side is yours to write, in the lab.
+# But norms and dropout work on each token by itself. So let each rank have a part of the *sequence* there. An all-reduce is
+# a reduce-scatter followed by an all-gather: put the first after the matrices and the second before the next ones, and
+# the bytes sent are the same. Here is the column side. It keeps its *part* of $x$ and **gathers
+# again** in backward. The row side is yours to write, in the lab.
 
 # %%
 class GatherIn(torch.autograd.Function):
@@ -437,271 +227,252 @@ def gathered(x):
 
 
 # %%
-def columns_on_rank():
-    torch.manual_seed(0)
-    A, x = torch.randn(4 * H, H, dtype=torch.float64), torch.randn(S, B, H, dtype=torch.float64)
-    all_of_x, all_of_A = (t.clone().requires_grad_() for t in (x, A))
-    F.linear(all_of_x, all_of_A).square().sum().backward()
-    part_of_x, part_of_A = mine(x, 0), mine(A, 0)
-    GatherIn.apply(part_of_x, part_of_A).square().sum().backward()
-    pairs = (part_of_x.grad, mine(all_of_x.grad, 0)), (part_of_A.grad, mine(all_of_A.grad, 0))
-    return max(((a - b).norm() / b.norm()).item() for a, b in pairs)
-
-
-apart = max(run_ranks(columns_on_rank, RANKS))
-print(f"gradients of a rank's part of x, and of A: {apart:.0e} from one process")
-assert apart < 1e-9, "is the gradient of x summed over the ranks, and A's made with all of x?"
+gap = max(run_ranks(columns_apart, RANKS, GatherIn.apply))
+print(f"gradients of a rank's part of x, and of A: {gap:.0e} from one process")
+assert gap < 1e-9, "is the gradient of x summed over the ranks, and A's made with all of x?"
 
 # %% [markdown]
-# ### What a rank keeps
-#
-# A GPT layer in 16 bits keeps $sbh\,(34 + 5as/h)$ bytes: the paper goes through it tensor by tensor, and `GPTBlock` is
-# written to keep just those. $a$ heads; the second term is attention's scores. On $t$ ranks:
-#
-# | | bytes | equation |
-# |---|---|---|
-# | one GPU | $sbh\,(34 + 5as/h)$ | 1 |
-# | tensor parallel | $sbh\,(10 + 24/t + 5as/(ht))$ | 2 |
-# | and sequence parallel | $sbh\,(34/t + 5as/(ht))$ | 4 |
-#
-# The 10: two norm inputs, two inputs of column matrices, at 2 bytes, and two dropout masks at 1.
+# `split_layers` does both sides to a whole model (`sources/advanced/12_tensor_parallel/tensor_layers.py`). Measured
+# and predicted:
 
 # %%
-LENGTH, BATCH, HIDDEN, HEADS = 128, 2, 128, 4
-sbh = LENGTH * BATCH * HIDDEN
-scores = 5 * HEADS * LENGTH / HIDDEN
-
-
-# %%
-def kept_bytes(block, x):
-    own = {p.untyped_storage().data_ptr() for p in block.parameters()}
-    kept = {}
-
-    def note(tensor):
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes() * (storage.data_ptr() not in own)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        block(x).sum().backward()
-    return sum(kept.values())
-
+kept["and sequence parallel"] = run_ranks(kept_bytes, RANKS, *LAYER.values(), True)[0]
+length, batch, hidden, heads = LAYER.values()
+sbh, scores, parts = length * batch * hidden, 5 * heads * length / hidden, {}
+for way, (t, between) in {"one GPU": (1, 1), "tensor parallel": (RANKS, 1), "and sequence parallel": (RANKS, RANKS)}.items():
+    terms = {"norms, inputs, masks": 10 / between, "inside": 24 / t, "scores": scores / t}
+    parts[way] = {name: sbh * size for name, size in terms.items()}
+    beside = length**2 + 8 * length * batch // between  # a causal mask, and the norms' statistics
+    print(f"{way:<22} {kept[way]:>9,} bytes measured = {sum(parts[way].values()):>11,.0f} by the formula + {beside:,}",
+          f"beside it  {kept[way] / kept['one GPU']:.0%}")
+    assert kept[way] == sum(parts[way].values()) + beside, f"{way}: the layer keeps what the paper does not count"
 
 # %%
-def kept_on_rank(sequence):
-    part = nn.Module()
-    part.blocks, part.embed, part.norm, part.head = nn.ModuleList([GPTBlock(HIDDEN, HEADS)]), None, None, None
-    part.bfloat16()
-    split_layers(part, sequence_dim=0 if sequence else None)
-    length = LENGTH // dist.get_world_size() if sequence else LENGTH
-    return kept_bytes(part.blocks[0], torch.randn(length, BATCH, HIDDEN, dtype=torch.bfloat16, requires_grad=True))
-
-
-# %%
-kept = {"one GPU": run_ranks(kept_on_rank, 1, False)[0],
-        "tensor parallel": run_ranks(kept_on_rank, RANKS, False)[0],
-        "and sequence parallel": run_ranks(kept_on_rank, RANKS, True)[0]}
-t = RANKS
-formula = {"one GPU": {"norms, inputs, masks": 10, "inside": 24, "scores": scores},
-           "tensor parallel": {"norms, inputs, masks": 10, "inside": 24 / t, "scores": scores / t},
-           "and sequence parallel": {"norms, inputs, masks": 10 / t, "inside": 24 / t, "scores": scores / t}}
-
-# %%
-for way, terms in formula.items():
-    predicted = sbh * sum(terms.values())
-    beside = LENGTH**2 + 8 * LENGTH * BATCH // (t if "sequence" in way else 1)
-    print(f"{way:<22} {kept[way]:>9,} bytes measured = {predicted:>11,.0f} by the formula + {beside:,} beside it",
-          f"  {100 * kept[way] / kept['one GPU']:.0f}%")
-    assert kept[way] == predicted + beside, f"{way}: the layer keeps something that the paper does not count"
-print(f"your bet: {my_bet_percent}%")
-figure = draw_kept(kept, {way: {k: sbh * v for k, v in terms.items()} for way, terms in formula.items()},
-                   title="Activations of one layer on one rank", device="cpu")
-show(figure, alt="Bytes kept by one rank: one GPU most; on four ranks the term of norms, inputs and masks stays whole "
+show(draw_kept(kept, parts, title="Activations of one layer on one rank", device="cpu"),
+     alt="Bytes kept by one rank: one GPU most; on four ranks the term of norms, inputs and masks stays whole "
      "until the sequence is split, too.")
 
 # %% [markdown]
-# **Read it.** Exact, but for what the paper leaves out as small: the norms' statistics (8 bytes a token) and the mask
-# of causal attention (a byte a pair). Tensor parallel keeps far more than a quarter: the 10 is not divided. With flash
-# attention the scores go away and the 10 weighs more: at $t = 8$ a rank keeps $13/34$, 38%. **With sequence parallelism
-# that gathers again the quarter is true**, but for that mask.
+# **Read it.** Exact, but for what the paper leaves out as small: the mask of causal attention, which no rank divides, and the
+# norms' statistics. With the sequence split the quarter is there.
 #
-# ### What a rank sends
+# **The trap.** A norm's weight is whole on every rank, and each rank sees only its part of the tokens now, so
+# only a part of the gradient. It must be added up over the ranks, as for copied heads: `shared.add_up()` below, Megatron's
+# `finalize_model_grads`. "Break it" shows a run without.
 #
-# Over a ring of $N$ ranks an all-reduce of $W$ bytes sends $2(N-1)/N \cdot W$ a rank, a reduce-scatter or
-# all-gather half of that. (The *payload* of an all-gather is one rank's part.)
+# ### A loss without logits
+#
+# The output head is the widest matrix. Cut by columns, each rank has the logits of some *words*. To gather them would
+# send a whole vocabulary for each token. The loss $\ell$ of a token needs three numbers: the largest logit $m$ (so that
+# nothing overflows), the sum of exponentials, and the logit of the target, which one rank has:
+#
+# $$\ell = \log \sum_w e^{z_w - m} + m - z_{\text{target}}$$
 
 # %%
-def ring_bytes(found):
-    share = {"all-reduce": 2 * (RANKS - 1) / RANKS, "reduce-scatter": (RANKS - 1) / RANKS, "all-gather": RANKS - 1}
-    return sum(share[kind] * size for kind, (_, size) in found.items())
+def split_cross_entropy(logits, targets):
+    first = dist.get_rank() * logits.shape[-1]
+    top = logits.detach().amax(-1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    total = SumOut.apply((logits - top[..., None]).exp().sum(-1))
+    here = (targets >= first) & (targets < first + logits.shape[-1])
+    place = (targets - first).clamp(0, logits.shape[-1] - 1)
+    picked = logits.gather(-1, place[..., None])[..., 0]
+    return total.log() + top - SumOut.apply(torch.where(here, picked, 0.0))
 
 
+# %%
+WORDS, TOKENS = 32_000, 64
+gap, found = run_ranks(loss_apart, RANKS, split_cross_entropy, TOKENS, WORDS)[0]
+print(f"gradient {gap:.0e} from one process; put in: {found:,} bytes, {found // TOKENS // 8} numbers a token;",
+      f"gathering logits: {TOKENS * WORDS // RANKS * 8:,} bytes")
+assert gap < 1e-9 and found == 3 * TOKENS * 8, "three numbers a token: a maximum, a sum, a target"
+
+# %% [markdown]
+# The embedding is cut by words as well: a rank looks up its own, puts zeros for the rest, and the ranks add up.
+#
+# ## 4. The library's way: a plan
+#
+# **DTensor** is a tensor that knows how it lies on the ranks: `Shard(1)`, `Replicate()`, or a term of a sum,
+# `Partial()`. It sends where an operation needs another layout. You write which layer is cut which way:
+
+# %%
+def plan_of_block(sequence=False, together=True):
+    between = Shard(1) if sequence else Replicate()  # (batch, sequence, channels)
+    by_columns = ("attention.query", "attention.key", "attention.value", "feedforward.gate", "feedforward.up")
+    plan = {name: ColwiseParallel() for name in by_columns}
+    plan |= {n: RowwiseParallel(output_layouts=between) for n in ("attention.output", "feedforward.down")}
+    if sequence:
+        plan |= {name: SequenceParallel() for name in ("attention_norm", "feedforward_norm")}
+    if together:  # one DTensor for all the matrices that read it; attention's second input is its rotation
+        plan["attention"] = PrepareModuleInput(input_layouts=(between, None), desired_input_layouts=(Replicate(), None))
+        plan["feedforward"] = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
+    return plan
+
+
+# %%
+def by_library(model, sequence=False, together=True):
+    between, mesh = Shard(1) if sequence else Replicate(), init_device_mesh("cpu", (dist.get_world_size(),))
+    ends = {"embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+            "head": ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)}
+    parallelize_module(model, mesh, ends | ({"norm": SequenceParallel()} if sequence else {}))
+    for block in model.blocks:
+        parallelize_module(block, mesh, plan_of_block(sequence, together))
+
+
+# %% [markdown]
+# Logits come out as a DTensor with some words on each rank, and `loss_parallel()` lets `F.cross_entropy` work on them
+# without gathering: the loss above, as a library call. The optimizer is made after the split.
+
+# %%
+def fresh(layers=2, kv_heads=4):
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(vocabulary=64, hidden=32, layers=layers, heads=4, kv_heads=kv_heads, feedforward=96))
+    model.init_weights(std=0.1)
+    return model.double()
+
+
+def train(model, steps, loss_of=F.cross_entropy, shared=None):
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for step in range(steps):
+        tokens = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        with loss_parallel():
+            loss = loss_of(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+            loss.backward()
+        if shared:
+            shared.add_up()  # gradients of norms and of copied heads
+        optimizer.step()
+        losses.append(loss.full_tensor().item() if isinstance(loss, DTensor) else loss.item())
+    return losses
+
+
+# %% jupyter={"source_hidden": true}
+def mean_of_words(logits, targets):
+    return vocabulary_cross_entropy(logits, targets).mean()
+
+
+def run(way, layers=2, steps=10):
+    model, shared, loss_of = fresh(layers), None, F.cross_entropy
+    if way.startswith("by hand"):
+        shared, loss_of = split_layers(model, sequence_dim=1 if "sequence" in way else None), mean_of_words
+    elif way != "one process":
+        by_library(model, sequence="sequence" in way, together="tutorial" not in way)
+    with traffic() as sent:
+        losses = train(model, steps, loss_of, shared)
+    return losses, {row.collective: (row.calls // steps, row.payload_bytes // steps) for row in sent.rows}
+
+
+# %% [markdown]
+# A model of three layers and one of two differ by a layer. **Predict:** four sums of the stream,
+# $4 \cdot s\,b\,h$ numbers of 8 bytes, for all ways. Does `together` matter? Without it the plan is that of
+# [PyTorch's tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html) at its beginning.
+
+# %%
+WAYS = ["by hand", "DTensor, the tutorial's plan", "DTensor", "DTensor, sequence", "by hand, sequence"]
+
+
+def all_ways(layers, steps):
+    return {way: run(way, layers, steps) for way in WAYS}
+
+
+one = run_ranks(run, 1, "one process")[0][0]
+two_layers, three_layers = (run_ranks(all_ways, RANKS, *of)[0] for of in ((2, 10), (3, 1)))
 over_a_ring = {}
-for way in ("by hand", "DTensor, sequence", "by hand, sequence"):
-    made = {kind: row for kind, row in per_layer(way).items() if row[0]}  # a call more with a layer more
-    over_a_ring[way] = ring_bytes(made)
-    print(f"{way:<18} {over_a_ring[way]:>9,.0f} bytes over a ring a layer:",
-          ", ".join(f"{calls} x {kind}" for kind, (calls, _) in made.items()),
-          f"  {100 * (over_a_ring[way] / over_a_ring['by hand'] - 1):+.0f}%")
-assert over_a_ring["DTensor, sequence"] == over_a_ring["by hand"], "an all-reduce is a reduce-scatter and an all-gather"
+for way in WAYS:
+    off = max(abs(a / b - 1) for a, b in zip(two_layers[way][0], one, strict=True))
+    more, less = three_layers[way][1], two_layers[way][1]
+    layer = {kind: tuple(a - b for a, b in zip(more[kind], less[kind], strict=True)) for kind in more}
+    over_a_ring[way] = ring_bytes({kind: size for kind, (_, size) in layer.items()})
+    print(f"{way:<29} losses {off:.0e} from one process; {over_a_ring[way]:>6,} bytes a layer over a ring:",
+          ", ".join(f"{calls} x {kind}" for kind, (calls, _) in layer.items() if calls))
+    assert off < 1e-12, f"{way} trains another model: is a sum missing?"
 
 # %% [markdown]
-# **Read it.** DTensor sends what the all-reduces sent, and keeps the gathered inputs ($sbh \cdot 4$ bytes of the 10, not
-# divided): it does not gather again. Megatron's way keeps only its part and gathers again, twice a layer: ten collectives of
-# half an all-reduce each, where DTensor sends eight. Megatron hides them behind products. Memory or bytes: you choose
-# again. (Sums of the norms' gradients are not in these counts.)
+# **Read it.** The tutorial's plan gives the right losses and sends nearly twice the bytes. Query, key and value each
+# take the plain tensor and each send its gradient back: three sums for one $f$; gate and up two. `together` makes the input
+# **one** DTensor for all of them, and their gradients are added before they travel.
 #
-# The plan of `split_tensors` for this, on top of section 4's:
+# With the sequence split DTensor sends what the all-reduces sent, but keeps the gathered inputs, $sbh \cdot 4$ bytes of the 10,
+# undivided; its two all-reduces add up the norms' gradients. By hand we gather again: a quarter more bytes, and a quarter
+# held. Memory or bytes: you choose.
 #
-# ```python
-# "attention_norm": SequenceParallel(), "feedforward_norm": SequenceParallel(),
-# "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
-# "attention.output": RowwiseParallel(output_layouts=Shard(1)),  # and so for the feed-forward
-# ```
-#
-# **The trap.** A norm's weight is whole on every rank, and now each rank sees only its part of the tokens, so
-# only a part of the gradient. These gradients must be added up over the ranks: `shared.add_up()` above, Megatron's
-# `finalize_model_grads`. Without it nothing fails at once. "Break it" shows how it looks.
-#
-# ## 6. Megatron-Core's own layers
-#
-# What Megatron-LM trains with, as a library. Ours and theirs on the same weights, two ranks, fp64:
+# **Question.** Llama-2-70B has $h = 8192$. A rank trains on one sequence of 4,096 tokens, in bf16. How many MB
+# ($10^6$ bytes) does one layer put into all-reduces in a step, by the plan that sends 4 streams?
 
 # %%
-def beside_megatron(sequence):
-    n, rank = dist.get_world_size(), dist.get_rank()
-    A, C, x = (torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-               for shape in ((64, 32), (32, 64), (8, 2, 32)))
-    x = (x.chunk(n)[rank] if sequence else x).clone().requires_grad_()
-    with megatron_layers() as layers:
-        from megatron.core import ModelParallelConfig
-
-        config = ModelParallelConfig(tensor_model_parallel_size=n, sequence_parallel=sequence,
-                                     use_cpu_initialization=True, params_dtype=torch.float64)
-        make = {"config": config, "init_method": nn.init.zeros_, "bias": False, "skip_bias_add": False}
-        up = layers.ColumnParallelLinear(32, 64, gather_output=False, **make)
-        down = layers.RowParallelLinear(64, 32, input_is_parallel=True, **make)
-        up.weight.data, down.weight.data = A.chunk(n)[rank].clone(), C.chunk(n, 1)[rank].clone()
-        out, _ = down(F.gelu(up(x)[0]))
-        out.square().sum().backward()
-    return [out.detach(), x.grad, up.weight.grad, down.weight.grad]
-
-
-# %%
-def beside_ours(sequence):
-    n, rank, split = dist.get_world_size(), dist.get_rank(), Split(sequence_dim=0 if sequence else None)
-    A, C, x = (torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-               for shape in ((64, 32), (32, 64), (8, 2, 32)))
-    x = (x.chunk(n)[rank] if sequence else x).clone().requires_grad_()
-    up, down = nn.Linear(32, 64, False), nn.Linear(64, 32, False)
-    up.weight, down.weight = nn.Parameter(A.chunk(n)[rank].clone()), nn.Parameter(C.chunk(n, 1)[rank].clone())
-    out = rows(down, split, F.gelu(columns([up], split, x)[0]))
-    out.square().sum().backward()
-    return [out.detach(), x.grad, up.weight.grad, down.weight.grad]
-
-
-# %%
-def both(worker):
-    return [worker(sequence) for sequence in (False, True)]
-
-
-print(megatron_problem() or "Megatron-Core is installed")
-if not megatron_problem():
-    theirs, ours = (run_ranks(both, 2, worker)[0] for worker in (beside_megatron, beside_ours))
-    for name, one_way, other in zip(("tensor parallel", "and sequence"), theirs, ours, strict=True):
-        gap = max(((a - b).norm() / b.norm()).item() for a, b in zip(one_way, other, strict=True))
-        print(f"{name:<16} output and three gradients {gap:.0e} apart")
-        assert gap < 1e-9, "Megatron's layers and ours compute different things"
+mb_per_layer = ...
+check("12.mb_per_layer", mb_per_layer)
 
 # %% [markdown]
-# Megatron-LM's arguments for all of this, beside those of the model:
+# ### At real size
 #
-# ```
-# export CUDA_DEVICE_MAX_CONNECTIONS=1   # kernels start in the order of launch, so that sends begin early
-# --tensor-model-parallel-size 8 --sequence-parallel --tp-comm-overlap
-# ```
-#
-# ## 7. Real size
-#
-# Two layers of Llama-2-70B's shape over 8 simulated ranks, with the sequence split: the same `split_layers`. The
-# planner counts by formula. Do they agree?
+# Two layers of Llama-2-70B's shape on eight simulated ranks, one sequence of 4,096 tokens, by the same functions:
 
-# %%
-SHAPE = model_shape("llama-2-70b")
-LAYERS = 2
-seventy = TransformerConfig.from_shape(SHAPE, layers=LAYERS)
-made = {}
-
-
-def build():
-    mesh = device_mesh(ParallelDims(tp=8), "cpu")
-    model = Transformer(seventy).to(torch.bfloat16)
-    made["group"] = mesh.get_group("tp")
-    made["shared"] = split_layers(model, made["group"], sequence_dim=1)
-    return model, None
-
-
-def step(model, _):
-    tokens = torch.zeros(1, 4096, dtype=torch.long)
-    loss = vocabulary_cross_entropy(model(tokens).float(), tokens, made["group"])
-    loss.mean().backward()
-    made["shared"].add_up()
-
-
-# %%
+# %% jupyter={"source_hidden": true}
+from dataclasses import replace
+from utils import simulate
+from utils.parallel import ParallelDims, device_mesh
 from utils.lessons.lesson_12.tensor_traffic import tensor_traffic
 
-seen = simulate(build, step, device="A100 80GB", world=ParallelDims(tp=8), name="two layers of 70B, TP 8")
-plan, batch = Plan(tp=8, sequence_parallel=True), Batch(sequences=1, sequence_length=4096)
-planned = tensor_traffic(replace(SHAPE, layers=LAYERS, published_count=None), plan, batch)
-for row in seen.traffic:
-    if not row.at_startup:
-        print(f"simulated: {row}")
+SHAPE, DIMS = model_shape("llama-2-70b"), ParallelDims(tp=8)
+planned = tensor_traffic(replace(SHAPE, layers=2, published_count=None), Plan(tp=8, sequence_parallel=True),
+                         Batch(sequences=1, sequence_length=4096))
+
+# %% jupyter={"source_hidden": true}
+def two_of_70b(way):
+    made, by_plan, sequence = {}, "DTensor" in way, "sequence" in way
+
+    def build():
+        model = Transformer(TransformerConfig.from_shape(SHAPE, layers=2)).to(torch.bfloat16)
+        if by_plan:
+            by_library(model, sequence)
+        else:
+            made["group"] = device_mesh(DIMS, "cpu").get_group("tp")
+            made["shared"] = split_layers(model, made["group"], sequence_dim=1 if sequence else None)
+        return model, None
+
+    def step(model, _):
+        tokens = torch.zeros(1, 4096, dtype=torch.long)
+        with loss_parallel():
+            logits = model(tokens).float().flatten(0, 1)
+            if by_plan:
+                F.cross_entropy(logits, tokens.flatten()).backward()
+            else:
+                vocabulary_cross_entropy(logits, tokens.flatten(), made["group"]).mean().backward()
+                made["shared"].add_up()
+
+    return simulate(build, step, device="A100 80GB", world=DIMS, name=f"70B, two layers, TP 8, {way}")
+
+
+# %%
+for found in map(two_of_70b, ("by hand", "DTensor, sequence", "by hand, sequence")):
+    print(f"{found.name:<40} peak {found.peak_bytes / 2**30:.2f} GiB, {found.breakdown['activations'] / 2**30:.2f} of it",
+          "activations (simulated)")
+    score("12", found)
 for kind, size in planned.items():
-    counted = sum(r.payload_bytes for r in seen.traffic if r.collective == kind and not r.at_startup)
-    print(f"{kind:<15} planned {size:>13,.0f} bytes, simulated {counted:>13,}")
+    counted = sum(row.payload_bytes for row in found.traffic if row.collective == kind and not row.at_startup)
+    print(f"{kind:<15} by formula {size:>13,.0f} bytes, simulated {counted:>13,}")
     assert size == counted, f"planner and simulation disagree about {kind}"
 
 # %% [markdown]
-# **Read it.** They agree. 8 reduce-scatters and 12 all-gathers are the two layers'; embedding and head make the other
-# five. The loss puts in its three numbers a token. The last row adds up the gradients of five norms.
+# **Read it.** Without a split sequence most activations stand on all eight ranks: splitting it halves the peak. DTensor's
+# gathered inputs stand between. A rank sends what the formula says: ten reduce-scatters of the stream, eight of them the
+# two layers'.
 #
-# Now the formula of section 5 against the paper's own models, 22 billion to 1 trillion parameters. *Selective*
-# recomputation computes attention's inside again, so the scores go. In a pipeline of $p$ stages the first stage keeps
-# activations of $p$ micro-batches: as much as the whole model keeps of one. With an interleaved
-# schedule, $m > 1$ chunks a stage, it is $1 + (p-1)/(pm)$ times that (their section 4.2.3;
-# [lesson 13](13_pipelines.ipynb) draws why, and writes $v$ for $m$).
-
-# %%
-print(source("korthikanti_figure1").partition(" (")[0])
-sizes = {row["model"]: row for row in table("korthikanti_table5")}
-for row in table("korthikanti_figure1"):
-    it = sizes[row["model"]]
-    b, h, a, layers, t, p, m = (int(it[k]) for k in ("micro_batch", "hidden", "heads", "layers", "tp", "pp", "interleave"))
-    whole = 2048 * b * h * layers * (1 + (p - 1) / (p * m) if m > 1 else 1)
-    tensor, selective = whole * (10 + 24 / t + 5 * a * 2048 / h / t), whole * 34 / t
-    print(f"{row['model']:>5}: tensor parallel {tensor / 2**30:6.2f} GiB predicted, {float(row['fig1_act_none_gib']):6.2f} published;",
-          f"with sequence and selective {selective / 2**30:5.2f} predicted, {float(row['fig1_act_seqsel_gib']):5.2f} published")
-
-# %% [markdown]
-# **Read it.** Equal to the last digit: the paper's bars are computed, too. So this checks our reading of the formula, at full
-# size; section 5 checked the formula on a real rank.
+# ## 5. Why it stays inside a node
 #
-# ## 8. Why it stays inside a node
-#
-# A layer needs four sums, and in the forward pass the GPU has nothing else to do while one is under way: the next product
+# A layer needs four sums. In forward the GPU has nothing else to do while one is under way: the next product
 # needs it. In backward, some travel beside the product of a weight's gradient. Inside
-# a node of A100s each GPU sends by NVLink. Between nodes the best machines give each GPU a port of its own, 8 a node; in
-# others one port serves the node. The planner predicts one layer of 175B, forward and backward, at what collectives reach
-# of the line rate (`catalog.SUSTAINED`, by kind of link, and less beside a step's other kernels):
+# a node of A100s each GPU sends by NVLink; between nodes by a port of its own, or one for the node. The planner predicts
+# one layer of 175B, forward and backward:
 
 # %%
 BIG, PORT = model_shape("gpt-3-175b"), link("InfiniBand HDR").link_bytes_per_second
-print(f"NVLink {link('NVLink 3').link_bytes_per_second / 1e9:.0f} GB/s a GPU, InfiniBand {PORT / 1e9:.0f} GB/s a port (published)")
-for kind in ("NVLink 3", "InfiniBand"):
-    print(f"alone, collectives reach {SUSTAINED[kind].share:.0%} of {kind}, in training {BESIDE_TRAINING:.0%} of that")
+print(f"NVLink {link('NVLink 3').link_bytes_per_second / 1e9:.0f} GB/s a GPU, InfiniBand {PORT / 1e9:.0f} GB/s a port (published);",
+      ", ".join(f"{kind} reaches {SUSTAINED[kind].share:.0%} alone" for kind in ("NVLink 3", "InfiniBand")),
+      f"and {BESIDE_TRAINING:.0%} of that in training")
+print(f"{'ranks':<22} products  other kernels  communication   in all  GPUs x time (predicted)")
 lanes = {}
-print(f"{'ranks':<24} products   other kernels   communication   in all   GPUs x time")
 for tp, ports in ((2, 8), (4, 8), (8, 8), (16, 8), (16, 1)):
     machine = Cluster(gpu="A100 80GB", nodes=8, network_bytes_per_second=ports * PORT, network_ports=ports)
     plan = Plan(tp=tp, dp=64 // tp, sequence_parallel=True)
@@ -709,21 +480,19 @@ for tp, ports in ((2, 8), (4, 8), (8, 8), (16, 8), (16, 1)):
     passed = times.forward + times.backward
     parts = {"products": passed.matmul, "other kernels": passed.memory, "communication": passed.communication}
     name = f"TP {tp}" + (f", {ports} port{'s' * (ports > 1)} a node" if tp > 8 else "")
-    print(f"{name:<24}" + "".join(f"{1e3 * seconds:>10.2f} ms" for seconds in [*parts.values(), passed.total]),
-          f"{1e3 * tp * passed.total:>9.0f} ms (predicted)")
+    print(f"{name:<20}", *(f"{1e3 * s:>9.2f} ms" for s in [*parts.values(), passed.total]), f"{1e3 * tp * passed.total:>8.0f} ms")
     edges = [0.0, passed.matmul, passed.matmul + passed.memory, passed.total]
     lanes[name] = [Span(kind, *edges[i : i + 2]) for i, kind in enumerate(parts)]
 
 # %%
-show(draw_lanes(lanes, title="A layer of 175B, forward and backward, nodes of 8 A100", evidence=Evidence.PREDICTED),
+show(draw_lanes(lanes, title="A layer of 175B on nodes of A100", evidence=Evidence.PREDICTED),
      alt="Predicted time of a layer: products halve with each doubling of the ranks; communication is small up to 8 "
      "ranks, half as long as the products for 16 with a port a GPU, and over three times as long with one port a node.")
 
 # %% [markdown]
 # **Read it.** From 2 to 8 ranks the layer is over three times as fast on four times the GPUs. With 16 and eight
-# ports a node, a third of the time is sending; the last column shows what that costs. With one port, 16 ranks take about
-# as long as 4. Pipeline and data parallelism send less often: they take the slow links
-# ([lesson 14](14_three_dimensions.ipynb)).
+# ports a node, a third of the time is sending. With one port, 16 ranks take about as long as 4. Pipeline and data
+# parallelism send less often: they take the slow links ([lesson 14](14_three_dimensions.ipynb)).
 #
 # **"TP = 8, always"** is folklore, though. More ranks make thinner products, and each sends no less. BLOOM's team
 # measured the same model both ways on the same day:
@@ -736,70 +505,30 @@ for row in table("bloom_prequel"):
               f"{row['tflops_per_gpu']} TFLOP/s, {row['mem_gb']} GB of a GPU in use (published)")
 
 # %% [markdown]
-# **Read it.** TP 4 was a little faster, and needed more memory.
+# TP 4 was a little faster, and needed more memory. Sends can be hidden: cut a gather and its product into pieces,
+# and each piece travels while the one before is multiplied. PyTorch does it under `torch.compile` on NVLink; its team
+# published speed-ups of up to 20% for the forward of Llama 3 70B, 8% for the step
+# ([2024](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)).
 #
-# ### Asynchronous tensor parallelism
+# | take | when | costs |
+# |---|---|---|
+# | tensor parallelism, 2 to 8 | a layer, or its activations, is too large for a GPU; fast links | four sums a layer, each in the next product's way |
+# | sequence and loss parallelism | always with it | gathers again, or gathered inputs kept; norms to add up |
+# | FSDP instead | the layer fits; many tokens a rank | gathers weights, not activations |
 #
-# An all-gather brings $t$ pieces, and a product can begin with the first. Cut both into pieces, and let each piece
-# travel while the one before is multiplied (Wang and others, ASPLOS 2023). PyTorch does it under `torch.compile`, on
-# GPUs with NVLink, Megatron by `--tp-comm-overlap`.
-
-# %%
-plan, t = Plan(tp=8, dp=8, sequence_parallel=True), 8
-passed = block_time(BIG, machine, plan, Batch(sequences=64, sequence_length=2048)).forward
-gather, product = passed.communication / 4, passed.matmul / 4  # one of four, on average
-plain = [Span("gather", 0, gather), Span("product", gather, gather + product)]
-each = gather / (t - 1)  # a rank has its own piece
-sends = [Span("gather", i * each, (i + 1) * each) for i in range(t - 1)]
-products, free = [], 0.0
-for i in range(t):
-    ready = max(free, sends[i - 1].end_seconds if i else 0.0)
-    free = ready + product / t
-    products.append(Span("product", ready, free))
-figure = draw_lanes({"one after the other": plain, "in pieces: link": sends, "in pieces: compute": products},
-                    title="An all-gather and its product, 175B, TP 8", evidence=Evidence.PREDICTED)
-show(figure, alt="Above, a gather and then a product. Below, eight products: the gather's pieces travel "
-     "meanwhile, and the gather is hidden.")
-print(f"{1e3 * (gather + product):.2f} ms one after the other, {1e3 * free:.2f} ms in pieces (predicted)")
-
-# %% [markdown]
-# **Read it.** The picture leaves out that small products are slower and that sending takes memory bandwidth. PyTorch's
-# team published speed-ups of up to 20% in the forward of Llama 3 70B, and of 8% in the whole step
-# ([PyTorch forum, 2024](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)).
-#
-# ## When to use which
-#
-# | take | when | costs | does not help |
-# |---|---|---|---|
-# | tensor parallelism, 2 to 8 | a layer, or its activations, is too large for a GPU; fast links | four sums a layer, each in the next product's way | across nodes; small layers |
-# | sequence parallelism | always with it | gathers in backward, or bytes for gathered inputs; norms to add up | attention's inside: that is context parallelism |
-# | loss parallel | always with it | three numbers a token | |
-# | asynchronous TP | long products on NVLink | tuning | thin products |
-# | FSDP instead | the layer fits; many tokens a rank | gathers weights, not activations | few tokens a rank |
-
-# %%
-for way, size in kept.items():
-    score("12", f"activations of a layer, {way}", peak_bytes=size)
-score("12", seen)
-scoreboard("12")
-
-# %% [markdown]
 # ## Break it, diagnose it
 #
-# The model of section 4 with the sequence split, and two key-value heads for four ranks. In the second run the line
-# `shared.add_up()` is gone. Look at the losses, step by step, and at a weight that all ranks hold. Which losses are right?
-# What happens to the weight, and why?
+# The model of section 4 with the sequence split by hand, and two key-value heads for four ranks. In the second run
+# `shared.add_up()` is gone. Which losses are right? What happens to a weight that all ranks hold, and why?
 
 # %%
 def forgotten(add_up):
     model = fresh(kv_heads=2)
     shared = split_layers(model, sequence_dim=1)
-    losses, _ = train(model, 6, shared if add_up else None)
-    norm = model.blocks[0].attention_norm.weight.detach().clone()
-    return losses, norm
+    losses = train(model, 6, mean_of_words, shared if add_up else None)
+    return losses, model.blocks[0].attention_norm.weight.detach().clone()
 
 
-# %%
 right, wrong = (run_ranks(forgotten, RANKS, add_up) for add_up in (True, False))
 for name, found in (("with add_up", right), ("without", wrong)):
     drift = max((rank[1] - found[0][1]).abs().max().item() for rank in found)
@@ -809,22 +538,25 @@ assert wrong[0][0][0] == right[0][0][0] and wrong[0][0][-1] != right[0][0][-1], 
 
 # %% [markdown]
 # **Diagnose it.** The first loss is right: forward has no error. Then each rank updates its norms by its own
-# tokens, and each copy of a head by its own queries. Tensors that must be equal drift apart, and training goes on. Its
-# losses are wrong, yet some are *lower* than the right ones: a curve alone does not tell. Compare replicated
-# parameters between ranks in a test, to the last bit.
-#
+# tokens, and each copy of a head by its own queries. Tensors that must be equal drift apart, and training goes on. Some
+# wrong losses are *lower* than the right ones: a curve does not tell. Compare replicated
+# parameters between ranks, to the last bit.
+
+# %% jupyter={"source_hidden": true}
+for way, size in kept.items():
+    score("12", f"activations of a layer, {way}", peak_bytes=size)
+scoreboard("12")
+
+# %% [markdown]
 # ## Recap
 #
-# - Columns, then rows: one sum forward ($g$), one backward ($f$), for attention and feed-forward each.
+# - Columns, then rows: one sum forward ($g$), one backward ($f$), for attention by heads and for the feed-forward.
+# - Tensor parallelism alone leaves $10\,sbh$ bytes whole. Splitting the sequence between the matrices divides them.
 # - A loss needs three numbers a token, not the logits.
-# - Tensor parallelism alone leaves $10\,sbh$ bytes whole. Sequence parallelism that gathers again divides all.
-# - Same losses do not mean same bytes: count what a plan sends.
-# - Each of a layer's four sums stands in the next product's way: it stays on NVLink.
+# - Same losses do not mean same bytes: count what a plan sends. Four sums a layer want NVLink.
 #
-# ### Test yourself
-#
-# A model has 8 key-value heads. You go from TP 8 to TP 16 inside one large NVLink domain. What changes for keys and
-# values?
+# **Test yourself.** A model has 8 key-value heads. You go from TP 8 to TP 16 inside one large NVLink domain. What changes for
+# keys and values?
 #
 # <details><summary>Answer</summary>
 #
@@ -833,13 +565,69 @@ assert wrong[0][0][0] == right[0][0][0] and wrong[0][0][-1] != right[0][0][-1], 
 #
 # </details>
 #
-# ### Where next
-#
 # Do the [lab](../../labs/advanced/12_tensor_parallel.ipynb), in a copy: `make my-labs`. Then compare with the
 # [solution](../../solutions/advanced/12_tensor_parallel.ipynb).
 #
 # **References.** Shoeybi and others, *Megatron-LM*, [arXiv:1909.08053](https://arxiv.org/abs/1909.08053). Korthikanti and others,
 # *Reducing Activation Recomputation in Large Transformer Models*, [arXiv:2205.05198](https://arxiv.org/abs/2205.05198). PyTorch,
-# [Tensor Parallelism](https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html). Wang and others, *Overlap
-# Communication with Dependent Computation via Decomposition in Large Deep Learning Models*, ASPLOS 2023. BLOOM's
+# [Tensor Parallelism](https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html). BLOOM's
 # [chronicles](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md).
+
+# %% [markdown]
+# ## On Monday
+#
+# When one layer's activations, not the states, fill your GPUs, and they share NVLink. Start with
+# `torchrun --nproc-per-node 2`; every rank reads the same batch. In plain PyTorch, before the optimizer is made, with
+# your layers' names:
+#
+# ```python
+# from torch.distributed.device_mesh import init_device_mesh
+# from torch.distributed.tensor import Replicate, Shard
+# from torch.distributed.tensor.debug import CommDebugMode
+# from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel,
+#                                                loss_parallel, parallelize_module)
+#
+# whole, part = Replicate(), Shard(1)  # activations are (batch, sequence, channels)
+# mesh = init_device_mesh(device.type, (world_size,))
+# parallelize_module(model, mesh, {
+#     "embed": RowwiseParallel(input_layouts=whole, output_layouts=part),
+#     "norm": SequenceParallel(),
+#     "head": ColwiseParallel(input_layouts=part, output_layouts=Shard(-1), use_local_output=False),
+# })
+# for block in model.blocks:
+#     parallelize_module(block, mesh, {
+#         "attention_norm": SequenceParallel(), "feedforward_norm": SequenceParallel(),
+#         "attention": PrepareModuleInput(input_layouts=(part, None), desired_input_layouts=(whole, None)),
+#         "feedforward": PrepareModuleInput(input_layouts=(part,), desired_input_layouts=(whole,)),
+#         **dict.fromkeys(["attention.query", "attention.key", "attention.value"], ColwiseParallel()),
+#         **dict.fromkeys(["feedforward.gate", "feedforward.up"], ColwiseParallel()),
+#         **dict.fromkeys(["attention.output", "feedforward.down"], RowwiseParallel(output_layouts=part)),
+#     })
+# optimizer = torch.optim.AdamW(model.parameters())
+#
+# with CommDebugMode() as sent, loss_parallel():
+#     loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+#     loss.backward()
+# norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the whole model's: DTensors know their parts
+# optimizer.step()
+# print(sent.get_comm_counts())
+# ```
+#
+# **Look at** the counts: four reduce-scatters and four all-gathers a block, two of each for the ends. Losses are those of one process, and
+# `torch.cuda.max_memory_allocated()` falls. In transformers, under the same `torchrun`:
+#
+# ```python
+# from transformers import AutoModelForCausalLM
+# from transformers.distributed import DistributedConfig
+#
+# model = AutoModelForCausalLM.from_pretrained(name, distributed_config=DistributedConfig(tp_size=world_size))
+# optimizer = torch.optim.AdamW(model.parameters())
+# loss = model(input_ids=batch, labels=batch).loss
+# loss.backward()
+# optimizer.step()
+# held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters())
+# print(f"{held:,} of {model.num_parameters():,} parameters on this rank")
+# ```
+#
+# **Look at** what a rank holds: its share of all matrices in the model's own plan, norms whole. It does not split the sequence.
+# Megatron-LM does all of this lesson by `--tensor-model-parallel-size 8 --sequence-parallel --tp-comm-overlap`.

@@ -22,7 +22,7 @@ def megatron_problem() -> str | None:
         importlib.metadata.version("megatron-core")
     except importlib.metadata.PackageNotFoundError:
         return (
-            f"Megatron-Core is not installed, and the cells that use it are skipped: `{INSTALL}` "
+            f"Megatron-Core is not installed, and what uses it is skipped: `{INSTALL}` "
             "brings it (15 MB, Linux)."
         )
     return None

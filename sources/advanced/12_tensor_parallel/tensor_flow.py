@@ -70,6 +70,21 @@ def draw_tensor_flow(
     return figure
 
 
+def draw_feedforward() -> Figure:
+    """A feed-forward layer on four ranks: tensor parallel, and with the sequence split as well."""
+    inside = [Held("x", "whole"), Held("Y = gelu(x A)", "channels"), Held("Y B", "partial")]
+    tensor = [*inside, Exchange("all-reduce"), Held("sum", "whole"), Held("dropout, norm", "whole")]
+    after = [Held("sum", "sequence"), Held("dropout, norm", "sequence")]
+    sequence = [
+        *(Held("x", "sequence"), Exchange("all-gather"), *inside),
+        *(Exchange("reduce-scatter"), *after),
+    ]
+    return draw_tensor_flow(
+        {"tensor\nparallel": tensor, "and sequence\nparallel": sequence},
+        title="A feed-forward layer on four ranks, forward, from left to right",
+    )
+
+
 def _draw_band(
     axes: Axes, top: float, name: str, way: Sequence[Held | Exchange], ranks: int
 ) -> None:
@@ -158,6 +173,6 @@ def draw_kept(
     return figure
 
 
-__all__ = ["Exchange", "Held", "draw_kept", "draw_tensor_flow"]
+__all__ = ["Exchange", "Held", "draw_feedforward", "draw_kept", "draw_tensor_flow"]
 
 check_public(globals())

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from utils.checked import check_public
-from utils.parallel.actions import Action
+from utils.parallel.actions import Action, Program, stage_owners
+from utils.planner.schedules import Run
+from utils.planner.schedules import timed as timed_run
 
-__all__ = ["SleepingStage"]
+__all__ = ["SleepingStage", "fastest", "launch_and_message", "sleep_through"]
 
 Spans = dict[Action, tuple[float, float]]
 
@@ -67,6 +72,56 @@ class _Nap(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         ctx.stage.sleep(ctx.kind)
         return gradients[0], None, None
+
+
+def sleep_through(
+    execute: Callable[..., Any],
+    rows: Program,
+    micro_batches: int,
+    nap_seconds: float,
+    rounds: int = 3,
+) -> list[Spans]:
+    """On every rank: run its list with stages that sleep; of each round, when each pass ran.
+
+    Args:
+        execute: `execute(actions, stages, owners, inputs)` runs one rank's list.
+        rows: the program.
+        micro_batches: as many inputs, of one number.
+        nap_seconds: of a forward, and of either half of a backward, where a rank holds one stage.
+        rounds: how often.
+    """
+    rank, owners, found = dist.get_rank(), stage_owners(rows), list[Spans]()
+    nap = nap_seconds * dist.get_world_size() / len(owners)
+    inputs = [torch.ones(1) for _ in range(micro_batches)]
+    for _ in range(rounds):
+        stages = {
+            s: SleepingStage(s, nap, nap, nap) for s, owner in owners.items() if owner == rank
+        }
+        dist.barrier()
+        execute(rows[rank], stages, owners, inputs)
+        found.append({a: span for stage in stages.values() for a, span in stage.spans.items()})
+    return found
+
+
+def fastest(rows: Program, by_rank: Sequence[Sequence[Mapping[Any, Any]]]) -> Run:
+    """The shortest round of `sleep_through`: other programs can only make a round longer."""
+    rounds = [
+        timed_run(rows, {action: span for spans in one for action, span in spans.items()})
+        for one in zip(*by_rank, strict=True)
+    ]
+    return min(rounds, key=lambda one: one.total)
+
+
+def launch_and_message(gpipe: Run) -> tuple[float, float]:
+    """Seconds between passes that need not wait, and of a message: medians of a run of GPipe.
+
+    The first rank's forwards and the last rank's backwards follow each other without waiting.
+    """
+    start, end, count = gpipe.starts, gpipe.ends, len(gpipe.starts[0]) // 2
+    launches = [start[0][k + 1] - end[0][k] for k in range(count - 1)]
+    launches += [start[-1][k + 1] - end[-1][k] for k in range(count, 2 * count - 1)]
+    transfers = [start[rank + 1][0] - end[rank][0] for rank in range(len(start) - 1)]
+    return statistics.median(launches), statistics.median(transfers)
 
 
 check_public(globals())

@@ -1,0 +1,150 @@
+"""What the ranks of lesson 12 compute with their parts of a layer, beside one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from utils.checked import check_public
+from utils.models import Transformer, TransformerConfig
+from utils.parallel.tensor_shares import HEAD_LAYERS, own_head_rows
+from utils.traffic.counter import traffic
+
+from .gpt import GPTBlock
+from .tensor_split import split_layers
+
+__all__ = [
+    "CopiedHeads",
+    "apart",
+    "attention_apart",
+    "columns_apart",
+    "kept_bytes",
+    "loss_apart",
+    "mine",
+]
+
+SEQUENCE, BATCH, HIDDEN, HEAD_DIM = 16, 2, 32, 16
+Layer = Callable[..., Any]
+
+
+def mine(tensor: Tensor, dim: int) -> Tensor:
+    """This rank's part of a whole tensor, as a leaf of its own."""
+    own = tensor.detach().chunk(dist.get_world_size(), dim)[dist.get_rank()]
+    return own.clone().requires_grad_()
+
+
+def apart(found: Tensor | None, wanted: Tensor) -> float:
+    """Their distance, as a share of the norm of what is wanted.
+
+    Raises:
+        ValueError: nothing was found: a gradient is missing.
+    """
+    if found is None:
+        raise ValueError("A gradient is missing: does backward reach this tensor?")
+    return ((found - wanted).norm() / wanted.norm()).item()
+
+
+class CopiedHeads(NamedTuple):
+    """A rank of attention whose key-value heads stand on several ranks.
+
+    Attributes:
+        query, key: its heads, counted from 0.
+        output: how far its output is from that of one process.
+        alone, added_up: how far its keys' gradient is, before and after the copies are summed.
+    """
+
+    query: int
+    key: int
+    output: float
+    alone: float
+    added_up: float
+
+
+def attention_apart(attention: Layer, f: Layer, g: Layer) -> CopiedHeads:
+    """`attention(layer, x, own, f, g)` of four query and two key-value heads, a query head a rank."""
+    torch.manual_seed(0)
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    shape = TransformerConfig(hidden=HEAD_DIM * ranks, heads=ranks, kv_heads=ranks // 2, layers=1)
+    layer: Any = Transformer(shape).double().blocks[0].attention
+    x = torch.randn(BATCH, SEQUENCE, shape.hidden, dtype=torch.float64)
+    everything = dict.fromkeys(HEAD_LAYERS, slice(None))
+    wanted = attention(layer, x, everything, nn.Identity(), nn.Identity())
+    wanted.square().sum().backward()
+    own = {name: own_head_rows(layer, name, rank, ranks) for name in HEAD_LAYERS}
+    right = layer.key.weight.grad[own["key"]]
+    layer.zero_grad()
+    found = attention(layer, x, own, f, g)
+    found.square().sum().backward()
+    total = layer.key.weight.grad.clone()
+    alone = total[own["key"]].clone()
+    dist.all_reduce(total)  # zero where a rank has no copy
+    return CopiedHeads(
+        query=own["query"].start // HEAD_DIM,
+        key=own["key"].start // HEAD_DIM,
+        output=apart(found, wanted),
+        alone=apart(alone, right),
+        added_up=apart(total[own["key"]], right),
+    )
+
+
+def columns_apart(columns: Layer) -> float:
+    """`columns(part of x, part of A)`: how far both gradients are from those of one process."""
+    torch.manual_seed(0)
+    A, x = (
+        torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((4 * HIDDEN, HIDDEN), (SEQUENCE, BATCH, HIDDEN))
+    )
+    F.linear(x, A).square().sum().backward()
+    own_x, own_A = mine(x, 0), mine(A, 0)
+    columns(own_x, own_A).square().sum().backward()
+    assert x.grad is not None and A.grad is not None
+    return max(apart(own_x.grad, mine(x.grad, 0)), apart(own_A.grad, mine(A.grad, 0)))
+
+
+def loss_apart(split_cross_entropy: Layer, tokens: int, words: int) -> tuple[float, int]:
+    """How far its gradient is from that of one process, and the bytes that this rank puts in."""
+    torch.manual_seed(0)
+    logits = torch.randn(tokens, words, dtype=torch.float64, requires_grad=True)
+    targets, part = torch.randint(words, (tokens,)), mine(logits, 1)
+    F.cross_entropy(logits, targets).backward()
+    assert logits.grad is not None
+    with traffic() as sent:
+        split_cross_entropy(part, targets).mean().backward()
+    return apart(part.grad, mine(logits.grad, 1)), sent.payload_bytes
+
+
+def kept_bytes(length: int, batch: int, hidden: int, heads: int, sequence: bool) -> int:
+    """Bytes that one rank keeps for the backward of a GPT layer in bf16, but for its weights.
+
+    Args:
+        length: positions of the whole sequence.
+        batch: sequences.
+        hidden: channels.
+        heads: of attention.
+        sequence: whether the ranks share the sequence between the matrices, too.
+    """
+    part: Any = nn.Module()
+    part.blocks = nn.ModuleList([GPTBlock(hidden, heads)])
+    part.embed = part.norm = part.head = None
+    split_layers(part.bfloat16(), sequence_dim=0 if sequence else None)
+    own = {p.untyped_storage().data_ptr() for p in part.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes() * (storage.data_ptr() not in own)
+        return tensor
+
+    here = length // dist.get_world_size() if sequence else length
+    x = torch.randn(here, batch, hidden, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        part.blocks[0](x).sum().backward()
+    return sum(kept.values())
+
+
+check_public(globals())

@@ -1,0 +1,101 @@
+"""Runs the lines of lesson 12's last cell, on two ranks, and asserts what the page promises of them."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from utils.lessons.blocks import run_block
+from utils.models import Transformer, TransformerConfig
+from utils.ranks import run_ranks
+
+RANKS, WORDS, BLOCKS = 2, 64, 2
+NEAR = 1e-9  # fp64
+
+
+def block_1(text: str) -> None:
+    """DTensor's plan: the loss and weights of one process, half of the matrices, no send too many."""
+    for report in run_ranks(_by_plan, RANKS, text):
+        assert report.loss_gap < NEAR, "the split model computes another loss"
+        assert report.norm_gap < NEAR, "the norm to clip by is not the whole model's"
+        assert report.weight_gap < NEAR, "its step leads to other weights"
+        assert report.held < 0.51 * report.whole, "a rank holds more than its half of the matrices"
+        calls = {
+            str(operation).rpartition(".")[2]: count for operation, count in report.calls.items()
+        }
+        # Four of each a block; two more are the embedding's and the head's, forward and backward.
+        assert calls["reduce_scatter_tensor"] == 4 * BLOCKS + 2, f"more sums than planned: {calls}"
+        assert calls["all_gather_into_tensor"] == 4 * BLOCKS + 2, f"more gathers: {calls}"
+
+
+def block_2(text: str) -> None:
+    """transformers' plan: the loss of one process, and about half of the parameters on a rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_ranks(_save_small_llama, 1, folder)
+        wanted, held_whole = run_ranks(_by_transformers, 1, text, folder)[0]
+        for loss, held in run_ranks(_by_transformers, RANKS, text, folder):
+            assert abs(loss / wanted - 1) < 1e-5, "two ranks compute another loss than one"
+            assert held < 0.6 * held_whole, f"a rank holds {held:,} of {held_whole:,} parameters"
+
+
+def _by_plan(text: str) -> Any:
+    torch.manual_seed(0)
+    shape = TransformerConfig(
+        vocabulary=WORDS, hidden=32, layers=BLOCKS, heads=4, kv_heads=4, feedforward=96
+    )
+    model: Any = Transformer(shape)
+    model.init_weights(std=0.1)
+    model.double()
+    inputs, targets = torch.randint(WORDS, (2, 2, 16)).unbind()
+    alone = copy.deepcopy(model)
+    loss, norm = _step_alone(alone, inputs, targets)
+    names = {"model": model, "inputs": inputs, "targets": targets, "torch": torch, "F": F}
+    made = run_block(text, device=torch.device("cpu"), world_size=RANKS, **names)
+    down, right = model.blocks[0].feedforward.down.weight, alone.blocks[0].feedforward.down.weight
+    return SimpleNamespace(
+        loss_gap=abs(made["loss"].full_tensor().item() / loss - 1),
+        norm_gap=abs(made["norm"].full_tensor().item() / norm - 1),
+        weight_gap=((down.full_tensor() - right).norm() / right.norm()).item(),
+        held=sum(p.to_local().numel() for p in model.parameters() if p.dim() > 1),
+        whole=sum(p.numel() for p in model.parameters() if p.dim() > 1),
+        calls={str(operation): n for operation, n in made["sent"].get_comm_counts().items()},
+    )
+
+
+def _step_alone(model: Any, inputs: Tensor, targets: Tensor) -> tuple[float, float]:
+    """Loss, and norm of all gradients before they are clipped."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item(), norm.item()
+
+
+def _save_small_llama(folder: str) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=BLOCKS,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    )
+    LlamaForCausalLM(shape).save_pretrained(folder)
+
+
+def _by_transformers(text: str, folder: str) -> tuple[float, int]:
+    torch.manual_seed(0)
+    batch = torch.randint(WORDS, (2, 32))
+    made = run_block(text, name=folder, world_size=dist.get_world_size(), batch=batch, torch=torch)
+    return made["loss"].item(), made["held"]
