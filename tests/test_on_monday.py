@@ -15,6 +15,7 @@ import pytest
 
 from utils.lessons import folders
 
+pytestmark = pytest.mark.deepspeed  # transformers and accelerate import it
 HEADING = "## On Monday"
 BLOCK = re.compile(r"^```(?:python|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FOLDERS = {n: f for n, f in folders().items() if n != "00" and (f / "lesson.py").is_file()}

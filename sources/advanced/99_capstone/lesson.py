@@ -399,7 +399,7 @@ for stage in (0, 1, 2, 3):
 # | QLoRA 7B takes 3.5 GB | its weights take 3.9; the peak of a step is more than three times that | [06](../intermediate/06_seven_billion.ipynb#Double-quantization "half a byte a weight"), [06 §7](../intermediate/06_seven_billion.ipynb#7.-Seven-billion,-simulated "draw_budget_map") |
 # | bitsandbytes is quantization-aware training | it stores weights or moments in few bits; the base is frozen | [99](99_capstone.ipynb#Quantization-aware-training,-or-not "packed weights") |
 # | with QLoRA, offload the optimizer | only 0.05 to 0.24 GB can move | [07 §4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "can move") |
-# | `torch.cuda.amp`, `Pipe`, FairScale, Apex amp, AutoGPTQ, AutoAWQ | `torch.amp`, `torch.distributed.pipelining`, FSDP2 and their successors | [02](../beginner/02_mixed_precision.ipynb#Appendix-B:-old-names,-and-a-fused-optimizer "torch.cuda.amp"), [13](13_pipelines.ipynb#Where-it-comes-from "Pipe") |
+# | `torch.cuda.amp`, `Pipe`, FairScale, Apex amp, AutoGPTQ, AutoAWQ | `torch.amp`, `torch.distributed.pipelining`, FSDP2 and their successors | [02](../beginner/02_mixed_precision.ipynb#Old-names "torch.cuda.amp"), [13](13_pipelines.ipynb#Where-it-comes-from "Pipe") |
 #
 # ### Sharding
 #
