@@ -134,7 +134,7 @@ for name, choices in ways.items():
 # [03](../beginner/03_when_numbers_break.ipynb#%28c%29-NaN,-and-the-scale-falls-without-end "written_by_hand"). So I record which module first gives something that is not finite [03 §3](../beginner/03_when_numbers_break.ipynb#3.-A-run,-and-its-flight-recorder "summary"), and
 # keep that one in fp32 [03 §4](../beginner/03_when_numbers_break.ipynb#4.-What-must-stay-in-fp32 "Fp32Norm"). I run fp32 beside it: if that explodes too, the learning rate is to blame [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "before_first_skip").
 # bf16 is worth a try, with the range of fp32 [03 §1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest"). I clip after `unscale_` [03](../beginner/03_when_numbers_break.ipynb#%28a%29-The-loss-falls-in-fp32-and-hardly-in-fp16 "clipped"). One NaN in the data looks like all
-# of these until I check the input [03 §7](../beginner/03_when_numbers_break.ipynb#7.-Break-it,-diagnose-it:-a-NaN-in-the-data "spoiled").
+# of these until I check the input [03 §6](../beginner/03_when_numbers_break.ipynb#6.-Break-it,-diagnose-it:-a-NaN-in-the-data "spoiled").
 
 # %%
 records = spoiled_run()
