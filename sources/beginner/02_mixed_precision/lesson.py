@@ -95,11 +95,12 @@ show(draw_peaks(lines, title="ResNet-50 with Adam: the peak of a step"),
 def at_one_image(dtype):
     model, optimizer = build()
     model.to(device)
-    with tf32(False):
+    with tf32(False):  # fp32 as such: section 2
         return measure(lambda: training_step(model, optimizer, 1, dtype), model=model, optimizer=optimizer,
                        timed_steps=0, name=f"{'mixed' if dtype else 'fp32'}, batch 1, here")
 
 
+# %%
 low, reason = low_precision(device)
 real = [at_one_image(dtype) for dtype in (None, low)]
 print(f"your bet for one image: {my_bet_ratio}; {Evidence.MEASURED} here: {real[1].peak_bytes / real[0].peak_bytes:.3f}")
@@ -154,6 +155,7 @@ def four_losses(dtype):
     return train_amp(model, torch.optim.Adam(model.parameters(), lr=1e-2), few, dtype)
 
 
+# %%
 print(f"{low} suits this device: {reason}")
 started = {str(dtype): four_losses(dtype) for dtype in (None, torch.bfloat16, FP16)}
 for name, losses in started.items():
@@ -209,7 +211,7 @@ check("02.added_bytes", added_bytes_per_parameter)
 
 # %%
 broken = toy_network(seed=0).half().to(device)
-optimizer = torch.optim.Adam(broken.parameters(), foreach=False)
+optimizer = torch.optim.Adam(broken.parameters())
 for number, (images, labels) in enumerate(few[:2]):
     optimizer.zero_grad()
     F.cross_entropy(broken(images.half().to(device)).float(), labels.to(device)).backward()
@@ -266,6 +268,7 @@ def when_backward_begins(measurement):
     return dict(measurement.timeline.at(next(s.start_ns for s in spans if s.name == "backward")))
 
 
+# %%
 moment = {dtype: when_backward_begins(runs[64, dtype]) for dtype in (None, FP16)}
 names = ["parameters", "optimizer state", "buffers", "cast weights", "activations"]
 table = pd.DataFrame({"fp32": moment[None], "mixed": moment[FP16]}).reindex(names).fillna(0)
@@ -290,6 +293,7 @@ def predicted_peak(batch, mixed):
     return max(begins, 20 * P)
 
 
+# %%
 guess = pd.DataFrame({name: {size: predicted_peak(size, name == "mixed") / 2**20 for size in sizes} for name in lines})
 where = pd.DataFrame({name: {run.items: run.peak_phase for run in line} for name, line in lines.items()})
 print(f"P = {P:,}, a = {a / 1e6:.1f} MB: 12 P + a b > 20 P from {8 * P / a:.1f} images on, 14 P + a b / 2 > 20 P from {12 * P / a:.1f}")
@@ -323,6 +327,7 @@ def one_layer(optimizer_of, dtype, **options):
     return measure(step, model=model, optimizer=optimizer, timed_steps=0).peak_bytes
 
 
+# %%
 for optimizer_of, options in [(torch.optim.SGD, {}), (torch.optim.Adam, {"fused": True}), (torch.optim.Adam, {})]:
     plain, mixed = (one_layer(optimizer_of, dtype, **options) for dtype in (None, low))
     print(f"{optimizer_of.__name__:<5}{options or ''!s:<16} peak {format_bytes(plain)} in fp32, mixed {mixed / plain:.2f} times that")
@@ -365,6 +370,7 @@ def find_limit(dtype, one, two):
     return largest_batch(lambda size: run(size, dtype).reserved_bytes <= most, guess + 1), guess, slope
 
 
+# %%
 limits = {name: find_limit(dtype, *pair) for name, dtype, pair in [("fp32", None, (64, 512)), ("mixed", FP16, (64, 1024))]}
 for name, (limit, guess, slope) in limits.items():
     print(f"{name:<6} guess {guess:>5}, largest batch {limit:>5}, {slope / 1e6:6.2f} MB an image   ({Evidence.SIMULATED})")
@@ -417,6 +423,7 @@ def accuracy(seed, dtype=FP16, batch=128, rate=1e-2):
     return percent_right(model, test_set)
 
 
+# %%
 arms = {"fp32, batch 128": {"dtype": None}, "mixed, fp16": {}, "and batch 256": {"batch": 256},
         "and rate x 1.41": {"batch": 256, "rate": 2**0.5 * 1e-2}}
 final = pd.DataFrame({name: [accuracy(seed, **given) for seed in range(5)] for name, given in arms.items()})
