@@ -15,7 +15,7 @@ import pytest
 
 from utils.lessons import folders
 
-pytestmark = pytest.mark.deepspeed  # as Trainer does, where DeepSpeed is installed
+pytestmark = pytest.mark.deepspeed  # as transformers does, where DeepSpeed is installed
 
 HEADING = "## On Monday"
 BLOCK = re.compile(r"^```(?:python|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -11,8 +11,10 @@
 #
 # {{badges}}
 #
-# **Promise.** At the end of this notebook you account for one training step of ResNet-50 on
-# this machine: 100% of the bytes of its tensors, in named categories, at every moment of the step.
+# **The question.** A training step runs out of memory. Who holds it?
+#
+# **Promise.** You account for one training step of ResNet-50 on this machine: 100% of the bytes of its tensors, in
+# named categories, at every moment of the step.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -21,10 +23,9 @@
 # %% [markdown]
 # ## A bet
 #
-# ResNet-50 is an image network with some 23.5 million parameters; section 3 counts them. You train
-# it with Adam on a small batch of images of CIFAR-10's size, 32 x 32 pixels. Memory rises and falls
-# during a step. Its highest moment is the **peak**. Which share of the memory,
-# at the peak, is the *parameters*? Write your guess, in percent, in place of the 50.
+# You train ResNet-50, an image network, with Adam on a few images of 32 x 32 pixels. Memory rises and falls
+# during a step. Its highest moment is the **peak**. Which share of the memory, at the peak, is the *parameters*? Write
+# your guess, in percent, in place of the 50.
 
 # %%
 my_bet_percent = 50
@@ -35,18 +36,17 @@ here = setup("beginner/01")
 # %%
 import subprocess
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 import psutil
 import torch
 import torch.nn.functional as F
 
-from utils import Evidence, check, compare, draw_memory_by_batch, draw_timeline, explore
-from utils import device as card_of
-from utils import format_bytes, measure, model_shape, predicted, reconcile
-from utils import recorded_table, score, scoreboard, show, simulate
+from utils import Evidence, check, compare, draw_memory_by_batch, draw_timeline, explore, format_bytes
+from utils import measure, model_shape, score, scoreboard, show
+from utils.lessons.lesson_01.beside import predicted_beside_measured
 from utils.models import Transformer, TransformerConfig, resnet
-from utils.simulation.devices import simulated_device
 
 device = here.meter_device  # where the meter can count: CUDA or CPU
 
@@ -54,8 +54,7 @@ device = here.meter_device  # where the meter can count: CUDA or CPU
 # ## 1. One step in one picture
 #
 # A plain training step. Random images will do: only their shapes matter for memory. `measure` runs the step
-# for real: once to warm up, once with every allocation recorded, and a few times for the clock. (A ResNet's
-# first layers are its *stem*; CIFAR's keeps a 32 x 32 image at full size.)
+# for real: once to warm up, once with every allocation recorded, and a few times for the clock.
 
 # %%
 batch = {"tiny": 6, "small": 64, "full": 256}[here.scale]
@@ -86,9 +85,8 @@ show(draw_timeline(first), alt="Stacked memory over one training step: activatio
 # **Read it.** Time runs from left to right. The height is the memory of all tensors; the colours say
 # what they are for, the background names the phase. Parameters and Adam's state are there the whole time.
 # Forward builds *activations* up. Backward walks from the last layer to the first: it frees activations
-# and makes *gradients*. The optimizer step changes the weights. (The thin spike at the left edge is the
-# gradients of the step before: `zero_grad` frees them.) The triangle marks the peak; this is who is
-# alive at that moment:
+# and makes *gradients*. The optimizer step changes the weights. (The thin spike at the left edge is
+# the last step's gradients.) The triangle marks the peak. Who is alive then:
 
 # %%
 found = first.breakdown
@@ -102,45 +100,17 @@ for counter, size_bytes in first.allocator_bytes.items():
 # borrows. The categories add up to all tensors. The last line counts more: the
 # process's libraries, too. (*Logits*: section 6.)
 #
-# ## What you will be able to do
-#
-# - Name the categories of memory of a training step, and predict the main ones by formula.
-# - Measure all of them, and explain the difference between formula and measurement.
-# - Say what grows with the batch and what does not.
-# - Read the timeline of a step, and say why its peak is where it is.
-#
-# Every technique of this course trades between **memory**, **compute** and **communication**. This lesson
-# is about the first alone: you cannot save what you cannot see. New words stand in the
-# [glossary](../00_glossary.ipynb).
+# New words stand in the [glossary](../00_glossary.ipynb).
 
 # %% [markdown]
-# ## 2. What "the memory of a device" is
+# ## 2. Whose count is it?
 #
-# A GPU has small memories beside its arithmetic, registers and caches, which the hardware and the
-# *kernels* (the programs that run on the GPU) manage. One large memory, the **HBM** (high-bandwidth
-# memory), holds your tensors. "Out of memory" always means the large one. The A100 with "40 GB" on its box:
-
-# %% tags=["nbval-check-output"]
-KIB, MIB = 2**10, 2**20
-a100 = card_of("A100 40GB")
-memories = {  # NVIDIA A100 Tensor Core GPU whitepaper (2020): 108 multiprocessors
-    "registers": 108 * 256 * KIB,
-    "L1 cache and shared memory": 108 * 192 * KIB,
-    "L2 cache": 40 * MIB,
-    "HBM, as CUDA reports it": a100.memory_bytes,
-}
-for name, size_bytes in memories.items():
-    print(f"{name:<28}{format_bytes(size_bytes):>12}   {Evidence.PUBLISHED}")
-print(f"that HBM in GB: {a100.memory_bytes / 1e9:.1f}")
-
-# %% [markdown]
-# **Read it.** Registers and caches together are less than one percent of the HBM. The name of a card is
-# no byte count: this "40 GB" is 42.4 GB (10^9 bytes) or 39.49 GiB (2^30 bytes). The course takes
-# each card's bytes from one table, `utils/catalog`, with their source.
+# A GPU has small memories beside its arithmetic and one large one, the **HBM** (high-bandwidth memory), which holds your
+# tensors. An A100 with "40 GB" on its box: 27 MiB of registers and 60 MiB of caches (NVIDIA's whitepaper of 2020), and
+# 39.49 GiB of HBM, as CUDA reports it. "Out of memory" always means the large one.
 #
-# A tensor lives in HBM from the moment it is allocated to the moment its last reference is gone. So
-# "where does the memory go?" is a question about *allocations and their lifetimes*. Three counters
-# answer it, each in its own way:
+# A tensor lives there from the moment it is allocated to the moment its last reference is gone. Three
+# counters know about that, each in its own way:
 #
 # | who counts | what it counts |
 # |---|---|
@@ -148,7 +118,7 @@ print(f"that HBM in GB: {a100.memory_bytes / 1e9:.1f}")
 # | `torch.cuda.memory_reserved()` | what PyTorch took from the driver, in large segments, and keeps for reuse |
 # | `nvidia-smi` | reserved, plus the CUDA context (what the driver and the code of the kernels take), plus other processes |
 #
-# On a CPU, PyTorch keeps no such reserve: the meter counts tensors, the system counts the process.
+# On a CPU, PyTorch keeps no reserve: the meter counts tensors, the system the process.
 
 # %%
 if torch.cuda.is_available():
@@ -156,15 +126,13 @@ if torch.cuda.is_available():
     print(subprocess.getoutput("nvidia-smi"))
 else:
     print("No CUDA device here, so torch.cuda.memory_summary() has nothing to say.")
-    print("This Python process holds", format_bytes(psutil.Process().memory_info().rss), "now, with")
-    print("the model, its states, the interpreter and its libraries, PyTorch's above all.")
+    print("This Python process holds", format_bytes(psutil.Process().memory_info().rss), "now: tensors, interpreter, libraries")
 
 # %% [markdown]
-# <div class="alert alert-warning"><b>Trap.</b> <code>nvidia-smi</code> shows a high number and the
-# step seems to fill the card. Often much of it is only <i>reserved</i>, and free for the next tensor. Judge
-# a technique by the peak of allocated bytes (<code>torch.cuda.max_memory_allocated()</code>). PyTorch's
-# <a href="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management">notes on CUDA
-# memory management</a> describe both.</div>
+# <div class="alert alert-warning"><b>Trap.</b> <code>nvidia-smi</code> shows a high number and the step seems to fill the
+# card. Often much of it is only <i>reserved</i>, and free for the next tensor. Judge a technique by the peak of allocated
+# bytes, <code>torch.cuda.max_memory_allocated()</code>
+# (<a href="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management">notes on CUDA memory</a>).</div>
 
 # %% [markdown]
 # ## 3. The states: a formula without surprises
@@ -197,17 +165,16 @@ tensors = len(list(model.parameters()))
 assert after["parameters"] == after["gradients"] == 4 * P, "4 P each: is every parameter fp32?"
 assert after["optimizer state"] == 8 * P + 4 * tensors, "8 P, with Adam: is that the optimizer?"
 print(f"optimizer state - 8 P = {after['optimizer state'] - 8 * P} bytes for {tensors} tensors")
-reconcile(adam_states(P), first, at_ns=first.timeline.end_ns)
+beside = {str(Evidence.PREDICTED): adam_states(P), str(Evidence.MEASURED): dict(after)}
+pd.DataFrame(beside).fillna(0).astype(int).rename_axis("bytes at the end of the step")
 
 # %% [markdown]
-# **Read it.** Parameters and gradients are equal to the formula, to the byte. Adam holds a little
-# more: a step counter of 4 bytes for each parameter tensor. Not predicted are the buffers (the
-# running statistics of batch norm) and the inputs; both are too small to be seen in the bars.
+# **Read it.** Parameters and gradients equal the formula, to the byte. Adam holds a step counter of 4 bytes more
+# for each tensor. Not predicted are the buffers (batch norm's running statistics) and the inputs, which are small.
 #
 # ### Which optimizer, which states
 #
-# SGD keeps nothing, SGD with momentum one number per parameter, Adam two. The bars show
-# ResNet-18's peaks with each, at batch 2, where states fill most of the picture.
+# The bars show ResNet-18's peaks with three optimizers, at batch 2, where states fill most of the picture.
 
 # %%
 def with_optimizer(name, build):
@@ -225,10 +192,8 @@ three = [
 compare(three, title="ResNet-18, three optimizers, batch 2")
 
 # %% [markdown]
-# **Read it.** The optimizer state is nothing, one copy of the parameters, or two. With SGD the peak
-# lies in backward, so a few gradients are still missing from the bar. With Adam the peak has moved
-# to the optimizer step: the activations are gone, and Adam's arithmetic borrows memory, the grey
-# temporaries.
+# **Read it.** The optimizer state is nothing, one copy of the parameters, or two. With Adam the peak has moved
+# to the optimizer step: the activations are gone, and Adam's arithmetic borrows memory, the grey temporaries.
 #
 # **Question.** How many bytes per parameter do the states of SGD *with momentum* take, in fp32:
 # weights, gradients and optimizer state together? Put a number in place of the dots.
@@ -238,17 +203,14 @@ momentum_bytes_per_parameter = ...
 check("01.momentum_bytes", momentum_bytes_per_parameter)
 
 # %% [markdown]
-# <div class="alert alert-warning"><b>Trap.</b> "It ran with SGD, so it runs with Adam." Adam
-# creates its state inside the <i>first</i> <code>optimizer.step()</code>, after forward and
-# backward have succeeded. A script can pass its first backward and fail one line later, or fail
-# only in the second step. <a href="https://github.com/pytorch/pytorch/issues/9439">A user of a
-# VGG model</a> met this: batch 8 ran with SGD; with Adam it ran out of memory after one step.</div>
+# <div class="alert alert-warning"><b>Trap.</b> Adam creates its state inside the <i>first</i>
+# <code>optimizer.step()</code>. So a script can pass its first forward and backward, and fail in the second.
+# <a href="https://github.com/pytorch/pytorch/issues/9439">A user of a VGG model</a> met this.</div>
 #
 # ### A folklore formula
 #
-# You may read that training takes "18 x parameters x bytes per parameter". That counts
-# bytes twice: 18 already is bytes. 16 is the sum above. 18 is one count of *mixed precision*, with a 16-bit copy of
-# the weights: 2 + 4 + 4 + 8 bytes ([who keeps which copy](../advanced/15_design_studio.ipynb#2.-On-paper)).
+# "Training takes 18 x parameters x bytes per parameter" counts bytes twice: 18 already is bytes. 16 is the sum above, 18
+# one count of *mixed precision*, with a 16-bit copy of the weights: 2 + 4 + 4 + 8 bytes ([who keeps which copy](../advanced/15_design_studio.ipynb#2.-On-paper)).
 # For Llama-2-7B:
 
 # %% tags=["nbval-check-output"]
@@ -265,10 +227,9 @@ for name, total_bytes in rows.items():
 # ## 4. Activations: what grows with the batch
 #
 # Backward needs the inputs or the outputs of most operations again. Autograd therefore keeps them
-# from forward until backward has used them: the **activations**. You can watch it do so.
-# `saved_tensors_hooks` calls your function with every tensor that autograd keeps, so a ledger of a
-# dozen lines is a meter already. It counts each *storage* once: the block of bytes behind a tensor,
-# which several tensors can share. Parameters do not count: they exist anyway.
+# from forward until backward has used them: the **activations**. `saved_tensors_hooks` calls your function with
+# every tensor that autograd keeps, so a ledger of a dozen lines is a meter already. It counts each *storage* once:
+# the block of bytes behind a tensor, which several tensors can share. Parameters do not count: they exist anyway.
 
 # %%
 def saved_for_backward(model, inputs):
@@ -289,7 +250,7 @@ def saved_for_backward(model, inputs):
 
 
 # %% [markdown]
-# Compare your ledger with the meter at the moment when backward begins: all activations are alive then.
+# Compare it with the meter when backward begins: all activations are alive then.
 
 # %%
 def when(measurement, phase):
@@ -307,14 +268,13 @@ print(f"ledger / (activations + inputs) = {ratio:.4f}")
 assert abs(ratio - 1) < 0.01, "over 1% apart: did model or batch change since the measurement?"
 
 # %% [markdown]
-# **Read it.** Two meters that share no code agree to within one percent. Your ledger asks autograd
-# what it keeps. The meter asks the allocator, the part of PyTorch that hands out memory, what it
-# gave in forward and has not got back. The inputs count because the first layer keeps the images.
+# **Read it.** Two meters that share no code agree. Your ledger asks autograd what it keeps; the meter asks the
+# allocator what it gave in forward and has not got back. The inputs count because the first layer keeps the images.
 #
 # ### One batch after the other
 #
-# Predict before you run: double the batch, and which categories double? Four batch sizes are measured;
-# the smallest and the largest give the activations per image.
+# Predict: double the batch, and which categories double? The smallest and the largest of four batches give the
+# activations per image.
 
 # %%
 def at_batch(batch_size):
@@ -341,10 +301,9 @@ show(figure, alt="Memory at the peak against batch size: parameters and optimize
 
 # %% [markdown]
 # **Read it.** Each batch size is shown at its own peak. Parameters and optimizer state are flat.
-# Activations grow, and gradients may shrink: a larger batch has its peak at an earlier moment, when fewer
-# gradients exist. (At one image it lies in the optimizer step.) The dashed line,
-# 16 P plus activations per image times batch, adds *all* gradients to *all* activations. The step never
-# holds both at once, so the line lies above.
+# Activations grow, and gradients shrink: a larger batch has its peak at an earlier moment, when fewer
+# gradients exist. The dashed line, 16 P plus activations per image times batch, adds *all* gradients to *all*
+# activations. The step never holds both at once, so the line lies above.
 #
 # **Question.** A step at batch $b$ peaks at 6 GiB, of which 2 GiB are states. About how much does
 # it need at batch $2b$, in GiB?
@@ -354,10 +313,54 @@ doubled_batch_gib = ...
 check("01.doubled_batch", doubled_batch_gib)
 
 # %% [markdown]
+# ### Break it, diagnose it: activations that stay
+#
+# A validation loop adds up its losses. It never calls `backward`, so nothing should stay. What is alive when the step is
+# over? (`model.eval()` would not stop autograd.)
+
+# %%
+total_loss = torch.zeros((), device=device)
+
+
+def validate():
+    global total_loss
+    total_loss = total_loss + F.cross_entropy(model(images), labels)
+
+
+labels = torch.randint(0, 10, (batch,), device=device)
+leak = measure(validate, model=model, name="validation, as written", timed_steps=0)
+kept = leak.timeline.at(leak.timeline.end_ns)
+print(kept)
+
+# %% [markdown]
+# **Diagnose it.** Activations are alive after the step, and "other" holds those of the warm-up step. `total_loss` has a
+# history, the history holds the graph, and the graph holds the activations of every batch so far. The cure is one line.
+
+# %%
+total_loss = torch.zeros((), device=device)
+
+
+@torch.no_grad()
+def validate_without_history():
+    global total_loss
+    total_loss = total_loss + F.cross_entropy(model(images), labels)
+
+
+clean = measure(validate_without_history, model=model, name="validation, cured", timed_steps=0)
+alive_after = [m.timeline.at(m.timeline.end_ns).total_bytes for m in (leak, clean)]
+print("alive after the step:", *map(format_bytes, alive_after))
+assert alive_after[1] < alive_after[0] / 2, "the history is still held: does no_grad wrap the step?"
+compare([leak, clean], title="A validation step, before and after the cure")
+
+# %% [markdown]
+# <div class="alert alert-warning"><b>Trap.</b> A ResNet-50 example of a well-known framework averaged a loss
+# <i>with</i> its history and <a href="https://github.com/horovod/horovod/pull/641">ran out of memory</a>.</div>
+
+# %% [markdown]
 # ## 5. Why the peak is where it is
 #
-# A peak is one moment. To lower it you must know which moment, and who is alive *then*. Go back to the
-# timeline of section 1, and compare its peak with the sum of what each category holds at its own highest.
+# A peak is one moment. To lower it you must know who is alive *then*. Compare the peak of section 1 with the sum of
+# what each category holds at its own highest.
 
 # %%
 maxima = {str(category): int(curve.max()) for category, curve in first.timeline.series().items()}
@@ -370,7 +373,7 @@ pd.DataFrame(share).round(1).rename_axis("MiB")
 # %% [markdown]
 # **Read it.** A ResNet's last layers have the most weights and the smallest activations. So backward
 # begins by making large gradients and freeing little, and the total still rises. The peak holds *part*
-# of the gradients and *most* of the activations. The step never needs the sum of the categories' maxima.
+# of the gradients and *most* of the activations.
 #
 # **Question.** You halve the activations of this step, and nothing else. Does the peak fall by half of its
 # activations, or by less? Think of where the peak can move. Answer `"half"` or `"less"`.
@@ -380,11 +383,29 @@ peak_moves = ...
 check("01.peak_moves", peak_moves)
 
 # %% [markdown]
+# ### Predict beside measure
+#
+# Move the controls: each change predicts by section 3's formula and the ledger, then measures for real. (They work in a
+# running notebook only; a batch of 16 is kept as a picture.)
+
+# %%
+both = partial(predicted_beside_measured, device=device)
+explore(both, batch_size=[1, 2, 4, 8, 16], model=["ResNet-18", "ResNet-50"], optimizer=["Adam", "SGD, momentum", "SGD"])
+
+# %%
+figure, alt = both(16, "ResNet-18", "Adam")
+show(figure, alt)
+
+# %% [markdown]
+# **Read it.** The formula errs in two ways. It says too much, because it adds all gradients to all
+# activations; too little, because it knows no temporaries. Here the first error is the larger one. Try ResNet-18
+# with Adam at batch 1: the prediction is too low.
+
+# %% [markdown]
 # ## 6. A transformer: the last layer can be the largest
 #
-# A language model reads text in pieces, the tokens. It ends in one score for each token of its
-# vocabulary, at each position: the **logits**. For a batch of $B$ texts of $T$ tokens and a
-# vocabulary of $V$ that is, in fp32,
+# A language model ends in one score for each token of its vocabulary, at each position: the **logits**. For a batch of
+# $B$ texts of $T$ tokens and a vocabulary of $V$ that is, in fp32,
 #
 # $$4 \cdot B \cdot T \cdot V \ \text{bytes}$$
 #
@@ -433,136 +454,12 @@ print(f"both kinds are {100 * spike / text.peak_bytes:.0f}% of the peak, which i
 # **Read it.** The model is small, its vocabulary is not. When backward is called, two tensors of the logits'
 # shape are alive: the logits and their log-probabilities. Backward begins with a gradient of each, counted as
 # temporaries; these four are the spike. Keeping fewer activations lowers only their thin band, SGD only Adam's
-# broad one. Neither touches the spike: the technique has to fit the category. One block of logits even
-# stays to the end of the step: the variable `logits` holds it until the function returns.
-# [A fine-tuning library](https://github.com/meta-pytorch/torchtune/pull/1046) added `del logits` for that.
+# broad one: the technique has to fit the category.
 #
 # <div class="alert alert-warning"><b>Trap.</b> One line, <code>logits = logits.float()</code>, makes
-# an fp32 copy of 16-bit logits. It stood in nearly every language model of a popular library.
-# <a href="https://github.com/huggingface/transformers/pull/33902">Removing it</a> took the peak of
-# sharded (FSDP2) Llama 3.1 8B inference from 18.5 to 10.6 GiB (published by the author).</div>
-
-# %% [markdown]
-# ## 7. Predict beside measure
-#
-# Move the controls. Each change predicts by your formulas and your ledger, then measures for real. Where
-# do the two part, and which category is to blame?
-
-# %%
-def build(kind):
-    if kind == "ResNet-18":
-        return resnet(18, stem="cifar").to(device)
-    return resnet(50, stem="cifar").to(device)
-
-
-OPTIMIZERS = {
-    "SGD": (0, lambda p: torch.optim.SGD(p, lr=0.1)),
-    "SGD, momentum": (4, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
-    "Adam": (8, torch.optim.Adam),
-}
-
-
-def predicted_and_measured(batch_size, model, optimizer):
-    network, (state_bytes, make) = build(model), OPTIMIZERS[optimizer]
-    count = sum(p.numel() for p in network.parameters())
-    one = saved_for_backward(network, torch.randn(2, 3, 32, 32, device=device)) / 2
-    guess = predicted("your formulas", {"parameters": 4 * count, "gradients": 4 * count,
-        "optimizer state": state_bytes * count, "activations": one * batch_size})
-    chosen = make(network.parameters())
-    run = measure(make_step(network, chosen, batch_size), model=network, optimizer=chosen,
-                  items=batch_size, name=f"{model}, batch {batch_size}", timed_steps=0)
-    both = compare([guess, run], title="Predicted and measured")
-    return both.figure, both.alt
-
-
-# %%
-explore(predicted_and_measured, batch_size=[1, 2, 4, 8, 16], model=["ResNet-18", "ResNet-50"],
-        optimizer=["Adam", "SGD, momentum", "SGD"])
-
-# %% [markdown]
-# The controls work in a running notebook only. The same figure for a batch of 16, kept as a picture:
-
-# %%
-figure, alt = predicted_and_measured(16, "ResNet-18", "Adam")
-show(figure, alt)
-
-# %% [markdown]
-# **Read it.** The formula errs in two ways. It says too much, because it adds all gradients to all
-# activations. It says too little, because it knows no temporaries. Try ResNet-18 with Adam at batch
-# 1: the peak lies in the optimizer step, and the prediction is too low. The next section shows
-# which error wins when.
-
-# %% [markdown]
-# ## 8. Scale up
-#
-# How many images fill a card of 16 GB? Predict first, by your formula and the activations per image that
-# you measured. Then **simulate**: the same model and step run on tensors that have shapes and lifetimes and no
-# data, and every allocation is counted as a GPU's allocator would count it. No such GPU is needed;
-# [05a](../intermediate/05a_trusting_simulation.ipynb) says how far to trust it.
-
-# %%
-def on_a_card(model, optimizer, size):
-    optimizer.zero_grad()
-    F.cross_entropy(model(torch.randn(size, 3, 32, 32)), torch.randint(0, 10, (size,))).backward()
-    optimizer.step()
-
-
-def build_for_card():
-    network = resnet(50, stem="cifar")
-    return network, torch.optim.Adam(network.parameters())
-
-
-usable = simulated_device("V100 16GB").usable_bytes
-predicted_fit = int((usable - 16 * P) / per_image)
-print(f"beside its context the card leaves {format_bytes(usable)}: about {predicted_fit} images   ({Evidence.PREDICTED})")
-
-
-def at_size(size):
-    return simulate(build_for_card, lambda m, o: on_a_card(m, o, size), device="V100 16GB", items=size)
-
-
-# %%
-runs = {size: at_size(size) for size in (6, 64, predicted_fit)}
-fits, too_large = 64, predicted_fit + 1
-slope = (runs[predicted_fit].peak_bytes - runs[64].peak_bytes) / (predicted_fit - 64)
-middle = 64 + int((usable - runs[64].peak_bytes) / slope)  # where the tensors alone fill the card
-while too_large - fits > 1:  # what decides is what the allocator reserves
-    runs[middle] = runs.get(middle) or at_size(middle)
-    fits, too_large = (middle, too_large) if runs[middle].reserved_bytes <= usable else (fits, middle)
-    middle = max((fits + too_large) // 2, too_large - 4)
-rows = [{"images": size, "predicted MiB": (16 * P + per_image * size) / 2**20, "tensors MiB": run.peak_bytes / 2**20,
-         "tensors / predicted": run.peak_bytes / (16 * P + per_image * size), "temporaries MiB": run.breakdown["temporaries"] / 2**20,
-         "reserved MiB": run.reserved_bytes / 2**20, "fits": run.reserved_bytes <= usable} for size, run in sorted(runs.items())]
-assert runs[fits].reserved_bytes <= usable < runs[fits + 1].reserved_bytes, "the search ended at no edge"
-by_tensors = max(size for size, run in runs.items() if run.peak_bytes <= usable)
-print(f"the card holds {usable / 2**20:,.0f} MiB: the tensors of {by_tensors} images, and {fits} images ({runs[6].evidence})")
-pd.DataFrame(rows).set_index("images").round(3)
-
-# %% [markdown]
-# **Read it.** The prediction errs where it matters: that many images do *not* fit. At a small batch the gradients
-# that were added in vain make the formula too high. They do not grow with the batch; the temporaries do, and at
-# the card's edge the formula is too low. The tensors of a few images fewer would fit. Still fewer do: what the card
-# must hold is what its allocator *reserves*, and near the edge gaps between tensors decide. (The card's limit is
-# what CUDA reports, less some 0.5 GiB for the context: an assumption until a GPU is recorded.)
-
-# %%
-recorded_table("resnet50", where={"quantity": "step", "image_size": 32}, columns=["precision", "batch", "peak_bytes"])
-
-# %% [markdown]
-# ## Which technique for which category
-#
-# Later lessons build them. What each one costs stands in brackets.
-#
-# | category | grows with | what shrinks it | what does not |
-# |---|---|---|---|
-# | parameters | model | sharding (communication), quantization (accuracy) | a smaller batch |
-# | gradients | model | sharding (communication), freeing each one early (other code) | a smaller batch |
-# | optimizer state | model, optimizer | SGD or 8-bit states (perhaps accuracy), sharding (communication), offload (transfers) | mixed precision |
-# | activations | batch, sequence, depth | checkpointing (compute), mixed precision (range or precision of numbers), smaller micro-batch (speed) | sharding the states |
-# | logits and loss | batch, sequence, vocabulary | chunked loss (a little compute), smaller micro-batch (speed) | checkpointing the layers |
-# | temporaries | operation, size of its tensors | fused kernels (not there for every operation) | checkpointing |
-#
-# Every lesson keeps rows on a scoreboard.
+# an fp32 copy of 16-bit logits. <a href="https://github.com/huggingface/transformers/pull/33902">Removing it</a> from a
+# popular library took the peak of sharded (FSDP2) Llama 3.1 8B inference from 18.5 to 10.6 GiB (published by the
+# author).</div>
 
 # %%
 score("01", first)
@@ -570,80 +467,74 @@ score("01", text)
 scoreboard("01")
 
 # %% [markdown]
-# ## Break it, diagnose it
-#
-# A validation loop adds up its losses. It never calls `backward`, so nothing should stay. Watch the
-# memory that is alive when the step is over. (`model.eval()`, left out here, would not stop autograd.)
-
-# %%
-total_loss = torch.zeros((), device=device)
-
-
-def validate():
-    global total_loss
-    total_loss = total_loss + F.cross_entropy(model(images), labels)
-
-
-labels = torch.randint(0, 10, (batch,), device=device)
-leak = measure(validate, model=model, name="validation, as written", timed_steps=0)
-kept = leak.timeline.at(leak.timeline.end_ns)
-print(kept)
-
-# %% [markdown]
-# **Diagnose it.** Activations are alive after the step. "Other" holds as much again: what the warm-up step of
-# `measure` left behind. `total_loss` has a history, the history holds the graph, and the graph holds the
-# activations of every batch so far. The cure is one line.
-
-# %%
-total_loss = torch.zeros((), device=device)
-
-
-@torch.no_grad()
-def validate_without_history():
-    global total_loss
-    total_loss = total_loss + F.cross_entropy(model(images), labels)
-
-
-clean = measure(validate_without_history, model=model, name="validation, cured", timed_steps=0)
-alive_after = [m.timeline.at(m.timeline.end_ns).total_bytes for m in (leak, clean)]
-print("alive after the step:", *map(format_bytes, alive_after))
-assert alive_after[1] < alive_after[0] / 2, "the history is still held: does no_grad wrap the step?"
-compare([leak, clean], title="A validation step, before and after the cure")
-
-# %% [markdown]
-# <div class="alert alert-warning"><b>Trap.</b> A ResNet-50 example of a well-known framework
-# averaged a loss <i>with</i> its history and
-# <a href="https://github.com/horovod/horovod/pull/641">ran out of memory</a> for it. PyTorch's
-# <a href="https://docs.pytorch.org/docs/stable/notes/faq.html">frequently asked questions</a> list
-# the mistake first: do not accumulate history across your training loop.</div>
-
-# %% [markdown]
 # ## Recap
 #
-# - States do not depend on the batch: 16 bytes per parameter for fp32 with Adam.
-# - Activations are proportional to the batch, and logits to the vocabulary.
 # - The peak is a moment. Only what is alive then counts.
+# - States do not depend on the batch: 16 bytes per parameter for fp32 with Adam.
+# - Activations are proportional to the batch, logits to batch, length and vocabulary.
 # - A formula is a prediction. Measure, then explain the ratio.
 #
-# ### Test yourself
+# **Test yourself.** Name a technique for each category, then compare; what it costs stands in brackets.
 #
-# Name the components of a training step's memory, and a technique for each.
+# | category | grows with | what shrinks it | what does not |
+# |---|---|---|---|
+# | parameters | model | sharding (communication), quantization (accuracy) | a smaller batch |
+# | gradients | model | sharding (communication), freeing each one early (other code) | a smaller batch |
+# | optimizer state | model, optimizer | SGD or 8-bit states (perhaps accuracy), sharding (communication), offload (transfers) | mixed precision |
+# | activations | batch, sequence, depth | checkpointing (compute), mixed precision (digits or range), smaller micro-batch (speed) | sharding the states |
+# | logits and loss | batch, sequence, vocabulary | chunked loss (a little compute), smaller micro-batch (speed) | checkpointing the layers |
+# | temporaries | operation, size of its tensors | fused kernels (not there for every operation) | checkpointing |
 #
-# <details><summary>Answer</summary>
-#
-# Parameters (quantize or shard), gradients (shard, or free them early), optimizer state (another
-# optimizer, 8-bit states, sharding, offload), activations (checkpointing, mixed precision,
-# smaller micro-batch), logits and loss (chunked loss), temporaries (fused kernels). On a GPU also
-# the context and the reserve; with several devices also buffers for their messages.
-#
-# </details>
-#
-# ### Where next
-#
-# Do the [lab](../../labs/beginner/01_where_memory_goes.ipynb), in a copy: `make my-labs` makes one.
-# When you are done, compare with the [solution](../../solutions/beginner/01_where_memory_goes.ipynb).
+# Do the [lab](../../labs/beginner/01_where_memory_goes.ipynb), in a copy (`make my-labs`), then compare with the
+# [solution](../../solutions/beginner/01_where_memory_goes.ipynb). Lesson [02](02_mixed_precision.ipynb) halves the
+# activations, and finds how many images fill a card.
 #
 # **References.** Rajbhandari and others, *ZeRO: Memory Optimizations Toward Training Trillion
 # Parameter Models*, [arXiv:1910.02054](https://arxiv.org/abs/1910.02054), section 3 and Figure 1. PyTorch,
 # [Understanding CUDA memory usage](https://docs.pytorch.org/docs/stable/torch_cuda_memory.html).
-# NVIDIA, *A100 Tensor Core GPU Architecture*, 2020.
+
+# %% [markdown]
+# ## On Monday
+#
+# **Plain PyTorch.** You have `model`, `optimizer` and `train_step`, a function that makes one whole step. Take two steps,
+# and ask who holds what:
+#
+# ```python
+# import torch
+#
+# def held_bytes(tensors):
+#     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t is not None}
+#     return sum(storages.values())
+#
+# train_step()  # Adam makes its state here
+# cuda = torch.cuda.is_available()
+# if cuda:
+#     torch.cuda.reset_peak_memory_stats()
+# train_step()
+# states = {
+#     "parameters": held_bytes(model.parameters()),
+#     "gradients": held_bytes(p.grad for p in model.parameters()),
+#     "optimizer state": held_bytes(t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)),
+# }
+# print({name: f"{size / 2**30:.2f} GiB" for name, size in states.items()})
+# if cuda:
+#     peak = torch.cuda.max_memory_allocated()
+#     print(f"peak {peak / 2**30:.2f} GiB, beside the states {(peak - sum(states.values())) / 2**30:.2f} GiB")
+# ```
+#
+# Halve the batch and run it again: what fell beside the states is activations and logits. If nothing fell, the states
+# decide.
+#
+# **transformers.** You have `model` and `dataset`. The `Trainer` keeps the account itself, for short runs:
+#
+# ```python
+# from transformers import Trainer, TrainingArguments
+#
+# settings = TrainingArguments(output_dir="out", max_steps=2, skip_memory_metrics=False)
+# trainer = Trainer(model=model, args=settings, train_dataset=dataset)
+# metrics = trainer.train().metrics
+# print({name: size for name, size in metrics.items() if "_mem_" in name})
+# ```
+#
+# Look at `train_mem_gpu_alloc_delta` (what stayed: gradients, optimizer state) and `train_mem_gpu_peaked_delta` (what rose
+# above that and went: activations, logits, temporaries).

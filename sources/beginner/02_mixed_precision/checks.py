@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from utils.labs.cases import Case, Exercise, Question, judge, scored, takes
-from utils.labs.kinds import equal, function, instance, keys, number, one_of, text, whole
+from utils.labs.kinds import equal, function, instance, keys, number, one_of, whole
 from utils.labs.searches import CountedPeak, Search, most_calls
 from utils.labs.verdict import Verdict, correct, not_yet
 from utils.techniques import MixedStep
@@ -34,20 +34,6 @@ added_bytes = Question(
     },
     nudge="One copy of each weight, 16 bits wide.",
     note="one 16-bit number for each weight that is cast",
-)
-
-what_halves = Question(
-    "Lesson 02: the category that shrinks.",
-    text("one category of the bars, in quotes,"),
-    right="activations",
-    wrong={
-        "parameters": "Autocast casts copies. The parameters themselves stay in fp32.",
-        "gradients": "Look at the table of types: a gradient has its parameter's type.",
-        "optimizer state": "Adam's means stayed in fp32, to the byte.",
-        "cast weights": "Those are added by mixed precision.",
-    },
-    nudge="Which bar is half as high with mixed precision? Write its name as in the legend.",
-    note="and they alone",
 )
 
 linear_rate = Question(

@@ -45,20 +45,6 @@ counter_stops = Question(
     note="2,048 + 1 lies between two neighbours and goes back to the even one",
 )
 
-_TIE = "Half a step is a tie: it goes to the even neighbour. Which is that?"
-smallest_update = Question(
-    "Lesson 03: the smallest power of two that moves a bf16 weight of 64.",
-    number("a power of two"),
-    right=0.5,
-    wrong={
-        0.25: _TIE,
-        2**-7: "That is the step at 1. At 64 it is larger.",
-        1: "That works. Is there a smaller one?",
-    },
-    nudge="How far is the next number after 64 in bf16?",
-    note="the step at 64 is 0.5; a quarter is a tie and goes back to the even 64",
-)
-
 _SEVEN = "2^17 itself works: count the scales above it."
 skipped_steps = Question(
     "Lesson 03: halvings from 2^24 to 2^17.",

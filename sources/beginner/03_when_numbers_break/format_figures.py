@@ -68,6 +68,8 @@ def _draw_range(axes: Axes, row: int, form: NumberFormat) -> None:
 def _draw_digits(axes: Axes, row: int, form: NumberFormat) -> None:
     if form.epsilon < 2.0**-8:  # ticks would touch, and make patterns that no format has
         axes.barh(row, 0.5, left=1, height=0.32, color="black")
+        told = f"one every {form.epsilon:.1g}"
+        axes.text(1.25, row, told, va="center", ha="center", fontsize=9, color="white")
         return
     steps = np.arange(1, 1.5 + form.epsilon / 2, form.epsilon)
     axes.plot(steps, [row] * len(steps), "|", ms=16, mew=1.0, color="black")

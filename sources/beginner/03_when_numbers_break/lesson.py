@@ -11,9 +11,10 @@
 #
 # {{badges}}
 #
-# **Promise.** You plant five faults in a mixed-precision run, record each run, and name every fault
-# from its record, down to the layer or the row. Each gets the cure that you would use at work.
-# Three of the five are gone in bf16, and two were never a matter of precision.
+# **The question.** A mixed-precision run stalls, or turns to NaN. Which number broke, and where?
+#
+# **Promise.** You plant five faults, record each run, and name every fault from its record, down to the layer or the
+# row, with its cure. Three of the five are gone in bf16, and two were never a matter of precision.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -24,7 +25,7 @@
 #
 # A run in fp16 uses loss scaling. At step 17 a single NaN ("not a number", what infinity minus infinity
 # gives) stands in the data, in one row of one batch. Does the training loss become NaN for good
-# (`"dies"`), or does training go on (`"lives"`)? Write your guess. Section 7 runs it.
+# (`"dies"`), or does training go on (`"lives"`)? Write your guess. Section 6 runs it.
 
 # %%
 my_bet = "dies"
@@ -41,37 +42,31 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from utils import FlightRecorder, check, explore, show
+from utils.lessons.lesson_03.cuda_list import CudaList
 from utils.lessons.lesson_03.flight import draw_flight
 from utils.lessons.lesson_03.format_figures import draw_bits, draw_formats
+from utils.lessons.lesson_03.network import network
 from utils.lessons.lesson_03.number_formats import FORMATS
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
 # %% [markdown]
-# ## What you will be able to do
-#
-# - Say what fp32, tf32, bf16, fp16 and fp8 can hold, and read their bits.
-# - Tell overflow, underflow and swallowed updates apart.
-# - Read a record of the loss scale, and say whether a skipped step is a fault.
-# - Debug a run that turns to NaN by a list of checks that you have seen work.
-#
-# New words stand in the [glossary](../00_glossary.ipynb).
-
-# %% [markdown]
 # ## 1. The formats
 #
-# A floating-point number has a sign bit $s$, *exponent* bits and $m$ *mantissa* bits. Read the exponent
-# bits as a whole number $e$ and the mantissa bits as $f$. With $x$ exponent bits the bias is
-# $b = 2^{x-1} - 1$, and the number is worth
+# A floating-point number has a sign bit $s$, $x$ *exponent* bits, read as a whole number $e$, and $m$ *mantissa* bits, read
+# as $f$. With the bias $b = 2^{x-1} - 1$ it is worth
 #
 # $$(-1)^{s} \cdot 2^{e-b} \cdot \left(1 + f / 2^m\right)$$
 #
-# Exponent bits buy **range**, mantissa bits buy **digits**. Where $e = 0$ the leading 1 becomes 0 and
-# the exponent stays at $1 - b$: these **subnormal** numbers lose digits as they fade into zero. An $e$ of
-# all ones means infinity or NaN (fp8 e4m3 has no infinity: there only all bits one is NaN).
+# Exponent bits buy **range**, mantissa bits **digits**. Where $e = 0$ the leading 1 becomes 0 and the exponent $1 - b$: these
+# **subnormal** numbers lose digits as they fade into zero. An $e$ of
+# all ones means infinity or NaN (fp8 e4m3 has no infinity). New words stand in the [glossary](../00_glossary.ipynb).
+
+# %%
+show(draw_formats(), alt="Ranges of six formats on a logarithmic line: bf16 and tf32 reach as far as "
+     "fp32, fp16 and fp8 far less. Beside it their numbers from 1 to 1.5: fp8 has three to five.")
 
 # %% tags=["nbval-check-output"]
 print(f"{'format':<10}{'bits':>5}{'exponent':>10}{'mantissa':>10}{'largest':>12}{'step at 1':>12}{'smallest':>12}")
@@ -81,23 +76,17 @@ for form in FORMATS.values():
 for dtype, name in [(FP32, "fp32"), (FP16, "fp16"), (BF16, "bf16"), (torch.float8_e5m2, "fp8 e5m2")]:
     assert torch.finfo(dtype).max == FORMATS[name].largest, f"{name}: the formula differs from PyTorch"
 
-# %%
-show(draw_formats(), alt="Ranges of six formats on a logarithmic line: bf16 and tf32 reach as far as "
-     "fp32, fp16 and fp8 far less. Beside it their numbers from 1 to 1.5: fp8 has three to five.")
-
 # %% [markdown]
 # **Read it.** bf16 is fp32 with 16 mantissa bits cut off: the same range, few digits. fp16 spends
 # three bits less on the exponent: more digits, and a range that ends at 65,504. tf32 is no storage
-# format: an NVIDIA matmul may round fp32 inputs to it. Choose a number, a format, a bit to flip.
+# format: an NVIDIA matmul may round fp32 inputs to it. fp8 needs a scale for each tensor, and newer GPUs.
+# Choose a number, a format, a bit to flip (below, 0.1 in bf16):
 
 # %%
 values = [0.1, 1.0, 1.001, 2049.0, 65504.0, 70000.0, 1e-7, 2e-8, 1e-40]
 explore(draw_bits, format=list(FORMATS), value=values,
         flip=["no bit", "sign bit", "first exponent bit", "last exponent bit",
               "first mantissa bit", "last mantissa bit"])
-
-# %% [markdown]
-# Their figure for 0.1 in bf16:
 
 # %%
 figure, alt = draw_bits("bf16", 0.1)
@@ -128,26 +117,15 @@ for dtype in (FP32, FP16, BF16):
 print("infinity - infinity =", torch.tensor(math.inf) - math.inf, "  0 * infinity =", torch.tensor(math.inf) * 0)
 
 # %% [markdown]
-# **Read it.** `True` at the end of a line says that the update was swallowed. fp16 fails by range, bf16
-# by digits: in bf16 an update below $2^{-9}$ of the weight vanishes. The last line shows where NaN
-# comes from: infinities that meet each other or a zero.
-#
-# That is why mixed precision keeps the weights in fp32 and rounds copies of them. (Optimizers with weights in
-# bf16 use [stochastic rounding](https://github.com/pytorch/ao/pull/1124), arXiv:2010.06192.)
-#
-# **Question.** A bf16 weight is 64. Which is the smallest power of two that, added to it, is *not*
-# swallowed? (`FORMATS["bf16"].spacing(64)` may help; mind that ties go to the even neighbour.)
-
-# %%
-smallest_update = ...
-check("03.smallest_update", smallest_update)
+# **Read it.** `True` says that the update was swallowed. fp16 fails by range, bf16 by digits: that is why mixed precision
+# keeps the weights in fp32 and rounds copies of them. The last line shows where NaN comes from: infinities that meet each
+# other or a zero.
 
 # %% [markdown]
 # ## 3. A run, and its flight recorder
 #
-# The network is small, so that its layers fit one figure. Its `Norm`, an RMSNorm (each row is scaled to a
-# mean square of 1), is written by hand. The layers are named by place: `0` is the first
-# linear layer, `1` and `2` are blocks, `3` is the last norm, `4` the last linear layer.
+# The network is small, so that its layers fit one figure: `0` is a linear layer, `1` and `2` are blocks, `3` is a norm, `4`
+# the last linear layer. The `Norm`, an RMSNorm (each row is scaled to a mean square of 1), is written by hand.
 
 # %%
 class Norm(nn.Module):
@@ -159,20 +137,6 @@ class Norm(nn.Module):
         return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
 
 
-class Block(nn.Module):
-    def __init__(self, width, norm):
-        super().__init__()
-        self.norm, self.up, self.down = norm(width), nn.Linear(width, 128), nn.Linear(128, width)
-
-    def forward(self, x):
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
-def network(norm=Norm):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(32, 64), Block(64, norm), Block(64, norm), norm(64), nn.Linear(64, 8))
-
-# %%
 STEPS = 30
 generator = torch.Generator().manual_seed(1)
 inputs = torch.randn(STEPS, 64, 32, generator=generator)
@@ -183,15 +147,15 @@ labels = (inputs @ teacher).argmax(-1)  # eight classes, a rule that can be lear
 # The **scaler** multiplies the loss before backward, so that small gradients stay above zero, and divides
 # the gradients before the step. If one is not finite, it skips the step and halves the scale; after
 # enough good steps it doubles it. The arguments of `train` are faults to plant, and some cures. The *flight
-# recorder* adds two lines. It notes for each step the loss, the scale, the norm (length) of all gradients,
-# and the first tensor with an infinity or NaN: an "input", an "output" or the "loss" in forward, a
-# "gradient" of a module's own backward, or an "incoming gradient" that came back to it.
+# recorder* notes for each step the loss, the scale, the norm (length) of all gradients, and the first tensor with an
+# infinity or NaN: an "input", an "output" or the "loss" in forward, a "gradient" of a module's own backward, or an
+# "incoming gradient" that came back to it.
 
 # %%
 def train(dtype, scaled=False, *, init_scale=2.0**16, interval=20, lr=0.1, clip=None, unscale=True,
           batches=inputs, loss_of=F.cross_entropy, loss_weight=1.0, mode=nullcontext,
           guard=False, model=None):
-    model = model or network()
+    model = model or network(Norm)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr / loss_weight, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=interval, enabled=scaled)
     with FlightRecorder(model, optimizer, scaler) as recorder:
@@ -232,13 +196,13 @@ assert max(gaps.values()) < 0.05, f"all four end alike on this task; apart by {g
 
 # %% [markdown]
 # **Read it.** Each line shows the first loss and the mean of the last five. Nothing breaks, so all that
-# breaks from here on is **planted**. bf16 has the range of fp32 and needs no `GradScaler`. ("Default" is a
-# first scale of $2^{16}$. PyTorch doubles it after 2,000 good steps, this short run after 20.)
+# breaks from here on is **planted**. (PyTorch doubles the scale after 2,000 good
+# steps, this run after 20.)
 #
 # ### Planted: a loss that is too small
 #
-# Multiply the loss by one millionth, and the learning rate by a million: in exact arithmetic the same
-# training. (A real cause: a small weight in a sum of losses.) Predict which train: fp16, fp16 with a scaler, bf16.
+# Multiply the loss by one millionth, the learning rate by a million: in exact arithmetic the same training. Which trains:
+# fp16, fp16 with a scaler, bf16?
 
 # %%
 tiny = {"loss_weight": 1e-6}
@@ -250,25 +214,21 @@ for name, records in [("fp16, no scaler", stalled), ("fp16, scaler", rescued), (
 assert all(r.grad_norm == 0 for r in stalled), "every gradient underflowed"
 assert abs(ending(stalled) - stalled[0].loss) < 0.2, "only the batches differ"
 print("share of zero gradients, step 0:", stalled[0].layers["4"].zero, "without,", rescued[0].layers["4"].zero, "with")
-
-# %%
-show(draw_flight(stalled, title="fp16, tiny loss, no scaler"),
-     alt="The loss stays where it is, and the heat map is dark: all gradients of all layers are zero.")
 show(draw_flight(rescued, title="fp16, tiny loss, with a scaler"),
      alt="The loss falls; the scale doubles every five steps; the gradients are no longer zero.")
 
 # %% [markdown]
 # **Read it.** Without a scaler all gradients are zero: the network stands still (its loss moves only with
-# the batches). With one they survive, and the loss falls as in fp32. In the heat map rows are layers,
-# columns steps, and the colour is the share of the layer's scaled gradient that is 0 in fp16.
+# the batches). With one they survive, and the loss falls as in fp32. The heat map has layers as rows, steps as columns, and
+# as colour the share of the layer's scaled gradient that is 0 in fp16: hardly any.
 #
 # ### Planted: a scale that is too large
 #
-# Start the scale at $2^{30}$. Predict the skipped steps first. The largest gradient $g$ times the scale
-# must stay below 65,504, and each skip halves the scale.
+# Start the scale at $2^{30}$. Predict the skipped steps: the largest gradient times the scale must stay below 65,504, and
+# each skip halves the scale.
 
 # %%
-probe = network()
+probe = network(Norm)
 F.cross_entropy(probe(inputs[0]), labels[0]).backward()
 largest = max(p.grad.abs().max().item() for p in probe.parameters())
 fits = math.floor(math.log2(FORMATS["fp16"].largest / largest))
@@ -279,15 +239,12 @@ print(f"measured:  scale 2^{math.log2(settled.scale):.0f}, {settled.step} skippe
 assert all(r.skipped for r in falling[: settled.step]) and settled.step >= 8, "it skips until the scale fits"
 assert abs(settled.step - (30 - fits)) <= 1, "one step a halving: was growth or backoff changed?"
 assert ending(falling) < 0.7 * falling[0].loss, "after the skips it trains: is lr unchanged?"
-
-# %%
 show(draw_flight(falling, title="fp16, a scale that starts too large"),
      alt="The scale falls by half in each of the first steps, all marked as skipped, then settles; "
          "the loss falls from there on.")
 
 # %% [markdown]
-# **Read it.** Skipped steps are how a scaler *searches*. They are no fault while the scale settles. A fault
-# looks different: the scale falls without end.
+# **Read it.** Skipped steps are how a scaler *searches*, and no fault. A scale that falls without end is one.
 #
 # **Question.** A scaler starts at $2^{24}$. The largest gradient fits up to a scale of $2^{17}$. How many
 # steps are skipped before the first good one?
@@ -299,9 +256,8 @@ check("03.skipped_steps", skipped_steps)
 # %% [markdown]
 # ## 4. What must stay in fp32
 #
-# `autocast` runs matmuls in 16 bits and lifts fragile operations to fp32. Which ones depends on the
-# **device**. Measure the CPU's choice; beside it stands CUDA's list, as
-# [PyTorch's documentation](https://docs.pytorch.org/docs/stable/amp.html) publishes it.
+# `autocast` runs matmuls in 16 bits and lifts fragile operations to fp32. Which ones depends on the **device**: the CPU's
+# choice, measured, beside [CUDA's published list](https://docs.pytorch.org/docs/stable/amp.html).
 
 # %%
 operations = {
@@ -320,30 +276,18 @@ pd.DataFrame(table, index=pd.Index(on_cpu, name="result of"))
 
 # %% [markdown]
 # **Read it.** The CPU lifts the losses that it knows, but neither softmax nor norms nor powers. So a
-# script can fail on a CPU and work on a GPU. This lesson stays on the CPU, where the faults happen. To see
-# what CUDA's autocast would do, it applies CUDA's list by hand: a `TorchFunctionMode` sees each call first.
+# script can fail on a CPU and work on a GPU. This lesson stays on the CPU, where the faults happen; `CudaList` lifts what
+# CUDA's autocast would.
 
 # %%
-CUDA_FP32 = {"softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm", "pow", "rsqrt", "exp",
-             "log", "sum", "cumsum", "prod", "norm", "cross_entropy", "mse_loss", "nll_loss"}
-
-
-class CudaList(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func.__name__ in CUDA_FP32:
-            args = [a.float() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
-        return func(*args, **(kwargs or {}))
-
-
 scores = torch.tensor([[0.0, 20.0]], dtype=FP16)
 print("log of a softmax in fp16:", scores.softmax(-1).log())
 with CudaList():
     print("with CUDA's list:        ", scores.softmax(-1).log(), scores.softmax(-1).dtype)
 
 # %% [markdown]
-# **Read it.** A probability of two in a billion is zero in fp16, and its logarithm is infinite. The list knows
-# *names*, not meanings: what you write with `*` instead of `pow` it does not protect. Your own cure works
-# everywhere. Switch autocast off around the fragile part, and hand it fp32:
+# **Read it.** A probability of two in a billion is zero in fp16, and its logarithm is infinite. Your own cure works
+# everywhere: switch autocast off around the fragile part, and hand it fp32.
 
 # %%
 class Fp32Norm(Norm):
@@ -357,48 +301,13 @@ with torch.autocast("cpu", dtype=FP16):
     print("Norm    ", Norm(4)(large).detach(), "\nFp32Norm", Fp32Norm(4)(large).detach())
 
 # %% [markdown]
-# **Read it.** 300 squared is more than fp16 holds, so the plain norm divides by infinity. `.float()` is needed
-# as well as `enabled=False`: the input is still fp16.
-#
-# <div class="alert alert-warning"><b>Trap.</b> A language model's softmax over masked scores gave NaN; the
-# cure was <a href="https://github.com/huggingface/transformers/pull/17437">a softmax in fp32</a>. The whole
-# model was fp16 there, without autocast, and then nobody lifts anything.</div>
+# **Read it.** 300 squared is more than fp16 holds, so the plain norm divides by infinity. Without `.float()` the input
+# would still be fp16.
 
 # %% [markdown]
-# ## 5. fp8: shown as a format
+# ## 5. Five faults
 #
-# fp8 products need newer GPUs; a cast's error shows anywhere. Each tensor is
-# cast as it is, and *scaled* so that its largest element lands on the largest number. (The gradients are
-# divided by 64, as by a small loss weight.) Predict: which one needs the scale?
-
-# %%
-def cast_error(x, dtype, scale=1.0):
-    return ((x - (x * scale).to(dtype).float() / scale).norm() / x.norm()).item()
-
-
-kinds = {"weights": probe[4].weight.detach(), "activations": probe[:4](inputs[0]).detach(),
-         "gradients": probe[4].weight.grad / 64}
-errors = {}
-for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-    for name, x in kinds.items():
-        fitted = torch.finfo(dtype).max / x.abs().max()
-        errors[str(dtype)[6:], name] = {"as is": cast_error(x, dtype), "scaled": cast_error(x, dtype, fitted)}
-assert all(each["scaled"] < 0.08 for each in errors.values()), "scaled to the largest value, 8 bits do"
-lost = errors["float8_e4m3fn", "gradients"]
-cast = kinds["gradients"].to(torch.float8_e4m3fn).float()
-print(f"gradients that become 0 in e4m3, as they are: {((cast == 0) & (kinds['gradients'] != 0)).float().mean():.0%}")
-assert lost["as is"] > 2 * lost["scaled"], "small gradients underflow unscaled: was the network changed?"
-pd.DataFrame(errors).T.map("{:.1%}".format)
-
-# %% [markdown]
-# **Read it.** Unscaled, most of these gradients become 0 in e4m3. So fp8 training scales each *tensor*.
-# Scaled, e4m3 has about half the error of e5m2: one more mantissa bit.
-
-# %% [markdown]
-# ## 6. Five faults
-#
-# Each fault is planted in the same run and recorded in fp16 with a scaler, beside its **twins** in bf16 and
-# fp32. What a twin does is half of the diagnosis.
+# Each is recorded in fp16 with a scaler, beside its **twins** in bf16 and fp32: they are half of the diagnosis.
 
 # %%
 def three(fault):
@@ -410,16 +319,17 @@ def three(fault):
 # %% [markdown]
 # ### (a) The loss falls in fp32 and hardly in fp16
 #
-# Gradients are clipped to a norm of 1. Look at the two norms in the figure.
+# Gradients are clipped to a norm of 1. Look at the two norms: after backward, and what the optimizer stepped with.
 
 # %%
 unclipped = three({"clip": 1.0, "unscale": False})
-show(draw_flight(unclipped["fp16"], title="(a) fp16"),
-     alt="The norm after backward is near 2, the norm that the optimizer used is near 0.00001.")
+for name, records in unclipped.items():
+    print(f"{name}, step 0: norm after backward {records[0].grad_norm:.2f}, stepped with {records[0].step_norm:.2g}")
 
 # %% [markdown]
 # **Diagnose it.** Clipping to 1 and stepping with $1/65536$: somebody clipped *scaled* gradients, and the
-# scaler divided afterwards. Cure: `scaler.unscale_(optimizer)` before `clip_grad_norm_`. (Adam divides by the
+# scaler divided afterwards ([Lightning did so](https://github.com/Lightning-AI/pytorch-lightning/issues/9694) in 2021).
+# Cure: `scaler.unscale_(optimizer)` before `clip_grad_norm_`. (Adam divides by the
 # gradient's size, so it hides this fault as far as its eps is far below $1/65536$.)
 
 # %%
@@ -431,9 +341,6 @@ assert all(r.step_norm <= 1.001 for r in cured), "unscale_ first, then clip to 1
 assert ending(cured) < 0.6 * ending(unclipped["fp16"]), "the cured run trains: is lr unchanged?"
 
 # %% [markdown]
-# <div class="alert alert-warning"><b>Trap.</b> In 2021 PyTorch Lightning itself clipped scaled gradients, until
-# <a href="https://github.com/Lightning-AI/pytorch-lightning/issues/9694">a user found it</a>.</div>
-#
 # ### (b) The loss stands still, and the scale is not the reason
 #
 # The inputs come in raw sensor units, a thousand times larger. The norms should not care.
@@ -448,8 +355,7 @@ show(draw_flight(norms["fp16"], title="(b) fp16"),
 # %% [markdown]
 # **Diagnose it.** bf16 and fp32 train, so it is range. The recorder names `3`, a `Norm`, as the first
 # module whose backward gave NaN. There $x^2$ overflows, $1/\sqrt{\infty} = 0$, and the norm quietly returns
-# zeros: later steps show NaN just once, and the gradients of nearly all weights are zero. PyTorch's own
-# detector names the operation, and the cure is the norm of section 4:
+# zeros. PyTorch's own detector names the operation, and the cure is the norm of section 4:
 
 # %%
 try:
@@ -488,8 +394,7 @@ assert ending(silent) > 1.5 and not any(r.skipped or r.first for r in silent), "
 # %% [markdown]
 # **Read it.** No NaN, no skipped step, an empty recorder, and nothing learns: this one is real on GPUs. (PyTorch's own
 # `nn.RMSNorm` [squared in fp16](https://github.com/pytorch/pytorch/pull/133085) when it was new.) What shows it are
-# *zeros*: gradients, and the module's output. `set_detect_anomaly` finds NaN in backward, no infinity and nothing in
-# forward, and it is slow.
+# *zeros*: gradients, and the module's output.
 #
 # ### (c) NaN, and the scale falls without end
 #
@@ -518,9 +423,9 @@ assert max(ending(lifted), ending(listed)) < 0.5 * lifted[0].loss, "in fp32 the 
 
 # %% [markdown]
 # **Diagnose it.** "loss": every module is finite, the loss is not. No scale can cure it: the overflow
-# happens *before* the scale is applied, in nearly every batch. $e^{x}$ passes 65,504 at
+# happens *before* the scale is applied. $e^{x}$ passes 65,504 at
 # $x = 11.1$. Lift the loss to fp32, or better, use `F.cross_entropy`, which subtracts the maximum first.
-# (The cured runs skip two steps first.) CUDA's autocast lifts `exp`, so the fault does not occur there.
+# CUDA's autocast lifts `exp`.
 #
 # ### (d) fp16 skips step after step, so blame fp16?
 
@@ -528,19 +433,17 @@ assert max(ending(lifted), ending(listed)) < 0.5 * lifted[0].loss, "in fp32 the 
 rates = three({"lr": 3.0})
 show(draw_flight(rates["fp16"], title="(d) fp16"),
      alt="The loss jumps in the first steps, then gradients overflow and the scale falls step by step.")
-
-# %% [markdown]
-# **Diagnose it.** The scale falls, steps are skipped, gradients overflow: all the signs of a precision
-# fault. But the loss *rose before* the first skip, and the fp32 twin explodes as well: the learning rate.
-
-# %%
 before_first_skip = [round(r.loss, 1) for r in rates["fp16"][:3]]
 print("fp16, first losses:", before_first_skip, "  fp32, largest loss:", f"{max(r.loss for r in rates['fp32']):.1e}")
 assert max(r.loss for r in rates["fp32"]) > 50, "fp32 explodes as well: was the rate lowered?"
 assert before_first_skip[1] > before_first_skip[0], "the loss rises before the first skip"
 
 # %% [markdown]
-# ## 7. Break it, diagnose it: a NaN in the data
+# **Diagnose it.** The scale falls, steps are skipped: all the signs of a precision fault. But the loss *rose before* the
+# first skip, and the fp32 twin explodes as well: the learning rate.
+
+# %% [markdown]
+# ## 6. Break it, diagnose it: a NaN in the data
 #
 # (e) One element of one batch is NaN. In fp16 with a scaler, then in bf16 and fp32:
 
@@ -548,6 +451,7 @@ assert before_first_skip[1] > before_first_skip[0], "the loss rises before the f
 spoiled = inputs.clone()
 spoiled[17, 41, 5] = math.nan
 nan_runs = three({"batches": spoiled})
+summary("bf16 with a guard", train(BF16, batches=spoiled, guard=True))
 found = next(r for r in nan_runs["fp16"] if r.first)
 print("found at step", found.step, "-", found.first, "- skipped:", found.skipped)
 assert (found.step, found.first.kind, found.first.rows) == (17, "input", (41,)), "spoiled: 17, row 41"
@@ -560,30 +464,12 @@ print("your bet:", my_bet)
 # %% [markdown]
 # **Diagnose it.** The recorder says "input": the model got it and did not make it. Step and row lead to
 # the sample. In fp16 the scaler took the NaN for an overflow and skipped the step: a scaler **hides** bad
-# data, as one skipped step per epoch. bf16 and fp32 have no scaler, and one update with NaN ended them. They
-# need a **guard** of their own: step only if all gradients are finite. With clipping it is one line, since
-# `clip_grad_norm_` returns the norm: `if norm.isfinite(): optimizer.step()`.
-#
-# Bad data need not be NaN. What if a sensor sends 1e30?
-
-# %%
-outlier = inputs.clone()
-outlier[17, 41, 5] = 1e30
-summary("NaN, bf16 with a guard", train(BF16, batches=spoiled, guard=True))
-wild = {"1e30, fp16": train(FP16, scaled=True, batches=outlier), "1e30, bf16": train(BF16, batches=outlier)}
-for name, records in wild.items():
-    summary(name, records)
-    assert math.isfinite(ending(records)), "the scaler skips it, and bf16 can hold it: is it still 1e30?"
-first = next(r for r in wild["1e30, fp16"] if r.first)
-assert (first.step, first.first.kind, first.first.rows) == (17, "input", (41,)), "the outlier: 17, row 41"
-
-# %% [markdown]
-# **Read it.** ("Skipped" does not count the guard's step.) In fp16 the recorder blames the input, since that row is more than a thousand times larger than the others. In bf16 the outlier passes unseen: the norm turns that row into zeros, and the loss stays finite.
+# data. bf16 and fp32 have none, and one update with NaN ended them. With a **guard** bf16 lives, too: step only if all
+# gradients are finite. (That step is not counted as skipped.)
 #
 # ### Lives, and is dead: batch norm
 #
-# A skipped step leaves the *weights* as they were. Batch norm changed its running statistics before that, in
-# forward. The same NaN in a network with batch norm, fp16 with a scaler:
+# A skipped step leaves the *weights* as they were. Batch norm changed its running statistics before that, in forward:
 
 # %%
 with_batch_norm = network(nn.BatchNorm1d)
@@ -597,15 +483,12 @@ print(f"evaluation on clean data: {100 * share:.0f}% of the outputs are NaN")
 assert math.isfinite(ending(alive)) and share == 1, "training lives, evaluation does not: one NaN is planted"
 
 # %% [markdown]
-# **Diagnose it.** The training loss falls to the end, and the model is dead: a running mean that was NaN once
-# stays NaN. No guard on gradients helps, as forward has happened. Look at the batch *before* forward,
-# `if not x.isfinite().all(): continue`, or go back to a saved model.
+# **Diagnose it.** The training loss falls, and the model is dead: a running mean that was NaN once stays NaN. No guard on gradients helps, as forward has happened. Look at the batch *before* forward.
 #
-# So bf16 cures (a), (b) and (c): what is a matter of range, and what comes with a scaler. It cures neither a
-# learning rate nor data.
+# bf16 cures (a), (b) and (c): what is a matter of range, or comes with a scaler.
 
 # %% [markdown]
-# ## 8. Training with AMP turns to NaN: what do you do?
+# ## Recap: training with AMP turns to NaN, what do you do?
 #
 # In this order; brackets name fault or section.
 #
@@ -619,46 +502,78 @@ assert math.isfinite(ending(alive)) and share == 1, "training lives, evaluation 
 # | 6 | "output", "gradient" or "loss" of which module? | `autocast(enabled=False)` and `.float()` there (4) |
 # | 7 | the norm that was stepped with, against the clip | `unscale_` before clipping (a) |
 # | 8 | zero gradients by layer | are outputs zero, too? fp32 there (b); else a scaler, or a larger loss (3) |
-# | 9 | training is fine, evaluation is NaN | batch norm's running statistics (7) |
-# | 10 | nothing helps | bf16 by autocast, weights in fp32 (2), with a guard (7) |
+# | 9 | training is fine, evaluation is NaN | batch norm's running statistics (6) |
+# | 10 | nothing helps | bf16 by autocast, weights in fp32 (2), with a guard (6) |
 #
-# In step 6, (b) with `pow` and (c) are faults of the CPU's autocast, or of a model that is fp16 as a whole: CUDA's lifts
-# both. There, suspect what its list does not name.
-#
-# Where ranks share the gradients (lesson 09), an overflow on one rank must skip the step on all: FSDP2's DTensors let
-# the plain `GradScaler` [agree on it](https://github.com/pytorch/pytorch/pull/132816).
-#
-# | format | use when | costs | does not help |
-# |---|---|---|---|
-# | fp16 + scaler | GPUs without bf16, such as T4 or V100 | a range to watch | overflow in forward |
-# | bf16 | the device has it | digits | learning rate, data |
-# | fp8 | newest GPUs, a library that scales tensors | care, for each tensor | anything above |
-#
-# ## Recap
-#
-# - fp16 fails by range, bf16 by digits.
-# - Skipped steps are a search. A scale that falls without end is a fault.
-# - Ask where the first bad tensor is: input, output, loss or gradient.
-# - Run the fp32 twin before you blame the format.
-#
-# ### Test yourself
-#
-# Training with AMP turns to NaN. Name the first three things you look at.
-#
-# <details><summary>Answer</summary>
-#
-# The fp32 twin with the same seed (does it fail, too?). The record before the first bad step: was
-# the loss rising, did the scale settle? The first tensor that is not finite: an input means data, a
-# module or the loss means that it needs fp32. Then clipping, underflow per layer, and bf16.
-#
-# </details>
-#
-# ### Where next
+# Where ranks share the gradients (lesson 09), an overflow on one must skip the step on all; with FSDP2 the plain
+# `GradScaler` [agrees on it](https://github.com/pytorch/pytorch/pull/132816).
 #
 # Do the [lab](../../labs/beginner/03_when_numbers_break.ipynb) in a copy (`make my-labs`), then compare with the
 # [solution](../../solutions/beginner/03_when_numbers_break.ipynb).
 #
 # **References.** Micikevicius and others, *Mixed Precision Training*, 2017,
-# [arXiv:1710.03740](https://arxiv.org/abs/1710.03740). Micikevicius and others, *FP8 Formats for Deep
-# Learning*, 2022, [arXiv:2209.05433](https://arxiv.org/abs/2209.05433). PyTorch,
+# [arXiv:1710.03740](https://arxiv.org/abs/1710.03740). PyTorch,
 # [Automatic mixed precision examples](https://docs.pytorch.org/docs/stable/notes/amp_examples.html).
+
+# %% [markdown]
+# ## On Monday
+#
+# **Find the first bad tensor.** You have `model` and a step that turned to NaN. A hook on each module raises where the
+# first infinity or NaN appears:
+#
+# ```python
+# import torch
+#
+# def tensors_of(value):
+#     return [value] if torch.is_tensor(value) else [t for v in value for t in tensors_of(v)] if isinstance(value, (tuple, list)) else []
+#
+# def watch(name):
+#     def hook(module, given, out):
+#         for kind, values in [("input", given), ("output", out)]:
+#             if not all(t.isfinite().all() for t in tensors_of(values)):
+#                 raise FloatingPointError(f"{kind} of {name or 'the model'} ({type(module).__name__}) is not finite")
+#     return hook
+#
+# hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+# # run the step here; afterwards: for each in hooks: each.remove()
+# ```
+#
+# An input means data, an output a module that needs fp32. If no hook raises, run the step under
+# `torch.autograd.set_detect_anomaly(True)`: it names the operation whose backward gave NaN.
+#
+# **A step with a guard.** You have `model`, `optimizer`, `loss_function`, `batches`, `device` and `dtype`, fp16 or bf16. It
+# skips bad data, clips unscaled gradients, and steps only if they are finite:
+#
+# ```python
+# import torch
+#
+# scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
+# skipped = 0
+# for inputs, labels in batches:
+#     if not inputs.isfinite().all():  # before forward: batch norm would remember it
+#         skipped += 1
+#         continue
+#     optimizer.zero_grad()
+#     with torch.amp.autocast(device.type, dtype=dtype):
+#         loss = loss_function(model(inputs.to(device)), labels.to(device))
+#     scaler.scale(loss).backward()
+#     scaler.unscale_(optimizer)
+#     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+#     if scaler.is_enabled() or norm.isfinite():  # a scaler looks for itself
+#         scaler.step(optimizer)
+#     scaler.update()
+#     # log with each step: loss, norm, scaler.get_scale(), skipped
+# ```
+#
+# The scale should settle, and `skipped` stay at 0. **transformers.** You have `model` and `dataset`; log each step's loss
+# and norm as they are:
+#
+# ```python
+# from transformers import Trainer, TrainingArguments
+#
+# settings = TrainingArguments(output_dir="out", max_steps=3, bf16=True, max_grad_norm=1.0, logging_steps=1,
+#                              logging_nan_inf_filter=False)  # True, the default, hides NaN from the log
+# trainer = Trainer(model=model, args=settings, train_dataset=dataset)
+# trainer.train()
+# print([(row["loss"], row["grad_norm"]) for row in trainer.state.log_history if "grad_norm" in row])
+# ```

@@ -1,0 +1,47 @@
+"""The toy network of lesson 02: small enough that a laptop trains it over several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from utils.data import Cifar10, normalize
+
+Batch = tuple[Tensor, Tensor]
+
+
+def toy_network(seed: int) -> nn.Sequential:
+    """Two convolutions and a linear layer; images (batch, 3, 8, 8) to ten logits."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    )
+
+
+def shrunk(data: Cifar10, count: int) -> Batch:
+    """The first images at a quarter of their side, (count, 3, 8, 8), and their labels."""
+    return F.avg_pool2d(normalize(data.images[:count]), 4), data.labels[:count]
+
+
+def shuffled(data: Batch, batch: int, epochs: int, seed: int) -> Iterator[Batch]:
+    """Batches of each epoch, in an order that the seed alone decides."""
+    images, labels = data
+    order = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        for part in torch.randperm(len(images), generator=order).split(batch):
+            yield images[part], labels[part]
+
+
+@torch.no_grad()
+def percent_right(model: nn.Module, data: Batch) -> float:
+    """How many of the images the network names rightly, in percent."""
+    images, labels = (part.to(next(model.parameters()).device) for part in data)
+    return 100 * (model.eval()(images).argmax(1) == labels).float().mean().item()

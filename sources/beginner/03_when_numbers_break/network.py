@@ -1,0 +1,35 @@
+"""The small network of lesson 03, of blocks whose norm the lesson chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+FEATURES, WIDTH, INNER, CLASSES = 32, 64, 128, 8
+
+
+class Block(nn.Module):
+    """A norm and two linear layers beside a residual."""
+
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.norm = norm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(rows, WIDTH) -> (rows, WIDTH)."""
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def network(norm: Callable[[int], nn.Module]) -> nn.Sequential:
+    """(rows, FEATURES) -> (rows, CLASSES), the same first weights each time.
+
+    Args:
+        norm: makes a norm over that many features.
+    """
+    torch.manual_seed(0)
+    first, blocks = nn.Linear(FEATURES, WIDTH), [Block(norm) for _ in range(2)]
+    return nn.Sequential(first, *blocks, norm(WIDTH), nn.Linear(WIDTH, CLASSES))
