@@ -149,10 +149,10 @@ print(f"first that is more than a scale: step {bad.step}, {bad.first} (measured)
 #
 # *Scaling is slow: how do you find out why? Lab: `four_ranks`.*
 #
-# I divide one process's step by the step of all, at the same batch each: that is the efficiency [04 §8](../beginner/04_four_ranks.ipynb#8.-Is-it-faster?-Scaling-efficiency "at_worst"). Then I time loading, computing and sending apart, on every rank [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"). All ranks
-# wait for the last one, so the rank that waits least is the slow one [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"). Sending hides behind backward only if buckets leave early [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "backward, reduces"),
-# and small buckets pay a start each [11 §5](11_links.ipynb#5.-Buckets-and-overlap "bucket_cost"). Gradient accumulation without `no_sync` sends after every micro-batch [04 §6](../beginner/04_four_ranks.ipynb#6.-Gradient-accumulation,-and-no_sync "no_sync"). A model cut over two devices leaves each idle half of the
-# time [13 §4](13_pipelines.ipynb#4.-The-timeline,-measured "uncut"). The losses must stay those of one process [04 §3](../beginner/04_four_ranks.ipynb#3.-Is-it-right?-A-proof,-and-four-faults "apart").
+# I divide one process's step by the step of all, at the same batch each: that is the efficiency [04 §5](../beginner/04_four_ranks.ipynb#5.-Is-it-faster?-Scaling-efficiency "at_worst"). Then I time loading, computing and sending apart, on every rank [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"). All ranks
+# wait for the last one, so the rank that waits least is the slow one [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"). Sending hides behind backward only if buckets leave early [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "profile_backwards"),
+# and small buckets pay a start each [11 §5](11_links.ipynb#5.-Buckets-and-overlap "bucket_cost"). Gradient accumulation without `no_sync` sends after every micro-batch [04 §4](../beginner/04_four_ranks.ipynb#Accumulation,-and-no_sync "no_sync"). A model cut over two devices leaves each idle half of the
+# time [13 §4](13_pipelines.ipynb#4.-The-timeline,-measured "uncut"). The losses must stay those of one process [04 §2](../beginner/04_four_ranks.ipynb#2.-Is-it-right?-A-proof,-and-four-faults "apart").
 
 # %%
 ranks = 4
@@ -198,7 +198,7 @@ pd.DataFrame(rows).set_index(["micro-batch", "stage"]).round(1).rename_axis(colu
 # I profile before I cure: which phase, which category, and what is alive after each step [10 §2](../intermediate/10_oom_clinic.ipynb#2.-Read-the-error,-then-count-between-steps "after_steps"). Growth from step to step means that something is kept, and no
 # technique cures that [10](../intermediate/10_oom_clinic.ipynb#kept_graph "half_cures"). Reserved far above alive is fragmentation [10 §5](../intermediate/10_oom_clinic.ipynb#5.-Alive-is-not-reserved:-fragmentation "fragmented.replayed"). If the peak is one moment, I cure that moment: validation without `no_grad`
 # [10](../intermediate/10_oom_clinic.ipynb#validation "no_grad"), the logits [10](../intermediate/10_oom_clinic.ipynb#large_vocabulary "in_chunks"), or the optimizer's copies [10](../intermediate/10_oom_clinic.ipynb#optimizer_doubles "treat"). Then come the general cures: precision, accumulation, checkpointing,
-# offload and quantization [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "path"). Their order is their price: accumulation repeats no arithmetic [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "flops"), and in the job below it is cheaper than recomputation [99](99_capstone.ipynb#Q5.-Out-of-memory "or recompute all"). Accumulation healed none of lesson 10's seven patients, and their own cures healed all [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "its own cure"). The last resort is a larger card [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search").
+# offload and quantization [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "path"). Their order is their price: accumulation repeats no arithmetic [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "flops"), and in the job below it is cheaper than recomputation [99](99_capstone.ipynb#Q5.-Out-of-memory "or recompute all"). Accumulation healed none of lesson 10's seven patients, and their own cures healed all [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "its own cure"). The last resort is a larger card [15 §4](15_design_studio.ipynb#4.-Search,-and-ask-why "search").
 
 # %%
 run = Batch(sequences=8, sequence_length=4096)
@@ -257,8 +257,8 @@ for name, plan in ((plan_name(best), best.plan), ("ZeRO-3 over all", zero_3)):
 # *175B on 64 GPUs: lay it out. Lab: `lay_out`.*
 #
 # TP x PP x DP is the number of GPUs, and a second replica of 175B fits only with ZeRO-1, and slower: TP x PP is 64 and DP is 1 [15 §1](15_design_studio.ipynb#1.-Ranks-on-nodes "first = Plan"). TP 8 with sequence parallelism in the node and PP 8 across nodes fits with a margin, and recomputes nothing
-# [15 §5](15_design_studio.ipynb#5.-The-first-layout,-stage-by-stage "compare_plans"). Early stages hold more micro-batches, and the last one holds the logits [13 §3](13_pipelines.ipynb#3.-What-a-stage-holds "in_flight"). A search finds TP 4 x PP 16, a little faster and fuller [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search"). On 300B tokens the run takes most of a year
-# [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "bill"). I name the interval, and what failures take from it [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "goodput"), and I ask whether fewer parameters would do [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "budget_usd").
+# [15 §3](15_design_studio.ipynb#3.-The-first-layout,-stage-by-stage "compare_plans"). Early stages hold more micro-batches, and the last one holds the logits [13 §3](13_pipelines.ipynb#3.-What-a-stage-holds "in_flight"). A search finds TP 4 x PP 16, a little faster and fuller [15 §4](15_design_studio.ipynb#4.-Search,-and-ask-why "search"). On 300B tokens the run takes most of a year
+# [15 §5](15_design_studio.ipynb#5.-Days,-dollars,-failures "bill"). I name the interval, and what failures take from it [15 §5](15_design_studio.ipynb#5.-Days,-dollars,-failures "goodput"), and I ask whether fewer parameters would do [15 §5](15_design_studio.ipynb#5.-Days,-dollars,-failures "budget_usd").
 
 # %%
 eight_nodes = Cluster(gpu="A100-80GB", nodes=8, usd_per_gpu_hour=price("A100-80GB", "Lambda").usd_per_gpu_hour)
@@ -275,7 +275,7 @@ print("{:.0f} to {:.0f} days, ".format(*bill.days_interval) + f"${bill.usd / 1e6
 #
 # The premise fails: the states of 13B take 16 bytes a parameter, and plain data parallelism keeps all of them on every card [99](99_capstone.ipynb#Q9.-A100-or-A10 "state_bytes").
 # Recomputation takes activations away, not states [05 §8](../intermediate/05_checkpointing.ipynb#8.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"). With ZeRO-3 it fits: at 100 Gb/s a node the A10s come near their 38%, at 10 Gb/s a fifth of it [99](99_capstone.ipynb#Q9.-A100-or-A10 "cheap.mfu"). I compare dollars for
-# the same work, not for an hour [15 §8](15_design_studio.ipynb#8.-Days,-dollars,-failures "offers"), and I put the deadline into the matrix [17](17_cluster_and_budget.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen").
+# the same work, not for an hour [15 §5](15_design_studio.ipynb#5.-Days,-dollars,-failures "offers"), and I put the deadline into the matrix [17](17_cluster_and_budget.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen").
 
 # %%
 for card, plan, claimed in (("A100-80GB", Plan(tp=4, pp=2, sequence_parallel=True), 0.45), ("A10", Plan(dp=8, recompute="full"), 0.38)):
@@ -297,15 +297,15 @@ for gigabits in (100, 10):
 # | scenario | end (evidence) | file | case |
 # |---|---|---|---|
 # | ResNet-50 overflows 16 GB | [02 §6](../beginner/02_mixed_precision.ipynb#6.-The-scenario-as-asked "here.write_script"), [§4](../beginner/02_mixed_precision.ipynb#4.-What-fills-a-16-GB-card "on_the_card") | `resnet50_amp.py` | `sixteen_gb` |
-# | ResNet to four GPUs | [04 §10](../beginner/04_four_ranks.ipynb#10.-The-scenarios-as-asked "DDP + AMP") | `train.py` | `four_ranks` |
-# | a CNN to four | [04 §10](../beginner/04_four_ranks.ipynb#10.-The-scenarios-as-asked "four ranks, DDP") | `train.py` | `four_ranks` |
+# | ResNet to four GPUs | [04 §6](../beginner/04_four_ranks.ipynb#6.-The-scenarios-as-asked "DDP + AMP") | `train.py` | `four_ranks` |
+# | a CNN to four | [04 §6](../beginner/04_four_ranks.ipynb#6.-The-scenarios-as-asked "four ranks, DDP") | `train.py` | `four_ranks` |
 # | 7B on 24 GB | [06 §7](../intermediate/06_seven_billion.ipynb#The-scenario-as-asked:-a-script-for-a-real-card "here.write_script"), [§5](../intermediate/06_seven_billion.ipynb#5.-The-whole-run "logs") | `finetune.py` | `seven_billion` |
 # | 7B, PEFT or offload | [07 §8](../intermediate/07_offload.ipynb#8.-The-scenario-as-asked "here.write_script"), [§6](../intermediate/07_offload.ipynb#6.-Seven-billion,-simulated "optimizer offloaded") | `offload.py` | `seven_billion` |
 # | 1.3B, less memory, at speed | [09 §9](../intermediate/09_sharding.ipynb#9.-The-scenario-as-asked:-less-memory,-at-good-speed "job.write") | `lesson-09` | `zero_or_fsdp` |
 # | 100B on 64 | [14 §5](14_three_dimensions.ipynb#5.-Real-size:-the-memory-of-every-stage "planned"), [§9](14_three_dimensions.ipynb#9.-The-same-plan-as-files "job.write") | `lesson-14` | `lay_out` |
 # | 1B on 8 x 8 | [14 §8](14_three_dimensions.ipynb#8.-One-billion-on-64-GPUs "SCHEMES") | `lesson-14` | `one_billion` |
-# | 130B, a budget | [15 §12](15_design_studio.ipynb#12.-The-scenario-as-asked:-defend-a-design "verdict") | `lesson-15` | `half_the_cards` |
-# | 175B, checkpoints | [16 §2](16_runs_that_survive.ipynb#The-scenario-as-asked:-a-checkpoint-strategy "gpt-3-175b"), [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search") | `lesson-16` | `lay_out` |
+# | 130B, a budget | [15 §6](15_design_studio.ipynb#6.-The-scenario-as-asked:-defend-a-design "verdict") | `lesson-15` | `half_the_cards` |
+# | 175B, checkpoints | [16 §2](16_runs_that_survive.ipynb#The-scenario-as-asked:-a-checkpoint-strategy "gpt-3-175b"), [15 §4](15_design_studio.ipynb#4.-Search,-and-ask-why "search") | `lesson-16` | `lay_out` |
 # | 70B, failing GPUs | [16 §1](16_runs_that_survive.ipynb#1.-What-fails,-and-how-often "RunPlan"), [§3](16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off "saves_twice") | `lesson-16` | `survive` |
 # | 13B, A100 or A10 | [17](17_cluster_and_budget.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen") | `lesson-17` | `two_offers` |
 
@@ -421,12 +421,12 @@ for stage in (0, 1, 2, 3):
 # | 600 GB of states over 64 leave 9.4 GB a GPU, plus parameters | 18 x 175B is 3.15 TB, parameters included: 49 GB | [15 §2](15_design_studio.ipynb#2.-On-paper "600") |
 # | TP = 8 always | BLOOM, one model and day: TP 4 140.6 TFLOP/s, TP 8 137.4 | [12 §8](12_tensor_parallel.ipynb#8.-Why-it-stays-inside-a-node "Re-do") |
 # | a larger micro-batch is faster | BLOOM: 2 took 207.9 s, 8 took 229.7 | [99](99_capstone.ipynb#Micro-batch-and-speed "noted") |
-# | every stage holds p micro-batches | stage i holds min(m, p - i); the last has the logits | [13 §3](13_pipelines.ipynb#3.-What-a-stage-holds "in_flight"), [15 §5](15_design_studio.ipynb#5.-The-first-layout,-stage-by-stage "by_rules.stages") |
+# | every stage holds p micro-batches | stage i holds min(m, p - i); the last has the logits | [13 §3](13_pipelines.ipynb#3.-What-a-stage-holds "in_flight"), [15 §3](15_design_studio.ipynb#3.-The-first-layout,-stage-by-stage "by_rules.stages") |
 # | stages send little, so the network does not matter | TP 4 x PP 16: every second hop leaves its node, and interleaving multiplies it | [13](13_pipelines.ipynb#The-price-of-a-message "hops leave a node") |
-# | 52% of peak at 1T is MFU | it counts recomputation; MFU is 39% | [15 §9](15_design_studio.ipynb#9.-How-far-to-trust-this "one_t") |
-# | hidden size is free to choose | BLOOM, one layout: 14400 wide 100 TFLOP/s, 13824 wide 127 | [15 §4](15_design_studio.ipynb#4.-Architect-the-models "bloom_prequel") |
+# | 52% of peak at 1T is MFU | it counts recomputation; MFU is 39% | [15 §4](15_design_studio.ipynb#How-far-to-trust-it "one_t") |
+# | hidden size is free to choose | BLOOM, one layout: 14400 wide 100 TFLOP/s, 13824 wide 127 | [15 §2](15_design_studio.ipynb#The-shape-of-the-model "bloom_prequel") |
 # | flash attention runs at the matmul rate | every kernel reaches a fraction of it, older ones a smaller | [99](99_capstone.ipynb#Flash-attention's-rate "flash_flops_per_second") |
-# | datasheet TFLOP/s and NVLink 600 GB/s are usable | 87% is an A100's ceiling; 300 GB/s a direction | [15 §3](15_design_studio.ipynb#3.-The-machines,-without-the-brochure "matmul_ceiling_tflops") |
+# | datasheet TFLOP/s and NVLink 600 GB/s are usable | 87% is an A100's ceiling; 300 GB/s a direction | [15 §2](15_design_studio.ipynb#The-machines,-without-the-brochure "matmul_ceiling_tflops") |
 
 # %%
 score("99", f"175B, 64 A100: {plan_name(laid)}", peak_bytes=int(laid.peak.needed_bytes), step_seconds=laid.step_seconds,
