@@ -238,7 +238,7 @@ print(f"all four: {8 * alone_seconds / SlowJob().step().step_seconds:.1f} times"
 #
 # I do the sum: 18 bytes times 175B over 32 cards is more than a card has [15](15_design_studio.ipynb#Test-yourself "half = replace"). So the optimizer's state goes to the host, and I check that it has room
 # [15](15_design_studio.ipynb#Test-yourself "roomy"). Tensor parallelism stays in the node, where a block's collectives are cheap [12 §8](12_tensor_parallel.ipynb#8.-Why-it-stays-inside-a-node "passed"), and the pipeline goes across nodes, because it sends least [14 §6](14_three_dimensions.ipynb#6.-The-bytes-on-every-link "leaving"). Many more micro-batches than stages keep the bubble
-# small [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"). On a slow network the pipeline takes twice as long, and ZeRO-3 over a hundred times as long [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
+# small [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"). On a slow network the pipeline takes over twice as long, and ZeRO-3 over fifty times as long [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
 
 # %%
 four = Cluster(gpu="A100-80GB", nodes=4)
