@@ -204,8 +204,8 @@ print(wrapped("Exact" + found["130B"].why.partition("Exact")[2]))
 
 # %% [markdown]
 # **Read it.** 100B and 130B leave room for two replicas, so ZeRO-1 has something to share, and each matrix is cut in 4
-# instead of 8: larger pieces run faster. 175B fits with two replicas only tightly or recomputed: DP is 1. Now ask why the
-# neighbours of the winner lost:
+# instead of 8: larger pieces run faster. The best plans for 175B hold one replica: DP is 1. Now ask why the neighbours of
+# the winner lost:
 
 # %%
 best = found["130B"].best

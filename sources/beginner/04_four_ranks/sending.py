@@ -99,7 +99,7 @@ def reducing_seconds(flat: bool, rounds: int = 3) -> float:
     return in_turns({"all": reduce_all}, rounds)["all"]
 
 
-def in_turns(parts: Mapping[str, Callable[[], object]], rounds: int = 7) -> dict[str, float]:
+def in_turns(parts: Mapping[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
     """Median seconds of each part, on this rank. All ranks begin together.
 
     In turns, so that what else the machine does meets all parts alike; the first round warms up.
