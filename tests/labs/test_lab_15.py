@@ -13,6 +13,7 @@ def test_the_lab_shows_what_the_check_asks() -> None:
     text = solved_lab("advanced/15_design_studio").read_text(encoding="utf-8")
     assert "Plan(tp=4, pp=16, sequence_parallel=True, micro_batch=2)" in text
     assert "broken = Plan(tp=4, pp=16)" in text and Plan(tp=4, pp=16) == lab_15.TO_FIX
+    assert 'small_cards = Cluster(gpu="A100-40GB", nodes=8)' in text and "layers=56" in text
     found = estimate(model_shape(lab_15.MODEL), lab_15.the_cluster(), lab_15.OOM_PLAN, lab_15.BATCH)
     assert not found.fits
 

@@ -1,6 +1,5 @@
 """Scripts under torchrun: shown while they run, loud when they fail, nothing left behind."""
 
-import ast
 import os
 import signal
 import subprocess
@@ -9,12 +8,11 @@ import threading
 import time
 from pathlib import Path
 
-import nbformat
 import psutil
 import pytest
-import torch
 from rank_cases import wait_until
 
+from utils.lessons import folders
 from utils.ranks import RankError, run_killable, run_torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,27 +188,17 @@ def test_an_interrupt_ends_everything(tmp_path):
 @pytest.mark.slow
 def test_lesson_04s_script_never_aborts_at_its_end(tmp_path, monkeypatch):
     """On a busy machine, a hundred times: ranks once aborted at random when they exited."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    path, images = script(tmp_path, script_of_lesson_04()), tmp_path / "images.pt"
-    torch.save([torch.randn(256, 3, 32, 32), torch.randint(10, (256,))], images)
+    path = folders()["04"] / "train.py"
+    monkeypatch.chdir(tmp_path)  # the script saves a model where it is started
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
         for _ in range(100):
-            printed = run_torchrun(path, 2, images, timeout_seconds=900)
-            assert printed.count("loss of all ranks") == 1  # the first of four steps, by rank 0
+            printed = run_torchrun(path, 2, "resnet18", 1, "fake", timeout_seconds=900)
+            assert printed.count("loss of all ranks") == 1  # of one epoch, by rank 0
     finally:
         for process in busy:
             process.kill()
             process.wait()
-
-
-def script_of_lesson_04():
-    cells = nbformat.read(ROOT / "notebooks/beginner/04_four_ranks.ipynb", as_version=4).cells
-    (set_up,), (loop,) = (
-        [each.source for each in cells if each.source.startswith(f"{name} = ")]
-        for name in ("SET_UP", "LOOP")
-    )
-    return "".join(ast.literal_eval(ast.parse(cell).body[0].value) for cell in (set_up, loop))
 
 
 def test_a_missing_script(tmp_path):

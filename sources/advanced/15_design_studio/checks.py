@@ -15,6 +15,7 @@ from utils.planner import (
     Cluster,
     Estimate,
     Plan,
+    Space,
     estimate,
     explain,
     plan_name,
@@ -30,6 +31,26 @@ BATCH = Batch(sequences=1536, sequence_length=2048)
 OOM_PLAN = Plan(tp=4, pp=16, sequence_parallel=True, micro_batch=2)
 TO_FIX = Plan(tp=4, pp=16, recompute="none")
 TOKENS_PER_PARAMETER, FLOP_PER_TOKEN = 20, 6  # Hoffmann et al. 2022: 70B parameters, 1.4T tokens
+
+
+HUNDRED_B = ModelShape(
+    name="100B",
+    family="gpt",
+    layers=56,
+    hidden=12_288,
+    heads=96,
+    feedforward=49_152,
+    vocabulary=51_200,
+    max_sequence=2048,
+    positions="learned",
+    tied=True,
+)
+WITH_HOST = Space(offload=("none", "optimizer"))
+
+
+def small_cards() -> Cluster:
+    """64 A100-40GB: 8 nodes of 8."""
+    return Cluster(gpu="A100-40GB", nodes=8)
 
 
 def the_cluster() -> Cluster:
@@ -53,25 +74,12 @@ gb_per_gpu = Question(
     expected="GB of states on each GPU",
 )
 
-micro_batches = Question(
-    "Lesson 15: (p - 1) / m = 5% with 16 stages.",
-    number("a number of micro-batches"),
-    right=300,
-    wrong={
-        320: "The bubble has p - 1 stages in it, not p.",
-        16: "With as many micro-batches as stages nearly half of the time is idle.",
-    },
-    nudge="Solve (p - 1) / m = 0.05 for m.",
-    note="15 / 300 = 5%",
-    expected="a whole number of micro-batches",
-)
-
 
 @takes(instance(Plan, "a Plan(...)"))
-def plan_175b(answer: Plan) -> Verdict:
+def plan_small_cards(answer: Plan) -> Verdict:
     """Exercise 1: a plan that fits with headroom, within 10% of the fastest that does."""
     try:
-        found = _on_64(answer)
+        found = estimate(HUNDRED_B, small_cards(), answer, BATCH)
     except ValueError as sentence:
         return not_yet(str(sentence), nudge="dp * tp * pp * cp must be 64, and all must divide.")
     if verdict := _other_work(answer):
@@ -88,10 +96,10 @@ def plan_175b(answer: Plan) -> Verdict:
             "card: within the allocator's reach",
             expected="headroom",
             got=plan_name(found),
-            nudge="Near the limit the allocator frees and searches at every step. What is kept whole "
-            "on every TP rank?",
+            nudge="Near the limit the allocator frees and searches at every step. What on the card is "
+            "needed only once a step?",
         )
-    fastest = search(model_shape(MODEL), the_cluster(), BATCH).fastest
+    fastest = search(HUNDRED_B, small_cards(), BATCH, space=WITH_HOST).fastest
     assert fastest is not None
     slower = found.step_seconds / fastest.step_seconds - 1
     if slower > SLACK:
@@ -125,11 +133,13 @@ def _on_64(plan: Plan) -> Estimate:
 
 def _speed_nudge(plan: Plan) -> str:
     if plan.recompute == "full":
-        return "Full recomputation costs a third of the time. Is the memory that it saves needed?"
+        return "Full recomputation costs a third of the time. What else can leave the card?"
     if plan.tp > 8:
         return "Tensor parallelism leaves the node. Keep it on NVLink."
     if plan.tp > 1 and not plan.sequence_parallel:
         return "sequence_parallel splits what TP leaves whole, at no cost in traffic."
+    if plan.offload != "none" and plan.dp == 1:
+        return "The card has room now. Does it hold larger pieces of the model, in two replicas?"
     return "Ask explain(...) which single change makes it faster."
 
 

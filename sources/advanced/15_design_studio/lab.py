@@ -27,35 +27,41 @@ from dataclasses import replace
 
 from utils import Batch, Cluster, Plan, check, compare_plans, draw_stage_memory, estimate
 from utils import model_shape, show
-from utils.catalog import device, price
+from utils.catalog import ModelShape, device, price
 
 cluster = Cluster(gpu="A100-80GB", nodes=8)
 model = model_shape("gpt-3-175b")
 batch = Batch(sequences=1536, sequence_length=2048)
 
 # %% [markdown]
-# ## Exercise 1: lay out 175B on 64 GPUs
+# ## Exercise 1: the same machines with half the memory
 #
-# **Spec.** `my_plan` is a `Plan` for the cluster, model and batch above. It trains all parameters, it
-# must fit with headroom (with the gaps between blocks under 95% of the card), and its step may take at
-# most 10% longer than the fastest plan that does. Use `estimate`, not `search`: the aim is to find it
-# by reasoning. Your score is the step time.
+# **Spec.** `my_plan` is a `Plan` for `hundred`, 100B, on 64 A100 of *40* GB, with the batch above. It trains all
+# parameters, it must fit with headroom (with the gaps between blocks under 95% of the card), and its step may take at
+# most 10% longer than the fastest plan that does, offload of the optimizer included. Use `estimate`, not `search`: the
+# aim is to find it by reasoning. Your score is the step time.
+
+# %%
+hundred = ModelShape(name="100B", family="gpt", layers=56, hidden=12_288, heads=96, feedforward=49_152,
+                     vocabulary=51_200, max_sequence=2048, positions="learned", tied=True)
+small_cards = Cluster(gpu="A100-40GB", nodes=8)
+print(compare_plans([estimate(hundred, small_cards, Plan(tp=8, pp=8, sequence_parallel=True), batch)]))
 
 # %%
 # BEGIN SOLUTION
-my_plan = Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2)
+my_plan = Plan(dp=2, tp=4, pp=8, zero_stage=1, sequence_parallel=True, offload="optimizer")
 # END SOLUTION
 # STUB: my_plan = ...
 
-check("15.plan_175b", my_plan)
+check("15.plan_small_cards", my_plan)
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>The states are 18 bytes per parameter. How many ways must you split them, so
-# that, without ZeRO, DP can only be 1?</details>
-# <details><summary>Hint 2</summary>Print <code>compare_plans([estimate(model, cluster, plan, batch)])</code> for TP 8
-# with PP 8, and for TP 4 with PP 16.</details>
-# <details><summary>Hint 3</summary>What is free first (sequence parallelism), then what memory still allows
-# (a larger micro-batch).</details>
+# <details><summary>Hint 1</summary>The layout of the lesson fits, and fills the card. Recomputation makes room, and costs
+# a third of the time. Which part of the states does a step touch only once?</details>
+# <details><summary>Hint 2</summary>Print <code>compare_plans([estimate(hundred, small_cards, plan, batch)])</code> with
+# <code>offload="optimizer"</code>.</details>
+# <details><summary>Hint 3</summary>Spend the room that this leaves: cut each matrix in fewer pieces, in two
+# replicas.</details>
 
 # %% [markdown]
 # ## Exercise 2: break it, diagnose it

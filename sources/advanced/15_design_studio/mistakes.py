@@ -27,34 +27,22 @@ known.mistakes(
     not_finite=(math.nan, "no finite number"),
 )
 known.rights("gb_per_gpu", rounded=36.6, of_numpy=np.float32(36.6))
+TO_HOST: dict[str, Any] = {"sequence_parallel": True, "offload": "optimizer"}
 known.mistakes(
-    "micro_batches",
-    p_for_p_minus_1=(320, "p - 1 stages"),
-    as_many_as_stages=(16, "nearly half"),
-    ten=(10, "Solve"),
-    a_text=("many", "a number of"),
-)
-known.mistakes(
-    "plan_175b",
-    too_many_gpus=(Plan(dp=8, tp=8, pp=8, sequence_parallel=True), "the cluster has 64"),
-    over_by_activations=(Plan(tp=4, pp=16, sequence_parallel=True, micro_batch=2), "activations"),
-    over_by_optimizer_state=(Plan(dp=8, tp=8, sequence_parallel=True), "optimizer state"),
-    recomputes=(Plan(tp=8, pp=8, sequence_parallel=True, recompute="full"), "costs a third"),
-    tp_leaves_the_node=(Plan(tp=16, pp=4, sequence_parallel=True), "leaves the node"),
-    kept_whole=(Plan(tp=8, pp=8), "kept whole on every TP rank"),
-    tp_of_2=(Plan(tp=2, pp=32, sequence_parallel=True), "Which choice makes"),
-    recomputes_and_offloads=(
-        Plan(
-            tp=8,
-            pp=8,
-            sequence_parallel=True,
-            micro_batch=2,
-            offload="optimizer",
-            cp=1,
-            recompute="full",
-        ),
+    "plan_small_cards",
+    too_many_gpus=(Plan(dp=8, tp=8, pp=8, **TO_HOST), "the cluster has 64"),
+    of_the_lesson=(Plan(tp=8, pp=8, sequence_parallel=True), "within the allocator's reach"),
+    two_at_a_time=(Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2), "Which choice makes"),
+    no_pipeline=(Plan(dp=8, tp=8, sequence_parallel=True), "optimizer state"),
+    recomputes=(
+        Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=4, recompute="full"),
         "costs a third",
     ),
+    recomputes_and_offloads=(Plan(tp=8, pp=8, recompute="full", **TO_HOST), "costs a third"),
+    tp_leaves_the_node=(Plan(tp=16, pp=4, **TO_HOST), "leaves the node"),
+    kept_whole=(Plan(tp=8, pp=8, offload="optimizer"), "splits what TP leaves whole"),
+    one_replica=(Plan(tp=8, pp=8, **TO_HOST), "in two replicas"),
+    tp_of_2=(Plan(dp=4, tp=2, pp=8, zero_stage=1, **TO_HOST), "Which choice makes"),
     a_dict=({"tp": 8}, "a Plan(...) is wanted"),
     adapters_alone=(
         Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=8, lora=Lora()),
@@ -62,11 +50,11 @@ known.mistakes(
     ),
     other_books=(lambda solution: replace(solution, framework=LIGHT), "books"),
 )
-known.mistakes("plan_175b", tight=(Plan(tp=8, pp=8), "within the allocator's reach"))
 known.rights(
-    "plan_175b",
-    by_the_rules=Plan(tp=8, pp=8, sequence_parallel=True),
-    of_the_search=Plan(tp=4, pp=16, sequence_parallel=True),
+    "plan_small_cards",
+    one_replica_two_at_a_time=Plan(tp=8, pp=8, micro_batch=2, **TO_HOST),
+    without_zero=Plan(dp=2, tp=4, pp=8, **TO_HOST),
+    zero_2=Plan(dp=2, tp=4, pp=8, zero_stage=2, **TO_HOST),
     framework_by_name=lambda solution: replace(solution, framework=framework("megatron")),
 )
 

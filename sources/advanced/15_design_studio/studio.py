@@ -24,6 +24,7 @@ from utils.planner import (
     plan_name,
     why_it_does_not_fit,
 )
+from utils.planner.goodput import Goodput
 from utils.units import Evidence, format_bytes, format_seconds
 from utils.views.explore import explore
 from utils.views.plan_figures import stack_stages
@@ -111,18 +112,21 @@ def design(
     )
 
 
-def draw_design(found: Estimate, *, tokens: float = 300e9) -> tuple[Figure, str]:
+def draw_design(
+    found: Estimate, *, tokens: float = 300e9, failures: Goodput | None = None
+) -> tuple[Figure, str]:
     """Memory of each stage and the schedule, under a line of speed and cost; and its words.
 
     Args:
         found: The design.
         tokens: Of the run whose days and dollars are said.
+        failures: What they leave; by default with a node at hand for each that fails.
     """
     with course_style():
         figure = Figure(figsize=(10.5, 7.6), layout="constrained")
         top, bottom = figure.subplots(2, 1)
         handles = stack_stages(top, found) + draw_rows(bottom, found)
-        sentence = summary(found, tokens)
+        sentence = summary(found, tokens, failures)
         figure.suptitle(_lines(sentence), x=0.01, ha="left", fontsize=11)
         top.set_title(plan_name(found))
         figure.legend(handles=handles, loc="outside right upper")
@@ -130,18 +134,18 @@ def draw_design(found: Estimate, *, tokens: float = 300e9) -> tuple[Figure, str]
     return figure, f"{plan_name(found)}. {sentence}"
 
 
-def summary(found: Estimate, tokens: float) -> str:
+def summary(found: Estimate, tokens: float, failures: Goodput | None = None) -> str:
     """Fit, speed and cost of a design, in a sentence or two."""
     fit = f"Fits, {format_bytes(found.peak.needed_bytes)} needed."
     if found.tight:
         fit = f"{fit[:-1]}, but within the allocator's reach: it may run many times slower."
     if not found.fits:
         fit = why_it_does_not_fit(found)
-    spent = cost(found, tokens)
+    spent = cost(found, tokens, failures)
     low, high = spent.days_interval
     return (
         f"{fit} {found.cluster.gpus} GPUs, {format_seconds(found.step_seconds)} a step, MFU "
-        f"{found.mfu:.0%}, bubble {found.bubble:.1%}. {tokens / 1e9:,.0f}B tokens: {low:,.0f} to "
+        f"{found.mfu:.0%}, bubble and sends {found.bubble:.1%}. {tokens / 1e9:,.0f}B tokens: {low:,.0f} to "
         f"{high:,.0f} days; ${spent.usd / 1e6:,.2f}M at ${spent.usd_per_gpu_hour} a GPU hour "
         f"({spent.price_source})."
     )

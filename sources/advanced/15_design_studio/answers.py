@@ -1,0 +1,45 @@
+"""Designs beside each other as their reviews see them, and long sentences in lines."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+
+import pandas as pd
+
+from utils.checked import check_public
+from utils.planner import Estimate, plan_name
+
+from .review import Review
+
+__all__ = ["beside_each_other", "wrapped"]
+
+COLUMNS = 110
+
+
+def wrapped(sentence: str) -> str:
+    """Lines that a notebook shows without a scroll bar."""
+    return textwrap.fill(sentence, COLUMNS)
+
+
+def beside_each_other(judged: Mapping[str, tuple[Estimate, Review]]) -> pd.DataFrame:
+    """A row a design, by name: its plan, days and dollars as ranges, and what its review says."""
+    rows = [_row(name, *pair) for name, pair in judged.items()]
+    return pd.DataFrame(rows).set_index("way out")
+
+
+def _row(name: str, plan: Estimate, review: Review) -> dict[str, str]:
+    days, usd = review.cost.days_interval, review.cost.usd_interval
+    failed = [row.name for row in review.criteria if not row.passed]
+    return {
+        "way out": name,
+        "plan": plan_name(plan),
+        "tokens": f"{review.cost.tokens / 1e9:,.0f}B",
+        "days": f"{days[0]:,.0f} to {days[1]:,.0f}",
+        "million dollars": f"{usd[0] / 1e6:.2f} to {usd[1] / 1e6:.2f}",
+        "passes": f"{review.points} of {len(review.criteria)}",
+        "fails": ", ".join(failed) or "nothing",
+    }
+
+
+check_public(globals())

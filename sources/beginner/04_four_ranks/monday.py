@@ -1,0 +1,115 @@
+"""The last cell's blocks: two ranks that train as their reader's would, beside one process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from utils.lessons.blocks import run_block
+from utils.ranks import run_ranks
+
+ITEMS = 16
+
+
+def block_1(text: str) -> None:
+    """DDP: two ranks end with the weights of one process, and share the items."""
+    found = run_ranks(_by_hand, 2, text)
+    assert torch.equal(found[0], found[1]), "the ranks hold different weights"
+    assert not torch.allclose(found[0], _flat(_model())), "nothing was learned"
+    # One batch of all items, in any order, has one gradient.
+    torch.testing.assert_close(found[0], _alone(), msg="two ranks are not one process")
+
+
+def block_2(text: str) -> None:
+    """Trainer: two ranks log the loss of one process's batch, and take its step."""
+    found = run_ranks(_by_trainer, 2, text)
+    assert torch.equal(found[0][1], found[1][1]), "the ranks hold different weights"
+    model = _model()
+    loss = _loss(model, *_tensors())
+    assert abs(found[0][0] - loss.item()) < 1e-3, f"{found[0][0]} logged, {loss.item()} alone"
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # as Trainer does by itself
+    torch.optim.AdamW(model.parameters(), lr=5e-5, weight_decay=0.0).step()
+    torch.testing.assert_close(found[0][1], _flat(model), rtol=0, atol=1e-6)
+
+
+def _by_hand(text: str) -> Tensor:
+    dist.destroy_process_group()  # the reader's script begins without one
+    names = run_block(text, model=_model(), dataset=_data(), batch_size=ITEMS)
+    names["sampler"].set_epoch(0)
+    _step(names["model"], names["loader"])
+    return _flat(names["model"]).cpu()
+
+
+def _alone() -> Tensor:
+    model = _model()
+    _step(model, DataLoader(_data(), ITEMS))
+    return _flat(model)
+
+
+def _step(model: nn.Module, loader: DataLoader) -> None:
+    device = next(model.parameters()).device
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, targets in loader:
+        _loss(model, inputs.to(device), targets.to(device)).backward()
+        optimizer.step()
+
+
+def _by_trainer(text: str) -> tuple[float, Tensor]:
+    """The loss that Trainer logs, and its weights after one step."""
+    dist.destroy_process_group()
+    os.environ["ACCELERATE_USE_CPU"] = "true"  # without a GPU Trainer asks for that
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        names = run_block(text, model=_Classifier(), dataset=_Rows(), batch_size=ITEMS)
+        trainer = names["trainer"]
+    return trainer.state.log_history[0]["loss"], _flat(trainer.model).cpu()
+
+
+class _Classifier(nn.Module):
+    """A model as Trainer takes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = _model()
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": _loss(self.layer, inputs, labels)}
+
+
+class _Rows(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        inputs, labels = _tensors()
+        return {"inputs": inputs[index], "labels": labels[index]}
+
+
+def _model() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(6, 3)
+
+
+def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(model(inputs), targets)
+
+
+def _tensors() -> tuple[Tensor, Tensor]:
+    numbers = torch.Generator().manual_seed(1)
+    inputs = torch.randn(ITEMS, 6, generator=numbers)
+    return inputs, torch.randint(3, (ITEMS,), generator=numbers)
+
+
+def _data() -> TensorDataset:
+    return TensorDataset(*_tensors())
+
+
+def _flat(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
