@@ -195,10 +195,10 @@ pd.DataFrame(rows).set_index(["micro-batch", "stage"]).round(1).rename_axis(colu
 #
 # *A job runs out of memory: what do you do, in which order? Lab: `order_of_cures`, `unknown_job`.*
 #
-# I profile before I cure: which phase, which category, and what is alive after each step [10 §2](../intermediate/10_oom_clinic.ipynb#2.-Read-the-error,-then-count-between-steps "after_steps"). Growth from step to step means that something is kept, and no
-# technique cures that [10](../intermediate/10_oom_clinic.ipynb#kept_graph "half_cures"). Reserved far above alive is fragmentation [10 §5](../intermediate/10_oom_clinic.ipynb#5.-Alive-is-not-reserved:-fragmentation "fragmented.replayed"). If the peak is one moment, I cure that moment: validation without `no_grad`
+# I profile before I cure: which phase, which category, and what is alive after each step [10 §1](../intermediate/10_oom_clinic.ipynb#1.-Read-the-error,-then-count-between-steps "after_steps"). Growth from step to step means that something is kept, and no
+# technique cures that [10](../intermediate/10_oom_clinic.ipynb#kept_graph "half_cures"). Reserved far above alive is fragmentation [10 §4](../intermediate/10_oom_clinic.ipynb#4.-Alive-is-not-reserved:-fragmentation "fragmented.replayed"). If the peak is one moment, I cure that moment: validation without `no_grad`
 # [10](../intermediate/10_oom_clinic.ipynb#validation "no_grad"), the logits [10](../intermediate/10_oom_clinic.ipynb#large_vocabulary "in_chunks"), or the optimizer's copies [10](../intermediate/10_oom_clinic.ipynb#optimizer_doubles "treat"). Then come the general cures: precision, accumulation, checkpointing,
-# offload and quantization [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "path"). Their order is their price: accumulation repeats no arithmetic [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "flops"), and in the job below it is cheaper than recomputation [99](99_capstone.ipynb#Q5.-Out-of-memory "or recompute all"). Accumulation healed none of lesson 10's seven patients, and their own cures healed all [10 §8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "its own cure"). The last resort is a larger card [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search").
+# offload and quantization [10 §6](../intermediate/10_oom_clinic.ipynb#6.-In-which-order? "general"). Their order is their price: accumulation repeats no arithmetic [10 §6](../intermediate/10_oom_clinic.ipynb#6.-In-which-order? "flops"), and in the job below it is cheaper than recomputation [99](99_capstone.ipynb#Q5.-Out-of-memory "or recompute all"). Accumulation healed none of lesson 10's seven patients, and their own cures healed all [10 §6](../intermediate/10_oom_clinic.ipynb#6.-In-which-order? "its own cure"). The last resort is a larger card [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search").
 
 # %%
 run = Batch(sequences=8, sequence_length=4096)
@@ -300,7 +300,7 @@ for gigabits in (100, 10):
 # | ResNet to four GPUs | [04 §10](../beginner/04_four_ranks.ipynb#10.-The-scenarios-as-asked "DDP + AMP") | `train.py` | `four_ranks` |
 # | a CNN to four | [04 §10](../beginner/04_four_ranks.ipynb#10.-The-scenarios-as-asked "four ranks, DDP") | `train.py` | `four_ranks` |
 # | 7B on 24 GB | [06 §7](../intermediate/06_seven_billion.ipynb#The-scenario-as-asked:-a-script-for-a-real-card "here.write_script"), [§5](../intermediate/06_seven_billion.ipynb#5.-The-whole-run "logs") | `finetune.py` | `seven_billion` |
-# | 7B, PEFT or offload | [07 §8](../intermediate/07_offload.ipynb#8.-The-scenario-as-asked "here.write_script"), [§6](../intermediate/07_offload.ipynb#6.-Seven-billion,-simulated "optimizer offloaded") | `offload.py` | `seven_billion` |
+# | 7B, PEFT or offload | [07 §5](../intermediate/07_offload.ipynb#5.-The-scenario-as-asked "here.write_script"), [the peak](../intermediate/07_offload.ipynb#5.-The-scenario-as-asked "optimizer offloaded") | `offload.py` | `seven_billion` |
 # | 1.3B, less memory, at speed | [09 §9](../intermediate/09_sharding.ipynb#9.-The-scenario-as-asked:-less-memory,-at-good-speed "job.write") | `lesson-09` | `zero_or_fsdp` |
 # | 100B on 64 | [14 §5](14_three_dimensions.ipynb#5.-Real-size:-the-memory-of-every-stage "planned"), [§9](14_three_dimensions.ipynb#9.-The-same-plan-as-files "job.write") | `lesson-14` | `lay_out` |
 # | 1B on 8 x 8 | [14 §8](14_three_dimensions.ipynb#8.-One-billion-on-64-GPUs "SCHEMES") | `lesson-14` | `one_billion` |
@@ -406,7 +406,7 @@ for stage in (0, 1, 2, 3):
 # | often said | what is right | shown in |
 # |---|---|---|
 # | ZeRO-2 on a single GPU saves memory | a partition by one saves nothing | [09 §7](../intermediate/09_sharding.ipynb#7.-One-GPU "on_one_rank") |
-# | ZeRO-2 does nothing on one GPU | with optimizer offload the gradients leave too, and 2 bytes a parameter stay | [07 §6](../intermediate/07_offload.ipynb#6.-Seven-billion,-simulated "gradients leave, too") |
+# | ZeRO-2 does nothing on one GPU | with optimizer offload the gradients leave too, and 2 bytes a parameter stay | [07 §5](../intermediate/07_offload.ipynb#5.-The-scenario-as-asked "gradients leave, too") |
 # | ZeRO-3 partitions activations | parameters, gradients, optimizer state | [99](99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS") |
 # | ZeRO-3 needs 16P/N | and gathered layers, prefetch, buckets, an fp32 copy of gradients | [09 §5](../intermediate/09_sharding.ipynb#5.-What-each-really-holds "textbook") |
 # | a 1B model does not fit an A100 | its states are below 20 GB; only activations or logits overflow 80 | [14 §8](14_three_dimensions.ipynb#8.-One-billion-on-64-GPUs "16 x") |
