@@ -7,6 +7,7 @@ import io
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,6 +169,5 @@ def _held(
 def _adamw(parameters: list[nn.Parameter], own_adam: bool) -> torch.optim.Optimizer:
     if not own_adam:
         return torch.optim.AdamW(parameters, lr=1e-3)
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-    return DeepSpeedCPUAdam(parameters, lr=1e-3, weight_decay=0.01)  # torch's default
+    adam: Any = import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
+    return adam(parameters, lr=1e-3, weight_decay=0.01)  # torch's default

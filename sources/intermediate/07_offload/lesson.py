@@ -389,7 +389,8 @@ assert abs(least.peak_bytes / expected - 1) < 0.03, "2 bytes a parameter, buffer
 # **Read it.** It fits, and the host pays. DeepSpeed holds the same on the card, and buckets: 5e8 elements each by
 # [default](https://www.deepspeed.ai/docs/config-json/), 1 GB in bf16. **What does a step take?** The planner counts
 # compute, the way up, and the step on the CPU. It does not count gradients that compute does not hide; the formula of
-# section 3 adds them. All hangs on the rate that the link keeps up in training, so it is computed again with half and twice that.
+# section 3 adds them. All hangs on the rate that the link keeps up in training: by the planner's constants 54% of line rate.
+# So everything is computed again with half and twice that.
 
 # %%
 batch, base = Batch(sequences=16, sequence_length=LENGTH), {"recompute": "full"}
@@ -424,8 +425,8 @@ print(f"of a full step the CPU's Adam takes {HOST_ADAM_SECONDS * P:.2f} s; {HOST
 
 # %% [markdown]
 # **Read it.** At the link's own rate a full step takes a third longer than QLoRA's, and twice the rate gains little: compute
-# decides. At half of it gradients no longer hide behind 2,048 tokens, and the step takes twice QLoRA's time. So measure
-# *your* link before you promise days. (Micro-batches of two texts would hide them again.)
+# decides. At half of it gradients no longer hide behind 2,048 tokens, and the step takes twice QLoRA's time. (Micro-batches of two texts would hide
+# them again.) So measure *your* link before you promise days: `python -m evidence.record device_speed` does.
 #
 # | way | gives up |
 # |---|---|
@@ -590,8 +591,8 @@ assert norm == 0 < there, "gradients should have left the device"
 #             p.copy_(master.to(p.dtype))
 # ```
 #
-# These copies wait for each other. DeepSpeed pins memory and hides them; **with transformers**, `dataset` and
-# `model_name` are yours:
+# These copies wait for each other. DeepSpeed pins memory and hides them. **With transformers**, where `dataset` and
+# `model_name` are yours (the seconds of section 5 assume DeepSpeed's compiled Adam: see `offload.py`):
 #
 # ```python
 # from transformers import AutoModelForCausalLM, Trainer, TrainingArguments

@@ -114,7 +114,7 @@ def _by_trainer(texts: Sequence[str], folder: str) -> list[tuple[bool, float, Te
     return found
 
 
-def _model() -> nn.Module:
+def _model() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

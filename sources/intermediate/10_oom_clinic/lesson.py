@@ -34,7 +34,6 @@ here = setup("intermediate/10")
 
 # %% jupyter={"source_hidden": true}
 import gc
-import pickle
 import sys
 import weakref
 from pathlib import Path
@@ -52,7 +51,7 @@ from utils.clinic import PATIENTS, admit, examine, sick
 from utils.lessons.lesson_10 import cures as general_cures
 from utils.lessons.lesson_10.host import run_loader
 from utils.lessons.lesson_10.pages import write_snapshot_page, write_trace_page
-from utils.lessons.lesson_10.snapshot import SnapshotError, write_snapshot
+from utils.lessons.lesson_10.snapshot import write_snapshot
 from utils.lessons.lesson_10.views import PatientBytes, Segment, draw_segments, draw_ward
 from utils.techniques import checkpoint_blocks
 
@@ -175,6 +174,20 @@ cures["forgotten_reference"] = patients["forgotten_reference"].edited({
 treat("forgotten_reference")
 
 # %% [markdown]
+# ### Break it, diagnose it
+#
+# Cure it as `kept_graph` was cured: keep `result.detach()`. Predict what that saves.
+
+# %%
+detached = examine(patients["forgotten_reference"].edited({"seen.append(result)": "seen.append(result.detach())"}))
+print(f"{before['forgotten_reference'].bytes / MIB:.1f} MiB before, {detached.bytes / MIB:.1f} with .detach(), "
+      f"{after['forgotten_reference'].bytes / MIB:.1f} with .item()")
+assert detached.bytes == before["forgotten_reference"].bytes, "a detached tensor has the same storage"
+
+# %% [markdown]
+# **Diagnose it.** Not a byte. `.detach()` lets go of the graph and keeps the tensor; here the tensors fill the memory.
+# `.item()` copies one number out.
+#
 # A list in a hook, a closure, an attribute: what can be reached stays. Two such places are the **notebook's
 # own**: `Out[]` keeps what a cell's last line shows, and `sys.last_traceback` keeps the frames of the last error, with
 # every local variable. Here a function makes a tensor of 64 MiB, and fails:
@@ -332,9 +345,9 @@ for name, found in host.items():
     print(f"{name:<28}{found}   mean of all images {found.mean}")
 
 # %% [markdown]
-# **Read it.** Four moments of a run, and the number stays: the host is full, and nothing leaks. The batch in the loop comes
-# on top of the prediction. The second line sends images as the bytes that they are stored in: a quarter, with the same mean.
-# `--shm-size` sets a container's shared memory.
+# **Read it.** Four moments of a run, and the number stays: nothing leaks, it is full at once. (The batch in the loop comes on
+# top of the prediction.) The second line sends images as the bytes that they are stored in: a quarter, with the same mean.
+# Docker gives a container 64 MB of shared memory unless `--shm-size` says otherwise.
 #
 # **Question.** 6 workers, `prefetch_factor=8`, 10,000 batches an epoch. How many batches can wait in shared memory?
 
@@ -412,29 +425,6 @@ else:
 recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_peak_bytes"])
 
 # %% [markdown]
-# ### Break it, diagnose it
-#
-# A snapshot that was cut short when the job was killed, one of an old PyTorch, and a patient that is well:
-
-# %%
-damaged = {"cut short": snapshot.read_bytes()[:5000], "old": pickle.dumps([{"address": 1, "blocks": []}])}
-for name, content in damaged.items():
-    file = files / f"{name.replace(' ', '_')}.pickle"
-    file.write_bytes(content)
-    try:
-        write_snapshot_page(files / "never.html", file)
-    except SnapshotError as refusal:
-        print(f"{name}: {refusal}")
-    file.unlink()
-try:
-    sick(cures["validation"])
-except ValueError as refusal:
-    print(f"well: {refusal}")
-
-# %% [markdown]
-# **Diagnose it.** A job that is killed while it dumps leaves half a pickle: dump in an
-# `except torch.OutOfMemoryError`, not at the end.
-#
 # ## 6. In which order?
 #
 # *A job runs out of memory: what do you do?* Profile first. And if you do not? Here are the general cures for one card,
