@@ -105,7 +105,7 @@ class StreamedBlock(nn.Module):
 
     def forward(self, x: Tensor, *others: Any) -> Tensor:
         """`x` is differentiated, and must require gradients to train; what else comes is not."""
-        return _Streamed.apply(x, self._stream[0], self.number, others)
+        return Streamed.apply(x, self._stream[0], self.number, others)
 
 
 def stream_blocks(
@@ -126,7 +126,9 @@ def stream_blocks(
     return nn.ModuleList(StreamedBlock(stream, number) for number in range(len(there))), stream
 
 
-class _Streamed(torch.autograd.Function):
+class Streamed(torch.autograd.Function):
+    """A block whose weights are on the device while it computes, and at no other time."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, stream: Stream, number: int, others: tuple[Any, ...]

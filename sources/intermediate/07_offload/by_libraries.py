@@ -1,0 +1,173 @@
+"""What lesson 07 runs in ranks: DeepSpeed's and FSDP2's offload, and `Trainer` with both."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from utils import Transformer, TransformerConfig, text_batches, text_tokens
+from utils.models.finetune import TARGETS
+from utils.techniques.deepspeed import load_deepspeed
+from utils.techniques.fsdp import shard
+from utils.techniques.zero import resident, zero_config, zero_engine
+
+from .cpu_ranks import fsdp_on_cpu
+
+SMALL = TransformerConfig(vocabulary=256, hidden=128, layers=4, heads=4, feedforward=352)
+STEPS = 20
+# DeepSpeed's names of what stays on the device when the rest leaves.
+ON_DEVICE = ("bit16_groups_flat", "for_gpu_offload", "ipg_bucket")
+
+
+class Held(NamedTuple):
+    """Losses of a run, and bytes per parameter between backward and step."""
+
+    losses: list[float]
+    device_each: float
+    host_each: float
+    file_each: float
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    """The tokens and targets of each step."""
+    return list(text_batches(text_tokens(STEPS * 4 * 32 + 1), batch=4, sequence=32))
+
+
+def whole_loss(model: Any, tokens: Tensor, targets: Tensor) -> Tensor:
+    """Of a model of the course, in fp32."""
+    return F.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())
+
+
+def by_deepspeed(arms: Mapping[str, Mapping[str, Any]], folder: str) -> dict[str, Held]:
+    """Train by each of DeepSpeed's `zero_optimization` settings, on one rank, in bf16.
+
+    Args:
+        arms: its settings by name; with "own_adam": True the step is DeepSpeedCPUAdam's.
+        folder: for what is offloaded to a file.
+    """
+    load_deepspeed()  # for the CPU, as in the notebook
+    return {
+        name: _held(arm, lambda: Transformer(SMALL), whole_loss, folder)
+        for name, arm in arms.items()
+    }
+
+
+def adapters_by_deepspeed(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, Held]:
+    """The same around LoRA's adapters, in fp32; nothing goes to a file."""
+    load_deepspeed()
+    return {name: _held(arm, small_lora, _lora_loss, "", "fp32") for name, arm in arms.items()}
+
+
+def by_fsdp() -> list[float]:
+    """Losses of FSDP2 with `CPUOffloadPolicy`, in fp32."""
+    torch.manual_seed(0)
+    model = shard(Transformer(SMALL), precision="fp32", offload=True)
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+    for batch in batches():
+        optimizer.zero_grad()
+        loss = whole_loss(model, *batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def by_trainer(settings: Mapping[str, Any]) -> tuple[list[float], str]:
+    """Two steps of `Trainer` with these arguments more; losses, and the class of what it trained."""
+    from transformers import Trainer, TrainingArguments
+
+    if "deepspeed" in settings:
+        load_deepspeed()
+    rows = [{"input_ids": row, "labels": row} for tokens, _ in batches()[:2] for row in tokens]
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        arguments = TrainingArguments(
+            folder,
+            per_device_train_batch_size=4 // dist.get_world_size(),
+            learning_rate=1e-2,
+            lr_scheduler_type="constant",
+            max_grad_norm=0.0,
+            num_train_epochs=1,
+            logging_steps=1,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            use_cpu=True,
+            **settings,
+        )
+        trainer = Trainer(model=small_lora(), args=arguments, train_dataset=rows)
+        if arguments.fsdp:
+            fsdp_on_cpu(trainer)
+        trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    return losses, type(trainer.model_wrapped).__name__
+
+
+def small_lora() -> nn.Module:
+    """A small Llama with adapters of rank 8."""
+    import peft
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    # peft asks transformers for something by a name that transformers has replaced.
+    warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        use_cache=False,
+    )
+    lora = peft.LoraConfig(r=8, target_modules=list(TARGETS), task_type="CAUSAL_LM")
+    return peft.get_peft_model(LlamaForCausalLM(config), lora)
+
+
+def _lora_loss(engine: Any, tokens: Tensor, _: Tensor) -> Tensor:
+    return engine(input_ids=tokens, labels=tokens, use_cache=False).loss
+
+
+def _held(
+    arm: Mapping[str, Any],
+    make_model: Callable[[], nn.Module],
+    loss_of: Callable[..., Tensor],
+    folder: str,
+    precision: str = "bf16",
+) -> Held:
+    torch.manual_seed(0)
+    model, zero = make_model(), dict(arm)
+    stage, own_adam = zero.pop("stage"), zero.pop("own_adam", False)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    count = sum(parameter.numel() for parameter in trained)
+    config = zero_config(stage, count, world_size=1, micro_batch=4, precision=precision, **zero)
+    settings = config | {"zero_force_ds_cpu_optimizer": False}
+    engine = zero_engine(model, _adamw(trained, own_adam), settings)
+    losses, rows = [], []
+    for batch in batches():
+        loss = loss_of(engine, *batch)
+        engine.backward(loss)
+        losses.append(loss.item())
+        rows = [(row.path, row.bytes / count) for row in resident(engine)]
+        engine.step()
+    stays = "offload_optimizer" not in zero
+    here = sum(each for path, each in rows if stays or any(name in path for name in ON_DEVICE))
+    files = Path(folder).rglob("*") if folder else ()
+    on_disk = sum(file.stat().st_size for file in files if file.is_file())
+    return Held(losses, here, sum(each for _, each in rows) - here, on_disk / count)
+
+
+def _adamw(parameters: list[nn.Parameter], own_adam: bool) -> torch.optim.Optimizer:
+    if not own_adam:
+        return torch.optim.AdamW(parameters, lr=1e-3)
+    adam: Any = import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
+    return adam(parameters, lr=1e-3, weight_decay=0.01)  # torch's default

@@ -1,0 +1,159 @@
+"""Runs the lines of lesson 10's last cell."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from utils.lessons.blocks import run_block
+
+STEPS, DIES_IN = 8, 5
+Loss = Callable[[nn.Module, Tensor], Tensor]
+
+
+def block_1(text: str) -> None:
+    """A leak is printed as bytes that grow, a healthy run as a level; the dump comes before death."""
+    _judge(lambda loss_of: _by_hand(text, loss_of))
+
+
+def block_2(text: str) -> None:
+    """The same around a Trainer."""
+    _judge(lambda loss_of: _by_trainer(text, loss_of))
+
+
+def _judge(run: Callable[[Loss], None]) -> None:
+    healthy, _ = _printed(run, _loss_of)
+    leaking, _ = _printed(run, _leaking())
+    assert len(healthy) == len(leaking) == STEPS, f"{len(healthy)} lines for {STEPS} steps"
+    assert max(healthy[1:]) <= healthy[1] + 1, f"a healthy run seems to grow: {healthy} MiB"
+    assert all(later > sooner for sooner, later in pairwise(leaking)), f"no leak: {leaking} MiB"
+    died, dumped = _printed(run, _dying(), dies=True)
+    assert len(died) == DIES_IN and dumped == ["oom.pickle"], f"{len(died)} steps, {dumped} dumped"
+
+
+def _printed(
+    run: Callable[[Loss], None], loss_of: Loss, *, dies: bool = False
+) -> tuple[list[int], list[str]]:
+    """MiB alive after each step, and what lies in the folder after the run."""
+    seen = io.StringIO()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        _counted_on_the_cpu(),
+        contextlib.redirect_stdout(seen),
+    ):
+        try:
+            run(loss_of)
+            assert not dies, "an out-of-memory error did not come through"
+        except torch.OutOfMemoryError:
+            assert dies, "an out-of-memory error came from nowhere"
+        left = [entry.name for entry in Path(folder).glob("*.pickle")]
+    return [
+        int(size.replace(",", "")) for size in re.findall(r": ([\d,]+) MiB alive", seen.getvalue())
+    ], left
+
+
+@contextlib.contextmanager
+def _counted_on_the_cpu() -> Iterator[None]:
+    """The GPU's counters and its recorder, by what tensors of the CPU hold: the same everywhere."""
+    cuda, memory = torch.cuda, torch.cuda.memory
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(cuda, "memory_allocated", _alive_bytes))
+        for name in ("max_memory_allocated", "memory_reserved"):
+            stack.enter_context(mock.patch.object(cuda, name, return_value=0))
+        stack.enter_context(mock.patch.object(cuda, "reset_peak_memory_stats"))
+        stack.enter_context(mock.patch.object(memory, "_record_memory_history"))
+        stack.enter_context(
+            mock.patch.object(memory, "_dump_snapshot", lambda name: Path(name).touch())
+        )
+        yield
+
+
+def _alive_bytes() -> int:
+    """Of all tensors that Python holds on the CPU, each storage once."""
+    found = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter)]
+    storages = [each.untyped_storage() for each in found if each.device.type == "cpu"]
+    return sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+
+
+def _loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).square().mean()
+
+
+def _leaking() -> Loss:
+    """A loss whose outputs, 2 MiB a step, are kept for a log."""
+    kept: list[Tensor] = []
+
+    def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+        kept.append(model(batch))
+        return kept[-1].square().mean()
+
+    return loss_of
+
+
+def _dying() -> Loss:
+    calls = iter(range(STEPS))
+
+    def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+        if next(calls) == DIES_IN:
+            raise torch.OutOfMemoryError("CUDA out of memory, say")
+        return _loss_of(model, batch)
+
+    return loss_of
+
+
+def _layer() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(64, 1024)
+
+
+def _by_hand(text: str, loss_of: Loss) -> None:
+    model, loader = _layer(), [torch.ones(512, 64) for _ in range(STEPS)]
+    optimizer = torch.optim.AdamW(model.parameters())
+    run_block(text, model=model, optimizer=optimizer, loader=loader, loss_of=loss_of)
+
+
+def _by_trainer(text: str, loss_of: Loss) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(
+        "out",
+        max_steps=STEPS,
+        per_device_train_batch_size=512,
+        disable_tqdm=True,
+        report_to="none",
+        save_strategy="no",
+        use_cpu=True,
+    )
+    trainer = Trainer(model=_Reported(loss_of), args=arguments, train_dataset=_Rows())
+    run_block(text, trainer=trainer)
+
+
+class _Reported(nn.Module):
+    """A model as Trainer takes it: it gives its loss."""
+
+    def __init__(self, loss_of: Loss) -> None:
+        super().__init__()
+        self.layer, self._loss_of = _layer(), loss_of
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        return {"loss": self._loss_of(self.layer, inputs)}
+
+
+class _Rows(Dataset[dict[str, Tensor]]):
+    def __len__(self) -> int:
+        return 512 * STEPS
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"inputs": torch.ones(64)}
