@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from test_elastic import clean, refuse_namespaces
 
-from utils.lessons.lesson_16 import elastic
-from utils.lessons.lesson_16.elastic import run_elastic
-from utils.lessons.lesson_16.recovery import ElasticRun, Fault, JournalError, Moment, read_journal
+from utils.ranks import elastic
+from utils.ranks.elastic import run_elastic
+from utils.ranks.recovery import ElasticRun, Fault, JournalError, Moment, read_journal
 
 # Without a job
 

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from rank_cases import server_of_torch
 from test_elastic import refuse_namespaces
 
-from utils.lessons.lesson_16.elastic import run_elastic
-from utils.lessons.lesson_16.records.survive_script import SCRIPT as ELASTIC_SCRIPT
-from utils.lessons.lesson_16.recovery import Fault
+from utils.lessons.lesson_16a.records.survive_script import SCRIPT as ELASTIC_SCRIPT
 from utils.ranks import run_ranks, run_torchrun
+from utils.ranks.elastic import run_elastic
 from utils.ranks.launch import meeting_point, run_members
 from utils.ranks.member import Member
+from utils.ranks.recovery import Fault
 from utils.shims.torch_distributed import default_store
 
 LOOK_SECONDS = 0.4  # ports stay open for a second or longer; a look takes a tenth

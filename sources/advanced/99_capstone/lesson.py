@@ -306,7 +306,7 @@ for gigabits in (100, 10):
 # | 1B on 8 x 8 | [14 §8](14_three_dimensions.ipynb#8.-One-billion-on-64-GPUs "SCHEMES") | `lesson-14` | `one_billion` |
 # | 130B, a budget | [15 §12](15_design_studio.ipynb#12.-The-scenario-as-asked:-defend-a-design "verdict") | `lesson-15` | `half_the_cards` |
 # | 175B, checkpoints | [16 §2](16_runs_that_survive.ipynb#The-scenario-as-asked:-a-checkpoint-strategy "gpt-3-175b"), [15 §7](15_design_studio.ipynb#7.-Search,-and-ask-why "search") | `lesson-16` | `lay_out` |
-# | 70B, failing GPUs | [16 §1](16_runs_that_survive.ipynb#1.-What-fails,-and-how-often "RunPlan"), [§3](16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off "saves_twice") | `lesson-16` | `survive` |
+# | 70B, failing GPUs | [16a §6](16a_when_a_run_breaks.ipynb#6.-The-scenario-as-asked:-70B-on-256-GPUs "failing_runs"), [16 §3](16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off "saves_twice") | `lesson-16a` | `survive` |
 # | 13B, A100 or A10 | [17](17_cluster_and_budget.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen") | `lesson-17` | `two_offers` |
 
 # %% [markdown]
