@@ -457,7 +457,7 @@ shutil.rmtree(work, ignore_errors=True)
 # | means | use when | costs | does not help |
 # |---|---|---|---|
 # | new folder, rename | always | one more checkpoint on the disk | object stores: write a marker last, and read only where it is |
-# | checksums | always | a read of what was written | against a write that was wrong from the start |
+# | checksums | always | seconds of a processor | against numbers that were wrong before the save |
 # | `dcp.async_save` | the copy is quicker than the write | host memory | against a failure during the write |
 # | a copy in another host's memory | the store is slow | memory, network | where both hosts fail |
 # | a save at SIGTERM | a scheduler announces the end | its grace must be longer than a save | against `kill -9` |
