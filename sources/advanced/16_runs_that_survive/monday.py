@@ -94,11 +94,11 @@ def _model() -> Any:
     return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 1))
 
 
-def _rows() -> list[Tensor]:
+def _rows() -> Any:
     return list(torch.randn(240, 8, generator=torch.Generator().manual_seed(0)))
 
 
-def _others(model: nn.Module, rows: list[Tensor], sampler: Any) -> dict[str, Any]:
+def _others(model: nn.Module, rows: Any, sampler: Any) -> dict[str, Any]:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
