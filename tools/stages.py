@@ -55,8 +55,8 @@ ALIKE = {
     "OMP_WAIT_POLICY": "passive",
     "COURSE_SCOREBOARD": "build/test-scoreboard.json",
 }
-# They show more where the optional packages and schedulers are; their labs do not.
-OPTIONAL_LESSONS = ("16_runs_that_survive", "17_cluster_and_budget")
+# They show more where the optional packages and schedulers are; labs do not.
+OPTIONAL_LESSONS = ("16a_when_a_run_breaks", "17_cluster_and_budget")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ EXPERIMENTS = (
 )
 _OF_LESSONS = {
     "cluster_runs": "utils.lessons.lesson_17",
-    "survive": "utils.lessons.lesson_16.records",
+    "survive": "utils.lessons.lesson_16a.records",
 }
 
 

@@ -7,10 +7,10 @@ import re
 import pytest
 import torch.distributed as dist
 
-from utils.lessons.lesson_16.calls import Call, read_calls, recorded_calls, write_calls
 from utils.lessons.lesson_16.dead_runs import CAUSES, FILE, PLANTED, SCRIPT, dead_run
 from utils.lessons.lesson_16.records.dead_runs import anonymous
 from utils.ranks import run_ranks
+from utils.ranks.calls import Call, read_calls, recorded_calls, write_calls
 
 
 def steps(lines: tuple[str, ...]) -> list[int]:

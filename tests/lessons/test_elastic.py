@@ -19,15 +19,14 @@ import torch
 from no_namespaces import refuse_namespaces
 from rank_cases import nothing_left, wait_until
 
-from utils.lessons.lesson_16 import elastic
-from utils.lessons.lesson_16.elastic import link_problem, run_elastic
-from utils.lessons.lesson_16.elastic_job import ElasticJob
-from utils.lessons.lesson_16.records.per_step import run_per_step, torchft_problem
-from utils.lessons.lesson_16.records.survive_script import SCRIPT
-from utils.lessons.lesson_16.recovery import ElasticRun, Fault
-from utils.ranks import run_killable
+from utils.lessons.lesson_16a.records.per_step import run_per_step, torchft_problem
+from utils.lessons.lesson_16a.records.survive_script import SCRIPT
+from utils.ranks import elastic, run_killable
 from utils.ranks.as_root import call_as_root
+from utils.ranks.elastic import link_problem, run_elastic
+from utils.ranks.elastic_job import ElasticJob
 from utils.ranks.namespaces import linked_hosts
+from utils.ranks.recovery import ElasticRun, Fault
 
 TIMEOUT_SECONDS, EVERY, NAP_SECONDS = 3.0, 10, 0.02
 with_links = pytest.mark.skipif(bool(link_problem()), reason=f"no link here: {link_problem()}")

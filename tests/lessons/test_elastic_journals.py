@@ -10,9 +10,9 @@ import pytest
 from no_namespaces import refuse_namespaces
 from test_elastic import clean
 
-from utils.lessons.lesson_16 import elastic
-from utils.lessons.lesson_16.elastic import run_elastic
-from utils.lessons.lesson_16.recovery import ElasticRun, Fault, JournalError, Moment, read_journal
+from utils.ranks import elastic
+from utils.ranks.elastic import run_elastic
+from utils.ranks.recovery import ElasticRun, Fault, JournalError, Moment, read_journal
 
 # Without a job
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from rank_cases import wait_until
 
-from utils.lessons.lesson_16.elastic import link_problem
+from utils.ranks.elastic import link_problem
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "COURSE_TEST_KERNEL"  # an environment is inherited, whoever adopts a process

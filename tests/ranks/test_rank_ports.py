@@ -14,12 +14,12 @@ from no_namespaces import refuse_namespaces
 from open_ports import addresses_of_this_machine, watched
 from rank_cases import server_of_torch
 
-from utils.lessons.lesson_16.elastic import run_elastic
-from utils.lessons.lesson_16.records.survive_script import SCRIPT as ELASTIC_SCRIPT
-from utils.lessons.lesson_16.recovery import Fault
+from utils.lessons.lesson_16a.records.survive_script import SCRIPT as ELASTIC_SCRIPT
 from utils.ranks import run_ranks, run_torchrun
+from utils.ranks.elastic import run_elastic
 from utils.ranks.launch import meeting_point, run_members
 from utils.ranks.member import Member
+from utils.ranks.recovery import Fault
 from utils.shims.torch_distributed import default_store
 
 SCRIPT = """

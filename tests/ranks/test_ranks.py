@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.lessons.lesson_11.hosts import run_hosts
-from utils.lessons.lesson_16.elastic import run_elastic
 from utils.memory import measure
 from utils.ranks import prepare_ranks, run_killable, run_ranks, run_torchrun, server, traffic
+from utils.ranks.elastic import run_elastic
 from utils.shims.forkserver import server_pid
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from utils.lessons.lesson_16.watching import (
+from utils.lessons.lesson_16a.watching import (
     DASHBOARD,
     DCGM,
     RULES,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from utils.lessons.lesson_16 import elastic
+from utils.ranks import elastic
 from utils.ranks.namespaces import NamespaceError
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from evidence.record import recorded
-from utils.lessons.lesson_16.progress import Mark, Progress, Stretch, draw_progress, progress_of
-from utils.lessons.lesson_16.records.survive import run_in
-from utils.lessons.lesson_16.recovery import ElasticRun, Moment
+from utils.lessons.lesson_16a.progress import Mark, Progress, Stretch, draw_progress, progress_of
+from utils.lessons.lesson_16a.records.survive import run_in
+from utils.ranks.recovery import ElasticRun, Moment
 from utils.units import Evidence
 
 FAULT = {"kind": "kill a rank", "at_step": 1, "target": 1, "seconds": 1.0}

@@ -53,6 +53,33 @@ interval_factor = Question(
     within=1e-9,
 )
 
+idle_gpus = Question(
+    "Lesson 16a: the GPUs that do no work where one node of a replica on two is dead.",
+    whole("a number of GPUs"),
+    right=16,
+    wrong={
+        8: "Those are the dead node's. The other node of its replica holds half of a model.",
+        256: "So it is under torchrun, until all have started again. Under torchft the other replicas go on.",
+        1: "Count GPUs, and all that need the dead ones.",
+        2: "Count GPUs, and all that need the dead ones.",
+    },
+    nudge="A replica is TP x PP GPUs. What can the rest of it do without a part of the model?",
+    note="a whole replica, TP 2 x PP 8; 240 go on",
+    expected="a number of GPUs",
+)
+
+slow_rank = Question(
+    "Lesson 16a: the slow rank, by the seconds that each spends inside the all-reduce.",
+    whole("a rank"),
+    right=2,
+    wrong=dict.fromkeys(
+        (0, 1, 3), "This one waits in the all-reduce for somebody. Who waits for nobody?"
+    ),
+    nudge="Ranks count from 0. Who waits for nobody?",
+    note="it comes last, and so waits the least",
+    expected="a rank",
+)
+
 
 # Exercise 1
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .calls import Call, call_from
+from utils.ranks.calls import Call, call_from
 
 FILE = Path(__file__).with_name("dead_runs.json")
 
@@ -54,7 +54,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils.lessons.lesson_16.calls import recorded_calls, write_calls
+from utils.ranks.calls import recorded_calls, write_calls
 
 parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=Path)

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from utils.files import scratch
+from utils.ranks.elastic import run_elastic
+from utils.ranks.recovery import Fault
 
 from ..dead_runs import FILE, SCRIPT
-from ..elastic import run_elastic
-from ..recovery import Fault
 
 HOSTS, RANKS_PER_HOST = 2, 2
 PER_RANK = re.compile(r"^\[rank (\d+)\] (.*)$")

@@ -1,4 +1,4 @@
-"""The script of lesson 16 that keeps a journal and goes on from its checkpoint, for records and tests.
+"""The script of lesson 16a that keeps a journal and goes on from its checkpoint, for records and tests.
 
 It takes: FOLDER STEPS TIMEOUT_SECONDS NAP_SECONDS STEPS_BETWEEN_CHECKPOINTS
 """

@@ -23,11 +23,10 @@ from utils.ranks.agent import run_agent
 from utils.ranks.child import pack
 from utils.ranks.killable import KillableProcess, kill_all
 from utils.ranks.namespaces import ADDRESSES, INTERFACE, set_link
+from utils.ranks.recovery import Fault, Moment, read_journal
 from utils.ranks.server import start_server
 
-from .recovery import Fault, Moment, read_journal
-
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 PORT = 29400  # torchrun's own default; inside a namespace nobody else has it
 LOOK_SECONDS = 0.05
 AWAY_SECONDS = 1.0  # until the supervisor starts an agent again

@@ -1,6 +1,6 @@
-"""What jobs of lesson 16 meet and how they come back: stored for machines that cannot run it.
+"""What jobs of lesson 16a meet and how they come back: stored for machines that cannot run it.
 
-Rows hold the moments of a run, as `utils.lessons.lesson_16.recovery.Moment` has them; `run_in` reads them again.
+Rows hold the moments of a run, as `utils.ranks.recovery.Moment` has them; `run_in` reads them again.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch
 from evidence.record.experiment import Experiment, Stage, Trial
 from evidence.record.store import Record, Row
 from utils.files import scratch
+from utils.ranks.elastic import run_elastic
+from utils.ranks.recovery import ElasticRun, Fault, Moment
 
-from ..elastic import run_elastic
-from ..recovery import ElasticRun, Fault, Moment
 from .per_step import run_per_step
 from .survive_script import SCRIPT
 

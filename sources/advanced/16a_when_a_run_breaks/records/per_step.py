@@ -22,8 +22,7 @@ from utils.ranks.agent import as_a_fresh_process
 from utils.ranks.child import pack
 from utils.ranks.killable import KillableProcess, kill_all
 from utils.ranks.namespaces import NamespaceError, enter, linked_hosts
-
-from ..recovery import Moment, read_journal
+from utils.ranks.recovery import Moment, read_journal
 
 LOOK_SECONDS = 0.05
 REPLICAS = 2

@@ -3,7 +3,7 @@
 Each host has an agent (torchrun) that starts its ranks. Where the system lets us, hosts are network
 namespaces joined by a link that can be cut; elsewhere both agents share this machine's loopback, and
 links cannot be cut. An agent that ends is started again, as a cluster's own supervisor does.
-What a script notes stands in `utils.lessons.lesson_16.elastic_job`.
+What a script notes stands in `utils.ranks.elastic_job`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from pathlib import Path
 from utils.checked import check_public
 from utils.files import scratch
 from utils.ranks.as_root import call_as_root, is_unprivileged
+from utils.ranks.elastic_job import Call, ElasticJob, Patience
 from utils.ranks.launch import check_world
 from utils.ranks.namespaces import NamespaceError, linked_hosts, namespaces_problem
+from utils.ranks.recovery import ElasticRun, Fault
 from utils.ranks.server import working_folder
-
-from .elastic_job import Call, ElasticJob, Patience
-from .recovery import ElasticRun, Fault
 
 __all__ = ["Fault", "Patience", "run_elastic"]
 

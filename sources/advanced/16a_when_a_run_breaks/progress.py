@@ -9,10 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.checked import check_public
+from utils.ranks.recovery import ElasticRun
 from utils.units import Evidence
 from utils.views.style import course_style, print_evidence
-
-from .recovery import ElasticRun
 
 # Colour, line and width by order of first appearance; apart in grey as well.
 _LOOKS = [

@@ -1,0 +1,120 @@
+"""What lesson 16a says to do on Monday, run: a launch that comes back, a look at ranks, a Trainer that goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.files import scratch
+from utils.lessons.blocks import run_block
+from utils.parallel.loopback import loopback_variables
+from utils.ranks.agent import rendezvous_arguments, run_agent
+from utils.ranks.killable import run_killable
+from utils.ranks.torchrun import run_torchrun
+
+_DIES_ONCE = """
+import os, signal
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, start = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+open(f"start-{start}-rank-{rank}", "w").close()
+if start == "0" and rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+open(f"done-{rank}", "w").close()
+dist.destroy_process_group()
+"""
+_PLANTED = """
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 8)
+look_at_ranks(model, 0.1)
+if dist.get_rank() == 0:
+    print("so far alike", flush=True)
+if dist.get_rank() == 1:
+    model.weight.data.view(torch.int32)[3, 5] ^= 1 << 20
+look_at_ranks(model, 0.3 if dist.get_rank() == 2 else 0.1)
+dist.destroy_process_group()
+"""
+
+
+def block_1(text: str) -> None:
+    """A rank is killed, and torchrun with these options starts both again."""
+    settings, _, launch = text.replace("\\\n", "").partition("\ntorchrun ")
+    exported = dict(
+        word.split("=", 1) for word in shlex.split(settings, comments=True)[1:] if "=" in word
+    )
+    assert len(exported) == 4, f"four variables are exported: {sorted(exported)}"
+    *options, script = shlex.split(launch)
+    kept = [option for option in options if not option.startswith("--rdzv")]
+    assert len(options) - len(kept) == 3, f"three options say where agents meet: {options}"
+    with scratch("monday") as folder:
+        (folder / script).write_text(_DIES_ONCE, encoding="utf-8")
+        # Agents meet in a file, ranks are two, and nobody waits half a minute for a second host.
+        meet = [
+            *rendezvous_arguments(str(folder)),
+            "--rdzv-conf=store_type=file,last_call_timeout=1,keep_alive_interval=1",
+        ]
+        arguments = [*kept, "--nproc-per-node=2", *meet, script]
+        environment = os.environ | loopback_variables() | {"OMP_NUM_THREADS": "1"}
+        failed = run_killable(run_agent, arguments, environment, str(folder), timeout_seconds=60)
+        found = {path.name for path in folder.glob("*-*")}
+    assert not failed, f"torchrun gave up: {failed}"
+    expected = {"start-0-rank-1", "start-1-rank-0", "start-1-rank-1", "done-0", "done-1"}
+    assert expected <= found, f"both ranks started again after the kill; found {sorted(found)}"
+
+
+def block_2(text: str) -> None:
+    """On three ranks nothing is said of equal weights, and a flipped bit and a slow rank are named."""
+    with scratch("monday") as folder:
+        script = folder / "train.py"
+        script.write_text(text + _PLANTED, encoding="utf-8")
+        said = run_torchrun(script, 3, timeout_seconds=60)
+    lines = [line.partition("]: ")[2] or line for line in said.splitlines() if line.strip()]
+    told = "other weights on ranks [1], slow ranks [2]"
+    assert len(lines) == 2 and "so far alike" in lines[0] and told in lines[1], f"it said {lines}"
+
+
+def block_3(text: str) -> None:
+    """A Trainer that is interrupted in step 25 goes on after step 20, with the short timeout."""
+    # In a process of its own: transformers loads whatever it finds, such as DeepSpeed.
+    run_killable(_trainer_goes_on, text, timeout_seconds=60)
+
+
+def _trainer_goes_on(text: str) -> None:
+    import transformers
+
+    sizes: dict[str, Any] = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32}
+    shape = transformers.LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
+    rows = [{"input_ids": (t := torch.arange(8)), "labels": t} for _ in range(320)]
+    with scratch("monday") as folder, contextlib.chdir(folder):
+        first = transformers.LlamaForCausalLM(shape)
+        calls = _count_calls(first, dies_at=25)
+        with contextlib.suppress(KeyboardInterrupt):
+            run_block(text, model=first, dataset=rows)
+        assert len(calls) == 25, f"the first start was ended in step 25, and not after {len(calls)}"
+        calls = _count_calls(second := transformers.LlamaForCausalLM(shape))
+        found = run_block(text, model=second, dataset=rows)
+        kept = sorted(path.name for path in Path("out").glob("checkpoint-*"))
+    assert found["trainer"].state.global_step == 40, "the second start comes to the end"
+    assert len(calls) == 20, f"the second start did steps 21 to 40, and not {len(calls)} steps"
+    assert kept == ["checkpoint-30", "checkpoint-40"], f"two checkpoints stay, and not {kept}"
+    assert found["args"].ddp_timeout == 120, "a collective may take two minutes"
+
+
+def _count_calls(model: torch.nn.Module, dies_at: int | None = None) -> list[int]:
+    """A list that grows by each forward pass; at one of them the run is interrupted."""
+    calls: list[int] = []
+
+    def count(*_: object) -> None:
+        calls.append(len(calls))
+        if len(calls) == dies_at:
+            raise KeyboardInterrupt
+
+    model.register_forward_pre_hook(count)
+    return calls
