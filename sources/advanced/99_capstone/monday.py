@@ -56,7 +56,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def _llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2}
     return LlamaForCausalLM(
         LlamaConfig(**sizes, num_key_value_heads=2, intermediate_size=64, vocab_size=64)
     )
