@@ -25,14 +25,14 @@
 # | QLoRA 7B takes 3.5 GB | its weights take 3.9, a step's peak more than three times that | [06](intermediate/06_seven_billion.ipynb#Double-quantization "half a byte a weight"), [06 §7](intermediate/06_seven_billion.ipynb#7.-Seven-billion,-simulated "draw_budget_map") |
 # | bitsandbytes is quantization-aware training | the base is frozen | [99](advanced/99_capstone.ipynb#Quantization-aware-training,-or-not "packed weights") |
 # | with QLoRA, offload the optimizer | only 0.05 to 0.24 GB can move | [07 §4](intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "can move") |
-# | `torch.cuda.amp`, `Pipe`, FairScale, Apex amp, AutoGPTQ, AutoAWQ | `torch.amp`, `torch.distributed.pipelining`, FSDP2 and their successors | [02](beginner/02_mixed_precision.ipynb#Appendix-B:-old-names,-and-a-fused-optimizer "torch.cuda.amp"), [13](advanced/13_pipelines.ipynb#Where-it-comes-from "Pipe") |
+# | `torch.cuda.amp`, `Pipe`, FairScale, Apex amp, AutoGPTQ, AutoAWQ | `torch.amp`, `torch.distributed.pipelining`, FSDP2 and their successors | [02](beginner/02_mixed_precision.ipynb#Old-names "torch.cuda.amp"), [13](advanced/13_pipelines.ipynb#Where-it-comes-from "Pipe") |
 #
 # ## Sharding
 #
 # | often said | what is right | shown in |
 # |---|---|---|
 # | ZeRO-2 on a single GPU saves memory | a partition by one saves nothing | [09 §7](intermediate/09_sharding.ipynb#7.-One-GPU "on_one_rank") |
-# | ZeRO-2 does nothing on one GPU | with optimizer offload the gradients leave too, and 2 bytes a parameter stay | [07 §6](intermediate/07_offload.ipynb#6.-Seven-billion,-simulated "gradients leave, too") |
+# | ZeRO-2 does nothing on one GPU | with optimizer offload the gradients leave too, and 2 bytes a parameter stay | [07 §5](intermediate/07_offload.ipynb#5.-The-scenario-as-asked "gradients leave, too") |
 # | ZeRO-3 partitions activations | states alone | [99](advanced/99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS") |
 # | ZeRO-3 needs 16P/N | and gathered layers, prefetch, buckets | [09 §5](intermediate/09_sharding.ipynb#5.-What-each-really-holds "textbook") |
 # | a 1B model does not fit an A100 | its states are below 20 GB; activations or logits overflow 80 | [14 §6](advanced/14_three_dimensions.ipynb#6.-One-billion-on-64-GPUs "16 x") |
@@ -45,11 +45,11 @@
 # | TP 8 x PP 8 x DP 8 on 64 GPUs | that is 512 | [99](advanced/99_capstone.ipynb#4.-Five-sayings-that-no-lesson-weighs "dp=8") |
 # | each pipeline rank with TP 8 x PP 8 needs ZeRO-1 | on 64 GPUs DP is 1: nothing to partition | [99](advanced/99_capstone.ipynb#4.-Five-sayings-that-no-lesson-weighs "DP 1") |
 # | 600 GB of states over 64 leave 9.4 GB a GPU, plus parameters | 18 x 175B is 3.15 TB, parameters included: 49 GB | [15 §2](advanced/15_design_studio.ipynb#2.-On-paper "600") |
-# | TP = 8 always | BLOOM, one model and day: TP 4 140.6 TFLOP/s, TP 8 137.4 | [12 §8](advanced/12_tensor_parallel.ipynb#8.-Why-it-stays-inside-a-node "Re-do") |
+# | TP = 8 always | BLOOM, one model and day: TP 4 140.6 TFLOP/s, TP 8 137.4 | [12 §5](advanced/12_tensor_parallel.ipynb#5.-Why-it-stays-inside-a-node "Re-do") |
 # | a larger micro-batch is faster | BLOOM: 2 took 207.9 s, 8 took 229.7 | [99](advanced/99_capstone.ipynb#Micro-batch-and-speed "noted") |
-# | every stage holds p micro-batches | stage i holds min(m, p - i); the last has the logits | [13 §3](advanced/13_pipelines.ipynb#3.-What-a-stage-holds "in_flight"), [15 §5](advanced/15_design_studio.ipynb#5.-The-first-layout,-stage-by-stage "by_rules.stages") |
+# | every stage holds p micro-batches | stage i holds min(m, p - i); the last has the logits | [13 §3](advanced/13_pipelines.ipynb#3.-What-a-stage-holds "in_flight"), [15 §3](advanced/15_design_studio.ipynb#3.-The-first-layout,-stage-by-stage "by_rules.stages") |
 # | stages send little, so the network does not matter | TP 4 x PP 16: every second hop leaves its node | [13](advanced/13_pipelines.ipynb#The-price-of-a-message "hops leave a node") |
-# | 52% of peak at 1T is MFU | it counts recomputation; MFU is 39% | [15 §9](advanced/15_design_studio.ipynb#9.-How-far-to-trust-this "one_t") |
-# | hidden size is free to choose | BLOOM, one layout: 14400 wide 100 TFLOP/s, 13824 wide 127 | [15 §4](advanced/15_design_studio.ipynb#4.-Architect-the-models "bloom_prequel") |
+# | 52% of peak at 1T is MFU | it counts recomputation; MFU is 39% | [15](advanced/15_design_studio.ipynb#How-far-to-trust-it "one_t") |
+# | hidden size is free to choose | BLOOM, one layout: 14400 wide 100 TFLOP/s, 13824 wide 127 | [15](advanced/15_design_studio.ipynb#The-shape-of-the-model "bloom_prequel") |
 # | flash attention runs at the matmul rate | a fraction of it, older kernels a smaller | [99](advanced/99_capstone.ipynb#Flash-attention's-rate "flash_flops_per_second") |
-# | datasheet TFLOP/s and NVLink 600 GB/s are usable | 87% is an A100's ceiling; 300 GB/s a direction | [15 §3](advanced/15_design_studio.ipynb#3.-The-machines,-without-the-brochure "matmul_ceiling_tflops") |
+# | datasheet TFLOP/s and NVLink 600 GB/s are usable | 87% is an A100's ceiling; 300 GB/s a direction | [15](advanced/15_design_studio.ipynb#The-machines,-without-the-brochure "matmul_ceiling_tflops") |

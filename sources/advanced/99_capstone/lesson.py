@@ -132,7 +132,7 @@ for name, choices in ways.items():
 # explodes too, the learning rate is to blame. bf16 has the range of fp32. I clip after `unscale_`. One NaN in the data looks like all
 # of these until I check the input.
 #
-# *Shown in* [03](../beginner/03_when_numbers_break.ipynb#Planted:-a-scale-that-is-too-large "skipped steps"), [03](../beginner/03_when_numbers_break.ipynb#%28c%29-NaN,-and-the-scale-falls-without-end "written_by_hand"), [03§3](../beginner/03_when_numbers_break.ipynb#3.-A-run,-and-its-flight-recorder "summary"), [03§4](../beginner/03_when_numbers_break.ipynb#4.-What-must-stay-in-fp32 "Fp32Norm"), [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "before_first_skip"), [03§1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest"), [03](../beginner/03_when_numbers_break.ipynb#%28a%29-The-loss-falls-in-fp32-and-hardly-in-fp16 "clipped"), [03§7](../beginner/03_when_numbers_break.ipynb#7.-Break-it,-diagnose-it:-a-NaN-in-the-data "spoiled").
+# *Shown in* [03](../beginner/03_when_numbers_break.ipynb#Planted:-a-scale-that-is-too-large "skipped steps"), [03](../beginner/03_when_numbers_break.ipynb#%28c%29-NaN,-and-the-scale-falls-without-end "written_by_hand"), [03§3](../beginner/03_when_numbers_break.ipynb#3.-A-run,-and-its-flight-recorder "summary"), [03§4](../beginner/03_when_numbers_break.ipynb#4.-What-must-stay-in-fp32 "Fp32Norm"), [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "before_first_skip"), [03§1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest"), [03](../beginner/03_when_numbers_break.ipynb#%28a%29-The-loss-falls-in-fp32-and-hardly-in-fp16 "clipped"), [03§6](../beginner/03_when_numbers_break.ipynb#6.-Break-it,-diagnose-it:-a-NaN-in-the-data "spoiled").
 
 # %%
 records = spoiled_run()
@@ -152,7 +152,7 @@ print(f"first that is more than a scale: step {bad.step}, {bad.first} (measured)
 # and small buckets pay a start each. Accumulation without `no_sync` sends after every micro-batch. A model cut over two devices
 # leaves each idle half of the time. The losses must stay those of one process.
 #
-# *Shown in* [04§8](../beginner/04_four_ranks.ipynb#8.-Is-it-faster?-Scaling-efficiency "at_worst"), [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"), [11§7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"), [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "backward, reduces"), [11§5](11_links.ipynb#5.-Buckets-and-overlap "bucket_cost"), [04§6](../beginner/04_four_ranks.ipynb#6.-Gradient-accumulation,-and-no_sync "no_sync"), [13§4](13_pipelines.ipynb#4.-The-timeline,-measured "uncut"), [04§3](../beginner/04_four_ranks.ipynb#3.-Is-it-right?-A-proof,-and-four-faults "apart").
+# *Shown in* [04§5](../beginner/04_four_ranks.ipynb#5.-Is-it-faster?-Scaling-efficiency "at_worst"), [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"), [11§7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"), [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "profile_backwards"), [11§5](11_links.ipynb#5.-Buckets-and-overlap "bucket_cost"), [04](../beginner/04_four_ranks.ipynb#Accumulation,-and-no_sync "no_sync"), [13§4](13_pipelines.ipynb#4.-The-timeline,-measured "uncut"), [04§2](../beginner/04_four_ranks.ipynb#2.-Is-it-right?-A-proof,-and-four-faults "apart").
 
 # %%
 ranks = 4
@@ -202,7 +202,7 @@ pd.DataFrame(rows).set_index(["micro-batch", "stage"]).round(1).rename_axis(colu
 # without `no_grad`, the logits, the optimizer's copies. Then come the general cures, by their price: accumulation repeats no arithmetic, and
 # in the job below costs less than recomputation. The last resort is a larger card.
 #
-# *Shown in* [10§2](../intermediate/10_oom_clinic.ipynb#2.-Read-the-error,-then-count-between-steps "after_steps"), [10](../intermediate/10_oom_clinic.ipynb#kept_graph "half_cures"), [10§5](../intermediate/10_oom_clinic.ipynb#5.-Alive-is-not-reserved:-fragmentation "fragmented.replayed"), [10](../intermediate/10_oom_clinic.ipynb#validation "no_grad"), [10](../intermediate/10_oom_clinic.ipynb#large_vocabulary "in_chunks"), [10](../intermediate/10_oom_clinic.ipynb#optimizer_doubles "treat"), [10§8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "path"), [10§8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "flops"), [99](99_capstone.ipynb#Q5.-Out-of-memory "or recompute all"), [10§8](../intermediate/10_oom_clinic.ipynb#8.-In-which-order? "its own cure"), [15§7](15_design_studio.ipynb#7.-Search,-and-ask-why "search").
+# *Shown in* [10§1](../intermediate/10_oom_clinic.ipynb#1.-Read-the-error,-then-count-between-steps "after_steps"), [10](../intermediate/10_oom_clinic.ipynb#kept_graph "half_cures"), [10§4](../intermediate/10_oom_clinic.ipynb#4.-Alive-is-not-reserved:-fragmentation "fragmented.replayed"), [10](../intermediate/10_oom_clinic.ipynb#validation "no_grad"), [10](../intermediate/10_oom_clinic.ipynb#large_vocabulary "in_chunks"), [10](../intermediate/10_oom_clinic.ipynb#optimizer_doubles "treat"), [10§6](../intermediate/10_oom_clinic.ipynb#6.-In-which-order? "general"), [10§6](../intermediate/10_oom_clinic.ipynb#6.-In-which-order? "flops"), [99](99_capstone.ipynb#Q5.-Out-of-memory "or recompute all"), [10§6](../intermediate/10_oom_clinic.ipynb#6.-In-which-order? "its own cure"), [15§4](15_design_studio.ipynb#4.-Search,-and-ask-why "search").
 
 # %%
 run = Batch(sequences=8, sequence_length=4096)
@@ -247,7 +247,7 @@ print(f"all four: {8 * alone_seconds / SlowJob().step().step_seconds:.1f} times"
 # parallelism stays in the node, and the pipeline goes across nodes, because it sends least. Many more micro-batches than stages keep the
 # bubble small. On a slow network the pipeline takes twice as long, and ZeRO-3 over a hundred times as long.
 #
-# *Shown in* [15](15_design_studio.ipynb#Test-yourself "half = replace"), [15](15_design_studio.ipynb#Test-yourself "roomy"), [12§8](12_tensor_parallel.ipynb#8.-Why-it-stays-inside-a-node "passed"), [14§5](14_three_dimensions.ipynb#5.-The-bytes-on-every-link "leaving"), [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"), [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
+# *Shown in* [15](15_design_studio.ipynb#Test-yourself "half = replace"), [15](15_design_studio.ipynb#Test-yourself "roomy"), [12§5](12_tensor_parallel.ipynb#5.-Why-it-stays-inside-a-node "passed"), [14§5](14_three_dimensions.ipynb#5.-The-bytes-on-every-link "leaving"), [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"), [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
 
 # %%
 four = Cluster(gpu="A100-80GB", nodes=4)
@@ -270,7 +270,7 @@ for name, plan in ((plan_name(best), best.plan), ("ZeRO-3 over all", zero_3)):
 # A search finds TP 4 x PP 16, a little faster and fuller. On 300B tokens the run takes most of a year: I name the interval, what
 # failures take from it, and ask whether fewer parameters would do.
 #
-# *Shown in* [15§1](15_design_studio.ipynb#1.-Ranks-on-nodes "first = Plan"), [15§5](15_design_studio.ipynb#5.-The-first-layout,-stage-by-stage "compare_plans"), [13§3](13_pipelines.ipynb#3.-What-a-stage-holds "in_flight"), [15§7](15_design_studio.ipynb#7.-Search,-and-ask-why "search"), [15§8](15_design_studio.ipynb#8.-Days,-dollars,-failures "bill"), [15§8](15_design_studio.ipynb#8.-Days,-dollars,-failures "goodput"), [15§8](15_design_studio.ipynb#8.-Days,-dollars,-failures "budget_usd").
+# *Shown in* [15§1](15_design_studio.ipynb#1.-Ranks-on-nodes "first = Plan"), [15§3](15_design_studio.ipynb#3.-The-first-layout,-stage-by-stage "compare_plans"), [13§3](13_pipelines.ipynb#3.-What-a-stage-holds "in_flight"), [15§4](15_design_studio.ipynb#4.-Search,-and-ask-why "search"), [15§5](15_design_studio.ipynb#5.-Days,-dollars,-failures "bill"), [15§5](15_design_studio.ipynb#5.-Days,-dollars,-failures "goodput"), [15§5](15_design_studio.ipynb#5.-Days,-dollars,-failures "budget_usd").
 
 # %%
 eight_nodes = Cluster(gpu="A100-80GB", nodes=8, usd_per_gpu_hour=price("A100-80GB", "Lambda").usd_per_gpu_hour)
@@ -289,7 +289,7 @@ print("{:.0f} to {:.0f} days, ".format(*bill.days_interval) + f"${bill.usd / 1e6
 # Recomputation takes activations away, not states. With ZeRO-3 it fits: at 100 Gb/s a node the A10s come near their 38%, at 10 Gb/s a
 # fifth of it. I compare dollars for the same work, not for an hour, and put the deadline into the matrix.
 #
-# *Shown in* [99](99_capstone.ipynb#Q9.-A100-or-A10 "state_bytes"), [05§6](../intermediate/05_checkpointing.ipynb#6.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"), [99](99_capstone.ipynb#Q9.-A100-or-A10 "cheap.mfu"), [15§8](15_design_studio.ipynb#8.-Days,-dollars,-failures "offers"), [17a](17a_what_a_run_costs.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen").
+# *Shown in* [99](99_capstone.ipynb#Q9.-A100-or-A10 "state_bytes"), [05§6](../intermediate/05_checkpointing.ipynb#6.-Scale-up:-1.3-billion-parameters-on-40-GB "large_runs"), [99](99_capstone.ipynb#Q9.-A100-or-A10 "cheap.mfu"), [15§5](15_design_studio.ipynb#5.-Days,-dollars,-failures "offers"), [17a](17a_what_a_run_costs.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen").
 
 # %%
 for card, plan, claimed in (("A100-80GB", Plan(tp=4, pp=2, sequence_parallel=True), 0.45), ("A10", Plan(dp=8, recompute="full"), 0.38)):
@@ -311,16 +311,16 @@ for gigabits in (100, 10):
 # | scenario | end (evidence) | file | case |
 # |---|---|---|---|
 # | ResNet-50 overflows 16 GB | [02§6](../beginner/02_mixed_precision.ipynb#6.-The-scenario-as-asked "here.write_script"), [§4](../beginner/02_mixed_precision.ipynb#4.-What-fills-a-16-GB-card "on_the_card") | `resnet50_amp.py` | `sixteen_gb` |
-# | ResNet to four GPUs | [04§10](../beginner/04_four_ranks.ipynb#10.-The-scenarios-as-asked "DDP + AMP") | `train.py` | `four_ranks` |
-# | a CNN to four | [04§10](../beginner/04_four_ranks.ipynb#10.-The-scenarios-as-asked "four ranks, DDP") | `train.py` | `four_ranks` |
+# | ResNet to four GPUs | [04§6](../beginner/04_four_ranks.ipynb#6.-The-scenarios-as-asked "DDP + AMP") | `train.py` | `four_ranks` |
+# | a CNN to four | [04§6](../beginner/04_four_ranks.ipynb#6.-The-scenarios-as-asked "four ranks, DDP") | `train.py` | `four_ranks` |
 # | 7B on 24 GB | [06§7](../intermediate/06_seven_billion.ipynb#The-scenario-as-asked:-a-script-for-a-real-card "here.write_script"), [§5](../intermediate/06_seven_billion.ipynb#5.-The-whole-run "logs") | `finetune.py` | `seven_billion` |
-# | 7B, PEFT or offload | [07§8](../intermediate/07_offload.ipynb#8.-The-scenario-as-asked "here.write_script"), [§6](../intermediate/07_offload.ipynb#6.-Seven-billion,-simulated "optimizer offloaded") | `offload.py` | `seven_billion` |
+# | 7B, PEFT or offload | [07§5](../intermediate/07_offload.ipynb#5.-The-scenario-as-asked "here.write_script"), [§5](../intermediate/07_offload.ipynb#5.-The-scenario-as-asked "optimizer offloaded") | `offload.py` | `seven_billion` |
 # | 1.3B, less memory, at speed | [09§9](../intermediate/09_sharding.ipynb#9.-The-scenario-as-asked:-less-memory,-at-good-speed "job.write") | `lesson-09` | `zero_or_fsdp` |
 # | 100B on 64 | [14§4](14_three_dimensions.ipynb#4.-Real-size:-the-memory-of-every-stage "planned"), [files](14_three_dimensions.ipynb#The-same-plan-as-files "job.write") | `lesson-14` | `lay_out` |
 # | 1B on 8 x 8 | [14§6](14_three_dimensions.ipynb#6.-One-billion-on-64-GPUs "SCHEMES") | `lesson-14` | `one_billion` |
-# | 130B, a budget | [15§12](15_design_studio.ipynb#12.-The-scenario-as-asked:-defend-a-design "verdict") | `lesson-15` | `half_the_cards` |
-# | 175B, checkpoints | [16§2](16_runs_that_survive.ipynb#The-scenario-as-asked:-a-checkpoint-strategy "gpt-3-175b"), [15§7](15_design_studio.ipynb#7.-Search,-and-ask-why "search") | `lesson-16` | `lay_out` |
-# | 70B, failing GPUs | [16§1](16_runs_that_survive.ipynb#1.-What-fails,-and-how-often "RunPlan"), [§3](16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off "saves_twice") | `lesson-16` | `survive` |
+# | 130B, a budget | [15§6](15_design_studio.ipynb#6.-The-scenario-as-asked:-defend-a-design "verdict") | `lesson-15` | `half_the_cards` |
+# | 175B, checkpoints | [16§2](16_runs_that_survive.ipynb#The-scenario-as-asked:-a-checkpoint-strategy "gpt-3-175b"), [15§4](15_design_studio.ipynb#4.-Search,-and-ask-why "search") | `lesson-16` | `lay_out` |
+# | 70B, failing GPUs | [16§1](16_runs_that_survive.ipynb#1.-How-often "RunPlan"), [§3](16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off "saves_twice") | `lesson-16` | `survive` |
 # | 13B, A100 or A10 | [17a](17a_what_a_run_costs.ipynb#The-scenario-as-asked:-A100s-or-A10s "thirteen") | `lesson-17` | `two_offers` |
 
 # %% [markdown]
