@@ -97,7 +97,7 @@ def draw_staircase(
         for name, found in peaks.items():
             color, marker = looks[name]
             sizes = [found[ranks].peak_bytes / GB for ranks in sorted(found)]
-            axes.plot(sorted(found), sizes, color=color, marker=marker, ms=8, label=name)
+            axes.plot(sorted(found), sizes, color=color, marker=marker, ms=8, ls="", label=name)
         if limit is not None:
             axes.axhline(parse_bytes(limit) / GB, color="black", ls=":", label=f"{limit} card")
         _finish(axes, sorted({r for d in (*peaks.values(), *predicted_bytes.values()) for r in d}))

@@ -113,7 +113,7 @@ def look(build: Callable[[], Way], name: str, timed_steps: int = 1) -> Looked:
     metered = False
     inner = way.model.module if is_zero else way.model
     run = measure(
-        step, model=inner, optimizer=way.optimizer, name=name, timed_steps=timed_steps
+        step, model=inner, optimizer=way.optimizer, name=name, timed_steps=timed_steps, warmup_steps=2
     )
     metered = True
     way.optimizer.register_step_pre_hook(lambda *_: rows.update(begins=states()))
