@@ -19,7 +19,10 @@ RUNS = 4
 
 
 def sweep(
-    wire: Wire, train_step: Callable[[Wire, int, float], Run], sizes: Mapping[int, int], starts: Sequence[float]
+    wire: Wire,
+    train_step: Callable[[Wire, int, float], Run],
+    sizes: Mapping[int, int],
+    starts: Sequence[float],
 ) -> tuple[list[tuple[int, float]], dict[Case, Run]]:
     """All-reduces of every size alone, and the fastest of some steps of each case.
 
@@ -29,7 +32,9 @@ def sweep(
         sizes: a bucket's bytes, by its layers.
         starts: seconds more that an all-reduce takes to start.
     """
-    alone = [(nbytes, _seconds_alone(wire, nbytes)) for nbytes in (*sizes.values(), *sizes.values())]
+    alone = [
+        (nbytes, _seconds_alone(wire, nbytes)) for nbytes in (*sizes.values(), *sizes.values())
+    ]
     runs = {
         (more, layers): [train_step(wire, layers, more) for _ in range(RUNS)]
         for more in starts
@@ -52,6 +57,8 @@ def bucket_lanes(runs: Mapping[int, Run]) -> dict[str, list[Span]]:
         first = min(span.start_seconds for span in spans if span.kind == "backward")
         for kind in ("backward", "all-reduce"):
             lanes[f"{kind}, {layers} a bucket"] = [
-                Span(kind, s.start_seconds - first, s.end_seconds - first) for s in spans if s.kind == kind
+                Span(kind, s.start_seconds - first, s.end_seconds - first)
+                for s in spans
+                if s.kind == kind
             ]
     return lanes

@@ -28,15 +28,25 @@ def beside_gloo(numbers: int = ROWS * COLUMNS) -> dict[str, Beside]:
     Those that gather take as many from each rank.
     """
     ranks = dist.get_world_size()
-    x = torch.randn(numbers, dtype=torch.float64, generator=torch.Generator().manual_seed(dist.get_rank()))
+    x = torch.randn(
+        numbers, dtype=torch.float64, generator=torch.Generator().manual_seed(dist.get_rank())
+    )
     return {
         "all-gather": _beside(
-            algorithms.ring_all_gather, x, lambda to: dist.all_gather_into_tensor(to, x), ranks * numbers
+            algorithms.ring_all_gather,
+            x,
+            lambda to: dist.all_gather_into_tensor(to, x),
+            ranks * numbers,
         ),
         "reduce-scatter": _beside(
-            algorithms.ring_reduce_scatter, x, lambda to: dist.reduce_scatter_tensor(to, x.clone()), numbers // ranks
+            algorithms.ring_reduce_scatter,
+            x,
+            lambda to: dist.reduce_scatter_tensor(to, x.clone()),
+            numbers // ranks,
         ),
-        "all-to-all": _beside(algorithms.all_to_all, x, lambda to: dist.all_to_all_single(to, x), numbers),
+        "all-to-all": _beside(
+            algorithms.all_to_all, x, lambda to: dist.all_to_all_single(to, x), numbers
+        ),
         "all-reduce, tree": _beside(
             algorithms.tree_all_reduce, x, lambda to: dist.all_reduce(to.copy_(x)), numbers
         ),
@@ -44,7 +54,10 @@ def beside_gloo(numbers: int = ROWS * COLUMNS) -> dict[str, Beside]:
 
 
 def _beside(
-    ours: Callable[[Wire, Tensor], Tensor], x: Tensor, gloos: Callable[[Tensor], object], numbers: int
+    ours: Callable[[Wire, Tensor], Tensor],
+    x: Tensor,
+    gloos: Callable[[Tensor], object],
+    numbers: int,
 ) -> Beside:
     wire, expected = Wire(), torch.empty(numbers, dtype=x.dtype)
     found = ours(wire, x.clone())

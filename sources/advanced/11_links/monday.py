@@ -52,7 +52,13 @@ def _timed(text: str) -> tuple[int, float, float, int, float]:
         names = run_block(text, device=rank_device())
     calls = sum(row.calls for row in sent.rows if row.collective == "all-reduce")
     gradients = names["gradients"]
-    return gradients.nbytes, names["seconds"], names["busbw_gb_per_second"], calls, gradients[0].item()
+    return (
+        gradients.nbytes,
+        names["seconds"],
+        names["busbw_gb_per_second"],
+        calls,
+        gradients[0].item(),
+    )
 
 
 def _late(text: str) -> tuple[int, list[float]]:

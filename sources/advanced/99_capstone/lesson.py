@@ -150,8 +150,8 @@ print(f"first that is more than a scale: step {bad.step}, {bad.first} (measured)
 # *Scaling is slow: how do you find out why? Lab: `four_ranks`.*
 #
 # I divide one process's step by the step of all, at the same batch each: that is the efficiency [04 §8](../beginner/04_four_ranks.ipynb#8.-Is-it-faster?-Scaling-efficiency "at_worst"). Then I time loading, computing and sending apart, on every rank [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"). All ranks
-# wait for the last one, so the rank that waits least is the slow one [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"). Sending hides behind backward only if buckets leave early [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "backward, reduces"),
-# and small buckets pay a start each [11 §5](11_links.ipynb#5.-Buckets-and-overlap "bucket_cost"). Gradient accumulation without `no_sync` sends after every micro-batch [04 §6](../beginner/04_four_ranks.ipynb#6.-Gradient-accumulation,-and-no_sync "no_sync"). A model cut over two devices leaves each idle half of the
+# wait for the last one, so the rank that waits least is the slow one [11 §6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"). Sending hides behind backward only if buckets leave early [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "backward, reduces"),
+# and small buckets pay a start each [11 §4](11_links.ipynb#4.-Buckets-and-overlap "bucket_cost"). Gradient accumulation without `no_sync` sends after every micro-batch [04 §6](../beginner/04_four_ranks.ipynb#6.-Gradient-accumulation,-and-no_sync "no_sync"). A model cut over two devices leaves each idle half of the
 # time [13 §4](13_pipelines.ipynb#4.-The-timeline,-measured "uncut"). The losses must stay those of one process [04 §3](../beginner/04_four_ranks.ipynb#3.-Is-it-right?-A-proof,-and-four-faults "apart").
 
 # %%
@@ -170,10 +170,10 @@ for name, how in causes.items():
 #
 # *ZeRO-3 or FSDP, for which case? Lab: `zero_or_fsdp`.*
 #
-# They are the same idea: parameters, gradients and moments are split N ways [09 §4](../intermediate/09_sharding.ipynb#4.-The-same-model,-five-ways "first loss"). Neither splits activations [99](99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS"). Both need more than 16P/N,
-# for gathered layers and for buckets [09 §5](../intermediate/09_sharding.ipynb#5.-What-each-really-holds "largest"). I take the lowest stage that fits, because stage 3 sends the parameters twice for every micro-batch [09 §6](../intermediate/09_sharding.ipynb#6.-What-each-really-sends "round_bytes"), and stage 2 reduces gradients in
-# every backward [09](../intermediate/09_sharding.ipynb#Break-it:-ZeRO-2-with-accumulation "accumulated"). I take DeepSpeed where a configuration file must do it [09 §3](../intermediate/09_sharding.ipynb#3.-One-configuration-for-one-model "train_batch_size"), or where states go to NVMe [07 §4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "FSDP2"). I take FSDP2 in
-# PyTorch code, with tensor parallelism [14 §2](14_three_dimensions.ipynb#2.-Compose "one_process"), or for checkpoints that load on another number of ranks [09](../intermediate/09_sharding.ipynb#A-sharded-save "saved_or_loaded"). On one GPU, without offload, neither saves a byte [09 §7](../intermediate/09_sharding.ipynb#7.-One-GPU "on_one_rank").
+# They are the same idea: parameters, gradients and moments are split N ways [09 §3](../intermediate/09_sharding.ipynb#3.-The-same-model,-five-ways "first loss"). Neither splits activations [99](99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS"). Both need more than 16P/N,
+# for gathered layers and for buckets [09 §4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "largest"). I take the lowest stage that fits, because stage 3 sends the parameters twice for every micro-batch [09 §5](../intermediate/09_sharding.ipynb#5.-What-each-really-sends "round_bytes"), and stage 2 reduces gradients in
+# every backward [09](../intermediate/09_sharding.ipynb#Break-it:-ZeRO-2-with-accumulation "accumulated"). I take DeepSpeed where a configuration file must do it [09 §3](../intermediate/09_sharding.ipynb#3.-The-same-model,-five-ways "zero_config"), or where states go to NVMe [07 §4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "FSDP2"). I take FSDP2 in
+# PyTorch code, with tensor parallelism [14 §2](14_three_dimensions.ipynb#2.-Compose "one_process"), or for checkpoints that load on another number of ranks [16 §2](16_runs_that_survive.ipynb#2.-A-checkpoint-of-many-ranks "on_two"). On one GPU, without offload, neither saves a byte [09 §4](../intermediate/09_sharding.ipynb#One-GPU "on_one_rank").
 
 # %%
 small, eight = model_shape("opt-1.3b"), Cluster(gpu="V100-32GB", nodes=1, gpus_per_node=8)
@@ -217,9 +217,9 @@ for name, change in {"accumulate, 1 at a time": {"micro_batch": 1}, "and loss in
 #
 # *Eight nodes are only three times as fast as one: why? Lab: `eight_nodes`.*
 #
-# I look at hardware, network, collectives and code, in that order [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"). One hot GPU makes 63 others wait, and there it looks like a slow collective [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "lesson_job"). `Using network Socket` in NCCL's log means
-# TCP on a fast card [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"). A ring sends $2(N-1)/N$ times the bytes, which stays below twice [11 §1](11_links.ipynb#1.-A-ring-by-hand "sent_bytes"), so more ranks cost starts, not bytes [11 §3](11_links.ipynb#3.-What-a-message-costs "ring_seconds"). Ranks numbered across
-# hosts put every hop on the slow link [11 §4](11_links.ipynb#4.-Two-hosts "over_link"). I measure each cure alone, and again after every other: what another fault hides saves nothing yet [11 §7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "CURES").
+# I look at hardware, network, collectives and code, in that order [11 §6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"). One hot GPU makes 63 others wait, and there it looks like a slow collective [11](11_links.ipynb#A-bet "lesson_job"). `Using network Socket` in NCCL's log means
+# TCP on a fast card [11 §6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"). A ring sends $2(N-1)/N$ times the bytes, which stays below twice [11 §1](11_links.ipynb#1.-A-ring-by-hand "sent_bytes"), so more ranks cost starts, not bytes [11 §2](11_links.ipynb#2.-What-a-message-costs "ring_seconds"). Ranks numbered across
+# hosts put every hop on the slow link [11 §3](11_links.ipynb#3.-Two-hosts "over_link"). I measure each cure alone, and again after every other: what another fault hides saves nothing yet [11 §6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "CURES").
 
 # %%
 job = lesson_job()
@@ -301,7 +301,7 @@ for gigabits in (100, 10):
 # | a CNN to four | [04 §10](../beginner/04_four_ranks.ipynb#10.-The-scenarios-as-asked "four ranks, DDP") | `train.py` | `four_ranks` |
 # | 7B on 24 GB | [06 §7](../intermediate/06_seven_billion.ipynb#The-scenario-as-asked:-a-script-for-a-real-card "here.write_script"), [§5](../intermediate/06_seven_billion.ipynb#5.-The-whole-run "logs") | `finetune.py` | `seven_billion` |
 # | 7B, PEFT or offload | [07 §8](../intermediate/07_offload.ipynb#8.-The-scenario-as-asked "here.write_script"), [§6](../intermediate/07_offload.ipynb#6.-Seven-billion,-simulated "optimizer offloaded") | `offload.py` | `seven_billion` |
-# | 1.3B, less memory, at speed | [09 §9](../intermediate/09_sharding.ipynb#9.-The-scenario-as-asked:-less-memory,-at-good-speed "job.write") | `lesson-09` | `zero_or_fsdp` |
+# | 1.3B, less memory, at speed | [09 §6](../intermediate/09_sharding.ipynb#6.-The-scenario-as-asked:-1.3B,-less-memory,-at-good-speed "job.write") | `lesson-09` | `zero_or_fsdp` |
 # | 100B on 64 | [14 §5](14_three_dimensions.ipynb#5.-Real-size:-the-memory-of-every-stage "planned"), [§9](14_three_dimensions.ipynb#9.-The-same-plan-as-files "job.write") | `lesson-14` | `lay_out` |
 # | 1B on 8 x 8 | [14 §8](14_three_dimensions.ipynb#8.-One-billion-on-64-GPUs "SCHEMES") | `lesson-14` | `one_billion` |
 # | 130B, a budget | [15 §12](15_design_studio.ipynb#12.-The-scenario-as-asked:-defend-a-design "verdict") | `lesson-15` | `half_the_cards` |
@@ -405,10 +405,10 @@ for stage in (0, 1, 2, 3):
 #
 # | often said | what is right | shown in |
 # |---|---|---|
-# | ZeRO-2 on a single GPU saves memory | a partition by one saves nothing | [09 §7](../intermediate/09_sharding.ipynb#7.-One-GPU "on_one_rank") |
+# | ZeRO-2 on a single GPU saves memory | a partition by one saves nothing | [09 §4](../intermediate/09_sharding.ipynb#One-GPU "on_one_rank") |
 # | ZeRO-2 does nothing on one GPU | with optimizer offload the gradients leave too, and 2 bytes a parameter stay | [07 §6](../intermediate/07_offload.ipynb#6.-Seven-billion,-simulated "gradients leave, too") |
 # | ZeRO-3 partitions activations | parameters, gradients, optimizer state | [99](99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS") |
-# | ZeRO-3 needs 16P/N | and gathered layers, prefetch, buckets, an fp32 copy of gradients | [09 §5](../intermediate/09_sharding.ipynb#5.-What-each-really-holds "textbook") |
+# | ZeRO-3 needs 16P/N | and gathered layers, prefetch, buckets, an fp32 copy of gradients | [09 §4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "textbook") |
 # | a 1B model does not fit an A100 | its states are below 20 GB; only activations or logits overflow 80 | [14 §8](14_three_dimensions.ipynb#8.-One-billion-on-64-GPUs "16 x") |
 # | a checkpoint saved over the last one is a checkpoint | a kill in the middle destroys both: new folder, verify, rename | [16 §3](16_runs_that_survive.ipynb#3.-A-save-that-is-cut-off "saves_twice") |
 #

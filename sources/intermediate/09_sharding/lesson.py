@@ -66,7 +66,7 @@ print(zero_problem or f"DeepSpeed {load_deepspeed().__version__}, ranks on {PLAC
 #
 # Mixed precision holds, for each parameter, 2 bytes of parameter, 2 of gradient and 12 of optimizer
 # state (an fp32 master copy and Adam's two moments). On $N$ ranks DDP holds all of it $N$ times. ZeRO
-# cuts the copies away, the largest first, and pays by sending
+# cuts the copies away, the largest first
 # ([Rajbhandari and others 2019](https://arxiv.org/abs/1910.02054), section 5):
 #
 # $$16P \;\rightarrow\; 4P + \tfrac{12P}{N} \;\rightarrow\; 2P + \tfrac{14P}{N} \;\rightarrow\; \tfrac{16P}{N}$$
@@ -287,10 +287,11 @@ for name in names[1:-1]:
     assert copy_bytes == 4 * S, f"{name}: each rank keeps its share alone, 4 S bytes: is N changed?"
 
 # %% [markdown]
-# **Read it.** *During* backward ZeRO-1 has all gradients, the textbook's 2 bytes: it reduces when
+# **Read it.** *During* backward ZeRO-1 has all gradients, about the textbook's 2 bytes: it reduces when
 # backward is over. ZeRO-2 reduces bucket by bucket and keeps its own part. (The rank drawn owns the first layers,
 # which backward reaches last.) ZeRO-3 keeps a buffer for its part, so its line never reaches zero. All three stages
-# then make an **fp32 copy of their gradients** for the step, $4S$, which the textbook leaves out.
+# then make an **fp32 copy of their gradients** for the step, $4S$, which the textbook leaves out: the rise at the right
+# edges, where *backward* is drawn until the optimizer begins.
 #
 # In the last column, DDP's buckets and ZeRO-3's stay; the rest is there for a moment, such as the layers that ZeRO-3
 # and FSDP2 hold *gathered*. DDP's buckets are a second copy of the gradients, unless `gradient_as_bucket_view=True`.
@@ -368,7 +369,7 @@ if not zero_problem:
 # %% [markdown]
 # **Read it.** `use_multi_rank_bucket_allreduce=false` gives the paper's two rounds: each part is reduced to
 # the rank that keeps it, in more and smaller calls. `reshard_after_forward=False` gathers once and keeps the whole
-# model until backward: a rank then has a stage 2 that reduces in fp32. `stage3_max_reuse_distance` says how soon a layer must
+# model until backward: that is stage 2, reducing in fp32. `stage3_max_reuse_distance` says how soon a layer must
 # be needed again to stay gathered: DeepSpeed's default of 1e9 elements keeps **every** layer of a small model. A small
 # test of ZeRO-3 with default settings shows neither its memory nor its traffic.
 #
@@ -462,7 +463,7 @@ display(pd.DataFrame(peak_rows(steps, formulas)).style.format(precision=2).hide(
 # **Read it.** A card with 16 GB cannot hold this model's states whole; four of them can, sharded. With many ranks what
 # does not shrink with $N$ takes over: buckets, gathered layers, fp32 copies on their way to a reduction, and
 # activations. On 64 ranks that is most of FSDP2's memory. "ZeRO-3 needs $16P/N$"? It needs that *plus* a part which no
-# number of ranks shrinks.
+# number of ranks shrinks. (On four ranks ZeRO-2's and 3's states are above their stair by section 4's fp32 gradients.)
 #
 # Now speed. The planner tries each scheme on 64 A100 of 40 GB, eight to a node, at an *equal* batch, with the
 # micro-batch and recomputation that are fastest of what fits; on a fast network, and on one port of 10 Gb/s a node.
@@ -498,13 +499,13 @@ for row in table("llm_foundry"):
               f"{int(row['throughput_tok_s_gpu']):,} tokens/s/GPU (published)")
 
 # %% [markdown]
-# **The answer.** On the fast network FSDP2 and Megatron's ZeRO-1 lead, and each scheme fills the card with texts. Less
-# memory at good speed is FSDP2 recomputed: less than a fifth slower, in well under half of the memory. At 1.25 GB/s
-# (TCP reaches some 60% of it: `catalog.SUSTAINED`) bytes a step rank the schemes: DeepSpeed's stages 1 and 2, which
-# reduce in 16 bits, lead. A larger batch helps whoever sends *once a step*, ZeRO-1 most. FSDP2 and ZeRO-3 gather for
-# every micro-batch, and ZeRO-2 and FSDP2 reduce after each. The published run fitted ten texts, which the planner
-# refuses, and was slower than it says: estimates rank plans, they do not replace a run. (Half of the published table
-# set the planner's constants.)
+# **The answer.** On the fast network FSDP2 and Megatron's ZeRO-1 lead, with a full card. Less memory at good speed is
+# FSDP2 recomputed: less than a fifth slower, in well under half of the memory. At 1.25 GB/s
+# (TCP reaches some 60% of it: `catalog.SUSTAINED`) DeepSpeed's stages 1 and 2, which reduce in 16 bits, lead. A larger
+# batch helps whoever crosses the network *once a step*: DDP, ZeRO-1 and HSDP become over five times as fast, FSDP2 and
+# ZeRO-3 twice. They gather for every micro-batch, and ZeRO-2 and FSDP2 reduce after each. The published run fitted ten
+# texts, which the planner refuses, and was slower than it says: estimates rank plans, they do not replace a run. (Half
+# of the published table set the planner's constants.)
 #
 # The job for the real ranks: FSDP2, built on the meta device, clipped, saved in shards, with its launcher. (A Llama of
 # this size in place of OPT.)

@@ -79,9 +79,7 @@ def plain(model: nn.Module, optimizer: torch.optim.Optimizer) -> Way:
     return Way(model, optimizer, Tensor.backward, update)
 
 
-def loss_of(
-    model: Any, number: int, sequences: int = MICRO_BATCH, length: int = LENGTH
-) -> Tensor:
+def loss_of(model: Any, number: int, sequences: int = MICRO_BATCH, length: int = LENGTH) -> Tensor:
     """The loss of this rank's micro-batch of a number; DDP's model computes under autocast."""
     place = next(model.parameters()).device
     random = torch.Generator().manual_seed(1000 * number + dist.get_rank())
@@ -113,14 +111,21 @@ def look(build: Callable[[], Way], name: str, timed_steps: int = 1) -> Looked:
     metered = False
     inner = way.model.module if is_zero else way.model
     run = measure(
-        step, model=inner, optimizer=way.optimizer, name=name, timed_steps=timed_steps, warmup_steps=2
+        step,
+        model=inner,
+        optimizer=way.optimizer,
+        name=name,
+        timed_steps=timed_steps,
+        warmup_steps=2,
     )
     metered = True
     way.optimizer.register_step_pre_hook(lambda *_: rows.update(begins=states()))
     with traffic() as sent:
         step()
     is_first = dist.get_rank() == 0
-    return Looked(run if is_first else None, losses, sent.rows, rows["after backward"], rows["begins"])
+    return Looked(
+        run if is_first else None, losses, sent.rows, rows["after backward"], rows["begins"]
+    )
 
 
 def by_kind(rows: Iterable[Any]) -> Sizes:
