@@ -380,7 +380,7 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 
 # %% [markdown]
 # **Read it.** The prediction takes the cost of one all-reduce alone, and lets them queue beside backward. One bucket
-# for all hides nothing. Small ones hide nearly everything where a start is cheap; where it is dear, starts add up and a
+# for all hides nothing. Small ones hide most of it where a start is cheap; where it is dear, starts add up and a
 # middle size wins. In DDP the size is `bucket_cap_mb`, 25 by default.
 #
 # ## 5. Reading the tools

@@ -94,8 +94,15 @@ def _by_trainer(text: str) -> tuple[str, int, int, Tensor]:
         assert text.count(BF16) == 1, f"the block has no {BF16!r} to be told beside"
         text = text.replace(BF16, f"{BF16}, use_cpu=True")
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_attention_heads=2, **sizes))
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+        )
+    )
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         trainer = run_block(text, model=model, dataset=_Rows())["trainer"]
     engine = trainer.model_wrapped

@@ -18,6 +18,7 @@ from utils.models import Transformer, TransformerConfig
 from utils.techniques.zero import note_states, resident
 from utils.traffic.collectives import Traffic
 from utils.traffic.counter import traffic
+from utils.units import Category
 
 MICRO_BATCH, LENGTH, VOCABULARY = 2, 64, 256
 SINGLE_NUMBERS_BYTES = 64  # step counts, norms and flags are smaller
@@ -57,8 +58,12 @@ class Looked(NamedTuple):
     optimizer_begins: Sizes
 
     def most(self, category: str) -> int:
-        """Bytes at the moment of the metered step when there are the most of a category."""
-        curve = None if self.run is None else self.run.timeline.series().get(category)
+        """Bytes at the moment of the metered step when there are the most of a category.
+
+        Raises:
+            ValueError: there is no such category.
+        """
+        curve = None if self.run is None else self.run.timeline.series().get(Category(category))
         return 0 if curve is None else int(curve.max())
 
 
