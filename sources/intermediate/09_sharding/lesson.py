@@ -580,8 +580,8 @@ scoreboard("09")
 # optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 # ```
 #
-# **transformers, by DeepSpeed.** `model` and `dataset` are yours. Stage 1 where you accumulate, 3 where the weights do
-# not fit:
+# **transformers, by DeepSpeed.** `model` and `dataset` are yours. Stage 1 where you accumulate; 3 where the weights do
+# not fit, and then make the model after the arguments:
 #
 # ```python
 # from transformers import Trainer, TrainingArguments
@@ -595,5 +595,5 @@ scoreboard("09")
 # ```
 #
 # Start either with `torchrun --nproc-per-node=8 train.py`. **Look at** the first losses, which must not change; at
-# `torch.cuda.max_memory_allocated()`, which must fall by what section 1 promises; and at tokens a second. If the last
-# falls too far, go one stage back.
+# `torch.cuda.max_memory_allocated()`, which must fall by nearly what section 1 promises; and at tokens a second: if they
+# fall too far, go one stage back. No rank can save the model alone: DCP does it (lesson 16), and Trainer by itself.
