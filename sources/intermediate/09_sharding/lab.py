@@ -34,7 +34,7 @@ from utils.techniques.zero import zero_config
 # ## Exercise 1: the moment that decides
 #
 # **Spec.** The textbook counts states at rest. `largest_moment(parameter_count, stage, ranks, bucket)` returns the
-# bytes on one rank at the moment when there are **most**, as section 5 of the lesson found DeepSpeed to work in
+# bytes on one rank at the moment when there are **most**, as section 4 of the lesson found DeepSpeed to work in
 # bf16. `stage` is 1, 2 or 3, `bucket` the elements of `reduce_bucket_size`. Two moments compete:
 #
 # - *at the end of backward*: parameters, 16-bit gradients (stage 1: all of them; 2 and 3: this rank's part and a

@@ -1,4 +1,4 @@
-"""Bytes on one rank over the number of ranks: what a formula says, and what a step takes."""
+"""Who holds what, and bytes on one rank over the number of ranks: by a formula, and as a step takes them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,65 @@ from matplotlib.figure import Figure
 
 from utils.checked import check_public
 from utils.memory.measurement import Measurement
-from utils.units import GB, Evidence, parse_bytes
+from utils.units import GB, Category, Evidence, parse_bytes
+from utils.views.holders import draw_holders
 from utils.views.style import course_style, empty_figure, print_evidence
 
 # petroff10 (Petroff 2021, arXiv:2107.02270), a marker for each beside it.
 _LOOKS = (("#3f90da", "o"), ("#ffa90e", "s"), ("#bd1f01", "^"), ("#832db6", "D"), ("#717581", "v"))
+
+_SHARDED = {
+    "DDP": (),
+    "ZeRO-1": ("optimizer state",),
+    "ZeRO-2": ("optimizer state", "gradients"),
+    "ZeRO-3, FSDP2": ("optimizer state", "gradients", "parameters"),
+}
+_SENT = {
+    "DDP": "all-reduce gradients",
+    "ZeRO-1": "reduce-scatter gradients,\ngather parameters once",
+    "ZeRO-2": "the same, gradients\nbucket by bucket",
+    "ZeRO-3, FSDP2": "gather each block twice,\nreduce-scatter its gradients",
+}
+_STATES = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE)
+_MOST_NAMED = 2
+
+
+def draw_who_holds() -> Figure:
+    """Four ranks in four schemes, by the textbook: what each holds, and what it sends."""
+    title = "Who holds what, by the textbook, between backward and step; areas are bytes"
+    return draw_holders(_SHARDED, sends=_SENT, title=title)
+
+
+def peak_rows(
+    peaks: Mapping[str, Mapping[int, Measurement]],
+    predicted_bytes: Mapping[str, Mapping[int, float]],
+) -> list[dict[str, str | float]]:
+    """Each peak beside its formula, in GB: its states, the rest, and the largest of the rest.
+
+    Args:
+        peaks: by strategy, a step's measurement by the number of ranks.
+        predicted_bytes: by strategy, bytes of states by the number of ranks.
+    """
+    return [
+        _peak_row(f"{name}, {ranks}", run, predicted_bytes[name][ranks])
+        for name, found in peaks.items()
+        for ranks, run in found.items()
+    ]
+
+
+def _peak_row(label: str, run: Measurement, formula_bytes: float) -> dict[str, str | float]:
+    sizes = {str(category): size / GB for category, size in run.breakdown.items()}
+    rest = {name: size for name, size in sizes.items() if name not in _STATES}
+    largest = sorted(rest, key=lambda name: -rest[name])[:_MOST_NAMED]
+    return {
+        "": label,
+        "formula": formula_bytes / GB,
+        "peak": run.peak_bytes / GB,
+        "states": sum(sizes.values()) - sum(rest.values()),
+        "rest": sum(rest.values()),
+        "in": run.peak_phase,
+        "largest of the rest": ", ".join(f"{name} {rest[name]:.2f}" for name in largest),
+    }
 
 
 def draw_staircase(
@@ -43,7 +97,7 @@ def draw_staircase(
         for name, found in peaks.items():
             color, marker = looks[name]
             sizes = [found[ranks].peak_bytes / GB for ranks in sorted(found)]
-            axes.plot(sorted(found), sizes, color=color, marker=marker, ms=8, label=name)
+            axes.plot(sorted(found), sizes, color=color, marker=marker, ms=8, ls="", label=name)
         if limit is not None:
             axes.axhline(parse_bytes(limit) / GB, color="black", ls=":", label=f"{limit} card")
         _finish(axes, sorted({r for d in (*peaks.values(), *predicted_bytes.values()) for r in d}))
@@ -83,6 +137,6 @@ def _finish(axes: Axes, ranks: list[int]) -> None:
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9)
 
 
-__all__ = ["draw_staircase"]
+__all__ = ["draw_staircase", "draw_who_holds", "peak_rows"]
 
 check_public(globals())

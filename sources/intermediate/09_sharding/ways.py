@@ -1,0 +1,163 @@
+"""Lesson 09's plumbing: what each rank trains on, what is looked at in a step, and whose bytes they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from utils.memory import held, measure
+from utils.memory.measurement import Measurement
+from utils.models import Transformer, TransformerConfig
+from utils.techniques.zero import note_states, resident
+from utils.traffic.collectives import Traffic
+from utils.traffic.counter import traffic
+from utils.units import Category
+
+MICRO_BATCH, LENGTH, VOCABULARY = 2, 64, 256
+SINGLE_NUMBERS_BYTES = 64  # step counts, norms and flags are smaller
+
+Sizes = dict[tuple[str, str], int]  # bytes by kind (or collective) and dtype
+
+# By what stands in an attribute's path, first match first.
+KINDS = {
+    "exp_avg": "moments",
+    ".grad": "gradients",
+    "averaged_gradients": "gradients",
+    "fp32_": "master",
+    "grad_partitions": "gradients",
+    "ipg_bucket": "bucket",
+}
+
+
+class Way(NamedTuple):
+    """One way to train on ranks: how to go backward from a loss, and how to step."""
+
+    model: Any
+    optimizer: torch.optim.Optimizer
+    backward: Callable[[Tensor], Any]
+    update: Callable[[], Any]
+
+
+class Looked(NamedTuple):
+    """What one rank saw: a metered step, its losses, and what another step sent and held.
+
+    `run` is rank 0's alone; the states are bytes by kind and dtype.
+    """
+
+    run: Measurement | None
+    losses: list[float]
+    sent: tuple[Traffic, ...]
+    after_backward: Sizes
+    optimizer_begins: Sizes
+
+    def most(self, category: str) -> int:
+        """Bytes at the moment of the metered step when there are the most of a category.
+
+        Raises:
+            ValueError: there is no such category.
+        """
+        curve = None if self.run is None else self.run.timeline.series().get(Category(category))
+        return 0 if curve is None else int(curve.max())
+
+
+def fresh_model(size: TransformerConfig, place: str = "cpu") -> Transformer:
+    """The same weights on every rank; on "cuda" each rank takes its own GPU."""
+    torch.manual_seed(0)
+    simulated = place == "cpu" or dist.get_backend() == "fake"
+    return Transformer(size).to("cpu" if simulated else f"cuda:{dist.get_rank()}")
+
+
+def plain(model: nn.Module, optimizer: torch.optim.Optimizer) -> Way:
+    """A way whose loop is PyTorch's own."""
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Way(model, optimizer, Tensor.backward, update)
+
+
+def loss_of(model: Any, number: int, sequences: int = MICRO_BATCH, length: int = LENGTH) -> Tensor:
+    """The loss of this rank's micro-batch of a number; DDP's model computes under autocast."""
+    place = next(model.parameters()).device
+    random = torch.Generator().manual_seed(1000 * number + dist.get_rank())
+    tokens = torch.randint(VOCABULARY, (sequences, length + 1), generator=random).to(place)
+    with torch.autocast(place.type, torch.bfloat16, isinstance(model, DistributedDataParallel)):
+        logits = model(tokens[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def look(build: Callable[[], Way], name: str, timed_steps: int = 1) -> Looked:
+    """On a rank: steps under the meter, then one whose sends and states are listed."""
+    way, losses, rows = build(), [], {}
+    is_zero = hasattr(way.model, "backward")
+
+    def states() -> Sizes:
+        whole = held(model=way.model, optimizer=way.optimizer)
+        return by_kind(resident(way.model) if is_zero else whole)
+
+    def step() -> None:
+        loss = loss_of(way.model, 0)  # one batch for all steps: its loss falls each time
+        way.backward(loss)
+        losses.append(loss.item())
+        del loss
+        if is_zero:
+            note_states(way.model)  # tells the meter where DeepSpeed keeps gradients
+        rows["after backward"] = states() if metered else {}
+        way.update()
+
+    metered = False
+    inner = way.model.module if is_zero else way.model
+    run = measure(
+        step,
+        model=inner,
+        optimizer=way.optimizer,
+        name=name,
+        timed_steps=timed_steps,
+        warmup_steps=2,
+    )
+    metered = True
+    way.optimizer.register_step_pre_hook(lambda *_: rows.update(begins=states()))
+    with traffic() as sent:
+        step()
+    is_first = dist.get_rank() == 0
+    return Looked(
+        run if is_first else None, losses, sent.rows, rows["after backward"], rows["begins"]
+    )
+
+
+def by_kind(rows: Iterable[Any]) -> Sizes:
+    """Bytes by kind and dtype of what a rank holds; single numbers left out."""
+    sizes: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        if row.bytes > SINGLE_NUMBERS_BYTES:
+            kind = next((kind for part, kind in KINDS.items() if part in row.path), "parameters")
+            sizes[kind, row.dtype] += row.bytes
+    return dict(sizes)
+
+
+def ring_bytes(rows: Iterable[Traffic], ranks: int) -> Sizes:
+    """Bytes that one rank of a ring sends, by collective and dtype; single numbers left out."""
+    part = (ranks - 1) / ranks
+    factors = {"all-reduce": 2 * part, "reduce": part, "reduce-scatter": part}
+    factors["all-gather"] = ranks - 1  # its payload is one rank's part
+    sent: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        if row.payload_bytes > SINGLE_NUMBERS_BYTES and row.collective in factors:
+            sent[row.collective, row.dtype] += round(factors[row.collective] * row.payload_bytes)
+    return dict(sent)
+
+
+def whole_elements(model: nn.Module, rank: int, ranks: int) -> int:
+    """Elements of the tensors that a rank owns a part of: ZeRO-1 and 2 keep their gradients whole."""
+    ends = torch.tensor([p.numel() for p in model.parameters()]).cumsum(0)
+    starts, count = torch.cat([ends.new_zeros(1), ends[:-1]]), int(ends[-1])
+    mine = (starts < (rank + 1) * count // ranks) & (ends > rank * count // ranks)
+    return int((ends - starts)[mine].sum())
