@@ -37,7 +37,7 @@ class Run:
 
     Attributes:
         model, optimizer, schedule, scaler: alike on all ranks, the first two in shards.
-        loader: gives each rank a part of each epoch's order, by two workers, and knows its place.
+        loader: gives each rank a part of each epoch's order, by a worker, and knows its place.
         epoch: that comes next.
         batches: what is left of the epoch under way.
     """
@@ -92,7 +92,7 @@ def _stateful_loader(data: Points) -> Any:
         data,
         batch_size=BATCH,
         sampler=sampler,
-        num_workers=2,
+        num_workers=1,
         drop_last=True,
         multiprocessing_context="fork",
     )

@@ -343,7 +343,7 @@ def train_until_killed(folder, after_seconds, victim):
 
 # %%
 chance, reached = random.Random(16), 0
-for number in range(5):
+for number in range(4):
     try:
         run_ranks(train_until_killed, 2, work / "safe", chance.uniform(0, 0.5), number % 2)
     except RankError:
