@@ -379,10 +379,11 @@ if four_bits:
     assert max(tuned, merged) < before - 0.05, "it hardly learns: is the learning rate 2e-3?"
 
 # %% [markdown]
-# **Read it.** The run is whole, from data to the reloaded merged model. Packing moved the base's loss by little, and
-# merging moves it again: the adapters learned on weights that were rounded, and meet the others. So evaluate the model
-# that you will serve. (Merged into *packed* weights, the sum would be rounded to sixteen levels anew.) On one rank ZeRO
-# cuts nothing, and of adapters there is little to offload; [lesson 07](07_offload.ipynb) shows where that pays.
+# **Read it.** The run is whole, from data to the reloaded merged model. Neither packing nor merging costs a thousandth of a
+# nat here, on a base that has hardly learned; so short a run could show no more. On yours it may: the adapters learned on
+# *rounded* weights, and merged into the others they meet what they never saw. So evaluate the model that you will serve.
+# (Merged into *packed* weights, the sum would be rounded to sixteen levels anew.) On one rank ZeRO cuts nothing, and of
+# adapters there is little to offload; [lesson 07](07_offload.ipynb) shows where that pays.
 #
 # ### Eight-bit moments, counted
 #
