@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,7 +29,8 @@ def write_small_base(
     text = bytes(text_tokens(TEXT_BYTES).tolist()).decode(errors="replace")
     tokenizer = _tokenizer(text, config.vocab_size)
     torch.manual_seed(0)
-    model = LlamaForCausalLM(config).to(device)
+    model: Any = LlamaForCausalLM(config)
+    model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     batches = text_batches(torch.tensor(tokenizer(text).input_ids), batch=8, sequence=64)
     losses = []
