@@ -19,7 +19,12 @@ from utils.lessons.lesson_08.int8 import (
     int8_product,
     split_product,
 )
-from utils.lessons.lesson_08.packed import PackedLinear, pack_codes, pack_linears, unpack_codes
+from utils.lessons.lesson_08.packed_linear import (
+    PackedLinear,
+    pack_codes,
+    pack_linears,
+    unpack_codes,
+)
 from utils.lessons.lesson_08.rounding import Grid, output_error, round_to_nearest, second_moments
 from utils.techniques import nf4
 from utils.techniques.bitsandbytes_import import has_bitsandbytes

@@ -30,7 +30,7 @@ from utils.lessons.lesson_08.library_text import (
     held_out_tokens,
     training_tokens,
 )
-from utils.lessons.lesson_08.packed import pack_linears
+from utils.lessons.lesson_08.packed_linear import pack_linears
 from utils.lessons.lesson_08.rounding import round_to_nearest
 from utils.lessons.lesson_08.weight_only import Inputs, inputs_of, linears_of, quantize_weights
 

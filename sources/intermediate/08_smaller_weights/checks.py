@@ -150,11 +150,19 @@ def _error_nudge(stored: Tensor, error: float, weight: Tensor, moments: Tensor) 
     )
 
 
-def by_harm(table: Table, budget: float) -> dict[str, int]:
-    """The par's way: from the fewest bits, buy where a byte takes off the most measured loss."""
-    harm = {path: {bits: loss_with({path: bits}) for bits in (2, 3, 4)} for path in table}
-    for row in harm.values():
-        row[8] = loss_with({})  # eight bits do no harm that can be seen
+def measured_loss(table: Table) -> dict[str, dict[int, float]]:
+    """The loss with one matrix alone in so many bits, by path and bits."""
+    plain = loss_with({})  # in 4 or 8 bits one matrix moves it too little to change a choice
+    return {
+        path: {2: loss_with({path: 2}), 3: loss_with({path: 3}), 4: plain, 8: plain}
+        for path in table
+    }
+
+
+def by_harm(
+    table: Table, budget: float, losses: Mapping[str, Mapping[int, float]]
+) -> dict[str, int]:
+    """The par's way: from the fewest bits, buy where a byte takes off the most of the loss."""
     bits = dict.fromkeys(table, CHOICES[0])
     spent = sum(row[CHOICES[0]][0] for row in table.values())
     while True:
@@ -163,7 +171,7 @@ def by_harm(table: Table, budget: float) -> dict[str, int]:
             for more in CHOICES[CHOICES.index(now) + 1 :]:
                 price = table[path][more][0] - table[path][now][0]
                 if spent + price <= budget:
-                    gain = harm[path][now] - harm[path][more]
+                    gain = losses[path][now] - losses[path][more]
                     offers.append((gain / price, path, more, price))
         if not offers:
             return bits
@@ -174,7 +182,8 @@ def by_harm(table: Table, budget: float) -> dict[str, int]:
 @functools.cache
 def spending_par() -> float:
     """The perplexity that `by_harm` reaches."""
-    return perplexity_with(by_harm(choices(), budget_bytes()))
+    table = choices()
+    return perplexity_with(by_harm(table, budget_bytes(), measured_loss(table)))
 
 
 @takes(function())

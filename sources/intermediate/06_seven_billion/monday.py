@@ -1,0 +1,112 @@
+"""Runs the lines of lesson 06's last cell."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from utils.lessons.blocks import run_block
+from utils.memory import measure
+from utils.ranks import run_ranks
+from utils.techniques.bitsandbytes_import import bitsandbytes_problem
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+TOKENS = torch.arange(4 * 32).reshape(4, 32) % 64
+
+
+def block_1(text: str) -> None:
+    """By hand: the same function at first, adapters alone trained, frozen weights untouched."""
+    model = _small_llama()
+    before, loss = _copied(model), _value(model)
+    found = run_block(text, model=model)
+    assert _value(model) == loss, "new adapters change what the model computes"
+    _train(model, found["optimizer"])
+    after = {name.replace(".frozen.", "."): p for name, p in model.named_parameters()}
+    moved = [name for name, old in before.items() if not torch.equal(after[name], old)]
+    assert not moved, f"frozen weights moved: {moved}"
+    adapters = sum(p.numel() for name, p in after.items() if name not in before)
+    held = sum(p.numel() for group in found["optimizer"].param_groups for p in group["params"])
+    assert adapters == held > 0, f"the optimizer holds {held} numbers, the adapters are {adapters}"
+    assert _value(model) < loss, "nothing was learned"
+
+
+def block_2(text: str) -> None:
+    """By peft and bitsandbytes: a quarter of the weights' bytes, checkpointed, and it learns."""
+    if bitsandbytes_problem():
+        return  # the page says that nothing is packed without it
+    packed, plain, peaks, losses, said = run_ranks(_by_peft, 1, text)[0]
+    assert "trainable%" in said, "the trained share is not told"
+    assert packed < 0.3 * plain, f"{packed:,} bytes of packed weights, {plain:,} in 16 bits"
+    assert peaks[0] < 0.8 * peaks[1], f"{peaks[0]:,} bytes checkpointed, {peaks[1]:,} without"
+    assert losses[1] < losses[0], f"nothing was learned: losses {losses}"
+
+
+def _by_peft(text: str) -> tuple[int, int, list[int], list[float], str]:
+    """Bytes of the blocks' weights packed and in 16 bits, peaks, losses, and what was printed."""
+    warnings.simplefilter("ignore")  # libraries call each other by old names
+    base = _small_llama().bfloat16()
+    with tempfile.TemporaryDirectory() as folder:
+        base.save_pretrained(folder)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            model: Any = run_block(text, model_name=folder)["model"]
+    for part in model.modules():  # as the lesson's script does, for some CPUs
+        part.support_avx512bf16_for_cpu = False
+    kept = model.base_model.model.model.layers.named_parameters()
+    packed = sum(p.nbytes for name, p in kept if "base_layer" in name)
+    peaks = [_peak_bytes(model.train())]
+    model.base_model.model.gradient_checkpointing_disable()
+    peaks.append(_peak_bytes(model))
+    losses = [_value(model)]
+    _train(model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2))
+    plain = sum(p.nbytes for p in base.model.layers.parameters())
+    return packed, plain, peaks, [*losses, _value(model)], said.getvalue()
+
+
+def _peak_bytes(model: nn.Module) -> int:
+    def step() -> None:
+        model.zero_grad()
+        _loss(model).backward()
+
+    return measure(step, model=model, timed_steps=0).peak_bytes
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for _ in range(4):
+        optimizer.zero_grad()
+        _loss(model).backward()
+        optimizer.step()
+
+
+def _loss(model: nn.Module) -> Tensor:
+    return model(input_ids=TOKENS, labels=TOKENS, use_cache=False).loss
+
+
+def _value(model: nn.Module) -> float:
+    with torch.no_grad():
+        return _loss(model).item()
+
+
+def _copied(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def _small_llama() -> LlamaForCausalLM:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+    )
+    return LlamaForCausalLM(config)
