@@ -152,7 +152,7 @@ print(f"first that is more than a scale: step {bad.step}, {bad.first} (measured)
 # and small buckets pay a start each. Accumulation without `no_sync` sends after every micro-batch. A model cut over two devices
 # leaves each idle half of the time. The losses must stay those of one process.
 #
-# *Shown in* [04§5](../beginner/04_four_ranks.ipynb#5.-Is-it-faster?-Scaling-efficiency "at_worst"), [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"), [11§7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"), [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "profile_backwards"), [11§5](11_links.ipynb#5.-Buckets-and-overlap "bucket_cost"), [04](../beginner/04_four_ranks.ipynb#Accumulation,-and-no_sync "no_sync"), [13§4](13_pipelines.ipynb#4.-The-timeline,-measured "uncut"), [04§2](../beginner/04_four_ranks.ipynb#2.-Is-it-right?-A-proof,-and-four-faults "apart").
+# *Shown in* [04§5](../beginner/04_four_ranks.ipynb#5.-Is-it-faster?-Scaling-efficiency "at_worst"), [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"), [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"), [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "profile_backwards"), [11§4](11_links.ipynb#4.-Buckets-and-overlap "bucket_cost"), [04](../beginner/04_four_ranks.ipynb#Accumulation,-and-no_sync "no_sync"), [13§4](13_pipelines.ipynb#4.-The-timeline,-measured "uncut"), [04§2](../beginner/04_four_ranks.ipynb#2.-Is-it-right?-A-proof,-and-four-faults "apart").
 
 # %%
 ranks = 4
@@ -175,7 +175,7 @@ for name, how in causes.items():
 # gradients in every backward. DeepSpeed is for a configuration file, or for states on NVMe. FSDP2 is for PyTorch code, for tensor
 # parallelism, and for checkpoints that load on another number of ranks. On one GPU, without offload, neither saves a byte.
 #
-# *Shown in* [09§4](../intermediate/09_sharding.ipynb#4.-The-same-model,-five-ways "first loss"), [99](99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS"), [09§5](../intermediate/09_sharding.ipynb#5.-What-each-really-holds "largest"), [09§6](../intermediate/09_sharding.ipynb#6.-What-each-really-sends "round_bytes"), [09](../intermediate/09_sharding.ipynb#Break-it:-ZeRO-2-with-accumulation "accumulated"), [09§3](../intermediate/09_sharding.ipynb#3.-The-same-model,-five-ways "zero_config"), [07§4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "FSDP2"), [14§2](14_three_dimensions.ipynb#2.-Compose "one_process"), [16§2](16_runs_that_survive.ipynb#2.-A-checkpoint-of-many-ranks "on_two"), [09§7](../intermediate/09_sharding.ipynb#7.-One-GPU "on_one_rank").
+# *Shown in* [09§3](../intermediate/09_sharding.ipynb#3.-The-same-model,-five-ways "first loss"), [99](99_capstone.ipynb#Sharding-and-activations "Category.ACTIVATIONS"), [09§4](../intermediate/09_sharding.ipynb#4.-What-each-really-holds "largest"), [09§5](../intermediate/09_sharding.ipynb#5.-What-each-really-sends "round_bytes"), [09](../intermediate/09_sharding.ipynb#Break-it:-ZeRO-2-with-accumulation "accumulated"), [09§3](../intermediate/09_sharding.ipynb#3.-The-same-model,-five-ways "zero_config"), [07§4](../intermediate/07_offload.ipynb#4.-DeepSpeed-and-FSDP2 "FSDP2"), [14§2](14_three_dimensions.ipynb#2.-Compose "one_process"), [16§2](16_runs_that_survive.ipynb#2.-A-checkpoint-of-many-ranks "on_two"), [09](../intermediate/09_sharding.ipynb#One-GPU "on_one_rank").
 
 # %%
 small, eight = model_shape("opt-1.3b"), Cluster(gpu="V100-32GB", nodes=1, gpus_per_node=8)
@@ -226,7 +226,7 @@ for name, change in {"accumulate, 1 at a time": {"micro_batch": 1}, "and loss in
 # ranks: more ranks cost starts. Ranks numbered across hosts put every hop on the slow link. I measure each cure alone, and again after
 # every other: what another fault hides saves nothing yet.
 #
-# *Shown in* [11§7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "lesson_job"), [11§7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "job.look"), [11§1](11_links.ipynb#1.-A-ring-by-hand "sent_bytes"), [11§3](11_links.ipynb#3.-What-a-message-costs "ring_seconds"), [11§4](11_links.ipynb#4.-Two-hosts "over_link"), [11§7](11_links.ipynb#7.-Eight-nodes,-three-times-as-fast "CURES").
+# *Shown in* [11](11_links.ipynb#A-bet "lesson_job"), [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"), [11§1](11_links.ipynb#1.-A-ring-by-hand "sent_bytes"), [11§2](11_links.ipynb#2.-What-a-message-costs "ring_seconds"), [11§3](11_links.ipynb#3.-Two-hosts "over_link"), [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "CURES").
 
 # %%
 job = lesson_job()
@@ -313,9 +313,9 @@ for gigabits in (100, 10):
 # | ResNet-50 overflows 16 GB | [02§6](../beginner/02_mixed_precision.ipynb#6.-The-scenario-as-asked "here.write_script"), [§4](../beginner/02_mixed_precision.ipynb#4.-What-fills-a-16-GB-card "on_the_card") | `resnet50_amp.py` | `sixteen_gb` |
 # | ResNet to four GPUs | [04§6](../beginner/04_four_ranks.ipynb#6.-The-scenarios-as-asked "DDP + AMP") | `train.py` | `four_ranks` |
 # | a CNN to four | [04§6](../beginner/04_four_ranks.ipynb#6.-The-scenarios-as-asked "four ranks, DDP") | `train.py` | `four_ranks` |
-# | 7B on 24 GB | [06§7](../intermediate/06_seven_billion.ipynb#The-scenario-as-asked:-a-script-for-a-real-card "here.write_script"), [§5](../intermediate/06_seven_billion.ipynb#5.-The-whole-run "logs") | `finetune.py` | `seven_billion` |
+# | 7B on 24 GB | [06§5](../intermediate/06_seven_billion.ipynb#The-scenario-as-asked:-a-script-for-a-real-card "here.write_script"), [§5](../intermediate/06_seven_billion.ipynb#5.-The-whole-run "logs") | `finetune.py` | `seven_billion` |
 # | 7B, PEFT or offload | [07§5](../intermediate/07_offload.ipynb#5.-The-scenario-as-asked "here.write_script"), [§5](../intermediate/07_offload.ipynb#5.-The-scenario-as-asked "optimizer offloaded") | `offload.py` | `seven_billion` |
-# | 1.3B, less memory, at speed | [09§9](../intermediate/09_sharding.ipynb#9.-The-scenario-as-asked:-less-memory,-at-good-speed "job.write") | `lesson-09` | `zero_or_fsdp` |
+# | 1.3B, less memory, at speed | [09§6](../intermediate/09_sharding.ipynb#6.-The-scenario-as-asked:-1.3B,-less-memory,-at-good-speed "job.write") | `lesson-09` | `zero_or_fsdp` |
 # | 100B on 64 | [14§4](14_three_dimensions.ipynb#4.-Real-size:-the-memory-of-every-stage "planned"), [files](14_three_dimensions.ipynb#The-same-plan-as-files "job.write") | `lesson-14` | `lay_out` |
 # | 1B on 8 x 8 | [14§6](14_three_dimensions.ipynb#6.-One-billion-on-64-GPUs "SCHEMES") | `lesson-14` | `one_billion` |
 # | 130B, a budget | [15§6](15_design_studio.ipynb#6.-The-scenario-as-asked:-defend-a-design "verdict") | `lesson-15` | `half_the_cards` |
