@@ -313,7 +313,7 @@ for gigabits in (100, 10):
 # | ResNet-50 overflows 16 GB | [02§6](../beginner/02_mixed_precision.ipynb#6.-The-scenario-as-asked "here.write_script"), [§4](../beginner/02_mixed_precision.ipynb#4.-What-fills-a-16-GB-card "on_the_card") | `resnet50_amp.py` | `sixteen_gb` |
 # | ResNet to four GPUs | [04§6](../beginner/04_four_ranks.ipynb#6.-The-scenarios-as-asked "DDP + AMP") | `train.py` | `four_ranks` |
 # | a CNN to four | [04§6](../beginner/04_four_ranks.ipynb#6.-The-scenarios-as-asked "four ranks, DDP") | `train.py` | `four_ranks` |
-# | 7B on 24 GB | [06§5](../intermediate/06_seven_billion.ipynb#The-scenario-as-asked:-a-script-for-a-real-card "here.write_script"), [§5](../intermediate/06_seven_billion.ipynb#5.-The-whole-run "logs") | `finetune.py` | `seven_billion` |
+# | 7B on 24 GB | [06§5](../intermediate/06_seven_billion.ipynb#The-scenario-as-asked:-a-script-for-a-real-card "here.write_script"), [§4](../intermediate/06_seven_billion.ipynb#4.-The-whole-run "run_ranks(on_rank") | `finetune.py` | `seven_billion` |
 # | 7B, PEFT or offload | [07§5](../intermediate/07_offload.ipynb#5.-The-scenario-as-asked "here.write_script"), [§5](../intermediate/07_offload.ipynb#5.-The-scenario-as-asked "optimizer offloaded") | `offload.py` | `seven_billion` |
 # | 1.3B, less memory, at speed | [09§6](../intermediate/09_sharding.ipynb#6.-The-scenario-as-asked:-1.3B,-less-memory,-at-good-speed "job.write") | `lesson-09` | `zero_or_fsdp` |
 # | 100B on 64 | [14§4](14_three_dimensions.ipynb#4.-Real-size:-the-memory-of-every-stage "planned"), [files](14_three_dimensions.ipynb#The-same-plan-as-files "job.write") | `lesson-14` | `lay_out` |
