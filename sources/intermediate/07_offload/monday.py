@@ -44,7 +44,6 @@ def block_2(text: str) -> None:
     """Trainer by DeepSpeed: the weights of ZeRO-2 without offload, its optimizer on the host."""
     assert text.count(OFFLOAD) == 1, f"the block has no {OFFLOAD!r} to leave out"
     with tempfile.TemporaryDirectory() as folder:
-        _model().save_pretrained(folder)
         texts = [text, text.replace(OFFLOAD, "")]
         offloaded, plain = run_ranks(_by_trainer, 1, texts, folder, timeout_seconds=200)[0]
     assert offloaded[0] and not plain[0], "DeepSpeed did not offload its optimizer"
@@ -97,6 +96,7 @@ def _by_trainer(texts: Sequence[str], folder: str) -> list[tuple[bool, float, Te
     import transformers  # after it, so that it is told of DeepSpeed
 
     asked = partial(transformers.TrainingArguments, use_cpu=not torch.cuda.is_available())
+    _model().save_pretrained(folder)  # here: it loads DeepSpeed
     found = []
     for text in texts:
         torch.manual_seed(0)

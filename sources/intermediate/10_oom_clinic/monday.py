@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from utils.lessons.blocks import run_block
+from utils.ranks import run_ranks
 
 STEPS, DIES_IN = 8, 5
 Loss = Callable[[nn.Module, Tensor], Tensor]
@@ -28,7 +29,11 @@ def block_1(text: str) -> None:
 
 
 def block_2(text: str) -> None:
-    """The same around a Trainer."""
+    """The same around a Trainer, in a process of its own: Trainer loads DeepSpeed where it is."""
+    run_ranks(_judge_trainer, 1, text)
+
+
+def _judge_trainer(text: str) -> None:
     _judge(lambda loss_of: _by_trainer(text, loss_of))
 
 
