@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from evidence.validation.simulation_cpu import TINY, train
+from utils.lessons.lesson_07.offload import OffloadedOptimizer
 from utils.memory import Category, Measurement, host_memory, measure
 from utils.models import Transformer
-from utils.techniques import OffloadedOptimizer
 
 TENSORS = len(list(Transformer(TINY).parameters()))
 SIZE = 4 * sum(p.numel() for p in Transformer(TINY).parameters())

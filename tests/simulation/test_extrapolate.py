@@ -13,11 +13,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from evidence.validation.simulation_cpu import OPTIMIZERS, cross_entropy, keep_matmuls
+from utils.lessons.lesson_07.offload import OffloadedOptimizer
 from utils.memory import Measurement, OverBudgetError, budget
 from utils.simulation import simulate
 from utils.simulation.extrapolate import FROM_LAYERS, extrapolate
 from utils.simulation.message_stream import stream
-from utils.techniques import OffloadedOptimizer
 from utils.units import MIB, Evidence
 
 pytestmark = pytest.mark.usefixtures("one_thread")

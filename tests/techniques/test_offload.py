@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from evidence.validation.simulation_cpu import BATCH, LENGTH, TINY, cross_entropy, train
+from utils.lessons.lesson_07.offload import OffloadedOptimizer
 from utils.lessons.lesson_07.offload_choice import OffloadItem, best_offload
 from utils.memory import Category, measure
 from utils.models import Transformer
 from utils.simulation import simulate
-from utils.techniques import OffloadedOptimizer
 from utils.units import MIB
 
 Make = Callable[..., torch.optim.Optimizer]

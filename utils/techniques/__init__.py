@@ -30,7 +30,6 @@ _HOME = {
     "dequantize_nf4": "nf4",
     "nf4_levels": "nf4",
     "quantize_nf4": "nf4",
-    "OffloadedOptimizer": "offload",
     "measure_disk": "room",
     "op_problem": "deepspeed_ops",
     "adam_state_bytes": "optimizers",

@@ -58,6 +58,7 @@ from utils.catalog import device as gpu
 from utils.lessons.lesson_07 import by_libraries, streaming
 from utils.lessons.lesson_07.by_libraries import SMALL, whole_loss
 from utils.lessons.lesson_07.link import Link
+from utils.lessons.lesson_07.offload import OffloadedOptimizer
 from utils.lessons.lesson_07.waiting import arrivals, planned
 from utils.memory import host_memory
 from utils.models.finetune import finetune_step
@@ -66,7 +67,7 @@ from utils.planner import Batch, Cluster, Lora, Plan, estimate
 from utils.planner.step_time.collectives import in_training
 from utils.planner.offload import SCHEMES
 from utils.planner.step_time.step_end import HOST_ADAM_SECONDS
-from utils.techniques import OffloadedOptimizer, op_problem
+from utils.techniques import op_problem
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
 
 batches = by_libraries.batches()
