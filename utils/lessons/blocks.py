@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:  # the library takes seconds to import
+    from transformers import LlamaForCausalLM
 
 
 def run_block(text: str, **names: Any) -> dict[str, Any]:
@@ -19,3 +24,23 @@ def run_block(text: str, **names: Any) -> dict[str, Any]:
     exec(compile(text, "On Monday", "exec"), found)
     del found["__builtins__"]
     return found
+
+
+def small_llama(**sizes: Any) -> LlamaForCausalLM:
+    """A Llama of the transformers library, drawn from seed 0: what a reader's model stands for.
+
+    Args:
+        sizes: of its configuration, as `LlamaConfig` names them: `num_hidden_layers=6`.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    small: dict[str, Any] = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    torch.manual_seed(0)
+    changed: dict[str, Any] = small | sizes
+    return LlamaForCausalLM(LlamaConfig(**changed))

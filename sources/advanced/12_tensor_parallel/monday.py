@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from utils.lessons.blocks import run_block
+from utils.lessons.blocks import run_block, small_llama
 from utils.models import Transformer, TransformerConfig
 from utils.ranks import run_ranks
 
@@ -80,18 +80,8 @@ def _step_alone(model: Any, inputs: Tensor, targets: Tensor) -> tuple[float, flo
 
 
 def _save_small_llama(folder: str) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    shape = LlamaConfig(
-        vocab_size=WORDS,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=BLOCKS,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-    )
-    LlamaForCausalLM(shape).save_pretrained(folder)
+    model = small_llama(vocab_size=WORDS, num_hidden_layers=BLOCKS, num_key_value_heads=4)
+    model.save_pretrained(folder)
 
 
 def _by_transformers(text: str, folder: str) -> tuple[float, int]:

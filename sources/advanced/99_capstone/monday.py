@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from utils.lessons.blocks import run_block
+from utils.lessons.blocks import run_block, small_llama
 from utils.memory import measure
 
 LENGTH = 16
@@ -40,7 +40,7 @@ def block_2(text: str) -> None:
             save_strategy="no",
         )
         rows = [{"input_ids": torch.arange(LENGTH), "labels": torch.arange(LENGTH)}] * 6
-        trainer: Any = Trainer(_llama(), args, train_dataset=rows)  # a list is a dataset, too
+        trainer: Any = Trainer(small_llama(), args, train_dataset=rows)  # a list is a dataset, too
         found = run_block(text, args=args, trainer=trainer)
     assert trainer.state.num_input_tokens_seen == 3 * 2 * LENGTH, "three batches of two texts"
     rate = found["tokens_per_second_per_card"]
@@ -51,12 +51,3 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
     model(torch.ones(1, 1024)).sum().backward()
     optimizer.step()
-
-
-def _llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes: dict[str, Any] = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2}
-    return LlamaForCausalLM(
-        LlamaConfig(**sizes, num_key_value_heads=2, intermediate_size=64, vocab_size=64)
-    )

@@ -11,7 +11,7 @@ import torch._functorch.config as functorch_config
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.lessons.blocks import run_block
+from utils.lessons.blocks import run_block, small_llama
 from utils.memory import measure
 from utils.models import Transformer, TransformerConfig
 
@@ -57,17 +57,7 @@ def block_1(text: str) -> None:
 
 def block_2(text: str) -> None:
     """A model of transformers: its own switch lowers the peak, the loss stays."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=176,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-    )
-    model = LlamaForCausalLM(config)
+    model = small_llama(num_hidden_layers=6)
 
     def loss_of(model: nn.Module) -> Tensor:
         return model(input_ids=BATCH, labels=BATCH).loss

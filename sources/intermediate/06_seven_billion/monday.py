@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from utils.lessons.blocks import run_block
+from utils.lessons.blocks import run_block, small_llama
 from utils.memory import measure
 from utils.ranks import run_ranks
 from utils.techniques.bitsandbytes_import import bitsandbytes_problem
@@ -99,14 +99,4 @@ def _copied(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _small_llama() -> LlamaForCausalLM:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-    )
-    return LlamaForCausalLM(config)
+    return small_llama(num_hidden_layers=3)

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from utils.lessons.blocks import run_block
+from utils.lessons.blocks import run_block, small_llama
 from utils.memory import host_memory, measure
 from utils.ranks import run_ranks
 from utils.techniques.deepspeed import load_deepspeed
@@ -115,18 +115,7 @@ def _by_trainer(texts: Sequence[str], folder: str) -> list[tuple[bool, float, Te
 
 
 def _model() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        use_cache=False,
-    )
-    return LlamaForCausalLM(config)
+    return small_llama(use_cache=False)
 
 
 def _batches(count: int = 3, rows: int = 4) -> list[Batch]:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.lessons.blocks import run_block
+from utils.lessons.blocks import run_block, small_llama
 from utils.ranks import run_ranks
 from utils.techniques.bitsandbytes_import import bitsandbytes_problem
 
@@ -57,18 +57,8 @@ def block_2(text: str) -> None:
 
 def _in_eight_bits(text: str) -> tuple[int, int, float]:
     """Bytes in eight bits and in sixteen, and the relative error of the logits."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     warnings.simplefilter("ignore")  # libraries call each other by old names
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-    )
-    plain, tokens = LlamaForCausalLM(config).eval(), torch.arange(64).view(2, 32)
+    plain, tokens = small_llama(num_hidden_layers=4).eval(), torch.arange(64).view(2, 32)
     with tempfile.TemporaryDirectory() as folder:
         plain.half().save_pretrained(folder)
         with contextlib.redirect_stdout(io.StringIO()):
