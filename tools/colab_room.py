@@ -92,7 +92,8 @@ def first_cells(notebook: NotebookNode) -> list[str]:
 def notebooks(folders: Sequence[str] = ("notebooks", "labs")) -> list[Path]:
     """All that a learner opens on Colab."""
     found = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.ipynb"))]
-    return [p for p in found if ".ipynb_checkpoints" not in p.parts and "glossary" not in p.name]
+    prose = {page.parent.name for page in (ROOT / "sources").rglob("page.py")}
+    return [p for p in found if ".ipynb_checkpoints" not in p.parts and p.stem not in prose]
 
 
 def run_first(paths: Sequence[Path], python: str = sys.executable) -> dict[str, dict]:

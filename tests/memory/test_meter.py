@@ -253,7 +253,13 @@ for name in ("checkpointing", "accumulation", "zero_grad last"):
     print(metered(CASES[name]()).peak_bytes)
 """
     environment = {k: v for k, v in os.environ.items() if k != "CXX"}
-    environment |= {"PATH": "", "XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    here = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    environment |= {
+        "PYTHONPATH": here,
+        "PATH": "",
+        "XDG_CACHE_HOME": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+    }
     done = subprocess.run(
         [sys.executable, "-c", script],
         env=environment,

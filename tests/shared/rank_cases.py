@@ -90,9 +90,9 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
     to end and reap a killed rank.
     """
     deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
+    while not (is_true := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return condition()
+    return is_true  # not asked again: what another program does next is none of this
 
 
 @contextlib.contextmanager

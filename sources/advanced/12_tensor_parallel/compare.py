@@ -10,7 +10,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.checked import check_public
 from utils.models import Transformer, TransformerConfig
 from utils.parallel.tensor_shares import HEAD_LAYERS, own_head_rows
 from utils.traffic.counter import traffic
@@ -145,6 +144,3 @@ def kept_bytes(length: int, batch: int, hidden: int, heads: int, sequence: bool)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         part.blocks[0](x).sum().backward()
     return sum(kept.values())
-
-
-check_public(globals())

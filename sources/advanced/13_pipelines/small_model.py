@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.checked import check_public
-
 __all__ = ["LAYERS", "WholeRun", "batch", "farthest", "layers_of", "one_process"]
 
 WIDTH, ROWS, LENGTH, LAYERS, MICRO_BATCHES = 64, 2, 16, 8, 8
@@ -95,6 +93,3 @@ def farthest(results: Iterable[Mapping[str, Any]], whole: WholeRun) -> tuple[flo
     gradient = torch.cat([parts[stage] for stage in sorted(parts)])
     loss_gap = max(abs(a / b - 1) for a, b in zip(losses, whole.losses, strict=True))
     return loss_gap, ((gradient - whole.gradient).norm() / whole.gradient.norm()).item()
-
-
-check_public(globals())

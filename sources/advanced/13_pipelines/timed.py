@@ -17,7 +17,7 @@ from utils.parallel.actions import Action, Program, stage_owners
 from utils.planner.schedules import Run
 from utils.planner.schedules import timed as timed_run
 
-__all__ = ["SleepingStage", "fastest", "launch_and_message", "sleep_through"]
+__all__ = ["SleepingStage", "fastest", "launch_and_message"]
 
 Spans = dict[Action, tuple[float, float]]
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from utils.checked import check_public
 from utils.planner import Estimate, plan_name
 
 from .review import Review
@@ -40,6 +39,3 @@ def _row(name: str, plan: Estimate, review: Review) -> dict[str, str]:
         "passes": f"{review.points} of {len(review.criteria)}",
         "fails": ", ".join(failed) or "nothing",
     }
-
-
-check_public(globals())

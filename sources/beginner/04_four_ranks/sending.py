@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.checked import check_public
 from utils.models import small_resnet
 from utils.traffic.counter import traffic
 from utils.views.lanes import Span
@@ -113,6 +112,3 @@ def _seconds(part: Callable[[], object]) -> float:
     start = seconds_now()
     part()
     return seconds_now() - start
-
-
-check_public(globals())

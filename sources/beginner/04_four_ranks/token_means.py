@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.checked import check_public
 from utils.ranks import run_ranks
 
 __all__ = ["TOKENS", "error_of", "summed_loss", "texts"]
@@ -59,6 +58,3 @@ def _model() -> nn.Linear:
 def _gradient(model: nn.Linear) -> Tensor:
     assert model.weight.grad is not None, "The rule has called no backward."
     return model.weight.grad
-
-
-check_public(globals())

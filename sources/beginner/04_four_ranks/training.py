@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
-from utils.checked import check_public
 from utils.data import cifar10, normalize
 from utils.memory import measure
 from utils.techniques import tf32
@@ -154,6 +153,3 @@ def _row(name: str, reports: Sequence[Report]) -> dict[str, str | int]:
         "calls a step": 0 if alone else sum(row.calls for row in first.sent.rows),
         "median step": format_seconds(max(report.step_seconds for report in reports)),
     }
-
-
-check_public(globals())

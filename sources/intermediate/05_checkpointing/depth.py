@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from utils.checked import check_public
-
 __all__ = ["operations_of"]
 
 
@@ -42,6 +40,3 @@ def _counted(
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         loss_of(model_of(layers)).backward()
     return int(counter.get_total_flops())
-
-
-check_public(globals())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from utils.checked import check_public
 from utils.memory import Measurement, measure
 
-__all__ = ["StepCost", "kept_bytes", "step_cost"]
+__all__ = ["StepCost", "step_cost"]
 
 # A fused attention's backward computes two and a half forwards (Dao 2023, arXiv:2307.08691).
 ATTENTION_BACKWARD = 2.5

@@ -150,7 +150,7 @@ def _error_nudge(stored: Tensor, error: float, weight: Tensor, moments: Tensor) 
     )
 
 
-def measured_loss(table: Table) -> dict[str, dict[int, float]]:
+def _measured_loss(table: Table) -> dict[str, dict[int, float]]:
     """The loss with one matrix alone in so many bits, by path and bits."""
     plain = loss_with({})  # in 4 or 8 bits one matrix moves it too little to change a choice
     return {
@@ -183,7 +183,7 @@ def by_harm(
 def spending_par() -> float:
     """The perplexity that `by_harm` reaches."""
     table = choices()
-    return perplexity_with(by_harm(table, budget_bytes(), measured_loss(table)))
+    return perplexity_with(by_harm(table, budget_bytes(), _measured_loss(table)))
 
 
 @takes(function())

@@ -137,6 +137,6 @@ def _finish(axes: Axes, ranks: list[int]) -> None:
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9)
 
 
-__all__ = ["draw_staircase", "draw_who_holds", "peak_rows"]
+__all__ = ["draw_staircase", "draw_who_holds"]
 
 check_public(globals())
