@@ -169,8 +169,8 @@ for name, (found, kind) in rows.items():
 
 # %% [markdown]
 # **Read it.** Three launchers, one script, equal losses, through a dead node and a dead worker. Two things make it so:
-# batches depend on the *step* alone, and a save holds all states (lesson 16). A launcher that changes a loss has
-# changed the number of ranks, or the data.
+# batches depend on the *step* alone, and a save holds all states (lesson 16). A launcher that changes a loss by more than
+# rounding has changed the number of ranks, or the data.
 #
 # <div class="alert alert-warning"><b>Trap.</b> Training runs of one array that share a <code>--saves</code> folder go
 # on from each other's saves. Put <code>$SLURM_ARRAY_TASK_ID</code> into the path.</div>
@@ -331,8 +331,9 @@ for attempt in (lambda: run_ranks(on_an_older_node, 2), stopped_slurm, lambda: r
 # %% [markdown]
 # ## On Monday
 #
-# Submit with `sbatch --requeue --open-mode=append --signal=USR1@120 job.slurm`: a lost node brings the job back, and every rank gets a
-# signal two minutes before the time limit. In your loop the signal sets a flag, and the step after it saves and ends with 75; a script
+# Submit with `sbatch --requeue --open-mode=append --signal=USR1@120 job.slurm`: a lost node brings the job back, and every rank that is
+# a task of `srun` gets a signal two to three minutes before the time limit (choose more than a step and a save take; through `torchrun` it
+# does not pass). In your loop the signal sets a flag, and the step after it saves and ends with 75; a script
 # that sees 75 calls `scontrol requeue`. All ranks must agree on that step, so the flag is reduced over them.
 #
 # ```python
@@ -349,8 +350,13 @@ for attempt in (lambda: run_ranks(on_an_older_node, 2), stopped_slurm, lambda: r
 #         sys.exit(75)
 # ```
 #
-# `Trainer` does it at SIGTERM, so `--signal=TERM@120`; `trainer.train(resume_from_checkpoint=True)` goes on from there.
+# `Trainer` saves and stops at SIGTERM, so `--signal=TERM@120`. It ends with 0 then: let the script requeue until your run is done.
+# At the first start there is no checkpoint:
 #
 # ```python
-# args.enable_jit_checkpoint = True  # TrainingArguments
+# from transformers.trainer_utils import get_last_checkpoint
+#
+# args.enable_jit_checkpoint = True  # TrainingArguments, before the Trainer is made
+# last = get_last_checkpoint(args.output_dir)  # None in an empty folder, which must be there
+# # trainer.train(resume_from_checkpoint=last)
 # ```

@@ -21,13 +21,13 @@ class Ends(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         if state.global_step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.1)
+        time.sleep(0.3)
 
-args = TrainingArguments(sys.argv[1], max_steps=60, report_to="none", use_cpu=True, save_strategy="no", disable_tqdm=True)
+args = TrainingArguments(sys.argv[1], max_steps=20, report_to="none", use_cpu=True, save_strategy="no", disable_tqdm=True)
 BLOCK
 sizes = dict(num_hidden_layers=1, hidden_size=32, num_attention_heads=2, num_key_value_heads=2, intermediate_size=64, vocab_size=64)
 rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 8
-Trainer(LlamaForCausalLM(LlamaConfig(**sizes)), args, train_dataset=rows, callbacks=[Ends()]).train()
+Trainer(LlamaForCausalLM(LlamaConfig(**sizes)), args, train_dataset=rows, callbacks=[Ends()]).train(resume_from_checkpoint=last)
 """
 
 
@@ -60,12 +60,20 @@ def block_1(text: str) -> None:
 
 
 def block_2(text: str) -> None:
-    """A Trainer that gets SIGTERM in its second step leaves a checkpoint, and stops before its sixtieth."""
+    """A Trainer that gets SIGTERM in its second step saves and stops; called again, it goes on from there."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "train.py")
         script.write_text(TRAINER.replace("BLOCK", text))
-        subprocess.run(
-            [sys.executable, script, folder], cwd=folder, timeout=120, capture_output=True
-        )
-        found = [path.name for path in Path(folder).glob("checkpoint-*")]
-    assert len(found) == 1 and found != ["checkpoint-60"], found
+        saved = [_train(script, Path(folder, "out")) for _ in range(2)]
+    assert saved[0] not in ([], ["checkpoint-20"]), f"it stops early, and saves: {saved[0]}"
+    assert saved[1] == saved[0], "the second start comes to its end, and saves nothing more"
+
+
+def _train(script: Path, out: Path) -> list[str]:
+    """Run the script once; the checkpoints that are there."""
+    out.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, script, out], cwd=out.parent, timeout=120, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return sorted(path.name for path in out.glob("checkpoint-*"))

@@ -129,7 +129,7 @@ for name, choices in ways.items():
 #
 # A scaler skips steps while its scale is too large: that is healthy. A scale that falls without end is a fault, such as an overflow in
 # forward. I record which module first gives something that is not finite, and keep that one in fp32. I run fp32 beside it: if that
-# explodes too, the learning rate is to blame. bf16 has the range of fp32. I clip after `unscale_`. One NaN in the data looks like all
+# explodes too, the learning rate is to blame, or the data. bf16 has the range of fp32. I clip after `unscale_`. One NaN in the data looks like all
 # of these until I check the input.
 #
 # *Shown in* [03](../beginner/03_when_numbers_break.ipynb#Planted:-a-scale-that-is-too-large "skipped steps"), [03](../beginner/03_when_numbers_break.ipynb#%28c%29-NaN,-and-the-scale-falls-without-end "written_by_hand"), [03§3](../beginner/03_when_numbers_break.ipynb#3.-A-run,-and-its-flight-recorder "summary"), [03§4](../beginner/03_when_numbers_break.ipynb#4.-What-must-stay-in-fp32 "Fp32Norm"), [03](../beginner/03_when_numbers_break.ipynb#%28d%29-fp16-skips-step-after-step,-so-blame-fp16? "before_first_skip"), [03§1](../beginner/03_when_numbers_break.ipynb#1.-The-formats "largest"), [03](../beginner/03_when_numbers_break.ipynb#%28a%29-The-loss-falls-in-fp32-and-hardly-in-fp16 "clipped"), [03§6](../beginner/03_when_numbers_break.ipynb#6.-Break-it,-diagnose-it:-a-NaN-in-the-data "spoiled").
@@ -164,7 +164,7 @@ for name, how in causes.items():
     print(f"{name:<22} efficiency {alone_seconds / step.step_seconds:4.0%}   (simulated)")
 
 # %% [markdown]
-# **Read it.** One slow rank costs about as much as slow loading on all of them: all wait for it.
+# **Read it.** One slow rank slows all: they wait for it, and it waits for nobody.
 #
 # ### Q4. ZeRO-3 or FSDP
 #
@@ -198,7 +198,7 @@ pd.DataFrame(rows).set_index(["micro-batch", "stage"]).round(1).rename_axis(colu
 # *A job runs out of memory: what do you do, in which order? Lab: `order_of_cures`, `unknown_job`.*
 #
 # I profile before I cure: which phase, which category, what is alive after each step. Growth from step to step means that something is
-# kept, and no technique cures that. Reserved far above alive is fragmentation. If the peak is one moment, I cure that one: validation
+# kept, and no technique cures that. Reserved far above alive is fragmentation, or cache of an earlier peak. If the peak is one moment, I cure that one: validation
 # without `no_grad`, the logits, the optimizer's copies. Then come the general cures, by their price: accumulation repeats no arithmetic, and
 # in the job below costs less than recomputation. The last resort is a larger card.
 #
@@ -222,8 +222,8 @@ for name, change in {"accumulate, 1 at a time": {"micro_batch": 1}, "and loss in
 # *Eight nodes are only three times as fast as one: why? Lab: `eight_nodes`.*
 #
 # I look at hardware, network, collectives and code, in that order. One hot GPU makes 63 others wait, and there it looks like a slow
-# collective. `Using network Socket` in NCCL's log means TCP on a fast card. A ring sends less than twice the bytes whatever the number of
-# ranks: more ranks cost starts. Ranks numbered across hosts put every hop on the slow link. I measure each cure alone, and again after
+# collective. `Using network Socket` in NCCL's log means TCP, also where a fast card is. A ring sends less than twice the bytes whatever the number of
+# ranks: more ranks cost starts. A ring by rank numbers that alternate between hosts has every hop on the slow link. I measure each cure alone, and again after
 # every other: what another fault hides saves nothing yet.
 #
 # *Shown in* [11](11_links.ipynb#A-bet "lesson_job"), [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"), [11§1](11_links.ipynb#1.-A-ring-by-hand "sent_bytes"), [11§2](11_links.ipynb#2.-What-a-message-costs "ring_seconds"), [11§3](11_links.ipynb#3.-Two-hosts "over_link"), [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "CURES").
@@ -245,7 +245,7 @@ print(f"all four: {8 * alone_seconds / SlowJob().step().step_seconds:.1f} times"
 #
 # I do the sum: 18 bytes times 175B over 32 cards is more than a card has. So the optimizer's state goes to the host, if that has room. Tensor
 # parallelism stays in the node, and the pipeline goes across nodes, because it sends least. Many more micro-batches than stages keep the
-# bubble small. On a slow network the pipeline takes twice as long, and ZeRO-3 over a hundred times as long.
+# bubble small. On a slow network the pipeline takes twice as long, and ZeRO-3 almost fifty times.
 #
 # *Shown in* [15](15_design_studio.ipynb#Test-yourself "half = replace"), [15](15_design_studio.ipynb#Test-yourself "roomy"), [12§5](12_tensor_parallel.ipynb#5.-Why-it-stays-inside-a-node "passed"), [14§5](14_three_dimensions.ipynb#5.-The-bytes-on-every-link "leaving"), [13](13_pipelines.ipynb#The-price-of-a-message "bubble_closed"), [15](15_design_studio.ipynb#One-change-at-a-time "zero_3").
 
@@ -428,7 +428,7 @@ print(f"with saves of 60 s, Daly saves every {low:.1f} to {high:.1f} h (predicte
 # ## Recap
 #
 # - Say the number, its evidence, and what would change your mind.
-# - Check the premise before you optimize: that of Q9 is false, and so is every saying of section 1.
+# - Check the premise before you optimize: that of Q9 is false.
 # - Sit the [lab](../../labs/advanced/99_capstone.ipynb) in a copy (`make my-labs`) with another seed than your neighbour, then
 #   compare with the [solution](../../solutions/advanced/99_capstone.ipynb). `sitting.page()` writes your results as a page.
 
@@ -440,7 +440,7 @@ print(f"with saves of 60 s, Daly saves every {low:.1f} to {high:.1f} h (predicte
 #
 # ```python
 # parameters = sum(p.numel() for p in model.parameters())
-# states_gb = 16 * parameters / cards / 1e9              # Adam, mixed precision; 18 with fp32 gradients beside bf16 ones
+# states_gb = 16 * parameters / cards / 1e9              # Adam, mixed precision; 18 with gradients in fp32 in place of bf16
 # mfu = 6 * parameters * tokens_per_second_per_card / peak_flops   # attention's products come on top at long sequences
 # ```
 #

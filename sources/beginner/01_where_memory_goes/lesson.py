@@ -496,8 +496,8 @@ scoreboard("01")
 # %% [markdown]
 # ## On Monday
 #
-# **Plain PyTorch.** You have `model`, `optimizer` and `train_step`, a function that makes one whole step. Take two steps,
-# and ask who holds what:
+# **Plain PyTorch.** You have `model`, `optimizer` and `train_step`, one whole step that ends with its gradients still there.
+# Take two, and ask who holds what:
 #
 # ```python
 # import torch
@@ -519,10 +519,11 @@ scoreboard("01")
 # print({name: f"{size / 2**30:.2f} GiB" for name, size in states.items()})
 # if cuda:
 #     peak = torch.cuda.max_memory_allocated()
-#     print(f"peak {peak / 2**30:.2f} GiB, beside the states {(peak - sum(states.values())) / 2**30:.2f} GiB")
+#     lasting = states["parameters"] + states["optimizer state"]  # alive at every moment; gradients come and go
+#     print(f"peak {peak / 2**30:.2f} GiB, above what lasts {(peak - lasting) / 2**30:.2f} GiB")
 # ```
 #
-# Halve the batch and run it again: what fell beside the states is activations and logits. If nothing fell, the states
+# Halve the batch and run it again: what fell is activations, logits and temporaries. If hardly anything fell, the states
 # decide.
 #
 # **transformers.** You have `model` and `dataset`. The `Trainer` keeps the account itself, for short runs:
@@ -536,5 +537,5 @@ scoreboard("01")
 # print({name: size for name, size in metrics.items() if "_mem_" in name})
 # ```
 #
-# Look at `train_mem_gpu_alloc_delta` (what stayed: gradients, optimizer state) and `train_mem_gpu_peaked_delta` (what rose
-# above that and went: activations, logits, temporaries).
+# Look at `train_mem_gpu_alloc_delta` (what stayed: optimizer state) and `train_mem_gpu_peaked_delta` (what rose above that
+# and went: gradients, activations, temporaries).

@@ -62,7 +62,7 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 #
 # Exponent bits buy **range**, mantissa bits **digits**. Where $e = 0$ the leading 1 becomes 0 and the exponent $1 - b$: these
 # **subnormal** numbers lose digits as they fade into zero. An $e$ of
-# all ones means infinity or NaN (fp8 e4m3 has no infinity). New words stand in the [glossary](../00_glossary.ipynb).
+# all ones means infinity or NaN (in fp8 e4m3 one pattern of it is NaN). New words stand in the [glossary](../00_glossary.ipynb).
 
 # %%
 show(draw_formats(), alt="Ranges of six formats on a logarithmic line: bf16 and tf32 reach as far as "
@@ -496,7 +496,7 @@ assert math.isfinite(ending(alive)) and share == 1, "training lives, evaluation 
 # |---|---|---|
 # | 1 | the fp32 twin: does it fail too? | not precision: learning rate (d), data (e), a bug |
 # | 2 | the loss before the first bad step: did it rise? | learning rate, warm-up (d) |
-# | 3 | skipped steps: does the scale settle? | no fault: the scaler searches (3) |
+# | 3 | skipped steps: does the scale settle? | no fault, if the loss falls and the batches are clean (3) |
 # | 4 | the scale falls without end | an overflow that no scale reaches: 5 and 6 |
 # | 5 | the first tensor that is not finite: "input"? | data; look at it before forward (e) |
 # | 6 | "output", "gradient" or "loss" of which module? | `autocast(enabled=False)` and `.float()` there (4) |
@@ -518,27 +518,29 @@ assert math.isfinite(ending(alive)) and share == 1, "training lives, evaluation 
 # %% [markdown]
 # ## On Monday
 #
-# **Find the first bad tensor.** You have `model` and a step that turned to NaN. A hook on each module raises where the
-# first infinity or NaN appears:
+# **Find the first bad tensor.** Your `model`'s step turned to NaN. A hook on each module raises at the first infinity
+# or NaN:
 #
 # ```python
 # import torch
 #
 # def tensors_of(value):
+#     if isinstance(value, dict):  # keywords, and what transformers returns
+#         value = list(value.values())
 #     return [value] if torch.is_tensor(value) else [t for v in value for t in tensors_of(v)] if isinstance(value, (tuple, list)) else []
 #
 # def watch(name):
-#     def hook(module, given, out):
-#         for kind, values in [("input", given), ("output", out)]:
+#     def hook(module, given, named, out):
+#         for kind, values in [("input", (given, named)), ("output", out)]:
 #             if not all(t.isfinite().all() for t in tensors_of(values)):
 #                 raise FloatingPointError(f"{kind} of {name or 'the model'} ({type(module).__name__}) is not finite")
 #     return hook
 #
-# hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+# hooks = [module.register_forward_hook(watch(name), with_kwargs=True) for name, module in model.named_modules()]
 # # run the step here; afterwards: for each in hooks: each.remove()
 # ```
 #
-# An input means data, an output a module that needs fp32. If no hook raises, run the step under
+# An output means a module that needs fp32, an input the data or an operation before it. If no hook raises, run the step under
 # `torch.autograd.set_detect_anomaly(True)`: it names the operation whose backward gave NaN.
 #
 # **A step with a guard.** You have `model`, `optimizer`, `loss_function`, `batches`, `device` and `dtype`, fp16 or bf16. It
@@ -550,7 +552,7 @@ assert math.isfinite(ending(alive)) and share == 1, "training lives, evaluation 
 # scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
 # skipped = 0
 # for inputs, labels in batches:
-#     if not inputs.isfinite().all():  # before forward: batch norm would remember it
+#     if not inputs.isfinite().all():  # before forward: batch norm would remember it; on several ranks let all skip
 #         skipped += 1
 #         continue
 #     optimizer.zero_grad()
@@ -565,8 +567,8 @@ assert math.isfinite(ending(alive)) and share == 1, "training lives, evaluation 
 #     # log with each step: loss, norm, scaler.get_scale(), skipped
 # ```
 #
-# The scale should settle, and `skipped` stay at 0. **transformers.** You have `model` and `dataset`; log each step's loss
-# and norm as they are:
+# The scale should settle, and `skipped` stay at 0. **transformers.** You have `model` and `dataset`:
+# log unfiltered.
 #
 # ```python
 # from transformers import Trainer, TrainingArguments

@@ -24,10 +24,23 @@ class Overflows(nn.Module):
         return x / torch.zeros_like(x)
 
 
+class ByKeyword(nn.Module):
+    """Calls and answers as modules of transformers do: by keyword, with a dict inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Overflows()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Any shape, returned with infinities."""
+        return self.inner(x=x)
+
+
 def block_1(text: str) -> None:
     """The hooks name the module that made the first infinity, or the input that brought a NaN."""
     for layer, sick, said in [
         (Overflows(), 1.0, "output of 1 (Overflows)"),
+        (ByKeyword(), 1.0, "output of 1.inner (Overflows)"),
         (nn.ReLU(), math.nan, "input of 0 (Linear)"),
     ]:
         model = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 2))
