@@ -302,6 +302,23 @@ for attempt in (lambda: run_ranks(on_an_older_node, 2), stopped_slurm, lambda: r
 # `docs/cluster_owners.md`.
 
 # %% [markdown]
+# ### What changes on TPUs
+#
+# - **The chip.** A TPU v5p has 459 TFLOP/s in bf16 and 95 GB, and up to 8,960 of them form one **pod**,
+#   joined by links of their own in a 3D torus
+#   ([Google's page](https://docs.cloud.google.com/tpu/docs/v5p)). You do not rent nodes but a
+#   *slice* of a pod, and mesh axes should match its shape. Between slices runs the data-center network.
+# - **The program.** [TorchTPU](https://docs.cloud.google.com/tpu/docs/pytorch-on-tpu), open source, makes `"tpu"` a
+#   device of PyTorch: one process a chip, eager or `torch.compile`, `torch.distributed` and DTensor as on GPUs. Before
+#   it there was [PyTorch/XLA](https://docs.pytorch.org/xla/release/r2.8/perf/spmd_basic.html): you write for one
+#   large device and mark how tensors are split, `xs.mark_sharding(weight, mesh, ("fsdp", "model"))`, and the XLA
+#   compiler inserts the collectives. In JAX the same is `jit` with shardings.
+# - **The traps.** `torch_xla` records operations and compiles whole graphs: each new shape compiles again, so pad to
+#   fixed shapes. Reading a value on the host (`.item()`) cuts the graph.
+# - **What stays.** Bytes per parameter, MFU, scaling laws, goodput, the decision matrix. Take the
+#   chip's own peak, and a dated price.
+
+# %% [markdown]
 # ## Recap
 #
 # - One script, many launchers: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` are the contract,

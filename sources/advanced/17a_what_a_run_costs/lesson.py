@@ -12,7 +12,8 @@
 # {{badges}}
 #
 # **Promise.** You price a run by the token, say how many tokens a budget buys, and decide between offers with the deadline in it:
-# *13B parameters: A100s at 45% MFU with 3D parallelism, or cheaper A10s at 38% with data parallelism and checkpointing?*
+# *13B parameters on 260B tokens within 30 days: A100s at 45% MFU with 3D parallelism, or cheaper A10s at 38% with data
+# parallelism and checkpointing?*
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -20,8 +21,8 @@
 #
 # ## A bet
 #
-# At the dated prices of one provider an A10 rents for less than half of an A100-80GB. A *useful* FLOP counts what the model needs, at the
-# MFU that each offer claims. How much more does it cost on A10s, in percent?
+# An A10 rents for less than half of an A100-80GB. A *useful* FLOP counts what the model needs, at the MFU that each offer claims.
+# How much more does one cost on A10s, in percent? (Less is a negative number.)
 
 # %%
 my_bet_percent = 0
@@ -39,14 +40,13 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from evidence.validation import table
 from utils import Batch, Cluster, Evidence, Plan, Transformer, TransformerConfig, check, checkpoint_blocks
 from utils import cost, estimate, export, search, show, text_tokens
-from utils.catalog import ModelShape, device, link, model_shape, old_prices, price
+from utils.catalog import ModelShape, device, link, model_shape, price
 from utils.lessons.lesson_17.account import Account
 from utils.lessons.lesson_17.decision import Option, decide, winners
 from utils.lessons.lesson_17.decision_figures import draw_decision, draw_spot
 from utils.lessons.lesson_17.scaling import CHINCHILLA, REPLICATION, UNROUNDED
 from utils.lessons.lesson_17.scaling_figures import draw_purchase, draw_runs
 from utils.lessons.lesson_17.scaling_fit import fit_law, leave_one_out
-from utils.planner import Lora
 from utils.planner.failing_runs import RunPlan, failing_runs
 from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.goodput import DAY, best_interval_seconds, working_share
@@ -60,7 +60,7 @@ from utils.planner.goodput import DAY, best_interval_seconds, working_share
 # $$L(N, D) = E + \frac{A}{N^\alpha} + \frac{B}{D^\beta}, \qquad C = 6 N D$$
 #
 # Money buys seconds, seconds buy FLOP, and the law says how to divide them. **MFU** (model FLOP utilization) is the share of the
-# cards' peak that the model gets; 45% is assumed here, section 2 measures one. New words stand in the [glossary](../00_glossary.ipynb).
+# cards' peak that the model gets; 45% is assumed here. New words stand in the [glossary](../00_glossary.ipynb).
 
 # %%
 a100 = price("A100-80GB", "Lambda")
@@ -145,7 +145,8 @@ check("17.training_share", training_share)
 # $$\text{MFU} = \frac{\text{FLOP that the model needs}}{\text{seconds} \times \text{GPUs} \times \text{peak}}$$
 #
 # First forward and backward of a small model, with and without checkpointing. The peak is here the speed of a large
-# matrix product on the same cores. PyTorch counts the FLOP of every operation, and the planner's formula predicts them.
+# matrix product on the same cores. PyTorch counts the FLOP of products and attention, and the planner's formula predicts them. Seconds
+# are the processor's here, since other programs run beside; a cluster's MFU takes the clock's.
 # Checkpointing every block should add a forward of the blocks.
 
 # %%
@@ -210,13 +211,10 @@ assert too_old or added == forward - 4 * last, "recomputation should stop before
 # MFU.
 #
 # Now published runs: GPU hours of [Llama 2](https://arxiv.org/abs/2307.09288) and
-# [LLaMA](https://arxiv.org/abs/2302.13971), at a dated price. Energy is GPU hours x board
-# power x **PUE** (power of the building over that of its machines), 1.1 as in the LLaMA paper. The
-# hosts draw more on top of it.
+# [LLaMA](https://arxiv.org/abs/2302.13971), at a dated price.
 
 # %%
-print(f"A100-80GB ${a100.usd_per_gpu_hour} ({a100.origin()}, age in days {a100.age_days()}); "
-      f"{device('A100-80GB').board_watts} W (read {device('A100-80GB').as_of})")
+print(f"A100-80GB ${a100.usd_per_gpu_hour} ({a100.origin()}, age in days {a100.age_days()})")
 
 # %%
 rows = []
@@ -227,15 +225,12 @@ for row in table("gpu_hours"):
     run = Account(gpu="A100-80GB", seconds=3600 * float(row["gpu_hours"]), tokens=d, model_flops=6 * n * d,
                   usd_per_gpu_hour=a100.usd_per_gpu_hour)
     rows.append({"model": row["model"], "GPU hours (published)": f"{run.gpu_hours:,.0f}", "MFU": f"{run.mfu:.0%}",
-                 "million $": f"{run.usd / 1e6:.2f}", "$ a million tokens": f"{run.usd_per_million_tokens:.2f}",
-                 "MWh": f"{run.kwh() / 1000:,.0f}"})
-display(pd.DataFrame(rows).style.hide().set_caption("Published GPU hours, at the price and the power above"))
-print("older than a year:", ", ".join(f"{p.gpu} at {p.provider}" for p in old_prices()) or "none")
+                 "million $": f"{run.usd / 1e6:.2f}", "$ a million tokens": f"{run.usd_per_million_tokens:.2f}"})
+display(pd.DataFrame(rows).style.hide().set_caption("Published GPU hours, at the price above"))
 
 # %% [markdown]
-# **Read it.** The LLaMA paper's Table 15 prints 449 MWh for its 65B model: the same arithmetic. MFU here
-# counts 6 FLOP per parameter and token and leaves attention out. A price without a date is refused,
-# and one older than a year is flagged wherever it appears.
+# **Read it.** 35% to 48%, by 6 FLOP per parameter and token, attention left out; these are billed hours, with every restart in
+# them. Keep the 13B's 38% in mind.
 
 # %% [markdown]
 # ## 3. Spot, and what it really costs
@@ -310,12 +305,14 @@ print(f"weights {2 * thirteen.parameter_count / 1e9:.0f} GB, with Adam's states 
 # it: the weights alone overflow the card, checkpointing or not. Checkpointing shrinks activations, and
 # those are not the problem. What *could* run on A10s? Each way gets the lower of the MFU that was
 # claimed and the one that the planner predicts. A mark is the best value over the option's own, times the
-# weight; so one more option changes marks only where it is best at something. The weeks of work are a judgement.
+# weight; one more option changes the others' marks where it is best at something. The weeks of work are a judgement. The second row
+# gives the A100s what Llama 2's 13B reached on them, in section 2.
 
 # %%
 zero_3 = {"zero_stage": 3, "recompute": "full", "framework": "fsdp"}
 ways = {  # name: (cards of 8 a node, network, plan, MFU claimed, effort in weeks: a judgement)
     "64 A100, 3D": ("A100-80GB", 8, None, Plan(dp=8, tp=4, pp=2, zero_stage=1, sequence_parallel=True), 0.45, 3),
+    "64 A100, 3D, at 38%": ("A100-80GB", 8, None, Plan(dp=8, tp=4, pp=2, zero_stage=1, sequence_parallel=True), 0.38, 3),
     "128 A10, plain DP": ("A10", 16, hundred, Plan(dp=128, recompute="full", framework="zero-paper"), 0.38, 1),
     "128 A10, ZeRO-3, 100G": ("A10", 16, hundred, Plan(dp=128, micro_batch=8, **zero_3), 0.38, 2),
     "256 A10, ZeRO-3, 100G": ("A10", 32, hundred, Plan(dp=256, micro_batch=4, **zero_3), 0.38, 2),
@@ -334,6 +331,9 @@ def found(card, nodes, network, plan, claimed, weeks, usd=None):
 
 
 # %%
+reached = {}  # MFU, the lower of claimed and predicted
+
+
 def matrix(a10_usd=None):
     rows = []
     for name, way in ways.items():
@@ -342,14 +342,15 @@ def matrix(a10_usd=None):
             full = f"states of {row.peak.state_bytes / 1e9:.0f} GB on a card of 24"
             rows.append(Option(name, {}, obstacle=full))
             continue
-        bill = cost(row, tokens)
+        bill, reached[name] = cost(row, tokens), f"{row.mfu / slower:.0%}"
         rows.append(Option(name, {"usd": bill.usd * slower, "days": bill.days * slower, "weeks": weeks}))
     return rows
 
 
 weights, limits = {"usd": 3, "days": 1, "weeks": 1}, {"days": deadline}
 ranked = decide(matrix(), weights, limits)
-rows = [{"": row.option.name, **row.option.values, "marks": row.score, "out, because": row.struck} for row in ranked]
+rows = [{"": row.option.name, "MFU": reached.get(row.option.name, ""), **row.option.values, "marks": row.score,
+         "out, because": row.struck} for row in ranked]
 display(pd.DataFrame(rows).style.format({"usd": "{:,.0f}", "days": "{:.1f}", "weeks": "{:.0f}", "marks": "{:.2f}"}, na_rep="")
         .hide().set_caption(f"13B on {tokens / 1e9:.0f}B tokens in {deadline} days ({Evidence.PREDICTED})"))
 
@@ -359,54 +360,36 @@ shares = [k / 24 for k in range(25)]
 grid = winners(matrix, prices, lambda usd: {"usd": usd, "days": (1 - usd) / 2, "weeks": (1 - usd) / 2}, shares, limits)
 even = hourly["A100-80GB"] * device("A10").bf16_tflops * 0.38 / (device("A100-80GB").bf16_tflops * 0.45)
 print(f"per useful FLOP an A10 breaks even at ${even:.2f} an hour, {even / hourly['A10'] - 1:.0%}")
-alt = f"Left: {ranked[0].option.name} leads; plain DP is out for memory, 128 A10 for the deadline. Right: A10s win "
+a10 = [[bool(name) and "A100" not in name for name in row] for row in grid]
+print(f"where dollars weigh 0.6, A10s win up to ${max(usd for usd, row in zip(prices, a10, strict=True) if row[14]):.2f} an hour; "
+      f"at today's price, up to a weight of {max(share for share, won in zip(shares, a10[prices.index(hourly['A10'])], strict=True) if won):.2f}")
+alt = f"Left: {ranked[0].option.name} leads; plain DP is out for memory, others for the deadline. Right: A10s win at low prices, "
 figure = draw_decision(ranked, grid, shares, prices, title=f"13B on {tokens / 1e9:.0f}B tokens in {deadline} days",
                        weight_label="weight of dollars (rest: days and weeks alike)",
                        price_label="A10, $ an hour", now=(0.6, hourly["A10"]))
-show(figure, alt=alt + "only where they cost far less than listed.")
+show(figure, alt=alt + "or where dollars weigh little.")
 
 # %% [markdown]
-# **Read it.** Memory and deadline come first: no weight makes up for a run that cannot start or comes
-# too late. Then see how far the cross, today's price and weights, is from a border. A decision near one
-# is no decision.
+# **Read it.** Memory and deadline come first: no weight makes up for a run that cannot start or comes too late. The A100s lead
+# by their claim alone: at 38% they miss the deadline, and A10s win. At today's price A10s win, too, where
+# dollars weigh less than a fifth; and the weeks are a judgement. So ask for a measured MFU before anything else. ZeRO-3 loses MFU from 128 to 256 cards:
+# each has half the tokens to hide its gathers behind.
 #
-# What would let A10s win? A price well under the break-even *and* a fast network. Or
-# another task: adapters.
+# And ask which card is missing from the question:
 
 # %%
-for card, base in (("A10", "bf16"), ("A10", "nf4-dq"), ("A100-80GB", "bf16")):
-    plan = Plan(dp=8, recompute="full", lora=Lora(base=base))
-    one = Cluster(gpu=card, nodes=1, usd_per_gpu_hour=hourly[card])
-    row = estimate(thirteen, one, plan, Batch(sequences=64, sequence_length=2048))
-    usd = f"${cost(row, 1e9).usd_per_million_tokens:.2f} a million tokens" if row.fits else "does not fit"
-    print(f"LoRA, base in {base:<7} on 8 {card:<10} plain DP: {row.peak.needed_bytes / 1e9:4.0f} GB, {usd} ({Evidence.PREDICTED})")
 best, claimed = search(thirteen, h100, train_batch).best, llama_3_mfu
 bill, slower = cost(best, tokens), best.mfu / min(best.mfu, claimed)
-print(f"nobody asked for 32 H100: MFU {best.mfu:.0%} ({Evidence.PREDICTED}), {claimed:.0%} for Llama 3 405B ({Evidence.PUBLISHED}); "
+asked_for = Option("32 H100, nobody's offer", {"usd": bill.usd * slower, "days": bill.days * slower, "weeks": 3})
+print(f"32 H100: MFU {best.mfu:.0%} ({Evidence.PREDICTED}), {claimed:.0%} for Llama 3 405B ({Evidence.PUBLISHED}); "
       f"by the lower {bill.days * slower:.1f} days, ${bill.usd * slower:,.0f} ({firm.origin()})")
+for row in decide([*matrix(), asked_for], weights, limits):
+    print(f"{row.option.name:<26}", f"marks {row.score:.2f}" if row.score else f"out: {row.struck}")
 
 # %% [markdown]
-# **Read it.** With a 4-bit base, plain data parallelism runs on A10s, and a token still costs more than
-# on A100s (both at the planner's MFU). A good answer also asks which card is missing from the question. H100s
-# follow the matrix's rule, the lower of a claimed MFU and the planner's: the claim is the lowest in Llama 3's table, of
-# a far larger run. The price is another provider's.
-
-# %% [markdown]
-# ## 4. What changes on TPUs
-#
-# - **The chip.** A TPU v5p has 459 TFLOP/s in bf16 and 95 GB, and up to 8,960 of them form one **pod**,
-#   joined by links of their own in a 3D torus
-#   ([Google's page](https://docs.cloud.google.com/tpu/docs/v5p)). You do not rent nodes but a
-#   *slice* of a pod, and mesh axes should match its shape. Between slices runs the data-center network.
-# - **The program.** [TorchTPU](https://docs.cloud.google.com/tpu/docs/pytorch-on-tpu), open source, makes `"tpu"` a
-#   device of PyTorch: one process a chip, eager or `torch.compile`, `torch.distributed` and DTensor as on GPUs. Before
-#   it there was [PyTorch/XLA](https://docs.pytorch.org/xla/release/r2.8/perf/spmd_basic.html): you write for one
-#   large device and mark how tensors are split, `xs.mark_sharding(weight, mesh, ("fsdp", "model"))`, and the XLA
-#   compiler inserts the collectives. In JAX the same is `jit` with shardings.
-# - **The traps.** `torch_xla` records operations and compiles whole graphs, as `torch.compile` does: a new shape
-#   compiles again, so pad to fixed shapes. Reading a value on the host (`.item()`) cuts the graph.
-# - **What stays.** Bytes per parameter, MFU, scaling laws, goodput, the decision matrix. Take the
-#   chip's own peak, and a dated price.
+# **Read it.** The H100s, at the lowest MFU of Llama 3's table (a far larger run) and another provider's price, beat every offer in dollars
+# and days. With them in, two of the others change places: marks are shares of the best, so read the order of losers with care. None of the
+# rows counts failures: divide days and dollars by the goodput of section 3.
 
 # %% [markdown]
 # ## Recap
@@ -432,7 +415,7 @@ print(f"nobody asked for 32 H100: MFU {best.mfu:.0%} ({Evidence.PREDICTED}), {cl
 # %% [markdown]
 # ## On Monday
 #
-# Price your run from three numbers of its log. `peak_flops` is the dense peak of your data type; `model` is yours, before it is sharded.
+# Price your run from its tokens per second, of all cards together. `peak_flops` is the dense peak of your data type; `model` is yours, before it is sharded.
 #
 # ```python
 # parameters = sum(p.numel() for p in model.parameters())
@@ -441,7 +424,8 @@ print(f"nobody asked for 32 H100: MFU {best.mfu:.0%} ({Evidence.PREDICTED}), {cl
 # days = tokens_wanted / tokens_per_second / 86_400
 # ```
 #
-# Before you sign, ask what the money buys: with the law of section 1, twenty tokens a parameter of the best size.
+# Compare offers by `usd_per_card_hour / (peak_flops * mfu)`, with an MFU that somebody measured, and divide days and dollars by the
+# goodput. Then ask what the money buys: twenty tokens a parameter of the best size, more where many tokens are served.
 #
 # ```python
 # flop = budget_usd / usd_per_card_hour * 3600 * peak_flops * mfu
