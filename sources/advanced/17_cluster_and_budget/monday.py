@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 
 class Ends(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
+        print("step", state.global_step, flush=True)
         if state.global_step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.3)
@@ -62,18 +63,21 @@ def block_1(text: str) -> None:
 def block_2(text: str) -> None:
     """A Trainer that gets SIGTERM in its second step saves and stops; called again, it goes on from there."""
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "train.py")
+        script, out = Path(folder, "train.py"), Path(folder, "out")
         script.write_text(TRAINER.replace("BLOCK", text))
-        saved = [_train(script, Path(folder, "out")) for _ in range(2)]
-    assert saved[0] not in ([], ["checkpoint-20"]), f"it stops early, and saves: {saved[0]}"
-    assert saved[1] == saved[0], "the second start comes to its end, and saves nothing more"
+        out.mkdir()
+        first = _steps(script, out)
+        saved = [path.name for path in out.glob("checkpoint-*")]
+        second = _steps(script, out)
+    assert 2 <= len(first) < 20, f"it stops before its last step: {first}"
+    assert saved == [f"checkpoint-{len(first)}"], f"it saves the step that it ends with: {saved}"
+    assert second == list(range(len(first) + 1, 21)), f"it goes on from there, and not {second}"
 
 
-def _train(script: Path, out: Path) -> list[str]:
-    """Run the script once; the checkpoints that are there."""
-    out.mkdir(exist_ok=True)
+def _steps(script: Path, out: Path) -> list[int]:
+    """Run the script; the steps that it did."""
     done = subprocess.run(
         [sys.executable, script, out], cwd=out.parent, timeout=120, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return sorted(path.name for path in out.glob("checkpoint-*"))
+    return [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step ")]
