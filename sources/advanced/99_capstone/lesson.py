@@ -277,7 +277,7 @@ eight_nodes = Cluster(gpu="A100-80GB", nodes=8, usd_per_gpu_hour=price("A100-80G
 b1536 = Batch(sequences=1536, sequence_length=2048)
 laid = search("gpt-3-175b", eight_nodes, b1536).best
 bill = cost(laid, 300e9)
-print(f"{plan_name(laid)}: {format_bytes(laid.peak.needed_bytes)} on the fullest GPU, {laid.step_seconds:.0f} s a step")
+print(f"{plan_name(laid)}: {format_bytes(laid.peak.needed_bytes)} on the fullest GPU, {laid.step_seconds:.0f} s a step, MFU {laid.mfu:.0%}")
 print("{:.0f} to {:.0f} days, ".format(*bill.days_interval) + f"${bill.usd / 1e6:.2f}M (predicted)")
 
 # %% [markdown]
