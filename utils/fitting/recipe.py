@@ -1,0 +1,154 @@
+"""How a model is trained: method, precision, optimizer, batch, and what is done to need less memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from utils.catalog.rules import keep_whole, one_of
+
+METHODS = {
+    "full": "every weight is trained",
+    "lora": "the model is frozen in 16 bits, adapters are trained in fp32",
+    "qlora": "the model is frozen in four bits (NF4, double quantization), adapters are trained in fp32",
+}
+PRECISIONS = {
+    "bf16-mixed": "bf16 autocast over fp32 trained weights: Trainer(bf16=True)",
+    "fp16-mixed": "fp16 autocast and a loss scaler over fp32 trained weights: Trainer(fp16=True)",
+    "bf16": "weights, gradients and moments in bf16, no autocast",
+    "fp32": "everything in fp32",
+}
+OPTIMIZERS = {
+    "adamw": "torch.optim.AdamW: two fp32 moments",
+    "adamw-8bit": "bitsandbytes' AdamW8bit: two moments of one byte",
+    "paged-adamw-8bit": "the same, in pages that may move to the host",
+    "adafactor": "torch.optim.Adafactor: one row and one column of a moment",
+    "sgd": "torch.optim.SGD without momentum: no state",
+}
+LOSSES = {
+    "whole": "logits of all tokens at once, as transformers' models compute it",
+    "chunked": "torch's linear_cross_entropy: logits of some tokens at a time",
+}
+LONGEST_TOKENS, MOST_CARDS = 10_000_000, 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One way to train.
+
+    Attributes:
+        method: One of `METHODS`.
+        rank, targets: Of the adapters, as peft takes them: "all-linear", or names of layers.
+        precision: One of `PRECISIONS`. A frozen model is in 16 bits, unless all is in fp32.
+        optimizer: One of `OPTIMIZERS`.
+        tokens: In one sequence (for images and sound the model says how much one is).
+        micro_batch: Sequences that pass through at a time, on each card.
+        accumulation: Micro-batches of one optimizer step, on each card.
+        checkpointing: Recompute each n-th block in backward: 1 for all, 0 for none.
+        loss: One of `LOSSES`.
+        offload_activations: What backward needs waits in pinned host memory.
+        step_in_backward: Each weight is updated as soon as its gradient is there, which then goes.
+        cards: How many GPUs share parameters, gradients and optimizer states (FSDP2).
+    """
+
+    method: str = "lora"
+    rank: int = 16
+    targets: str | tuple[str, ...] = "all-linear"
+    precision: str = "bf16-mixed"
+    optimizer: str = "adamw"
+    tokens: int = 2048
+    micro_batch: int = 1
+    accumulation: int = 1
+    checkpointing: int = 0
+    loss: str = "whole"
+    offload_activations: bool = False
+    step_in_backward: bool = False
+    cards: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises ValueError with the choice that would do."""
+        one_of("method", self.method, tuple(METHODS))
+        one_of("precision", self.precision, tuple(PRECISIONS))
+        one_of("optimizer", self.optimizer, tuple(OPTIMIZERS))
+        one_of("loss", self.loss, tuple(LOSSES))
+        keep_whole(self, "recipe", "rank", "tokens", "micro_batch", "accumulation", "cards")
+        keep_whole(self, "recipe", "checkpointing", least=0)
+        most = {"tokens": LONGEST_TOKENS, "micro_batch": 4096, "cards": MOST_CARDS}
+        for name, limit in most.items():
+            if getattr(self, name) > limit:
+                raise ValueError(
+                    f"recipe: {name} is {getattr(self, name):,}; {limit:,} is the most that is tried."
+                )
+        self._check_pairs()
+
+    def _check_pairs(self) -> None:
+        if self.step_in_backward and self.accumulation > 1:
+            raise ValueError(
+                "recipe: step_in_backward drops each gradient at once, so there is none to "
+                "accumulate. Set accumulation=1."
+            )
+        if self.step_in_backward and self.cards > 1:
+            raise ValueError(
+                "recipe: step_in_backward is tried on one card alone; FSDP2 reduces gradients of "
+                "whole blocks. Set cards=1."
+            )
+        if self.cards > 1 and self.method == "qlora":
+            raise ValueError(
+                "recipe: FSDP2 shards by rows, and bitsandbytes' packed weights have none. Choose "
+                "method='lora' for several cards, or one card with method='qlora'."
+            )
+        if self.precision == "fp32" and self.method == "qlora":
+            raise ValueError("recipe: qlora computes in 16 bits. Choose precision='bf16-mixed'.")
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether adapters alone are trained."""
+        return self.method != "full"
+
+    @property
+    def autocast(self) -> str | None:
+        """The type that products run in, "bf16" or "fp16"; None without autocast."""
+        kind, _, mixed = self.precision.partition("-")
+        return kind if mixed else None
+
+    @property
+    def weights(self) -> str:
+        """The type in which weights are loaded, "bf16", "fp16" or "fp32"."""
+        kind = self.precision.partition("-")[0]
+        return kind if self.is_frozen or self.precision == "bf16" else "fp32"
+
+    @property
+    def needs_bitsandbytes(self) -> bool:
+        """Whether it packs weights or moments."""
+        return self.method == "qlora" or "8bit" in self.optimizer
+
+    def but(self, **changes: Any) -> Self:
+        """The same recipe with `changes`. Raises ValueError as the constructor does."""
+        return replace(self, **changes)
+
+    def __str__(self) -> str:
+        words = [self.method, self.precision, self.optimizer]
+        if self.is_frozen:
+            words[0] += f" of rank {self.rank} on {self._targets()}"
+        if self.checkpointing:
+            nth = "all blocks" if self.checkpointing == 1 else f"one block in {self.checkpointing}"
+            words.append(f"{nth} checkpointed")
+        words += [
+            word
+            for word, on in (
+                ("chunked loss", self.loss == "chunked"),
+                ("activations on the host", self.offload_activations),
+                ("step in backward", self.step_in_backward),
+                (f"FSDP2 over {self.cards} cards", self.cards > 1),
+            )
+            if on
+        ]
+        batch = f"{self.micro_batch} x {self.tokens:,} tokens"
+        if self.accumulation > 1:
+            batch += f", {self.accumulation} times accumulated"
+        return f"{', '.join(words)}; {batch}"
+
+    def _targets(self) -> str:
+        if self.targets == "all-linear":
+            return "all linear layers"
+        return self.targets if isinstance(self.targets, str) else ", ".join(self.targets)
