@@ -5,6 +5,7 @@ Each function stands alone, with its own imports, so that its text can be copied
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,21 +15,29 @@ from torch import nn
 
 def checkpoint_blocks(model: Any, every: int) -> None:
     """Recompute each `every`-th block in backward, in place; `model` is one of transformers."""
-    if not model.supports_gradient_checkpointing:
-        raise ValueError(f"transformers cannot checkpoint {type(model).__name__}: its blocks do not say how.")
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    blocks = [part for part in model.modules() if getattr(part, "gradient_checkpointing", None) is True]
-    layers = [part for part in blocks if hasattr(part, "_gradient_checkpointing_func")]
-    for index, layer in enumerate(layers):
-        layer.gradient_checkpointing = index % every == 0
+    blocks = [part for part in model.modules() if hasattr(part, "_gradient_checkpointing_func")]
+    for index, block in enumerate(blocks):
+        block.gradient_checkpointing = index % every == 0
 
 
 def add_adapters(model: nn.Module, rank: int, targets: str | Sequence[str]) -> Any:
-    """peft's LoRA on linear layers of a model that is frozen by it; adapters are in fp32."""
+    """peft's LoRA on linear layers of a model, which it freezes; the adapters are in fp32."""
     from peft import LoraConfig, get_peft_model
 
     names = targets if isinstance(targets, str) else list(targets)
-    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names))
+    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names))  # pyright: ignore[reportArgumentType]
+
+
+def shard(model: Any) -> None:
+    """FSDP2 over all ranks, block by block, in place."""
+    from torch.distributed.fsdp import fully_shard
+
+    for part in model.modules():
+        if isinstance(part, nn.ModuleList) and len(part) > 1:
+            for block in part:
+                fully_shard(block)
+    fully_shard(model)
 
 
 def autocast_forward(model: Any, device: str, dtype: torch.dtype) -> None:
@@ -39,30 +48,80 @@ def autocast_forward(model: Any, device: str, dtype: torch.dtype) -> None:
 
 
 def make_optimizer(name: str, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """The optimizer called `name` over parameters that are trained."""
+    """The optimizer called `name` over those parameters that are trained."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if name in ("adamw-8bit", "paged-adamw-8bit"):
+    if "8bit" in name:
         import bitsandbytes as bnb
 
-        kind: Any = bnb.optim.AdamW8bit if name == "adamw-8bit" else bnb.optim.PagedAdamW8bit
+        kind: Any = bnb.optim.PagedAdamW8bit if name.startswith("paged") else bnb.optim.AdamW8bit
         return kind(trained, lr=lr)
-    kinds: dict[str, Any] = {"adamw": torch.optim.AdamW, "adafactor": torch.optim.Adafactor, "sgd": torch.optim.SGD}
+    if name == "adamw":
+        return torch.optim.AdamW(trained, lr=lr, fused=True)
+    kinds: dict[str, Any] = {
+        "adamw-foreach": torch.optim.AdamW,
+        "adafactor": torch.optim.Adafactor,
+        "sgd": torch.optim.SGD,
+    }
     return kinds[name](trained, lr=lr)
 
 
-def chunked_loss(model: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """The next token's cross entropy without the logits of all tokens at once.
+def step_in_backward(model: nn.Module, name: str, lr: float) -> list[torch.optim.Optimizer]:
+    """Update each weight once its gradient is complete, and drop the gradient: an optimizer a weight."""
 
-    The head is multiplied and forgotten some tokens at a time (torch's linear_cross_entropy).
+    def update(parameter: torch.Tensor) -> None:
+        own[parameter].step()
+        own[parameter].zero_grad()
+
+    own: dict[Any, Any] = {p: make_optimizer(name, [p], lr) for p in model.parameters() if p.requires_grad}
+    for parameter in own:
+        parameter.register_post_accumulate_grad_hook(update)
+    return list(own.values())
+
+
+def on_the_host() -> Any:
+    """A context in which what backward needs is kept in pinned host memory."""
+    return torch.autograd.graph.save_on_cpu(pin_memory=True)
+
+
+def chunk_loss(model: Any) -> None:
+    """Have forward compute the loss some tokens at a time, in place: their logits are never all there."""
+    from transformers.modeling_outputs import CausalLMOutput
+
+    def forward(input_ids: torch.Tensor, labels: torch.Tensor, **others: Any) -> CausalLMOutput:
+        hidden = model.base_model(input_ids=input_ids, use_cache=False, **others).last_hidden_state
+        head = model.get_output_embeddings()
+        loss = nn.functional.linear_cross_entropy(
+            hidden[:, :-1].flatten(0, 1),
+            head.weight.to(hidden.dtype),
+            labels[:, 1:].flatten(),
+            linear_bias=head.bias,
+            options=torch.nn.LinearCrossEntropyOptions(),
+        )
+        return CausalLMOutput(loss=loss)  # pyright: ignore[reportArgumentType]
+
+    model.forward = forward
+
+
+def train_step(
+    model: Any,
+    optimizer: Any,
+    batches: Sequence[dict[str, Any]],
+    context: Any = contextlib.nullcontext,
+    scaler: Any = None,
+) -> float | torch.Tensor:
+    """One optimizer step over micro-batches, each forward inside of `context`; the mean of their losses.
+
+    Without an optimizer the weights are updated in backward.
     """
-    from torch.nn import LinearCrossEntropyOptions
-
-    labels = batch["labels"]
-    inputs = {name: value for name, value in batch.items() if name != "labels"}
-    plain = model.get_base_model() if hasattr(model, "get_base_model") else model
-    hidden = plain.base_model(**inputs, use_cache=False).last_hidden_state
-    head = plain.get_output_embeddings()
-    return nn.functional.linear_cross_entropy(
-        hidden[:, :-1].flatten(0, 1), head.weight.to(hidden.dtype), labels[:, 1:].flatten(),
-        linear_bias=head.bias, options=LinearCrossEntropyOptions(),
-    )  # fmt: skip
+    total: Any = 0.0
+    for batch in batches:
+        with context():
+            loss = model(**batch).loss / len(batches)
+        (scaler.scale(loss) if scaler else loss).backward()
+        total = total + loss.detach()
+    if optimizer is not None:
+        scaler.step(optimizer) if scaler else optimizer.step()
+        if scaler:
+            scaler.update()
+        optimizer.zero_grad()
+    return total

@@ -19,7 +19,8 @@ PRECISIONS = {
     "fp32": "everything in fp32",
 }
 OPTIMIZERS = {
-    "adamw": "torch.optim.AdamW: two fp32 moments",
+    "adamw": "torch.optim.AdamW(fused=True), Trainer's own: two moments of the weights' type",
+    "adamw-foreach": "torch.optim.AdamW as PyTorch makes it: the same, and copies while it steps",
     "adamw-8bit": "bitsandbytes' AdamW8bit: two moments of one byte",
     "paged-adamw-8bit": "the same, in pages that may move to the host",
     "adafactor": "torch.optim.Adafactor: one row and one column of a moment",

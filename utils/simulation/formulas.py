@@ -35,6 +35,8 @@ def formulas(is_cuda: bool) -> AbstractContextManager[None]:
         for name, skips in (("quantile", False), ("nanquantile", True)):
             table[f"aten::{name}", "AutogradCPU"] = partial(_quantile, skips)
             table[f"aten::{name}.scalar", "AutogradCPU"] = partial(_quantile_scalar, skips)
+    else:  # counts of experts, which are integers; without data the CPU's kernel refuses them
+        table["aten::histc", "AutogradCPU"] = _counts
     for name, gradient in gradients.items():
         table[f"aten::{name}", "AutogradCPU"] = _kernel(name, gradient)
     return kernels_replaced(table)
@@ -65,6 +67,10 @@ def _kernel(name: str, gradient: Gradient) -> Callable[..., Tensor]:
             return func(x, *args, **kwargs)
 
     return kernel
+
+
+def _counts(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    return x.new_empty(bins)
 
 
 def _prod(grad: Tensor, x: Tensor, out: Tensor) -> Tensor:

@@ -1,0 +1,137 @@
+"""The model and the step of a recipe, on tensors without data, at any depth."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from dataclasses import dataclass
+from math import lcm
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from utils.fitting import program
+from utils.fitting.recipe import Recipe
+from utils.techniques.bitsandbytes_import import bitsandbytes_library
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+LEARNING_RATE = 1e-4
+HEADS = ("lm_head", "score", "classifier")  # what transformers leaves out when it packs
+
+
+@dataclass(frozen=True)
+class Depths:
+    """Three depths that are simulated, and that of the model; `small` is None to run it whole."""
+
+    layers: int
+    small: tuple[int, int, int] | None
+
+
+def depths(config: PreTrainedConfig, every: int = 1) -> Depths:
+    """The depths from which a model's step can be extended: whole repetitions of its pattern apart.
+
+    The first lies behind what is special in the first layers (DeepSeek's are dense). Where three
+    shallow models together are no smaller than the model itself, it is run whole.
+
+    Args:
+        config: The model's.
+        every: Each n-th block is treated differently.
+    """
+    text = config.get_text_config()
+    layers = int(getattr(text, "num_hidden_layers", 0) or 0)
+    if text is not config or getattr(config, "is_encoder_decoder", False) or not layers:
+        return Depths(layers, None)
+    period = lcm(_period(list(getattr(config, "layer_types", None) or [])), every or 1)
+    first = max(2, period) + int(getattr(config, "first_k_dense_replace", 0) or 0)
+    first += (layers - first) % period
+    small = (first, first + period, first + 2 * period)
+    return Depths(layers, small if sum(small) < layers else None)
+
+
+def _period(kinds: list[str]) -> int:
+    """After how many layers the kinds repeat: 1 where all are alike, 6 in Gemma 3."""
+    for length in range(1, len(kinds)):
+        if all(kind == kinds[index % length] for index, kind in enumerate(kinds)):
+            return length
+    return max(1, len(kinds))
+
+
+def shallower(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
+    """The same architecture with fewer layers."""
+    small = copy.deepcopy(config)
+    small.num_hidden_layers = layers  # type: ignore[attr-defined]
+    if kinds := vars(small).get("layer_types"):
+        small.layer_types = kinds[:layers]  # type: ignore[attr-defined]
+    return small
+
+
+def build(auto: type, config: PreTrainedConfig, recipe: Recipe) -> tuple[nn.Module, Any]:
+    """Model and optimizer on `cuda`, as the script makes them, without weights being read.
+
+    Args:
+        auto: The Auto class of the model.
+        config: What it is made of.
+        recipe: How it is trained.
+    """
+    model: Any = auto.from_config(config, dtype=DTYPES[recipe.weights])  # type: ignore[attr-defined]
+    model.config.use_cache = False
+    if recipe.method == "qlora":
+        pack(model)
+    model = model.to("cuda")
+    if recipe.checkpointing:
+        program.checkpoint_blocks(model, recipe.checkpointing)
+    if recipe.loss == "chunked":
+        program.chunk_loss(model)
+    if recipe.is_frozen:
+        model = program.add_adapters(model, recipe.rank, recipe.targets)
+    if recipe.cards > 1:
+        program.shard(model)
+    if recipe.autocast:
+        program.autocast_forward(model, "cuda", DTYPES[recipe.autocast])
+    model.train()
+    if recipe.precision == "fp16-mixed":
+        model.course_scaler = torch.amp.GradScaler()
+    return model, _optimizer(model, recipe)
+
+
+def _optimizer(model: Any, recipe: Recipe) -> Any:
+    if recipe.step_in_backward:
+        return program.step_in_backward(model, recipe.optimizer, LEARNING_RATE)
+    return program.make_optimizer(recipe.optimizer, model.parameters(), LEARNING_RATE)
+
+
+def pack(model: nn.Module) -> None:
+    """Linear layers but the head as bitsandbytes' Linear4bit, in place, packed when they move to a GPU.
+
+    What `from_pretrained(quantization_config=...)` makes of them; tests hold the two together.
+    """
+    bnb: Any = bitsandbytes_library()
+    for path, layer in list(model.named_modules()):
+        owner, _, name = path.rpartition(".")
+        if type(layer) is not nn.Linear or name in HEADS:
+            continue
+        packed = bnb.nn.Linear4bit(
+            layer.in_features, layer.out_features, layer.bias is not None,
+            compute_dtype=torch.bfloat16, quant_type="nf4", compress_statistics=True, device="meta",
+        )  # fmt: skip
+        packed.weight = bnb.nn.Params4bit(
+            layer.weight.data, requires_grad=False, quant_type="nf4", compress_statistics=True, module=packed
+        )
+        packed.bias = layer.bias
+        setattr(model.get_submodule(owner), name, packed)
+    model.is_loaded_in_4bit = True  # type: ignore[assignment]
+
+
+def step(model: Any, optimizer: Any, batch: dict[str, torch.Tensor], recipe: Recipe) -> None:
+    """One optimizer step of `accumulation` micro-batches, as the script runs it."""
+    program.train_step(
+        model,
+        None if recipe.step_in_backward else optimizer,
+        [batch] * recipe.accumulation,
+        program.on_the_host if recipe.offload_activations else contextlib.nullcontext,
+        getattr(model, "course_scaler", None),
+    )

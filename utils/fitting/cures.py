@@ -1,0 +1,195 @@
+"""What would make a step need less: each change by itself, and what it costs otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from utils.fitting.model_configs import auto_class
+from utils.fitting.recipe import Recipe
+from utils.units import GIB, format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from utils.fitting.verdict import Verdict
+
+GAINS_BYTES = GIB // 100  # a saving below this is none: it would be printed as 0.00 GiB
+CAUSAL = "AutoModelForCausalLM"
+
+
+@dataclass(frozen=True)
+class Cure:
+    """A change of a recipe.
+
+    Attributes:
+        name: In a few words.
+        changes: Fields of the recipe, and what they become.
+        line: The line of code, with the names that the script has.
+        costs: What it costs beside time.
+    """
+
+    name: str
+    changes: Mapping[str, Any]
+    line: str
+    costs: str
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One cure, or several together, simulated.
+
+    Attributes:
+        cures: What was changed.
+        verdict: What the step needs then.
+        saved_bytes: How much less it takes from the card than before.
+        added_seconds: How much longer a step is predicted to take; None where that is not known.
+    """
+
+    cures: tuple[Cure, ...]
+    verdict: Verdict
+    saved_bytes: int
+    added_seconds: float | None
+
+    @property
+    def name(self) -> str:
+        return " + ".join(cure.name for cure in self.cures)
+
+    @property
+    def gains(self) -> bool:
+        """Whether it saves anything here."""
+        return self.saved_bytes >= GAINS_BYTES
+
+    @property
+    def seconds_per_gib(self) -> float:
+        """By what cures are sorted: those of unknown time come last."""
+        if self.added_seconds is None:
+            return float("inf")
+        return self.added_seconds / (self.saved_bytes / GIB)
+
+    def row(self) -> dict[str, str]:
+        """As a row of a table."""
+        time = "not known" if self.added_seconds is None else _signed(self.added_seconds)
+        return {
+            "cure": self.name,
+            "needed": format_bytes(self.verdict.needed_bytes),
+            "saved": format_bytes(self.saved_bytes),
+            "seconds a step": time,
+            "fits": "yes" if self.verdict.fits else "no",
+            "else": "; ".join(cure.costs for cure in self.cures),
+            "line": "; ".join(cure.line for cure in self.cures),
+        }
+
+
+def _signed(seconds: float) -> str:
+    return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"
+
+
+def candidates(config: PreTrainedConfig, recipe: Recipe, cards: int = 2) -> Iterator[Cure]:
+    """The changes that can be tried on a recipe, cheap ones first."""
+    yield from _batch(recipe)
+    yield from _activations(config, recipe)
+    yield from _states(recipe)
+    yield from _sharing(recipe, cards)
+
+
+def _batch(recipe: Recipe) -> Iterator[Cure]:
+    if recipe.micro_batch > 1 and recipe.micro_batch % 2 == 0 and not recipe.step_in_backward:
+        half, twice = recipe.micro_batch // 2, 2 * recipe.accumulation
+        yield Cure(
+            f"micro-batch {half}, {twice} times accumulated",
+            {"micro_batch": half, "accumulation": twice},
+            f"MICRO_BATCH, ACCUMULATION = {half}, {twice}",
+            "smaller products; the same step",
+        )
+
+
+def _activations(config: PreTrainedConfig, recipe: Recipe) -> Iterator[Cure]:
+    if recipe.checkpointing != 1:
+        yield Cure(
+            "checkpointing of all blocks",
+            {"checkpointing": 1},
+            "checkpoint_blocks(model, every=1)  # or model.gradient_checkpointing_enable()",
+            "each block's forward runs twice",
+        )
+    if not recipe.checkpointing:
+        yield Cure(
+            "checkpointing of every second block",
+            {"checkpointing": 2},
+            "checkpoint_blocks(model, every=2)",
+            "half of the blocks' forward runs twice",
+        )
+    if recipe.loss == "whole" and takes_chunked_loss(config):
+        yield Cure(
+            "chunked loss",
+            {"loss": "chunked"},
+            "chunk_loss(model)",
+            "model(**batch) hands out no logits; needs a PyTorch with linear_cross_entropy",
+        )
+    if not recipe.offload_activations:
+        yield Cure(
+            "activations to the host",
+            {"offload_activations": True},
+            "with torch.autograd.graph.save_on_cpu(pin_memory=True): ...",
+            "as many bytes of pinned host memory; the copies wait for PCIe",
+        )
+
+
+def takes_chunked_loss(config: PreTrainedConfig) -> bool:
+    """Whether the loss is the plain next token's, of a head without a cap on its logits."""
+    scaled = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+    plain = config.get_text_config() is config and not any(getattr(config, n, None) for n in scaled)
+    return plain and auto_class(config).__name__ == CAUSAL
+
+
+def _states(recipe: Recipe) -> Iterator[Cure]:
+    if recipe.optimizer == "adamw-foreach":
+        line = "optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, fused=True)"
+        yield Cure("fused AdamW", {"optimizer": "adamw"}, line, "nothing")
+    if recipe.optimizer.startswith("adamw") and "8bit" not in recipe.optimizer:
+        for name, costs in (
+            ("adamw-8bit", "moments rounded to a byte"),
+            ("paged-adamw-8bit", "moments rounded to a byte; pages that do not fit cross PCIe"),
+        ):
+            kind = "AdamW8bit" if name == "adamw-8bit" else "PagedAdamW8bit"
+            line = f"optimizer = bnb.optim.{kind}(trained, lr=LEARNING_RATE)"
+            yield Cure(f"{'paged ' * name.startswith('paged')}8-bit AdamW", {"optimizer": name}, line, costs)
+    if recipe.method == "full":
+        yield Cure(
+            "adapters in place of all weights",
+            {"method": "lora"},
+            'model = add_adapters(model, rank=16, targets="all-linear")',
+            "another model is trained: LoRA learns less",
+        )
+        if recipe.precision == "bf16-mixed":
+            yield Cure(
+                "weights and moments in bf16",
+                {"precision": "bf16"},
+                "from_pretrained(SOURCE, dtype=torch.bfloat16), no autocast",
+                "small updates are rounded away, unless rounded at random",
+            )
+        if not recipe.step_in_backward and recipe.accumulation == 1 and recipe.cards == 1:
+            yield Cure(
+                "step in backward",
+                {"step_in_backward": True},
+                "step_in_backward(model, OPTIMIZER, LEARNING_RATE)",
+                "no clipping by the global norm, no accumulation",
+            )
+    if recipe.method == "lora" and recipe.precision == "bf16-mixed" and recipe.cards == 1:
+        yield Cure(
+            "frozen weights in four bits",
+            {"method": "qlora"},
+            "from_pretrained(SOURCE, quantization_config=FOUR_BITS)",
+            "rounded weights; merging needs 16 bits",
+        )
+
+
+def _sharing(recipe: Recipe, cards: int) -> Iterator[Cure]:
+    if recipe.cards == 1 and cards > 1 and recipe.method != "qlora" and not recipe.step_in_backward:
+        yield Cure(
+            f"FSDP2 over {cards} cards",
+            {"cards": cards},
+            f"shard(model), under torchrun --nproc-per-node {cards}",
+            f"{cards} cards; weights cross their link in each pass",
+        )

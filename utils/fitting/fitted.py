@@ -1,0 +1,222 @@
+"""`fit_model`: a verdict on a model of transformers, the cures, and those that fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+
+from utils.fitting.cures import Cure, Tried, candidates
+from utils.fitting.inputs import left_out
+from utils.fitting.model_configs import auto_class, model_config
+from utils.fitting.recipe import Recipe
+from utils.fitting.seconds import predicted_seconds
+from utils.fitting.simulated import simulated_step
+from utils.fitting.verdict import Verdict, usable_bytes
+from utils.simulation import SimulationError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+PAIRS_TRIED = 3
+NOT_TRIED = (SimulationError, ValueError, RuntimeError)  # the last: an operation that PyTorch refuses
+
+
+@dataclass
+class Trials:
+    """Recipes of one model on one card, each simulated once."""
+
+    name: str
+    config: PreTrainedConfig
+    card: str
+    found: dict[Recipe, Verdict] = field(default_factory=dict)
+
+    def verdict(self, recipe: Recipe) -> Verdict:
+        """What the step of a recipe needs. Raises SimulationError or ValueError as `simulated_step`."""
+        if recipe not in self.found:
+            auto = auto_class(self.config)
+            step = simulated_step(auto, self.config, recipe, self.card, self.name)
+            notes = filter(None, [left_out(self.config), *step.notes[1:]])
+            self.found[recipe] = Verdict(
+                name=self.name,
+                card=self.card,
+                measurement=step,
+                usable_bytes=usable_bytes(self.card),
+                seconds=predicted_seconds(self.config, recipe, self.card),
+                recipe=recipe,
+                notes=tuple(notes),
+            )
+        return self.found[recipe]
+
+    def tried(self, recipe: Recipe, cures: Sequence[Cure]) -> Tried:
+        """Cures together on a recipe. Raises ValueError where they contradict each other."""
+        before = self.verdict(recipe)
+        for cure in cures:
+            recipe = recipe.but(**cure.changes)
+        after = self.verdict(recipe)
+        added = after.seconds[1] - before.seconds[1] if after.seconds and before.seconds else None
+        saved = before.needed_bytes - after.needed_bytes
+        return Tried(tuple(cures), after, saved, added)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The answer: does it fit, what would help, and what would not.
+
+    Attributes:
+        verdict: On the recipe as asked.
+        cures: What gains something, by predicted time per GiB.
+        without_gain: What was tried and gains nothing here.
+        refused: What could not be tried, and why, by name.
+        together: A cheap set that fits with a margin, or the one that saves most of all that was
+            tried; None where the recipe fits so as it is.
+        pair: The two cures that save most together.
+    """
+
+    verdict: Verdict
+    cures: tuple[Tried, ...] = ()
+    without_gain: tuple[Tried, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)
+    together: Tried | None = None
+    pair: Tried | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.verdict.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        said = self.verdict.to_dict()
+        said["cures"] = [_as_dict(tried) for tried in self.cures]
+        said["without_gain"] = [tried.name for tried in self.without_gain]
+        said["refused"] = self.refused
+        said["together"] = _as_dict(self.together) if self.together else None
+        said["pair"] = _as_dict(self.pair) if self.pair else None
+        return said
+
+
+def _as_dict(tried: Tried) -> dict[str, Any]:
+    return {
+        "name": tried.name,
+        "changes": {key: value for cure in tried.cures for key, value in cure.changes.items()},
+        "needed_bytes": tried.verdict.needed_bytes,
+        "saved_bytes": tried.saved_bytes,
+        "added_seconds": tried.added_seconds,
+        "fits": tried.verdict.fits,
+        "lines": [cure.line for cure in tried.cures],
+        "costs": [cure.costs for cure in tried.cures],
+    }
+
+
+def fit_model(
+    source: str | Path,
+    recipe: Recipe | None = None,
+    *,
+    card: str = "RTX 4090",
+    cures: bool = True,
+    cards: int = 2,
+) -> Fit:
+    """Simulate a model's training step on a card, and what would make it need less.
+
+    Args:
+        source: A model as `model_config` takes it: a name such as "Qwen/Qwen2.5-7B", or a folder.
+        recipe: How it is trained; LoRA as `Recipe` has it if None.
+        card: A GPU of the catalog.
+        cures: Whether changes are tried too.
+        cards: Over how many of them FSDP2 is tried.
+
+    Raises:
+        ModelConfigError: no such model.
+        SimulationError, ValueError: the recipe cannot be simulated; the sentence says what to change.
+    """
+    recipe, config = recipe or Recipe(), model_config(source)
+    trials = Trials(_name(source, config), config, card)
+    usable_bytes(card)  # a wrong card is told before seconds of work
+    verdict = trials.verdict(recipe)
+    if not cures:
+        return Fit(verdict)
+    tried, refused = _singles(trials, recipe, cards)
+    gains = sorted((t for t in tried if t.gains), key=lambda t: t.seconds_per_gib)
+    return Fit(
+        verdict=verdict,
+        cures=tuple(gains),
+        without_gain=tuple(t for t in tried if not t.gains),
+        refused=refused,
+        together=None if verdict.fits and not verdict.is_close else _together(trials, recipe, gains),
+        pair=_best_pair(trials, recipe, gains),
+    )
+
+
+def _name(source: str | Path, config: PreTrainedConfig) -> str:
+    return getattr(config, "name_or_path", "") or Path(source).name
+
+
+def _singles(trials: Trials, recipe: Recipe, cards: int) -> tuple[list[Tried], dict[str, str]]:
+    tried, refused = [], {}
+    options = list(candidates(trials.config, recipe, cards))
+    for cure in tqdm(options, desc="trying cures", unit="cure", leave=False):
+        try:
+            tried.append(trials.tried(recipe, [cure]))
+        except NOT_TRIED as error:
+            refused[cure.name] = str(error).splitlines()[0]
+    return tried, refused
+
+
+def _compatible(cures: Sequence[Cure]) -> bool:
+    """Whether no two of them change the same field."""
+    fields = [name for cure in cures for name in cure.changes]
+    return len(fields) == len(set(fields))
+
+
+def _together(trials: Trials, recipe: Recipe, gains: Sequence[Tried]) -> Tried | None:
+    """Cures in the order of their time per GiB until the step fits, then without those not needed."""
+    chosen: list[Cure] = []
+    best: Tried | None = None
+    for single in gains:
+        best_so_far = _simulated(trials, recipe, [*chosen, *single.cures])
+        if best_so_far is None or (best and best_so_far.saved_bytes <= best.saved_bytes):
+            continue
+        chosen, best = list(best_so_far.cures), best_so_far
+        if _is_safe(best):
+            return _pruned(trials, recipe, best)
+    return best
+
+
+def _is_safe(tried: Tried) -> bool:
+    """Whether it fits with more to spare than simulations were off by."""
+    return tried.verdict.fits and not tried.verdict.is_close
+
+
+def _pruned(trials: Trials, recipe: Recipe, best: Tried) -> Tried:
+    for cure in best.cures[:-1]:
+        fewer = [other for other in best.cures if other is not cure]
+        found = _simulated(trials, recipe, fewer) if len(best.cures) > 1 else None
+        if found and _is_safe(found):
+            best = found
+    return best
+
+
+def _simulated(trials: Trials, recipe: Recipe, cures: Sequence[Cure]) -> Tried | None:
+    """Cures together; None where they contradict each other or cannot be simulated together."""
+    if not _compatible(cures):
+        return None
+    try:
+        return trials.tried(recipe, cures)
+    except NOT_TRIED:
+        return None
+
+
+def _best_pair(trials: Trials, recipe: Recipe, gains: Sequence[Tried]) -> Tried | None:
+    """Of the pairs whose savings add up to most, those that save most when simulated together."""
+    pairs = [
+        (one.saved_bytes + two.saved_bytes, (*one.cures, *two.cures))
+        for one, two in combinations(gains, 2)
+        if _compatible((*one.cures, *two.cures))
+    ]
+    likely = sorted(pairs, key=lambda pair: -pair[0])[:PAIRS_TRIED]
+    found = [tried for _, cures in likely if (tried := _simulated(trials, recipe, cures))]
+    return max(found, key=lambda tried: tried.saved_bytes, default=None)

@@ -1,0 +1,100 @@
+"""Predicted seconds of a step, for models that the planner's shapes can say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from utils.catalog import ModelShape, device
+from utils.fitting.recipe import Recipe
+from utils.planner import Batch, Cluster, Lora, Plan, estimate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+# The planner's names of a Llama's matrices, which Qwen, Mistral, SmolLM and OLMo share.
+MATRICES = {f"{name}_proj": name for name in ("q", "k", "v", "o", "gate", "up", "down")}
+GPUS_PER_NODE = 8
+LLAMAS = (
+    "llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "mixtral", "qwen3_moe", "phi3",
+)  # fmt: skip
+
+
+def shape_of(config: PreTrainedConfig) -> ModelShape | None:
+    """The planner's shape of a Llama or one of its relatives; None for another architecture."""
+    if config.model_type not in LLAMAS:
+        return None
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    return ModelShape(
+        name=getattr(config, "name_or_path", "") or config.model_type,
+        family="llama",
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_width=getattr(config, "head_dim", None),
+        feedforward=config.intermediate_size,
+        vocabulary=config.vocab_size,
+        max_sequence=config.max_position_embeddings,
+        tied=config.tie_word_embeddings,
+        qkv_bias=config.model_type == "qwen2",
+        qk_norm=config.model_type in ("qwen3", "qwen3_moe"),
+        num_experts=experts,
+        experts_per_token=config.num_experts_per_tok if experts else None,
+        expert_feedforward=getattr(config, "moe_intermediate_size", None) if experts else None,
+    )
+
+
+def predicted_seconds(
+    config: PreTrainedConfig, recipe: Recipe, card: str
+) -> tuple[float, float, float] | None:
+    """(low, middle, high) of one optimizer step: 80% of measured steps lie between.
+
+    None where no formula is known: another architecture, a card or precision without bf16,
+    adapters on layers that a Llama's block lacks, or on experts.
+    """
+    shape, lora = shape_of(config), _lora(recipe)
+    if shape is None or (recipe.is_frozen and (lora is None or shape.num_experts)):
+        return None
+    if not device(card).bf16_native or recipe.precision == "fp32":
+        return None
+    shape = replace(shape, max_sequence=max(recipe.tokens, shape.max_sequence))
+    batch = Batch(
+        sequences=recipe.micro_batch * recipe.accumulation * recipe.cards,
+        sequence_length=recipe.tokens,
+    )
+    found = estimate(shape, _cluster(card, recipe.cards), _plan(recipe, lora, shape.layers), batch)
+    low, high = found.step_seconds_interval
+    return low, found.step_seconds, high
+
+
+def _plan(recipe: Recipe, lora: Lora | None, layers: int) -> Plan:
+    one_card = "peft" if recipe.is_frozen else "transformers"
+    return Plan(
+        framework=one_card if recipe.cards == 1 else "fsdp",
+        dp=recipe.cards,
+        zero_stage=3 if recipe.cards > 1 else 0,
+        micro_batch=recipe.micro_batch,
+        recompute="full" if recipe.checkpointing else "none",
+        recompute_layers=-(-layers // recipe.checkpointing) if recipe.checkpointing > 1 else None,
+        loss=recipe.loss,
+        offload_activations=recipe.offload_activations,
+        optimizer_in_backward=recipe.step_in_backward,
+        lora=lora,
+    )
+
+
+def _cluster(card: str, cards: int) -> Cluster:
+    in_a_node = min(cards, GPUS_PER_NODE)
+    return Cluster(gpu=card, nodes=-(-cards // in_a_node), gpus_per_node=in_a_node)
+
+
+def _lora(recipe: Recipe) -> Lora | None:
+    if not recipe.is_frozen:
+        return None
+    asked = MATRICES if recipe.targets == "all-linear" else recipe.targets
+    if isinstance(asked, str) or not set(asked) <= set(MATRICES):
+        return None
+    base = "nf4-dq" if recipe.method == "qlora" else "bf16"
+    targets = tuple(MATRICES[name] for name in asked)
+    return Lora(rank=recipe.rank, targets=targets, base=base, autocast=recipe.autocast is not None)

@@ -1,0 +1,57 @@
+"""The step of a recipe on a card that need not be here: `simulated_step`."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from utils.fitting import building
+from utils.fitting.inputs import left_out, micro_batch
+from utils.fitting.recipe import Recipe
+from utils.memory.measurement import Measurement
+from utils.simulation import extrapolate, simulate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def simulated_step(
+    auto: type, config: PreTrainedConfig, recipe: Recipe, card: str, name: str = ""
+) -> Measurement:
+    """The memory of one step of a model of transformers, simulated at its whole depth.
+
+    Where layers repeat, three shallow models are simulated and extended (`utils.simulation.extrapolate`).
+
+    Args:
+        auto: The Auto class that trains the model.
+        config: What it is made of.
+        recipe: How it is trained.
+        card: A GPU of the catalog; with `recipe.cards` > 1, of the first of them.
+        name: What the measurement is called.
+
+    Raises:
+        SimulationError, ValueError: as `simulate` does.
+    """
+
+    def step(model: Any, optimizer: Any) -> None:
+        building.step(model, optimizer, micro_batch(config, recipe), recipe)
+
+    asked: dict[str, Any] = {
+        "device": card,
+        "world": recipe.cards,
+        "items": recipe.micro_batch * recipe.accumulation * recipe.tokens,
+        "unit": "tokens",
+        "name": name or str(recipe),
+    }
+    found = building.depths(config, recipe.checkpointing)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # libraries' own, about weights that are not there
+        if found.small is None:
+            return simulate(lambda: building.build(auto, config, recipe), step, **asked)
+        return extrapolate(
+            lambda layers: building.build(auto, building.shallower(config, layers), recipe),
+            step,
+            layers=found.layers,
+            from_layers=found.small,
+            **asked,
+        )
