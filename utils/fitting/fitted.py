@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 PAIRS_TRIED = 3
-NOT_TRIED = (SimulationError, ValueError, RuntimeError)  # the last: an operation that PyTorch refuses
+# What a cure may meet: an operation that PyTorch refuses, a library that is not installed.
+NOT_TRIED = (SimulationError, ValueError, RuntimeError, ModuleNotFoundError)
 
 
 @dataclass

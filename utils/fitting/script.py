@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,13 +48,18 @@ def script(verdict: Verdict, auto: type, source: str) -> str:
     text = "\n\n\n".join(
         [
             "\n".join(_top(verdict, recipe, auto, source)),
-            *(inspect.getsource(part).rstrip() for part in _parts(recipe)),
+            *map(_text, _parts(recipe)),
             "\n".join(_make(recipe, auto)),
-            *(inspect.getsource(part).rstrip() for part in script_run.PARTS),
+            *map(_text, script_run.PARTS),
             "\n".join(_main(recipe)),
         ]
     )
     return f"{text}\n"
+
+
+def _text(part: Callable[..., Any]) -> str:
+    """A function as it is written, without what is said to a type checker."""
+    return re.sub(r"  # pyright: ignore.*", "", inspect.getsource(part)).rstrip()
 
 
 def launch_line(recipe: Recipe) -> str:
@@ -130,11 +136,14 @@ def _make(recipe: Recipe, auto: type) -> Iterator[str]:
     """The function that makes model and optimizer."""
     weights = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
     packing = ", quantization_config=FOUR_BITS" if recipe.method == "qlora" else ""
+    # Several ranks read into host memory: blocks move to the GPU one by one, as they are sharded.
+    placed = ', device_map={"": device}' if recipe.cards == 1 else ""
     yield "def make(source: str, device: str) -> tuple[Any, Any]:"
     yield '    """The model on its device, as it is trained, and its optimizer."""'
-    yield f"    model: Any = {auto.__name__}.from_pretrained(source, dtype={weights[recipe.weights]}{packing})"
+    yield "    model: Any = " + f"{auto.__name__}.from_pretrained("
+    yield f"        source, dtype={weights[recipe.weights]}{placed}{packing}"
+    yield "    )"
     yield "    model.config.use_cache = False"
-    yield "    model = model.to(device)"
     if recipe.checkpointing:
         yield f"    checkpoint_blocks(model, every={recipe.checkpointing})"
     if recipe.loss == "chunked":

@@ -10,6 +10,7 @@ from utils.fitting.inputs import left_out, micro_batch
 from utils.fitting.recipe import Recipe
 from utils.memory.measurement import Measurement
 from utils.simulation import extrapolate, simulate
+from utils.techniques.bitsandbytes_import import bitsandbytes_library, has_bitsandbytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -31,6 +32,7 @@ def simulated_step(
 
     Raises:
         SimulationError, ValueError: as `simulate` does.
+        ModuleNotFoundError: weights or moments are packed, and bitsandbytes is not installed.
     """
 
     def step(model: Any, optimizer: Any) -> None:
@@ -43,6 +45,8 @@ def simulated_step(
         "unit": "tokens",
         "name": name or str(recipe),
     }
+    if recipe.needs_bitsandbytes or has_bitsandbytes():
+        bitsandbytes_library()  # a simulation has to know of it before it begins
     found = building.depths(config, recipe.checkpointing)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # libraries' own, about weights that are not there
