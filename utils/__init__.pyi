@@ -4,6 +4,7 @@ from evidence.record import recorded_table as recorded_table
 from utils.catalog import device as device, model_shape as model_shape
 from utils.data import cifar10 as cifar10, text_batches as text_batches, text_tokens as text_tokens
 from utils.files import scratch as scratch, scratch_folder as scratch_folder
+from utils.fitting import fit as fit, fit_model as fit_model
 from utils.labs import check as check
 from utils.labs.scoreboard import score as score, scoreboard as scoreboard
 from utils.memory import OverBudgetError as OverBudgetError, budget as budget, measure as measure

@@ -1,1 +1,29 @@
 """Your own model on a card: does it fit, where do the bytes go, what would make it fit, and the script."""
+
+from utils.fitting.fitted import Fit, Trials, fit_model
+from utils.fitting.model_configs import (
+    ModelConfigError,
+    auto_class,
+    model_config,
+    model_names,
+    published_parameters,
+)
+from utils.fitting.own import fit
+from utils.fitting.recipe import Recipe
+from utils.fitting.script import script
+from utils.fitting.verdict import Verdict
+
+__all__ = [
+    "Fit",
+    "ModelConfigError",
+    "Recipe",
+    "Trials",
+    "Verdict",
+    "auto_class",
+    "fit",
+    "fit_model",
+    "model_config",
+    "model_names",
+    "published_parameters",
+    "script",
+]

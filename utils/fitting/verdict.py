@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from utils.fitting.recipe import Recipe
 from utils.memory.measurement import Measurement
 from utils.simulation.devices import simulated_device
-from utils.units import format_bytes, format_seconds
+from utils.units import GIB, format_bytes, format_seconds
 
 # Of the published peaks that the simulator was held against, nine in ten lie within this share of
 # the simulated one (`python -m evidence.validation`), and a driver may leave less than it did there.
@@ -54,6 +54,11 @@ class Verdict:
         return self.usable_bytes - self.needed_bytes
 
     @property
+    def room(self) -> str:
+        """The card's usable memory as figures take a limit."""
+        return f"{self.usable_bytes / GIB:.2f}GiB"
+
+    @property
     def fits(self) -> bool:
         """Whether the step runs, as far as a simulation can tell."""
         return self.spare_bytes >= 0
@@ -84,6 +89,10 @@ class Verdict:
             return "Seconds: no formula is known for this model or recipe."
         low, middle, high = (format_seconds(value) for value in self.seconds)
         return f"A step takes about {middle} ({low} to {high}, predicted)."
+
+    def named(self, name: str) -> Measurement:
+        """The simulated step under another name, for a figure."""
+        return replace(self.measurement, name=name)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data, for JSON: bytes and seconds as numbers."""

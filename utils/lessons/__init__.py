@@ -22,7 +22,8 @@ def folders(sources: Path = SOURCES) -> dict[str, Path]:
         ValueError: two lessons have one number.
     """
     found: dict[str, Path] = {}
-    for folder in sorted(sources.glob("*/[0-9][0-9]*_*"), key=lambda path: path.name):
+    whole_course = (p.parent for p in sources.glob("[0-9][0-9]*_*/lesson.py"))  # of no tier
+    for folder in sorted([*whole_course, *sources.glob("*/[0-9][0-9]*_*")], key=lambda p: p.name):
         if not folder.is_dir():
             continue
         number = folder.name.split("_")[0]

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from utils.memory.measurement import Measurement
 from utils.memory.timeline import MemoryTimeline, PhaseSpan
-from utils.units import Evidence, Phase, format_bytes
+from utils.units import Evidence, Phase, format_bytes, parse_bytes
 from utils.views.breakdown import NARROWEST_VISIBLE
 from utils.views.style import (
     LOOKS,
@@ -30,10 +30,15 @@ _PHASE_NAMES = {*map(str, Phase), WITH_RECOMPUTE}
 _BACKWARD = {str(Phase.BACKWARD), str(Phase.RECOMPUTE), WITH_RECOMPUTE}
 
 
-def draw_timeline(measurement: Measurement, *, title: str = "") -> Figure:
-    """Stacked memory by category over the time of one step."""
+def draw_timeline(measurement: Measurement, *, title: str = "", limit: str = "") -> Figure:
+    """Stacked memory by category over the time of one step; `limit` ("16GB") draws a card's memory.
+
+    Raises:
+        ValueError: `limit` is no size.
+    """
     timeline = measurement.timeline
-    unit_bytes, unit = byte_unit(timeline.peak_bytes)
+    highest_bytes = max(timeline.peak_bytes, parse_bytes(limit) if limit else 0)
+    unit_bytes, unit = byte_unit(highest_bytes)
     with course_style():
         figure, axes = empty_figure()
         _shade_phases(axes, timeline)
@@ -41,7 +46,8 @@ def draw_timeline(measurement: Measurement, *, title: str = "") -> Figure:
         _stack_categories(axes, timeline, unit_bytes)
         _mark_peak(axes, timeline, unit_bytes)
         axes.set_xlim(0, _ms(timeline, timeline.end_ns))
-        axes.set_ylim(0, timeline.peak_bytes / unit_bytes * 1.22)
+        axes.set_ylim(0, highest_bytes / unit_bytes * 1.22)
+        _draw_limit(axes, limit, unit_bytes)
         _label_time(axes, measurement.evidence)
         axes.set_ylabel(f"memory ({unit})")
         axes.set_title(title or f"{measurement.name}: one step", pad=22)
@@ -49,6 +55,21 @@ def draw_timeline(measurement: Measurement, *, title: str = "") -> Figure:
         figure.legend(handles[::-1], labels[::-1], loc="outside right upper")
         print_evidence(figure, [measurement.evidence], [measurement.device])
     return figure
+
+
+def _draw_limit(axes: Axes, limit: str, unit_bytes: int) -> None:
+    if limit:
+        height = parse_bytes(limit) / unit_bytes
+        axes.axhline(height, color="black", linestyle="--", linewidth=1.5)
+        axes.annotate(
+            f"the card: {limit}",
+            (1, height),
+            xycoords=("axes fraction", "data"),
+            xytext=(-4, 4),
+            textcoords="offset points",
+            ha="right",
+            fontsize=10,
+        )
 
 
 def _label_time(axes: Axes, evidence: Evidence) -> None:
