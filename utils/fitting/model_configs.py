@@ -95,8 +95,9 @@ def auto_class(config: PreTrainedConfig) -> type[Any]:
     }
     if not takers:
         raise ModelConfigError(
-            f"transformers {transformers.__version__} has no class that trains a model of the kind "
-            f"{config.model_type!r} on text, images or speech. Build it in a function of your own."
+            f"A model of the kind {config.model_type!r} is none of those that are trained here: "
+            "causal, masked and sequence-to-sequence language models, models of images with text, of "
+            "speech to text, and of image classification. Build it in a function of your own."
         )
     named = [name for name, model in takers.items() if model in (config.architectures or ())]
     return getattr(transformers, [*named, *takers][0])
