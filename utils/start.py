@@ -65,7 +65,7 @@ class Here:
             part if isinstance(part, str) else inspect.getsource(part) for part in parts
         )
         compile(source, name, "exec")
-        path = self.root / "build" / f"lesson-{self.lesson.partition('/')[2]}" / name
+        path = self.root / "build" / f"lesson-{self.lesson.rpartition('/')[2]}" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source, encoding="utf-8")
         print(f"# written to {path.relative_to(self.root)}\n{source}")

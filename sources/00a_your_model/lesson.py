@@ -54,14 +54,15 @@ show(draw_timeline(found.verdict.measurement, title=f"{MODEL}: {recipe.method}, 
 
 # %%
 best = found.together
-rows = [*found.cures, *([best] if best else []), *([found.pair] if found.pair else [])]
+rows = [*found.cures, *(several for several in (best, found.pair) if several and len(several.cures) > 1)]
 table = pd.DataFrame([tried.row() for tried in rows]).set_index("cure")
-display(table.drop(columns="line").style.set_caption("Simulated bytes, predicted seconds; last: the cheapest set that fits, the best pair"))
+display(table.drop(columns="line").style.set_caption("Simulated bytes, predicted seconds; last: sets of several"))
 print("Tried, and gains nothing here:", ", ".join(tried.name for tried in found.without_gain) or "none")
 print(*(f"Not tried: {name}: {why}" for name, why in found.refused.items()), sep="\n")
-print("The lines of the set that fits:", *(cure.line for cure in best.cures) if best else ["none is needed"], sep="\n    ")
+print("A cheap set that fits:", best.name if best else "it fits as asked")
+print("Its lines:", *(cure.line for cure in best.cures) if best else ["none is needed"], sep="\n    ")
 show(draw_breakdown([found.verdict.named("as asked"), *(tried.verdict.named(tried.name) for tried in rows)],
-                    title=f"{MODEL}: what a {CARD} must hold at the peak", limit=found.verdict.room),
+                    title=f"{MODEL}: bytes at the peak", limit=found.verdict.room),
      alt="; ".join(f"{tried.name}: {format_bytes(tried.verdict.peak_bytes)}" for tried in rows))
 
 # %% [markdown]

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from utils import Span, Transformer, TransformerConfig, text_batches, text_tokens
+from utils.catalog.rules import whole
 from utils.checked import check_public
 
 from .link import Link
@@ -16,6 +17,7 @@ from .streaming import stream_blocks
 
 __all__ = ["Arrivals", "arrivals", "planned"]
 
+MOST_BLOCKS = 100_000
 WIDE = TransformerConfig(vocabulary=256, hidden=256, layers=5, heads=4, feedforward=704)
 
 
@@ -38,7 +40,11 @@ def planned(
         compute_seconds, transfer_seconds: of one block.
         blocks: how many.
         ahead: a block is asked for when the one before begins to compute; else when it has ended.
+
+    Raises:
+        ValueError: no blocks, or more than a model has.
     """
+    whole("planned", blocks=blocks, most=MOST_BLOCKS)
     link: list[Span] = []
     device: list[Span] = []
     begun = done = 0.0

@@ -1,0 +1,257 @@
+"""Verdicts and cures: whole depths, loaded models, independent runs of the printed lines."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import bitsandbytes as bnb
+import peft
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from utils.fitting import Fit, Recipe, Trials, fit, fit_model, model_config
+from utils.fitting import building
+from utils.fitting.inputs import micro_batch
+from utils.simulation import SimulationError, simulate
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
+CARD = "RTX 4090"
+BASE = Recipe(tokens=128, micro_batch=2, rank=4)
+FOUR_BITS = hf.BitsAndBytesConfig(
+    load_in_4bit=True,
+    bnb_4bit_quant_type="nf4",
+    bnb_4bit_use_double_quant=True,
+    bnb_4bit_compute_dtype=torch.bfloat16,
+)
+
+
+def loaded(folder: Path, **settings: Any) -> Any:
+    return hf.AutoModelForCausalLM.from_pretrained(folder, **settings)
+
+
+def plain_step(model: Any, optimizer: Any) -> None:
+    tokens = torch.zeros(2, 128, dtype=torch.long, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def adamw(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)
+
+
+def lora(model: Any) -> Any:
+    return peft.get_peft_model(
+        model, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
+    ).train()
+
+
+# What a user writes by hand for each recipe, loaded from a folder and not made from a configuration.
+BY_HAND: dict[str, tuple[Recipe, Any, Any]] = {
+    "full": (
+        BASE.but(method="full"),
+        lambda at: (m := loaded(at, dtype=torch.float32).to("cuda").train(), adamw(m)),
+        plain_step,
+    ),
+    "lora": (
+        BASE,
+        lambda at: (m := lora(loaded(at, dtype=torch.bfloat16).to("cuda")), adamw(m)),
+        plain_step,
+    ),
+    "qlora": (
+        BASE.but(method="qlora"),
+        lambda at: (
+            m := lora(loaded(at, quantization_config=FOUR_BITS, device_map={"": 0}, dtype=torch.bfloat16)),
+            adamw(m),
+        ),
+        plain_step,
+    ),
+    "checkpointing": (
+        BASE.but(checkpointing=1),
+        lambda at: (m := lora(_checkpointed(loaded(at, dtype=torch.bfloat16).to("cuda"))), adamw(m)),
+        plain_step,
+    ),
+    "8-bit moments": (
+        BASE.but(method="full", optimizer="adamw-8bit"),
+        lambda at: (
+            m := loaded(at, dtype=torch.float32).to("cuda").train(),
+            bnb.optim.AdamW8bit(m.parameters()),
+        ),
+        plain_step,
+    ),
+    "activations to the host": (
+        BASE.but(offload_activations=True),
+        lambda at: (m := lora(loaded(at, dtype=torch.bfloat16).to("cuda")), adamw(m)),
+        lambda model, optimizer: _on_host(model, optimizer),
+    ),
+    "pure bf16": (
+        BASE.but(method="full", precision="bf16"),
+        lambda at: (m := loaded(at, dtype=torch.bfloat16).to("cuda").train(), adamw(m)),
+        lambda model, optimizer: _without_autocast(model, optimizer),
+    ),
+}  # fmt: skip
+
+
+def _checkpointed(model: Any) -> Any:
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def _on_host(model: Any, optimizer: Any) -> None:
+    tokens = torch.zeros(2, 128, dtype=torch.long, device="cuda")
+    with torch.autograd.graph.save_on_cpu(pin_memory=True), torch.autocast("cuda", torch.bfloat16):
+        loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _without_autocast(model: Any, optimizer: Any) -> None:
+    tokens = torch.zeros(2, 128, dtype=torch.long, device="cuda")
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_recipe_takes_what_the_program_written_by_hand_takes(name: str, tiny: Path) -> None:
+    recipe, build, step = BY_HAND[name]
+    found = Trials("tiny", model_config(tiny), CARD).verdict(recipe).measurement
+    by_hand = simulate(lambda: build(tiny), step, device=CARD)
+    # Trainer's forward hands its logits out in fp32, a plain loop does not: at most one more copy.
+    copy_bytes = 4 * 2 * 128 * 512 if recipe.autocast else 0
+    assert 0 <= found.peak_bytes - by_hand.peak_bytes <= 0.01 * by_hand.peak_bytes + copy_bytes
+
+
+@pytest.mark.parametrize("changes", [{}, {"checkpointing": 2}, {"method": "full", "loss": "chunked"}])
+def test_the_extended_step_is_the_whole_one(changes: dict[str, Any], tiny: Path) -> None:
+    recipe, config = BASE.but(**changes), model_config(tiny)
+    short = building.depths(config, recipe.checkpointing)
+    assert short.small is not None, "14 layers are to be extended from three shallow models"
+    found = Trials("tiny", config, CARD).verdict(recipe).peak_bytes
+    whole = simulate(
+        lambda: building.build(hf.AutoModelForCausalLM, config, recipe),
+        lambda model, optimizer: building.step(model, optimizer, micro_batch(config, recipe), recipe),
+        device=CARD,
+    )
+    assert found == whole.peak_bytes
+
+
+@pytest.fixture(scope="module")
+def answer(tiny: Path) -> Fit:
+    return fit_model(tiny, BASE.but(method="full", optimizer="adamw-foreach", tokens=256), card=CARD)
+
+
+def test_every_cure_says_what_it_saves_and_in_which_line(answer: Fit) -> None:
+    names = {tried.name for tried in answer.cures}
+    assert {"checkpointing of all blocks", "fused AdamW", "8-bit AdamW", "step in backward"} <= names
+    assert not answer.refused, "each of these can be simulated"
+    for tried in answer.cures:
+        assert tried.gains and tried.cures[0].line and tried.cures[0].costs
+        assert answer.verdict.needed_bytes - tried.verdict.needed_bytes == tried.saved_bytes
+    times = [tried.seconds_per_gib for tried in answer.cures]
+    assert times == sorted(times), "cheapest seconds per GiB first"
+
+
+def test_what_gains_nothing_is_named_apart(tiny: Path) -> None:
+    found = fit_model(tiny, BASE.but(tokens=16, micro_batch=1), card=CARD)
+    assert "chunked loss" in {tried.name for tried in found.without_gain}
+    assert not {t.name for t in found.without_gain} & {t.name for t in found.cures}
+
+
+def test_the_best_pair_is_that_of_all_pairs(answer: Fit, tiny: Path) -> None:
+    trials, base = Trials("tiny", model_config(tiny), CARD), answer.verdict.recipe
+    assert base and answer.pair
+    best = 0
+    for first in answer.cures:
+        for second in answer.cures:
+            changes = {**first.cures[0].changes, **second.cures[0].changes}
+            if len(changes) < 2:
+                continue
+            with contextlib.suppress(ValueError, SimulationError):
+                best = max(best, answer.verdict.needed_bytes - trials.verdict(base.but(**changes)).needed_bytes)
+    assert answer.pair.saved_bytes >= 0.98 * best
+
+
+def test_the_verdict_names_its_margin_and_its_parts(answer: Fit) -> None:
+    verdict = answer.verdict
+    assert verdict.fits and not verdict.is_close and "fits one RTX 4090" in verdict.sentence
+    parts = verdict.to_dict()["at_the_peak_bytes"]
+    assert sum(parts.values()) == verdict.peak_bytes
+    assert verdict.seconds and verdict.seconds[0] < verdict.seconds[1] < verdict.seconds[2]
+
+
+def test_a_cpu_and_an_unknown_card_are_refused_before_any_work(tiny: Path) -> None:
+    with pytest.raises(ValueError, match="no limit to fit"):
+        fit_model(tiny, BASE, card="cpu")
+    with pytest.raises(ValueError, match="RTX 4090"):
+        fit_model(tiny, BASE, card="RTX 4091")
+
+
+def test_adapters_that_find_no_layer_end_in_a_sentence(tiny: Path) -> None:
+    with pytest.raises(ValueError, match="query_key_value"):
+        fit_model(tiny, BASE.but(targets=("query_key_value",)), card=CARD, cures=False)
+
+
+class Wide(nn.Module):
+    """Alike blocks in a list, which hold most of the step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(8)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def own_build() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = Wide().to("cuda")
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def own_step(model: Any, optimizer: Any) -> None:
+    model(torch.randn(4096, 256, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_functions_of_ones_own_get_the_same_answer_and_cures() -> None:
+    found = fit(own_build, own_step, card=CARD, name="wide")
+    plain = simulate(own_build, own_step, device=CARD)
+    assert found.verdict.peak_bytes == plain.peak_bytes and found.verdict.name == "wide"
+    saved = {tried.name: tried.saved_bytes for tried in [*found.cures, *found.without_gain]}
+    kept_bytes = 8 * 2 * 4096 * 1024 * 4  # what a block's two linear layers and its GELU keep
+    assert saved["checkpointing of all blocks"] > 0.7 * kept_bytes
+    assert set(saved) == {"checkpointing of all blocks", "activations to the host", "8-bit AdamW"}
+
+
+def test_a_cure_that_a_program_cannot_take_says_why() -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Linear(64, 64).to("cuda")
+        return model, torch.optim.SGD(model.parameters())
+
+    def step(model: Any, optimizer: Any) -> None:
+        model(torch.randn(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+
+    found = fit(build, step, card=CARD)
+    assert "no list of alike blocks" in found.refused["checkpointing of all blocks"]
+    assert "SGD" in found.refused["8-bit AdamW"]
+
+
+def test_an_error_of_ones_own_function_comes_through() -> None:
+    def step(model: Any, optimizer: Any) -> None:
+        raise KeyError("labels")
+
+    with pytest.raises(KeyError, match="labels"):
+        fit(own_build, step, card=CARD)

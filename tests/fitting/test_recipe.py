@@ -1,0 +1,37 @@
+"""A recipe refuses what cannot be trained, with the choice that would do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from utils.fitting import Recipe
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"method": "qlorra"}, "'full', 'lora', 'qlora'"),
+        ({"precision": "int8"}, "bf16-mixed"),
+        ({"optimizer": "lion"}, "'adamw'"),
+        ({"tokens": 0}, "tokens is 0; it must be 1 or more"),
+        ({"tokens": 10**9}, "10,000,000 is the most"),
+        ({"rank": 1.5}, "whole number"),
+        ({"cards": 2, "method": "qlora"}, "Choose method='lora'"),
+        ({"precision": "fp32", "method": "qlora"}, "Choose precision='bf16-mixed'"),
+        ({"step_in_backward": True, "accumulation": 2}, "Set accumulation=1"),
+        ({"step_in_backward": True, "cards": 2}, "Set cards=1"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_could(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Recipe(**fields)
+
+
+def test_a_frozen_model_is_in_16_bits_and_a_trained_one_in_32_under_autocast() -> None:
+    kinds = {m: Recipe(method=m).weights for m in ("full", "lora", "qlora")}
+    assert kinds == {"full": "fp32", "lora": "bf16", "qlora": "bf16"}
+    assert Recipe(method="full", precision="bf16").weights == "bf16"
+    assert Recipe(method="full", precision="bf16").autocast is None
+    assert Recipe(precision="fp16-mixed").autocast == "fp16"

@@ -1,0 +1,148 @@
+"""The printed script runs as a file, on one process and two, with the losses of the same functions here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from utils.fitting import Recipe, Trials, building, model_config, program, script
+from utils.fitting.__main__ import DOES_NOT_FIT, FITS, NOT_UNDERSTOOD, main
+from utils.fitting.script import launch_line, requirements
+from utils.fitting.script_run import steps_of
+from utils.ranks.torchrun import run_torchrun
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
+STEPS = 3
+BASE = Recipe(tokens=64, micro_batch=2, rank=4, method="full", precision="fp32")
+RECIPES = {
+    "plain": BASE,
+    "adapters, checkpointed, accumulated": BASE.but(
+        method="lora", precision="bf16-mixed", checkpointing=1, accumulation=2, micro_batch=1
+    ),
+    "four bits": BASE.but(method="qlora", precision="bf16-mixed"),
+    "chunked, on the host": BASE.but(loss="chunked", offload_activations=True, checkpointing=2),
+    "step in backward": BASE.but(step_in_backward=True, optimizer="sgd"),
+}
+
+
+def written(folder: Path, recipe: Recipe, tiny: Path) -> Path:
+    verdict = Trials("tiny", model_config(tiny), "RTX 4090").verdict(recipe)
+    file = folder / "train.py"
+    file.write_text(script(verdict, hf.AutoModelForCausalLM, str(tiny)), encoding="utf-8")
+    return file
+
+
+def losses_of(output: str) -> list[float]:
+    return [float(line.split()[-1]) for line in output.splitlines() if line.startswith("step ")]
+
+
+def losses_here(recipe: Recipe, tiny: Path, ranks: int = 1) -> list[float]:
+    """Of the course's own functions in this process, on the texts of all ranks."""
+    torch.manual_seed(0)
+    packing: Any = {}
+    if recipe.method == "qlora":
+        packing["quantization_config"] = hf.BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16,
+        )  # fmt: skip
+    model: Any = hf.AutoModelForCausalLM.from_pretrained(
+        tiny, dtype=building.DTYPES[recipe.weights], device_map={"": "cpu"}, **packing
+    )
+    if recipe.is_frozen:
+        model = program.add_adapters(model, recipe.rank, recipe.targets)
+    if recipe.autocast:
+        program.autocast_forward(model, "cpu", building.DTYPES[recipe.autocast])
+    optimizer = program.make_optimizer(recipe.optimizer, model.train().parameters(), 1e-4)
+    rows = steps_of(
+        str(tiny / "texts.txt"), str(tiny), "cpu", 0, 1,
+        recipe.tokens, recipe.micro_batch, recipe.accumulation * ranks,
+    )  # fmt: skip
+    return [float(program.train_step(model, optimizer, next(rows))) for _ in range(STEPS)]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_file_trains_as_the_course_does(name: str, tiny: Path, tmp_path: Path) -> None:
+    recipe = RECIPES[name]
+    file = written(tmp_path, recipe, tiny)
+    assert "utils" not in file.read_text().replace("accelerate.utils", ""), "it needs no course"
+    done = subprocess.run(
+        [sys.executable, file, tiny / "texts.txt", tiny, str(STEPS)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "No GPU here: peaks are not measured." in done.stdout
+    assert losses_of(done.stdout) == pytest.approx(losses_here(recipe, tiny), abs=2e-4)
+    saved = {path.name for path in (tmp_path / "trained").iterdir()}
+    assert ("adapter_model.safetensors" in saved) == recipe.is_frozen
+
+
+def test_two_processes_train_as_one_that_has_both_texts(tiny: Path, tmp_path: Path) -> None:
+    recipe = BASE.but(cards=2, checkpointing=1)
+    file = written(tmp_path, recipe, tiny)
+    done = run_torchrun(
+        file, 2, arguments=[str(tiny / "texts.txt"), str(tiny), str(STEPS)], timeout_seconds=300
+    )
+    assert losses_of(str(done)) == pytest.approx(losses_here(BASE, tiny, ranks=2), abs=2e-4)
+
+
+def test_a_text_that_is_too_short_and_too_many_processes_end_in_a_sentence(
+    tiny: Path, tmp_path: Path
+) -> None:
+    file = written(tmp_path, BASE, tiny)
+    (tmp_path / "short.txt").write_text("no")
+    for arguments, ranks, says in (
+        (["short.txt", str(tiny)], "1", "a step takes 128: give a longer text"),
+        ([str(tiny / "texts.txt"), str(tiny)], "2", "This recipe is for 1 processes, and 2 run"),
+    ):
+        done = subprocess.run(
+            [sys.executable, file, *arguments], cwd=tmp_path, capture_output=True, text=True,
+            timeout=300, env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "WORLD_SIZE": ranks},
+        )  # fmt: skip
+        assert done.returncode == 1 and says in done.stderr
+
+
+def test_the_head_of_the_file_says_how_to_install_and_start_it(tiny: Path, tmp_path: Path) -> None:
+    recipe = BASE.but(method="qlora", precision="bf16-mixed")
+    text = written(tmp_path, recipe, tiny).read_text()
+    assert f"pip install {requirements(recipe)}" in text and launch_line(recipe) in text
+    assert requirements(recipe) == "torch transformers accelerate peft bitsandbytes"
+    assert "nproc-per-node 4" in launch_line(BASE.but(cards=4))
+
+
+def test_the_command_answers_by_exit_code_and_json(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = [str(tiny), "--tokens", "64", "--no-cures"]
+    assert main([*small, "--json", "--script", str(tmp_path / "train.py")]) == FITS
+    said = json.loads(capsys.readouterr().out)
+    assert said["fits"] and said["evidence"] == {"bytes": "simulated", "seconds": "predicted"}
+    assert (tmp_path / "train.py").read_text().startswith('"""Trains')
+    assert main([str(tiny), "--tokens", "65536", "--micro-batch", "64", "--no-cures"]) == DOES_NOT_FIT
+    assert "are missing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["Qwen/Qwen2.5-8B"], "Qwen2.5-7B"),
+        (["{tiny}", "--card", "RTX 5"], "RTX"),
+        (["{tiny}", "--tokens", "0"], "1 or more"),
+        (["{tiny}", "--targets", "nothing"], "nothing"),
+        (["{tiny}", "--method", "qlora", "--cards", "2"], "method='lora'"),
+    ],
+)
+def test_the_command_says_what_was_wrong(
+    arguments: list[str], says: str, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled = [text.format(tiny=tiny) for text in arguments]
+    assert main([*filled, "--no-cures"]) == NOT_UNDERSTOOD
+    assert says in capsys.readouterr().err
