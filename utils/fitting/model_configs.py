@@ -66,7 +66,7 @@ def model_config(source: str | Path) -> PreTrainedConfig:
     """
     if isinstance(source, str) and (shipped := _shipped(source)):
         return read_config(_file_of(shipped), shipped)
-    if str(source).strip() in ("", "."):
+    if not str(source).strip():
         raise ModelConfigError(_nearest(str(source)))
     path = Path(source).expanduser()
     if path.exists():
