@@ -149,8 +149,9 @@ def answer(tiny: Path) -> Fit:
 
 
 def test_every_cure_says_what_it_saves_and_in_which_line(answer: Fit) -> None:
-    names = {tried.name for tried in answer.cures}
-    assert {"checkpointing of all blocks", "fused AdamW", "8-bit AdamW", "step in backward"} <= names
+    gains, others = ({tried.name for tried in some} for some in (answer.cures, answer.without_gain))
+    assert {"checkpointing of all blocks", "chunked loss", "8-bit AdamW"} <= gains
+    assert {"fused AdamW", "step in backward"} <= gains | others, "the peak decides which of them gain"
     assert not answer.refused, "each of these can be simulated"
     for tried in answer.cures:
         assert tried.gains and tried.cures[0].line and tried.cures[0].costs
@@ -165,6 +166,7 @@ def test_what_gains_nothing_is_named_apart(tiny: Path) -> None:
     assert not {t.name for t in found.without_gain} & {t.name for t in found.cures}
 
 
+@pytest.mark.slow
 def test_the_best_pair_is_that_of_all_pairs(answer: Fit, tiny: Path) -> None:
     trials, base = Trials("tiny", model_config(tiny), CARD), answer.verdict.recipe
     assert base and answer.pair

@@ -10,6 +10,7 @@ from utils.fitting.inputs import left_out, micro_batch
 from utils.fitting.recipe import Recipe
 from utils.memory.measurement import Measurement
 from utils.simulation import extrapolate, simulate
+from utils.simulation.message_stream import Misaligned
 from utils.techniques.bitsandbytes_import import bitsandbytes_library, has_bitsandbytes
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ def simulated_step(
 ) -> Measurement:
     """The memory of one step of a model of transformers, simulated at its whole depth.
 
-    Where layers repeat, three shallow models are simulated and extended (`utils.simulation.extrapolate`).
+    Where layers repeat, three shallow models are simulated and extended (`utils.simulation.extrapolate`);
+    where they do not, or their steps do not, the whole model is simulated, which takes longer.
 
     Args:
         auto: The Auto class that trains the model.
@@ -50,12 +52,16 @@ def simulated_step(
     found = building.depths(config, recipe.checkpointing)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # libraries' own, about weights that are not there
-        if found.small is None:
-            return simulate(lambda: building.build(auto, config, recipe), step, **asked)
-        return extrapolate(
-            lambda layers: building.build(auto, building.shallower(config, layers), recipe),
-            step,
-            layers=found.layers,
-            from_layers=found.small,
-            **asked,
-        )
+        if found.small:
+            try:
+                return extrapolate(
+                    lambda layers: building.build(auto, building.shallower(config, layers), recipe),
+                    step,
+                    layers=found.layers,
+                    from_layers=found.small,
+                    **asked,
+                )
+            except ValueError as error:
+                if not isinstance(error.__cause__, Misaligned):
+                    raise
+        return simulate(lambda: building.build(auto, config, recipe), step, **asked)
