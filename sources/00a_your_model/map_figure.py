@@ -19,7 +19,9 @@ FITS, CLOSE, TOO_MUCH = "#c9e2f5", "#f5efd6", "#f3d2c8"
 Grid = dict[tuple[int, int], Verdict]
 
 
-def map_of(trials: Trials, recipe: Recipe, tokens: Iterable[int], micro_batches: Iterable[int]) -> Grid:
+def map_of(
+    trials: Trials, recipe: Recipe, tokens: Iterable[int], micro_batches: Iterable[int]
+) -> Grid:
     """A verdict for each (tokens, micro-batch).
 
     With attention that keeps no scores, memory depends on tokens times micro-batch: each product is

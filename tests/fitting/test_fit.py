@@ -13,13 +13,13 @@ import torch
 import transformers as hf
 from torch import nn
 
-from utils.fitting import Fit, Recipe, Trials, fit, fit_model, model_config
-from utils.fitting import building
+from utils.fitting import Fit, Recipe, Trials, building, fit, fit_model, model_config
 from utils.fitting.inputs import micro_batch
 from utils.simulation import SimulationError, simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
 CARD = "RTX 4090"
+OPTIMIZERS: Any = bnb.optim
 BASE = Recipe(tokens=128, micro_batch=2, rank=4)
 FOUR_BITS = hf.BitsAndBytesConfig(
     load_in_4bit=True,
@@ -81,7 +81,7 @@ BY_HAND: dict[str, tuple[Recipe, Any, Any]] = {
         BASE.but(method="full", optimizer="adamw-8bit"),
         lambda at: (
             m := loaded(at, dtype=torch.float32).to("cuda").train(),
-            bnb.optim.AdamW8bit(m.parameters()),
+            OPTIMIZERS.AdamW8bit(m.parameters()),
         ),
         plain_step,
     ),
@@ -129,7 +129,9 @@ def test_a_recipe_takes_what_the_program_written_by_hand_takes(name: str, tiny: 
     assert 0 <= found.peak_bytes - by_hand.peak_bytes <= 0.01 * by_hand.peak_bytes + copy_bytes
 
 
-@pytest.mark.parametrize("changes", [{}, {"checkpointing": 2}, {"method": "full", "loss": "chunked"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"checkpointing": 2}, {"method": "full", "loss": "chunked"}]
+)
 def test_the_extended_step_is_the_whole_one(changes: dict[str, Any], tiny: Path) -> None:
     recipe, config = BASE.but(**changes), model_config(tiny)
     short = building.depths(config, recipe.checkpointing)
@@ -137,7 +139,9 @@ def test_the_extended_step_is_the_whole_one(changes: dict[str, Any], tiny: Path)
     found = Trials("tiny", config, CARD).verdict(recipe).peak_bytes
     whole = simulate(
         lambda: building.build(hf.AutoModelForCausalLM, config, recipe),
-        lambda model, optimizer: building.step(model, optimizer, micro_batch(config, recipe), recipe),
+        lambda model, optimizer: building.step(
+            model, optimizer, micro_batch(config, recipe), recipe
+        ),
         device=CARD,
     )
     assert found == whole.peak_bytes
@@ -145,13 +149,17 @@ def test_the_extended_step_is_the_whole_one(changes: dict[str, Any], tiny: Path)
 
 @pytest.fixture(scope="module")
 def answer(tiny: Path) -> Fit:
-    return fit_model(tiny, BASE.but(method="full", optimizer="adamw-foreach", tokens=256), card=CARD)
+    return fit_model(
+        tiny, BASE.but(method="full", optimizer="adamw-foreach", tokens=256), card=CARD
+    )
 
 
 def test_every_cure_says_what_it_saves_and_in_which_line(answer: Fit) -> None:
     gains, others = ({tried.name for tried in some} for some in (answer.cures, answer.without_gain))
     assert {"checkpointing of all blocks", "chunked loss", "8-bit AdamW"} <= gains
-    assert {"fused AdamW", "step in backward"} <= gains | others, "the peak decides which of them gain"
+    assert {"fused AdamW", "step in backward"} <= gains | others, (
+        "the peak decides which of them gain"
+    )
     assert not answer.refused, "each of these can be simulated"
     for tried in answer.cures:
         assert tried.gains and tried.cures[0].line and tried.cures[0].costs
@@ -177,7 +185,10 @@ def test_the_best_pair_is_that_of_all_pairs(answer: Fit, tiny: Path) -> None:
             if len(changes) < 2:
                 continue
             with contextlib.suppress(ValueError, SimulationError):
-                best = max(best, answer.verdict.needed_bytes - trials.verdict(base.but(**changes)).needed_bytes)
+                best = max(
+                    best,
+                    answer.verdict.needed_bytes - trials.verdict(base.but(**changes)).needed_bytes,
+                )
     assert answer.pair.saved_bytes >= 0.98 * best
 
 

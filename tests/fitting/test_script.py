@@ -21,6 +21,7 @@ from utils.ranks.torchrun import run_torchrun
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
 STEPS = 3
+QUICK = ("adapters, checkpointed, accumulated", "four bits")
 BASE = Recipe(tokens=64, micro_batch=2, rank=4, method="full", precision="fp32")
 RECIPES = {
     "plain": BASE,
@@ -68,7 +69,10 @@ def losses_here(recipe: Recipe, tiny: Path, ranks: int = 1) -> list[float]:
     return [float(program.train_step(model, optimizer, next(rows))) for _ in range(STEPS)]
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in RECIPES],
+)
 def test_the_file_trains_as_the_course_does(name: str, tiny: Path, tmp_path: Path) -> None:
     recipe = RECIPES[name]
     file = written(tmp_path, recipe, tiny)
@@ -92,7 +96,9 @@ def test_two_processes_train_as_one_that_has_both_texts(
     file = written(tmp_path, recipe, tiny)
     monkeypatch.chdir(tmp_path)  # it saves where it runs
     done = run_torchrun(file, 2, tiny / "texts.txt", tiny, STEPS, timeout_seconds=300)
-    said = "\n".join(line.partition("step ")[1] + line.partition("step ")[2] for line in done.splitlines())
+    said = "\n".join(
+        line.partition("step ")[1] + line.partition("step ")[2] for line in done.splitlines()
+    )
     assert losses_of(said) == pytest.approx(losses_here(BASE, tiny, ranks=2), abs=2e-4)
 
 
@@ -128,7 +134,9 @@ def test_the_command_answers_by_exit_code_and_json(
     said = json.loads(capsys.readouterr().out)
     assert said["fits"] and said["evidence"] == {"bytes": "simulated", "seconds": "predicted"}
     assert (tmp_path / "train.py").read_text().startswith('"""Trains')
-    assert main([str(tiny), "--tokens", "65536", "--micro-batch", "64", "--no-cures"]) == DOES_NOT_FIT
+    assert (
+        main([str(tiny), "--tokens", "65536", "--micro-batch", "64", "--no-cures"]) == DOES_NOT_FIT
+    )
     assert "are missing" in capsys.readouterr().out
 
 

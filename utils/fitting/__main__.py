@@ -28,7 +28,9 @@ def main(arguments: list[str] | None = None) -> int:
     from utils.simulation import SimulationError
 
     try:
-        found = fit_model(asked.model, _recipe(asked), card=asked.card, cures=asked.cures, cards=asked.over)
+        found = fit_model(
+            asked.model, _recipe(asked), card=asked.card, cures=asked.cures, cards=asked.over
+        )
         text = ""
         if asked.script:
             text = script(found.verdict, auto_class(model_config(asked.model)), asked.model)
@@ -50,7 +52,9 @@ def _answer(found: Any) -> str:
         lines += ["", "What would make it need less, cheapest first:"]
         lines += [_row(tried) for tried in found.cures]
     if found.without_gain:
-        lines.append(f"Tried, and gains nothing here: {', '.join(t.name for t in found.without_gain)}.")
+        lines.append(
+            f"Tried, and gains nothing here: {', '.join(t.name for t in found.without_gain)}."
+        )
     lines += [f"Not tried: {name}: {why}" for name, why in found.refused.items()]
     if found.together:
         lines += ["", "Together:", _row(found.together), found.together.verdict.sentence]
@@ -86,15 +90,30 @@ def _parser() -> argparse.ArgumentParser:
     add("--optimizer", default=default.optimizer, choices=OPTIMIZERS)
     add("--loss", default=default.loss, choices=LOSSES)
     add("--rank", type=int, default=default.rank, help="of the adapters")
-    add("--targets", default="all-linear", help='names of layers with commas between, or "all-linear"')
+    add(
+        "--targets",
+        default="all-linear",
+        help='names of layers with commas between, or "all-linear"',
+    )
     add("--tokens", type=int, default=default.tokens, help="in a sequence")
     add("--micro-batch", type=int, default=default.micro_batch, help="sequences at a time")
     add("--accumulation", type=int, default=default.accumulation, help="micro-batches of a step")
-    add("--checkpointing", type=int, default=default.checkpointing, help="each n-th block; 0 for none")
+    add(
+        "--checkpointing",
+        type=int,
+        default=default.checkpointing,
+        help="each n-th block; 0 for none",
+    )
     add("--offload-activations", action="store_true", help="keep them in host memory")
     add("--step-in-backward", action="store_true", help="update each weight as its gradient comes")
     add("--cards", type=int, default=default.cards, help="how many share the states (FSDP2)")
-    add("--over", type=int, default=2, metavar="CARDS", help="over how many FSDP2 is tried as a cure")
+    add(
+        "--over",
+        type=int,
+        default=2,
+        metavar="CARDS",
+        help="over how many FSDP2 is tried as a cure",
+    )
     add("--no-cures", dest="cures", action="store_false", help="the verdict alone")
     add("--json", action="store_true", help="plain data, bytes and seconds as numbers")
     add("--script", metavar="FILE", help="write the training program there")

@@ -119,7 +119,11 @@ def pack(model: nn.Module) -> None:
             compute_dtype=torch.bfloat16, quant_type="nf4", compress_statistics=True, device="meta",
         )  # fmt: skip
         packed.weight = bnb.nn.Params4bit(
-            layer.weight.data, requires_grad=False, quant_type="nf4", compress_statistics=True, module=packed
+            layer.weight.data,
+            requires_grad=False,
+            quant_type="nf4",
+            compress_statistics=True,
+            module=packed,
         )
         packed.bias = layer.bias
         setattr(model.get_submodule(owner), name, packed)

@@ -154,7 +154,12 @@ def _states(recipe: Recipe) -> Iterator[Cure]:
         ):
             kind = "AdamW8bit" if name == "adamw-8bit" else "PagedAdamW8bit"
             line = f"optimizer = bnb.optim.{kind}(trained, lr=LEARNING_RATE)"
-            yield Cure(f"{'paged ' * name.startswith('paged')}8-bit AdamW", {"optimizer": name}, line, costs)
+            yield Cure(
+                f"{'paged ' * name.startswith('paged')}8-bit AdamW",
+                {"optimizer": name},
+                line,
+                costs,
+            )
     if recipe.method == "full":
         yield Cure(
             "adapters in place of all weights",

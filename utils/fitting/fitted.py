@@ -147,7 +147,9 @@ def fit_model(
         cures=tuple(gains),
         without_gain=tuple(t for t in tried if not t.gains),
         refused=refused,
-        together=None if verdict.fits and not verdict.is_close else _together(trials, recipe, gains),
+        together=None
+        if verdict.fits and not verdict.is_close
+        else _together(trials, recipe, gains),
         pair=_best_pair(trials, recipe, gains),
     )
 

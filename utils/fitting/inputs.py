@@ -50,4 +50,8 @@ def _tokens(count: int, length: int, device: str) -> torch.Tensor:
 
 def left_out(config: PreTrainedConfig) -> str:
     """What a micro-batch of this kind does not show; "" for nothing."""
-    return TEXT_ONLY if config.get_text_config() is not config and hasattr(config, "vision_config") else ""
+    return (
+        TEXT_ONLY
+        if config.get_text_config() is not config and hasattr(config, "vision_config")
+        else ""
+    )

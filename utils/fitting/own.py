@@ -26,7 +26,13 @@ Changed = tuple[Cure, Build, Step]
 
 @asks_first(look)
 def fit(
-    build: Build, step: Step, *, card: str = "RTX 4090", cures: bool = True, name: str = "", values: Any = None
+    build: Build,
+    step: Step,
+    *,
+    card: str = "RTX 4090",
+    cures: bool = True,
+    name: str = "",
+    values: Any = None,
 ) -> Fit:
     """Whether one training step of one's own fits a card, and what would make it need less.
 
@@ -54,7 +60,9 @@ def fit(
     if not cures:
         return Fit(verdict)
     tried, refused = [], {}
-    for cure, changed, stepped in tqdm(list(_changes(build, step)), desc="trying cures", leave=False):
+    for cure, changed, stepped in tqdm(
+        list(_changes(build, step)), desc="trying cures", leave=False
+    ):
         try:
             after = run(changed, stepped)
         except NOT_TRIED as error:
@@ -83,7 +91,12 @@ def _changes(build: Build, step: Step) -> Iterator[Changed]:
         lambda model, optimizer: _on_the_host(step, model, optimizer),
     )  # fmt: skip
     yield (
-        Cure("8-bit AdamW", {}, "optimizer = bnb.optim.AdamW8bit(model.parameters())", "moments rounded to a byte"),
+        Cure(
+            "8-bit AdamW",
+            {},
+            "optimizer = bnb.optim.AdamW8bit(model.parameters())",
+            "moments rounded to a byte",
+        ),
         lambda: _eight_bits(*_pair(build())),
         step,
     )
@@ -103,11 +116,17 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     lists = [
         list(part)
         for part in model.modules()
-        if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part) > 1 and len({type(m) for m in part}) == 1
+        if isinstance(part, (nn.ModuleList, nn.Sequential))
+        and len(part) > 1
+        and len({type(m) for m in part}) == 1
     ]
     if not lists:
-        raise ValueError("The model has no list of alike blocks (nn.ModuleList or nn.Sequential) to checkpoint.")
-    return max(lists, key=lambda blocks: sum(p.numel() for block in blocks for p in block.parameters()))
+        raise ValueError(
+            "The model has no list of alike blocks (nn.ModuleList or nn.Sequential) to checkpoint."
+        )
+    return max(
+        lists, key=lambda blocks: sum(p.numel() for block in blocks for p in block.parameters())
+    )
 
 
 def _checkpointed(model: Any, optimizer: Any) -> tuple[Any, Any]:
@@ -122,7 +141,9 @@ def _on_the_host(step: Step, model: Any, optimizer: Any) -> Any:
 
 def _eight_bits(model: Any, optimizer: Any) -> tuple[Any, Any]:
     if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
-        raise ValueError(f"The optimizer is {type(optimizer).__name__}: this is tried in place of Adam and AdamW.")
+        raise ValueError(
+            f"The optimizer is {type(optimizer).__name__}: this is tried in place of Adam and AdamW."
+        )
     kept = [dict(group) for group in optimizer.param_groups]
     known = ("params", "lr", "betas", "eps", "weight_decay")
     library: Any = bitsandbytes_library()

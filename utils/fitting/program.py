@@ -47,13 +47,16 @@ def autocast_forward(model: Any, device: str, dtype: torch.dtype) -> None:
     model.forward = convert_outputs_to_fp32(torch.autocast(device, dtype)(model.forward))
 
 
-def make_optimizer(name: str, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+def make_optimizer(
+    name: str, parameters: Iterable[nn.Parameter], lr: float
+) -> torch.optim.Optimizer:
     """The optimizer called `name` over those parameters that are trained."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if "8bit" in name:
         import bitsandbytes as bnb
 
-        kind: Any = bnb.optim.PagedAdamW8bit if name.startswith("paged") else bnb.optim.AdamW8bit
+        library: Any = bnb.optim
+        kind = library.PagedAdamW8bit if name.startswith("paged") else library.AdamW8bit
         return kind(trained, lr=lr)
     if name == "adamw":
         return torch.optim.AdamW(trained, lr=lr, fused=True)
@@ -72,7 +75,9 @@ def step_in_backward(model: nn.Module, name: str, lr: float) -> list[torch.optim
         own[parameter].step()
         own[parameter].zero_grad()
 
-    own: dict[Any, Any] = {p: make_optimizer(name, [p], lr) for p in model.parameters() if p.requires_grad}
+    own: dict[Any, Any] = {
+        p: make_optimizer(name, [p], lr) for p in model.parameters() if p.requires_grad
+    }
     for parameter in own:
         parameter.register_post_accumulate_grad_hook(update)
     return list(own.values())

@@ -165,7 +165,11 @@ def _make(recipe: Recipe, auto: type) -> Iterator[str]:
 
 def _main(recipe: Recipe) -> Iterator[str]:
     context = "on_the_host" if recipe.offload_activations else "contextlib.nullcontext"
-    scaler = "torch.amp.GradScaler(device.partition(':')[0])" if recipe.precision == "fp16-mixed" else "None"
+    scaler = (
+        "torch.amp.GradScaler(device.partition(':')[0])"
+        if recipe.precision == "fp16-mixed"
+        else "None"
+    )
     yield "def main(texts: str, source: str = SOURCE, steps: int | None = None) -> list[float]:"
     yield '    """Train on a file of text; the losses of all steps."""'
     yield f"    device, rank, ranks = joined({recipe.cards})"
@@ -184,7 +188,7 @@ def _main(recipe: Recipe) -> Iterator[str]:
     yield ""
     yield ""
     yield 'if __name__ == "__main__":'
-    yield "    given = sys.argv[1:] or [\"texts.txt\"]"
+    yield '    given = sys.argv[1:] or ["texts.txt"]'
     yield "    try:"
     yield "        main(given[0], *given[1:2], *map(int, given[2:3]))"
     yield "    finally:"

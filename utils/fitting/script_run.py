@@ -16,10 +16,12 @@ import torch.distributed as dist
 
 def joined(cards: int) -> tuple[str, int, int]:
     """(device, rank, number of ranks) of this process; several are started by torchrun."""
-    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if ranks != cards:
-        raise SystemExit(f"This recipe is for {cards} processes, and {ranks} run: see the first lines of this file.")
-    local = int(os.environ.get("LOCAL_RANK", 0))
+        raise SystemExit(
+            f"This recipe is for {cards} processes, and {ranks} run: see the first lines of this file."
+        )
+    local = int(os.environ.get("LOCAL_RANK", "0"))
     device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
     if device != "cpu":
         torch.cuda.set_device(local)
@@ -29,17 +31,30 @@ def joined(cards: int) -> tuple[str, int, int]:
 
 
 def steps_of(
-    path: str, source: str, device: str, rank: int, ranks: int, tokens: int, micro_batch: int, accumulation: int
+    path: str,
+    source: str,
+    device: str,
+    rank: int,
+    ranks: int,
+    tokens: int,
+    micro_batch: int,
+    accumulation: int,
 ) -> Iterator[list[dict[str, Any]]]:
     """The micro-batches of each optimizer step: a text file cut into rows of equal length."""
     from transformers import AutoTokenizer
 
-    numbers = AutoTokenizer.from_pretrained(source)(Path(path).read_text(encoding="utf-8"))["input_ids"]
+    numbers = AutoTokenizer.from_pretrained(source)(Path(path).read_text(encoding="utf-8"))[
+        "input_ids"
+    ]
     a_step = ranks * accumulation * micro_batch * tokens
     if len(numbers) < a_step:
-        raise SystemExit(f"{path} has {len(numbers):,} tokens, and a step takes {a_step:,}: give a longer text.")
+        raise SystemExit(
+            f"{path} has {len(numbers):,} tokens, and a step takes {a_step:,}: give a longer text."
+        )
     for start in range(0, len(numbers) - a_step + 1, a_step):
-        rows = torch.tensor(numbers[start : start + a_step]).view(ranks, accumulation, micro_batch, tokens)
+        rows = torch.tensor(numbers[start : start + a_step]).view(
+            ranks, accumulation, micro_batch, tokens
+        )
         mine = rows[rank].to(device)
         yield [{"input_ids": part, "labels": part.clone()} for part in mine]
 
@@ -51,7 +66,9 @@ def mean_of_ranks(loss: Any, ranks: int) -> float:
     return float(loss) / ranks
 
 
-def report(losses: list[float], device: str, rank: int, simulated_bytes: int, least_spare_bytes: int) -> None:
+def report(
+    losses: list[float], device: str, rank: int, simulated_bytes: int, least_spare_bytes: int
+) -> None:
     """Each step's loss; for three steps the measured peak too, and the end where it leaves too little."""
     if rank == 0:
         print(f"step {len(losses)}: loss {losses[-1]:.4f}", flush=True)
@@ -63,11 +80,18 @@ def report(losses: list[float], device: str, rank: int, simulated_bytes: int, le
         return
     peak, held = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    print(f"rank {rank}: peak {peak / 2**30:.2f} GiB measured, {simulated_bytes / 2**30:.2f} GiB simulated", flush=True)
+    print(
+        f"rank {rank}: peak {peak / 2**30:.2f} GiB measured, {simulated_bytes / 2**30:.2f} GiB simulated",
+        flush=True,
+    )
     if abs(peak / simulated_bytes - 1) > 0.05:
-        print("More than 5% apart: other versions, other texts or another attention kernel than simulated?")
+        print(
+            "More than 5% apart: other versions, other texts or another attention kernel than simulated?"
+        )
     if len(losses) == 3 and total - held < least_spare_bytes:
-        raise SystemExit(f"{(total - held) / 2**30:.2f} GiB of the card are left: one longer batch would end the run.")
+        raise SystemExit(
+            f"{(total - held) / 2**30:.2f} GiB of the card are left: one longer batch would end the run."
+        )
 
 
 def save(model: Any, rank: int, ranks: int) -> None:
@@ -76,7 +100,9 @@ def save(model: Any, rank: int, ranks: int) -> None:
     if ranks > 1:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-        weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        weights = get_model_state_dict(
+            model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+        )
     if rank == 0:
         model.save_pretrained("trained", state_dict=weights)
 

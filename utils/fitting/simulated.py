@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from utils.fitting import building
-from utils.fitting.inputs import left_out, micro_batch
+from utils.fitting.inputs import micro_batch
 from utils.fitting.recipe import Recipe
 from utils.memory.measurement import Measurement
 from utils.simulation import extrapolate, simulate

@@ -10,9 +10,9 @@ from utils.memory.measurement import Measurement
 from utils.simulation.devices import simulated_device
 from utils.units import GIB, format_bytes, format_seconds
 
-# Of the published peaks that the simulator was held against, nine in ten lie within this share of
-# the simulated one (`python -m evidence.validation`), and a driver may leave less than it did there.
-MARGIN = 0.08
+# Of 21 published peaks of such recipes 19 lie within this share of the simulated one, half of them
+# within 3% (`evidence.validation.fitted`, which a test holds against it).
+MARGIN = 0.11
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,16 @@ class Verdict:
         """The verdict, its margin, and where that comes from."""
         size, room = format_bytes(self.needed_bytes), format_bytes(self.usable_bytes)
         what = f"{self.name} {{}} one {self.card}: the step needs {size} (simulated) of {room}"
-        off = f"published peaks lay within {MARGIN:.0%} of simulated ones, nine in ten"
+        off = f"nine in ten published peaks lay within {MARGIN:.0%} of simulated ones"
         if self.is_close:
             way = "may fit" if self.fits else "hardly fits"
             side = "to spare" if self.fits else "missing"
             return f"{what.format(way)}, {format_bytes(abs(self.spare_bytes))} {side}, and {off}."
         if self.fits:
             return f"{what.format('fits')}, {format_bytes(self.spare_bytes)} to spare; {off}."
-        return f"{what.format('does not fit')}, {format_bytes(-self.spare_bytes)} are missing; {off}."
+        return (
+            f"{what.format('does not fit')}, {format_bytes(-self.spare_bytes)} are missing; {off}."
+        )
 
     @property
     def speed(self) -> str:
@@ -129,5 +131,7 @@ def usable_bytes(card: str) -> int:
     """
     usable = simulated_device(card).usable_bytes
     if usable is None:
-        raise ValueError("A card is a GPU of the catalog, such as 'RTX 4090'; a CPU has no limit to fit.")
+        raise ValueError(
+            "A card is a GPU of the catalog, such as 'RTX 4090'; a CPU has no limit to fit."
+        )
     return usable
