@@ -4,6 +4,7 @@
 #   TORCH_INDEX=URL        another package index for torch and torchvision
 #   LAB_ARGS=--no-browser  more arguments for JupyterLab
 #   OPS="cpu-adam async-io"  what `make offload` builds
+#   MODEL=name CARD=gpu      what `make fit` asks about; FIT_ARGS="--method qlora" adds the rest
 #   FOLDER=handed_in         where `make scores` finds a class's scoreboards, and notebooks of lab 99
 
 PYTHON ?= python3
@@ -20,7 +21,7 @@ LAB := jupyterlab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root)
 FIRST_PAGE := --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 .DEFAULT_GOAL := help
-.PHONY: help setup offload lab test quick optional style bytes soak course bench validate record notebooks my-labs constraints badges \
+.PHONY: help setup offload lab test quick optional style bytes soak course bench validate fit record notebooks my-labs constraints badges \
 	site slides ready wheelhouse scores colab links release
 
 help:  ## List these commands
@@ -70,6 +71,11 @@ bench: setup  ## Print each speed beside its budget
 
 validate: setup  ## Print predicted and simulated against published, source by source
 	@$(RUN) -m evidence.validation
+
+MODEL ?= Qwen/Qwen2.5-7B
+CARD ?= RTX 4090
+fit: setup  ## Say whether MODEL trains on CARD and what would make it fit; FIT_ARGS="--method qlora --tokens 4096"
+	@$(RUN) -m utils.fitting "$(MODEL)" --card "$(CARD)" $(FIT_ARGS)
 
 record: setup  ## Measure on this machine's device, write evidence/results/, and prove the paths of a GPU on it
 	@$(RUN) tools/stages.py record
