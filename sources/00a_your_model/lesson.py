@@ -31,7 +31,7 @@ from torch import nn
 
 from utils import draw_breakdown, draw_timeline, explore, fit, fit_model, format_bytes, show
 from utils.catalog.devices import DEVICES
-from utils.fitting import Recipe, Trials, auto_class, model_config, model_names, script
+from utils.fitting import Recipe, auto_class, model_config, model_names, script
 from utils.lessons.lesson_00a.map_figure import draw_map, map_of
 
 # %% [markdown]
@@ -75,9 +75,8 @@ show(draw_breakdown([found.verdict.named("as asked"), *(tried.verdict.named(trie
 # As asked, and with that set. A cross is too much; a tilde is closer to the card's limit than simulations are exact.
 
 # %%
-trials = Trials(MODEL, model_config(MODEL), CARD)
 ways = {"as asked": recipe} | ({"with the set": best.verdict.recipe} if best else {})
-grids = {name: map_of(trials, way, tokens=(1024, 2048, 4096), micro_batches=(1, 2, 4)) for name, way in ways.items()}
+grids = {name: map_of(found.trials, way, tokens=(1024, 2048, 4096), micro_batches=(1, 2)) for name, way in ways.items()}
 show(draw_map(grids, f"{MODEL} on a {CARD}: GiB that its allocator takes"),
      alt="; ".join(f"{name}: {sum(v.fits for v in grid.values())} of {len(grid)} sizes fit" for name, grid in grids.items()))
 

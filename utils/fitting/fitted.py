@@ -76,6 +76,7 @@ class Fit:
         together: A cheap set that fits with a margin, or the one that saves most of all that was
             tried; None where the recipe fits so as it is.
         pair: The two cures that save most together.
+        trials: What was simulated, for more of the same model; None for functions of one's own.
     """
 
     verdict: Verdict
@@ -84,6 +85,7 @@ class Fit:
     refused: dict[str, str] = field(default_factory=dict)
     together: Tried | None = None
     pair: Tried | None = None
+    trials: Trials | None = None
 
     @property
     def fits(self) -> bool:
@@ -139,7 +141,7 @@ def fit_model(
     usable_bytes(card)  # a wrong card is told before seconds of work
     verdict = trials.verdict(recipe)
     if not cures:
-        return Fit(verdict)
+        return Fit(verdict, trials=trials)
     tried, refused = _singles(trials, recipe, cards)
     gains = sorted((t for t in tried if t.gains), key=lambda t: t.seconds_per_gib)
     return Fit(
@@ -151,6 +153,7 @@ def fit_model(
         if verdict.fits and not verdict.is_close
         else _together(trials, recipe, gains),
         pair=_best_pair(trials, recipe, gains),
+        trials=trials,
     )
 
 
