@@ -15,11 +15,13 @@ import inspect
 import io
 import itertools
 import json
+import os
 import re
 import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 from lab_answers import solution
 
@@ -48,9 +50,10 @@ def copies(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def passing(name: str) -> list[str]:
-    """The copies that a check takes. A try ends after `TRY_SECONDS`."""
+    """The copies that a check takes. A try ends after `TRY_SECONDS`, and kills nobody (lesson 16's do)."""
     check = find(name)
-    return [text for text, answer in copies(name) if _is_taken(check, answer)]
+    with mock.patch.object(os, "kill", lambda process, number: _too_long(number, None)):
+        return [text for text, answer in copies(name) if _is_taken(check, answer)]
 
 
 def _is_taken(check: Any, answer: Callable[..., Any]) -> bool:

@@ -117,7 +117,9 @@ def run_check(function: Check, answer: Any) -> Verdict:
     had_gradients = torch.is_grad_enabled()
     try:
         verdict = function(answer)
-    except Exception as error:  # noqa: BLE001
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # torch's CheckpointException is no Exception  # noqa: BLE001
         verdict = _verdict_on(error, function, answer)
     if torch.is_grad_enabled() == had_gradients:
         return verdict
@@ -145,7 +147,7 @@ def _callables_in(answer: Any, depth: int = MOST_NESTED) -> list[Callable[..., A
     return [answer] if callable(answer) else []
 
 
-def _verdict_on(error: Exception, function: Check, answer: Any) -> Verdict:
+def _verdict_on(error: BaseException, function: Check, answer: Any) -> Verdict:
     """A "not yet" with the innermost line of the learner's own code, or a "check failed"."""
     summary = "".join(traceback.format_exception_only(error)).strip()
     code = getattr(inspect.unwrap(function), "__code__", check.__code__)
@@ -179,7 +181,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _comes_from_a_call(error: Exception, answer: Any, others: tuple[str, ...]) -> bool:
+def _comes_from_a_call(error: BaseException, answer: Any, others: tuple[str, ...]) -> bool:
     """Whether calling the answer raised this, though no line of the learner's did.
 
     Arguments that do not fit are refused before the first line; and a function that is not the
