@@ -21,7 +21,11 @@ def with_notes(
     axes.set_xticks(batches)
     for text, point in notes.items():
         axes.annotate(
-            text, point, xytext=(0, -16), textcoords="offset points", ha=_side(axes.get_xlim(), point)
+            text,
+            point,
+            xytext=(0, -16),
+            textcoords="offset points",
+            ha=_side(axes.get_xlim(), point),
         )
     return figure
 

@@ -118,15 +118,13 @@ assert (peaks["mixed / fp32"] <= 1).all() and peaks["mixed / fp32"].iloc[-1] < 0
 peaks.rename_axis("images").rename(columns={"fp32": "fp32 (MiB)", "mixed": "mixed (MiB)"}).round(2)
 
 # %% [markdown]
-# **Read it.** At one image mixed precision changes nothing, measured on this machine and simulated for the T4. (Their
-# peaks differ, since a GPU's Adam updates all tensors at once and a CPU's one after another.) The lines part between 4
-# and 8 images. At 64 the ratio is 0.6, and still no half: the model states are in both peaks, and they do not shrink.
-# Section 3 says why the lines part where they do. New words stand in the [glossary](../00_glossary.ipynb).
+# **Read it.** At one image mixed precision changes nothing, measured here and simulated for the T4. (The two peaks differ,
+# since a GPU's Adam updates all tensors at once, a CPU's one after another.) The lines part between 4 and 8 images. At 64
+# the ratio is 0.6, and still no half: the model states are in both peaks, and they do not shrink. New words stand in the
+# [glossary](../00_glossary.ipynb).
 
 # %% [markdown]
 # ## 2. The conversion, by hand
-#
-# Two tools, each for one problem.
 #
 # **`torch.amp.autocast`** wraps forward and loss. Inside, matrix products and convolutions cast
 # their inputs to 16 bits; operations that need digits or range run in fp32. Backward is outside: it
@@ -134,8 +132,8 @@ peaks.rename_axis("images").rename(columns={"fp32": "fp32 (MiB)", "mixed": "mixe
 #
 # **`torch.amp.GradScaler`** is for fp16 alone. Small gradients would become 0 there, so it multiplies
 # the loss by a large number, divides the gradients by it before the step, skips a step whose
-# gradients overflowed, and adapts the number. So one scaler serves a whole run. It keeps a few numbers; the simulated
-# step does without it.
+# gradients overflowed, and adapts the number. So one scaler serves a whole run. It is a few bytes, which the simulated step
+# leaves out.
 
 # %%
 def scaler_for(dtype):
@@ -174,21 +172,20 @@ for name, losses in started.items():
     assert abs(losses[0] / started["None"][0] - 1) < 0.01, "same weights, same batch: run from the top"
 
 # %% [markdown]
-# **Read it.** Four lines of the loop are new or changed. A small network begins at nearly the same loss in all three types
-# (the same weights and images, fewer digits), then drifts apart a little. With bf16 the scaler is switched off and passes
-# everything through: bf16 has the exponents of fp32, so gradients that are small in fp32 are no zeros in it.
+# **Read it.** Four lines of the loop are new or changed. The losses begin nearly the same (same weights and images, fewer
+# digits), then drift apart a little. With bf16 the scaler is switched off and passes everything through: bf16 has the
+# exponents of fp32, so small gradients do not become 0.
 #
 # <div class="alert alert-warning"><b>Trap.</b> A T4 or V100 has no units for bf16, and
-# <code>torch.cuda.is_bf16_supported()</code> says True there all the same: it counts emulation (<a
-# href="https://github.com/pytorch/pytorch/pull/148322">a change that was proposed to PyTorch</a> describes how that
-# misleads). Ask <code>is_bf16_supported(including_emulation=False)</code>; on those cards take fp16 with a
-# scaler.</div>
+# <code>torch.cuda.is_bf16_supported()</code> says True there all the same: it counts <a
+# href="https://github.com/pytorch/pytorch/pull/148322">emulation</a>. Ask
+# <code>is_bf16_supported(including_emulation=False)</code>; on those cards take fp16 with a scaler.</div>
 
 # %% [markdown]
 # ### Which tensor has which type
 #
-# A *forward hook* is called with what a layer returns. Here hooks note its type, for a simulated T4 under autocast.
-# Predict first: which of the nine rows will say `float32`?
+# A *forward hook* is called with what a layer returns. Here hooks note its type, on a simulated T4 under autocast.
+# Predict: which of the eight rows will say `float32`?
 
 # %%
 types = {}
@@ -201,6 +198,7 @@ def a_layer_of_each():
     return model, torch.optim.Adam(model.parameters())
 
 
+# %%
 def noted_step(model, optimizer):
     weight = model[0].weight
     with torch.amp.autocast(weight.device.type, dtype=FP16):
@@ -211,22 +209,19 @@ def noted_step(model, optimizer):
                   "Adam's state": optimizer.state[weight]["exp_avg"].dtype})
 
 
-# %%
 simulate(a_layer_of_each, noted_step, device="T4")
 del types["output of Flatten"]  # only another shape
 assert {types["parameter"], types["its gradient"], types["Adam's state"]} == {torch.float32}, "did you call half()?"
 pd.DataFrame({"type": types}).astype(str)
 
 # %% [markdown]
-# **Read it.** Convolution, batch norm and linear layer return 16-bit numbers. Layer norm and the loss are on [CUDA's list
-# of operations in fp32](https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32), so a
-# transformer keeps more in fp32 than this ResNet does. What *stays* from step to step is fp32: parameters and Adam's
-# means, and so are gradients. Lesson 15 has one table of [who keeps which copy, and
-# when](../advanced/15_design_studio.ipynb#2.-On-paper): 14, 16 or 18 bytes per parameter.
+# **Read it.** Three layers return 16-bit numbers. Layer norm and the loss are on [CUDA's list of operations in fp32](https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32), so a
+# transformer keeps more in fp32 than this ResNet does. What *stays* from step to step is fp32, and so are gradients. Lesson
+# 15 has one table of [who keeps which copy, and when](../advanced/15_design_studio.ipynb#2.-On-paper).
 #
 # ### Break it, diagnose it: why not `model.half()`?
 #
-# Then everything halves, Adam's state as well. Take one step, and look at the weights.
+# Then everything halves, Adam's state as well. One step:
 
 # %%
 broken = toy_network(seed=0).half().to(device)
@@ -244,19 +239,16 @@ print("bytes of v per parameter:", v.nbytes / len(v))
 assert lost.any(), "the fp16 model should break here: is eps still 1e-8?"
 
 # %% [markdown]
-# **Diagnose it.** The state halved. But the gradients are finite, and many weights after the step are not: the *optimizer
-# step* broke them. $v$ is the mean of squared gradients; small ones are 0 in fp16. Adam divides by $\sqrt{v} +
-# \epsilon$, and $\epsilon$ is 0 in fp16 as well. Autocast keeps weights and states in fp32, and that is why it does not
-# halve them. [PyTorch's documentation](https://docs.pytorch.org/docs/stable/amp.html) says it in one line: do not call
-# `half()` on your model when you use autocast.
+# **Diagnose it.** The gradients are finite, and many weights after the step are not: the *optimizer step* broke them. $v$ is
+# the mean of squared gradients; small ones are 0 in fp16. Adam divides by $\sqrt{v} + \epsilon$, and $\epsilon$ is 0 in
+# fp16 as well. Autocast keeps weights and states in fp32, and that is why it does not halve them: no `half()` beside it,
+# says [PyTorch](https://docs.pytorch.org/docs/stable/amp.html).
 #
 # ### Old names
 #
-# `torch.cuda.amp` is `torch.amp` for CUDA alone. [Apex](https://github.com/NVIDIA/apex), NVIDIA's library, patched
-# functions (O1) or kept fp32 weights beside an fp16 model (O2); both were
-# [removed](https://github.com/NVIDIA/apex/pull/1896). Its `FusedAdam` is `Adam(..., fused=True)` today. Two neighbours save
-# no memory: *TF32* (A100 and newer) rounds the factors of fp32 products to 10 binary digits, in tensors of 4 bytes;
-# `channels_last` only reorders images, which 16-bit convolutions prefer.
+# `torch.cuda.amp` is `torch.amp` for CUDA alone. [Apex](https://github.com/NVIDIA/apex), NVIDIA's library, had
+# `amp.initialize` before, now [removed](https://github.com/NVIDIA/apex/pull/1896). Its `FusedAdam` is `Adam(..., fused=True)` today. *TF32* (A100 and
+# newer; fp32 tensors, multiplied with 10 binary digits) and `channels_last` change speed, not bytes.
 
 # %%
 with warnings.catch_warnings(record=True) as seen:
@@ -275,9 +267,8 @@ print(*(f"{w.category.__name__}: {w.message}" for w in seen), sep="\n")
 # | backward begins (`zero_grad()` freed the gradients) | $12P + ab$ | $12P + 2P + ab/2$ |
 # | optimizer step (no activations any more) | $16P + 4P$ | $16P + 4P$ |
 #
-# ($4P$ in the lower row are temporaries of Adam as PyTorch runs it on a GPU, all tensors at once. If you accumulate
-# gradients over several backwards, they are in the upper row too.) The peak is the larger of the two. First the upper
-# row: what is alive when backward begins.
+# ($4P$ in the lower row are temporaries of Adam on a GPU. Who accumulates gradients over several backwards has them in the
+# upper row too.) The peak is the larger of the two. First the upper row.
 
 # %%
 def when_backward_begins(measurement):
@@ -288,17 +279,17 @@ def when_backward_begins(measurement):
 # %%
 moment = {dtype: when_backward_begins(runs[64, dtype]) for dtype in (None, FP16)}
 names = ["parameters", "optimizer state", "buffers", "cast weights", "activations"]
-table = pd.DataFrame({"fp32": moment[None], "mixed": moment[FP16]}).reindex(names).fillna(0)
-ratio = (table["mixed"] / table["fp32"]).round(3)
+alive = pd.DataFrame({"fp32": moment[None], "mixed": moment[FP16]}).reindex(names).fillna(0)
+ratio = (alive["mixed"] / alive["fp32"]).round(3)
 assert (ratio[names[:3]] == 1).all(), "autocast does not touch the states"
 assert 0.5 <= ratio["activations"] < 0.56, "activations halve; some stay fp32"
 print(f"MiB when backward begins, 64 images   ({runs[64, None].evidence})")
-(table / 2**20).round(2).assign(**{"mixed / fp32": ratio.astype(str).replace("inf", "added")})
+(alive / 2**20).round(2).assign(**{"mixed / fp32": ratio.astype(str).replace("inf", "added")})
 
 # %% [markdown]
-# **Read it.** Parameters, Adam's state and the running statistics of batch norm do not move by a
-# byte. Activations shrink to half. *Cast weights*, the 16-bit copies, are added: $2P$ says the
-# formula, and it is a little less, because batch norm's weights are not cast. Now the larger of both moments:
+# **Read it.** Parameters, Adam's state and the running statistics of batch norm do not move by a byte. Activations nearly
+# halve. *Cast weights*, the 16-bit copies, are added: a little less than $2P$, because batch norm's weights are not
+# cast. Now the larger of both moments:
 
 # %%
 P = sum(p.numel() for p in build()[0].parameters())
@@ -318,8 +309,8 @@ parts = {f"{Evidence.PREDICTED} (MiB)": guess, f"{Evidence.SIMULATED} (MiB)": pe
 pd.concat(parts, axis=1).rename_axis("images").round(1)
 
 # %% [markdown]
-# **Read it.** For a few images the optimizer step decides, where neither activations nor copies are alive: mixed
-# precision can change nothing. Where activations decide, it saves. The formula is low by up to 51 MiB, a tenth at 8 images:
+# **Read it.** For a few images the optimizer step decides, without activations or copies: mixed precision can change
+# nothing. Where activations decide, it saves. The formula is low by up to 51 MiB, a tenth at 8 images:
 # it knows neither backward's temporaries nor that the first gradients appear while most activations are alive.
 
 # %%
@@ -361,8 +352,8 @@ for optimizer_of, options in [(torch.optim.SGD, {}), (torch.optim.Adam, {"fused"
 
 # %% [markdown]
 # **Read it.** Backward makes the weight's gradient in 16 bits, then its fp32 form, and for a moment both are alive: $4P + 2P
-# + 4P$ with SGD, where fp32 holds $8P$. Only plain Adam's step, with its $4P$ of temporaries, is as high; the fused one
-# needs none. So weights without activations gain no memory from mixed precision.
+# + 4P$ with SGD, where fp32 holds $8P$. Only plain Adam's temporaries hide that. So weights without activations gain no
+# memory.
 
 # %% [markdown]
 # ## 4. What fills a 16 GB card
@@ -370,7 +361,7 @@ for optimizer_of, options in [(torch.optim.SGD, {}), (torch.optim.Adam, {"fused"
 # A card with "16 GB" on its box does not give you 16 GiB. T4s report 14.56 GiB
 # ([here](https://github.com/Zheng-Chong/CatVTON/issues/133)) to 14.76 GiB
 # ([there](https://github.com/xinge008/Cylinder3D/issues/109)); the course takes 14.74. The CUDA context takes some 0.5 GiB
-# of that before your first tensor: an assumption, which we vary below. The script as it was:
+# of that before your first tensor: an assumption, varied below. The script as it was:
 
 # %%
 card = simulated_device("T4")
@@ -383,8 +374,8 @@ except OverBudgetError as error:
 
 # %% [markdown]
 # **Read it.** Batch 1024 in fp32 does not fit. What does? Two batches give a straight line of peaks, and the line a
-# guess. A guess is no proof: what the card must hold is what its allocator *reserves*, tensors and the gaps between
-# them. So the search goes down from the guess, until one size fits and the next does not.
+# guess. But the card must hold what its allocator *reserves*, tensors and the gaps between them. So the search goes down
+# from the guess, until one size fits and the next does not.
 
 # %%
 def run(size, dtype):
@@ -407,7 +398,7 @@ print(f"{largest[1] / largest[0]:.2f} times the batch on the same card")
 assert 512 <= largest[0] < 1024 <= largest[1], "the limits moved: were model or card changed?"
 
 # %% [markdown]
-# The verdict hangs on the assumed context. Halve it, and double it; both lines move the largest batch along.
+# The verdict hangs on the assumed context. Halve it, and double it.
 
 # %%
 def with_context(mib):
@@ -434,40 +425,25 @@ show(with_notes(figure, (64, 512, *largest[:1], 1024), {f"{peak:.1f} GiB": (1024
 # **Read it.** Yes: it fits, with room to spare for each of the three contexts. The simulation leaves out the *workspace* that
 # cuDNN's fast convolutions take for a moment; where there is too little, PyTorch [tries another
 # algorithm](https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cudnn/Conv_v8.cpp). So trust the verdict at
-# 1024 and not the last images of the largest batch. At these sizes nearly everything is activations, so here "half" is
-# nearly true. It hangs on the model: the ImageNet stem shrinks the same images first, and a transformer halves less.
+# 1024, and not the last images of the largest batch. At 1024 nearly everything is activations, so "half" is nearly true.
+# It hangs on the model: the ImageNet stem shrinks the same images first, and a transformer halves less.
 
 # %%
+import importlib, utils.lessons.lesson_02.toy as _t; importlib.reload(_t); a_transformer, on_tokens = _t.a_transformer, _t.on_tokens  # TEMP
 def activations(build, step):
     found = [when_backward_begins(simulate(build, lambda m, o: step(m, o, dtype), device="T4"))["activations"] for dtype in (None, FP16)]
     return f"{format_bytes(found[0])} of activations in fp32, {found[1] / found[0]:.2f} times that mixed   ({Evidence.SIMULATED})"
 
 
-def a_transformer():
-    model = Transformer(TransformerConfig(vocabulary=50_304, hidden=768, layers=12, heads=12, feedforward=2048, tied=True))
-    return model, torch.optim.Adam(model.parameters())
-
-
-def on_tokens(model, optimizer, dtype):
-    tokens = torch.randint(0, 50_304, (2, 1025))
-    optimizer.zero_grad()
-    with torch.amp.autocast(tokens.device.type, dtype=dtype, enabled=dtype is not None):
-        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-    loss.backward()
-    optimizer.step()
-
-
-# %%
-print("CIFAR stem, 64 images:   ", activations(build, lambda m, o, dtype: training_step(m, o, 64, dtype)))
-print("ImageNet stem, 64 images:", activations(lambda: build("imagenet"), lambda m, o, dtype: training_step(m, o, 64, dtype)))
-print("transformer, 2 x 1024:   ", activations(a_transformer, on_tokens))
+print("ImageNet stem, 64 images:       ", activations(lambda: build("imagenet"), lambda m, o, dtype: training_step(m, o, 64, dtype)))
+print("12 transformer blocks, 2 x 1024:", activations(a_transformer, on_tokens))
 
 # %% [markdown]
 # ## 5. The same accuracy?
 #
 # NVIDIA published pairs of runs of its recipe for ResNet-50 on ImageNet ([its
-# README](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)): SGD, and
-# in fp16 a fixed loss scale of 128. Top-1 accuracy in percent, with the spread that it prints:
+# README](https://github.com/NVIDIA/DeepLearningExamples/tree/master/PyTorch/Classification/ConvNets/resnet50v1.5)): SGD, in
+# fp16 with a fixed loss scale of 128. Top-1 accuracy in percent:
 
 # %%
 rows = pd.DataFrame(table("nvidia_resnet50_accuracy")).set_index(["machine", "epochs"]).astype(float)
@@ -478,13 +454,13 @@ print(f"images/s on one V100: {v100['fp32_or_tf32_images_s']} in fp32, {v100['mi
 rows[["fp32_top1", "fp32_spread", "mixed_top1", "mixed_spread", "mixed - fp32"]]
 
 # %% [markdown]
-# **Read it.** Mixed precision is lower in four pairs of five, by 0.23 points at most, and higher in one, by 0.13. Two gaps
-# exceed both spreads together: 50 and 90 epochs on the DGX-2. Expect about the same accuracy, to a quarter of a
-# point. The speed has three causes: 16 bits, a batch of 256 in place of 112, and `channels_last` ([its
+# **Read it.** Mixed precision is lower in four pairs of five, by 0.23 points at most, and higher in one, by 0.13. On the
+# DGX-2 the gaps at 50 and 90 epochs exceed both spreads together. Expect the same accuracy to a quarter of a point. The
+# speed has three causes: 16 bits, a batch of 256 in place of 112, and `channels_last` ([its
 # settings](https://github.com/NVIDIA/DeepLearningExamples/blob/master/PyTorch/Classification/ConvNets/configs.yml)).
 #
-# How to compare yourself, on a **toy network** that a laptop trains in seconds: change the type alone, over eight seeds. A
-# seed has the same first weights and the same order of images in both.
+# How to compare yourself, on a **toy network**: change the type alone. A seed has the same first weights and order of images
+# in both.
 
 # %%
 def accuracy(seed, dtype):
@@ -504,19 +480,18 @@ print(f"fp16 - fp32: {final['fp16 - fp32'].mean():+.2f}, 95% interval +- {half_w
 final.agg(["mean", "min", "max"]).T.round(2)
 
 # %% [markdown]
-# **Read it.** Pair by pair the difference lies within its interval around 0, while the seeds of one type differ by more: so
-# compare pairs. The toy is trained briefly, on the images that section 2 named; for a final accuracy NVIDIA's table is the
-# evidence.
+# **Read it.** Two types of one seed differ by less than two seeds of one type: so compare pairs. The toy is trained briefly, on the
+# images that section 2 named; for a final accuracy NVIDIA's table is the evidence.
 #
-# The scenario keeps batch 1024. To double a batch is another change, half as many steps an epoch: with SGD and a
-# warm-up, Goyal and others ([arXiv:1706.02677](https://arxiv.org/abs/1706.02677)) double the learning rate with it.
+# To double the batch is another change, half as many steps an epoch: with SGD and a warm-up, Goyal and others
+# ([arXiv:1706.02677](https://arxiv.org/abs/1706.02677)) double the learning rate with it.
 
 # %% [markdown]
 # ## 6. The scenario as asked
 #
-# *"ResNet-50 on CIFAR-10 overflows our 16 GB card at batch 1024. Use mixed precision; keep the accuracy."* The file for
-# that card is your loop around torchvision's network. It times each epoch, evaluates under autocast, and saves the scaler
-# beside model and optimizer: run again, it goes on from there.
+# *"ResNet-50 on CIFAR-10 overflows our 16 GB card at batch 1024. Use mixed precision; keep the accuracy."* The file is your
+# loop around torchvision's network. It times each epoch, and saves the scaler beside model and optimizer: run again, it
+# goes on from there.
 
 # %%
 here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{at_1024[FP16]:.2f}"))
@@ -528,15 +503,15 @@ scoreboard("02")
 
 # %% [markdown]
 # **Read it.** Simulated: batch 1024 fits a T4 in mixed precision and not in fp32. Published: NVIDIA's accuracies and speeds.
-# Measured here: the peaks of one image, and a toy's accuracy. Not shown: ResNet-50's own accuracy and seconds on CIFAR-10.
-# The script prints both; run `512 10 fp32` and `512 10 fp16`, then `1024 10 fp16`.
+# Measured here: the peaks of one image, and a toy's accuracy. Not shown: ResNet-50's accuracy and speed on CIFAR-10; for
+# those run the script with `512 10 fp32`, `512 10 fp16` and `1024 10 fp16`.
 
 # %% [markdown]
 # ## Recap
 #
 # - Forward and loss inside autocast; then scale, backward, step, update. bf16 needs no scaler.
-# - Activations nearly halve in a network of convolutions and batch norm, less in a transformer. Parameters, gradients and
-#   optimizer state stay. Copies of the weights are added.
+# - Activations nearly halve in convolutions and batch norm, less in a transformer. Parameters, gradients and optimizer state
+#   stay. Copies of the weights are added.
 # - The peak decides. At one image it does not move; at hundreds it nearly halves (this model).
 # - Compare accuracy over paired seeds and change one thing, or you compare seeds.
 #
@@ -545,8 +520,8 @@ scoreboard("02")
 #
 # <details><summary>Answer</summary>
 #
-# It does not fit. Weights, gradients and states take 16 bytes per parameter, 48 GB, and stay; the step of plain Adam peaks
-# at 20, 60 GB. What helps is another optimizer, sharding or offload.
+# It does not fit. Weights, gradients and states take 16 bytes per parameter, 48 GB, and plain Adam's step peaks at 20, 60 GB.
+# What helps is another optimizer, sharding or offload.
 #
 # </details>
 #
@@ -554,9 +529,8 @@ scoreboard("02")
 # [solution](../../solutions/beginner/02_mixed_precision.ipynb). Lesson [03](03_when_numbers_break.ipynb) breaks numbers on
 # purpose.
 #
-# **References.** Micikevicius and others, *Mixed Precision Training*,
-# [arXiv:1710.03740](https://arxiv.org/abs/1710.03740). PyTorch, [Automatic mixed
-# precision](https://docs.pytorch.org/docs/stable/amp.html).
+# **Reference.** Micikevicius and others, *Mixed Precision Training*,
+# [arXiv:1710.03740](https://arxiv.org/abs/1710.03740).
 
 # %% [markdown]
 # ## On Monday
@@ -596,6 +570,6 @@ scoreboard("02")
 # trainer.train()
 # ```
 #
-# It works if the losses of the first steps agree to two digits and the peak is lower. If the peak did not move, activations
-# do not decide it. `Adam(..., fused=True)` takes the temporaries out of the optimizer step; states that are too large need
-# another technique.
+# It works if the losses of the first steps agree to two digits and the peak is lower. If it did not move, activations do not
+# decide it: `Adam(..., fused=True)` takes the temporaries out of the optimizer step; states that are too large need another
+# technique.
