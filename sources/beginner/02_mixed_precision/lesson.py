@@ -44,12 +44,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from evidence.validation.tables import source, table
-from utils import Evidence, OverBudgetError, Transformer, TransformerConfig, check, cifar10, compare, draw_peaks
-from utils import format_bytes, low_precision, measure, resnet, score, scoreboard, show, simulate, tf32
+from utils import Evidence, OverBudgetError, check, cifar10, compare, draw_peaks, format_bytes, low_precision
+from utils import measure, resnet, score, scoreboard, show, simulate, tf32
 from utils.lessons.lesson_02.edge import largest_batch
 from utils.lessons.lesson_02.figures import with_notes
 from utils.lessons.lesson_02.script import MAIN, TOP
-from utils.lessons.lesson_02.toy import percent_right, shrunk, shuffled, toy_network
+from utils.lessons.lesson_02.toy import a_transformer, on_tokens, percent_right, shrunk, shuffled, toy_network
 from utils.simulation.devices import simulated_device
 
 device = here.meter_device  # where the meter can count: CUDA or CPU
@@ -215,9 +215,10 @@ assert {types["parameter"], types["its gradient"], types["Adam's state"]} == {to
 pd.DataFrame({"type": types}).astype(str)
 
 # %% [markdown]
-# **Read it.** Three layers return 16-bit numbers. Layer norm and the loss are on [CUDA's list of operations in fp32](https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32), so a
-# transformer keeps more in fp32 than this ResNet does. What *stays* from step to step is fp32, and so are gradients. Lesson
-# 15 has one table of [who keeps which copy, and when](../advanced/15_design_studio.ipynb#2.-On-paper).
+# **Read it.** Three layers return 16-bit numbers. Layer norm and the loss are on [CUDA's list of operations in
+# fp32](https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32), so a transformer keeps more in
+# fp32 than this ResNet does. What *stays* from step to step is fp32, and so are gradients. Lesson 15 has one table of [who
+# keeps which copy, and when](../advanced/15_design_studio.ipynb#2.-On-paper).
 #
 # ### Break it, diagnose it: why not `model.half()`?
 #
@@ -247,8 +248,9 @@ assert lost.any(), "the fp16 model should break here: is eps still 1e-8?"
 # ### Old names
 #
 # `torch.cuda.amp` is `torch.amp` for CUDA alone. [Apex](https://github.com/NVIDIA/apex), NVIDIA's library, had
-# `amp.initialize` before, now [removed](https://github.com/NVIDIA/apex/pull/1896). Its `FusedAdam` is `Adam(..., fused=True)` today. *TF32* (A100 and
-# newer; fp32 tensors, multiplied with 10 binary digits) and `channels_last` change speed, not bytes.
+# `amp.initialize` before, now [removed](https://github.com/NVIDIA/apex/pull/1896). Its `FusedAdam` is
+# `Adam(..., fused=True)` today. *TF32* (A100 and newer; fp32 tensors, multiplied with 10 binary digits) and
+# `channels_last` change speed, not bytes.
 
 # %%
 with warnings.catch_warnings(record=True) as seen:
@@ -318,8 +320,8 @@ compare([replace(runs[key], name=f"{runs[key].name}: {runs[key].peak_phase}") fo
         title="ResNet-50 with Adam, one image and several")
 
 # %% [markdown]
-# **Question.** Now train with SGD without momentum: no state, no temporaries. By the two formulas, from how many images on
-# is the peak of mixed precision *lower* than that of fp32? ($P$ and $a$ stand above.)
+# **Question.** Now train with SGD without momentum: no state, no temporaries. Take these out of the formulas: from how many
+# images on is the peak of mixed precision *lower* than that of fp32? ($P$ and $a$ stand above.)
 
 # %%
 first_lower_batch = ...
@@ -413,7 +415,7 @@ print(f"spare at batch 1024 ({Evidence.SIMULATED}); largest batch by the line ({
 verdicts.rename_axis("context (MiB)").round(2)
 
 # %%
-ends = {"fp32": [run(size, None) for size in (64, 512, 1024)], "mixed": [run(size, FP16) for size in (64, 512, 1024)]}
+ends = {"fp32": [run(size, None) for size in (64, 512, 1024)], "mixed": [run(size, FP16) for size in (64, 1024)]}
 at_1024 = {dtype: run(1024, dtype).peak_bytes / 2**30 for dtype in (None, FP16)}
 figure = draw_peaks(ends, limits={f"what a T4 leaves: {format_bytes(most)}": most},
                     title="ResNet-50 (32 x 32, CIFAR stem) with Adam on a 16 GB card")
@@ -429,7 +431,6 @@ show(with_notes(figure, (64, 512, *largest[:1], 1024), {f"{peak:.1f} GiB": (1024
 # It hangs on the model: the ImageNet stem shrinks the same images first, and a transformer halves less.
 
 # %%
-import importlib, utils.lessons.lesson_02.toy as _t; importlib.reload(_t); a_transformer, on_tokens = _t.a_transformer, _t.on_tokens  # TEMP
 def activations(build, step):
     found = [when_backward_begins(simulate(build, lambda m, o: step(m, o, dtype), device="T4"))["activations"] for dtype in (None, FP16)]
     return f"{format_bytes(found[0])} of activations in fp32, {found[1] / found[0]:.2f} times that mixed   ({Evidence.SIMULATED})"
@@ -480,8 +481,8 @@ print(f"fp16 - fp32: {final['fp16 - fp32'].mean():+.2f}, 95% interval +- {half_w
 final.agg(["mean", "min", "max"]).T.round(2)
 
 # %% [markdown]
-# **Read it.** Two types of one seed differ by less than two seeds of one type: so compare pairs. The toy is trained briefly, on the
-# images that section 2 named; for a final accuracy NVIDIA's table is the evidence.
+# **Read it.** Two types of one seed differ by less than two seeds of one type: so compare pairs. The toy is trained briefly,
+# on the images that section 2 named; for a final accuracy NVIDIA's table is the evidence.
 #
 # To double the batch is another change, half as many steps an epoch: with SGD and a warm-up, Goyal and others
 # ([arXiv:1706.02677](https://arxiv.org/abs/1706.02677)) double the learning rate with it.
