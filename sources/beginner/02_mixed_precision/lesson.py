@@ -120,7 +120,7 @@ peaks.rename_axis("images").rename(columns={"fp32": "fp32 (MiB)", "mixed": "mixe
 # %% [markdown]
 # **Read it.** At one image mixed precision changes nothing, measured here and simulated for the T4. (The two peaks differ,
 # since a GPU's Adam updates all tensors at once, a CPU's one after another.) The lines part between 4 and 8 images. At 64
-# the ratio is 0.6, and still no half: the model states are in both peaks, and they do not shrink. New words stand in the
+# the ratio is 0.6, and still no half: the model states are in both peaks. New words stand in the
 # [glossary](../00_glossary.ipynb).
 
 # %% [markdown]
@@ -217,8 +217,8 @@ pd.DataFrame({"type": types}).astype(str)
 # %% [markdown]
 # **Read it.** Three layers return 16-bit numbers. Layer norm and the loss are on [CUDA's list of operations in
 # fp32](https://docs.pytorch.org/docs/stable/amp.html#cuda-ops-that-can-autocast-to-float32), so a transformer keeps more in
-# fp32 than this ResNet does. What *stays* from step to step is fp32, and so are gradients. Lesson 15 has one table of [who
-# keeps which copy, and when](../advanced/15_design_studio.ipynb#2.-On-paper).
+# fp32 than this ResNet does. What *stays* from step to step is fp32, and so are gradients. Lesson 15 has [who keeps
+# which copy, and when](../advanced/15_design_studio.ipynb#2.-On-paper).
 #
 # ### Break it, diagnose it: why not `model.half()`?
 #
@@ -405,13 +405,13 @@ assert 512 <= largest[0] < 1024 <= largest[1], "the limits moved: were model or 
 # %%
 def with_context(mib):
     room = card.total_bytes - mib * 2**20
-    spare = {f"{name}: spare (GiB)": (room - run(1024, dtype).reserved_bytes) / 2**30 for name, dtype in [("fp32", None), ("mixed", FP16)]}
+    spare = {f"{name}: spare (GiB)": (room - run(1024, dtype).peak_bytes) / 2**30 for name, dtype in [("fp32", None), ("mixed", FP16)]}
     return spare | {f"{name}: largest": int(limit + (room - most) / slope) for name, (limit, _, slope) in limits.items()}
 
 
 verdicts = pd.DataFrame({mib: with_context(mib) for mib in (250, 500, 1000)}).T
 assert (verdicts["mixed: spare (GiB)"] > 0).all() and (verdicts["fp32: spare (GiB)"] < 0).all()
-print(f"spare at batch 1024 ({Evidence.SIMULATED}); largest batch by the line ({Evidence.PREDICTED})")
+print(f"spare beside the tensors of batch 1024 ({Evidence.SIMULATED}); largest batch, along the line ({Evidence.PREDICTED})")
 verdicts.rename_axis("context (MiB)").round(2)
 
 # %%
@@ -492,7 +492,7 @@ final.agg(["mean", "min", "max"]).T.round(2)
 #
 # *"ResNet-50 on CIFAR-10 overflows our 16 GB card at batch 1024. Use mixed precision; keep the accuracy."* The file is your
 # loop around torchvision's network. It times each epoch, and saves the scaler beside model and optimizer: run again, it
-# goes on from there.
+# goes on.
 
 # %%
 here.write_script("resnet50_amp.py", TOP, train_amp, MAIN.replace("PEAK", f"{at_1024[FP16]:.2f}"))
@@ -514,7 +514,7 @@ scoreboard("02")
 # - Activations nearly halve in convolutions and batch norm, less in a transformer. Parameters, gradients and optimizer state
 #   stay. Copies of the weights are added.
 # - The peak decides. At one image it does not move; at hundreds it nearly halves (this model).
-# - Compare accuracy over paired seeds and change one thing, or you compare seeds.
+# - Compare accuracy over paired seeds, and change one thing.
 #
 # **Test yourself.** A model of 3 billion parameters, trained with Adam in fp32, runs out of a 40 GB card at a batch of one
 # text of 128 tokens. A colleague says: "turn on mixed precision". What do you expect?
