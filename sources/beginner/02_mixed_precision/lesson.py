@@ -424,8 +424,8 @@ show(with_notes(figure, (64, 512, *largest[:1], 1024), {f"{peak:.1f} GiB": (1024
      "600 images and stands far above it at 1024; mixed precision is below the limit at 1024.")
 
 # %% [markdown]
-# **Read it.** Yes: it fits, with room to spare for each of the three contexts. The simulation leaves out the *workspace* that
-# cuDNN's fast convolutions take for a moment; where there is too little, PyTorch [tries another
+# **Read it.** Yes: it fits, and beside the tensors more than 1 GiB stays even with the largest context. The simulation leaves
+# out the *workspace* that cuDNN's convolutions take for a moment; where there is too little, PyTorch [tries another
 # algorithm](https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cudnn/Conv_v8.cpp). So trust the verdict at
 # 1024, and not the last images of the largest batch. At 1024 nearly everything is activations, so "half" is nearly true.
 # It hangs on the model: the ImageNet stem shrinks the same images first, and a transformer halves less.
