@@ -26,8 +26,10 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 def test_lesson_02_trains_in_mixed_precision(tmp_path: Path) -> None:
     _put(tmp_path, "beginner/02_mixed_precision", "resnet50_amp.py")
     printed = _run(tmp_path, (), "resnet50_amp.py", "8", "1", "fake")
-    assert re.search(r"epoch 0: loss \d+\.\d+, accuracy \d+\.\d%", printed), printed
-    assert "GiB (allocated); simulated for batch 1024 on a V100: " in printed
+    assert re.search(r"epoch 0: loss \d+\.\d+, accuracy \d+\.\d%, \d+ images/s", printed), printed
+    assert "bf16; simulated for batch 1024 in fp16 on a T4: " in printed
+    again = _run(tmp_path, (), "resnet50_amp.py", "8", "2", "fake")
+    assert re.findall(r"epoch \d+", again) == ["epoch 1"], "it goes on from what it saved"
 
 
 @pytest.mark.slow

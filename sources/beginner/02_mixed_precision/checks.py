@@ -22,28 +22,20 @@ MOST_SIMULATIONS, PAR_SIMULATIONS = 8, 6
 CARD_BYTES = 16 * 10**9
 STEPS = 4
 
-added_bytes = Question(
-    "Lesson 02: bytes per parameter that autocast's copies add.",
-    number("a number of bytes per parameter"),
-    right=2,
+first_batch = Question(
+    "Lesson 02: from how many images on SGD's peak falls with mixed precision.",
+    whole("a number of images"),
+    right=4,
     wrong={
-        0: "The fp32 weights stay. What does a 16-bit matrix product read?",
-        -2: "The fp32 weights stay; the copy comes on top.",
-        4: "A copy in fp32 would take that. How wide is a 16-bit number?",
-        16: "That is the number of bits. How many bytes?",
+        3: "At 3 images the optimizer step still decides in both, and the peaks are equal.",
+        8: "That is Adam. Without state and temporaries, what does the optimizer step hold?",
+        12: "That is where mixed precision leaves its own flat line, with Adam.",
     },
-    nudge="One copy of each weight, 16 bits wide.",
-    note="one 16-bit number for each weight that is cast",
-)
-
-linear_rate = Question(
-    "Lesson 02: the linear rule for SGD.",
-    number("a learning rate for batch 1024"),
-    right=0.2,
-    within=0.001,
-    wrong={0.1 * 2**0.5: "That is the rule for Adam.", 0.14: "That is the rule for Adam."},
-    nudge="The rate grows as the batch does.",
-    note="twice the batch, twice the rate",
+    nudge=(
+        "Without state and temporaries the step holds 8P. Both precisions are at least that: "
+        "when does fp32 rise above it?"
+    ),
+    note="both leave 8P at ab = 4P, 3.7 images; from there mixed precision rises half as steeply",
 )
 
 

@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 TOP = """# pip install torch torchvision
-# python resnet50_amp.py [batch] [epochs] [fake: images without a download]
+# python resnet50_amp.py [batch] [epochs] [fp32, fp16 or bf16] [fake: images without a download]
+import pathlib
 import sys
+import time
 import torch
 import torch.nn.functional as F
 from torchvision import datasets, models, transforms
 """
-MAIN = """batch, epochs, fake = int((sys.argv[1:] or ["1024"])[0]), int((sys.argv[2:] or ["10"])[0]), "fake" in sys.argv
+MAIN = """words, types = sys.argv[1:], {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+numbers, fake = [int(word) for word in words if word.isdigit()], "fake" in words
+batch, epochs = (numbers + [1024, 10][len(numbers):])[:2]
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 bf16 = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+name = next((word for word in words if word in types), "bf16" if bf16 else "fp16")
+dtype, path = types[name], pathlib.Path(f"resnet50_{name}_{batch}.pt")
+
+torch.manual_seed(0)
 to_tensor = transforms.Compose([transforms.ToTensor(), transforms.Normalize(3 * [0.47], 3 * [0.25])])
 train, test = (datasets.FakeData(2 * batch, (3, 32, 32), 10, to_tensor) if fake else
                datasets.CIFAR10("data", part, to_tensor, download=True) for part in (True, False))
 model = models.resnet50(num_classes=10)
 model.conv1, model.maxpool = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False), torch.nn.Identity()
 optimizer = torch.optim.Adam(model.to(device).parameters(), lr=1e-3)
-for epoch in range(epochs):
-    order = torch.utils.data.DataLoader(train, batch, shuffle=True, drop_last=True)
-    losses = train_amp(model.train(), optimizer, order, torch.bfloat16 if bf16 else torch.float16)
+scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
+parts, first = {"model": model, "optimizer": optimizer, "scaler": scaler}, 0
+if path.exists():  # an earlier run: go on after its last epoch
+    saved = torch.load(path, map_location=device)
+    first = saved["epochs"]
+    for key, part in parts.items():
+        part.load_state_dict(saved[key])
+
+for epoch in range(first, epochs):
+    order, start = torch.utils.data.DataLoader(train, batch, shuffle=True, drop_last=True), time.perf_counter()
+    losses = train_amp(model.train(), optimizer, scaler, order, dtype)
+    speed = len(losses) * batch / (time.perf_counter() - start)
     model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), torch.amp.autocast(device.type, dtype=dtype, enabled=dtype is not None):
         right = sum((model(x.to(device)).argmax(1).cpu() == y).sum().item() for x, y in torch.utils.data.DataLoader(test, 250))
-    print(f"epoch {epoch}: loss {sum(losses) / len(losses):.3f}, accuracy {right / len(test):.1%}", flush=True)
-print(f"peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB (allocated); simulated for batch 1024 on a V100: PEAK GiB")
+    print(f"epoch {epoch}: loss {sum(losses) / len(losses):.3f}, accuracy {right / len(test):.1%}, {speed:.0f} images/s", flush=True)
+    torch.save({"epochs": epoch + 1} | {key: part.state_dict() for key, part in parts.items()}, path)
+if device.type == "cuda":
+    print(f"peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB (allocated), {torch.cuda.max_memory_reserved() / 2**30:.2f} GiB (reserved)")
+print(f"{name}; simulated for batch 1024 in fp16 on a T4: PEAK GiB (allocated)")
 """
