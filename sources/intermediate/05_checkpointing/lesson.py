@@ -201,15 +201,14 @@ print("EXPENSIVE:", *EXPENSIVE)
 # %%
 def policy(context, operation, *args, **kwargs):
     keep = operation in EXPENSIVE
-    asked["recomputation" if context.is_recompute else "forward", "kept" if keep else "not kept"] += 1
+    asked["kept" if keep else "not kept"] += 1
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 asked, one_layer = Counter(), Transformer(replace(small, layers=1)).to(device)
 contexts = partial(create_selective_checkpoint_contexts, policy)
 checkpoint(one_layer, tokens[:1, :-1], use_reentrant=False, context_fn=contexts).sum().backward()
-for (run, kept), times in asked.items():
-    print(f"one layer and the head, {run}: {times} operations {kept}")
+print("one layer and the head:", ", ".join(f"{times} operations {kept}" for kept, times in asked.items()))
 
 # %% [markdown]
 # **Predict.** A block costs one part forward and two backward. Running it again adds one part to three:
