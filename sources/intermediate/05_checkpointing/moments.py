@@ -19,6 +19,11 @@ from utils.views.style import LOOKS, PHASE_SHADES, byte_unit, course_style, prin
 __all__ = ["draw_moments", "moments"]
 
 LOSS, FIRST, LAST = "the loss", "first tooth", "last tooth"
+BESIDE = {  # where the names stand, in points, so that none covers another
+    LOSS: ((-14, 30), "right"),
+    FIRST: ((0, 48), "center"),
+    LAST: ((12, 26), "right"),
+}
 SMALLEST = 1 / 100  # of the peak: less than that is no stripe on a screen
 
 
@@ -128,14 +133,15 @@ def _mark(axes: Axes, timeline: MemoryTimeline, unit_bytes: int) -> None:
     for name, at in places.items():
         height = timeline.alive_bytes[at] / unit_bytes
         axes.plot([at], [height], "v", color="black", markersize=6, zorder=5)
+        offset, side = BESIDE.get(name, ((0, 8), "center"))
         axes.annotate(
             name,
             (at, height),
-            (0, 7),
+            offset,
             textcoords="offset points",
-            rotation=0 if len(places) == 1 else 40,
-            ha="center" if len(places) == 1 else "left",
+            ha=side,
             fontsize=10,
+            arrowprops={"arrowstyle": "-", "lw": 0.8, "shrinkB": 4} if name in BESIDE else None,
         )
 
 
