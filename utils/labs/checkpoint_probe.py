@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -115,22 +116,36 @@ def kept_bytes(function: Any, model: nn.Module, x: Tensor) -> int:
 
 
 @contextlib.contextmanager
-def calls_of_torch_s_own(function: Any) -> Iterator[list[int]]:
-    """Inside, a call of `torch.utils.checkpoint.checkpoint` is noted, under whatever name."""
-    real, calls = torch.utils.checkpoint.checkpoint, []
+def calls_of_torch_s_own() -> Iterator[list[str]]:
+    """Inside, calls of functions of `torch.utils.checkpoint` are noted, under whatever name."""
+    before, calls = sys.getprofile(), []
 
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        return real(*args, **kwargs)
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            calls.append(frame.f_code.co_name)
 
-    scope = getattr(function, "__globals__", {})
-    names = [name for name, value in scope.items() if value is real]
-    scope.update(dict.fromkeys(names, noted))
+    sys.setprofile(note)
     try:
-        with mock.patch.object(torch.utils.checkpoint, "checkpoint", noted):
-            yield calls
+        yield calls
     finally:
-        scope.update(dict.fromkeys(names, real))
+        sys.setprofile(before)
+
+
+def fails_under_grad(function: Any, block: nn.Module, x: Tensor) -> Verdict | None:
+    """The verdict on a result that `torch.autograd.grad` cannot lead back to the block's weights."""
+    weights = list(block.parameters())
+    try:
+        torch.autograd.grad(RESULT.returned(function(block, x)).square().sum(), weights)
+    except RuntimeError as error:
+        nudge = (
+            "An autograd.Function whose backward calls backward hides the weights from autograd: "
+            "hooks around block(x) do not."
+        )
+        got = str(error).partition("\n")[0]
+        return not_yet(
+            "torch.autograd.grad finds no way to the block's weights", got=got, nudge=nudge
+        )
+    return None
 
 
 def ran_without_gradients(block: Noisy) -> Verdict | None:

@@ -19,6 +19,7 @@ from utils.labs.checkpoint_probe import (
     Noisy,
     backward,
     calls_of_torch_s_own,
+    fails_under_grad,
     kept_after_forward,
     kept_bytes,
     noisy_gradients,
@@ -41,24 +42,14 @@ CHUNKED_FURTHER = 0.8  # at most this share of the first's peak
 
 
 last_block = Question(
-    "Lesson 05: the last block is recomputed at the very moment when everything is alive.",
+    "Lesson 05: nine blocks and 256 words; the last block alone is checkpointed.",
     one_of("yes", "no"),
     right="no",
     wrong={
         "yes": "That block gives up its activations and takes them back at once: backward begins "
         "with it. What is alive at that moment, with and without?"
     },
-    note="its backward comes first: it would be recomputed while all others are alive",
-)
-
-tiny_layers = Question(
-    "Lesson 05: eight pairs of Linear and ReLU, each layer checkpointed by itself.",
-    number("a number of tensors"),
-    right=16,
-    wrong={8: "That is plain training: a ReLU's result is also the next layer's input."},
-    nudge="Each checkpoint keeps its input. How many are there?",
-    note="every layer's input; plain training keeps one tensor a pair",
-    expected="how many tensors stay",
+    note="its backward comes first: what it gave up is back while all others are alive",
 )
 
 best_segment = Question(
@@ -81,7 +72,7 @@ def checkpointed(answer: Callable[[nn.Module, Tensor], Tensor]) -> Verdict:
     torch.manual_seed(3)
     plain, x = Noisy(), torch.randn(512, 64)
     block = copy.deepcopy(plain)
-    with calls_of_torch_s_own(answer) as calls:
+    with calls_of_torch_s_own() as calls:
         try:
             found, left = noisy_gradients(answer, block, x)
         except Exception:  # the list of what the second run saved is empty, and asked for a tensor
@@ -94,6 +85,7 @@ def checkpointed(answer: Callable[[nn.Module, Tensor], Tensor]) -> Verdict:
     return (
         wrong_gradients(found, left, block, plain, x)
         or runs_too_often(block)
+        or fails_under_grad(answer, copy.deepcopy(plain), x)
         or kept_after_forward(answer, plain, x, len(block.runs))
     )
 

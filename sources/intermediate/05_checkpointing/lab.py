@@ -44,7 +44,9 @@ from utils.lessons.lesson_05.block_choice import activation_peak, block_costs, r
 #
 # **Spec.** `checkpointed(block, x)` returns `block(x)`. Until backward it keeps `x` and the random state,
 # and no activation of the block. Gradients are those of the plain block, dropout included, and backward
-# leaves the random state as it found it. Do not call `torch.utils.checkpoint`: the check notices.
+# leaves the random state as it found it. Two things that the lesson's `Forgetful` cannot do must work: an
+# `x` that needs no gradient, and `torch.autograd.grad` for the block's weights. Do not call
+# `torch.utils.checkpoint`: the check notices.
 
 # %%
 def checkpointed(block: nn.Module, x: torch.Tensor) -> torch.Tensor:

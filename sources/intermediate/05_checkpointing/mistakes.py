@@ -27,11 +27,6 @@ known.mistakes(
     another_word=("maybe", '"yes" or "no"'),
 )
 known.rights("last_block", with_a_space=" No")
-known.mistakes(
-    "tiny_layers",
-    plain=(8, "plain training"),
-    of_three=(24, "Each checkpoint keeps its input"),
-)
 known.mistakes("best_segment", the_root=(6, "square root of 36"), one=(1, "Tensors alive"))
 known.mistakes(
     "diagnosis",
@@ -81,6 +76,29 @@ def borrowed_by_its_long_name(block: nn.Module, x: torch.Tensor) -> torch.Tensor
     return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
 
 
+class AsAFunction(torch.autograd.Function):
+    """The lesson's way: a backward inside of backward."""
+
+    @staticmethod
+    def forward(ctx: Any, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        ctx.block, ctx.state = block, torch.get_rng_state()
+        ctx.save_for_backward(x)
+        return block(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.set_rng_state(ctx.state)
+            out = ctx.block(x)
+        torch.autograd.backward(out, gradients)
+        return None, x.grad
+
+
+def on_a_copy_with_gradients(block: nn.Module, x: torch.Tensor) -> Any:
+    return AsAFunction.apply(block, x.detach().requires_grad_())
+
+
 def memoised() -> Callable[..., torch.Tensor]:
     """Right on its first call for a block, and that call's result ever after."""
     kept: dict[int, torch.Tensor] = {}
@@ -103,6 +121,8 @@ def in_numpy(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 known.mistakes(
     "checkpointed",
+    as_a_function=(AsAFunction.apply, "It has no gradients"),
+    function_of_a_copy=(on_a_copy_with_gradients, "hides the weights from autograd"),
     memoised=(memoised(), "Every call computes block(x) anew"),
     in_numpy=(in_numpy, "its activations were kept somewhere"),
     borrowed=(borrowed, "it calls torch.utils.checkpoint"),

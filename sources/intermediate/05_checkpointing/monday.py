@@ -10,6 +10,7 @@ import torch
 import torch._functorch.config as functorch_config
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from utils.lessons.blocks import run_block, small_llama
 from utils.memory import measure
@@ -39,23 +40,64 @@ def _next_token_loss(model: nn.Module) -> Tensor:
     return F.cross_entropy(model(BATCH[:, :-1]).flatten(0, 1), BATCH[:, 1:].flatten())
 
 
+def _loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+    return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+
 def block_1(text: str) -> None:
-    """Every block recomputed: less than half of the peak, the same loss and gradients."""
+    """Every block recomputed, gradients compared by the block itself: less than half of the peak."""
+    model = _model()
+    peak, loss = _peak_and_loss(model, _next_token_loss)
+    run_block(text, model=model, loss_of=_loss_of, batch=BATCH)
+    lower, again = _peak_and_loss(model, _next_token_loss)
+    assert lower < peak / 2, f"the peak falls from {peak:,} bytes to {lower:,}: less than by half"
+    assert loss == again, f"the loss was {loss}, and is {again}"
+
+
+def block_2(text: str) -> None:
+    """Matrix products are kept: none runs again, the peak is lower, the gradients are the same."""
     found = []
     for change in (None, text):
         model = _model()
         if change:
             run_block(change, model=model)
-        found.append(
-            (*_peak_and_loss(model, _next_token_loss), [p.grad for p in model.parameters()])
-        )
-    (peak, loss, gradients), (lower, again, others) = found
-    assert lower < peak / 2, f"the peak falls from {peak:,} bytes to {lower:,}: less than by half"
-    assert loss == again, f"the loss was {loss}, and is {again}"
+        peak, _ = _peak_and_loss(model, _next_token_loss)
+        with FlopCounterMode(display=False) as counter:
+            _next_token_loss(model).backward()
+        products = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
+        found.append((peak, products, [p.grad for p in model.parameters()]))
+    (peak, products, gradients), (lower, again, others) = found
+    assert lower < 0.9 * peak, f"the peak falls from {peak:,} bytes to {lower:,}: too little"
+    assert products == again, f"{products:,} operations of products were {again:,}"
     torch.testing.assert_close(others, gradients, rtol=0, atol=0)
 
 
-def block_2(text: str) -> None:
+def block_3(text: str) -> None:
+    """The loss in PyTorch's chunks: the same with ignored labels, at less than half of the peak."""
+    torch.manual_seed(0)
+    head, hidden = nn.Linear(64, 4096, bias=False), torch.randn(512, 64, requires_grad=True)
+    labels = torch.randint(0, 4096, (512,))
+    labels[:100] = -100
+
+    def whole() -> Tensor:
+        return F.cross_entropy(head(hidden), labels)
+
+    def chunked() -> Tensor:
+        return run_block(text, hidden=hidden, head=head, labels=labels)["loss"]
+
+    def gradients(loss_of: Callable[[], Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(loss_of(), [hidden, head.weight])
+
+    torch.testing.assert_close(chunked(), whole())
+    torch.testing.assert_close(gradients(chunked), gradients(whole))
+    peak, lower = (
+        measure(partial(gradients, f), model=head, timed_steps=0).peak_bytes
+        for f in (whole, chunked)
+    )
+    assert lower < peak / 2, f"the peak falls from {peak:,} bytes to {lower:,}: less than by half"
+
+
+def block_4(text: str) -> None:
     """A model of transformers: its own switch lowers the peak, the loss stays."""
     model = small_llama(num_hidden_layers=6)
 
@@ -69,7 +111,7 @@ def block_2(text: str) -> None:
     assert loss == again, f"the loss was {loss}, and is {again}"
 
 
-def block_3(text: str) -> None:
+def block_5(text: str) -> None:
     """The compiler's dial: fewer bytes wait for backward than by its default, the loss stays."""
     model, found = _model(layers=1), []
     before, plain = functorch_config.activation_memory_budget, torch.compile

@@ -1,0 +1,167 @@
+"""The moments that may decide a checkpointed step's peak: the loss, the first tooth, the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from utils.checked import check_public
+from utils.memory.measurement import Measurement
+from utils.memory.timeline import MemoryTimeline
+from utils.units import Category, Phase
+from utils.views.style import LOOKS, PHASE_SHADES, byte_unit, course_style, print_evidence
+
+__all__ = ["draw_moments", "moments"]
+
+LOSS, FIRST, LAST = "the loss", "first tooth", "last tooth"
+BESIDE = {  # where the names stand, in points, so that none covers another
+    LOSS: ((-14, 30), "right"),
+    FIRST: ((0, 48), "center"),
+    LAST: ((12, 26), "right"),
+}
+SMALLEST = 1 / 100  # of the peak: less than that is no stripe on a screen
+
+
+def moments(run: Measurement) -> dict[str, int]:
+    """The most bytes alive in the loss, and in the first and the last tooth.
+
+    The loss lasts until a block runs again. A tooth begins where a checkpointed block runs again and ends where the next one does, or
+    backward. A step in which nothing runs again has the loss alone.
+    """
+    timeline = run.timeline
+    return {name: int(timeline.alive_bytes[at]) for name, at in _places(timeline).items()}
+
+
+def _places(timeline: MemoryTimeline) -> dict[str, int]:
+    """The event at which each moment is highest."""
+    backward = [s for s in timeline.spans if s.phase in (Phase.BACKWARD, Phase.RECOMPUTE)]
+    losses = [span.start_ns for span in timeline.spans if span.phase is Phase.LOSS]
+    again = [span.start_ns for span in backward if span.phase is Phase.RECOMPUTE]
+    found = {}
+    if losses and backward:
+        found[LOSS] = _highest(timeline, losses[0], again[0] if again else backward[-1].end_ns)
+    if again:
+        teeth = [_highest(timeline, *ends) for ends in pairwise([*again, backward[-1].end_ns])]
+        found |= {FIRST: teeth[0], LAST: teeth[-1]}
+    return found
+
+
+def _highest(timeline: MemoryTimeline, start_ns: int, end_ns: int) -> int:
+    first, last = np.searchsorted(timeline.times_ns, [start_ns, end_ns])
+    first = max(int(first) - 1, 0)  # what is alive when it begins counts
+    return first + int(timeline.alive_bytes[first : max(int(last), first + 1)].argmax())
+
+
+def draw_moments(runs: Sequence[Measurement], *, title: str) -> Figure:
+    """A panel for each run: all that is alive through one step, on one scale, its moments marked.
+
+    Args:
+        runs: steps of one model, each named by how it was checkpointed.
+        title: with the setting.
+
+    Raises:
+        ValueError: no run.
+    """
+    if not runs:
+        raise ValueError("draw_moments() needs a run or more.")
+    highest = max(run.peak_bytes for run in runs)
+    unit_bytes, unit = byte_unit(highest)
+    with course_style():
+        figure = Figure(figsize=(9.0, 4.4), layout="constrained")
+        panels = figure.subplots(1, len(runs), squeeze=False, sharey=True)[0]
+        seen: dict[Category, None] = {}
+        for axes, run in zip(panels, runs, strict=True):
+            seen |= dict.fromkeys(_stack(axes, run.timeline, unit_bytes, highest))
+            _shade(axes, run.timeline)
+            _mark(axes, run.timeline, unit_bytes)
+            axes.set_title(
+                f"{run.name}: peak {run.peak_bytes / unit_bytes:.1f} {unit}", fontsize=12
+            )
+            axes.set_ylim(0, 1.25 * highest / unit_bytes)
+            axes.set_xticks([])
+            axes.set_xlabel("allocator events, in order")
+        panels[0].set_ylabel(f"memory ({unit})")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+        _legend(figure, list(seen))
+        print_evidence(figure, [run.evidence for run in runs], [run.device for run in runs])
+    return figure
+
+
+def _stack(
+    axes: Axes, timeline: MemoryTimeline, unit_bytes: int, highest: int
+) -> Mapping[Category, None]:
+    """Draw the categories on each other; those that show."""
+    floor, shown = np.zeros(len(timeline.times_ns)), {}
+    numbers = np.arange(len(floor))
+    for category, curve in timeline.series().items():
+        top = floor + curve / unit_bytes
+        look = LOOKS[category]
+        axes.fill_between(
+            numbers,
+            floor,
+            top,
+            step="post",
+            facecolor=look.color,
+            hatch=look.hatch,
+            edgecolor="white",
+            linewidth=0,
+        )
+        if curve.max() > SMALLEST * highest:
+            shown[category] = None
+        floor = top
+    axes.step(numbers, floor, where="post", color="black", lw=0.8)
+    axes.set_xlim(0, len(numbers))
+    return shown
+
+
+def _shade(axes: Axes, timeline: MemoryTimeline) -> None:
+    for span in timeline.spans:
+        left, right = np.searchsorted(timeline.times_ns, [span.start_ns, span.end_ns])
+        axes.axvspan(left, right, color=PHASE_SHADES[span.phase], zorder=0, linewidth=0)
+
+
+def _mark(axes: Axes, timeline: MemoryTimeline, unit_bytes: int) -> None:
+    """The moments, or without any tooth the peak alone."""
+    places = _places(timeline)
+    if FIRST not in places:
+        places = {f"peak, in {timeline.peak_phase}": int(timeline.alive_bytes.argmax())}
+    for name, at in places.items():
+        height = timeline.alive_bytes[at] / unit_bytes
+        axes.plot([at], [height], "v", color="black", markersize=6, zorder=5)
+        offset, side = BESIDE.get(name, ((0, 8), "center"))
+        axes.annotate(
+            name,
+            (at, height),
+            offset,
+            textcoords="offset points",
+            ha=side,
+            fontsize=10,
+            arrowprops={"arrowstyle": "-", "lw": 0.8, "shrinkB": 4} if name in BESIDE else None,
+        )
+
+
+def _legend(figure: Figure, categories: list[Category]) -> None:
+    """The categories from the top of the stack down, then the shades of the phases."""
+    order = [category for category in reversed(Category) if category in categories]
+    stripes = [
+        Patch(facecolor=LOOKS[c].color, hatch=LOOKS[c].hatch, edgecolor="white", label=str(c))
+        for c in order
+    ]
+    names = {
+        Phase.FORWARD: "forward",
+        Phase.RECOMPUTE: "a block runs again",
+        Phase.BACKWARD: "backward",
+        Phase.OPTIMIZER_STEP: "optimizer step",
+    }
+    shades = [
+        Patch(facecolor=PHASE_SHADES[p], edgecolor="#aaaaaa", label=n) for p, n in names.items()
+    ]
+    figure.legend(handles=[*stripes, *shades], loc="outside right upper", fontsize=10)
+
+
+check_public(globals())
