@@ -49,7 +49,7 @@ from utils import Transformer, TransformerConfig, UNet, check, format_bytes, mea
 from utils.simulation.devices import simulated_device
 from utils.techniques import EXPENSIVE, add_lora, checkpoint_blocks, in_segments
 from utils.views.breakdown import draw_breakdown
-from utils.lessons.lesson_05.block_choice import activation_peak, best_blocks, block_costs, recompute_flops
+from utils.lessons.lesson_05.block_choice import activation_peak, block_costs, recompute_flops, ways_within
 from utils.lessons.lesson_05.depth import operations_of
 from utils.lessons.lesson_05.moments import draw_moments, moments
 from utils.lessons.lesson_05.repeatable import NotRepeatableError, check_repeatable
@@ -314,7 +314,7 @@ check("05.best_segment", segment_size)
 # %% [markdown]
 # ## 3. Where it gives little back
 #
-# **Unequal blocks.** A U-Net's middle blocks see few pixels, and give little back. `best_blocks(costs, limit)` finds the
+# **Unequal blocks.** A U-Net's middle blocks see few pixels, and give little back. `ways_within` finds the
 # cheapest set under a budget for activations, from counted bytes and operations; in the lab you write it. The budget is
 # two thirds. **Predict:** `activation_peak`.
 
@@ -325,7 +325,7 @@ costs = block_costs(unet, images, noise_steps)
 print("inside of each block (MiB):", *[f"{cost.inside_bytes / 2**20:.1f}" for cost in costs])
 all_kept, budget, forward = activation_peak(costs, ()), int(0.67 * activation_peak(costs, ())), recompute_flops(costs, range(7))
 peaks = {}
-for way, chosen in {"none": (), "every block": range(7), "best set": sorted(best_blocks(costs, budget))}.items():
+for way, chosen in ways_within(costs, budget).items():
     checkpoint_blocks(unet, only=chosen)
     peaks[way] = measure(lambda: F.mse_loss(unet(images, noise_steps), images).backward(), model=unet, timed_steps=0).peak_bytes
     kept = activation_peak(costs, chosen)
