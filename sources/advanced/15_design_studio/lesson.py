@@ -13,7 +13,7 @@
 #
 # **One question.** *"Pre-train 130 billion parameters on 300 billion tokens, on 64 rented A100 of 80 GB, for $1,000,000, in
 # 300 days."* Would you sign it? You lay it out, count memory, days and dollars, hold the planner against published runs,
-# and answer with a verdict that names what it hangs on.
+# and say what turns your verdict.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -22,7 +22,7 @@
 # %% [markdown]
 # ## A bet
 #
-# How many days do 64 A100 take for that run, failures included? Write your guess. Section 5 answers.
+# How many days do 64 A100 take for that run, failures included? Section 5 answers.
 
 # %%
 my_bet_days = 90
@@ -74,14 +74,14 @@ show(draw_ranks(by_rules, title="130B by rule: TP 8 x PP 8"), alt="8 nodes of 8 
      "on node i, and every hop from stage to stage leaves a node.")
 
 # %% [markdown]
-# **Read it.** A square is a GPU: *s* is its stage, *t* its slice of each matrix. You may hear of "TP 8 x PP 8 x DP 8 on 64
-# GPUs". That is 512: here DP is 1.
+# **Read it.** A square is a GPU: *s* its stage, *t* its slice of each matrix. "TP 8 x PP 8 x DP 8 on 64 GPUs" is often said,
+# and is 512: here DP is 1.
 
 # %% [markdown]
 # ## 2. On paper
 #
-# Three sayings about memory meet here: 16 bytes per parameter, 18, and "600 GB of state leave 9.4 GB a GPU". One table
-# answers them: who keeps which copy, and when. P is the number of parameters.
+# Three sayings meet here: 16 bytes per parameter, 18, and "600 GB of state leave 9.4 GB a GPU". Who keeps which copy, and
+# when? P is the number of parameters.
 #
 # | copy | bytes | needed | 14P | 16P | 18P |
 # |---|---|---|---|---|---|
@@ -113,7 +113,7 @@ check("15.gb_per_gpu", gb_per_gpu)
 # %% [markdown]
 # ### The machines, without the brochure
 #
-# Data sheets print peaks. A plan needs the fastest matrix product that was measured (here by
+# A plan needs the fastest matrix product that was measured (here by
 # [ml-engineering](https://github.com/stas00/ml-engineering)), links in *one* direction, and a price for the right card.
 
 # %%
@@ -126,14 +126,14 @@ for row in (price("A100-80GB"), price("A100-80GB", "Lambda"), price("A100-80GB",
     print(f"${row.usd_per_gpu_hour:<7}{row.instance_gpus} GPUs, network in the price: {row.fabric:<12}{row.origin()}")
 
 # %% [markdown]
-# <div class="alert alert-warning"><b>Trap.</b> The lowest price is often for another thing: four cards without a network,
-# or a node that is taken back tomorrow. The lesson takes whole nodes on demand. None of their prices says whether a
-# network is in it, here or below: ask before you sign.</div>
+# <div class="alert alert-warning"><b>Trap.</b> The lowest price is for another thing: four cards without a network, or one that
+# is taken back tomorrow. The lesson takes whole nodes on demand. No price of these, here or below, says whether a network is
+# in it: ask.</div>
 #
 # ### The shape of the model
 #
-# A block of width $h$ has about $12h^2$ parameters: 72 of 12,288 make 130B. TP must divide the heads. The width is not
-# free. BLOOM's authors ran one layout with two (published):
+# A block of width $h$ has about $12h^2$ parameters. TP must divide the heads. The width is not free: BLOOM's authors ran one
+# layout with two (published).
 
 # %%
 print(f"{asked}: 72 blocks of 12h^2 are {72 * 12 * asked.hidden**2 / 1e9:.0f}B, embeddings the rest")
@@ -148,10 +148,9 @@ for line in ("518", "584"):
 #
 # ### A stage by hand
 #
-# What the planner does in hundreds of lines, in twelve: one GPU of stage 0, no recomputation, DP 1. A block keeps 32 bytes a
-# token and unit of width, over TP ([Korthikanti](https://arxiv.org/abs/2205.05198)'s 34, without two dropout masks); a token
-# costs 6 FLOP a parameter; a block moves its residual stream eight times a micro-batch (gather, scatter: twice forward,
-# twice back).
+# What the planner does in hundreds of lines, for one GPU of stage 0. A block keeps 32 bytes a token and unit of width, over TP
+# ([Korthikanti](https://arxiv.org/abs/2205.05198)'s 34, without dropout). A token costs 6 FLOP a parameter. A block moves its
+# residual stream eight times a micro-batch: gather and scatter, twice forward, twice back.
 
 # %%
 h, s, m = asked.hidden, batch.sequence_length, first.micro_batches(batch)
@@ -171,16 +170,15 @@ for name, (mine, planned) in hand.items():
     print(f"{name:<20} by hand {mine:6.1f}, planner {planned:6.1f}, ratio {planned / mine:.2f}")
 
 # %% [markdown]
-# **Read it.** Bytes agree: the planner adds the first stage's embedding. Seconds by hand are a floor: every product at the
-# measured ceiling, every link at line rate. The planner also pays for attention, tiles, power limits and sends, and
-# links reach part of their rate.
+# **Read it.** Bytes agree: the planner adds the first stage's embedding. Seconds by hand are a floor: the planner also pays for
+# attention, tiles, power limits, sends, and links below their line rate.
 #
 # ## 3. The first layout, stage by stage
 #
-# Which stage is the fullest? A plan's name gives the ranks of each axis, `v` the chunks a stage where there are several, `b`
-# the micro-batch, ZeRO's stage, and what is recomputed. **MFU** is the share of the data sheet's FLOP/s that the model's own
-# arithmetic uses, attention to all positions counted; **HFU** counts recomputed passes as well. *bubble* is idle time and sends, a share of the step. *tight*:
-# it fits, but gaps between blocks may fill the card.
+# A plan's name gives the ranks of each axis, `v` chunks a stage where there are several, `b` the micro-batch, ZeRO's stage, and
+# what is recomputed. **MFU** is the share of the data sheet's FLOP/s that the model's own arithmetic uses, attention to all
+# positions counted; **HFU** counts recomputed passes as well. *bubble* is idle time and sends. *tight*: it fits, but gaps
+# between blocks may fill the card.
 
 # %%
 print("130B, then 175B in the same layout:", compare_plans([by_rules, estimate(larger, cluster, first, batch)]), sep="\n")
@@ -194,12 +192,11 @@ print(f"ZeRO-1 with DP = {first.dp} saves {saved:.0f} bytes: one replica has not
 
 # %% [markdown]
 # **Read it.** Of $m$ micro-batches stage $i$ of $p$ holds $\min(m, p - i)$, not $p$, so the red part shrinks to the right.
-# The first stage also has the embedding, the last the head. Both sizes fit, and nothing is recomputed.
+# Both sizes fit without recomputation.
 #
 # ### Break it, diagnose it
 #
-# A colleague's run goes out of memory with this layout and a small batch of 64 sequences. The states are the same. What
-# is different?
+# A colleague's run goes out of memory with this layout and a small batch of 64 sequences. What is different?
 
 # %%
 small = Batch(sequences=64, sequence_length=2048)
@@ -214,14 +211,13 @@ cured = estimate(asked, cluster, replace(first, schedule="1f1b"), small)
 print(f"by hand: schedule gpipe -> 1f1b; {format_seconds(cured.step_seconds)} a step, fits: {cured.fits}")
 
 # %% [markdown]
-# **Diagnose it.** GPipe runs all forward passes first, so every stage holds all 64 micro-batches. Full recomputation works
-# and costs a third. The planner's list of changes does not hold the schedule, and 1F1B costs nothing. A tool sees only
-# the choices that it was given.
+# **Diagnose it.** GPipe runs all forward passes first, so every stage holds all 64 micro-batches. Full recomputation costs a
+# third; 1F1B costs nothing, and is not in the planner's list. A tool sees only the choices that it was given.
 #
 # ## 4. Search, and ask why
 #
-# The planner tries every valid layout in the space that it names. It recommends the simplest plan, with the fewest axes,
-# within 5% of the fastest, and never a tight one.
+# The planner tries every valid layout of the space that it names, and recommends the simplest plan, with the fewest axes,
+# within 5% of the fastest, never a tight one.
 
 # %%
 found = {model.name: search(model, cluster, batch) for model in (asked, larger)}
@@ -234,9 +230,8 @@ show(draw_ranks(best, title="130B by search: TP 4 x PP 8 x DP 2"), alt="Each nod
      "data parallelism stays inside the node, only stages leave it.")
 
 # %% [markdown]
-# **Read it.** Both winners cut each matrix in 4. 130B leaves room for two replicas, *d*, so ZeRO-1 has something to share;
-# both lie on one node, so that only stages send over the network. 175B holds one replica: DP is 1. Why did the winner's
-# neighbours lose?
+# **Read it.** Both winners cut each matrix in 4. 130B leaves room for two replicas, *d*, so ZeRO-1 has something to share; they
+# share each node, so that only stages send over the network. 175B has one. Why did the winner's neighbours lose?
 
 # %%
 changes = [{"change": row.change, "verdict": row.verdict, "because": row.reason} for row in explain(best)
@@ -244,14 +239,14 @@ changes = [{"change": row.change, "verdict": row.verdict, "because": row.reason}
 display(pd.DataFrame(changes).style.hide().set_caption("The winner for 130B with one choice changed (predicted)"))
 
 # %% [markdown]
-# **Read it.** TP 8 loses to TP 4 by its collectives: its one replica runs all 1,536 micro-batches, each of two replicas half.
-# ZeRO-2 must reduce gradients after *every* micro-batch, not once a step. PP 16 is valid
-# although 16 does not divide 72: some stages have 5 layers, some 4, and the step waits for the 5.
+# **Read it.** TP 8 loses by its collectives: its one replica runs all 1,536 micro-batches, each of two replicas half. ZeRO-2
+# must reduce gradients after *every* micro-batch, not once a step. PP 16 leaves some stages 5 layers and some 4, and the
+# step waits for the 5.
 #
 # ### One change at a time
 #
-# Many would choose ZeRO-3 first: no stages, no slices, little code. First on the same network, then on a slow one (one
-# port of 10 Gb/s a node, of which TCP reaches 60%). TFLOP/s are of one GPU, recomputation counted:
+# Many would choose ZeRO-3: no stages, no slices. First on the same network, then on one port of 10 Gb/s a node, of which TCP
+# reaches 60%. TFLOP/s are one GPU's, recomputation counted:
 
 # %%
 zero_3 = Plan(dp=64, zero_stage=3, recompute="full", micro_batch=4, framework="fsdp")
@@ -272,8 +267,8 @@ for name, (machines, plan) in variants.items():
 
 # %% [markdown]
 # **Read it.** On HDR ZeRO-3's place hangs on the framework: the planner's FSDP uses all eight ports of a node, its DeepSpeed
-# one, as in 2021. FSDP's authors published 186 TFLOP/s at micro-batch 2, less than the planner's 226. On 10G Ethernet the
-# pipeline takes more than twice as long, and ZeRO-3, which gathers all parameters for every micro-batch, is lost.
+# one, as in 2021. [FSDP's authors](https://arxiv.org/abs/2304.11277) published 186 TFLOP/s at micro-batch 2 for 175B, less than
+# these 226. On 10G Ethernet ZeRO-3, which gathers all parameters for every micro-batch, is lost.
 #
 # ### How far to trust it
 #
@@ -298,18 +293,16 @@ print(f"175B on 256 A100: Megatron-LM's published MFU {proven:.0%}; the winner h
 print("405B on 8,192 H100 and more: published MFU", [f"{row['bf16_mfu_pct']}%" for row in table("llama3_table4")])
 
 # %% [markdown]
-# **Read it.** Megatron-LM's own runs took 1% to 13% longer than predicted: inside the interval, all on its slow side. Two
-# layouts of BLOOM held 29% and 45% more than predicted; two that ran out prove little. One layout's repeats lie 6%
-# apart, so no clock there tells plans apart that differ by 5%. The errors of neighbours need not cancel: run the best
-# three for ten steps. "52% of peak at a trillion parameters" is often called MFU: read what a published number counts. And
-# 65% is more than anyone on this page has published: the verdict must not need it.
+# **Read it.** Megatron-LM's runs ([Narayanan](https://arxiv.org/abs/2104.04473),
+# [MegaScale](https://arxiv.org/abs/2402.15627)) took 1% to 13% longer than predicted, inside the interval. Two layouts of
+# BLOOM held 29% and 45% more; two that ran out prove little. One layout's repeats lie 6% apart, so 5% is no difference: run
+# the best three. The 52% is often called MFU. And 65% is more than anyone here has published: the verdict must not need it.
 #
 # ## 5. Days, dollars, failures
 #
-# Days are a range: the interval above for a step, and 3.5 to 25 failures in 1,000 node-days. Published are 3.8 (Llama 3), 6.5
-# for nodes of one cluster of Meta's and 24 for its jobs of 1,024 GPUs; another's 2.3 lies below
-# ([lesson 16](16_runs_that_survive.ipynb)). A checkpoint stops training for 10 s, written in the background; a repair takes
-# 24 h, and without a spare node the job waits for it.
+# Days are a range: the interval above for a step, and 3.5 to 25 failures in 1,000 node-days (published are 2.3 to 24,
+# [lesson 16](16_runs_that_survive.ipynb)). A checkpoint, written in the background, stops training for 10 s. A repair takes
+# 24 h, and without a spare node the job waits.
 
 # %%
 for spares in (0, 1, 2, 8):
@@ -325,8 +318,8 @@ print(f"a failure every {soon:.0f} to {late:.0f} days; a checkpoint of {checkpoi
 print(f"you bet {my_bet_days} days; with a spare {bill.days:.0f}; 72 GPUs at ${usd} an hour, and ${bill.storage_usd:,.0f} to keep three checkpoints")
 
 # %% [markdown]
-# **Read it.** The first spare costs a little in the middle, and saves more on the slow side, where a budget is judged. Eight
-# buy almost no time. Would other machines do?
+# **Read it.** The first spare costs a little in the middle and saves more on the slow side, where a budget is judged. Would
+# other machines do?
 
 # %%
 budget_usd, asked_tokens, deadline_days = 1_000_000, 300e9, 300
@@ -345,15 +338,15 @@ for name, machines in offers.items():
     print(f"130B x 300B, {name:<14}${bill.usd_per_gpu_hour:<7}MFU {plan.mfu:.0%} {bill.days:4.0f} days ${low:.2f}M to ${high:.2f}M")
 
 # %% [markdown]
-# **Read it.** A newer card costs more an hour and less a token. The spot row assumes that each node is taken back every two
-# days and another is there at once, and its price is for single cards without a network: no offer for this run.
+# **Read it.** A newer card costs more an hour and less a token. The spot row assumes nodes taken back every two days and replaced
+# at once, and its price is for single cards: no offer for this run.
 #
 # ## 6. The scenario as asked: defend a design
 #
-# *"130B on 64 rented A100, 300B tokens, $1,000,000, 300 days."* What does the money buy? Not parameters: a low loss.
+# *"130B on 64 rented A100, 300B tokens, $1,000,000, 300 days."* What does the money buy? A low loss.
 # [Chinchilla](https://arxiv.org/abs/2203.15556)'s authors fitted $E + A/N^\alpha + B/D^\beta$ for $N$ parameters on $D$
-# tokens; [Besiroglu and others](https://arxiv.org/abs/2404.10102) fitted the same runs again. At a given loss the compute,
-# $6ND$, is least where $\alpha A/N^\alpha = \beta B/D^\beta$:
+# tokens; [Besiroglu and others](https://arxiv.org/abs/2404.10102) fitted the same runs again. At a given loss $6ND$ is least
+# where $\alpha A/N^\alpha = \beta B/D^\beta$:
 
 # %%
 N = asked.parameter_count
@@ -363,9 +356,8 @@ for name, fit in (("Hoffmann 2022, as printed", FIRST_FIT), ("Besiroglu 2024, fi
           f"{compute_share(N, asked_tokens, fit):.0%} of the compute")
 
 # %% [markdown]
-# **Read it.** If a low loss is the aim, 2.3 tokens a parameter waste about a third of the compute by the milder fit, which
-# the review uses, and more by the other. Both were set on models up to 16B, so this extrapolates. A reviewer asks twelve
-# questions. Enter a plan:
+# **Read it.** If a low loss is the aim, 2.3 tokens a parameter waste a third of the compute by the milder fit, which the review
+# uses, and more by the other. Both were set on models up to 16B: this extrapolates. A reviewer asks twelve questions:
 
 # %%
 my_plan, my_spares = Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2), 0
@@ -377,15 +369,14 @@ show(figure, alt)
 print(verdict)
 
 # %% [markdown]
-# **Read it.** Memory, speed and batch pass: the layout is sound. What fails are tokens, money, time and repair, and that
-# newer cards exist. *margin* asks more than the search does: room for the interval of bytes. The controls below change
-# one choice after the other, in a running notebook; DP is what the GPUs leave.
+# **Read it.** Memory, speed and batch pass. Tokens, money, time and repair fail, and newer cards exist. *margin* asks more than
+# the search does: room for the interval of bytes. In a running notebook, change one choice after the other:
 
 # %%
 studio([asked, larger], prices={"A100-80GB": usd}, start={"model": "130B"})
 
 # %% [markdown]
-# What would have to give? Each way out with its best plan and one spare node, which cures time and repair:
+# What would have to give? Each way out with its best plan and one spare node:
 
 # %%
 smaller, middle = gpt("39B", 48, 8192), gpt("65B", 80, 8192)
@@ -404,8 +395,8 @@ for name, (model, machines, tokens) in ways_out.items():
 beside_each_other(judged)
 
 # %% [markdown]
-# A verdict names the constant that it hangs on. Here are two: the speed, of which 53% MFU is proven on A100, and the
-# dollars. Who keeps budget *and* deadline, on the slow side of the range, with one of them changed?
+# A verdict names the constants that turn it: the speed, of which 53% MFU is published for A100, and the price. Who keeps budget
+# *and* deadline on the slow side of the range?
 
 # %%
 tries = {"as predicted": (1, 1), f"{best.mfu / proven:.2f} x slower": (best.mfu / proven, 1), "2 x slower": (2, 1),
@@ -421,14 +412,12 @@ pd.DataFrame(turned).T
 
 # %% [markdown]
 # **The answer.** *Not as asked. 130B fits on 64 A100, but on the slow side it costs $1.24M, and the budget needs an MFU of 69%,
-# where 53% is published. We sign the same run on 64 H100: $0.45M to $0.59M in 88 to 115 days. It keeps the budget down to
-# 23% MFU, where 38% and more is published, once the network is in the price. If you want a low loss and not 130B, a 39B
-# on 682B tokens is predicted to reach the same on your A100 for $0.61M to $0.80M.* The 65B on B200 buys a lower loss, and
-# breaks if it runs as far below its prediction as Megatron-LM's 53% lies below 65%. At half the price the request as asked
-# keeps its budget; at double, nothing does. One threshold is the reviewer's taste: a loss may not cost a tenth more compute
-# than it must.
+# where 53% is published. We sign the same run on 64 H100: $0.45M to $0.59M, 88 to 115 days, within the budget down to 23%
+# MFU, where 38% and more is published, if the network is in the price. If you want a low loss and not 130B, 39B on 682B
+# tokens should reach the same on your A100 for $0.61M to $0.80M.* The 65B buys a lower loss, and breaks where it runs 1.23
+# times slower. At half the price the request keeps its budget; at double, nothing does.
 #
-# The files of what we would sign, with notes on what each target cannot say:
+# The files of what we would sign, with what each target cannot say:
 
 # %%
 signed = judged["the same on 64 H100"][0]
@@ -442,49 +431,46 @@ print(f"# written to build/lesson-15: {len(files)} files for {plan_name(signed)}
 # %% [markdown]
 # ## Recap
 #
-# - Do the sum first: 14, 16 or 18 bytes per parameter, 6 FLOP a token, and say what you count.
-# - Draw the ranks on the nodes: know which axis lies on which link.
-# - Let a search contradict you, and hold its winner against runs like it that nothing was set on.
-# - Answer with ranges, with what would have to give, and with the constant that turns the verdict.
+# - Do the sum first: 14, 16 or 18 bytes per parameter, 6 FLOP a token.
+# - Draw the ranks on the nodes: which axis lies on which link?
+# - Hold a search's winner against runs like it.
+# - Answer with ranges, ways out, and the constant that turns the verdict.
 #
 # ### Test yourself
 #
 # **1.** 175B on 64 GPUs of 80 GB: lay it out. **2.** 32 such GPUs and the same model, which does not fit: what do you
-# choose, and what is the main worry? Answer, then run the cell.
+# choose, and what is the main worry?
 
 # %%
 half = replace(cluster, nodes=4)
 tight = search(larger, half, batch)
-print(f"18 bytes x 175B over 32: {18 * larger.parameter_count / 32 / 1e9:.0f} GB;", wrapped(why_it_does_not_fit(tight.closest[0])))
+print(f"18 bytes x 175B over 32: {18 * larger.parameter_count / 32 / 1e9:.0f} GB. The nearest, {plan_name(tight.closest[0])}:")
+print(wrapped(why_it_does_not_fit(tight.closest[0])))
 roomy = search(larger, half, batch, space=Space(offload=("none", "optimizer"))).best
 print(compare_plans([roomy]))
 print(f"fp32 copy, moments, gradients on the host: {format_bytes(roomy.host_bytes)} a node of {format_bytes(half.host_bytes_per_node)}")
 plans = {"the best": roomy.plan, "TP 16 leaves the node": replace(roomy.plan, tp=16, pp=2),
-         "ZeRO-3, micro-batch 4": Plan(dp=32, zero_stage=3, micro_batch=4, recompute="full", offload="optimizer")}
+         "ZeRO-3, micro-batch 4": Plan(dp=32, zero_stage=3, micro_batch=4, recompute="full", offload="optimizer", framework="fsdp")}
 lame = replace(half, network_bytes_per_second=slow.network_bytes_per_second)
 for name, plan in plans.items():
-    on_hdr, on_10g = (estimate(larger, machines, plan, batch).step_seconds / roomy.step_seconds for machines in (half, lame))
-    print(f"{name:<22} {on_hdr:.2f} x the time of the best on HDR; on 10G Ethernet {on_10g:.1f} x")
+    on_hdr, on_10g = (estimate(larger, machines, plan, batch) for machines in (half, lame))
+    print(f"{name:<22} {on_hdr.verdict}; {on_hdr.step_seconds / roomy.step_seconds:.2f} x the time of the best on HDR, "
+          f"{on_10g.step_seconds / roomy.step_seconds:.1f} x on 10G Ethernet")
 
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# **1.** 18 bytes per parameter over 64 GPUs are 49 GB each, and one replica needs most of them: TP x PP = 64, DP = 1. TP 8 in
-# the node and PP 8 over nodes with sequence parallelism needs 62 GiB, and recomputes nothing. TP 4 x PP 16 is 7% faster
-# and needs 72: times 1.13, the end of the bytes' interval, that is more than the card has. At section 4's rate 300B tokens
-# take 295 days, before failures.
+# **1.** 18 bytes per parameter over 64 GPUs are 49 GB each: TP x PP = 64, DP = 1. TP 8 in the node and PP 8 over nodes with
+# sequence parallelism needs 62 GiB and recomputes nothing. TP 4 x PP 16 is 7% faster and needs 72; times 1.13, the end of
+# the bytes' interval, that is more than the card has.
 #
-# **2.** Memory fails first, so the optimizer's states go to the host. TP stays in the node, PP goes over the rest, with many
-# more micro-batches than stages. Then the main worry is communication: on HDR what talks in every block costs some
-# tens of percent across nodes, on slow Ethernet it ends the run, and the pipeline is what remains.
+# **2.** Memory fails first: the optimizer's states go to the host. TP stays in the node, PP goes over nodes. Then the main
+# worry is communication: what talks in every block ends the run on 10G Ethernet, where the pipeline takes twice as long.
 #
 # </details>
 #
 # **Where next.** The [lab](../../labs/advanced/15_design_studio.ipynb), in a copy (`make my-labs`), then its
-# [solution](../../solutions/advanced/15_design_studio.ipynb). Lesson [16](16_runs_that_survive.ipynb) is about runs that
-# fail. **References.** Narayanan and others 2021, [arXiv:2104.04473](https://arxiv.org/abs/2104.04473). Zhao and others 2023,
-# [arXiv:2304.11277](https://arxiv.org/abs/2304.11277). Jiang and others 2024,
-# [arXiv:2402.15627](https://arxiv.org/abs/2402.15627). BigScience,
+# [solution](../../solutions/advanced/15_design_studio.ipynb); lesson [16](16_runs_that_survive.ipynb). **Reference.** BigScience,
 # [chronicles of BLOOM](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md).
 
 # %% [markdown]
@@ -508,10 +494,10 @@ for name, plan in plans.items():
 # export(shape, cluster, plans.best.plan, batch).write("run")
 # ```
 #
-# When the first steps run, hold the plan against them. In a loop of your own: `step()` does an optimizer step and returns
-# the loss; `parameters`, `layers` and `width` are of the *whole* model, from its configuration, since under TP, PP or
-# sharding `model.parameters()` holds a part; `tokens_per_step` counts all ranks; `peak_flops` is one GPU's.
-#
+# When the first steps run, hold the plan against them. `step()` does an optimizer step and returns the loss; `parameters`,
+# `layers` and `width` are the *whole* model's, from its configuration (under TP, PP or sharding `model.parameters()` holds a
+# part); `tokens_per_step` counts all ranks, `peak_flops` one GPU:
+
 # ```python
 # import time
 # import torch
@@ -527,8 +513,7 @@ for name, plan in plans.items():
 # print(f"MFU {mfu:.0%}, {days:,.0f} days, {reserved:.1f} GiB")
 # ```
 #
-# With transformers' `Trainer` (`model`, `dataset`, and your own batch and precision in the arguments), a callback leaves out
-# the first step, too:
+# With transformers' `Trainer` (`model`, `dataset`; your own batch and precision), a callback leaves out the first step, too:
 #
 # ```python
 # import time
@@ -548,5 +533,5 @@ for name, plan in plans.items():
 # tokens_per_step = trainer.state.num_input_tokens_seen / 11
 # ```
 #
-# MFU and days follow as above. Look at three pairs, on the GPU of the first stage: MFU beside `plans.best.mfu`, days beside
-# `bill.days_interval`, GiB reserved beside the plan's. Where they part, [lesson 11](11_links.ipynb) looks for the cause.
+# MFU and days follow as above. Look at three pairs: MFU beside `plans.best.mfu`, days beside `bill.days_interval`, and GiB
+# reserved on the first stage beside the plan's. Where they part, [lesson 11](11_links.ipynb) looks for the cause.

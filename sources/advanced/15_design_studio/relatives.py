@@ -65,9 +65,7 @@ def relatives() -> list[Relative]:
     ):
         steps[name] = [row.published / row.predicted for row in rows if not row.fitted]
     steps["FSDP 2023, ZeRO-3, 175B"] = [_fsdp_tflops(b) / rate for b, rate in FSDP_TFLOPS.items()]
-    held = [
-        row.published / row.predicted for row in bloom.memory_comparisons() if not row.fitted
-    ]
+    held = [row.published / row.predicted for row in bloom.memory_comparisons() if not row.fitted]
     found = [Relative(f"{k}: seconds", SECONDS_INTERVAL, tuple(v)) for k, v in steps.items()]
     return [*found, Relative("BLOOM 2022, 175B to 200B: bytes", BYTES_INTERVAL, tuple(held))]
 
