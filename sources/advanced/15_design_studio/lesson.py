@@ -22,7 +22,7 @@
 # %% [markdown]
 # ## A bet
 #
-# How many days do 64 A100 take for that run, failures included? Section 5 answers.
+# How many days do 64 A100 take for that, failures included? Section 5 answers.
 
 # %%
 my_bet_days = 90
@@ -53,9 +53,8 @@ from utils.planner.goodput import checkpoint_bytes
 # ## 1. Ranks on nodes
 #
 # Every number below is *predicted* by the planner unless it says otherwise. **TP** (tensor parallel): ranks share each
-# matrix. **PP** (pipeline parallel): ranks hold different layers. **DP** (data parallel): whole replicas. The
-# [glossary](../00_glossary.ipynb) has the rest. A first layout by rule: TP talks in every block, so it stays in the node,
-# on NVLink; PP sends little, so it crosses nodes.
+# matrix. **PP** (pipeline): ranks hold different layers. **DP** (data): whole replicas. The [glossary](../00_glossary.ipynb) has
+# the rest. By rule TP, which talks in every block, stays in the node, on NVLink; PP sends little and crosses nodes.
 
 # %%
 def gpt(name, layers, hidden=12_288):
@@ -102,7 +101,7 @@ for rule in (14, 16, 18):
 print(f"'600 GB over 64' is {600 / 64:.1f} GB: the states of {600e9 / 16 / 1e9:.1f}B parameters")
 
 # %% [markdown]
-# **Read it.** 9.4 GB is right for a model a fifth of this size, and it already holds the parameters.
+# **Read it.** 9.4 GB is right for a model a fifth of this size, parameters included.
 #
 # **Question.** At 18P, how many GB of states lie on each of 64 GPUs for 130B?
 
@@ -211,8 +210,8 @@ cured = estimate(asked, cluster, replace(first, schedule="1f1b"), small)
 print(f"by hand: schedule gpipe -> 1f1b; {format_seconds(cured.step_seconds)} a step, fits: {cured.fits}")
 
 # %% [markdown]
-# **Diagnose it.** GPipe runs all forward passes first, so every stage holds all 64 micro-batches. Full recomputation costs a
-# third; 1F1B costs nothing, and is not in the planner's list. A tool sees only the choices that it was given.
+# **Diagnose it.** GPipe runs all forward passes first, so every stage holds all 64 micro-batches. Full recomputation costs
+# 36%; 1F1B costs nothing, and is not in the planner's list. A tool sees only the choices that it was given.
 #
 # ## 4. Search, and ask why
 #
@@ -289,14 +288,14 @@ counted = float(row["tflops_per_gpu_incl_recompute"]) / 312
 share = model_flops(one_t, batch) / hardware_flops(one_t, full, batch)
 print(f"1T: published {counted:.0%} counts recomputation (HFU); the model needs {counted * share:.0%} (MFU)")
 proven = {int(row["gpus"]): float(row["mfu_pct"]) / 100 for row in table("megascale_table2")}[256]
-print(f"175B on 256 A100: Megatron-LM's published MFU {proven:.0%}; the winner here claims {best.mfu:.0%}")
+print(f"175B on 256 Ampere GPUs: Megatron-LM's published MFU {proven:.0%}; the winner here claims {best.mfu:.0%}")
 print("405B on 8,192 H100 and more: published MFU", [f"{row['bf16_mfu_pct']}%" for row in table("llama3_table4")])
 
 # %% [markdown]
 # **Read it.** Megatron-LM's runs ([Narayanan](https://arxiv.org/abs/2104.04473),
 # [MegaScale](https://arxiv.org/abs/2402.15627)) took 1% to 13% longer than predicted, inside the interval. Two layouts of
 # BLOOM held 29% and 45% more; two that ran out prove little. One layout's repeats lie 6% apart, so 5% is no difference: run
-# the best three. The 52% is often called MFU. And 65% is more than anyone here has published: the verdict must not need it.
+# the best three. That 52% is often called MFU. And 65% is more than anyone here has published: the verdict must not need it.
 #
 # ## 5. Days, dollars, failures
 #
@@ -357,13 +356,13 @@ for name, fit in (("Hoffmann 2022, as printed", FIRST_FIT), ("Besiroglu 2024, fi
 
 # %% [markdown]
 # **Read it.** If a low loss is the aim, 2.3 tokens a parameter waste a third of the compute by the milder fit, which the review
-# uses, and more by the other. Both were set on models up to 16B: this extrapolates. A reviewer asks twelve questions:
+# uses, and more by the other. Both were set on models up to about 16B. A reviewer asks twelve questions:
 
 # %%
 my_plan, my_spares = Plan(tp=8, pp=8, sequence_parallel=True, micro_batch=2), 0
 
 design = estimate(asked, cluster, my_plan, batch)
-verdict = review(design, best, tokens=asked_tokens, days=deadline_days, usd=budget_usd, spares=my_spares)
+verdict = review(design, found["130B"].fastest, tokens=asked_tokens, days=deadline_days, usd=budget_usd, spares=my_spares)
 figure, alt = draw_design(design, tokens=asked_tokens, failures=goodput(cluster, spares=my_spares))
 show(figure, alt)
 print(verdict)
@@ -395,7 +394,7 @@ for name, (model, machines, tokens) in ways_out.items():
 beside_each_other(judged)
 
 # %% [markdown]
-# A verdict names the constants that turn it: the speed, of which 53% MFU is published for A100, and the price. Who keeps budget
+# A verdict names the constants that turn it: the speed, of which 53% MFU is published for Ampere, and the price. Who keeps budget
 # *and* deadline on the slow side of the range?
 
 # %%
@@ -411,11 +410,10 @@ for name, (plan, verdict) in judged.items():
 pd.DataFrame(turned).T
 
 # %% [markdown]
-# **The answer.** *Not as asked. 130B fits on 64 A100, but on the slow side it costs $1.24M, and the budget needs an MFU of 69%,
-# where 53% is published. We sign the same run on 64 H100: $0.45M to $0.59M, 88 to 115 days, within the budget down to 23%
-# MFU, where 38% and more is published, if the network is in the price. If you want a low loss and not 130B, 39B on 682B
-# tokens should reach the same on your A100 for $0.61M to $0.80M.* The 65B buys a lower loss, and breaks where it runs 1.23
-# times slower. At half the price the request keeps its budget; at double, nothing does.
+# **The answer.** *Not as asked. 130B fits on 64 A100, but on the slow side it costs $1.24M, and the budget needs an MFU of 69%
+# in the middle, where 53% is published. We sign the same run on 64 H100: $0.45M to $0.59M, 88 to 115 days, within the budget down to
+# 23% MFU, where 38% and more is published, if the network is in the price. If you want a low loss and not 130B, 39B on 682B
+# tokens should reach the same on your A100 for $0.61M to $0.80M.* At half the price the request keeps its budget; at double, nothing does.
 #
 # The files of what we would sign, with what each target cannot say:
 
@@ -517,6 +515,7 @@ for name, plan in plans.items():
 #
 # ```python
 # import time
+# import torch
 # from transformers import Trainer, TrainerCallback, TrainingArguments
 #
 # class Clock(TrainerCallback):
@@ -525,7 +524,7 @@ for name, plan in plans.items():
 #     def on_step_end(self, args, state, control, **rest):
 #         self.ends.append(time.perf_counter())
 #
-# arguments = TrainingArguments("trial", max_steps=11, logging_steps=1, save_strategy="no", bf16=True,
+# arguments = TrainingArguments("trial", max_steps=11, logging_steps=1, save_strategy="no", bf16=torch.cuda.is_available(),
 #                               per_device_train_batch_size=1, include_num_input_tokens_seen="all")
 # trainer = Trainer(model, arguments, train_dataset=dataset, callbacks=[Clock()])
 # trainer.train()

@@ -1,4 +1,4 @@
-"""Published runs like the one that is planned, beside the planner: A100, 175B to 530B parameters.
+"""Published runs like the one that is planned, beside the planner: Ampere, 175B to 530B parameters.
 
 No constant of the planner was set on any of these rows. Narayanan's ZeRO-3 is left out: that
 DeepSpeed uses one port was read off it.
@@ -110,7 +110,7 @@ def draw_relatives(rows: Sequence[Relative]) -> Figure:
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.grid(False, axis="y")
         axes.set_xlabel("published / predicted; right of 1 the planner promised too much")
-        axes.set_title("A100 runs that no constant was set on")
+        axes.set_title("Published runs on Ampere GPUs that no constant was set on")
         band = Patch(color=BAND, label="the planner's interval, as in days and margin below")
         figure.legend(handles=[band], loc="outside lower center")
         print_evidence(figure, [Evidence.PREDICTED, Evidence.PUBLISHED])

@@ -155,7 +155,7 @@ def _tokens(design: Estimate, tokens: float) -> Criterion:
     reason = (
         f"{tokens / parameters:.1f} tokens per parameter, predicted loss {loss(parameters, tokens):.3f}; "
         f"{smaller / 1e9:,.0f}B on {more / 1e9:,.0f}B tokens reach it for {share:.0%} of the compute "
-        f"(at least {LEAST_COMPUTE_SHARE:.0%}, or a larger model)"
+        f"(at least {LEAST_COMPUTE_SHARE:.0%}, where that model is smaller)"
     )
     return Criterion("tokens", share >= LEAST_COMPUTE_SHARE or smaller > parameters, reason)
 
