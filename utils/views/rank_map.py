@@ -165,4 +165,6 @@ def _legend(found: Estimate) -> str:
     names = {"tp": "TP (t)", "cp": "CP", "dp": "DP (d)", "ep": "EP", "pp": "PP (s)"}
     said = [f"{names[axis]}: {words}" for axis, words in axis_links(found).items()]
     links = f"in a node {node:,.0f} GB/s a GPU and direction, between nodes {port:,.3g} GB/s"
-    return "   ".join(said) + f"\n{links}; red arrows leave a node"
+    arrows = "an arrow stands for a whole stage: each GPU sends to its own t (and d) of the next"
+    staged = f"\n{arrows}" if found.plan.pp > 1 else ""
+    return "   ".join(said) + f"\n{links}; red arrows leave a node{staged}"

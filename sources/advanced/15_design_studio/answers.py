@@ -9,6 +9,7 @@ import pandas as pd
 
 from utils.planner import Estimate, plan_name
 
+from .loss import loss
 from .review import Review
 
 __all__ = ["beside_each_other", "wrapped"]
@@ -34,6 +35,8 @@ def _row(name: str, plan: Estimate, review: Review) -> dict[str, str]:
         "way out": name,
         "plan": plan_name(plan),
         "tokens": f"{review.cost.tokens / 1e9:,.0f}B",
+        "predicted loss": f"{loss(plan.model.parameter_count, review.cost.tokens):.3f}",
+        "MFU": f"{plan.mfu:.0%}",
         "days": f"{days[0]:,.0f} to {days[1]:,.0f}",
         "million dollars": f"{usd[0] / 1e6:.2f} to {usd[1] / 1e6:.2f}",
         "passes": f"{review.points} of {len(review.criteria)}",

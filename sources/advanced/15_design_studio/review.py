@@ -13,6 +13,8 @@ from utils.planner.goodput import Goodput, best_interval_seconds, goodput
 from utils.planner.search import Space, search
 from utils.units import format_bytes, format_seconds
 
+from .loss import cheapest, compute_share, loss
+
 __all__ = ["Criterion", "Review", "review"]
 
 # Tokens of one optimizer step: 0.5 million for the smallest GPT-3 (Brown et al. 2020,
@@ -21,10 +23,9 @@ BATCH_TOKENS = (0.5e6, 16.8e6)
 LARGEST_BUBBLE = 0.05
 SLOWER_ALLOWED = 0.10
 LEAST_GOODPUT = 0.90
-# Hoffmann et al. 2022, arXiv:2203.15556, approach 1: 20 tokens per parameter train best for the
-# compute. Fewer than half of that and a smaller model on more tokens is better for the money; more
-# cost only compute, and are what Llama took.
-LEAST_TOKENS_PER_PARAMETER = 10
+# A smaller model on more tokens may reach the same predicted loss for less compute. Below this share
+# of it the money is better spent so. A larger one on fewer may, too; that one costs more to use.
+LEAST_COMPUTE_SHARE = 0.9
 CHECKPOINT_SECONDS = 10.0  # that one stops the training for, written asynchronously
 QUICK = Space(zero_stages=(0, 1), virtual_stages=(1,), recompute=("none", "full"))
 CHEAPER = 0.05  # another GPU must be cheaper by more than the planner's error to be named
@@ -147,13 +148,16 @@ def _headroom(design: Estimate) -> Criterion:
 
 
 def _tokens(design: Estimate, tokens: float) -> Criterion:
-    each = tokens / design.model.parameter_count
-    best = 20 * design.model.parameter_count
+    """What the tokens are worth: the predicted loss, and the cheapest way to it."""
+    parameters = design.model.parameter_count
+    smaller, more = cheapest(parameters, tokens)
+    share = compute_share(parameters, tokens)
     reason = (
-        f"{each:.1f} tokens per parameter (at least {LEAST_TOKENS_PER_PARAMETER}; 20, or "
-        f"{best / 1e9:,.0f}B tokens, is best for the compute)"
+        f"{tokens / parameters:.1f} tokens per parameter, predicted loss {loss(parameters, tokens):.3f}; "
+        f"{smaller / 1e9:,.0f}B on {more / 1e9:,.0f}B tokens reach it for {share:.0%} of the compute "
+        f"(at least {LEAST_COMPUTE_SHARE:.0%}, where that model is smaller)"
     )
-    return Criterion("tokens", each >= LEAST_TOKENS_PER_PARAMETER, reason)
+    return Criterion("tokens", share >= LEAST_COMPUTE_SHARE or smaller > parameters, reason)
 
 
 def _checkpoints(design: Estimate, interval: float | None) -> Criterion:

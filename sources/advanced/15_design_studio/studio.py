@@ -28,7 +28,7 @@ from utils.planner.goodput import Goodput
 from utils.units import Evidence, format_bytes, format_seconds
 from utils.views.explore import explore
 from utils.views.plan_figures import stack_stages
-from utils.views.schedule import draw_rows
+from utils.views.schedule import draw_rows, drawn_micro_batches
 from utils.views.style import course_style, print_evidence
 
 MODELS = ("gpt-3-175b", "llama-2-70b", "llama-2-13b", "llama-2-7b")
@@ -126,12 +126,21 @@ def draw_design(
         figure = Figure(figsize=(10.5, 7.6), layout="constrained")
         top, bottom = figure.subplots(2, 1)
         handles = stack_stages(top, found) + draw_rows(bottom, found)
+        bottom.set_title(_schedule_title(found))
         sentence = summary(found, tokens, failures)
         figure.suptitle(_lines(sentence), x=0.01, ha="left", fontsize=11)
-        top.set_title(plan_name(found))
+        top.set_title(f"{found.model.name}, {plan_name(found)}: one GPU of each stage")
         figure.legend(handles=handles, loc="outside right upper")
         print_evidence(figure, [found.evidence])
     return figure, f"{plan_name(found)}. {sentence}"
+
+
+def _schedule_title(found: Estimate) -> str:
+    """What is drawn, since a step of hundreds of micro-batches would be lines too thin to see."""
+    m, drawn = found.plan.micro_batches(found.batch), drawn_micro_batches(found)
+    if drawn == m:
+        return f"The step's {m} micro-batches, without sends"
+    return f"The same schedule with {drawn} micro-batches; the step has {m}, and idles less"
 
 
 def summary(found: Estimate, tokens: float, failures: Goodput | None = None) -> str:
