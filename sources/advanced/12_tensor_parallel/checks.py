@@ -45,7 +45,8 @@ mb_per_layer = Question(
         "sums, as forward does; and an all-reduce goes around the ring twice.",
         2 * 7 / 8 * STREAM_MB: "That is one all-reduce. A step makes four.",
         7 * 2 * 7 / 8 * STREAM_MB: "That is the tutorial's plan, with seven.",
-        4 * STREAM_MB: "That is what a rank puts in. Around a ring of eight it sends 2 x 7/8 of it.",
+        4
+        * STREAM_MB: "That is what a rank puts in. Around a ring of eight it sends 2 x 7/8 of it.",
         4 * 2 * 3 / 4 * STREAM_MB: "That is a ring of four. Here are eight ranks.",
     },
     nudge="Tokens times h numbers make a stream, two bytes a number; four all-reduces, 2 x 7/8 each.",

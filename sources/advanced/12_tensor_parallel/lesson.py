@@ -176,7 +176,7 @@ for rank, it in enumerate(run_ranks(attention_apart, RANKS, attention, CopyIn.ap
 #
 # Of weights, gradients and states a rank holds a quarter now, but for copied heads and norms (section 4 counts). Of
 # activations? This is what a GPT layer in 16 bits keeps for backward on $t$ ranks (Korthikanti and others 2022); the last
-# term, scores of $a$ heads, flash attention has not. `GPTBlock` (`gpt.py` beside this page) is written to keep
+# term, scores of $a$ heads, flash attention has not. `GPTBlock` (`sources/advanced/12_tensor_parallel/gpt.py`) is written to keep
 # what they count: the run tests how it *divides*.
 #
 # | | bytes | their equation |
@@ -235,7 +235,7 @@ print(f"gradients of a rank's part of x, and of A: {gap:.0e} from one process")
 assert gap < 1e-9, "is the gradient of x summed over the ranks, and A's made with all of x?"
 
 # %% [markdown]
-# `split_layers` (`tensor_split.py` beside this page) does this to a whole model: both sides, embedding and head.
+# `split_layers` (`tensor_split.py`, there too) does this to a whole model: both sides, embedding and head.
 
 # %%
 kept["and sequence parallel"] = run_ranks(kept_bytes, RANKS, *LAYER.values(), True)[0]
@@ -394,7 +394,7 @@ for way in WAYS:
 # gradients are added before they travel.
 #
 # With the sequence split DTensor sends what the all-reduces sent, and 768 bytes for the norms' gradients (by hand all
-# norms share one call). But it keeps the gathered inputs, 4 of the 10, whole. By hand we gather twice more: a quarter more
+# norms share one call). But it keeps the gathered inputs, $4\,sbh$ bytes a layer, whole. By hand we gather twice more: a quarter more
 # bytes.
 #
 # **Question.** Llama-2-70B has $h = 8192$. How many MB ($10^6$ bytes) does one of **eight** ranks send for a layer and step of
@@ -448,8 +448,8 @@ def two_of_70b(way):
 # %%
 ranks_of_70b = {way: two_of_70b(way) for way in ("by hand", "DTensor, sequence", "by hand, sequence")}
 for found in ranks_of_70b.values():
-    print(f"{found.name:<40} peak {found.peak_bytes / 2**20:,.0f} MiB:",
-          ", ".join(f"{found.breakdown[kind] / 2**20:,.1f} of {kind}" for kind in ("gradients", "activations")))
+    print(f"{found.name:<40} peak {found.peak_bytes / 2**20:,.0f} MiB (simulated):",
+          ", ".join(f"{found.breakdown[kind] / 2**20:,.1f} of {kind}" for kind in ("gradients", "activations", "temporaries")))
     score("12", found)
 by_plan, by_hand = (ranks_of_70b[way].breakdown for way in ("DTensor, sequence", "by hand, sequence"))
 for kind, numbers in (("activations", 5 * 4096 * SHAPE.hidden), ("gradients", SHAPE.vocabulary * SHAPE.hidden)):
@@ -463,21 +463,21 @@ for kind, size in planned.items():
 
 # %% [markdown]
 # **Read it.** Without a split sequence most activations stand on all eight ranks (more than on a GPU: the simulated RMSNorm
-# keeps fp32 copies, CUDA's fused one none). DTensor keeps 280 MiB more than our hand: inputs of five column sides,
+# keeps fp32 copies, CUDA's fused one none). DTensor keeps 280 MiB more than by hand: inputs of five column sides,
 # gathered: two a layer, and the head's. And 437.5 MiB of gradients: the embedding's comes out
-# whole. By hand ten reduce-scatters send 587 MB, and fifteen gathers, five of them the second ones, 881.
+# whole. The last 62.6 are temporaries. By hand ten reduce-scatters send 587 MB, and fifteen gathers, five of them the second ones, 881.
 #
 # ## 5. Why it stays inside a node
 #
 # The next product waits for each sum of forward. Inside
 # a node of A100s a GPU sends by NVLink; between nodes by a port of its own, or one for all. The planner predicts
 # a layer of 175B, one sequence of 2,048 tokens, forward and backward. *Communication* is the time that shows: four of
-# backward's six collectives run beside a product, and count 38%.
+# backward's six collectives run beside a product, and count 38% (`CONTENTION`).
 
 # %%
 BIG, PORT = model_shape("gpt-3-175b"), link("InfiniBand HDR").link_bytes_per_second
 for name, line, kind in (("NVLink", link("NVLink 3").link_bytes_per_second, "NVLink 3"), ("a port", PORT, "InfiniBand")):
-    print(f"{name}: {line / 1e9:.0f} GB/s (published), {SUSTAINED[kind].share * BESIDE_TRAINING * line / 1e9:.0f} in training (planner)")
+    print(f"{name}: {line / 1e9:.0f} GB/s a direction (published), {SUSTAINED[kind].share * BESIDE_TRAINING * line / 1e9:.0f} in training (planner)")
 print(f"{'ranks':<30} products  other kernels  communication   in all  GPUs x time (predicted)")
 for tp, ports, faster in ((2, 8, 1), (4, 8, 1), (8, 8, 1), (16, 8, 2), (16, 8, 1), (16, 8, 0.5), (16, 1, 1)):
     machine = Cluster(gpu="A100 80GB", nodes=8, network_bytes_per_second=ports * faster * PORT, network_ports=ports)
@@ -490,7 +490,7 @@ for tp, ports, faster in ((2, 8, 1), (4, 8, 1), (8, 8, 1), (16, 8, 2), (16, 8, 1
 
 # %% [markdown]
 # **Read it.** GPUs times time is the price. Inside the node, four times the ranks cost 19% more. The doubling
-# that leaves the node costs 30% with a port a GPU, 20% with ports twice as fast, 62% with half. With one port a node,
+# that leaves the node costs 30% with a port a GPU, 23% with ports twice as fast, 65% with half. With one port a node,
 # 16 ranks take about as long as 4. Pipeline and data
 # parallelism send less often: they take the slow links ([lesson 14](14_three_dimensions.ipynb)).
 #
@@ -501,7 +501,8 @@ for tp, ports, faster in ((2, 8, 1), (4, 8, 1), (8, 8, 1), (16, 8, 2), (16, 8, 1
 # %%
 pairs = {}
 for row in table("bloom_prequel"):
-    pairs.setdefault(tuple(row[it] for it in "note size_label nheads n_gpus pp mbs gbs".split()), {})[row["tp"]] = row
+    alike = tuple(row[it] for it in ("note", "size_label", "nheads", "n_gpus", "pp", "mbs", "gbs"))
+    pairs.setdefault(alike, {})[row["tp"]] = row
 for (day, size, _, gpus, stages, micro_batch, _), by_tp in pairs.items():
     if {"4", "8"} <= by_tp.keys():
         print(f"{size}, {gpus} A100, pp {stages}, micro-batch {micro_batch}, {day} (published):", "; ".join(
@@ -509,7 +510,7 @@ for (day, size, _, gpus, stages, micro_batch, _), by_tp in pairs.items():
 
 # %% [markdown]
 # The whole log has six such pairs, a row being one iteration: TP 4 is ahead in five, by 2 to 19%, and 2.6% behind in one. It
-# had half the micro-batches in each pipeline, and more memory in use. Take the smallest TP that fits.
+# takes more memory, and leaves each pipeline half the micro-batches. Take the smallest TP that fits.
 #
 # | take | when | costs |
 # |---|---|---|
