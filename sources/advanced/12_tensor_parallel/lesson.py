@@ -250,7 +250,7 @@ for way, (t, between) in {"one GPU": (1, 1), "tensor parallel": (RANKS, 1), "and
     assert kept[way] == sum(parts[way].values()) + beside, f"{way}: the layer keeps what the paper does not count"
 
 # %%
-show(draw_kept(kept, parts, title="Activations of a GPT layer on one of four ranks\n"
+show(draw_kept(kept, parts, title="Activations of a GPT layer: one GPU, and one of four ranks\n"
                "bf16, s 128, b 2, h 128, 4 heads, scores kept", device="cpu"),
      alt="Bytes kept: one GPU 100%; a rank of four 40%, as the term of norms, inputs and masks stays whole; "
      "26% once the sequence is split, too.")
