@@ -35,8 +35,19 @@ def test_a_rank_fills_its_own_part_of_a_box():
 def test_a_feedforward_sums_once_or_gathers_and_scatters():
     (axes,) = draw_feedforward().axes
     texts = [text.get_text() for text in axes.texts]
-    told = [text for text in texts if text in {"all-reduce", "all-gather", "reduce-scatter"}]
-    assert told == ["all-reduce", "all-gather", "reduce-scatter"]
+    told = [text.partition("\n")[0] for text in texts if "(back:" in text]
+    assert told == ["f: nothing", "g: all-reduce", "all-gather", "reduce-scatter"]
+    assert [text for text in texts if text in {"A", "C"}] == ["A", "C"] * 2
+
+
+def test_a_wide_tensor_is_cut_by_columns_and_a_matrix_by_rows():
+    way = [Held("A", "columns", 4), Held("C", "rows")]
+    (axes,) = draw_tensor_flow({"one way": way}, ranks=2).axes
+    a, _, c, below = [p for p in axes.patches if p.get_linewidth() == 0.5]
+    assert isinstance(a, Rectangle) and isinstance(c, Rectangle) and isinstance(below, Rectangle)
+    assert a.get_width() == pytest.approx(2 * c.get_width()), "half of four widths, and a width"
+    assert c.get_height() == pytest.approx(a.get_height() / 2)
+    assert below.get_y() == pytest.approx(c.get_y() + 1 + c.get_height()), "rank 1 has lower rows"
 
 
 @pytest.mark.parametrize(
@@ -53,6 +64,7 @@ def test_terms_add_up_to_a_bar_and_the_measured_stands_beside_it():
     (axes,) = figure.axes
     widths = [bar.get_width() for bar in axes.patches if bar.get_width()]
     assert widths[:3] == pytest.approx([1, 2, 3])
+    assert [t.get_text().strip() for t in axes.texts] == ["3 KiB, 100% (measured)"]
     assert "measured on cpu, predicted" in figure.get_supxlabel()
     with pytest.raises(ValueError, match="the same schemes"):
         draw_kept({"one GPU": 3072}, {"two": terms})

@@ -34,26 +34,23 @@ other_way = Question(
     note="a sum before GELU, and a gather of z's parts at the end",
 )
 
+STREAM_MB = 4096 * 8192 * 2 / 1e6  # one sequence's stream, in bf16
 mb_per_layer = Question(
-    "Lesson 12: MB that a layer of Llama-2-70B puts into all-reduces.",
+    "Lesson 12: MB that a rank of eight sends around a ring for a layer of Llama-2-70B.",
     number("a number of MB"),
-    right=4 * 4096 * 8192 * 2 / 1e6,
+    right=4 * 2 * 7 / 8 * STREAM_MB,
     relative=0.02,
     wrong={
+        4 * 7 / 8 * STREAM_MB: "That is half. A number takes two bytes in bf16; backward makes two "
+        "sums, as forward does; and an all-reduce goes around the ring twice.",
+        2 * 7 / 8 * STREAM_MB: "That is one all-reduce. A step makes four.",
+        7 * 2 * 7 / 8 * STREAM_MB: "That is the tutorial's plan, with seven.",
         4
-        * 4096
-        * 8192
-        / 1e6: "That is half. A number takes two bytes in bf16; and backward makes two sums, as forward does.",
-        4096 * 8192 * 2 / 1e6: "That is one stream. A step makes four sums of it.",
-        7 * 4096 * 8192 * 2 / 1e6: "That is the tutorial's plan, with seven.",
-        8
-        * 4096
-        * 8192
-        * 2
-        / 1e6: "That counts what a ring sends, nearly. What does the rank put in?",
+        * STREAM_MB: "That is what a rank puts in. Around a ring of eight it sends 2 x 7/8 of it.",
+        4 * 2 * 3 / 4 * STREAM_MB: "That is a ring of four. Here are eight ranks.",
     },
-    nudge="Tokens times h numbers make a stream; four streams, two bytes a number.",
-    note="268 MB in each of 80 layers, for one sequence: 21 GB a step",
+    nudge="Tokens times h numbers make a stream, two bytes a number; four all-reduces, 2 x 7/8 each.",
+    note="470 MB in each of 80 layers, for one sequence: 38 GB a step",
 )
 
 

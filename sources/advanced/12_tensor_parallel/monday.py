@@ -33,6 +33,9 @@ def block_1(text: str) -> None:
         # Four of each a block; two more are the embedding's and the head's, forward and backward.
         assert calls["reduce_scatter_tensor"] == 4 * BLOCKS + 2, f"more sums than planned: {calls}"
         assert calls["all_gather_into_tensor"] == 4 * BLOCKS + 2, f"more gathers: {calls}"
+        assert calls["all_reduce"] == 3, (
+            f"the loss needs three, and norms wait for the step: {calls}"
+        )
 
 
 def block_2(text: str) -> None:

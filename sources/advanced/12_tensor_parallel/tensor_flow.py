@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from utils.checked import check_public
-from utils.units import Evidence, format_bytes
+from utils.units import Evidence
 from utils.views.style import byte_unit, course_style, empty_figure, print_evidence
 
 # How a tensor lies on a rank: what share of the box is filled, and how.
@@ -19,22 +19,33 @@ _HELD = {
     "sequence": ("a part of the sequence", "#92dadd", ".."),
     "channels": ("some of its channels or heads", "#ffa90e", "//"),
     "partial": ("a term of a sum", "#c9c9c9", "xx"),
+    "columns": ("its part of a matrix", "#832db6", ""),
+    "rows": ("its part of a matrix", "#832db6", ""),
 }
+_READ = "Tensors: the sequence goes down, channels across. Matrices: rows go down, columns across."
 MOST_RANKS = 64
-_STEP, _BOX = 1.0, 0.72
+_BOX, _GAP, _BAR = 0.46, 0.24, 0.36
 
 
 class Held(NamedTuple):
-    """A tensor on the way, and how it lies: "whole", "sequence", "channels" or "partial"."""
+    """A tensor on the way, and how it lies.
+
+    Attributes:
+        name: of the tensor or matrix.
+        how: "whole", "sequence", "channels" or "partial"; of a matrix "columns" or "rows".
+        widths: how many times the hidden size it is wide.
+    """
 
     name: str
     how: str
+    widths: int = 1
 
 
 class Exchange(NamedTuple):
-    """A collective on the way."""
+    """A collective on the way: what it is in forward, and what its backward does."""
 
     name: str
+    sends: bool = True
 
 
 def draw_tensor_flow(
@@ -56,62 +67,80 @@ def draw_tensor_flow(
             f"lie in one of the ways {', '.join(_HELD)}; got {[*schemes]} on {ranks} ranks"
             f"{f', with {sorted(unknown)}' if unknown else ''}."
         )
-    longest = max(map(len, schemes.values()))
+    longest = max(_room(way) for way in schemes.values())
     with course_style():
-        figure = Figure(figsize=(11, 0.8 + 2.3 * len(schemes)), layout="constrained")
+        figure = Figure(figsize=(11, 1.2 + 2.5 * len(schemes)), layout="constrained")
         axes = figure.add_subplot()
         for band, (name, way) in enumerate(schemes.items()):
-            _draw_band(axes, band * (ranks + 1.6), name, way, ranks)
-        axes.set(xlim=(-1.9, longest * _STEP), ylim=(len(schemes) * (ranks + 1.6) - 0.6, -0.9))
+            _draw_band(axes, band * (ranks + 2.6), name, way, ranks)
+        axes.set(xlim=(-1.6, longest), ylim=(len(schemes) * (ranks + 2.6) - 1.0, -0.9))
         axes.axis("off")
         axes.set_title(title)
-        handles = [Patch(facecolor=c, hatch=h, label=text) for text, c, h in _HELD.values()]
-        figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9)
+        named = {text: Patch(facecolor=c, hatch=h, label=text) for text, c, h in _HELD.values()}
+        figure.legend(
+            handles=[*named.values()], loc="outside lower center", ncols=5, fontsize=9, title=_READ
+        )
     return figure
 
 
 def draw_feedforward() -> Figure:
     """A feed-forward layer on four ranks: tensor parallel, and with the sequence split as well."""
-    inside = [Held("x", "whole"), Held("Y = gelu(x A)", "channels"), Held("Y B", "partial")]
-    tensor = [*inside, Exchange("all-reduce"), Held("sum", "whole"), Held("dropout, norm", "whole")]
-    after = [Held("sum", "sequence"), Held("dropout, norm", "sequence")]
+    split = [Held("A", "columns", 4), Held("Y = gelu(x A)", "channels", 4), Held("C", "rows")]
+    term = Held("Y C", "partial")
+    tensor = [
+        *(Held("x = norm(...)", "whole"), Exchange("f: nothing\n(back: all-reduce)", sends=False)),
+        *(*split, term, Exchange("g: all-reduce\n(back: nothing)"), Held("z", "whole")),
+    ]
     sequence = [
-        *(Held("x", "sequence"), Exchange("all-gather"), *inside),
-        *(Exchange("reduce-scatter"), *after),
+        *(Held("x = norm(...)", "sequence"), Exchange("all-gather\n(back: reduce-scatter)")),
+        *(Held("x", "whole"), *split, term),
+        *(Exchange("reduce-scatter\n(back: all-gather)"), Held("z", "sequence")),
     ]
     return draw_tensor_flow(
         {"tensor\nparallel": tensor, "and sequence\nparallel": sequence},
-        title="A feed-forward layer on four ranks, forward, from left to right",
+        title="What each of four ranks holds in a feed-forward layer z = gelu(x A) C, forward",
     )
+
+
+def _width(step: Held | Exchange) -> float:
+    return _BAR if isinstance(step, Exchange) else _BOX * step.widths
+
+
+def _room(way: Sequence[Held | Exchange]) -> float:
+    return sum(_width(step) + _GAP for step in way)
 
 
 def _draw_band(
     axes: Axes, top: float, name: str, way: Sequence[Held | Exchange], ranks: int
 ) -> None:
-    axes.text(-1.85, top + ranks / 2, name, va="center", fontsize=11, wrap=True)
+    axes.text(-1.55, top + ranks / 2, name, va="center", fontsize=11, wrap=True)
     for rank in range(ranks):
         axes.text(-0.08, top + rank + 0.45, f"rank {rank}", ha="right", va="center", fontsize=9)
-    for place, step in enumerate(way):
-        left = place * _STEP
+    left = 0.0
+    for step in way:
+        middle = left + _width(step) / 2
         if isinstance(step, Exchange):
-            middle = left + _BOX / 2
-            axes.add_patch(Rectangle((middle - 0.09, top), 0.18, ranks - 0.1, color="#4d4d4d"))
-            axes.text(
-                middle, top - 0.1, step.name, ha="center", va="bottom", fontsize=9, style="italic"
-            )
-            continue
-        axes.text(left + _BOX / 2, top - 0.1, step.name, ha="center", va="bottom", fontsize=9)
-        for rank in range(ranks):
-            _draw_box(axes, left, top + rank, step.how, rank, ranks)
+            filled = "#4d4d4d" if step.sends else "none"
+            spot = (middle - 0.07, top), 0.14, ranks - 0.1
+            axes.add_patch(Rectangle(*spot, facecolor=filled, edgecolor="#4d4d4d", lw=1))
+            below = {"ha": "center", "va": "top", "fontsize": 9, "style": "italic"}
+            axes.text(middle, top + ranks + 0.05, step.name, **below)
+        else:
+            axes.text(middle, top - 0.1, step.name, ha="center", va="bottom", fontsize=9)
+            for rank in range(ranks):
+                _draw_box(axes, left, top + rank, step, rank, ranks)
+        left += _width(step) + _GAP
 
 
-def _draw_box(axes: Axes, left: float, top: float, how: str, rank: int, ranks: int) -> None:
-    height, (_, color, hatch) = 0.9, _HELD[how]
-    axes.add_patch(Rectangle((left, top), _BOX, height, facecolor="#f4f4f4", edgecolor="#bbbbbb"))
-    spot = {
-        "sequence": (left, top + height * rank / ranks, _BOX, height / ranks),
-        "channels": (left + _BOX * rank / ranks, top, _BOX / ranks, height),
-    }.get(how, (left, top, _BOX, height))
+def _draw_box(axes: Axes, left: float, top: float, held: Held, rank: int, ranks: int) -> None:
+    height, width, (_, color, hatch) = 0.9, _width(held), _HELD[held.how]
+    box = Rectangle((left, top), width, height, facecolor="#f4f4f4", edgecolor="#bbbbbb")
+    axes.add_patch(box)
+    spot = (left, top, width, height)
+    if held.how in ("sequence", "rows"):
+        spot = (left, top + height * rank / ranks, width, height / ranks)
+    elif held.how in ("channels", "columns"):
+        spot = (left + width * rank / ranks, top, width / ranks, height)
     axes.add_patch(
         Rectangle(spot[:2], *spot[2:], facecolor=color, hatch=hatch, edgecolor="#777777", lw=0.5)
     )
@@ -124,7 +153,7 @@ def draw_kept(
     title: str = "",
     device: str = "",
 ) -> Figure:
-    """Bytes that a rank keeps for backward: by the formula's terms, and measured.
+    """Bytes that a rank keeps for backward: by the formula's terms, and measured, with its share of the first.
 
     Args:
         measured: by scheme.
@@ -135,7 +164,7 @@ def draw_kept(
     """
     if not measured or [*measured] != [*parts]:
         raise ValueError(f"Both need the same schemes; got {[*measured]} and {[*parts]}.")
-    unit, name = byte_unit(max(measured.values()))
+    unit, name = byte_unit(min(measured.values()))
     looks = [("#bd1f01", "\\\\"), ("#92dadd", ".."), ("#ffa90e", "//"), ("#e6e6e6", "")]
     with course_style():
         figure, axes = empty_figure(height=1.6 + 0.75 * len(measured))
@@ -150,7 +179,7 @@ def draw_kept(
                     color=color,
                     hatch=hatch,
                     edgecolor="white",
-                    label=term if not row else "",
+                    label=f"predicted: {term}" if not row else "",
                 )
                 left += size / unit
             axes.barh(
@@ -160,11 +189,12 @@ def draw_kept(
                 color="#4d4d4d",
                 label="" if row else "measured",
             )
-            text = f"{format_bytes(measured[scheme])}"
-            axes.text(max(left, measured[scheme] / unit), row, f" {text}", va="center", fontsize=10)
+            share = measured[scheme] / next(iter(measured.values()))
+            text = f" {measured[scheme] / unit:.0f} {name}, {share:.0%} (measured)"
+            axes.text(measured[scheme] / unit, row + 0.2, text, va="center", fontsize=10)
         axes.set_yticks(range(len(measured)), list(measured))
         axes.invert_yaxis()
-        axes.set_xlim(0, 1.16 * max(measured.values()) / unit)
+        axes.set_xlim(0, 1.35 * max(measured.values()) / unit)
         axes.set_xlabel(f"kept for backward on one rank ({name})")
         axes.grid(False, axis="y")
         axes.set_title(title)

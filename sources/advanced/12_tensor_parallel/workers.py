@@ -147,10 +147,14 @@ def _apart(found: Tensor, wanted: Tensor) -> float:
     return distance if distance == distance else float("inf")
 
 
-def ring_bytes(put_in: Mapping[str, int]) -> int:
-    """What one rank of a ring sends, of what it put into each collective."""
-    factor = {"all-reduce": 2 * (RANKS - 1) / RANKS, "all-gather": RANKS - 1}
-    return round(sum(factor.get(kind, (RANKS - 1) / RANKS) * size for kind, size in put_in.items()))
+def ring_bytes(put_in: Mapping[str, int], ranks: int = RANKS) -> int:
+    """What one rank of a ring sends, of what it put into each collective.
+
+    An all-reduce passes what is put in twice around the ring, but for one part in `ranks`; a
+    reduce-scatter once; an all-gather passes on the part of every rank but one.
+    """
+    factor = {"all-reduce": 2 * (ranks - 1) / ranks, "all-gather": ranks - 1}
+    return round(sum(factor.get(kind, (ranks - 1) / ranks) * size for kind, size in put_in.items()))
 
 
 # --- three faulty runs ---------------------------------------------------------------------------
