@@ -15,7 +15,7 @@ def test_points_and_formulas():
     formulas = {"one": {1: 16.0 * GB, 4: 4.0 * GB}, "two": {1: 16.0 * GB, 4: 4.0 * GB}}
     (axes,) = draw_staircase(PEAKS, formulas, limit="16GB", title="t").axes
     shared, one, two, card = axes.lines
-    assert shared.get_label() == "dashed: states by the formula, each in its scheme's color"
+    assert shared.get_label() == "dashed: states by the formula"
     assert [line.get_label() for line in (one, two, card)] == ["one", "two", "16GB card"]
     assert "logarithmic" in axes.get_xlabel() and "logarithmic" in axes.get_ylabel()
     assert list(shared.get_ydata()) == [16.0, 4.0] and list(shared.get_xdata()) == [1, 4]

@@ -142,7 +142,7 @@ def _draw_formulas(
         same.setdefault(tuple(sorted(sizes.items())), []).append(name)
     for number, (sizes, names) in enumerate(same.items()):
         color = looks[names[0]][0] if names[0] in looks else "#4d4d4d"
-        label = "" if number else "dashed: states by the formula, each in its scheme's color"
+        label = "" if number else "dashed: states by the formula"
         ranks, values = zip(*sizes, strict=True)
         axes.plot(
             ranks, [value / GB for value in values], color=color, ls="--", lw=1.3, label=label
