@@ -214,8 +214,8 @@ def fsdp(name, size, **settings):
 
 # %% [markdown]
 # DeepSpeed keeps bf16 parameters and fp32 masters, and reads a JSON file. Its default buckets, 5e8 elements or 1 GB
-# in bf16, would hide all that a small model saves: `zero_config` scales them to a quarter of the model. Stage 3 would
-# never shard these weights (smaller than 100,000 elements) nor free them: threshold and reuse distance become 0.
+# in bf16, would hide all that a small model saves: `zero_config` scales them to a quarter of the model. By default stage 3
+# never shards these weights (below 100,000 elements) nor frees them: threshold and reuse distance become 0.
 
 # %%
 def zero(name, size, **settings):
@@ -259,7 +259,7 @@ for name, mean in means.items():
 
 # %% [markdown]
 # **Read it.** Each library's gradient has DDP's norm to within bf16: it is a mean over the ranks. The losses agree to
-# 2e-4, and fell by a tenth.
+# 2e-4, and fell by 12%.
 #
 # ## 4. What each really holds
 #
@@ -613,6 +613,6 @@ scoreboard("09")
 # ```
 #
 # Start either with `torchrun --nproc-per-node=8 train.py`. **Look at** the first gradient's norm: DDP's to within 1%, as
-# in section 3; at `torch.cuda.max_memory_allocated()`, which falls by section 1's share where states, not activations,
+# in section 3; at `torch.cuda.max_memory_allocated()`, which falls by section 1's share or more where states, not activations,
 # make the peak; and at tokens a second: if they fall too far, go one stage back. Under FSDP2 no rank has the whole
 # model: save by `torch.distributed.checkpoint` (lesson 16).
