@@ -67,6 +67,30 @@ def test_sharded_bytes(lesson, name):
     assert found["replicate"] == pytest.approx(wanted["replicate"], rel=1e-4, abs=1)
 
 
+@pytest.mark.parametrize(("stage", "rounds"), [(1, 3), (2, 2 * 4 + 1), (3, 3 * 4)])
+def test_deepspeed_all_reduces_what_it_shares(stage, rounds):
+    """As lesson 09 counts its default: whole buckets below stage 3; to their owners halves that."""
+    plan = Plan(dp=8, zero_stage=stage, framework="deepspeed")
+    to_owners = replace(framework("deepspeed"), name="deepspeed, to owners", whole_gradients=False)
+    batch = Batch(sequences=32, sequence_length=LENGTH)
+    whole, parts = (
+        axis_bytes(SHAPE, each, batch)[0]["shard"]
+        for each in (plan, replace(plan, framework=to_owners))
+    )
+    once = 2 * SHAPE.parameter_count * 7 / 8
+    assert whole == rounds * once
+    assert parts == {1: 2, 2: 4 + 1, 3: 12}[stage] * once
+    cluster = Cluster(gpu="A100-80GB", nodes=8, network_bytes_per_second=1.25e9)
+    plans = (replace(plan, dp=64), replace(plan, dp=64, framework=to_owners))
+    slow, fast = (
+        data_parallel_seconds(
+            ClusterSetup(SHAPE, each, Batch(sequences=64, sequence_length=LENGTH), cluster), 1e9
+        )[0]
+        for each in plans
+    )
+    assert slow == pytest.approx((1 if stage == 3 else 2) * fast, rel=0.01)
+
+
 def test_what_a_ring_sends():
     assert ring_bytes("all-gather", 10, 4) == 30
     assert ring_bytes("reduce-scatter", 40, 4) == 30

@@ -20,7 +20,12 @@ def test_points_and_formulas():
     assert "logarithmic" in axes.get_xlabel() and "logarithmic" in axes.get_ylabel()
     assert list(shared.get_ydata()) == [16.0, 4.0] and list(shared.get_xdata()) == [1, 4]
     assert list(one.get_ydata()) == [m.peak_bytes / GB for m in (SIZES[0], SIZES[1])]
-    assert list(two.get_xdata()) == [4] and set(card.get_ydata()) == {16.0}
+    (left, right), (beside,) = one.get_xdata(), two.get_xdata()
+    assert left < 1 < right < 4 < beside, "strategies stand beside each other"
+    bars = [c.get_segments()[0] for c in axes.collections if len(c.get_segments()[0])]
+    tops = {segment[1][1] for segment in bars if segment[0][0] == segment[1][0]}
+    assert tops == {m.peak_bytes / GB for m in SIZES[:3]}, "a bar ends at each peak"
+    assert set(card.get_ydata()) == {16.0}
     assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "4"]
 
 

@@ -54,8 +54,8 @@ class Framework:
             and the first forward pass.
         overlap_tensor: In backward, tensor-parallel collectives run beside the products of weight
             gradients.
-        whole_gradients: ZeRO-1 all-reduces the gradients over all replicas, whole, and each rank
-            takes its share of them; others reduce-scatter them within the group that shards.
+        whole_gradients: ZeRO-1 and ZeRO-2 all-reduce the gradients over all replicas, whole, and each
+            rank takes its share of them; others reduce-scatter them within the group that shards.
         broadcasts: ZeRO-1 brings parameters back by one broadcast from each rank that holds some,
             a block's at least; others all-gather them.
         one_port: Data-parallel collectives between nodes run at one of the node's network ports'

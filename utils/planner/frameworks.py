@@ -77,11 +77,12 @@ _ROWS = [
         name="deepspeed", gradient_bytes=2, step_gradient_bytes=4, fixed_buffer_bytes=2e9,
         offloaded_gradient_bytes=4,
         flash_generation=2, reduce_bytes=2, bucket_size_bytes=1e9, overlap_gradients=False,
-        one_port=True, launches=EAGER,
+        one_port=True, launches=EAGER, whole_gradients=True,
         fused_gate=False,
         loss_bytes=14, vocabulary_multiple=1, eager_norm=True,
-        source="DeepSpeed's stage_1_and_2.py and stage3.py; one port: the time that does not move "
-        "from 768 to 1,536 GPUs in Narayanan et al. 2021, Table 2",
+        source="DeepSpeed's stage_1_and_2.py and stage3.py at 0.19.8: stages 1 and 2 all-reduce each "
+        "bucket (use_multi_rank_bucket_allreduce, on by default); one port: the time that does not "
+        "move from 768 to 1,536 GPUs in Narayanan et al. 2021, Table 2",
     ),
     Framework(
         name="fsdp", recompute_stops_early=True, launches=EAGER,

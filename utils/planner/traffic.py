@@ -90,5 +90,7 @@ def _data(setup: Setup, stage: Stage) -> dict[str, float]:
     if plan.zero_stage == 3 and rules.keeps_ends:
         gathers -= m * ends  # from forward to backward
     reductions = m if plan.zero_stage >= 2 else 1
-    sent = rules.gathered_bytes * gathers + rules.reduce_bytes * reductions * count
+    scattered = plan.zero_stage == 3 or not rules.whole_gradients  # half of an all-reduce
+    passes = reductions if scattered else 2 * reductions
+    sent = rules.gathered_bytes * gathers + rules.reduce_bytes * passes * count
     return {"shard": ring * sent, "replicate": between * rules.reduce_bytes * count / n}

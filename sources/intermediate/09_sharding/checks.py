@@ -47,22 +47,18 @@ stage_2_on_8 = Question(
     note="2 + 14/8: the parameters are now more than half",
 )
 
-one_gpu = Question(
-    "Lesson 09: what ZeRO-2 saves on a single GPU.",
-    number("a number of bytes"),
-    right=0,
-    nudge="Put N = 1 into 2 + 14/N.",
-    note="a part of one is the whole",
-    expected="bytes saved per parameter",
-)
-
-reduced_times = Question(
-    "Lesson 09: how often ZeRO-2 sends gradients with 8 accumulation steps.",
-    number("a number of times"),
-    right=8,
-    wrong={1: "That is ZeRO-1."},
-    nudge="Count the backwards of one optimizer step.",
-    note="after every backward: no rank has room for the others' gradients",
+rounds_of_8 = Question(
+    "Lesson 09: rounds that ZeRO-2 sends, as it comes, with 8 accumulation steps.",
+    number("a number of rounds"),
+    right=17,
+    wrong={
+        3: "That is a step of one micro-batch. What does ZeRO-2 send after every backward?",
+        8: "So often are gradients reduced. How many rounds is an all-reduce, and what is sent after the step?",
+        9: "Each part reduced to its owner would be that. What does DeepSpeed do unless told otherwise?",
+        24: "Parameters are gathered after the step alone, not in every micro-batch.",
+    },
+    nudge="Count the backwards of one optimizer step, two rounds each, and what follows the step.",
+    note="an all-reduce after every backward, and one gather of the parameters",
 )
 
 

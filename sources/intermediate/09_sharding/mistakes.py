@@ -17,8 +17,7 @@ from .plans import MISTAKES, PER_PARAMETER, Rule
 
 known = KnownAnswers()
 known.mistakes("stage_2_on_8", stage_1=(9, "whole"))
-known.mistakes("one_gpu", a_half=(7, "N = 1"), shared_alone=(14, "N = 1"))
-known.mistakes("reduced_times", twice=(2, "Count the backwards"))
+known.mistakes("rounds_of_8", reductions_alone=(8, "an all-reduce"), to_owners=(9, "owner"))
 
 
 def moments(

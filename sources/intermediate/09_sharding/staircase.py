@@ -30,12 +30,17 @@ _SENT = {
 }
 _STATES = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE)
 _MOST_NAMED = 2
+_ASIDE, _FOOT = 1.16, 1.06  # factors on the axis of ranks
 
 
 def draw_who_holds() -> Figure:
     """Four ranks in four schemes, by the textbook: what each holds, and what it sends."""
     title = "Who holds what, by the textbook, between backward and step; areas are bytes"
-    return draw_holders(_SHARDED, sends=_SENT, title=title)
+    figure = draw_holders(_SHARDED, sends=_SENT, title=title)
+    print_evidence(
+        figure, [Evidence.PREDICTED], ["16 bytes a parameter, mixed precision with Adam"]
+    )
+    return figure
 
 
 def peak_rows(
@@ -79,6 +84,9 @@ def draw_staircase(
 ) -> Figure:
     """Peaks of one rank over the number of ranks, with the formula of each as a dashed line.
 
+    A bar joins each peak to its own formula; strategies stand beside each other around a number of
+    ranks.
+
     Args:
         peaks: by strategy, a step's measurement by the number of ranks; at most five strategies.
         predicted_bytes: by strategy, bytes by the number of ranks. Strategies with the same
@@ -94,10 +102,13 @@ def draw_staircase(
     with course_style():
         figure, axes = empty_figure()
         _draw_formulas(axes, predicted_bytes, looks)
-        for name, found in peaks.items():
+        for place, (name, found) in enumerate(peaks.items()):
             color, marker = looks[name]
+            aside = _ASIDE ** (place - (len(peaks) - 1) / 2)
+            beside = [ranks * aside for ranks in sorted(found)]
             sizes = [found[ranks].peak_bytes / GB for ranks in sorted(found)]
-            axes.plot(sorted(found), sizes, color=color, marker=marker, ms=8, ls="", label=name)
+            axes.plot(beside, sizes, color=color, marker=marker, ms=8, ls="", label=name)
+            _draw_rest(axes, found, predicted_bytes.get(name, {}), aside, color)
         if limit is not None:
             axes.axhline(parse_bytes(limit) / GB, color="black", ls=":", label=f"{limit} card")
         _finish(axes, sorted({r for d in (*peaks.values(), *predicted_bytes.values()) for r in d}))
@@ -107,6 +118,20 @@ def draw_staircase(
             figure, [*(m.evidence for m in shown), Evidence.PREDICTED], [m.device for m in shown]
         )
     return figure
+
+
+def _draw_rest(
+    axes: Axes,
+    found: Mapping[int, Measurement],
+    formula: Mapping[int, float],
+    aside: float,
+    color: str,
+) -> None:
+    """From what the formula says of as many ranks up to the peak."""
+    for ranks in sorted(set(found) & set(formula)):
+        top, foot = found[ranks].peak_bytes / GB, formula[ranks] / GB
+        axes.vlines(ranks * aside, foot, top, color=color, lw=2.5, alpha=0.6)
+        axes.hlines(foot, ranks * aside / _FOOT, ranks * aside * _FOOT, color=color, lw=2.5)
 
 
 def _draw_formulas(

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.memory import held, measure
@@ -48,7 +49,8 @@ class Way(NamedTuple):
 class Looked(NamedTuple):
     """What one rank saw: a metered step, its losses, and what another step sent and held.
 
-    `run` is rank 0's alone; the states are bytes by kind and dtype.
+    `run` is rank 0's alone; the states are bytes by kind and dtype. `gradient_norm` is of the first
+    step, over all ranks.
     """
 
     run: Measurement | None
@@ -56,6 +58,7 @@ class Looked(NamedTuple):
     sent: tuple[Traffic, ...]
     after_backward: Sizes
     optimizer_begins: Sizes
+    gradient_norm: float
 
     def most(self, category: str) -> int:
         """Bytes at the moment of the metered step when there are the most of a category.
@@ -96,7 +99,7 @@ def loss_of(model: Any, number: int, sequences: int = MICRO_BATCH, length: int =
 
 def look(build: Callable[[], Way], name: str, timed_steps: int = 1) -> Looked:
     """On a rank: steps under the meter, then one whose sends and states are listed."""
-    way, losses, rows = build(), [], {}
+    way, losses, rows, norms = build(), [], {}, []
     is_zero = hasattr(way.model, "backward")
 
     def states() -> Sizes:
@@ -111,7 +114,11 @@ def look(build: Callable[[], Way], name: str, timed_steps: int = 1) -> Looked:
         if is_zero:
             note_states(way.model)  # tells the meter where DeepSpeed keeps gradients
         rows["after backward"] = states() if metered else {}
+        if not (is_zero or norms):
+            norms.append(gradient_norm(way.model))
         way.update()
+        if is_zero and not norms:
+            norms.append(float(way.model.get_global_grad_norm()))
 
     metered = False
     inner = way.model.module if is_zero else way.model
@@ -128,9 +135,14 @@ def look(build: Callable[[], Way], name: str, timed_steps: int = 1) -> Looked:
     with traffic() as sent:
         step()
     is_first = dist.get_rank() == 0
-    return Looked(
-        run if is_first else None, losses, sent.rows, rows["after backward"], rows["begins"]
-    )
+    seen = run if is_first else None
+    return Looked(seen, losses, sent.rows, rows["after backward"], rows["begins"], norms[0])
+
+
+def gradient_norm(model: nn.Module) -> float:
+    """Of all parameters together; of shards on all ranks, where they are divided."""
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def by_kind(rows: Iterable[Any]) -> Sizes:

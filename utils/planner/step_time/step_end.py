@@ -120,7 +120,7 @@ def data_parallel_seconds(
         gather = broadcast_seconds(cluster, group, gathered, owners)
     else:
         gather = all_gather_seconds(cluster, group, gathered, calls)
-    if plan.zero_stage == 1 and rules.whole_gradients:
+    if plan.zero_stage in (1, 2) and rules.whole_gradients:
         return all_reduce_seconds(cluster, everyone, width, buckets), gather, 0.0
     replicas = Group(ranks // sharing, plan.tp * sharing, rules.one_port)
     between = all_reduce_seconds(cluster, replicas, width / sharing, calls)
