@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from _notebook import BOOTSTRAP, Target, code_sha256, make
+from _notebook import BOOTSTRAP, OWN_MODEL, Target, code_sha256, make
 from _outputs import problems
 from _regions import SourceError
 from _stored import missing_runs, read
@@ -143,8 +143,8 @@ def code_lines(notebook: NotebookNode) -> tuple[int, int]:
 
 
 def words(prose: str) -> int:
-    """How many words a reader reads: no code, no tags, no addresses, no marks."""
-    without = _NO_PROSE.sub(" ", _CODE.sub(" ", prose))
+    """How many words a reader reads: no code, no tags, no addresses, no marks, not the builder's line."""
+    without = _NO_PROSE.sub(" ", _CODE.sub(" ", prose.replace(OWN_MODEL, "")))
     return sum(any(map(str.isalnum, word)) for word in without.split())
 
 

@@ -16,6 +16,9 @@ from nbformat import NotebookNode
 
 BADGES = "{{badges}}"
 BOOTSTRAP = "bootstrap"
+OWN_MODEL = (
+    "*Does your own model fit, and what would make it fit? [Ask here](../00a_your_model.ipynb).*"
+)
 _CELL_OPTIONS = {"tags", "jupyter"}
 # Of a lesson's folder: each script, where its notebook goes, and what that is.
 _SCRIPTS = (
@@ -95,6 +98,7 @@ def make(target: Target, root: Path) -> NotebookNode:
     cells = [_plain(cell, name) for cell in jupytext.reads(text, fmt="py:percent").cells]
     cells = _prose(cells, name) if target.kind == "page" else _with_bootstrap(cells, root, name)
     _fill_badges(cells, target, root)
+    _lead_to_own_model(cells, target)
     _set_ids(cells, target.path)
     course = {"source": name, "kind": target.kind}
     metadata = {"kernelspec": _KERNEL, "language_info": _LANGUAGE, "course": course}
@@ -145,6 +149,12 @@ def _with_bootstrap(cells: list[NotebookNode], root: Path, file: str) -> list[No
     setup = cells[where[0]]
     setup.source = f"from utils import setup\n\n{setup.source}"
     return [*cells[: where[0]], bootstrap, *cells[where[0] :]]
+
+
+def _lead_to_own_model(cells: list[NotebookNode], target: Target) -> None:
+    """End a lesson of a tier with the way to the page that answers for the reader's own model."""
+    if target.kind == "lesson" and len(target.path.parts) > 2 and cells[-1].cell_type == "markdown":
+        cells[-1].source += f"\n\n{OWN_MODEL}"
 
 
 def _fill_badges(cells: list[NotebookNode], target: Target, root: Path) -> None:
