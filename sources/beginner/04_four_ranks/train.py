@@ -77,7 +77,7 @@ def images(train: bool, asked: argparse.Namespace) -> datasets.VisionDataset:
     steps = [transforms.Resize(asked.size), transforms.ToTensor()]
     to_tensor = transforms.Compose([*steps, transforms.Normalize(3 * [0.47], 3 * [0.25])])
     if asked.fake:
-        return datasets.FakeData(128 if train else 64, (3, 32, 32), 10, to_tensor)
+        return datasets.FakeData(32 if train else 64, (3, 32, 32), 10, to_tensor)
     return datasets.CIFAR10("data", train, to_tensor, download=True)
 
 
