@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
@@ -85,7 +86,9 @@ def _arrow(
     )
 
 
-def _rectangle(axes: Axes, left: float, bottom: float, width: float, color: str, hatch: str) -> None:
+def _rectangle(
+    axes: Axes, left: float, bottom: float, width: float, color: str, hatch: str
+) -> None:
     axes.add_patch(
         Rectangle(
             (left, bottom), width, 0.36, facecolor=color, hatch=hatch, edgecolor="white", lw=0.5
@@ -96,7 +99,7 @@ def _rectangle(axes: Axes, left: float, bottom: float, width: float, color: str,
 def draw_apart(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, title: str, device: str
 ) -> Figure:
-    """Relative differences of two lists of losses, step by step, on a logarithmic axis.
+    """The largest relative difference of two lists of losses so far, step by step.
 
     Args:
         curves: by name, the losses and those that they are compared with.
@@ -107,10 +110,11 @@ def draw_apart(
         figure = Figure(figsize=(9, 4.2), layout="constrained")
         axes = figure.add_subplot()
         for (name, (losses, reference)), style in zip(curves.items(), LINES, strict=False):
-            apart = [max(ZERO, abs(a - b) / abs(b)) for a, b in zip(losses, reference, strict=True)]
-            axes.semilogy(range(1, len(apart) + 1), apart, style, lw=2, label=name)
+            apart = (max(ZERO, abs(a - b) / abs(b)) for a, b in zip(losses, reference, strict=True))
+            largest = list(itertools.accumulate(apart, max))
+            axes.semilogy(range(1, len(largest) + 1), largest, style, lw=2, label=name)
         axes.set_xlabel("step")
-        axes.set_ylabel(f"relative difference (0 is drawn at {ZERO:.0e})")
+        axes.set_ylabel(f"largest so far (0 at {ZERO:.0e})")
         axes.set_title(title)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
         print_evidence(figure, [Evidence.MEASURED], [device])
@@ -128,5 +132,5 @@ def draw_backward(ranks: Sequence[Backward], *, title: str) -> Figure:
     start = min(span.start_seconds for lane in lanes.values() for span in lane)
     end = 1e3 * (first.end_seconds - start)
     axes.axvline(end, color="black", lw=1, ls="--")
-    axes.text(end, len(lanes) - 0.35, " rank 0's backward ends", ha="left", va="bottom", fontsize=9)
+    axes.text(end, 0.5, "rank 0's backward ends ", ha="right", va="center", fontsize=9)
     return figure

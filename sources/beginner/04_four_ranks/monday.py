@@ -68,9 +68,7 @@ def _tested(text: str, summed: bool) -> float:
         return F.cross_entropy(network(inputs), targets, reduction="sum" if summed else "mean")
 
     made = {"torch": torch, "dist": dist, "DataLoader": DataLoader}  # by the first block
-    names = run_block(
-        text, model=model, dataset=_data(), batch_size=ITEMS, loss_of=loss_of, **made
-    )
+    names = run_block(text, model=model, dataset=_data(), batch_size=ITEMS, loss_of=loss_of, **made)
     assert model.training and all(p.grad is None for p in model.parameters()), "it leaves traces"
     return names["apart"]
 

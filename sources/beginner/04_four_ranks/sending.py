@@ -35,8 +35,8 @@ class Backward(NamedTuple):
 
     @property
     def end_seconds(self) -> float:
-        """When the last layer has its gradient."""
-        return max(span.end_seconds for span in self.spans)
+        """When the last layer's backward is over."""
+        return max(span.end_seconds for span in self.spans if span.kind == "backward")
 
     @property
     def hidden_share(self) -> float:
