@@ -39,7 +39,6 @@ from utils import RankError, check, run_ranks
 # `average_gradients(model)`, called after backward, replaces each gradient by its mean over the ranks.
 # The lesson's took a call per tensor; yours takes **one all-reduce**, of one flat tensor.
 
-
 # %%
 def start_together(model: nn.Module) -> None:
     # BEGIN SOLUTION
@@ -82,7 +81,6 @@ check("04.by_hand", {"start_together": start_together, "average_gradients": aver
 # many seconds the step is longer than its compute. `bucket_bytes` lists the buckets' payloads in the order
 # of sending; there is at least one.
 
-
 # %%
 def exposed_seconds(
     bucket_bytes: list[int], ranks: int, link_bytes_per_second: float, backward_seconds: float
@@ -109,7 +107,6 @@ check("04.exposed_seconds", exposed_seconds)
 # returns a list of buckets, each a list of indices, in the order in which backward fills them: the
 # *last* parameter first. The rule is DDP's: a bucket is closed once it has reached the cap, so the
 # parameter that takes it there still goes in. Each bucket is one all-reduce.
-
 
 # %%
 def make_buckets(sizes_bytes: list[int], cap_bytes: int) -> list[list[int]]:
@@ -140,7 +137,6 @@ check("04.make_buckets", make_buckets)
 # each micro-batch is a pair: inputs `(tokens, 6)` and targets `(tokens,)`, with unequal numbers of tokens.
 # Afterwards `parameter.grad` is, on every rank, the gradient of the mean cross-entropy over *all tokens of
 # all micro-batches of all ranks*. Gradients are sent once. **Your score is the bytes sent.**
-
 
 # %%
 def accumulate(model: nn.Module, micro_batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -176,7 +172,6 @@ check("04.accumulate", accumulate)
 # This function is to return the mean validation loss over the ranks, on every rank. A rank whose share of
 # the data is empty has a NaN as its loss, and is to be left out of the mean. Here that is rank 2 of 3. The
 # function never returns. Run the cell and read the message.
-
 
 # %%
 def broken_report(loss: torch.Tensor) -> float:

@@ -45,16 +45,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from evidence.validation.tables import source, table
-from utils import (
-    Evidence,
-    check,
-    compare,
-    format_bytes,
-    format_seconds,
-    resnet,
-    run_ranks,
-    run_torchrun,
-)
+from utils import Evidence, check, compare, format_bytes, format_seconds, resnet, run_ranks, run_torchrun
 from utils import scratch, show, simulate, small_resnet, traffic
 from utils.catalog import device as gpu
 from utils.lessons.lesson_04 import figures, sending
@@ -62,14 +53,7 @@ from utils.lessons.lesson_04.data_parallel import accumulated_backward
 from utils.lessons.lesson_04.machine import my_device, where
 from utils.lessons.lesson_04.sharding import sharded_loader
 from utils.lessons.lesson_04.token_means import TOKENS, errors_of, summed_loss
-from utils.lessons.lesson_04.training import (
-    gradient_difference,
-    largest_difference,
-    observe,
-    pictures,
-    script_text,
-    table_of,
-)
+from utils.lessons.lesson_04.training import gradient_difference, largest_difference, observe, pictures, script_text, table_of
 
 # %% [markdown]
 # ## 1. Data parallelism by hand
@@ -78,11 +62,9 @@ from utils.lessons.lesson_04.training import (
 # **replica**, a whole copy of the model, and takes its own share of every batch.
 
 # %%
-show(
-    figures.draw_step(images=64),
-    alt="A batch is cut into four shares. Four boxes, one a rank, hold activations of the share, and whole parameters, "
-    "optimizer state and gradients. Arrows run from each rank's gradients to the next rank's, and from the last to the first.",
-)
+show(figures.draw_step(images=64),
+     alt="A batch is cut into four shares. Four boxes, one a rank, hold activations of the share, and whole parameters, "
+     "optimizer state and gradients. Arrows run from each rank's gradients to the next rank's, and from the last to the first.")
 
 # %% [markdown]
 # Ranks meet in **collectives**, operations that all of them call. `run_ranks` runs a function in real processes.
@@ -133,34 +115,14 @@ SGD = partial(torch.optim.SGD, lr=0.03, momentum=0.9)
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 
 
-def train(
-    wrap,
-    after_backward=None,
-    *,
-    steps=3,
-    dtype=torch.float32,
-    norm="group",
-    width=32,
-    make_optimizer=SGD,
-    metered=False,
-):
+def train(wrap, after_backward=None, *, steps=3, dtype=torch.float32, norm="group", width=32, make_optimizer=SGD, metered=False):
     torch.manual_seed(dist.get_rank())  # replicas would start unequal: rule 1 has to mend it
     with traffic() as at_start:
         model = wrap(small_resnet(norm, width=width).to(my_device(), dtype))
     optimizer = make_optimizer(model.parameters())
     loader = sharded_loader(data, BATCH, drop_last=True)  # this rank's share of each batch
     step = make_step(model, optimizer, after_backward)
-    return observe(
-        model,
-        optimizer,
-        step,
-        loader,
-        held_out,
-        steps=steps,
-        dtype=dtype,
-        at_start=at_start,
-        metered=metered,
-    )
+    return observe(model, optimizer, step, loader, held_out, steps=steps, dtype=dtype, at_start=at_start, metered=metered)
 
 
 # %%
@@ -186,15 +148,11 @@ def unchanged(model):
 
 
 def run(ranks, ways):  # all ways in one launch; a report of each, from rank 0
-    return run_ranks(
-        lambda: {name: way() for name, way in ways.items()}, ranks, timeout_seconds=400
-    )[0]
+    return run_ranks(lambda: {name: way() for name, way in ways.items()}, ranks, timeout_seconds=400)[0]
 
 
 ways = run(1, {"one process": partial(train, unchanged, metered=True)})
-ways |= run(
-    4, {"four ranks, by hand": partial(train, share_start, average_gradients, metered=True)}
-)
+ways |= run(4, {"four ranks, by hand": partial(train, share_start, average_gradients, metered=True)})
 hand = ways["four ranks, by hand"]
 P = sum(parameter.numel() for parameter in small_resnet().parameters())
 print(f"{P:,} parameters, gradients of 4 P = {4 * P:,} bytes")
@@ -232,19 +190,14 @@ def forget_one(model):
 
 
 NARROW = partial(train, width=8, dtype=torch.float64, steps=2)
-RULES = {
-    "right": partial(NARROW, share_start, average_gradients),
-    "not broadcast": partial(NARROW, unchanged, average_gradients),
-    "not reduced": partial(NARROW, share_start),
-    "one tensor forgotten": partial(NARROW, share_start, forget_one),
-    "not divided": partial(NARROW, share_start, sum_gradients),
-    "not divided, Adam": partial(NARROW, share_start, sum_gradients, make_optimizer=ADAM),
-}
+RULES = {"right": partial(NARROW, share_start, average_gradients),
+         "not broadcast": partial(NARROW, unchanged, average_gradients), "not reduced": partial(NARROW, share_start),
+         "one tensor forgotten": partial(NARROW, share_start, forget_one),
+         "not divided": partial(NARROW, share_start, sum_gradients),
+         "not divided, Adam": partial(NARROW, share_start, sum_gradients, make_optimizer=ADAM)}
 
 # %%
-alone = run(
-    1, {"SGD": partial(NARROW, unchanged), "Adam": partial(NARROW, unchanged, make_optimizer=ADAM)}
-)
+alone = run(1, {"SGD": partial(NARROW, unchanged), "Adam": partial(NARROW, unchanged, make_optimizer=ADAM)})
 
 
 def apart(found, reference):
@@ -252,16 +205,9 @@ def apart(found, reference):
     return [*losses, gradient_difference(found, reference)]
 
 
-rows = {
-    name: apart(found, alone["Adam" if "Adam" in name else "SGD"])
-    for name, found in run(4, RULES).items()
-}
-faults = pd.DataFrame(rows, ["loss 1", "loss 2", "gradient 1"]).T.rename_axis(
-    columns="relative difference (measured)"
-)
-assert faults.loc["right"].max() < 1e-12 < 1e-3 < faults["gradient 1"].drop("right").min(), (
-    "the gradient should tell"
-)
+rows = {name: apart(found, alone["Adam" if "Adam" in name else "SGD"]) for name, found in run(4, RULES).items()}
+faults = pd.DataFrame(rows, ["loss 1", "loss 2", "gradient 1"]).T.rename_axis(columns="relative difference (measured)")
+assert faults.loc["right"].max() < 1e-12 < 1e-3 < faults["gradient 1"].drop("right").min(), "the gradient should tell"
 faults.map("{:.0e}".format)
 
 # %% [markdown]
@@ -277,25 +223,14 @@ faults.map("{:.0e}".format)
 # %%
 VIEW = partial(DistributedDataParallel, gradient_as_bucket_view=True)
 LONG, SINGLE = partial(NARROW, steps=24), partial(NARROW, steps=24, dtype=torch.float32)
-DDP_WAYS = {
-    "four ranks, DDP": partial(train, DistributedDataParallel, metered=True),
-    "four ranks, DDP, views": partial(train, VIEW, metered=True),
-}
-four = run(
-    4,
-    DDP_WAYS
-    | {
-        "fp64": partial(LONG, DistributedDataParallel),
-        "fp32": partial(SINGLE, DistributedDataParallel),
-        "not reduced": partial(LONG, share_start),
-    },
-)
+DDP_WAYS = {"four ranks, DDP": partial(train, DistributedDataParallel, metered=True),
+            "four ranks, DDP, views": partial(train, VIEW, metered=True)}
+four = run(4, DDP_WAYS | {"fp64": partial(LONG, DistributedDataParallel), "fp32": partial(SINGLE, DistributedDataParallel),
+                          "not reduced": partial(LONG, share_start)})
 ways |= {name: four[name] for name in DDP_WAYS}
 one, ddp = ways["one process"], ways["four ranks, DDP"]
 assert gradient_difference(ddp, one) < 1e-4, "more than rounding: is a rule missing?"
-print(
-    f"peak of a DDP rank: {100 * ddp.memory.peak_bytes / one.memory.peak_bytes:.0f}% of one process's; your bet was {my_bet_percent}%"
-)
+print(f"peak of a DDP rank: {100 * ddp.memory.peak_bytes / one.memory.peak_bytes:.0f}% of one process's; your bet was {my_bet_percent}%")
 print(f"rank 0 at its peak, in MiB ({Evidence.MEASURED} on {where()})")
 table_of(ways)
 
@@ -314,39 +249,18 @@ def nudged(model):
     return model
 
 
-alone = run(
-    1,
-    {
-        "fp64": partial(LONG, unchanged),
-        "fp32": partial(SINGLE, unchanged),
-        "nudged": partial(LONG, nudged),
-    },
-)
-assert largest_difference(four["fp64"].losses, alone["fp64"].losses, 24) < 1e-10, (
-    "DDP should train the same model"
-)
+alone = run(1, {"fp64": partial(LONG, unchanged), "fp32": partial(SINGLE, unchanged), "nudged": partial(LONG, nudged)})
+assert largest_difference(four["fp64"].losses, alone["fp64"].losses, 24) < 1e-10, "DDP should train the same model"
 
 # %% jupyter={"source_hidden": true}
-show(
-    figures.draw_apart(
-        {
-            "a fault: four ranks, not reduced, fp64": (
-                four["not reduced"].losses,
-                alone["fp64"].losses,
-            ),
-            "no ranks: one process, weights nudged by 1e-7, fp64": (
-                alone["nudged"].losses,
-                alone["fp64"].losses,
-            ),
-            "DDP on four ranks, fp32": (four["fp32"].losses, alone["fp32"].losses),
-            "DDP on four ranks, fp64": (four["fp64"].losses, alone["fp64"].losses),
-        },
-        title="How far training losses lie from one process's (SGD, width 8)",
-        device=where(),
-    ),
+show(figures.draw_apart({
+    "a fault: four ranks, not reduced, fp64": (four["not reduced"].losses, alone["fp64"].losses),
+    "no ranks: one process, weights nudged by 1e-7, fp64": (alone["nudged"].losses, alone["fp64"].losses),
+    "DDP on four ranks, fp32": (four["fp32"].losses, alone["fp32"].losses),
+    "DDP on four ranks, fp64": (four["fp64"].losses, alone["fp64"].losses)},
+    title="How far training losses lie from one process's (SGD, width 8)", device=where()),
     alt="Four curves over 24 steps on a logarithmic axis. The fault is at a hundredth from step 2 on. The nudged process "
-    "starts far lower and drifts up to it. DDP in fp32 and fp64 stays level, nine orders of magnitude apart.",
-)
+    "starts far lower and drifts up to it. DDP in fp32 and fp64 stays level, nine orders of magnitude apart.")
 
 # %% [markdown]
 # **Read it.** It does: in both types only the last digits differ, since sums run in another order. The second curve has no
@@ -365,15 +279,10 @@ recorded = sending.by_hidden_share(run_ranks(sending.profile_backwards, 2, data[
 middle = recorded[len(recorded) // 2]
 assert sum(middle[0].bucket_bytes) == 4 * P, "not all gradients"
 figure = figures.draw_backward(middle, title="One backward of DDP: two ranks, cap 0.25 MiB")
-show(
-    figure,
-    alt="Backward's operations of two ranks, and below them a lane per bucket: the first all-reduces begin before "
-    "backward has ended, the last one begins when it ends.",
-)
-print(
-    f"hidden (before the last layer's backward ends), of the time of all-reduces: {middle[0].hidden_share:.0%} here, the median of {len(recorded)} backwards,",
-    f"{recorded[0][0].hidden_share:.0%} to {recorded[-1][0].hidden_share:.0%} in all ({Evidence.MEASURED})",
-)
+show(figure, alt="Backward's operations of two ranks, and below them a lane per bucket: the first all-reduces begin before "
+     "backward has ended, the last one begins when it ends.")
+print(f"hidden (before the last layer's backward ends), of the time of all-reduces: {middle[0].hidden_share:.0%} here, the median of {len(recorded)} backwards,",
+      f"{recorded[0][0].hidden_share:.0%} to {recorded[-1][0].hidden_share:.0%} in all ({Evidence.MEASURED})")
 
 # %% [markdown]
 # **Read it.** The first buckets leave while backward goes on. The last one, with the first layer's gradients, leaves when
@@ -391,10 +300,7 @@ print(
 
 # %% tags=["nbval-check-output"]
 for drop_last in (False, True):
-    samplers = [
-        DistributedSampler(range(10), 4, rank, shuffle=False, drop_last=drop_last)
-        for rank in range(4)
-    ]
+    samplers = [DistributedSampler(range(10), 4, rank, shuffle=False, drop_last=drop_last) for rank in range(4)]
     print(f"{'drop_last' if drop_last else 'padded':<10}", *(list(sampler) for sampler in samplers))
 
 # %% [markdown]
@@ -434,17 +340,9 @@ def payload_of_four_parts(forward_quiet, backward_quiet):
     return sum(row.payload_bytes for row in sent.rows if row.collective == "all-reduce")
 
 
-INSIDE = {
-    "nothing": (False, False),
-    "backward": (False, True),
-    "forward and backward": (True, True),
-}
-for inside, payload_bytes in run_ranks(
-    lambda: {name: payload_of_four_parts(*quiet) for name, quiet in INSIDE.items()}, 2
-)[0].items():
-    print(
-        f"in no_sync: {inside:<21} {payload_bytes:>9,} bytes a step, {payload_bytes / (4 * P):.0f} x 4 P"
-    )
+INSIDE = {"nothing": (False, False), "backward": (False, True), "forward and backward": (True, True)}
+for inside, payload_bytes in run_ranks(lambda: {name: payload_of_four_parts(*quiet) for name, quiet in INSIDE.items()}, 2)[0].items():
+    print(f"in no_sync: {inside:<21} {payload_bytes:>9,} bytes a step, {payload_bytes / (4 * P):.0f} x 4 P")
 
 # %% [markdown]
 # The *forward* must be inside, too. A language model's loss is a mean over *tokens*, of which micro-batches hold unequal
@@ -462,9 +360,7 @@ def mean_of_means(model, mine):
 
 
 def mean_of_shares(model, mine):  # right within a rank
-    sum(summed_loss(model, text) for text in mine).div(
-        sum(len(text[1]) for text in mine)
-    ).backward()
+    sum(summed_loss(model, text) for text in mine).div(sum(len(text[1]) for text in mine)).backward()
 
 
 def by_tokens(model, mine):
@@ -473,16 +369,8 @@ def by_tokens(model, mine):
 
 token_errors = errors_of(mean_of_means, mean_of_shares, by_tokens)
 print("tokens of each micro-batch, rank 0 and 1:", *TOKENS)
-print(
-    *(
-        f"{name:<15} gradient wrong by {error:.0e} of its norm"
-        for name, error in token_errors.items()
-    ),
-    sep="\n",
-)
-assert token_errors.pop("by_tokens") < 1e-12 < 0.05 < min(token_errors.values()), (
-    "tokens should be right, means wrong"
-)
+print(*(f"{name:<15} gradient wrong by {error:.0e} of its norm" for name, error in token_errors.items()), sep="\n")
+assert token_errors.pop("by_tokens") < 1e-12 < 0.05 < min(token_errors.values()), "tokens should be right, means wrong"
 
 # %% [markdown]
 # <div class="alert alert-warning"><b>Trap.</b> In October 2024 transformers fixed this mistake
@@ -508,25 +396,13 @@ def quarter_by_quarter(model):
 
 
 BATCH_NORM = partial(NARROW, norm="batch", steps=3)
-one_process = run(
-    1,
-    {"whole": partial(BATCH_NORM, unchanged), "quarters": partial(BATCH_NORM, quarter_by_quarter)},
-)
+one_process = run(1, {"whole": partial(BATCH_NORM, unchanged), "quarters": partial(BATCH_NORM, quarter_by_quarter)})
 ranks = run_ranks(partial(BATCH_NORM, DistributedDataParallel), 4)
-from_whole, from_quarters = (
-    largest_difference(ranks[0].losses, each.losses, 3) for each in one_process.values()
-)
-print(
-    f"losses of four ranks, relative: {from_whole:.0e} from whole batches, {from_quarters:.0e} from quarters (fp64)"
-)
-print(
-    "running statistics after 3 steps, summed, rank 0 to 3:",
-    *(f"{report.buffers:.4f}" for report in ranks),
-)
+from_whole, from_quarters = (largest_difference(ranks[0].losses, each.losses, 3) for each in one_process.values())
+print(f"losses of four ranks, relative: {from_whole:.0e} from whole batches, {from_quarters:.0e} from quarters (fp64)")
+print("running statistics after 3 steps, summed, rank 0 to 3:", *(f"{report.buffers:.4f}" for report in ranks))
 print(ranks[0].sent)
-assert from_quarters < 1e-12 < 1e-3 < from_whole, (
-    "four ranks should follow the process that goes by quarters"
-)
+assert from_quarters < 1e-12 < 1e-3 < from_whole, "four ranks should follow the process that goes by quarters"
 
 # %% [markdown]
 # **Read it.** Four ranks follow the quarters: DDP is right, and batch norm is another function of a smaller share. DDP
@@ -541,10 +417,8 @@ assert from_quarters < 1e-12 < 1e-3 < from_whole, (
 
 # %% tags=["nbval-check-output"]
 published = [row for row in table("nvidia_resnet50") if row["gpu"] == "A100-80GB"]
-speeds = {
-    name: [float(row[column]) for row in published]  # of one GPU, of eight
-    for name, column in (("TF32", "fp32_or_tf32_images_s"), ("AMP", "mixed_images_s"))
-}
+speeds = {name: [float(row[column]) for row in published]  # of one GPU, of eight
+          for name, column in (("TF32", "fp32_or_tf32_images_s"), ("AMP", "mixed_images_s"))}
 IMAGES, gradients = 256, 4 * 25_557_032  # ResNet-50's parameters, in fp32
 
 
@@ -555,14 +429,10 @@ def at_worst(gpus, rate=1.0):
 
 for name, (lone, eight) in speeds.items():
     lost = 8 * IMAGES / eight - IMAGES / lone
-    print(
-        f"{name:<4} step {1e3 * IMAGES / lone:.0f} ms on one A100, {1e3 * lost:.1f} ms more on eight:",
-        f"speed-up {eight / lone:.2f}, efficiency {eight / lone / 8:.0%} (published)",
-    )
-    print(
-        f"     sending {1e3 * at_worst(8):.2f} ms at NVLink's full rate (predicted). Lost over sending at half, full, double rate:",
-        ", ".join(f"{lost / at_worst(8, rate):.0f}x" for rate in (0.5, 1, 2)),
-    )
+    print(f"{name:<4} step {1e3 * IMAGES / lone:.0f} ms on one A100, {1e3 * lost:.1f} ms more on eight:",
+          f"speed-up {eight / lone:.2f}, efficiency {eight / lone / 8:.0%} (published)")
+    print(f"     sending {1e3 * at_worst(8):.2f} ms at NVLink's full rate (predicted). Lost over sending at half, full, double rate:",
+          ", ".join(f"{lost / at_worst(8, rate):.0f}x" for rate in (0.5, 1, 2)))
 print("published:", source("nvidia_resnet50").partition(" @")[0])
 
 # %% [markdown]
@@ -578,9 +448,7 @@ print("published:", source("nvidia_resnet50").partition(" @")[0])
 def take_apart(slow_seconds):
     model = DistributedDataParallel(small_resnet(width=8).to(my_device()))
     batches = iter(sharded_loader(data, BATCH))
-    share, whole = (
-        [part.to(my_device()) for part in batch] for batch in (next(batches), data[:BATCH])
-    )
+    share, whole = ([part.to(my_device()) for part in batch] for batch in (next(batches), data[:BATCH]))
 
     def step(batch, quiet):
         with model.no_sync() if quiet else contextlib.nullcontext():
@@ -588,14 +456,8 @@ def take_apart(slow_seconds):
             time.sleep(slow_seconds * dist.get_rank())
             loss.backward()
 
-    return sending.in_turns(
-        {
-            "loading": lambda: next(batches),
-            "computing": lambda: step(share, True),
-            "the whole step": lambda: step(share, False),
-            "computing all 64": lambda: step(whole, True),
-        }
-    )
+    return sending.in_turns({"loading": lambda: next(batches), "computing": lambda: step(share, True),
+                             "the whole step": lambda: step(share, False), "computing all 64": lambda: step(whole, True)})
 
 
 PLANTED, rows = {"nothing": 0.0, "rank 1 sleeps 0.2 s": 0.2}, []
@@ -603,14 +465,8 @@ for planted in PLANTED:
     parts = run_ranks(take_apart, 2, PLANTED[planted])
     slowest = max(mine["computing"] for mine in parts)
     for rank, mine in enumerate(parts):
-        mine |= {
-            "waits for the slowest": slowest - mine["computing"],
-            "sending": mine["the whole step"] - slowest,
-        }
-        rows.append(
-            {"planted": planted, "rank": rank}
-            | {name: format_seconds(max(0, s)) for name, s in mine.items()}
-        )
+        mine |= {"waits for the slowest": slowest - mine["computing"], "sending": mine["the whole step"] - slowest}
+        rows.append({"planted": planted, "rank": rank} | {name: format_seconds(max(0, s)) for name, s in mine.items()})
 pd.DataFrame(rows).set_index(["planted", "rank"])
 
 # %% [markdown]
@@ -643,26 +499,15 @@ def build(ranks):
 def resnet_step(model, optimizer, mixed=False):
     optimizer.zero_grad()
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-        loss = F.cross_entropy(
-            model(torch.randn(IMAGES, 3, 224, 224)), torch.randint(1000, (IMAGES,))
-        )
+        loss = F.cross_entropy(model(torch.randn(IMAGES, 3, 224, 224)), torch.randint(1000, (IMAGES,)))
     loss.backward()
     optimizer.step()
 
 
 CASES = {"one GPU": (1, "TF32"), "four GPUs, DDP": (4, "TF32"), "four GPUs, DDP + AMP": (4, "AMP")}
-runs = {
-    name: simulate(
-        lambda: build(gpus),
-        lambda m, o: resnet_step(m, o, kind == "AMP"),
-        device="A100 80GB",
-        world=gpus,
-        items=IMAGES,
-        unit="images",
-        name=name,
-    )
-    for name, (gpus, kind) in CASES.items()
-}
+runs = {name: simulate(lambda: build(gpus), lambda m, o: resnet_step(m, o, kind == "AMP"), device="A100 80GB", world=gpus,
+                       items=IMAGES, unit="images", name=name)
+        for name, (gpus, kind) in CASES.items()}
 compare(list(runs.values()), title="ResNet-50 at the peak, 256 images a GPU")
 
 # %% jupyter={"source_hidden": true}
@@ -671,23 +516,10 @@ for name, (gpus, kind) in CASES.items():
     lone, eight = speeds[kind]
     best = 1_281_167 / lone / gpus / 60  # ImageNet's training images
     payload = sum(t.payload_bytes for t in runs[name].traffic if t.collective == "all-reduce")
-    assert payload == (gradients if gpus > 1 else 0), (
-        "the all-reduce should carry every gradient once"
-    )
-    minutes = (
-        f"{best:.1f} (published)"
-        if gpus == 1
-        else f"{best:.1f} to {best * 8 * lone / eight:.1f} (predicted)"
-    )
-    asked.append(
-        {
-            "": name,
-            "arithmetic": kind,
-            "peak a GPU (simulated)": format_bytes(runs[name].peak_bytes),
-            "payload a step (simulated)": format_bytes(payload),
-            "minutes an epoch": minutes,
-        }
-    )
+    assert payload == (gradients if gpus > 1 else 0), "the all-reduce should carry every gradient once"
+    minutes = f"{best:.1f} (published)" if gpus == 1 else f"{best:.1f} to {best * 8 * lone / eight:.1f} (predicted)"
+    asked.append({"": name, "arithmetic": kind, "peak a GPU (simulated)": format_bytes(runs[name].peak_bytes),
+                  "payload a step (simulated)": format_bytes(payload), "minutes an epoch": minutes})
 pd.DataFrame(asked).set_index("")
 
 # %% [markdown]
@@ -705,16 +537,9 @@ check("04.bytes_under_amp", payload_under_amp)
 here.write_script("train.py", script_text())
 
 # %%
-with (
-    scratch("lesson-04") as folder,
-    contextlib.chdir(folder),
-):  # it saves model.pt where it is started
-    printed = run_torchrun(
-        here.root / "build/lesson-04/train.py", 2, "--network", "resnet18", "--epochs", 1, "--fake"
-    )
-told, loaded = (
-    line.rpartition("accuracy ")[2] for line in printed.splitlines() if "accuracy" in line
-)
+with scratch("lesson-04") as folder, contextlib.chdir(folder):  # it saves model.pt where it is started
+    printed = run_torchrun(here.root / "build/lesson-04/train.py", 2, "--network", "resnet18", "--epochs", 1, "--fake")
+told, loaded = (line.rpartition("accuracy ")[2] for line in printed.splitlines() if "accuracy" in line)
 assert told == loaded, "what was saved is not what was judged"
 
 # %% [markdown]
