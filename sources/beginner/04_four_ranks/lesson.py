@@ -45,7 +45,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from evidence.validation.tables import source, table
-from utils import Evidence, check, compare, format_bytes, format_seconds, resnet, run_ranks, run_torchrun
+from utils import Evidence, check, compare, format_bytes, format_seconds, resnet, run_ranks
 from utils import scratch, show, simulate, small_resnet, traffic
 from utils.catalog import device as gpu
 from utils.lessons.lesson_04 import figures, sending
@@ -53,7 +53,8 @@ from utils.lessons.lesson_04.data_parallel import accumulated_backward
 from utils.lessons.lesson_04.machine import my_device, where
 from utils.lessons.lesson_04.sharding import sharded_loader
 from utils.lessons.lesson_04.token_means import TOKENS, errors_of, summed_loss
-from utils.lessons.lesson_04.training import gradient_difference, largest_difference, observe, pictures, script_text, table_of
+from utils.lessons.lesson_04.training import gradient_difference, largest_difference, observe, pictures, run_script
+from utils.lessons.lesson_04.training import script_text, table_of
 
 # %% [markdown]
 # ## 1. Data parallelism by hand
@@ -259,7 +260,7 @@ show(figures.draw_apart({
     "DDP on four ranks, fp32": (four["fp32"].losses, alone["fp32"].losses),
     "DDP on four ranks, fp64": (four["fp64"].losses, alone["fp64"].losses)},
     title="How far training losses lie from one process's (SGD, width 8)", device=where()),
-    alt="Four curves over 24 steps on a logarithmic axis. The fault is at a hundredth from step 2 on. The nudged process "
+    alt="Four curves over 24 steps on a logarithmic axis. The fault lies far above all others from step 2 on. The nudged process "
     "starts far lower and drifts up to it. DDP in fp32 and fp64 stays level, nine orders of magnitude apart.")
 
 # %% [markdown]
@@ -470,8 +471,8 @@ for planted in PLANTED:
 pd.DataFrame(rows).set_index(["planted", "rank"])
 
 # %% [markdown]
-# **Read it.** With the fault rank 0's whole step is 0.2 s longer than its computing. That is *waiting*: for sending, subtract
-# the **slowest** rank's computing.
+# **Read it.** With the fault rank 0's whole step is over 0.2 s longer than its computing. Most is *waiting*: for sending,
+# subtract the **slowest** rank's computing.
 #
 # | cause | it shows as | what helps |
 # |---|---|---|
@@ -538,7 +539,7 @@ here.write_script("train.py", script_text())
 
 # %%
 with scratch("lesson-04") as folder, contextlib.chdir(folder):  # it saves model.pt where it is started
-    printed = run_torchrun(here.root / "build/lesson-04/train.py", 2, "--network", "resnet18", "--epochs", 1, "--fake")
+    print(printed := run_script(here.root / "build/lesson-04/train.py", 2, "--network", "resnet18", "--epochs", "1", "--fake"))
 told, loaded = (line.rpartition("accuracy ")[2] for line in printed.splitlines() if "accuracy" in line)
 assert told == loaded, "what was saved is not what was judged"
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
+import runpy
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from utils.data import cifar10, normalize
 from utils.memory import Measurement, measure
+from utils.ranks import run_ranks
 from utils.techniques import tf32
 from utils.traffic.counter import Sent, traffic
 from utils.units import MIB, Category, format_bytes
@@ -30,6 +34,7 @@ __all__ = [
     "largest_difference",
     "observe",
     "pictures",
+    "run_script",
     "script_text",
     "table_of",
 ]
@@ -145,6 +150,19 @@ def gradient_difference(found: Report, reference: Report) -> float:
 def script_text() -> str:
     """The script of the lesson's scenarios, for `torchrun`."""
     return Path(__file__).with_name("train.py").read_text(encoding="utf-8")
+
+
+def run_script(path: Path, ranks: int, *arguments: str) -> str:
+    """Run a script on ranks as `torchrun` does, in processes that have torch already: what rank 0 prints."""
+    return run_ranks(_as_torchrun_does, ranks, str(path), arguments, timeout_seconds=400)[0]
+
+
+def _as_torchrun_does(path: str, arguments: Sequence[str]) -> str:
+    dist.destroy_process_group()  # the script makes its own
+    sys.argv = [path, *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(path, run_name="__main__")
+    return printed.getvalue()
 
 
 def table_of(ways: Mapping[str, Report]) -> pd.DataFrame:
