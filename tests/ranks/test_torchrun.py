@@ -193,7 +193,8 @@ def test_lesson_04s_script_never_aborts_at_its_end(tmp_path, monkeypatch):
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
         for _ in range(100):
-            printed = run_torchrun(path, 2, "resnet18", 1, "fake", timeout_seconds=900)
+            how = ("--network", "resnet18", "--epochs", 1, "--fake")
+            printed = run_torchrun(path, 2, *how, timeout_seconds=900)
             assert printed.count("loss of all ranks") == 1  # of one epoch, by rank 0
     finally:
         for process in busy:

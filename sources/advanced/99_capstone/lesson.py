@@ -152,7 +152,7 @@ print(f"first that is more than a scale: step {bad.step}, {bad.first} (measured)
 # and small buckets pay a start each. Accumulation without `no_sync` sends after every micro-batch. A model cut over two devices
 # leaves each idle half of the time. The losses must stay those of one process.
 #
-# *Shown in* [04§5](../beginner/04_four_ranks.ipynb#5.-Is-it-faster?-Scaling-efficiency "at_worst"), [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"), [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"), [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "profile_backwards"), [11§4](11_links.ipynb#4.-Buckets-and-overlap "bucket_cost"), [04](../beginner/04_four_ranks.ipynb#Accumulation,-and-no_sync "no_sync"), [13§4](13_pipelines.ipynb#4.-The-timeline,-measured "uncut"), [04§2](../beginner/04_four_ranks.ipynb#2.-Is-it-right?-A-proof,-and-four-faults "apart").
+# *Shown in* [04§5](../beginner/04_four_ranks.ipynb#5.-Is-it-faster?-Scaling-efficiency "at_worst"), [04](../beginner/04_four_ranks.ipynb#Why-is-it-slow? "take_apart"), [11§6](11_links.ipynb#6.-Eight-nodes,-three-times-as-fast "job.look"), [04](../beginner/04_four_ranks.ipynb#Buckets,-and-overlap "profile_backwards"), [11§4](11_links.ipynb#4.-Buckets-and-overlap "bucket_cost"), [04](../beginner/04_four_ranks.ipynb#Accumulation,-and-no_sync "no_sync"), [13§4](13_pipelines.ipynb#4.-The-timeline,-measured "uncut"), [04§2](../beginner/04_four_ranks.ipynb#2.-Is-it-right?-A-test,-and-four-faults "apart").
 
 # %%
 ranks = 4

@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 
 from utils.checked import check_public
-from utils.techniques.precision import computes, low_precision
 
-__all__ = ["is_fast", "low_dtype", "my_device", "seconds_now", "where"]
+__all__ = ["my_device", "seconds_now", "where"]
 
 RANKS = 4
 
@@ -21,16 +20,6 @@ def my_device() -> torch.device:
     """The device of this rank; of one process alone, that of rank 0."""
     mine = dist.get_rank() if dist.is_initialized() else 0
     return torch.device("cuda", mine) if _on_gpus() else torch.device("cpu")
-
-
-def low_dtype() -> torch.dtype:
-    """bf16, or fp16 where a GPU has no bf16."""
-    return low_precision(my_device())[0]
-
-
-def is_fast() -> bool:
-    """Whether the 16-bit type is computed without emulation."""
-    return computes(my_device(), low_dtype())
 
 
 def where() -> str:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from utils.lessons.blocks import run_block
@@ -28,6 +29,14 @@ def block_1(text: str) -> None:
 
 
 def block_2(text: str) -> None:
+    """The gradient test: rounding alone under DDP, much more where shares weigh unequally."""
+    right = run_ranks(_tested, 2, text, False)
+    wrong = run_ranks(_tested, 2, text, True)
+    assert max(right) < 1e-5, f"DDP is right, and the test says {right}"
+    assert min(wrong) > 1e-2, f"losses are sums over shares, and the test says {wrong}"
+
+
+def block_3(text: str) -> None:
     """Trainer: two ranks log the loss of one process's batch, and take its step."""
     found = run_ranks(_by_trainer, 2, text)
     assert torch.equal(found[0][1], found[1][1]), "the ranks hold different weights"
@@ -46,6 +55,22 @@ def _by_hand(text: str) -> Tensor:
     names["sampler"].set_epoch(0)
     _step(names["model"], names["loader"])
     return _flat(names["model"]).cpu()
+
+
+def _tested(text: str, summed: bool) -> float:
+    """What the test says on this rank; with a loss that is a sum over items, DDP's mean is wrong."""
+    device = torch.device("cuda", dist.get_rank()) if torch.cuda.is_available() else "cpu"
+    network = nn.Sequential(_model(), nn.BatchNorm1d(3), nn.Dropout()).to(device)
+    model = DistributedDataParallel(network)
+
+    def loss_of(network: nn.Module, part: list[Tensor]) -> Tensor:
+        inputs, targets = part
+        return F.cross_entropy(network(inputs), targets, reduction="sum" if summed else "mean")
+
+    made = {"torch": torch, "dist": dist, "DataLoader": DataLoader}  # by the first block
+    names = run_block(text, model=model, dataset=_data(), batch_size=ITEMS, loss_of=loss_of, **made)
+    assert model.training and all(p.grad is None for p in model.parameters()), "it leaves traces"
+    return names["apart"]
 
 
 def _alone() -> Tensor:

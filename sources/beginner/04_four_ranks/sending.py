@@ -1,4 +1,4 @@
-"""How sending takes its time: calls timed, one backward of DDP recorded, and its lanes."""
+"""How sending takes its time: parts of a step timed in turns, and backwards of DDP recorded."""
 
 from __future__ import annotations
 
@@ -15,44 +15,38 @@ from utils.models import small_resnet
 from utils.traffic.counter import traffic
 from utils.views.lanes import Span
 
-from .machine import my_device, seconds_now
+from .machine import seconds_now
 
-__all__ = ["Backward", "in_turns", "profile_backwards", "reducing_seconds"]
+__all__ = ["Backward", "by_hidden_share", "in_turns", "profile_backwards"]
 
 Seconds = tuple[float, float]
 
 
 class Backward(NamedTuple):
-    """One backward: the spans of its layers and its copies, the all-reduces, the buckets' bytes."""
+    """One backward: which it was, spans of layers and copies, all-reduces, the buckets' bytes.
 
+    Times are those of the machine's clock, one for all ranks.
+    """
+
+    number: int
     spans: list[Span]
     reduces: list[Seconds]
     bucket_bytes: list[int]
 
     @property
-    def hidden_share(self) -> float:
-        """Of the time of all-reduces, what layers of backward cover."""
-        layers = [span for span in self.spans if span.kind == "backward"]
-        covered = sum(
-            max(0.0, min(end, layer.end_seconds) - max(start, layer.start_seconds))
-            for start, end in self.reduces
-            for layer in layers
-        )
-        return covered / sum(end - start for start, end in self.reduces)
+    def end_seconds(self) -> float:
+        """When the last layer's backward is over."""
+        return max(span.end_seconds for span in self.spans if span.kind == "backward")
 
     @property
-    def lanes(self) -> dict[str, list[Span]]:
-        """For a figure: the rank, then each bucket."""
-        pairs = enumerate(zip(self.bucket_bytes, self.reduces, strict=True), start=1)
-        sending = {
-            f"bucket {number}, {size / 1024:.0f} KiB": [Span("all-reduce of a bucket", *span)]
-            for number, (size, span) in pairs
-        }
-        return {"rank 0": self.spans} | sending
+    def hidden_share(self) -> float:
+        """Of the time of all-reduces, what passes before backward ends."""
+        hidden = sum(max(0.0, min(end, self.end_seconds) - start) for start, end in self.reduces)
+        return hidden / sum(end - start for start, end in self.reduces)
 
 
 def profile_backwards(batch: Sequence[Tensor], bucket_cap_mb: float) -> list[Backward]:
-    """On each rank: nine backwards of DDP, recorded, by how much of the sending they hide."""
+    """On each rank: five backwards of DDP, recorded."""
     model = DistributedDataParallel(small_resnet(), bucket_cap_mb=bucket_cap_mb)
     images, labels = batch
 
@@ -64,17 +58,28 @@ def profile_backwards(batch: Sequence[Tensor], bucket_cap_mb: float) -> list[Bac
     with traffic() as sent:
         step()
     sizes = [row.payload_bytes for row in sent.collectives]
-    found = [_profiled(step, sizes) for _ in range(9)]
+    found = [_profiled(step, number, sizes) for number in range(5)]
     # On a busy machine a profile lacks an all-reduce now and then: only whole ones count.
-    whole = [each for each in found if len(each.reduces) == len(sizes)]
-    return sorted(whole, key=lambda each: each.hidden_share)
+    return [each for each in found if len(each.reduces) == len(sizes)]
 
 
-def _profiled(step: Callable[[], None], bucket_bytes: list[int]) -> Backward:
+def by_hidden_share(ranks: Sequence[Sequence[Backward]]) -> list[list[Backward]]:
+    """The backwards that all ranks recorded whole: of each, every rank's. Rank 0 gives the order."""
+    numbered = [{each.number: each for each in rank} for rank in ranks]
+    whole = set.intersection(*(set(rank) for rank in numbered))
+    found = [[rank[number] for rank in numbered] for number in whole]
+    return sorted(found, key=lambda each: each[0].hidden_share)
+
+
+def _profiled(step: Callable[[], None], number: int, bucket_bytes: list[int]) -> Backward:
+    dist.barrier()  # ranks begin together
     with torch.profiler.profile() as profile:
         step()
+    recorded = profile.profiler
+    assert recorded is not None and recorded.kineto_results is not None, "nothing was recorded"
+    zero = recorded.kineto_results.trace_start_ns() / 1e9
     events = [
-        (event.name, event.time_range.start / 1e6, event.time_range.end / 1e6)
+        (event.name, zero + event.time_range.start / 1e6, zero + event.time_range.end / 1e6)
         for event in profile.events() or ()
     ]
     spans = [
@@ -83,28 +88,17 @@ def _profiled(step: Callable[[], None], bucket_bytes: list[int]) -> Backward:
         if name.startswith("autograd::engine::evaluate_function")
     ]
     reduces = sorted((start, end) for name, start, end in events if name == "gloo:all_reduce")
-    return Backward(spans, reduces, bucket_bytes)
-
-
-def reducing_seconds(flat: bool, rounds: int = 3) -> float:
-    """On each rank: the median seconds to all-reduce all gradients, one by one or as one tensor."""
-    tensors = [torch.ones(p.numel(), device=my_device()) for p in small_resnet().parameters()]
-    tensors = [torch.cat(tensors)] if flat else tensors
-
-    def reduce_all() -> None:
-        for tensor in tensors:
-            dist.all_reduce(tensor)
-
-    return in_turns({"all": reduce_all}, rounds)["all"]
+    return Backward(number, spans, reduces, bucket_bytes)
 
 
 def in_turns(parts: Mapping[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
-    """Median seconds of each part, on this rank. All ranks begin together.
+    """The fastest seconds of each part, on this rank. All ranks begin together.
 
-    In turns, so that what else the machine does meets all parts alike; the first round warms up.
+    In turns, and the fastest of the rounds: what else the machine does only adds. The first round
+    warms up.
     """
     timed = [{name: _seconds(part) for name, part in parts.items()} for _ in range(rounds + 1)][1:]
-    return {name: sorted(each[name] for each in timed)[rounds // 2] for name in parts}
+    return {name: min(each[name] for each in timed) for name in parts}
 
 
 def _seconds(part: Callable[[], object]) -> float:

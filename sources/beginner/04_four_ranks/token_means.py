@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from utils.ranks import run_ranks
 
-__all__ = ["TOKENS", "error_of", "summed_loss", "texts"]
+__all__ = ["TOKENS", "errors_of", "summed_loss", "texts"]
 
 TOKENS = [[3, 11], [4, 2]]  # of each rank's two micro-batches
 Text = tuple[Tensor, Tensor]
@@ -29,11 +29,13 @@ def summed_loss(model: nn.Module, text: Text) -> Tensor:
     return F.cross_entropy(model(text[0]), text[1], reduction="sum")
 
 
-def error_of(rule: Callable[[nn.Module, list[Text]], object]) -> float:
-    """How far the rule's gradient on two ranks is from that of all tokens at once, relative.
+def errors_of(*rules: Callable[[nn.Module, list[Text]], object]) -> dict[str, float]:
+    """By each rule's name, how far its gradient on two ranks is from that of all tokens at once.
+
+    The norm of the difference over that of the right gradient.
 
     Args:
-        rule: called on each rank with its DDP model and its texts; calls backward.
+        rules: each is called on every rank with its DDP model and its texts; it calls backward.
     """
     right = _model()
     every = [text for rank in range(len(TOKENS)) for text in texts(rank)]
@@ -41,13 +43,17 @@ def error_of(rule: Callable[[nn.Module, list[Text]], object]) -> float:
         torch.stack([summed_loss(right, text) for text in every]).sum() / sum(map(sum, TOKENS))
     ).backward()
     wanted = _gradient(right)
-    return float((run_ranks(_on_rank, len(TOKENS), rule)[0] - wanted).norm() / wanted.norm())
+    found = run_ranks(_on_rank, len(TOKENS), rules)[0]
+    return {name: float((each - wanted).norm() / wanted.norm()) for name, each in found.items()}
 
 
-def _on_rank(rule: Callable[[nn.Module, list[Text]], object]) -> Tensor:
-    model = _model()
-    rule(DistributedDataParallel(model), texts(dist.get_rank()))
-    return _gradient(model)
+def _on_rank(rules: Sequence[Callable[[nn.Module, list[Text]], object]]) -> dict[str, Tensor]:
+    found = {}
+    for rule in rules:
+        model = _model()
+        rule(DistributedDataParallel(model), texts(dist.get_rank()))
+        found[rule.__name__] = _gradient(model)
+    return found
 
 
 def _model() -> nn.Linear:

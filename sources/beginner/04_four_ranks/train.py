@@ -1,72 +1,88 @@
-"""Train a ResNet on CIFAR-10 on all GPUs of a machine, or on CPUs.
+"""Train a ResNet on all GPUs of a machine, or on CPUs, and save it. Before, after, and with AMP:
 
-torchrun --nproc-per-node=4 train.py [resnet18 or resnet50] [epochs] [fake: images without a download]
+torchrun --nproc-per-node=1 train.py
+torchrun --nproc-per-node=4 train.py
+torchrun --nproc-per-node=4 train.py --amp
 """
 
+import argparse
 import os
-import sys
 import time
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 from torchvision import datasets, models, transforms
 
-BATCH, RATE = 256, 0.1  # of all ranks together: as many GPUs as you like, one rate
 
-
-def main(network: str, epochs: int, fake: bool) -> None:
+def main(asked: argparse.Namespace) -> None:
     gpu, rank, ranks = torch.cuda.is_available(), dist.get_rank(), dist.get_world_size()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
+    local = int(os.environ["LOCAL_RANK"])  # of this machine; `rank` counts those of all
+    device = torch.device("cuda", local) if gpu else torch.device("cpu")
     if gpu:
         torch.cuda.set_device(device)
-    if rank > 0:
-        dist.barrier()  # rank 0 downloads alone
-    train, test = (images(part, fake) for part in (True, False))
-    if rank == 0:
+    torch.manual_seed(rank)  # dropout and augmentation differ; DDP broadcasts the start
+    if local > 0:
+        dist.barrier()  # one rank of each machine downloads, and the others wait here
+    train, test = (images(part, asked) for part in (True, False))
+    if local == 0:
         dist.barrier()
     sampler = DistributedSampler(train)
-    loader = DataLoader(train, BATCH // ranks, sampler=sampler, num_workers=4 if gpu else 0)
+    loader = DataLoader(train, asked.batch // ranks, sampler=sampler, num_workers=4 * gpu)
     mine = Subset(test, range(rank, len(test), ranks))  # no copies: none counts twice
-    model = DistributedDataParallel(models.get_model(network, num_classes=10).to(device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
-    for epoch in range(epochs):
+    network = models.get_model(asked.network, num_classes=10).to(device)
+    if gpu:  # on CPUs batch norm sees a rank's share alone
+        network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=asked.rate, momentum=0.9)
+    low = torch.float16 if gpu and not torch.cuda.is_bf16_supported(False) else torch.bfloat16
+    scaler = torch.amp.GradScaler(device.type, enabled=asked.amp and low is torch.float16)
+    for epoch in range(asked.epochs):
         sampler.set_epoch(epoch)  # another order
-        start = time.perf_counter()
-        loss = torch.zeros(())
+        start, total = time.perf_counter(), torch.zeros((), device=device)
         for x, y in loader:
             optimizer.zero_grad()
-            with torch.autocast(device.type, torch.bfloat16, enabled=gpu):
+            with torch.autocast(device.type, low, enabled=asked.amp):
                 loss = F.cross_entropy(model(x.to(device)), y.to(device))
-            loss.backward()
-            optimizer.step()
-        told = torch.stack([loss.detach().float(), right(model.module, mine, device)])
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            total += loss.detach()
+        mean = total.item() / len(loader)  # waits for the GPU
+        seconds = time.perf_counter() - start
+        for buffer in network.buffers():
+            dist.broadcast(buffer, src=0)  # one model on all ranks: that which is saved
+        told = torch.stack([torch.tensor(mean, device=device), right(network, mine, device)])
         dist.all_reduce(told)  # all ranks call it, and one prints
         if rank == 0:
-            seconds = time.perf_counter() - start
             peak = torch.cuda.max_memory_allocated() if gpu else 0
             print(
-                f"epoch {epoch}: loss of all ranks {told[0].item() / ranks:.3f}, accuracy "
-                f"{told[1].item() / len(test):.1%}, {seconds:.1f} s, peak {peak / 2**30:.2f} GiB",
+                f"epoch {epoch}: loss of all ranks {told[0].item() / ranks:.3f}, {seconds:.1f} s of "
+                f"training, peak {peak / 2**30:.2f} GiB, accuracy {told[1].item() / len(test):.1%}",
                 flush=True,
             )
-            torch.save(model.module.state_dict(), "model.pt")
+            torch.save(network.state_dict(), "model.pt")
+    if rank == 0:
+        again = models.get_model(asked.network, num_classes=10).to(device)
+        again.load_state_dict(torch.load("model.pt", map_location=device, weights_only=True))
+        share = right(again, test, device).item() / len(test)
+        print(f"model.pt, loaded by one process: accuracy {share:.1%}", flush=True)
     dist.barrier()
 
 
-def images(train: bool, fake: bool) -> datasets.VisionDataset:
-    to_tensor = transforms.Compose(
-        [transforms.ToTensor(), transforms.Normalize(3 * [0.47], 3 * [0.25])]
-    )
-    if fake:
-        return datasets.FakeData(128 if train else 16, (3, 32, 32), 10, to_tensor)
+def images(train: bool, asked: argparse.Namespace) -> datasets.VisionDataset:
+    steps = [transforms.Resize(asked.size), transforms.ToTensor()]
+    to_tensor = transforms.Compose([*steps, transforms.Normalize(3 * [0.47], 3 * [0.25])])
+    if asked.fake:
+        return datasets.FakeData(32 if train else 64, (3, 32, 32), 10, to_tensor)
     return datasets.CIFAR10("data", train, to_tensor, download=True)
 
 
 @torch.no_grad()
-def right(model: torch.nn.Module, share: Dataset, device: torch.device) -> torch.Tensor:
+def right(model: nn.Module, share: Dataset, device: torch.device) -> torch.Tensor:
     model.eval()
     found = [
         (model(x.to(device)).argmax(1) == y.to(device)).sum() for x, y in DataLoader(share, 250)
@@ -76,6 +92,16 @@ def right(model: torch.nn.Module, share: Dataset, device: torch.device) -> torch
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--network", default="resnet50")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=256, help="images of all ranks in a step")
+    parser.add_argument("--rate", type=float, default=0.1, help="for that batch")
+    parser.add_argument("--size", type=int, default=32, help="images are resized to it")
+    parser.add_argument("--amp", action="store_true", help="bf16, or fp16 where a GPU has no bf16")
+    parser.add_argument("--fake", action="store_true", help="images without a download")
     dist.init_process_group()
-    main((sys.argv[1:] or ["resnet50"])[0], int((sys.argv[2:] or ["10"])[0]), "fake" in sys.argv)
-    dist.destroy_process_group()  # always, and last: what DDP held is gone by then
+    try:
+        main(parser.parse_args())
+    finally:
+        dist.destroy_process_group()

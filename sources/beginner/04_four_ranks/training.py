@@ -1,8 +1,12 @@
-"""What a way of training did: losses, accuracy, peak and payload of each rank, and tables of them."""
+"""What a way of training did on each rank: losses, gradients, memory, payload, and tables of them."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
+import runpy
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,20 +20,22 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 from utils.data import cifar10, normalize
-from utils.memory import measure
+from utils.memory import Measurement, measure
+from utils.ranks import run_ranks
 from utils.techniques import tf32
 from utils.traffic.counter import Sent, traffic
-from utils.units import format_bytes, format_seconds
+from utils.units import MIB, Category, format_bytes
 
-from .machine import my_device, seconds_now
+from .machine import my_device
 
 __all__ = [
     "Report",
+    "gradient_difference",
     "largest_difference",
     "observe",
     "pictures",
+    "run_script",
     "script_text",
-    "smooth",
     "table_of",
 ]
 
@@ -38,15 +44,18 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Report(NamedTuple):
-    """One rank of a run: the mean loss of all ranks at each step, and what was measured after them.
+    """One rank of a run.
 
-    `right` is the share of held-out pictures, `step_seconds` the median, `sent` of one more step.
+    `losses` of a step are means over all ranks; `gradient` is the first step's, flat, after it was
+    averaged; `answers` are labels that rank 0 gives held-out images; `buffers` is the sum of all buffers;
+    `memory` of one more step; `sent` in the last.
     """
 
     losses: list[float]
-    right: float
-    step_seconds: float
-    peak_bytes: int
+    gradient: Tensor
+    answers: list[int]
+    buffers: float
+    memory: Measurement | None
     at_start: Sent
     sent: Sent
 
@@ -66,37 +75,44 @@ def observe(
     optimizer: Optimizer,
     step: Step,
     loader: DataLoader,
-    held_out: Pair,
+    held_out: Tensor,
     *,
     steps: int,
     dtype: torch.dtype,
     at_start: Sent,
+    metered: bool,
 ) -> Report:
-    """Take steps, then judge the model, and measure one more step twice: its memory, its sends."""
+    """Take steps, then let the model judge held-out images, and meter one more step if asked to."""
     with tf32(False):  # on a GPU, too, all digits of fp32
-        losses, seconds = _run(step, loader, dtype, steps)
-        right = _share_right(getattr(model, "module", model), held_out, dtype)
+        losses, gradient, sent = _run(model, step, loader, dtype, steps)
+        inner = getattr(model, "module", model)
+        answers = [] if dist.get_rank() else _answers(inner, held_out, dtype)
+        buffers = sum(buffer.double().sum().item() for buffer in inner.buffers())
         batch = _on(my_device(), dtype, next(iter(loader)))
-        memory = measure(
-            lambda: step(*batch), model=model, optimizer=optimizer, unit="images", timed_steps=0
-        )
-        with traffic() as sent:
-            step(*batch)
-    return Report(losses, right, seconds, memory.peak_bytes, at_start, sent)
+        memory = _metered(lambda: step(*batch), model, optimizer) if metered else None
+    return Report(losses, gradient, answers, buffers, memory, at_start, sent)
 
 
 def _run(
-    step: Step, loader: DataLoader, dtype: torch.dtype, steps: int
-) -> tuple[list[float], float]:
-    """Losses of all ranks together, and the median seconds of a step."""
-    losses, seconds = [], []
-    for batch in itertools.islice(_endless(loader), steps):
-        start = seconds_now()
-        loss = step(*_on(my_device(), dtype, batch))
-        seconds.append(seconds_now() - start)
+    model: nn.Module, step: Step, loader: DataLoader, dtype: torch.dtype, steps: int
+) -> tuple[list[float], Tensor, Sent]:
+    """Losses of all ranks together, the first step's gradient, and what the last one sends."""
+    losses, gradient, sent = [], torch.empty(0), Sent()
+    for number, batch in enumerate(itertools.islice(_endless(loader), steps), start=1):
+        with traffic() if number == steps else contextlib.nullcontext(sent) as sent:
+            loss = step(*_on(my_device(), dtype, batch))
+        if number == 1:
+            gradient = torch.cat([p.grad.flatten().cpu() for p in model.parameters()])  # type: ignore[union-attr]
         dist.all_reduce(loss)  # for the curve alone
         losses.append(loss.item() / dist.get_world_size())
-    return losses, sorted(seconds)[steps // 2]
+    return losses, gradient, sent
+
+
+def _metered(step: Callable[[], Tensor], model: nn.Module, optimizer: Optimizer) -> Measurement:
+    """After steps that have made all states already."""
+    return measure(
+        step, model=model, optimizer=optimizer, unit="images", warmup_steps=0, timed_steps=0
+    )
 
 
 def _endless(loader: DataLoader) -> Iterator[Sequence[Tensor]]:
@@ -110,13 +126,12 @@ def _on(device: torch.device, dtype: torch.dtype, batch: Sequence[Tensor]) -> Pa
 
 
 @torch.no_grad()
-def _share_right(model: nn.Module, held_out: Pair, dtype: torch.dtype) -> float:
-    """Each rank judges its own pictures, none twice; the sum is everyone's."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    images, labels = _on(my_device(), dtype, [part[rank::ranks] for part in held_out])
-    right = (model(images).argmax(1) == labels).sum()
-    dist.all_reduce(right)
-    return right.item() / len(held_out[0])
+def _answers(model: nn.Module, images: Tensor, dtype: torch.dtype) -> list[int]:
+    """The label that the model gives each image."""
+    model.eval()
+    found = model(images.to(my_device(), dtype)).argmax(1).tolist()
+    model.train()
+    return found
 
 
 def largest_difference(
@@ -127,29 +142,54 @@ def largest_difference(
     return max(abs(a - b) / abs(b) for a, b in pairs)
 
 
+def gradient_difference(found: Report, reference: Report) -> float:
+    """The norm of the difference of the first gradients, over that of the reference's."""
+    return float((found.gradient - reference.gradient).norm() / reference.gradient.norm())
+
+
 def script_text() -> str:
     """The script of the lesson's scenarios, for `torchrun`."""
     return Path(__file__).with_name("train.py").read_text(encoding="utf-8")
 
 
-def smooth(losses: Sequence[float], width: int = 16) -> list[float]:
-    """Means over `width` steps, one for each place of that window."""
-    return [sum(losses[i : i + width]) / width for i in range(len(losses) - width + 1)]
+def run_script(path: Path, ranks: int, *arguments: str) -> str:
+    """Run a script on ranks as `torchrun` does, in processes that have torch already: what rank 0 prints."""
+    return run_ranks(_as_torchrun_does, ranks, str(path), arguments, timeout_seconds=400)[0]
 
 
-def table_of(ways: Mapping[str, Sequence[Report]]) -> pd.DataFrame:
-    """A row a way: the largest peak and step of its ranks, and what rank 0 puts in."""
-    rows = [_row(name, reports) for name, reports in ways.items()]
-    return pd.DataFrame(rows).set_index("way")
+def _as_torchrun_does(path: str, arguments: Sequence[str]) -> str:
+    dist.destroy_process_group()  # the script makes its own
+    sys.argv = [path, *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(path, run_name="__main__")
+    return printed.getvalue()
 
 
-def _row(name: str, reports: Sequence[Report]) -> dict[str, str | int]:
-    first, alone = reports[0], len(reports) == 1
+def table_of(ways: Mapping[str, Report]) -> pd.DataFrame:
+    """A row a way: what lies in memory at the peak of its rank 0, in MiB, and what it puts in."""
+    return pd.DataFrame([_row(name, report) for name, report in ways.items()]).set_index("way")
+
+
+def _row(name: str, first: Report) -> dict[str, str | int]:
+    assert first.memory is not None, "train(..., metered=True) meters a step"
+    parts = {f"{category}": f"{size / MIB:.2f}" for category, size in _parts(first.memory).items()}
     return {
         "way": name,
-        "peak of a rank": format_bytes(max(report.peak_bytes for report in reports)),
-        "payload at the start": "-" if alone else format_bytes(first.at_start.payload_bytes),
-        "payload a step": "-" if alone else format_bytes(first.sent.payload_bytes),
-        "calls a step": 0 if alone else sum(row.calls for row in first.sent.rows),
-        "median step": format_seconds(max(report.step_seconds for report in reports)),
+        "peak, MiB": f"{first.memory.peak_bytes / MIB:.2f}",
+        **parts,
+        "payload a step": format_bytes(first.sent.payload_bytes),
+        "calls": sum(row.calls for row in first.sent.rows),
     }
+
+
+def _parts(memory: Measurement) -> dict[str, int]:
+    """The categories at the peak; small ones are one."""
+    shown = (
+        Category.PARAMETERS,
+        Category.GRADIENTS,
+        Category.OPTIMIZER_STATE,
+        Category.COMMUNICATION,
+        Category.ACTIVATIONS,
+    )
+    found = {str(category): memory.breakdown[category] for category in shown}
+    return found | {"rest": memory.peak_bytes - sum(found.values())}
