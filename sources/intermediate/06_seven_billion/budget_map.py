@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,13 +17,14 @@ HEIGHT = 1.6  # of the axis, in limits
 
 
 def most_items(runs: Sequence[Measurement], limit: str) -> float:
-    """Items a step at which the line through the peaks crosses the limit.
-
-    Beyond the last point its last piece goes on; a line that begins over the limit gives 0.
+    """Items a step at which the straight line through the outer two peaks crosses the limit.
 
     Args:
         runs: two or more, of different `items`.
         limit: the budget, such as "24GB".
+
+    Returns:
+        0 where the line is over the limit from its start.
 
     Raises:
         ValueError: fewer than two sizes.
@@ -32,13 +32,8 @@ def most_items(runs: Sequence[Measurement], limit: str) -> float:
     points = sorted((run.items, run.peak_bytes) for run in runs)
     if len(points) < 2:
         raise ValueError("A line needs measurements of two sizes or more.")
-    wanted = parse_bytes(limit)
-    if points[0][1] > wanted:
-        return 0.0
-    for (low, below), (high, above) in pairwise(points):
-        if above > wanted:
-            break
-    return low + (wanted - below) * (high - low) / (above - below)
+    (low, below), *_, (high, above) = points
+    return max(0.0, low + (parse_bytes(limit) - below) * (high - low) / (above - below))
 
 
 def draw_budget_map(
@@ -47,7 +42,8 @@ def draw_budget_map(
     """Peaks in GB against the items of a step, and where each line meets the limit.
 
     Args:
-        runs: name of a way to train -> two measurements or more; up to four names.
+        runs: name of a way to train -> two measurements or more; up to four names. A line is
+            drawn through the outer two and beyond them.
         limit: the budget, such as "24GB".
 
     Raises:
@@ -63,7 +59,7 @@ def draw_budget_map(
             _draw_line(axes, name, line, limit, color, style)
         axes.axhline(parse_bytes(limit) / GB, color="black", lw=1.2)
         every = [run for line in runs.values() for run in line]
-        axes.set(xlim=(0, max(run.items for run in every)), ylim=(0, top))
+        axes.set(xlim=(0, 2 * max(run.items for run in every)), ylim=(0, top))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.set_xlabel(f"{every[0].unit} of a step")
         axes.set_ylabel("peak, GB")
@@ -76,13 +72,12 @@ def draw_budget_map(
 def _draw_line(
     axes: Axes, name: str, line: Sequence[Measurement], limit: str, color: str, style: str
 ) -> None:
-    ordered = sorted(line, key=lambda run: run.items)
-    peaks = [run.peak_bytes / GB for run in ordered]
-    axes.plot([run.items for run in ordered], peaks, style, color=color, label=name)
-    crossing = most_items(ordered, limit)
-    if 0 < crossing <= ordered[-1].items:
-        place = (crossing, parse_bytes(limit) / GB)
-        axes.annotate(f"{crossing:,.0f}", place, (6, 6), textcoords="offset points", color=color)
+    first, *_, last = sorted((run.items, run.peak_bytes / GB) for run in line)
+    axes.plot(*zip(first, last, strict=True), style[0], color=color, ls="none", label=name)
+    axes.axline(first, last, color=color, ls=style[1:])
+    crossing = most_items(line, limit)
+    place = (crossing, parse_bytes(limit) / GB)
+    axes.annotate(f"{crossing:,.0f}", place, (6, -14), textcoords="offset points", color=color)
 
 
 __all__ = ["draw_budget_map", "most_items"]

@@ -23,8 +23,8 @@
 # ## A bet
 #
 # You fine-tune Llama-2-7B by `peft`: weights in four bits, fp32 adapters of rank 16 on all matrices of its blocks, bf16
-# autocast, no checkpointing, one text of 2,048 tokens. Four bits are half a byte, so the weights should take 3.5 GB.
-# What is the *peak* of such a step, in GB? And which alone brings four texts of 1,024 tokens under 24 GB: four bits, or
+# autocast, no checkpointing, two texts of 1,024 tokens. Four bits are half a byte, so the weights should take 3.5 GB.
+# What is the *peak* of such a step, in GB? And which alone brings four such texts under 24 GB: four bits, or
 # checkpointing? Section 5 has both answers.
 
 # %%
@@ -46,7 +46,7 @@ from torch import nn
 
 from utils import GB, Evidence, compare, computes, draw_breakdown
 from utils import format_bytes, llama_config, load_base, measure, model_shape, predicted, prepare_ranks
-from utils import run_ranks, score, scoreboard, scratch_folder, show, sweep, text_batches, text_tokens
+from utils import run_ranks, score, scoreboard, scratch_folder, show, text_batches, text_tokens
 from utils.data import docstring_pairs
 from utils.models.finetune import finetune_step
 from utils.simulation import extrapolate
@@ -420,8 +420,8 @@ if four_bits:
 # ## 5. Seven billion, simulated
 #
 # Now the step that `Trainer(bf16=True)` takes, with `transformers`, `peft` and bitsandbytes themselves, on tensors without
-# data as if on a GPU (lesson 05a). It runs at depths 1, 2 and 3 and at three batch sizes, and is extended to 32 layers and
-# any batch, allocation by allocation. Four ways to train, each with and without one part:
+# data as if on a GPU (lesson 05a). It runs at depths 1, 2 and 3, and is extended to 32 layers, allocation by allocation.
+# Four ways to train, one part more or less between any two neighbours, at two sizes each:
 
 # %%
 def scripted(layers, packed, checkpointed, targets="all-linear", rank=16, autocast=True, prepare=False):
@@ -440,14 +440,14 @@ def scripted(layers, packed, checkpointed, targets="all-linear", rank=16, autoca
     return model, adamw(model)
 
 # %%
-CARD, PIECE, TOKENS = "RTX 4090", 256, (1024, 2048, 4096, 8192, 16384, 32768)
+CARD, SIZES = "RTX 4090", {False: (2048, 4096), True: (4096, 16384)}  # tokens of a step; True: checkpointed
 
 
 def peaks(name, packed, checkpointed):
-    pieces = sweep(lambda layers: scripted(layers, packed, checkpointed),
-                   lambda m, o, count: finetune_step(m, o, count, PIECE), layers=shape.layers, from_layers=(1, 2, 3),
-                   batches=[tokens // PIECE for tokens in TOKENS], device=CARD, items=PIECE, unit="tokens", name=name)
-    return {run.items: run for run in pieces.values()}
+    return {tokens: extrapolate(lambda layers: scripted(layers, packed, checkpointed),
+                                lambda m, o: finetune_step(m, o, tokens // 1024, 1024), layers=shape.layers,
+                                from_layers=(1, 2, 3), device=CARD, items=tokens, unit="tokens", name=name)
+            for tokens in SIZES[checkpointed]}
 
 # %% tags=["bench"]
 ways = {"LoRA": (False, False), "LoRA + checkpointing": (False, True)}
@@ -461,9 +461,9 @@ figure = draw_budget_map({name: list(runs.values()) for name, runs in found.item
 show(figure, alt="Peak over tokens: a line each for " + ", ".join(found) + ", and where it meets 24 GB.")
 
 # %% [markdown]
-# **Read it.** With flash attention, which keeps no matrix of scores, memory depends on the *number of tokens*, not on how
-# they are cut into texts. Four bits lower a line; checkpointing makes it flat. The same in numbers, at the script's size,
-# with the planner's seconds for all blocks (lesson 15 has its rules):
+# **Read it.** Points are simulated; the lines through them are straight, since with flash attention (it keeps no matrix of
+# scores) all that a step adds is proportional to its tokens. Four bits lower a line; checkpointing makes it flat. In
+# numbers, at the script's four texts, with the seconds that the planner of lesson 15 predicts:
 
 # %%
 for name, way in ways.items():
@@ -479,7 +479,8 @@ if four_bits:
 
 # %% [markdown]
 # **Read it.** At the script's size checkpointing brings the step onto the card; four bits alone do not. The verdict hangs on
-# the tokens of a step: READV
+# the tokens of a step. Up to some 3,300 of them four bits without checkpointing fit, and nothing is recomputed. Up to some
+# 15,000 checkpointed bf16 weights fit, and nothing is rounded or unpacked. Beyond that you need both.
 #
 # The line is 24 GB of *tensors*. With your card compare what PyTorch *reserves*, and about 0.5 GB of CUDA context (the
 # course's assumption). "QLoRA 7B takes 3.5 GB" is folklore: its weights alone take more, and the bet's step peaks at four
@@ -494,7 +495,7 @@ changes = {"as above: all matrices, rank 16, autocast": {}, "no autocast": {"aut
            "query and value, rank 8": {"targets": ["q_proj", "v_proj"], "rank": 8}}
 for name, change in changes.items():
     peak = extrapolate(lambda layers: scripted(layers, bool(four_bits), False, **change),
-                       lambda m, o: finetune_step(m, o, 1, 2048), layers=shape.layers, from_layers=(1, 2, 3), device=CARD)
+                       lambda m, o: finetune_step(m, o, 2, 1024), layers=shape.layers, from_layers=(1, 2, 3), device=CARD)
     print(f"{name:<42}{peak.peak_bytes / GB:.1f} GB ({peak.evidence})")
 
 # %% [markdown]
@@ -530,18 +531,18 @@ scoreboard("06")
 # bytes of the small base, and to the script's step at 7B.
 
 # %%
-steps = {}
 for word in ("as packed", "prepared") if four_bits else ():
     model, prepare = load_base(folder / "base", quantization=four_bits, device=device), word == "prepared"
     if prepare:
         model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
         assert torch.bfloat16 not in {p.dtype for p in model.parameters()}, "PEFT keeps bf16 now"
     sizes = pd.Series([p.nbytes for p in model.parameters()]).groupby([str(p.dtype) for p in model.parameters()]).sum()
-    steps[word] = extrapolate(lambda layers: scripted(layers, True, True, prepare=prepare),
-                              lambda m, o: finetune_step(m, o, 4, 1024), layers=shape.layers, from_layers=(1, 2, 3), device=CARD)
+    step = found["QLoRA + checkpointing"][4096] if not prepare else extrapolate(
+        lambda layers: scripted(layers, True, True, prepare=True), lambda m, o: finetune_step(m, o, 4, 1024),
+        layers=shape.layers, from_layers=(1, 2, 3), device=CARD)
     print(f"{word:<10}{', '.join(f'{dtype} {format_bytes(size)}' for dtype, size in sizes.items())};",
-          f"7B: peak of a step {steps[word].peak_bytes / GB:.2f} GB ({Evidence.SIMULATED}), of it",
-          ", ".join(f"{category} {size / GB:.2f}" for category, size in steps[word].breakdown.items() if size > 0.005 * GB))
+          f"7B: peak of a step {step.peak_bytes / GB:.2f} GB ({Evidence.SIMULATED}), of it",
+          ", ".join(f"{category} {size / GB:.2f}" for category, size in step.breakdown.items() if size > 0.005 * GB))
 
 # %% [markdown]
 # **Diagnose it.** It freezes everything, and turns all that is not packed into fp32: embeddings, head and norms. That was

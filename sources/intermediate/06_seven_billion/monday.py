@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.lessons.blocks import run_block, small_llama
-from utils.lessons.lesson_06.packing import unpatched
+from .packing import unpatched
 from utils.memory import measure
 from utils.ranks import run_ranks
 from utils.techniques.bitsandbytes_import import bitsandbytes_problem

@@ -36,9 +36,7 @@ def pack(model: nn.Module) -> None:
             device="meta",
             **how,
         )
-        made.weight = bnb.nn.Params4bit(
-            layer.weight.data, requires_grad=False, module=made, **how
-        )
+        made.weight = bnb.nn.Params4bit(layer.weight.data, requires_grad=False, module=made, **how)
         made.bias = layer.bias
         setattr(model.get_submodule(owner), name, made)
     model.is_loaded_in_4bit = True  # type: ignore[assignment]
