@@ -242,8 +242,8 @@ for name, values in cases.items():
           f"blocks of 64 {error(values, even)}; NF4 in blocks {error(values, levels)}")
 
 # %% [markdown]
-# **Read it.** The mean error as a share of the mean weight. Blocks help twice: most of them have a smaller largest weight
-# than the whole matrix, and an outlier makes 63 others coarse instead of all. NF4's levels win where weights crowd around
+# **Read it.** Mean errors as shares of the mean weight. Blocks help twice: most have a smaller largest weight than the
+# whole matrix, and an outlier makes 63 others coarse instead of all. NF4's levels win where weights crowd around
 # zero, and lose where they are spread evenly.
 #
 # ### Double quantization
@@ -400,7 +400,7 @@ def held_out_loss(model):
 # %%
 plain, packed_base = (load_base(folder / "base", quantization=kind, device=device) for kind in (None, four_bits))
 before = held_out_loss(packed_base)
-print(f"held-out loss of the base in 16 bits {held_out_loss(plain):.4f}, in four bits {before:.4f}")
+print(f"held-out loss of the base in 16 bits {held_out_loss(plain):.4f}, {'in four' if four_bits else 'again in 16'} bits {before:.4f}")
 
 # %%
 if four_bits:
@@ -461,9 +461,9 @@ figure = draw_budget_map({name: list(runs.values()) for name, runs in found.item
 show(figure, alt="Peak over tokens: a line each for " + ", ".join(found) + ", and where it meets 24 GB.")
 
 # %% [markdown]
-# **Read it.** Points are simulated; the lines through them are straight, since with flash attention (it keeps no matrix of
-# scores) all that a step adds is proportional to its tokens. Four bits lower a line; checkpointing makes it flat. In
-# numbers, at the script's four texts, with the seconds that the planner of lesson 15 predicts:
+# **Read it.** Points are simulated. The lines are straight: with flash attention, which keeps no matrix of scores, all that
+# a step adds is proportional to its tokens. Four bits lower a line; checkpointing makes it flat. In numbers, at the
+# script's four texts, with the seconds that lesson 15's planner predicts:
 
 # %%
 for name, way in ways.items():
@@ -483,8 +483,8 @@ if four_bits:
 # 15,000 checkpointed bf16 weights fit, and nothing is rounded or unpacked. Beyond that you need both.
 #
 # The line is 24 GB of *tensors*. With your card compare what PyTorch *reserves*, and about 0.5 GB of CUDA context (the
-# course's assumption). "QLoRA 7B takes 3.5 GB" is folklore: its weights alone take more, and the bet's step peaks at four
-# times that.
+# course's assumption). "QLoRA 7B takes 3.5 GB" is folklore: its weights alone take more, and the bet's step peaks at more
+# than four times that.
 #
 # ### Which adapters, under which autocast?
 #
@@ -502,7 +502,7 @@ for name, change in changes.items():
 # **Read it.** Adapters on every matrix keep inputs that frozen layers would drop: some GB, where "adapters are small" counts
 # weights alone. Without autocast `peft` converts the input of each adapter to fp32, and each keeps its copy. Under autocast
 # on CUDA an adapter beside a four-bit layer takes the bf16 input as it is, so query, key and value keep one tensor among
-# them. Beside 16-bit layers `peft` makes a bf16 copy for each: that is why LoRA's line is not only higher, but steeper.
+# them. Beside 16-bit layers `peft` makes a bf16 copy for each: so LoRA's line is steeper than QLoRA's.
 #
 # ### The scenario as asked: a script for a real card
 #
@@ -645,7 +645,6 @@ for word in ("as packed", "prepared") if four_bits else ():
 # optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=2e-4)
 # ```
 #
-# **Look at** the trained share (0.6% with rank 16 on all matrices of this Llama), the first loss (that of the frozen
-# model), and the peak of a step: `torch.cuda.reset_peak_memory_stats()`, two steps,
-# `torch.cuda.max_memory_allocated()`. Then the same with twice the tokens. For a model of this size each token adds about
-# 0.7 MB with checkpointing and 6 MB or more without: that tells you whether it is on.
+# **Look at** the trained share (0.6% for this Llama), the first loss (the frozen model's), and the peak of a step:
+# `torch.cuda.reset_peak_memory_stats()`, two steps, `torch.cuda.max_memory_allocated()`; then again with twice the
+# tokens. At this size a token adds about 0.7 MB with checkpointing, 6 to 7 without: that tells whether it is on.
