@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from utils.lessons.blocks import run_block, small_llama
-from .packing import unpatched
 from utils.memory import measure
 from utils.ranks import run_ranks
 from utils.techniques.bitsandbytes_import import bitsandbytes_problem
+
+from .packing import unpatched
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
