@@ -242,7 +242,7 @@ for name, values in cases.items():
           f"blocks of 64 {error(values, even)}; NF4 in blocks {error(values, levels)}")
 
 # %% [markdown]
-# **Read it.** Mean errors as shares of the mean weight. Blocks help twice: most have a smaller largest weight than the
+# **Read it.** Blocks help twice: most have a smaller largest weight than the
 # whole matrix, and an outlier makes 63 others coarse instead of all. NF4's levels win where weights crowd around
 # zero, and lose where they are spread evenly.
 #
