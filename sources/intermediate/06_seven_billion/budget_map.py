@@ -72,10 +72,10 @@ def draw_budget_map(
 def _draw_line(
     axes: Axes, name: str, line: Sequence[Measurement], limit: str, color: str, style: str
 ) -> None:
+    crossing = most_items(line, limit)
     first, *_, last = sorted((run.items, run.peak_bytes / GB) for run in line)
     axes.plot(*zip(first, last, strict=True), style[0], color=color, ls="none", label=name)
     axes.axline(first, last, color=color, ls=style[1:])
-    crossing = most_items(line, limit)
     place = (crossing, parse_bytes(limit) / GB)
     axes.annotate(f"{crossing:,.0f}", place, (6, -14), textcoords="offset points", color=color)
 
