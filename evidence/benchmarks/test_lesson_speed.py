@@ -16,7 +16,7 @@ from .conftest import Report
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 TAG = "bench"
 CELLS = {
-    "intermediate/06_seven_billion": ("map of a 7B step, three methods in 16 shapes", 20.0),
+    "intermediate/06_seven_billion": ("lines of a 7B step, four ways at six sizes", 50.0),
     "intermediate/09_sharding": ("five strategies on four ranks", 25.0),
 }
 

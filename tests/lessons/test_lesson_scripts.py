@@ -35,7 +35,7 @@ def test_lesson_02_trains_in_mixed_precision(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_lesson_06_fine_tunes_adapters(tmp_path: Path, ranks: int) -> None:
-    """Trained, saved each epoch, merged, its peak told; with ZeRO-2 on two ranks."""
+    """Trained, saved each epoch, merged, its peak told; by data parallelism on two ranks."""
     pytest.importorskip("bitsandbytes")
     _put(tmp_path, "intermediate/06_seven_billion", "finetune.py")
     rows = [{"prompt": f"def add_{n}(x):", "answer": f" Adds {n}."} for n in range(10)]

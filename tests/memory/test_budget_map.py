@@ -1,36 +1,37 @@
-"""The map of what fits a budget: its cells, its crosses, its refusals."""
+"""The lines of what fits a budget: where they meet it, and what is refused."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 from view_cases import measured
 
-from utils.lessons.lesson_06.budget_map import draw_budget_map
-from utils.units import MB
+from utils.lessons.lesson_06.budget_map import draw_budget_map, most_items
 
-GRID = {
-    (length, batch): measured(batch * length // 128) for length in (128, 256) for batch in (1, 2)
-}
+LINE = [measured(batch) for batch in (3, 1)]
+LOW, HIGH = (run.peak_bytes for run in reversed(LINE))
 
 
-def test_every_cell_shows_its_peak_and_a_cross_where_it_is_over() -> None:
-    limit = GRID[256, 1].peak_bytes
-    figure = draw_budget_map({"one": GRID, "two": GRID}, f"{limit}B")
-    assert len(figure.axes) == 2
-    for axes in figure.axes:
-        texts = [text.get_text() for text in axes.texts]
-        assert len(texts) == 4
-        over = ["\N{MULTIPLICATION SIGN}" in text for text in texts]
-        assert over == [False, False, False, True], "only 2 x 256 is over; the limit itself fits"
-        assert [label.get_text() for label in axes.get_yticklabels()] == ["128", "256"]
-    assert GRID[256, 2].peak_bytes > limit > 100 * MB
+def test_a_line_meets_the_limit_between_its_points_and_beyond_them() -> None:
+    assert most_items(LINE, f"{(LOW + HIGH) // 2}B") == pytest.approx(2, rel=1e-6)
+    assert most_items(LINE, f"{HIGH}B") == pytest.approx(3)
+    assert most_items(LINE, f"{2 * HIGH - LOW}B") == pytest.approx(5)
+    assert most_items(LINE, "1B") == 0, "even a step of nothing is over"
 
 
-def test_grids_of_other_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="same sequence lengths"):
+def test_each_crossing_is_named_at_its_line() -> None:
+    flat = [dataclasses.replace(run, items=100 * run.items) for run in LINE]
+    figure = draw_budget_map({"steep": LINE, "flat": flat}, f"{HIGH}B")
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["3", "300"]
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == {"steep", "flat"}
+
+
+def test_lines_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="one to four"):
         draw_budget_map({}, "24GB")
-    smaller = {key: value for key, value in GRID.items() if key != (256, 2)}
-    with pytest.raises(ValueError, match="same sequence lengths"):
-        draw_budget_map({"one": GRID, "two": smaller}, "24GB")
-    with pytest.raises(ValueError, match="same sequence lengths"):
-        draw_budget_map({"one": {}}, "24GB")
+    with pytest.raises(ValueError, match="one to four"):
+        draw_budget_map(dict.fromkeys("abcde", LINE), "24GB")
+    with pytest.raises(ValueError, match="two sizes"):
+        draw_budget_map({"one": LINE[:1]}, "24GB")

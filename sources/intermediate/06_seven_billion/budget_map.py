@@ -1,74 +1,85 @@
-"""Which sizes of a step fit a budget: one grid per method, sequence length over micro-batch."""
+"""How many tokens a step may have within a budget: a line of peaks for each way to train."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from utils.checked import check_public
 from utils.memory import Measurement
 from utils.units import GB, parse_bytes
 from utils.views.style import course_style, print_evidence
 
-FITS, TOO_MUCH = "#c9e2f5", "#f3d2c8"
-
-# (sequence length, micro-batch) -> measurement
-Grid = Mapping[tuple[int, int], Measurement]
+LOOKS = (("#bd1f01", "o-"), ("#832db6", "s--"), ("#3f90da", "^-."), ("black", "D:"))
+HEIGHT = 1.6  # of the axis, in limits
 
 
-def draw_budget_map(grids: Mapping[str, Grid], limit: str, *, title: str = "") -> Figure:
-    """Peaks in GB, one panel per method; what is over the limit is shaded and struck with a cross.
+def most_items(runs: Sequence[Measurement], limit: str) -> float:
+    """Items a step at which the straight line through the outer two peaks crosses the limit.
 
     Args:
-        grids: name of a method -> its measurements by (sequence length, micro-batch); all of the
-            same sizes.
+        runs: two or more, of different `items`.
+        limit: the budget, such as "24GB".
+
+    Returns:
+        0 where the line is over the limit from its start.
+
+    Raises:
+        ValueError: fewer than two sizes.
+    """
+    points = sorted((run.items, run.peak_bytes) for run in runs)
+    if len(points) < 2:
+        raise ValueError("A line needs measurements of two sizes or more.")
+    (low, below), *_, (high, above) = points
+    return max(0.0, low + (parse_bytes(limit) - below) * (high - low) / (above - below))
+
+
+def draw_budget_map(
+    runs: Mapping[str, Sequence[Measurement]], limit: str, *, title: str = ""
+) -> Figure:
+    """Peaks in GB against the items of a step, and where each line meets the limit.
+
+    Args:
+        runs: name of a way to train -> two measurements or more; up to four names. A line is
+            drawn through the outer two and beyond them.
         limit: the budget, such as "24GB".
 
     Raises:
-        ValueError: no grids, or grids of different sizes.
+        ValueError: no names or too many, or a name with fewer than two sizes.
     """
-    sizes = [set(grid) for grid in grids.values()]
-    if not sizes or not sizes[0] or any(other != sizes[0] for other in sizes):
-        raise ValueError("draw_budget_map() needs grids of the same sequence lengths and batches.")
+    if not 1 <= len(runs) <= len(LOOKS):
+        raise ValueError(f"draw_budget_map: runs has {len(runs)} names; give one to four.")
+    top = HEIGHT * parse_bytes(limit) / GB
     with course_style():
-        figure = Figure(figsize=(3.4 * len(grids) + 0.6, 4.0), layout="constrained")
-        panels = figure.subplots(1, len(grids), squeeze=False)[0]
-        for axes, (name, grid) in zip(panels, grids.items(), strict=True):
-            _draw_panel(axes, name, grid, parse_bytes(limit))
-        panels[0].set_ylabel("sequence length (tokens)")
-        figure.suptitle(title or f"Peak in GB; a cross is over {limit}")
-        every = [m for grid in grids.values() for m in grid.values()]
-        print_evidence(figure, [m.evidence for m in every], [m.device for m in every])
+        figure = Figure(figsize=(9.0, 4.8), layout="constrained")
+        axes = figure.add_subplot()
+        for (name, line), (color, style) in zip(runs.items(), LOOKS, strict=False):
+            _draw_line(axes, name, line, limit, color, style)
+        axes.axhline(parse_bytes(limit) / GB, color="black", lw=1.2)
+        every = [run for line in runs.values() for run in line]
+        axes.set(xlim=(0, 2 * max(run.items for run in every)), ylim=(0, top))
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.set_xlabel(f"{every[0].unit} of a step")
+        axes.set_ylabel("peak, GB")
+        axes.set_title(title or f"Peaks, and the line of {limit}")
+        axes.legend(loc="lower right", framealpha=1.0)
+        print_evidence(figure, [run.evidence for run in every])
     return figure
 
 
-def _draw_panel(axes: Axes, name: str, grid: Grid, limit_bytes: int) -> None:
-    lengths = sorted({length for length, _ in grid})
-    batches = sorted({batch for _, batch in grid})
-    for row, length in enumerate(lengths):
-        for column, batch in enumerate(batches):
-            peak_bytes = grid[length, batch].peak_bytes
-            fits = peak_bytes <= limit_bytes
-            box = (column - 0.5, row - 0.5)
-            axes.add_patch(_cell(box, FITS if fits else TOO_MUCH))
-            text = f"{peak_bytes / GB:.1f}" + ("" if fits else "\n\N{MULTIPLICATION SIGN}")
-            axes.text(column, row, text, ha="center", va="center", fontsize=11)
-    axes.set(xlim=(-0.5, len(batches) - 0.5), ylim=(-0.5, len(lengths) - 0.5))
-    axes.set_xticks(np.arange(len(batches)), [str(batch) for batch in batches])
-    axes.set_yticks(np.arange(len(lengths)), [f"{length:,}" for length in lengths])
-    axes.set_xlabel("micro-batch (sequences)")
-    axes.set_title(name, fontsize=12)
-    axes.grid(False)
+def _draw_line(
+    axes: Axes, name: str, line: Sequence[Measurement], limit: str, color: str, style: str
+) -> None:
+    crossing = most_items(line, limit)
+    first, *_, last = sorted((run.items, run.peak_bytes / GB) for run in line)
+    axes.plot(*zip(first, last, strict=True), style[0], color=color, ls="none", label=name)
+    axes.axline(first, last, color=color, ls=style[1:])
+    place = (crossing, parse_bytes(limit) / GB)
+    axes.annotate(f"{crossing:,.0f}", place, (6, -14), textcoords="offset points", color=color)
 
 
-def _cell(corner: tuple[float, float], color: str) -> Rectangle:
-    return Rectangle(corner, 1, 1, facecolor=color, edgecolor="white", linewidth=2)
-
-
-__all__ = ["draw_budget_map"]
+__all__ = ["draw_budget_map", "most_items"]
 
 check_public(globals())

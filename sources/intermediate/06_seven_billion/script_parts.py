@@ -1,6 +1,10 @@
 """What `finetune.py` has before and after the lesson's own functions."""
 
-IMPORTS = """# pip install torch transformers peft bitsandbytes accelerate deepspeed
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+_IMPORTS = """# pip install VERSIONS
 # one card: python finetune.py [model]     two: torchrun --nproc-per-node 2 finetune.py [model]
 import json
 import os
@@ -12,14 +16,32 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, DataCollatorForSeq2Seq,
                           Trainer, TrainingArguments, set_seed)
 """
+LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 MAIN = """if __name__ == "__main__":
     base, rows = (sys.argv[1:] or ["meta-llama/Llama-2-7b-hf"])[0], Path("pairs.jsonl").read_text().splitlines()
-    pairs, ranks = [(row["prompt"], row["answer"]) for row in map(json.loads, rows)], int(os.environ.get("WORLD_SIZE", 1))
-    finetune(base, pairs, "adapter", 1024, zero_2() if ranks > 1 else None, num_train_epochs=3, learning_rate=2e-4,
+    pairs = [(row["prompt"], row["answer"]) for row in map(json.loads, rows)]
+    finetune(base, pairs, "adapter", 1024, num_train_epochs=3, learning_rate=2e-4,
              per_device_train_batch_size=4, gradient_accumulation_steps=4, save_strategy="epoch",
              per_device_eval_batch_size=1,  # by default 8 texts are evaluated at once
-             use_cpu=not torch.cuda.is_available())
+             ddp_find_unused_parameters=False, use_cpu=not torch.cuda.is_available())
     print(f"peak {torch.cuda.max_memory_allocated() / 1e9:.1f} GB (allocated); simulated for Llama-2-7B: PEAK_GB GB")
     if int(os.environ.get("RANK", 0)) == 0:
         merge(base, "adapter", "merged")  # in the host's memory: 2 bytes a parameter
 """
+
+
+def imports() -> str:
+    """The script's first lines, with the versions that are installed here."""
+    return _IMPORTS.replace("VERSIONS", pinned())
+
+
+def pinned() -> str:
+    """The libraries with the versions that are installed here, as pip takes them."""
+    return " ".join(map(_pinned, LIBRARIES))
+
+
+def _pinned(library: str) -> str:
+    try:
+        return f"{library}=={version(library).partition('+')[0]}"
+    except PackageNotFoundError:
+        return library
