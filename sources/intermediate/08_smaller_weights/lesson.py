@@ -22,7 +22,7 @@
 # ## A bet
 #
 # A small Llama has learned to continue Python's sources. All 28 matrices of its blocks are rounded to 4 bits a weight,
-# scales counted apart. By how many *percent* does its perplexity grow, on text that it has never seen? Section 4 measures.
+# scales counted apart. By how many *percent* does its perplexity per byte grow, on text that it has never seen? Section 4 measures.
 
 # %%
 my_bet_percent = 10
@@ -42,7 +42,7 @@ from utils import check, device, format_bytes, score, scoreboard, scratch, show
 from utils.techniques import nf4
 from utils.techniques.bitsandbytes_import import bitsandbytes_problem
 from utils.lessons.lesson_08 import int8
-from utils.lessons.lesson_08.awq import awq
+from utils.lessons.lesson_08.awq import awq, clipped_to_nearest
 from utils.lessons.lesson_08.bytes_llama import bytes_llama, made_by, sequence_losses
 from utils.lessons.lesson_08.figures import draw_context_memory, draw_decoding, draw_error_by_bits
 from utils.lessons.lesson_08.gptq import gptq
@@ -60,28 +60,31 @@ from evidence.validation.tables import source, table
 # **Weights**, and the **cache of keys and values**: each token, read or written, leaves a key and a value in every layer,
 # so that later tokens need not compute them again. That is $2 \times \text{layers} \times \text{key-value heads} \times \text{head width}$ numbers.
 #
-# `Serving` adds up these formulas for published shapes. Eight sequences at a time (new words: [glossary](../00_glossary.ipynb)):
+# `Serving` adds up these formulas for published shapes: "4 bits" are 4.625 with scales, as in all this lesson, for every
+matrix but the embedding. Eight sequences at a time (new words: [glossary](../00_glossary.ipynb)):
 
 # %%
 MODELS = ("llama-2-7b", "llama-2-70b")
-served = {f"{name}, {bits} bits": Serving(model=name, bits=bits, group=None if bits == 16 else 128)
-          for name in MODELS for bits in (16, 4)}
+FOUR = 4 + (16 + 4) / 32  # this lesson's format: 32 weights share a scale of 16 bits and a zero point of 4
+served = {f"{name}, {label}": Serving(model=name, bits=bits)
+          for name in MODELS for label, bits in (("16 bits", 16), ("4 bits", FOUR))}
 cards = {name: device(name).memory_bytes for name in ("RTX-4090", "A100-80GB", "H200")}
-contexts = [2**power for power in range(9, 18)]
+contexts = [2**power for power in range(9, 16)]
 memory = {name: {c: s.memory_bytes(8, c) for c in contexts} for name, s in served.items()}
-show(draw_context_memory(memory, cards, title="Eight sequences: weights and cache over the context"),
+show(draw_context_memory(memory, cards, title="Eight sequences, weights and a cache of 16 bits\n4 bits: groups of 32, head included"),
      alt="Memory over context for Llama-2 7B and 70B in 16 and 4 bits, with the memory of three cards.")
 
 # %% tags=["nbval-check-output"]
 rows = [{"model": name, "weights": format_bytes(s.weight_bytes), "cache of a token": format_bytes(s.cache_bytes_per_token),
-         **{f"tokens beside them, {card}": f"{s.cache_tokens(room):,}" for card, room in cards.items()}}
+         **{f"tokens beside them at most, {card}": f"{s.cache_tokens(room):,}" for card, room in cards.items()}}
         for name, s in served.items()]
 pd.DataFrame(rows).set_index("model").T
 
 # %% [markdown]
-# **Read it.** To the left weights decide, to the right the cache does. Fewer bits take off the same GiB everywhere. The table
-# says which card serves what: "tokens" are those of all sequences together, 0 where the weights do not fit. (Llama-2 was
-# trained on 4,096 tokens; beyond them, the shape alone.)
+# **Read it.** To the left weights decide, to the right the cache does. The table is an upper bound: "tokens" are those of all
+# sequences together, 0 where the weights do not fit, and every byte of the card is given away. A server also needs
+# activations, workspace and the driver's own memory: 70B in 16 bits leaves an H200 too little to count on. (Llama-2
+# was trained on 4,096 tokens; beyond them, the shape alone.)
 #
 # The lines of 7B and 70B meet, because a token of the larger model leaves *less* cache: Llama-2-7B keeps keys and values of
 # all its 32 heads; in Llama-2-70B 64 heads share 8. That is **grouped-query attention**.
@@ -104,8 +107,9 @@ print(f"{sum(lengths):,} tokens: {paged_tokens(lengths):,} in pages, {3 * 2048:,
 # ## 2. Round to nearest
 #
 # On random weights nothing can be lost. Ours is a Llama of 0.9 million parameters, trained to continue sources of
-# Python's standard library, byte by byte. Its **perplexity** is $e$ to the mean loss on modules that it has never
-# seen.
+# Python's standard library, byte by byte. Its **perplexity** is $e$ to the mean loss per *byte*, on six modules that it
+# has never seen. A token of a large model is about four bytes, and perplexity multiplies: 1% more per byte is 4% per
+# four bytes.
 
 # %%
 model, held_out = bytes_llama(), held_out_sequences()
@@ -167,7 +171,7 @@ for bits in (8, 4, 3, 2):
 # %% [markdown]
 # **The error that counts** is that of $Wx$, for the $x$ that really come. To compute it for a rounded $Q$ takes no more
 # of them than $H = \sum x x^T$ (`moments`), since $\sum |(W-Q)x|^2 = \operatorname{tr}\,(W-Q)\,H\,(W-Q)^T$. Two methods
-# lower it with the same bits.
+# lower it with the same bits, or nearly.
 #
 # ## 3. Two methods that look at the inputs
 #
@@ -176,8 +180,9 @@ for bits in (8, 4, 3, 2):
 # Round the first column: the output is off. The other columns are still free. Move them so that the output is as
 # right as it can be, round the second, and so on
 # ([Frantar and others 2022](https://arxiv.org/abs/2210.17323)). The error is quadratic, so the best move is known:
-# $-e\,U_{q,\text{later}}/U_{qq}$, with $e$ the rounding error of column $q$ and $U$ the upper Cholesky factor of
-# $H^{-1}$. (*Damping* adds a little to the diagonal of $H$, so that the inverse exists.)
+# $-e\,U_{q,\text{later}}/U_{qq}$, with $e$ the weight less its rounded value and $U$ the upper Cholesky factor of
+# $H^{-1}$. Two inputs of equal size and correlation 0.9: where rounding took 0.3 from the first weight, the second grows by
+# $0.9 \times 0.3 = 0.27$, since its input mostly moves along. (*Damping* adds a little to the diagonal of $H$, so that the inverse exists.)
 
 # %%
 def gptq_by_hand(weight, moments, bits, group=GROUP, damping=0.01):
@@ -203,8 +208,8 @@ distance = [(stored - weight).norm() / weight.norm() for stored in (nearest(weig
 print(f"4 bits, error of the weights: nearest {distance[0]:.2%}, GPTQ {distance[1]:.2%}")
 
 # %% [markdown]
-# **Read it.** The weights are *farther* off than before, and the output's error is halved. GPTQ does not make the errors
-# small, it makes them cancel.
+# **Read it.** The weights are *farther* off than before, and the output's error is halved, on the very inputs that GPTQ was
+# fitted to. It does not make the errors small, it makes them cancel. The next figure measures on other inputs.
 #
 # **Question.** Suppose the layer's inputs have nothing to do with each other: $H$ is diagonal. By how many percent
 # does GPTQ lower the error of rounding to nearest?
@@ -218,17 +223,19 @@ check("08.independent_inputs", gain_percent)
 #
 # A column with a ten times larger input does ten times the harm. AWQ multiplies such columns by
 # $s > 1$ before rounding and divides their input by $s$ ([Lin and others 2023](https://arxiv.org/abs/2306.00978)).
-# $s$ is the input's mean magnitude to a power, and twenty powers are tried. (The course's own form, used below, also
-# searches how far each group's grid reaches, as the authors do, and errs less.)
+# $s$ is the input's mean magnitude to a power, and twenty powers are tried. The authors also search how far each
+# group's grid reaches: **clipping** the largest weights makes the steps of all others smaller. `awq` does both. So below
+# "clipped" is rounding to nearest with that search alone: what AWQ has beyond it, the scales gave.
 
 # %%
 def awq_by_hand(weight, inputs, bits):
+    """The least error of the output over twenty powers, and its power: no clipping."""
     tried = []
     for power in torch.arange(20) / 20:
         scales = inputs.magnitudes**power
         scales = scales / (scales.max() * scales.min()).sqrt()
         stored = nearest(weight * scales, bits) / scales
-        tried.append((error_of(stored), power.item()))
+        tried.append((output_error(weight, stored, inputs.moments), power.item()))
     return min(tried)
 
 # %%
@@ -238,7 +245,7 @@ print(f"4 bits: nearest {error_of(nearest(weight, 4)):.2%}, AWQ {error:.2%} at p
 print(f"the largest input channel is {share:.1f} times the median one")
 
 # %% [markdown]
-# **Read it.** No channel of this small model stands out, so there is little to protect. Section 4 has AWQ's case.
+# **Read it.** No input channel of this layer stands out, so there is little to protect. Section 4 plants one.
 #
 # Now error against bits. Each method fits to the inputs of another draw of calibration text, and `error_of` measures on
 # the first draw, which it has *not* seen. (The bands of three draws are too narrow to be seen.)
@@ -252,22 +259,26 @@ def inputs_on(seed):
 
 ROUNDED_BY = {
     "nearest, no text": lambda x, bits, group: round_to_nearest(weight, bits, group),
+    "clipped": lambda x, bits, group: clipped_to_nearest(weight, x.moments, bits, group),
     "AWQ": lambda x, bits, group: awq(weight, x.moments, x.magnitudes, bits, group),
     "GPTQ": lambda x, bits, group: gptq(weight, x.moments, bits, group)}
 texts = [inputs_on(seed) for seed in (10, 11, 12)]
 errors = {name: {bits: [error_of(rounded_by(text, bits, GROUP).weight()) for text in texts] for bits in (2, 3, 4, 8)}
           for name, rounded_by in ROUNDED_BY.items()}
-show(draw_error_by_bits(errors, device="the CPU"),
-     alt="Relative error of a layer's output over 2, 3, 4 and 8 bits: falling lines, GPTQ lowest; AWQ meets plain rounding at 8 bits.")
+show(draw_error_by_bits(errors, device="the CPU", title="One layer, groups of 32: error on inputs that no method was fitted to"),
+     alt="Relative error of a layer's output over 2, 3, 4 and 8 bits by four methods: falling lines, GPTQ lowest.")
+pd.DataFrame({name: {b: sorted(found)[1] for b, found in rows.items()} for name, rows in errors.items()}).style.format("{:.2%}")
 
 # %% [markdown]
-# **Read it.** One bit less is about twice the error, for every method. GPTQ is worth about one bit here.
+# **Read it.** The step of a grid is its reach over $2^b - 1$: from 4 bits to 3 it grows 2.14 times, from 3 to 2 it grows 2.33
+# times. The errors grow a little more than twice, too. Each method's last bit costs it more than the one before.
 #
 # ### Eight bits, and the channels that spoil them
 #
 # With eight bits one scale a row is enough: **absmax** divides a row by its largest magnitude. Then inputs, too, can be
 # whole numbers. But models of billions of parameters grow a few input channels that are far larger than all others, and
-# these take the whole scale of a row. `LLM.int8()` takes 16 bits for channels that reach 6, eight for the rest
+# these take the whole scale of a token's row $x$. `LLM.int8()` keeps channels that reach 6 out of the product of whole
+# numbers: it takes 16 bits for them (fp32 here)
 # ([Dettmers and others 2022](https://arxiv.org/abs/2208.07339)). Ours has none. So `with_outlier` plants one and leaves the
 # model's function as it is: each norm makes channel 7 thirty times as large, and what reads it divides its weights.
 
@@ -298,25 +309,17 @@ for name, arm in {"as trained": model, "one outlier": grown}.items():
     keep.remove()
     x, w = rows[0], layer.weight.detach()
     off[name] = [((y - x @ w.T).norm() / (x @ w.T).norm()).item() for y in (int8_product(x, w), split_product(x, w))]
-    print(f"{name:<12} all in int8: off by {off[name][0]:.2%}; LLM.int8()'s split: {off[name][1]:.2%}")
+    print(f"{name:<12} channels that reach 6: {(x.abs() >= 6).any(0).sum()}; all in int8: off by {off[name][0]:.2%}; LLM.int8()'s split: {off[name][1]:.2%}")
 assert off["one outlier"][1] < off["one outlier"][0], "the split keeps the large channel out of the scale"
 
 # %% [markdown]
 # **Read it.** Without the split one channel in 128 spoils the product; the split keeps it out. (Below, int8 is a format
-# of *weights* alone.)
+# of *weights* alone, unless it is called LLM.int8().)
 #
 # ## 4. The whole model
 #
 # All 28 matrices of the four blocks, by each method; embedding, norms and head stay. `quantize_weights` goes block by
 # block: each is calibrated on what the *rounded* blocks before it give. NF4 is lesson 06's grid, in blocks of 64.
-
-# %%
-METHODS = {"fp16": lambda w, x: Sixteen(w), "int8": lambda w, x: int8.Int8Weight.of(w),
-           "NF4": lambda w, x: nf4.Nf4Weight.of(w)}
-for b in (4, 3, 2):
-    METHODS[f"nearest-{b}"] = lambda w, x, b=b: round_to_nearest(w, b, GROUP)
-    METHODS[f"AWQ-{b}"] = lambda w, x, b=b: awq(w, x.moments, x.magnitudes, b, GROUP)
-    METHODS[f"GPTQ-{b}"] = lambda w, x, b=b: gptq(w, x.moments, b, GROUP)
 
 # %%
 class Sixteen:
@@ -329,6 +332,15 @@ class Sixteen:
         return self.half.float()
 
 
+METHODS = {"fp16": lambda w, x: Sixteen(w), "int8": lambda w, x: int8.Int8Weight.of(w),
+           "NF4": lambda w, x: nf4.Nf4Weight.of(w)}
+for b in (4, 3, 2):
+    METHODS[f"nearest-{b}"] = lambda w, x, b=b: round_to_nearest(w, b, GROUP)
+    METHODS[f"clipped-{b}"] = lambda w, x, b=b: clipped_to_nearest(w, x.moments, b, GROUP)
+    METHODS[f"AWQ-{b}"] = lambda w, x, b=b: awq(w, x.moments, x.magnitudes, b, GROUP)
+    METHODS[f"GPTQ-{b}"] = lambda w, x, b=b: gptq(w, x.moments, b, GROUP)
+
+# %%
 def rounded(method, model=model, seed=1):
     few = copy.deepcopy(model)
     return few, quantize_weights(few, calibration_tokens(seed=seed), METHODS[method])
@@ -365,8 +377,9 @@ for name in ("nearest-4", "AWQ-4", "GPTQ-4"):
 # **Read it.** Rounding to nearest pays about twice as much. This is what AWQ was made for: it widens the channel's
 # weights again before rounding. GPTQ copes as well, since $H$ knows how large the channel is.
 #
-# Of one family, large models lose less at the same bits. Frantar and others' table of OPT on WikiText2: at 3 bits GPTQ takes OPT-125M
-# from a perplexity of 27.65 to 53.85, and OPT-175B from 8.34 to 8.68 (published).
+# Other models pay other prices. Frantar and others' table of OPT on WikiText2, at 3 bits by GPTQ: OPT-125M goes from 27.65 to
+# 53.85, OPT-66B from 9.34 to 14.16, OPT-175B from 8.34 to 8.68 (published). That is perplexity per token, with one
+# scale for a whole row, and size alone does not order it. So measure your own model.
 #
 # ### Kept in few bits
 #
@@ -379,6 +392,8 @@ small = pack_linears(copy.deepcopy(few), {row.layer: row.made for row in made})
 with scratch("lesson-08") as folder:
     save_file(small.state_dict(), file := Path(folder) / "gptq-4.safetensors")
     size = file.stat().st_size
+    for kept in small.state_dict().values():
+        kept.zero_()  # so that all that is right below comes from the file
     small.load_state_dict(load_file(file))
 stored = sum(b.nbytes for path, b in small.blocks.named_buffers())
 print(f"in the file {format_bytes(size)}; the matrices {format_bytes(stored)} (measured), {format_bytes(frame.loc['GPTQ-4', 'bytes'])} (predicted)")
@@ -391,8 +406,8 @@ torch.testing.assert_close(sequence_losses(small, held_out[:32]), sequence_losse
 # | format | home today | before |
 # |---|---|---|
 # | int8, LLM.int8(), NF4 | bitsandbytes | |
-# | int8, int4, fp8, weights only | torchao | |
-# | GPTQ | GPTQModel (it set the par of the lab), llm-compressor | AutoGPTQ |
+# | int8, int4, fp8, of weights only or of activations too | torchao | |
+# | GPTQ | GPTQModel, llm-compressor | AutoGPTQ |
 # | AWQ | llm-compressor, GPTQModel | AutoAWQ |
 #
 # Where the format is the same, so are the codes:
@@ -438,7 +453,16 @@ print("published:", source("gpt_fast_decode").partition(": 8 x")[2].partition(";
 # **Read it.** A third of the bytes (gpt-fast's four bits have a scale and a zero for each 32) is not three times the
 # speed: the share of the bound falls with the bits. A token also pays for launches, attention and unpacking.
 #
-# With a **batch** the weights are read once for all readers, so tokens per second grow with it, until the cache takes over.
+# With a **batch** the weights are read once for all readers, so tokens per second grow with it, until either the cache is most
+# of what is read, or the arithmetic takes longer than the reading. How many readers the second takes, with short contexts:
+
+# %%
+for label, kept in served.items():
+    if "7b" in label:
+        print(f"{label}: {kept.arithmetic_batch('A100-80GB'):.0f} sequences, products in bf16 at an A100's peak (predicted)")
+
+# %% [markdown]
+# Fewer bits bring that point nearer. Beyond it, what helps is a format in which the card *multiplies* faster, such as fp8.
 #
 # **Question.** A batch is so large that the cache is all that is read. By what factor do tokens per second grow when
 # the weights go from 16 bits to 4?
@@ -452,9 +476,9 @@ check("08.large_batch", factor)
 #
 # | you want to | take | costs | does not help |
 # |---|---|---|---|
-# | serve on one card | 4 bits by GPTQ or AWQ, calibrated on your own kind of text | below 1% of perplexity here | long contexts: the cache stays |
-# | serve many readers | 8 bits or fp8, a paged cache | a kernel for the format | still fewer bits, much |
-# | fit at any price | 3 bits, more for some layers (lab) | see section 4; 95% for OPT-125M (published) | 2 bits by rounding to nearest |
+# | serve on one card | 4 bits by GPTQ or AWQ, calibrated on your own kind of text | see section 4, per byte and per four bytes | long contexts: the cache stays |
+# | serve many readers | 8 bits or fp8, a paged cache | a kernel for the format | still fewer bits, for *speed*, once the cache is most of what is read; they do make room |
+# | fit at any price | 3 bits, more for some layers (lab) | see section 4; more for whole rows (OPT, above) | 2 bits by rounding to nearest |
 # | fine-tune on one card | NF4 under adapters (lesson 06); peft trains on GPTQ bases too | a slower step | activations |
 
 # %%
@@ -483,8 +507,8 @@ for name, text in {"Python sources": calibration_tokens(), "a hex dump": hex_dum
 #
 # ## Recap
 #
-# - What counts is the error of the output. GPTQ makes errors cancel, AWQ protects large channels.
-# - Eight bits cost next to nothing, four little, two much; of one family, small models lose more.
+# - What counts is the error of the output. GPTQ makes errors cancel, AWQ widens what large channels multiply.
+# - Eight bits cost next to nothing, four little, two much; by how much is for your model, your text and your group to say.
 # - Bytes over bandwidth bound the rate at small batches; layers and unpacking cost extra.
 #
 # **Test yourself.** A card reads 2 TB/s. What is the most that it can write for one reader with 35 GB of weights? And where do
@@ -502,8 +526,7 @@ for name, text in {"Python sources": calibration_tokens(), "a hex dump": hex_dum
 #
 # **References.** Dettmers and others, *LLM.int8()*, [arXiv:2208.07339](https://arxiv.org/abs/2208.07339). Frantar and others,
 # *GPTQ*, [arXiv:2210.17323](https://arxiv.org/abs/2210.17323). Lin and others, *AWQ*,
-# [arXiv:2306.00978](https://arxiv.org/abs/2306.00978). Pope and others, *Efficiently Scaling Transformer Inference*,
-# [arXiv:2211.05102](https://arxiv.org/abs/2211.05102). [gpt-fast](https://github.com/meta-pytorch/gpt-fast).
+# [arXiv:2306.00978](https://arxiv.org/abs/2306.00978). [gpt-fast](https://github.com/meta-pytorch/gpt-fast).
 
 # %% [markdown]
 # ## On Monday
