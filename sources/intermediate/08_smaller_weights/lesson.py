@@ -221,8 +221,8 @@ check("08.independent_inputs", gain_percent)
 # A column with a ten times larger input does ten times the harm. AWQ multiplies such columns by
 # $s > 1$ before rounding and divides their input by $s$ ([Lin and others 2023](https://arxiv.org/abs/2306.00978)).
 # $s$ is the input's mean magnitude to a power, and twenty powers are tried. The authors also search how far each
-# group's grid reaches: **clipping** the largest weights makes all steps smaller. `awq` does both. So "clipped", below, is
-# rounding to nearest with that search alone: what AWQ has beyond it, the scales gave.
+# group's grid reaches: **clipping** the largest weights makes all steps smaller. `awq` does both. "Clipped", below, is
+# rounding to nearest with that search alone.
 
 # %%
 def awq_by_hand(weight, inputs, bits):
@@ -308,8 +308,8 @@ for name, arm in {"as trained": model, "one outlier": grown}.items():
     print(f"{name:<12} channels that reach 6: {(x.abs() >= 6).any(0).sum()}; all in int8: off by {off[name][0]:.2%}; LLM.int8()'s split: {off[name][1]:.2%}")
 
 # %% [markdown]
-# **Read it.** Without the split one channel in 128 spoils the product; the split keeps it out. (In the next table int8 is a
-# format of *weights* alone.)
+# **Read it.** One channel in 128 spoils the product; the split keeps it out. (In the next table int8 is a format of *weights*
+# alone.)
 #
 # ## 4. The whole model
 #
@@ -375,12 +375,8 @@ for name in ("nearest-4", "clipped-4", "AWQ-4", "GPTQ-4"):
 
 # %% [markdown]
 # **Read it.** Rounding to nearest pays about twice as much, AWQ and GPTQ do not: AWQ widens the channel's weights again before
-# rounding; in GPTQ the other columns make up for its error. "Clipped" says what the search of the grid does without
-# scales. (One planted channel, one calibration text.)
-#
-# Other models pay other prices. Frantar and others' table of OPT on WikiText2, at 3 bits by GPTQ: OPT-125M goes from 27.65 to
-# 53.85, OPT-66B from 9.34 to 14.16, OPT-175B from 8.34 to 8.68 (published): per token, one scale
-# a row, and not in order of size. So measure your own model.
+# rounding; in GPTQ the other columns make up for its error. What "clipped" gains, the scales did not. Now wider groups, and other
+# calibration texts:
 
 # %%
 def priced(name, group=32, seed=1):
@@ -396,8 +392,7 @@ for name, group, seed in (("nearest-4", 128, 1), ("GPTQ-4", 128, 1), ("GPTQ-4", 
     print(f"{name:<9} group {group:>3}, calibration text {seed}: {bits:.2f} bits, {change:+.2f}% (standard error {spread:.2f})")
 
 # %% [markdown]
-# A method's lead that is no larger than the distance between two calibration texts says nothing of the method. A group of 128
-# stores 4.16 bits in place of 4.62.
+# A lead no larger than the distance between two calibration texts says nothing of the method.
 #
 # And `LLM.int8()`, whose inputs are whole numbers too, in all 28 matrices:
 
@@ -434,12 +429,12 @@ torch.testing.assert_close(sequence_losses(small, held_out[:32]), sequence_losse
 # %% [markdown]
 # ### The libraries
 #
-# | format | home today | before |
-# |---|---|---|
-# | int8, LLM.int8(), NF4 | bitsandbytes | |
-# | int8, int4, fp8, of weights only or of activations too | torchao | |
-# | GPTQ | GPTQModel, llm-compressor | AutoGPTQ |
-# | AWQ | llm-compressor, GPTQModel | AutoAWQ |
+# | format | home today |
+# |---|---|
+# | int8, LLM.int8(), NF4 | bitsandbytes |
+# | int8, int4, fp8, of weights only or of activations too | torchao |
+# | GPTQ | GPTQModel, llm-compressor |
+# | AWQ | llm-compressor, GPTQModel |
 #
 # Where the format is the same, so are the codes:
 
@@ -459,8 +454,7 @@ else:
 # %% [markdown]
 # ## 5. What it buys: how fast can tokens come?
 #
-# To write one token for one reader, a GPU reads every weight once, and does two operations with each. It waits for its
-# memory: **bandwidth over bytes bounds the rate**. Beside it, what gpt-fast published for one A100:
+# For one token of one reader, a GPU reads every weight once, and does two operations with each. It waits for its memory: **bandwidth over bytes bounds the rate**. Beside it, what gpt-fast published for one A100:
 
 # %%
 NAMES = {"Llama-2-7B": "llama-2-7b", "Llama-2-70B": "llama-2-70b",
@@ -504,14 +498,13 @@ factor = ...
 check("08.large_batch", factor)
 
 # %% [markdown]
-# ### For inference, for training
+# ### For inference
 #
 # | you want to | take | costs | does not help |
 # |---|---|---|---|
 # | serve on one card | 4 bits by GPTQ or AWQ, calibrated on your own kind of text | see section 4, per byte and per four bytes | long contexts: the cache stays |
 # | serve many readers | 8 bits or fp8, a paged cache | a kernel for the format | fewer bits, for speed, where the cache is what is read; they do make room |
-# | fit at any price | 3 bits, more for some layers (lab) | see section 4; more for whole rows (OPT, above) | 2 bits by rounding to nearest |
-# | fine-tune on one card | NF4 under adapters (lesson 06) | a slower step | activations |
+# | fit at any price | 3 bits, more for some layers (lab) | see section 4 | 2 bits by rounding to nearest |
 
 # %%
 for name in ("fp16", "int8", "GPTQ-4", "GPTQ-3"):
