@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from matplotlib.transforms import blended_transform_factory
 
 from utils.checked import check_public
@@ -39,7 +40,8 @@ def draw_error_by_bits(
         axes.set_yscale("log")
         axes.set_xticks(sorted({b for rows in errors.values() for b in rows}))
         axes.set_xlabel("bits of a weight")
-        axes.yaxis.set_major_formatter(lambda y, _: f"{y:.1%}")
+        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            which(lambda y, _: f"{y:.0%}")
         axes.set_ylabel("|error| / |output|")
         axes.set_title(title)
         axes.legend()
@@ -69,6 +71,7 @@ def draw_price(
             axes.errorbar(bits, change, yerr=spread, fmt=f"{mark}-", capsize=4, label=name)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}%")
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("stored bits a weight, scales and zero points included")
         axes.set_ylabel("growth of perplexity per byte")
         axes.set_title(title)
