@@ -375,19 +375,18 @@ for name in ("nearest-4", "clipped-4", "AWQ-4", "GPTQ-4"):
 
 # %% [markdown]
 # **Read it.** Rounding to nearest pays about twice as much, AWQ and GPTQ do not: AWQ widens the channel's weights again before
-# rounding; in GPTQ the other columns make up for its error. What "clipped" gains, the scales did not. Now wider groups, and other
-# calibration texts:
+# rounding; in GPTQ the other columns make up for its error. What "clipped" gains, the scales did not. Now wider groups, and another
+# calibration text:
 
 # %%
 def priced(name, group=32, seed=1):
     few = copy.deepcopy(model)
-    method = {"nearest-4": lambda w, x: round_to_nearest(w, 4, group), "GPTQ-4": lambda w, x: gptq(w, x.moments, 4, group),
-              "AWQ-4": METHODS["AWQ-4"]}[name]
+    method = {"nearest-4": lambda w, x: round_to_nearest(w, 4, group), "GPTQ-4": lambda w, x: gptq(w, x.moments, 4, group)}[name]
     made = quantize_weights(few, calibration_tokens(seed=seed), method)
     return 8 * sum(row.made.stored_bytes for row in made) / matrices, *loss_in(few)[1:]
 
 
-for name, group, seed in (("nearest-4", 128, 1), ("GPTQ-4", 128, 1), ("GPTQ-4", 32, 2), ("GPTQ-4", 32, 3), ("AWQ-4", 32, 2), ("AWQ-4", 32, 3)):
+for name, group, seed in (("nearest-4", 128, 1), ("GPTQ-4", 128, 1), ("GPTQ-4", 32, 2)):
     bits, change, spread = priced(name, group, seed)
     print(f"{name:<9} group {group:>3}, calibration text {seed}: {bits:.2f} bits, {change:+.2f}% (standard error {spread:.2f})")
 
