@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from utils.lessons.lesson_08.figures import draw_context_memory, draw_decoding, draw_error_by_bits
+from utils.lessons.lesson_08.figures import (
+    draw_context_memory,
+    draw_decoding,
+    draw_error_by_bits,
+    draw_price,
+)
 from utils.units import GIB
 
 ERRORS = {"nearest": {2: [0.2, 0.21, 0.25], 4: [0.04]}, "GPTQ": {2: [0.1], 4: [0.02]}}
@@ -25,7 +30,17 @@ def test_memory_over_context_with_its_cards() -> None:
     figure = draw_context_memory({"7B": {512: 8 * GIB, 2048: 16 * GIB}}, {"A100-80GB": 80 * GIB})
     axes = figure.axes[0]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["512", "2k"], "thousands as k"
-    assert "A100-80GB" in {text.get_text() for text in axes.texts}, "each card's line has its name"
+    assert "A100-80GB, 80 GiB" in {text.get_text() for text in axes.texts}, (
+        "each card's line has its name and size"
+    )
+
+
+def test_a_price_stands_over_the_bits_that_are_stored() -> None:
+    rows = {"GPTQ": [(4.6, 0.1, 0.05), (2.6, 7.0, 0.3)]}
+    axes = draw_price(rows, device="the CPU", title="a model").axes[0]
+    line = axes.containers[0][0]
+    assert np.asarray(line.get_xdata()).tolist() == [2.6, 4.6], "bits from few to many"
+    assert np.asarray(line.get_ydata()).tolist() == [7.0, 0.1], "each beside its own growth"
 
 
 def test_a_rate_beside_its_bound() -> None:
@@ -41,6 +56,7 @@ def test_a_rate_beside_its_bound() -> None:
     [
         (lambda: draw_error_by_bits({}), "needs errors"),
         (lambda: draw_error_by_bits({"nearest": {4: []}}), "needs errors"),
+        (lambda: draw_price({}, title=""), "needs a row"),
         (lambda: draw_context_memory({}, {}), "one model or more"),
         (lambda: draw_decoding(["7B"], [1.0], []), "as many names"),
         (lambda: draw_decoding([], [], []), "as many names"),

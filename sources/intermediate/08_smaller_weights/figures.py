@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from matplotlib.transforms import blended_transform_factory
 
 from utils.checked import check_public
@@ -39,7 +40,40 @@ def draw_error_by_bits(
         axes.set_yscale("log")
         axes.set_xticks(sorted({b for rows in errors.values() for b in rows}))
         axes.set_xlabel("bits of a weight")
+        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            which(lambda y, _: f"{y:.0%}")
         axes.set_ylabel("|error| / |output|")
+        axes.set_title(title)
+        axes.legend()
+        print_evidence(figure, [Evidence.MEASURED], [device])
+    return figure
+
+
+def draw_price(
+    rows: Mapping[str, Sequence[tuple[float, float, float]]], *, device: str = "", title: str
+) -> Figure:
+    """Growth of perplexity over stored bits a weight, by method.
+
+    Args:
+        rows: by method, for each width (stored bits, percent of growth, its standard error).
+        device: where it was measured.
+        title: the setting.
+
+    Raises:
+        ValueError: no method, or a method without rows.
+    """
+    if not rows or not all(rows.values()):
+        raise ValueError("draw_price() needs a row for every method.")
+    with course_style():
+        figure, axes = empty_figure()
+        for mark, (name, points) in zip(MARKS, rows.items(), strict=False):
+            bits, change, spread = zip(*sorted(points), strict=True)
+            axes.errorbar(bits, change, yerr=spread, fmt=f"{mark}-", capsize=4, label=name)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}%")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("stored bits a weight, scales and zero points included")
+        axes.set_ylabel("growth of perplexity per byte")
         axes.set_title(title)
         axes.legend()
         print_evidence(figure, [Evidence.MEASURED], [device])
@@ -77,7 +111,7 @@ def draw_context_memory(
         axes.set_ylabel("GiB")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.set_title(title)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.15, 1))
+        axes.legend(loc="upper left", bbox_to_anchor=(1.25, 1))
         print_evidence(figure, [Evidence.PREDICTED])
     return figure
 
@@ -86,7 +120,14 @@ def _cards(axes: Axes, cards: Mapping[str, float]) -> None:
     beside = blended_transform_factory(axes.transAxes, axes.transData)
     for name, size in cards.items():
         axes.axhline(size / GIB, color="black", ls=":", lw=1.2)
-        axes.text(1.01, size / GIB, name, va="center", fontsize=10, transform=beside)
+        axes.text(
+            1.01,
+            size / GIB,
+            f"{name}, {size / GIB:.0f} GiB",
+            va="center",
+            fontsize=10,
+            transform=beside,
+        )
 
 
 def draw_decoding(
