@@ -121,6 +121,7 @@ _OTHERS = {
     "utils.views.few_bits": f"{_LESSON}08.figures",
     "utils.views.flight": f"{_LESSON}03.flight",
     "utils.views.formats": f"{_LESSON}03.format_figures",
+    "utils.views.holders": f"{_LESSON}09.holders",
     "utils.views.link_costs": f"{_LESSON}11.link_costs",
     "utils.views.messages": f"{_LESSON}11.messages",
     "utils.views.orders": f"{_LESSON}14.orders",
@@ -131,6 +132,7 @@ _OTHERS = {
     "utils.views.studio": f"{_LESSON}15.studio",
     "utils.views.tensor_flow": f"{_LESSON}12.tensor_flow",
     "utils.views.tradeoff": f"{_LESSON}05.tradeoff",
+    "utils.views.validation_figures": f"{_LESSON}07.validation_figures",
     "utils.watching": f"{_LESSON}16a.watching",
 }
 _OTHERS |= {
@@ -160,6 +162,8 @@ _NAMES = {
     f"{_LESSON}08.packed_linear": "utils.techniques PackedLinear pack_linears",
     f"{_LESSON}08.rounding": "utils.techniques output_error round_to_nearest second_moments",
     f"{_LESSON}08.weight_only": "utils.techniques Inputs inputs_of linears_of quantize_weights",
+    f"{_LESSON}07.validation_figures": "utils.views draw_validation",
+    f"{_LESSON}09.holders": "utils.views draw_holders",
     f"{_LESSON}09.staircase": "utils.views draw_staircase",
     f"{_LESSON}10.host": "utils.clinic HostRun run_loader",
     f"{_LESSON}10.pages": "utils.clinic VIEWS TraceError read_trace write_snapshot_page write_trace_page",

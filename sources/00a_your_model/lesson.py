@@ -13,8 +13,8 @@
 #
 # **Does it fit, where do the bytes go, what would make it fit, and the script that trains it.** Name a model, a card and a
 # way to train, and run the cells from top to bottom. Nothing is downloaded, and no GPU is needed: the model's own code, of
-# transformers, peft and bitsandbytes, runs at its full size on tensors without data
-# ([how far to trust that](intermediate/05a_trusting_simulation.ipynb)). In a terminal the same is
+# transformers, peft and bitsandbytes, runs at full width on tensors without data; layers that repeat are simulated three times
+# and extended to the whole depth ([how far to trust that](intermediate/05a_trusting_simulation.ipynb)). In a terminal the same is
 # `python -m utils.fitting Qwen/Qwen2.5-7B --card "RTX 4090" --method qlora`.
 #
 # | minutes | hardware | runs |
@@ -45,7 +45,7 @@ MODEL, CARD = "Qwen/Qwen2.5-7B", "RTX 4090"
 recipe = Recipe(method="qlora", rank=16, targets="all-linear", precision="bf16-mixed", optimizer="adamw",
                 tokens=4096, micro_batch=1)
 print(f"{len(model_names())} models by name:", ", ".join(name.partition("/")[2] for name in model_names()))
-found = fit_model(MODEL, recipe, card=CARD, cards=2)
+found = fit_model(MODEL, recipe, card=CARD, cards=2)  # FSDP2 over two is tried where nothing is packed
 print(f"\n{found.verdict}")
 show(draw_timeline(found.verdict.measurement, title=f"{MODEL}: {recipe.method}, {recipe.tokens:,} tokens", limit=found.verdict.room),
      alt=f"Memory over one step by category. {found.verdict.sentence}")
@@ -53,8 +53,9 @@ show(draw_timeline(found.verdict.measurement, title=f"{MODEL}: {recipe.method}, 
 # %% [markdown]
 # ## What would make it fit
 #
-# Each change by itself, cheapest seconds per GiB first, then the cheapest set that fits with a margin. Bytes are simulated at
-# the model's whole depth, seconds predicted; a change that gains nothing *here* is named below the table and not in it.
+# Each change by itself, fewest seconds per GiB first; sets of several stand last. *Needed* is what the allocator takes of the card
+# (the bars show the tensors in it), *just* means closer to the limit than simulations are exact. Bytes are simulated, seconds
+# predicted. transformers computes the loss within forward: its logits stand under activations and temporaries.
 
 # %%
 best = found.together
@@ -62,9 +63,9 @@ rows = [*found.cures, *(several for several in (best, found.pair) if several and
 table = pd.DataFrame([tried.row() for tried in rows]).set_index("cure")
 display(table.drop(columns="line").style.set_caption("Simulated bytes, predicted seconds; last: sets of several"))
 print("Tried, and gains nothing here:", ", ".join(tried.name for tried in found.without_gain) or "none")
-print(*(f"Not tried: {name}: {why}" for name, why in found.refused.items()), sep="\n")
+print(*(f"Not tried: {name}: {why}\n" for name, why in found.refused.items()), sep="", end="")
 print("A cheap set that fits:", best.name if best else "it fits as asked")
-print("Its lines:", *(cure.line for cure in best.cures) if best else ["none is needed"], sep="\n    ")
+print("The lines of all:", *(f"{cure.name}: {cure.line}" for tried in found.cures for cure in tried.cures), sep="\n    ")
 show(draw_breakdown([found.verdict.named("as asked"), *(tried.verdict.named(tried.name) for tried in rows)],
                     title=f"{MODEL}: bytes at the peak", limit=found.verdict.room),
      alt="; ".join(f"{tried.name}: {format_bytes(tried.verdict.peak_bytes)}" for tried in rows))
@@ -126,6 +127,7 @@ def step(model, optimizer):
 
 own = fit(build, step, card="RTX 4090", name="24 encoder layers")
 print(own.verdict)
+pd.set_option("display.max_colwidth", None)
 pd.DataFrame([tried.row() for tried in own.cures]).set_index("cure")[["needed", "saved", "fits", "line"]]
 
 # %% [markdown]

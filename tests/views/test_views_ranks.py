@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from view_cases import measured, texts
 
+from utils.lessons.lesson_09.holders import draw_holders
 from utils.units import MIB, Category
-from utils.views import draw_breakdown, draw_holders, draw_over_time
+from utils.views import draw_breakdown, draw_over_time
 from utils.views.style import LOOKS
 
 

@@ -64,7 +64,7 @@ def _answer(found: Any) -> str:
 
 def _row(tried: Any) -> str:
     row = tried.row()
-    fits = {"yes": "fits", "no": "does not fit"}[row["fits"]]
+    fits = {"yes": "fits", "just": "just fits", "no": "does not fit"}[row["fits"]]
     return (
         f"  {row['needed']:>11} {row['saved']:>11} less {row['seconds a step']:>10} a step  "
         f"{row['cure']} ({fits}; {row['else']})"

@@ -76,7 +76,7 @@ class Tried:
             "needed": format_bytes(self.verdict.needed_bytes),
             "saved": format_bytes(self.saved_bytes),
             "seconds a step": time,
-            "fits": "yes" if self.verdict.fits else "no",
+            "fits": ("just" if self.verdict.is_close else "yes") if self.verdict.fits else "no",
             "else": "; ".join(cure.costs for cure in self.cures),
             "line": "; ".join(cure.line for cure in self.cures),
         }
@@ -110,7 +110,7 @@ def _activations(config: PreTrainedConfig, recipe: Recipe) -> Iterator[Cure]:
         yield Cure(
             "checkpointing of all blocks",
             {"checkpointing": 1},
-            "checkpoint_blocks(model, every=1)  # or model.gradient_checkpointing_enable()",
+            "checkpoint_blocks(model, every=1)  # model.activation_checkpointing_enable()",
             "each block's forward runs twice",
         )
     if not recipe.checkpointing:

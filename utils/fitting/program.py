@@ -15,8 +15,12 @@ from torch import nn
 
 def checkpoint_blocks(model: Any, every: int) -> None:
     """Recompute each `every`-th block in backward, in place; `model` is one of transformers."""
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    blocks = [part for part in model.modules() if hasattr(part, "_gradient_checkpointing_func")]
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    newer = getattr(model, "activation_checkpointing_enable", None)  # since transformers 5
+    enable = newer or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    blocks = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     for index, block in enumerate(blocks):
         block.gradient_checkpointing = index % every == 0
 

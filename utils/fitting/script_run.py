@@ -78,19 +78,19 @@ def report(
         if rank == 0 and len(losses) == 1:
             print("No GPU here: peaks are not measured.")
         return
-    peak, held = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    peak = torch.cuda.max_memory_allocated()
+    free, _ = torch.cuda.mem_get_info()
+    spare = free - (torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved())
     print(
         f"rank {rank}: peak {peak / 2**30:.2f} GiB measured, {simulated_bytes / 2**30:.2f} GiB simulated",
         flush=True,
     )
     if abs(peak / simulated_bytes - 1) > 0.05:
-        print(
-            "More than 5% apart: other versions, other texts or another attention kernel than simulated?"
-        )
-    if len(losses) == 3 and total - held < least_spare_bytes:
+        print("More than 5% apart: other versions, or another attention kernel than simulated?")
+    if len(losses) == 3 and spare < least_spare_bytes:
         raise SystemExit(
-            f"{(total - held) / 2**30:.2f} GiB of the card are left: one longer batch would end the run."
+            f"{spare / 2**30:.2f} GiB of the card are left: the next fragment may end the run. Take a "
+            "smaller batch, or another cure."
         )
 
 

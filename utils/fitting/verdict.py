@@ -56,7 +56,7 @@ class Verdict:
     @property
     def room(self) -> str:
         """The card's usable memory as figures take a limit."""
-        return f"{self.usable_bytes / GIB:.2f}GiB"
+        return f"{self.usable_bytes / GIB:.2f} GiB"
 
     @property
     def fits(self) -> bool:
@@ -119,7 +119,10 @@ class Verdict:
     def __str__(self) -> str:
         parts = self.measurement.breakdown
         lines = [f"  {part!s:<22}{format_bytes(size):>12}" for part, size in parts.items() if size]
-        where = f"At the peak, in {self.measurement.peak_phase}:"
+        phase, peak = self.measurement.peak_phase, format_bytes(self.peak_bytes)
+        where = (
+            f"Of that, tensors take {peak} at the peak, in {phase}; the allocator's gaps the rest:"
+        )
         return "\n".join([self.sentence, where, *lines, self.speed, *self.notes])
 
 

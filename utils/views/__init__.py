@@ -5,7 +5,6 @@ from utils.views.breakdown import Bar, draw_breakdown, predicted
 from utils.views.compare import Comparison, compare, reconcile
 from utils.views.curves import draw_losses, draw_memory_by_batch, draw_peaks
 from utils.views.explore import explore
-from utils.views.holders import draw_holders
 from utils.views.lanes import Span, draw_lanes
 from utils.views.over_time import draw_over_time
 from utils.views.plan_figures import draw_pareto, draw_stage_memory
@@ -13,13 +12,12 @@ from utils.views.rank_map import draw_ranks
 from utils.views.schedule import Panel, draw_schedule, draw_schedules
 from utils.views.show import show
 from utils.views.timeline import draw_timeline
-from utils.views.validation_figures import draw_validation
 
 __all__ = [
-    "Bar", "Comparison", "Panel", "Span", "compare", "draw_breakdown", "draw_holders", "draw_lanes",
+    "Bar", "Comparison", "Panel", "Span", "compare", "draw_breakdown", "draw_lanes",
     "draw_losses", "draw_memory_by_batch", "draw_over_time", "draw_pareto", "draw_peaks",
     "draw_ranks", "draw_schedule", "draw_schedules", "draw_stage_memory",
-    "draw_timeline", "draw_validation", "explore", "predicted", "reconcile", "show",
+    "draw_timeline", "explore", "predicted", "reconcile", "show",
 ]  # fmt: skip
 
 check_public(globals())

@@ -410,7 +410,7 @@ def with_context(mib):
 
 
 verdicts = pd.DataFrame({mib: with_context(mib) for mib in (250, 500, 1000)}).T
-assert (verdicts["mixed: spare (GiB)"] > 0).all() and (verdicts["fp32: spare (GiB)"] < 0).all()
+assert (verdicts["mixed: spare (GiB)"] > 0).all() and (verdicts["fp32: spare (GiB)"] < 0).all(), "the context decides"
 print(f"spare beside the tensors of batch 1024 ({Evidence.SIMULATED}); largest batch, along the line ({Evidence.PREDICTED})")
 verdicts.rename_axis("context (MiB)").round(2)
 

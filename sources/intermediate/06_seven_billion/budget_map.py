@@ -55,8 +55,8 @@ def draw_budget_map(
     with course_style():
         figure = Figure(figsize=(9.0, 4.8), layout="constrained")
         axes = figure.add_subplot()
-        for (name, line), (color, style) in zip(runs.items(), LOOKS, strict=False):
-            _draw_line(axes, name, line, limit, color, style)
+        for number, ((name, line), look) in enumerate(zip(runs.items(), LOOKS, strict=False)):
+            _draw_line(axes, name, line, limit, look, -14 - 14 * (number // 2))
         axes.axhline(parse_bytes(limit) / GB, color="black", lw=1.2)
         every = [run for line in runs.values() for run in line]
         axes.set(xlim=(0, 2 * max(run.items for run in every)), ylim=(0, top))
@@ -70,14 +70,21 @@ def draw_budget_map(
 
 
 def _draw_line(
-    axes: Axes, name: str, line: Sequence[Measurement], limit: str, color: str, style: str
+    axes: Axes,
+    name: str,
+    line: Sequence[Measurement],
+    limit: str,
+    look: tuple[str, str],
+    below: int,
 ) -> None:
+    """`below`: points under the limit where its crossing stands; steep lines cross close together."""
+    color, style = look
     crossing = most_items(line, limit)
     first, *_, last = sorted((run.items, run.peak_bytes / GB) for run in line)
     axes.plot(*zip(first, last, strict=True), style[0], color=color, ls="none", label=name)
     axes.axline(first, last, color=color, ls=style[1:])
     place = (crossing, parse_bytes(limit) / GB)
-    axes.annotate(f"{crossing:,.0f}", place, (6, -14), textcoords="offset points", color=color)
+    axes.annotate(f"{crossing:,.0f}", place, (6, below), textcoords="offset points", color=color)
 
 
 __all__ = ["draw_budget_map", "most_items"]

@@ -105,7 +105,7 @@ moments_8 = 2 * (1 + 4 / 256)  # bytes a parameter: each moment one byte, and an
 for name, count in (("every weight", P), ("the adapters", adapters)):
     print(f"eight-bit in place of fp32 moments, of {name}: {(8 - moments_8) * count / GB:.2f} GB less ({Evidence.PREDICTED})")
 show(draw_breakdown([predicted(name, parts) for name, parts in sheet.items()], unit="GB",
-                    title="States of Llama-2-7B, all of them held at once; the card has 24 GB"),
+                    title="States of Llama-2-7B, all held at once"),
      alt="; ".join(f"{name}: {sum(parts.values()) / GB:.1f} GB" for name, parts in sheet.items()))
 
 # %% [markdown]
@@ -186,7 +186,7 @@ for name, model in (("all weights, fp32", full), ("LoRA, fp32", mine.to(device))
 share = sum(p.numel() for p in mine.parameters() if p.requires_grad) / sum(p.numel() for p in full.parameters())
 print(f"LoRA trains {100 * share:.1f}% of the parameters, and its peak is",
       f"{100 * pair[1].peak_bytes / pair[0].peak_bytes:.0f}% of the full one")
-compare(pair, title="A small Llama, 8 x 128 tokens: all weights, or LoRA of rank 8 on query and value")
+compare(pair, title="A small Llama, 8 x 128 tokens: all or LoRA")
 
 # %% [markdown]
 # **Read it.** "LoRA trains 0.1% of the parameters, so it saves 99.9%" is folklore. Both peaks lie where backward begins,
@@ -457,7 +457,7 @@ found = {name: peaks(name, *way) for name, way in ways.items()}
 
 # %%
 figure = draw_budget_map({name: list(runs.values()) for name, runs in found.items()}, "24GB",
-                         title=f"Llama-2-7B on an {CARD}: rank 16 on all matrices, bf16 autocast, flash attention")
+                         title=f"Llama-2-7B on an {CARD}: rank 16 on all, flash attention")
 show(figure, alt="Peak over tokens: a line each for " + ", ".join(found) + ", and where it meets 24 GB.")
 
 # %% [markdown]

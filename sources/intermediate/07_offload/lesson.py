@@ -49,7 +49,7 @@ from transformers import AutoModelForCausalLM
 
 from evidence.validation import compare_all, summarize
 from utils import (
-    GB, Evidence, Transformer, check, draw_breakdown, draw_lanes, draw_validation, llama_config, measure, model_shape,
+    GB, Evidence, Transformer, check, draw_breakdown, draw_lanes, llama_config, measure, model_shape,
     predicted, run_ranks, score, scoreboard, scratch, show, simulate,
 )
 
@@ -60,6 +60,7 @@ from utils.lessons.lesson_07.by_libraries import SMALL, whole_loss
 from utils.lessons.lesson_07.link import Link
 from utils.lessons.lesson_07.offload import OffloadedOptimizer
 from utils.lessons.lesson_07.waiting import arrivals, planned
+from utils.lessons.lesson_07.validation_figures import draw_validation
 from utils.memory import host_memory
 from utils.models.finetune import finetune_step
 from utils.models.pretrained import enable_checkpointing

@@ -469,7 +469,7 @@ alone = [row for row in rates if row["gpus"] == "1"]
 bound = [served_as(row).tokens_per_second("A100-80GB") for row in alone]
 published = [float(row["tokens_per_second"]) for row in alone]
 show(draw_decoding([f"{row['model']}, {row['bits']} bits" for row in alone], bound, published,
-                   title="One sequence on an A100-80GB (2,039 GB/s): gpt-fast, and its share of the bound"),
+                   title="One sequence on an A100-80GB: share of the bound"),
      alt="The bound on tokens per second from bytes, and published rates of gpt-fast, on an A100.")
 print("published:", source("gpt_fast_decode").partition(": 8 x")[2].partition(";")[0], "(gpt-fast)")
 

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from utils.checked import check_public
 from utils.memory.measurement import Measurement
 from utils.units import GB, Category, Evidence, parse_bytes
-from utils.views.holders import draw_holders
 from utils.views.style import course_style, empty_figure, print_evidence
+
+from .holders import draw_holders
 
 # petroff10 (Petroff 2021, arXiv:2107.02270), a marker for each beside it.
 _LOOKS = (("#3f90da", "o"), ("#ffa90e", "s"), ("#bd1f01", "^"), ("#832db6", "D"), ("#717581", "v"))
