@@ -31,7 +31,7 @@ from torch import nn
 
 from utils import draw_breakdown, draw_timeline, explore, fit, fit_model, format_bytes, show
 from utils.catalog.devices import DEVICES
-from utils.fitting import Recipe, auto_class, model_config, model_names, script
+from utils.fitting import Recipe, auto_class, mixed_precision, model_config, model_names, script
 from utils.lessons.lesson_00a.map_figure import draw_map, map_of
 
 # %% [markdown]
@@ -42,7 +42,7 @@ from utils.lessons.lesson_00a.map_figure import draw_map, map_of
 
 # %%
 MODEL, CARD = "Qwen/Qwen2.5-7B", "RTX 4090"
-recipe = Recipe(method="qlora", rank=16, targets="all-linear", precision="bf16-mixed", optimizer="adamw",
+recipe = Recipe(method="qlora", rank=16, targets="all-linear", precision=mixed_precision(CARD), optimizer="adamw",
                 tokens=4096, micro_batch=1)
 print(f"{len(model_names())} models by name:", ", ".join(name.partition("/")[2] for name in model_names()))
 found = fit_model(MODEL, recipe, card=CARD, cards=2)  # FSDP2 over two is tried where nothing is packed
@@ -88,8 +88,7 @@ show(draw_map(grids, f"{MODEL} on a {CARD}: GiB that its allocator takes"),
 # leave the card less than 2%. `texts.txt` is your text, cut into rows of equal length.
 
 # %%
-chosen = best.verdict if best else found.verdict
-here.write_script("train.py", script(chosen, auto_class(model_config(MODEL)), MODEL))
+here.write_script("train.py", script(found.runs, auto_class(model_config(MODEL)), MODEL))
 
 # %% [markdown]
 # ## Other models, other cards
@@ -98,7 +97,7 @@ here.write_script("train.py", script(chosen, auto_class(model_config(MODEL)), MO
 
 # %%
 def verdict_of(model, card, method, tokens):
-    way = Recipe(method=method, tokens=tokens, checkpointing=1)
+    way = Recipe(method=method, tokens=tokens, checkpointing=1, precision=mixed_precision(card))
     answer = fit_model(model, way, card=card, cures=False).verdict
     figure = draw_breakdown([answer.named(model)], title=f"{model}, {method}, checkpointed, {tokens:,} tokens", limit=answer.room)
     return figure, answer.sentence

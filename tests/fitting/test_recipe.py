@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from utils.fitting import Recipe
+from utils.catalog import device
+from utils.fitting import Recipe, mixed_precision
 
 
 @pytest.mark.parametrize(
@@ -35,3 +36,11 @@ def test_a_frozen_model_is_in_16_bits_and_a_trained_one_in_32_under_autocast() -
     assert Recipe(method="full", precision="bf16").weights == "bf16"
     assert Recipe(method="full", precision="bf16").autocast is None
     assert Recipe(precision="fp16-mixed").autocast == "fp16"
+
+
+def test_a_card_without_bf16_is_told_to_take_fp16() -> None:
+    with pytest.raises(ValueError, match="T4 computes no bfloat16.*precision='fp16-mixed'"):
+        Recipe().check_card(device("T4"))
+    Recipe(precision=mixed_precision("T4")).check_card(device("T4"))
+    Recipe(precision=mixed_precision("A100 80GB")).check_card(device("A100 80GB"))
+    assert Recipe(method="qlora", precision="fp16-mixed").products == "fp16"

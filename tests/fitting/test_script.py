@@ -156,3 +156,17 @@ def test_the_command_says_what_was_wrong(
     filled = [text.format(tiny=tiny) for text in arguments]
     assert main([*filled, "--no-cures"]) == NOT_UNDERSTOOD
     assert says in capsys.readouterr().err
+
+
+def test_where_the_recipe_does_not_fit_the_script_is_of_the_set_that_does(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "train.py"
+    large = ["--tokens", "256", "--micro-batch", "1024", "--method", "full", "--card", "T4"]
+    assert main([str(tiny), *large, "--script", str(file)]) == DOES_NOT_FIT
+    said, text = capsys.readouterr().out, file.read_text()
+    assert "Together:" in said and f"wrote {file}" in said
+    assert "torch.bfloat16" not in text, "a T4 computes none"
+    compile(text, "train.py", "exec")
+    asked = Recipe(method="full", tokens=256, micro_batch=1024, precision="fp16-mixed")
+    assert f": {asked}." not in text, "the recipe that does not fit is not what is written"

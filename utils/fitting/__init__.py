@@ -9,7 +9,7 @@ from utils.fitting.model_configs import (
     published_parameters,
 )
 from utils.fitting.own import fit
-from utils.fitting.recipe import Recipe
+from utils.fitting.recipe import Recipe, mixed_precision
 from utils.fitting.script import script
 from utils.fitting.verdict import Verdict
 
@@ -22,6 +22,7 @@ __all__ = [
     "auto_class",
     "fit",
     "fit_model",
+    "mixed_precision",
     "model_config",
     "model_names",
     "published_parameters",

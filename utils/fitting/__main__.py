@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from utils.catalog.devices import DEVICES
-from utils.fitting.recipe import LOSSES, METHODS, OPTIMIZERS, PRECISIONS, Recipe
+from utils.fitting.recipe import (
+    LOSSES,
+    METHODS,
+    OPTIMIZERS,
+    PRECISIONS,
+    Recipe,
+    mixed_precision,
+)
 
 FITS, DOES_NOT_FIT, NOT_UNDERSTOOD = 0, 1, 2
 LISTED = 100  # characters of a cure's name and line
@@ -33,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         text = ""
         if asked.script:
-            text = script(found.verdict, auto_class(model_config(asked.model)), asked.model)
+            text = script(found.runs, auto_class(model_config(asked.model)), asked.model)
             Path(asked.script).write_text(text, encoding="utf-8")
     except (ModelConfigError, SimulationError, ValueError, OSError, ModuleNotFoundError) as error:
         print(error, file=sys.stderr)
@@ -42,7 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(found.to_dict(), indent=1))
     else:
         print(_answer(found))
-        print(f"wrote {asked.script}" if text else "", end="\n" if text else "")
+        if text:
+            print(f"\nwrote {asked.script}: {found.runs.recipe}")
     return FITS if found.fits else DOES_NOT_FIT
 
 
@@ -74,6 +82,8 @@ def _row(tried: Any) -> str:
 def _recipe(asked: argparse.Namespace) -> Recipe:
     names = {field.name for field in dataclasses.fields(Recipe)}
     given = {name: value for name, value in vars(asked).items() if name in names}
+    if given["precision"] is None:
+        given["precision"] = mixed_precision(asked.card)
     if given["targets"] != "all-linear":
         given["targets"] = tuple(given["targets"].split(","))
     return Recipe(**given)
@@ -86,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     add("model", help="a name such as Qwen/Qwen2.5-7B, a folder, or a config.json")
     add("--card", default="RTX 4090", help=f"one of {', '.join(DEVICES)}")
     add("--method", default=default.method, choices=METHODS)
-    add("--precision", default=default.precision, choices=PRECISIONS)
+    add("--precision", choices=PRECISIONS, help="bf16-mixed, and fp16-mixed on a card without bf16")
     add("--optimizer", default=default.optimizer, choices=OPTIMIZERS)
     add("--loss", default=default.loss, choices=LOSSES)
     add("--rank", type=int, default=default.rank, help="of the adapters")

@@ -80,7 +80,7 @@ def build(auto: type, config: PreTrainedConfig, recipe: Recipe) -> tuple[nn.Modu
     model: Any = auto.from_config(config, dtype=DTYPES[recipe.weights])  # type: ignore[attr-defined]
     model.config.use_cache = False
     if recipe.method == "qlora":
-        pack(model)
+        pack(model, DTYPES[recipe.products])
     model = model.to("cuda")
     if recipe.checkpointing:
         program.checkpoint_blocks(model, recipe.checkpointing)
@@ -104,10 +104,11 @@ def _optimizer(model: Any, recipe: Recipe) -> Any:
     return program.make_optimizer(recipe.optimizer, model.parameters(), LEARNING_RATE)
 
 
-def pack(model: nn.Module) -> None:
+def pack(model: nn.Module, products: torch.dtype = torch.bfloat16) -> None:
     """Linear layers but the head as bitsandbytes' Linear4bit, in place, packed when they move to a GPU.
 
     What `from_pretrained(quantization_config=...)` makes of them; tests hold the two together.
+    `products` is the type that they compute in.
     """
     bnb: Any = bitsandbytes_library()
     for path, layer in list(model.named_modules()):
@@ -116,7 +117,7 @@ def pack(model: nn.Module) -> None:
             continue
         packed = bnb.nn.Linear4bit(
             layer.in_features, layer.out_features, layer.bias is not None,
-            compute_dtype=torch.bfloat16, quant_type="nf4", compress_statistics=True, device="meta",
+            compute_dtype=products, quant_type="nf4", compress_statistics=True, device="meta",
         )  # fmt: skip
         packed.weight = bnb.nn.Params4bit(
             layer.weight.data,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
+from utils.catalog import device
 from utils.fitting.cures import Cure, Tried, candidates
 from utils.fitting.inputs import left_out
 from utils.fitting.model_configs import auto_class, model_config
@@ -91,6 +92,13 @@ class Fit:
     def fits(self) -> bool:
         return self.verdict.fits
 
+    @property
+    def runs(self) -> Verdict:
+        """What a script is to be written of: the recipe as asked, or with the set that fits."""
+        if self.together and not (self.fits and not self.together.verdict.fits):
+            return self.together.verdict
+        return self.verdict
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         said = self.verdict.to_dict()
@@ -139,6 +147,7 @@ def fit_model(
     recipe, config = recipe or Recipe(), model_config(source)
     trials = Trials(_name(source, config), config, card)
     usable_bytes(card)  # a wrong card is told before seconds of work
+    recipe.check_card(device(card))
     verdict = trials.verdict(recipe)
     if not cures:
         return Fit(verdict, trials=trials)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from utils.catalog import Device, device
 from utils.catalog.rules import keep_whole, one_of
 
 METHODS = {
@@ -119,9 +120,22 @@ class Recipe:
         return kind if self.is_frozen or self.precision == "bf16" else "fp32"
 
     @property
+    def products(self) -> str:
+        """The type that packed layers compute in: "bf16" or "fp16"."""
+        return self.autocast or "bf16"
+
+    @property
     def needs_bitsandbytes(self) -> bool:
         """Whether it packs weights or moments."""
         return self.method == "qlora" or "8bit" in self.optimizer
+
+    def check_card(self, gpu: Device) -> None:
+        """Raises ValueError where the card computes no bfloat16 and the recipe asks for it."""
+        if "bf16" in self.precision and not gpu.bf16_native:
+            raise ValueError(
+                f"recipe: the {gpu.name} computes no bfloat16, which PyTorch would emulate, slowly. "
+                "Choose precision='fp16-mixed'."
+            )
 
     def but(self, **changes: Any) -> Self:
         """The same recipe with `changes`. Raises ValueError as the constructor does."""
@@ -153,3 +167,12 @@ class Recipe:
         if self.targets == "all-linear":
             return "all linear layers"
         return self.targets if isinstance(self.targets, str) else ", ".join(self.targets)
+
+
+def mixed_precision(card: str) -> str:
+    """What Trainer would be told on a card: bf16 where it computes that, else fp16.
+
+    Raises:
+        ValueError: no such card.
+    """
+    return "bf16-mixed" if device(card).bf16_native else "fp16-mixed"

@@ -24,7 +24,7 @@ _FOUR_BITS = """FOUR_BITS = BitsAndBytesConfig(
     load_in_4bit=True,
     bnb_4bit_quant_type="nf4",
     bnb_4bit_use_double_quant=True,
-    bnb_4bit_compute_dtype=torch.bfloat16,
+    bnb_4bit_compute_dtype=PRODUCTS,
 )"""
 
 
@@ -110,7 +110,8 @@ def _top(verdict: Verdict, recipe: Recipe, auto: type, source: str) -> Iterator[
         f"LEAST_SPARE_BYTES = {int(LEAST_SPARE_SHARE * verdict.usable_bytes):_}  # else it stops after three steps",
     )
     if recipe.method == "qlora":
-        yield from _FOUR_BITS.splitlines()
+        kind = "torch.float16" if recipe.products == "fp16" else "torch.bfloat16"
+        yield from _FOUR_BITS.replace("PRODUCTS", kind).splitlines()
 
 
 def _parts(recipe: Recipe) -> Iterator[Callable[..., Any]]:
