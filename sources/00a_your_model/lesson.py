@@ -19,7 +19,7 @@
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 10 | any laptop | about a minute on two CPU cores |
+# | 10 | any laptop | one to two minutes on two CPU cores |
 
 # %% tags=["setup"]
 here = setup("00a")

@@ -46,7 +46,7 @@ def depths(config: PreTrainedConfig, every: int = 1) -> Depths:
     if text is not config or getattr(config, "is_encoder_decoder", False) or not layers:
         return Depths(layers, None)
     period = lcm(_period(list(getattr(config, "layer_types", None) or [])), every or 1)
-    first = max(2, period) + int(getattr(config, "first_k_dense_replace", 0) or 0)
+    first = period + int(getattr(config, "first_k_dense_replace", 0) or 0)
     first += (layers - first) % period
     small = (first, first + period, first + 2 * period)
     return Depths(layers, small if sum(small) < layers else None)

@@ -188,17 +188,30 @@ def _compatible(cures: Sequence[Cure]) -> bool:
 
 
 def _together(trials: Trials, recipe: Recipe, gains: Sequence[Tried]) -> Tried | None:
+    """The quicker of two: the quickest cure that is enough by itself, and what `_added_up` finds."""
+    several = _added_up(trials, recipe, gains)
+    enough = [single for single in gains if _is_safe(single)]
+    if several and (not enough or _is_safe(several)):
+        enough.append(several)
+    return min(enough, key=_seconds, default=None)
+
+
+def _added_up(trials: Trials, recipe: Recipe, gains: Sequence[Tried]) -> Tried | None:
     """Cures in the order of their time per GiB until the step fits, then without those not needed."""
     chosen: list[Cure] = []
     best: Tried | None = None
     for single in gains:
-        best_so_far = _simulated(trials, recipe, [*chosen, *single.cures])
-        if best_so_far is None or (best and best_so_far.saved_bytes <= best.saved_bytes):
+        more = _simulated(trials, recipe, [*chosen, *single.cures])
+        if more is None or (best and more.saved_bytes <= best.saved_bytes):
             continue
-        chosen, best = list(best_so_far.cures), best_so_far
+        chosen, best = list(more.cures), more
         if _is_safe(best):
             return _pruned(trials, recipe, best)
     return best
+
+
+def _seconds(tried: Tried) -> float:
+    return float("inf") if tried.added_seconds is None else tried.added_seconds
 
 
 def _is_safe(tried: Tried) -> bool:
