@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from utils.shims.torch_dispatch import kernels_replaced
 from utils.simulation.cuda_autocast import autocast_kernels
+from utils.simulation.fused_norms import rms_norm
 
 aten = torch.ops.aten
 _LOW = (torch.float16, torch.bfloat16)
@@ -41,7 +42,7 @@ def choices(flash: bool) -> dict[Any, Callable[..., Any]]:
     return {
         aten.scaled_dot_product_attention.default: partial(attention, flash),
         aten.dropout.default: _dropout,
-        aten.rms_norm.default: _rms_norm,
+        aten.rms_norm.default: rms_norm,
         aten.softmax.int: partial(_softmax, aten.softmax.int, aten._softmax.default),
         aten.log_softmax.int: partial(_softmax, aten.log_softmax.int, aten._log_softmax.default),
     }
@@ -52,18 +53,6 @@ def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     if train and 0 < p < 1 and tensor.numel():
         return torch.native_dropout(tensor, p, True)[0]
     return aten.dropout.default.decompose(tensor, p, train)
-
-
-def _rms_norm(
-    tensor: torch.Tensor,
-    normalized_shape: list[int],
-    weight: torch.Tensor | None = None,
-    eps: float | None = None,
-) -> torch.Tensor:
-    """CUDA's fused kernel keeps one fp32 per row; the composed form keeps whole tensors."""
-    if weight is not None and weight.dtype is not tensor.dtype:
-        return aten.rms_norm.default.decompose(tensor, normalized_shape, weight, eps)
-    return aten._fused_rms_norm(tensor, normalized_shape, weight, eps)[0]
 
 
 def _softmax(
