@@ -21,6 +21,8 @@ from evidence.record.registry import EXPERIMENTS, load
 from evidence.record.store import Record, RecordError, check_writable, read, write
 from utils.memory.source import prepare
 
+LEFT_OUT = "rows left out"  # of a configuration: how many there was no time for
+
 
 def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:
     """Run the experiments that are named, or all that suit the device; return the exit code."""
@@ -56,9 +58,12 @@ def _record_all(
             left = ", ".join(e.name for e in experiments[number:])
             print(f"The {minutes:g} minutes are over; not begun: {left}.")
             break
-        path = record(experiment, device, commit, root)
-        print(f"{experiment.name}: wrote {'/'.join(path.parts[-3:])}")
-        problems += disagreements(read(path))
+        path = record(experiment, device, commit, root, ends)
+        found = read(path)
+        left_out = found.configuration.get(LEFT_OUT, 0)
+        missing = f", without {left_out} rows: the minutes were over" if left_out else ""
+        print(f"{experiment.name}: wrote {'/'.join(path.parts[-3:])}{missing}")
+        problems += disagreements(found)
     for problem in problems:
         print(f"DISAGREES  {problem}")
     if problems:
@@ -67,9 +72,16 @@ def _record_all(
 
 
 def record(
-    experiment: Experiment, device: torch.device, commit: str = "", root: Path | None = None
+    experiment: Experiment,
+    device: torch.device,
+    commit: str = "",
+    root: Path | None = None,
+    ends: float = math.inf,
 ) -> Path:
     """Run one experiment and write what it found; return the file.
+
+    Of an experiment that `ends`, a time of `time.monotonic`, cuts short, the rows that ran are
+    written, and the configuration counts the others.
 
     Raises:
         RecordError: the result could not be written or would not say where it comes from.
@@ -77,8 +89,12 @@ def record(
     """
     origin = provenance(device, f"python -m evidence.record {experiment.name}", commit)
     check_writable(experiment.name, origin["device"], root)
-    rows = run_trials(experiment.trials(device), device, f"{experiment.name} on {origin['device']}")
-    return write(Record(experiment.name, origin, dict(experiment.configuration), rows), root)
+    trials, title = experiment.trials(device), f"{experiment.name} on {origin['device']}"
+    rows = run_trials(trials, device, title, ends)
+    configuration = dict(experiment.configuration)
+    if len(rows) < len(trials):
+        configuration[LEFT_OUT] = len(trials) - len(rows)
+    return write(Record(experiment.name, origin, configuration, rows), root)
 
 
 def find_device() -> torch.device:
@@ -110,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help="none: all")
     parser.add_argument("--list", action="store_true", help="list the experiments and stop")
     parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="begin no experiment after this time"
+        "--minutes", type=float, default=math.inf, help="begin no row after this time"
     )
     parser.add_argument("--commit", default="", help="the commit of a copy that has no git")
     return parser

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,10 +50,17 @@ class Experiment:
     trials: Callable[[torch.device], Sequence[Trial]]
 
 
-def run_trials(trials: Sequence[Trial], device: torch.device, title: str) -> list[Row]:
-    """Run the trials one after the other, each on a device that the others have left."""
-    rows = []
+def run_trials(
+    trials: Sequence[Trial], device: torch.device, title: str, ends: float = math.inf
+) -> list[Row]:
+    """Run the trials one after the other, each on a device that the others have left.
+
+    `ends` is a time of `time.monotonic`: after it no trial is begun, and the rows so far are returned.
+    """
+    rows: list[Row] = []
     for trial in tqdm(trials, desc=title, unit="row"):
+        if time.monotonic() > ends:
+            break
         free_memory(device)
         rows.append(run_trial(trial))
     free_memory(device)

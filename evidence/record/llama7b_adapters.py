@@ -16,8 +16,8 @@ from utils.models import llama_config
 from utils.models.finetune import METHODS, RANK, TARGETS, build_finetune, finetune_step
 
 CAP = "24GB"
-LENGTHS = (512, 1024, 2048, 4096)  # tokens
-MICRO_BATCHES = (1, 2, 4, 8)
+LENGTHS = (512, 2048, 4096)  # tokens
+MICRO_BATCHES = (1, 4)
 TIMED_STEPS = 5
 
 

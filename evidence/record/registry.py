@@ -16,6 +16,7 @@ class RecordError(ValueError):
 
 # Each name is a module that offers EXPERIMENT: of this folder, or of the one lesson that shows it.
 EXPERIMENTS = (
+    "cifar_accuracy",
     "cluster_runs",
     "device_speed",
     "gloo_ranks",

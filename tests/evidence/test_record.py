@@ -242,7 +242,7 @@ def test_list(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (
             "qqq",
             "'qqq' is no experiment. There is "
-            "cluster_runs, device_speed, gloo_ranks, gpt1b_recompute, llama7b_adapters, "
+            "cifar_accuracy, cluster_runs, device_speed, gloo_ranks, gpt1b_recompute, llama7b_adapters, "
             "oom_fragmentation, resnet50, survive.",
         ),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evidence.record import accuracy, resnet50
+from evidence.record import cifar_accuracy as accuracy
 from evidence.record.experiment import Stage
 from utils.data import Cifar10
 from utils.techniques.precision import FP32
@@ -16,11 +16,11 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 def test_accuracy_over_paired_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
-    asked = [dict(trial.settings) for trial in resnet50.trials(CUDA)]
+    asked = [dict(trial.settings) for trial in accuracy.trials(CUDA)]
     rows = [(r["precision"], r["seed"]) for r in asked if r["quantity"] == "final accuracy"]
     names = ("fp32", "tf32", "amp fp16", "amp bf16")
     assert rows == [(name, seed) for name in names for seed in range(5)]
-    assert accuracy.accuracy_trials(CPU) == []
+    assert accuracy.trials(CPU) == []
 
 
 def test_an_accuracy_row_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,5 +31,5 @@ def test_one_row_of_each_method_on_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_a_gpu_runs_the_whole_grid() -> None:
     found = llama7b_adapters.trials(torch.device("cuda"))
-    assert len(found) == 4 * 4 * 4 + 1, "a full fine-tune is tried once"
+    assert len(found) == 4 * 3 * 2 + 1, "a full fine-tune is tried once"
     assert {trial.settings["layers"] for trial in found} == {32}

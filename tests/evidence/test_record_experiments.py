@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evidence.record import __main__ as command
-from evidence.record import device_speed, resnet50
+from evidence.record import device_speed, experiment, resnet50
 from evidence.record.experiment import (
     Stage,
     Trial,
@@ -106,8 +106,8 @@ def test_precisions_of_a_gpu(
     asked = [dict(trial.settings) for trial in resnet50.trials(CUDA)]
     steps = {(r["image_size"], r["precision"], r["batch"]) for r in asked if "batch" in r}
     names = [precision.name for precision in expected]
-    small = {(32, name, 2**power) for name in names for power in range(6, 13)}
-    large = {(224, name, 2**power) for name in names for power in range(5, 10)}
+    small = {(32, name, batch) for name in names for batch in (128, 512, 2048)}
+    large = {(224, name, batch) for name in names for batch in (32, 128, 256)}
     assert steps == small | large
     searched = [(r["image_size"], r["precision"]) for r in asked if "cap" in r]
     assert searched == [(size, name) for size in (32, 224) for name in names]
@@ -235,19 +235,26 @@ def test_the_rows_after_a_failed_one_are_made(capsys: pytest.CaptureFixture[str]
     assert "resnet50 on a card: 100%" in capsys.readouterr().err, "the progress bar"
 
 
+def test_no_row_is_begun_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10))
+    monkeypatch.setattr(experiment.time, "monotonic", lambda: next(clock))
+    trials = [Trial({"batch": n}, lambda _: {}) for n in range(4)]
+    assert [row["batch"] for row in run_trials(trials, CPU, "x", ends=1.5)] == [0, 1]
+
+
 # The largest batch
 
 
-@given(st.integers(0, 5000), st.integers(1, 600))
+@given(st.integers(0, 5000), st.integers(1, 600), st.integers(1, 64))
 @settings(max_examples=200, deadline=None)
-def test_the_search_finds_the_largest(limit: int, start: int) -> None:
+def test_the_search_finds_the_largest(limit: int, start: int, step: int) -> None:
     asked: list[int] = []
-    found = resnet50.largest(lambda n: asked.append(n) or n <= limit, start)
-    assert found == limit
+    found = resnet50.largest(lambda n: asked.append(n) or n <= limit, start, step)
+    assert found == limit // step * step
     assert len(asked) == len(set(asked)) <= 3 + 2 * math.log2(max(limit, start) + 1)
 
 
-@pytest.mark.parametrize("limit", [37, 0])
+@pytest.mark.parametrize("limit", [40, 0])
 def test_the_largest_batch_under_the_cap(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     caps: set[int] = set()
 
