@@ -93,9 +93,13 @@ def trials(device: torch.device) -> list[Trial]:
 
 def _compared(device: torch.device, stage: Stage) -> Row:
     stage.name = "one process"
-    ((alone, _, alone_row),) = run_ranks(train, 1, device, timeout_seconds=TIMEOUT_SECONDS)
+    ((alone, _, alone_row),) = run_ranks(
+        train, 1, device, timeout_seconds=TIMEOUT_SECONDS, share_gpus=True
+    )
     stage.name = "two ranks"
-    (losses, reduced, row), *_ = run_ranks(train, RANKS, device, timeout_seconds=TIMEOUT_SECONDS)
+    (losses, reduced, row), *_ = run_ranks(
+        train, RANKS, device, timeout_seconds=TIMEOUT_SECONDS, share_gpus=True
+    )
     pairs = zip(losses, alone, strict=True)
     return row | {
         "largest_relative_difference": max(abs(a - b) / abs(b) for a, b in pairs),

@@ -53,7 +53,7 @@ def worker():
 large = torch.randn(500, 500, device="cuda", requires_grad=True)
 (large @ large).sum().backward()
 torch.cuda.synchronize()
-print(run_ranks(worker, {world_size}))
+print(run_ranks(worker, {world_size}, share_gpus=True))
 """
 
 

@@ -76,6 +76,9 @@ def build(auto: type, config: PreTrainedConfig, recipe: Recipe) -> tuple[nn.Modu
         auto: The Auto class of the model.
         config: What it is made of.
         recipe: How it is trained.
+
+    Raises:
+        ValueError: this PyTorch has no chunked loss.
     """
     model: Any = auto.from_config(config, dtype=DTYPES[recipe.weights])  # type: ignore[attr-defined]
     model.config.use_cache = False
@@ -85,6 +88,7 @@ def build(auto: type, config: PreTrainedConfig, recipe: Recipe) -> tuple[nn.Modu
     if recipe.checkpointing:
         program.checkpoint_blocks(model, recipe.checkpointing)
     if recipe.loss == "chunked":
+        _check_has_chunked_loss()
         program.chunk_loss(model)
     if recipe.is_frozen:
         model = program.add_adapters(model, recipe.rank, recipe.targets)
@@ -96,6 +100,14 @@ def build(auto: type, config: PreTrainedConfig, recipe: Recipe) -> tuple[nn.Modu
     if recipe.precision == "fp16-mixed":
         model.course_scaler = torch.amp.GradScaler()
     return model, _optimizer(model, recipe)
+
+
+def _check_has_chunked_loss() -> None:
+    if not hasattr(nn.functional, "linear_cross_entropy"):
+        raise ValueError(
+            f"loss='chunked' takes torch.nn.functional.linear_cross_entropy, which PyTorch has from 2.13 "
+            f"on; this is {torch.__version__}. Install a later one, or choose loss='whole'."
+        )
 
 
 def _optimizer(model: Any, recipe: Recipe) -> Any:

@@ -125,7 +125,7 @@ def _activations(config: PreTrainedConfig, recipe: Recipe) -> Iterator[Cure]:
             "chunked loss",
             {"loss": "chunked"},
             "chunk_loss(model)",
-            "model(**batch) hands out no logits; needs a PyTorch with linear_cross_entropy",
+            "model(**batch) hands out no logits; needs PyTorch 2.13 or later",
         )
     if not recipe.offload_activations:
         yield Cure(

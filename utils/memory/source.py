@@ -21,7 +21,7 @@ import torch
 
 from utils.memory.compile import CompilerError, compile_library
 from utils.memory.events import AllocationEvent
-from utils.shims.torch_ import cuda_snapshot, is_allocation, record_cuda_history
+from utils.shims.torch_ import clear_cublas_workspaces, cuda_snapshot, is_allocation, record_cuda_history
 
 Result = TypeVar("Result")
 # c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: every block is a multiple of 512 bytes.
@@ -133,6 +133,7 @@ class CudaSource(RealMemory):
 
     The history carries *requested* sizes; the allocator hands out multiples of 512 bytes, and
     at times a larger block, which `torch.cuda.max_memory_allocated()` counts and this does not.
+    cuBLAS's workspaces are given back at the start, so that they are seen when they are taken again.
     """
 
     name = "CUDA caching allocator"
@@ -142,6 +143,8 @@ class CudaSource(RealMemory):
         self._device = device
 
     def start(self) -> None:
+        torch.cuda.synchronize(self._device)
+        clear_cublas_workspaces()
         record_cuda_history(self._device, is_on=True)
 
     def now_ns(self) -> int:

@@ -21,6 +21,7 @@ import psutil
 from utils.parallel.loopback import LOCALHOST, loopback_variables
 from utils.ranks.agent import run_agent
 from utils.ranks.child import pack
+from utils.ranks.gpus import hide_gpus_unless_enough
 from utils.ranks.killable import KillableProcess, kill_all
 from utils.ranks.namespaces import ADDRESSES, INTERFACE, set_link
 from utils.ranks.recovery import Fault, Moment, read_journal
@@ -246,7 +247,9 @@ class ElasticJob:
         }
         modules = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         ours["PYTHONPATH"] = modules  # scripts may use the course's own
-        return os.environ | ours | (inside if self.places[host] else loopback_variables())
+        found = os.environ | ours | (inside if self.places[host] else loopback_variables())
+        hide_gpus_unless_enough(self.call.hosts * self.call.ranks_per_host, found)
+        return found
 
     def _stands(self) -> str:
         last = [m for m in self.moments if m.what != "step"][-4:]

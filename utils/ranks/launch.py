@@ -32,7 +32,11 @@ BAR_SECONDS = 0.25
 
 @asks_first(in_order("function", "world_size", "run_ranks(worker, 4)"))
 def run_ranks(
-    worker: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 120.0
+    worker: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout_seconds: float = 120.0,
+    share_gpus: bool = False,
 ) -> list[Any]:
     """Call `worker(*args)` on `world_size` ranks of a process group and return their results.
 
@@ -51,6 +55,8 @@ def run_ranks(
         world_size: the number of ranks, 1 to 16.
         args: arguments, the same for all ranks.
         timeout_seconds: from the call of the worker to its end, on every rank.
+        share_gpus: let ranks see GPUs of which there are fewer than ranks; their group is gloo's. Else
+            they see none, so that libraries which take the GPUs they find stay on the CPU as well.
 
     Returns:
         What each rank returned, by rank.
@@ -65,7 +71,10 @@ def run_ranks(
     """
     _check(worker, world_size, timeout_seconds)
     with meeting_point() as place:
-        members = [Member(rank, world_size, place, timeout_seconds) for rank in range(world_size)]
+        members = [
+            Member(rank, world_size, place, timeout_seconds, shares_gpus=share_gpus)
+            for rank in range(world_size)
+        ]
         return run_members(worker, args, members)
 
 

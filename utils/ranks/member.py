@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from utils.parallel.loopback import LOCALHOST, loopback_variables
+from utils.ranks.gpus import has_a_gpu_each, hide_gpus_unless_enough
 
 if TYPE_CHECKING:
     import torch
@@ -36,19 +37,23 @@ class Member(contextlib.AbstractContextManager[None]):
 
     Torch's usual variables are set (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), so
     code written for torchrun finds what it looks for. The group is destroyed in any case: a gloo
-    process that exits without that may abort.
+    process that exits without that may abort. Where there is not a GPU for each rank, none sees one,
+    unless `shares_gpus`.
     """
 
     rank: int
     world_size: int
     place: MeetingPoint
     timeout_seconds: float
+    shares_gpus: bool = field(default=False, kw_only=True)
 
     def __enter__(self) -> None:
         import torch.distributed as dist
         from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
         self._set_environment()
+        if not self.shares_gpus:
+            hide_gpus_unless_enough(self.world_size, os.environ)
         limit = datetime.timedelta(seconds=self.timeout_seconds + PATIENCE_SECONDS)
         store = FileStore(self.place.file, self.world_size)
         store.set_timeout(limit)
@@ -106,21 +111,15 @@ def rank_device() -> torch.device:
 
     if not dist.is_initialized() or dist.get_backend() == "fake":  # a simulated rank
         return torch.device("cpu")
-    if not _has_a_gpu_each(dist.get_world_size()):
+    if not has_a_gpu_each(dist.get_world_size()):
         return torch.device("cpu")
     return torch.device("cuda", dist.get_rank())
-
-
-def _has_a_gpu_each(world_size: int) -> bool:
-    import torch
-
-    return torch.cuda.device_count() >= world_size
 
 
 def _backend(rank: int, world_size: int) -> str:
     import torch
 
-    if not _has_a_gpu_each(world_size):
+    if not has_a_gpu_each(world_size):
         return "gloo"
     torch.cuda.set_device(rank)
     return "cpu:gloo,cuda:nccl"

@@ -52,8 +52,10 @@ import torch.distributed.fsdp  # noqa: E402
 import torch.nn.parallel  # noqa: E402
 
 import utils.traffic  # noqa: E402, F401
+from utils.ranks.gpus import CHOOSE_ON_IMPORT  # noqa: E402
 
-if not torch.cuda.device_count():
+has_gpus = torch.cuda.device_count() > 0
+if not has_gpus:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it warns in every rank
     # With a CUDA toolkit and no GPU it says so, into what the first rank prints.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
@@ -61,6 +63,8 @@ if not torch.cuda.device_count():
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 # The first optimizer imports torch._dynamo: 2 s in every child.
 for name in ["torch._dynamo", *os.environ.pop("COURSE_PRELOAD", "").split()]:
+    if has_gpus and name.partition(".")[0] in CHOOSE_ON_IMPORT:
+        continue
     # Other versions of a library may lack the module; then ranks import what they use.
     with contextlib.suppress(ImportError):
         importlib.import_module(name)

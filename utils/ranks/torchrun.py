@@ -22,6 +22,7 @@ from utils.files import scratch
 from utils.parallel.loopback import loopback_variables
 from utils.ranks.agent import rendezvous_arguments, run_agent
 from utils.ranks.child import pack
+from utils.ranks.gpus import hide_gpus_unless_enough
 from utils.ranks.killable import LOST_PRINTS, OUTPUT_BYTES, KillableProcess, kill_all
 from utils.ranks.launch import check_world
 from utils.ranks.outcome import Failure, Outcome, describe_exit
@@ -44,7 +45,7 @@ def run_torchrun(
 ) -> str:
     """Run `torchrun --nproc-per-node=WORLD_SIZE SCRIPT ARGS` on this machine and wait for its end.
 
-    What ranks print is shown as they print it, each line with its rank. A launch takes seconds:
+    Ranks see no GPU where there is not one for each. What they print is shown as they print it, each line with its rank. A launch takes seconds:
     every rank imports torch anew. Nothing that is opened for it can be reached from another
     machine; another user of this one reaches the store where its ranks meet, which PyTorch opens as a port of
     the loopback address and lets anybody write into. No process is left when this returns or raises.
@@ -92,7 +93,7 @@ class _Run:
         self._script, self._logs, self._world_size = script, logs, world_size
         self._seconds = seconds
         self._process = KillableProcess(
-            pack(run_agent, (command, _environment(), here)),
+            pack(run_agent, (command, _environment(world_size), here)),
             timeout_seconds=seconds,
             output_bytes=world_size * OUTPUT_BYTES,
         )
@@ -195,7 +196,7 @@ def _end_of(path: Path) -> bytes:
         return file.read()
 
 
-def _environment() -> dict[str, str]:
+def _environment(world_size: int) -> dict[str, str]:
     """What makes ranks print at once and with their number, and say where they stand at an abort."""
     ours = {
         "OMP_NUM_THREADS": "1",
@@ -203,4 +204,6 @@ def _environment() -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
     }
-    return os.environ | ours | loopback_variables()
+    found = os.environ | ours | loopback_variables()
+    hide_gpus_unless_enough(world_size, found)
+    return found

@@ -166,9 +166,10 @@ def choose_optimizer_kernels(optimizers: Iterable[torch.optim.Optimizer]) -> Non
     """On CUDA an optimizer that was not told otherwise takes its multi-tensor (foreach) kernels.
 
     torch/optim/optimizer.py, `_default_to_fused_or_foreach`: on CPU, and for DTensors anywhere, it
-    loops over the tensors.
+    loops over the tensors. So does Adafactor everywhere, which never asks (torch/optim/_adafactor.py).
     """
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+    choosing = (o for o in optimizers if not isinstance(o, torch.optim.Adafactor))
+    for group in (group for optimizer in choosing for group in optimizer.param_groups):
         undecided = "foreach" in group and group["foreach"] is None and not group.get("fused")
         if undecided and not any(isinstance(p, DTensor) for p in group["params"]):
             group["foreach"] = True

@@ -12,8 +12,10 @@ from utils.simulation.scratch import Scratch, cpu_scratch, cuda_scratch
 from utils.units import MIB, format_bytes
 
 # What the CUDA context, loaded kernels and libraries take before the first tensor. With lazily
-# loaded kernels (the default since CUDA 12) a few hundred MiB; a recorded GPU row replaces this.
+# loaded kernels (the default since CUDA 12) a few hundred MiB: 768 MiB on an H200 (recorded on
+# 2026-11-26, with PyTorch 2.11 for CUDA 13), less on GPUs with fewer processors.
 CONTEXT_BYTES = 500 * MIB
+HOPPER, HOPPER_CONTEXT_BYTES = (9, 0), 768 * MIB
 SIMULATED = "a simulated "  # how its name begins
 VERDICTS = ("Fits ", "Does not fit ")  # how a verdict begins
 FLASH_CAPABILITY = (8, 0)  # flash attention's kernels need an Ampere GPU or a newer one
@@ -65,6 +67,11 @@ class SimulatedDevice:
         )
 
 
+def context_bytes(capability: tuple[int, int]) -> int:
+    """What a process takes on a GPU before its first tensor."""
+    return HOPPER_CONTEXT_BYTES if tuple(capability) == HOPPER else CONTEXT_BYTES
+
+
 def simulated_device(name: str) -> SimulatedDevice:
     """ "cpu", or a GPU of the catalog such as "RTX 4090" or "A100 80GB".
 
@@ -79,7 +86,7 @@ def simulated_device(name: str) -> SimulatedDevice:
     card = catalog.device(name)
     return SimulatedDevice(
         name=f"{SIMULATED}{card.name}",
-        usable_bytes=card.memory_bytes - CONTEXT_BYTES,
+        usable_bytes=card.memory_bytes - context_bytes(card.capability),
         total_bytes=card.memory_bytes,
         capability=card.capability,
         granularity_bytes=CUDA_BLOCK_BYTES,

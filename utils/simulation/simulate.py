@@ -25,6 +25,7 @@ from utils.parallel.dims import ParallelDims
 from utils.shims.torch_dispatch import active_modes
 from utils.shims.torch_distributed import all_to_all_as_on_gpus
 from utils.simulation.cuda_allocator import reserved
+from utils.simulation.cublas import Workspaces
 from utils.simulation.cuda_choices import choose_optimizer_kernels, cuda_choices
 from utils.simulation.cuda_device import cuda_device
 from utils.simulation.cuda_module import cuda_module
@@ -104,7 +105,12 @@ def simulate(
     if any(isinstance(mode, FakeTensorMode) for mode in active_modes()):
         raise ValueError("A simulation cannot run inside another. Let this one end first.")
     watcher = StorageWatcher(
-        card.granularity_bytes, card.scratch, card.is_cuda, reuse_results, values
+        card.granularity_bytes,
+        card.scratch,
+        card.is_cuda,
+        reuse_results,
+        values,
+        Workspaces(card.capability) if card.is_cuda else None,
     )
     if card.asked and (world.ranks if isinstance(world, ParallelDims) else world) > 1:
         card.asked.as_a_rank()

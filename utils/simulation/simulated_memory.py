@@ -23,6 +23,7 @@ from utils.shims.torch_ import storage_key
 from utils.simulation.cuda_allocator import replayed
 
 WORKSPACE_ADDRESS = -1  # no storage has it
+KEPT_ADDRESS = -2  # and those below
 DEVICE, HOST = "device", "host"  # where a tensor may be put
 
 
@@ -46,13 +47,15 @@ class SimulatedMemory:
         self._clock = 0
         self._alive: dict[int, tuple[int, Any]] = {}
         self._events: list[AllocationEvent] = []
+        self._kept: list[tuple[int, int]] = []
         self.existing: list[tuple[int, int]] = []  # address and bytes, when the recording began
 
     def start(self) -> None:
         """Begin to record."""
         self._events = []
         self.host_peak_bytes = self._host_bytes
-        self.existing = [(address, size) for address, (size, _) in self._alive.items()]
+        alive = [(address, size) for address, (size, _) in self._alive.items()]
+        self.existing = alive + self._kept
 
     def now_ns(self) -> int:
         """The number of events so far."""
@@ -167,6 +170,12 @@ class SimulatedMemory:
         size = rounded(size_bytes, self.granularity_bytes)
         self._record(WORKSPACE_ADDRESS, size)
         self._record(WORKSPACE_ADDRESS, -size)
+
+    def keep(self, size_bytes: int) -> None:
+        """Record memory that a library takes and never gives back."""
+        if size_bytes:
+            self._kept.append((KEPT_ADDRESS - len(self._kept), size_bytes))
+            self._record(*self._kept[-1])
 
     def _died(self, address: int) -> None:
         size, _ = self._alive.pop(address)

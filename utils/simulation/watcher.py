@@ -24,6 +24,7 @@ from utils.memory.observer import note_storages, running_module
 from utils.shims.torch_ import with_data
 from utils.shims.torch_dispatch import python_dispatch_off, torch_function_off
 from utils.simulation import onednn_lstm
+from utils.simulation.cublas import PRODUCTS, Workspaces
 from utils.simulation.in_place import CANDIDATES, DEVICE, InPlace
 from utils.simulation.known_values import LARGEST, KnownValues
 from utils.simulation.recurrences import CUDNN_RESULTS
@@ -83,8 +84,9 @@ class _Handler(SimulatedMemory):
         has_host: bool,
         reuse_results: bool,
         values: Values,
+        workspaces: Workspaces | None = None,
     ) -> None:
-        self._known = KnownValues()
+        self._known, self._workspaces = KnownValues(), workspaces
         super().__init__(granularity_bytes, has_host, self._known.died)
         self._scratch = scratch
         self._own_results = _OWN_RESULTS if has_host else _ON_CPU
@@ -153,6 +155,8 @@ class _Handler(SimulatedMemory):
         self._known.learn(func, args, kwargs, out)
         if func.namespace != "aten":
             self._communication(func, args, kwargs)
+        if self._workspaces is not None and func in PRODUCTS and not to_host:
+            self.keep(self._workspaces.taken_by(func))
         if scratch_bytes and not to_host:
             self.workspace(scratch_bytes)
         if cache is not None and call is not None and recipe is None:
@@ -237,7 +241,8 @@ class StorageWatcher(_Handler, TorchDispatchMode):
     `scratch` says what its kernels need beyond their results, and `has_host` whether the device
     has a host with memory of its own, whose storages are summed up apart, without events. Without
     `reuse_results` PyTorch works out every result anew: the same events, in several times as long.
-    `values` are stand-ins for what the program asks of tensors.
+    `values` are stand-ins for what the program asks of tensors. `workspaces` are those of the device's
+    library of matrix products.
     """
 
     name = "simulated storages"
@@ -249,9 +254,12 @@ class StorageWatcher(_Handler, TorchDispatchMode):
         has_host: bool = False,
         reuse_results: bool = True,
         values: Values = None,
+        workspaces: Workspaces | None = None,
     ) -> None:
         TorchDispatchMode.__init__(self)
-        _Handler.__init__(self, granularity_bytes, scratch, has_host, reuse_results, values)
+        _Handler.__init__(
+            self, granularity_bytes, scratch, has_host, reuse_results, values, workspaces
+        )
 
     def __enter__(self) -> StorageWatcher:
         super().__enter__()

@@ -451,7 +451,7 @@ def chunked_loss(hidden, head, targets, chunks=8):
 # %% [markdown]
 # **Predict.** A tensor of logits takes $4 \cdot 512 \cdot 16{,}000$ bytes, 31.25 MiB; the head's weight 3.91 MiB. The plain
 # loss holds three such tensors (the log-softmax, its gradient, the logits' gradient) and the weight: 97.7 MiB. Eight chunks hold
-# three eighths, the weight, and its gradient, which grows from chunk to chunk: 19.5 MiB. PyTorch has its own form, too.
+# three eighths, the weight, and its gradient, which grows from chunk to chunk: 19.5 MiB. PyTorch has its own form, too, since 2.13.
 
 # %%
 def torch_loss(hidden, head, targets):
@@ -462,8 +462,9 @@ torch.manual_seed(0)
 head = nn.Linear(64, 16_000, bias=False).to(device)
 hidden = torch.randn(512, 64, device=device, requires_grad=True)
 targets = torch.randint(0, 16_000, (512,), device=device)
+of_torch = [torch_loss] if hasattr(F, "linear_cross_entropy") else []  # from PyTorch 2.13 on
 loss_runs, found, gradients = {}, [], partial(torch.autograd.grad, inputs=[hidden, head.weight])
-for loss_of in (whole_loss, chunked_loss, torch_loss):
+for loss_of in (whole_loss, chunked_loss, *of_torch):
     run = measure(lambda: gradients(loss_of(hidden, head, targets)), model=head, timed_steps=0)
     loss_runs[loss_of.__name__] = run.peak_bytes
     found.append(gradients(loss_of(hidden, head, targets)))
@@ -631,7 +632,7 @@ for name, row in rows.items():
 #     block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
 # ```
 #
-# **The loss decides?** PyTorch 2.15; `hidden` is what the head would get, (tokens, width); labels of -100 do not count:
+# **The loss decides?** PyTorch 2.13 or later; `hidden` is what the head would get, (tokens, width); labels of -100 do not count:
 #
 # ```python
 # import torch.nn.functional as F
