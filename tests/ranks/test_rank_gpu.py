@@ -1,5 +1,6 @@
 """Which device a rank gets; and, where there is a GPU, ranks of a parent that has used it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from utils.ranks import member, rank_device, run_ranks
+from utils.ranks.gpus import hide_gpus_unless_enough
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,3 +68,24 @@ def test_a_parent_that_has_used_the_gpu(world_size):
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=240
     )
     assert found.stdout.strip() == str([500.0 * world_size] * world_size), found.stderr
+
+
+@pytest.mark.parametrize(("gpus", "hidden"), [(0, True), (1, True), (2, False), (8, False)])
+def test_too_few_gpus_are_hidden(monkeypatch, gpus, hidden):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    environment = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    hide_gpus_unless_enough(2, environment)
+    assert (environment["CUDA_VISIBLE_DEVICES"] == "") == hidden
+    assert environment.get("DS_ACCELERATOR", "") == ("cpu" if hidden else "")
+
+
+def what_it_sees():
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.is_available(), str(rank_device())
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_ranks_see_no_gpu_but_one_each_unless_they_share(share):
+    seen = run_ranks(what_it_sees, 9, share_gpus=share)
+    enough = torch.cuda.device_count() >= 9
+    assert {hidden == "" for hidden, *_ in seen} == {not share and not enough}
+    assert share or enough or {(there, device) for _, there, device in seen} == {(False, "cpu")}

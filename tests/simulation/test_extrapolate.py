@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from evidence.validation.simulation_cpu import OPTIMIZERS, cross_entropy, keep_matmuls
 from utils.lessons.lesson_07.offload import OffloadedOptimizer
-from utils.memory import Measurement, OverBudgetError, budget
+from utils.memory import Category, Measurement, OverBudgetError, budget
 from utils.simulation import simulate
 from utils.simulation.extrapolate import FROM_LAYERS, extrapolate
 from utils.simulation.message_stream import stream
@@ -127,7 +127,8 @@ def assert_allocator(extended: Measurement, whole: Measurement) -> None:
     assert set(extended.allocator_bytes) == set(whole.allocator_bytes)
     if whole.reserved_bytes is None:
         return
-    assert whole.reserved_bytes == pytest.approx(extended.reserved_bytes, rel=0.06, abs=2 * MIB)
+    segment = 20 * MIB  # one more or less, where a block of 1 to 10 MiB finds no gap
+    assert whole.reserved_bytes == pytest.approx(extended.reserved_bytes, rel=0.06, abs=segment)
     assert extended.reserved_bytes >= extended.allocator_bytes["allocated peak"]
     assert extended.allocator_bytes["allocated peak"] >= extended.peak_bytes
     assert extended.host_bytes == whole.host_bytes
@@ -163,7 +164,8 @@ def test_on_both_sides_of_a_crossing(device: str, depth: int) -> None:
         assert_same(extended, simulate(lambda n=layers: build_at(n), train, device=device))
         assert extended.peak_phase == phase
     naive = small[0].peak_bytes + (depth - 3) * (small[1].peak_bytes - small[0].peak_bytes)
-    assert naive < 0.95 * extended.peak_bytes
+    libraries = extended.breakdown[Category.OTHER]  # cuBLAS's workspaces, alike at every depth
+    assert naive - libraries < 0.95 * (extended.peak_bytes - libraries)
 
 
 def test_what_a_gpu_reserves_and_the_host_keeps_is_that_of_the_deep_step() -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from utils.memory import Category
 from utils.simulation import SimulationError, simulate
+from utils.simulation.cublas import workspace_bytes
 
 A100 = "A100 80GB"
 LIBRARY = """
@@ -87,5 +88,7 @@ def test_a_model_that_the_step_moves_to_the_host_and_back() -> None:
 
     found = simulate(linear, step, device=A100)
     weights = 4 * (1024 * 1024 + 1024)
-    assert alive[-3:] == [weights, 0, weights]
+    libraries = alive[-2]  # cuBLAS's workspace stays
+    assert libraries == workspace_bytes((8, 0))
+    assert alive[-3:] == [weights + libraries, libraries, weights + libraries]
     assert found.host_bytes >= weights

@@ -248,4 +248,5 @@ def test_a_tensor_that_only_a_cycle_holds_dies_as_in_a_real_program() -> None:
         model(torch.ones(1, 64)).sum().backward()
 
     found = simulate(lambda: (nn.Linear(64, 64), None), step)
-    assert 4 * MIB < found.peak_bytes < 8 * MIB, "one at a time"
+    ours = found.peak_bytes - found.breakdown[Category.OTHER]
+    assert 4 * MIB < ours < 8 * MIB, "one at a time"

@@ -21,7 +21,12 @@ import torch
 
 from utils.memory.compile import CompilerError, compile_library
 from utils.memory.events import AllocationEvent
-from utils.shims.torch_ import clear_cublas_workspaces, cuda_snapshot, is_allocation, record_cuda_history
+from utils.shims.torch_ import (
+    clear_cublas_workspaces,
+    cuda_snapshot,
+    is_allocation,
+    record_cuda_history,
+)
 
 Result = TypeVar("Result")
 # c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize: every block is a multiple of 512 bytes.

@@ -24,8 +24,8 @@ from utils.memory.watched import Watched, watched
 from utils.parallel.dims import ParallelDims
 from utils.shims.torch_dispatch import active_modes
 from utils.shims.torch_distributed import all_to_all_as_on_gpus
-from utils.simulation.cuda_allocator import reserved
 from utils.simulation.cublas import Workspaces
+from utils.simulation.cuda_allocator import reserved
 from utils.simulation.cuda_choices import choose_optimizer_kernels, cuda_choices
 from utils.simulation.cuda_device import cuda_device
 from utils.simulation.cuda_module import cuda_module
