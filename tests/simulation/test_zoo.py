@@ -39,11 +39,16 @@ def on_cpu() -> Iterator[None]:
 
 
 def run(name: str) -> Any:
+    return run_on(name, DEVICE)
+
+
+def run_on(name: str, device: str) -> Any:
+    """A program of the zoo, simulated on a device."""
     program = ZOO[name]
     return simulate(
         program.build,
         program.step,
-        device=DEVICE,
+        device=device,
         values=program.values,
         world=program.world,
         rank=program.rank,

@@ -462,8 +462,7 @@ for kind, size in planned.items():
     assert size == counted, f"planner and simulation disagree about {kind}"
 
 # %% [markdown]
-# **Read it.** Without a split sequence most activations stand on all eight ranks (more than on a GPU: the simulated RMSNorm
-# keeps fp32 copies, CUDA's fused one none). DTensor keeps 280 MiB more than by hand: inputs of five column sides,
+# **Read it.** Without a split sequence most activations stand on all eight ranks. DTensor keeps 280 MiB more than by hand: inputs of five column sides,
 # gathered: two a layer, and the head's. And 437.5 MiB of gradients: the embedding's comes out
 # whole. The last 62.6 are temporaries. By hand ten reduce-scatters send 587 MB, and fifteen gathers, five of them the second ones, 881.
 #

@@ -395,7 +395,7 @@ for axis in ("tp", "pp", "shard"):
     assert abs(counted[axis] / expected[axis] - 1) < 0.001, f"{axis}: the planner counts other bytes"
 
 # %% [markdown]
-# **Read it.** The planner's bytes and the program's agree within a tenth of a percent; the simulated peak is 4% higher.
+# **Read it.** The planner's bytes and the program's agree within a tenth of a percent; the simulated peak is 4% lower.
 # A real step has 1536 sequences, so each replica passes 768 through, not eight. Traffic over *tp* and *pp* grows with the
 # micro-batches; that of data parallelism comes once a step.
 #

@@ -172,7 +172,7 @@ beside = {str(Evidence.PREDICTED): adam_states(P), str(Evidence.MEASURED): dict(
 pd.DataFrame(beside).fillna(0).astype(int).rename_axis("bytes at the end of the step")
 
 # %% [markdown]
-# **Read it.** Parameters and gradients equal the formula, to the byte (on a GPU but for its blocks of 512). Adam holds a step counter of 4 bytes more
+# **Read it.** Parameters and gradients equal the formula, to the byte. Adam holds a step counter of 4 bytes more
 # for each tensor. Not predicted are the buffers (batch norm's running statistics) and the inputs, which are small.
 #
 # ### Which optimizer, which states

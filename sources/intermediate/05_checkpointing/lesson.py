@@ -45,6 +45,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
+from evidence.record import recorded
 from utils import Transformer, TransformerConfig, UNet, check, format_bytes, measure, show, simulate
 from utils.simulation.devices import simulated_device
 from utils.techniques import EXPENSIVE, add_lora, checkpoint_blocks, in_segments
@@ -193,7 +194,6 @@ print("needs a gradient:", by_hand.requires_grad, "by hand,", by_torch.requires_
 # %%
 WAYS = {"none": {"every": 0}, "every 2nd": {"every": 2}, "every block": {"every": 1}, "segments of 3": {"segment": 3},
         "selective": {"keep": EXPENSIVE}}
-print("EXPENSIVE:", *EXPENSIVE)
 
 # %% [markdown]
 # *Selective* keeps the results of those operations. In plain PyTorch it is a policy, asked at every operation:
@@ -285,25 +285,12 @@ def teeth(depth, s, edge, inside, gradient):
     return kept + (s - 1) * edge + s * inside, s * edge + s * inside + (depth - s) * gradient
 
 
-print(f"our block: edge {format_bytes(edge)}, inside {format_bytes(inside)}, gradients {format_bytes(gradient)}")
 one, three = moments(runs["every block"]), moments(runs["segments of 3"])
 for place, low, high in zip(("first tooth", "last tooth"), *(teeth(9, s, edge, inside, gradient) for s in (1, 3)), strict=True):
     print(f"{place}, segments of 3 against 1: {format_bytes(high - low)} more (predicted),",
           f"{format_bytes(three[place] - one[place])} more (measured)")
 
-# %%
-sizes = {"nothing inside, no gradients": (1, 0, 0), f"our block, {sequences} sequences": (edge, inside, gradient),
-         f"our block, {16 * sequences} sequences": (16 * edge, 16 * inside, gradient)}
-for name, each in sizes.items():
-    for depth in (9, 100, 400):
-        s = min(range(1, depth + 1), key=lambda s: max(teeth(depth, s, *each)))
-        first, last = teeth(depth, s, *each)
-        print(f"{name:<29} {depth:>3} blocks: best segment {s:>2}, its {'first' if first > last else 'last'} tooth decides")
-
 # %% [markdown]
-# **Read it.** Our block is nothing like Chen's layer. With few tokens the last tooth decides, and one block a segment is
-# best at any depth. With many the first decides, and in deep models longer segments pay.
-#
 # **Question.** Now 36 blocks that keep 8 tensors inside and 1 at the edge. Which segment size $s$ keeps
 # the fewest at the first tooth: $36/s + (s-1) + 8s$?
 
@@ -322,7 +309,6 @@ check("05.best_segment", segment_size)
 torch.manual_seed(0)
 unet, images, noise_steps = UNet((16, 32, 64, 64)).to(device), torch.randn(8, 3, 32, 32, device=device), torch.arange(8, device=device)
 costs = block_costs(unet, images, noise_steps)
-print("inside of each block (MiB):", *[f"{cost.inside_bytes / 2**20:.1f}" for cost in costs])
 all_kept, budget, forward = activation_peak(costs, ()), int(0.67 * activation_peak(costs, ())), recompute_flops(costs, range(7))
 peaks = {}
 for way, chosen in ways_within(costs, budget).items():
@@ -357,8 +343,8 @@ for run in chains:
     print(f"{run.name:<21} peak {format_bytes(run.peak_bytes)} (measured)")
 
 # %% [markdown]
-# **Read it.** Wrapping each layer *raises* the peak: both inputs of a pair stay, where one tensor was
-# enough. Checkpoint what is large inside and small at the edge: a block, not a layer.
+# **Read it.** Wrapping each layer *raises* the peak: both inputs of a pair stay, where one was
+# enough. Checkpoint what is large inside and small at the edge: a block.
 #
 # ### Break it, diagnose it
 #
@@ -485,8 +471,8 @@ print({name: format_bytes(peak) for name, peak in loss_runs.items()}, "at the pe
 large = TransformerConfig(vocabulary=50_304, hidden=2048, layers=24, heads=16, feedforward=5504, tied=True)
 
 
-def large_loss(model):
-    batch = torch.randint(0, 50_304, (4, 2049))
+def large_loss(model, sequences=4):
+    batch = torch.randint(0, 50_304, (sequences, 2049))
     with torch.autocast("cpu", torch.bfloat16):
         return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
@@ -499,6 +485,12 @@ def large_loss_in_chunks(model):
         return chunked_loss(hidden, lambda part: F.linear(part, model.embed.weight), batch[:, 1:].flatten())
 
 
+def large_loss_by_halves(model):
+    (large_loss(model, 2) / 2).backward()  # its graph is gone before the second half begins
+    return large_loss(model, 2) / 2
+
+
+# %%
 def simulated(name, loss_of=large_loss, **choice):
     def step(model, optimizer):
         optimizer.zero_grad()
@@ -512,6 +504,7 @@ def simulated(name, loss_of=large_loss, **choice):
 large_runs = [simulated(way, **WAYS[way]) for way in ("none", "selective", "every block")]
 large_runs.insert(1, simulated("the last block alone", only=[23]))
 large_runs += [simulated("segments of 2", segment=2), simulated("every block, loss in chunks", large_loss_in_chunks)]
+large_runs.append(simulated("none, two micro-batches", large_loss_by_halves, every=0))
 for run in large_runs:
     print(f"{run.name:<27} {run.notes[0].partition(' the ')[0].lower():<12} {format_bytes(run.peak_bytes)}: {heights(run, 2**30)} (simulated)")
 
@@ -523,9 +516,10 @@ show(figure, alt="Peaks of six ways, stacked by category, beside a line at 39 Gi
      "the last block alone are over it; every block with its loss in chunks is lowest.")
 
 # %% [markdown]
-# **Read it.** After each name stands the moment that decides. The last block alone gives 0.93 GiB back: it runs again when
-# logits and their gradients are gone. *Every block* peaks in the loss. Lower that, by chunks or by segments of 2, and the last
-# tooth decides, with nearly all gradients: 20.69 and 21.49 GiB. Then states are to shrink (lessons 06 to 09).
+# **Read it.** After each name stands the moment that decides. Four ways fit, and two recompute no product: *selective*, and the
+# plain step in two micro-batches. *The last block alone* gives 0.8 GiB back: it runs again when logits and their gradients
+# are gone. *Every block* peaks in the loss. Lower that, and the last tooth decides, with nearly all gradients. Then states
+# are to shrink (lessons 06 to 09).
 #
 # A simulation has no time, but its arithmetic can be counted:
 
@@ -546,22 +540,23 @@ for name, adapters in {"all weights trained": False, "adapters in every block": 
 
 # %% [markdown]
 # **Read it.** Frozen weights need no gradients: their backward is one part, not two, and a forward again costs more
-# of the step. How well do counts tell seconds? Korthikanti and others (2022) published the times of one layer of a 22B
-# model, split over 8 GPUs.
+# of the step. How well do simulated bytes and counts tell what a GPU does? It ran these steps:
 
-# %% tags=["nbval-check-output"] jupyter={"source_hidden": true}
-from evidence.validation.tables import source, table
-
-print(source("korthikanti_table4"))
-rows = {row["experiment"]: row for row in table("korthikanti_table4") if "sequence" not in row["experiment"]}
-for name, row in rows.items():
-    print(f"{name:<28} forward {row['forward_ms']:>4} ms   backward {row['backward_ms']:>4} ms",
-          f"  {row['overhead_pct'] or 0:>3}% more (published)")
+# %%
+record, by_name = recorded("gpt1b_recompute")[0], {run.name: run for run in large_runs}
+ran = {(row["checkpointed"], row["micro_batch"]): row for row in record.rows}
+print(f"{record.evidence}: {record.device}, {record.date}")
+for of in [("none", 4), ("none", 2), ("selective", 4), ("every block", 4), ("selective", 1), ("every block", 1)]:
+    row, slower = ran[of], ran["none", 4]["tokens_per_second"] / ran[of]["tokens_per_second"]
+    print(f"{of[0]:<12} {of[1]} at a time: {row['requested_peak_bytes'] / 2**30:5.2f} GiB, {slower:.2f} times the seconds a token of the first")
+    off = by_name[of[0]].peak_bytes / row["requested_peak_bytes"] - 1
+    assert of[1] != 4 or abs(off) < 0.005, f"{of[0]}: simulated and recorded differ by {off:.1%}"
 
 # %% [markdown]
-# **Read it.** Recomputing all puts 7.6 ms into backward, nearly a whole forward: 39% of a layer's time. Counting says
-# 33%, since backward is two forwards; here it takes 1.5. (Forward's all-reduces are repeated as well.)
-# *Selective* means another way there: it drops only the attention scores, which today's fused attention never keeps.
+# **Read it.** The H200 took what was simulated for an A100, to half a percent. All blocks cost the time that was counted.
+# Selective repeats no product and costs nearly as much: it repeats the small kernels, and PyTorch asks Python about each
+# operation. With one sequence the GPU waits for Python, and selective is slowest by far. So try in this order, until it fits:
+# **smaller micro-batches** (two at a time cost least), selective, all blocks, the loss in chunks.
 
 # %% [markdown]
 # ## Recap
@@ -569,7 +564,7 @@ for name, row in rows.items():
 # - A checkpoint keeps inputs and the random state, and runs forward again: the same gradients, fewer bytes.
 # - The peak is the loss, the first tooth or the last: a choice helps if it lowers the one that decides.
 # - Selective costs no product, a set of blocks its share of a forward, all blocks up to a forward: at 1.3B 25% of the
-#   operations, with adapters 42%; in one published layer 39% of the time.
+#   operations, with adapters 42%; on an H200 26% of the time.
 # - Tiny layers and frozen parts give nothing back; batch norm and foreign random numbers break it silently.
 #
 # **Test yourself.** With every block checkpointed a step runs out of memory in the loss. What do you change?
@@ -584,8 +579,7 @@ for name, row in rows.items():
 # [solution](../../solutions/intermediate/05_checkpointing.ipynb); then [notebook 05a](05a_trusting_simulation.ipynb).
 #
 # **References.** Chen and others 2016, [arXiv:1604.06174](https://arxiv.org/abs/1604.06174). Brown and others 2020,
-# [arXiv:2005.14165](https://arxiv.org/abs/2005.14165). Korthikanti and others 2022,
-# [arXiv:2205.05198](https://arxiv.org/abs/2205.05198). PyTorch:
+# [arXiv:2005.14165](https://arxiv.org/abs/2005.14165). PyTorch:
 # [torch.utils.checkpoint](https://docs.pytorch.org/docs/stable/checkpoint.html),
 # [the compiler's choice](https://pytorch.org/blog/activation-checkpointing-techniques/).
 
@@ -593,8 +587,9 @@ for name, row in rows.items():
 # ## On Monday
 #
 # **Plain PyTorch.** `model.blocks` is your list of equal blocks (perhaps `model.layers`), `loss_of(model, batch)` your
-# loss. Once, before `fully_shard(block)`, `DistributedDataParallel` or `torch.compile`. **Look at** the gradients
-# of a step (equal; a loss proves nothing) and `torch.cuda.max_memory_allocated()` (lower):
+# loss. Once, before `fully_shard(block)`, `DistributedDataParallel` or `torch.compile`, and first on a `batch` so short that
+# the plain step fits. **Look at** gradients and buffers (equal up to the noise of two plain runs; a loss proves nothing) and
+# at the peak that is printed:
 #
 # ```python
 # from functools import partial
@@ -603,17 +598,30 @@ for name, row in rows.items():
 # from torch.utils.checkpoint import checkpoint
 #
 #
-# def gradients():
-#     torch.manual_seed(0)
+# def one_step():
 #     model.zero_grad()
+#     model.load_state_dict(start)  # batch norm's statistics move in forward
+#     torch.manual_seed(0)
+#     if torch.cuda.is_available():
+#         torch.cuda.reset_peak_memory_stats()
 #     loss_of(model, batch).backward()
-#     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+#     if torch.cuda.is_available():
+#         print(f"peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
+#     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None} | dict(model.named_buffers())
+#     return {name: tensor.cpu().clone() for name, tensor in found.items()}
 #
 #
-# before = gradients()
+# def furthest(one, other):
+#     return max(((one[name] - other[name]).float().norm() / (other[name].float().norm() + 1e-12)).item() for name in other)
+#
+#
+# start = {name: tensor.cpu().clone() for name, tensor in model.state_dict().items()}
+# plain = one_step()
+# noise = furthest(one_step(), plain)  # 0 on a CPU; some GPU kernels add in another order each time
 # for block in model.blocks:
 #     block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-# torch.testing.assert_close(gradients(), before)
+# off = furthest(one_step(), plain)
+# assert off <= 3 * noise + 1e-6, f"another step: {off:.1e} apart, two plain ones {noise:.1e}"
 # ```
 #
 # **Selective**, in place of that loop. Results of these operations stay:

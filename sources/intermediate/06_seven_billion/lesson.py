@@ -44,9 +44,9 @@ import pandas as pd
 import torch
 from torch import nn
 
-from utils import GB, Evidence, compare, computes, draw_breakdown
-from utils import format_bytes, llama_config, load_base, measure, model_shape, predicted, prepare_ranks
-from utils import run_ranks, score, scoreboard, scratch_folder, show, text_batches, text_tokens
+from evidence.validation.recorded import fits
+from utils import GB, Evidence, compare, computes, draw_breakdown, format_bytes, llama_config, load_base, measure, model_shape
+from utils import predicted, prepare_ranks, run_ranks, score, scoreboard, scratch_folder, show, text_batches, text_tokens
 from utils.data import docstring_pairs
 from utils.models.finetune import finetune_step
 from utils.simulation import extrapolate
@@ -451,8 +451,7 @@ def peaks(name, packed, checkpointed):
 
 # %% tags=["bench"]
 ways = {"LoRA": (False, False), "LoRA + checkpointing": (False, True)}
-if four_bits:
-    ways |= {"QLoRA": (True, False), "QLoRA + checkpointing": (True, True)}
+ways |= {"QLoRA": (True, False), "QLoRA + checkpointing": (True, True)} if four_bits else {}
 found = {name: peaks(name, *way) for name, way in ways.items()}
 
 # %%
@@ -470,6 +469,7 @@ for name, way in ways.items():
     step, most = found[name][4096], most_items(list(found[name].values()), "24GB")
     print(f"{name:<22}{step.peak_bytes / GB:5.1f} GB, reserved {step.reserved_bytes / GB:5.1f} ({Evidence.SIMULATED});",
           f"{step_seconds(*way):.2f} s ({Evidence.PREDICTED}); 24 GB hold {most:,.0f} tokens")
+    score("06", f"Llama-2-7B, {name}, 4,096 tokens", evidence=Evidence.SIMULATED, peak_bytes=step.peak_bytes)
 
 # %%
 if four_bits:
@@ -478,8 +478,8 @@ if four_bits:
     print(f"your bet: {my_bet_gb} GB; the peak: {at_bet.peak_bytes / GB:.1f} GB ({at_bet.evidence})")
 
 # %% [markdown]
-# **Read it.** At the script's size checkpointing brings the step onto the card; four bits alone do not. The verdict hangs on
-# the tokens of a step. Up to some 3,300 of them four bits without checkpointing fit, and nothing is recomputed. Up to some
+# **Read it.** At the script's size checkpointing brings the step onto the card; four bits alone do not.
+# Up to some 3,300 of them four bits without checkpointing fit, and nothing is recomputed. Up to some
 # 15,000 checkpointed bf16 weights fit, and nothing is rounded. Beyond that you need both. By the planner checkpointing
 # makes this step 40% longer, and four bits hardly; their price is the rounding.
 #
@@ -500,8 +500,7 @@ for name, change in changes.items():
     print(f"{name:<42}{peak.peak_bytes / GB:.1f} GB ({peak.evidence})")
 
 # %% [markdown]
-# **Read it.** Adapters on every matrix keep inputs that frozen layers would drop: some GB, where "adapters are small" counts
-# weights alone. Without autocast `peft` converts the input of each adapter to fp32, and each keeps its copy. Under autocast
+# **Read it.** Adapters on every matrix keep inputs that frozen layers would drop: some GB. Without autocast `peft` converts the input of each adapter to fp32, and each keeps its copy. Under autocast
 # on CUDA an adapter beside a four-bit layer takes the bf16 input as it is, so query, key and value keep one tensor among
 # them. Beside 16-bit layers `peft` makes a bf16 copy for each: so LoRA's line is steeper than QLoRA's.
 #
@@ -513,17 +512,24 @@ for name, change in changes.items():
 # parallelism here. [Lesson 07](07_offload.ipynb) has ZeRO-2, where every weight is trained.
 
 # %%
-ready = found[list(ways)[-1]][4096]
 here.write_script("finetune.py", imports(), tokenized, qlora, finetune, merge,
-                  MAIN.replace("PEAK_GB", f"{ready.peak_bytes / GB:.1f}"))
+                  MAIN.replace("PEAK_GB", f"{found[list(ways)[-1]][4096].peak_bytes / GB:.1f}"))
 
 # %%
-for name, runs in found.items():
-    score("06", f"Llama-2-7B, {name}, 4,096 tokens", evidence=Evidence.SIMULATED, peak_bytes=runs[4096].peak_bytes)
 scoreboard("06")
 
 # %% [markdown]
-# **Read it.** No card has confirmed these figures; the script prints a card's own peak beside them.
+# **Read it.** Can you trust them? A card ran such a step of another 7B:
+
+# %%
+for row in fits()[6:7] if four_bits else ():  # the same libraries, adapters and autocast, checkpointed, one text of 4,096 tokens
+    again = row.simulated()
+    print(f"{row.model}: {again.peak_bytes / GB:.2f} GB, reserved {again.reserved_bytes / GB:.1f} ({again.evidence});",
+          f"{row.peak_bytes / GB:.2f} GB, reserved {row.reserved_bytes / GB:.1f} ({Evidence.RECORDED}: H200, 2026-11-26)")
+
+# %% [markdown]
+# **Read it.** The tensors' peak is the simulated one; the allocator reserved 7% more than its replay. The script prints your
+# card's own peak.
 #
 # ## Break it, diagnose it
 #
@@ -535,7 +541,6 @@ for word in ("as packed", "prepared") if four_bits else ():
     model, prepare = load_base(folder / "base", quantization=four_bits, device=device), word == "prepared"
     if prepare:
         model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-        assert torch.bfloat16 not in {p.dtype for p in model.parameters()}, "PEFT keeps bf16 now"
     sizes = pd.Series([p.nbytes for p in model.parameters()]).groupby([str(p.dtype) for p in model.parameters()]).sum()
     step = found["QLoRA + checkpointing"][4096] if not prepare else extrapolate(
         lambda layers: scripted(layers, True, True, prepare=True), lambda m, o: finetune_step(m, o, 4, 1024),
