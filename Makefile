@@ -71,6 +71,7 @@ bench: setup  ## Print each speed beside its budget
 
 validate: setup  ## Print predicted and simulated against published, source by source
 	@$(RUN) -m evidence.validation
+	@$(RUN) -m evidence.recorded
 
 MODEL ?= Qwen/Qwen2.5-7B
 CARD ?= RTX 4090

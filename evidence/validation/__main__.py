@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from evidence.validation import finetunes, recorded
+from evidence.validation import finetunes
 from evidence.validation.comparison import summarize
 from evidence.validation.peers import PeerError, compare_peers
 from evidence.validation.report import print_summaries, validate
@@ -20,7 +20,6 @@ def main() -> None:
     validate()
     print()
     print_summaries(summarize(finetunes.comparisons(finetunes.CASES if every else finetunes.QUICK)))
-    print_summaries(summarize(recorded.comparisons(every=every)))
     _print_peers("memory of one GPU", compare_peers())
     simulated = simulated_against_published(every=every)
     print(f"\n{report(simulated)}")

@@ -3,7 +3,7 @@
 import pytest
 
 from evidence.record.store import recorded
-from evidence.validation.recorded import (
+from evidence.recorded import (
     experiment_rows,
     fits,
     rows,

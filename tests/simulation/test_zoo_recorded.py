@@ -6,7 +6,7 @@ import pytest
 from test_zoo import run_on
 from zoo_sharded import ZOO
 
-from evidence.validation.recorded import CARD, rows
+from evidence.recorded import CARD, rows
 from utils.memory import Category
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

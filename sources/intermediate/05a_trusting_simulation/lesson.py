@@ -297,7 +297,7 @@ assert llama.peak_bytes <= llama.reserved_bytes, "segments hold all that is aliv
 # asked for. Here are two of them, simulated anew:
 
 # %%
-from evidence.validation.recorded import CARD, experiment_rows, simulated_adapters, simulated_gpt
+from evidence.recorded import CARD, experiment_rows, simulated_adapters, simulated_gpt
 
 chosen = {"Llama-2-7B with LoRA": (experiment_rows("llama7b_adapters")[0], simulated_adapters),
           "GPT of 1.3 billion, whole": (experiment_rows("gpt1b_recompute")[12], simulated_gpt)}

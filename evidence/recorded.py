@@ -1,4 +1,4 @@
-"""Peaks that a GPU's allocator counted here, beside what the simulator says of the same program.
+"""`python -m evidence.recorded`: what a GPU's allocator counted, beside what the simulator says of the program.
 
 Both tables were written on one H200 (their first line says with what): the second step of each
 program, from `torch.cuda.memory_stats()`. `requested_peak_bytes` is what tensors and cuBLAS's
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,7 +18,8 @@ import torch
 
 from evidence.record import gpt1b_recompute
 from evidence.record.store import RESULTS, Row, recorded
-from evidence.validation.comparison import Comparison
+from evidence.validation.comparison import Comparison, summarize
+from evidence.validation.report import print_summaries
 from utils.catalog import model_shape
 from utils.fitting import Recipe
 from utils.fitting.model_configs import auto_class, model_config
@@ -121,3 +123,7 @@ def simulated_adapters(row: Row) -> Measurement:
     return simulate(
         lambda: build_finetune(config, row["method"], device="cuda"), step, device=CARD, values=True
     )
+
+
+if __name__ == "__main__":
+    print_summaries(summarize(comparisons(every="--all" in sys.argv)))
