@@ -4,12 +4,15 @@ import pytest
 
 from evidence.record.store import recorded
 from evidence.recorded import (
+    CARD,
     experiment_rows,
     fits,
     rows,
     simulated_adapters,
     simulated_gpt,
 )
+from utils.fitting.model_configs import model_config
+from utils.fitting.seconds import predicted_seconds
 
 # Qwen3-4B by Adafactor: PyTorch's kernels take a temporary more than the simulator knows of.
 ADAFACTOR = 4
@@ -33,6 +36,12 @@ def test_a_fine_tune_takes_what_is_simulated(index):
     step = row.simulated()
     assert step.peak_bytes == pytest.approx(row.peak_bytes, rel=2e-4), f"{row.model}, {row.recipe}"
     assert step.reserved_bytes == pytest.approx(row.reserved_bytes, rel=0.07)
+
+
+def test_its_seconds_lie_in_the_interval_that_is_printed():
+    for row in fits():
+        low, _, high = predicted_seconds(model_config(row.model), row.recipe, CARD)
+        assert low <= row.step_seconds <= high, f"{row.model}, {row.recipe}"
 
 
 @pytest.mark.slow

@@ -22,8 +22,10 @@ from utils.units import Evidence
 SECONDS_INTERVAL = (0.90, 1.15)
 BYTES_INTERVAL = (0.93, 1.13)
 # Where one GPU runs eager code, how fast the host launches and which kernels a library brings along
-# decide: the even lines of evidence.validation.eager all lie within these multiples.
-EAGER_INTERVAL = (0.70, 1.35)
+# decide. The even lines of evidence.validation.eager lie between 0.71 and 1.27 of the prediction, the
+# steps that evidence.recorded has of an H200 in a virtual machine between 0.95 and 1.78: the long ones
+# near 1, those that wait for the host above, at 27 to 38 microseconds a launch.
+EAGER_INTERVAL = (0.70, 1.80)
 
 
 @dataclass(frozen=True)

@@ -250,8 +250,8 @@ assert lost.any(), "the fp16 model should break here: is eps still 1e-8?"
 #
 # `torch.cuda.amp` is `torch.amp` for CUDA alone. [Apex](https://github.com/NVIDIA/apex), NVIDIA's library, had
 # `amp.initialize` before, now [removed](https://github.com/NVIDIA/apex/pull/1896). Its `FusedAdam` is
-# `Adam(..., fused=True)` today. *TF32* (A100 and newer; fp32 tensors, multiplied with 10 binary digits) and
-# `channels_last` change speed, not bytes.
+# `AdamW(..., fused=True)` today. *TF32* (A100 and newer; fp32 tensors, multiplied with 10 binary digits) and
+# `channels_last` change speed, and bytes by cuDNN's workspace alone.
 
 # %%
 with warnings.catch_warnings(record=True) as seen:
@@ -313,8 +313,8 @@ pd.concat(parts, axis=1).rename_axis("images").round(1)
 
 # %% [markdown]
 # **Read it.** For a few images the optimizer step decides, without activations or copies: mixed precision can change
-# nothing. Where activations decide, it saves. The formula is low by up to 51 MiB, a tenth at 8 images:
-# it knows neither backward's temporaries nor that the first gradients appear while most activations are alive.
+# nothing. Where activations decide, it saves. The formula is low, by an eighth at 8 images:
+# it knows no workspace of the matrix library, no temporaries, and not that gradients begin while most activations are alive.
 
 # %%
 compare([replace(runs[key], name=f"{runs[key].name}: {runs[key].peak_phase}") for key in [(1, None), (1, FP16), (16, None), (16, FP16)]],
@@ -425,7 +425,7 @@ show(with_notes(figure, (64, 512, *largest[:1], 1024), {f"{peak:.1f} GiB": (1024
      "600 images and stands far above it at 1024; mixed precision is below the limit at 1024.")
 
 # %% [markdown]
-# **Read it.** Yes: it fits, and beside the tensors more than 1 GiB stays even with the largest context. The simulation leaves
+# **Read it.** Yes: it fits, and beside the tensors about 1 GiB stays even with the largest context. The simulation leaves
 # out the *workspace* that cuDNN's convolutions take for a moment; where there is too little, PyTorch [tries another
 # algorithm](https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cudnn/Conv_v8.cpp). What a real GPU took of the
 # same network, how fast, and its largest batch in 16 GB; then two other models, simulated:
@@ -447,9 +447,9 @@ print("ImageNet stem, 64 images:       ", activations(lambda: build("imagenet"),
 print("12 transformer blocks, 2 x 1024:", activations(a_transformer, on_tokens))
 
 # %% [markdown]
-# **Read it.** fp16 takes half of fp32's bytes and doubles the batch, as simulated: the workspace does not decide. It is nearly
-# four times as fast as fp32, and a third faster than TF32, fp32's faster products on such a card. "Half" hangs on the
-# model: the ImageNet stem shrinks the same images first, and a transformer halves less.
+# **Read it.** fp16 takes half of fp32's bytes and doubles the batch. The workspace adds some 0.9 GiB to 512 images in fp32, and
+# gives way where room is short: fp32's largest batch is the simulated one. fp16 is nearly four times as fast as fp32
+# without TF32, a third faster than with it. "Half" hangs on the model: a transformer halves less.
 #
 # ## 5. The same accuracy?
 #
@@ -486,8 +486,7 @@ print(f"fp16 - fp32: {final['fp16 - fp32'].mean():+.2f}, 95% interval +- {half_w
 final.agg(["mean", "min", "max"]).T.round(2)
 
 # %% [markdown]
-# **Read it.** Two types of one seed differ by less than two seeds of one type: so compare pairs. The toy is trained briefly,
-# on the images that section 2 named; for a final accuracy NVIDIA's table is the evidence.
+# **Read it.** Two types of one seed differ by less than the seeds do among themselves: so compare pairs. The toy is trained briefly; for a final accuracy NVIDIA's table is the evidence.
 #
 # To double the batch is another change, half as many steps an epoch: with SGD and a warm-up, Goyal and others
 # ([arXiv:1706.02677](https://arxiv.org/abs/1706.02677)) double the learning rate with it.
@@ -508,7 +507,7 @@ score("02", runs[1024, FP16])
 scoreboard("02")
 
 # %% [markdown]
-# **Read it.** Simulated: batch 1024 fits a T4 in mixed precision and not in fp32. Published: NVIDIA's accuracies and speeds.
+# **Read it.** Simulated: batch 1024 fits a T4 in mixed precision and not in fp32. Published: NVIDIA's accuracies.
 # Recorded: peaks and speed on an H200. Measured here: the peaks of one image, and a toy's accuracy. Not shown: ResNet-50's
 # accuracy on CIFAR-10, and its speed on a T4; for those run the script with `512 10 fp32`, `512 10 fp16` and `1024 10 fp16`.
 
@@ -571,11 +570,11 @@ scoreboard("02")
 # ```python
 # from transformers import Trainer, TrainingArguments
 #
-# settings = TrainingArguments(output_dir="out", per_device_train_batch_size=64, max_steps=20, bf16=True)
+# settings = TrainingArguments(output_dir="out", per_device_train_batch_size=64, max_steps=20, logging_steps=1, bf16=True)
 # trainer = Trainer(model=model, args=settings, train_dataset=dataset)
 # trainer.train()
 # ```
 #
 # It works if the losses of the first steps agree to two digits and the peak is lower. If it did not move, activations do not
-# decide it: `Adam(..., fused=True)` takes the temporaries out of the optimizer step; states that are too large need another
+# decide it: `AdamW(..., fused=True)` takes the temporaries out of the optimizer step; states that are too large need another
 # technique.
