@@ -512,8 +512,8 @@ for run in large_runs:
 # %% jupyter={"source_hidden": true}
 named = [replace(run, name=f"{run.name}: {max(moments(run), key=moments(run).get)}") for run in large_runs]
 room = simulated_device("A100 40GB").usable_bytes  # less its context
-figure = draw_breakdown(named, limit=f"{room / 2**30:.0f}GiB", title="1.3B, 4 x 2,048 tokens, bf16, flash attention")
-show(figure, alt="Peaks of seven ways, stacked by category, beside a line at 39 GiB: the plain step and "
+figure = draw_breakdown(named, limit=f"{room / 2**30:.1f}GiB", title="1.3B, 4 x 2,048 tokens, bf16, flash attention")
+show(figure, alt="Peaks of seven ways, stacked by category, beside a line at what the card leaves: the plain step and "
      "the last block alone are over it; every block with its loss in chunks is lowest.")
 
 # %% [markdown]
