@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers.utils import is_torch_cuda_available
 
 from utils.memory import Category
 from utils.simulation import SimulationError, simulate
@@ -92,3 +93,15 @@ def test_a_model_that_the_step_moves_to_the_host_and_back() -> None:
     assert libraries == workspace_bytes((8, 0))
     assert alive[-3:] == [weights + libraries, libraries, weights + libraries]
     assert found.host_bytes >= weights
+
+
+def test_what_transformers_hears_of_gpus_ends_with_the_simulation() -> None:
+    heard: list[bool] = []
+
+    def step(model: nn.Module, _: Any) -> None:
+        heard.append(is_torch_cuda_available())
+        model(torch.ones(1, 1024)).sum().backward()
+
+    is_torch_cuda_available.cache_clear()
+    simulate(linear, step, device=A100)
+    assert heard[-1] and is_torch_cuda_available() == torch.cuda.is_available()

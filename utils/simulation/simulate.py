@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -182,6 +183,7 @@ def _simulating(
     """All that a simulation stands on; gives what to call with the parameters after build()."""
     size = world.ranks if isinstance(world, ParallelDims) else world
     with contextlib.ExitStack() as stack:
+        stack.callback(forget_what_devices_there_were)
         stack.enter_context(explained(watcher))
         mode = stack.enter_context(FakeTensorMode())
         stack.enter_context(watcher)
@@ -197,6 +199,14 @@ def _simulating(
         stack.enter_context(cuda_module(watcher, card))
         stack.enter_context(all_to_all_as_on_gpus())
         yield stack.enter_context(cuda_device(watcher, mode, size == 1)).settle
+
+
+def forget_what_devices_there_were() -> None:
+    """transformers asks once whether there is a GPU: what it heard in a simulation must not last."""
+    asked = sys.modules.get("transformers.utils.import_utils")
+    for name, question in list(vars(asked).items()) if asked else ():
+        if name.startswith("is_torch_") and hasattr(question, "cache_clear"):
+            question.cache_clear()
 
 
 def _allocator_bytes(watcher: StorageWatcher, room_bytes: int | None) -> dict[str, int]:
