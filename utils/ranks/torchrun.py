@@ -45,8 +45,8 @@ def run_torchrun(
 ) -> str:
     """Run `torchrun --nproc-per-node=WORLD_SIZE SCRIPT ARGS` on this machine and wait for its end.
 
-    Ranks see no GPU where there is not one for each. What they print is shown as they print it, each line with its rank. A launch takes seconds:
-    every rank imports torch anew. Nothing that is opened for it can be reached from another
+    Ranks see no GPU where there is not one for each. What they print is shown as they print it, each
+    line with its rank. A launch takes seconds: every rank imports torch anew. Nothing that is opened for it can be reached from another
     machine; another user of this one reaches the store where its ranks meet, which PyTorch opens as a port of
     the loopback address and lets anybody write into. No process is left when this returns or raises.
 

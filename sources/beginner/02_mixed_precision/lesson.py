@@ -447,8 +447,8 @@ print("ImageNet stem, 64 images:       ", activations(lambda: build("imagenet"),
 print("12 transformer blocks, 2 x 1024:", activations(a_transformer, on_tokens))
 
 # %% [markdown]
-# **Read it.** fp16 takes half of fp32's bytes and doubles the batch. The workspace adds some 0.9 GiB to 512 images in fp32, and
-# gives way where room is short: fp32's largest batch is the simulated one. fp16 is nearly four times as fast as fp32
+# **Read it.** fp16 takes half of fp32's bytes and doubles the batch. The workspace gives way where room is short: fp32's
+# 576 images take little more than its 512, and are the simulated limit. fp16 is nearly four times as fast as fp32
 # without TF32, a third faster than with it. "Half" hangs on the model: a transformer halves less.
 #
 # ## 5. The same accuracy?

@@ -317,7 +317,8 @@ for name, (row, simulated) in chosen.items():
 # workspace. `docs/simulator.md` has the list.
 #
 # So, the question: section 5's step is a language model's in 16 bits, and reserves 21.2 GiB of 23.2. Even 7% more, the most
-# that this card reserved beyond the replay in ten fine-tunes of eleven, would fit. A second sequence would not.
+# that this card reserved beyond the replay in ten fine-tunes of eleven, would fit; beside twice
+# the assumed context it would be at the edge. A second sequence would not.
 #
 # Others measured real cards, too, with programs and versions of their own. litgpt's tables give the
 # peak of LoRA steps on an A100 with 40 GB. The simulator runs litgpt's model and step, written
