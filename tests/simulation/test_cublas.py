@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from utils.memory import Category
 from utils.simulation import simulate
 from utils.simulation.cublas import LT_APART_UNTIL, LT_BYTES, Workspaces, workspace_bytes
+from utils.simulation.cuda_choices import choose_optimizer_kernels
 from utils.units import MIB
 
 LT = LT_BYTES * (tuple(int(n) for n in torch.__version__.split(".")[:2]) <= LT_APART_UNTIL)
@@ -77,3 +78,10 @@ def test_products_with_a_bias_had_their_own_until_2_11(monkeypatch):
     assert taken.taken_by(aten.addmm.default) == taken.taken_by(aten.relu.default) == 0
     monkeypatch.setattr(torch, "__version__", "2.15.0")
     assert Workspaces((9, 0)).taken_by(aten.addmm.default) == 32 * MIB
+
+
+def test_adafactor_loops_over_tensors_on_a_gpu_too():
+    weight = [nn.Parameter(torch.zeros(2, 2))]
+    optimizers = [torch.optim.Adafactor(weight), torch.optim.AdamW(weight)]
+    choose_optimizer_kernels(optimizers)
+    assert [o.param_groups[0]["foreach"] for o in optimizers] == [None, True]

@@ -23,7 +23,7 @@ from utils.units import MIB, Evidence
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BuildAt = Callable[[int], tuple[nn.Module, torch.optim.Optimizer]]
-DEVICES = ("cpu", "A100 80GB")
+DEVICES = ("cpu", "H100")
 VOCABULARY, LENGTH, HIDDEN = 512, 64, 32
 
 
@@ -122,25 +122,24 @@ TECHNIQUES: dict[str, tuple[BuildAt, Callable[..., None], tuple[int, int, int]]]
 }
 
 
-def assert_allocator(extended: Measurement, whole: Measurement) -> None:
+def assert_allocator(extended: Measurement, whole: Measurement, close: float = 0.06) -> None:
     """A GPU's own words: of the deep step, not of a shallow one."""
     assert set(extended.allocator_bytes) == set(whole.allocator_bytes)
     if whole.reserved_bytes is None:
         return
-    segment = 20 * MIB  # one more or less, where a block of 1 to 10 MiB finds no gap
-    assert whole.reserved_bytes == pytest.approx(extended.reserved_bytes, rel=0.06, abs=segment)
+    assert whole.reserved_bytes == pytest.approx(extended.reserved_bytes, rel=close, abs=2 * MIB)
     assert extended.reserved_bytes >= extended.allocator_bytes["allocated peak"]
     assert extended.allocator_bytes["allocated peak"] >= extended.peak_bytes
     assert extended.host_bytes == whole.host_bytes
 
 
-def assert_same(extended: Measurement, whole: Measurement) -> None:
+def assert_same(extended: Measurement, whole: Measurement, close: float = 0.06) -> None:
     """Peak, its phase, categories, and every message of the step."""
     assert extended.peak_bytes == whole.peak_bytes
     assert extended.peak_phase == whole.peak_phase
     assert extended.breakdown == whole.breakdown
     assert stream(extended.timeline) == stream(whole.timeline)
-    assert_allocator(extended, whole)
+    assert_allocator(extended, whole, close)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -153,7 +152,7 @@ def test_an_extended_step_is_the_whole_step(technique: str, device: str) -> None
     assert extended.notes[-1].startswith("Extended from {}, {} and {} layers to 12".format(*depths))
 
 
-@pytest.mark.parametrize(("device", "depth"), [("cpu", 48), ("A100 80GB", 96)])
+@pytest.mark.parametrize(("device", "depth"), [("cpu", 48), ("H100", 96)])
 def test_on_both_sides_of_a_crossing(device: str, depth: int) -> None:
     """The peak of shallow models lies in the loss, of deep ones in the optimizer's step."""
     build_at = ladder("AdamW foreach", every=1)
@@ -178,10 +177,10 @@ def test_what_a_gpu_reserves_and_the_host_keeps_is_that_of_the_deep_step() -> No
         optimizer.step()
         optimizer.zero_grad()
 
-    extended = extrapolate(build_at, step, layers=24)
+    extended = extrapolate(build_at, step, layers=24, device="H100")
     assert extended.reserved_bytes >= 24 * 8 * MIB, "weights and gradients of all layers"
     assert extended.host_bytes >= 24 * 16 * MIB, "an fp32 copy, its gradient and two moments"
-    assert_allocator(extended, simulate(lambda: build_at(24), step))
+    assert_allocator(extended, simulate(lambda: build_at(24), step, device="H100"))
 
 
 @pytest.mark.parametrize("layers", [FROM_LAYERS[-1] - 1, FROM_LAYERS[-1]])
@@ -243,7 +242,8 @@ def test_a_batch_is_extended_block_by_block(device: str) -> None:
     build_at = ladder("AdamW foreach", every=1)
     extended = extrapolate(build_at, mixed, layers=4, batch=401, device=device)
     whole = simulate(lambda: build_at(4), functools.partial(mixed, batch=401), device=device)
-    assert_same(extended, whole)
+    # The whole run took cuBLAS's workspaces amid its first step, and left gaps around them.
+    assert_same(extended, whole, close=0.065)
     said = [
         n for n in extended.notes if n.startswith("Extended from 128, 256 and 384 samples to 401,")
     ]

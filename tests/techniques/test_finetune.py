@@ -143,3 +143,13 @@ def test_rank_and_targets_of_the_adapters() -> None:
     assert len(adapted) == 7 * TINY.num_hidden_layers
     assert {part.down.weight.shape[0] for part in adapted} == {4}
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 2 * len(adapted)
+
+
+def test_peft_turns_what_is_not_packed_into_fp32() -> None:
+    """What lesson 06 breaks its run with: of a packed model embeddings, head and norms."""
+    peft = pytest.importorskip("peft")
+    model = LlamaForCausalLM(TINY).to(torch.bfloat16)
+    model.is_loaded_in_4bit = True
+    prepared = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    assert {p.dtype for p in prepared.parameters()} == {torch.float32}
+    assert not any(p.requires_grad for p in prepared.parameters())
