@@ -85,3 +85,15 @@ def test_adafactor_loops_over_tensors_on_a_gpu_too():
     optimizers = [torch.optim.Adafactor(weight), torch.optim.AdamW(weight)]
     choose_optimizer_kernels(optimizers)
     assert [o.param_groups[0]["foreach"] for o in optimizers] == [None, True]
+
+
+def test_what_build_takes_is_there_in_the_step():
+    def build():
+        model = nn.Linear(64, 64, bias=False)
+        with torch.no_grad():
+            model(torch.zeros(8, 64))
+        return model, None
+
+    found = simulate(build, lambda model, _: (2 * model.weight).sum().backward())
+    assert found.allocator_bytes["allocated peak"] >= workspace_bytes((8, 0))
+    assert found.peak_bytes >= workspace_bytes((8, 0))
