@@ -13,7 +13,8 @@ import torch
 import transformers as hf
 from torch import nn
 
-from utils.fitting import Fit, Recipe, Trials, building, fit, fit_model, model_config
+from utils.fitting import Fit, Recipe, Trials, building, fit, fit_model, fitted, model_config
+from utils.fitting.cures import checkpointing_of
 from utils.fitting.inputs import micro_batch
 from utils.simulation import SimulationError, simulate
 
@@ -85,6 +86,14 @@ BY_HAND: dict[str, tuple[Recipe, Any, Any]] = {
         ),
         plain_step,
     ),
+    "paged moments": (
+        BASE.but(method="full", optimizer="paged-adamw"),
+        lambda at: (
+            m := loaded(at, dtype=torch.float32).to("cuda").train(),
+            OPTIMIZERS.PagedAdamW(m.parameters()),
+        ),
+        plain_step,
+    ),
     "activations to the host": (
         BASE.but(offload_activations=True),
         lambda at: (m := lora(loaded(at, dtype=torch.bfloat16).to("cuda")), adamw(m)),
@@ -130,12 +139,18 @@ def test_a_recipe_takes_what_the_program_written_by_hand_takes(name: str, tiny: 
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"checkpointing": 2}, {"method": "full", "loss": "chunked"}]
+    "changes",
+    [
+        {},
+        {"checkpointing": 2},
+        {"checkpointing": 1, "spared": 3},
+        {"method": "full", "loss": "chunked"},
+    ],
 )
 def test_the_extended_step_is_the_whole_one(changes: dict[str, Any], tiny: Path) -> None:
-    recipe, config = BASE.but(**changes), model_config(tiny)
-    short = building.depths(config, recipe.checkpointing)
-    assert short.small is not None, "14 layers are to be extended from three shallow models"
+    recipe, config = BASE.but(**changes), building.shallower(model_config(tiny), 32)
+    short = building.depths(config, recipe)
+    assert short.small is not None, "32 layers are to be extended from three shallow models"
     found = Trials("tiny", config, CARD).verdict(recipe).peak_bytes
     whole = simulate(
         lambda: building.build(hf.AutoModelForCausalLM, config, recipe),
@@ -171,6 +186,27 @@ def test_what_gains_nothing_is_named_apart(tiny: Path) -> None:
     found = fit_model(tiny, BASE.but(tokens=16, micro_batch=1), card=CARD)
     assert "chunked loss" in {tried.name for tried in found.without_gain}
     assert not {t.name for t in found.without_gain} & {t.name for t in found.cures}
+
+
+def test_no_more_blocks_are_recomputed_than_leave_a_margin(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = BASE.but(tokens=256, micro_batch=8)
+    config = building.shallower(model_config(tiny), 32)
+    ways = [(0, 0), *fitted.FEWER, (1, 0)]
+    trials = Trials("tiny", config, CARD)
+    needs = {
+        way: trials.verdict(recipe.but(checkpointing=way[0], spared=way[1])).needed_bytes
+        for way in ways
+    }
+    assert list(needs.values()) == sorted(needs.values(), reverse=True), "fewer blocks take more"
+    room = int(1.12 * needs[1, 3])  # two thirds of the blocks leave a margin, half do not
+    assert room < 1.11 * needs[2, 0]
+    monkeypatch.setattr(fitted, "usable_bytes", lambda card: room)
+    whole = Trials("tiny", config, CARD)
+    every = whole.tried(recipe, [checkpointing_of(1)])
+    found = fitted._thinned(whole, recipe, every, [every])
+    assert found.name == "checkpointing of all but every third block"
 
 
 @pytest.mark.slow

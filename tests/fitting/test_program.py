@@ -84,11 +84,14 @@ def test_a_part_trains_as_plain_pytorch(name: str, tiny: Path) -> None:
     assert losses_of(tiny, **PARTS[name]) == pytest.approx(plain_losses(tiny), rel=WITHIN)
 
 
-def test_every_second_block_alone_is_checkpointed(tiny: Path) -> None:
+@pytest.mark.parametrize(("every", "spared", "first"), [(2, 0, "YNYNYN"), (1, 3, "YYNYYN")])
+def test_those_blocks_alone_are_checkpointed(
+    every: int, spared: int, first: str, tiny: Path
+) -> None:
     model = model_of(tiny)
-    program.checkpoint_blocks(model, 2)
-    flags = [layer.gradient_checkpointing for layer in model.model.layers]
-    assert flags == [index % 2 == 0 for index in range(len(flags))]
+    program.checkpoint_blocks(model, every, spared)
+    flags = ["NY"[layer.gradient_checkpointing] for layer in model.model.layers]
+    assert "".join(flags[:6]) == first
 
 
 def test_a_step_in_backward_leaves_no_gradient(tiny: Path) -> None:

@@ -21,6 +21,8 @@ from utils.fitting import Recipe, mixed_precision
         ({"rank": 1.5}, "whole number"),
         ({"cards": 2, "method": "qlora"}, "Choose method='lora'"),
         ({"precision": "fp32", "method": "qlora"}, "Choose precision='bf16-mixed'"),
+        ({"spared": 3}, "Set checkpointing=1"),
+        ({"checkpointing": 1, "spared": 1}, "spared to 2 or more"),
         ({"step_in_backward": True, "accumulation": 2}, "Set accumulation=1"),
         ({"step_in_backward": True, "cards": 2}, "Set cards=1"),
     ],

@@ -26,7 +26,12 @@ BASE = Recipe(tokens=64, micro_batch=2, rank=4, method="full", precision="fp32")
 RECIPES = {
     "plain": BASE,
     "adapters, checkpointed, accumulated": BASE.but(
-        method="lora", precision="bf16-mixed", checkpointing=1, accumulation=2, micro_batch=1
+        method="lora",
+        precision="bf16-mixed",
+        checkpointing=1,
+        spared=3,
+        accumulation=2,
+        micro_batch=1,
     ),
     "four bits": BASE.but(method="qlora", precision="bf16-mixed"),
     "chunked, on the host": BASE.but(loss="chunked", offload_activations=True, checkpointing=2),

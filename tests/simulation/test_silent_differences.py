@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from silent_cases import A100, linear, on_cuda, peak, train
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from utils.memory import Category
 from utils.simulation import simulate
@@ -148,6 +149,17 @@ def test_a_model_left_on_the_host_is_said() -> None:
     found = simulate(build, lambda model, _: model(torch.randn(4, 1024)))
     assert found.breakdown["parameters"] > 4 * MIB
     assert any("leaves the model's parameters on 'cpu'" in note for note in found.notes)
+
+
+def test_fsdp_in_a_world_of_one_is_on_the_device() -> None:
+    def build() -> Any:
+        model = fully_shard(nn.Linear(1024, 1024, bias=False).to("cuda"))
+        return model, torch.optim.AdamW(model.parameters())
+
+    found, sizes = simulate(build, train), {"parameters": 4, "optimizer state": 8}
+    assert {name: found.breakdown[name] // MIB for name in sizes} == sizes
+    assert found.host_bytes == 0
+    assert any("FSDP in a simulated world of one" in note for note in found.notes)
 
 
 def test_another_device_than_the_ranks_own_is_refused() -> None:

@@ -31,7 +31,7 @@ class Depths:
     small: tuple[int, int, int] | None
 
 
-def depths(config: PreTrainedConfig, every: int = 1) -> Depths:
+def depths(config: PreTrainedConfig, recipe: Recipe) -> Depths:
     """The depths from which a model's step can be extended: whole repetitions of its pattern apart.
 
     The first lies behind what is special in the first layers (DeepSeek's are dense). Where three
@@ -39,13 +39,14 @@ def depths(config: PreTrainedConfig, every: int = 1) -> Depths:
 
     Args:
         config: The model's.
-        every: Each n-th block is treated differently.
+        recipe: Which of its blocks are recomputed.
     """
     text = config.get_text_config()
     layers = int(getattr(text, "num_hidden_layers", 0) or 0)
     if text is not config or getattr(config, "is_encoder_decoder", False) or not layers:
         return Depths(layers, None)
-    period = lcm(_period(list(getattr(config, "layer_types", None) or [])), every or 1)
+    kinds = _period(list(getattr(config, "layer_types", None) or []))
+    period = lcm(kinds, recipe.checkpointing or 1, recipe.spared or 1)
     first = period + int(getattr(config, "first_k_dense_replace", 0) or 0)
     first += (layers - first) % period
     small = (first, first + period, first + 2 * period)
@@ -86,7 +87,7 @@ def build(auto: type, config: PreTrainedConfig, recipe: Recipe) -> tuple[nn.Modu
         pack(model, DTYPES[recipe.products])
     model = model.to("cuda")
     if recipe.checkpointing:
-        program.checkpoint_blocks(model, recipe.checkpointing)
+        program.checkpoint_blocks(model, recipe.checkpointing, recipe.spared)
     if recipe.loss == "chunked":
         _check_has_chunked_loss()
         program.chunk_loss(model)

@@ -17,6 +17,20 @@ if TYPE_CHECKING:
 
 GAINS_BYTES = GIB // 100  # a saving below this is none: it would be printed as 0.00 GiB
 CAUSAL = "AutoModelForCausalLM"
+# AdamW of bitsandbytes by the recipe's name: in words, its class, what it costs.
+PACKED = {
+    "adamw-8bit": ("8-bit AdamW", "AdamW8bit", "moments rounded to a byte"),
+    "paged-adamw": (
+        "paged AdamW",
+        "PagedAdamW",
+        "pages of moments that do not fit cross PCIe in each step",
+    ),
+    "paged-adamw-8bit": (
+        "paged 8-bit AdamW",
+        "PagedAdamW8bit",
+        "moments rounded to a byte; pages that do not fit cross PCIe",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -107,19 +121,9 @@ def _batch(recipe: Recipe) -> Iterator[Cure]:
 
 def _activations(config: PreTrainedConfig, recipe: Recipe) -> Iterator[Cure]:
     if recipe.checkpointing != 1:
-        yield Cure(
-            "checkpointing of all blocks",
-            {"checkpointing": 1},
-            "checkpoint_blocks(model, every=1)  # model.activation_checkpointing_enable()",
-            "each block's forward runs twice",
-        )
+        yield checkpointing_of(1)
     if not recipe.checkpointing:
-        yield Cure(
-            "checkpointing of every second block",
-            {"checkpointing": 2},
-            "checkpoint_blocks(model, every=2)",
-            "half of the blocks' forward runs twice",
-        )
+        yield checkpointing_of(2)
     if recipe.loss == "whole" and takes_chunked_loss(config):
         yield Cure(
             "chunked loss",
@@ -136,6 +140,26 @@ def _activations(config: PreTrainedConfig, recipe: Recipe) -> Iterator[Cure]:
         )
 
 
+def checkpointing_of(every: int, spared: int = 0) -> Cure:
+    """Recomputing each `every`-th block, or all but each `spared`-th: 2 to 4, or every=1 alone."""
+    blocks, share = {
+        (1, 0): ("all blocks", "each block's"),
+        (1, 3): ("all but every third block", "two thirds of the blocks'"),
+        (1, 4): ("all but every fourth block", "three quarters of the blocks'"),
+        (2, 0): ("every second block", "half of the blocks'"),
+        (3, 0): ("every third block", "a third of the blocks'"),
+        (4, 0): ("every fourth block", "a quarter of the blocks'"),
+    }[every, spared]
+    given = f"every={every}" + f", spared={spared}" * bool(spared)
+    hint = "  # model.activation_checkpointing_enable()" * (every == 1 and not spared)
+    return Cure(
+        f"checkpointing of {blocks}",
+        {"checkpointing": every, "spared": spared},
+        f"checkpoint_blocks(model, {given}){hint}",
+        f"{share} forward runs twice",
+    )
+
+
 def takes_chunked_loss(config: PreTrainedConfig) -> bool:
     """Whether the loss is the plain next token's, of a head without a cap on its logits."""
     scaled = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -147,19 +171,10 @@ def _states(recipe: Recipe) -> Iterator[Cure]:
     if recipe.optimizer == "adamw-foreach":
         line = "optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, fused=True)"
         yield Cure("fused AdamW", {"optimizer": "adamw"}, line, "nothing")
-    if recipe.optimizer.startswith("adamw") and "8bit" not in recipe.optimizer:
-        for name, costs in (
-            ("adamw-8bit", "moments rounded to a byte"),
-            ("paged-adamw-8bit", "moments rounded to a byte; pages that do not fit cross PCIe"),
-        ):
-            kind = "AdamW8bit" if name == "adamw-8bit" else "PagedAdamW8bit"
+    if recipe.optimizer in ("adamw", "adamw-foreach"):
+        for optimizer, (name, kind, costs) in PACKED.items():
             line = f"optimizer = bnb.optim.{kind}(trained, lr=LEARNING_RATE)"
-            yield Cure(
-                f"{'paged ' * name.startswith('paged')}8-bit AdamW",
-                {"optimizer": name},
-                line,
-                costs,
-            )
+            yield Cure(name, {"optimizer": optimizer}, line, costs)
     if recipe.method == "full":
         yield Cure(
             "adapters in place of all weights",

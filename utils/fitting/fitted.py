@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
 from utils.catalog import device
-from utils.fitting.cures import Cure, Tried, candidates
+from utils.fitting import building
+from utils.fitting.cures import Cure, Tried, candidates, checkpointing_of
 from utils.fitting.inputs import left_out
 from utils.fitting.model_configs import auto_class, model_config
 from utils.fitting.recipe import Recipe
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 PAIRS_TRIED = 3
+FEWER = ((4, 0), (3, 0), (2, 0), (1, 3), (1, 4))  # (every, spared): fewer blocks recomputed first
 # What a cure may meet: an operation that PyTorch refuses, a library that is not installed.
 NOT_TRIED = (SimulationError, ValueError, RuntimeError, ModuleNotFoundError)
 
@@ -206,7 +208,7 @@ def _added_up(trials: Trials, recipe: Recipe, gains: Sequence[Tried]) -> Tried |
             continue
         chosen, best = list(more.cures), more
         if _is_safe(best):
-            return _pruned(trials, recipe, best)
+            return _thinned(trials, recipe, _pruned(trials, recipe, best), gains)
     return best
 
 
@@ -226,6 +228,34 @@ def _pruned(trials: Trials, recipe: Recipe, best: Tried) -> Tried:
         if found and _is_safe(found):
             best = found
     return best
+
+
+def _thinned(trials: Trials, recipe: Recipe, best: Tried, gains: Sequence[Tried]) -> Tried:
+    """The same set with as few blocks recomputed as leave a margin, where it recomputes them."""
+    for fewer in _fewer(trials, recipe, best, gains):
+        cures = [fewer if "checkpointing" in cure.changes else cure for cure in best.cures]
+        found = _simulated(trials, recipe, cures)
+        if found and _is_safe(found):
+            return found
+    return best
+
+
+def _fewer(trials: Trials, recipe: Recipe, best: Tried, gains: Sequence[Tried]) -> Iterator[Cure]:
+    """Ways to recompute fewer blocks that may be enough: a block by itself saves what all do over their number."""
+    now = best.verdict.recipe.recomputed_share if best.verdict.recipe else 0.0
+    a_share = max(_per_share(single) for single in gains)
+    for fewer in starmap(checkpointing_of, FEWER):
+        asked = recipe.but(**fewer.changes)
+        more = (now - asked.recomputed_share) * a_share
+        runs_whole = building.depths(trials.config, asked).small is None
+        if 0 < more < best.verdict.spare_bytes and not runs_whole:
+            yield fewer
+
+
+def _per_share(single: Tried) -> float:
+    """What a cure saves by the share of blocks that it recomputes; 0 for other cures."""
+    share = single.verdict.recipe.recomputed_share if single.verdict.recipe else 0.0
+    return single.saved_bytes / share if "checkpointing" in single.cures[0].changes else 0.0
 
 
 def _simulated(trials: Trials, recipe: Recipe, cures: Sequence[Cure]) -> Tried | None:

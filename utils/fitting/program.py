@@ -13,8 +13,11 @@ import torch
 from torch import nn
 
 
-def checkpoint_blocks(model: Any, every: int) -> None:
-    """Recompute each `every`-th block in backward, in place; `model` is one of transformers."""
+def checkpoint_blocks(model: Any, every: int, spared: int = 0) -> None:
+    """Recompute each `every`-th block in backward, but not each `spared`-th, in place.
+
+    `model` is one of transformers.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     newer = getattr(model, "activation_checkpointing_enable", None)  # since transformers 5
@@ -22,7 +25,8 @@ def checkpoint_blocks(model: Any, every: int) -> None:
     enable({"use_reentrant": False})
     blocks = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     for index, block in enumerate(blocks):
-        block.gradient_checkpointing = index % every == 0
+        is_spared = spared > 0 and index % spared == spared - 1
+        block.gradient_checkpointing = index % every == 0 and not is_spared
 
 
 def add_adapters(model: nn.Module, rank: int, targets: str | Sequence[str]) -> Any:
@@ -56,12 +60,15 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer called `name` over those parameters that are trained."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if "8bit" in name:
+    packed = {
+        "paged-adamw": "PagedAdamW",
+        "adamw-8bit": "AdamW8bit",
+        "paged-adamw-8bit": "PagedAdamW8bit",
+    }
+    if name in packed:
         import bitsandbytes as bnb
 
-        library: Any = bnb.optim
-        kind = library.PagedAdamW8bit if name.startswith("paged") else library.AdamW8bit
-        return kind(trained, lr=lr)
+        return getattr(bnb.optim, packed[name])(trained, lr=lr)
     if name == "adamw":
         return torch.optim.AdamW(trained, lr=lr, fused=True)
     kinds: dict[str, Any] = {

@@ -22,8 +22,9 @@ PRECISIONS = {
 OPTIMIZERS = {
     "adamw": "torch.optim.AdamW(fused=True), Trainer's own: two moments of the weights' type",
     "adamw-foreach": "torch.optim.AdamW as PyTorch makes it: the same, and copies while it steps",
+    "paged-adamw": "bitsandbytes' PagedAdamW: two fp32 moments, in pages that may move to the host",
     "adamw-8bit": "bitsandbytes' AdamW8bit: two moments of one byte",
-    "paged-adamw-8bit": "the same, in pages that may move to the host",
+    "paged-adamw-8bit": "two moments of one byte in such pages",
     "adafactor": "torch.optim.Adafactor: one row and one column of a moment",
     "sgd": "torch.optim.SGD without momentum: no state",
 }
@@ -47,6 +48,7 @@ class Recipe:
         micro_batch: Sequences that pass through at a time, on each card.
         accumulation: Micro-batches of one optimizer step, on each card.
         checkpointing: Recompute each n-th block in backward: 1 for all, 0 for none.
+        spared: Of all blocks each n-th is not recomputed after all: 3 leaves two thirds; 0 for none.
         loss: One of `LOSSES`.
         offload_activations: What backward needs waits in pinned host memory.
         step_in_backward: Each weight is updated as soon as its gradient is there, which then goes.
@@ -62,6 +64,7 @@ class Recipe:
     micro_batch: int = 1
     accumulation: int = 1
     checkpointing: int = 0
+    spared: int = 0
     loss: str = "whole"
     offload_activations: bool = False
     step_in_backward: bool = False
@@ -74,7 +77,7 @@ class Recipe:
         one_of("optimizer", self.optimizer, tuple(OPTIMIZERS))
         one_of("loss", self.loss, tuple(LOSSES))
         keep_whole(self, "recipe", "rank", "tokens", "micro_batch", "accumulation", "cards")
-        keep_whole(self, "recipe", "checkpointing", least=0)
+        keep_whole(self, "recipe", "checkpointing", "spared", least=0)
         most = {"tokens": LONGEST_TOKENS, "micro_batch": 4096, "cards": MOST_CARDS}
         for name, limit in most.items():
             if getattr(self, name) > limit:
@@ -84,6 +87,11 @@ class Recipe:
         self._check_pairs()
 
     def _check_pairs(self) -> None:
+        if self.spared == 1 or (self.spared and self.checkpointing != 1):
+            raise ValueError(
+                "recipe: spared=n leaves each n-th of all blocks out of checkpointing. Set "
+                "checkpointing=1 and spared to 2 or more, or to 0."
+            )
         if self.step_in_backward and self.accumulation > 1:
             raise ValueError(
                 "recipe: step_in_backward drops each gradient at once, so there is none to "
@@ -101,6 +109,12 @@ class Recipe:
             )
         if self.precision == "fp32" and self.method == "qlora":
             raise ValueError("recipe: qlora computes in 16 bits. Choose precision='bf16-mixed'.")
+
+    @property
+    def recomputed_share(self) -> float:
+        """Of the blocks."""
+        whole = 1 / self.checkpointing if self.checkpointing else 0.0
+        return whole - (1 / self.spared if self.spared else 0.0)
 
     @property
     def is_frozen(self) -> bool:
@@ -127,7 +141,7 @@ class Recipe:
     @property
     def needs_bitsandbytes(self) -> bool:
         """Whether it packs weights or moments."""
-        return self.method == "qlora" or "8bit" in self.optimizer
+        return self.method == "qlora" or "8bit" in self.optimizer or "paged" in self.optimizer
 
     def check_card(self, gpu: Device) -> None:
         """Raises ValueError where the card computes no bfloat16 and the recipe asks for it."""
@@ -147,7 +161,7 @@ class Recipe:
             words[0] += f" of rank {self.rank} on {self._targets()}"
         if self.checkpointing:
             nth = "all blocks" if self.checkpointing == 1 else f"one block in {self.checkpointing}"
-            words.append(f"{nth} checkpointed")
+            words.append(f"{nth}{f' but one in {self.spared}' * bool(self.spared)} checkpointed")
         words += [
             word
             for word, on in (

@@ -146,7 +146,8 @@ def _make(recipe: Recipe, auto: type) -> Iterator[str]:
     yield "    )"
     yield "    model.config.use_cache = False"
     if recipe.checkpointing:
-        yield f"    checkpoint_blocks(model, every={recipe.checkpointing})"
+        spared = f", spared={recipe.spared}" if recipe.spared else ""
+        yield f"    checkpoint_blocks(model, every={recipe.checkpointing}{spared})"
     if recipe.loss == "chunked":
         yield "    chunk_loss(model)"
     if recipe.is_frozen:

@@ -76,12 +76,19 @@ def _plan(recipe: Recipe, lora: Lora | None, layers: int) -> Plan:
         zero_stage=3 if recipe.cards > 1 else 0,
         micro_batch=recipe.micro_batch,
         recompute="full" if recipe.checkpointing else "none",
-        recompute_layers=-(-layers // recipe.checkpointing) if recipe.checkpointing > 1 else None,
+        recompute_layers=_recomputed(recipe, layers),
         loss=recipe.loss,
         offload_activations=recipe.offload_activations,
         optimizer_in_backward=recipe.step_in_backward,
         lora=lora,
     )
+
+
+def _recomputed(recipe: Recipe, layers: int) -> int | None:
+    """How many blocks, where that is not all or none."""
+    if recipe.checkpointing > 1:
+        return -(-layers // recipe.checkpointing)
+    return layers - layers // recipe.spared if recipe.spared else None
 
 
 def _cluster(card: str, cards: int) -> Cluster:

@@ -49,7 +49,7 @@ def simulated_step(
     }
     if recipe.needs_bitsandbytes or has_bitsandbytes():
         bitsandbytes_library()  # a simulation has to know of it before it begins
-    found = building.depths(config, recipe.checkpointing)
+    found = building.depths(config, recipe)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # libraries' own, about weights that are not there
         if found.small:

@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from utils.memory.holdings import is_sharded
 from utils.shims.torch_dispatch import also_in_backward, devices_answered
 from utils.simulation.simulated_memory import DEVICE, HOST
 from utils.simulation.watcher import StorageWatcher
@@ -25,6 +26,13 @@ _DTYPES = {
     "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
     "BFloat16Tensor": torch.bfloat16,
 }  # fmt: skip
+LEFT_ON_CPU = (
+    "build() names 'cuda' and leaves the model's parameters on 'cpu': all is counted on the device."
+)
+FSDP_ALONE = (
+    "FSDP in a simulated world of one calls the device 'cpu': all is counted on the device, also what a "
+    "policy would offload."
+)
 _CUDA, _CPU = torch.device("cuda", 0), torch.device("cpu")
 _FACTORIES = frozenset(
     getattr(torch, name)
@@ -74,16 +82,15 @@ class SimulatedCuda(TorchFunctionMode):
     def settle(self, parameters: Sequence[torch.Tensor]) -> None:
         """The end of build(): no name changes anything from here on.
 
-        If none of the parameters was put on `cuda`, the program takes `cpu` for the device.
+        If none of the parameters was put on `cuda`, the program takes `cpu` for the device. So does
+        FSDP in a world of one: it moves what it shards to where its mesh is.
         """
         self._may_name = False
         watcher = self._watcher
-        if watcher.tells_apart and all(map(watcher.is_on_host, parameters)):
+        own = [p.to_local() if is_sharded(p) else p for p in parameters]
+        if watcher.tells_apart and all(map(watcher.is_on_host, own)):
             watcher.all_on_device()
-            watcher.remark(
-                "build() names 'cuda' and leaves the model's parameters on 'cpu': all is counted "
-                "on the device."
-            )
+            watcher.remark(FSDP_ALONE if any(map(is_sharded, parameters)) else LEFT_ON_CPU)
 
     def set_default(self, device: Any) -> None:
         """In place of `torch.set_default_device`, by which PyTorch would look for a GPU."""

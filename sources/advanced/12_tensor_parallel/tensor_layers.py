@@ -196,7 +196,15 @@ def vocabulary_cross_entropy(
         logits: (..., V / ranks), of this rank's words; float32 or wider, as sums are in its type.
         targets: (...), words of the whole vocabulary, the same on every rank.
         group: the ranks that share the vocabulary; None for all.
+
+    Raises:
+        RuntimeError: there are no ranks that could share it.
     """
+    if group is None and not dist.is_initialized():
+        raise RuntimeError(
+            "vocabulary_cross_entropy runs on ranks that share a vocabulary, and this process has no "
+            "process group. Call it inside run_ranks or a script that torchrun starts."
+        )
     return _CrossEntropy.apply(logits, targets, group)
 
 

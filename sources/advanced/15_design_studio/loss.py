@@ -67,8 +67,10 @@ def tokens_for(parameters: float, reached: float, fit: Fit = REFIT) -> float:
     """Tokens with which a model of that size reaches a predicted loss.
 
     Raises:
-        ValueError: no number of tokens is enough.
+        ValueError: fewer than 1 parameter, or no number of tokens is enough.
     """
+    of_kind("tokens_for", fit=(fit, Fit))
+    positive("tokens_for", parameters=parameters)
     rest = reached - fit.floor - fit.a / parameters**fit.alpha
     if rest <= 0:
         raise ValueError(
