@@ -72,6 +72,7 @@ bench: setup  ## Print each speed beside its budget
 validate: setup  ## Print predicted and simulated against published, source by source
 	@$(RUN) -m evidence.validation
 	@$(RUN) -m evidence.recorded
+	@$(RUN) -m evidence.fit_peers
 
 MODEL ?= Qwen/Qwen2.5-7B
 CARD ?= RTX 4090

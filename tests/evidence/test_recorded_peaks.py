@@ -2,6 +2,7 @@
 
 import pytest
 
+from evidence.fit_peers import TOOLS, accelerate_bytes, formula_bytes
 from evidence.record.store import recorded
 from evidence.recorded import (
     CARD,
@@ -14,6 +15,7 @@ from evidence.recorded import (
 from utils.fitting.model_configs import model_config
 from utils.fitting.seconds import predicted_seconds
 
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
 # Qwen3-4B by Adafactor: PyTorch's kernels take a temporary more than the simulator knows of.
 ADAFACTOR = 4
 
@@ -21,6 +23,24 @@ ADAFACTOR = 4
 def test_the_tables_say_where_they_come_from():
     assert len(fits()) == 11 and len(rows("programs")) == 86
     assert all(row.peak_bytes < row.reserved_bytes for row in fits())
+
+
+def test_other_tools_are_asked_for_what_they_say():
+    full, adapters = fits()[0], fits()[6]
+    states = 16 * 494_032_768  # Qwen2.5-0.5B, fp32 under autocast, AdamW
+    assert formula_bytes(full) == states + 34 * 4 * 2048 * 896 * 24
+    assert accelerate_bytes(full) == states
+    trained = 40_370_176  # rank 16 on Qwen2.5-7B's linear layers
+    packed = 7_615_616_512 * (0.5 + 1 / 64)
+    assert formula_bytes(adapters) == packed + 16 * trained + 2 * 4096 * 3584 * 28
+    assert accelerate_bytes(adapters) == packed
+
+
+@pytest.mark.parametrize("index", [0, 6])
+def test_the_simulator_is_nearer_than_each_other_tool(index):
+    row = fits()[index]
+    errors = {name: abs(ask(row) / row.peak_bytes - 1) for name, ask in TOOLS.items()}
+    assert min(errors, key=errors.__getitem__) == "this simulator"
 
 
 @pytest.mark.parametrize(
