@@ -85,7 +85,8 @@ show(draw_map(grids, f"{MODEL} on a {CARD}: GiB that its allocator takes"),
 # ## The script
 #
 # It needs no course. Its first three steps print the card's own peak beside the simulated one, and it stops there if they
-# leave the card less than 2%. `texts.txt` is your text, cut into rows of equal length.
+# leave the card less than 2%. `texts.txt` is your text; a file `.jsonl` holds chats (`{"messages": [...]}` a line) or texts.
+# Both are cut into rows of equal length, and every token is learned.
 
 # %%
 here.write_script("train.py", script(found.runs, auto_class(model_config(MODEL)), MODEL))

@@ -15,7 +15,9 @@ from evidence.recorded import (
 from utils.fitting.model_configs import model_config
 from utils.fitting.seconds import predicted_seconds
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing`:FutureWarning"
+)  # peft's
 # Qwen3-4B by Adafactor: PyTorch's kernels take a temporary more than the simulator knows of.
 ADAFACTOR = 4
 

@@ -233,6 +233,9 @@ def test_the_verdict_names_its_margin_and_its_parts(answer: Fit) -> None:
     parts = verdict.to_dict()["at_the_peak_bytes"]
     assert sum(parts.values()) == verdict.peak_bytes
     assert verdict.seconds and verdict.seconds[0] < verdict.seconds[1] < verdict.seconds[2]
+    assert f": {512 / verdict.seconds[1]:,.0f} tokens a second." in verdict.speed
+    on_host = next(t.verdict for t in answer.cures if t.name == "activations to the host")
+    assert "The host holds " in str(on_host) and "The host holds " not in str(verdict)
 
 
 def test_a_cpu_and_an_unknown_card_are_refused_before_any_work(tiny: Path) -> None:

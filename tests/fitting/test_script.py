@@ -16,7 +16,7 @@ import transformers as hf
 from utils.fitting import Recipe, Trials, building, model_config, program, script
 from utils.fitting.__main__ import DOES_NOT_FIT, FITS, NOT_UNDERSTOOD, main
 from utils.fitting.script import launch_line, requirements
-from utils.fitting.script_run import steps_of
+from utils.fitting.script_run import steps_of, tokens_of
 from utils.ranks.torchrun import run_torchrun
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
@@ -92,6 +92,7 @@ def test_the_file_trains_as_the_course_does(name: str, tiny: Path, tmp_path: Pat
     assert losses_of(done.stdout) == pytest.approx(losses_here(recipe, tiny), abs=2e-4)
     saved = {path.name for path in (tmp_path / "trained").iterdir()}
     assert ("adapter_model.safetensors" in saved) == recipe.is_frozen
+    assert "tokenizer.json" in saved, "what was trained can be loaded with its tokenizer"
 
 
 def test_two_processes_train_as_one_that_has_both_texts(
@@ -121,6 +122,31 @@ def test_a_text_that_is_too_short_and_too_many_processes_end_in_a_sentence(
             timeout=300, env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "WORLD_SIZE": ranks},
         )  # fmt: skip
         assert done.returncode == 1 and says in done.stderr
+
+
+CHAT = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
+
+
+def test_lines_of_chats_and_texts_are_joined_each_with_its_end(tiny: Path, tmp_path: Path) -> None:
+    tokenizer: Any = hf.AutoTokenizer.from_pretrained(tiny)
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    tokenizer.eos_token = "~"
+    tokenizer.save_pretrained(tmp_path / "model")
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"messages": CHAT}) + "\n\n" + json.dumps({"text": "x~"}) + "\n")
+    found = tokens_of(str(file), str(tmp_path / "model"))
+    assert "".join(map(chr, found)) == "<ab><c>~x~"
+    twice = steps_of(str(file), str(tmp_path / "model"), "cpu", 0, 1, 5, 1, 1, 2)
+    rows = ["".join(map(chr, batch["input_ids"][0].tolist())) for (batch,) in twice]
+    assert rows == ["<ab><", "c>~x~", "<ab><", "c>~x~"]
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"prompt": "a"}', '{"text": 3}', '{"messages": 3}'])
+def test_a_line_that_is_no_row_is_named(line: str, tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f'{{"text": "a"}}\n{line}\n')
+    with pytest.raises(SystemExit, match=r'rows\.jsonl, line 2: is no JSON with "text" or "mess'):
+        tokens_of(str(file), str(tiny))
 
 
 def test_the_head_of_the_file_says_how_to_install_and_start_it(tiny: Path, tmp_path: Path) -> None:

@@ -111,6 +111,11 @@ class Recipe:
             raise ValueError("recipe: qlora computes in 16 bits. Choose precision='bf16-mixed'.")
 
     @property
+    def step_tokens(self) -> int:
+        """Of one optimizer step, on all cards."""
+        return self.tokens * self.micro_batch * self.accumulation * self.cards
+
+    @property
     def recomputed_share(self) -> float:
         """Of the blocks."""
         whole = 1 / self.checkpointing if self.checkpointing else 0.0

@@ -92,6 +92,7 @@ def _top(verdict: Verdict, recipe: Recipe, auto: type, source: str) -> Iterator[
     extra = ", BitsAndBytesConfig" if recipe.method == "qlora" else ""
     yield from (
         "import contextlib",
+        "import json",
         "import os",
         "import sys",
         "from collections.abc import Iterable, Iterator, Sequence",
@@ -105,7 +106,7 @@ def _top(verdict: Verdict, recipe: Recipe, auto: type, source: str) -> Iterator[
         "",
         f"SOURCE = {source!r}",
         f"TOKENS, MICRO_BATCH, ACCUMULATION = {recipe.tokens}, {recipe.micro_batch}, {recipe.accumulation}",
-        "LEARNING_RATE, SEED = 1e-4, 0",
+        "EPOCHS, LEARNING_RATE, SEED = 1, 1e-4, 0",
         f"SIMULATED_PEAK_BYTES = {verdict.peak_bytes:_}",
         f"LEAST_SPARE_BYTES = {int(LEAST_SPARE_SHARE * verdict.usable_bytes):_}  # else it stops after three steps",
     )
@@ -179,13 +180,14 @@ def _main(recipe: Recipe) -> Iterator[str]:
     yield "    model, optimizer = make(source, device)"
     yield f"    context, scaler = {context}, {scaler}"
     yield "    losses: list[float] = []"
-    yield "    for batches in steps_of(texts, source, device, rank, ranks, TOKENS, MICRO_BATCH, ACCUMULATION):"
+    yield "    sizes = TOKENS, MICRO_BATCH, ACCUMULATION, EPOCHS"
+    yield "    for batches in steps_of(texts, source, device, rank, ranks, *sizes):"
     yield "        loss = train_step(model, optimizer, batches, context, scaler)"
     yield "        losses.append(mean_of_ranks(loss, ranks))"
     yield "        report(losses, device, rank, SIMULATED_PEAK_BYTES, LEAST_SPARE_BYTES)"
     yield "        if len(losses) == steps:"
     yield "            break"
-    yield "    save(model, rank, ranks)"
+    yield "    save(model, source, rank, ranks)"
     yield "    return losses"
     yield ""
     yield ""

@@ -5,6 +5,7 @@ Copied as text like `program`; the course itself runs it in tests alone.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,38 @@ def joined(cards: int) -> tuple[str, int, int]:
     return device, rank, ranks
 
 
+def tokens_of(path: str, source: str) -> list[int]:
+    """The tokens of a file, one after another: plain text, or JSON lines.
+
+    A line has "text", or "messages" as chats have them, which the model's own template joins. Each
+    ends with the end token, and every token is learned, those of questions too.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(source)
+    text = Path(path).read_text(encoding="utf-8")
+    if not path.endswith(".jsonl"):
+        return tokenizer(text)["input_ids"]
+    found: list[int] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if "messages" in row:
+                chat = tokenizer.apply_chat_template(row["messages"], tokenize=False)
+                found += tokenizer(chat, add_special_tokens=False)["input_ids"]
+            else:
+                found += tokenizer(row["text"])["input_ids"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise SystemExit(
+                f'{path}, line {number}: is no JSON with "text" or "messages" for this tokenizer ({error}).'
+            ) from error
+        if tokenizer.eos_token_id is not None and found[-1:] != [tokenizer.eos_token_id]:
+            found.append(tokenizer.eos_token_id)
+    return found
+
+
 def steps_of(
     path: str,
     source: str,
@@ -39,19 +72,16 @@ def steps_of(
     tokens: int,
     micro_batch: int,
     accumulation: int,
+    epochs: int = 1,
 ) -> Iterator[list[dict[str, Any]]]:
-    """The micro-batches of each optimizer step: a text file cut into rows of equal length."""
-    from transformers import AutoTokenizer
-
-    numbers = AutoTokenizer.from_pretrained(source)(Path(path).read_text(encoding="utf-8"))[
-        "input_ids"
-    ]
+    """The micro-batches of each optimizer step: a file's tokens cut into rows of equal length."""
+    numbers = tokens_of(path, source)
     a_step = ranks * accumulation * micro_batch * tokens
     if len(numbers) < a_step:
         raise SystemExit(
             f"{path} has {len(numbers):,} tokens, and a step takes {a_step:,}: give a longer text."
         )
-    for start in range(0, len(numbers) - a_step + 1, a_step):
+    for start in [*range(0, len(numbers) - a_step + 1, a_step)] * epochs:
         rows = torch.tensor(numbers[start : start + a_step]).view(
             ranks, accumulation, micro_batch, tokens
         )
@@ -94,8 +124,10 @@ def report(
         )
 
 
-def save(model: Any, rank: int, ranks: int) -> None:
-    """The trained weights (of adapters: them alone) in the folder `trained`."""
+def save(model: Any, source: str, rank: int, ranks: int) -> None:
+    """The trained weights (of adapters: them alone) and the tokenizer in the folder `trained`."""
+    from transformers import AutoTokenizer
+
     weights = None
     if ranks > 1:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -105,6 +137,7 @@ def save(model: Any, rank: int, ranks: int) -> None:
         )
     if rank == 0:
         model.save_pretrained("trained", state_dict=weights)
+        AutoTokenizer.from_pretrained(source).save_pretrained("trained")
 
 
-PARTS = (joined, steps_of, mean_of_ranks, report, save)
+PARTS = (joined, tokens_of, steps_of, mean_of_ranks, report, save)

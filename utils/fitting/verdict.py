@@ -8,7 +8,7 @@ from typing import Any
 from utils.fitting.recipe import Recipe
 from utils.memory.measurement import Measurement
 from utils.simulation.devices import simulated_device
-from utils.units import GIB, format_bytes, format_seconds
+from utils.units import GIB, MIB, format_bytes, format_seconds
 
 # Of 21 published peaks of such recipes 19 lie within this share of the simulated one, half of them
 # within 3% (`evidence.validation.fitted`, which a test holds against it).
@@ -90,7 +90,16 @@ class Verdict:
         if self.seconds is None:
             return "Seconds: no formula is known for this model or recipe."
         low, middle, high = (format_seconds(value) for value in self.seconds)
-        return f"A step takes about {middle} ({low} to {high}, predicted)."
+        words = f"A step takes about {middle} ({low} to {high}, predicted)"
+        if self.recipe is None:
+            return f"{words}."
+        return f"{words}: {self.recipe.step_tokens / self.seconds[1]:,.0f} tokens a second."
+
+    @property
+    def host(self) -> str:
+        """What waits in the host's memory, in words; empty for less than a MiB: counters of steps."""
+        size = self.measurement.host_bytes or 0
+        return f"The host holds {format_bytes(size)} beside it (simulated)." if size >= MIB else ""
 
     def named(self, name: str) -> Measurement:
         """The simulated step under another name, for a figure."""
@@ -123,7 +132,8 @@ class Verdict:
         where = (
             f"Of that, tensors take {peak} at the peak, in {phase}; the allocator's gaps the rest:"
         )
-        return "\n".join([self.sentence, where, *lines, self.speed, *self.notes])
+        said = [self.sentence, where, *lines, self.speed, self.host, *self.notes]
+        return "\n".join(filter(None, said))
 
 
 def usable_bytes(card: str) -> int:
