@@ -22,6 +22,7 @@ from utils.views.style import (
 )
 
 CHARACTER_WIDTH = 0.0135  # of the axis: a part narrower than its number gets none inside
+LINE_INCHES = 0.23  # of a row's name
 NARROWEST_VISIBLE = 1 / 400  # of the longest bar: less than that is no line on a screen
 
 
@@ -74,8 +75,10 @@ def draw_breakdown(
     if not items:
         raise ValueError("draw_breakdown() needs at least one measurement or prediction.")
     bars = [as_bar(item) for item in items]
+    names = [f"{wrapped(bar.name)}\n({bar.evidence})" for bar in bars]
+    row_inches = max(0.75, LINE_INCHES * max(name.count("\n") + 1 for name in names))
     with course_style():
-        figure, axes = empty_figure(height=1.9 + 0.75 * len(bars))
+        figure, axes = empty_figure(height=1.9 + row_inches * len(bars))
         longest_bytes = max(bar.breakdown.total_bytes for bar in bars)
         widest_bytes = max(longest_bytes, parse_bytes(limit) if limit else 0)
         decimal = (parse_bytes(f"1{unit}"), unit) if unit else None
@@ -94,7 +97,6 @@ def draw_breakdown(
                 zorder=3,
                 bbox={"boxstyle": "square,pad=0", "facecolor": "white", "linewidth": 0},
             )
-        names = [f"{wrapped(bar.name)}\n({bar.evidence})" for bar in bars]
         axes.set_yticks(range(len(bars)), names)
         axes.tick_params(axis="y", length=0)  # beside a number a tick reads as a minus
         axes.invert_yaxis()
