@@ -72,6 +72,12 @@ def interrupts_arrive() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_verdict_of_a_test_is_a_learners() -> None:
+    """`check` keeps what it says on the scoreboard of whoever runs it."""
+    os.environ.setdefault("COURSE_SCOREBOARD", "build/test-scoreboard.json")
+
+
+@pytest.fixture(scope="session", autouse=True)
 def what_test_files_ask_for_is_imported_once() -> None:
     """By the server of ranks and checks: half a second in each of them that runs a test file's function."""
     if importlib.util.find_spec("utils") is not None:

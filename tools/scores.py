@@ -34,7 +34,7 @@ from utils.lessons.lesson_99.hand_ins import (  # noqa: E402  # pyright: ignore[
     is_capstone,
 )
 
-HEAD = ("learner", "lesson", "what", "peak_bytes", "step_seconds", "evidence", "result")
+HEAD = ("learner", "lesson", "what", "peak_bytes", "step_seconds", "evidence", "result", "at")
 MOST_BYTES = 10**6  # a scoreboard of the whole course has some 20 kB
 MOST_NOTEBOOK_BYTES = 10**8  # with pictures of every cell
 MOST_AMOUNT = 2.0**63  # bytes or seconds; none of a real run comes near
@@ -104,7 +104,7 @@ def entries_of(file: Path, learner: str) -> list[Entry]:
         Unusable: it is damaged, or none of the course's.
     """
     if file.suffix == ".json":
-        return [Entry(learner, row) for row in read(file)]
+        return [Entry(learner, row, result_of(row.verdict, row.score)) for row in read(file)]
     notebook = read_notebook(file)
     return re_checked(notebook, learner) if is_capstone(notebook) else []
 
@@ -132,7 +132,8 @@ def read(file: Path) -> list[Row]:
     for row in rows:
         if not all(map(is_amount, (row.peak_bytes, row.step_seconds))):
             raise Unusable(f"the row {row.what!r} of lesson {row.lesson!r} holds no amount")
-        if not all(map(is_text, (row.lesson, row.what, row.evidence))):
+        said = row.lesson, row.what, row.evidence, row.verdict, row.score, row.at
+        if not all(map(is_text, said)):
             raise Unusable(f"the row {row.what!r} of lesson {row.lesson!r} holds half a letter")
     if not rows:
         raise Unusable("it has no rows yet")
@@ -187,7 +188,12 @@ def re_checked(notebook: NotebookNode, learner: str) -> list[Entry]:
 def entry_of(learner: str, found: Examined) -> Entry:
     """One case of lab 99 as a line of the table."""
     row = Row("99", f"{found.case}, seed {found.seed}", None, None, RE_CHECKED)
-    return Entry(learner, row, ": ".join(filter(None, [found.status, found.score])))
+    return Entry(learner, row, result_of(found.status, found.score))
+
+
+def result_of(verdict: str, score: str) -> str:
+    """What a check said, in one text: "correct: 13 calls, par 14"."""
+    return ": ".join(filter(None, [verdict, score]))
 
 
 def is_amount(number: float | None) -> bool:
@@ -216,7 +222,12 @@ def write(entries: Iterable[Entry], target: TextIO) -> None:
         row = entry.row
         texts = [plain(text) for text in (entry.learner, row.lesson, row.what)]
         table.writerow(
-            [*texts, row.peak_bytes, row.step_seconds, plain(row.evidence), plain(entry.result)]
+            [
+                *texts,
+                row.peak_bytes,
+                row.step_seconds,
+                *map(plain, (row.evidence, entry.result, row.at)),
+            ]
         )
 
 

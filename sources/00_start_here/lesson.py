@@ -141,7 +141,7 @@ show(figure, alt="Stacked memory by category over one training step with Adam, p
 print(adam)
 
 # %% [markdown]
-# ## 5. The scoreboard
+# ## 5. The scoreboard, and your progress
 #
 # Each lesson adds rows and shows its own; `scoreboard()` shows all. Rows stay when you close the notebook.
 
@@ -150,9 +150,28 @@ score("00", adam)
 scoreboard("00")
 
 # %% [markdown]
+# What the labs' checks say of your answers is kept there too. Come back to the next cell whenever you want to see how far
+# you are: a filled box is solved, a pale one was tried.
+
+# %%
+from utils.lessons.lesson_00.progress import draw_progress, progress
+
+mine = progress()
+show(draw_progress(mine), alt=mine.sentence)
+mine
+
+# %% [markdown]
 # ## 6. The lessons
 #
-# Minutes are those of a learner who reads, predicts and runs; the lab comes on top.
+# Nobody needs all of them at once. Three ways through, in hours of lessons, and of their labs:
+#
+# | you want to | lessons | hours | labs |
+# |---|---|---|---|
+# | fine-tune 7B on your card | 01, 05, 06 | 3.0 | 2.8 |
+# | train on several GPUs | 01, 04, 09, 11, 12, 13, 14 | 8.7 | 7.4 |
+# | plan a cluster's run | 01, 09, 14, 15, 16, 17, 17a | 7.6 | 6.6 |
+#
+# Minutes below are those of a learner who reads, predicts and runs; the lab comes on top.
 #
 # | lesson | what you learn | lesson, min | lab, min | files |
 # |---|---|---|---|---|

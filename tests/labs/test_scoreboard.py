@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from utils import files
-from utils.labs.scoreboard import ROOT, score, scoreboard, scoreboard_path
+from utils.labs import check
+from utils.labs.scoreboard import ROOT, note, read_rows, score, scoreboard, scoreboard_path
+from utils.labs.verdict import Report, check_failed, correct, not_yet
 from utils.units import Evidence
 
 
@@ -115,6 +117,58 @@ def test_rows_of_other_processes_are_all_kept(board):
     runs = [subprocess.Popen([sys.executable, "-c", write.format(name)]) for name in ("01", "02")]
     assert [run.wait() for run in runs] == [0, 0]
     assert len(scoreboard().rows) == 40
+
+
+def verdicts(board):
+    return {(row.lesson, row.what): (row.verdict, row.score) for row in read_rows(board)}
+
+
+def test_what_a_check_says_is_kept_and_what_was_solved_stays_so(board):
+    note(Report("01.adam_states", not_yet("half of it")))
+    assert verdicts(board) == {("01", "adam_states"): ("not yet", "")}
+    note(Report("01.adam_states", correct(score="13 calls, par 14")))
+    note(Report("01.adam_states", not_yet("spoiled again")))
+    note(Report("01.adam_states", check_failed("of the course")))
+    assert verdicts(board) == {("01", "adam_states"): ("correct", "13 calls, par 14")}
+    note(Report("01.adam_states", correct(score="12 calls, par 14")))
+    assert verdicts(board) == {("01", "adam_states"): ("correct", "12 calls, par 14")}
+    (row,) = read_rows(board)
+    assert row.evidence == "checked" and row.at.endswith("+00:00")
+
+
+def test_verdicts_are_no_measurements(board):
+    note(Report("01.adam_states", correct()))
+    assert scoreboard().rows == ()
+    score("01", "adam_states", peak_bytes=1)
+    note(Report("01.adam_states", correct()))
+    assert len(read_rows(board)) == 2 and [row.peak_bytes for row in scoreboard().rows] == [1]
+
+
+def test_check_keeps_its_verdict(board):
+    check("01.state_bytes", "no number")
+    assert verdicts(board) == {("01", "state_bytes"): ("not yet", "")}
+    check("01.state_bytes", ...)
+    assert verdicts(board) == {("01", "state_bytes"): ("not yet", "")}, "not tried is no verdict"
+
+
+def test_a_scoreboard_that_cannot_be_written_costs_no_verdict(board, capsys):
+    board.parent.write_text("a file where the folder should be")
+    assert "not yet" in str(check("01.state_bytes", "no number"))
+    assert "cannot be written" in capsys.readouterr().out
+
+
+def test_rows_of_an_earlier_version_are_read(board):
+    board.parent.mkdir()
+    row = {
+        "lesson": "01",
+        "what": "a",
+        "peak_bytes": 1,
+        "step_seconds": None,
+        "evidence": "measured",
+    }
+    board.write_text(json.dumps([row]))
+    note(Report("01.b", correct()))
+    assert [row.what for row in read_rows(board)] == ["a", "b"]
 
 
 def test_an_unknown_evidence_is_refused():

@@ -180,6 +180,22 @@ def test_lessons_take_the_minutes_that_the_readme_says() -> None:
         assert told[2] in (None, of_the_lab), differ
 
 
+@pytest.mark.parametrize("name", ["README.md", "sources/00_start_here/lesson.py"])
+def test_ways_through_take_the_hours_of_their_lessons(name: str) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    row = r"^\| \[.*?\]\(notebooks/(?:\w+/)?(\w+?)_\w+\.ipynb\).*?\| (\d+) \| (\d*) \|"
+    minutes = {n: (int(m), int(lab or 0)) for n, m, lab in re.findall(row, text, re.MULTILINE)}
+    page = (ROOT / name).read_text(encoding="utf-8")
+    ways = re.findall(
+        r"^(?:# )?\| [^|]+ \| (\d\d\w?(?:, \d\d\w?)+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.M
+    )
+    assert len(ways) >= 3, f"{name}: its table of ways through is gone"
+    for lessons_, *told in ways:
+        both = zip(*(minutes[number] for number in lessons_.split(", ")), strict=True)
+        hours = [f"{sum(part) / 60:.1f}" for part in both]
+        assert told == hours, f"{name}: {lessons_} take {hours} hours, and it says {told}"
+
+
 def test_the_readme_says_whether_a_gpu_was_recorded() -> None:
     paths = (ROOT / "evidence/results").glob("*/*.json")
     recorded = [path for path in paths if not path.parent.name.startswith("cpu-")]

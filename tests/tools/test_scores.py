@@ -57,6 +57,23 @@ def test_a_class_becomes_one_table_with_the_leanest_first(
     assert "4 rows of 3 learners" in capsys.readouterr().out
 
 
+def test_what_checks_said_is_a_row_for_each_learner_and_exercise(tmp_path: Path) -> None:
+    said = {"evidence": "checked", "at": "2026-11-26T18:00:00+00:00"}
+    right = row("saved_bytes", None, verdict="correct", score="=13 calls, par 14", **said)
+    hand_in(tmp_path, "anna.json", [right, row("state_bytes", None, verdict="not yet", **said)])
+    hand_in(tmp_path, "ben.json", [row("state_bytes", None, verdict="correct", **said)])
+    table = tmp_path / "scores.csv"
+    assert scores.main([str(tmp_path), "--to", str(table)]) == 0
+    with table.open(encoding="utf-8", newline="") as lines:
+        read = {(r["learner"], r["what"]): (r["result"], r["at"]) for r in csv.DictReader(lines)}
+    at = "2026-11-26T18:00:00+00:00"
+    assert read == {
+        ("anna", "saved_bytes"): ("correct: =13 calls, par 14", at),
+        ("anna", "state_bytes"): ("not yet", at),
+        ("ben", "state_bytes"): ("correct", at),
+    }
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [
@@ -65,6 +82,8 @@ def test_a_class_becomes_one_table_with_the_leanest_first(
         ({"cells": []}, "it is no scoreboard of the course"),
         ([row(extra=1)], "it is no scoreboard of the course"),
         ("[" * 100_000, "it is no scoreboard of the course"),
+        ([row(verdict=3)], "it is no scoreboard of the course"),
+        ([row(score="\ud800")], "holds half a letter"),
         ([row(peak_bytes=-1)], "the row 'leanest' of lesson '01' holds no amount"),
         ([row(peak_bytes=float("nan"))], "holds no amount"),
         ([row(peak_bytes=True)], "holds no amount"),

@@ -16,6 +16,7 @@ import torch
 
 from utils.labs.cases import Exercise, Question
 from utils.labs.kinds import NO_RETURN
+from utils.labs.scoreboard import ScoreboardError, note
 from utils.labs.stubs import MOST_NESTED, functions_of, parts_of, untouched
 from utils.labs.verdict import Report, Status, Verdict, check_failed, not_yet
 from utils.lessons import SOURCES, folders
@@ -42,11 +43,20 @@ def check(name: str, answer: Any, *, timeout_seconds: float = TIMEOUT_SECONDS) -
     """Check an answer to an exercise, such as `check("01.adam_states", adam_states)`.
 
     An answer that can be called runs in a process of its own: a crash or an endless loop ends in
-    a "not yet", and the kernel lives on.
+    a "not yet", and the kernel lives on. The verdict is kept on the scoreboard.
 
     Raises:
         ValueError: there is no exercise of that name; the message offers the nearest.
     """
+    report = _report(name, answer, timeout_seconds)
+    try:
+        note(report)
+    except ScoreboardError as error:
+        print(error)
+    return report
+
+
+def _report(name: str, answer: Any, timeout_seconds: float) -> Report:
     function = find(name)
     if reason := untouched(answer):
         return Report(name, Verdict(Status.NOT_ATTEMPTED, f"{reason}."))

@@ -1,4 +1,4 @@
-"""The running scoreboard: what each lesson measured on this machine, kept from lesson to lesson.
+"""The running scoreboard: what each lesson measured on this machine, and what its lab's checks said.
 
 The rows lie in my_labs/scoreboard.json, which git ignores; COURSE_SCOREBOARD names another file.
 """
@@ -10,11 +10,13 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import Protocol
 
 from utils.files import write_whole
+from utils.labs.verdict import Report, Status
 from utils.units import Evidence, format_bytes, format_seconds
 
 try:
@@ -23,6 +25,7 @@ except ImportError:  # Windows
     fcntl = None
 
 ROOT = Path(__file__).resolve().parents[2]
+CHECKED = "checked"  # in place of evidence: the row is a verdict
 _HEAD = ("lesson", "what", "peak memory", "step time", "evidence")
 
 
@@ -40,22 +43,30 @@ class Measured(Protocol):
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the scoreboard."""
+    """One line of the scoreboard: a measurement, or what a check said of an exercise, and when."""
 
     lesson: str
     what: str
     peak_bytes: int | None
     step_seconds: float | None
     evidence: str
+    verdict: str = ""
+    score: str = ""
+    at: str = ""
 
     def __post_init__(self) -> None:
         texts, numbers = (
-            (self.lesson, self.what, self.evidence),
+            (self.lesson, self.what, self.evidence, self.verdict, self.score, self.at),
             (self.peak_bytes, self.step_seconds),
         )
         right_texts = all(isinstance(text, str) for text in texts)
         if not right_texts or not all(isinstance(n, (int, float, type(None))) for n in numbers):
             raise TypeError(f"a row of the scoreboard takes names and numbers, not {self!r}")
+
+    @property
+    def kind(self) -> str:
+        """Of what the row is: a measurement and a verdict may have one name."""
+        return CHECKED if self.evidence == CHECKED else ""
 
     def cells(self) -> tuple[str, ...]:
         """The row as it is read."""
@@ -111,22 +122,49 @@ def score(
         row = Row(lesson, what, peak_bytes, step_seconds, str(Evidence(evidence)))
     else:
         row = Row(lesson, what.name, what.peak_bytes, what.median_step_seconds, str(what.evidence))
-    path = scoreboard_path()
     try:
-        with _alone(path):
-            others = [r for r in read_rows(path) if (r.lesson, r.what) != (row.lesson, row.what)]
-            write_rows(path, [*others, row])
+        _put(row)
     except ScoreboardError as error:
         print(error)
 
 
+def note(report: Report) -> None:
+    """Keep what a check said, with its score and the time; what was solved stays so.
+
+    An answer that was not tried, and a check that failed, say nothing of the learner.
+
+    Raises:
+        ScoreboardError: the file cannot be read or written.
+    """
+    if report.status not in (Status.CORRECT, Status.NOT_YET):
+        return
+    lesson, _, exercise = report.name.partition(".")
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    said = str(report.status), report.verdict.score, now
+    _put(Row(lesson, exercise, None, None, CHECKED, *said), keeps=str(Status.CORRECT))
+
+
+def _put(row: Row, keeps: str = "") -> None:
+    """Put a row in the place of that of the same lesson and name, unless that one has verdict `keeps`.
+
+    A new one of that verdict replaces it all the same.
+    """
+    path = scoreboard_path()
+    with _alone(path):
+        rows = read_rows(path)
+        same = [r for r in rows if (r.lesson, r.what, r.kind) == (row.lesson, row.what, row.kind)]
+        if keeps and row.verdict != keeps and any(r.verdict == keeps for r in same):
+            return
+        write_rows(path, [*(r for r in rows if r not in same), row])
+
+
 def scoreboard(lesson: str = "") -> Scoreboard:
-    """The rows of one lesson, or all rows so far, by lesson."""
+    """The measurements of one lesson, or all so far, by lesson."""
     try:
         rows = read_rows(scoreboard_path())
     except ScoreboardError as error:
         return Scoreboard((), str(error))
-    wanted = [row for row in rows if lesson in ("", row.lesson)]
+    wanted = [row for row in rows if lesson in ("", row.lesson) and row.evidence != CHECKED]
     return Scoreboard(tuple(sorted(wanted, key=lambda row: row.lesson)))
 
 
