@@ -43,7 +43,7 @@ WITHOUT = "--without-processes"
 STARTS_PROCESSES = re.compile(
     r"\b(run_(ranks|torchrun|elastic|hosts|loader|killable)|subprocess|Popen|playwright|killable|"
     r"nbclient|multiprocessing|forkserver|solved_lab|importorskip|pytest\.mark\.deepspeed|"
-    r"export_cases|capstone_cases|import (soak|scores)|utils\.record)\b"  # those start some, too
+    r"export_cases|capstone_cases|import (soak|scores)|evidence\.record)\b"  # those start some, too
 )
 
 

@@ -17,7 +17,7 @@ _DECLARE_MISTAKES = {"mistake", "mistakes"}
 def two_of_one_number(root: Path) -> str:
     """The sentence on two lessons of one number; "" if there are none."""
     found: dict[str, Path] = {}
-    for folder in _lessons(root):
+    for folder in lesson_folders(root):
         other = found.setdefault(_number(folder), folder)
         if other != folder:
             return (
@@ -32,7 +32,7 @@ def folder_problems(root: Path, chosen: Collection[Path]) -> list[str]:
     twins = two_of_one_number(root)
     return ([twins] if twins else []) + [
         f"{_short(folder, root)}/{problem}"
-        for folder in _lessons(root)
+        for folder in lesson_folders(root)
         if folder.relative_to(root) in chosen
         for problem in _problems_of(folder)
     ]
@@ -47,9 +47,12 @@ def _problems_of(folder: Path) -> Iterator[str]:
         yield f"{name}:{error.lineno}: Python cannot read this line: {error.msg}. Mend it."
 
 
-def _lessons(root: Path) -> list[Path]:
-    folders = [path for path in (root / "sources").glob("*/[0-9][0-9]*_*") if path.is_dir()]
-    return sorted(folders, key=lambda path: path.name)
+def lesson_folders(root: Path) -> list[Path]:
+    """The folders of all lessons, in the order of their numbers: of a tier, or of the whole course."""
+    sources = root / "sources"
+    of_no_tier = [path.parent for path in sources.glob("[0-9][0-9]*_*/lesson.py")]
+    folders = [path for path in sources.glob("*/[0-9][0-9]*_*") if path.is_dir()]
+    return sorted([*of_no_tier, *folders], key=lambda path: path.name)
 
 
 def _number(folder: Path) -> str:

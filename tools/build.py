@@ -1,4 +1,4 @@
-"""Builds the course's notebooks from the scripts beside this file.
+"""Builds the course's notebooks from the scripts of `sources/`.
 
 python tools/build.py             builds all, runs those whose code changed
 python tools/build.py PATH ...    only these (a script or a notebook)

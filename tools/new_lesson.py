@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from _folders import lesson_folders
+
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = ROOT / "sources/_template"
 TIERS = ("beginner", "intermediate", "advanced")
@@ -52,8 +54,8 @@ def make(number: str, tier: str, title: str, root: Path = ROOT) -> Path:
         raise Refused(
             f"The title {title!r} has no word, or marks that tables cannot hold: write words."
         )
-    if taken := sorted((root / "sources").glob(f"*/{number}_*")):
-        raise Refused(f"{number} is the number of {taken[0].name}: write one that is free.")
+    if taken := [f.name for f in lesson_folders(root) if f.name.startswith(f"{number}_")]:
+        raise Refused(f"{number} is the number of {taken[0]}: write one that is free.")
     folder = root / "sources" / tier / f"{number}_{'_'.join(words)}"
     values = {"NUMBER": number, "TIER": tier, "TITLE": title.strip(), "FOLDER": folder.name}
     shutil.copytree(TEMPLATE, folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -13,7 +14,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import architecture  # noqa: E402
 
-from utils import techniques  # noqa: E402
+from utils import parallel, techniques  # noqa: E402
 
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 
@@ -48,6 +49,39 @@ def test_every_file_that_the_page_names_is_there(named: str) -> None:
     lesson = ROOT / "sources/beginner/01_where_memory_goes"
     homes = (ROOT, ROOT / "utils", ROOT / "utils/planner", lesson)
     assert any((home / named).exists() for home in homes), named
+
+
+READMES = [
+    (file.parent, name)
+    for file in sorted((ROOT / "utils").glob("*/README.md"))
+    for name in sorted(set(re.findall(r"`([\w/]+(?:/|\.\w+))`", file.read_text(encoding="utf-8"))))
+    if not name.startswith("utils.")
+]
+
+
+@pytest.mark.parametrize(("room", "named"), READMES, ids=[f"{r.name}-{n}" for r, n in READMES])
+def test_every_file_that_a_rooms_page_names_is_there(room: Path, named: str) -> None:
+    lessons = (ROOT / "sources").glob("*/*/")  # "hosts.py there": a page may lead to a lesson
+    homes = (room, ROOT, *(path for path in room.iterdir() if path.is_dir()), *lessons)
+    assert any((home / named).exists() for home in homes), f"{room.name}/README.md names {named}"
+
+
+def test_tests_lie_in_the_folder_of_what_they_test() -> None:
+    loose = sorted(path.name for path in (ROOT / "tests").glob("test_*.py"))
+    assert not loose, f"move these into tests/lessons/ or a package's folder: {loose}"
+
+
+@pytest.mark.parametrize(
+    ("package", "home"), [(techniques, techniques._HOME), (parallel, parallel.HOME)]
+)
+def test_names_that_come_when_they_are_used_come_from_modules_of_today(
+    package: ModuleType, home: dict[str, str]
+) -> None:
+    folder = Path(package.__path__[0])
+    gone = {
+        name: module for name, module in home.items() if not (folder / f"{module}.py").is_file()
+    }
+    assert not gone, f"{folder.name}/__init__.py names modules that are not there: {gone}"
 
 
 def test_a_technique_is_not_called_as_a_module_is() -> None:

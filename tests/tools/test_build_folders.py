@@ -11,9 +11,10 @@ from build_cases import ROOT, make_course
 
 sys.path.insert(0, str(ROOT / "tools"))
 
-from _folders import folder_problems
+from _folders import folder_problems, lesson_folders
 
 import build
+from utils.lessons import folders
 
 LESSON = Path("sources/beginner/01_x")
 FILES = {
@@ -35,8 +36,13 @@ def course(tmp_path: Path) -> Path:
 
 
 def test_the_course_of_today_is_whole() -> None:
-    folders = {path.relative_to(ROOT) for path in (ROOT / "sources").glob("*/[0-9][0-9]*_*")}
+    folders = {path.relative_to(ROOT) for path in lesson_folders(ROOT)}
     assert len(folders) > 15 and folder_problems(ROOT, folders) == []
+
+
+def test_the_lessons_are_those_that_python_finds() -> None:
+    found = {path.name.partition("_")[0]: path for path in lesson_folders(ROOT)}
+    assert found == folders(ROOT / "sources")
 
 
 def test_a_whole_folder_has_no_problem(course: Path) -> None:

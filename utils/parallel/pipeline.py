@@ -111,7 +111,7 @@ def cut(model: Part, blocks: Sequence[int], chunk: int) -> Part:
 
 
 class _Schedule(Protocol):
-    """What runs a program of your own: `programs.OwnSchedule`."""
+    """What runs a program of your own, such as lesson 13's `own_schedule.OwnSchedule`."""
 
     def held(self, rank: int, /) -> tuple[int, ...]:
         """The chunks of a rank."""
@@ -159,7 +159,7 @@ def pipeline_passes(
             (b, S / tp, H) where tensor parallelism splits along the sequence; on the meta device.
             Told the shape, stages need not find it out in a pass of their own.
         chunks: of the whole model.
-        schedule: PyTorch's name, or a program of your own (`programs.OwnSchedule`).
+        schedule: PyTorch's name, or a program of your own, as `_Schedule` has it.
         micro_batches: of a step, m.
 
     Returns:
