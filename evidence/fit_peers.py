@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from accelerate.commands.estimate import estimate_training_usage
 
-from evidence.recorded import RecordedFit, fits
+from evidence.recorded import RecordedFit, recorded_fine_tunes
 from evidence.validation.peers import PeerError, error_of
 from utils.fitting import Recipe, program
 from utils.fitting.model_configs import auto_class, model_config
@@ -84,6 +84,6 @@ def peers(rows: list[RecordedFit]) -> list[PeerError]:
 
 if __name__ == "__main__":
     print(f"{'allocated peak':<28}{'tool':<28}{'rows':>5}{'median':>8}{'bias':>8}")
-    for found in peers(fits()):
+    for found in peers(recorded_fine_tunes()):
         line = f"{found.source:<28}{found.tool:<28}{found.rows:>5}"
         print(f"{line}{found.median:>8.1%}{found.bias:>8.1%}")

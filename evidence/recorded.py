@@ -58,7 +58,7 @@ def rows(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
-def fits() -> list[RecordedFit]:
+def recorded_fine_tunes() -> list[RecordedFit]:
     """The fine-tunes, in the order in which they ran."""
     return [
         RecordedFit(
@@ -74,7 +74,7 @@ def fits() -> list[RecordedFit]:
 
 def comparisons(*, every: bool = False) -> Iterator[Comparison]:
     """Simulated beside recorded peaks, GB; of a few fine-tunes, or of all."""
-    found = fits()
+    found = recorded_fine_tunes()
     for row in found if every else [found[index] for index in QUICK]:
         step, case = row.simulated(), f"{row.model}, {row.recipe}"
         yield Comparison(

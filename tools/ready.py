@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from utils.installation.environment import Environment  # noqa: E402
-from utils.installation.setup import GB, SPACE_FOR_CPU, SPACE_FOR_CUDA, Setup  # noqa: E402
+from utils.installation.setup import GB, SPACE_FOR_CPU, SPACE_FOR_CUDA, Installation  # noqa: E402
 from utils.installation.torch_build import has_nvidia_gpu  # noqa: E402
 
 GIB = 2**30
@@ -64,7 +64,7 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
 def disk(root: Path, free: int | None = None) -> Finding:
     """Room for what is still to come."""
     free = shutil.disk_usage(root).free if free is None else free
-    done = Setup(root).is_done()
+    done = Installation(root).is_done()
     needed = GB // 2 if done else SPACE_FOR_CUDA if has_nvidia_gpu() else SPACE_FOR_CPU
     told = f"{free / GB:.1f} GB free, {needed / GB:.1f} GB needed"
     told += "" if done or has_nvidia_gpu() else " (7 GB where PyTorch's own index does not answer)"
@@ -128,7 +128,7 @@ def jupyter_port() -> Finding:
 
 def download(root: Path) -> Finding:
     """Whether `make setup` has finished, and what it installed can be imported."""
-    if not Setup(root).is_done():
+    if not Installation(root).is_done():
         return Finding("download", False, "run make setup now, while there is a network")
     command = [str(Environment(root / ".venv").python), "-c", IMPORTS]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)

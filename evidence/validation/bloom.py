@@ -36,7 +36,7 @@ def memory_comparisons() -> list[Comparison]:
     return rows
 
 
-def fits() -> list[tuple[str, bool, bool]]:
+def fit_verdicts() -> list[tuple[str, bool, bool]]:
     """(row, it ran, we say that it fits) for every row that names a memory or an OOM."""
     verdicts = []
     for row in table("bloom_prequel"):

@@ -44,7 +44,7 @@ def comparisons() -> list[Comparison]:
     return rows
 
 
-def fits() -> list[tuple[str, bool]]:
+def fit_verdicts() -> list[tuple[str, bool]]:
     """(row, we say that it fits); all of them ran."""
     found = []
     for row in table("megatron_bridge"):

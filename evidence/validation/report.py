@@ -90,11 +90,11 @@ def print_summaries(summaries: list[Summary]) -> None:
 
 def verdicts() -> list[str]:
     """What is right or wrong rather than near or far, one sentence each."""
-    cells, fits, lost = states.zero_cells(), bloom.fits(), ultrascale.regrets()
+    cells, fits, lost = states.zero_cells(), bloom.fit_verdicts(), ultrascale.regrets()
     losses = sorted(row.loss for row in lost)
     failed = sorted(row.loss for row in ultrascale.regrets(pathologies=True))
-    foundry_fits = [fit for _, fit in foundry.fits()]
-    bridge_fits = [fit for _, fit in bridge.fits()]
+    foundry_fits = [fit for _, fit in foundry.fit_verdicts()]
+    bridge_fits = [fit for _, fit in bridge.fit_verdicts()]
     inside = [row.inside for row in failures.intervals()]
     slow, peer = sorted(ratio for _, ratio in ultrascale.tight_rows()), b200.simumax_errors()
     lines = [

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from accelerate.commands.estimate import estimate_training_usage
 
 from evidence.validation import (
-    fitted,
+    fine_tunes_simulated,
     simulation_cpu,
     simulation_megatron_rows,
     simulation_published,
@@ -75,15 +75,15 @@ def simulated_against_published(*, every: bool = False) -> list[Comparison]:
             *simulation_torchtitan.torchtitan_comparisons(),
             *simulation_published.litgpt_comparisons(),
             *simulation_published.peft_comparisons(),
-            *fitted.comparisons(),
+            *fine_tunes_simulated.comparisons(),
         ]
     return [
         *simulation_cpu.cpu_comparisons(simulation_cpu.SHORT),
         *simulation_megatron_rows.megatron_comparisons(("dev_dgx_h100",)),
         *simulation_published.litgpt_comparisons(("phi-1.5",)),
         *simulation_published.peft_comparisons((32,)),
-        *fitted.peft_rows(),
-        *fitted.qwen_rows(("1.8B",)),
+        *fine_tunes_simulated.peft_rows(),
+        *fine_tunes_simulated.qwen_rows(("1.8B",)),
     ]
 
 

@@ -11,12 +11,12 @@ from tqdm.auto import tqdm
 
 from utils.fitting.fitted import Trials
 from utils.fitting.recipe import Recipe
-from utils.fitting.verdict import Verdict
+from utils.fitting.verdict import FitVerdict
 from utils.units import GIB
 from utils.views.style import course_style, print_evidence
 
 FITS, CLOSE, TOO_MUCH = "#c9e2f5", "#f5efd6", "#f3d2c8"
-Grid = dict[tuple[int, int], Verdict]
+Grid = dict[tuple[int, int], FitVerdict]
 
 
 def map_of(
@@ -63,7 +63,7 @@ def _draw_panel(axes: Axes, name: str, grid: Grid) -> None:
     axes.grid(False)
 
 
-def _draw_cell(axes: Axes, column: int, row: int, verdict: Verdict) -> None:
+def _draw_cell(axes: Axes, column: int, row: int, verdict: FitVerdict) -> None:
     sign = "\n\N{MULTIPLICATION SIGN}" if not verdict.fits else "\n~" if verdict.is_close else ""
     color = TOO_MUCH if not verdict.fits else CLOSE if verdict.is_close else FITS
     axes.add_patch(

@@ -7,7 +7,7 @@ from evidence.record.store import recorded
 from evidence.recorded import (
     CARD,
     experiment_rows,
-    fits,
+    recorded_fine_tunes,
     rows,
     simulated_adapters,
     simulated_gpt,
@@ -23,12 +23,12 @@ ADAFACTOR = 4
 
 
 def test_the_tables_say_where_they_come_from():
-    assert len(fits()) == 11 and len(rows("programs")) == 86
-    assert all(row.peak_bytes < row.reserved_bytes for row in fits())
+    assert len(recorded_fine_tunes()) == 11 and len(rows("programs")) == 86
+    assert all(row.peak_bytes < row.reserved_bytes for row in recorded_fine_tunes())
 
 
 def test_other_tools_are_asked_for_what_they_say():
-    full, adapters = fits()[0], fits()[6]
+    full, adapters = recorded_fine_tunes()[0], recorded_fine_tunes()[6]
     states = 16 * 494_032_768  # Qwen2.5-0.5B, fp32 under autocast, AdamW
     assert formula_bytes(full) == states + 34 * 4 * 2048 * 896 * 24
     assert accelerate_bytes(full) == states
@@ -40,7 +40,7 @@ def test_other_tools_are_asked_for_what_they_say():
 
 @pytest.mark.parametrize("index", [0, 6])
 def test_the_simulator_is_nearer_than_each_other_tool(index):
-    row = fits()[index]
+    row = recorded_fine_tunes()[index]
     errors = {name: abs(ask(row) / row.peak_bytes - 1) for name, ask in TOOLS.items()}
     assert min(errors, key=errors.__getitem__) == "this simulator"
 
@@ -54,21 +54,21 @@ def test_the_simulator_is_nearer_than_each_other_tool(index):
     ],
 )
 def test_a_fine_tune_takes_what_is_simulated(index):
-    row = fits()[index]
+    row = recorded_fine_tunes()[index]
     step = row.simulated()
     assert step.peak_bytes == pytest.approx(row.peak_bytes, rel=2e-4), f"{row.model}, {row.recipe}"
     assert step.reserved_bytes == pytest.approx(row.reserved_bytes, rel=0.07)
 
 
 def test_its_seconds_lie_in_the_interval_that_is_printed():
-    for row in fits():
+    for row in recorded_fine_tunes():
         low, _, high = predicted_seconds(model_config(row.model), row.recipe, CARD)
         assert low <= row.step_seconds <= high, f"{row.model}, {row.recipe}"
 
 
 @pytest.mark.slow
 def test_adafactor_takes_more_than_is_simulated():
-    row = fits()[ADAFACTOR]
+    row = recorded_fine_tunes()[ADAFACTOR]
     assert 0.95 < row.simulated().peak_bytes / row.peak_bytes < 0.97
 
 

@@ -157,7 +157,7 @@ def test_ptd_and_zero_3_come_in_the_published_order():
 
 
 def test_every_micro_batch_of_llm_foundry_fits():
-    assert [case for case, fit in foundry.fits() if not fit] == []
+    assert [case for case, fit in foundry.fit_verdicts() if not fit] == []
 
 
 def test_failures_are_inside_the_stated_interval():
@@ -167,7 +167,7 @@ def test_failures_are_inside_the_stated_interval():
 
 
 def test_bloom_ooms_are_flagged_and_nothing_else():
-    verdicts = bloom.fits()
+    verdicts = bloom.fit_verdicts()
     assert sum(not ran for _, ran, _ in verdicts) == 2
     assert [case for case, ran, fit in verdicts if ran != fit] == []
 
@@ -195,7 +195,7 @@ def test_every_table_names_its_source():
 
 
 def test_what_ran_in_fp8_fits():
-    rows = bridge.fits()
+    rows = bridge.fit_verdicts()
     assert len(rows) == 25
     assert [case for case, fit in rows if not fit] == []
 

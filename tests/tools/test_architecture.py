@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -64,6 +65,22 @@ def test_every_file_that_a_rooms_page_names_is_there(room: Path, named: str) -> 
     lessons = (ROOT / "sources").glob("*/*/")  # "hosts.py there": a page may lead to a lesson
     homes = (room, ROOT, *(path for path in room.iterdir() if path.is_dir()), *lessons)
     assert any((home / named).exists() for home in homes), f"{room.name}/README.md names {named}"
+
+
+# A patient of the clinic has an attention of its own, with a fault.
+TWICE_ON_PURPOSE = {"Attention"}
+
+
+def test_no_class_of_utils_is_called_as_another() -> None:
+    homes: dict[str, list[str]] = {}
+    for file in sorted((ROOT / "utils").rglob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(file.relative_to(ROOT).as_posix())
+    twice = {
+        n: places for n, places in homes.items() if len(places) > 1 and n not in TWICE_ON_PURPOSE
+    }
+    assert not twice, f"give one of each another name: {twice}"
 
 
 def test_tests_lie_in_the_folder_of_what_they_test() -> None:

@@ -16,7 +16,7 @@ from utils.installation import environment, ways_out
 from utils.installation import setup as steps
 from utils.installation.environment import Environment
 from utils.installation.programs import start
-from utils.installation.setup import GB, Setup
+from utils.installation.setup import GB, Installation
 from utils.installation.torch_build import TorchBuild
 from utils.installation.ways_out import SetupError
 
@@ -25,7 +25,7 @@ SOURCES = [ROOT / "utils/install.py", *sorted((ROOT / "utils/installation").glob
 
 
 @pytest.fixture
-def setup(tmp_path: Path) -> Setup:
+def setup(tmp_path: Path) -> Installation:
     """A set-up of a small stand-in repository, whose .venv looks finished."""
     (tmp_path / "pyproject.toml").write_text(
         '[project]\ndependencies = ["a>=1"]\n[project.optional-dependencies]\ntest = ["b>=2"]\n'
@@ -33,7 +33,7 @@ def setup(tmp_path: Path) -> Setup:
     (tmp_path / "constraints.txt").write_text("a==1.5\n")
     command = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(tmp_path / ".venv")]
     subprocess.run(command, check=True)
-    made = Setup(tmp_path)
+    made = Installation(tmp_path)
     (made.venv.sites()[0] / "einops").mkdir()
     (made.venv.sites()[0] / "einops/__init__.py").touch()
     return made
@@ -48,9 +48,9 @@ def steps_done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         done.append(name)
         return "ok"
 
-    real = Setup.steps
+    real = Installation.steps
     monkeypatch.setattr(
-        Setup, "steps", lambda self: {name: lambda n=name: note(n) for name in real(self)}
+        Installation, "steps", lambda self: {name: lambda n=name: note(n) for name in real(self)}
     )
     return done
 
@@ -72,7 +72,7 @@ def test_the_oldest_python_is_the_same_everywhere() -> None:
 
 
 def test_python_without_venv_names_the_package(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
+    setup: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "find_spec", lambda _name: None)
     package = "python{}.{}-venv".format(*sys.version_info)
@@ -122,7 +122,7 @@ def test_it_starts_where_no_package_is_installed() -> None:
     ],
 )
 def test_a_disk_that_would_be_full_is_a_sentence(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch, small: bool, free_bytes: int, told: str
+    setup: Installation, monkeypatch: pytest.MonkeyPatch, small: bool, free_bytes: int, told: str
 ) -> None:
     """The advice does not name what was chosen."""
     setup.build = TorchBuild("", small)
@@ -134,7 +134,7 @@ def test_a_disk_that_would_be_full_is_a_sentence(
         setup.space()
 
 
-def test_a_failing_step_names_itself(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_step_names_itself(setup: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> str:
         raise SetupError("Do this.")
 
@@ -154,7 +154,7 @@ def test_a_failing_step_names_itself(setup: Setup, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_what_the_system_refuses_is_a_sentence(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch, error: OSError, way_out: str
+    setup: Installation, monkeypatch: pytest.MonkeyPatch, error: OSError, way_out: str
 ) -> None:
     def fail() -> str:
         raise error
@@ -165,21 +165,21 @@ def test_what_the_system_refuses_is_a_sentence(
 
 
 def test_a_mark_that_cannot_be_written_is_a_sentence(
-    setup: Setup,
+    setup: Installation,
     steps_done: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail(_setup: Setup) -> None:
+    def fail(_setup: Installation) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Setup, "leave_mark", fail)
+    monkeypatch.setattr(Installation, "leave_mark", fail)
     assert steps.install(setup.root) == 1
     assert "Set-up stopped. The disk is full." in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's device that is full")
-def test_a_full_disk_leaves_no_half_mark(setup: Setup, steps_done: list[str]) -> None:
+def test_a_full_disk_leaves_no_half_mark(setup: Installation, steps_done: list[str]) -> None:
     setup.leave_mark()
     before = setup.mark.read_bytes()
     setup.mark.with_name("course-stamp.part").symlink_to("/dev/full")
@@ -191,7 +191,7 @@ def test_a_full_disk_leaves_no_half_mark(setup: Setup, steps_done: list[str]) ->
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"\xff\xfe", b"0" * 64])
 def test_a_mark_that_cannot_be_read_is_none(
-    setup: Setup, steps_done: list[str], content: bytes
+    setup: Installation, steps_done: list[str], content: bytes
 ) -> None:
     setup.mark.write_bytes(content)
     assert not setup.is_done()
@@ -200,7 +200,7 @@ def test_a_mark_that_cannot_be_read_is_none(
 
 
 def test_a_second_call_does_no_work(
-    setup: Setup, steps_done: list[str], capsys: pytest.CaptureFixture[str]
+    setup: Installation, steps_done: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert steps.install(setup.root) == 0
     assert len(steps_done) == 8
@@ -213,7 +213,7 @@ def test_a_second_call_does_no_work(
     "changed", ["pyproject.toml", "constraints.txt", "utils/memory/counting.cpp"]
 )
 def test_a_change_of_what_is_asked_for_sets_up_again(
-    setup: Setup, steps_done: list[str], changed: str
+    setup: Installation, steps_done: list[str], changed: str
 ) -> None:
     setup.run()
     assert setup.is_done()
@@ -223,18 +223,18 @@ def test_a_change_of_what_is_asked_for_sets_up_again(
     assert not setup.is_done()
 
 
-def test_a_renamed_folder_sets_up_again(setup: Setup, steps_done: list[str]) -> None:
+def test_a_renamed_folder_sets_up_again(setup: Installation, steps_done: list[str]) -> None:
     setup.run()
     moved = setup.root.with_name("a new name")
     setup.root.rename(moved)
-    assert not Setup(moved).is_done()
-    Setup(moved).run()
-    assert Setup(moved).is_done()
+    assert not Installation(moved).is_done()
+    Installation(moved).run()
+    assert Installation(moved).is_done()
 
 
 @pytest.mark.parametrize("lost", ["einops/__init__.py", "einops"])
 def test_a_lost_package_sets_up_again_and_a_new_one_does_not(
-    setup: Setup, steps_done: list[str], lost: str
+    setup: Installation, steps_done: list[str], lost: str
 ) -> None:
     site = setup.venv.sites()[0]
     setup.run()
@@ -248,7 +248,9 @@ def test_a_lost_package_sets_up_again_and_a_new_one_does_not(
     assert not setup.is_done()
 
 
-def test_an_interpreter_that_broke_sets_up_again(setup: Setup, steps_done: list[str]) -> None:
+def test_an_interpreter_that_broke_sets_up_again(
+    setup: Installation, steps_done: list[str]
+) -> None:
     setup.run()
     setup.venv.python.unlink()
     setup.venv.python.symlink_to("/no/such/python")
@@ -256,7 +258,7 @@ def test_an_interpreter_that_broke_sets_up_again(setup: Setup, steps_done: list[
 
 
 def test_an_interrupted_call_is_not_complete(
-    setup: Setup, steps_done: list[str], monkeypatch: pytest.MonkeyPatch
+    setup: Installation, steps_done: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup.run()
 
@@ -264,12 +266,12 @@ def test_an_interrupted_call_is_not_complete(
         raise KeyboardInterrupt
 
     (setup.root / "constraints.txt").write_text("a==1.6\n")
-    monkeypatch.setattr(Setup, "steps", lambda self: {"packages": interrupt})
+    monkeypatch.setattr(Installation, "steps", lambda self: {"packages": interrupt})
     assert steps.install(setup.root) == 130
     assert not setup.is_done()
 
 
-def test_an_extension_that_failed_is_not_called_ready(setup: Setup) -> None:
+def test_an_extension_that_failed_is_not_called_ready(setup: Installation) -> None:
     def said(code: str) -> str:
         with start([sys.executable, "-c", code], setup.root) as setup.compiler:
             return setup.extension()

@@ -16,7 +16,7 @@ import pytest
 from utils.install import ROOT
 from utils.installation import setup as steps
 from utils.installation.programs import alone, output_of
-from utils.installation.setup import Setup
+from utils.installation.setup import Installation
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such lock")
 
@@ -100,8 +100,8 @@ def test_a_call_that_waited_finds_the_work_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers = iter([False, True])
-    monkeypatch.setattr(Setup, "is_done", lambda self: next(answers))
-    monkeypatch.setattr(Setup, "run", lambda *_: pytest.fail("it worked twice"))
+    monkeypatch.setattr(Installation, "is_done", lambda self: next(answers))
+    monkeypatch.setattr(Installation, "run", lambda *_: pytest.fail("it worked twice"))
     with alone(tmp_path / "build/setup.lock", lambda: None):
         thread = threading.Thread(target=steps.install, args=(tmp_path,))
         thread.start()

@@ -11,14 +11,14 @@ from utils.fitting.model_configs import (
 from utils.fitting.own import fit
 from utils.fitting.recipe import Recipe, mixed_precision
 from utils.fitting.script import script
-from utils.fitting.verdict import Verdict
+from utils.fitting.verdict import FitVerdict
 
 __all__ = [
     "Fit",
+    "FitVerdict",
     "ModelConfigError",
     "Recipe",
     "Trials",
-    "Verdict",
     "auto_class",
     "fit",
     "fit_model",

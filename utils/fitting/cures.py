@@ -13,7 +13,7 @@ from utils.units import GIB, format_bytes, format_seconds
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from utils.fitting.verdict import Verdict
+    from utils.fitting.verdict import FitVerdict
 
 GAINS_BYTES = GIB // 100  # a saving below this is none: it would be printed as 0.00 GiB
 CAUSAL = "AutoModelForCausalLM"
@@ -62,7 +62,7 @@ class Tried:
     """
 
     cures: tuple[Cure, ...]
-    verdict: Verdict
+    verdict: FitVerdict
     saved_bytes: int
     added_seconds: float | None
 

@@ -18,7 +18,7 @@ from utils.fitting.model_configs import auto_class, model_config
 from utils.fitting.recipe import Recipe
 from utils.fitting.seconds import predicted_seconds
 from utils.fitting.simulated import simulated_step
-from utils.fitting.verdict import Verdict, usable_bytes
+from utils.fitting.verdict import FitVerdict, usable_bytes
 from utils.simulation import SimulationError
 
 if TYPE_CHECKING:
@@ -37,15 +37,15 @@ class Trials:
     name: str
     config: PreTrainedConfig
     card: str
-    found: dict[Recipe, Verdict] = field(default_factory=dict)
+    found: dict[Recipe, FitVerdict] = field(default_factory=dict)
 
-    def verdict(self, recipe: Recipe) -> Verdict:
+    def verdict(self, recipe: Recipe) -> FitVerdict:
         """What the step of a recipe needs. Raises SimulationError or ValueError as `simulated_step`."""
         if recipe not in self.found:
             auto = auto_class(self.config)
             step = simulated_step(auto, self.config, recipe, self.card, self.name)
             notes = filter(None, [left_out(self.config), *step.notes[1:]])
-            self.found[recipe] = Verdict(
+            self.found[recipe] = FitVerdict(
                 name=self.name,
                 card=self.card,
                 measurement=step,
@@ -82,7 +82,7 @@ class Fit:
         trials: What was simulated, for more of the same model; None for functions of one's own.
     """
 
-    verdict: Verdict
+    verdict: FitVerdict
     cures: tuple[Tried, ...] = ()
     without_gain: tuple[Tried, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Fit:
         return self.verdict.fits
 
     @property
-    def runs(self) -> Verdict:
+    def runs(self) -> FitVerdict:
         """What a script is to be written of: the recipe as asked, or with the set that fits."""
         if self.together and not (self.fits and not self.together.verdict.fits):
             return self.together.verdict

@@ -13,9 +13,9 @@ from utils.checked import asks_first
 from utils.fitting.cures import Cure, Tried
 from utils.fitting.fitted import NOT_TRIED, Fit
 from utils.fitting.program import on_the_host
-from utils.fitting.verdict import Verdict, usable_bytes
+from utils.fitting.verdict import FitVerdict, usable_bytes
 from utils.simulation import simulate
-from utils.simulation.mistakes import look
+from utils.simulation.arguments import refuse_known_mistakes
 from utils.techniques.bitsandbytes_import import bitsandbytes_library, has_bitsandbytes
 from utils.techniques.checkpointing import checkpoint_blocks
 
@@ -24,7 +24,7 @@ Step = Callable[[Any, Any], Any]
 Changed = tuple[Cure, Build, Step]
 
 
-@asks_first(look)
+@asks_first(refuse_known_mistakes)
 def fit(
     build: Build,
     step: Step,
@@ -52,9 +52,9 @@ def fit(
     if has_bitsandbytes():
         bitsandbytes_library()  # a simulation has to know of it before it begins
 
-    def run(build: Build, step: Step) -> Verdict:
+    def run(build: Build, step: Step) -> FitVerdict:
         found = simulate(build, step, device=card, name=name, values=values)
-        return Verdict(found.name, card, found, room, notes=found.notes[1:])
+        return FitVerdict(found.name, card, found, room, notes=found.notes[1:])
 
     verdict = run(build, step)
     if not cures:

@@ -9,7 +9,7 @@ from typing import Any
 
 from utils.fitting import program, script_run
 from utils.fitting.recipe import Recipe
-from utils.fitting.verdict import Verdict
+from utils.fitting.verdict import FitVerdict
 
 LEAST_SPARE_SHARE = 0.02  # of the card: what the longest batch and the driver may still take
 _HEADER = '''"""Trains {name}: {recipe}.
@@ -28,7 +28,7 @@ _FOUR_BITS = """FOUR_BITS = BitsAndBytesConfig(
 )"""
 
 
-def script(verdict: Verdict, auto: type, source: str) -> str:
+def script(verdict: FitVerdict, auto: type, source: str) -> str:
     """The text of `train.py` for a language model.
 
     Args:
@@ -78,7 +78,7 @@ def requirements(recipe: Recipe) -> str:
     return " ".join(names)
 
 
-def _top(verdict: Verdict, recipe: Recipe, auto: type, source: str) -> Iterator[str]:
+def _top(verdict: FitVerdict, recipe: Recipe, auto: type, source: str) -> Iterator[str]:
     gib = 2**30
     yield _HEADER.format(
         name=source,

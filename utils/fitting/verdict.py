@@ -11,12 +11,12 @@ from utils.simulation.devices import simulated_device
 from utils.units import GIB, MIB, format_bytes, format_seconds
 
 # Of 21 published peaks of such recipes 19 lie within this share of the simulated one, half of them
-# within 3% (`evidence.validation.fitted`, which a test holds against it).
+# within 3% (`evidence.validation.fine_tunes_simulated`, which a test holds against it).
 MARGIN = 0.11
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FitVerdict:
     """What one recipe needs on one card.
 
     Attributes:

@@ -34,7 +34,7 @@ NO_ALLOCATOR = "The counting allocator could not be built, for the reason above.
 EXTENSION = "from utils.techniques.deepspeed import main; main()"
 
 
-class Setup:
+class Installation:
     """One installation of the course into `root/.venv`; torch from the learner's index, if any."""
 
     def __init__(self, root: Path, torch_index: str = "") -> None:
@@ -156,7 +156,7 @@ class Setup:
 
 def install(root: Path) -> int:
     """Set up if needed, never beside another call; 0 when the course is ready."""
-    setup = Setup(root, os.environ.get("TORCH_INDEX", ""))
+    setup = Installation(root, os.environ.get("TORCH_INDEX", ""))
     try:
         if not setup.is_done():
             with alone(root / "build" / "setup.lock", say_waiting):

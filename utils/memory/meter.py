@@ -14,6 +14,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from utils.checked import asks_first
+from utils.memory.arguments import refuse_known_mistakes
 from utils.memory.budget import Budget, budget
 from utils.memory.device_state import (
     allocator_bytes,
@@ -25,7 +26,6 @@ from utils.memory.events import AllocationEvent
 from utils.memory.host import noted_host_spans
 from utils.memory.ledger import Observations, allocations
 from utils.memory.measurement import Measurement
-from utils.memory.mistakes import look
 from utils.memory.notes import other_threads, step_notes, taken_by
 from utils.memory.observer import StepObserver
 from utils.memory.source import EventSource, RealMemory, rounded, source_for
@@ -41,7 +41,7 @@ PLACED = "; host apart by placement"  # where one memory stands for two
 _measuring = threading.Lock()  # the allocator that is recorded is the whole process's
 
 
-@asks_first(look)
+@asks_first(refuse_known_mistakes)
 def measure(
     step: Step,
     *,

@@ -15,7 +15,7 @@ from pathlib import Path
 from utils.checked import check_public
 from utils.files import scratch
 from utils.ranks.as_root import call_as_root, is_unprivileged
-from utils.ranks.elastic_job import Call, ElasticJob, Patience
+from utils.ranks.elastic_job import ElasticJob, JobOrder, Patience
 from utils.ranks.launch import check_world
 from utils.ranks.namespaces import NamespaceError, linked_hosts, namespaces_problem
 from utils.ranks.recovery import ElasticRun, Fault
@@ -68,7 +68,7 @@ def run_elastic(
     working_folder()
     path = Path(script).resolve()
     _check(path, hosts, ranks_per_host, least_hosts, faults, timeout_seconds)
-    call = Call(path, tuple(map(str, args)), hosts, ranks_per_host, least_hosts, tuple(faults),
+    call = JobOrder(path, tuple(map(str, args)), hosts, ranks_per_host, least_hosts, tuple(faults),
                  restarts, most_bytes, patience or Patience(), timeout_seconds)  # fmt: skip
     try:
         return _in_namespaces(call)
@@ -92,12 +92,12 @@ def link_problem() -> str:
     return problem
 
 
-def _in_namespaces(call: Call) -> ElasticRun:
+def _in_namespaces(call: JobOrder) -> ElasticRun:
     with linked_hosts(BYTES_PER_SECOND) as found:
         return _run(call, found[: call.hosts], "")
 
 
-def _run(call: Call, places: Sequence[str | None], why: str) -> ElasticRun:
+def _run(call: JobOrder, places: Sequence[str | None], why: str) -> ElasticRun:
     with scratch("elastic") as folder:
         job = ElasticJob(call, folder, places, list(call.faults))
         try:

@@ -51,7 +51,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Call:
+class JobOrder:
     """A call of `run_elastic`, as it may travel to a process that is root."""
 
     script: Path
@@ -68,7 +68,7 @@ class Call:
 
 @dataclass
 class ElasticJob:
-    call: Call
+    call: JobOrder
     folder: Path
     places: Sequence[str | None]  # for each host its namespace
     faults: list[Fault]  # that are still to happen

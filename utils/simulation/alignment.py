@@ -32,7 +32,7 @@ class Term(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stretch:
+class AlignedRun:
     """Messages that occur once, or `repeats` times in a row."""
 
     terms: Sequence[Term]
@@ -43,7 +43,7 @@ class Stretch:
 class Pattern:
     """What all depths have in common."""
 
-    stretches: Sequence[Stretch]
+    stretches: Sequence[AlignedRun]
 
     def stream(self, repeats: int) -> list[Message]:
         """The stream with each repeated stretch written `repeats` times.
@@ -101,14 +101,14 @@ class _Search:
         keys = ([(m.label, m.values[:1]) for m in stream] for stream in self.streams)
         self._codes = [[codes.setdefault(key, len(codes)) for key in part] for part in keys]
 
-    def run(self, i: int, j: int) -> list[Stretch] | None:
+    def run(self, i: int, j: int) -> list[AlignedRun] | None:
         """The stretches from (i, j) to the end, or None."""
         common: list[Term] = []
         while (term := self._step(i, j)) is not None:
             common.append(term)
             i, j = i + 1, j + 1
         self.furthest = max(self.furthest, j)
-        before = [Stretch(common, repeated=False)]
+        before = [AlignedRun(common, repeated=False)]
         if i == len(self.streams[0]) and j == len(self.streams[1]):
             return before
         if (i, j) in self.failed:
@@ -134,7 +134,7 @@ class _Search:
             return None
         return Term(a.label, a.values, growth, (0,) * len(growth))
 
-    def _candidates(self, i: int, j: int) -> Iterator[Stretch]:
+    def _candidates(self, i: int, j: int) -> Iterator[AlignedRun]:
         """Stretches that follow once in the second stream and `repeats` times in the third."""
         _, second, third = self._codes
         k = i + self.repeats * (j - i)
@@ -144,7 +144,7 @@ class _Search:
             if third[k : k + self.repeats * length] == stretch * self.repeats:
                 terms = [self._repeated(j + n, k + n, length) for n in range(length)]
                 if None not in terms:
-                    yield Stretch([term for term in terms if term], repeated=True)
+                    yield AlignedRun([term for term in terms if term], repeated=True)
 
     def _repeated(self, j: int, k: int, length: int) -> Term | None:
         """A message of a stretch, if its indices advance evenly from copy to copy."""

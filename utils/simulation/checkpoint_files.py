@@ -31,7 +31,7 @@ _TYPES: dict[str, torch.dtype] = {
 }  # fmt: skip
 
 
-class CheckpointError(NotSimulated):
+class WeightsFileError(NotSimulated):
     """A file of weights that cannot be one. The message names it and says what is wrong."""
 
 
@@ -52,7 +52,7 @@ class HeaderSlice:
     def __getitem__(self, index: Any) -> torch.Tensor:
         dtype = _TYPES.get(self.get_dtype())
         if dtype is None:
-            raise CheckpointError(
+            raise WeightsFileError(
                 f"loads '{self._name}' of {self._path.name}, which is of the type {self.get_dtype()} "
                 f"that no simulation knows. It knows {', '.join(_TYPES)}."
             )
@@ -64,7 +64,7 @@ class HeaderFile:
     """As `safetensors.safe_open`: a file of which only the header is read.
 
     Raises:
-        CheckpointError: there is no such file, or it is no whole file of safetensors.
+        WeightsFileError: there is no such file, or it is no whole file of safetensors.
     """
 
     def __init__(self, filename: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
@@ -105,7 +105,7 @@ def read_header(path: Path) -> dict[str, Any]:
     """The rows of a file of safetensors by tensor, and what it says about itself.
 
     Raises:
-        CheckpointError: the file is missing, cut off, or something else.
+        WeightsFileError: the file is missing, cut off, or something else.
     """
     try:
         size = path.stat().st_size
@@ -113,9 +113,9 @@ def read_header(path: Path) -> dict[str, Any]:
             length = int.from_bytes(file.read(8), "little")
             header = file.read(length) if length <= min(size, LONGEST_HEADER_BYTES) else b""
     except OSError as error:
-        raise CheckpointError(f"loads {path}, which cannot be read: {error.strerror}.") from error
+        raise WeightsFileError(f"loads {path}, which cannot be read: {error.strerror}.") from error
     if size < 8 or len(header) < length or not length:
-        raise CheckpointError(
+        raise WeightsFileError(
             f"loads {path.name}, which is cut off, or no file of safetensors: it has {format_bytes(size)}, and "
             f"its header would take {format_bytes(length)}. Download or save it again."
         )
@@ -130,11 +130,11 @@ def _checked(path: Path, header: bytes, values_bytes: int) -> dict[str, Any]:
         for row in tensors:
             torch.Size(row["shape"]), str(row["dtype"])
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise CheckpointError(
+        raise WeightsFileError(
             f"loads {path.name}, whose header is damaged ({error}). Download or save it again."
         ) from error
     if end > values_bytes:
-        raise CheckpointError(
+        raise WeightsFileError(
             f"loads {path.name}, which is cut off: its header speaks of {end:,} bytes of values, and "
             f"{values_bytes:,} are there. Download or save it again."
         )

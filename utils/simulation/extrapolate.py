@@ -17,11 +17,11 @@ from utils.memory.source import rounded
 from utils.memory.timeline import MemoryTimeline
 from utils.parallel.dims import ParallelDims
 from utils.simulation.alignment import align, line
+from utils.simulation.arguments import look_at_depths
 from utils.simulation.cuda_allocator import requests, reserved
 from utils.simulation.devices import SIMULATED, VERDICTS, simulated_device
 from utils.simulation.garbage import set_aside
 from utils.simulation.message_stream import Misaligned, stream, timeline
-from utils.simulation.mistakes import look_at_depths
 from utils.simulation.simulate import KEPT, simulate
 from utils.traffic.collectives import Traffic
 

@@ -37,7 +37,7 @@ STREAMS = "record_stream() is left out: on a GPU the memory that it marks is fre
 
 
 @contextlib.contextmanager
-def other_ways(remark: Remark, ranks: int, is_cuda: bool) -> Iterator[None]:
+def left_out(remark: Remark, ranks: int, is_cuda: bool) -> Iterator[None]:
     """Inside, groups, scripts, loaders, streams, processes and replicas are a simulation's."""
     with contextlib.ExitStack() as stack:
         for owner, name, by in _replacements(remark, ranks):

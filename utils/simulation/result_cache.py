@@ -61,7 +61,7 @@ class Looks(NamedTuple):
     attributes: Mapping[str, Any] = MappingProxyType({})
 
 
-class Call(NamedTuple):
+class CachedCall(NamedTuple):
     """What the results of a call follow from: its key, and the tensors among its arguments.
 
     Slices of one length look alike but for where they begin, `shift` elements from their tensor's
@@ -73,14 +73,14 @@ class Call(NamedTuple):
     shift: int = 0
 
 
-class Recipe(NamedTuple):
+class CachedResult(NamedTuple):
     """The results of an operation, held in `container` unless it has just one, and its scratch."""
 
     looks: Sequence[Looks | None]
     container: Callable[[Iterable[Any]], Any] | None
     scratch_bytes: int
 
-    def results(self, call: Call) -> Any:
+    def results(self, call: CachedCall) -> Any:
         """The results anew. Call it with PyTorch's dispatch to Python switched off."""
         out = [None if looks is None else _make(looks, call) for looks in self.looks]
         return out[0] if self.container is None else self.container(out)
@@ -95,10 +95,10 @@ class ResultCache:
 
     def __init__(self) -> None:
         check(SHIMS)
-        self._recipes: dict[Key, Recipe] = {}
+        self._recipes: dict[Key, CachedResult] = {}
         self._is_usual: dict[int, bool] = {}
 
-    def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
+    def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CachedCall | None:
         """What the results of a call follow from; None if they do not follow from looks alone."""
         if not _is_predictable(func):
             return None
@@ -113,13 +113,13 @@ class ResultCache:
             parts.append(name)
             if not self._describe((value,), parts, tensors):
                 return None
-        return Call(tuple(parts), tensors, shift)
+        return CachedCall(tuple(parts), tensors, shift)
 
-    def get(self, call: Call) -> Recipe | None:
+    def get(self, call: CachedCall) -> CachedResult | None:
         """The recipe for a call, if its like was seen before and has one."""
         return self._recipes.get(call.key)
 
-    def learn(self, call: Call, again: Call | None, out: Any, scratch: int) -> None:
+    def learn(self, call: CachedCall, again: CachedCall | None, out: Any, scratch: int) -> None:
         """Keep what a call has given, if it can be made anew; `again` is the call after it."""
         several = type(out) in (list, tuple)
         parts = out if several else [out]
@@ -129,7 +129,7 @@ class ResultCache:
         unchanged = again is not None and again.key == call.key
         if unchanged and len(known) == len(looks) and _own_storages(made):
             container = type(out) if several else None
-            self._recipes[call.key] = Recipe(known, container, scratch)
+            self._recipes[call.key] = CachedResult(known, container, scratch)
 
     def _describe(self, args: Iterable[Any], parts: list[Any], tensors: Tensors) -> bool:
         """Append the looks of arguments; False if one of them has no looks to go by."""
@@ -180,7 +180,7 @@ def _from_its_beginning(
     return (tensor, dim, len(wanted), step), wanted.start * tensor.stride(dim)
 
 
-def _looks(result: Any, call: Call) -> Looks | Literal[False] | None:
+def _looks(result: Any, call: CachedCall) -> Looks | Literal[False] | None:
     """How to make a result anew; None for none, False if it cannot be done."""
     if result is None:
         return None
@@ -216,7 +216,7 @@ def _span_bytes(shape: Sequence[int], stride: Sequence[int], itemsize: int) -> i
     return itemsize * (1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)))
 
 
-def _make(looks: Looks, call: Call) -> torch.Tensor:
+def _make(looks: Looks, call: CachedCall) -> torch.Tensor:
     of, shape, stride, offset, dtype, attributes = looks
     if of is not None and shape is None:
         return call.tensors[of]

@@ -25,6 +25,7 @@ from utils.memory.watched import Watched, watched
 from utils.parallel.dims import ParallelDims
 from utils.shims.torch_dispatch import active_modes
 from utils.shims.torch_distributed import all_to_all_as_on_gpus
+from utils.simulation.arguments import refuse_known_mistakes, without_optimizer
 from utils.simulation.cublas import Workspaces
 from utils.simulation.cuda_allocator import reserved
 from utils.simulation.cuda_choices import choose_optimizer_kernels, cuda_choices
@@ -34,8 +35,7 @@ from utils.simulation.devices import SimulatedDevice, simulated_device
 from utils.simulation.errors import explained
 from utils.simulation.formulas import formulas
 from utils.simulation.garbage import set_aside
-from utils.simulation.left_out import other_ways
-from utils.simulation.mistakes import look, without_optimizer
+from utils.simulation.left_out import left_out
 from utils.simulation.packed_sequences import packed_sequences
 from utils.simulation.recurrences import recurrences
 from utils.simulation.stand_ins import Values
@@ -50,7 +50,7 @@ Build = Callable[[], tuple[Model, torch.optim.Optimizer | None]]
 Step = Callable[[Model, Any], Any]
 
 
-@asks_first(look)
+@asks_first(refuse_known_mistakes)
 def simulate(
     build: Build[Model],
     step: Step[Model],
@@ -191,7 +191,7 @@ def _simulating(
         stack.enter_context(recurrences(watcher.remark, card.is_cuda))
         stack.enter_context(packed_sequences())
         stack.enter_context(formulas(card.is_cuda))
-        stack.enter_context(other_ways(watcher.remark, size, card.is_cuda))
+        stack.enter_context(left_out(watcher.remark, size, card.is_cuda))
         if not card.is_cuda:
             yield lambda parameters: None
             return

@@ -9,6 +9,7 @@ from typing import Any
 
 from utils.checked import asks_first
 from utils.memory.measurement import Measurement
+from utils.simulation.arguments import look_at_depths
 from utils.simulation.devices import simulated_device
 from utils.simulation.extrapolate import (
     FROM_LAYERS,
@@ -18,7 +19,6 @@ from utils.simulation.extrapolate import (
     larger,
     lasting_notes,
 )
-from utils.simulation.mistakes import look_at_depths
 
 
 @asks_first(look_at_depths("sweep", ("model", "optimizer", "batch")))

@@ -278,7 +278,7 @@ for name, (machines, plan) in variants.items():
 rows = relatives()
 show(draw_relatives(rows), alt="Published over predicted for four tables of step times and one of bytes. Megatron-LM's lie "
      "right of 1, FSDP's at micro-batch 2 beyond the planner's interval, as are two of BLOOM's runs in bytes.")
-fits, repeats = bloom.fits(), [float(published[line]["sec_per_it"]) for line in ("712", "726", "776")]
+fits, repeats = bloom.fit_verdicts(), [float(published[line]["sec_per_it"]) for line in ("712", "726", "776")]
 ran = sum(one for _, one, _ in fits)
 print(f"BLOOM's layouts: of {ran} that ran {sum(a and b for _, a, b in fits)} fit by the planner, of {len(fits) - ran} that ran out "
       f"{sum(not a and not b for _, a, b in fits)} do not; one layout on three runs: {repeats} s (published)")

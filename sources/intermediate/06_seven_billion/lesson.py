@@ -44,7 +44,6 @@ import pandas as pd
 import torch
 from torch import nn
 
-from evidence.recorded import fits
 from utils import GB, Evidence, compare, computes, draw_breakdown, format_bytes, llama_config, load_base, measure, model_shape
 from utils import predicted, prepare_ranks, run_ranks, score, scoreboard, scratch_folder, show, text_batches, text_tokens
 from utils.data import docstring_pairs
@@ -522,7 +521,7 @@ scoreboard("06")
 # **Read it.** Can you trust them? A card ran such a step of another 7B:
 
 # %%
-for row in fits()[6:7] if four_bits else ():  # the same libraries, adapters and autocast, checkpointed, one text of 4,096 tokens
+for row in recorded_fine_tunes()[6:7] if four_bits else ():  # the same libraries, adapters and autocast, checkpointed, one text of 4,096 tokens
     again = row.simulated()
     print(f"{row.model}: {again.peak_bytes / GB:.2f} GB, reserved {again.reserved_bytes / GB:.1f} ({again.evidence});",
           f"{row.peak_bytes / GB:.2f} GB, reserved {row.reserved_bytes / GB:.1f} ({Evidence.RECORDED}: H200, 2026-11-26)")

@@ -16,7 +16,7 @@ from utils.planner.search.space import Space, Task, powers_of_two
 
 
 @dataclass(frozen=True)
-class Group:
+class LayoutGroup:
     """Plans that differ only in what the time of their blocks does not depend on.
 
     Attributes:
@@ -40,14 +40,14 @@ def candidates(
         yield from group.plans()
 
 
-def groups(task: Task) -> Iterator[Group]:
+def groups(task: Task) -> Iterator[LayoutGroup]:
     """The same, by what the time of a block depends on."""
     for tp, pp, cp in _layouts(task):
         dp = task.cluster.gpus // (tp * pp * cp)
         variants = _variants(dp * cp, pp, task.space)
         for first in _first_plans(task, (dp, tp, pp, cp)):
             for choice in _same_sizes(task, first):
-                yield Group(changed(first, choice), variants)
+                yield LayoutGroup(changed(first, choice), variants)
 
 
 def _first_plans(task: Task, sizes: tuple[int, int, int, int]) -> Iterator[Plan]:

@@ -30,7 +30,7 @@ from utils.planner.search.bounds import (
     least_seconds,
     same_states,
 )
-from utils.planner.search.candidates import Group, candidates, groups
+from utils.planner.search.candidates import LayoutGroup, candidates, groups
 from utils.planner.search.choice import ERROR, Complexity, complexity, why_best
 from utils.planner.search.space import DEFAULT, Space, Task
 from utils.planner.setup import ClusterSetup
@@ -38,7 +38,9 @@ from utils.planner.setup import ClusterSetup
 __all__ = ["Plans", "Space", "candidates", "search"]
 
 OBJECTIVES = ("seconds", "bytes")
-Bounded = tuple[float, ClusterSetup, Group]  # the least seconds of a group's plans, and its setup
+Bounded = tuple[
+    float, ClusterSetup, LayoutGroup
+]  # the least seconds of a group's plans, and its setup
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class _Search:
         rows = [(complexity(setup.plan), bound, setup) for bound, setup in _setups(near)]
         return sorted((row for row in rows if row[0] < most), key=lambda row: row[:2])
 
-    def _bounded(self, found: list[Group]) -> list[Bounded]:
+    def _bounded(self, found: list[LayoutGroup]) -> list[Bounded]:
         blocks: dict[tuple[object, ...], float] = {}
         rows: list[Bounded] = []
         for group in found:

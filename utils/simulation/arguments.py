@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from utils.checked import short
-from utils.memory.mistakes import needed, takes, was_called
+from utils.memory.arguments import needed, takes, was_called
 
 BUILD = "def build(): model = Net(); return model, torch.optim.AdamW(model.parameters())"
 LARGEST_WORLD = 2**20
 
 
-def look(given: dict[str, Any]) -> None:
+def refuse_known_mistakes(given: dict[str, Any]) -> None:
     """Look at what `simulate` was given, before anything runs.
 
     Raises:

@@ -15,7 +15,7 @@ from utils.memory.watched import watched
 RIGHT = "measure(step, model=model, optimizer=optimizer)"
 
 
-def look(given: dict[str, Any]) -> None:
+def refuse_known_mistakes(given: dict[str, Any]) -> None:
     """Look at what `measure` was given, before anything runs.
 
     Raises:
