@@ -21,6 +21,7 @@ NOTE = "<p><i>A control stands here in JupyterLab; this is what it showed last.<
 _DATA_IMAGE = re.compile(r'src="data:image/png;base64,([^"]+)"')
 _ANCHOR = re.compile(r"(\]\((?!https?:)[^)\s#]*)#([^)\s]+)(?=[)\s])")  # a title may follow
 _BADGES = re.compile(r"^.*\[!\[Open in Colab\].*\n*", re.MULTILINE)
+_NOTEBOOK_LINK = re.compile(r'href="((?!https?:)[^"]+)\.ipynb"')
 _TABLE = re.compile(r"(<table.*?</table>)", re.DOTALL)
 
 
@@ -107,11 +108,12 @@ def last_shown(model: str, states: dict[str, Any]) -> Iterator[str]:
 
 
 def html(text: str, path: Path, figures: Figures) -> str:
-    """HTML of an output: figures as files that load when they are reached, tables that scroll."""
+    """HTML of an output: figures as files that load when reached, tables that scroll, links to pages."""
     up = posixpath.relpath(".", path.parent.as_posix())
 
     def as_file(match: re.Match[str]) -> str:
         place = figures.stored(base64.b64decode(match[1]))
         return f'loading="lazy" src="{up}/{place}"'
 
-    return _TABLE.sub(r'<div class="scrolls">\1</div>', _DATA_IMAGE.sub(as_file, text))
+    text = _NOTEBOOK_LINK.sub(r'href="\1.html"', _DATA_IMAGE.sub(as_file, text))
+    return _TABLE.sub(r'<div class="scrolls">\1</div>', text)

@@ -15,7 +15,7 @@ GLOSSARY = "notebooks/00_glossary"
 # Everyday words: they mean the glossary's sense only where the text stresses them.
 EVERYDAY = frozenset({
     "action", "alpha", "axis", "beta", "block", "bubble", "bucket", "device", "group", "hierarchical",
-    "host", "inputs", "kernel", "leak", "link", "merging", "other", "phase", "placement", "reserved",
+    "host", "image", "inputs", "kernel", "leak", "link", "merging", "other", "phase", "placement", "reserved",
     "ring", "schedule", "segment", "simulation", "snapshot", "states", "step", "storage", "streaming",
     "trace", "tree",
 })  # fmt: skip

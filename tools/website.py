@@ -7,7 +7,6 @@ build/site: open build/site/index.html, or put the folder on any server.
 from __future__ import annotations
 
 import argparse
-import gzip
 import importlib.util
 import re
 import shutil
@@ -19,19 +18,20 @@ from pathlib import Path
 
 import nbformat
 from _notebook import Target, targets
+from _site_icons import use_few_icons
 from _site_notebooks import Figures, page
 
 ROOT = Path(__file__).resolve().parents[1]
 FRAME = Path("docs/site")
-MATHJAX = Path("docs/vendor/mathjax-tex-svg.js.gz")
 NO_SPHINX = (
     "The site needs Sphinx and its theme, which are not in .venv. `make site` adds them, or without "
     "make: .venv/bin/python tools/extra.py site"
 )
+NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton", "latex2mathml")
 TIERS = (("beginner", "Beginner"), ("intermediate", "Intermediate"), ("advanced", "Advanced"))
 # Prose that stands in files of its own; the site has it under the same names.
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md")
-MANUAL = "docs/simulator.md"
+MANUALS = ("docs/simulator.md", "docs/architecture.md")
 GUIDES = ("docs/instructor/*.md", "docs/cluster_owners.md")
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _NOT_A_PAGE = re.compile(r"\[([^\]]+)\]\((?:LICENSE|CITATION\.cff)\)")
@@ -49,20 +49,16 @@ def prepare(root: Path, folder: Path, chosen: Sequence[Target]) -> None:
     figures = Figures(folder / "_vendor" / "figures", "_static/figures")
     for target in chosen:
         write(folder / target.path, notebook_text(root, target, figures))
-    for name in (*PAGES, MANUAL):
+    for name in (*PAGES, *MANUALS):
         write(folder / name, on_site((root / name).read_text(encoding="utf-8")))
     for guide in guides(root):
         write(folder / guide, on_site((root / guide).read_text(encoding="utf-8")))
-    for picture in sorted((root / "docs").glob("*.png")):
+    for picture in sorted(p for kind in ("png", "svg") for p in (root / "docs").glob(f"*.{kind}")):
         (folder / "docs").mkdir(parents=True, exist_ok=True)
         shutil.copy2(picture, folder / "docs" / picture.name)
     write(folder / "index.md", front_page(root, chosen))
     for kind in ("lab", "solution"):
         write(folder / f"{kind}s/index.md", index_of(kind, chosen))
-    write(
-        folder / "_vendor/vendor/mathjax-tex-svg.js",
-        gzip.decompress((root / MATHJAX).read_bytes()).decode(),
-    )
 
 
 def notebook_text(root: Path, target: Target, figures: Figures) -> str:
@@ -70,8 +66,8 @@ def notebook_text(root: Path, target: Target, figures: Figures) -> str:
     stored = nbformat.read(root / target.path, as_version=4)
     made = page(stored, target.path, figures)
     first = made.cells[0]
-    if target.kind in ("lab", "solution"):  # a lesson has the same title, and search shows titles
-        first.source = first.source.replace("# ", f"# {target.kind.title()} ", 1)
+    if target.kind == "solution":  # its lab has the same title, and search shows titles
+        first.source = first.source.replace("# Lab ", "# Solution ", 1)
     return nbformat.writes(made)
 
 
@@ -90,7 +86,7 @@ def front_page(root: Path, chosen: Sequence[Target]) -> str:
     last = sorted(
         path for path in paths if path.count("/") == 1 and not path.endswith("start_here.ipynb")
     )
-    text += contents("Look up", [*last, MANUAL, "labs/index.md", "solutions/index.md"])
+    text += contents("Look up", [*last, *MANUALS, "labs/index.md", "solutions/index.md"])
     return text + contents("Teach", guides(root)) + contents("The project", PAGES)
 
 
@@ -169,7 +165,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("paths", nargs="*", help="notebooks; default: all")
     parser.add_argument("--to", type=Path, default=root / "build", help="default: build/")
     options = parser.parse_args(arguments)
-    if not all(map(importlib.util.find_spec, ("sphinx", "myst_nb", "sphinx_book_theme"))):
+    if not all(map(importlib.util.find_spec, NEEDED)):
         print(NO_SPHINX, file=sys.stderr)
         return 1
     everything = targets(root)
@@ -181,6 +177,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     print(done.stdout + done.stderr, end="", file=sys.stderr)
     if done.returncode:
         return 1
+    use_few_icons(site)
     megabytes = sum(f.stat().st_size for f in site.rglob("*") if f.is_file()) / 1e6
     print(
         f"{site / 'index.html'}: {len(chosen)} notebooks, {megabytes:.0f} MB, "

@@ -1,7 +1,7 @@
 """Sphinx's settings for the site: `make site` builds it from build/site-source.
 
-No page may call out: MathJax is vendored, widgets stand as what they last showed, and the theme
-brings its fonts and scripts along.
+No page may call out: formulas are MathML, widgets stand as what they last showed, and the theme brings its
+scripts along. Its library of icons is replaced by those that are used (`tools/_site_icons.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ _REPOSITORY = _PROJECT.get("urls", {}).get("Repository", "")
 
 project = "Big Models, Small Memory"
 html_title = project
+author = "the authors of the course"
+project_copyright = "the authors of the course. Apache License 2.0"
 release = _PROJECT["version"]
 language = "en"
-extensions = ["myst_nb", "_site_terms"]
+extensions = ["myst_nb", "sphinx_copybutton", "_site_terms", "_site_math", "_site_order"]
 exclude_patterns = ["_build"]
 
 nb_execution_mode = "off"
@@ -29,16 +31,13 @@ myst_heading_anchors = 3
 # Notebooks and guides begin their sections where they like.
 suppress_warnings = ["myst.header", "mystnb.unknown_mime_type", "misc.highlighting_failure"]
 
-mathjax_path = "vendor/mathjax-tex-svg.js"
-mathjax3_config = {
-    # Its menu would put each formula into the order of the Tab key.
-    "options": {"enableMenu": False, "ignoreHtmlClass": "tex2jax_ignore|mathjax_ignore|document",
-                "processHtmlClass": "tex2jax_process|mathjax_process|math|output_area"},
-    "svg": {"fontCache": "local"},
-}  # fmt: skip
+html_math_renderer = "mathml"
 
 html_theme = "sphinx_book_theme"
-html_static_path = ["_static"]  # and the vendored scripts, which `make site` unpacks
+html_static_path = ["_static"]  # and the figures, which `make site` stores
+html_favicon = "_static/favicon.svg"
+copybutton_selector = "div.cell_input pre, div.highlight pre"
+copybutton_exclude = ".linenos, .gp"
 html_css_files = ["course.css"]
 html_js_files = ["course.js"]
 html_show_sourcelink = False

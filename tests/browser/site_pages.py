@@ -70,7 +70,6 @@ class Reader:
         self.page.evaluate(EAGER)
         self.page.add_style_tag(content=STILL)
         self.page.wait_for_function(LOADED)
-        self.page.evaluate("() => globalThis.MathJax?.startup?.promise")
         seen = self.page.evaluate(LOOK)
         self.complain(name, "an image without alternative text", seen["unnamed"])
         self.complain(name, "an image that does not load", seen["broken"])

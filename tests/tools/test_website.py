@@ -43,7 +43,7 @@ def on_page(notebook: NotebookNode, folder: Path) -> NotebookNode:
 def test_links_of_the_front_page_lead_to_what_the_site_has() -> None:
     chosen = targets(ROOT)
     there = {target.path.as_posix() for target in chosen} | set(website.guides(ROOT))
-    there |= {*website.PAGES, website.MANUAL, "labs/index.md", "solutions/index.md"}
+    there |= {*website.PAGES, *website.MANUALS, "labs/index.md", "solutions/index.md"}
     there |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.png")}
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", website.front_page(ROOT, chosen))
     assert len(links) > 20, "the front page lists the lessons"
@@ -57,6 +57,13 @@ def test_a_figure_becomes_a_file_that_loads_when_it_is_reached(tmp_path: Path) -
     shown = made.cells[0].outputs[0].data["text/html"]
     assert shown.count(f'loading="lazy" src="../../_static/figures/{file.name}"') == 2, shown
     assert 'alt="a"' in shown, "its alternative text stays"
+
+
+def test_a_link_of_an_output_leads_to_the_page_of_the_site(tmp_path: Path) -> None:
+    links = '<a href="../labs/a/01_b.ipynb">lab</a> <a href="https://x.org/c.ipynb">elsewhere</a>'
+    made = on_page(book(shows(links)), tmp_path)
+    shown = made.cells[0].outputs[0].data["text/html"]
+    assert 'href="../labs/a/01_b.html"' in shown and 'href="https://x.org/c.ipynb"' in shown
 
 
 def test_a_widget_stands_as_what_it_showed_last(tmp_path: Path) -> None:
