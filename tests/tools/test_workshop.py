@@ -33,6 +33,28 @@ def test_the_minutes_of_a_plan_add_up(path: Path) -> None:
         assert total == int(told), f"{path.stem}: the rows add up to {total}, not to {told}"
 
 
+WEEK = re.compile(r"^\| (\d+) \| ([\d\wa, ]+) \| (\d\d) \| (\d+) \|", re.MULTILINE)
+SESSION_MINUTES = 90
+
+
+def test_a_week_fits_its_session_and_its_lab_takes_what_the_readme_says() -> None:
+    text = (ROOT / "docs/instructor/semester.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    labs = dict(re.findall(r"/(\d\d\w?)_\w+\.ipynb\).*?\| \d+ \| (\d+) \|", readme))
+    pages = {path.rpartition("/")[2].partition("_")[0]: path for path in workshop.lessons(ROOT)}
+    measured, weeks = workshop.load(ROOT), WEEK.findall(text)
+    assert [int(week) for week, *_ in weeks] == list(range(1, 13))
+    for week, lessons, lab, minutes in weeks:
+        assert labs[lab] == minutes, f"week {week}: lab {lab} takes {labs[lab]} minutes"
+        parts = [
+            s for n in lessons.split(", ") for s in workshop.sections(ROOT, pages[n], measured)
+        ]
+        spoken = sum(2 * part.reading_minutes + (part.seconds or 0) / 60 for part in parts)
+        assert spoken <= SESSION_MINUTES, (
+            f"week {week} takes {spoken:.0f} minutes of {SESSION_MINUTES}"
+        )
+
+
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.stem)
 def test_guides_lead_to_lessons_that_are_there(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
