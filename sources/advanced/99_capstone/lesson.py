@@ -21,7 +21,7 @@
 # %% [markdown]
 # ## A bet
 #
-# Section 1 has nine numbers that people pass on. By what factor is the worst of them off?
+# Section 1 has nine numbers that people pass on. By what factor is the worst off?
 
 # %%
 my_bet_factor = 5
