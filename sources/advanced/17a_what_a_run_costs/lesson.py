@@ -79,7 +79,7 @@ for name, one in laws.items():
     print(f"{name:<17} {n / 1e9:5.1f}B on {d / 1e9:6,.0f}B tokens, {d / n:4.0f} a parameter; half or twice the size: +{off:.4f} nats at most")
 quality = REPLICATION.loss(13e9, 260e9)
 served = [10.0**k for k in (9, 10, 11, 12, 13, 14)]
-figure = draw_purchase(laws, flop, served, quality, title=f"What ${budget_usd:,} buys on A100s (${a100.usd_per_gpu_hour} an hour, MFU {mfu:.0%}), and for whom")
+figure = draw_purchase(laws, flop, served, quality, title=f"What ${budget_usd:,} buys on A100s at {mfu:.0%} MFU, and for whom")
 alt = "Left: each law's valley is flat and wide, and their floors lie at different sizes. "
 show(figure, alt=alt + "Right: the more tokens are served, the more training tokens a parameter pay.")
 
