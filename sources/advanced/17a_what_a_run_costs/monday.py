@@ -9,15 +9,19 @@ from torch import nn
 from utils.lessons.blocks import run_block
 
 WIDTH, PEAK, CARDS, USD = 100, 312e12, 8, 2.0
+LAYERS, LENGTH = 2, 50
 
 
 def block_1(text: str) -> None:
     """A run at half of its cards' peak: the price and the days follow."""
     model = nn.Linear(WIDTH, WIDTH, bias=False)
-    rate = 0.5 * CARDS * PEAK / (6 * WIDTH**2)
+    rate = 0.5 * CARDS * PEAK / (6 * WIDTH**2 + 12 * LAYERS * WIDTH * LENGTH)
     found = run_block(
         text,
         model=model,
+        layers=LAYERS,
+        hidden=WIDTH,
+        sequence_length=LENGTH,
         tokens_per_second=rate,
         cards=CARDS,
         peak_flops=PEAK,

@@ -60,7 +60,7 @@ def draw_sayings(sayings: Sequence[Saying], *, title: str = "Said over right") -
         axes.axvline(1, color="black", lw=1)
         axes.set_xscale("log")
         least, most = min(1, rows[0].factor), max(1, rows[-1].factor)
-        axes.set_xlim(least / 1.6, most * 90)
+        axes.set_xlim(least / 1.6, most * 250)
         axes.set_yticks(range(len(rows)), [row.name for row in rows])
         axes.set_xlabel("said / right (circles: too large, squares: too small)")
         axes.set_title(title)
