@@ -202,9 +202,9 @@ for arm in arms:
 compare(arms, title="ResNet-18 in fp32, batch 2, each at its own peak")
 
 # %% [markdown]
-# **Read it.** The optimizer state is nothing, one copy of the parameters, or two. With Adam the peak has moved
-# to the optimizer step: the activations are gone, and its arithmetic borrows memory, the grey temporaries. One by one that
-# is the size of the largest tensors; by `foreach` of *all*, one more copy of the parameters. `fused=True` borrows nothing.
+# **Read it.** The optimizer state is nothing, one copy of the parameters, or two. Adam's arithmetic borrows memory, the
+# grey temporaries: one by one two of the largest tensor, by `foreach` of *all*, a copy of the parameters. So its peak lies
+# in the optimizer step, when activations are gone. `fused=True` borrows nothing there.
 #
 # **Question.** How many bytes per parameter do the states of SGD *with momentum* take, in fp32:
 # weights, gradients and optimizer state together? Put a number in place of the dots.
