@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from utils.checked import check_public
 from utils.memory import Measurement
+from utils.memory.timeline import PhaseSpan
 from utils.units import MIB, Evidence
 from utils.views.style import course_style, empty_figure, print_evidence
 
@@ -31,8 +33,8 @@ def highest_bytes(measurement: Measurement, phase: str) -> int:
     if not spans:
         there = ", ".join(dict.fromkeys(span.name for span in timeline.spans))
         raise ValueError(f"The step has no phase {phase!r}; it has {there}.")
-    times, alive = timeline.times_ns, timeline.alive_bytes
-    return max(int(alive[(times >= s.start_ns) & (times <= s.end_ns)].max()) for s in spans)
+    # A phase begins with what the one before left, whether or not anything happens in it.
+    return max(int(timeline.alive_bytes[_events(timeline.times_ns, s)].max()) for s in spans)
 
 
 def draw_by_phase(
@@ -66,6 +68,12 @@ def draw_by_phase(
         kinds = [m.evidence for m in ordered] + [Evidence.PREDICTED]
         print_evidence(figure, kinds, [m.device for m in ordered])
     return figure
+
+
+def _events(times_ns: np.ndarray, span: PhaseSpan) -> slice:
+    """The last before a phase, and those of the phase."""
+    first, after = np.searchsorted(times_ns, (span.start_ns, span.end_ns), side="right")
+    return slice(max(int(first) - 1, 0), max(int(after), 1))
 
 
 check_public(globals())
