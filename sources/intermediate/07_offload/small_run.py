@@ -15,7 +15,7 @@ from utils.lessons.blocks import small_llama
 __all__ = ["ScriptRun", "run_small"]
 
 LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
-PIECES, LINE = 24, "a line of text"
+PIECES, LINE = 16, "a line of text"
 SECONDS = 300
 
 
@@ -74,7 +74,8 @@ def _tiny_model(folder: Path) -> None:
     bytewise = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     PreTrainedTokenizerFast(tokenizer_object=bytewise, eos_token="</s>").save_pretrained(folder)
-    small_llama(vocab_size=512, max_position_embeddings=4096).save_pretrained(folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    small_llama(vocab_size=512, max_position_embeddings=4096, **sizes).save_pretrained(folder)
 
 
 check_public(globals())
