@@ -219,7 +219,7 @@ pd.DataFrame(rows).T.style.format(precision=2).set_caption("measured; device and
 # %% [markdown]
 # **Read it.** The losses are equal: offload moves numbers, it does not change them. The optimizer sends all gradients
 # down and all weights up. Activations go both ways, and without them the peak lies in the optimizer's step. To send the
-# saved weights as well frees nothing and costs 45% more traffic. Streamed weights come up twice, and two blocks of them at
+# saved weights as well frees nothing and costs 44% more traffic. Streamed weights come up twice, and two blocks of them at
 # most are on the device.
 #
 # ## 3. When does the link cost nothing?
@@ -510,7 +510,7 @@ MAIN = MAIN.replace("LENGTH", str(LENGTH)).replace("PEAK", f"{big['gradients lea
 here.write_script("offload.py", IMPORTS, zero_offload, packed, MAIN)
 
 # %% [markdown]
-# The same file, by `torchrun`, one step of a tiny Llama:
+# The same file, one step on a tiny Llama:
 
 # %%
 if not zero_problem:
