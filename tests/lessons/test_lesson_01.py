@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from utils import measure
+from utils.lessons.lesson_01.by_phase import highest_bytes
+
 LESSON = Path(__file__).parents[2] / "sources/beginner/01_where_memory_goes/lesson.py"
 LAYERS = 64  # freed memory is taken again by one of them at least
 KEPT, OUTPUT = "return tensor.detach()", "output = model(inputs)"
@@ -50,3 +53,19 @@ def test_what_the_hook_returns_holds_the_storage(deep: nn.Module) -> None:
     assert source.count(KEPT) == 1
     forgetful = ledger(source.replace(KEPT, "return None"))
     assert forgetful(deep, inputs) < ledger(source)(deep, inputs)
+
+
+def test_the_peak_is_the_highest_of_its_phase(deep: nn.Module) -> None:
+    optimizer, inputs = torch.optim.Adam(deep.parameters()), torch.randn(256, 32)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        deep(inputs).sum().backward()
+        optimizer.step()
+
+    found = measure(step, model=deep, optimizer=optimizer, timed_steps=0)
+    names = {span.name for span in found.timeline.spans}
+    assert highest_bytes(found, found.peak_phase) == found.peak_bytes
+    assert max(highest_bytes(found, name) for name in names) == found.peak_bytes
+    with pytest.raises(ValueError, match="no phase 'sideways'; it has"):
+        highest_bytes(found, "sideways")

@@ -43,9 +43,10 @@ import psutil
 import torch
 import torch.nn.functional as F
 
-from utils import Evidence, check, compare, draw_memory_by_batch, draw_timeline, explore, format_bytes
+from utils import Evidence, check, compare, draw_timeline, explore, format_bytes
 from utils import measure, model_shape, score, scoreboard, show
 from utils.lessons.lesson_01.beside import predicted_beside_measured
+from utils.lessons.lesson_01.by_phase import draw_by_phase
 from utils.models import Transformer, TransformerConfig, resnet
 
 device = here.meter_device  # where the meter can count: CUDA or CPU
@@ -53,8 +54,8 @@ device = here.meter_device  # where the meter can count: CUDA or CPU
 # %% [markdown]
 # ## 1. One step in one picture
 #
-# A plain training step. Random images will do: only their shapes matter for memory. `measure` runs the step
-# for real: once to warm up, once with every allocation recorded, and a few times for the clock.
+# Random images will do: only their shapes matter for memory. `measure` runs the step once to warm up, once with every
+# allocation recorded, and a few times for the clock.
 
 # %%
 batch = {"tiny": 6, "small": 64, "full": 256}[here.scale]
@@ -82,7 +83,7 @@ show(draw_timeline(first), alt="Stacked memory over one training step: activatio
      "gradients replace them during backward, and the peak lies between the two.")
 
 # %% [markdown]
-# **Read it.** Time runs from left to right. The height is the memory of all tensors; the colours say
+# **Read it.** The height is the memory of all tensors; the colours say
 # what they are for, the background names the phase. Parameters and Adam's state are there the whole time.
 # Forward builds *activations* up. Backward walks from the last layer to the first: it frees activations
 # and makes *gradients*. The optimizer step changes the weights. (The thin spike at the left edge is
@@ -97,8 +98,9 @@ for counter, size_bytes in first.allocator_bytes.items():
 
 # %% [markdown]
 # **Read it.** *Buffers* are tensors of the model that are not trained. *Temporaries* are what one operation
-# borrows. The categories add up to all tensors. The last line counts more: the
-# process's libraries, too. (*Logits*: section 6.)
+# borrows. The categories add up to all tensors of the model and optimizer that `measure` is given, and all that the step
+# allocates. Another model with its Adam would fill a card as well, and is not in this sum. The last line counts
+# everything, libraries, too. (*Logits*: section 6.)
 #
 # New words stand in the [glossary](../00_glossary.ipynb).
 
@@ -118,7 +120,7 @@ for counter, size_bytes in first.allocator_bytes.items():
 # | `torch.cuda.memory_reserved()` | what PyTorch took from the driver, in large segments, and keeps for reuse |
 # | `nvidia-smi` | reserved, plus the CUDA context (what the driver and the code of the kernels take), plus other processes |
 #
-# On a CPU, PyTorch keeps no reserve: the meter counts tensors, the system the process.
+# On a CPU, PyTorch keeps no reserve.
 
 # %%
 if torch.cuda.is_available():
@@ -177,7 +179,8 @@ pd.DataFrame(beside).fillna(0).astype(int).rename_axis("bytes at the end of the 
 #
 # ### Which optimizer, which states
 #
-# The bars show ResNet-18's peaks with three optimizers, at batch 2, where states fill most of the picture.
+# ResNet-18's peaks at batch 2, where states fill most of the picture. `foreach` is Adam's default on CUDA: each operation
+# runs over all tensors at once.
 
 # %%
 def with_optimizer(name, build):
@@ -187,16 +190,21 @@ def with_optimizer(name, build):
                    items=2, unit="images", name=name, timed_steps=0)
 
 
-three = [
+arms = [
     with_optimizer("SGD", lambda p: torch.optim.SGD(p, lr=0.1)),
     with_optimizer("SGD, momentum", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
-    with_optimizer("Adam", torch.optim.Adam),
+    with_optimizer("Adam, one by one", partial(torch.optim.Adam, foreach=False)),
+    with_optimizer("Adam, foreach", partial(torch.optim.Adam, foreach=True)),
+    with_optimizer("Adam, fused", partial(torch.optim.Adam, fused=True)),
 ]
-compare(three, title="ResNet-18, three optimizers, batch 2")
+for arm in arms:
+    print(f"{arm.name:<17} peak in {arm.peak_phase}")
+compare(arms, title="ResNet-18 in fp32, batch 2, each at its own peak")
 
 # %% [markdown]
-# **Read it.** The optimizer state is nothing, one copy of the parameters, or two. With Adam the peak has moved
-# to the optimizer step: the activations are gone, and Adam's arithmetic borrows memory, the grey temporaries.
+# **Read it.** The optimizer state is nothing, one copy of the parameters, or two. Adam's arithmetic borrows memory, the
+# grey temporaries: one by one two of the largest tensor, by `foreach` of *all*, a copy of the parameters. So its peak lies
+# in the optimizer step, when activations are gone. `fused=True` borrows nothing there.
 #
 # **Question.** How many bytes per parameter do the states of SGD *with momentum* take, in fp32:
 # weights, gradients and optimizer state together? Put a number in place of the dots.
@@ -253,7 +261,7 @@ def saved_for_backward(model, inputs):
 
 
 # %% [markdown]
-# Compare it with the meter when backward begins: all activations are alive then.
+# Compare it with the meter when backward begins: all activations live then.
 
 # %%
 def when(measurement, phase):
@@ -271,8 +279,8 @@ print(f"ledger / (activations + inputs) = {ratio:.4f}")
 assert abs(ratio - 1) < 0.01, "over 1% apart: did model or batch change since the measurement?"
 
 # %% [markdown]
-# **Read it.** Two meters that share no code agree. Your ledger asks autograd what it keeps; the meter asks the
-# allocator what it gave in forward and has not got back. The inputs count because the first layer keeps the images.
+# **Read it.** Two meters that share no code agree: your ledger asks autograd, the meter the allocator. The inputs count
+# because the first layer keeps the images.
 #
 # ### One batch after the other
 #
@@ -298,15 +306,17 @@ per_image = (activation_bytes(large) - activation_bytes(small)) / (large.items -
 print(f"activations per image: {per_image / 1e6:.2f} MB")
 
 # %%
-figure = draw_memory_by_batch(sweep, predicted_bytes={size: 16 * P + per_image * size for size in sizes})
-show(figure, alt="Memory at the peak against batch size: parameters and optimizer state are flat, "
-     "activations grow, gradients shrink, and the dashed prediction runs a little above the total.")
+figure = draw_by_phase(sweep, {size: 16 * P + per_image * size for size in sizes}, title="ResNet-50 with Adam: the highest moment of each phase")
+show(figure, alt="Memory against batch size, a line a phase: backward's highest moment grows with the batch, the optimizer "
+     "step's is flat and above it at the smallest batch, and the dashed formula lies above both.")
+print("peak in:", *(f"{m.name}, {m.peak_phase};" for m in sweep))
+alive = {m.name: dict(m.timeline.at(when(m, "backward"))) for m in sweep}
+(pd.DataFrame(alive).fillna(0) / 2**20).round(1).rename_axis("MiB, backward begins")
 
 # %% [markdown]
-# **Read it.** Each batch size is shown at its own peak. Parameters and optimizer state are flat.
-# Activations grow, and gradients shrink: a larger batch has its peak at an earlier moment, when fewer
-# gradients exist. The dashed line, 16 P plus activations per image times batch, adds *all* gradients to *all*
-# activations. The step never holds both at once, so the line lies above.
+# **Read it.** Where backward begins, activations double with the batch, and no state grows. The *peak* is the highest of
+# the lines: for one image it lies in the optimizer step, which no image changes, from two on in backward. The dashed
+# formula adds *all* gradients to *all* activations. The step never holds both at once.
 #
 # **Question.** A step at batch $b$ peaks at 6 GiB, of which 2 GiB are states. About how much does
 # it need at batch $2b$, in GiB?
@@ -334,10 +344,12 @@ labels = torch.randint(0, 10, (batch,), device=device)
 leak = measure(validate, model=model, name="validation, as written", timed_steps=0)
 kept = leak.timeline.at(leak.timeline.end_ns)
 print(kept)
+adam = sum(t.nbytes for state in optimizer.state.values() for t in state.values())
+print("alive as well, and not told to the meter: Adam's", format_bytes(adam))
 
 # %% [markdown]
 # **Diagnose it.** Activations are alive after the step, and "other" holds those of the warm-up step. `total_loss` has a
-# history, the history holds the graph, and the graph holds the activations of every batch so far. The cure is one line.
+# history, and it holds the graph with the activations of every batch so far. The cure is one line.
 
 # %%
 total_loss = torch.zeros((), device=device)
@@ -352,7 +364,7 @@ def validate_without_history():
 clean = measure(validate_without_history, model=model, name="validation, cured", timed_steps=0)
 alive_after = [m.timeline.at(m.timeline.end_ns).total_bytes for m in (leak, clean)]
 print("alive after the step:", *map(format_bytes, alive_after))
-assert alive_after[1] < alive_after[0] / 2, "the history is still held: does no_grad wrap the step?"
+assert alive_after[0] - alive_after[1] > kept["activations"], "the history is still held: does no_grad wrap the step?"
 compare([leak, clean], title="A validation step, before and after the cure")
 
 # %% [markdown]
@@ -375,8 +387,7 @@ pd.DataFrame(share).round(1).rename_axis("MiB")
 
 # %% [markdown]
 # **Read it.** A ResNet's last layers have the most weights and the smallest activations. So backward
-# begins by making large gradients and freeing little, and the total still rises. The peak holds *part*
-# of the gradients and *most* of the activations.
+# begins by making large gradients and freeing little. The peak holds *part* of the gradients and *most* of the activations.
 #
 # **Question.** You halve the activations of this step, and nothing else. Does the peak fall by half of its
 # activations, or by less? Think of where the peak can move. Answer `"half"` or `"less"`.
@@ -388,8 +399,8 @@ check("01.peak_moves", peak_moves)
 # %% [markdown]
 # ### Predict beside measure
 #
-# Move the controls: each change predicts by section 3's formula and the ledger, then measures for real. (They work in a
-# running notebook only; a batch of 16 is kept as a picture.)
+# Move the controls (in a running notebook): each change predicts by section 3's formula and the ledger, then measures. A
+# batch of 16 is kept as a picture.
 
 # %%
 both = partial(predicted_beside_measured, device=device)
@@ -400,9 +411,8 @@ figure, alt = both(16, "ResNet-18", "Adam")
 show(figure, alt)
 
 # %% [markdown]
-# **Read it.** The formula errs in two ways. It says too much, because it adds all gradients to all
-# activations; too little, because it knows no temporaries. Here the first error is the larger one. Try ResNet-18
-# with Adam at batch 1: the prediction is too low.
+# **Read it.** The formula says too much, because it adds all gradients to all activations, and too little, because it
+# knows no temporaries. Here the first error is the larger. Try batch 1: the prediction is too low.
 
 # %% [markdown]
 # ## 6. A transformer: the last layer can be the largest
@@ -454,10 +464,9 @@ spike = sum(text.breakdown[kind] for kind in kinds)
 print(f"both kinds are {100 * spike / text.peak_bytes:.0f}% of the peak, which is in {text.peak_phase}")
 
 # %% [markdown]
-# **Read it.** The model is small, its vocabulary is not. When backward is called, two tensors of the logits'
-# shape are alive: the logits and their log-probabilities. Backward begins with a gradient of each, counted as
-# temporaries; these four are the spike. Keeping fewer activations lowers only their thin band, SGD only Adam's
-# broad one: the technique has to fit the category.
+# **Read it.** When backward is called, two tensors of the logits' shape are alive: the logits and their
+# log-probabilities. Backward begins with a gradient of each, counted as temporaries; these four are the spike. Fewer
+# activations lower only their thin band, SGD only Adam's broad one: the technique has to fit the category.
 #
 # <div class="alert alert-warning"><b>Trap.</b> One line, <code>logits = logits.float()</code>, makes
 # an fp32 copy of 16-bit logits. <a href="https://github.com/huggingface/transformers/pull/33902">Removing it</a> from a
@@ -513,6 +522,7 @@ scoreboard("01")
 # cuda = torch.cuda.is_available()
 # if cuda:
 #     torch.cuda.reset_peak_memory_stats()
+#     torch.cuda.memory._record_memory_history(max_entries=100_000)
 # train_step()
 # states = {
 #     "parameters": held_bytes(model.parameters()),
@@ -524,10 +534,13 @@ scoreboard("01")
 #     peak = torch.cuda.max_memory_allocated()
 #     lasting = states["parameters"] + states["optimizer state"]  # alive at every moment; gradients come and go
 #     print(f"peak {peak / 2**30:.2f} GiB, above what lasts {(peak - lasting) / 2**30:.2f} GiB")
+#     torch.cuda.memory._dump_snapshot("step.pickle")
+#     torch.cuda.memory._record_memory_history(enabled=None)  # stop: it costs time
 # ```
 #
 # Halve the batch and run it again: what fell is activations, logits and temporaries. If hardly anything fell, the states
-# decide.
+# decide. On a GPU `step.pickle` says who allocated each byte, with its stack: drop it on
+# [memory_viz](https://docs.pytorch.org/memory_viz).
 #
 # **transformers.** You have `model` and `dataset`. The `Trainer` keeps the account itself, for short runs:
 #

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import chdir
+from contextlib import ExitStack, chdir
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -26,12 +28,30 @@ def block_1(text: str) -> None:
         F.cross_entropy(model(tokens), labels).backward()
         optimizer.step()
 
-    states = run_block(text, model=model, optimizer=optimizer, train_step=train_step)["states"]
+    names = {"model": model, "optimizer": optimizer, "train_step": train_step}
+    states = run_block(text, **names)["states"]
+    _as_on_a_gpu(text, **names | {"train_step": lambda: None})  # a real one would look for the GPU
     parameters = list(model.parameters())
     four = 4 * sum(p.numel() for p in parameters)
     counters = 4 * len(parameters)  # Adam's, one a tensor
     expected = {"parameters": four, "gradients": four, "optimizer state": 2 * four + counters}
     assert states == expected, f"the account says {states}, the formula {expected}"
+
+
+def _as_on_a_gpu(text: str, **names: Any) -> None:
+    """The lines for a GPU, with CUDA's functions in name alone: what they record is written once."""
+    with ExitStack() as stack:
+        for name, answer in {"is_available": True, "max_memory_allocated": 2**30}.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, return_value=answer))
+        stack.enter_context(mock.patch.object(torch.cuda, "reset_peak_memory_stats"))
+        memory = {
+            name: stack.enter_context(mock.patch.object(torch.cuda.memory, name, autospec=True))
+            for name in ("_record_memory_history", "_dump_snapshot")
+        }
+        run_block(text, **names)
+    record, dump = memory["_record_memory_history"], memory["_dump_snapshot"]
+    assert dump.call_count == 1, "the step's allocations are not written to a file"
+    assert record.call_args == mock.call(enabled=None), "the recording goes on after the step"
 
 
 def block_2(text: str) -> None:

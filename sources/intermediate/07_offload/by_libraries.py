@@ -53,7 +53,8 @@ def by_deepspeed(arms: Mapping[str, Mapping[str, Any]], folder: str) -> dict[str
     """Train by each of DeepSpeed's `zero_optimization` settings, on one rank, in bf16.
 
     Args:
-        arms: its settings by name; with "own_adam": True the step is DeepSpeedCPUAdam's.
+        arms: its settings by name; with "own_adam": True the step is DeepSpeedCPUAdam's, and
+            "micro_batches": a step adds up so many batches.
         folder: for what is offloaded to a file.
     """
     load_deepspeed()  # for the CPU, as in the notebook
@@ -147,9 +148,12 @@ def _held(
     torch.manual_seed(0)
     model, zero = make_model(), dict(arm)
     stage, own_adam = zero.pop("stage"), zero.pop("own_adam", False)
+    sums = {"accumulation": zero.pop("micro_batches", 1)}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     count = sum(parameter.numel() for parameter in trained)
-    config = zero_config(stage, count, world_size=1, micro_batch=4, precision=precision, **zero)
+    config = zero_config(
+        stage, count, world_size=1, micro_batch=4, precision=precision, **sums, **zero
+    )
     settings = config | {"zero_force_ds_cpu_optimizer": False}
     engine = zero_engine(model, _adamw(trained, own_adam), settings)
     losses, rows = [], []
