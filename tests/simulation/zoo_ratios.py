@@ -33,7 +33,10 @@ Run = tuple[str, int, Callable[[], Any]]
 
 def all_runs() -> Iterator[Run]:
     """Each program's name, the bytes that the GPU's allocator counted, and its simulation."""
-    for name, simulated in [("gpt1b_recompute", simulated_gpt), ("llama7b_adapters", simulated_adapters)]:
+    for name, simulated in [
+        ("gpt1b_recompute", simulated_gpt),
+        ("llama7b_adapters", simulated_adapters),
+    ]:
         for index, row in enumerate(experiment_rows(name)):
             yield f"{name} {index}", row["requested_peak_bytes"], lambda s=simulated, r=row: s(r)
     for index, fit in enumerate(fits()):

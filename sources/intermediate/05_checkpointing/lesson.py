@@ -380,8 +380,8 @@ for name, (loss, held_out, updates) in found.items():
 # means nothing: the images are noise.) The cure is a context around recomputation alone: you write it in the lab.
 #
 # **What does not repeat.** Torch's random state is replayed; Python's and NumPy's are not. PyTorch compares the number,
-# shapes, dtypes and devices of what is saved again with forward's, and no values. So ask before you train:
-# `check_repeatable` runs a block twice.
+# shapes, dtypes and devices of what is saved again with forward's, and no values: here the mask that drops columns. So ask
+# before you train: `check_repeatable` runs a block twice.
 
 # %%
 class OwnDropout(nn.Module):
@@ -506,15 +506,16 @@ for run in large_runs:
 # %% jupyter={"source_hidden": true}
 named = [replace(run, name=f"{run.name}: {max(moments(run), key=moments(run).get)}") for run in large_runs]
 room = simulated_device("A100 40GB").usable_bytes  # less its context
-figure = draw_breakdown(named, limit=f"{room / 2**30:.1f}GiB", title="1.3B, 4 x 2,048 tokens, bf16, AdamW; an A100 40GB leaves 39 GiB")
+figure = draw_breakdown(named, limit=f"{room / 2**30:.1f}GiB", title="1.3B, 4 x 2,048 tokens, bf16, AdamW; line: what an A100 40GB leaves")
 show(figure, alt="Peaks of eight ways, stacked by category, beside a line at what the card leaves: the plain step and "
      "the last block alone are over it; every block with its loss in chunks is lowest.")
 
 # %% [markdown]
-# **Read it.** After each name stands the moment that decides. Five ways fit, and two recompute no product: *selective*, and the
+# **Read it.** After each name stands the moment that decides. Six ways fit, and two recompute no product: *selective*, and the
 # plain step in two micro-batches. *The last block alone* gives 0.8 GiB back: it runs again when logits and their gradients
-# are gone. *Every block* peaks in the loss. Lower that, and the last tooth decides, with nearly all gradients. Then states
-# are to shrink (lessons 06 to 09).
+# are gone. *Every block* peaks in the loss. Lower that, and the last tooth decides, with nearly all gradients. With AdamW's
+# default the optimizer step decides, and no choice of blocks helps: write `fused=True`. Then states are to shrink (lessons
+# 06 to 09).
 #
 # A simulation has no time, but its arithmetic can be counted:
 
@@ -557,7 +558,8 @@ for of in [("none", 4), ("none", 2), ("selective", 4), ("every block", 4), ("non
 # ## Recap
 #
 # - A checkpoint keeps inputs and the random state, and runs forward again: the same gradients, fewer bytes.
-# - The peak is the loss, the first tooth or the last: a choice helps if it lowers the one that decides.
+# - The peak is the loss, the first tooth, the last, or an AdamW that is not fused: a choice helps if it lowers the one that
+#   decides.
 # - Selective costs no product, a set of blocks its share of a forward, all blocks up to a forward: at 1.3B 25% of the
 #   operations, with adapters 42%; on an H200 26% of the time.
 # - Tiny layers and a frozen beginning give nothing back; batch norm and foreign random numbers break it silently.
