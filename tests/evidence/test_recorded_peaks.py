@@ -13,6 +13,7 @@ from evidence.recorded import (
 )
 from utils.fitting.model_configs import model_config
 from utils.fitting.seconds import predicted_seconds
+from utils.lessons.lesson_05a.families import FAMILIES, recorded_ratios
 
 # Qwen3-4B by Adafactor: PyTorch's kernels take a temporary more than the simulator knows of.
 ADAFACTOR = 4
@@ -21,6 +22,16 @@ ADAFACTOR = 4
 def test_the_tables_say_where_they_come_from():
     assert len(fits()) == 11 and len(rows("programs")) == 86
     assert all(row.peak_bytes < row.reserved_bytes for row in fits())
+
+
+def test_lesson_05a_draws_all_that_ran():
+    """The stored simulations are of these rows, and each program has its family."""
+    found = recorded_ratios().set_index("program")
+    assert len(found) == found.index.nunique() == 126
+    assert set(found["family"]) == set(FAMILIES.values())
+    assert set(found.index) >= {row["program"] for row in rows("programs")}
+    assert (~found["same step"]).sum() == 8
+    assert found["ratio"].between(0.8, 1.6).all()
 
 
 @pytest.mark.parametrize(

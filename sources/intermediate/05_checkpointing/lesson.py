@@ -259,7 +259,7 @@ show(figure, alt="Measured peaks against counted extra operations: none and sele
 # PyTorch stops a recomputation once all that was saved is back, before the block's last product. A segment stops once,
 # not three times: so *segments of 3* cost more.
 #
-# *Selective* repeats no product. Not counted: Python is asked at each operation. It and *every 2nd* peak at the
+# *Selective* repeats no product. Not counted: elementwise work, and Python, asked at each operation. It and *every 2nd* peak at the
 # first tooth, where more is kept.
 #
 # **Question.** Of these nine blocks you checkpoint only the *last*. Does the peak fall by its inside, `"yes"` or `"no"`?
@@ -413,7 +413,7 @@ except NotRepeatableError as error:
 # ## 5. Logits are activations too
 #
 # With a large vocabulary the loss decides, and checkpointed blocks leave the logits' share of it. The cure is the same
-# idea: logits for some tokens at a time, reduced to a sum of losses, forgotten, and computed again. (Here every token has a label; those of -100 are the lab's.)
+# idea: logits for some tokens at a time, reduced to a sum of losses, forgotten, and computed again.
 
 # %%
 def whole_loss(hidden, head, targets):
@@ -424,7 +424,7 @@ def chunked_loss(hidden, head, targets, chunks=8):
     def one_chunk(part, wanted):
         return F.cross_entropy(head(part), wanted, reduction="sum")
 
-    pairs = zip(hidden.chunk(chunks), targets.chunk(chunks), strict=True)
+    pairs = zip(hidden.chunk(chunks), targets.chunk(chunks), strict=True)  # each token has a label: -100 is the lab's
     return sum(checkpoint(one_chunk, *pair, use_reentrant=False) for pair in pairs) / len(targets)
 
 

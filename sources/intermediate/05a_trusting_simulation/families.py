@@ -25,7 +25,9 @@ FAMILIES = {
 }
 # Three first steps overflowed on the card, so that its optimizer had no state; LBFGS is simulated with
 # one iteration; what a detector finds is assumed.
-ANOTHER_STEP = re.compile(r"resnet50$|resnet152$|googlenet$|LBFGS|rcnn|fcos|retinanet")
+ANOTHER_STEP = re.compile(
+    r"^torchvision (resnet50|resnet152|googlenet)$|LBFGS|rcnn|fcos|retinanet|ssd"
+)
 NEAR = 0.03
 _LABELS = re.compile(r"^fit \d+: [^/]*/|^torchvision |^torch\.optim\.|_resnet50|_fpn")
 

@@ -237,7 +237,7 @@ print(f"the 65 norms of a Llama of 7 billion, composed: {format_bytes(65 * kept[
 
 # %% [markdown]
 # **Read it.** Without the rule section 5's peak would be wrong by gigabytes. The course's rule adds the cases where CUDA
-# composes, too, such as a weight of another type than the input. Attention, dropout and cross entropy have rules of this kind.
+# composes, too, such as a weight of another type than the input. Attention, dropout and softmax have rules of this kind.
 #
 # The optimizer's choice moves the peak elsewhere. On a CPU AdamW goes through the tensors one by one; on CUDA, by default,
 # it takes all of them at once (*foreach*), and its temporaries are as large as all parameters together.
