@@ -20,9 +20,7 @@ def with_notes(
     axes = figure.axes[0]
     axes.set_xticks(batches)
     for text, point in notes.items():
-        side = _side(axes.get_xlim(), point)
-        # Lines rise: above a point there is room to its left, below it to its right.
-        place = (-10, 6) if side == "right" else (0, -16)
+        place, side = _place(axes.get_xlim(), axes.get_ylim(), point)
         axes.annotate(text, point, xytext=place, textcoords="offset points", ha=side)
     return figure
 
@@ -46,6 +44,11 @@ def with_recorded(
     return figure
 
 
-def _side(limits: tuple[float, float], point: tuple[float, float]) -> str:
-    """To which side a text may go without leaving the picture."""
-    return "right" if point[0] > sum(limits) / 2 else "left"
+def _place(
+    across: tuple[float, float], up: tuple[float, float], point: tuple[float, float]
+) -> tuple[tuple[float, float], str]:
+    """Where a note stands beside a rising line: above it to the left, or below it to the right."""
+    is_high = point[1] > sum(up) / 2
+    if point[0] > sum(across) / 2 and is_high:
+        return (-10, 6), "right"
+    return (6, -16), "left"

@@ -206,8 +206,8 @@ steps.rename(columns={"loss": "fp16 by hand", "library": "fp16 library"}).round(
 
 # %% [markdown]
 # **Read it.** By hand and by library: the same losses, the same scale. Three steps of twelve are skipped, and fp16 falls
-# behind fp32; at a patience of 2,000 skips are rare. bf16 runs without a scaler: it has
-# the range of fp32, so small gradients do not become 0.
+# behind fp32; at a patience of 2,000 skips are rare. bf16 runs without a scaler: it has the range of fp32, so small gradients
+# do not become 0.
 #
 # <div class="alert alert-warning"><b>Trap.</b> A T4 or V100 has no units for bf16, and
 # <code>torch.cuda.is_bf16_supported()</code> says True there all the same: it counts <a
@@ -349,7 +349,7 @@ pd.concat(parts, axis=1).rename_axis("images").round(1)
 
 # %%
 compare([replace(runs[key], name=f"{runs[key].name}: {runs[key].peak_phase}") for key in [(1, None), (1, FP16), (16, None), (16, FP16)]],
-        title="ResNet-50 with Adam, one image and several (16); simulated T4")
+        title="ResNet-50 with Adam, one image and several (16)")
 
 # %% [markdown]
 # **Read it.** At 16 images mixed precision halves the activations and adds a sliver of casts: most of the 44.8 MiB are freed
@@ -372,8 +372,9 @@ except OverBudgetError as error:
     print(error)
 
 # %% [markdown]
-# **Read it.** Batch 1024 in fp32 does not fit. What does? Two peaks give a line, and the line a guess. But the card must hold what its allocator *reserves*: tensors, and gaps that it cannot give back. So the search goes
-# down from the guess in steps of 32 images, to one size that fits while the next does not.
+# **Read it.** Batch 1024 in fp32 does not fit. What does? Two peaks give a line, and the line a guess. But the card must hold
+# what its allocator *reserves*: tensors, and gaps that it cannot give back. So the search goes down from the guess in steps
+# of 32 images, to one size that fits while the next does not.
 
 # %%
 def run(size, dtype):
