@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import re
+from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from evidence.recorded import CARD, FOLDER
@@ -28,7 +30,9 @@ FAMILIES = {
 ANOTHER_STEP = re.compile(
     r"^torchvision (resnet50|resnet152|googlenet)$|LBFGS|rcnn|fcos|retinanet|ssd"
 )
-NEAR = 0.03
+CLOSE, NEAR = 0.005, 0.03
+_FILLED: dict[str, Any] = {"s": 36, "c": "#3f90da", "edgecolors": "#1f4e79"}
+_HOLLOW: dict[str, Any] = _FILLED | {"c": "none"}
 _LABELS = re.compile(r"^fit \d+: [^/]*/|^torchvision |^torch\.optim\.|_resnet50|_fpn")
 
 
@@ -54,40 +58,32 @@ def draw_ratios(ratios: pd.DataFrame) -> Figure:
     families = [family for family in FAMILIES.values() if (ratios["family"] == family).any()]
     with course_style():
         figure, axes = empty_figure(height=4.8)
-        axes.axvspan(1 - 0.005, 1 + 0.005, color="#dcebf8", label="within 0.5%")
+        axes.axvspan(1 - CLOSE, 1 + CLOSE, color="#dcebf8", label=f"within {CLOSE:.1%}")
         for height, family in enumerate(reversed(families)):
-            rows = ratios[ratios["family"] == family]
-            for same, filled in [(True, "#3f90da"), (False, "none")]:
-                part = rows[rows["same step"] == same]
-                axes.scatter(
-                    part["ratio"],
-                    [height] * len(part),
-                    s=36,
-                    c=filled,
-                    edgecolors="#1f4e79",
-                    alpha=0.9,
-                    zorder=3,
-                )
-            far = rows[(rows["ratio"] - 1).abs() > NEAR].sort_values("ratio")
-            for turn, (_, row) in enumerate(far.iterrows()):
-                name = _LABELS.sub("", str(row["program"]))
-                up = 7 if turn % 2 == 0 else -14
-                axes.annotate(
-                    name,
-                    (row["ratio"], height),
-                    xytext=(0, up),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=8,
-                )
-        axes.scatter(
-            [], [], s=36, c="none", edgecolors="#1f4e79", label="not quite the step that ran"
-        )
-        axes.set_yticks(
-            range(len(families)),
-            [f"{f} ({(ratios['family'] == f).sum()})" for f in reversed(families)],
-        )
-        axes.set_xlabel(f"simulated peak / peak that an {CARD}'s allocator recorded, 2026-11-26")
-        axes.set_title(f"{len(ratios)} programs, simulated and run")
-        axes.legend(loc="lower left")
+            _points(axes, ratios[ratios["family"] == family], height)
+        axes.scatter([], [], **_HOLLOW, label="not quite the step that ran")
+        axes.set_yticks(range(len(families)), [_counted(ratios, f) for f in reversed(families)])
+        axes.set_ylim(-0.7, len(families) - 0.4)
+        axes.margins(x=0.08)
+        axes.set_xlabel("simulated peak / peak that the card's allocator recorded, 2026-11-26")
+        axes.set_title(f"{len(ratios)} programs, simulated and run on an {CARD}")
+        axes.legend(loc="upper left")
     return figure
+
+
+def _points(axes: Axes, rows: pd.DataFrame, height: int) -> None:
+    for same, look in [(True, _FILLED), (False, _HOLLOW)]:
+        found = rows.loc[rows["same step"] == same, "ratio"]
+        axes.scatter(found, [height] * len(found), zorder=3, **look)
+    far = rows[(rows["ratio"] - 1).abs() > NEAR].sort_values("ratio")
+    for turn, (_, row) in enumerate(far.iterrows()):
+        name, up = _LABELS.sub("", str(row["program"])), 7 if turn % 2 == 0 else -14
+        place = (float(row["ratio"]), height)
+        axes.annotate(
+            name, place, xytext=(0, up), textcoords="offset points", ha="center", fontsize=8
+        )
+
+
+def _counted(ratios: pd.DataFrame, family: str) -> str:
+    found = ratios.loc[ratios["family"] == family, "ratio"]
+    return f"{family}: {((found - 1).abs() < CLOSE).sum()} of {len(found)} within {CLOSE:.1%}"
