@@ -497,9 +497,10 @@ def simulated(name, loss_of=large_loss, **choice):
 # %%
 large_runs = [simulated(way, **WAYS[way]) for way in ("none", "selective", "every block")]
 large_runs.insert(1, simulated("the last block alone", only=[23]))
-large_runs += [simulated("segments of 2", segment=2), simulated("every block, loss in chunks", large_loss_in_chunks)]
-large_runs.append(simulated("none, two micro-batches", large_loss_by_halves, every=0))
-large_runs.append(simulated("every block, default AdamW", fused=None))
+
+# %%
+large_runs += [simulated("every block, loss in chunks", large_loss_in_chunks), simulated("every block, default AdamW", fused=None),
+               simulated("none, two micro-batches", large_loss_by_halves, every=0)]
 for run in large_runs:
     print(f"{run.name:<27} {run.notes[0].partition(' the ')[0].lower():<12} {format_bytes(run.peak_bytes)}: {heights(run, 2**30)} (simulated)")
 
@@ -507,11 +508,11 @@ for run in large_runs:
 named = [replace(run, name=f"{run.name}: {max(moments(run), key=moments(run).get)}") for run in large_runs]
 room = simulated_device("A100 40GB").usable_bytes  # less its context
 figure = draw_breakdown(named, limit=f"{room / 2**30:.1f}GiB", title="1.3B, 4 x 2,048 tokens, bf16, AdamW; line: what an A100 40GB leaves")
-show(figure, alt="Peaks of eight ways, stacked by category, beside a line at what the card leaves: the plain step and "
+show(figure, alt="Peaks of seven ways, stacked by category, beside a line at what the card leaves: the plain step and "
      "the last block alone are over it; every block with its loss in chunks is lowest.")
 
 # %% [markdown]
-# **Read it.** After each name stands the moment that decides. Six ways fit, and two recompute no product: *selective*, and the
+# **Read it.** After each name stands the moment that decides. Five ways fit, and two recompute no product: *selective*, and the
 # plain step in two micro-batches. *The last block alone* gives 0.8 GiB back: it runs again when logits and their gradients
 # are gone. *Every block* peaks in the loss. Lower that, and the last tooth decides, with nearly all gradients. With AdamW's
 # default the optimizer step decides, and no choice of blocks helps: write `fused=True`. Then states are to shrink (lessons
