@@ -254,13 +254,12 @@ show(figure, alt="Measured peaks against counted extra operations: none and sele
      "every block is lowest, segments of 3 cost most.")
 
 # %% [markdown]
-# **Read it.** *Every block* counts
-# less than 33%: the head is not recomputed; fused attention has five products in backward to two in forward; and
-# PyTorch stops a recomputation once all that was saved is back, before the block's last product. A segment stops once,
+# **Read it.** *Every block* counts less than 33%: the head is not recomputed; fused attention has five products in backward
+# to two in forward; and PyTorch stops a recomputation once all that was saved is back, before the block's last product. A segment stops once,
 # not three times: so *segments of 3* cost more.
 #
-# *Selective* repeats no product. Not counted: elementwise work, and Python, asked at each operation. It and *every 2nd* peak at the
-# first tooth, where more is kept.
+# *Selective* repeats no product. Not counted: elementwise work, and Python, asked at each operation. It and *every 2nd* peak
+# at the first tooth, where more is kept.
 #
 # **Question.** Of these nine blocks you checkpoint only the *last*. Does the peak fall by its inside, `"yes"` or `"no"`?
 
@@ -507,15 +506,15 @@ for run in large_runs:
 # %% jupyter={"source_hidden": true}
 named = [replace(run, name=f"{run.name}: {max(moments(run), key=moments(run).get)}") for run in large_runs]
 room = simulated_device("A100 40GB").usable_bytes  # less its context
-figure = draw_breakdown(named, limit=f"{room / 2**30:.1f}GiB", title="1.3B, 4 x 2,048 tokens, bf16, AdamW; line: what an A100 40GB leaves")
+figure = draw_breakdown(named, limit=f"{room / 2**30:.1f}GiB", title="1.3B, 4 x 2,048 tokens, bf16, AdamW")
 show(figure, alt="Peaks of seven ways, stacked by category, beside a line at what the card leaves: the plain step and "
      "the last block alone are over it; every block with its loss in chunks is lowest.")
 
 # %% [markdown]
-# **Read it.** After each name stands the moment that decides. Five ways fit, and two recompute no product: *selective*, and the
+# **Read it.** After each name stands the moment that decides; the line is what the card leaves. Five ways fit, and two recompute no product: *selective*, and the
 # plain step in two micro-batches. *The last block alone* gives 0.8 GiB back: it runs again when logits and their gradients
-# are gone. *Every block* peaks in the loss. Lower that, and the last tooth decides, with nearly all gradients. With AdamW's
-# default the optimizer step decides, and no choice of blocks helps: write `fused=True`. Then states are to shrink (lessons
+# are gone. *Every block* peaks in the loss. Lower that, and the last tooth decides, with nearly all gradients. With the
+# default AdamW the optimizer step decides, and no choice of blocks helps. Then states are to shrink (lessons
 # 06 to 09).
 #
 # A simulation has no time, but its arithmetic can be counted:
