@@ -511,7 +511,7 @@ show(figure, alt="Peaks of seven ways, stacked by category, beside a line at wha
      "the last block alone are over it; every block with its loss in chunks is lowest.")
 
 # %% [markdown]
-# **Read it.** After each name stands the moment that decides; the line is what the card leaves. Five ways fit, and two recompute no product: *selective*, and the
+# **Read it.** Each name has the moment that decides; the line is the card. Five ways fit, and two recompute no product: *selective*, and the
 # plain step in two micro-batches. *The last block alone* gives 0.8 GiB back: it runs again when logits and their gradients
 # are gone. *Every block* peaks in the loss. Lower that, and the last tooth decides, with nearly all gradients. With the
 # default AdamW the optimizer step decides, and no choice of blocks helps. Then states are to shrink (lessons

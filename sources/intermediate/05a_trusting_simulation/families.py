@@ -16,7 +16,7 @@ from utils.views.style import course_style, empty_figure
 # The first pattern that is found in a program's name decides.
 FAMILIES = {
     r"gpt1b|llama7b": "GPT of 1.3B, Llama-2-7B",
-    r"^fit ": "fine-tunes by transformers, peft",
+    r"^fit ": "fine-tunes, transformers",
     r"peft|QLoRA": "peft's adapters",
     r"rcnn|fcos|retinanet|ssd|deeplab|fcn|SegFormer": "detection, segmentation",
     r"ViT|vit_|[Ss]win|DINO|CLIP|maxvit": "vision transformers",
@@ -65,8 +65,8 @@ def draw_ratios(ratios: pd.DataFrame) -> Figure:
         axes.set_yticks(range(len(families)), [_counted(ratios, f) for f in reversed(families)])
         axes.set_ylim(-0.7, len(families) - 0.4)
         axes.margins(x=0.08)
-        axes.set_xlabel("simulated peak / peak that the card's allocator recorded, 2026-11-26")
-        axes.set_title(f"{len(ratios)} programs, simulated and run on an {CARD}")
+        axes.set_xlabel("simulated / recorded peak (in brackets: how many within 0.5%)")
+        axes.set_title(f"{len(ratios)} programs, simulated and recorded on an {CARD}")
         axes.legend(loc="upper left")
     return figure
 
@@ -86,4 +86,4 @@ def _points(axes: Axes, rows: pd.DataFrame, height: int) -> None:
 
 def _counted(ratios: pd.DataFrame, family: str) -> str:
     found = ratios.loc[ratios["family"] == family, "ratio"]
-    return f"{family}: {((found - 1).abs() < CLOSE).sum()} of {len(found)} within {CLOSE:.1%}"
+    return f"{family} ({((found - 1).abs() < CLOSE).sum()} of {len(found)})"
