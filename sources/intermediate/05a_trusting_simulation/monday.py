@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch.optim import AdamW, Optimizer
 
@@ -37,6 +39,7 @@ def block_2(text: str) -> None:
     """A model of transformers with peft's adapters, from its configuration alone, and without them."""
     from transformers import LlamaConfig
 
+    warnings.simplefilter("ignore")  # peft calls transformers by an old name
     config = LlamaConfig(
         vocab_size=1000,
         hidden_size=256,
