@@ -498,9 +498,9 @@ large_runs = [simulated(way, **WAYS[way]) for way in ("none", "selective", "ever
 large_runs.insert(1, simulated("the last block alone", only=[23]))
 
 # %%
-large_runs = large_runs[:4] + [
-    simulated("every block, loss in chunks", large_loss_in_chunks), simulated("every block, default AdamW", fused=None),
-    simulated("none, two micro-batches", large_loss_by_halves, every=0)]
+more = [simulated("every block, loss in chunks", large_loss_in_chunks), simulated("every block, default AdamW", fused=None),
+        simulated("none, two micro-batches", large_loss_by_halves, every=0)]
+large_runs = [*large_runs[:4], *more]
 for run in large_runs:
     print(f"{run.name:<27} {run.notes[0].partition(' the ')[0].lower():<12} {format_bytes(run.peak_bytes)}: {heights(run, 2**30)} (simulated)")
 
