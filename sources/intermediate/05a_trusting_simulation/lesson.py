@@ -362,7 +362,7 @@ by_family.sort_values("lowest (%)", ascending=False).round(2)
 
 # %% [markdown]
 # **Read it.** Where PyTorch decides, points lie on 1: GPT, Llama, adapters, nearly all fine-tunes and loops. They lie left of it
-# where cuDNN chooses its workspace (most convolutional networks by up to 3%, GANs and segmentation by up to 17%; one lies 4%
+# where cuDNN chooses its workspace (most convolutional networks by up to 3%, GANs and segmentation by up to 17%; two lie 4%
 # right), and where we cannot say why: T5, BOFT, Adafactor, some encoders and vision transformers under autocast. Hollow points are not quite the
 # step that ran: the card's first step overflowed and left its optimizer without state, LBFGS made more iterations, a
 # detector found other boxes. **Your margin is the lowest of your family.**
