@@ -14,6 +14,7 @@ from evidence.recorded import (
 )
 from utils.fitting.model_configs import model_config
 from utils.fitting.seconds import predicted_seconds
+from utils.lessons.lesson_05a.families import FAMILIES, recorded_ratios
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing`:FutureWarning"
@@ -43,6 +44,16 @@ def test_the_simulator_is_nearer_than_each_other_tool(index):
     row = recorded_fine_tunes()[index]
     errors = {name: abs(ask(row) / row.peak_bytes - 1) for name, ask in TOOLS.items()}
     assert min(errors, key=errors.__getitem__) == "this simulator"
+
+
+def test_lesson_05a_draws_all_that_ran():
+    """The stored simulations are of these rows, and each program has its family."""
+    found = recorded_ratios().set_index("program")
+    assert len(found) == found.index.nunique() == 126
+    assert set(found["family"]) == set(FAMILIES.values())
+    assert set(found.index) >= {row["program"] for row in rows("programs")}
+    assert (~found["same step"]).sum() == 8
+    assert found["ratio"].between(0.8, 1.6).all()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from test_zoo import run_on
+from zoo_ratios import stored
 from zoo_sharded import ZOO
 
 from evidence.recorded import CARD, rows
@@ -35,6 +36,7 @@ OFF = {
     "peft PiSSA": 0.01, "peft OLoRA": 0.01, "peft DoRA": 0.01,
 }  # fmt: skip
 RECORDED = {row["program"]: row for row in rows("programs")}
+STORED = stored()
 
 
 def test_all_are_programs_of_the_zoo():
@@ -52,6 +54,10 @@ def test_simulated_over_recorded(name: str) -> None:
     close = OFF.get(name, NEAR if name not in EXACT else CLOSE)
     ratio = f"{found.peak_bytes / real:.4f}"
     assert found.peak_bytes == pytest.approx(real, rel=close, abs=OF_SMALL_BYTES), ratio
+    shown = int(STORED[name]["simulated_peak_bytes"])  # in lesson 05a
+    assert found.peak_bytes == pytest.approx(shown, rel=2e-3, abs=OF_SMALL_BYTES), (
+        "write the table anew: zoo_ratios.py"
+    )
 
 
 # Half of all: to half a percent, most of them to a few KiB.

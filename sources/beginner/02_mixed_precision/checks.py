@@ -22,20 +22,21 @@ MOST_SIMULATIONS, PAR_SIMULATIONS = 8, 6
 CARD_BYTES = 16 * 10**9
 STEPS = 4
 
-first_batch = Question(
-    "Lesson 02: from how many images on SGD's peak falls with mixed precision.",
-    whole("a number of images"),
-    right=4,
+peak_of_1024 = Question(
+    "Lesson 02: the peak of mixed precision at 1024 images, by the formula, in GiB.",
+    number("a number of GiB"),
+    right=12.47,
+    within=0.04,
     wrong={
-        3: "At 3 images the optimizer step still decides in both, and the peaks are equal.",
-        8: "That is Adam. Without state and temporaries, what does the optimizer step hold?",
-        12: "That is where mixed precision leaves its own flat line, with Adam.",
+        12.29: "That is half of fp32's peak. Which terms do not halve?",
+        24.59: "That is fp32. What becomes of the activations?",
+        12.42: "What does mixed precision add to the states?",
     },
     nudge=(
-        "Without state and temporaries the step holds 8P. Both precisions are at least that: "
-        "when does fp32 rise above it?"
+        "14 bytes for each parameter, and half of the activations: those of 64 images, times 16. "
+        "A GiB is 1,024 MiB."
     ),
-    note="both leave 8P at ab = 4P, 3.7 images; from there mixed precision rises half as steeply",
+    note="activations are nearly all of it, which is why the peak nearly halves here",
 )
 
 

@@ -20,16 +20,35 @@ def with_notes(
     axes = figure.axes[0]
     axes.set_xticks(batches)
     for text, point in notes.items():
-        axes.annotate(
-            text,
-            point,
-            xytext=(0, -16),
-            textcoords="offset points",
-            ha=_side(axes.get_xlim(), point),
-        )
+        place, side = _place(axes.get_xlim(), axes.get_ylim(), point)
+        axes.annotate(text, point, xytext=place, textcoords="offset points", ha=side)
     return figure
 
 
-def _side(limits: tuple[float, float], point: tuple[float, float]) -> str:
-    """To which side a text may go without leaving the picture."""
-    return "right" if point[0] > sum(limits) / 2 else "left"
+def with_recorded(
+    figure: Figure, fp32_bytes: Mapping[int, float], mixed_bytes: Mapping[int, float]
+) -> Figure:
+    """The figure of `draw_peaks`, in GiB, with the peaks that a real GPU allocated, by batch.
+
+    Args:
+        figure: changed, and returned.
+        fp32_bytes: peaks of the run in fp32, with TF32 convolutions.
+        mixed_bytes: peaks under autocast in fp16.
+    """
+    axes = figure.axes[0]
+    for peaks, marker, name in [(fp32_bytes, "x", "fp32 (TF32)"), (mixed_bytes, "+", "mixed")]:
+        heights = [peak / 2**30 for peak in peaks.values()]
+        axes.scatter(list(peaks), heights, s=90, c="black", marker=marker, zorder=4)
+        axes.scatter([], [], s=90, c="black", marker=marker, label=f"{name}, recorded on an H200")
+    axes.legend()
+    return figure
+
+
+def _place(
+    across: tuple[float, float], up: tuple[float, float], point: tuple[float, float]
+) -> tuple[tuple[float, float], str]:
+    """Where a note stands beside a rising line: above it to the left, or below it to the right."""
+    is_high = point[1] > sum(up) / 2
+    if point[0] > sum(across) / 2 and is_high:
+        return (-10, 6), "right"
+    return (6, -16), "left"

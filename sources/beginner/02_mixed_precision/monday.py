@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import tempfile
 from collections.abc import Callable
-from contextlib import chdir
+from contextlib import chdir, redirect_stdout
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ ROWS, WIDTH = 2048, 64
 
 
 def block_1(text: str) -> None:
-    """Plain PyTorch: a lower peak than in fp32, nearly the same loss, and fp32 states."""
+    """Plain PyTorch: a lower peak than in fp32, nearly the same loss, fp32 states, and a scale to read."""
     in_fp32 = text.replace("torch.bfloat16)", "torch.bfloat16, enabled=False)")
     assert in_fp32 != text, "the block says torch.bfloat16 where autocast begins"
     (plain, plain_loss, _), (mixed, mixed_loss, dtypes) = (_metered(t) for t in (in_fp32, text))
@@ -29,6 +31,15 @@ def block_1(text: str) -> None:
     gap = abs(mixed_loss / plain_loss - 1)
     assert gap < 0.01, f"the losses of the first step are {gap:.1%} apart"
     assert dtypes == {torch.float32}, f"weights, gradients and states stay in fp32, not {dtypes}"
+    assert "scale 1\n" in _printed(text), "bf16 needs no scaler, and the block's scale should say 1"
+    with_scaler = re.sub(r"fp16 = .*", "fp16 = True", text)
+    assert "scale 65,536\n" in _printed(with_scaler), "fp16 starts at a scale of 65,536"
+    try:
+        _metered(text, half=True)
+    except AssertionError as error:
+        assert "masters must be fp32" in str(error), f"another fault: {error}"
+    else:
+        raise AssertionError("a model in 16 bits should be refused")
 
 
 def block_2(text: str) -> None:
@@ -59,10 +70,19 @@ class Labelled(nn.Module):
         return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
-def _metered(text: str) -> tuple[Measurement, float, set[torch.dtype]]:
+def _printed(text: str) -> str:
+    """What the block prints of its step."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        _metered(text)
+    return out.getvalue()
+
+
+def _metered(text: str, *, half: bool = False) -> tuple[Measurement, float, set[torch.dtype]]:
     """The block's step on a network whose activations decide: measured, its loss, the kept types."""
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(8)])
+    model = model.half() if half else model
     optimizer = torch.optim.Adam(model.parameters())
     loader = [(torch.randn(ROWS, WIDTH), torch.randint(0, WIDTH, (ROWS,)))]
     losses: list[float] = []

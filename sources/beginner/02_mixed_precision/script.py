@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 TOP = """# pip install torch torchvision
-# python resnet50_amp.py [batch] [epochs] [fp32, fp16 or bf16] [fake: images without a download]
+# python resnet50_amp.py [batch] [epochs] [seed] [fp32, fp16 or bf16] [fake: images without a download]
 import pathlib
 import sys
 import time
@@ -13,13 +13,13 @@ from torchvision import datasets, models, transforms
 """
 MAIN = """words, types = sys.argv[1:], {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 numbers, fake = [int(word) for word in words if word.isdigit()], "fake" in words
-batch, epochs = (numbers + [1024, 10][len(numbers):])[:2]
+batch, epochs, seed = (numbers + [1024, 10, 0][len(numbers):])[:3]
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 bf16 = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
 name = next((word for word in words if word in types), "bf16" if bf16 else "fp16")
-dtype, path = types[name], pathlib.Path(f"resnet50_{name}_{batch}.pt")
+dtype, path = types[name], pathlib.Path(f"resnet50_{name}_{batch}_{seed}{'_fake' * fake}.pt")
 
-torch.manual_seed(0)
+torch.manual_seed(seed)
 to_tensor = transforms.Compose([transforms.ToTensor(), transforms.Normalize(3 * [0.47], 3 * [0.25])])
 train, test = (datasets.FakeData(2 * batch, (3, 32, 32), 10, to_tensor) if fake else
                datasets.CIFAR10("data", part, to_tensor, download=True) for part in (True, False))
@@ -35,7 +35,9 @@ if path.exists():  # an earlier run: go on after its last epoch
         part.load_state_dict(saved[key])
 
 for epoch in range(first, epochs):
-    order, start = torch.utils.data.DataLoader(train, batch, shuffle=True, drop_last=True), time.perf_counter()
+    shuffle = torch.Generator().manual_seed(1000 * seed + epoch)  # the same order after a restart, and in each type
+    order = torch.utils.data.DataLoader(train, batch, shuffle=True, drop_last=True, generator=shuffle)
+    start = time.perf_counter()
     losses = train_amp(model.train(), optimizer, scaler, order, dtype)
     speed = len(losses) * batch / (time.perf_counter() - start)
     model.eval()

@@ -26,7 +26,6 @@ __all__ = [
     "best_blocks",
     "block_costs",
     "recompute_flops",
-    "ways_within",
 ]
 
 
@@ -71,12 +70,6 @@ def recompute_flops(costs: Sequence[BlockCost], chosen: Iterable[int]) -> int:
     if missing := [index for index in chosen if index not in range(len(costs))]:
         raise ValueError(f"chosen has {missing[0]}, and there are {len(costs)} blocks, from 0 on.")
     return sum(costs[index].flops for index in chosen)
-
-
-def ways_within(costs: Sequence[BlockCost], limit_bytes: int) -> dict[str, list[int]]:
-    """Blocks to checkpoint by name: none, all, and the set of `best_blocks`, which raises as it says."""
-    best = sorted(best_blocks(costs, limit_bytes))
-    return {"none": [], "every block": list(range(len(costs))), "best set": best}
 
 
 def best_blocks(costs: Sequence[BlockCost], limit_bytes: int) -> frozenset[int]:

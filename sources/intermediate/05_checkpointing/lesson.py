@@ -50,7 +50,7 @@ from utils import Transformer, TransformerConfig, UNet, check, format_bytes, mea
 from utils.simulation.devices import simulated_device
 from utils.techniques import EXPENSIVE, add_lora, checkpoint_blocks, in_segments
 from utils.views.breakdown import draw_breakdown
-from utils.lessons.lesson_05.block_choice import activation_peak, block_costs, recompute_flops, ways_within
+from utils.lessons.lesson_05.block_choice import block_costs
 from utils.lessons.lesson_05.depth import operations_of
 from utils.lessons.lesson_05.moments import draw_moments, moments
 from utils.lessons.lesson_05.repeatable import NotRepeatableError, check_repeatable
@@ -68,7 +68,7 @@ device = here.meter_device  # where the meter can count: CUDA or CPU
 # ```
 
 # %%
-def build(config=None, device=device, dropout=0.1, segment=1, **choice):
+def build(config=None, device=device, dropout=0.1, segment=1, fused=True, **choice):
     torch.manual_seed(0)
     model = Transformer(config or small)
     for block in model.blocks if dropout else ():
@@ -76,7 +76,7 @@ def build(config=None, device=device, dropout=0.1, segment=1, **choice):
     if segment > 1:
         model.blocks = in_segments(model.blocks, segment)
     checkpoint_blocks(model.to(device), **choice)
-    return model, torch.optim.AdamW(model.parameters(), fused=True)
+    return model, torch.optim.AdamW(model.parameters(), fused=fused)
 
 
 # %% jupyter={"source_hidden": true}
@@ -105,14 +105,15 @@ show(figure, alt="Bytes alive through a step, twice. All kept: a hill, whose top
 
 # %% [markdown]
 # **Read it.** On the left every activation waits for backward. On the right forward keeps the blocks' inputs. In
-# backward one block's inside at a time comes back, is used, and goes: a **tooth**. Three moments may be the peak
-# (a fused AdamW's step is none):
+# backward one block's inside at a time comes back, is used, and goes: a **tooth**. (The drop at the left is `zero_grad`.) Four
+# moments may be the peak:
 #
 # | moment | alive beside parameters and optimizer state, every block checkpointed |
 # |---|---|
 # | the loss, and where its backward begins | all inputs, and the logits |
 # | first tooth | all inputs, one inside |
 # | last tooth | one input, one inside, all gradients |
+# | optimizer step | all gradients; on a GPU, unless `fused=True`, temporaries as large as all parameters (*foreach*) |
 #
 # Here the last tooth is: a block's gradients are larger than its input. **A choice lowers the peak only if it
 # lowers the moment that decides.**
@@ -247,19 +248,18 @@ for way, run in runs.items():
 print(f"your bet: {my_bet_percent}%, counted: {extra_percent('every block'):.1f}%")
 
 # %% jupyter={"source_hidden": true}
-figure = draw_tradeoff(list(runs.values()), [extra_percent(way) for way in WAYS], cost_label="more operations (%, counted)",
+figure = draw_tradeoff(list(runs.values()), [extra_percent(way) for way in WAYS], cost_label="more operations of matrix products and attention (%, counted)",
                        title=f"Peak against operations: nine blocks, fp32, {sequences} x 128 tokens")
 show(figure, alt="Measured peaks against counted extra operations: none and selective stand at zero, "
      "every block is lowest, segments of 3 cost most.")
 
 # %% [markdown]
-# **Read it.** *Every block* counts
-# less than 33%: the head is not recomputed; fused attention has five products in backward to two in forward; and
-# PyTorch stops a recomputation once all that was saved is back, before the block's last product. A segment stops once,
+# **Read it.** *Every block* counts less than 33%: the head is not recomputed; fused attention has five products in backward
+# to two in forward; and PyTorch stops a recomputation once all that was saved is back, before the block's last product. A segment stops once,
 # not three times: so *segments of 3* cost more.
 #
-# *Selective* repeats no product. Not counted: Python is asked at each operation. It and *every 2nd* peak at the
-# first tooth, where more is kept.
+# *Selective* repeats no product. Not counted: elementwise work, and Python, asked at each operation. It and *every 2nd* peak
+# at the first tooth, where more is kept.
 #
 # **Question.** Of these nine blocks you checkpoint only the *last*. Does the peak fall by its inside, `"yes"` or `"no"`?
 
@@ -302,26 +302,8 @@ check("05.best_segment", segment_size)
 # %% [markdown]
 # ## 3. Where it gives little back
 #
-# **Unequal blocks.** A U-Net's middle blocks see few pixels, and give little back. `ways_within` finds the
-# cheapest set under a budget for activations, from counted bytes and operations; in the lab you write it. The budget is
-# two thirds. **Predict:** `activation_peak`.
-
-# %%
-torch.manual_seed(0)
-unet, images, noise_steps = UNet((16, 32, 64, 64)).to(device), torch.randn(8, 3, 32, 32, device=device), torch.arange(8, device=device)
-costs = block_costs(unet, images, noise_steps)
-all_kept, budget, forward = activation_peak(costs, ()), int(0.67 * activation_peak(costs, ())), recompute_flops(costs, range(7))
-peaks = {}
-for way, chosen in ways_within(costs, budget).items():
-    checkpoint_blocks(unet, only=chosen)
-    peaks[way] = measure(lambda: F.mse_loss(unet(images, noise_steps), images).backward(), model=unet, timed_steps=0).peak_bytes
-    kept = activation_peak(costs, chosen)
-    print(f"{way:<11} blocks {','.join(map(str, chosen)):<13} activations {format_bytes(kept):>9} (budget {format_bytes(budget)}), saved",
-          f"{format_bytes(all_kept - kept):>8} (predicted) {format_bytes(peaks['none'] - peaks[way]):>8} (measured),",
-          f"{100 * recompute_flops(costs, chosen) / forward:.0f}% of the blocks' forward repeated")
-
-# %% [markdown]
-# **Read it.** Three blocks meet the budget: four fifths of what all seven save, for less than half of the operations.
+# **Unequal blocks.** A U-Net's middle blocks see few pixels, so they keep little. In the lab you find the cheapest set under a
+# budget.
 #
 # **Tiny layers.** A checkpoint keeps its input, so it pays only if the layer would keep *more*. A linear layer keeps
 # just its input, and a ReLU its result, which is the next layer's input anyway.
@@ -397,22 +379,32 @@ for name, (loss, held_out, updates) in found.items():
 # means nothing: the images are noise.) The cure is a context around recomputation alone: you write it in the lab.
 #
 # **What does not repeat.** Torch's random state is replayed; Python's and NumPy's are not. PyTorch compares the number,
-# shapes, dtypes and devices of what is saved again with forward's, and no values. So ask before you train:
-# `check_repeatable` runs a block twice.
+# shapes, dtypes and devices of what is saved again with forward's, and no values: here the mask that drops columns. So ask
+# before you train: `check_repeatable` runs a block twice.
 
 # %%
-class Jitter(nn.Module):
-    """Scales by a random number that torch knows nothing of."""
+class OwnDropout(nn.Module):
+    """Drops columns by random numbers that torch knows nothing of."""
 
     def forward(self, x):
-        return x.sin() * (1 + random.random())
+        return x * torch.tensor([random.random() > 0.5 for _ in range(x.shape[-1])])
 
 
-block = nn.Sequential(nn.Linear(8, 8), Jitter())
-checkpoint(block, torch.randn(4, 8), use_reentrant=False).sum().backward()
-print("backward raised nothing")
+def weight_gradient(call):
+    random.seed(0)
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(8, 8), OwnDropout())
+    loss = call(block, torch.randn(4, 8)).square().sum()
+    loss.backward()
+    return loss.item(), block[0].weight.grad
+
+
+plain_loss, plain = weight_gradient(lambda block, x: block(x))
+loss, found = weight_gradient(lambda block, x: checkpoint(block, x, use_reentrant=False))
+print(f"raised: nothing; same loss: {loss == plain_loss}; same gradient: {torch.equal(found, plain)}")
+assert loss == plain_loss and not torch.equal(found, plain), "the second run should drop other columns"
 try:
-    check_repeatable(block, torch.randn(4, 8))
+    check_repeatable(nn.Sequential(nn.Linear(8, 8), OwnDropout()), torch.randn(4, 8))
 except NotRepeatableError as error:
     print(str(error).partition(", with")[0])
 
@@ -420,7 +412,7 @@ except NotRepeatableError as error:
 # ## 5. Logits are activations too
 #
 # With a large vocabulary the loss decides, and checkpointed blocks leave the logits' share of it. The cure is the same
-# idea: logits for some tokens at a time, reduced to a sum of losses, forgotten, and computed again. (Here every token has a label; those of -100 are the lab's.)
+# idea: logits for some tokens at a time, reduced to a sum of losses, forgotten, and computed again.
 
 # %%
 def whole_loss(hidden, head, targets):
@@ -431,7 +423,7 @@ def chunked_loss(hidden, head, targets, chunks=8):
     def one_chunk(part, wanted):
         return F.cross_entropy(head(part), wanted, reduction="sum")
 
-    pairs = zip(hidden.chunk(chunks), targets.chunk(chunks), strict=True)
+    pairs = zip(hidden.chunk(chunks), targets.chunk(chunks), strict=True)  # each token has a label: -100 is the lab's
     return sum(checkpoint(one_chunk, *pair, use_reentrant=False) for pair in pairs) / len(targets)
 
 
@@ -504,23 +496,27 @@ def simulated(name, loss_of=large_loss, **choice):
 # %%
 large_runs = [simulated(way, **WAYS[way]) for way in ("none", "selective", "every block")]
 large_runs.insert(1, simulated("the last block alone", only=[23]))
-large_runs += [simulated("segments of 2", segment=2), simulated("every block, loss in chunks", large_loss_in_chunks)]
-large_runs.append(simulated("none, two micro-batches", large_loss_by_halves, every=0))
+
+# %%
+more = [simulated("every block, loss in chunks", large_loss_in_chunks), simulated("every block, default AdamW", fused=None),
+        simulated("none, two micro-batches", large_loss_by_halves, every=0)]
+large_runs = [*large_runs[:4], *more]
 for run in large_runs:
     print(f"{run.name:<27} {run.notes[0].partition(' the ')[0].lower():<12} {format_bytes(run.peak_bytes)}: {heights(run, 2**30)} (simulated)")
 
 # %% jupyter={"source_hidden": true}
 named = [replace(run, name=f"{run.name}: {max(moments(run), key=moments(run).get)}") for run in large_runs]
 room = simulated_device("A100 40GB").usable_bytes  # less its context
-figure = draw_breakdown(named, limit=f"{room / 2**30:.1f}GiB", title="1.3B, 4 x 2,048 tokens, bf16, flash attention")
+figure = draw_breakdown(named, limit=f"{room / 2**30:.1f}GiB", title="1.3B, 4 x 2,048 tokens, bf16, AdamW")
 show(figure, alt="Peaks of seven ways, stacked by category, beside a line at what the card leaves: the plain step and "
      "the last block alone are over it; every block with its loss in chunks is lowest.")
 
 # %% [markdown]
-# **Read it.** After each name stands the moment that decides. Five ways fit, and two recompute no product: *selective*, and the
+# **Read it.** Each name has the moment that decides; the line is the card. Five ways fit, and two recompute no product: *selective*, and the
 # plain step in two micro-batches. *The last block alone* gives 0.8 GiB back: it runs again when logits and their gradients
-# are gone. *Every block* peaks in the loss. Lower that, and the last tooth decides, with nearly all gradients. Then states
-# are to shrink (lessons 06 to 09).
+# are gone. *Every block* peaks in the loss. Lower that, and the last tooth decides, with nearly all gradients. With the
+# default AdamW the optimizer step decides, and no choice of blocks helps. Then states are to shrink (lessons
+# 06 to 09).
 #
 # A simulation has no time, but its arithmetic can be counted:
 
@@ -563,7 +559,8 @@ for of in [("none", 4), ("none", 2), ("selective", 4), ("every block", 4), ("non
 # ## Recap
 #
 # - A checkpoint keeps inputs and the random state, and runs forward again: the same gradients, fewer bytes.
-# - The peak is the loss, the first tooth or the last: a choice helps if it lowers the one that decides.
+# - The peak is the loss, the first tooth, the last, or an AdamW that is not fused: a choice helps if it lowers the one that
+#   decides.
 # - Selective costs no product, a set of blocks its share of a forward, all blocks up to a forward: at 1.3B 25% of the
 #   operations, with adapters 42%; on an H200 26% of the time.
 # - Tiny layers and a frozen beginning give nothing back; batch norm and foreign random numbers break it silently.

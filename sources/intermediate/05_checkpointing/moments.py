@@ -18,23 +18,26 @@ from utils.views.style import LOOKS, PHASE_SHADES, byte_unit, course_style, prin
 
 __all__ = ["draw_moments", "moments"]
 
-LOSS, FIRST, LAST = "the loss", "first tooth", "last tooth"
+LOSS, FIRST, LAST, STEP = "the loss", "first tooth", "last tooth", "optimizer step"
 BESIDE = {  # where the names stand, in points, so that none covers another
     LOSS: ((-14, 30), "right"),
     FIRST: ((0, 48), "center"),
     LAST: ((12, 26), "right"),
 }
-SMALLEST = 1 / 100  # of the peak: less than that is no stripe on a screen
+SMALLEST = 1 / 40  # of the peak: less than that is no stripe on a screen
 
 
 def moments(run: Measurement) -> dict[str, int]:
-    """The most bytes alive in the loss, and in the first and the last tooth.
+    """The most bytes alive in the loss, in the first and the last tooth, and in the optimizer's step.
 
     The loss lasts until a block runs again. A tooth begins where a checkpointed block runs again and ends where the next one does, or
-    backward. A step in which nothing runs again has the loss alone.
+    backward. A step in which nothing runs again has no tooth.
     """
-    timeline = run.timeline
-    return {name: int(timeline.alive_bytes[at]) for name, at in _places(timeline).items()}
+    timeline, places = run.timeline, _places(run.timeline)
+    for span in timeline.spans:
+        if span.phase is Phase.OPTIMIZER_STEP:
+            places[STEP] = _highest(timeline, span.start_ns, span.end_ns)
+    return {name: int(timeline.alive_bytes[at]) for name, at in places.items()}
 
 
 def _places(timeline: MemoryTimeline) -> dict[str, int]:

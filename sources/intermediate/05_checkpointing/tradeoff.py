@@ -62,7 +62,7 @@ def draw_tradeoff(
                 ls="--",
                 lw=1.5,
                 zorder=1,
-                label="least memory for its price",
+                label="no other way is lower and cheaper",
             )
         for cost, peak in points:
             chosen = (cost, peak) in front

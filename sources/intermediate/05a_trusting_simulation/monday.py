@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch.optim import AdamW, Optimizer
 
@@ -34,9 +36,10 @@ def block_1(text: str) -> None:
 
 
 def block_2(text: str) -> None:
-    """A model of transformers from its configuration alone: bf16 weights and moments, 6 bytes each."""
+    """A model of transformers with peft's adapters, from its configuration alone, and without them."""
     from transformers import LlamaConfig
 
+    warnings.simplefilter("ignore")  # peft calls transformers by an old name
     config = LlamaConfig(
         vocab_size=1000,
         hidden_size=256,
@@ -44,12 +47,18 @@ def block_2(text: str) -> None:
         num_hidden_layers=2,
         num_attention_heads=4,
     )
-    expected = run_block(text, config=config)["expected"]
     layer = 4 * 256**2 + 3 * 256 * 704 + 2 * 256
     count = 2 * layer + 2 * 1000 * 256 + 256
-    held = expected.breakdown["parameters"] / (2 * count)
-    assert 1 <= held < 1.01, f"{held:.3f} times the two bytes of {count} parameters"
+    adapters = 2 * 16 * (4 * 512 + 3 * (256 + 704))
+    with_adapters = run_block(text, config=config)["expected"]
+    held = with_adapters.breakdown["parameters"] / (2 * count + 4 * adapters)
+    assert 1 <= held < 1.02, f"{held:.3f} times bf16 weights and fp32 adapters"
+    states = with_adapters.breakdown["optimizer state"] / (8 * adapters)
+    assert 1 <= states < 1.05, f"{states:.3f} times two fp32 moments of the adapters alone"
+    without = "\n".join(line for line in text.splitlines() if "get_peft_model(" not in line)
+    expected = run_block(without, config=config)["expected"]
     assert expected.peak_bytes > 6 * count, "parameters and moments alone take more"
+    assert expected.peak_bytes > with_adapters.breakdown["parameters"], "all weights train"
 
 
 def block_3(text: str) -> None:
