@@ -22,6 +22,8 @@ REFUSED = {
     ("tiiuae/falcon-mamba-7b", "lora"): "incompatible with Mamba",
     ("tiiuae/falcon-mamba-7b", "qlora"): "incompatible with Mamba",
 }
+# Of learned positions, what a text may have.
+LONGEST = {"google-bert/bert-large-uncased": 512, "openai-community/gpt2-xl": 1024}
 
 
 def verdict(name: str, method: str, tokens: int) -> None:
@@ -30,6 +32,10 @@ def verdict(name: str, method: str, tokens: int) -> None:
     trials = Trials(name, config, CARD)
     if says := REFUSED.get((name, method)):
         with pytest.raises(NOT_TRIED, match=says):
+            trials.verdict(recipe)
+        return
+    if tokens > LONGEST.get(name, tokens):
+        with pytest.raises(ValueError, match=f"Choose tokens={LONGEST[name]} or fewer"):
             trials.verdict(recipe)
         return
     try:

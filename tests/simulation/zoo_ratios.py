@@ -20,7 +20,7 @@ from evidence.recorded import (
     CARD,
     FOLDER,
     experiment_rows,
-    fits,
+    recorded_fine_tunes,
     rows,
     simulated_adapters,
     simulated_gpt,
@@ -40,7 +40,7 @@ def all_runs() -> Iterator[Run]:
     ]:
         for index, row in enumerate(experiment_rows(name)):
             yield f"{name} {index}", row["requested_peak_bytes"], lambda s=simulated, r=row: s(r)
-    for index, fit in enumerate(fits()):
+    for index, fit in enumerate(recorded_fine_tunes()):
         yield f"fit {index}: {fit.model}", fit.peak_bytes, fit.simulated
     for row in rows("programs"):
         name = row["program"]

@@ -13,6 +13,7 @@ from torch import nn
 
 from utils.fitting import program
 from utils.fitting.recipe import Recipe
+from utils.shims.transformers import never_packed
 from utils.techniques.bitsandbytes_import import bitsandbytes_library
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LEARNING_RATE = 1e-4
+POSITIONS = ("position_embeddings", "wpe", "embed_positions")  # BERT's, GPT-2's, OPT's
 HEADS = ("lm_head", "score", "classifier")  # what transformers leaves out when it packs
 
 
@@ -79,10 +81,11 @@ def build(auto: type, config: PreTrainedConfig, recipe: Recipe) -> tuple[nn.Modu
         recipe: How it is trained.
 
     Raises:
-        ValueError: this PyTorch has no chunked loss.
+        ValueError: this PyTorch has no chunked loss, or a text is longer than the model's positions.
     """
     model: Any = auto.from_config(config, dtype=DTYPES[recipe.weights])  # type: ignore[attr-defined]
     model.config.use_cache = False
+    _check_positions(model, auto.__name__, recipe.tokens)
     if recipe.method == "qlora":
         pack(model, DTYPES[recipe.products])
     model = model.to("cuda")
@@ -101,6 +104,19 @@ def build(auto: type, config: PreTrainedConfig, recipe: Recipe) -> tuple[nn.Modu
     if recipe.precision == "fp16-mixed":
         model.course_scaler = torch.amp.GradScaler()
     return model, _optimizer(model, recipe)
+
+
+def _check_positions(model: nn.Module, auto: str, tokens: int) -> None:
+    """Refuse a text that is longer than the table of positions which the model has learned."""
+    if not auto.endswith(("ForCausalLM", "ForMaskedLM")):
+        return
+    for name, table in model.named_modules():
+        learned = isinstance(table, nn.Embedding) and name.rpartition(".")[2] in POSITIONS
+        if learned and table.num_embeddings < tokens:
+            raise ValueError(
+                f"This model has learned {table.num_embeddings:,} positions ({name}), and a text of "
+                f"{tokens:,} tokens has more. Choose tokens={table.num_embeddings} or fewer."
+            )
 
 
 def _check_has_chunked_loss() -> None:
@@ -124,9 +140,10 @@ def pack(model: nn.Module, products: torch.dtype = torch.bfloat16) -> None:
     `products` is the type that they compute in.
     """
     bnb: Any = bitsandbytes_library()
+    kept = never_packed(model)
     for path, layer in list(model.named_modules()):
         owner, _, name = path.rpartition(".")
-        if type(layer) is not nn.Linear or name in HEADS:
+        if type(layer) is not nn.Linear or name in (*HEADS, *kept):
             continue
         packed = bnb.nn.Linear4bit(
             layer.in_features, layer.out_features, layer.bias is not None,

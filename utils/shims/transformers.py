@@ -39,7 +39,18 @@ _CONSENT = Shim(
     "from_this_machine",
     "it waits for an answer on the keyboard before it runs a repository's code",
 )
-SHIMS = (_PACKED, _FOUR_BIT, _LOADED, _CONSENT)
+_UNPACKED = Shim(
+    TRANSFORMERS,
+    "transformers.modeling_utils:PreTrainedModel._keep_in_fp32_modules",
+    "never_packed",
+    "a model names layers that no quantizer packs: T5 casts what it multiplies to their type",
+)
+SHIMS = (_PACKED, _FOUR_BIT, _LOADED, _CONSENT, _UNPACKED)
+
+
+def never_packed(model: Any) -> tuple[str, ...]:
+    """Names of layers that `from_pretrained` leaves as they are when it packs the others."""
+    return tuple(getattr(model, "_keep_in_fp32_modules", None) or ())
 
 
 def one_sequence_a_row() -> AbstractContextManager[Any]:
