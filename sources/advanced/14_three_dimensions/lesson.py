@@ -140,7 +140,7 @@ print("losses:", *(f"{loss:.6f}" for loss in alone), f"({Evidence.MEASURED})")
 print("norms: ", *(f"{norm:.6f}" for norm in norms_alone))
 
 # %% [markdown]
-# Now eight ranks. **The order matters.** First the layers that a stage does not hold are cut away. Then sequences are
+# **The order matters.** First the layers that a stage does not hold are cut away. Then sequences are
 # shared (context parallelism, where there is any), then matrices are split, and at last what is left is sharded: FSDP2
 # must see the slices, not the whole matrices.
 
@@ -299,14 +299,13 @@ display(pd.DataFrame(rows).style.format(lambda x: x if isinstance(x, str) else f
         .set_caption("Losses: relative difference to one process. Norms of step 1: times the right one (measured)"))
 del curves["tied, gradients added up"]  # right, and so all zero
 show(draw_losses(curves, minus="one process", title="Three bugs: loss minus that of one process", unit="nats"),
-     alt="Loss over steps less that of one process. Other rows within a TP group are off from step 1; the norm "
-     "by stage, and a matrix whose copies are not added up, stay near zero.")
+     alt="Loss over steps less that of one process. Other rows within a TP group are off from step 1; copies "
+     "that are not added up from step 2; the norm by stage stays near zero.")
 
 # %% [markdown]
-# **Read it.** Other rows differ in the first loss already, by a thousandth. The other two bugs leave it right, and then
-# drift by less than a thousandth: such a run looks healthy. The norm tells them apart. By stage, two stages report two
-# numbers, and neither is right. Untied, all stages agree, on a wrong one. **Log the norm on every stage, and compare the
-# first steps with one process.**
+# **Read it.** Other rows differ in the first loss already, by a thousandth. The others leave it right: the norm by
+# stage drifts by less than a thousandth, the copies are off by 0.03 in step 2 and back in step 4. The norm tells them apart.
+# By stage, two stages report two numbers, and neither is right. Copies not added up: all agree, on a wrong one. **Log the norm on every stage, and compare the first steps with one process.**
 #
 # The right tied run counts the shared matrix twice, so its norm is too large.
 #
@@ -323,7 +322,7 @@ check("14.which_bug", which_bug)
 # %% [markdown]
 # ## 4. Real size: the memory of every stage
 #
-# Now 175 billion parameters on 64 GPUs of 80 GB. TP 8 x PP 8 leaves DP 1, so there is nothing that ZeRO-1 could
+# 175 billion parameters on 64 GPUs of 80 GB. TP 8 x PP 8 leaves DP 1, so there is nothing that ZeRO-1 could
 # shard: "ZeRO-1 on each pipeline rank" saves nothing here.
 # [Korthikanti and others 2022](https://arxiv.org/abs/2205.05198) published this run's memory in their Figure 1.
 #
@@ -400,7 +399,7 @@ for axis in ("tp", "pp", "shard"):
 
 # %% [markdown]
 # **Read it.** The planner's bytes and the program's agree within a tenth of a percent; the simulated peak is 4% lower.
-# A real step has 1536 sequences, so each replica passes 768 through, not eight. Traffic over *tp* and *pp* grows with the
+# A real step has 1536 sequences, so each replica passes 768 through. Traffic over *tp* and *pp* grows with the
 # micro-batches; that of data parallelism comes once a step. This rank's bytes stand for all 64: embedding and head are left
 # out.
 #
