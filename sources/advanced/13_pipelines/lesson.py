@@ -32,7 +32,7 @@ my_bet_percent = 50
 # %% tags=["setup"]
 here = setup("advanced/13")
 
-# %%
+# %% jupyter={"source_hidden": true}
 import contextlib
 import datetime
 import itertools
@@ -55,8 +55,6 @@ from utils.lessons.lesson_13.saved import saved_for_backward
 from utils.lessons.lesson_13.small_model import batch, farthest, layers_of, one_process
 from utils.lessons.lesson_13.timed import fastest, launch_and_message, sleep_through
 
-RANKS, MICRO_BATCHES = 4, 8
-
 # %% [markdown]
 # ## 1. A schedule is a program
 #
@@ -69,6 +67,7 @@ RANKS, MICRO_BATCHES = 4, 8
 # nobody waits for. A schedule is nothing but a list of actions for each rank:
 
 # %% tags=["nbval-check-output"]
+RANKS, MICRO_BATCHES = 4, 8
 programs = {
     "GPipe": order("gpipe", RANKS, MICRO_BATCHES),
     "1F1B": order("1f1b", RANKS, MICRO_BATCHES),
@@ -86,7 +85,8 @@ def drawn(rows, forward=1.0, transfer=0.0, launch=0.0):
     return run(rows, forward * share, 2 * forward * share, transfer, launch=launch)
 
 
-show(draw_schedules({name: Panel(rows, drawn(rows)) for name, rows in programs.items()}),
+show(draw_schedules({name: Panel(rows, drawn(rows)) for name, rows in programs.items()},
+                    title="4 ranks, 8 micro-batches, backward twice as long as forward"),
      alt="Four schedules on four ranks: GPipe and 1F1B end at the same time; interleaved and ZB-H1 end earlier.")
 idle = [drawn(programs[name]).total - drawn(programs[name]).busy for name in ("GPipe", "1F1B")]
 print(f"your bet: {my_bet_percent}%; 1F1B idles {100 * (1 - idle[1] / idle[0]):.0f}% less than GPipe (predicted)")
@@ -124,7 +124,7 @@ class Mail:
         self.here, self.sent = {}, []
 
     def put(self, tensor, source, target, k):
-        tag = 1000 * (2 * max(source, target) + (source < target)) + k
+        tag = 1000 * (2 * max(source, target) + (source < target)) + k  # of a border, a direction, a micro-batch
         if self.owners.get(target) == dist.get_rank():
             self.here[tag] = tensor
         elif target in self.owners:  # nobody stands before stage 0
@@ -273,15 +273,16 @@ def simulated_stage(schedule, rank):
 # %%
 stages = [simulated_stage(*which) for which in (("GPipe", 0), ("1F1B", 0), ("1F1B", 3))]
 for run_of_stage in stages:
-    print(f"{run_of_stage.name:<15} peak {format_bytes(run_of_stage.peak_bytes):>9}, "
-          f"{format_bytes(run_of_stage.breakdown['activations']):>9} of it activations (simulated)")
-show(draw_over_time({run.name: run for run in stages}, "activations", title="A stage of 7B through one step"),
+    top = run_of_stage.timeline.series()["activations"].max()
+    print(f"{run_of_stage.name:<15} activations at their top {format_bytes(top):>9}; peak of all memory "
+          f"{format_bytes(run_of_stage.peak_bytes):>9}, {format_bytes(run_of_stage.breakdown['activations']):>9} of it activations (simulated)")
+show(draw_over_time({run.name: run for run in stages}, "activations", title="7B in 4 stages, 8 micro-batches of 2,048 tokens"),
      alt="Activations of simulated stages: GPipe's first climbs highest, 1F1B's first half as far, 1F1B's last least.")
 
 # %% [markdown]
-# **Read it.** The tops hold the activations of eight micro-batches, of four and of one, as you counted. The *peak* does not fall
-# as far: each stage also holds its weights and, once backward has begun, their gradients. The last stage has the head and the
-# logits of its micro-batch on top.
+# **Read it.** The tops hold the activations of eight micro-batches, of four and of one, as you counted. The *peak* of all
+# memory does not fall as far: each stage also holds its weights and, once backward has begun, their gradients. GPipe's comes
+# after the top: the first gradients are there, and some activations gone.
 #
 # ## 4. The timeline, measured
 #
@@ -325,8 +326,8 @@ show(draw_schedules(panels, unit="seconds"),
 
 # %% [markdown]
 # **Read it.** A batch that is not cut leaves each rank idle three quarters of the time; the schedules bring that down as
-# drawn. *Theory* knows no launch and no message; *drawn* knows both. So *drawn* lies above *theory*, and furthest where
-# a rank holds two stages: twice the passes and messages, or more.
+# drawn. *Theory* knows no launch and no message; *drawn* knows both, and so lies
+# above.
 #
 # ### The price of a message
 #
@@ -353,7 +354,7 @@ out = sum(a != b for a, b in itertools.pairwise(node_of))
 message = 2 * 2048 * model.hidden  # bf16, one sequence
 for v in (1, 3, 6):
     leaves = v * out + (v - 1) * (node_of[0] != node_of[-1])
-    print(f"v = {v}: {leaves:>2} of {16 * v - 1} hops leave a node; {format_bytes(2 * leaves * 64 * message)} in a step (predicted)")
+    print(f"v = {v}: {leaves:>2} of {16 * v - 1} hops leave a node; {format_bytes(2 * leaves * 64 * message)} in a step of 64 (predicted)")
 
 # %% [markdown]
 # **Read it.** Interleaving pays where the bubble is large, so at small batches: with its messages hidden, 12 chunks save
@@ -477,7 +478,7 @@ print("last actions:", [log[-1] for log in run_ranks(fly, RANKS, programs["1F1B"
 
 # %%
 for name in programs:
-    score("13", f"{name}, 4 ranks, 8 micro-batches", peak_bytes=max(r["kept"] for r in by_hand[name]))
+    score("13", f"{name}, kept for backward, 4 ranks", peak_bytes=max(r["kept"] for r in by_hand[name]))
 scoreboard("13")
 
 # %% [markdown]
@@ -516,17 +517,20 @@ scoreboard("13")
 # %% [markdown]
 # ## On Monday
 #
-# When a model does not fit by ZeRO and tensor parallelism inside a node. You have its `layers` in order, and start with
-# `torchrun --nproc-per-node 4`; every rank reads the same batches.
+# Use it when a model does not fit by ZeRO and tensor parallelism inside a node. You have its `layers` in order, `device` is
+# this rank's, `dist.init_process_group()` has run; start with `torchrun --nproc-per-node 4`. Every rank reads the same batches.
 #
 # ```python
+# import torch
+# import torch.distributed as dist
+# from torch import nn
 # from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 #
 # rank, stages = dist.get_rank(), dist.get_world_size()
-# each = len(layers) // stages
-# part = nn.Sequential(*layers[rank * each : (rank + 1) * each]).to(device)
+# first, end = (len(layers) * r // stages for r in (rank, rank + 1))
+# part = nn.Sequential(*layers[first:end]).to(device)
 # stage = PipelineStage(part, rank, stages, device)
-# schedule = Schedule1F1B(stage, n_microbatches=4 * stages, loss_fn=loss_fn)  # divides the batch
+# schedule = Schedule1F1B(stage, n_microbatches=4 * stages, loss_fn=loss_fn)  # must divide the batch
 # optimizer = torch.optim.AdamW(part.parameters())  # of its own layers
 # losses = []
 # for inputs, targets in loader:
@@ -539,6 +543,9 @@ scoreboard("13")
 #         found = []
 #         schedule.step(target=targets, losses=found)
 #         losses.append(sum(loss.item() for loss in found) / len(found))
+#     norm = torch.nn.utils.get_total_norm([p.grad for p in part.parameters()])
+#     dist.all_reduce(square := norm**2)  # over all stages: else each would clip by a norm of its own
+#     torch.nn.utils.clip_grads_with_norm_(part.parameters(), 1.0, square.sqrt())
 #     optimizer.step()
 # ```
 #

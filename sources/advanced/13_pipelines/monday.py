@@ -23,11 +23,13 @@ RANKS, STEPS = 2, 3
 
 def block_1(text: str) -> None:
     """PyTorch's schedule: losses of one process; with GPipe in its place rank 0 keeps more."""
-    wanted = _alone()
+    wanted, norm = _alone()
     found = run_ranks(_by_schedule, RANKS, text)
     assert found[-1][0], "the last rank has no losses"
     gaps = [abs(a / b - 1) for a, b in zip(found[-1][0], wanted, strict=True)]
     assert max(gaps) < 1e-5, f"losses are {found[-1][0]}, and those of one process {wanted}"
+    for _, _, of_stages in found:
+        assert abs(of_stages / norm - 1) < 1e-5, f"a norm of {of_stages}, and {norm} is due"
     gpipe = run_ranks(_by_schedule, RANKS, text.replace("Schedule1F1B", "ScheduleGPipe"))
     assert gpipe[0][1] == 4 * found[0][1], "of eight micro-batches 1F1B holds two on rank 0"
 
@@ -50,26 +52,28 @@ def _whole_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.cat(inputs), torch.cat(targets)) for inputs, targets in map(batch, range(STEPS))]
 
 
-def _alone() -> list[float]:
-    model, losses = layers_of(0, 1), []
+def _alone() -> tuple[list[float], float]:
+    """Losses of one process, and its last step's norm."""
+    model, losses, norm = layers_of(0, 1), [], torch.zeros(())
     optimizer = torch.optim.AdamW(model.parameters())
     for inputs, targets in _whole_batches():
         optimizer.zero_grad()
         loss = F.mse_loss(model(inputs), targets)
         loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
-    return losses
+    return losses, norm.item()
 
 
-def _by_schedule(text: str) -> tuple[list[float], int]:
-    """Losses, and the bytes that this rank keeps for backward at most, the batch left out."""
+def _by_schedule(text: str) -> tuple[list[float], int, float]:
+    """Losses, the bytes that this rank keeps for backward at most, the batch left out, and the last norm."""
     layers, loader = list(layers_of(0, 1)), _whole_batches()
     names: dict[str, Any] = {"torch": torch, "nn": nn, "dist": dist, "loss_fn": F.mse_loss}
     own = [p for layer in layers for p in layer.parameters()]
     with saved_for_backward([*own, *(inputs for inputs, _ in loader)]) as saved:
         made = run_block(text, layers=layers, loader=loader, device=torch.device("cpu"), **names)
-    return made["losses"], saved.peak_bytes
+    return made["losses"], saved.peak_bytes, made["square"].sqrt().item()
 
 
 def _by_deepspeed(text: str) -> list[float]:

@@ -14,7 +14,7 @@
 # **The question.** 64 GPUs, and a model that fits none of them. How do tensor, pipeline and data parallelism share it, so
 # that its losses stay those of one process, every stage fits, and few bytes leave the nodes?
 #
-# **Promise.** You compose three axes on eight real ranks, and see what gives away the three usual bugs. Then 100 and 175
+# **Promise.** You compose three axes on eight processes, and see what gives away the three usual bugs. Then 100 and 175
 # billion parameters on 64 simulated GPUs: memory of every stage, bytes on every link.
 #
 # | minutes | hardware | runs |
@@ -53,6 +53,7 @@ from utils.parallel import ParallelDims, accumulated_passes, adamw, clip, cut, d
 from utils.parallel import pipeline_passes, reduce_late, shard_states, share_sequences, split_tensors, sum_over
 from utils.parallel import token_weight
 from utils.planner import axis_bytes, framework, ring_bytes
+from utils.planner.calibration import BESIDE_TRAINING
 from evidence.validation.simulation_megatron_stage import megatron_stage, states_and_kept
 from evidence.validation.tables import table
 from utils.lessons.lesson_14.at_size import simulated_rank
@@ -66,7 +67,7 @@ from utils.lessons.lesson_14.orders import draw_orders
 # %%
 HUNDRED = ModelShape(name="100B", family="llama", layers=80, hidden=10_240, heads=80, feedforward=27_648,
                      vocabulary=32_000, max_sequence=2048)
-by_dtensor = replace(framework("fsdp"), name="fsdp, inputs kept", gathered_inputs=1.0)  # what section 5 runs
+by_dtensor = replace(framework("fsdp"), name="fsdp, inputs kept", gathered_inputs=1.0)  # section 5's: Megatron gathers them again
 cluster = Cluster(gpu="A100-80GB", nodes=8)
 three = Plan(tp=4, pp=8, dp=2, zero_stage=1, sequence_parallel=True, framework=by_dtensor)
 batch = Batch(sequences=1536, sequence_length=2048)
@@ -139,7 +140,7 @@ print("losses:", *(f"{loss:.6f}" for loss in alone), f"({Evidence.MEASURED})")
 print("norms: ", *(f"{norm:.6f}" for norm in norms_alone))
 
 # %% [markdown]
-# Now eight ranks. **The order matters.** First the layers that a stage does not hold are cut away. Then sequences are
+# **The order matters.** First the layers that a stage does not hold are cut away. Then sequences are
 # shared (context parallelism, where there is any), then matrices are split, and at last what is left is sharded: FSDP2
 # must see the slices, not the whole matrices.
 
@@ -148,12 +149,12 @@ def my_part(dims, model, zero_stage=1, mixed=False):
     mesh = device_mesh(dims.with_cp_in("shard"), "cpu")
     if dims.pp > 1:
         blocks = (model.config.layers // dims.pp,) * dims.pp
-        model = cut(model, blocks, mesh.get_local_rank("pp"))
+        model = cut(model, blocks, mesh.get_local_rank("pp"))  # deletes all layers but this stage's
     if dims.cp > 1:
-        share_sequences(model, device_mesh(dims, "cpu")["cp"])
+        share_sequences(model, device_mesh(dims, "cpu")["cp"])  # attention fetches the others' keys and values
     if dims.tp > 1:
-        split_tensors(model, mesh["tp"], sequence=True)
-    shard_states(model, mesh, zero_stage=zero_stage, mixed=mixed)
+        split_tensors(model, mesh["tp"], sequence=True)  # PyTorch's parallelize_module
+    shard_states(model, mesh, zero_stage=zero_stage, mixed=mixed)  # PyTorch's fully_shard, block by block
     return model, mesh
 
 
@@ -167,6 +168,7 @@ def my_passes(part, mesh, dims, micro_batch, micro_batches, length, dtype, zero_
     if dims.pp == 1:
         return accumulated_passes(part, micro_batch, positions, reduce_late(mesh, zero_stage=zero_stage))
     shape = (micro_batch, len(positions) // dims.tp, part.config.hidden)
+    # PyTorch's PipelineStage and Schedule1F1B:
     return pipeline_passes([part], mesh, positions, torch.empty(shape, dtype=dtype, device="meta"),
                            chunks=dims.pp, schedule="1F1B", micro_batches=micro_batches)
 
@@ -203,14 +205,14 @@ def train(dims, steps, read=my_rows, clipped=clip_over_all, after_backward=None,
     places = own_positions(dims, dist.get_rank(), LENGTH)
     for step in range(steps):
         inputs, targets = (t[:, places] for t in read(dims, step))
-        with loss_parallel():
-            loss = passes(inputs, targets, token_weight(targets, mesh))
+        with loss_parallel():  # logits are split over the vocabulary
+            loss = passes(inputs, targets, token_weight(targets, mesh))  # sums tokens; the loss over pp; gradients
         if after_backward is not None:
             after_backward(part, mesh)
-        norms.append(clipped(optimizer, mesh, limit).item())
+        norms.append(clipped(optimizer, mesh, limit).item())  # sums the square over pp, data and tp
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(sum_over(mesh, ["shard"], loss).item() / mesh["shard"].size())
+        losses.append(sum_over(mesh, ["shard"], loss).item() / mesh["shard"].size())  # the weight has that factor
     return losses, norms
 
 
@@ -226,7 +228,7 @@ def both_boxes():
 
 
 # %%
-ranks = run_ranks(both_boxes, 8, timeout_seconds=120)
+ranks = run_ranks(both_boxes, 8, timeout_seconds=300)
 for name in BOXES:
     apart = max(abs(a / b - 1) for rank in ranks for a, b in zip(rank[name][0], alone, strict=True))
     norm = max(abs(a / b - 1) for rank in ranks for a, b in zip(rank[name][1], norms_alone, strict=True))
@@ -248,7 +250,7 @@ for name in BOXES:
 
 # %%
 def clip_by_stage(optimizer, mesh, limit):
-    return clip(optimizer, mesh["shard", "tp"], limit)
+    return clip(optimizer, mesh["shard", "tp"], limit)  # the number that torch.nn.utils.clip_grad_norm_ finds
 
 
 def shuffled_by_rank(dims, step):
@@ -281,31 +283,31 @@ def every_bug():
     return {name: train(DIMS, STEPS, **change) for name, change in cases.items()}
 
 
-bugs = run_ranks(every_bug, 8, timeout_seconds=120)
+bugs = run_ranks(every_bug, 8, timeout_seconds=300)
 tied_alone = one_process(STEPS, limit=math.inf, tied=True)
 
 # %% jupyter={"source_hidden": true}
-rows = []
+rows, curves = [], {"one process": [0.0] * STEPS}
 for name in bugs[0]:
     right, right_norms = tied_alone if name.startswith("tied") else (alone, norms_alone)
     difference = [abs(a / b - 1) for a, b in zip(bugs[0][name][0], right, strict=True)]
+    curves[name] = [a - b for a, b in zip(bugs[0][name][0], right, strict=True)]
     rows.append({"": name, "loss of step 1": difference[0], "loss of the last step": difference[-1],
                  "norm, stage 0": bugs[0][name][1][0] / right_norms[0],
                  "norm, stage 1": bugs[-1][name][1][0] / right_norms[0]})
 display(pd.DataFrame(rows).style.format(lambda x: x if isinstance(x, str) else f"{x:.2g}").hide()
         .set_caption("Losses: relative difference to one process. Norms of step 1: times the right one (measured)"))
-curves = {"one process": alone, **{name: bugs[0][name][0] for name in list(bugs[0])[:2]}}
-show(draw_losses(curves, minus="one process", title="Two bugs: loss minus that of one process", unit="nats"),
-     alt="Loss over steps less that of one process. Other rows within a TP group are off from step 1; the norm "
-     "by stage stays near zero.")
+del curves["tied, gradients added up"]  # right, and so all zero
+show(draw_losses(curves, minus="one process", title="Three bugs: loss minus that of one process", unit="nats"),
+     alt="Loss over steps less that of one process. Other rows within a TP group are off from step 1; copies "
+     "that are not added up from step 2; the norm by stage stays near zero.")
 
 # %% [markdown]
-# **Read it.** Other rows differ in the first loss already, by a thousandth. The other two bugs leave it right, and then
-# drift by less than a thousandth: such a run looks healthy. The norm tells them apart. By stage, two stages report two
-# numbers, and neither is right. Untied, all stages agree, on a wrong one. **Log the norm on every stage, and compare the
-# first steps with one process.**
+# **Read it.** Other rows differ in the first loss already, by a thousandth. The others leave it right: the norm by
+# stage drifts by less than a thousandth, the copies are off by 0.03 in step 2 and back in step 4. The norm tells them apart.
+# By stage, two stages report two numbers, and neither is right. Copies not added up: all agree, on a wrong one. **Log the norm on every stage, and compare the first steps with one process.**
 #
-# The right tied run counts the shared matrix twice, so its norm is too large. In the lab you leave one copy out.
+# The right tied run counts the shared matrix twice, so its norm is too large.
 #
 # <div class="alert alert-warning"><b>Trap.</b> Why <code>% 128</code> above? Of a vocabulary of 256, plain text fills the
 # first half, slice 0's: whatever rows slice 1 read, no loss would change.</div>
@@ -320,8 +322,8 @@ check("14.which_bug", which_bug)
 # %% [markdown]
 # ## 4. Real size: the memory of every stage
 #
-# Now 175 billion parameters on 64 GPUs of 80 GB. TP 8 x PP 8 leaves DP 1, so there is nothing that ZeRO-1 could
-# shard: "ZeRO-1 on each pipeline rank" saves nothing here. Three chunks of layers a stage make the bubble smaller.
+# 175 billion parameters on 64 GPUs of 80 GB. TP 8 x PP 8 leaves DP 1, so there is nothing that ZeRO-1 could
+# shard: "ZeRO-1 on each pipeline rank" saves nothing here.
 # [Korthikanti and others 2022](https://arxiv.org/abs/2205.05198) published this run's memory in their Figure 1.
 #
 # One rank of the first, a middle and the last stage runs whole on simulated tensors: Megatron-LM's layers, all passes of
@@ -333,7 +335,7 @@ megatron = Plan(tp=8, pp=8, virtual_stages=3, sequence_parallel=True, recompute=
                 attention="unfused", dropout=True)
 planned = estimate(LARGE, cluster, megatron, Batch(sequences=64, sequence_length=TOKENS))
 whole = {stage: megatron_stage(LARGE, megatron, stage, length=TOKENS) for stage in (0, 4, 7)}
-show(draw_stage_memory(planned, title="One GPU of each stage of 175B",
+show(draw_stage_memory(planned, title="175B, TP 8 x PP 8, 3 chunks: one GPU of each stage",
                        simulated={stage: run.peak_bytes for stage, run in whole.items()}),
      alt="Stacked bars of memory for 8 stages, below the 80 GB card; activations shrink from stage to stage. Diamonds "
      "for stages 0, 4 and 7 lie on the bars.")
@@ -364,7 +366,8 @@ for found, printed in zip(ours, published, strict=True):
 # ## 5. The bytes on every link
 #
 # The functions of section 2 now build the 100B model, and one of its 64 ranks, in the second of eight stages, is
-# simulated. Collectives are counted by axis, with their payload; what a rank of a ring sends follows.
+# simulated. Collectives are counted by axis, with their payload, what each rank puts in. In a ring of n an all-gather sends
+# it n - 1 times, a reduce-scatter (n - 1)/n times.
 
 # %%
 def at_size(shape, dims, rank, micro_batches, zero_stage=1):
@@ -396,8 +399,9 @@ for axis in ("tp", "pp", "shard"):
 
 # %% [markdown]
 # **Read it.** The planner's bytes and the program's agree within a tenth of a percent; the simulated peak is 4% lower.
-# A real step has 1536 sequences, so each replica passes 768 through, not eight. Traffic over *tp* and *pp* grows with the
-# micro-batches; that of data parallelism comes once a step.
+# A real step has 1536 sequences, so each replica passes 768 through. Traffic over *tp* and *pp* grows with the
+# micro-batches; that of data parallelism comes once a step. This rank's bytes stand for all 64: embedding and head are left
+# out.
 #
 # Which of it leaves the node depends on **where neighbours lie**. Number the ranks axis by axis, put eight to a node,
 # and walk along every ring. The order `tp < shard < pp` counts along *tp* first.
@@ -430,16 +434,16 @@ best, *_, worst = (sum(left.values()) for left in orders.values())
 print(f"well placed {best / all_bytes:.2%} of {all_bytes / GB:,.0f} GB leave nodes, badly {worst / all_bytes:.0%} (simulated);",
       f"your bets {my_bet_percent_well}% and {my_bet_percent_badly}%")
 seconds = [left / (64 * cluster.network_bytes_per_second_per_gpu) for left in (best, worst)]
-print(f"over the network {seconds[0]:.1f} s or {seconds[1]:.0f} s; the planner's whole step: {in_3d.step_seconds:.0f} s (predicted)")
+print(f"at the ports' full rate {seconds[0]:.1f} s or {seconds[1]:.0f} s; the planner's whole step: {in_3d.step_seconds:.0f} s (predicted)")
 
 # %% [markdown]
-# **Read it.** *tp* inside the nodes: that was folklore, here it is counted. It need not be innermost: the first two
+# **Read it.** *tp* inside the nodes. It need not be innermost: the first two
 # orders fill each node with the same ranks. A node of eight has room for the four slices and one more pair: both
 # replicas, or two neighbouring stages. Which is better depends on the batch. **The order is an outcome of bytes, not a
-# law.** The lab has cases where no order of whole axes is best.
+# law.**
 #
 # <div class="alert alert-warning"><b>Trap.</b> "Stages send little, so the network does not matter." A hop inside a node
-# sends nothing over it; one to another node sends all, and interleaving by v multiplies it by more than v.</div>
+# sends nothing over it; one to another node sends all, and with 3 chunks a stage the 7 hops are 23.</div>
 #
 # **Question.** From how many sequences in a batch on does the order tp < pp < shard leave fewer bytes between nodes
 # than tp < shard < pp? `leaving` and `counted` are yours to use.
@@ -483,8 +487,8 @@ for (sequences, length), recompute in itertools.product(((1, 2048), (8, 2048), (
 display(pd.DataFrame(rows).style.format(precision=1).hide().set_caption("One A100-80GB: GiB at the peak (predicted)"))
 
 # %% [markdown]
-# **Read it.** Up to 16,384 tokens a micro-batch fit. Twice as many overflow, until blocks are recomputed. At 65,536 the
-# **logits** alone overflow. Sharding does not help with either: each rank has its own. A smaller micro-batch does, or
+# **Read it.** With 2,048 tokens the peak is in the optimizer's step, where no activations are left. 16,384 tokens a
+# micro-batch fit. Twice as many overflow, until blocks are recomputed. At 65,536 the **logits** alone overflow. Sharding does not help with either: each rank has its own. A smaller micro-batch does, or
 # context parallelism; a chunked loss helps with logits.
 #
 # So data parallelism alone will do. FSDP shards over all 64, HSDP (hybrid) within each node, with eight replicas. A ring
@@ -492,10 +496,11 @@ display(pd.DataFrame(rows).style.format(precision=1).hide().set_caption("One A10
 
 # %%
 SCHEMES = {"FSDP": ParallelDims(shard=64), "HSDP": ParallelDims(replicate=8, shard=8)}
+leaves_node = {}
 schemes = {name: at_size(ONE, box, 0, 1, zero_stage=3) for name, box in SCHEMES.items()}
 for name, run in schemes.items():
     sent = sent_by_axis(run, SCHEMES[name])
-    leaves = sent["shard"] if name == "FSDP" else 8 * sent["replicate"]
+    leaves = leaves_node[name] = sent["shard"] if name == "FSDP" else 8 * sent["replicate"]
     print(f"{name}: peak {run.peak_bytes / GIB:.1f} GiB; a rank sends {sent['shard'] / GB:.2f} GB over shard,",
           f"{sent['replicate'] / GB:.2f} over replicate; {leaves / GB:.2f} GB leave a node (simulated)")
 
@@ -512,6 +517,9 @@ for name, stage, choices in (("DDP", 0, {}), ("ZeRO-1", 1, {}), ("ZeRO-2", 2, {}
                  "1.25 GB/s, 4 micro-batches": seconds_of(stage, 1.25, 256, **choices)})
 display(pd.DataFrame(rows).style.format(precision=3).hide()
         .set_caption("Llama 3.2 1B, one sequence of 2,048 a rank and micro-batch: seconds a step, by a node's network (predicted)"))
+slow = replace(cluster, network_bytes_per_second=1.25 * GB)
+print(f"predicted with collectives at {slow.network_share * BESIDE_TRAINING:.0%} of a {slow.network} port's rate: FSDP's "
+      f"{leaves_node['FSDP'] / GB:.2f} GB take {leaves_node['FSDP'] / (1.25 * GB * slow.network_share * BESIDE_TRAINING):.1f} s of 1.25 GB/s")
 
 # %% [markdown]
 # **Read it.** ZeRO-1 and 2 send the least, gradients and parameters once. DDP's all-reduce sends fp32 gradients twice, FSDP
@@ -566,17 +574,22 @@ scoreboard("14")
 # ## On Monday
 #
 # **Plain PyTorch.** Yours are `stage`, the layers that this rank's stage holds, `plan`, the `parallelize_module` plan of
-# all its parameters (norms too, by `SequenceParallel`), and the sizes `pp`, `dp`, `tp`. The last axis lies in the node:
+# all its parameters (norms too, by `SequenceParallel`), `loss_fn`, `loader` (rows by *replica*, `mesh["dp"]`) and the sizes
+# `pp`, `dp`, `tp`. The last axis lies in the node:
 #
 # ```python
 # import torch
 # from torch.distributed.device_mesh import init_device_mesh
 # from torch.distributed.fsdp import fully_shard
+# from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 # from torch.distributed.tensor.parallel import parallelize_module
 #
 # mesh = init_device_mesh(device, (pp, dp, tp), mesh_dim_names=("pp", "dp", "tp"))
 # stage = parallelize_module(stage, mesh["tp"], plan)  # slices first
-# stage = fully_shard(stage, mesh=mesh["dp"])  # then shards of the slices
+# stage = fully_shard(stage, mesh=mesh["dp"], reshard_after_forward=False)  # then shards: else each micro-batch gathers again
+# optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-2)
+# pipe = PipelineStage(stage, mesh.get_local_rank("pp"), pp, torch.device(device), group=mesh.get_group("pp"))
+# schedule = Schedule1F1B(pipe, n_microbatches=micro_batches, loss_fn=loss_fn)
 #
 # def clip(limit):
 #     """After backward, on every stage: one norm over all three axes."""
@@ -585,6 +598,13 @@ scoreboard("14")
 #     torch.distributed.all_reduce(square, group=mesh.get_group("pp"))
 #     torch.nn.utils.clip_grads_with_norm_(parameters, limit, square.sqrt())
 #     return square.sqrt()
+#
+# norms = []
+# for inputs, targets in loader:
+#     schedule.step(*([inputs] if pipe.is_first else []), target=targets if pipe.is_last else None)
+#     norms.append(clip(limit=1.0).item())
+#     optimizer.step()
+#     optimizer.zero_grad()
 # ```
 #
 # **Megatron-LM, DeepSpeed.** In the course's folder: `shape` is a `model_shape(...)`, or a `ModelShape` of your own.
@@ -600,4 +620,3 @@ scoreboard("14")
 # ```
 #
 # **Look at** the norm of the first step: the same on every rank, and that of a small copy of your model in one process.
-# Then count what leaves a node, as section 5 does.

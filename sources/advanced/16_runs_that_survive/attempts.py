@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.checkpoint import FileSystemReader
+
 from utils.parallel import named
 from utils.ranks import RankError, run_ranks
 
@@ -36,9 +38,17 @@ def damaged_copy(folder: Path, change: Callable[[Path], object]) -> Path:
 
 
 def change_a_byte(path: Path) -> None:
-    """Change the last byte of one file of rank 0's."""
-    file = next(path.glob("__0_*.distcp"))
-    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    """Change one byte of rank 0's file: the exponent of one number in the middle of its embedding."""
+    stored = FileSystemReader(path).read_metadata().storage_data
+    piece = next(where for index, where in stored.items() if _is_weight(index.fqn, where))
+    data = bytearray((path / piece.relative_path).read_bytes())
+    # The numbers of a saved tensor begin at a multiple of 64 bytes, so that each fourth byte is a last one.
+    data[piece.offset + piece.length // 8 * 4 + 3] ^= 0x08
+    (path / piece.relative_path).write_bytes(data)
+
+
+def _is_weight(name: str, where: Any) -> bool:
+    return name == "model.embed.weight" and where.relative_path.startswith("__0_")
 
 
 def lose_a_rank(path: Path) -> None:

@@ -180,8 +180,7 @@ def draw_forgotten(
                 label="resumed",
             )
             axes.axvline(first_step + 0.5, color="black", ls=":", lw=1)
-            apart = sum(a != b for a, b in zip(losses, uninterrupted[first_step:], strict=True))
-            axes.set_title(f"{name}: {apart} of {rest} differ", fontsize=10)
+            axes.set_title(_apart(name, losses, uninterrupted[first_step:]), fontsize=10)
         for axes in panels[len(resumed) :]:
             axes.set_axis_off()
         for axes in panels[::columns]:
@@ -192,6 +191,12 @@ def draw_forgotten(
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         print_evidence(figure, [Evidence.MEASURED], [device])
     return figure
+
+
+def _apart(name: str, losses: Sequence[float], wanted: Sequence[float]) -> str:
+    differences = [abs(a - b) for a, b in zip(losses, wanted, strict=True) if a != b]
+    by = f", by up to {max(differences):.2f}" if differences else ""
+    return f"{name}: {len(differences)}{by}"
 
 
 __all__ = ["draw_days", "draw_forgotten", "draw_goodput"]

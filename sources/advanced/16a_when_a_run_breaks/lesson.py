@@ -11,10 +11,11 @@
 #
 # {{badges}}
 #
-# **Promise.** A rank dies, a host dies, a cable is cut: you see who notices, after how long, and what brings the job back
-# without a human. Where a run hangs, slows down or computes wrongly instead, you find the rank that is to blame. At the end
-# you price all of it for 70B on 256 GPUs. (What a checkpoint must hold, and how often it is saved, is
-# [lesson 16](16_runs_that_survive.ipynb).)
+# **The question.** A part of a job fails: who notices, after how long, who is to blame, and what brings the job back without
+# a human?
+#
+# **Promise.** You kill a rank and a host and cut a cable, and see the job come back. Where a run hangs, slows down or computes
+# wrongly instead, you find the rank that is to blame. At the end you price it for 70B on 256 GPUs.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -57,7 +58,7 @@ from utils.ranks.elastic import Fault, link_problem, run_elastic
 from utils.lessons.lesson_16a.progress import draw_progress, progress_of
 from utils.lessons.lesson_16a.records.survive import run_in
 from utils.lessons.lesson_16a.records.survive_script import SCRIPT
-from utils.lessons.lesson_16a.watching import RULES_TEST, Exporter, StandInGpu, prometheus_problem, promtool, report, watch
+from utils.lessons.lesson_16a.watching import RULES, RULES_TEST, Exporter, StandInGpu, prometheus_problem, promtool, report, watch
 from evidence.record import recorded
 
 # %% [markdown]
@@ -85,7 +86,8 @@ print("ranks, start by start:", *(world for *_, world, _ in story.worlds()), f"(
 # agent asks to join. `--nnodes=1:2` allows both.
 #
 # So the script must do three things: load its checkpoint if there is one, save so that a kill leaves a whole one, and *die*
-# of its errors, since an agent sees nothing else. This is the one that ran (`note` writes a journal, for our seconds):
+# of its errors, since an agent sees nothing else. This is the one that ran, below the lines that read its arguments (`note`
+# writes a journal, for our seconds):
 
 # %%
 print(SCRIPT[SCRIPT.index("dist.init"):])
@@ -117,30 +119,36 @@ for found, evidence in rows:
         print(f"    rank {rank} after {seconds:4.1f} s: {text}")
 
 # %% [markdown]
-# **Read it.** The kernel of a *dead process* closes its connections, so rank 0 knows at once. A *cut link* says nothing:
-# both ranks wait for exactly the timeout. A host without power is as silent; ours lost its processes, but its kernel lived
-# on. After the cut, host 0's agent waits until host 1 has missed three signs of life (one a second here, every five by default).
-# Most other seconds import torch again.
+# **Read it.** These seconds are gloo's, over TCP. The kernel of a *dead process* closes its connections, so rank 0 knows at
+# once. Under any backend the agent beside a dead rank knows, too: it looks at its processes ten times a second, and ends the
+# others. A *cut link* says nothing: both ranks wait for the timeout. A host without power is as silent; ours lost its
+# processes, but its kernel lived on. After the cut, host 0's agent waits until host 1 has missed three signs of life (one a
+# second here, every five by default). Host 1 cannot go on by itself: the rendezvous is on host 0.
 #
 # Was it the same training? Each step's batch is divided among the ranks that are there. Up to rounding, the weights must be
 # those of one process that nobody disturbed:
 
 # %%
-torch.manual_seed(0)
-weight = torch.randn(16, 1)
-for step in range(STEPS):
-    x = torch.randn(24, 16, generator=torch.Generator().manual_seed(step))
-    weight -= 0.1 / 24 * x.T @ (x @ weight - x.sum(1, keepdim=True))
-gap = (torch.tensor(job.result["weight"]) - weight.flatten()).abs().max().item()
-print(f"largest difference of a weight: {gap:.1e} (measured)")
-assert gap < 1e-5, "the job that came back trained something else"
+def gap_to_one_process(left_out=None):
+    torch.manual_seed(0)
+    weight = torch.randn(16, 1)
+    for step in range(STEPS):
+        x = torch.randn(24, 16, generator=torch.Generator().manual_seed(step))
+        if step != left_out:
+            weight -= 0.1 / 24 * x.T @ (x @ weight - x.sum(1, keepdim=True))
+    return (torch.tensor(job.result["weight"]) - weight.flatten()).abs().max().item()
+
+
+gap, planted = gap_to_one_process(), gap_to_one_process(left_out=40)
+print(f"largest difference of a weight: {gap:.1e}; to a process that leaves out step 40: {planted:.1e} (measured)")
+assert gap < 1e-5 < planted, "the job that came back trained something else"
 
 # %% [markdown]
 # <div class="alert alert-warning">
 #
 # **Traps.** (1) The timeout is yours to set. PyTorch's default is 30 minutes for gloo, 10 for NCCL. (2) `kill -9` on an agent
 # leaves its ranks running: end the whole host. (3) PyTorch 2.15 gives new ranks the store of the dead ones, and gloo fails
-# with `connectFullMesh failed`. Set `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` (our launcher opens a new store each time). (4) If
+# with `connectFullMesh failed`. Set `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`. (4) If
 # host 0 dies, so does the rendezvous, and the job: a scheduler must start it again (lesson 17).
 #
 # </div>
@@ -169,7 +177,8 @@ for name, run in runs.items():
 
 # %% [markdown]
 # **Read it.** torchrun pays twice, to shrink and to grow: each time all ranks start from the last checkpoint. torchft pays
-# one broken step, and goes on with a smaller batch: not *exactly* the same run. Either way the unit is a whole replica.
+# one broken step, and goes on with a smaller batch: not *exactly* the same run. Where a replica is many GPUs, all of them
+# leave together.
 #
 # **Question.** 256 GPUs on 32 nodes of 8: TP 2 x PP 8 x DP 16, each replica on two nodes of its own. One node dies under
 # torchft. How many GPUs, dead ones among them, do no work until it is back?
@@ -181,45 +190,48 @@ check("16.idle_gpus", idle_gpus)
 # %% [markdown]
 # ## 3. Nothing moves: who is missing?
 #
-# The worst failure says nothing. Here rank 1 leaves out one all-reduce, as after `if loss.isnan(): continue`. PyTorch's
+# Here rank 1 leaves out one all-reduce, as after `if loss.isnan(): continue`. PyTorch's
 # **flight recorder** keeps the last collectives of every rank, with the lines that called them.
 
 # %%
 def train_step(step, group):
-    gradient = torch.ones(4)
+    gradient = torch.full((4,), float(step))  # so that a sum tells whose steps are in it
     if step == 5 and dist.get_rank() == 1:
-        return  # "nothing to learn from this batch"
+        return "left out"  # "nothing to learn from this batch"
     dist.all_reduce(gradient, group=group)
+    return gradient[0].item()
 
 
 def train_until_it_hangs():
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))
-    said = "came to its end"
+    said, sums = "came to its end", []
     try:
         for step in range(8):
-            train_step(step, group)
+            sums.append(train_step(step, group))
         time.sleep(3)  # it evaluates, say, while the others wait
     except RuntimeError as error:
         said = str(error).rpartition("] ")[2]
-    return said, recorded_calls()
+    return said, recorded_calls(), sums  # the flight recorder of this rank, read by PyTorch's _dump_fr_trace
 
 
 # %%
 found = run_ranks(train_until_it_hangs, 3)
-furthest = max(calls[-1].number for _, calls in found)
-for rank, (said, calls) in enumerate(found):
-    missing = "   <- never called this one" if calls[-1].number < furthest else ""
+furthest = max(calls[-1].number for _, calls, _ in found)
+for rank, (said, calls, _) in enumerate(found):
+    missing = f"   <- never called number {furthest}" if calls[-1].number < furthest else ""
     print(f"rank {rank}: {said[:44]:<44} last: {calls[-1]}{missing}")
-assert [rank for rank, (_, calls) in enumerate(found) if calls[-1].number < furthest] == [1], "rank 1 left one out"
+print("sums on rank 0, by step:", found[0][2], " right:", [3.0 * step for step in range(7)])
+assert [rank for rank, (_, calls, _) in enumerate(found) if calls[-1].number < furthest] == [1], "rank 1 left one out"
 
 # %% [markdown]
-# **Read it.** The two who complain are innocent. Put the traces side by side, and look for the rank that is *behind*. Worse:
-# from step 5 on, rank 1's gradients were summed with the others' of the step *before*. Under NCCL each rank writes its
-# trace at the timeout, and `torchfrtrace` merges them; under gloo a rank asks for its own, as here. Two more tools:
+# **Read it.** The two who complain are innocent. Look for the rank that is *behind*. Worse:
+# in steps 5 and 6 the sums are wrong, without an error: rank 1's gradients went to the others' step *before*. Under NCCL each
+# rank writes its trace at the timeout, and `torchfrtrace` merges them; under gloo a rank asks for its own. Two more tools:
 
 # %%
 def look(tool):
-    rank, _ = dist.get_rank(), os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # PyTorch logs all of it once more
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # PyTorch logs all of it once more
+    rank = dist.get_rank()
     if tool == "debug level DETAIL":
         dist.set_debug_level(dist.DebugLevel.DETAIL)
     group, seconds = dist.new_group(timeout=datetime.timedelta(seconds=2)), datetime.timedelta(seconds=1)
@@ -228,8 +240,8 @@ def look(tool):
             time.sleep(2 * (rank == 1))  # rank 1 is somewhere else
             dist.monitored_barrier(group, seconds, wait_all_ranks=True)
         else:
-            dist.all_reduce(torch.ones(5 if rank == 0 else 4), group=group)
-        return "no error"
+            dist.all_reduce(numbers := 1.0 + torch.arange(5 if rank == 0 else 4), group=group)
+        return f"no error, and the sums {numbers.tolist()}"
     except RuntimeError as error:
         return re.sub(r", TensorDtypes.*?nullopt\)\)", "", str(error)).rpartition("] ")[2]
 
@@ -240,8 +252,8 @@ for tool in ("monitored_barrier", "plain", "debug level DETAIL"):
 
 # %% [markdown]
 # **Read it.** `monitored_barrier` names who is missing. A wrong *shape* (rank 0's) is worse than a hang: in the plain run
-# ranks 1 and 2 go on with garbage and no error. With `TORCH_DISTRIBUTED_DEBUG=DETAIL` every call is compared over all
-# ranks before it runs: slow, and for the search alone.
+# ranks 1 and 2 go on without an error, with sums that are wrong (right are 3, 6, 9, 12) and differ. With
+# `TORCH_DISTRIBUTED_DEBUG=DETAIL` every call is compared over all ranks before it runs: for the search alone.
 #
 # ## 4. Wrong or slow, and nobody says so
 #
@@ -299,8 +311,7 @@ assert flips[0] == (7, [2, 0]), "the flip is found in the step in which it happe
 # %% [markdown]
 # **Read it.** Copy the tensor from a healthy replica, and take the GPU out if it happens twice. The check has limits: under
 # ZeRO-3 there are no replicas to compare, and a flip in a gradient *before* the all-reduce reaches all ranks alike. The slow
-# rank is the one that is *shortest* in the collective, because it comes last. On a GPU the host's clock times launches: take
-# CUDA events, or a trace.
+# rank is the one that is *shortest* in the collective, because it comes last.
 #
 # **Question.** Seconds inside the all-reduce, by rank: 0.31, 0.29, 0.04, 0.30. Which rank do you send somebody to?
 
@@ -323,11 +334,11 @@ for name in ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_XID_ERRORS", "training_own_sec
 # %% [markdown]
 # `watching/rules/`, beside this lesson's source, holds nine alert rules, their tests, and a dashboard for Grafana.
 # `GpuIsLost` is `DCGM_FI_DEV_XID_ERRORS` at 48, 74, 79, 95, 119 or 120, the driver's numbers
-# ([catalog](https://docs.nvidia.com/deploy/xid-errors/)) for memory errors, NVLink, a GPU off the bus and its controller;
-# 94, a *contained* error, ends one job alone. Where Prometheus is installed, it now fetches the run's numbers, and a GPU
-# is lost:
+# ([catalog](https://docs.nvidia.com/deploy/xid-errors/)) for memory errors, NVLink, a GPU off the bus and its controller.
+# Where Prometheus is installed, it now fetches the run's numbers, and a GPU is lost:
 
 # %%
+print(RULES.read_text().partition("- alert: RunStands")[2].partition("- alert")[0])
 if problem := prometheus_problem():
     row = next(row for row in stored.rows if row["quantity"] == "an alert")
     print(problem, f"Recorded on {when}: fired {row['firing_seconds']:.1f} s after the error: {row['says']}")
@@ -336,11 +347,10 @@ else:
     with Exporter(metrics) as exporter, watch([exporter.address]) as prometheus:
         report(metrics, 1, StandInGpu(xid=79).after(0.0, 2**30))
         alert, seconds = prometheus.wait_for("GpuIsLost")
-        print(f"{alert.state} after {seconds:.1f} s ({measured_here}): {alert.summary}")
+        print(f"{alert.state} after {seconds:.1f} s, asked four times a second ({measured_here}): {alert.summary}")
 
 # %% [markdown]
-# **Read it.** Two rules deserve to wake somebody: *no step for several step times* (here a minute), which catches every
-# hang, and *a lost GPU*.
+# **Read it.** Begin with these two: *no step for several step times* (here a minute: `RunStands`, above), and *a lost GPU*.
 #
 # ## 6. The scenario as asked: 70B on 256 GPUs
 #
@@ -365,32 +375,42 @@ print(f"30 days of work are {30 * DAY * layout.tokens_per_second / 1e12:.1f} T t
 paid = price("H100", provider="Nebius", kind="on demand")
 
 
-def survived(rate, spares, noticed_seconds=0.0):
+def runs_of(rate, spares, noticed_seconds=0.0, repair_days=1.0):
     plan = RunPlan(work_seconds=30 * DAY, interval_seconds=3600.0, save_seconds=60.0, restart_seconds=900.0 + noticed_seconds,
-                   nodes=cluster.nodes, failures_per_1000_node_days=rate, spares=spares, repair_seconds=DAY)
+                   nodes=cluster.nodes, failures_per_1000_node_days=rate, spares=spares, repair_seconds=repair_days * DAY)
     found = failing_runs(replace(plan, interval_seconds=best_interval_seconds(60.0, plan.mean_seconds)), 1000)
-    dollars = found.wall_seconds / 3600 * 8 * (plan.nodes + spares) * paid.usd_per_gpu_hour
+    return found, found.wall_seconds / 3600 * 8 * (plan.nodes + spares) * paid.usd_per_gpu_hour
+
+
+def row_of(rate, spares):
+    found, dollars = runs_of(rate, spares)
     return {"failures per 1,000 node-days": f"{rate:g}", "spares": spares, "failures": f"{found.failures.mean():.1f}",
             "goodput": f"{found.goodput.mean():.1%}", "waiting": f"{found.share('waiting'):.1%}",
             "million $": f"{dollars.mean() / 1e6:.3f}", "95% of runs below": f"{torch.tensor(dollars).quantile(0.95) / 1e6:.3f}"}
 
 
-rows = [survived(rate, spares) for rate, spares in itertools.product((3.8, 24.0), range(5))]
+rows = [row_of(rate, spares) for rate, spares in itertools.product((3.8, 24.0), range(5))]
 display(pd.DataFrame(rows).style.hide().set_caption(
     f"30 days of work on 32 nodes and spares, ${paid.usd_per_gpu_hour} a GPU hour ({paid.provider}, {paid.as_of}); simulated"))
 
 # %% [markdown]
-# **Read it.** Goodput is the share of time that is work which lasted. Without a spare, most of the rest is waiting for
-# repairs. The cheapest number of spares grows with the rate, and beyond it each costs more than it saves.
-#
+# **Read it.** Goodput is the share of wall time that is work which lasted. Without a spare, most of the rest is waiting for
+# repairs. At the low rate one spare is cheapest; at the high one two and three cost the same. Does that hang on the repair?
+
+# %%
+for rate, days in itertools.product((3.8, 24.0), (0.5, 1.0, 2.0)):
+    dollars = [runs_of(rate, spares, repair_days=days)[1].mean() for spares in range(8)]
+    print(f"{rate:4g} failures per 1,000 node-days, repair {days:g} days: cheapest with {dollars.index(min(dollars))} spares (simulated)")
+
+# %% [markdown]
 # Now let every failure be a silent one: noticed by a timeout of a minute, by gloo's default, or by somebody who comes in 8
 # hours later:
 
 # %%
 for rate, minutes in itertools.product((3.8, 24.0), (1, 30, 480)):
-    found = survived(rate, 2, 60.0 * minutes)
-    print(f"{rate:4g} failures per 1,000 node-days, noticed after {minutes:3d} min: goodput {found['goodput']}, "
-          f"{found['million $']} million $ (simulated, 2 spares)")
+    found, dollars = runs_of(rate, 2, 60.0 * minutes)
+    print(f"{rate:4g} failures per 1,000 node-days, noticed after {minutes:3d} min: goodput {found.goodput.mean():.1%}, "
+          f"{dollars.mean() / 1e6:.3f} million $ (simulated, 2 spares)")
 
 # %% [markdown]
 # **Read it.** Against a minute, half an hour of timeout costs 0.3 points of goodput at the low rate, and 1.4 at the high one.
@@ -398,7 +418,7 @@ for rate, minutes in itertools.product((3.8, 24.0), (1, 30, 480)):
 # honest wait (the first step, a save, an evaluation), and the alert on the last step's time.
 #
 # **The answer in one breath.** Save whole checkpoints (lesson 16); notice by a timeout and an alert; restart by elastic
-# `torchrun`, and test a node before it comes back; keep one to three spares; find the culprit by traces, own seconds and
+# `torchrun`, and test a node before it comes back; keep one spare, or two to four where failures are frequent; find the culprit by traces, own seconds and
 # checksums.
 #
 # ## Recap
@@ -411,10 +431,9 @@ for rate, minutes in itertools.product((3.8, 24.0), (1, 30, 480)):
 # | weights differ over replicas | checksums: which rank, which tensor | copy from a healthy one; take out the GPU |
 # | nothing moves, nothing is logged | the alert on the last step's time | dump traces, then restart |
 #
-# - Who dies is noticed at once; who falls silent is noticed after the timeout.
+# - A process that dies is noticed at once; a link that falls silent is noticed after the timeout.
 # - `torchrun` starts *all* ranks from the last checkpoint; torchft loses a step and a replica. A single replica cannot
 #   shrink: it waits for a node.
-# - Who complains of a timeout is seldom to blame: find the rank that is behind.
 #
 # **Test yourself.** The loss jumps on all ranks alike, and checksums agree. What can it still be?
 #
@@ -446,7 +465,8 @@ for rate, minutes in itertools.product((3.8, 24.0), (1, 30, 480)):
 #     --rdzv-backend=c10d --rdzv-endpoint=$HOST0:29400 --rdzv-id=run1 train.py
 # ```
 #
-# **In `train.py`**: a short timeout, and every 100 steps one look at all ranks. It prints only what is wrong.
+# **In `train.py`**: a short timeout, and every 100 steps `look_at_ranks(model, forward_seconds)` on all ranks, where weights
+# are replicated (DDP). On a GPU take the seconds from CUDA events: the host's clock times launches.
 #
 # ```python
 # import datetime
@@ -468,14 +488,16 @@ for rate, minutes in itertools.product((3.8, 24.0), (1, 30, 480)):
 #         print(f"other weights on ranks {odd}, slow ranks {slow}", flush=True)
 # ```
 #
-# **With the Trainer** (`model` and `dataset` are yours), started by the same `torchrun`. A second start must not begin at step 1:
+# **With the Trainer** (`model`, `dataset` and the numbers of steps are yours), started by the same `torchrun`. A second start
+# must not begin at step 1, and not from a save that was cut off: `trainer_state.json` is written last.
 #
 # ```python
-# import os
+# from pathlib import Path
 # from transformers import Trainer, TrainingArguments
-# from transformers.trainer_utils import get_last_checkpoint
 #
 # args = TrainingArguments("out", ddp_timeout=120, save_strategy="steps", save_steps=10, save_total_limit=2, max_steps=40)
 # trainer = Trainer(model=model, args=args, train_dataset=dataset)
-# trainer.train(resume_from_checkpoint=get_last_checkpoint("out") if os.path.isdir("out") else None)
+# whole = [state.parent for state in Path("out").glob("checkpoint-*/trainer_state.json")]
+# last = max(whole, key=lambda path: int(path.name.split("-")[1]), default=None)
+# trainer.train(resume_from_checkpoint=str(last) if last else None)
 # ```
