@@ -30,7 +30,7 @@ FAMILIES = {
 ANOTHER_STEP = re.compile(
     r"^torchvision (resnet50|resnet152|googlenet)$|LBFGS|rcnn|fcos|retinanet|ssd"
 )
-CLOSE, NEAR = 0.005, 0.03
+CLOSE, NEAR = 0.005, 0.042
 _FILLED: dict[str, Any] = {"s": 36, "c": "#3f90da", "edgecolors": "#1f4e79"}
 _HOLLOW: dict[str, Any] = _FILLED | {"c": "none"}
 _LABELS = re.compile(r"^fit \d+: [^/]*/|^torchvision |^torch\.optim\.|_resnet50|_fpn")
@@ -54,7 +54,7 @@ def recorded_ratios() -> pd.DataFrame:
 
 
 def draw_ratios(ratios: pd.DataFrame) -> Figure:
-    """One point a program in a row a family; who is further off than 3% is named."""
+    """One point a program in a row a family; who ran the same step and is off by over 4% is named."""
     families = [family for family in FAMILIES.values() if (ratios["family"] == family).any()]
     with course_style():
         figure, axes = empty_figure(height=4.8)
@@ -75,7 +75,8 @@ def _points(axes: Axes, rows: pd.DataFrame, height: int) -> None:
     for same, look in [(True, _FILLED), (False, _HOLLOW)]:
         found = rows.loc[rows["same step"] == same, "ratio"]
         axes.scatter(found, [height] * len(found), zorder=3, **look)
-    far = rows[(rows["ratio"] - 1).abs() > NEAR].sort_values("ratio")
+    off = (rows["ratio"] - 1).abs() > NEAR
+    far = rows[off & rows["same step"]].sort_values("ratio")
     for turn, (_, row) in enumerate(far.iterrows()):
         name, up = _LABELS.sub("", str(row["program"])), 7 if turn % 2 == 0 else -14
         place = (float(row["ratio"]), height)

@@ -350,7 +350,7 @@ assert llama.peak_bytes <= llama.reserved_bytes, "segments hold all that is aliv
 
 # %%
 ratios = recorded_ratios()
-show(draw_ratios(ratios), alt="A point a program, in rows by family, at simulated over recorded peak. Language models and adapters "
+show(draw_ratios(ratios), alt="A point a program, in rows by family, at simulated over recorded peak. GPT, Llama and nearly all adapters "
      "lie on 1; convolutional networks and segmentation lie up to 17 percent low.")
 print(f"{len(ratios)} of 126 recorded programs, simulated; of the {ratios['same step'].sum()} that ran the same step:")
 same = ratios[ratios["same step"]]
@@ -361,7 +361,7 @@ by_family = pd.DataFrame({"programs": off.groupby(same["family"]).size(), "withi
 by_family.sort_values("lowest (%)", ascending=False).round(2)
 
 # %% [markdown]
-# **Read it.** Where PyTorch decides, points lie on 1: GPT, Llama, adapters, nearly all fine-tunes and loops. They lie left of it
+# **Read it.** Where PyTorch decides, points lie on 1: GPT, Llama, nearly all adapters, fine-tunes and loops. They lie left of it
 # where cuDNN chooses its workspace (most convolutional networks by up to 3%, GANs and segmentation by up to 17%; two lie 4%
 # right), and where we cannot say why: T5, BOFT, Adafactor, some encoders and vision transformers under autocast. Hollow points are not quite the
 # step that ran: the card's first step overflowed and left its optimizer without state, LBFGS made more iterations, a
