@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from docutils import nodes
-from latex2mathml.converter import convert
-from sphinx.application import Sphinx
+
+convert = importlib.import_module("latex2mathml.converter").convert
 
 
 def inline(translator: Any, node: nodes.math) -> None:
@@ -22,7 +23,7 @@ def block(translator: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
+def setup(app: Any) -> dict[str, bool]:
     """What Sphinx calls."""
     app.add_html_math_renderer("mathml", (inline, None), (block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

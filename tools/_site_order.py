@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sphinx.application import Sphinx
-
 START = "notebooks/00_start_here"
 
 
@@ -36,7 +34,7 @@ def neighbours(page: str, order: list[str]) -> tuple[str, str]:
     return (place, after) if place != page else (before, after)
 
 
-def lead(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+def lead(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
     """Put the neighbours of a page of the course into its arrows."""
     titles = app.env.titles
     order = way(titles)
@@ -49,7 +47,7 @@ def lead(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: A
         context[arrow] = link
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
+def setup(app: Any) -> dict[str, bool]:
     """What Sphinx calls."""
     app.connect("html-page-context", lead)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

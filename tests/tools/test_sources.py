@@ -71,7 +71,7 @@ def test_asserts_that_say_nothing_are_found(code: str, count: int) -> None:
 
 # What pyproject.toml calls optional, by the name it is imported by.
 OPTIONAL = {"torchft", "kubernetes_validate", "kubeflow", "kubeflow_trainer_api", "wandb", "tensorboard",
-            "sphinx", "myst_nb", "sphinx_book_theme", "axe_playwright_python", "megatron", "ray",
+            "sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton", "latex2mathml", "axe_playwright_python", "megatron", "ray",
             "sky"}  # fmt: skip
 
 

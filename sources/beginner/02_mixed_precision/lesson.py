@@ -284,6 +284,14 @@ assert lost.any() and largest_lost**2 / 1000 < 2**-24, "the fp16 model should br
 # `torch.cuda.amp` (deprecated) is `torch.amp` for CUDA alone; [Apex](https://github.com/NVIDIA/apex)'s `amp.initialize` is
 # [removed](https://github.com/NVIDIA/apex/pull/1896), and its `FusedAdam` is `AdamW(..., fused=True)` today.
 
+# %%
+import warnings
+
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    torch.cuda.amp.GradScaler(enabled=False)
+print(said[0].message)
+
 # %% [markdown]
 # ## 3. What halves, and which moment decides
 #
