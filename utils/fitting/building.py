@@ -111,8 +111,9 @@ def _check_positions(model: nn.Module, auto: str, tokens: int) -> None:
     if not auto.endswith(("ForCausalLM", "ForMaskedLM")):
         return
     for name, table in model.named_modules():
-        learned = isinstance(table, nn.Embedding) and name.rpartition(".")[2] in POSITIONS
-        if learned and table.num_embeddings < tokens:
+        if not isinstance(table, nn.Embedding) or name.rpartition(".")[2] not in POSITIONS:
+            continue
+        if table.num_embeddings < tokens:
             raise ValueError(
                 f"This model has learned {table.num_embeddings:,} positions ({name}), and a text of "
                 f"{tokens:,} tokens has more. Choose tokens={table.num_embeddings} or fewer."

@@ -53,7 +53,7 @@ def recorded_ratios() -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def draw_ratios(ratios: pd.DataFrame) -> Figure:
+def draw_ratios(ratios: Any) -> Figure:  # a DataFrame, of whose results pandas gives several types
     """One point a program in a row a family; who ran the same step and is off by over 4% is named."""
     families = [family for family in FAMILIES.values() if (ratios["family"] == family).any()]
     with course_style():
@@ -71,7 +71,7 @@ def draw_ratios(ratios: pd.DataFrame) -> Figure:
     return figure
 
 
-def _points(axes: Axes, rows: pd.DataFrame, height: int) -> None:
+def _points(axes: Axes, rows: Any, height: int) -> None:
     for same, look in [(True, _FILLED), (False, _HOLLOW)]:
         found = rows.loc[rows["same step"] == same, "ratio"]
         axes.scatter(found, [height] * len(found), zorder=3, **look)
@@ -85,6 +85,6 @@ def _points(axes: Axes, rows: pd.DataFrame, height: int) -> None:
         )
 
 
-def _counted(ratios: pd.DataFrame, family: str) -> str:
+def _counted(ratios: Any, family: str) -> str:
     found = ratios.loc[ratios["family"] == family, "ratio"]
     return f"{family} ({((found - 1).abs() < CLOSE).sum()} of {len(found)})"

@@ -44,6 +44,7 @@ import pandas as pd
 import torch
 from torch import nn
 
+from evidence.recorded import recorded_fine_tunes
 from utils import GB, Evidence, compare, computes, draw_breakdown, format_bytes, llama_config, load_base, measure, model_shape
 from utils import predicted, prepare_ranks, run_ranks, score, scoreboard, scratch_folder, show, text_batches, text_tokens
 from utils.data import docstring_pairs
