@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from utils.labs.cases import Case, Exercise, Question
-from utils.labs.kinds import number
+from utils.labs.cases import Question
+from utils.labs.kinds import number, whole
 
-two_moments = Question(
-    "Lesson 18: Adam's two moments of 2 x 1,024 x 1,024 parameters, in MiB.",
-    number("a number of MiB"),
-    right=16,
-    wrong={8: "That is one moment. Adam keeps two for each parameter."},
-    nudge="How many numbers does Adam keep for each parameter, of how many bytes?",
-    note="2 x 4 bytes x 2 x 1,024 x 1,024",
+rank_0_percent = Question(
+    "Lesson 18: the share of a ring's time that the first of sixteen ranks works, tokens in order.",
+    number("a number of percent"),
+    right=100 / 31,
+    relative=0.05,
+    wrong={
+        100 / 16: "That is 1 of 16 rounds. Rank 0 has half a square, and the last rank 15.5.",
+        100 / 32: "That counts 16 rounds of a whole square. The last rank's own square is half masked.",
+        50: "That is its work in its one round. The others' rounds take time, too.",
+    },
+    nudge="How many squares does rank 0 compute, and how many the last rank, which sets the time?",
+    note="half a square of 15.5: 3.2%",
 )
 
-state_bytes = Exercise(
-    "Exercise 1: bytes of parameters, gradients and Adam's moments.",
-    cases=[
-        Case(
-            (1000,),
-            right=16_000,
-            says="for 1000 parameters",
-            wrong={4000: "That counts numbers. Each takes four bytes."},
-        ),
-        Case((0,), right=0, says="for a model without parameters"),
-    ],
-    nudge="Which tensors of the parameters' size does a step with Adam keep?",
-    note="4 bytes each for parameter, gradient and two moments",
+most_ranks = Question(
+    "Lesson 18: ranks over which Ulysses can share a sequence of Qwen2.5-7B, of eight.",
+    whole("a number of ranks"),
+    right=4,
+    wrong={
+        7: "Seven divide 28 query heads. But 4 key-value heads over 7 ranks are neither whole heads nor whole copies.",
+        8: "28 query heads over 8 ranks would be 3.5 each.",
+        28: "A node has eight GPUs.",
+        2: "Two can. Is there a larger number that divides 28, and shares 4 key-value heads?",
+    },
+    nudge="It must divide the 28 query heads, and the key-value heads as heads or as copies.",
+    note="7 query heads and one key-value head each",
 )

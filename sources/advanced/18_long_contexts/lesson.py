@@ -11,84 +11,573 @@
 #
 # {{badges}}
 #
-# **Promise.** At the end of this notebook you TODO: what you can do then, and could not before.
+# **The question.** A 7B model must read 128k tokens. Where do the bytes go, and who holds which token?
+#
+# **Promise.** You add softmax up in pieces, pass keys around a ring of four ranks and back, and see gradients equal to one
+# process to 15 digits. You choose which rank holds which token, and take a 7B from 935 GiB a GPU to 23.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 60, and 45 for the lab | any laptop | in seconds on two CPU cores |
+# | 80, and 75 for the lab | any laptop (Windows: WSL2) | about a minute of computing on two CPU cores |
 #
-# Words of the course stand in the [glossary](../00_glossary.ipynb).
-
-# %% [markdown]
 # ## A bet
 #
-# TODO: one question that the lesson answers. Two layers of 1,024 x 1,024 fp32 numbers: how many MiB are their
-# parameters? Write your guess in place of the 1.
+# Four ranks hold a quarter of a sequence each, in order: rank 0 the first. A token looks at all before it. By how many
+# percent is attention slower than if every rank had equal work? Section 3 measures.
 
 # %%
-my_bet_mib = 1
+my_bet_percent = 10
 
 # %% tags=["setup"]
 here = setup("advanced/18")
 
 # %%
+import functools
+
 import torch
-from torch import nn
+import torch.distributed as dist
+import torch.nn.functional as F
 
-from utils import check, draw_timeline, measure, show
+from utils import Transformer, TransformerConfig, check, measure, model_shape, run_ranks, score, show
+from utils.simulation.devices import simulated_device
+from utils.lessons.lesson_18.at_size import of_one_rank
+from utils.lessons.lesson_18.compare import apart, gathered, sent_bytes
+from utils.lessons.lesson_18.figures import draw_growth, draw_rounds
+from utils.lessons.lesson_18.pieces import attend_piece, piece_gradients
+from utils.lessons.lesson_18.published import chosen_plan, llama_rows, megatron_rows, torchtitan_rows
+from utils.lessons.lesson_18.records.growth import LINES, RANKS as GPUS, recorded
+from utils.lessons.lesson_18.refusals import check_heads, check_length
+from utils.lessons.lesson_18.timed import slowed
 
-device = here.meter_device  # where the meter can count: CUDA or CPU
+RANKS = 4
 
 # %% [markdown]
-# ## 1. One step in one picture
+# ## 1. Where the bytes go
 #
-# TODO: what will be seen, before the cell. (A lesson has 25 to 60 cells, its first picture within eight;
-# CONTRIBUTING.md has all limits.)
+# Qwen2.5-7B on one of eight H100s, states sharded among them (FSDP2, fp32 states, bf16 compute), one sequence a GPU, flash
+# attention. The picture was simulated beforehand (`records/growth.py`).
 
 # %%
-model = nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.Linear(1024, 1024, bias=False)).to(device)
-optimizer = torch.optim.Adam(model.parameters())
-inputs = torch.randn(64, 1024, device=device)
-
-
-def step():
-    optimizer.zero_grad()
-    model(inputs).square().mean().backward()
-    optimizer.step()
-
-
-first = measure(step, model=model, optimizer=optimizer, name="two layers")
-show(draw_timeline(first), alt="TODO: what the picture shows, for those who do not see it.")
+growth = recorded()
+show(draw_growth(growth, room_bytes=simulated_device("H100").usable_bytes, device="a simulated H100-80GB",
+                 title="Qwen2.5-7B: the peak of one of eight GPUs, by what is done about it"),
+     alt="Peaks over 8k to 1M tokens: straight lines. A plain step fits 8k tokens, both cures fit 128k, a ring of eight 1M.")
 
 # %% [markdown]
-# **Read it.** TODO: what it means, after the cell.
+# **Read it.** Every line is straight once states (10.6 GiB) no longer show: with flash attention **nothing is quadratic but
+# the work**. Here is the column of 128k, simulated again:
 
-# %%
-print(f"{first.breakdown['parameters'] / 2**20:.0f} MiB of parameters; your bet was {my_bet_mib}")
+# %% jupyter={"source_hidden": true}
+for name, cures in LINES.items():
+    if "ring" in name:  # section 5 has the ring
+        continue
+    found = of_one_rank("qwen2.5-7b", 131_072, *cures)
+    parts = ", ".join(f"{kind} {size / 2**30:.1f}" for kind, size in found.breakdown.items() if size > 8 * 2**30)
+    host = f", and {found.host_bytes / 2**30:.1f} on the host" * (found.host_bytes > 0)
+    print(f"{name:<28}{found.peak_bytes / 2**30:>6.1f} GiB (simulated){host}: {parts}")
+    assert found.peak_bytes == growth[name][131_072], "the picture shows another step than this one"
 
 # %% [markdown]
-# ## 2. On paper
+# **Read it.** Each cure alone leaves what the other takes: without a chunked loss the logits of 152,064 words and their
+# gradients, without checkpoints ([05](../intermediate/05_checkpointing.ipynb)) what 28 blocks keep. Both leave 28 inputs, 24.5 GiB,
+# and **one** block's inside with its gradients, 34. Offload moves the first to the host; the second stays. Twice
+# the length fits neither way: the *tokens* must be divided. Tensor and sequence parallelism ([12](12_tensor_parallel.ipynb))
+# do so outside of attention, for four sums of the stream a layer; attention there is divided by heads.
 #
-# TODO: the formula. A number in fp32 takes four bytes. How many MiB are Adam's two moments of both layers?
+# ## 2. Attention in pieces, around a ring
+#
+# What would be quadratic? A matrix of scores. Flash attention never has it whole: it reads keys piece by piece and keeps,
+# for each query, the largest score so far, the sum of exponentials, and an output, which fade as a larger score comes.
 
 # %%
-check("18.two_moments", ...)
+def attend_in_pieces(q, k, v, size):
+    top = q.new_full((*q.shape[:3], 1), -torch.inf)
+    total, out, row = torch.zeros_like(top), torch.zeros_like(q), torch.arange(q.shape[2])[:, None]
+    for first in range(0, k.shape[2], size):
+        part_k, part_v = (x[:, :, first : first + size] for x in (k, v))
+        scores = q @ part_k.mT * q.shape[-1] ** -0.5
+        column = first + torch.arange(part_k.shape[2])
+        scores = scores.masked_fill(column > row, -torch.inf)
+        larger = torch.maximum(top, scores.amax(-1, keepdim=True))
+        weights, faded = (scores - larger).exp(), (top - larger).exp()
+        total = total * faded + weights.sum(-1, keepdim=True)
+        out = out * faded + weights @ part_v
+        top = larger
+    return out / total, (top + total.log())[..., 0]  # and the log of the sum of exponentials
+
+
+# %% jupyter={"source_hidden": true}
+def attend_at_once(q, k, v):
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    late = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1)
+    return scores.masked_fill(late, -torch.inf).softmax(-1) @ v
+
+
+of_torch = functools.partial(F.scaled_dot_product_attention, is_causal=True)
+for name, way in {"at once": attend_at_once, "in pieces of 64": lambda *qkv: attend_in_pieces(*qkv, 64)[0]}.items():
+    peaks = []
+    for length in (512, 1024, 2048):
+        qkv = torch.randn(3, 1, 2, length, 32).unbind()
+        peaks.append(measure(lambda: way(*qkv), model=torch.nn.Identity(), name=name, timed_steps=0).peak_bytes / 2**20)
+    gap = (way(*qkv) - of_torch(*qkv)).abs().max().item()
+    print(f"{name:<16}", *(f"{size:6.2f}" for size in peaks), f"MiB (measured) at 512, 1,024, 2,048 tokens; {gap:.0e} from PyTorch's")
+    assert gap < 1e-5, f"{name}: fp32 rounds at 1e-7, sums of 2,048 terms a little above"
+
+# %% [markdown]
+# **Read it.** Twice the tokens take four times the matrix of scores, and twice the pieces. And a piece can come
+# from anywhere: with its output and its log-sum-exp it can be added to others later. So let each rank keep its queries,
+# and keys and values **go around a ring**. `attend_piece` (`pieces.py` in the lesson's folder) is this CPU's flash kernel,
+# which gives both.
+#
+# First, who holds what: each rank two of $2n$ pieces. The layout is section 3's question.
+
+# %%
+def places(length, zigzag):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    check_length(length, ranks)  # a sentence, the same on all ranks, before anything is sent
+    pieces = torch.arange(length).chunk(2 * ranks)
+    own = (rank, 2 * ranks - 1 - rank) if zigzag else (2 * rank, 2 * rank + 1)
+    return torch.cat([pieces[i] for i in own])
+
+
+def seen(source, length, zigzag):
+    """Which of my rows see which of the source's columns, and is it a triangle? None: nothing to do."""
+    rank, everything, half = dist.get_rank(), slice(0, length), length // 2
+    if source == rank:
+        return everything, everything, True
+    if not zigzag:
+        return (everything, everything, False) if source < rank else None
+    return (everything, slice(0, half), False) if source < rank else (slice(half, length), everything, False)
+
+
+# %%
+def pass_on(x):  # to the next rank, from the one before; `wait` gives what came
+    rank, ranks, new = dist.get_rank(), dist.get_world_size(), torch.empty_like(x)
+    works = [dist.isend(x.contiguous(), (rank + 1) % ranks), dist.irecv(new, (rank - 1) % ranks)]
+
+    def wait():
+        for work in works:
+            work.wait()
+        return new
+
+    return wait
+
+
+def merge(out, lse, part, its):
+    both = torch.logaddexp(lse, its)
+    old, new = ((x - both).exp()[..., None].to(out.dtype) for x in (lse, its))
+    out.mul_(old).add_(part * new)
+    lse.copy_(both)
+
+
+# %%
+def ring_forward(q, kv, zigzag, piece=attend_piece):
+    rank, ranks, out = dist.get_rank(), dist.get_world_size(), torch.zeros_like(q)
+    lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+    for step in range(ranks):
+        wait = pass_on(kv) if step < ranks - 1 else lambda: None  # on its way while this piece is computed
+        if todo := seen((rank - step) % ranks, q.shape[2], zigzag):
+            rows, columns, triangle = todo
+            merge(out[:, :, rows], lse[:, :, rows], *piece(q[:, :, rows], *kv[..., columns, :], triangle))
+        kv = wait()
+    return out, lse
+
+
+# %% [markdown]
+# Backward goes around **again**: kept are this rank's own tensors, not what passed by. A gradient of keys gets a
+# term on every rank, so it travels with them, and one move further: home.
+
+# %%
+class RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, zigzag):
+        out, lse = ring_forward(q, torch.stack((k, v)), zigzag)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.zigzag = zigzag
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        q, k, v, out, lse = ctx.saved_tensors
+        rank, ranks, kv = dist.get_rank(), dist.get_world_size(), torch.stack((k, v))
+        to_q, to_kv = torch.zeros_like(q), torch.zeros_like(kv)
+        for step in range(ranks):
+            wait = pass_on(kv) if step < ranks - 1 else lambda: None
+            if todo := seen((rank - step) % ranks, q.shape[2], ctx.zigzag):
+                rows, columns, triangle = todo
+                g, own, done, logs = (x[:, :, rows] for x in (gradient, q, out, lse))
+                term, *others = piece_gradients(g, own, *kv[..., columns, :], done, logs, triangle)
+                to_q[:, :, rows] += term
+                to_kv[..., columns, :] += torch.stack(others)
+            kv, to_kv = wait(), pass_on(to_kv)()
+        return to_q, *to_kv, None
+
+
+# %% [markdown]
+# **Predict.** A move carries keys and values of $s/n$ tokens, $K$ heads and width $D$. Forward makes $n-1$ moves,
+# backward $n-1$ of them and $n$ of their gradients: $(3n-2) \cdot 2\,\frac{s}{n} K D$ numbers a rank and layer.
+
+# %%
+A, K, D, S = 4, 2, 16, 64  # query heads, key-value heads, width, tokens
+
+
+def ring(zigzag):
+    return lambda q, k, v: RingAttention.apply(q, k, v, zigzag)
+
+
+for zigzag in (False, True):
+    found = run_ranks(apart, RANKS, ring(zigzag), functools.partial(places, zigzag=zigzag), A, K, S, D)
+    predicted = (3 * RANKS - 2) * 2 * S // RANKS * K * D * 8
+    gap, sent = max(rank.gap for rank in found), {rank.put_in["send"] for rank in found}
+    print(f"{'zigzag' if zigzag else 'in order':<8}: output and gradients {gap:.0e} from one process; a rank sends",
+          *sent, f"bytes (counted), predicted {predicted}")
+    assert gap < 1e-13 and sent == {predicted}, "fp64 rounds at 1e-16; every piece once, every gradient home"
+
+# %% [markdown]
+# **Read it.** Exact, both ways. In bf16 a move takes a quarter of these bytes; how many ranks there are hardly matters: $3-2/n$ times all
+# keys and values.
+#
+# ## 3. Who holds which token
+#
+# Both layouts give the same sums and send the same bytes. Do they take the same **time**? Here each piece sleeps, 200 ms
+# for a rank's queries against as many keys, and less for fewer pairs: a process that sleeps needs no core, so four of them act as four
+# devices. Messages and waits are real. Of three rounds we keep the shortest.
+
+# %%
+def around(zigzag):
+    rounds = zip(*run_ranks(slowed, RANKS, ring_forward, zigzag, 512, 0.2), strict=True)
+    return min(rounds, key=lambda ranks: max(spans[-1].end for spans in ranks))
+
+
+timed = {"in order": around(False), "zigzag": around(True)}
+show(draw_rounds(timed, title="Causal attention around a ring of four, forward", device="ranks that sleep"),
+     alt="In order rank 0 works a seventh of the time and rank 3 all of it; in zigzag all four work, and end much earlier.")
+
+# %% jupyter={"source_hidden": true}
+ends = {}
+for layout, ranks in timed.items():
+    ends[layout] = max(spans[-1].end for spans in ranks)
+    shares = [sum(span.pairs for span in spans) for spans in ranks]
+    print(f"{layout:<9}{ends[layout]:.3f} s (measured); pairs of query and key by rank (counted):", *(f"{share / sum(shares):.1%}" for share in shares))
+print(f"in order takes {ends['in order'] / ends['zigzag'] - 1:.0%} longer; your bet: {my_bet_percent}%")
+
+# %% [markdown]
+# **Read it.** In order rank $r$ has $r$ whole squares and half of one: the last has 3.5 of 8, where 2 would be even: 75%
+# longer; $1-1/n$ in general. In **zigzag** each rank holds a piece from the front and its mirror from the back; each
+# round is half a square on every rank.
+#
+# **Question.** Sixteen ranks, in order. How many percent of the ring's time is rank 0 at work?
+
+# %%
+rank_0_percent = ...
+check("18.rank_0_percent", rank_0_percent)
+
+# %% [markdown]
+# ### Heads in place of tokens: Ulysses
+#
+# Attention's heads do not meet. So exchange: from all heads of *some* tokens to all tokens of *some* heads, attend with any
+# kernel, and exchange back. Each all-to-all is its own backward, with the two dimensions swapped.
+
+# %%
+class Exchange(torch.autograd.Function):
+    """Cut one dimension over the ranks, join another."""
+
+    @staticmethod
+    def forward(ctx, x, cut, join):
+        ctx.cut, ctx.join, mine = cut, join, torch.stack(x.chunk(dist.get_world_size(), cut))
+        theirs = torch.empty_like(mine)
+        dist.all_to_all_single(theirs, mine)
+        return torch.cat(theirs.unbind(), join)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return Exchange.apply(gradient, ctx.join, ctx.cut), None, None
+
+
+def ulysses(q, k, v, mask=None):
+    ranks = dist.get_world_size()
+    check_heads(q.shape[1], k.shape[1], ranks)  # whole heads, or whole copies; else a sentence
+    k, v = (x.repeat_interleave(max(1, ranks // x.shape[1]), 1) for x in (k, v))
+    q, k, v = (Exchange.apply(x, 1, 2) for x in (q, k, v))  # (B, heads / n, S, D)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1])
+    return Exchange.apply(out, 2, 1)
+
+
+# %% [markdown]
+# A third way gathers keys and values on each rank, as Llama 3 does, and scatters their gradients; its code is
+# [lesson 14](14_three_dimensions.ipynb)'s (`utils/parallel/context.py`). In numbers of $\frac{s}{n} D$ that a rank sends, forward and backward:
+#
+# | way | sends | holds beside its own | limit |
+# |---|---|---|---|
+# | ring | $(3n-2) \cdot 2K$ | keys and values twice, their gradients | tokens |
+# | gathered | $2(n-1) \cdot 2K$; $3(n-1) \cdot 2K$ if gathered again backward | all keys and values | tokens |
+# | Ulysses | $\frac{n-1}{n} \cdot 2\,(2A + 2\max(K, n))$ | nothing | $n$ divides $A$ |
+
+# %%
+n, unit = RANKS, S // RANKS * D * 8
+WAYS = {"ring": (ring(True), True, (3 * n - 2) * 2 * K), "gathered": (gathered, True, 2 * (n - 1) * 2 * K),
+        "Ulysses": (ulysses, False, (n - 1) / n * 2 * (2 * A + 2 * max(K, n)))}
+for name, (way, zigzag, numbers) in WAYS.items():
+    found = run_ranks(apart, RANKS, way, functools.partial(places, zigzag=zigzag), A, K, S, D)[0]
+    sent = sent_bytes(found.put_in, RANKS)
+    print(f"{name:<9} {found.gap:.0e} from one process; a rank sends {sent:,.0f} bytes (counted), predicted {numbers * unit:,.0f}")
+    assert found.gap < 1e-13 and sent == numbers * unit, f"{name} sends something else than its formula"
+
+# %% [markdown]
+# **Read it.** A ring's bytes do not fall as ranks are added, Ulysses' do. With grouped queries $K$ is small, and
+# Ulysses copies heads. At the sizes of models, in 16 bits:
+
+# %% jupyter={"source_hidden": true}
+print("MB that one of n ranks sends for a layer, 131,072 tokens, forward and backward (predicted):")
+for name, n in (("llama-2-7b", 8), ("llama-3-8b", 8), ("qwen2.5-7b", 8), ("llama-3-70b", 64)):
+    shape = model_shape(name)
+    heads, kv, size = shape.heads, shape.key_value_heads, 131_072 / n * shape.head_dim * 2 / 1e6
+    by_heads = f"{(n - 1) / n * 4 * (heads + max(kv, n)) * size:,.0f}" if heads % n == 0 else f"refused: {n} does not divide {heads}"
+    print(f"{name:<12} n {n:>2}, A {heads}, K {kv:>2}: ring {(3 * n - 2) * 2 * kv * size:>6,.0f},",
+          f"gathered {4 * (n - 1) * kv * size:>6,.0f}, Ulysses {by_heads}")
+
+# %% [markdown]
+# **Question.** Qwen2.5-7B has 28 query heads and 4 key-value heads. Over how many of a node's eight GPUs, at most, can
+# Ulysses share one of its sequences?
+
+# %%
+most_ranks = ...
+check("18.most_ranks", most_ranks)
+
+# %% [markdown]
+# ## 4. A model, and packed documents
+#
+# All other layers look at one token at a time. So a model needs three things beside the attention: the tokens of this rank, *their
+# positions*, and targets that were shifted **before** they were split. The loss is a sum over all ranks' targets, divided once.
+
+# %% jupyter={"source_hidden": true}
+def fresh():
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(vocabulary=64, hidden=32, layers=2, heads=4, kv_heads=2, feedforward=96))
+    model.init_weights(std=0.2)
+    return model.double()
+
+
+# %%
+def train(attention=None, zigzag=True, fault="", steps=6):
+    model, losses = fresh(), []
+    optimizer, own = torch.optim.SGD(model.parameters(), lr=0.1), places(S, zigzag)
+    for block in model.blocks if attention else ():
+        block.attention.attend = attention
+    for step in range(steps):
+        tokens = torch.randint(64, (2, S + 1), generator=torch.Generator().manual_seed(step))
+        x, y = tokens[:, :-1][:, own], tokens[:, 1:][:, own]
+        if fault == "targets shifted after the split":
+            y = torch.cat((x[:, 1:], x[:, :1] * 0 - 100), 1)  # the last has none
+        positions = torch.arange(len(own)) if fault == "positions that restart" else own
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x, positions).flatten(0, 1), y.flatten(), reduction="sum") / tokens[:, 1:].numel()
+        loss.backward()
+        for shared in (loss.detach(), *(p.grad for p in model.parameters())):
+            dist.all_reduce(shared)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+# %%
+alone = run_ranks(train, 1)[0]
+for name, (way, zigzag, _) in WAYS.items():
+    losses = run_ranks(train, RANKS, way, zigzag)[0]
+    gap = max(abs(a / b - 1) for a, b in zip(losses, alone, strict=True))
+    print(f"{name:<9}", *(f"{loss:.6f}" for loss in losses), f" {gap:.0e} from one process")
+    assert gap < 1e-12, f"{name} trains another model: fp64 rounds at 1e-16, and six steps add up a few hundred of these"
+
+# %% [markdown]
+# A long row is mostly several documents. They are **packed**: a token sees its own document's, the last target of a
+# document is no target, and positions restart with each. Ulysses takes the mask as it is, since a rank has all tokens:
+
+# %%
+document = torch.arange(3).repeat_interleave(torch.tensor((24, 8, 32)))
+own_document = (document[:, None] == document).tril()
+restarting = torch.cat([torch.arange(24), torch.arange(8), torch.arange(32)])
+row = torch.randint(64, (1, S), generator=torch.Generator().manual_seed(0))
+learned = (document == document.roll(-1)) & (restarting >= 12)  # not into the next document; 12 tokens are a prompt
+targets = row.roll(-1).masked_fill(~learned, -100)
+
+
+def packed_losses(mask=own_document, positions=restarting):
+    model, own = fresh(), places(S, zigzag=False)
+    for block in model.blocks:
+        block.attention.attend = functools.partial(ulysses, mask=mask)
+    logits = model(row[:, own], positions[own])
+    return F.cross_entropy(logits[0], targets[0, own], reduction="none").detach()
+
+
+# %%
+one_by_one = torch.cat([fresh()(row[:, document == d])[0] for d in range(3)])
+wanted = F.cross_entropy(one_by_one, targets[0], reduction="none").detach()
+for name, changed in {"packed": (), "positions go on": (own_document, torch.arange(S)), "no mask": (torch.ones(S, S).tril().bool(),)}.items():
+    gap = (torch.cat(run_ranks(packed_losses, RANKS, *changed)) - wanted).abs().max().item()
+    print(f"{name:<16} losses of tokens up to {gap:.0e} from those of each document alone")
+    assert (gap > 1e-3) == (name == "no mask"), "one document leaks into another, or positions do not restart"
+counts = learned.view(RANKS, -1).sum(1)
+means = (wanted.view(RANKS, -1).sum(1) / counts).mean().item()
+print("targets by rank:", *counts.tolist(), f" a mean of the ranks' means is off by {means / (wanted.sum().item() / counts.sum().item()) - 1:.1%}")
+
+# %% [markdown]
+# **Read it.** Without the mask documents leak. Positions that go on change no more than the fp32 angles' rounding: rotary
+# positions count *distances*, and the mask cuts those between documents. (Learned positions must restart.) And ranks, like
+# micro-batches, hold unequal numbers of targets: a mean of means weights some tokens double. Divide by the count of **all**.
+# Around a ring the mask also makes work uneven anew: the lab's exercise 3.
+#
+# ## 5. 7B at 128k, and the others
+#
+# Back to the picture's lowest line. Eight ranks share one sequence of 131,072 tokens by the ring of section 2, states sharded
+# over the same ranks, both cures. Beside it Llama 3.1 8B as torchtitan published it: four ranks a sequence, so 32,768 tokens each.
+
+# %%
+ours = of_one_rank("qwen2.5-7b", 131_072 // GPUS, "chunked loss", "checkpointing", attend=ring(True))
+print(f"peak {ours.peak_bytes / 2**30:.1f} GiB (simulated):", ", ".join(
+    f"{kind} {size / 2**30:.2f}" for kind, size in sorted(ours.breakdown.items(), key=lambda part: -part[1]) if size > 2**25))
+moves = next(row for row in ours.traffic if row.collective == "send")
+print(f"{moves.calls} moves, {moves.payload_bytes / 1e9:.1f} GB sent around the ring (simulated)")
+assert moves.calls == 28 * (3 * GPUS - 2 + GPUS - 1), "28 layers; with checkpoints forward goes around twice"
+assert moves.payload_bytes == moves.calls * 2 * 131_072 // GPUS * 4 * 128 * 2, "keys and values of 4 heads of 128, in bf16"
+assert ours.peak_bytes == growth["both, over a ring of 8"][131_072], "the picture shows another ring than this one"
+score("18", ours)
+
+# %% [markdown]
+# **Read it.** An eighth of the tokens, and of all that grew with them; states and one gathered block are as before. Checkpoints
+# send forward's moves twice. Published:
+
+# %%
+theirs = of_one_rank("llama-3-8b", 32_768, "checkpointing")
+print(f"Llama 3.1 8B, 32,768 tokens a rank, whole loss, bf16: {theirs.peak_bytes / 2**30:.1f} GiB at the peak,",
+      f"{theirs.reserved_bytes / 2**30:.1f} reserved (simulated)")
+print(*torchtitan_rows(), sep="\n")
+
+# %% [markdown]
+# **Read it.** Tokens **a rank** decide: 8B takes 84 GiB at 32k tokens and at 262k. (Our simulation of it is 14% under; their rows are
+# compiled and multiply in 8 bits, which ours does not.) What memory no longer feels is the work: a GPU's
+# tokens per second fall to a seventh.
+
+# %%
+print("4M tokens a step on 64 H100, the planner's fastest (predicted):")
+for name in ("qwen2.5-7b", "llama-3-70b"):
+    print(*(chosen_plan(name, length) for length in (2**13, 2**15, 2**17, 2**19, 2**20)), sep="\n")
+print(*megatron_rows(), *llama_rows(), sep="\n")
+
+# %% [markdown]
+# **Read it.** CP comes with the length. The same 4M tokens take 18 times as long in sequences of 1M, since attention is 94% of
+# a block's work then. With it the share of messages falls: that is why long contexts are trained in a late, short stage, and
+# why Llama 3 lost only 5% of its speed there. The planner takes each rank's work as even (zigzag), and gathers keys and values.
+#
+# | take | when | costs |
+# |---|---|---|
+# | chunked loss, checkpoints ([05](../intermediate/05_checkpointing.ipynb)) | first, on any number of GPUs | a forward of the blocks |
+# | ring, or gathered keys and values | the tokens of one sequence do not fit | $K$-sized messages a layer |
+# | Ulysses | many heads, any mask, few ranks | all-to-all; divides heads |
+#
+# ## Break it, diagnose it
+#
+# The model of section 4 around the ring, with one thing wrong each time. Which first losses are right? What would you look at,
+# without one process to compare with?
+
+# %%
+class NotHome(RingAttention):
+    @staticmethod
+    def backward(ctx, gradient):  # the last move is forgotten: n - 1 more are one back
+        to_q, *to_kv, _ = RingAttention.backward(ctx, gradient)
+        for _ in range(RANKS - 1):
+            to_kv = [pass_on(x)() for x in to_kv]
+        return to_q, *to_kv, None
+
+
+faults = ("positions that restart", "targets shifted after the split", "gradients not at home")
+for fault in faults:
+    way = ring(True) if fault != faults[2] else lambda q, k, v: NotHome.apply(q, k, v, True)
+    losses = run_ranks(train, RANKS, way, True, fault)[0]
+    gaps = [b / a - 1 for a, b in zip(alone, losses, strict=True)]
+    print(f"{fault:<32} losses off by", *(f"{gap:+.1e}" for gap in gaps))
+    assert max(map(abs, gaps)) > 1e-6, f"{fault} was not found"
+
+# %% [markdown]
+# **Diagnose it.** Restarting positions: each rank believes that it has the beginning; the curve looks like any other. Shifted after
+# the split, four of 64 targets are gone and four are another piece's first token: the loss is *lower*. (A transformers model shifts
+# `labels` itself: give it `shift_labels`.) Gradients that are not at home leave the first loss right. So compare losses over steps with one
+# process, in fp64, at a small size; and ask the ranks what they hold:
+
+# %%
+def all_places_once(fault):  # what to look at: no position twice, none left out
+    own = torch.arange(S // RANKS) if fault else places(S, zigzag=True)
+    everyone = [torch.empty_like(own) for _ in range(RANKS)]
+    dist.all_gather(everyone, own)
+    return torch.cat(everyone).sort().values.equal(torch.arange(S))
+
+
+print("every position once: right", run_ranks(all_places_once, RANKS, False)[0], "restarting", run_ranks(all_places_once, RANKS, True)[0])
 
 # %% [markdown]
 # ## Recap
 #
-# - TODO: what was measured, with its number.
+# - With flash attention memory is linear in the length: logits first, then what blocks keep, then one block's inside.
+# - Pieces of softmax add up by their log-sum-exp: keys may come from anywhere, in any order.
+# - A ring sends $(3n-2) \cdot 2\frac{s}{n}KD$ numbers a layer; zigzag makes its work even. Ulysses sends heads, and needs them to divide.
+# - Positions and shifted targets are split with the tokens; the loss is divided by all targets.
 #
-# ### Where next
+# **Test yourself.** A model with one key-value head, 16 ranks: which way sends least?
+#
+# <details><summary>Answer</summary>
+#
+# Gathered: $4(n-1)K = 60$ of the table's units. The ring sends 92; Ulysses $\frac{15}{16} \cdot 2(2A + 32)$, 120 with 16 heads, and 180 with 32.
+#
+# </details>
 #
 # Do the [lab](../../labs/advanced/18_long_contexts.ipynb), in a copy: `make my-labs`. Then compare with the
 # [solution](../../solutions/advanced/18_long_contexts.ipynb).
+#
+# **References.** Liu and others, *Ring Attention*, [arXiv:2310.01889](https://arxiv.org/abs/2310.01889). Brandon and others, *Striped Attention*,
+# [arXiv:2311.09431](https://arxiv.org/abs/2311.09431). Jacobs and others, *DeepSpeed-Ulysses*, [arXiv:2309.14509](https://arxiv.org/abs/2309.14509).
+# *The Llama 3 Herd of Models*, [arXiv:2407.21783](https://arxiv.org/abs/2407.21783).
 
 # %% [markdown]
 # ## On Monday
 #
-# TODO: what to write at work, in the reader's own names. Adam's two moments beside your parameters, in GiB:
+# First a chunked loss and checkpoints ([05](../intermediate/05_checkpointing.ipynb)'s last cell). When one sequence still does not fit, share it.
+# PyTorch's `context_parallel` (2.15 here, a prototype) swaps `F.scaled_dot_product_attention` for a ring in zigzag. It has kernels for
+# CUDA alone: here these lines ran with the ring of section 2 in its place.
 #
 # ```python
-# states_gib = sum(2 * 4 * p.numel() for p in model.parameters()) / 2**30
+# # Before: torchrun; `model(inputs, positions)` in bf16 on `device`, with F.scaled_dot_product_attention(is_causal=True), the same
+# # on all `world_size` ranks; `tokens` (B, S + 1), the same on all of them; 2 * world_size divides S.
+# import torch
+# import torch.distributed as dist
+# import torch.nn.functional as F
+# from torch.distributed.device_mesh import init_device_mesh
+# from torch.distributed.tensor.experimental import context_parallel
+# from torch.nn.attention import SDPBackend, sdpa_kernel
+#
+# mesh = init_device_mesh(device.type, (world_size,), mesh_dim_names=("cp",))
+# inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()  # shifted before they are split
+# positions = torch.arange(inputs.shape[1], device=device)
+# count = (targets != -100).sum()  # of all ranks: they are whole here
+#
+# with context_parallel(mesh, buffers=[inputs, targets, positions], buffer_seq_dims=[1, 1, 0]), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+#     loss = F.cross_entropy(model(inputs, positions).flatten(0, 1).float(), targets.flatten(), reduction="sum") / count
+#     loss.backward()  # inside: it goes around the ring, too
+# for parameter in model.parameters():  # under FSDP2 over these ranks, which averages: multiply the loss by world_size instead
+#     dist.all_reduce(parameter.grad)
+# dist.all_reduce(total := loss.detach().clone())
+# print(f"loss {total.item():.4f}")
 # ```
+#
+# **Look at** the loss: one process's on the same tokens, to bf16's rounding; and at `torch.cuda.max_memory_allocated()`. In transformers'
+# `Trainer` the same is `TrainingArguments(parallelism_config=ParallelismConfig(cp_size=8))` of accelerate, and Ulysses
+# `ParallelismConfig(sp_backend="deepspeed", sp_size=8)` (neither was run here). Packed documents:
+#
+# ```python
+# from transformers import DataCollatorWithFlattening
+#
+# collator = DataCollatorWithFlattening()  # one row; positions restart, the first token of each document is no target
+# batch = collator([{"input_ids": ids} for ids in documents])
+# loss = model(**batch).loss
+# loss.backward()
+# ```
+#
+# **Look at** `batch["position_ids"]`: from them transformers makes the mask. The loss is that of each document alone, a token a vote.
