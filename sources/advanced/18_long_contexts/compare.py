@@ -67,7 +67,7 @@ def apart(
 
 def sent_bytes(put_in: Mapping[str, int], ranks: int) -> float:
     """What a rank of a ring sends, of what it put in: messages as they are, gathers passed on."""
-    factor = {"send": 1.0, "receive": 0.0, "all-gather": ranks - 1}
+    factor = {"send": 1.0, "receive": 0.0, "all-gather": ranks - 1, "all-reduce": 2 * (ranks - 1) / ranks}  # fmt: skip
     return sum(factor.get(kind, (ranks - 1) / ranks) * size for kind, size in put_in.items())
 
 

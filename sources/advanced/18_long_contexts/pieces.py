@@ -39,9 +39,7 @@ def piece_gradients(
     """
     group = q.shape[1] // k.shape[1]
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    to_q, *to_kv = kernel(
-        gradient, q, _spread(k, group), _spread(v, group), out, lse, 0.0, causal
-    )
+    to_q, *to_kv = kernel(gradient, q, _spread(k, group), _spread(v, group), out, lse, 0.0, causal)
     to_k, to_v = (_folded(found, group) for found in to_kv)
     return to_q, to_k, to_v
 

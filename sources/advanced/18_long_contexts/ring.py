@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from utils.checked import check_public
-from utils.models.transformer import attend as whole_attention
 
 from .pieces import attend_piece, piece_gradients
 from .refusals import check_heads, check_length
@@ -51,10 +51,12 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, zigzag: bool = True) -> Tens
     return _Ring.apply(q, k, v, zigzag)
 
 
-def ulysses_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def ulysses_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """The same by all-to-all: each rank has all tokens of some heads while it attends.
 
-    Tokens lie in order: `places(..., zigzag=False)`.
+    Args:
+        q, k, v: as a ring has them; tokens lie in order, `places(..., zigzag=False)`.
+        mask: (S, S), True where a query sees a key, of the whole sequence; None for causal.
 
     Raises:
         ValueError: heads do not divide over the ranks; on every rank, before anything is sent.
@@ -63,7 +65,10 @@ def ulysses_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     check_heads(q.shape[1], k.shape[1], ranks)
     copies = max(1, ranks // k.shape[1])
     k, v = (x.repeat_interleave(copies, 1) if copies > 1 else x for x in (k, v))
-    out = whole_attention(*(_Exchange.apply(x, 1, 2) for x in (q, k, v)))
+    q, k, v = (_Exchange.apply(x, 1, 2) for x in (q, k, v))
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
+    )
     return _Exchange.apply(out, 2, 1)
 
 

@@ -14,7 +14,7 @@ from utils.checked import check_public
 
 from .pieces import attend_piece
 
-__all__ = ["Span", "SlowPieces", "pairs_of", "slowed"]
+__all__ = ["SlowPieces", "Span", "pairs_of", "slowed"]
 
 
 class Span(NamedTuple):

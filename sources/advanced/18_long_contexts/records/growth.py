@@ -26,9 +26,7 @@ LINES: dict[str, tuple[str, ...]] = {
 def peak_bytes(line: str, tokens: int) -> int:
     """The simulated peak of one rank, of one of `LINES`, at a length of the sequence."""
     if "ring" in line:
-        return of_one_rank(
-            MODEL, tokens // RANKS, *LINES[line], attend=ring_attention
-        ).peak_bytes
+        return of_one_rank(MODEL, tokens // RANKS, *LINES[line], attend=ring_attention).peak_bytes
     return of_one_rank(MODEL, tokens, *LINES[line]).peak_bytes
 
 
@@ -40,4 +38,6 @@ def recorded() -> dict[str, dict[int, int]]:
 
 if __name__ == "__main__":
     peaks = {line: {str(n): peak_bytes(line, n) for n in LENGTHS} for line in LINES}
-    FILE.write_text(json.dumps({"model": MODEL, "peak_bytes": peaks}, indent=1) + "\n", encoding="utf-8")
+    FILE.write_text(
+        json.dumps({"model": MODEL, "peak_bytes": peaks}, indent=1) + "\n", encoding="utf-8"
+    )
