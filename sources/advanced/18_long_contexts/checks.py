@@ -25,7 +25,7 @@ rank_0_percent = Question(
     "Lesson 18: the share of a ring's time that the first of sixteen ranks works, tokens in order.",
     number("a number of percent"),
     right=100 / 31,
-    relative=0.05,
+    relative=0.02,
     wrong={
         100 / 16: "That is 1 of 16 rounds. Rank 0 has half a square, and the last rank 15.5.",
         100
@@ -172,7 +172,7 @@ def _wrong_result(rank: int, scale: float, report: workers.CacheReport) -> Verdi
 
 # --- packed tokens -------------------------------------------------------------------------------
 
-PACKS = (((256, 64, 448), 4), ((64, 512), 2), ((96, 96, 192, 384), 4), ((128,), 8), ((640, 64), 1))
+PACKS = (((256, 64, 448), 4), ((64, 512), 2), ((96, 96, 192, 384), 4), ((512,), 8), ((640, 64), 1))
 LARGEST_SHARE = 1.05  # of the mean work
 
 

@@ -64,8 +64,8 @@ show(draw_growth(growth, room_bytes=simulated_device("H100").usable_bytes, devic
      alt="Peaks over 8k to 1M tokens: straight lines. A plain step fits 8k tokens, both cures fit 128k, a ring of eight 1M.")
 
 # %% [markdown]
-# **Read it.** Every line is straight once states (10.6 GiB) no longer show: with flash attention **nothing is quadratic but
-# the work**. Here is the column of 128k, simulated again:
+# **Read it.** A line climbs by two as the tokens double, once it leaves what does not grow (states, 10.6 GiB, and gathered
+# weights): with flash attention **nothing is quadratic but the work**. The column of 128k, simulated again:
 
 # %% jupyter={"source_hidden": true}
 for name, cures in LINES.items():
@@ -262,8 +262,8 @@ for layout, ranks in timed.items():
 print(f"in order takes {ends['in order'] / ends['zigzag'] - 1:.0%} longer; your bet: {my_bet_percent}%")
 
 # %% [markdown]
-# **Read it.** In order rank $r$ has $r$ whole squares and half of one: the last has 3.5 of 8, where 2 would be even: 75%
-# longer; $1-1/n$ in general. In **zigzag** each rank holds a piece from the front and its mirror from the back; each
+# **Read it.** In order rank $r$ has $r$ whole squares and half of one: the last has 3.5 of 8, where 2 would be even. That is 75%
+# longer, $1-1/n$ in general; the measured figure is lower, since both also pay for messages. In **zigzag** each rank holds a piece from the front and its mirror from the back; each
 # round is half a square on every rank.
 #
 # **Question.** Sixteen ranks, in order. How many percent of the ring's time is rank 0 at work?
@@ -309,9 +309,9 @@ def ulysses(q, k, v, mask=None):
 #
 # | way | sends | holds beside its own | limit |
 # |---|---|---|---|
-# | ring | $(3n-2) \cdot 2K$ | keys and values twice, their gradients | tokens |
-# | gathered | $2(n-1) \cdot 2K$; $3(n-1) \cdot 2K$ if gathered again backward | all keys and values | tokens |
-# | Ulysses | $\frac{n-1}{n} \cdot 2\,(2A + 2\max(K, n))$ | nothing | $n$ divides $A$ |
+# | ring | $(3n-2) \cdot 2K$ | keys and values that pass, with gradients | pieces of tokens |
+# | gathered | $2(n-1) \cdot 2K$; $3(n-1) \cdot 2K$ if gathered again backward | all keys and values | pieces of tokens |
+# | Ulysses | $\frac{n-1}{n} \cdot 2\,(2A + 2\max(K, n))$ | the exchanged, as much as its own | $n$ divides $A$ |
 
 # %%
 n, unit = RANKS, S // RANKS * D * 8
@@ -464,9 +464,10 @@ for name in ("qwen2.5-7b", "llama-3-70b"):
 print(*megatron_rows(), *llama_rows(), sep="\n")
 
 # %% [markdown]
-# **Read it.** CP comes with the length. The same 4M tokens take 18 times as long in sequences of 1M, since attention is 94% of
-# a block's work then. With it the share of messages falls: that is why long contexts are trained in a late, short stage, and
-# why Llama 3 lost only 5% of its speed there. The planner takes each rank's work as even (zigzag), and gathers keys and values.
+# **Read it.** CP comes with the length. 7B's 4M tokens take 18 times as long in sequences of 1M as of 8k: attention is 94% of
+# a block's work then. It grows with the square of the length, and what a ring sends with the length: Llama 3 kept 95% of its TFLOP/s at 128k.
+# The planner takes the ranks' work as even, and gathers keys and values in the open. Beside Megatron-LM's ring on B200 its bytes are right
+# to a percent; its seconds there are in-sample.
 #
 # | take | when | costs |
 # |---|---|---|
@@ -498,7 +499,7 @@ for fault in ("positions that restart", "targets shifted after the split", "grad
 
 # %% [markdown]
 # **Diagnose it.** Restarting positions: each rank believes that it has the beginning; the curve looks like any other. Shifted after
-# the split, four of 64 targets are gone and four are another piece's first token: the loss is *lower*. (A transformers model shifts
+# the split, four of 64 targets are gone and three are another piece's first token: the loss is *lower*. (A transformers model shifts
 # `labels` itself: give it `shift_labels`.) Gradients that are not at home leave the first loss right. So compare losses over steps with one
 # process, in fp64, at a small size; and ask the ranks what they hold:
 

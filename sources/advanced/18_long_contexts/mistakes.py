@@ -119,7 +119,7 @@ known.mistakes(
     unscaled=(cache(unscaled=True), "the root of the width"),
     no_top=(cache(no_top=True), "overflow"),
     own_top=(cache(own_top=True), "both the terms and the exponentials"),
-    own_sum=(cache(own_sum=True), "without keys"),
+    own_sum=(cache(own_sum=True), "both the terms and"),
     gathers=(cache(gathers=True), "Keys and values stay"),
     flat=(cache(flat=True), "the result's shape"),
     no_return=(lambda q, k, v: None, "is to return a tensor"),
