@@ -52,7 +52,9 @@ def apart(
     heads, own = (query_heads, kv_heads, kv_heads, query_heads), places(length)
     q, k, v, pull = (torch.randn(1, n, length, width, dtype=torch.float64) for n in heads)
     whole = [x.clone().requires_grad_() for x in (q, k, v)]
-    wanted = F.scaled_dot_product_attention(*whole, is_causal=True, enable_gqa=True)
+    wanted = F.scaled_dot_product_attention(
+        whole[0], whole[1], whole[2], is_causal=True, enable_gqa=True
+    )
     wanted.backward(pull)
     mine = [x[:, :, own].clone().requires_grad_() for x in (q, k, v)]
     with traffic() as sent:

@@ -94,7 +94,8 @@ class _Ring(torch.autograd.Function):
             coming = _pass_on(kv) if step < ranks - 1 else None
             if seen := shares(rank, (rank - step) % ranks, q.shape[2], zigzag):
                 rows, columns, causal = seen
-                part, its = attend_piece(q[:, :, rows], *kv[..., columns, :], causal)
+                seen_k, seen_v = kv[..., columns, :].unbind()
+                part, its = attend_piece(q[:, :, rows], seen_k, seen_v, causal)
                 _merge(out[:, :, rows], lse[:, :, rows], part, its)
             kv = _arrived(coming) if coming else kv
         ctx.save_for_backward(q, k, v, out, lse)
@@ -112,7 +113,8 @@ class _Ring(torch.autograd.Function):
             if seen := shares(rank, (rank - step) % ranks, q.shape[2], ctx.zigzag):
                 rows, columns, causal = seen
                 gradient, own, done, logs = (x[:, :, rows] for x in (gradients[0], q, out, lse))
-                part = piece_gradients(gradient, own, *kv[..., columns, :], done, logs, causal)
+                seen_k, seen_v = kv[..., columns, :].unbind()
+                part = piece_gradients(gradient, own, seen_k, seen_v, done, logs, causal)
                 to_q[:, :, rows] += part[0]
                 to_kv[..., columns, :] += torch.stack(part[1:])
             kv = _arrived(coming) if coming else kv
