@@ -11,10 +11,10 @@
 #
 # {{badges}}
 #
-# **The question.** A 7B model must read 128k tokens. Where do the bytes go, and who holds which token?
+# **The question.** A 7B model must train on sequences of 128k tokens, and longer. How do GPUs share one sequence?
 #
-# **Promise.** You add softmax up in pieces, pass keys around a ring of four ranks and back, and see gradients equal to one
-# process to 15 digits. You choose which rank holds which token, and take a 7B from 935 GiB a GPU to 23.
+# **Promise.** You add softmax up in pieces, pass keys around a ring of four ranks, and get one process's gradients, to
+# fp64's rounding. Eight GPUs on one sequence take a 7B from 935 GiB a GPU to 23.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -78,15 +78,18 @@ for name, cures in LINES.items():
     assert found.peak_bytes == growth[name][131_072], "the picture shows another step than this one"
 
 # %% [markdown]
-# **Read it.** Each cure alone leaves what the other takes: without a chunked loss the logits of 152,064 words and their
-# gradients, without checkpoints ([05](../intermediate/05_checkpointing.ipynb)) what 28 blocks keep. Both leave 28 inputs, 24.5 GiB,
-# and **one** block's inside with its gradients, 34. Offload moves the first to the host; the second stays. Twice
-# the length fits neither way: the *tokens* must be divided. Tensor and sequence parallelism ([12](12_tensor_parallel.ipynb))
-# do so outside of attention, for four sums of the stream a layer; attention there is divided by heads.
+# **Read it.** (Parts above 8 GiB.) Each cure alone leaves what the other takes: without a chunked loss the logits of 152,064
+# words and their gradients, without checkpoints ([05](../intermediate/05_checkpointing.ipynb)) what 28 blocks keep. Both leave 28
+# inputs, 24.5 GiB, and **one** block's inside with its gradients, 34. Their 74.3 GiB, under 78.4 of room, are a maybe: section 5
+# finds the simulation 14% low. Offload moves 25.4 GiB to the host; the peak falls by 20.8, as some are back by then.
+#
+# Twice the length fits neither way. One GPU can go on alone: ALST tiles the MLP, too, and trains a
+# Llama-8B on 500k tokens. Here the *tokens* are divided, and with them the work; sequence parallelism
+# ([12](12_tensor_parallel.ipynb)) divides them between attention and MLP alone.
 #
 # ## 2. Attention in pieces, around a ring
 #
-# What would be quadratic? A matrix of scores. Flash attention never has it whole: it reads keys piece by piece and keeps,
+# What would be quadratic? A matrix of scores. Flash attention reads keys piece by piece and keeps,
 # for each query, the largest score so far, the sum of exponentials, and an output, which fade as a larger score comes.
 
 # %%
@@ -125,11 +128,17 @@ for name, way in {"at once": attend_at_once, "in pieces of 64": lambda *qkv: att
 
 # %% [markdown]
 # **Read it.** Twice the tokens take four times the matrix of scores, and twice the pieces. And a piece can come
-# from anywhere: with its output and its log-sum-exp it can be added to others later. So let each rank keep its queries,
-# and keys and values **go around a ring**. `attend_piece` (`pieces.py` in the lesson's folder) is this CPU's flash kernel,
-# which gives both.
+# from anywhere. Outputs $o_1, o_2$ and log-sum-exps $l_1, l_2$ of two pieces make
+# $$l = \log(e^{l_1} + e^{l_2}), \quad o = e^{l_1 - l}\, o_1 + e^{l_2 - l}\, o_2.$$
+# Two keys, scores 0 and $\log 3$: $o = \frac14 v_1 + \frac34 v_2$, their softmax. So each rank keeps its queries,
+# and keys and values **go around a ring**. `attend_piece` (`pieces.py` in the lesson's folder) is this CPU's flash kernel: $o$ and $l$.
 #
-# First, who holds what: each rank two of $2n$ pieces. The layout is section 3's question.
+# | who holds which of 8 pieces | rank 0 | rank 1 | rank 2 | rank 3 |
+# |---|---|---|---|---|
+# | in order | 0, 1 | 2, 3 | 4, 5 | 6, 7 |
+# | zigzag | 0, 7 | 1, 6 | 2, 5 | 3, 4 |
+#
+# In zigzag a lower rank's front piece lies before both of mine, its back piece after both; a higher rank's two lie between mine.
 
 # %%
 def places(length, zigzag):
@@ -184,8 +193,10 @@ def ring_forward(q, kv, zigzag, piece=attend_piece):
 
 
 # %% [markdown]
-# Backward goes around **again**: kept are this rank's own tensors, not what passed by. A gradient of keys gets a
-# term on every rank, so it travels with them, and one move further: home.
+# Backward goes around **again**: kept are this rank's own tensors, $o$ and $l$ of the *whole* sum. `piece_gradients`, the kernel's
+# backward, needs no more: weights $P = e^{S - l}$, gradients of scores $P \circ (dO\,V^T - \mathrm{rowsum}(dO \circ O))$. A
+# gradient of keys gets terms on other ranks, so it travels with them, and one move further: home. (On NCCL put both messages into
+# `dist.batch_isend_irecv`.)
 
 # %%
 class RingAttention(torch.autograd.Function):
@@ -233,14 +244,13 @@ for zigzag in (False, True):
     assert gap < 1e-13 and sent == {predicted}, "fp64 rounds at 1e-16; every piece once, every gradient home"
 
 # %% [markdown]
-# **Read it.** Exact, both ways. In bf16 a move takes a quarter of these bytes; how many ranks there are hardly matters: $3-2/n$ times all
-# keys and values.
+# **Read it.** Equal to fp64's rounding, both ways. How many ranks there are hardly matters: a rank sends $3-2/n$ times all keys and values.
 #
 # ## 3. Who holds which token
 #
 # Both layouts give the same sums and send the same bytes. Do they take the same **time**? Here each piece sleeps, 200 ms
 # for a rank's queries against as many keys, and less for fewer pairs: a process that sleeps needs no core, so four of them act as four
-# devices. Messages and waits are real. Of three rounds we keep the shortest.
+# devices. Of three rounds we keep the shortest.
 
 # %%
 def around(zigzag):
@@ -262,8 +272,7 @@ print(f"in order takes {ends['in order'] / ends['zigzag'] - 1:.0%} longer; your 
 
 # %% [markdown]
 # **Read it.** In order rank $r$ has $r$ whole squares and half of one: the last has 3.5 of 8, where 2 would be even. That is 75%
-# longer, $1-1/n$ in general; the measured figure is lower, since both also pay for messages. In **zigzag** each rank holds a piece from the front and its mirror from the back; each
-# round is half a square on every rank.
+# longer, $1-1/n$ in general, of the sleeps alone: 0.70 s to 0.40. In **zigzag** each round is half a square on every rank.
 #
 # **Question.** Sixteen ranks, in order. How many percent of the ring's time is rank 0 at work?
 
@@ -310,7 +319,7 @@ def ulysses(q, k, v, mask=None):
 # |---|---|---|---|
 # | ring | $(3n-2) \cdot 2K$ | keys and values that pass, with gradients | pieces of tokens |
 # | gathered | $2(n-1) \cdot 2K$; $3(n-1) \cdot 2K$ if gathered again backward | all keys and values | pieces of tokens |
-# | Ulysses | $\frac{n-1}{n} \cdot 2\,(2A + 2\max(K, n))$ | the exchanged, as much as its own | $n$ divides $A$ |
+# | Ulysses | $\frac{n-1}{n} \cdot 2\,(2A + 2\max(K, n))$ | the exchanged | $n$ divides $A$; $n$ or $K$ the other |
 
 # %%
 n, unit = RANKS, S // RANKS * D * 8
@@ -323,8 +332,8 @@ for name, (way, zigzag, numbers) in WAYS.items():
     assert found.gap < 1e-13 and sent == numbers * unit, f"{name} sends something else than its formula"
 
 # %% [markdown]
-# **Read it.** A ring's bytes do not fall as ranks are added, Ulysses' do. With grouped queries $K$ is small, and
-# Ulysses copies heads. At the sizes of models, in 16 bits:
+# **Read it.** A ring's bytes do not fall as ranks are added, Ulysses' do. Gathering sends less than a ring at every $n$; a ring
+# never holds all keys, and sends while it computes. In 16 bits:
 
 # %% jupyter={"source_hidden": true}
 print("MB that one of n ranks sends for a layer, 131,072 tokens, forward and backward (predicted):")
@@ -389,7 +398,8 @@ for name, (way, zigzag, _) in WAYS.items():
 
 # %% [markdown]
 # A long row is mostly several documents. They are **packed**: a token sees its own document's, the last target of a
-# document is no target, and positions restart with each. Ulysses takes the mask as it is, since a rank has all tokens:
+# document is no target, and positions restart with each. Ulysses takes the mask as it is, since a rank has all tokens. (A dense
+# mask of 128k is 16 GiB: take FlexAttention there.) One row, one seed:
 
 # %%
 document = torch.arange(3).repeat_interleave(torch.tensor((24, 8, 32)))
@@ -442,8 +452,8 @@ assert ours.peak_bytes == growth["both, over a ring of 8"][131_072], "the pictur
 score("18", ours)
 
 # %% [markdown]
-# **Read it.** An eighth of the tokens, and of all that grew with them; states and one gathered block are as before. Checkpoints
-# send forward's moves twice. Published:
+# **Read it.** An eighth of the tokens, and of all that grew with them. States stay, and gathered weights: head
+# and embedding alone are 2.03 GiB. A step learns from an eighth of the tokens. Checkpoints send forward's moves twice. Published:
 
 # %%
 theirs = of_one_rank("llama-3-8b", 32_768, "checkpointing")
@@ -452,9 +462,10 @@ print(f"Llama 3.1 8B, 32,768 tokens a rank, whole loss, bf16: {theirs.peak_bytes
 print(*torchtitan_rows(), sep="\n")
 
 # %% [markdown]
-# **Read it.** Tokens **a rank** decide: 8B takes 84 GiB at 32k tokens and at 262k. (Our simulation of it is 14% under; their rows are
-# compiled and multiply in 8 bits, which ours does not.) What memory no longer feels is the work: a GPU's
-# tokens per second fall to a seventh.
+# **Read it.** Tokens **a rank** decide: 8B takes 84 GiB at 32k tokens and at 262k (H100s of 96 GB; compiled, products in 8 bits;
+# our simulation is 14% under, unexplained). What memory no longer feels is the work: tokens per second fall to a
+# seventh. Half of that is arithmetic: a token's forward ($P$ weights of blocks) takes $2P + 2shL$, 24 GFLOP at 32k
+# and 84 at 262k. The rest these rows do not explain.
 
 # %%
 print("4M tokens a step on 64 H100, the planner's fastest (predicted):")
@@ -463,21 +474,20 @@ for name in ("qwen2.5-7b", "llama-3-70b"):
 print(*megatron_rows(), *llama_rows(), sep="\n")
 
 # %% [markdown]
-# **Read it.** CP comes with the length. 7B's 4M tokens take 18 times as long in sequences of 1M as of 8k: attention is 94% of
-# a block's work then. It grows with the square of the length, and what a ring sends with the length: Llama 3 kept 95% of its TFLOP/s at 128k.
-# The planner takes the ranks' work as even, and gathers keys and values in the open. Beside Megatron-LM's ring on B200 its bytes are right
-# to a percent; its seconds there are in-sample.
+# **Read it.** On 64 GPUs 7B's fastest plans share a sequence *in place of* checkpoints from 32k to 512k; 1M takes both. 4M tokens
+# take 18 times as long in sequences of 1M as of 8k: attention, 94% of
+# a block's work then, grows with the square of the length, what is sent with the length.
+# Llama 3, which gathers, kept 95% of its TFLOP/s at 128k. The planner, too, gathers, and takes ranks' work as even.
 #
 # | take | when | costs |
 # |---|---|---|
-# | chunked loss, checkpoints ([05](../intermediate/05_checkpointing.ipynb)) | first, on any number of GPUs | a forward of the blocks |
-# | ring, or gathered keys and values | the tokens of one sequence do not fit | $K$-sized messages a layer |
-# | Ulysses | many heads, any mask, few ranks | all-to-all; divides heads |
+# | chunked loss, checkpoints ([05](../intermediate/05_checkpointing.ipynb)) | few GPUs, or sharing alone does not fit | a forward of the blocks |
+# | gathered keys and values; a ring where these do not fit | GPUs to spare for a sequence | $K$-sized messages a layer |
+# | Ulysses | heads divide; any mask | all-to-all |
 #
 # ## Break it, diagnose it
 #
-# The model of section 4 around the ring, with one thing wrong each time. Which first losses are right? What would you look at,
-# without one process to compare with?
+# The model of section 4 around the ring, with one thing wrong each time. Which first losses are right?
 
 # %%
 class NotHome(RingAttention):
@@ -516,69 +526,72 @@ print("every position once: in zigzag {}, restarting {}".format(*run_ranks(all_p
 # %% [markdown]
 # ## Recap
 #
-# - With flash attention memory is linear in the length: logits first, then what blocks keep, then one block's inside.
+# - With flash attention memory is linear in the length. At 128k most is what blocks keep, then logits; with both cures, one block's inside.
 # - Pieces of softmax add up by their log-sum-exp: keys may come from anywhere, in any order.
 # - A ring sends $(3n-2) \cdot 2\frac{s}{n}KD$ numbers a layer; zigzag makes its work even. Ulysses sends heads, and needs them to divide.
 # - Positions and shifted targets are split with the tokens; the loss is divided by all targets.
-#
-# **Test yourself.** A model with one key-value head, 16 ranks: which way sends least?
-#
-# <details><summary>Answer</summary>
-#
-# Gathered: $4(n-1)K = 60$ of the table's units. The ring sends 92; Ulysses $\frac{15}{16} \cdot 2(2A + 32)$, 120 with 16 heads, and 180 with 32.
-#
-# </details>
 #
 # Do the [lab](../../labs/advanced/18_long_contexts.ipynb), in a copy: `make my-labs`. Then compare with the
 # [solution](../../solutions/advanced/18_long_contexts.ipynb).
 #
 # **References.** Liu and others, *Ring Attention*, [arXiv:2310.01889](https://arxiv.org/abs/2310.01889). Brandon and others, *Striped Attention*,
 # [arXiv:2311.09431](https://arxiv.org/abs/2311.09431). Jacobs and others, *DeepSpeed-Ulysses*, [arXiv:2309.14509](https://arxiv.org/abs/2309.14509).
-# *The Llama 3 Herd of Models*, [arXiv:2407.21783](https://arxiv.org/abs/2407.21783).
+# *The Llama 3 Herd of Models*, [arXiv:2407.21783](https://arxiv.org/abs/2407.21783). Bekman and others, *Arctic Long Sequence Training* (ALST),
+# [arXiv:2506.13996](https://arxiv.org/abs/2506.13996).
 
 # %% [markdown]
 # ## On Monday
 #
-# First a chunked loss and checkpoints ([05](../intermediate/05_checkpointing.ipynb)'s last cell). When one sequence still does not fit, share it.
-# PyTorch's `context_parallel` (2.15 here, a prototype) swaps `F.scaled_dot_product_attention` for a ring in zigzag. It has kernels for
-# CUDA alone: here these lines ran with the ring of section 2 in its place.
+# PyTorch's `context_parallel` (2.15, a prototype) shares causal `F.scaled_dot_product_attention`, in zigzag, and refuses other masks.
+# A model that copies key heads first (`repeat_kv`) sends $A$ of them. It has kernels for CUDA alone: here the ring of section 2
+# stood in. Section 5's step:
 #
 # ```python
-# # Before: torchrun; `model(inputs, positions)` in bf16 on `device`, with F.scaled_dot_product_attention(is_causal=True), the same
-# # on all `world_size` ranks; `tokens` (B, S + 1), the same on all of them; 2 * world_size divides S.
+# # Before: torchrun on `world_size` GPUs; `model.blocks` on `device`; `model(inputs, targets, positions)` gives the *sum* of its tokens' losses, with
+# # F.scaled_dot_product_attention(is_causal=True) inside and the chunked loss of lesson 05's last cell; `tokens` (B, S + 1), the same on
+# # all ranks; 2 * world_size divides S. After it: an optimizer, on model.parameters().
+# from functools import partial
+#
 # import torch
 # import torch.distributed as dist
-# import torch.nn.functional as F
 # from torch.distributed.device_mesh import init_device_mesh
+# from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 # from torch.distributed.tensor.experimental import context_parallel
+# from torch.distributed.tensor.experimental._attention import set_rotate_method
 # from torch.nn.attention import SDPBackend, sdpa_kernel
+# from torch.utils.checkpoint import checkpoint
 #
 # mesh = init_device_mesh(device.type, (world_size,), mesh_dim_names=("cp",))
+# set_rotate_method("alltoall")  # a ring; leave it out to gather
+# bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+# for block in model.blocks:  # states are sharded over the ranks that share the tokens
+#     block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+#     fully_shard(block, mesh=mesh, mp_policy=bf16)
+# fully_shard(model, mesh=mesh, mp_policy=bf16)
+#
 # inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()  # shifted before they are split
 # positions = torch.arange(inputs.shape[1], device=device)
-# count = (targets != -100).sum()  # of all ranks: they are whole here
+# count = (targets != -100).sum().clamp(min=1)  # of all ranks: they are whole here
 #
 # with context_parallel(mesh, buffers=[inputs, targets, positions], buffer_seq_dims=[1, 1, 0]), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-#     loss = F.cross_entropy(model(inputs, positions).flatten(0, 1).float(), targets.flatten(), reduction="sum") / count
-#     loss.backward()  # inside: it goes around the ring, too
-# for parameter in model.parameters():  # under FSDP2 over these ranks, which averages: multiply the loss by world_size instead
-#     dist.all_reduce(parameter.grad)
+#     loss = model(inputs, targets, positions) / count
+#     (loss * world_size).backward()  # FSDP2 averages over the ranks, and we want their sum; inside: it goes around the ring, too
 # dist.all_reduce(total := loss.detach().clone())
 # print(f"loss {total.item():.4f}")
 # ```
 #
-# **Look at** the loss: one process's on the same tokens, to bf16's rounding; and at `torch.cuda.max_memory_allocated()`. In transformers'
-# `Trainer` the same is `TrainingArguments(parallelism_config=ParallelismConfig(cp_size=8))` of accelerate, and Ulysses
-# `ParallelismConfig(sp_backend="deepspeed", sp_size=8)` (neither was run here). Packed documents:
+# **Look at** the loss: one process's, to bf16's rounding; and at `torch.cuda.max_memory_allocated()`. In transformers'
+# `Trainer`, with SDPA and FSDP2: accelerate's `ParallelismConfig(cp_size=8)`, which gathers; Ulysses, where heads
+# divide: `ParallelismConfig(sp_backend="deepspeed", sp_size=4)` (neither was run here). Packed documents:
 #
 # ```python
 # from transformers import DataCollatorWithFlattening
 #
 # collator = DataCollatorWithFlattening()  # one row; positions restart, the first token of each document is no target
 # batch = collator([{"input_ids": ids} for ids in documents])
-# loss = model(**batch, use_cache=False).loss  # with a cache documents see each other, and nothing says so
+# loss = model(**batch, use_cache=False).loss  # under SDPA or eager, with a cache documents see each other, and nothing says so
 # loss.backward()
 # ```
 #
-# **Look at** `batch["position_ids"]`: from them transformers (5.23) makes the mask, but not where there is a cache or an `attention_mask`. The
-# loss is that of each document alone, a token a vote: compare once.
+# **Look at** `batch["position_ids"]`: from them transformers (5.23) makes the mask of SDPA and eager, but not where there is a cache or an
+# `attention_mask`; flash attention reads them itself. The loss is that of each document alone, a token a vote: compare once.
