@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from utils.checked import check_public
@@ -43,7 +44,12 @@ def draw_growth(
             heights = [curve[n] / GIB for n in lengths]
             axes.plot(lengths, heights, color=color, marker=marker, ls=line, label=name)
         axes.axhline(room_bytes / GIB, color="black", lw=1, ls=":")
-        axes.text(1.5 * lengths[1], 1.06 * room_bytes / GIB, "room on the GPU", fontsize=10)
+        axes.text(
+            1.5 * lengths[1],
+            1.06 * room_bytes / GIB,
+            f"room on the GPU: {room_bytes / GIB:.0f} GiB",
+            fontsize=10,
+        )
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_xticks(lengths, [_tokens(n) for n in lengths])
@@ -61,11 +67,18 @@ def _tokens(count: int) -> str:
     return f"{count // 2**20}M" if count >= 2**20 else f"{count // 1024}k"
 
 
-def draw_rounds(runs: Mapping[str, Sequence[Sequence[Span]]], *, title: str, device: str) -> Figure:
+def draw_rounds(
+    runs: Mapping[str, Sequence[Sequence[Span]]],
+    *,
+    slept_seconds: Mapping[str, float],
+    title: str,
+    device: str,
+) -> Figure:
     """For each layout a band, for each rank a row: when it computed which piece, and when it had none.
 
     Args:
         runs: by layout, the spans of each rank.
+        slept_seconds: by layout, of its busiest rank, if only sleeping took time.
         title, device: what stands above, and whose numbers they are.
     """
     with course_style():
@@ -83,6 +96,9 @@ def draw_rounds(runs: Mapping[str, Sequence[Sequence[Span]]], *, title: str, dev
                     )  # fmt: skip
                 names.append((rows, f"{layout}, rank {rank}"))
                 rows += 1
+            axes.vlines(
+                slept_seconds[layout], rows - len(ranks) - 0.5, rows - 0.5, color="black", ls="--"
+            )
             rows += 0.6
         axes.set_yticks([row for row, _ in names], [name for _, name in names])
         axes.invert_yaxis()
@@ -90,8 +106,9 @@ def draw_rounds(runs: Mapping[str, Sequence[Sequence[Span]]], *, title: str, dev
         axes.grid(False, axis="y")
         axes.set(xlabel="seconds", title=title)
         shown = [Patch(color="#3f90da", label="a piece of attention"),
-                 Patch(facecolor="#eeeeee", edgecolor="#bbbbbb", hatch="..", label="idle")]  # fmt: skip
-        figure.legend(handles=shown, loc="outside lower left", ncols=2, fontsize=10)
+                 Patch(facecolor="#eeeeee", edgecolor="#bbbbbb", hatch="..", label="idle"),
+                 Line2D([], [], color="black", ls="--", label="the busiest rank's sleeps alone")]  # fmt: skip
+        figure.legend(handles=shown, loc="outside lower left", ncols=3, fontsize=10)
         print_evidence(figure, [Evidence.MEASURED], [device])
     return figure
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from evidence.validation import b200
 from evidence.validation.tables import table
 from utils.catalog import model_shape
 from utils.checked import check_public
@@ -14,7 +13,7 @@ from utils.planner.flops import block_forward_flops
 from utils.planner.search import search
 from utils.units import GIB
 
-__all__ = ["chosen_plan", "llama_rows", "megatron_rows", "torchtitan_rows"]
+__all__ = ["chosen_plan", "llama_rows", "torchtitan_rows"]
 
 STEP_TOKENS = 2**22
 
@@ -40,22 +39,10 @@ def chosen_plan(name: str, length: int) -> str:
     )
 
 
-def megatron_rows() -> Iterator[str]:
-    """Megatron-LM on 8 B200, 12 layers of Llama 3 70B over a ring of 8, and the planner's word for it."""
-    for found in (*b200.seconds_comparisons(), *b200.memory_comparisons()):
-        if "cp8" in found.case:
-            length = int(found.case.split("seq")[1].split("_")[0])
-            used = ", a constant was set on it" if found.fitted else ""
-            yield (
-                f"12 layers of 70B, CP 8, {length:>7,} tokens: {found.published:>6,.0f} {found.quantity} "
-                f"(published), {found.predicted:>6,.0f} (predicted, {found.error:+.0%}{used})"
-            )
-
-
 def torchtitan_rows() -> Iterator[str]:
-    """torchtitan's rows of long sequences: full checkpointing, compiled, 8-bit products."""
+    """torchtitan's rows of 8B in long sequences: full checkpointing, compiled, 8-bit products."""
     for row in table("torchtitan"):
-        if row["table"] in ("2", "6"):
+        if row["table"] == "2":
             length, cp = int(row["seq_len"]), int(row["cp"])
             yield (
                 f"{row['model']:<13} {row['n_gpus']:>3} GPUs, CP {cp}: {length:>7,} tokens, {length // cp:,} a rank: "
