@@ -55,7 +55,8 @@ def draw_growth(
         axes.set_xticks(lengths, [_tokens(n) for n in lengths])
         ticks = [2**power for power in range(4, 14)]
         axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
-        axes.set(xlabel="tokens of the sequence", ylabel="peak of one rank (GiB)", title=title)
+        about = "tokens of the sequence (one a GPU; over a ring one in all)"
+        axes.set(xlabel=about, ylabel="peak of one rank (GiB)", title=title)
         handles, names = axes.get_legend_handles_labels()
         order = sorted(range(len(names)), key=lambda i: -peaks[names[i]][lengths[-1]])
         axes.legend([handles[i] for i in order], [names[i] for i in order], fontsize=10)

@@ -60,7 +60,7 @@ RANKS = 4
 # %%
 growth = recorded()
 show(draw_growth(growth, room_bytes=simulated_device("H100").usable_bytes, device="a simulated H100-80GB",
-                 title="Qwen2.5-7B, 1 of 8 GPUs: FSDP2, fp32 states, bf16, flash, a sequence a GPU or (ring) in all"),
+                 title="Qwen2.5-7B on 8 GPUs: FSDP2, fp32 states, bf16, flash attention"),
      alt="Peaks over 8k to 1M tokens: lines bend upwards, then climb by two as tokens double. A plain step fits 8k tokens, both cures just 128k, a ring of eight just 1M.")
 
 # %% [markdown]
