@@ -51,7 +51,7 @@ def block_2(text: str) -> None:
 class Summed(Transformer):
     """Tokens, targets and positions to the sum of the tokens' losses."""
 
-    def forward(self, tokens: Any, targets: Any, positions: Any = None) -> Any:
+    def forward(self, tokens: Any, targets: Any, positions: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The sum of losses of (B, S) tokens."""
         logits = super().forward(tokens, positions).flatten(0, 1).float()
         return F.cross_entropy(logits, targets.flatten(), reduction="sum")
