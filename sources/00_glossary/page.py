@@ -156,7 +156,7 @@
 # | DTensor | a tensor whose parts lie on the ranks of a mesh, with the placements that say how |
 # | asynchronous TP | a gather and its product cut into pieces, so that one piece travels while another is multiplied |
 # | pipeline parallel (PP) | ranks, the stages, hold different layers and pass activations on |
-# | context parallel (CP) | ranks share each sequence, and gather keys and values for attention |
+# | context parallel (CP) | ranks share each sequence; for attention keys and values go around a ring or are gathered, or heads are exchanged (Ulysses) |
 # | axis, mesh | one of the ways in which ranks are divided; the box of ranks with a side for each axis |
 # | HSDP | states sharded inside a group, such as a node, and replicated between groups |
 # | tied embedding | embedding and head are one matrix; with stages, two copies whose gradients are added up |

@@ -121,6 +121,7 @@ OF_RANKS = [
     "11.tree_broadcast",
     "12.row_parallel",
     "14.clip_over_axes",
+    "18.cache_attention",
 ]
 
 

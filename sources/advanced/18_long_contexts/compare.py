@@ -1,0 +1,82 @@
+"""Attention over ranks beside one process: how far apart, and what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from utils.checked import check_public
+from utils.parallel.context import gathered_attention
+from utils.parallel.dims import ParallelDims
+from utils.parallel.mesh import device_mesh
+from utils.traffic.counter import traffic
+
+__all__ = ["Apart", "apart", "gathered", "sent_bytes"]
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Apart(NamedTuple):
+    """What one rank found.
+
+    Attributes:
+        gap: the largest distance of an output or a gradient from that of one process.
+        put_in: bytes that it put into collectives and messages, by kind, forward and backward.
+    """
+
+    gap: float
+    put_in: dict[str, int]
+
+
+def apart(
+    attention: Attention,
+    places: Callable[[int], Tensor],
+    query_heads: int,
+    kv_heads: int,
+    length: int,
+    width: int,
+) -> Apart:
+    """On every rank: causal attention of its tokens, forward and backward in fp64.
+
+    Args:
+        attention: of this rank's queries, keys and values (1, heads, length / ranks, width).
+        places: gives the positions that this rank holds, of a length.
+        query_heads, kv_heads, length, width: A, K, S and D.
+    """
+    torch.manual_seed(0)
+    heads, own = (query_heads, kv_heads, kv_heads, query_heads), places(length)
+    q, k, v, pull = (torch.randn(1, n, length, width, dtype=torch.float64) for n in heads)
+    whole = [x.clone().requires_grad_() for x in (q, k, v)]
+    wanted = F.scaled_dot_product_attention(
+        whole[0], whole[1], whole[2], is_causal=True, enable_gqa=True
+    )
+    wanted.backward(pull)
+    mine = [x[:, :, own].clone().requires_grad_() for x in (q, k, v)]
+    with traffic() as sent:
+        out = attention(*mine)
+        out.backward(pull[:, :, own])
+    gaps = [(out - wanted[:, :, own]).abs().max().item()]
+    for found, right in zip(mine, whole, strict=True):
+        assert found.grad is not None and right.grad is not None, "a gradient is missing"
+        gaps.append((found.grad - right.grad[:, :, own]).abs().max().item())
+    return Apart(max(gaps), {row.collective: row.payload_bytes for row in sent.rows})
+
+
+def sent_bytes(put_in: Mapping[str, int], ranks: int) -> float:
+    """What a rank of a ring sends, of what it put in: messages as they are, gathers passed on."""
+    factor = {"send": 1.0, "receive": 0.0, "all-gather": ranks - 1, "all-reduce": 2 * (ranks - 1) / ranks}  # fmt: skip
+    return sum(factor.get(kind, (ranks - 1) / ranks) * size for kind, size in put_in.items())
+
+
+def gathered(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention to the keys of all ranks, which each of them gathers; tokens in zigzag."""
+    mesh = device_mesh(ParallelDims(cp=dist.get_world_size()), "cpu")["cp"]
+    return gathered_attention(q, k, v, mesh=mesh)
+
+
+check_public(globals())

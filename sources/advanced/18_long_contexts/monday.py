@@ -1,0 +1,89 @@
+"""Runs the blocks of lesson 18's last cell, and asserts what that cell promises of them."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from utils.lessons.blocks import run_block, small_llama
+from utils.models import Transformer, TransformerConfig
+from utils.ranks import run_ranks
+
+from .ring import ring_attention
+
+RANKS, WORDS, LENGTH, LAYERS = 2, 64, 32, 2
+BF16 = 2**-7  # rounds at 2**-8, and more than once
+
+
+def block_1(text: str) -> None:
+    """One sequence on two ranks: one process's loss and gradients; its ring stands in for CUDA's kernel."""
+    for found in run_ranks(_shared, RANKS, text):
+        assert found.loss_gap < BF16, "the shared sequence gives another loss"
+        assert found.gradient_gap < 5 * BF16, "its gradients are others"
+        assert found.places == LENGTH // RANKS, "a rank holds more than its share of the tokens"
+        assert found.passes == 2 * LAYERS, "a checkpoint does not call its block again"
+        assert found.share == 1 / RANKS, "a rank keeps more than its share of the states"
+
+
+def block_2(text: str) -> None:
+    """Packed documents: the loss of each document alone, a token a vote, and positions that restart."""
+    model = small_llama(vocab_size=WORDS)
+    torch.manual_seed(1)
+    documents = [torch.randint(WORDS, (length,)).tolist() for length in (12, 5, 20)]
+    losses, targets = 0.0, 0
+    for ids in documents:
+        alone = torch.tensor([ids])
+        losses += (len(ids) - 1) * model(input_ids=alone, labels=alone).loss.item()
+        targets += len(ids) - 1
+    made = run_block(text, model=model, documents=documents)
+    assert abs(made["loss"].item() / (losses / targets) - 1) < 1e-5, "documents see each other"
+    leaking = model(**made["batch"], use_cache=True).loss.item()
+    assert abs(leaking / (losses / targets) - 1) > 1e-3, "a cache no longer lets documents leak"
+    places = made["batch"]["position_ids"][0].tolist()
+    assert places == [*range(12), *range(5), *range(20)], "positions do not restart"
+
+
+class Summed(Transformer):
+    """Tokens, targets and positions to the sum of the tokens' losses."""
+
+    def forward(self, tokens: Any, targets: Any, positions: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The sum of losses of (B, S) tokens."""
+        logits = super().forward(tokens, positions).flatten(0, 1).float()
+        return F.cross_entropy(logits, targets.flatten(), reduction="sum")
+
+
+def _shared(text: str) -> Any:
+    torch.manual_seed(0)
+    shape = TransformerConfig(vocabulary=WORDS, hidden=32, layers=LAYERS, heads=4, kv_heads=2, feedforward=96)  # fmt: skip
+    model: Any = Summed(shape)
+    model.init_weights(std=0.1)
+    tokens = torch.randint(WORDS, (2, LENGTH + 1))
+    alone = copy.deepcopy(model)
+    wanted = alone(tokens[:, :-1], tokens[:, 1:]) / (2 * LENGTH)
+    wanted.backward()
+    held: list[int] = []
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        held.append(q.shape[2])
+        return ring_attention(q, k, v)
+
+    for block in model.blocks:
+        block.attention.attend = attend
+    made = run_block(text, model=model, tokens=tokens, device=torch.device("cpu"), world_size=RANKS)
+    gaps, sharded = [], []
+    for p, w in zip(model.parameters(), alone.parameters(), strict=True):
+        gaps.append(((p.grad.full_tensor() - w.grad).norm() / w.grad.norm()).item())
+        sharded.append(p.to_local().numel() / p.numel())
+    return SimpleNamespace(
+        loss_gap=abs(made["total"].item() / wanted.item() - 1),
+        gradient_gap=max(gaps),
+        share=max(sharded),
+        places=max(held),
+        passes=len(held),
+        rank=dist.get_rank(),
+    )

@@ -1,0 +1,197 @@
+"""Lesson 18: one sequence on four ranks is one process's, sends what formulas say, and refuses what cannot be shared."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from utils.lessons.lesson_18 import workers
+from utils.lessons.lesson_18.at_size import RANKS as GPUS
+from utils.lessons.lesson_18.at_size import of_one_rank
+from utils.lessons.lesson_18.compare import apart, gathered, sent_bytes
+from utils.lessons.lesson_18.pieces import attend_piece
+from utils.lessons.lesson_18.records.growth import LINES, peak_bytes, recorded
+from utils.lessons.lesson_18.refusals import check_heads, check_length
+from utils.lessons.lesson_18.ring import places, ring_attention, ulysses_attention
+from utils.lessons.lesson_18.timed import pairs_of
+from utils.ranks import RankError, run_ranks
+
+RANKS, LENGTH, WIDTH = 4, 64, 16
+NEAR = 1e-13  # fp64 rounds at 1e-16; sums of 64 terms lie above
+SOON_SECONDS = 30.0  # a rank that waits for another waits 120
+
+
+def laid_out(zigzag: bool) -> Callable[[int], Tensor]:
+    def own(length: int) -> Tensor:
+        return places(length, dist.get_rank(), RANKS, zigzag)
+
+    return own
+
+
+def moved(numbers: float) -> float:
+    """Bytes of some numbers for each of a rank's tokens and channels, in fp64."""
+    return numbers * LENGTH // RANKS * WIDTH * 8
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("way", ["in order", "zigzag", "gathered", "Ulysses"])
+def test_a_shared_sequence_is_one_process_and_sends_what_the_formula_says(
+    way: str, kv_heads: int
+) -> None:
+    attention: dict[str, Callable[..., Any]] = {
+        "in order": functools.partial(ring_attention, zigzag=False),
+        "zigzag": ring_attention,
+        "gathered": gathered,
+        "Ulysses": ulysses_attention,
+    }
+    numbers = {
+        "gathered": 2 * (RANKS - 1) * 2 * kv_heads,
+        "Ulysses": (RANKS - 1) / RANKS * 2 * (2 * 4 + 2 * max(kv_heads, RANKS)),
+    }.get(way, (3 * RANKS - 2) * 2 * kv_heads)
+    own = laid_out(way in ("zigzag", "gathered"))
+    for found in run_ranks(apart, RANKS, attention[way], own, 4, kv_heads, LENGTH, WIDTH):
+        assert found.gap < NEAR
+        assert sent_bytes(found.put_in, RANKS) == moved(numbers)
+
+
+def held_between(attention: Callable[..., Tensor]) -> tuple[int, int]:
+    """Bytes that a ring keeps from forward for backward, and those of its own tensors."""
+    q, k, v = (torch.randn(1, n, LENGTH // RANKS, WIDTH, requires_grad=True) for n in (4, 2, 2))
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        out = attention(q, k, v)
+    logs = out.numel() // WIDTH * 4
+    return sum(kept.values()), sum(x.nbytes for x in (q, k, v, out)) + logs
+
+
+def test_a_ring_keeps_its_own_keys_alone() -> None:
+    for kept, own in run_ranks(held_between, RANKS, ring_attention):
+        assert kept == own
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("zigzag", [False, True])
+def test_every_token_lies_on_one_rank_and_zigzag_makes_work_even(ranks: int, zigzag: bool) -> None:
+    own = [places(LENGTH, rank, ranks, zigzag) for rank in range(ranks)]
+    assert torch.cat(own).sort().values.equal(torch.arange(LENGTH))
+    work = [int((mine + 1).sum()) for mine in own]
+    assert sum(work) == pairs_of(LENGTH, LENGTH, causal=True)
+    assert (len(set(work)) == 1) == (zigzag or ranks == 1)
+
+
+def test_a_piece_of_grouped_queries_is_softmax() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, n, 12, 8, dtype=torch.float64) for n in (6, 2, 2))
+    out, lse = attend_piece(q, k, v, causal=False)
+    scores = q @ k.repeat_interleave(3, 1).mT * 8**-0.5
+    torch.testing.assert_close(out, scores.softmax(-1) @ v.repeat_interleave(3, 1))
+    torch.testing.assert_close(lse, scores.logsumexp(-1))
+
+
+@pytest.mark.parametrize(
+    ("length", "ranks", "said"),
+    [(6, 4, "shorter than the ring"), (20, 4, "Pad the sequence to 24"), (9, 1, "two pieces")],
+)
+def test_a_sequence_that_does_not_divide_is_refused(length: int, ranks: int, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        check_length(length, ranks)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "ranks", "said"),
+    [(28, 4, 8, "Take 7 ranks"), (28, 4, 7, "whole copies"), (6, 6, 4, "Take 3 ranks")],
+)
+def test_heads_that_do_not_divide_are_refused(
+    heads: int, kv_heads: int, ranks: int, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        check_heads(heads, kv_heads, ranks)
+
+
+def refused(kind: str) -> str:
+    """On every rank: the sentence of a refusal, before anything is sent."""
+    try:
+        if kind == "length":
+            places(6, dist.get_rank(), RANKS)
+        else:
+            ulysses_attention(*(torch.zeros(1, n, 4, 8) for n in (6, 2, 2)))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("kind", ["length", "heads"])
+def test_all_ranks_refuse_in_one_sentence(kind: str) -> None:
+    said = set(run_ranks(refused, RANKS, kind))
+    assert len(said) == 1
+    assert said != {""}
+
+
+def not_caught() -> None:
+    ulysses_attention(*(torch.zeros(1, n, 4, 8) for n in (6, 2, 2)))
+
+
+def test_nobody_waits_for_a_rank_that_refused() -> None:
+    began = time.monotonic()
+    with pytest.raises(RankError, match="6 query heads do not divide over 4 ranks"):
+        run_ranks(not_caught, RANKS)
+    assert time.monotonic() - began < SOON_SECONDS
+
+
+def test_the_labs_runs_show_their_faults() -> None:
+    found = {run: workers.observed(run) for run in workers.FAULT_OF}
+    learned = {run: [gap for gap in one.tokens if gap == gap] for run, one in found.items()}
+    assert max(learned["A"]) < NEAR, "tokens' losses are right"
+    assert found["A"].loss > 1e-3, "their mean is not"
+    assert learned["B"][0] < NEAR < 1e-3 < min(learned["B"][1:]), "wrong from the second piece on"
+    assert max(*learned["C"], found["C"].loss) < NEAR, "forward is right"
+    wrong = {name for name, gap in found["C"].gradients.items() if gap > 1e-6}
+    last = {f"blocks.1.attention.{name}.weight" for name in ("key", "value")}
+    assert {name for name in wrong if "blocks.1.attention." in name} == last
+    assert max(*learned["D"], *found["D"].gradients.values()) < 1e-5, "the angles' rounding"
+
+
+def test_seven_billion_at_128k_around_a_ring() -> None:
+    found = of_one_rank(
+        "qwen2.5-7b", 131_072 // GPUS, "chunked loss", "checkpointing",
+        attend=ring_attention, layers=4,
+    )  # fmt: skip
+    sent = {row.collective: row for row in found.traffic}["send"]
+    passes = (3 * GPUS - 2) + (GPUS - 1)  # with checkpoints forward goes around twice
+    assert sent.calls == 4 * passes
+    assert sent.payload_bytes == 4 * passes * 2 * (131_072 // GPUS) * 4 * 128 * 2
+
+
+@pytest.mark.parametrize("line", ["both", "both, over a ring of 8"])
+def test_the_pictures_numbers_are_the_simulations(line: str) -> None:
+    assert peak_bytes(line, 131_072) == recorded()[line][131_072]
+
+
+def test_the_picture_has_every_line() -> None:
+    assert recorded().keys() == LINES.keys()
+
+
+@pytest.mark.slow
+def test_what_is_laid_out_from_few_layers_is_what_a_whole_simulation_gives() -> None:
+    few, whole = (
+        of_one_rank(
+            "qwen2.5-7b", 131_072 // GPUS, "chunked loss", "checkpointing",
+            attend=ring_attention, layers=6, from_layers=depths,
+        )
+        for depths in ((2, 3, 4), (6, 7, 8))
+    )  # fmt: skip
+    assert few.peak_bytes == whole.peak_bytes
+    assert few.breakdown == whole.breakdown
