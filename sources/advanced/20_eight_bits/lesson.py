@@ -11,84 +11,608 @@
 #
 # {{badges}}
 #
-# **Promise.** At the end of this notebook you TODO: what you can do then, and could not before.
+# **The question.** H100 multiplies matrices of 8-bit numbers twice as fast as of 16-bit ones, B200 of 4-bit ones again twice as
+# fast. Which numbers of a training step may be that small?
+#
+# **Promise.** You round numbers to E4M3, E5M2 and E2M1 by hand, with one scale or many, multiply as a GPU does, and train:
+# eight bits keep the losses within a published tolerance. You see which numbers must stay large, and which bytes stay, too.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 60, and 45 for the lab | any laptop | in seconds on two CPU cores |
+# | 75, and 70 for the lab | any laptop (Windows: WSL2) | about a minute of computing on two CPU cores |
 #
-# Words of the course stand in the [glossary](../00_glossary.ipynb).
-
-# %% [markdown]
 # ## A bet
 #
-# TODO: one question that the lesson answers. Two layers of 1,024 x 1,024 fp32 numbers: how many MiB are their
-# parameters? Write your guess in place of the 1.
+# A tensor is rounded to E4M3, eight bits, with **one** scale for all of it. Then one number of 131,072 grows to a thousand
+# times a typical one. By what factor does the error of all the *other* numbers grow? Section 2 measures.
 
 # %%
-my_bet_mib = 1
+my_bet_factor = 100.0
 
 # %% tags=["setup"]
 here = setup("advanced/20")
 
-# %%
+# %% jupyter={"source_hidden": true}
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+
+import pandas as pd
 import torch
-from torch import nn
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.functional import ScalingType, SwizzleType
 
-from utils import check, draw_timeline, measure, show
-
-device = here.meter_device  # where the meter can count: CUDA or CPU
+from utils import Batch, Cluster, Plan, check, estimate, run_ranks, score, show, traffic
+from utils.lessons.lesson_20.figures import draw_number_lines, draw_outliers
+from utils.lessons.lesson_20.small_model import batches, fresh, gradients, loss, plant
+from evidence.validation import bridge
+from evidence.validation.tables import table
 
 # %% [markdown]
-# ## 1. One step in one picture
+# ## 1. What so few bits can say
 #
-# TODO: what will be seen, before the cell. (A lesson has 25 to 60 cells, its first picture within eight;
-# CONTRIBUTING.md has all limits.)
+# A floating-point number is a sign, a power of two (the *exponent*), and digits (the *mantissa*). E4M3 has 4 and 3 bits
+# for them, E5M2 5 and 2, E2M1 2 and 1. Below the smallest exponent digits are lost one after the other. E8M0 has neither
+# sign nor digits: it is a scale. New words stand in the [glossary](../00_glossary.ipynb).
 
 # %%
-model = nn.Sequential(nn.Linear(1024, 1024, bias=False), nn.Linear(1024, 1024, bias=False)).to(device)
-optimizer = torch.optim.Adam(model.parameters())
-inputs = torch.randn(64, 1024, device=device)
+@dataclass(frozen=True)
+class Form:
+    name: str
+    mantissa_bits: int
+    least: int  # exponent of the smallest number with all digits
+    largest: float
 
 
-def step():
-    optimizer.zero_grad()
-    model(inputs).square().mean().backward()
-    optimizer.step()
+E4M3, E5M2, E2M1 = Form("E4M3", 3, -6, 448.0), Form("E5M2", 2, -14, 57344.0), Form("E2M1", 1, 0, 6.0)
 
 
-first = measure(step, model=model, optimizer=optimizer, name="two layers")
-show(draw_timeline(first), alt="TODO: what the picture shows, for those who do not see it.")
+def rounded(x, form, noise=None):
+    """To the nearest number, ties to even; with noise from 0 to 1, up or down by chance. Too large: the largest."""
+    exponent = (torch.frexp(x).exponent - 1).clamp(min=form.least)
+    step = torch.ldexp(torch.ones_like(x), exponent - form.mantissa_bits)
+    steps = (x / step).round() if noise is None else (x / step + noise).floor()
+    return (steps * step).clamp(-form.largest, form.largest)
 
-# %% [markdown]
-# **Read it.** TODO: what it means, after the cell.
 
 # %%
-print(f"{first.breakdown['parameters'] / 2**20:.0f} MiB of parameters; your bet was {my_bet_mib}")
+every = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0)).pow(9)  # sizes of many powers of two
+FAST = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
+numbers = {"E8M0, a scale": [2.0**e for e in range(-127, 128)]}
+for form, dtype in FAST.items():
+    bytes_ = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+    numbers[form.name] = bytes_[bytes_.isfinite() & (bytes_ > 0)].unique().tolist()
+    alike = torch.equal(rounded(every, form), every.clamp(-form.largest, form.largest).to(dtype).float())
+    assert alike and numbers[form.name][-1] == form.largest, f"{form.name}: PyTorch rounds otherwise"
+numbers["E2M1"] = rounded(torch.linspace(0.01, 6, 10_000), E2M1).unique()[1:].tolist()
+show(draw_number_lines(numbers, title="Every positive number that a format has"),
+     alt="Ticks on a logarithmic line: E2M1 has seven positive numbers from 0.5 to 6; E4M3 reaches over 18 powers of two, "
+     "E5M2 over 32, with fewer numbers in each; E8M0 has powers of two alone, from 2 to the -127 to 2 to the 127.")
+
+# %% tags=["nbval-check-output"]
+print(f"{'':<6}{'smallest':>10}{'largest':>9}{'largest / smallest':>20}{'error of a number at most':>27}")
+for form in (E4M3, E5M2, E2M1):
+    least, most = numbers[form.name][0], form.largest
+    print(f"{form.name:<6}{least:>10.2g}{most:>9g}{most / least:>20,.0f}{2.0**-(form.mantissa_bits + 1):>27.2%}")
 
 # %% [markdown]
-# ## 2. On paper
+# **Read it.** The error holds while a number has all digits. `rounded` equals PyTorch's cast on a million numbers; below the
+# faster cast takes its place. (Its overflow ends at the largest number here, even infinity's. Other versions give NaN.)
 #
-# TODO: the formula. A number in fp32 takes four bytes. How many MiB are Adam's two moments of both layers?
+# ## 2. One scale, or many
+#
+# 448 is the largest E4M3: so divide by a **scale** first, and multiply afterwards. The scale maps the largest number of a
+# *block* to the largest of the format. What is far smaller fades to zero, so all hangs on who shares a scale:
+#
+# | scheme | numbers that share a scale | scale | bits a number |
+# |---|---|---|---|
+# | per tensor, per row | all; a row | fp32 | 8 |
+# | [DeepSeek-V3](https://arxiv.org/abs/2412.19437) | 128; of weights 128 x 128 | fp32 | 8.25 |
+# | [MXFP8](https://arxiv.org/abs/2310.10537) | 32 | E8M0 | 8.25 |
+# | [NVFP4](https://arxiv.org/abs/2509.25149) | 16 | E4M3, and one in fp32 for the tensor | 4.5 |
 
 # %%
-check("20.two_moments", ...)
+def fast(x, form):
+    return x.clamp(-form.largest, form.largest).to(FAST[form]).float() if form in FAST else rounded(x, form)
+
+
+def power_of_two(scale):  # up: rounded down, the largest number of a block would be cut
+    return scale.log2().ceil().exp2()
+
+
+def two_levels(scale):  # NVFP4: block scales in E4M3, as shares of a second scale
+    second = scale.max() / E4M3.largest
+    return fast(scale / second, E4M3) * second
+
+
+def scaled(x, form, block=None, scale_as=lambda scale: scale, by_chance=False):
+    """x (rows, columns) as a kernel sees it: in a format, a scale for each block of a row; None: one for all."""
+    if block is not None and x.shape[-1] % block:
+        raise ValueError(f"{x.shape[-1]} columns are no whole blocks of {block}: pad them with zeros to a multiple.")
+    if not x.isfinite().all():
+        raise ValueError(f"{(~x.isfinite()).sum()} numbers are infinite or NaN: they would take the scale with them.")
+    parts = x.reshape(1, -1) if block is None else x.unflatten(-1, (-1, block))
+    scale = scale_as(parts.abs().amax(-1, keepdim=True) / form.largest).clamp(min=1e-30)  # a block of zeros stays so
+    small = rounded(parts / scale, form, torch.rand_like(parts)) if by_chance else fast(parts / scale, form)
+    return (small * scale).reshape(x.shape)
+
+
+# %% [markdown]
+# **Predict.** In an integer format the step between neighbours is one for all, so an outlier makes it larger for everybody. In a
+# floating-point format the step shrinks with the number. From which size on does an outlier hurt the others, in E4M3?
+
+# %%
+def int8(x):
+    scale = x.abs().max() / 127
+    return (x / scale).round() * scale
+
+
+SCHEMES = {
+    "int8, per tensor": int8,
+    "E4M3, per tensor": partial(scaled, form=E4M3),
+    "E4M3, blocks of 128": partial(scaled, form=E4M3, block=128),
+    "MXFP8": partial(scaled, form=E4M3, block=32, scale_as=power_of_two),
+    "NVFP4": partial(scaled, form=E2M1, block=16, scale_as=two_levels),
+    "E2M1, per tensor": partial(scaled, form=E2M1),
+}
+typical = torch.randn(256, 512, generator=torch.Generator().manual_seed(1))
+factors, errors = [10.0**power for power in range(7)], {name: [] for name in SCHEMES}
+for factor in factors:
+    x = typical.clone()
+    x[3, 7] = factor
+    for name, small in SCHEMES.items():
+        off = small(x) - x
+        off[3, 7] = 0
+        errors[name].append((off.norm() / typical.norm()).item())
+
+# %%
+show(draw_outliers(factors, errors, title="One outlier, and the error of all other numbers", device="CPU"),
+     alt="int8's error grows from the first: 100% at 1,000. E4M3 per tensor stays at 2.7% up to 10,000 and reaches 95% at a "
+     "million. E2M1 per tensor loses all others at 100. Blocks of 128, 32 and 16 stay flat, NVFP4 near 10%.")
+grown = {factor: e / errors["E4M3, per tensor"][0] for factor, e in zip(factors, errors["E4M3, per tensor"], strict=True)}
+print(*(f"x {factor:,.0f}: error x {times:.2f}" for factor, times in grown.items()), sep="; ")
+print(f"your bet at 1,000: x {my_bet_factor:g}")
+assert 0.9 < grown[1e3] < 1.1 and grown[1e6] > 20, "E4M3 holds at a thousand and fails at a million: is it scaled?"
+
+# %% [markdown]
+# **Read it.** At a thousand nothing happens: "outliers need blocks" is a lesson of integers. Activations of Llama-2-7B reach
+# about 10,000 times their median ([Sun and others 2024](https://arxiv.org/abs/2402.17762)); there E4M3 still holds. At 100,000 it
+# ends: 448 divided by its smallest number is 229,376. **Four bits** span a factor of 12: they live by small blocks.
+#
+# **Question.** MXFP4 has E2M1 numbers, and an E8M0 scale for 32 of them. How many bits does a number take?
+
+# %%
+bits_of_mxfp4 = ...
+check("20.bits_of_mxfp4", bits_of_mxfp4)
+
+# %% [markdown]
+# What cannot be scaled is told before it spoils a tensor:
+
+# %%
+for what, x in {"a block that does not divide": torch.ones(2, 100), "an infinity": torch.tensor([[1.0, float("inf")] * 16])}.items():
+    try:
+        scaled(x, E4M3, block=32)
+    except ValueError as error:
+        print(f"{what}: {error}")
+print("a block of zeros:", scaled(torch.zeros(1, 32), E4M3, block=32).unique().tolist())
+
+# %% [markdown]
+# ## 3. The product, and its sum
+#
+# A kernel multiplies 8-bit numbers and scales the sums. PyTorch's call is `scaled_mm`, on this CPU too; here beside the same by hand:
+
+# %%
+def parts_of(x, form, per_row):
+    scale = (x.abs().amax(1, keepdim=True) if per_row else x.abs().max().view(1)) / form.largest
+    return (x / scale).to(FAST[form]), scale
+
+
+draw = partial(torch.randn, generator=torch.Generator().manual_seed(2))
+x, w = draw(64, 256), draw(32, 256)
+for recipe, per_row in ((ScalingType.TensorWise, False), (ScalingType.RowWise, True)):
+    for form in (E4M3, E5M2):  # both operands in E5M2 are refused by GPUs
+        (a, of_a), (b, of_b) = parts_of(x, form, per_row), parts_of(w, E4M3, per_row)
+        of_b = of_b.T if per_row else of_b
+        by_hand = (a.float() @ b.float().T) * of_a * of_b
+        y = F.scaled_mm(a, b.T, of_a, recipe, of_b, recipe, output_dtype=torch.float32)
+        apart, lost = (y - by_hand).norm() / by_hand.norm(), (y - x @ w.T).norm() / (x @ w.T).norm()
+        print(f"{recipe.name:<11}{form.name} x E4M3: {apart:.0e} from by hand; {lost:.1%} from fp32")
+        assert apart < 1e-6, "only the order of fp32 sums may differ"
+
+# %%
+eight, ones = x.to(torch.float8_e4m3fn), partial(torch.ones, dtype=torch.float32)
+blocks = {"blocks of 128": (ScalingType.BlockWise1x128, ones(64, 2), None),
+          "MXFP8": (ScalingType.BlockWise1x32, ones(1024).to(torch.float8_e8m0fnu), SwizzleType.SWIZZLE_32_4_4)}
+for name, (recipe, scale, swizzle) in blocks.items():
+    try:
+        F.scaled_mm(eight, eight.T, scale, recipe, scale, recipe, swizzle_a=swizzle, swizzle_b=swizzle)
+    except (ValueError, RuntimeError, NotImplementedError) as error:
+        print(f"{name}, on this CPU: {str(error).splitlines()[0]}")
+
+# %% [markdown]
+# Blocks need a GPU; so **from here on products are emulated**: `scaled` operands, multiplied in fp32. Equal, as the cell above
+# shows, but for the sum. H100's sum is no fp32: its tensor cores add up with
+# [about 14 bits](https://arxiv.org/abs/2412.19437), and DeepSeek-V3 found errors of nearly 2% in sums of 4,096 products. It moves
+# the sum to an fp32 register every 128. Emulated (each instruction's 32 products are added exactly here, so it errs less):
+
+# %%
+def cut(x, bits):  # toward zero
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp((mantissa * 2**bits).trunc(), exponent - bits)
+
+
+def in_14_bits(a, b, promote=None):
+    """a (m, k) times b (n, k); every `promote` products the short sum goes to fp32 and begins anew."""
+    parts = (a[:, None].double() * b[None].double()).unflatten(-1, (-1, 32)).sum(-1)
+    total = short = torch.zeros(parts.shape[:2], dtype=torch.float64)
+    for count, part in enumerate(parts.unbind(-1), 1):
+        short = cut(short + part, 14)
+        if promote and 32 * count % promote == 0:
+            total, short = total + short, torch.zeros_like(short)
+    return total + short
+
+
+# %%
+for k in (128, 1024, 4096, 16384):
+    a, b = (fast(torch.rand(16, k, generator=torch.Generator().manual_seed(seed)), E4M3) for seed in (3, 4))
+    right = a.double() @ b.double().T
+    off = {every: ((in_14_bits(a, b, every) - right) / right).mean().item() for every in (None, 128)}
+    print(f"{k:>6} products: mean error {off[None]:+.3%} in 14 bits, {off[128]:+.3%} moved to fp32 every 128 (emulated)")
+    assert k <= 128 or abs(off[None]) > 4 * abs(off[128]), "a short sum errs more the longer it is"
+
+# %% [markdown]
+# **Read it.** Numbers here are positive, so that the sum grows; cut toward zero, it is too small, and more so the longer it is. Sums are
+# the first numbers that may **not** be small.
+#
+# ## 4. Train
+#
+# A linear layer has three products: $y = xw^\top$, and backward $g\,w$ and $g^\top x$. Each adds up along another
+# dimension, and blocks lie along the sum. So $x$ and $w$ are rounded twice, as they are and turned. (DeepSeek's square
+# blocks of weights are the same, turned.)
+
+# %%
+class ThreeProducts(torch.autograd.Function):
+    """x (tokens, inputs), w (outputs, inputs); `small` rounds along the last dimension."""
+
+    @staticmethod
+    def forward(ctx, x, w, small, small_gradient):
+        ctx.save_for_backward(x, w)
+        ctx.small, ctx.small_gradient = small, small_gradient
+        return small(x) @ small(w).T
+
+    @staticmethod
+    def backward(ctx, g):
+        (x, w), small = ctx.saved_tensors, ctx.small
+        to_x = ctx.small_gradient(g) @ small(w.T).T
+        to_w = ctx.small_gradient(g.T) @ small(x.T).T
+        return to_x, to_w, None, None
+
+
+# %%
+def recipe(small, small_gradient=None):
+    return lambda x, w: ThreeProducts.apply(x, w, small, small_gradient or small)
+
+
+RECIPES = {
+    "bf16": recipe(lambda x: x.bfloat16().float()),
+    "E4M3, gradients E5M2, per tensor": recipe(SCHEMES["E4M3, per tensor"], partial(scaled, form=E5M2)),
+    "E4M3, per tensor": recipe(SCHEMES["E4M3, per tensor"]),
+    "E4M3, blocks of 128": recipe(SCHEMES["E4M3, blocks of 128"]),
+    "MXFP8": recipe(SCHEMES["MXFP8"]),
+    "NVFP4, gradients by chance": recipe(SCHEMES["NVFP4"], partial(SCHEMES["NVFP4"], by_chance=True)),
+    "E2M1, per tensor": recipe(SCHEMES["E2M1, per tensor"]),
+}
+
+# %% [markdown]
+# A small transformer (`small_model.py` in the lesson's folder) has read Python's sources for 150 steps in fp32. From there, one
+# backward in each recipe: how far are the gradients of its matrices from fp32's? Embedding, norms, attention's
+# products and the head stay in fp32. A channel inside each SwiGLU is planted as an outlier: `up` makes it larger,
+# `down` divides it away, so the model stays *the same* in exact arithmetic. Llama-2's is 10,000.
+
+# %%
+found, probe = {}, batches(2, seed=9)
+for factor in (1.0, 1e4, 1e6):
+    right_loss, right = gradients(fresh(planted=factor), probe)
+    for name, product in RECIPES.items():
+        torch.manual_seed(0)
+        wrong_loss, wrong = gradients(fresh(product, planted=factor), probe)
+        off = sum(((wrong[n] - right[n]).norm() / right[n].norm()).item() for n in right) / len(right)
+        found.setdefault(name, {})[f"outlier x {factor:,.0f}"] = f"{off:.1%}; {wrong_loss - right_loss:+.4f}"
+pd.DataFrame(found).T.rename_axis("error of gradients (mean over matrices); of the loss")
+
+# %% [markdown]
+# **Read it.** Eight bits cost 4 to 6% of a gradient, with one scale too, up to the outlier that large models have. At a million
+# the scale for all breaks, and blocks of 8-bit numbers hold. NVFP4 fails there: its block scales are E4M3 shares of *one* fp32
+# scale, a range of 229,376 again. E2M1 with one scale is lost without any outlier. And E5M2 for gradients buys nothing
+# here: its range is not needed, and it has a digit less.
+#
+# But noise that changes with each batch averages out. So train on from the same weights, on the same 30
+# batches. The tolerances are published: DeepSeek-V3's loss stayed within 0.25% of bf16's, NVIDIA's NVFP4 within about 1.5%.
+
+# %%
+def train(product=None, after=None, pairs=batches(30, seed=7)):
+    torch.manual_seed(0)
+    model, losses = fresh(product), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for pair in pairs:
+        optimizer.zero_grad()
+        losses.append(loss(model, pair))
+        losses[-1].backward()
+        optimizer.step()
+        if after:
+            after(model)
+    return torch.stack(losses).detach()
+
+
+@torch.no_grad()
+def in_e4m3(model):  # no master weights: what is kept is small
+    for p in model.blocks.parameters():
+        p.copy_(scaled(p.view(1, -1), E4M3).view_as(p))
+
+
+# %%
+plain, losses = train(), {name: train(product) for name, product in RECIPES.items()}
+losses["bf16, weights kept in E4M3"] = train(RECIPES["bf16"], after=in_e4m3)
+for name, found in losses.items():
+    gap = (found.mean() / plain.mean() - 1).item()
+    allowed = 0.015 if name.startswith("NVFP4") else 0.0025
+    print(f"{name:<34} mean loss {found.mean():.4f}, {gap:+.2%} from fp32; {'within' if abs(gap) < allowed else 'beyond'} {allowed:.2%}")
+    broken = name.startswith("E2M1") or "kept" in name
+    assert (abs(gap) > allowed) == broken, f"{name}: eight bits and blocks hold, one scale of E2M1 and small weights do not"
+
+# %% [markdown]
+# **Read it.** All recipes of 8 bits hold, and NVFP4 within its own tolerance. Two break: E2M1 with one scale for all, and *weights*
+# that are kept in E4M3: the neighbour of 1 is 1.125, so an update below half of that step is lost. Products round a fresh copy of
+# a master weight in each step; what is **added up** over steps (weights, moments) or over products (sums) must
+# stay wide. Thirty steps cannot show what breaks after a trillion tokens, as
+# [SwiGLU's outliers with delayed scales did](https://arxiv.org/abs/2409.12517).
+#
+# ## 5. Which bytes stay
+#
+# **Activations.** A layer that keeps its input for backward in E4M3, a scale a row, beside one that keeps 16 bits. A SwiGLU of
+# $T$ tokens, $H$ channels, $4H$ inside. How many percent does it save?
+
+# %%
+class KeepsEight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        small, scale = parts_of(x.float(), E4M3, per_row=True)
+        ctx.save_for_backward(small, scale, w)
+        return x @ w.T
+
+    @staticmethod
+    def backward(ctx, g):
+        small, scale, w = ctx.saved_tensors
+        return g @ w, g.T @ (small.float() * scale).to(g.dtype)
+
+
+def kept_bytes(linear, T=256, H=64):
+    sizes, kept = ((4 * H, H), (4 * H, H), (H, 4 * H), (T, H)), {}
+    gate, up, down, x = (torch.randn(size, dtype=torch.bfloat16, requires_grad=True) for size in sizes)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(t.untyped_storage().data_ptr(), t), lambda t: t):
+        linear(F.silu(linear(x, gate)) * linear(x, up), down)
+    weights = {w.untyped_storage().data_ptr() for w in (gate, up, down)}
+    return sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in weights)
+
+
+# %%
+T, H = 256, 64
+kept = {"16 bits": kept_bytes(F.linear), "8 bits": kept_bytes(KeepsEight.apply)}
+formula = {"16 bits": 2 * T * H + 8 * T * 4 * H, "8 bits": 2 * T * (H + 4) + 6 * T * 4 * H + T * (4 * H + 4)}
+for name, size in kept.items():
+    print(f"{name}: {size:,} bytes kept (measured), {formula[name]:,} by the formula, {size / kept['16 bits']:.0%}")
+    assert size == formula[name], f"{name}: each tensor once, scales of 4 bytes a row"
+
+# %% [markdown]
+# **Read it.** Little. Of four tensors inside, the product with `down` reads one; SiLU and the multiplication keep three in 16 bits.
+# And `gate` and `up` shared one input; now each keeps its own copy of half the bytes.
+#
+# **Sends.** FSDP can cast its shard *before* it gathers. All ranks need the **same** scale: one number to agree on. The same
+# message tells all of them of a NaN on one.
+
+# %%
+RANKS, SIZE = 2, 64 * 1024
+
+
+def gather_small(shard):
+    told = torch.stack([shard.nan_to_num(0, 0, 0).abs().max(), (~shard.isfinite()).any().float()])
+    dist.all_reduce(told, dist.ReduceOp.MAX)
+    if told[1]:
+        raise ValueError("A shard holds an infinity or NaN, here or on another rank: nothing is gathered.")
+    scale = told[0] / E4M3.largest
+    small = (shard / scale).to(torch.float8_e4m3fn).view(torch.uint8)  # gloo sends bytes
+    whole = small.new_empty(RANKS * len(small))
+    dist.all_gather_into_tensor(whole, small)
+    return whole.view(torch.float8_e4m3fn).float() * scale
+
+
+def gathers(spoiled):
+    whole = torch.randn(SIZE, generator=torch.Generator().manual_seed(5))
+    shard = whole.chunk(RANKS)[dist.get_rank()].clone()
+    if spoiled and dist.get_rank() == 1:
+        shard[3] = float("nan")
+    with traffic() as sent:
+        try:
+            found = gather_small(shard)
+        except ValueError as error:
+            return str(error), sent.payload_bytes
+    return torch.equal(found, scaled(whole.view(1, -1), E4M3).view(-1)), sent.payload_bytes
+
+
+# %%
+for equal, sent in run_ranks(gathers, RANKS, False):
+    print(f"equal to rounding the whole: {equal}; put in {sent:,} bytes, in bf16 {2 * SIZE // RANKS:,}")
+    assert equal and sent == SIZE // RANKS + 8, "a byte a number, and two numbers to agree on"
+refused = {text for text, _ in run_ranks(gathers, RANKS, True)}
+print("a NaN on rank 1:", *refused)
+assert len(refused) == 1 and "NaN" in refused.pop(), "all ranks refuse with one sentence, nobody waits"
+
+# %% [markdown]
+# **All of it.** Llama 3 8B on eight cards, 128 sequences of 8,192 a step, ZeRO-1, by the planner:
+
+# %%
+rows = {}
+for gpu, precision in (("H100", "bf16"), ("H100", "fp8"), ("B200", "bf16"), ("B200", "mxfp8")):
+    plan = Plan(dp=8, zero_stage=1, micro_batch=1, precision=precision, framework="megatron-bridge", loss="fused")
+    cluster = Cluster(gpu=gpu, nodes=1, gpus_per_node=8)
+    found = estimate("llama-3-8b", cluster, plan, Batch(sequences=128, sequence_length=8192))
+    sizes = found.peak.bytes_by_category.items()
+    rows[f"{gpu}, {precision}"] = {str(part): f"{size / 2**30:.1f} GiB" for part, size in sizes if size > 2**28}
+    seconds = {"products": found.time.matmul, "other kernels": found.time.memory, "step": found.time.total}
+    rows[f"{gpu}, {precision}"] |= {part: f"{each:.2f} s" for part, each in seconds.items()}
+pd.DataFrame(rows).fillna("").rename_axis("predicted")
+
+# %%
+compared = bridge.comparisons()
+for row in compared:
+    if " 8B " in row.case:
+        kind = "fitted" if row.fitted else "left out"
+        print(f"{row.case:<28}{row.published:>8,.0f} tokens/s/GPU published,{row.predicted:>8,.0f} predicted ({kind})")
+left_out = [abs(row.error) for row in compared if not row.fitted]
+print(f"mean error of the {len(left_out)} rows that set no constant, 8B to 405B: {sum(left_out) / len(left_out):.1%}")
+for row in table("torchtitan"):
+    if row["table"] == "1" and row["compile"] == "1":
+        kind = "float8" if row["float8"] == "1" else "bf16"
+        print(f"torchtitan, 8 H100, {kind:<6}: {row['tps_per_gpu']} tokens/s/GPU, {row['memory_gib']} GiB (published)")
+
+# %% [markdown]
+# **Read it.** Products take six tenths of their time, not half; other kernels take longer, for they cast. A step on H100 takes
+# a third less. Memory moves little: states are 32-bit, and so is what lies between products 16-bit. torchtitan's
+# float8 gained 28%, and 0.2 GiB.
+#
+# | number | may be | why |
+# |---|---|---|
+# | operands of products: weights' copies, activations, gradients | 8 bits; 4 in blocks of 16 | noise that averages out |
+# | their scales | E8M0 or E4M3 a block; fp32 | they must reach the largest number |
+# | sums of products | fp32; 14 bits for 128 of them | cut toward zero, they drift |
+# | master weights, moments | 32 bits (DeepSeek-V3: moments 16) | small updates are lost |
+# | embedding, norms, head, attention's products | 16 bits and more | few products (published choice) |
+# | what is gathered | 8 bits | it is cast anyway, if all agree on the scale |
+#
+# **Question.** 64 ranks gather 8 billion weights by FSDP, in E4M3. How many GB does each rank *receive*, scales apart?
+
+# %%
+received_gb = ...
+check("20.received_gb", received_gb)
+
+# %% [markdown]
+# ## Break it, diagnose it
+#
+# To find a tensor's largest number, a kernel reads it once more. **Delayed scaling** saves that: it takes the largest of the
+# *last* steps. Here the inputs of layers are rounded with the scale of the last batch, or of this one. At batch 4 the inside of
+# each SwiGLU grows 64 times (`down` shrinks, so the model stays the same); at batch 8 it shrinks back. Which batch suffers?
+
+# %%
+class Scaler:
+    def __init__(self, delayed):
+        self.delayed, self.last, self.cut = delayed, None, 0.0
+
+    def __call__(self, x):
+        largest = x.abs().max()
+        used = self.last if self.delayed and self.last is not None else largest
+        scale, self.last = used / E4M3.largest, largest
+        self.cut = (x.abs() > used).float().mean().item()
+        return fast(x / scale, E4M3) * scale
+
+
+@torch.no_grad()
+def spikes(delayed):
+    """Loss of twelve batches, and the layer whose input was cut most, if any was."""
+    scalers, record = defaultdict(lambda: Scaler(delayed)), []
+    model = fresh(lambda x, w: scalers[w](x) @ w.T)
+    name_of = {p: name for name, p in model.named_parameters()}
+    for batch, pair in enumerate(batches(12, seed=11)):
+        if batch in (4, 8):
+            plant(model, 64.0 if batch == 4 else 1 / 64, slice(None))
+        record.append([loss(model, pair).item()])
+        worst = max(scalers, key=lambda w: scalers[w].cut)
+        record[-1] += [name_of[worst], scalers[worst].cut]
+    return record
+
+
+# %%
+right, wrong = spikes(delayed=False), spikes(delayed=True)
+for batch, ((now, *_), (late, layer, cut_share)) in enumerate(zip(right, wrong, strict=True)):
+    if batch in (3, 4, 5, 7, 8, 9):
+        print(f"batch {batch}: loss {now:.4f} with this batch's scale, {late:.4f} with the last one's; cut most: {cut_share:.2%} in {layer}")
+gaps = [late[0] - now[0] for now, late in zip(right, wrong, strict=True)]
+assert max(gaps) == gaps[4] > 10 * max(abs(gap) for gap in gaps[:4] + gaps[5:]), "the spike alone is cut"
+assert "down" in wrong[4][1] and wrong[4][2] > 0.5, "inside the SwiGLU, where it was planted"
+
+# %% [markdown]
+# **Diagnose it.** No NaN, no infinity: numbers above the old maximum are cut to it, and one loss jumps. What shows it is the
+# *share that is cut*, by layer. The way back costs nothing: a scale 64 times too large leaves 448/64 for the largest number,
+# and floating point keeps its digits there. So leave room: take the largest of many steps, and a margin of a power of two;
+# or the largest of now, as MXFP8, blocks and torchao do.
+
+# %% jupyter={"source_hidden": true}
+for name, size in kept.items():
+    score("20", f"kept by a SwiGLU, {name}", peak_bytes=size)
 
 # %% [markdown]
 # ## Recap
 #
-# - TODO: what was measured, with its number.
-#
-# ### Where next
+# - Floating point carries its own scale: E4M3 with one scale bears an outlier of 10,000, E2M1 not one of 10.
+# - Operands of products may have 8 bits, in blocks of 16 even 4. What is added up may not.
+# - FP8 makes products quicker and gathers smaller. States and most activations keep their bytes.
+# - A scale too large costs little, one too small cuts: count what is cut.
 #
 # Do the [lab](../../labs/advanced/20_eight_bits.ipynb), in a copy: `make my-labs`. Then compare with the
 # [solution](../../solutions/advanced/20_eight_bits.ipynb).
+#
+# **References.** DeepSeek-AI, *DeepSeek-V3*, [arXiv:2412.19437](https://arxiv.org/abs/2412.19437), section 3.3. NVIDIA, *Pretraining
+# LLMs with NVFP4*, [arXiv:2509.25149](https://arxiv.org/abs/2509.25149). Micikevicius and others, *FP8 formats for deep learning*,
+# [arXiv:2209.05433](https://arxiv.org/abs/2209.05433). Rouhani and others, *Microscaling*, [arXiv:2310.10537](https://arxiv.org/abs/2310.10537).
 
 # %% [markdown]
 # ## On Monday
 #
-# TODO: what to write at work, in the reader's own names. Adam's two moments beside your parameters, in GiB:
+# **Ask your tensors first.** You have `model` and a `batch` that it takes by keyword. For each linear layer: how far the largest
+# input lies from a typical one, and what share one scale of E4M3 would turn to zero:
 #
 # ```python
-# states_gib = sum(2 * 4 * p.numel() for p in model.parameters()) / 2**30
+# import torch
+#
+# report = {}
+#
+# def watch(name):
+#     def hook(module, inputs):
+#         x = inputs[0].detach().float().abs()
+#         largest, typical = x.max(), x[x > 0].median()
+#         lost = ((x > 0) & (x < largest / 448 * 2**-10)).float().mean()  # half of E4M3's smallest number
+#         report[name] = (largest / typical).item(), lost.item()
+#     return hook
+#
+# hooks = [m.register_forward_pre_hook(watch(n)) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
+# with torch.no_grad():
+#     model(**batch)
+# for each in hooks:
+#     each.remove()
+# for name, (ratio, lost) in sorted(report.items(), key=lambda row: -row[1][0])[:10]:
+#     print(f"{name:<40} largest / median {ratio:>10,.0f}   one scale loses {lost:.2%}")
 # ```
+#
+# **Look at** the last column: where it stays at 0, one scale a tensor will do. **torchao** (0.18 here; H100 and newer, and it
+# runs on a CPU to try): rounds operands, keeps `weight` and states as they are, and compiles the casts away.
+#
+# ```python
+# import torch
+# from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+#
+# def may_be_small(module, name):  # sides in multiples of 16; the head stays
+#     return isinstance(module, torch.nn.Linear) and "lm_head" not in name and not any(n % 16 for n in module.weight.shape)
+#
+# convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name("rowwise"), module_filter_fn=may_be_small)
+# model = torch.compile(model)  # without it the casts cost more than the products save
+# optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+# loss = model(**batch).loss
+# loss.backward()
+# optimizer.step()
+# ```
+#
+# With one scale (`"tensorwise"`) FSDP2 can gather 8 bits: `Float8LinearConfig(enable_fsdp_float8_all_gather=True)`. The same in
+# Accelerate: `Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs()])`. **Transformer Engine** (not run here, it needs
+# a GPU): layers of `transformer_engine.pytorch`, forward under `te.autocast(enabled=True, recipe=...)`, with `DelayedScaling`,
+# `Float8CurrentScaling`, `Float8BlockScaling`, `MXFP8BlockScaling` or `NVFP4BlockScaling`. Megatron-LM: `--fp8-format hybrid
+# --fp8-recipe tensorwise`, or `e4m3` and `mxfp8`. **Look at** the loss beside a bf16 twin's: within 0.25%.
