@@ -33,18 +33,19 @@ def draw_number_lines(numbers: Mapping[str, Sequence[float]], *, title: str) -> 
         axes.set_ylim(len(numbers) - 0.4, -0.7)
         axes.set_yticks([])
         axes.set_xlabel("size of the number; a tick for each")
-        axes.set_xlim(2.0**-46, 2.0**26)
+        axes.set_xlim(2.0**-48, 2.0**32)
+        axes.set_xticks([2.0**power for power in range(-32, 33, 8)])
         axes.set_title(title)
         axes.grid(False)
     return figure
 
 
 def _draw_line(axes: Axes, row: int, name: str, values: Sequence[float]) -> None:
-    inside = [value for value in values if 2.0**-30 < value < 2.0**18]
+    inside = [value for value in values if 2.0**-31 < value < 2.0**17]
     axes.hlines(row, inside[0], inside[-1], color="#dddddd", lw=1)
     axes.plot(inside, [row] * len(inside), "|", ms=17, mew=0.9, color="black")
-    axes.text(2.0**-45.5, row, name, va="center", fontsize=11)
-    ends = f"{values[0]:.3g} to {values[-1]:.6g}" if inside == list(values) else "on both sides"
+    axes.text(2.0**-47, row, name, va="center", fontsize=11)
+    ends = f"{values[0]:.3g} to {values[-1]:.6g}" + ("" if inside == list(values) else ", beyond")
     axes.text(inside[-1] * 1.5, row, f" {ends}", va="center", fontsize=9)
 
 
