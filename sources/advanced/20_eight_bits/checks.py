@@ -67,7 +67,9 @@ def packed(values: tuple[float, ...], *, first_low: bool = True, **how: bool) ->
 def _pack_case(values: tuple[float, ...], says: str, nudge: str = "") -> Case:
     wrong = {
         packed(values, first_low=False): "The first of two numbers stands in the low four bits.",
-        packed(values, even=False): "A number halfway between two goes to the one whose last bit is 0.",
+        packed(
+            values, even=False
+        ): "A number halfway between two goes to the one whose last bit is 0.",
         packed(values, sign=False): "The highest of the four bits is the sign, also of zero.",
     }
     right = packed(values)

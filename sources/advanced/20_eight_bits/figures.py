@@ -18,19 +18,20 @@ STYLES = ("-", "-", "--", "-.", ":", "-")
 
 
 def draw_number_lines(numbers: Mapping[str, Sequence[float]], *, title: str) -> Figure:
-    """Each positive number of a format as a tick on a logarithmic line, a format a row.
+    """Each positive number of a format as a tick on a logarithmic line, a format a row, E8M0 first.
 
     Args:
         numbers: by the format's name, its positive numbers in rising order.
         title: of the figure.
     """
     with course_style():
-        figure = Figure(figsize=(10, 0.9 + 0.75 * len(numbers)), layout="constrained")
+        figure = Figure(figsize=(10, 0.9 + 0.75 * (len(numbers) + 1)), layout="constrained")
         axes = figure.add_subplot()
-        for row, (name, values) in enumerate(numbers.items()):
+        lines = {"E8M0, a scale": [2.0**power for power in range(-127, 128)], **numbers}
+        for row, (name, values) in enumerate(lines.items()):
             _draw_line(axes, row, name, values)
         axes.set_xscale("log", base=2)
-        axes.set_ylim(len(numbers) - 0.4, -0.7)
+        axes.set_ylim(len(numbers) + 0.6, -0.7)
         axes.set_yticks([])
         axes.set_xlabel("size of the number; a tick for each")
         axes.set_xlim(2.0**-48, 2.0**32)

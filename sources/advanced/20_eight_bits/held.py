@@ -56,13 +56,11 @@ def gathered_on_rank(gather: Callable[[Tensor], Tensor], whole: Tensor) -> tuple
 def bytes_and_seconds(gpu: str, precision: str) -> dict[str, str]:
     """The planner's memory at the peak and seconds of a step: Llama 3 8B on eight cards, ZeRO-1.
 
-    128 sequences of 8,192 tokens a step, one at a time, as Megatron-Bridge trains.
+    128 sequences of 4,096 tokens a step, one at a time, as Megatron-Bridge trains.
     """
-    plan = Plan(
-        dp=8, zero_stage=1, precision=precision, framework="megatron-bridge", loss="fused"
-    )
+    plan = Plan(dp=8, zero_stage=1, precision=precision, framework="megatron-bridge", loss="fused")
     cluster = Cluster(gpu=gpu, nodes=1, gpus_per_node=8)
-    found = estimate("llama-3-8b", cluster, plan, Batch(sequences=128, sequence_length=8192))
+    found = estimate("llama-3-8b", cluster, plan, Batch(sequences=128, sequence_length=4096))
     sizes = {str(part): size / GIB for part, size in found.peak.bytes_by_category.items()}
     sizes["all"] = sum(sizes.values())
     told = {part: f"{size:.1f} GiB" for part, size in sizes.items() if size > SHOWN_GIB}

@@ -46,7 +46,9 @@ def block_2(text: str) -> None:
     kinds = {name: type(part).__name__ for name, part in model.named_modules()}
     small = [name for name, kind in kinds.items() if "Float8" in kind]
     assert len(small) == 14 and kinds["lm_head"] == "Linear", f"converted: {small}"
-    assert abs(made["loss"].item() / wanted - 1) < 0.01, "eight bits give the loss of the plain step"
+    assert abs(made["loss"].item() / wanted - 1) < 0.01, (
+        "eight bits give the loss of the plain step"
+    )
     moved = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
     assert all(moved), "every parameter took the step"
 

@@ -109,9 +109,7 @@ def gradients(model: nn.Module, pairs: Iterable[Pair]) -> tuple[float, dict[str,
     return mean, {name: grad for name, grad in found.items() if grad is not None}
 
 
-def go_on(
-    steps: int, product: Product | None = None, *, learning_rate: float = 3e-3
-) -> Tensor:
+def go_on(steps: int, product: Product | None = None, *, learning_rate: float = 3e-3) -> Tensor:
     """Train the blocks' matrices so many steps more, on the same batches for all; the loss of each.
 
     Embedding, norms and head stay as they are: they would learn the most, and no product of theirs
