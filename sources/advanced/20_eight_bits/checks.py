@@ -188,9 +188,8 @@ def _scales_case(
         known[now] = "The step's own largest is not known yet when its scale is needed."
     if history > 1:
         known[right_scales(largest, 1, margin)] = "That looks at the last step alone."
-        known[right_scales(largest, len(largest), margin)] = (
-            "That never forgets: only the last `history` steps count."
-        )
+    never = "That never forgets: only the last `history` steps count."
+    known[right_scales(largest, len(largest), margin)] = never
     known = {found: text for found, text in known.items() if found != right}
     return Case((list(largest), history, margin), right=right, says=says, wrong=known, nudge=nudge)
 

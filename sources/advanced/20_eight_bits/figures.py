@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
@@ -46,7 +47,9 @@ def _draw_line(axes: Axes, row: int, name: str, values: Sequence[float]) -> None
     axes.hlines(row, inside[0], inside[-1], color="#dddddd", lw=1)
     axes.plot(inside, [row] * len(inside), "|", ms=17, mew=0.9, color="black")
     axes.text(2.0**-47, row, name, va="center", fontsize=11)
-    ends = f"{values[0]:.3g} to {values[-1]:.6g}" + ("" if inside == list(values) else ", beyond")
+    ends = f"{values[0]:.3g} to {values[-1]:.6g}"
+    if len(inside) < len(values):
+        ends = f"and on, $2^{{{math.log2(values[0]):.0f}}}$ to $2^{{{math.log2(values[-1]):.0f}}}$"
     axes.text(inside[-1] * 1.5, row, f" {ends}", va="center", fontsize=9)
 
 

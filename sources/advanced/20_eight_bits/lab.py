@@ -117,7 +117,7 @@ check("20.delayed_scales", delayed_scales)
 #
 # `KERNELS` has four functions, `"A"` to `"D"`. Each takes x (rows, columns), both in multiples of 32, and gives it back as
 # rounded to E4M3: blocks of 32 along a row, each with a power of two as scale, to the nearest. So they say. Each is sound, or has
-# one of the `FAULTS`; some faults are in none. On random numbers all of them look alike, 2 to 6% off: feed them what tells faults apart.
+# one of the `FAULTS`; some faults are in none. On random numbers each is a few percent off: feed them what tells faults apart.
 #
 # **Spec.** Put the name of a fault, one of `FAULTS`, for each.
 
@@ -128,15 +128,12 @@ for name, kernel in KERNELS.items():
 print(*FAULTS, sep=", ")
 
 # %%
-answers = {
-    # BEGIN SOLUTION
-    "A": "blocks down the columns",
-    "B": "scale rounded down",
-    "C": "sound",
-    "D": "cut toward zero",
-    # END SOLUTION
-}
-check("20.diagnosis", answers)
+# BEGIN SOLUTION
+diagnosis = {"A": "blocks down the columns", "B": "scale rounded down", "C": "sound", "D": "cut toward zero"}
+# END SOLUTION
+# STUB: diagnosis = {"A": ..., "B": ..., "C": ..., "D": ...}
+
+check("20.diagnosis", diagnosis)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>One number of a million in a tensor of ones: which others change, in its row or its column?</details>
