@@ -538,7 +538,7 @@ for name, size in kept.items():
 #     print(f"{name:<40} largest / median {ratio:>10,.0f}   one scale loses {lost:.2%}")
 # ```
 #
-# **Look at** the last column: where it stays at 0, one scale a tensor will do. **torchao** (0.18 here; it computes in 8 bits from H100 on, and
+# **Look at** the last column: where it stays below a percent, one scale a tensor will do. **torchao** (0.18 here; it computes in 8 bits from H100 on, and
 # runs on a CPU to try): rounds operands, and keeps `weight` and states as they are.
 #
 # ```python

@@ -20,7 +20,7 @@ def block_1(text: str) -> None:
     tokens = torch.randint(64, (2, 32))
     calm = run_block(text, model=small_llama(), batch={"input_ids": tokens})["report"]
     assert len(calm) == 15, f"two blocks of seven layers and the head, not {len(calm)}"
-    assert all(lost == 0 for _, lost in calm.values()), f"nothing is lost in a calm model: {calm}"
+    assert all(lost < 0.01 for _, lost in calm.values()), f"a calm model loses little: {calm}"
     model = small_llama()
     with torch.no_grad():
         model.get_submodule("model.layers.1.mlp.up_proj").get_parameter("weight")[3] *= 1e7
