@@ -357,12 +357,12 @@ for rate in (3e-3, 3e-4, 3e-5):
     assert rate > 1e-3 or changed["E4M3"] < changed["bf16"] <= changed["fp32"], "fewer digits lose more updates"
 
 # %% [markdown]
-# **Read it.** At rates of large models most updates are lost in E4M3: they are smaller than half of the step to the neighbour. What
-# is **added up**, over steps (weights, moments) or over products (sums), must stay wide.
+# **Read it.** At rates of large models (DeepSeek-V3: 2.2e-4) most updates are lost in E4M3: they are smaller than half of the step to
+# the neighbour. What is **added up**, over steps (weights, moments) or over products (sums), must stay wide.
 #
 # ## 5. Which bytes stay
 #
-# **Activations.** A layer that keeps its input for backward in E4M3, a scale a row, beside one that keeps 16 bits. A SwiGLU of
+# **Activations.** A layer that keeps its input for backward in E4M3, a scale a row, beside one that keeps it in 16 bits. A SwiGLU of
 # $T$ tokens, $H$ channels, $4H$ inside. How many percent does it save?
 
 # %%
@@ -448,7 +448,7 @@ for row in table("torchtitan")[1:3]:
 # | their scales | E8M0 or E4M3 a block; fp32 | they must reach the largest number |
 # | sums of products | fp32; 14 bits for 128 of them | cut toward zero, they drift |
 # | master weights, moments | 32 bits (DeepSeek-V3: moments 16) | small updates are lost |
-# | embedding, norms, head, attention's products | 16 bits and more | few products (published choice) |
+# | embedding, norms, head, attention's products | 16 bits and more | sensitive, or small (DeepSeek-V3's choice) |
 # | what is gathered | 8 bits | it is cast anyway, if all agree on the scale |
 #
 # **Question.** 64 ranks gather 8 billion weights by FSDP, in E4M3. How many GB does each rank *receive*, scales apart?

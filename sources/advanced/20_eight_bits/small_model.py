@@ -145,7 +145,7 @@ def spikes(
     """
     scalers: dict[Tensor, Any] = defaultdict(scaler_of)
     model, record = fresh(lambda x, w: scalers[w](x) @ w.T), []
-    name_of = {p: name for name, p in model.named_parameters()}
+    name_of: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     for batch, pair in enumerate(batches(12, seed=11)):
         if batch in (grows_at, back_at):
             plant(model, factor if batch == grows_at else 1 / factor, slice(None))
