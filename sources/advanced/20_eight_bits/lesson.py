@@ -265,7 +265,8 @@ for k in (128, 1024, 4096, 16384):
 #
 # A linear layer has three products: $y = xw^\top$, and backward $g\,w$ and $g^\top x$. Each adds up along another
 # dimension, and blocks lie along the sum. So $x$ and $w$ are rounded twice, as they are and turned. (Square blocks of weights, as
-# DeepSeek's, are the same when turned. Here all blocks lie in rows.)
+# DeepSeek's, are the same when turned. Here all blocks lie in rows.) Gradients in 4 bits go up or down *by chance*, so that their
+# mean is right.
 
 # %%
 class ThreeProducts(torch.autograd.Function):
