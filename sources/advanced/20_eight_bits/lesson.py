@@ -14,8 +14,7 @@
 # **The question.** By their data sheets H100 multiplies matrices of 8-bit numbers twice as fast as of 16-bit ones, and B200 of 4-bit
 # ones twice as fast again. Which numbers of a training step may be that small?
 #
-# **Promise.** You round numbers to E4M3, E5M2 and E2M1 by hand, with one scale or many, multiply as a GPU does, and train:
-# eight bits keep the losses within a published tolerance. You see which numbers must stay large, and which bytes stay, too.
+# **Promise.** You round numbers by hand, multiply as a GPU does, and train; then you know, and also which bytes stay.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -24,7 +23,7 @@
 # ## A bet
 #
 # A tensor is rounded to E4M3, eight bits, with **one** scale for all of it. Then one number of 131,072 grows to a thousand
-# times a typical one. By what factor does the error of all the *other* numbers grow? Section 2 measures.
+# times a typical one. By what factor does the error of all the *other* numbers grow?
 
 # %%
 my_bet_factor = 100.0
@@ -55,9 +54,9 @@ RANKS, SIZE = 2, 64 * 1024  # numbers of section 5's gather
 # %% [markdown]
 # ## 1. What so few bits can say
 #
-# A floating-point number is a sign, a power of two (the *exponent*), and digits (the *mantissa*). E4M3 has 4 and 3 bits
-# for them, E5M2 5 and 2, E2M1 2 and 1. Below the smallest exponent digits are lost one after the other. E8M0 has neither
-# sign nor digits: it is a scale. New words stand in the [glossary](../00_glossary.ipynb).
+# A floating-point number is a sign, a power of two (the *exponent*), and digits (the *mantissa*): 4 and 3 bits in E4M3.
+# Below the smallest exponent digits are lost one by one. E8M0, a scale, has neither sign nor digits. New words
+# stand in the [glossary](../00_glossary.ipynb).
 
 # %%
 @dataclass(frozen=True)
@@ -98,18 +97,18 @@ for form in (E4M3, E5M2, E2M1):
 print("1,000, infinity and NaN, cast to E4M3 here:", torch.tensor([1e3, torch.inf, torch.nan]).to(FAST[E4M3]).tolist())
 
 # %% [markdown]
-# **Read it.** The error holds while a number has all digits. `rounded` equals PyTorch's cast on a million numbers, so
-# the faster cast takes its place below. It hides an infinity: look for those *before* you cast.
+# **Read it.** The error holds while a number has all digits. `rounded` equals PyTorch's cast, so the faster cast takes its
+# place below. In this build it makes 448 of an infinity, in others NaN: look for those *before*.
 #
 # ## 2. One scale, or many
 #
-# 448 is the largest E4M3: so divide by a **scale** first, and multiply afterwards. The scale maps the largest number of a
-# *block* to the largest of the format. What is far smaller fades to zero, so all hangs on who shares a scale:
+# 448 is the largest E4M3: so divide by a **scale** first, and multiply afterwards. It maps the largest number of a
+# *block* to the format's largest. What is far smaller fades to zero, so all hangs on who shares a scale:
 #
 # | scheme | numbers that share a scale | scale | bits a number |
 # |---|---|---|---|
 # | per tensor, per row | all; a row | fp32 | 8 |
-# | [DeepSeek-V3](https://arxiv.org/abs/2412.19437) | 128; of weights 128 x 128 | fp32 | 8.25 |
+# | [DeepSeek-V3](https://arxiv.org/abs/2412.19437) | 128; of weights 128 x 128 | fp32 | 8.25; weights 8.002 |
 # | [MXFP8](https://arxiv.org/abs/2310.10537) | 32 | E8M0 | 8.25 |
 # | [NVFP4](https://arxiv.org/abs/2509.25149) | 16 | E4M3, and one in fp32 for the tensor | 4.5 |
 
@@ -140,8 +139,8 @@ def scaled(x, form, block=None, scale_as=lambda scale: scale, by_chance=False):
 
 
 # %% [markdown]
-# **Predict.** In an integer format the step between neighbours is one for all, so an outlier makes it larger for everybody. In a
-# floating-point format the step shrinks with the number. From which size on does an outlier hurt the others, in E4M3?
+# **Predict.** Integers have one step for all, floating point a smaller step for smaller numbers. From which size on does an
+# outlier hurt the others, in E4M3?
 
 # %%
 SCHEMES = {
@@ -172,19 +171,19 @@ print(f"your bet at 1,000: x {my_bet_factor:g}")
 assert 0.9 < grown[1e3] < 1.1 and grown[1e6] > 20, "E4M3 holds at a thousand and fails at a million: is it scaled?"
 
 # %% [markdown]
-# **Read it.** At a thousand nothing happens: that outliers hurt all others is a lesson of integers. At 100,000 E4M3's range ends: its
-# largest number is 229,376 times its smallest. Such outliers are found: single activations of LLMs, on the stream
-# between layers, are [up to 100,000 times the others](https://arxiv.org/abs/2402.17762). **Four bits** span a factor of 12:
-# they live by small blocks.
+# **Read it.** At a thousand nothing happens: that outliers hurt all others is a lesson of integers (int8 is better, but up to 10
+# only). From 448 / $2^{-6}$ = 28,672 on, typical numbers lose digits; at 229,376 they are at E4M3's smallest. Such outliers are
+# found: single activations of LLMs, between layers, before a norm, are
+# [up to 100,000 times the others](https://arxiv.org/abs/2402.17762). **Four bits** span a factor of 12: they need small blocks.
 #
-# **Question.** MXFP4 has E2M1 numbers, and an E8M0 scale for 32 of them. How many bits does a number take?
+# **Question.** MXFP4 has E2M1 numbers, and an E8M0 scale for 32. How many bits does a number take?
 
 # %%
 bits_of_mxfp4 = ...
 check("20.bits_of_mxfp4", bits_of_mxfp4)
 
 # %% [markdown]
-# What cannot be scaled is told before it spoils a tensor:
+# Refused:
 
 # %%
 for x in (torch.ones(2, 100), torch.tensor([[1.0, float("inf")] * 16])):
@@ -197,7 +196,7 @@ print("a block of zeros:", scaled(torch.zeros(1, 32), E4M3, block=32).unique().t
 # %% [markdown]
 # ## 3. The product, and its sum
 #
-# A kernel multiplies 8-bit numbers and scales the sums. PyTorch's call is `scaled_mm`, on this CPU too; here beside the same by hand:
+# A kernel multiplies 8-bit numbers and scales the sums: PyTorch's `scaled_mm`, beside the same by hand:
 
 # %%
 def parts_of(x, form, per_row):
@@ -227,10 +226,11 @@ for name, scale, how in (("1x128", one[:128].view(64, 2), None), ("1x32", one.to
         print(f"blocks of {name}, on this CPU: {str(error).splitlines()[0]}")
 
 # %% [markdown]
-# Blocks need a GPU; so **from here on products are emulated**: `scaled` operands, multiplied in fp32. Equal, as the cell above
-# shows, but for the sum. On H800, an H100 with slower links, DeepSeek found that tensor cores add 8-bit products up with
-# [about 14 bits](https://arxiv.org/abs/2412.19437): errors of up to nearly 2% in sums of 4,096. DeepSeek-V3 moves the sum to an fp32
-# register every 128. Emulated (each instruction's 32 products are added exactly here, so it errs less):
+# This CPU refuses both; so **from here on products are emulated**: `scaled` operands, multiplied in fp32. For one scale and for
+# rows it equals the kernel above but for the sum; for blocks see exercise 2. On H800
+# DeepSeek found that tensor cores add 8-bit products up with
+# [about 14 bits](https://arxiv.org/abs/2412.19437): errors of *up to* nearly 2% in sums of 4,096. DeepSeek-V3 moves the sum to an
+# fp32 register every 128. Emulated (32 products of an instruction added exactly; the *mean* error):
 
 # %%
 def cut(x, bits):  # toward zero
@@ -258,15 +258,14 @@ for k in (128, 1024, 4096, 16384):
     assert k <= 128 or abs(off[None]) > 4 * abs(off[128]), "a short sum errs more the longer it is"
 
 # %% [markdown]
-# **Read it.** Numbers here are positive, so that the sum grows; cut toward zero, it is too small, and more so the longer it is. Sums are
-# the first numbers that may **not** be small.
+# **Read it.** Numbers here are positive, so the sum grows; cut toward zero, it falls short, more so the longer it is. Sums
+# may **not** be small.
 #
 # ## 4. Train
 #
 # A linear layer has three products: $y = xw^\top$, and backward $g\,w$ and $g^\top x$. Each adds up along another
-# dimension, and blocks lie along the sum. So $x$ and $w$ are rounded twice, as they are and turned. (Square blocks of weights, as
-# DeepSeek's, are the same when turned. Here all blocks lie in rows.) Gradients in 4 bits go up or down *by chance*, so that their
-# mean is right.
+# dimension, and blocks lie along the sum. So $x$ and $w$ are rounded twice, as they are and turned (DeepSeek's square blocks
+# are the same when turned). Gradients in 4 bits go up or down *by chance*, so that their mean is right.
 
 # %%
 class ThreeProducts(torch.autograd.Function):
@@ -302,10 +301,10 @@ RECIPES = {
 }
 
 # %% [markdown]
-# A small transformer (`small_model.py` in the lesson's folder) has read Python's sources for 40 steps in fp32. From there, one
-# backward in each recipe: how far are the gradients of its matrices from fp32's? Embedding, norms, attention's
-# products and the head stay in fp32. A channel inside each SwiGLU is planted as an outlier: a row of `up` is so many times as large,
-# a column of `down` as much smaller, and the model stays *the same* in exact arithmetic.
+# A small transformer (two layers, 128 wide, 128 bytes a batch; `small_model.py` in the lesson's folder) has read
+# Python's sources for 40 steps in fp32. From there, one backward in each recipe: how far are the gradients of its matrices
+# from fp32's? Embedding, norms, attention's products and the head stay in fp32. A channel inside each SwiGLU is planted as an
+# outlier: a row of `up` grows, a column of `down` shrinks as much, and the model stays *the same* in exact arithmetic.
 
 # %%
 found, probe = {}, batches(1, seed=9)
@@ -319,16 +318,16 @@ for factor in (1.0, 1e5, 1e6):
 pd.DataFrame(found).T.rename_axis("error of the gradient, mean of all matrices (emulated)")
 
 # %% [markdown]
-# **Read it.** Eight bits cost 5 to 9% of a gradient, also with one scale for all and an outlier of 100,000. Ten times
+# **Read it.** Compare recipes, not columns: the planted channel's own gradient grows with it, and leads the error.
+# Eight bits cost 5 to 9%, also with one scale and an outlier of 100,000. Ten times
 # beyond, that scale breaks and blocks hold. NVFP4 fails there, too: its block scales are E4M3 shares of *one* fp32 scale, a
-# range of 229,376 again. E2M1 with one scale is lost at once. And E5M2 for gradients buys nothing here: its range
-# is not needed, and it has a digit less.
+# range of 229,376 again. E2M1 with one scale, all rounded to the nearest, is lost at once. E5M2 for gradients buys nothing
+# here: a digit less, for a range not needed.
 #
-# But noise that changes with each batch averages out. So train the blocks on, from the same weights, on the same 40 batches.
-# Embedding, norms and head wait: they learn most, and would hide what a product loses. The tolerance is published:
-# DeepSeek-V3's loss stayed within 0.25% of bf16's. (NVIDIA reports [below 1.5%](https://arxiv.org/abs/2509.25149) for
-# NVFP4, with rotations, square blocks and some layers in 16 bits beside it.) "Nothing learned" says what
-# could be seen.
+# Does that spoil learning? Train the blocks on, from the same weights, on the same 40 batches.
+# Embedding, norms and head wait: they learn most, and would hide what a product loses. A tolerance is published:
+# two models smaller than DeepSeek-V3 stayed within 0.25% of bf16's loss, over about a trillion tokens. (NVIDIA calls NVFP4's loss
+# [comparable](https://arxiv.org/abs/2509.25149) to an FP8 twin's, with rotations, square blocks and some layers in 16 bits.)
 
 # %%
 plain, losses = go_on(40), {"nothing learned": go_on(40, learning_rate=0.0)}
@@ -339,11 +338,12 @@ for name, found in losses.items():
     assert (abs(gap) > 0.0025) == name.startswith(("E2M1", "nothing")), f"{name}: 8 bits and small blocks hold, one scale of E2M1 does not"
 
 # %% [markdown]
-# **Read it.** All recipes of 8 bits hold, NVFP4 too. E2M1 with one scale for all is found. (Forty steps cannot show what
-# breaks after a trillion tokens, as [SwiGLU's outliers under delayed scales did](https://arxiv.org/abs/2409.12517).)
+# **Read it.** The 8-bit recipes tried hold (E4M3 with one scale was spared), and NVFP4; E2M1 with one scale does not. One
+# run ranks nothing: 0.25% is a sixth of what was learned, and a mean over 40 steps hides a gap that grows. SwiGLU's
+# outliers broke a run [after 200 billion tokens](https://arxiv.org/abs/2409.12517).
 #
 # And the weights themselves? Products read rounded *copies*; an optimizer adds to the *master* weights. Adam's first step is the
-# learning rate, up or down. What share of the weights does it change, where these are kept in fewer bits?
+# learning rate, up or down. What share of weights in fewer bits does it change?
 
 # %%
 KEPT = {"E4M3": lambda w: fast(1024 * w, E4M3) / 1024, "bf16": lambda w: w.bfloat16().float(), "fp32": lambda w: w}
@@ -358,13 +358,15 @@ for rate in (3e-3, 3e-4, 3e-5):
     assert rate > 1e-3 or changed["E4M3"] < changed["bf16"] <= changed["fp32"], "fewer digits lose more updates"
 
 # %% [markdown]
-# **Read it.** At rates of large models (DeepSeek-V3: 2.2e-4) most updates are lost in E4M3: they are smaller than half of the step to
-# the neighbour. What is **added up**, over steps (weights, moments) or over products (sums), must stay wide.
+# **Read it.** At rates of large models (DeepSeek-V3: 2.2e-4) most updates are lost in E4M3: smaller than half a
+# step. Sums of products, and weights that many small steps are **added** to, must stay wide. Adam's moments need
+# not (not measured here): [8 bits](https://arxiv.org/abs/2110.02861) with scales for blocks are common, and both have
+# [trained in FP8](https://arxiv.org/abs/2409.12517).
 #
 # ## 5. Which bytes stay
 #
-# **Activations.** A layer that keeps its input for backward in E4M3, a scale a row, beside one that keeps it in 16 bits. A SwiGLU of
-# $T$ tokens, $H$ channels, $4H$ inside. How many percent does it save?
+# **Activations.** A SwiGLU of $T$ tokens, $H$ channels, $4H$ inside, whose layers keep their inputs for backward in E4M3, a scale
+# a row, and not in 16 bits. How many percent does it save?
 
 # %%
 class KeepsEight(torch.autograd.Function):
@@ -389,11 +391,11 @@ for name, size in kept.items():
     assert size == formula[name], f"{name}: each tensor once, scales of 4 bytes a row"
 
 # %% [markdown]
-# **Read it.** Little. Of four tensors inside, the product with `down` reads one; SiLU and the multiplication keep three in 16 bits.
-# And `gate` and `up` shared one input; now each keeps its own copy of half the bytes.
+# **Read it.** Little. Of four tensors inside, `down` reads one; SiLU and the multiplication keep three in 16 bits. And the input
+# that `gate` and `up` shared is kept twice, at half the bytes.
 #
-# **Sends.** FSDP can cast its shard *before* it gathers. All ranks need the **same** scale: one number to agree on. The same
-# message tells all of them of a NaN on one.
+# **Sends.** FSDP can cast its shard *before* it gathers. With one scale a tensor, ranks agree on one number; the same
+# message tells all of a NaN on one. (A shard of zeros alone needs the guard of `scaled`, left out here.)
 
 # %%
 def gather_small(shard):
@@ -420,8 +422,9 @@ print("a NaN on rank 1:", *said)
 assert len(said) == 1 and "NaN" in said.pop(), "all ranks refuse with one sentence, nobody waits"
 
 # %% [markdown]
-# **All of it.** Llama 3 8B on eight cards, 128 sequences of 4,096 a step, ZeRO-1, by the planner; then published rates of 8,192 beside
-# its predictions:
+# **All of it.** Llama 3 8B on eight cards, 128 sequences of 4,096 a step, optimizer states sharded (ZeRO-1), by the course's
+# planner. Then NVIDIA's rates of Megatron-Bridge (release, model, format, cards), at 8,192, so
+# slower. "Left out": the row set no constant of the planner.
 
 # %%
 cases = {"H100": ("bf16", "fp8"), "B200": ("bf16", "fp8", "mxfp8")}
@@ -438,19 +441,23 @@ for row in table("torchtitan")[1:3]:
     print(f"torchtitan, 8B on 8 H100, {'float8' if row['float8'] == '1' else 'bf16':<6}: {row['tps_per_gpu']} tokens/s/GPU, {row['memory_gib']} GiB (published)")
 
 # %% [markdown]
-# **Read it.** Products take 53 to 58% of their time; other kernels take longer, for they cast. A step takes about a third less.
-# Memory moves little: weights lie there twice, as they are and turned, a byte each; master weights and moments have 32 bits,
-# gradients and activations between products 16. torchtitan's float8 gained 28% of speed, and 0.2 GiB. (MXFP8 is gathered in 16 bits: its turned copy
-# has other scales.)
+# **Read it.** Products take 53 to 58% of their time, not half: head and attention stay in 16 bits. Other kernels take longer:
+# they cast. The 0.39 s of B200's fp8 step in neither row are mostly launches of kernels. A step takes about a third less:
+# predicted, no published pair checks it; torchtitan's, other software, gained 28% of speed, and 0.2 GiB. Memory moves
+# little: weights lie there twice, as they are and turned, a byte each; master weights and moments have 32 bits, gradients
+# and activations between products 16.
+#
 #
 # | number | may be | why |
 # |---|---|---|
-# | operands of products: weights' copies, activations, gradients | 8 bits; 4 in blocks of 16 | noise that averages out |
+# | operands of products: weights' copies, activations, gradients | 8 bits; 4 in blocks of 16, with rotations and more (section 4) | losses stay close |
 # | their scales | E8M0 or E4M3 a block; fp32 | they must reach the largest number |
 # | sums of products | fp32; 14 bits for 128 of them | cut toward zero, they drift |
-# | master weights, moments | 32 bits (DeepSeek-V3: moments 16) | small updates are lost |
-# | embedding, norms, head, attention's products | 16 bits and more | sensitive, or small (DeepSeek-V3's choice) |
-# | what is gathered | 8 bits | it is cast anyway, if all agree on the scale |
+# | gradients of weights | 16 bits; DeepSeek-V3: 32 | sums, over batches and ranks |
+# | master weights | 32 bits | small updates are lost |
+# | moments | 32 bits; DeepSeek-V3: 16; in blocks 8 | in print |
+# | embedding, norms, head, attention's products | 16 bits and more | sensitive (DeepSeek-V3's choice) |
+# | what is gathered | 8 bits | cast anyway, if all agree on the scale |
 #
 # **Question.** 64 ranks gather 8 billion weights by FSDP, in E4M3. How many GB does each rank *receive*, scales apart?
 
@@ -461,9 +468,9 @@ check("20.received_gb", received_gb)
 # %% [markdown]
 # ## Break it, diagnose it
 #
-# To find a tensor's largest number, a kernel reads it once more. **Delayed scaling** saves that: it takes the largest of the
-# *last* steps. Here the inputs of layers are rounded with the scale of the last batch, or of this one. At batch 4 the inside of
-# each SwiGLU grows 64 times (`down` shrinks, so the model stays the same); at batch 8 it shrinks back. Which batch suffers?
+# To find a tensor's largest number, a kernel reads it once more. **Delayed scaling** takes the
+# *last* steps' largest. Here layers' inputs are rounded with the scale of the last batch, or of this one. At batch 4 the inside of
+# each SwiGLU grows 64 times (`down` shrinks: the same model); at batch 8 it shrinks back. Which batch suffers?
 
 # %%
 class Scaler:
@@ -487,10 +494,10 @@ assert max(gaps) == gaps[4] > 10 * max(map(abs, gaps[:4] + gaps[5:])), "the spik
 assert wrong[4][1].endswith("down") and wrong[4][2] > 0.1, "inside the SwiGLU, where it was planted"
 
 # %% [markdown]
-# **Diagnose it.** No NaN, no infinity: numbers above the old maximum are cut to it, and one loss jumps. What shows it is the
-# *share that is cut*, by layer. The way back costs nothing: a scale 64 times too large leaves 448/64 for the largest number,
-# and floating point keeps its digits there. So leave room: take the largest of many steps, and a margin of a power of two;
-# or the largest of now, as MXFP8, blocks and torchao do.
+# **Diagnose it.** No NaN, no infinity: numbers above the old maximum are cut to it, and one loss is 1.2% too high. Batches
+# differ more: only a twin shows it, or the *share that is cut*, by layer. A scale too large costs little: 64 times
+# leaves 448/64 for the largest number, and floating point keeps its digits. But a margin must be as large as the growth, here
+# $2^6$; many *past* steps would not have told. The largest of now mends it (first column), as MXFP8, blocks and torchao do.
 
 # %% jupyter={"source_hidden": true}
 for name, size in kept.items():
@@ -499,35 +506,36 @@ for name, size in kept.items():
 # %% [markdown]
 # ## Recap
 #
-# - Each floating-point number has a scale of its own: E4M3 with one scale bears an outlier of 10,000, E2M1 not one of 10.
-# - Operands of products may have 8 bits, in blocks of 16 even 4. What is added up may not.
-# - FP8 makes products quicker and gathers smaller. States and most activations keep their bytes.
+# - Each floating-point number has a scale of its own: E4M3 with one scale bears an outlier of 10,000, E2M1 is lost at 100.
+# - Operands of products may have 8 bits, in blocks of 16 even 4; moments 8, in blocks. Sums and master weights may not.
+# - FP8 makes products quicker and gathers smaller. Most activations keep their bytes.
 # - A scale too large costs little, one too small cuts: count what is cut.
 #
 # Do the [lab](../../labs/advanced/20_eight_bits.ipynb), in a copy: `make my-labs`. Then compare with the
 # [solution](../../solutions/advanced/20_eight_bits.ipynb).
 #
-# **References.** DeepSeek-AI, *DeepSeek-V3*, [arXiv:2412.19437](https://arxiv.org/abs/2412.19437), section 3.3. NVIDIA, *Pretraining
-# LLMs with NVFP4*, [arXiv:2509.25149](https://arxiv.org/abs/2509.25149). Micikevicius and others, *FP8 formats for deep learning*,
-# [arXiv:2209.05433](https://arxiv.org/abs/2209.05433). Rouhani and others, *Microscaling*, [arXiv:2310.10537](https://arxiv.org/abs/2310.10537).
+# **References.** Those linked above, and *FP8 formats for deep learning*, [arXiv:2209.05433](https://arxiv.org/abs/2209.05433).
 
 # %% [markdown]
 # ## On Monday
 #
 # **Ask your tensors first.** You have `model` and a `batch` that it takes by keyword. For each linear layer: how far the largest
-# input lies from a typical one, and what share one scale of E4M3 would turn to zero:
+# input lies from a typical one, and what share E4M3 would turn to zero, with one scale or one a row (token):
 #
 # ```python
 # import torch
 #
 # report = {}
 #
+# def lost(x, largest):
+#     return ((x > 0) & (x < largest / 448 * 2**-10)).float().mean().item()  # half of E4M3's smallest number
+#
 # def watch(name):
 #     def hook(module, inputs):
 #         x = inputs[0].detach().float().abs()
-#         largest, typical = x.max(), x[x > 0].median()
-#         lost = ((x > 0) & (x < largest / 448 * 2**-10)).float().mean()  # half of E4M3's smallest number
-#         report[name] = (largest / typical).item(), lost.item()
+#         if x.any():  # zeros need no scale
+#             ratio = (x.max() / x[x > 0].median()).item()
+#             report[name] = ratio, lost(x, x.max()), lost(x, x.amax(-1, keepdim=True))
 #     return hook
 #
 # hooks = [m.register_forward_pre_hook(watch(n)) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
@@ -535,12 +543,13 @@ for name, size in kept.items():
 #     model(**batch)
 # for each in hooks:
 #     each.remove()
-# for name, (ratio, lost) in sorted(report.items(), key=lambda row: -row[1][0])[:10]:
-#     print(f"{name:<40} largest / median {ratio:>10,.0f}   one scale loses {lost:.2%}")
+# for name, (ratio, one, rows) in sorted(report.items(), key=lambda row: -row[1][0])[:10]:
+#     print(f"{name:<40} largest / median {ratio:>10,.0f}   lost by one scale {one:.2%}, by one a row {rows:.2%}")
 # ```
 #
-# **Look at** the last column: where it stays below a percent, one scale a tensor will do. **torchao** (0.18 here; it computes in 8 bits from H100 on, and
-# runs on a CPU to try): rounds operands, and keeps `weight` and states as they are.
+# **Look at** the last columns: both near zero, one scale will do; rows lose less, take rows; both lose,
+# blocks. **torchao** (0.18; fast from H100 on, runs on a CPU to try) rounds operands and keeps `weight` and states: have
+# fp32 weights, and tokens a batch in multiples of 16. The forward product is added up the short way of section 3.
 #
 # ```python
 # import torch
@@ -550,15 +559,15 @@ for name, size in kept.items():
 #     return isinstance(module, torch.nn.Linear) and "lm_head" not in name and not any(n % 16 for n in module.weight.shape)
 #
 # convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name("rowwise"), module_filter_fn=may_be_small)
-# model = torch.compile(model)  # fuses the casts; torchao counts on it
+# print(sum("Float8" in type(m).__name__ for m in model.modules()), "layers multiply in 8 bits")
+# model.compile()  # in place, so names in its state_dict stay; fuses the casts, and torchao counts on it
 # optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-# loss = model(**batch).loss
+# with torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16):
+#     loss = model(**batch).loss
 # loss.backward()
 # optimizer.step()
 # ```
 #
-# With one scale (`"tensorwise"`) FSDP2 can gather 8 bits: `Float8LinearConfig(enable_fsdp_float8_all_gather=True)`. The same in
-# Accelerate: `Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs()])`. **Transformer Engine** (not run here, it needs
-# a GPU): layers of `transformer_engine.pytorch`, forward under `te.autocast(enabled=True, recipe=...)`, with `DelayedScaling`,
-# `Float8CurrentScaling`, `Float8BlockScaling`, `MXFP8BlockScaling` or `NVFP4BlockScaling`. Megatron-LM: `--fp8-format hybrid
-# --fp8-recipe tensorwise`, or `e4m3` and `mxfp8`. **Look at** the loss beside a bf16 twin's: within 0.25%.
+# Convert before `fully_shard`; with one scale (`"tensorwise"`) FSDP2 can gather 8 bits:
+# `Float8LinearConfig(enable_fsdp_float8_all_gather=True)`. **Transformer Engine** (not run here, it needs
+# a GPU): its layers, under `te.autocast(enabled=True, recipe=...)`. **Look at** the loss beside a bf16 twin's, both smoothed, over all tokens you can pay: within 0.25%.

@@ -20,7 +20,7 @@ def block_1(text: str) -> None:
     tokens = torch.randint(64, (2, 32))
     calm = run_block(text, model=small_llama(), batch={"input_ids": tokens})["report"]
     assert len(calm) == 15, f"two blocks of seven layers and the head, not {len(calm)}"
-    assert all(lost < 0.01 for _, lost in calm.values()), f"a calm model loses little: {calm}"
+    assert all(lost < 0.01 for _, lost, _ in calm.values()), f"a calm model loses little: {calm}"
     model = small_llama()
     with torch.no_grad():
         model.get_submodule("model.layers.1.mlp.up_proj").get_parameter("weight")[3] *= 1e7
@@ -28,6 +28,20 @@ def block_1(text: str) -> None:
     named = max(wild, key=lambda name: wild[name][1])
     assert named == "model.layers.1.mlp.down_proj", f"it names {named}"
     assert wild[named][0] > 1e5 and wild[named][1] > 0.5, f"the outlier is told: {wild[named]}"
+    assert all(rows <= one for _, one, rows in wild.values()), f"rows never lose more: {wild}"
+    assert run_block(text, model=_Zeros(), batch={"x": tokens})["report"] == {}, "zeros are passed"
+
+
+class _Zeros(nn.Module):
+    """One layer, and zeros that go in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(rows, columns) of anything -> (rows, 16)."""
+        return self.layer(torch.zeros(len(x), 16))
 
 
 def block_2(text: str) -> None:
