@@ -12,7 +12,15 @@ from utils.lessons import folders
 from utils.lessons.lesson_20.checks import packed, right_product, right_scales
 from utils.lessons.lesson_20.held import gathered_on_rank, kept_by_swiglu
 from utils.lessons.lesson_20.kernels import FAULTS, KERNELS, fault_of
-from utils.lessons.lesson_20.small_model import batches, fresh, gradients, loss, plant, spikes
+from utils.lessons.lesson_20.small_model import (
+    batches,
+    fresh,
+    gradients,
+    loss,
+    plant,
+    spikes,
+    unplanted,
+)
 from utils.ranks import run_ranks
 
 DEFINED = (
@@ -102,6 +110,14 @@ def test_a_block_of_zeros_stays(page) -> None:
         assert torch.equal(page["scaled"](x, page["E2M1"], 16, scale_as), x)
 
 
+def test_zeros_alone_stay_zeros(page) -> None:
+    x = torch.zeros(4, 32)
+    for per_row in (False, True):
+        small, scale = page["parts_of"](x, page["E4M3"], per_row)
+        assert torch.equal(small.float() * scale, x)
+    assert torch.equal(page["Scaler"](True)(x), x)
+
+
 @pytest.mark.parametrize(("tokens", "hidden"), [(64, 32), (256, 64)])
 def test_bytes_that_a_swiglu_keeps(page, tokens: int, hidden: int) -> None:
     inner = 4 * hidden
@@ -140,6 +156,9 @@ def test_what_is_planted_leaves_the_model_as_it_was() -> None:
     plain, right = gradients(fresh(), [pair])
     for factor in (1e4, 1e6):
         assert abs(gradients(fresh(planted=factor), [pair])[0] - plain) < 1e-5
+        others = unplanted(gradients(fresh(planted=factor), [pair])[1])
+        for name, grad in unplanted(right).items():
+            assert torch.allclose(others[name], grad, rtol=1e-3, atol=1e-5), name
     model = fresh()
     plant(model, 64.0, slice(None))
     assert abs(loss(model, pair).item() - plain) < 1e-5

@@ -15,7 +15,17 @@ from utils.checked import check_public
 from utils.data.text import text_tokens
 from utils.models import Transformer, TransformerConfig
 
-__all__ = ["EightBitLinear", "batches", "fresh", "go_on", "gradients", "loss", "plant", "spikes"]
+__all__ = [
+    "EightBitLinear",
+    "batches",
+    "fresh",
+    "go_on",
+    "gradients",
+    "loss",
+    "plant",
+    "spikes",
+    "unplanted",
+]
 
 CONFIG = TransformerConfig(hidden=128, layers=2, heads=4, feedforward=384)
 SEQUENCES, LENGTH = 2, 64  # 128 tokens: one block of them in a weight's gradient
@@ -107,6 +117,19 @@ def gradients(model: nn.Module, pairs: Iterable[Pair]) -> tuple[float, dict[str,
     found = {n: p.grad for n, p in model.named_parameters() if "blocks" in n and p.dim() == 2}
     mean = torch.stack(losses).mean().item()
     return mean, {name: grad for name, grad in found.items() if grad is not None}
+
+
+def unplanted(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients without the planted channel's: that of `down` grows with it, and would lead a norm."""
+    kept = torch.arange(CONFIG.feedforward) != CHANNEL
+    return {
+        name: grad[kept]
+        if name.endswith("up.weight")
+        else grad[:, kept]
+        if name.endswith("down.weight")
+        else grad
+        for name, grad in found.items()
+    }
 
 
 def go_on(steps: int, product: Product | None = None, *, learning_rate: float = 3e-3) -> Tensor:
