@@ -318,7 +318,7 @@ for factor in (1.0, 1e5, 1e6):
 pd.DataFrame(found).T.rename_axis("error of the gradient, the planted channel apart, mean of all matrices (emulated)")
 
 # %% [markdown]
-# **Read it.** Eight bits cost 5 to 9%, also with one scale and an outlier of 100,000. Ten times
+# **Read it.** Eight bits cost 4.5 to 9.2%, also with one scale and an outlier of 100,000. Ten times
 # beyond, that scale breaks, rows lose a fifth and blocks hold. NVFP4 fails there, too: its block scales are E4M3 shares of *one* fp32 scale, a
 # range of 229,376 again. E2M1 with one scale, all rounded to the nearest, is lost at once. E5M2 for gradients buys nothing
 # here: a digit less, for a range not needed.
