@@ -62,29 +62,31 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 #
 # Exponent bits buy **range**, mantissa bits **digits**. Where $e = 0$ the leading 1 becomes 0 and the exponent $1 - b$: these
 # **subnormal** numbers lose digits as they fade into zero. An $e$ of
-# all ones means infinity or NaN (in fp8 e4m3 one pattern of it is NaN). New words stand in the [glossary](../00_glossary.ipynb).
+# all ones means infinity or NaN. New words stand in the [glossary](../00_glossary.ipynb).
 
 # %%
-show(draw_formats(), alt="Ranges of six formats on a logarithmic line: bf16 and tf32 reach as far as "
-     "fp32, fp16 and fp8 far less. Beside it their numbers from 1 to 1.5: fp8 has three to five.")
+names = [name for name in FORMATS if "fp8" not in name]
+show(draw_formats(names), alt="Ranges of four formats on a logarithmic line: bf16 and tf32 reach as far as "
+     "fp32, fp16 far less. Beside it their numbers from 1 to 1.5: bf16 has the fewest.")
 
 # %% tags=["nbval-check-output"]
 print(f"{'format':<10}{'bits':>5}{'exponent':>10}{'mantissa':>10}{'largest':>12}{'step at 1':>12}{'smallest':>12}")
-for form in FORMATS.values():
+for form in (FORMATS[name] for name in names):
     print(f"{form.name:<10}{form.bits:>5}{form.exponent_bits:>10}{form.mantissa_bits:>10}"
           f"{form.largest:>12.4g}{form.epsilon:>12.2g}{form.smallest:>12.2g}")
-for dtype, name in [(FP32, "fp32"), (FP16, "fp16"), (BF16, "bf16"), (torch.float8_e5m2, "fp8 e5m2")]:
+for dtype, name in [(FP32, "fp32"), (FP16, "fp16"), (BF16, "bf16")]:
     assert torch.finfo(dtype).max == FORMATS[name].largest, f"{name}: the formula differs from PyTorch"
 
 # %% [markdown]
 # **Read it.** bf16 is fp32 with 16 mantissa bits cut off: the same range, few digits. fp16 spends
 # three bits less on the exponent: more digits, and a range that ends at 65,504. tf32 is no storage
-# format: an NVIDIA matmul may round fp32 inputs to it. fp8 needs a scale for each tensor, and newer GPUs.
+# format: an NVIDIA matmul may round fp32 inputs to it. Formats of 8 and 4 bits need scales:
+# [lesson 20](../advanced/20_eight_bits.ipynb).
 # Choose a number, a format, a bit to flip (below, 0.1 in bf16):
 
 # %%
 values = [0.1, 1.0, 1.001, 2049.0, 65504.0, 70000.0, 1e-7, 2e-8, 1e-40]
-explore(draw_bits, format=list(FORMATS), value=values,
+explore(draw_bits, format=names, value=values,
         flip=["no bit", "sign bit", "first exponent bit", "last exponent bit",
               "first mantissa bit", "last mantissa bit"])
 

@@ -1,0 +1,181 @@
+"""A small transformer that has read Python's sources, and what the lesson plants in it."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from utils.checked import check_public
+from utils.data.text import text_tokens
+from utils.models import Transformer, TransformerConfig
+
+__all__ = [
+    "EightBitLinear",
+    "batches",
+    "fresh",
+    "go_on",
+    "gradients",
+    "loss",
+    "plant",
+    "spikes",
+    "unplanted",
+]
+
+CONFIG = TransformerConfig(hidden=128, layers=2, heads=4, feedforward=384)
+SEQUENCES, LENGTH = 2, 64  # 128 tokens: one block of them in a weight's gradient
+TRAINED_STEPS, TEXT_BYTES, CHANNEL = 40, 400_000, 5
+Pair = tuple[Tensor, Tensor]
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+@functools.cache
+def batches(steps: int, seed: int) -> tuple[Pair, ...]:
+    """Inputs and targets (2, 64) of so many steps, from the standard library's sources."""
+    text, generator = text_tokens(TEXT_BYTES).long(), torch.Generator().manual_seed(seed)
+    starts = torch.randint(len(text) - LENGTH, (steps, SEQUENCES), generator=generator)
+    rows = text[starts[..., None] + torch.arange(LENGTH + 1)]
+    return tuple((row[:, :-1], row[:, 1:]) for row in rows)
+
+
+def loss(model: nn.Module, pair: Pair) -> Tensor:
+    """Mean cross-entropy of a byte."""
+    inputs, targets = pair
+    return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+
+
+@functools.cache
+def _trained() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    model = Transformer(CONFIG)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for pair in batches(TRAINED_STEPS, seed=1):
+        optimizer.zero_grad()
+        loss(model, pair).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def fresh(product: Product | None = None, planted: float = 1.0) -> Transformer:
+    """The model after 40 steps in fp32, its blocks' matrices multiplied by `product`.
+
+    Args:
+        product: x (tokens, inputs) and w (outputs, inputs) to (tokens, outputs); None for fp32's.
+        planted: factor of an outlier channel, see `plant`.
+    """
+    model = Transformer(CONFIG)
+    model.load_state_dict(_trained())
+    plant(model, planted)
+    return model if product is None else _with_products(model, product)
+
+
+@torch.no_grad()
+def plant(model: Transformer, factor: float, channels: int | slice = CHANNEL) -> None:
+    """Make channels inside each SwiGLU `factor` times as large; in exact arithmetic the same model.
+
+    Rows of `up` that make them grow, columns of `down` that read them shrink.
+    """
+    for block in model.blocks.children():
+        up = block.get_submodule("feedforward.up").get_parameter("weight")
+        down = block.get_submodule("feedforward.down").get_parameter("weight")
+        up[channels] *= factor
+        down[:, channels] /= factor
+
+
+class EightBitLinear(nn.Module):
+    """A linear layer without bias, its product made by another function."""
+
+    def __init__(self, layer: nn.Linear, product: Product) -> None:
+        super().__init__()
+        self.weight, self.product = layer.weight, product
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., inputs) -> (..., outputs)."""
+        return self.product(x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
+
+
+def _with_products(model: Transformer, product: Product) -> Transformer:
+    """The same model; each linear layer of its blocks multiplies by `product`. The head stays."""
+    for block in model.blocks.children():
+        for name, layer in list(block.named_modules()):
+            if isinstance(layer, nn.Linear):
+                home, _, own = name.rpartition(".")
+                setattr(block.get_submodule(home), own, EightBitLinear(layer, product))
+    return model
+
+
+def gradients(model: nn.Module, pairs: Iterable[Pair]) -> tuple[float, dict[str, Tensor]]:
+    """Mean loss, and gradients of the blocks' matrices, summed over some batches."""
+    pairs = list(pairs)
+    losses = [loss(model, pair) for pair in pairs]
+    torch.stack(losses).sum().backward()
+    found = {n: p.grad for n, p in model.named_parameters() if "blocks" in n and p.dim() == 2}
+    mean = torch.stack(losses).mean().item()
+    return mean, {name: grad for name, grad in found.items() if grad is not None}
+
+
+def unplanted(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients without the planted channel's: that of `down` grows with it, and would lead a norm."""
+    kept = torch.arange(CONFIG.feedforward) != CHANNEL
+    return {
+        name: grad[kept]
+        if name.endswith("up.weight")
+        else grad[:, kept]
+        if name.endswith("down.weight")
+        else grad
+        for name, grad in found.items()
+    }
+
+
+def go_on(steps: int, product: Product | None = None, *, learning_rate: float = 3e-3) -> Tensor:
+    """Train the blocks' matrices so many steps more, on the same batches for all; the loss of each.
+
+    Embedding, norms and head stay as they are: they would learn the most, and no product of theirs
+    is small.
+
+    Args:
+        steps: how many.
+        product: what the blocks' matrices are multiplied by; None for fp32's.
+        learning_rate: of AdamW; 0 for blocks that learn nothing.
+    """
+    torch.manual_seed(0)  # for rounding by chance
+    model = fresh(product)
+    matrices = [p for n, p in model.named_parameters() if "blocks" in n and p.dim() == 2]
+    optimizer, losses = torch.optim.AdamW(matrices, lr=learning_rate), []
+    for pair in batches(steps, seed=7):
+        optimizer.zero_grad()
+        losses.append(loss(model, pair))
+        losses[-1].backward()
+        optimizer.step()
+    return torch.stack(losses).detach()
+
+
+@torch.no_grad()
+def spikes(
+    scaler_of: Callable[[], Any], *, grows_at: int, back_at: int, factor: float = 64.0
+) -> list[tuple[float, str, float]]:
+    """Losses of twelve batches, no training; with each the layer whose input was cut most, and the share.
+
+    Args:
+        scaler_of: makes what rounds one layer's inputs; it has `cut`, the share of its last input.
+        grows_at, back_at: batches before which the inside of each SwiGLU grows, and shrinks back.
+        factor: how many times it grows; in exact arithmetic the model stays the same.
+    """
+    scalers: dict[Tensor, Any] = defaultdict(scaler_of)
+    model, record = fresh(lambda x, w: scalers[w](x) @ w.T), []
+    name_of: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+    for batch, pair in enumerate(batches(12, seed=11)):
+        if batch in (grows_at, back_at):
+            plant(model, factor if batch == grows_at else 1 / factor, slice(None))
+        found = loss(model, pair).item()
+        worst = max(scalers, key=lambda w: scalers[w].cut)
+        record.append((found, name_of[worst].removesuffix(".weight"), scalers[worst].cut))
+    return record
+
+
+check_public(globals())
