@@ -16,41 +16,40 @@ _WAYS = (("#4d4d4d", "-"), ("#3f90da", "--"), ("#bd1f01", "-"))
 
 
 def draw_held_and_used(models: Mapping[str, tuple[float, float]]) -> Figure:
-    """Bars of parameters in units of 1e9, by model: (held, used for one token)."""
+    """Bars of parameters by model, as a share of what is held: (held, used for one token), in units of 1e9."""
     with course_style():
-        figure, axes = empty_figure(height=1.4 + 0.7 * len(models))
+        figure, axes = empty_figure(height=1.2 + 0.75 * len(models))
         for row, (held, used) in enumerate(models.values()):
-            axes.barh(row - 0.18, held, height=0.34, color=_HELD, label="" if row else "held: parameters, gradients and states follow it")
-            axes.barh(row + 0.18, used, height=0.34, color=_USED, hatch="//", edgecolor="white", label="" if row else "used for one token: arithmetic follows it")
-            axes.text(held, row - 0.18, f" {held:,.1f}", va="center", fontsize=10)
-            axes.text(used, row + 0.18, f" {used:,.1f}", va="center", fontsize=10)
+            share = 100 * used / held
+            axes.barh(row, 100, height=0.6, color=_HELD, label="" if row else "held: memory follows all of it")
+            axes.barh(row, share, height=0.6, color=_USED, hatch="//", edgecolor="white", label="" if row else "used for a token: arithmetic follows it")
+            axes.text(101, row, f"{used:,.1f} of {held:,.1f} billion", va="center", fontsize=10)
         axes.set_yticks(range(len(models)), list(models))
         axes.invert_yaxis()
-        axes.set_xscale("log")
-        axes.set_xlim(1, 3 * max(held for held, _ in models.values()))
-        axes.set_xlabel("parameters, in units of 10⁹ (a logarithmic axis)")
+        axes.set_xlim(0, 130)
+        axes.set_xticks(range(0, 101, 20))
+        axes.set_xlabel("% of the model's parameters")
         axes.set_title("A token uses a part of the model; memory holds all of it")
         axes.grid(False, axis="y")
-        figure.legend(loc="outside lower center", ncols=1, fontsize=10)
+        figure.legend(loc="outside lower center", ncols=2, fontsize=10)
         print_evidence(figure, [Evidence.PREDICTED])
     return figure
 
 
 def draw_exchange(rows: Tensor) -> Figure:
     """Rows that each rank (down) sends to each rank (across): whole numbers, (ranks, ranks)."""
-    ranks = len(rows)
+    ranks, got = len(rows), rows.sum(0).tolist()
     with course_style():
-        figure, axes = empty_figure(height=4.2)
-        axes.imshow(rows, cmap="Blues", vmin=0, vmax=1.3 * int(rows.max()))
+        figure, axes = empty_figure(width=7.5, height=3.6)
+        axes.imshow(rows, cmap="Blues", vmin=0, vmax=2 * int(rows.max()), aspect="auto")
         for source in range(ranks):
             for target in range(ranks):
-                stays = "\n(stays)" if source == target else ""
-                axes.text(target, source, f"{int(rows[source, target])}{stays}", ha="center", va="center", fontsize=10)
-        got = rows.sum(0).tolist()
-        axes.set_xticks(range(ranks), [f"to rank {r}\n{got[r]} in all" for r in range(ranks)])
-        axes.set_yticks(range(ranks), [f"from rank {r}" for r in range(ranks)])
+                stays = " (stays)" if source == target else ""
+                axes.text(target, source, f"{int(rows[source, target])}{stays}", ha="center", va="center")
+        axes.set_xticks(range(ranks), [f"to rank {r}\n{got[r]} in all" for r in range(ranks)], fontsize=10)
+        axes.set_yticks(range(ranks), [f"from rank {r}" for r in range(ranks)], fontsize=10)
         axes.grid(False)
-        axes.set_title("One exchange: every rank sends as many rows,\nand gets as many as its experts are asked for")
+        axes.set_title("Each rank sends as many rows as every other, and gets\nas many as its experts are chosen for")
         print_evidence(figure, [Evidence.MEASURED])
     return figure
 
@@ -65,11 +64,13 @@ def draw_load(loads: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
             axes.plot(steps, smooth.mean(0), line, color=color, lw=2, label=way)
             axes.fill_between(steps, smooth.amin(0), smooth.amax(0), color=color, alpha=0.15)
         axes.axhline(1, color="black", lw=0.8, ls=":")
-        axes.text(1, 1.04, "even", fontsize=9)
-        axes.set_ylim(0.8)
+        axes.text(1, 1.05, "even", fontsize=9)
+        axes.axhline(4, color="black", lw=0.8, ls=":")
+        axes.text(1, 4.05, "every token chooses it", fontsize=9)
+        axes.set_ylim(0.8, 4.3)
         axes.set_xlabel("step (mean of five)")
         axes.set_ylabel("busiest expert's rows / mean")
-        axes.set_title("Left alone, one of eight experts takes three times its share")
+        axes.set_title("Left alone, the busiest of eight experts takes three times its share")
         figure.legend(loc="outside lower center", ncols=3, fontsize=10)
         print_evidence(figure, [Evidence.MEASURED])
     return figure

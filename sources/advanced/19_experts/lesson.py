@@ -33,7 +33,6 @@ my_bet_times = 1.0
 here = setup("advanced/19")
 
 # %%
-import math
 from functools import partial
 
 import torch
@@ -41,7 +40,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 from utils import Batch, Cluster, check, estimate, model_shape, run_ranks, score, show, traffic
 from utils.lessons.lesson_19.exchange import gathered_counts
@@ -51,12 +49,16 @@ from utils.lessons.lesson_19.training import held_out, train, train_on_text
 RANKS, H = 4, 32  # of section 3: ranks, channels
 
 # %% jupyter={"source_hidden": true}
+import math
+
+from transformers import AutoModelForCausalLM, DeepseekV3Config
+
 from utils.catalog import link
 from utils.fitting.model_configs import model_config
 from utils.lessons.lesson_19.at_size import deepseek_v3_stage, qwen3_30b_a3b
 from utils.lessons.lesson_19.figures import draw_exchange, draw_held_and_used, draw_load
 from utils.lessons.lesson_19.published import OVERLAPPED_SECONDS, PARAMETERS, QWEN3_235B
-from utils.lessons.lesson_19.small import adam_bytes, forward_flops, kept_bytes, work_and_wait
+from utils.lessons.lesson_19.small import adam_bytes, forward_flops, kept_bytes, waiting_share
 from evidence.validation.megatron_experts import comparisons
 
 # %% [markdown]
@@ -81,7 +83,7 @@ for name, config in CONFIGS.items():
 
 # %%
 show(draw_held_and_used(models),
-     alt="Parameters held and used for one token: Mixtral 46.7 and 12.9 billion, Qwen3-30B-A3B 30.5 and 3.3, DeepSeek-V3 671 and 37.6.")
+     alt="Shares of parameters that a token uses: Mixtral 12.9 of 46.7 billion, Qwen3-30B-A3B 3.4 of 30.5, DeepSeek-V3 37.6 of 671.")
 held, used = models["Mixtral-8x7B"]
 print(f"states at 16 bytes a parameter: {16 * held:.0f} GB, and {16 * used:.0f} GB of a dense model; "
       f"{held / used:.1f} times as many, and your bet was {my_bet_times}")
@@ -163,9 +165,8 @@ for way, found in (("dispatched", layer(x)), ("grouped_mm", grouped)):
 # and one of width 4,096, which holds as much. Which columns are alike?
 
 # %%
-W = 512
-layers = {"dense, the same FLOPs": dense(256, 2 * W), "8 experts, 2 a token": Mixture(256, W, 8, 2, mixture),
-          "dense, the same memory": dense(256, 8 * W)}
+layers = {"dense, the same FLOPs": dense(256, 1024), "8 experts, 2 a token": Mixture(256, 512, 8, 2, mixture),
+          "dense, the same memory": dense(256, 4096)}
 for name, layer in layers.items():
     x = torch.randn(2048, 256, requires_grad=True)
     flops, kept = forward_flops(layer, x), kept_bytes(layer, x)
@@ -177,7 +178,7 @@ for name, layer in layers.items():
 # %% [markdown]
 # **Read it.** FLOPs are those of the small layer, but for the router; states those of the large one. What is
 # kept for backward is *more* than the small layer's: a token's vector is there $k$ times on its way to the experts and
-# $k$ times on its way back, before the weights. It saves next to nothing in memory, at equal FLOPs.
+# $k$ times on its way back, before the weights. At equal FLOPs a mixture costs memory; it saves FLOPs at equal memory.
 #
 # ## 3. Experts on four ranks
 #
@@ -264,7 +265,7 @@ print(f"put into exchanges: {sent:,} bytes by all ranks, predicted {predicted:,}
 assert gap < 1e-12, "fp64 sums in another order: more than 1e-12 in ten steps is another gradient"
 assert sent == predicted and held == everything / RANKS, "rows are k T a rank, each way, forward and backward"
 
-# %%
+# %% jupyter={"source_hidden": true}
 def rows_sent():
     torch.manual_seed(dist.get_rank())
     x, layer = torch.randn(128, H).double(), small_model(mixture).blocks[0].feedforward
@@ -274,6 +275,14 @@ def rows_sent():
 
 show(draw_exchange(run_ranks(rows_sent, RANKS)[0]),
      alt="A table of four by four: rows that each rank sends to each. Each row sums to 256; columns differ.")
+
+# %% [markdown]
+# **Question.** DeepSeek-V3: $k = 8$, $h = 7168$. How many MB ($10^6$ bytes) does a rank put into *one* exchange for 4,096 tokens
+# in bf16?
+
+# %%
+mb_an_exchange = ...
+check("19.mb_an_exchange", mb_an_exchange)
 
 # %% [markdown]
 # ### With FSDP: experts have a group of their own
@@ -304,21 +313,17 @@ print(f"2 expert ranks x 2 replicas: losses {gap:.0e} from one process; a rank k
 assert gap < 1e-12 and held == everything / RANKS, "each number of the experts once, on one of four ranks"
 
 # %% [markdown]
-# **Why not FSDP alone?** It would gather *all* experts of a layer for every rank's tokens. Weights against rows, for a layer
-# and step in bf16, when one expert-parallel rank in $r$ keeps its rows:
+# **Why not FSDP alone?** It would gather *all* experts of a layer on every rank. Weights against rows, for a layer and step
+# in bf16 on 64 ranks, 63 of 64 parts of either being elsewhere:
 
 # %%
-def gigabytes_a_layer(config, tokens, ranks):
-    E, k, h = config.num_local_experts, config.num_experts_per_tok, config.hidden_size
-    width = getattr(config, "moe_intermediate_size", config.intermediate_size)
-    far = (ranks - 1) / ranks
-    return 3 * far * E * 3 * h * width * 2 / 1e9, 4 * far * k * tokens * h * 2 / 1e9
-
-
-for name, config in CONFIGS.items():
-    gathered, sent = gigabytes_a_layer(config, 4096, 64)
-    print(f"{name:<14} FSDP gathers twice and reduces once: {gathered:5.2f} GB; EP sends {sent:.2f} GB for 4,096 tokens,",
-          f"as much from {4096 * gathered / sent:,.0f} tokens on (predicted)")
+tokens, far = 4096, 63 / 64
+for name, c in CONFIGS.items():
+    width = getattr(c, "moe_intermediate_size", c.intermediate_size)
+    gathered = 3 * far * c.num_local_experts * 3 * c.hidden_size * width * 2  # twice gathered, once reduced
+    sent = 4 * far * c.num_experts_per_tok * tokens * c.hidden_size * 2
+    print(f"{name:<14} FSDP moves {gathered / 1e9:5.2f} GB, EP {sent / 1e9:.2f} GB for {tokens:,} tokens,",
+          f"as much from {tokens * gathered / sent:,.0f} tokens on (predicted)")
 
 # %% [markdown]
 # Few ranks have that many tokens at once: rows are cheaper to move than experts. Now **Qwen3-30B-A3B**, at real size, laid
@@ -328,10 +333,10 @@ for name, config in CONFIGS.items():
 qwen = qwen3_30b_a3b()
 
 # %% jupyter={"source_hidden": true}
-parts = {str(kind): size for kind, size in qwen.breakdown.items()}
-for kind in ("parameters", "optimizer state", "activations", "logits and loss"):
-    print(f"{kind:<16} {parts[kind] / 2**30:5.1f} GiB (simulated)")
-print(f"peak             {qwen.peak_bytes / 2**30:5.1f} GiB; predicted parameters {models['Qwen3-30B-A3B'][0] * 4e9 / 16 / 2**30:.1f} GiB")
+print(f"peak {qwen.peak_bytes / 2**30:.1f} GiB (simulated):", ", ".join(
+    f"{size / 2**30:.1f} of {kind}" for kind, size in qwen.breakdown.items() if size > 2**29))
+share = models["Qwen3-30B-A3B"][0] * 4e9 / 16 / 2**30
+print(f"predicted {share:.1f} GiB of parameters, {2 * share:.1f} of Adam's moments: each number on one of 16 ranks")
 for row in qwen.traffic:
     if row.collective == "all-to-all":
         exchanged, predicted = row.payload_bytes, 48 * 4 * 8 * 4096 * 2048 * 2
@@ -355,7 +360,7 @@ class Steered(Mixture):
     bias, capacity = 0.0, None  # of the choice; rows that an expert takes, over the mean
 
     def forward(self, x):
-        rows, (experts, k) = x.flatten(0, -2), (8, self.k)
+        rows, (experts, k) = x.flatten(0, -2), (len(self.experts.w_in), self.k)
         choice, weight, p = route(rows, self.router, k, self.bias)
         self.load = choice.flatten().bincount(minlength=experts)
         self.auxiliary = experts * (self.load / self.load.sum() * p.mean(0)).sum()
@@ -410,15 +415,13 @@ for way, runs in trained.items():
 
 # %%
 for way, runs in trained.items():
-    model = runs[0][0]
-    held_out(model)
-    rows = model.blocks[0].feedforward.load.view(RANKS, 2).sum(1)
-    waits = [wait / (work + wait) for work, wait in run_ranks(work_and_wait, RANKS, (rows / 10).tolist(), 50e-6)]
-    print(f"{way:<15} rows by rank {rows.tolist()}: waiting {sum(waits) / RANKS:.0%} of the step (measured),",
-          f"predicted {1 - (rows.float().mean() / rows.max()).item():.0%}; the busiest keeps {rows.max() / rows.float().mean():.1f} times the mean's rows")
+    held_out(runs[0][0])  # which notes the rows of each expert
+    rows = runs[0][0].blocks[0].feedforward.load.view(RANKS, 2).sum(1)
+    print(f"{way:<15} rows by rank {rows.tolist()}: waiting {waiting_share(rows.tolist(), 50e-6):.0%} of the step (measured),",
+          f"predicted {1 - (rows.float().mean() / rows.max()).item():.0%}")
 
 # %% [markdown]
-# The busiest rank also *keeps* its rows for backward. A dropless run can end out of memory on one rank, by the data.
+# The busiest rank also *keeps* its rows for backward, more than others: a dropless run can end out of memory on one rank.
 #
 # ## 5. Inside a node, or across nodes?
 #
@@ -457,13 +460,13 @@ for row in comparisons():
 plain, again = deepseek_v3_stage(), deepseek_v3_stage(recompute=True)
 
 # %% jupyter={"source_hidden": true}
-parts = {str(kind): size for kind, size in plain.breakdown.items()}
+parts, layer = ({str(kind): size for kind, size in found.breakdown.items()} for found in (plain, again))
 count, experts = parts["parameters"] / 2, 4 * 4 * 3 * 7168 * 2048
 shards = (count - experts) / 128 + experts / 2  # whose master copy and moments are here
 print(f"{count / 1e9:.2f}B parameters on the rank, {experts / 1e9:.2f}B of them experts (simulated)")
 print(f"GB: weights twice {4 * count / 1e9:.1f}, fp32 gradients {4 * count / 1e9:.1f}, master and bf16 moments {8 * shards / 1e9:.1f} (predicted)")
-print(f"GB: activations of 17 micro-batches {17 * parts['activations'] / 1e9:.0f}, nothing recomputed; only layers' inputs",
-      f"{17 * 4 * 4096 * 7168 * 2 / 1e9:.1f}, and {parts['activations'] / 4e9:.1f} of the layer at work")
+print(f"GB: activations of 17 micro-batches {17 * parts['activations'] / 1e9:.0f}, nothing recomputed (simulated, times 17); all recomputed:",
+      f"{17 * 4 * 4096 * 7168 * 2 / 1e9:.1f} of layers' inputs (predicted), {layer['recomputed activations'] / 1e9:.1f} of a layer at work (simulated)")
 for found in (plain, again):
     score("19", found)
 

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from utils.ranks import run_ranks
+
 
 def kept_bytes(layer: nn.Module, x: Tensor) -> int:
     """Bytes that stay from forward to backward of `layer`, but for its parameters."""
@@ -46,15 +48,24 @@ def adam_bytes(layer: nn.Module, step: Callable[[], Any]) -> int:
     return sum(t.numel() * t.element_size() for t in [*layer.parameters(), *gradients, *states])
 
 
-def work_and_wait(rows: Sequence[float], seconds_a_row: float) -> tuple[float, float]:
-    """On a rank: it sleeps for its rows, as a device would work, then waits for all others.
+def waiting_share(rows: Sequence[int], seconds_a_row: float) -> float:
+    """The share of a step that the mean rank waits, if each works `seconds_a_row` on its rows.
 
-    Returns:
-        Seconds of work and of waiting.
+    Ranks sleep, which needs no core. Of three steps the shortest counts: what else a machine does can only make
+    one longer.
     """
-    dist.barrier()
-    start = time.perf_counter()
-    time.sleep(rows[dist.get_rank()] * seconds_a_row)
-    done = time.perf_counter()
-    dist.barrier()
-    return done - start, time.perf_counter() - done
+    steps = zip(*run_ranks(_work_and_wait, len(rows), tuple(rows), seconds_a_row), strict=True)
+    shortest = min(steps, key=lambda step: max(work + wait for work, wait in step))
+    return sum(wait / (work + wait) for work, wait in shortest) / len(rows)
+
+
+def _work_and_wait(rows: Sequence[int], seconds_a_row: float) -> list[tuple[float, float]]:
+    found = []
+    for _ in range(3):
+        dist.barrier()
+        start = time.perf_counter()
+        time.sleep(rows[dist.get_rank()] * seconds_a_row)
+        done = time.perf_counter()
+        dist.barrier()
+        found.append((done - start, time.perf_counter() - done))
+    return found
