@@ -61,7 +61,9 @@ class RankExperts(nn.Module):
         order = choice.flatten().argsort()
         rows = _Exchange.apply(x[order // k], self.group)
         ends = torch.arange(1, self.held + 1, device=x.device) * (rows.shape[0] // self.held)
-        by = torch.arange(rows.shape[0], device=x.device).argsort()  # sorted by sender, then by expert
+        by = torch.arange(
+            rows.shape[0], device=x.device
+        ).argsort()  # sorted by sender, then by expert
         gate, up = F.grouped_mm(rows[by], self.w_in, offs=ends.int()).chunk(2, -1)
         done = F.grouped_mm(F.silu(gate) * up, self.w_out, offs=ends.int())
         back = _Exchange.apply(done[by.argsort()], self.group)
@@ -123,7 +125,9 @@ def deepseek_v3_stage(layers: int = 4, recompute: bool = False, card: str = "H10
         stage = nn.ModuleList()
         for number in range(layers):
             with torch.device("meta"):
-                layer: Any = library.DeepseekV3DecoderLayer(config, config.first_k_dense_replace + number)
+                layer: Any = library.DeepseekV3DecoderLayer(
+                    config, config.first_k_dense_replace + number
+                )
                 layer.mlp.experts = RankExperts(config)
             stage.append(layer)
         return stage.to(torch.bfloat16).to_empty(device="cpu"), None
@@ -134,7 +138,11 @@ def deepseek_v3_stage(layers: int = 4, recompute: bool = False, card: str = "H10
         x = torch.zeros(1, TOKENS, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
         for layer in stage:
             passed = partial(layer, position_embeddings=turned)
-            x = torch.utils.checkpoint.checkpoint(passed, x, use_reentrant=False) if recompute else passed(x)
+            x = (
+                torch.utils.checkpoint.checkpoint(passed, x, use_reentrant=False)
+                if recompute
+                else passed(x)
+            )
         x.backward(torch.zeros_like(x))
         stage.zero_grad()
 

@@ -24,7 +24,8 @@ states_gb = Question(
     right=16 * 30.532,
     relative=0.02,
     wrong={
-        16 * 3.35: "Those are the parameters that one token uses. Which of the others have no gradient over a batch?",
+        16
+        * 3.35: "Those are the parameters that one token uses. Which of the others have no gradient over a batch?",
         2 * 30.5: "That is the parameters alone, in 16 bits.",
         12 * 30.5: "That is Adam's share: add parameters and gradients in 16 bits, 4 bytes more.",
     },
@@ -223,7 +224,9 @@ def _wasteful(sent: int) -> Verdict | None:
     each = sum(workers.numbers_sent(rank, once=False) for rank in range(RANKS))
     nudge = "Equal to one process; but more travels than once to each rank, and one sum back."
     if sent >= each:
-        nudge = "That sends a token once for each expert. Six of its experts lie on four ranks at most."
+        nudge = (
+            "That sends a token once for each expert. Six of its experts lie on four ranks at most."
+        )
     return not_yet(
         "more is sent than needed",
         expected=f"about {PAR_NUMBERS:,} numbers by four ranks",

@@ -21,8 +21,22 @@ def draw_held_and_used(models: Mapping[str, tuple[float, float]]) -> Figure:
         figure, axes = empty_figure(height=1.2 + 0.75 * len(models))
         for row, (held, used) in enumerate(models.values()):
             share = 100 * used / held
-            axes.barh(row, 100, height=0.6, color=_HELD, label="" if row else "held: memory follows all of it")
-            axes.barh(row, share, height=0.6, color=_USED, hatch="//", edgecolor="white", label="" if row else "used for a token: arithmetic follows it")
+            axes.barh(
+                row,
+                100,
+                height=0.6,
+                color=_HELD,
+                label="" if row else "held: memory follows all of it",
+            )
+            axes.barh(
+                row,
+                share,
+                height=0.6,
+                color=_USED,
+                hatch="//",
+                edgecolor="white",
+                label="" if row else "used for a token: arithmetic follows it",
+            )
             axes.text(101, row, f"{used:,.1f} of {held:,.1f} billion", va="center", fontsize=10)
         axes.set_yticks(range(len(models)), list(models))
         axes.invert_yaxis()
@@ -45,11 +59,17 @@ def draw_exchange(rows: Tensor) -> Figure:
         for source in range(ranks):
             for target in range(ranks):
                 stays = " (stays)" if source == target else ""
-                axes.text(target, source, f"{int(rows[source, target])}{stays}", ha="center", va="center")
-        axes.set_xticks(range(ranks), [f"to rank {r}\n{got[r]} in all" for r in range(ranks)], fontsize=10)
+                axes.text(
+                    target, source, f"{int(rows[source, target])}{stays}", ha="center", va="center"
+                )
+        axes.set_xticks(
+            range(ranks), [f"to rank {r}\n{got[r]} in all" for r in range(ranks)], fontsize=10
+        )
         axes.set_yticks(range(ranks), [f"from rank {r}" for r in range(ranks)], fontsize=10)
         axes.grid(False)
-        axes.set_title("Each rank sends as many rows as every other, and gets\nas many as its experts are chosen for")
+        axes.set_title(
+            "Each rank sends as many rows as every other, and gets\nas many as its experts are chosen for"
+        )
         print_evidence(figure, [Evidence.MEASURED])
     return figure
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from utils.models.transformer import FeedForward, Transformer, TransformerConfig
 
+from .exchange import held_experts
+
 # (x, router, w_in, w_out, k) -> y, of x's shape (T, H).
 Compute = Callable[..., Tensor]
 
@@ -72,9 +74,14 @@ def small_model(compute: Compute, k: int = 2, hidden: int = 32) -> Any:
 
 
 def keep_my_experts(model: Any, place: int, places: int, compute: Compute) -> None:
-    """Leave this rank its share of every layer's experts, the `place`-th of `places`, and their exchange."""
+    """Leave this rank its share of every layer's experts, the `place`-th of `places`, and their exchange.
+
+    Raises:
+        RoutingError: experts do not divide evenly over the places.
+    """
     for block in model.blocks:
         experts = block.feedforward.experts
+        held_experts(len(experts.w_in), places)
         for name, whole in list(experts.named_parameters()):
             setattr(experts, name, nn.Parameter(whole.detach().chunk(places)[place].clone()))
         experts.compute = compute

@@ -78,7 +78,7 @@ for name, config in CONFIGS.items():
     held = sum(p.numel() for p in model.parameters())
     experts = sum(p.numel() for at, p in model.named_parameters() if ".experts." in at)
     models[name] = held / 1e9, (held - experts * (E - k) / E) / 1e9
-    print(f"{name:<14} {k} of {E:>3} experts: {models[name][0]:6.1f}B held, {models[name][1]:4.1f}B used;",
+    print(f"{name:<14} {k} of {E:>3} experts: {models[name][0]:6.2f}B held, {models[name][1]:5.2f}B used;",
           "published: {:g}B and {:g}B ({})".format(*PARAMETERS[name]))
 
 # %%
@@ -203,9 +203,9 @@ class Send(torch.autograd.Function):
 
 
 # %% [markdown]
-# How many rows will come? Each rank first tells all others its counts (`gathered_counts`, in `exchange.py` of the lesson's
-# folder). That is also where bad news travels: if one router gives NaN, or experts do not divide over ranks, every
-# rank raises the same sentence, and none waits.
+# How many rows will come? Each rank first tells all others its counts (`gathered_counts`, in
+# `sources/advanced/19_experts/exchange.py`). Bad news travels there, too: if one router gives NaN, or sends a rank more rows than it
+# has room for, every rank raises the same sentence, and none waits.
 
 # %%
 def mixture_on_ranks(x, router, w_in, w_out, k, group=None):
@@ -353,7 +353,8 @@ score("19", qwen)
 # Nothing makes a router treat experts alike, and a step ends when its busiest rank is done. Two cures. An **auxiliary loss**
 # $E \sum_e f_e P_e$, with $f_e$ the share of rows that $e$ got and $P_e$ its mean probability: its gradient
 # moves the router. Or a **bias** (DeepSeek-V3): added to probabilities for the *choice* alone, raised after each step for an
-# expert with too few rows and lowered for one with too many. No gradient is touched.
+# expert with too few rows and lowered for one with too many. No gradient is touched. Here the loss weighs 0.01, and a step of the
+# bias is 0.004.
 
 # %%
 class Steered(Mixture):
@@ -407,8 +408,8 @@ for way, runs in trained.items():
     print()
 
 # %% [markdown]
-# **Read it.** Dropless losses lie within the spread of three seeds: these runs cannot tell whether a cure costs quality. What a
-# cure decides is *load*: at capacity 1.25 the router that was left alone loses a large part of its rows, the others few.
+# **Read it.** Dropless, ways differ by about as much as seeds: 100 steps of a tiny model do not tell which trains better. What
+# a cure decides is *load*. With room for 1.25 times the mean, the router that was left alone drops a third of its rows or more.
 #
 # **Imbalance is waiting.** Dropless, two experts on each of four ranks. Ranks that sleep 50 µs a row stand for devices at
 # work. **Predict:** of a step, the mean rank waits $1 - \text{mean}/\text{busiest}$.
@@ -425,8 +426,9 @@ for way, runs in trained.items():
 #
 # ## 5. Inside a node, or across nodes?
 #
-# An exchange needs the fast link, so "keep experts inside a node" is common advice. Measured layouts of Qwen3-235B-A22B,
-# beside the planner, which assumes even loads, an exchange of all rows, and nothing beside it:
+# An exchange needs the fast link, so "keep experts inside a node" is common advice. Here are measured layouts of Qwen3-235B-A22B
+# on 256 H100 (Megatron-MoE-ModelZoo, `best_practice/Qwen3` at c1ad0b5). Beside them the planner, which assumes even loads, an
+# exchange of all rows with no product beside it, and no recomputation; the first two recompute norms and activations:
 
 # %% jupyter={"source_hidden": true}
 PORT = link("InfiniBand NDR").link_bytes_per_second
@@ -440,9 +442,9 @@ print(f"the first with exchanges beside products: {OVERLAPPED_SECONDS} s (publis
       f"if routed at random; sent once a node, {once:.1f} (predicted)")
 
 # %% [markdown]
-# **Read it.** The planner's seconds of experts are not calibrated, and here they put the layouts in the wrong order. Two
-# causes can be named. DeepEP sends a token once to a *node*, which passes it on inside: less than half of the rows. And
-# what keeps experts inside the node, deeper pipelines or wider tensor parallelism, costs elsewhere. Measure, then choose.
+# **Read it.** The planner's seconds of experts are not calibrated, and here they put the layouts in reverse order: do not choose
+# by them. Two causes can be named. DeepEP sends a token once to a *node*, which passes it on inside: less than half of the rows. And
+# what keeps experts inside the node, a deeper pipeline or wider tensor parallelism, costs elsewhere.
 # The planner's *bytes* are better; beside Megatron-LM's own tests, on which no constant was set:
 
 # %%

@@ -78,7 +78,10 @@ known.mistakes(
     all_stay=(lambda c, p, e, n: torch.ones_like(c, dtype=torch.bool), "room for"),
     numbers=(lambda c, p, e, n: torch.ones_like(c), "tensor of bool"),
     turned=(lambda c, p, e, n: by_table(routing.best_rows)(c, p, e, n).T, "shape"),
-    flat=(lambda c, p, e, n: by_table(routing.best_rows)(c, p, e, n).flatten(), "a column for each"),
+    flat=(
+        lambda c, p, e, n: by_table(routing.best_rows)(c, p, e, n).flatten(),
+        "a column for each",
+    ),
     no_return=(lambda c, p, e, n: None, "returns nothing"),
 )
 known.rights("kept_rows", of_lists=lambda *given: by_table(routing.best_rows)(*given).tolist())

@@ -147,7 +147,9 @@ def _by_fsdp(text: str) -> SimpleNamespace:
     )
     for layer in model.layers:
         layer.experts.group = made["mesh"].get_group("experts")
-    x = torch.randn(4, TOKENS, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(
+        4, TOKENS, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     model.layers[1](model.layers[0](x[rank])).square().mean().backward()
     alone.layers[1](alone.layers[0](x.flatten(0, 1))).square().mean().backward()
     gaps = []
@@ -162,5 +164,3 @@ def _by_fsdp(text: str) -> SimpleNamespace:
     return SimpleNamespace(
         gap=max(gaps), held=held, whole=sum(layer.experts.w_in.numel() for layer in alone.layers)
     )
-
-

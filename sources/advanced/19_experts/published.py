@@ -31,8 +31,18 @@ class Row(NamedTuple):
 _SPLIT = {"expert_tp": 1, "sequence_parallel": True, "zero_stage": 1, "partition": "ends"}
 # Source: yanring/Megatron-MoE-ModelZoo, best_practice/Qwen3/readme.md at c1ad0b5.
 QWEN3_235B = (
-    Row("EP 32 over 4 nodes, DeepEP", 19.7, Plan(dp=16, tp=2, pp=8, ep=32, virtual_stages=4, **_SPLIT)),
-    Row("EP 8 in a node, TP 2, PP 32", 24.2, Plan(dp=4, tp=2, pp=32, ep=8, virtual_stages=3, **_SPLIT)),
-    Row("EP 8 in a node, TP 4, PP 8", 29.0, Plan(dp=8, tp=4, pp=8, ep=8, virtual_stages=4, **_SPLIT)),
+    Row(
+        "EP 32 over 4 nodes, DeepEP",
+        19.7,
+        Plan(dp=16, tp=2, pp=8, ep=32, virtual_stages=4, **_SPLIT),
+    ),
+    Row(
+        "EP 8 in a node, TP 2, PP 32",
+        24.2,
+        Plan(dp=4, tp=2, pp=32, ep=8, virtual_stages=3, **_SPLIT),
+    ),
+    Row(
+        "EP 8 in a node, TP 4, PP 8", 29.0, Plan(dp=8, tp=4, pp=8, ep=8, virtual_stages=4, **_SPLIT)
+    ),
 )
 OVERLAPPED_SECONDS = 17.6  # the first layout, its exchanges beside another micro-batch's products

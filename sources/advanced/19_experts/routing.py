@@ -103,10 +103,14 @@ def network_rows(trip: Trip, once_per_node: bool) -> int:
     return sum(node != trip.here for nodes in counted for node in nodes)
 
 
-def _far(seed: int, tokens: int, k: int, experts: int, ranks: int, per_node: int, here: int) -> Trip:
+def _far(
+    seed: int, tokens: int, k: int, experts: int, ranks: int, per_node: int, here: int
+) -> Trip:
     torch.manual_seed(seed)
     choice = torch.rand(tokens, experts).topk(k).indices.tolist()
-    says = f"{tokens} tokens, {k} of {experts} experts, {ranks} ranks, {per_node} a node, node {here}"
+    says = (
+        f"{tokens} tokens, {k} of {experts} experts, {ranks} ranks, {per_node} a node, node {here}"
+    )
     return Trip(says, choice, experts, ranks, per_node, here)
 
 

@@ -65,7 +65,10 @@ def _text() -> Tensor:
 
 
 def train_on_text(
-    layer: Callable[[], Any], added_loss: Callable[[Any], Any], after_step: Callable[[Any], None], seed: int
+    layer: Callable[[], Any],
+    added_loss: Callable[[Any], Any],
+    after_step: Callable[[Any], None],
+    seed: int,
 ) -> tuple[Any, list[float]]:
     """A block with `layer()` as its feed-forward, 100 steps on the standard library's bytes.
 

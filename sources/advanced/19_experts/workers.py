@@ -110,7 +110,9 @@ def dispatch(layer: Callable[..., Any]) -> DispatchReport:
     """On every rank: the learner's function, forward and backward, beside one process."""
     rank, all_of = dist.get_rank(), setting()
     tokens, own = slice(rank * TOKENS, (rank + 1) * TOKENS), slice(rank * HELD, (rank + 1) * HELD)
-    whole = [t.clone().requires_grad_() for t in (all_of.x, all_of.weight, all_of.w_in, all_of.w_out)]
+    whole = [
+        t.clone().requires_grad_() for t in (all_of.x, all_of.weight, all_of.w_in, all_of.w_out)
+    ]
     wanted = mixture(whole[0], all_of.choice, *whole[1:])
     wanted.backward(all_of.pull)
     parts = [
@@ -128,7 +130,8 @@ def dispatch(layer: Callable[..., Any]) -> DispatchReport:
     if found.shape != parts[0].shape:
         return DispatchReport(tuple(found.shape), {}, {}, sent)
     outputs = {
-        name: _apart(found.detach(), value) for name, value in _candidates(all_of, wanted, rank).items()
+        name: _apart(found.detach(), value)
+        for name, value in _candidates(all_of, wanted, rank).items()
     }
     wants = (whole[0].grad, whole[1].grad, whole[2].grad, whole[3].grad)
     cut = (tokens, tokens, own, own)
