@@ -59,7 +59,7 @@ class Mixture(nn.Module):
 
 def dense(hidden: int, width: int) -> FeedForward:
     """A dense feed-forward layer."""
-    return FeedForward(TransformerConfig(hidden=hidden, feedforward=width))
+    return FeedForward(TransformerConfig(hidden=hidden, heads=1, feedforward=width))
 
 
 def small_model(compute: Compute, k: int = 2, hidden: int = 32) -> Any:
