@@ -127,10 +127,19 @@ def _trip_case(trip: routing.Trip, once: bool) -> Case:
     far = [{r for r in chosen if r // trip.ranks_per_node != trip.here} for chosen in ranks]
     mistakes = [
         (sum(map(len, nodes)), "That is all rows. Some experts lie on this rank's own node."),
-        (sum(len(set(n)) for n in nodes), "That counts this rank's own node, too. Nothing leaves it for there."),
-        (sum(map(len, far)), "That sends a token once to each rank. A node passes it on to its ranks."),
-        (routing.network_rows(trip, not once), "That is the other way: once for each expert, or once for each node?"),
-    ]  # fmt: skip
+        (
+            sum(len(set(n)) for n in nodes),
+            "That counts this rank's own node, too. Nothing leaves it for there.",
+        ),
+        (
+            sum(map(len, far)),
+            "That sends a token once to each rank. A node passes it on to its ranks.",
+        ),
+        (
+            routing.network_rows(trip, not once),
+            "That is the other way: once for each expert, or once for each node?",
+        ),
+    ]
     wrong = {value: text for value, text in reversed(mistakes) if value != right}
     return Case(given, right, f"{trip.says}, once a node: {once}", wrong)
 

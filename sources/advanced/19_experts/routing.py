@@ -70,14 +70,26 @@ def _drawn(seed: int, tokens: int, k: int, experts: int, capacity: int) -> Crowd
 
 
 CROWDS = (
-    Crowd("four tokens, one choice each, room for 2", [[0], [0], [0], [1]], [[0.5], [0.7], [0.9], [0.6]], 2, 2),
-    Crowd("first and second choices meet at an expert", [[0, 1], [1, 0], [1, 0]], [[0.6, 0.4], [0.8, 0.2], [0.5, 0.45]], 2, 2),
+    Crowd(
+        "five tokens, one choice each, room for 2",
+        [[0], [0], [0], [0], [1]],
+        [[0.7], [0.5], [0.9], [0.6], [0.6]],
+        2,
+        2,
+    ),
+    Crowd(
+        "first and second choices meet at an expert",
+        [[0, 1], [1, 0], [1, 0]],
+        [[0.6, 0.4], [0.8, 0.2], [0.5, 0.45]],
+        2,
+        2,
+    ),
     _drawn(0, 24, 2, 4, 9),
     _drawn(1, 40, 3, 8, 15),
     Crowd("three rows equally probable, room for 2", [[1], [1], [1]], [[0.5], [0.5], [0.5]], 3, 2),
     Crowd("room for all", [[0], [0]], [[0.5], [0.6]], 2, 5),
     Crowd("room for none", [[0], [1]], [[0.5], [0.6]], 2, 0),
-)  # fmt: skip
+)
 
 
 class Trip(NamedTuple):
@@ -115,11 +127,18 @@ def _far(
 
 
 TRIPS = (
-    Trip("one token, experts 0, 1, 4, 6 of 8, 4 ranks, 2 a node, node 0", [[0, 1, 4, 6]], 8, 4, 2, 0),
+    Trip(
+        "one token, experts 0, 8, 9, 11, 13 of 16, 8 ranks, 4 a node, node 0",
+        [[0, 8, 9, 11, 13]],
+        16,
+        8,
+        4,
+        0,
+    ),
     _far(0, 5, 3, 16, 8, 4, 1),
     _far(1, 64, 8, 64, 32, 8, 2),
     _far(2, 20, 2, 8, 8, 8, 0),
-)  # fmt: skip
+)
 
 
 # --- runs for the diagnosis ----------------------------------------------------------------------
