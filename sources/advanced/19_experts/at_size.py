@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from utils.fitting.model_configs import model_config
 from utils.memory.measurement import Measurement
@@ -90,9 +91,10 @@ def qwen3_30b_a3b(expert_ranks: int = 8, ranks: int = 16, card: str = "H100") ->
         low = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for layer in model.model.layers:
             with torch.device("meta"):
-                layer.mlp.experts = RankExperts(config, mesh["experts"].get_group())
-            fully_shard(layer.mlp.experts, mesh=mesh["replicas"], mp_policy=low)
-            layer.mlp.experts.set_gradient_divide_factor(ranks)
+                experts: Any = RankExperts(config, mesh["experts"].get_group())
+            layer.mlp.experts = experts
+            fully_shard(experts, mesh=mesh["replicas"], mp_policy=low)
+            experts.set_gradient_divide_factor(ranks)
             fully_shard(layer, mesh=whole, mp_policy=low)
         fully_shard(model, mesh=whole, mp_policy=low)
         model.to_empty(device="cpu")
@@ -138,11 +140,7 @@ def deepseek_v3_stage(layers: int = 4, recompute: bool = False, card: str = "H10
         x = torch.zeros(1, TOKENS, config.hidden_size, dtype=torch.bfloat16, requires_grad=True)
         for layer in stage:
             passed = partial(layer, position_embeddings=turned)
-            x = (
-                torch.utils.checkpoint.checkpoint(passed, x, use_reentrant=False)
-                if recompute
-                else passed(x)
-            )
+            x = checkpoint(passed, x, use_reentrant=False) if recompute else passed(x)
         x.backward(torch.zeros_like(x))
         stage.zero_grad()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from utils.models.transformer import FeedForward, Transformer, TransformerConfig
 
@@ -89,8 +90,5 @@ def keep_my_experts(model: Any, place: int, places: int, compute: Compute) -> No
 
 def experts_held(model: nn.Module) -> int:
     """Numbers in the experts' matrices that this rank keeps."""
-    return sum(
-        (p.to_local() if hasattr(p, "to_local") else p).numel()  # pyright: ignore[reportCallIssue]
-        for name, p in model.named_parameters()
-        if ".experts." in name
-    )
+    held = (p for name, p in model.named_parameters() if ".experts." in name)
+    return sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in held)

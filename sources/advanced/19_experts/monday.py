@@ -43,7 +43,8 @@ def _save_small_mixture(folder: str) -> None:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(0)
-    shape = Qwen3MoeConfig(
+    kind: Any = Qwen3MoeConfig
+    shape = kind(
         vocab_size=64,
         hidden_size=32,
         intermediate_size=64,
@@ -145,30 +146,30 @@ def _by_fsdp(text: str) -> SimpleNamespace:
     torch.manual_seed(0)
     model: Any = nn.Module()
     model.layers = nn.ModuleList([_Layer(), _Layer()])
-    model.forward = lambda x: model.layers[1](model.layers[0](x))
-    model.double()
-    alone, rank = copy.deepcopy(model), dist.get_rank()
-    for layer in model.layers:
+    alone, rank = copy.deepcopy(model.double()), dist.get_rank()
+    layers: list[Any] = list(model.layers)
+    right_layers: list[Any] = list(alone.layers)
+    for layer in layers:
         layer.experts.keep(rank % 2, 2)
     made = run_block(
         text, model=model, device=torch.device("cpu"), world_size=4, expert_ranks=2, torch=torch
     )
-    for layer in model.layers:
+    for layer in layers:
         layer.experts.group = made["mesh"].get_group("experts")
     x = torch.randn(
         4, TOKENS, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
-    model.layers[1](model.layers[0](x[rank])).square().mean().backward()
-    alone.layers[1](alone.layers[0](x.flatten(0, 1))).square().mean().backward()
+    layers[1](layers[0](x[rank])).square().mean().backward()
+    right_layers[1](right_layers[0](x.flatten(0, 1))).square().mean().backward()
     gaps = []
-    for mine, whole in zip(model.layers, alone.layers, strict=True):
+    for mine, whole in zip(layers, right_layers, strict=True):
         for name in ("w_in", "w_out"):
             right = getattr(whole.experts, name).grad.chunk(2)[rank % 2]
             found = getattr(mine.experts, name).grad.full_tensor()
             gaps.append(((found - right).norm() / right.norm()).item())
         found = mine.router.weight.grad.full_tensor()
         gaps.append(((found - whole.router.weight.grad).norm() / found.norm()).item())
-    held = sum(layer.experts.w_in.to_local().numel() for layer in model.layers)
+    held = sum(layer.experts.w_in.to_local().numel() for layer in layers)
     return SimpleNamespace(
-        gap=max(gaps), held=held, whole=sum(layer.experts.w_in.numel() for layer in alone.layers)
+        gap=max(gaps), held=held, whole=sum(layer.experts.w_in.numel() for layer in right_layers)
     )

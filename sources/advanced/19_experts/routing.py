@@ -168,7 +168,7 @@ def observed(run: str) -> Observed:
     router = torch.randn(H, EXPERTS, generator=draw) * 0.5
     centres = torch.randn(RANKS, 1, H, generator=draw) * 0.4
     biases = torch.zeros(RANKS, EXPERTS)
-    load = []
+    load, p = [], torch.zeros(0)
     for step in range(201):
         x = torch.randn(RANKS, 256, H, generator=draw) + centres
         p = (x @ router).softmax(-1)
