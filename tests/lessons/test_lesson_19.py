@@ -181,13 +181,17 @@ def test_once_to_each_rank_sends_what_the_formula_says() -> None:
     ]
 
 
-def test_a_rank_of_deepseek_v3() -> None:
-    found = at_size.deepseek_v3_stage(layers=1)
-    parts = {str(kind): size for kind, size in found.breakdown.items()}
-    attention, expert, router, norms = 187_107_328, 3 * 7168 * 2048, 256 * 7168, 2 * 7168
-    assert parts["parameters"] == 2 * (attention + 5 * expert + router + norms)
-    (row,) = [row for row in found.traffic if row.collective == "all-to-all"]
-    assert row.payload_bytes == 4 * 8 * at_size.TOKENS * 7168 * 2
+def test_a_busy_rank_keeps_what_its_rows_need() -> None:
+    even, busy = (at_size.qwen3_30b_a3b(load=load) for load in (1.0, 1.25))
+    a_row = 2 * (2048 + 4 * 768)  # in bf16: the vector, gate and up, and two products of theirs
+    more = 0.25 * 48 * 8 * at_size.TOKENS * a_row
+    assert busy.peak_bytes - even.peak_bytes == pytest.approx(more, rel=1e-3)
+    rows = [
+        {row.collective: row.payload_bytes for row in found.traffic}["all-to-all"]
+        for found in (even, busy)
+    ]
+    assert rows[0] == 48 * 4 * 8 * at_size.TOKENS * 2048 * 2
+    assert rows[1] == 1.125 * rows[0], "what it puts in follows what came, in two of four exchanges"
 
 
 def test_rows_that_leave_a_node() -> None:

@@ -26,7 +26,7 @@ def draw_held_and_used(models: Mapping[str, tuple[float, float]]) -> Figure:
                 100,
                 height=0.6,
                 color=_HELD,
-                label="" if row else "held: memory follows all of it",
+                label="" if row else "held, not used for it: states follow all",
             )
             axes.barh(
                 row,
@@ -43,7 +43,7 @@ def draw_held_and_used(models: Mapping[str, tuple[float, float]]) -> Figure:
         axes.set_xlim(0, 130)
         axes.set_xticks(range(0, 101, 20))
         axes.set_xlabel("% of the model's parameters")
-        axes.set_title("A token uses a part of the model; memory holds all of it")
+        axes.set_title("A token uses a part of the parameters; states follow all of them")
         axes.grid(False, axis="y")
         figure.legend(loc="outside lower center", ncols=2, fontsize=10)
         print_evidence(figure, [Evidence.PREDICTED])
@@ -68,7 +68,7 @@ def draw_exchange(rows: Tensor) -> Figure:
         axes.set_yticks(range(ranks), [f"from rank {r}" for r in range(ranks)], fontsize=10)
         axes.grid(False)
         axes.set_title(
-            "Each rank sends as many rows as every other, and gets\nas many as its experts are chosen for"
+            "128 tokens a rank, two experts each, two experts on a rank:\nall send 256 rows, and get what their experts are chosen for"
         )
         print_evidence(figure, [Evidence.MEASURED])
     return figure
@@ -90,7 +90,7 @@ def draw_load(loads: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
         axes.set_ylim(0.8, 4.3)
         axes.set_xlabel("step (mean of five)")
         axes.set_ylabel("busiest expert's rows / mean")
-        axes.set_title("Left alone, the busiest of eight experts takes three times its share")
+        axes.set_title("Left alone, the busiest of 8 experts takes over 3 times its share (k = 2)")
         figure.legend(loc="outside lower center", ncols=3, fontsize=10)
         print_evidence(figure, [Evidence.MEASURED])
     return figure

@@ -14,8 +14,8 @@
 # **The question.** Mixtral-8x7B has 47B parameters and uses 13B of them for a token. What does that save, and what does
 # it cost?
 #
-# **Promise.** You route tokens to experts by hand, in one process and on four ranks, with equal losses, and account for
-# every byte that is held and sent. You see a router go out of balance, and two ways to steer it back.
+# **Promise.** You route tokens by hand, in one process and on four ranks, with equal losses; account for every byte held and
+# sent; and steer a router back into balance.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from utils import Batch, Cluster, check, estimate, model_shape, run_ranks, score, show, traffic
+from utils import check, run_ranks, score, show, traffic
 from utils.lessons.lesson_19.exchange import gathered_counts
 from utils.lessons.lesson_19.layers import Mixture, dense, experts_held, keep_my_experts, small_model
 from utils.lessons.lesson_19.training import held_out, train, train_on_text
@@ -49,17 +49,14 @@ from utils.lessons.lesson_19.training import held_out, train, train_on_text
 RANKS, H = 4, 32  # of section 3: ranks, channels
 
 # %% jupyter={"source_hidden": true}
-import math
-
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 from utils.catalog import link
 from utils.fitting.model_configs import model_config
-from utils.lessons.lesson_19.at_size import deepseek_v3_stage, qwen3_30b_a3b
+from utils.lessons.lesson_19.at_size import qwen3_30b_a3b
 from utils.lessons.lesson_19.figures import draw_exchange, draw_held_and_used, draw_load
-from utils.lessons.lesson_19.published import OVERLAPPED_SECONDS, PARAMETERS, QWEN3_235B
-from utils.lessons.lesson_19.small import adam_bytes, forward_flops, kept_bytes, waiting_share
-from evidence.validation.megatron_experts import comparisons
+from utils.lessons.lesson_19.published import PARAMETERS
+from utils.lessons.lesson_19.small import adam_bytes, forward_flops, kept_bytes
 
 # %% [markdown]
 # ## 1. Held, and used
@@ -89,9 +86,8 @@ print(f"states at 16 bytes a parameter: {16 * held:.0f} GB, and {16 * used:.0f} 
       f"{held / used:.1f} times as many, and your bet was {my_bet_times}")
 
 # %% [markdown]
-# **Read it.** **Arithmetic follows what is used, memory what is held.** Over a batch every expert gets tokens, so each has
-# gradients, and Adam keeps states for all. "A 47B model at the price of a 13B one" is true of FLOPs alone. (DeepSeek-V3 also
-# has a *shared* expert, which every token uses.)
+# **Read it.** **Arithmetic follows what is used, states what is held.** Over a batch every expert gets tokens, so each has
+# gradients, and Adam keeps states for all.
 #
 # **Question.** Qwen3-30B-A3B, Adam in mixed precision, 16 bytes a parameter. How many GB ($10^9$) of parameters,
 # gradients and states have all ranks together, if nothing is held twice?
@@ -141,7 +137,8 @@ def mixture(x, router, w_in, w_out, k):
 # %% [markdown]
 # Is it what the definition says: every expert on every token, times a weight that is mostly zero? And one call does what the
 # loop does, `grouped_mm`: rows of all experts, and where each expert's end. With Qwen3's 128 experts a loop would start
-# 256 small products a layer.
+# 256 small products a layer. On a CPU this shows equality, not speed. (`Mixture` holds the matrices: `layers.py`, in
+# `sources/advanced/19_experts`.)
 
 # %%
 torch.manual_seed(0)
@@ -162,11 +159,11 @@ for way, found in (("dispatched", layer(x)), ("grouped_mm", grouped)):
 
 # %% [markdown]
 # **Predict.** A mixture ($E = 8$, $k = 2$, experts of width 512) beside a dense layer of width 1,024, which computes as much,
-# and one of width 4,096, which holds as much. Which columns are alike?
+# and one of width 4,096, which holds as many parameters. Which columns are alike?
 
 # %%
 layers = {"dense, the same FLOPs": dense(256, 1024), "8 experts, 2 a token": Mixture(256, 512, 8, 2, mixture),
-          "dense, the same memory": dense(256, 4096)}
+          "dense, the same states": dense(256, 4096)}
 for name, layer in layers.items():
     x = torch.randn(2048, 256, requires_grad=True)
     flops, kept = forward_flops(layer, x), kept_bytes(layer, x)
@@ -176,15 +173,15 @@ for name, layer in layers.items():
     score("19", name, peak_bytes=states + kept)
 
 # %% [markdown]
-# **Read it.** FLOPs are those of the small layer, but for the router; states those of the large one. What is
-# kept for backward is *more* than the small layer's: a token's vector is there $k$ times on its way to the experts and
-# $k$ times on its way back, before the weights. At equal FLOPs a mixture costs memory; it saves FLOPs at equal memory.
+# **Read it.** FLOPs are those of the small layer, but for the router; states those of the large one. What is kept for
+# backward follows $k$, not $E$: 46 MiB, beside 130 in the layer with the same states. It is 12 more than the small layer's:
+# $k$ copies of a token's vector (4 MiB) on the way to the experts, on the way back, and once weighted. **At equal FLOPs a
+# mixture costs states; at equal states it saves FLOPs and activations.**
 #
 # ## 3. Experts on four ranks
 #
-# So the experts are shared out. **Expert parallelism**: each rank holds $E/4$ of them and reads its own tokens. Rows
-# travel to their experts and back, by an all-to-all. Backward sends gradients the same way, which is another
-# all-to-all with the sizes exchanged:
+# **Expert parallelism**: each rank holds $E/4$ experts and reads its own tokens. Rows travel to their experts and back by an
+# all-to-all; gradients go the same way, with sizes exchanged:
 
 # %%
 class Send(torch.autograd.Function):
@@ -203,9 +200,8 @@ class Send(torch.autograd.Function):
 
 
 # %% [markdown]
-# How many rows will come? Each rank first tells all others its counts (`gathered_counts`, in
-# `sources/advanced/19_experts/exchange.py`). Bad news travels there, too: if one router gives NaN, or sends a rank more rows than it
-# has room for, every rank raises the same sentence, and none waits.
+# How many rows will come? Each rank first tells all others its counts: an all-gather (`gathered_counts`, in `exchange.py` of
+# the same folder). Bad news travels there, too: if one router gives NaN, every rank raises the same sentence, and none waits.
 
 # %%
 def mixture_on_ranks(x, router, w_in, w_out, k, group=None):
@@ -246,9 +242,9 @@ def on_ranks():
 
 
 # %% [markdown]
-# **Predict the bytes.** A rank has $T = 32$ tokens here. All its rows of $h$ numbers go into an exchange and as many come
-# back, in two layers, 10 steps, 8 bytes a number. Forward's two exchanges and the two of backward: over the four ranks
-# together $4 \cdot 4 k T h \cdot 8$ bytes a layer and step.
+# **Predict the bytes.** Each of $R = 4$ ranks has $T = 32$ tokens. It puts in $kT$ rows of $h$ numbers, and sends back as
+# many as *came*, in forward and in backward. A rank's bytes depend on the router; over all ranks they are
+# $R \cdot 4 k T h \cdot 8$ a layer and step, with rows that stay and without the counts. Two layers, 10 steps.
 
 # %%
 def in_one_process(make=torch.optim.AdamW):
@@ -263,7 +259,7 @@ held, everything = results[0][1], experts_held(small_model(mixture))
 print(f"10 losses {gap:.0e} from one process, in fp64; a rank holds {held:,} of {everything:,} numbers of the experts")
 print(f"put into exchanges: {sent:,} bytes by all ranks, predicted {predicted:,}")
 assert gap < 1e-12, "fp64 sums in another order: more than 1e-12 in ten steps is another gradient"
-assert sent == predicted and held == everything / RANKS, "rows are k T a rank, each way, forward and backward"
+assert sent == predicted and held == everything / RANKS, "over all ranks k T rows each, four times"
 
 # %% jupyter={"source_hidden": true}
 def rows_sent():
@@ -289,7 +285,7 @@ check("19.mb_an_exchange", mb_an_exchange)
 #
 # With more ranks than experts are to be shared over, several hold the same experts: *replicas*. The library's way: FSDP shards
 # experts over **their replicas** and the rest over all ranks. FSDP divides gradients by the size of its group,
-# here 2; the loss is a mean over 4. `set_gradient_divide_factor` says so.
+# here 2; the loss is a mean over 4. `set_gradient_divide_factor` says so. FSDP gathers where the experts' `forward` is *called*.
 
 # %%
 def with_fsdp(divide=True, make=torch.optim.AdamW):
@@ -314,47 +310,54 @@ assert gap < 1e-12 and held == everything / RANKS, "each number of the experts o
 
 # %% [markdown]
 # **Why not FSDP alone?** It would gather *all* experts of a layer on every rank. Weights against rows, for a layer and step
-# in bf16 on 64 ranks, 63 of 64 parts of either being elsewhere:
+# in bf16 on 64 ranks. Mixtral's 8 experts allow 8 parts, so 8 replicas, which shard them:
 
 # %%
-tokens, far = 4096, 63 / 64
+tokens, ranks = 4096, 64
 for name, c in CONFIGS.items():
     width = getattr(c, "moe_intermediate_size", c.intermediate_size)
-    gathered = 3 * far * c.num_local_experts * 3 * c.hidden_size * width * 2  # twice gathered, once reduced
-    sent = 4 * far * c.num_experts_per_tok * tokens * c.hidden_size * 2
-    print(f"{name:<14} FSDP moves {gathered / 1e9:5.2f} GB, EP {sent / 1e9:.2f} GB for {tokens:,} tokens,",
-          f"as much from {tokens * gathered / sent:,.0f} tokens on (predicted)")
+    parts, held = min(ranks, c.num_local_experts), c.num_local_experts * 3 * c.hidden_size * width * 2
+    replicas = ranks // parts
+    alone = 3 * (1 - 1 / ranks) * held  # twice gathered, once reduced
+    within = 3 * (1 - 1 / replicas) * held / parts
+    rows = 4 * (1 - 1 / parts) * c.num_experts_per_tok * tokens * c.hidden_size * 2
+    print(f"{name:<14} FSDP moves {alone / 1e9:5.2f} GB; EP {parts} x {replicas}: {rows / 1e9:.2f} of rows for {tokens:,} tokens and",
+          f"{within / 1e9:.2f} of weights, as much from {tokens * (alone - within) / rows:,.0f} tokens on (predicted)")
 
 # %% [markdown]
-# Few ranks have that many tokens at once: rows are cheaper to move than experts. Now **Qwen3-30B-A3B**, at real size, laid
-# out as above on 16 simulated H100: experts over 8, two replicas, one sequence of 4,096 tokens a rank, fp32 states:
+# With fewer tokens a rank than that, rows are fewer bytes. One sequence of 32k is more than Qwen3's.
+#
+# Now **Qwen3-30B-A3B**, laid out as above on 16 simulated H100: experts over 8, two replicas, a sequence of 4,096
+# tokens a rank, fp32 states. First with even rows; then on a rank that gets 1.5 times the mean:
 
 # %%
-qwen = qwen3_30b_a3b()
+qwen, busy = qwen3_30b_a3b(), qwen3_30b_a3b(load=1.5)
 
 # %% jupyter={"source_hidden": true}
 print(f"peak {qwen.peak_bytes / 2**30:.1f} GiB (simulated):", ", ".join(
     f"{size / 2**30:.1f} of {kind}" for kind, size in qwen.breakdown.items() if size > 2**29))
 share = models["Qwen3-30B-A3B"][0] * 4e9 / 16 / 2**30
 print(f"predicted {share:.1f} GiB of parameters, {2 * share:.1f} of Adam's moments: each number on one of 16 ranks")
-for row in qwen.traffic:
-    if row.collective == "all-to-all":
-        exchanged, predicted = row.payload_bytes, 48 * 4 * 8 * 4096 * 2048 * 2
-        print(f"put into exchanges: {exchanged / 1e9:.1f} GB a step, predicted {predicted / 1e9:.1f}")
+more = 0.5 * 48 * 8 * 4096 * (2048 + 4 * 768) * 2
+print(f"with 1.5 times the rows {busy.peak_bytes / 2**30:.1f} GiB (simulated), {(busy.peak_bytes - qwen.peak_bytes) / 2**30:.1f} more,",
+      f"predicted {more / 2**30:.1f}")
+(exchanged,) = (row.payload_bytes for row in qwen.traffic if row.collective == "all-to-all")
+predicted = 48 * 4 * 8 * 4096 * 2048 * 2
+print(f"put into exchanges: {exchanged / 1e9:.1f} GB a step, predicted {predicted / 1e9:.1f}")
 assert exchanged == predicted, "48 layers, four exchanges of k rows a token, two bytes a number"
 score("19", qwen)
 
 # %% [markdown]
-# NVIDIA trains it on 16 H100 at this length and one sequence a rank (EP 16, FP8; Megatron-Bridge's performance summary 26.06):
-# that it fits is published, its bytes are not.
+# **Read it.** The peak is at the loss, before gradients. A row that came keeps 5,120 numbers a layer: the vector, gate and up, and two
+# products of theirs. Even rows fit an H100 (79.2 GiB); the busy rank's do not.
 #
 # ## 4. Balance
 #
 # Nothing makes a router treat experts alike, and a step ends when its busiest rank is done. Two cures. An **auxiliary loss**
 # $E \sum_e f_e P_e$, with $f_e$ the share of rows that $e$ got and $P_e$ its mean probability: its gradient
-# moves the router. Or a **bias** (DeepSeek-V3): added to probabilities for the *choice* alone, raised after each step for an
-# expert with too few rows and lowered for one with too many. No gradient is touched. Here the loss weighs 0.01, and a step of the
-# bias is 0.004.
+# moves the router. Or a **bias**: added to probabilities for the *choice* alone, raised after each step for an
+# expert with too few rows and lowered for one with too many. No gradient is touched. (DeepSeek-V3 adds it to sigmoid scores, beside
+# a small loss.) The loss weighs 0.01, a step of the bias is 0.004; neither was varied.
 
 # %%
 class Steered(Mixture):
@@ -385,17 +388,20 @@ def after_step(way, layer):
         layer.bias += 0.004 * (layer.load.float().mean() - layer.load).sign()
 
 
-WAYS, SEEDS = ("left alone", "auxiliary loss", "bias"), range(3)
+WAYS, SEEDS = ("left alone", "auxiliary loss", "bias"), range(2)
 trained = {way: [train_on_text(partial(Steered, 64, 64, 8, 2, mixture), partial(added_loss, way), partial(after_step, way), seed)
                  for seed in SEEDS] for way in WAYS}  # one block, 100 steps on the bytes of Python's own library
 show(draw_load({way: [loads for _, loads in runs] for way, runs in trained.items()}),
-     alt="Rows of the busiest of eight experts over the mean, by step, three seeds: left alone it stays near three; with an "
-     "auxiliary loss and with a bias it falls below two.")
+     alt="Rows of the busiest of eight experts over the mean, by step, two seeds: left alone it stays above three; an auxiliary loss "
+     "and a bias bring it down to about two or less.")
 
 # %% [markdown]
-# **Capacity.** Some implementations give each expert room for a fixed multiple of the mean and **drop** the rows beyond: a
-# dropped row adds nothing to its token. Others are *dropless*, as section 3 was: the busiest rank gets all its rows.
-# The trained models, on text that they have not seen:
+# **Read it.** All three collapse first: nearly every token chooses one expert. Left alone, the mean of two seeds stays above 3,
+# of 4 that are possible; cures bring it to 2 or less.
+#
+# **Capacity.** Some implementations give each expert room for a fixed multiple of the mean and **drop** rows beyond: these add
+# nothing to their token. Others, as in section 3, are *dropless*. So these models were trained; room is limited only here, on
+# unseen text:
 
 # %%
 for way, runs in trained.items():
@@ -404,77 +410,52 @@ for way, runs in trained.items():
     for capacity in (2.0, 1.25, 1.0):
         rises = [held_out(model, capacity) - held_out(model) for model, _ in runs]
         drops = [held_out(model, capacity) and model.blocks[0].feedforward.dropped for model, _ in runs]
-        print(f";  {capacity:g}: {sum(drops) / 3:3.0%} dropped, loss +{sum(rises) / 3:.2f}", end="")
+        print(f";  {capacity:g}: {sum(drops) / len(runs):3.0%} dropped, loss +{sum(rises) / len(runs):.2f}", end="")
     print()
 
 # %% [markdown]
-# **Read it.** Dropless, ways differ by about as much as seeds: 100 steps of a tiny model do not tell which trains better. What
-# a cure decides is *load*. With room for 1.25 times the mean, the router that was left alone drops a third of its rows or more.
+# **Read it.** Dropless, ways differ by about as much as seeds: 100 steps do not tell which trains better. What a cure decides is
+# *load*: with room for 1.25 times the mean, the router left alone drops 39% of rows.
 #
-# **Imbalance is waiting.** Dropless, two experts on each of four ranks. Ranks that sleep 50 µs a row stand for devices at
-# work. **Predict:** of a step, the mean rank waits $1 - \text{mean}/\text{busiest}$.
+# **Imbalance is waiting.** Of the experts' part of a step the mean rank waits $1 - \text{mean}/\text{busiest}$. Two experts on each
+# of four ranks, one seed:
 
 # %%
 for way, runs in trained.items():
     held_out(runs[0][0])  # which notes the rows of each expert
-    rows = runs[0][0].blocks[0].feedforward.load.view(RANKS, 2).sum(1)
-    print(f"{way:<15} rows by rank {rows.tolist()}: waiting {waiting_share(rows.tolist(), 50e-6):.0%} of the step (measured),",
-          f"predicted {1 - (rows.float().mean() / rows.max()).item():.0%}")
+    load = runs[0][0].blocks[0].feedforward.load.float()
+    by_rank = load.view(RANKS, 2).sum(1)
+    busiest, rank = (x.max() / x.mean() for x in (load, by_rank))
+    print(f"{way:<15} busiest expert {busiest:.1f} times the mean, busiest rank {rank:.2f} times: {1 - 1 / rank:.0%} waiting (predicted)")
 
 # %% [markdown]
-# The busiest rank also *keeps* its rows for backward, more than others: a dropless run can end out of memory on one rank.
+# **Read it.** Experts that share a rank average out: a rank is never busier than its busiest expert. It *keeps* its rows,
+# too, and can end out of memory, as above.
 #
 # ## 5. Inside a node, or across nodes?
 #
-# An exchange needs the fast link, so "keep experts inside a node" is common advice. Here are measured layouts of Qwen3-235B-A22B
-# on 256 H100 (Megatron-MoE-ModelZoo, `best_practice/Qwen3` at c1ad0b5). Beside them the planner, which assumes even loads, an
-# exchange of all rows with no product beside it, and no recomputation; the first two recompute norms and activations:
-
-# %% jupyter={"source_hidden": true}
-PORT = link("InfiniBand NDR").link_bytes_per_second
-cluster = Cluster(gpu="H100", nodes=32, network_bytes_per_second=8 * PORT, network_ports=8)
-for name, published, plan in QWEN3_235B:
-    found = estimate(model_shape("qwen3-235b-a22b"), cluster, plan, Batch(sequences=2048, sequence_length=4096))
-    print(f"{name:<28} {published:.1f} s a step (published); planner {found.step_seconds:.1f} s, "
-          f"{found.time.tensor_parallel:.1f} s of it exchanges and sums (predicted)")
-once = 3 * (1 - math.comb(96, 8) / math.comb(128, 8))
-print(f"the first with exchanges beside products: {OVERLAPPED_SECONDS} s (published). Of 8 rows a token 6 leave a node of four,",
-      f"if routed at random; sent once a node, {once:.1f} (predicted)")
-
-# %% [markdown]
-# **Read it.** The planner's seconds of experts are not calibrated, and here they put the layouts in reverse order: do not choose
-# by them. Two causes can be named. DeepEP sends a token once to a *node*, which passes it on inside: less than half of the rows. And
-# what keeps experts inside the node, a deeper pipeline or wider tensor parallelism, costs elsewhere.
-# The planner's *bytes* are better; beside Megatron-LM's own tests, on which no constant was set:
+# Qwen3-30B-A3B again, on two nodes of 8 H100: bytes that leave a rank in a step, and seconds at what links sustain, for the
+# busiest rank's load. For scale: the arithmetic, at an assumed 400 TFLOP/s.
 
 # %%
-for row in comparisons():
-    if "release" in row.case and "h100" in row.case:
-        print(f"{row.case.partition(' on ')[0]:<40} {row.quantity:<19} {row.published / 1e9:.1f} GB published, "
-              f"{row.predicted / 1e9:.1f} predicted ({row.error:+.0%})")
+NVLINK, NDR = (link(name).sustained_bytes_per_second for name in ("NVLink 4", "InfiniBand NDR"))
+share = 48 * 128 * 3 * 2048 * 768 / 8  # numbers of the experts that two replicas of EP 8 hold together
+for name, inside, across, weights in (("EP 8, a group in each node", 7 / 8, 0, share / 2 * (2 + 2 + 4)),  # two gathers, fp32 sums
+                                      ("EP 16 over both nodes", 7 / 16, 1 / 2, 0)):
+    seconds = max(exchanged * inside / NVLINK, exchanged * across / NDR)
+    print(f"{name:<26} exchanges: {exchanged * inside / 1e9:.1f} GB inside, {exchanged * across / 1e9:.1f} across,",
+          ", ".join(f"{seconds * load:.2f} s at load {load}" for load in (1.0, 1.2, 1.5)),
+          f"; weights across: {weights / 1e9:.1f} GB, {weights / NDR:.2f} s (predicted)")
+print(f"arithmetic: {6 * models['Qwen3-30B-A3B'][1] * 1e9 * tokens / 4e14:.2f} s (predicted)")
 
 # %% [markdown]
-# **DeepSeek-V3**'s published layout: 16 stages, 256 experts over 64 ranks in 8 nodes, so 4 on a rank; states sharded (ZeRO-1) over
-# 128 data ranks, an expert's over its 2 replicas; DualPipe, which keeps 17 micro-batches and all parameters twice. No
-# tensor parallelism. A stage of 4 layers, one micro-batch of 4,096 tokens in bf16, simulated:
-
-# %%
-plain, again = deepseek_v3_stage(), deepseek_v3_stage(recompute=True)
-
-# %% jupyter={"source_hidden": true}
-parts, layer = ({str(kind): size for kind, size in found.breakdown.items()} for found in (plain, again))
-count, experts = parts["parameters"] / 2, 4 * 4 * 3 * 7168 * 2048
-shards = (count - experts) / 128 + experts / 2  # whose master copy and moments are here
-print(f"{count / 1e9:.2f}B parameters on the rank, {experts / 1e9:.2f}B of them experts (simulated)")
-print(f"GB: weights twice {4 * count / 1e9:.1f}, fp32 gradients {4 * count / 1e9:.1f}, master and bf16 moments {8 * shards / 1e9:.1f} (predicted)")
-print(f"GB: activations of 17 micro-batches {17 * parts['activations'] / 1e9:.0f}, nothing recomputed (simulated, times 17); all recomputed:",
-      f"{17 * 4 * 4096 * 7168 * 2 / 1e9:.1f} of layers' inputs (predicted), {layer['recomputed activations'] / 1e9:.1f} of a layer at work (simulated)")
-for found in (plain, again):
-    score("19", found)
-
-# %% [markdown]
-# **Read it.** States fit easily: that is what 64 expert ranks are for. Activations do not, in 80 GB, unless some are
-# recomputed; the report recomputes norms and up-projections and keeps inputs of experts in FP8. Its bytes are not published.
+# **Read it.** In a node exchanges take less than arithmetic, across more; and products wait for them. The experts' weights that
+# EP 8's replicas gather and sum are no fewer bytes across. But FSDP can move them beside products, and they do
+# not grow with tokens or load. **In a node, while experts fit there.**
+#
+# Not always: of published layouts of Qwen3-235B-A22B on 256 H100 the fastest has EP 32 over four nodes (19.7 s; EP 8 in a node, with
+# a deeper pipeline or wider tensor parallelism: 24.2 and 29.0; Megatron-MoE-ModelZoo, `best_practice/Qwen3`
+# at c1ad0b5). It uses DeepEP, which sends a token once to a *node* that passes it on inside: exercise 2 of the lab.
 #
 # ## Break it, diagnose it
 #
@@ -500,9 +481,9 @@ for k, scaled in ((2, True), (1, True), (1, False)):
 
 # %% [markdown]
 # **Diagnose it.** A weight divided by itself is 1: no gradient reaches the router. Models with $k = 1$ use the probability
-# as it is. Look at the router's gradient, not at the loss.
+# as it is. Look at the router's gradient, without the auxiliary loss, which has one of its own.
 #
-# **Two.** The experts' gradients are averaged over the wrong group: over all ranks, as DDP would do; or, with replicas, only over
+# **Two.** The experts' gradients are averaged over the wrong group: over all ranks; or, with replicas, only over
 # these, where FSDP is not told to divide by 4. AdamW, then SGD.
 
 # %%
@@ -529,14 +510,14 @@ for make in (torch.optim.AdamW, torch.optim.SGD):
         assert (max(gaps) < 1e-12) == (fault == "none"), "a wrong group is found by the tenth loss in fp64"
 
 # %% [markdown]
-# **Diagnose it.** First losses are right, as always. Averaged over all, each expert learns from other experts' rows. With the wrong
-# divisor gradients are twice too large, and AdamW, which divides by their size, nearly hides it; clipping by norm
-# would not. Compare *gradients* with one process, in fp64.
+# **Diagnose it.** First losses are right: no gradient is in them. (DDP would copy rank 0's experts to all.) Averaged over all, each
+# expert learns from others' rows. With the wrong divisor gradients are twice too large, and AdamW, which divides by their size,
+# nearly hides it; clipping by norm would not. Compare *gradients* with one process, in fp64.
 #
 # ## Recap
 #
-# - Arithmetic follows the $k$ experts that a token uses; parameters, gradients and states follow all $E$.
-# - Expert parallelism moves rows: $4kTh$ numbers a layer and step put in, whatever $E$ is.
+# - Arithmetic and activations follow the $k$ experts that a token uses; parameters, gradients and states follow all $E$.
+# - Expert parallelism moves rows: a mean rank puts in $4kTh$ numbers a layer and step, whatever $E$ is.
 # - Experts' gradients are summed already: their group is their replicas, their divisor all ranks.
 # - Imbalance is waiting, dropped rows, or one rank's memory. A bias steers the choice and leaves gradients alone.
 #
@@ -544,7 +525,7 @@ for make in (torch.optim.AdamW, torch.optim.SGD):
 #
 # <details><summary>Answer</summary>
 #
-# States of experts stay; so do the rows that a rank puts in. More of them leave the node.
+# States of experts stay; so do the rows that a mean rank puts in. A larger part of them leaves the rank, or the node.
 #
 # </details>
 #
@@ -558,12 +539,13 @@ for make in (torch.optim.AdamW, torch.optim.SGD):
 # ## On Monday
 #
 # When you train a mixture whose experts do not fit beside each other on a GPU. In transformers (5.23 here), under
-# `torchrun --nproc-per-node 8`; every rank reads its own batch:
+# `torchrun --nproc-per-node 8`; every rank reads its own batches:
 #
 # ```python
 # # Before: `name` of a mixture of experts, `batch` of this rank, world_size = int(os.environ["WORLD_SIZE"]).
 # # ep_size divides the experts and world_size: its ranks share the experts, and lie in one node to begin with.
 # import torch
+# import torch.distributed as dist
 # from transformers import AutoModelForCausalLM
 # from transformers.distributed import DistributedConfig
 #
@@ -574,10 +556,12 @@ for make in (torch.optim.AdamW, torch.optim.SGD):
 # out = model(input_ids=batch, labels=batch, output_router_logits=True)  # adds the auxiliary loss, by the model's coefficient
 # out.loss.backward()
 # optimizer.step()
+# optimizer.zero_grad()
 #
 # k = model.config.num_experts_per_tok
 # for layer, logits in enumerate(out.router_logits):
 #     load = logits.topk(k, -1).indices.flatten().bincount(minlength=logits.shape[-1]).float()
+#     dist.all_reduce(load)  # the rows of all ranks
 #     print(f"layer {layer}: the busiest expert has {load.max() / load.mean():.1f} times the mean")
 # held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters())
 # print(f"{held:,} of {model.num_parameters():,} parameters on this rank")
@@ -603,4 +587,8 @@ for make in (torch.optim.AdamW, torch.optim.SGD):
 # ```
 #
 # **Look at** an expert's gradient beside that of one process on the same tokens, in fp32: equal to rounding, not twice.
-# Megatron-LM: `--expert-model-parallel-size 8 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-router-enable-expert-bias`.
+# Parameters lie on two meshes now, and one name means other experts on other ranks: clip by a norm summed over both meshes, and
+# save each expert rank's share under its own name. Neither was run here.
+#
+# Megatron-LM: `--num-experts 128 --moe-router-topk 8 --expert-model-parallel-size 8 --moe-grouped-gemm --moe-token-dispatcher-type
+# alltoall --moe-router-score-function sigmoid --moe-router-enable-expert-bias` (the bias is refused with softmax).
