@@ -349,7 +349,7 @@ score("19", qwen)
 
 # %% [markdown]
 # **Read it.** The peak is at the loss, before gradients. A row that came keeps 5,120 numbers a layer: the vector, gate and up, and two
-# products of theirs. Even rows fit an H100 (79.2 GiB); the busy rank's do not.
+# tensors made of these. Even rows fit an H100 (79.2 GiB); the busy rank's do not.
 #
 # ## 4. Balance
 #
@@ -414,8 +414,8 @@ for way, runs in trained.items():
     print()
 
 # %% [markdown]
-# **Read it.** Dropless, ways differ by about as much as seeds: 100 steps do not tell which trains better. What a cure decides is
-# *load*: with room for 1.25 times the mean, the router left alone drops 39% of rows.
+# **Read it.** Dropless, ways differ by 0.04, seeds by up to 0.03: this does not tell which trains better. What a cure decides is
+# *load*: with room for 1.25 times the mean, the router left alone drops 34% of rows.
 #
 # **Imbalance is waiting.** Of the experts' part of a step the mean rank waits $1 - \text{mean}/\text{busiest}$. Two experts on each
 # of four ranks, one seed:
@@ -437,7 +437,7 @@ for way, runs in trained.items():
 # Qwen3-30B-A3B again, on two nodes of 8 H100: bytes that leave a rank in a step, and seconds at what links sustain, for the
 # busiest rank's load. For scale: the arithmetic, at an assumed 400 TFLOP/s.
 
-# %%
+# %% jupyter={"source_hidden": true}
 NVLINK, NDR = (link(name).sustained_bytes_per_second for name in ("NVLink 4", "InfiniBand NDR"))
 share = 48 * 128 * 3 * 2048 * 768 / 8  # numbers of the experts that two replicas of EP 8 hold together
 for name, inside, across, weights in (("EP 8, a group in each node", 7 / 8, 0, share / 2 * (2 + 2 + 4)),  # two gathers, fp32 sums
