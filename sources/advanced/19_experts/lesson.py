@@ -446,6 +446,8 @@ for name, inside, across, weights in (("EP 8, a group in each node", 7 / 8, 0, s
     print(f"{name:<26} exchanges: {exchanged * inside / 1e9:.1f} GB inside, {exchanged * across / 1e9:.1f} across,",
           ", ".join(f"{seconds * load:.2f} s at load {load}" for load in (1.0, 1.2, 1.5)),
           f"; weights across: {weights / 1e9:.1f} GB, {weights / NDR:.2f} s (predicted)")
+
+# %%
 print(f"arithmetic: {6 * models['Qwen3-30B-A3B'][1] * 1e9 * tokens / 4e14:.2f} s (predicted)")
 
 # %% [markdown]
