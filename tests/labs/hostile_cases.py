@@ -122,6 +122,7 @@ OF_RANKS = [
     "12.row_parallel",
     "14.clip_over_axes",
     "18.cache_attention",
+    "19.dispatch_once",
 ]
 
 
@@ -170,6 +171,7 @@ NUMERIC = {
     "14": ["place_axes", "deal_layers"],
     "15": ["token_budget"],
     "16": ["days_and_dollars"],
+    "19": ["network_rows"],
 }  # functions that return numbers, or tuples, lists and dicts of them
 
 

@@ -87,7 +87,7 @@ def test_functions_that_give_junk_on_ranks_are_sent_back() -> None:
     assert problem("04.by_hand", {"start_together": nothing, "average_gradients": nan}) == ""
     assert problem("04.accumulate", nan) == ""
     ring = ("11.ordered_ring", "11.tree_broadcast", "12.row_parallel", "18.cache_attention")
-    for name in ("09.zero_1", *ring):
+    for name in ("09.zero_1", *ring, "19.dispatch_once"):
         assert problem(name, nan) == ""
 
 

@@ -1,0 +1,120 @@
+"""One rank of a published mixture of experts at its real size, for the simulator.
+
+Attention, norms, routers and shared experts are those of the transformers library; routed experts are
+this rank's share, reached by two exchanges. A simulation has no values: how many rows come is told to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from utils.fitting.model_configs import model_config
+from utils.memory.measurement import Measurement
+from utils.simulation import extrapolate
+
+TOKENS = 4096
+
+
+class _Exchange(torch.autograd.Function):
+    """`out` rows go, as many to every rank, and `into` rows come; gradients go the same way back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, into: int, group: Any) -> Tensor:
+        ctx.out, ctx.group = len(rows), group
+        ranks = dist.get_world_size(group)
+        got = rows.new_empty(into, *rows.shape[1:])
+        dist.all_to_all_single(got, rows, _parts(into, ranks), _parts(len(rows), ranks), group)
+        return got
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        sent = _Exchange.apply(gradients[0].contiguous(), ctx.out, ctx.group)
+        return sent, None, None  # pyright: ignore[reportReturnType]
+
+
+def _parts(rows: int, ranks: int) -> list[int]:
+    return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
+
+
+class RankExperts(nn.Module):
+    """This rank's share of a layer's routed experts; called as those of transformers are.
+
+    Args:
+        config: of a model of the transformers library.
+        group: the ranks that share the experts; None for all.
+        load: rows that come, over the mean of the ranks.
+    """
+
+    def __init__(self, config: Any, group: Any = None, load: float = 1.0) -> None:
+        super().__init__()
+        held = config.num_local_experts // dist.get_world_size(group)
+        width, hidden = config.moe_intermediate_size, config.hidden_size
+        self.group, self.held, self.load = group, held, load
+        self.w_in = nn.Parameter(torch.empty(held, hidden, 2 * width))
+        self.w_out = nn.Parameter(torch.empty(held, width, hidden))
+
+    def forward(self, x: Tensor, choice: Tensor, weight: Tensor) -> Tensor:
+        """(T, H), and the experts and weights (T, k) of its tokens."""
+        k = choice.shape[-1]
+        order = choice.flatten().argsort()
+        came = round(self.load * len(order) / self.held) * self.held
+        rows = _Exchange.apply(x[order // k], came, self.group)
+        ends = torch.arange(1, self.held + 1, device=x.device) * (rows.shape[0] // self.held)
+        by = torch.arange(
+            rows.shape[0], device=x.device
+        ).argsort()  # sorted by sender, then by expert
+        gate, up = F.grouped_mm(rows[by], self.w_in, offs=ends.int()).chunk(2, -1)
+        done = F.grouped_mm(F.silu(gate) * up, self.w_out, offs=ends.int())
+        back = _Exchange.apply(done[by.argsort()], len(order), self.group)
+        weighted = back * weight.flatten()[order, None].to(back.dtype)
+        return torch.zeros_like(x).index_add(0, order // k, weighted)
+
+
+def qwen3_30b_a3b(
+    expert_ranks: int = 8, ranks: int = 16, load: float = 1.0, card: str = "H100"
+) -> Measurement:
+    """A step of one of `ranks` ranks: experts over groups of `expert_ranks`, the rest by FSDP.
+
+    Parameters, gradients and Adam's states in fp32, computing in bf16; one sequence of 4,096 tokens.
+    This rank gets `load` times the rows of the mean rank.
+    """
+    from transformers import Qwen3MoeForCausalLM
+
+    def build(layers: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        config: Any = model_config("Qwen/Qwen3-30B-A3B")
+        config.num_hidden_layers = layers
+        mesh = init_device_mesh(
+            "cpu", (ranks // expert_ranks, expert_ranks), mesh_dim_names=("replicas", "experts")
+        )
+        whole = init_device_mesh("cpu", (ranks,))
+        with torch.device("meta"):
+            model: Any = Qwen3MoeForCausalLM(config)
+        low = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for layer in model.model.layers:
+            with torch.device("meta"):
+                experts: Any = RankExperts(config, mesh["experts"].get_group(), load)
+            layer.mlp.experts = experts
+            fully_shard(experts, mesh=mesh["replicas"], mp_policy=low)
+            experts.set_gradient_divide_factor(ranks)
+            fully_shard(layer, mesh=whole, mp_policy=low)
+        fully_shard(model, mesh=whole, mp_policy=low)
+        model.to_empty(device="cpu")
+        return model, torch.optim.AdamW(model.parameters())
+
+    name = f"Qwen3-30B-A3B, one of {ranks} ranks, EP {expert_ranks}, {load:g} times the rows"
+    return extrapolate(build, _language_step, layers=48, device=card, world=ranks, name=name)
+
+
+def _language_step(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    tokens = torch.zeros(1, TOKENS, dtype=torch.long)
+    logits = model(input_ids=tokens, use_cache=False).logits
+    F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()

@@ -1,0 +1,175 @@
+"""Runs the blocks of lesson 19's last cell, on ranks, and asserts what the page promises of them."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from utils.lessons.blocks import run_block
+from utils.ranks import run_ranks
+
+from .workers import expert
+
+EXPERTS, HIDDEN, WIDTH, TOKENS = 8, 16, 12, 24
+
+
+def block_1(text: str) -> None:
+    """transformers: the loss of one process, half of the parameters, and a load for each layer."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_ranks(_save_small_mixture, 1, folder)
+        wanted = run_ranks(_alone, 1, folder)[0]
+        found = run_ranks(_by_transformers, 2, text, folder)
+        loss = sum(report.loss for report in found) / 2
+        assert abs(loss / wanted.loss - 1) < 1e-4, f"two ranks compute {loss}, one {wanted.loss}"
+        for report in found:
+            assert report.held < 0.51 * wanted.held, f"a rank holds {report.held:,} parameters"
+            assert 1 <= report.load <= EXPERTS, "a load is the busiest expert's rows over the mean"
+
+
+def block_2(text: str) -> None:
+    """FSDP over replicas: gradients of one process, each number of the experts on one of four ranks."""
+    for report in run_ranks(_by_fsdp, 4, text):
+        assert report.gap < 1e-9, f"gradients are {report.gap:.0e} from those of one process"
+        assert report.held * 4 == report.whole, "an expert's number lies on more than one rank"
+
+
+def _save_small_mixture(folder: str) -> None:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    kind: Any = Qwen3MoeConfig
+    shape = kind(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        moe_intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=EXPERTS,
+        num_experts_per_tok=2,
+    )
+    Qwen3MoeForCausalLM(shape).save_pretrained(folder)
+
+
+def _batch(rank: int) -> Tensor:
+    return torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(rank))
+
+
+def _alone(folder: str) -> SimpleNamespace:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    losses = [
+        model(input_ids=b, labels=b, output_router_logits=True).loss for b in map(_batch, range(2))
+    ]
+    return SimpleNamespace(loss=torch.stack(losses).mean().item(), held=model.num_parameters())
+
+
+def _by_transformers(text: str, folder: str) -> SimpleNamespace:
+    made = run_block(
+        text, name=folder, world_size=2, ep_size=2, batch=_batch(dist.get_rank()), torch=torch
+    )
+    load = (made["load"].max() / made["load"].mean()).item()
+    return SimpleNamespace(loss=made["out"].loss.item(), held=made["held"], load=load)
+
+
+class _Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(HIDDEN, EXPERTS, bias=False)
+        self.experts = _Held()
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, choice = self.router(x).softmax(-1).topk(2)
+        return x + self.experts(x, choice, weight)
+
+
+class _Held(nn.Module):
+    """All experts; `keep` leaves this rank its share, and then rows are exchanged over a group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w_in = nn.Parameter(torch.randn(EXPERTS, HIDDEN, 2 * WIDTH) * 0.2)
+        self.w_out = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN) * 0.2)
+        self.place, self.group = 0, None
+
+    def keep(self, place: int, places: int) -> None:
+        self.place = place
+        for name, whole in list(self.named_parameters()):
+            setattr(self, name, nn.Parameter(whole.detach().chunk(places)[place].clone()))
+
+    def forward(self, x: Tensor, choice: Tensor, weight: Tensor) -> Tensor:
+        # The plainest exchange: every rank's tokens to every rank of the group, whose parts are added.
+        held, places = len(self.w_in), EXPERTS // len(self.w_in)
+        table = x.new_zeros(len(x), EXPERTS).scatter(1, choice, weight)
+        if places == 1:
+            return _weighted(x, table, self.w_in, self.w_out)
+        each = torch.cat([x.repeat(places, 1), torch.cat(table.split(held, 1))], 1)
+        sizes = [len(x)] * places
+        came = _send(each, sizes, self.group)
+        done = _weighted(came[:, :HIDDEN], came[:, HIDDEN:], self.w_in, self.w_out)
+        return _send(done, sizes, self.group).view(places, len(x), HIDDEN).sum(0)
+
+
+def _weighted(x: Tensor, table: Tensor, w_in: Tensor, w_out: Tensor) -> Tensor:
+    parts = [table[:, e, None] * expert(x, w_in[e], w_out[e]) for e in range(len(w_in))]
+    return torch.stack(parts).sum(0)
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        got = torch.empty_like(rows)
+        dist.all_to_all_single(got, rows.contiguous(), group=group)
+        return got
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _Exchange.apply(gradients[0], ctx.group), None  # pyright: ignore[reportReturnType]
+
+
+def _send(rows: Tensor, sizes: list[int], group: Any) -> Tensor:
+    assert sum(sizes) == len(rows)
+    return _Exchange.apply(rows, group)  # pyright: ignore[reportReturnType]
+
+
+def _by_fsdp(text: str) -> SimpleNamespace:
+    torch.manual_seed(0)
+    model: Any = nn.Module()
+    model.layers = nn.ModuleList([_Layer(), _Layer()])
+    alone, rank = copy.deepcopy(model.double()), dist.get_rank()
+    layers: list[Any] = list(model.layers)
+    right_layers: list[Any] = list(alone.layers)
+    for layer in layers:
+        layer.experts.keep(rank % 2, 2)
+    made = run_block(
+        text, model=model, device=torch.device("cpu"), world_size=4, expert_ranks=2, torch=torch
+    )
+    for layer in layers:
+        layer.experts.group = made["mesh"].get_group("experts")
+    x = torch.randn(
+        4, TOKENS, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    layers[1](layers[0](x[rank])).square().mean().backward()
+    right_layers[1](right_layers[0](x.flatten(0, 1))).square().mean().backward()
+    gaps = []
+    for mine, whole in zip(layers, right_layers, strict=True):
+        for name in ("w_in", "w_out"):
+            right = getattr(whole.experts, name).grad.chunk(2)[rank % 2]
+            found = getattr(mine.experts, name).grad.full_tensor()
+            gaps.append(((found - right).norm() / right.norm()).item())
+        found = mine.router.weight.grad.full_tensor()
+        gaps.append(((found - whole.router.weight.grad).norm() / found.norm()).item())
+    held = sum(layer.experts.w_in.to_local().numel() for layer in layers)
+    return SimpleNamespace(
+        gap=max(gaps), held=held, whole=sum(layer.experts.w_in.numel() for layer in right_layers)
+    )

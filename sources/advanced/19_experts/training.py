@@ -1,0 +1,105 @@
+"""Training loops of lesson 19: ten steps on ranks, and a hundred on text."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from utils.data import text_tokens
+from utils.models.transformer import Transformer, TransformerConfig
+
+BATCH, LENGTH, WORDS = 8, 16, 64
+_HELD_OUT = 6500
+
+
+def train(
+    model: Any,
+    after_backward: Callable[[Any], None] = lambda model: None,
+    make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+    steps: int = 10,
+) -> list[float]:
+    """Losses over all ranks' tokens, a batch of eight sequences divided over them.
+
+    Args:
+        model: of this rank.
+        after_backward: what it does to gradients before the step.
+        make: the optimizer's class.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    optimizer, losses = make(model.parameters(), lr=0.01), []
+    for step in range(steps):
+        tokens = counting(step).chunk(ranks)[rank]
+        optimizer.zero_grad()
+        loss = next_token_loss(model, tokens)
+        loss.backward()
+        after_backward(model)
+        optimizer.step()
+        losses.append(loss.detach() / ranks)
+    total = torch.stack(losses)
+    dist.all_reduce(total)
+    return total.tolist()
+
+
+def counting(step: int) -> Tensor:
+    """Eight sequences (8, 17) that count up from a random place by 1, 2 or 3, modulo 64."""
+    drawn = torch.Generator().manual_seed(step)
+    first = torch.randint(WORDS, (BATCH, 1), generator=drawn)
+    by = torch.randint(1, 4, (BATCH, 1), generator=drawn)
+    return (first + by * torch.arange(LENGTH + 1)) % WORDS
+
+
+def next_token_loss(model: Any, tokens: Tensor) -> Tensor:
+    """Mean loss of the next token, of sequences (B, S + 1)."""
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+@functools.cache
+def _text() -> Tensor:
+    return text_tokens(400_000).long()
+
+
+def train_on_text(
+    layer: Callable[[], Any],
+    added_loss: Callable[[Any], Any],
+    after_step: Callable[[Any], None],
+    seed: int,
+) -> tuple[Any, list[float]]:
+    """A block with `layer()` as its feed-forward, 100 steps on the standard library's bytes.
+
+    Args:
+        layer: makes the layer, which notes `load`, the rows of each expert, in forward.
+        added_loss: of the layer, beside the loss of the next token.
+        after_step: what is done to the layer after each step.
+        seed: of weights and batches.
+
+    Returns:
+        The model, and the busiest expert's rows over the mean, by step.
+    """
+    torch.manual_seed(seed)
+    model: Any = Transformer(TransformerConfig(hidden=64, layers=1, heads=4))
+    model.init_weights(std=0.05)
+    made = model.blocks[0].feedforward = layer()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+    text, loads = _text(), []
+    for _ in range(100):
+        starts = torch.randint(len(text) - _HELD_OUT - 65, (BATCH,)).tolist()
+        loss = next_token_loss(model, torch.stack([text[a : a + 65] for a in starts]))
+        optimizer.zero_grad()
+        (loss + added_loss(made)).backward()
+        optimizer.step()
+        after_step(made)
+        loads.append((made.load.max() / made.load.float().mean()).item())
+    return model, loads
+
+
+def held_out(model: Any, capacity: float | None = None) -> float:
+    """Loss on text that the model has not seen, each expert with room for `capacity` times the mean."""
+    model.blocks[0].feedforward.capacity = capacity
+    with torch.no_grad():
+        return next_token_loss(model, _text()[-_HELD_OUT:].view(-1, 65)).item()
