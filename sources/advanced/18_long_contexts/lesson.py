@@ -54,7 +54,7 @@ RANKS = 4
 # %% [markdown]
 # ## 1. Where the bytes go
 #
-# Qwen2.5-7B on one of eight H100s, states sharded among them (FSDP2, fp32 states, bf16 compute), one sequence a GPU, flash
+# Qwen2.5-7B on one of eight H100s, states sharded (FSDP2, fp32 states, bf16 compute), one sequence a GPU, flash
 # attention. The picture was simulated beforehand (`records/growth.py`). New words stand in the [glossary](../00_glossary.ipynb).
 
 # %%
