@@ -341,6 +341,8 @@ print(f"predicted {share:.1f} GiB of parameters, {2 * share:.1f} of Adam's momen
 more = 0.5 * 48 * 8 * 4096 * (2048 + 4 * 768) * 2
 print(f"with 1.5 times the rows {busy.peak_bytes / 2**30:.1f} GiB (simulated), {(busy.peak_bytes - qwen.peak_bytes) / 2**30:.1f} more,",
       f"predicted {more / 2**30:.1f}")
+
+# %% jupyter={"source_hidden": true}
 (exchanged,) = (row.payload_bytes for row in qwen.traffic if row.collective == "all-to-all")
 predicted = 48 * 4 * 8 * 4096 * 2048 * 2
 print(f"put into exchanges: {exchanged / 1e9:.1f} GB a step, predicted {predicted / 1e9:.1f}")
