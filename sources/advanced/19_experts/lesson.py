@@ -24,7 +24,7 @@
 # ## A bet
 #
 # For a token Mixtral computes what a dense model of 13B computes. Train both with Adam. How many times the bytes of the
-# dense model's parameters, gradients and states do Mixtral's take?
+# dense model's parameters, gradients and [states](../00_glossary.ipynb) do Mixtral's take?
 
 # %%
 my_bet_times = 1.0
