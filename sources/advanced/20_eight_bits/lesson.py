@@ -210,12 +210,16 @@ for recipe, per_row in ((ScalingType.TensorWise, False), (ScalingType.RowWise, T
         (a, of_a), (b, of_b) = parts_of(x, form, per_row), parts_of(w, E4M3, per_row)
         of_b = of_b.T if per_row else of_b
         by_hand = (a.float() @ b.float().T) * of_a * of_b
-        y = F.scaled_mm(a, b.T, of_a, recipe, of_b, recipe, output_dtype=torch.float32)
+        try:
+            y = F.scaled_mm(a, b.T, of_a, recipe, of_b, recipe, output_dtype=torch.float32)
+        except NotImplementedError:  # PyTorch 2.11
+            print(f"{recipe.name}: this PyTorch has no `scaled_mm` for a CPU")
+            continue
         apart, lost = (y - by_hand).norm() / by_hand.norm(), (y - x @ w.T).norm() / (x @ w.T).norm()
         print(f"{recipe.name:<11}{form.name} x E4M3: {apart:.0e} from by hand; {lost:.1%} from fp32")
         assert apart < 1e-6, "only the order of fp32 sums may differ"
 
-# %%
+# %% jupyter={"source_hidden": true}
 eight, one = x.to(torch.float8_e4m3fn), torch.ones(1024)
 for name, scale, how in (("1x128", one[:128].view(64, 2), None), ("1x32", one.to(torch.float8_e8m0fnu), SwizzleType.SWIZZLE_32_4_4)):
     recipe = getattr(ScalingType, f"BlockWise{name}")
@@ -314,6 +318,7 @@ for factor in (1.0, 1e5, 1e6):
         torch.manual_seed(0)
         wrong = unplanted(gradients(fresh(product, planted=factor), probe)[1])
         off = sum(((wrong[n] - right[n]).norm() / right[n].norm()).item() for n in right) / len(right)
+        assert factor > 1 or (off > 1) == name.startswith("E2M1"), f"{name}: one scale of E2M1 alone loses the gradient"
         found.setdefault(name, {})[f"outlier x {factor:,.0f}"] = f"{off:.1%}" if off < 1 else "over 100%"
 pd.DataFrame(found).T.rename_axis("error of the gradient, the planted channel apart, mean of all matrices (emulated)")
 
@@ -334,11 +339,12 @@ losses |= {name: go_on(40, product) for name, product in RECIPES.items()}
 for name, found in losses.items():
     gap = (found.mean() / plain.mean() - 1).item()
     print(f"{name:<34} mean loss {found.mean():.4f}, {gap:+.2%} from fp32: {'within' if abs(gap) < 0.0025 else 'beyond'} 0.25%")
-    assert (abs(gap) > 0.0025) == name.startswith(("E2M1", "nothing")), f"{name}: 8 bits and small blocks hold, one scale of E2M1 does not"
+    lost = abs(losses["nothing learned"].mean() / plain.mean() - 1)
+    assert name.startswith(("E2M1", "nothing")) or abs(gap) < lost / 4, f"{name}: a quarter of what is learned is lost"
 
 # %% [markdown]
 # **Read it.** All recipes of 8 bits stay within, and NVFP4; E2M1 with one scale does not.
-# That shows little: on two other sets of batches, run apart, MXFP8 was up to 0.36% off, "nothing learned" as little as
+# That shows little: on Python 3.12's sources, another text, E2M1 is within (0.16%); on two other sets of batches, run apart, MXFP8 was up to 0.36% off, "nothing learned" as little as
 # 0.02%. 0.25% is a sixth of what was learned here. Gross faults are found; that eight bits hold is known from print, and
 # SwiGLU's outliers broke a run [after 200 billion tokens](https://arxiv.org/abs/2409.12517).
 #
