@@ -3,46 +3,89 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import nbformat
 from nbformat import NotebookNode
 
 MOST_LINES = 12  # of code or printed lines that a room can read
-_HEADING = re.compile(r"^#{1,2} ", re.MULTILINE)
+MOST_ROWS = 12  # of a table
+_HEADING = re.compile(r"^#{1,2} (?P<title>.+)$", re.MULTILINE)
 _KEPT = re.compile(r"^(\||\$\$|- |\d+\. |!\[|>|<div)")
+_BET = re.compile(r"^#{1,2} .*\bbet\b", re.MULTILINE | re.IGNORECASE)
+_BET_IS = re.compile(r"\b(bets?)\b")
+_QUESTION = re.compile(r"\*\*Question\b.*", re.DOTALL)
+_CHECKED = re.compile(r"^check\(\"(?P<name>[^\"]+)\", \w+\)\s*\Z", re.MULTILINE)
+Answers = Callable[[str], str]
 
 
-def slides(notebook: NotebookNode) -> NotebookNode:
-    """The deck of a lesson: its headings, figures and short cells; prose goes into the notes.
+def slides(
+    notebook: NotebookNode,
+    answer: Answers = lambda name: "",
+    minutes: Mapping[str, str] | None = None,
+) -> NotebookNode:
+    """The deck of a lesson: its headings, questions, figures and short cells; prose goes into the notes.
+
+    A question stands on a slide of its own with its answer on the next; a bet stands whole, and what
+    came of it has a slide where the lesson prints it.
 
     Args:
         notebook: A stored lesson with its outputs, prepared as a page of the site is.
+        answer: What a room is told after the question of an exercise's name; "" where nothing is.
+        minutes: By section's title, how long it takes, for the speaker.
     """
-    cells = [made for cell in notebook.cells for made in _of_cell(cell)]
-    return nbformat.v4.new_notebook(cells=cells, metadata=notebook.metadata)
+    made: list[NotebookNode] = []
+    said = ""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            said = cell.source
+            made += _of_prose(said, minutes or {})
+        elif checked := _CHECKED.search(cell.source):
+            made += _of_question(said, answer(checked["name"]))
+        else:
+            made += _of_code(cell)
+    return nbformat.v4.new_notebook(cells=made, metadata=notebook.metadata)
 
 
-def _of_cell(cell: NotebookNode) -> Iterator[NotebookNode]:
-    if cell.cell_type == "markdown":
-        yield from _of_prose(cell.source)
-    elif has_figure(cell):
+def _of_code(cell: NotebookNode) -> Iterator[NotebookNode]:
+    if has_figure(cell):
         yield _typed(_without_code(cell), "subslide")
     elif is_short(cell):
         yield _typed(cell, "subslide")
+    elif told := of_bets(cell):
+        yield _slide(f"### The bet\n\n{told}", "subslide")
 
 
-def _of_prose(text: str) -> Iterator[NotebookNode]:
-    """A heading with its first paragraph, its tables and formulas; all of it in the notes."""
-    if _HEADING.search(text):
-        yield _typed(nbformat.v4.new_markdown_cell(shortened(text)), "slide")
-    yield _typed(nbformat.v4.new_markdown_cell(re.sub(r"^#+ .*\n+", "", text)), "notes")
+def _of_question(said: str, answer: str) -> Iterator[NotebookNode]:
+    """The question on the wall, then its answer."""
+    asked = _QUESTION.search(said)
+    if asked and answer:
+        yield _slide(asked[0], "subslide")
+        yield _slide(f"**Answer.** {answer}", "subslide")
+
+
+def of_bets(cell: NotebookNode) -> str:
+    """What a cell printed of the lesson's bet, a paragraph a line."""
+    lines = "\n".join(o.get("text", "") for o in cell.outputs).splitlines()
+    return "\n\n".join(line.strip() for line in lines if _BET_IS.search(line))
+
+
+def _of_prose(text: str, minutes: Mapping[str, str]) -> Iterator[NotebookNode]:
+    """For each heading, itself, its first paragraph, its tables and formulas; all of it in the notes."""
+    starts = [found.start() for found in _HEADING.finditer(text)]
+    for begin, end in zip([0, *starts], [*starts, None], strict=True):
+        part = text[begin:end].strip()
+        if heading := _HEADING.match(part):
+            yield _slide(part if _BET.match(part) else shortened(part), "slide")
+        if part:
+            long = f"{minutes.get(heading['title'].strip(), '')}\n\n" if heading else ""
+            yield _slide(long + re.sub(r"^#+ .*\n+", "", part), "notes")
 
 
 def shortened(text: str) -> str:
     """The heading, the first paragraph, and every table, list and formula.
 
-    A block that the builder filled stays whole: a table is never cut.
+    A table is never cut: one of more rows than a room can read is left to the notes.
     """
     kept, has_words = [], False
     for block in re.split(r"\n{2,}", text.strip()):
@@ -50,7 +93,8 @@ def shortened(text: str) -> str:
         if plain and has_words:
             continue
         has_words = has_words or plain
-        kept.append(block)
+        if len(block.splitlines()) <= MOST_ROWS or not block.startswith("|"):
+            kept.append(block)
     return "\n\n".join(kept)
 
 
@@ -72,6 +116,10 @@ def _without_code(cell: NotebookNode) -> NotebookNode:
     made = nbformat.v4.new_code_cell("", outputs=figures[:1], execution_count=None)
     made.metadata["tags"] = ["remove_input"]
     return made
+
+
+def _slide(text: str, kind: str) -> NotebookNode:
+    return _typed(nbformat.v4.new_markdown_cell(text), kind)
 
 
 def _typed(cell: NotebookNode, kind: str) -> NotebookNode:

@@ -1,7 +1,8 @@
 """Makes a deck of each lesson from its own cells and figures: `make slides`.
 
 The decks lie in build/slides, with reveal.js and MathJax beside them: open build/slides/index.html,
-with or without a network. `s` opens the speaker's view, whose notes are the lesson's prose.
+with or without a network. `s` opens the speaker's view, whose notes are the lesson's prose and how long
+each section takes. A question's answer stands on the slide after it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import html
+import json
 import posixpath
 import shutil
 import sys
@@ -22,8 +24,14 @@ from _slide_cells import slides
 from nbconvert import SlidesExporter
 from pygments.formatters import HtmlFormatter
 from traitlets.config import Config
+from workshop import MEASURED, WORDS_PER_MINUTE, sections
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from utils.labs.cases import Question  # noqa: E402
+from utils.labs.checking import find  # noqa: E402
+
 VENDOR = Path("docs/vendor")
 TEMPLATES = Path("docs/slides")
 INDEX = """<!doctype html>
@@ -52,12 +60,42 @@ def exporter(root: Path, up: str) -> SlidesExporter:
     )
 
 
+def answer(name: str) -> str:
+    """What a room is told after the question of an exercise's name; "" where more than one answer is right."""
+    question = find(name)
+    if not isinstance(question, Question):
+        return ""
+    right = question.right
+    shown = (
+        f"{right:,}"
+        if isinstance(right, int)
+        else f"{right:,.4g}"
+        if isinstance(right, float)
+        else str(right)
+    )
+    return f"**{shown}**. {question.note[:1].upper()}{question.note[1:]}."
+
+
+def minutes(root: Path, path: Path) -> dict[str, str]:
+    """For the speaker, by section's title: how long to read it aloud, and how long its cells run."""
+    measured = json.loads((root / MEASURED).read_text(encoding="utf-8"))
+    return {
+        part.title: f"*{max(1, round(part.words / WORDS_PER_MINUTE))} min of words"
+        + (f", {part.seconds:.0f} s of running (measured)*" if part.seconds else "*")
+        for part in sections(root, path.as_posix(), measured)
+    }
+
+
 def deck(root: Path, target: Target, folder: Path) -> tuple[str, Path]:
     """Write one deck; returns its title, and its place below `folder`."""
     place = target.path.relative_to("notebooks").with_suffix(".html")
     stored = nbformat.read(root / target.path, as_version=4)
     title = stored.cells[0].source.partition("\n")[0].lstrip("# ")
-    made = slides(page(stored, place, Figures(folder / "figures", "figures")))
+    made = slides(
+        page(stored, place, Figures(folder / "figures", "figures")),
+        answer,
+        minutes(root, target.path),
+    )
     made.metadata["title"] = title
     up = posixpath.relpath("reveal", place.parent.as_posix())
     style = {"course_code_css": HtmlFormatter().get_style_defs(".highlight")}

@@ -33,6 +33,8 @@ TIERS = (("beginner", "Beginner"), ("intermediate", "Intermediate"), ("advanced"
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md")
 MANUALS = ("docs/simulator.md", "docs/architecture.md")
 GUIDES = ("docs/instructor/*.md", "docs/cluster_owners.md")
+SCORER = "scorer.js"
+RANKED = ("lesson",)  # what search shows first
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _NOT_A_PAGE = re.compile(r"\[([^\]]+)\]\((?:LICENSE|CITATION\.cff)\)")
 
@@ -49,6 +51,9 @@ def prepare(root: Path, folder: Path, chosen: Sequence[Target]) -> None:
     figures = Figures(folder / "_vendor" / "figures", "_static/figures")
     for target in chosen:
         write(folder / target.path, notebook_text(root, target, figures))
+    from _site_search import scorer  # needs what Sphinx brings
+
+    write(folder / SCORER, scorer(dict(spoken(root, t) for t in chosen if t.kind in RANKED)))
     for name in (*PAGES, *MANUALS):
         write(folder / name, on_site((root / name).read_text(encoding="utf-8")))
     for guide in guides(root):
@@ -59,6 +64,13 @@ def prepare(root: Path, folder: Path, chosen: Sequence[Target]) -> None:
     write(folder / "index.md", front_page(root, chosen))
     for kind in ("lab", "solution"):
         write(folder / f"{kind}s/index.md", index_of(kind, chosen))
+
+
+def spoken(root: Path, target: Target) -> tuple[str, str]:
+    """A page's name, and its words and code."""
+    cells = nbformat.read(root / target.path, as_version=4).cells
+    text = "\n".join(c.source for c in cells if "bootstrap" not in c.metadata.get("tags", ()))
+    return target.path.with_suffix("").as_posix(), text
 
 
 def notebook_text(root: Path, target: Target, figures: Figures) -> str:
@@ -151,6 +163,8 @@ def build(
         str(root / FRAME),
         "-D",
         f"html_static_path={root / FRAME}/_static,{source}/_vendor",
+        "-D",
+        f"html_search_scorer={source / SCORER}",
         str(source),
         str(site),
     ]

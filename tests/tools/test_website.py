@@ -187,6 +187,27 @@ def test_a_slide_keeps_the_first_paragraph_tables_and_formulas() -> None:
     assert "More words." in made.cells[1].source, "the rest is in the notes"
 
 
+def test_a_question_stands_before_its_answer_and_a_bet_before_what_came_of_it() -> None:
+    asks = nbformat.v4.new_markdown_cell("**Read it.** So.\n\n**Question.** How many bytes?")
+    check = nbformat.v4.new_code_cell('bytes_held = ...\ncheck("09.bytes", bytes_held)')
+    bet = nbformat.v4.new_markdown_cell("# A lesson\n\nWhy.\n\n## A bet\n\nWords.\n\nYour guess?")
+    printed = nbformat.v4.new_output("stream", text="a\n" * 20 + "it is 3; your bet was 2\n")
+    came = nbformat.v4.new_code_cell("long()", outputs=[printed])
+    made = _slide_cells.slides(
+        book(bet, asks, check, came), {"09.bytes": "**3.75**. 2 + 14/8."}.get, {"A bet": "*2 min*"}
+    )
+    shown = [c.source for c in made.cells if c.metadata["slideshow"]["slide_type"] != "notes"]
+    assert shown == [
+        "# A lesson\n\nWhy.",
+        "## A bet\n\nWords.\n\nYour guess?",
+        "**Question.** How many bytes?",
+        "**Answer.** **3.75**. 2 + 14/8.",
+        "### The bet\n\nit is 3; your bet was 2",
+    ]
+    notes = [c.source for c in made.cells if c.metadata["slideshow"]["slide_type"] == "notes"]
+    assert notes[1].startswith("*2 min*"), "the speaker sees how long it takes"
+
+
 def test_a_deck_asks_nothing_of_the_network(tmp_path: Path) -> None:
     lesson = "notebooks/00_start_here.ipynb"
     assert slides.main(["--to", str(tmp_path / "slides"), lesson], ROOT) == 0
