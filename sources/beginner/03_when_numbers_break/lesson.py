@@ -196,7 +196,6 @@ for name, records in plain.items():
 # %% [markdown]
 # **Read it.** Each line has the first loss and the mean of the last five. Nothing breaks: what does from here on is
 # **planted**. (PyTorch doubles the scale after 2,000 good steps, this run after 20.)
-# **planted**. (PyTorch doubles the scale after 2,000 good steps, this run after 20.)
 #
 # ### Planted: a loss that is too small
 #
