@@ -441,7 +441,7 @@ summary("fp16, CUDA's list", train(FP16, scaled=True, mode=CudaList, loss_of=wri
 
 # %% [markdown]
 # **Diagnose it.** Every module is finite, the loss is not. The overflow comes *before* the scale: no scale cures it.
-# $e^{x}$ passes 65,504 at $x = 11.1$; the steps that passed had no logit so large. Lift the loss to fp32, or use
+# $e^{x}$ passes 65,504 at $x = 11.1$; the steps that passed stayed below. Lift the loss to fp32, or use
 # `F.cross_entropy`, which subtracts the maximum first. CUDA's autocast lifts `exp`.
 #
 # ### (d) fp16 skips step after step, so blame fp16?
