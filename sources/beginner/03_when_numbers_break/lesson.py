@@ -472,6 +472,8 @@ summary("bf16 with a guard", guarded := train(BF16, batches=spoiled, guard=True)
 show(draw_twins({"fp16, scaler": nan_runs["fp16"], "bf16": nan_runs["bf16"], "bf16, guard": guarded},
                 title="(e) one NaN in the data: the scaler hides it, bf16 dies of it", mark=(17, "NaN in the batch")),
      alt="Three losses fall alike to step 17. bf16's ends there; those of fp16 with a scaler and of bf16 with a guard go on.")
+
+# %%
 check("03.bet", my_bet)
 
 # %% [markdown]
