@@ -7,7 +7,7 @@ import math
 import pytest
 from view_cases import evidence_of, texts
 
-from utils.lessons.lesson_03.flight import draw_flight
+from utils.lessons.lesson_03.flight import draw_flight, draw_twins, draw_zeros
 from utils.lessons.lesson_03.format_figures import draw_bits, draw_formats
 from utils.lessons.lesson_03.number_formats import FORMATS
 from utils.techniques import NonFinite, Shares, StepRecord
@@ -71,6 +71,24 @@ def test_a_loss_that_stands_still_looks_so() -> None:
     assert low == 0 and high > 2
 
 
+def test_twins_say_which_run_ends_and_where_its_last_norm_is_dead() -> None:
+    whole = flight([16.0, 8.0, 8.0])
+    broken = [*flight([None, None], first=None), StepRecord(2, math.nan, None, False, math.nan, 1)]
+    figure = draw_twins({"fp16": whole, "bf16": broken}, title="mine", mark=(1, "a NaN"))
+    labels = [str(line.get_label()) for line in figure.axes[0].lines]
+    assert "bf16: NaN from step 2" in labels and "fp16" in labels and "a NaN" in labels
+    assert "fp16: last layer's gradients zero" in labels, "layer b's gradient is all zero"
+    assert "1 step skipped" in texts(figure) and evidence_of(figure) == "measured"
+
+
+def test_maps_of_zeros_stand_above_each_other() -> None:
+    figure = draw_zeros({"one": flight([None]), "two": flight([None, None])}, title="mine")
+    assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == [
+        "one: loss 2.00 to 2.00, 62% of the gradients zero",
+        "two: loss 2.00 to 1.90, 62% of the gradients zero",
+    ]
+
+
 def test_an_empty_flight_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
         draw_flight([])
@@ -86,19 +104,21 @@ def test_formats_are_drawn_to_scale() -> None:
     ]
     assert edges == [pytest.approx(pair) for pair in wanted]
     assert list(digits.lines[-1].get_xdata()) == [1, 1.25, 1.5], "fp8 e5m2"
+    (near,) = draw_formats(["bf16"], up_to=1.02).axes[1].lines
+    assert list(near.get_xdata()) == [1, 1 + 2**-7, 1 + 2**-6]
 
 
 def test_the_bits_are_those_of_the_number() -> None:
     figure, alt = draw_bits("fp16", 0.1)
     shown = [t.get_text() for t in figure.axes[0].texts if t.get_text() in ("0", "1")]
     assert "".join(shown) == FORMATS["fp16"].encode(0.1)
-    assert "They hold 0.0999755859" in alt
+    assert "The bits hold 0.0999755859" in alt
     assert "2^(11 - 15) x (1 + 614/1024)" in alt
 
 
 def test_a_flipped_bit_is_worth_what_it_says() -> None:
     assert "-1." in draw_bits("bf16", 1.0, "sign bit")[1]
-    assert "they hold 1.5." in draw_bits("bf16", 1.0, "first mantissa bit")[1]
+    assert "the bits hold 1.5." in draw_bits("bf16", 1.0, "first mantissa bit")[1]
     assert "no finite number" in draw_bits("fp16", 1.0, "first exponent bit")[1]
     assert "subnormal" in draw_bits("fp16", 1e-7)[1]
 

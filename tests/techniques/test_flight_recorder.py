@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from utils.techniques import FlightRecorder, StepRecord
+from utils.techniques import FlightRecorder, NonFinite, StepRecord
+from utils.techniques.flight_recorder import MOST_ROWS
 
 FP16 = torch.float16
 
@@ -162,6 +163,8 @@ def test_the_module_that_breaks_is_blamed() -> None:
     assert (blamed("gradient").kind, blamed("gradient").module) == ("gradient", "2")
     assert str(blamed("output")) == "output of 2, rows [7]"
     assert blamed("nothing") is None
+    many = NonFinite("output", "2", tuple(range(MOST_ROWS)))
+    assert str(many) == "output of 2, rows [0, 1, 2, ...]", "more than were kept"
 
 
 def test_bad_data_are_found_by_step_and_row() -> None:

@@ -40,7 +40,10 @@ class NonFinite:
     def __str__(self) -> str:
         where = f" of {self.module or 'the model'}" if self.kind != "loss" else ""
         size = "" if self.largest is None else f": finite, but {self.largest:.2g}"
-        return f"{self.kind}{where}" + (f", rows {list(self.rows)}" if self.rows else "") + size
+        named = [str(row) for row in self.rows]
+        if len(named) == MOST_ROWS:  # there may be more of them than were kept
+            named = [*named[:3], "..."]
+        return f"{self.kind}{where}" + (f", rows [{', '.join(named)}]" if named else "") + size
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,17 @@ counter_stops = Question(
     note="2,048 + 1 lies between two neighbours and goes back to the even one",
 )
 
+bet = Question(
+    "Lesson 03: one NaN in a batch of an fp16 run with a loss scaler.",
+    one_of("lives", "dies"),
+    right="lives",
+    wrong={
+        "dies": "It is not what happened: look at the fp16 line. What did the scaler do at step 17?"
+    },
+    nudge="Did the training loss become NaN for good?",
+    note="the scaler took the NaN for an overflow, and skipped the step",
+)
+
 _SEVEN = "2^17 itself works: count the scales above it."
 skipped_steps = Question(
     "Lesson 03: halvings from 2^24 to 2^17.",

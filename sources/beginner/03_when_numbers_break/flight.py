@@ -1,9 +1,9 @@
-"""The flight recorder's figure: loss, norms, loss scale and the underflow of each layer."""
+"""Figures of the flight recorder: one run in four panels, twins side by side, maps of zeros."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MOST_NAMES = 14
 BAD = "#bd1f01"
+DEAD = 0.9  # of a layer's gradient is zero: what it put out was zero, too
+STYLES = ("o-", "s--", "^:")
 
 
 def draw_flight(records: Sequence[StepRecord], *, title: str = "Flight recorder") -> Figure:
@@ -45,9 +47,80 @@ def draw_flight(records: Sequence[StepRecord], *, title: str = "Flight recorder"
     return figure
 
 
+def draw_twins(
+    runs: Mapping[str, Sequence[StepRecord]],
+    *,
+    title: str,
+    mark: tuple[int, str] | None = None,
+    log: bool = False,
+) -> Figure:
+    """The losses of up to three runs in one panel, and the scale of the first in another.
+
+    Args:
+        runs: records by the name of the run; the first one has the scaler.
+        title: says what is found.
+        mark: a step, and what happens there.
+        log: a logarithmic axis of losses.
+    """
+    with course_style():
+        figure = Figure(figsize=(10, 3.4), layout="constrained")
+        losses, scale = figure.subplots(1, 2, width_ratios=[3, 2])
+        for row, (name, records) in enumerate(runs.items()):
+            _draw_twin(losses, row, name, records)
+        if log:
+            losses.set_yscale("log")
+        else:
+            losses.set_ylim(bottom=0)
+        losses.set_title("loss")
+        _draw_scale(scale, next(iter(runs.values())))
+        scale.set_title(f"loss scale, {next(iter(runs))}")
+        for axes in (losses, scale):
+            axes.set_xlabel("step")
+            axes.set_xlim(-0.7, max(map(len, runs.values())) - 0.3)
+            if mark:
+                axes.axvline(mark[0], color="#555555", lw=1, ls=":", label=mark[1])
+        losses.legend(loc="best", fontsize=9)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=13)
+        print_evidence(figure, [Evidence.MEASURED])
+    return figure
+
+
+def _draw_twin(axes: Axes, row: int, name: str, records: Sequence[StepRecord]) -> None:
+    """A loss, hollow where the last layer got zeros only, and where it ends for good."""
+    steps, values = _finite(records, [r.loss for r in records])
+    last = max((r.step for r in records if math.isfinite(r.loss)), default=-1)
+    ends = "" if last == len(records) - 1 else f": NaN from step {last + 1}"
+    (line,) = axes.plot(steps, values, STYLES[row], ms=(8, 5, 3)[row], label=name + ends)
+    dead = [r.step for r in records if r.layers and [*r.layers.values()][-1].zero > DEAD]
+    if dead:
+        heights = [values[step] for step in dead]
+        label = f"{name}: last layer's gradients zero"
+        axes.plot(dead, heights, "o", ms=11, mfc="none", color=line.get_color(), label=label)
+    if ends and last >= 0:
+        axes.plot([last], [values[last]], "x", color=BAD, ms=10, mew=2)
+
+
+def draw_zeros(runs: Mapping[str, Sequence[StepRecord]], *, title: str) -> Figure:
+    """One map a run, above each other: which share of each layer's gradient is zero, by step."""
+    with course_style():
+        figure = Figure(figsize=(10, 0.7 + 2.3 * len(runs)), layout="constrained")
+        for axes, (name, records) in zip(
+            figure.subplots(len(runs), 1, squeeze=False)[:, 0], runs.items(), strict=True
+        ):
+            _draw_layers(figure, axes, records)
+            zeros = [share.zero for r in records for share in r.layers.values()]
+            ends = f"loss {records[0].loss:.2f} to {records[-1].loss:.2f}"
+            axes.set_title(f"{name}: {ends}, {sum(zeros) / len(zeros):.0%} of the gradients zero")
+            axes.set_xlabel("step")
+        figure.suptitle(title, x=0.01, ha="left", fontsize=13)
+        print_evidence(figure, [Evidence.MEASURED])
+    return figure
+
+
 def _draw_loss(axes: Axes, records: Sequence[StepRecord]) -> None:
     axes.plot(*_finite(records, [r.loss for r in records]), ".-")
-    axes.set_ylim(bottom=0)  # from zero: a loss that stands still is to look so
+    shown = [r.loss for r in records if math.isfinite(r.loss)]
+    axes.set_ylim(0, 1.1 * max(shown, default=1.0))  # from zero: what stands still is to look so
     _mark_not_finite(axes, [r.step for r in records if not math.isfinite(r.loss)])
     axes.set_title("loss")
 
@@ -94,7 +167,7 @@ def _draw_scale(axes: Axes, records: Sequence[StepRecord]) -> None:
     axes.step([r.step for r in records], scales, where="mid")
     skipped = [(r.step, scale) for r, scale in zip(records, scales, strict=True) if r.skipped]
     if skipped:
-        label = f"{len(skipped)} steps skipped"
+        label = f"{len(skipped)} step{'s' * (len(skipped) > 1)} skipped"
         axes.plot(*zip(*skipped, strict=True), "x", color=BAD, ms=8, mew=2, label=label)
         axes.legend(loc="best")
     axes.set_yscale("log", base=2)
@@ -114,8 +187,10 @@ def _draw_layers(figure: Figure, axes: Axes, records: Sequence[StepRecord]) -> N
     every = math.ceil(len(names) / MOST_NAMES)
     axes.set_yticks(range(0, len(names), every), names[::every], fontsize=9)
     axes.grid(False)
-    axes.set_title("gradients that are zero (red: not finite)")
-    figure.colorbar(image, ax=axes, label="share")
+    rows, columns = np.nonzero(bad == 1)
+    axes.plot(columns, rows, "x", color="white", ms=4, mew=0.8)
+    axes.set_title("gradients of parameters (x: not finite)")
+    figure.colorbar(image, ax=axes, label="share of zeros")
 
 
 def _mark_not_finite(axes: Axes, steps: Sequence[int]) -> None:
@@ -147,6 +222,6 @@ def _positive(
     return steps, [v if v > 0 else math.nan for v in finite]
 
 
-__all__ = ["draw_flight"]
+__all__ = ["draw_flight", "draw_twins", "draw_zeros"]
 
 check_public(globals())

@@ -27,11 +27,19 @@ FLIPS = (
 
 
 def draw_formats(
-    names: Sequence[str] = tuple(FORMATS), *, title: str = "What each format can hold"
+    names: Sequence[str] = tuple(FORMATS),
+    *,
+    up_to: float = 1.5,
+    title: str = "What each format can hold: range on the left, digits on the right",
 ) -> Figure:
-    """Left, the range of each format on a logarithmic line; right, its numbers from 1 to 1.5.
+    """Left, the range of each format on a logarithmic line; right, its numbers from 1 upwards.
 
     Where they lie closer than can be drawn, they are a bar.
+
+    Args:
+        names: of the formats.
+        up_to: the last number of the right panel.
+        title: of the figure.
 
     Raises:
         ValueError: a name is no format of the course.
@@ -42,13 +50,15 @@ def draw_formats(
         line, digits = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
         for row, form in enumerate(formats):
             _draw_range(line, row, form)
-            _draw_digits(digits, row, form)
+            _draw_digits(digits, row, form, up_to)
         line.set_yticks(range(len(formats)), [form.name for form in formats])
         line.set_ylim(len(formats) - 0.4, -0.6)
         line.set_xscale("log")
         line.set_xticks([1e-40, 1e-20, 1, 1e20, 1e40])
         line.set_xlabel("size of a number (light: subnormal, fewer digits)")
-        digits.set_xlabel("the numbers from 1 to 1.5")
+        digits.set_xticks([1, (1 + up_to) / 2, up_to])
+        digits.set_xlim(1 - 0.05 * (up_to - 1), up_to + 0.05 * (up_to - 1))
+        digits.set_xlabel(f"each number from 1 to {up_to:g}")
         for axes in (line, digits):
             axes.grid(False, axis="y")
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
@@ -62,16 +72,18 @@ def _draw_range(axes: Axes, row: int, form: NumberFormat) -> None:
     axes.text(edges[2], row, f" {edges[2]:.5g}", va="center", ha="left", fontsize=10)
     axes.text(edges[0], row, f"{edges[0]:.1e} ", va="center", ha="right", fontsize=10)
     low, high = FORMATS["fp32"].smallest, FORMATS["fp32"].largest
-    axes.set_xlim(low * 1e-12, high * 1e12)  # room for the numbers at both ends
+    axes.set_xlim(low * 1e-14, high * 1e18)  # room for the numbers at both ends
 
 
-def _draw_digits(axes: Axes, row: int, form: NumberFormat) -> None:
-    if form.epsilon < 2.0**-8:  # ticks would touch, and make patterns that no format has
-        axes.barh(row, 0.5, left=1, height=0.32, color="black")
-        told = f"one every {form.epsilon:.1g}"
-        axes.text(1.25, row, told, va="center", ha="center", fontsize=9, color="white")
+def _draw_digits(axes: Axes, row: int, form: NumberFormat, up_to: float) -> None:
+    width = up_to - 1
+    if form.epsilon < width / 64:  # ticks would touch, and make patterns that no format has
+        axes.barh(row, width, left=1, height=0.32, color="black")
+        told = f"one every {form.epsilon:.2g}"
+        middle = 1 + width / 2
+        axes.text(middle, row, told, va="center", ha="center", fontsize=9, color="white")
         return
-    steps = np.arange(1, 1.5 + form.epsilon / 2, form.epsilon)
+    steps = np.arange(1, up_to + width * 1e-6, form.epsilon)
     axes.plot(steps, [row] * len(steps), "|", ms=16, mew=1.0, color="black")
 
 
@@ -104,7 +116,8 @@ def draw_bits(format: str, value: float, flip: str = "no bit") -> tuple[Figure, 
             axes.text(0, -0.6 - 0.6 * line, text, fontsize=12, va="center")
         axes.set(xlim=(-0.1, max(form.bits, 24) + 0.1), ylim=(-2.3, 1.7))
         axes.axis("off")
-        axes.set_title(f"{value:.9g} in {form.name}")
+        of_which = "" if flip == "no bit" else f", the {flip} flipped"
+        axes.set_title(f"{value:.9g} in {form.name}{of_which}")
     return figure, f"The bits {bits} of {form.name}. " + " ".join(told)
 
 
@@ -128,9 +141,9 @@ def _flipped(form: NumberFormat, bits: str, flip: str) -> str:
 def _sentences(form: NumberFormat, value: float, bits: str, flip: str) -> list[str]:
     held, field = form.decode(bits), int(bits[1 : 1 + form.exponent_bits], 2)
     steps = int(bits[1 + form.exponent_bits :], 2)
-    told = [f"They hold {held:.9g}."]
+    told = [f"The bits hold {held:.9g}."]
     if flip != "no bit":
-        told[0] = f"With the {flip} flipped they hold {held:.9g}."
+        told[0] = f"With the {flip} flipped the bits hold {held:.9g}."
     elif math.isfinite(held) and value:
         told[0] += f" Relative error: {abs(held - value) / abs(value):.1e}."
     if not math.isfinite(held):
