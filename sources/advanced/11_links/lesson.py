@@ -13,9 +13,8 @@
 #
 # **The question.** Eight nodes are only three times as fast as one. Why?
 #
-# **Promise.** You write a ring all-reduce and count its bytes, predict what a message costs, build two hosts
-# with a slow link between them, and hide sending behind computing. With that you find the four faults of a job on eight
-# nodes.
+# **Promise.** You write a ring all-reduce, predict what a message costs, put a slow link between two hosts, hide sending
+# behind computing, and find the four faults of a job on eight nodes.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -35,30 +34,25 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
-from utils import GB, MIB, Evidence, RankError, check, draw_lanes, show, traffic
-from utils import fit_alpha_beta, format_bytes, run_ranks
+from utils import GB, MIB, Evidence, RankError, check, draw_lanes, fit_alpha_beta, format_bytes, run_ranks, show, traffic
 from utils.catalog import link
 from utils.labs.slow_jobs import TCP, SlowJob, lesson_job
 from utils.ranks.namespaces import bytes_sent_here
 from utils.traffic.cost import AlphaBeta, overlapped_seconds
 from utils.views.lanes import Span
-from utils.lessons.lesson_11 import algorithms
+from utils.lessons.lesson_11 import algorithms, host_figure, rails, ring_parts
 from utils.lessons.lesson_11.buckets import bucket_lanes, sweep
 from utils.lessons.lesson_11.counted import beside_gloo
-from utils.lessons.lesson_11.host_figure import draw_hosts
 from utils.lessons.lesson_11.hosts import run_hosts
 from utils.lessons.lesson_11.link_costs import draw_link_costs
-from utils.lessons.lesson_11.rails import draw_rails
-from utils.lessons.lesson_11.ring_parts import draw_ring_parts
 from utils.lessons.lesson_11.step_lanes import cure_lanes, step_lanes
 from utils.lessons.lesson_11.wire import Wire, messages
 
 # %% [markdown]
 # ## A bet
 #
-# A simulated job: 1.3 billion parameters, 2.6 GB of gradients a step, nodes of eight GPUs and eight ports of 200 Gb/s.
-# Eight nodes have eight times the data. They should take as long as one healthy node with the same script: 8 times as
-# fast.
+# A simulated job: 1.3 billion parameters, 2.6 GB of gradients a step, eight GPUs and eight ports of 200 Gb/s a node.
+# Eight nodes should take eight times the data in the time of one healthy node with the same script.
 
 # %%
 job = lesson_job()
@@ -78,8 +72,8 @@ show(draw_lanes(step_lanes(job), evidence=Evidence.SIMULATED, title=f"A step: on
      "longer in each pass, and the others wait for it.")
 
 # %% [markdown]
-# Each node takes its batch in three passes. Node 5 computes longer, and the other seven wait for it in each. Replace node 5, and
-# cure nothing else: how many times as fast as one node are the eight then? Write your guess. Section 6 tells.
+# Each node takes its batch in three passes, and seven wait for node 5 in each. Replace node 5, and cure nothing else: how
+# many times as fast as one node are the eight then?
 
 # %%
 my_bet_times_as_fast = ...
@@ -87,15 +81,12 @@ my_bet_times_as_fast = ...
 # %% [markdown]
 # ## 1. A ring by hand
 #
-# Most of the picture is all-reduce. What is it? Every rank talks to its neighbours alone: it sends to the right and
-# receives from the left. Cut the tensor into $N$ parts. In each of $N - 1$ steps a rank passes on a part, and adds its
-# own numbers to the one that comes in. Then part $r$ is complete on rank $r$: a **reduce-scatter**. In $N - 1$ more
-# steps the complete parts go round: an **all-gather**. Together they are an **all-reduce**
-# ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)). New words stand in the
-# [glossary](../00_glossary.ipynb).
-#
-# `wire.exchange` is `work = dist.isend(part, right)`, `dist.recv(into, left)`, `work.wait()`: if all ranks first waited
-# to receive, nobody would send. The wire notes who sent what to whom.
+# Every rank sends to the right and receives from the left. Cut the tensor into $N$ parts. In each of $N - 1$ steps a rank
+# passes on a part, and adds its own numbers to the one that comes in. Then part $r$ is complete on rank $r$: a
+# **reduce-scatter**. In $N - 1$ more steps the complete parts go round: an **all-gather**. Together they are an
+# **all-reduce** ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002);
+# [glossary](../00_glossary.ipynb)). `wire.exchange` is `dist.isend` to the right, `dist.recv` from the left, then
+# `wait`: if all first waited to receive, nobody would send.
 
 # %%
 def ring_all_reduce(wire, tensor):
@@ -126,7 +117,7 @@ def by_hand(reduce, numbers=512):
 N, B = 4, 512 * 8
 ring = run_ranks(by_hand, N, ring_all_reduce)
 hops = messages([moves for moves, _, _ in ring])
-show(draw_ring_parts(hops, title="Ring all-reduce of 4 ranks: who holds what, replayed from the counted messages"),
+show(ring_parts.draw_ring_parts(hops, title="Ring all-reduce of 4 ranks: who holds what, replayed from the counted messages"),
      alt="Four ranks in a circle, then seven grids of ranks and parts. Each step adds one rank's numbers to one part of "
      "every rank; after three steps each rank has one complete part, after six all four.")
 
@@ -142,8 +133,7 @@ print(f"each rank sent 2 (N - 1) / N x B = {ring[0][2]:,} bytes, B = {B:,} (coun
 # **Read it.** In every step all links are busy, and none carries two messages. A rank sends $2(N-1)/N \cdot B$ bytes,
 # less than $2B$ *however many ranks there are*. The price is steps: $2(N - 1)$.
 #
-# **Trap.** A right result proves no ring. The reference solution of one well-known course passed the *whole* tensor
-# round: right sums, and N times the bytes
+# **Trap.** A right result proves no ring: one course's solution passed the *whole* tensor round
 # ([ARENA 3.0, pull request 407](https://github.com/callummcdougall/ARENA_3.0/pull/407)). So the cell above asserts
 # bytes *and* neighbours.
 #
@@ -156,10 +146,9 @@ check("11.ring_of_64", ring_of_64_gb)
 # %% [markdown]
 # ### Trees, and the rest
 #
-# In a **binomial tree** ranks add up in pairs, then pairs of pairs, up to rank 0, and the sum comes down the same way:
-# $2 \log_2 N$ steps, and whole tensors in each. Here are four collectives by hand over the same tensor of $B$ bytes:
-# steps and the bytes of the rank that sends most, counted, beside their formulas. The last column compares the result
-# with that of gloo, PyTorch's library for CPUs.
+# In a **binomial tree** ranks add up in pairs, then pairs of pairs, up to rank 0, and the sum comes down again: whole
+# tensors in $2 \log_2 N$ steps. Below: steps, and bytes of the rank that sends most, counted over one tensor of $B$ bytes,
+# and the result beside that of gloo, PyTorch's library for CPUs.
 
 # %% tags=["nbval-check-output"]
 RANKS = 8
@@ -175,10 +164,9 @@ for name, (steps, most) in FORMULAS.items():
     assert (found[-1].step, sent) == (steps, most) and apart < 1e-12, f"{name}: another algorithm than the formula's"
 
 # %% [markdown]
-# **Read it.** An all-gather and a reduce-scatter are the two halves of a ring all-reduce. FSDP calls them apart: it
-# gathers weights in forward and in backward and scatters gradients, 1.5 times an all-reduce. The tree's root sends $B \log_2 N$ bytes down, more than a ring's rank ever does, in fewer steps.
-# All-to-all, which mixtures of experts need, is the one where *everybody* talks to *everybody*: no ring of near links
-# helps it.
+# **Read it.** All-gather and reduce-scatter are the halves of a ring all-reduce. FSDP gathers weights twice and scatters
+# gradients once: 1.5 all-reduces. The tree's root sends $B \log_2 N$ bytes, in fewer steps. In all-to-all, for mixtures of
+# experts, *everybody* talks to *everybody*: no ring helps.
 #
 # ### Break it: a collective in another order
 #
@@ -198,10 +186,9 @@ except RankError as error:
     print(next(part for part in str(error).split("\n\n") if "collectives" in part))
 
 # %% [markdown]
-# gloo's ranks get an error here. NCCL does not compare calls: such a job hangs until PyTorch's timeout of ten
-# minutes, or ends with wrong numbers. PyTorch's *flight recorder* knows the last collectives of every rank. Let it write
-# them at a timeout (`TORCH_NCCL_DUMP_ON_TIMEOUT=1`, `TORCH_FR_DUMP_TEMP_FILE=/shared/fr_`), then read them:
-# `torchfrtrace /shared -p fr_`.
+# NCCL does not compare calls: such a job hangs until PyTorch's timeout of ten minutes, or ends with wrong numbers. Let
+# PyTorch's *flight recorder* write every rank's last collectives at a timeout (`TORCH_NCCL_DUMP_ON_TIMEOUT=1`,
+# `TORCH_FR_DUMP_TEMP_FILE=/shared/fr_`); `torchfrtrace /shared -p fr_` reads them.
 #
 # ## 2. What a message costs
 #
@@ -232,16 +219,14 @@ show(draw_link_costs({"two ranks": points}, {"two ranks": mine}, title="One mess
      "size, with the fitted line through the points.")
 
 # %% [markdown]
-# **Read it.** At the dotted line, $\alpha / \beta$ bytes, start and bytes cost the same: $2\alpha$. Left of it a message is
-# **latency-bound**: half the bytes save at most a quarter, $2\alpha$ becomes $1.5\alpha$. Right of it, it is
-# **bandwidth-bound**.
+# **Read it.** At the dotted line, $\alpha / \beta$ bytes, a message costs $2\alpha$. Left of it it is **latency-bound**: half
+# the bytes save at most a quarter, $2\alpha$ becomes $1.5\alpha$. Right of it, it is **bandwidth-bound**.
 #
-# In the formulas of section 1, with $N$ ranks: a ring costs $2(N-1)\alpha + 2\frac{N-1}{N} B\beta$, a tree
-# $2 \log_2 N\,(\alpha + B\beta)$. A GPU node has more than one way out. Each port has a ring of its own for its part of
-# the tensor:
+# A ring costs $2(N-1)\alpha + 2\frac{N-1}{N} B\beta$, a tree $2 \log_2 N\,(\alpha + B\beta)$. A GPU node has several
+# ports, and each has a ring of its own for its part of the tensor:
 
 # %%
-show(draw_rails(link("NVLink 4").link_bytes_per_second, link("InfiniBand NDR").link_bytes_per_second),
+show(rails.draw_rails(link("NVLink 4").link_bytes_per_second, link("InfiniBand NDR").link_bytes_per_second),
      alt="Two nodes. In each an NVSwitch joins eight GPUs, and each GPU has a network port. Eight rings go from node to "
      "node, one a port.")
 
@@ -267,18 +252,16 @@ even_bytes = AlphaBeta(NETWORK_START, ndr).even_bytes * more_starts / more_tenso
 print(f"64 ranks, each alone behind one NDR port: section 1's tree is faster below {format_bytes(even_bytes)} (predicted)")
 
 # %% [markdown]
-# **Read it.** With all eight ports a gigabyte takes little longer over eight nodes than inside one; over one port it is
-# many times slower. For 64 KiB all networks are alike: starts. Trees win there, but measure where: NCCL's double trees
-# send chunks and lose little bandwidth, its LL protocol starts faster, and on H100 nodes NVSwitch (NVLS) or the
-# network (SHARP) may add up itself.
+# **Read it.** With eight ports a gigabyte takes little longer over eight nodes than inside one; with one port, many times
+# longer. 64 KiB are all start. Trees win there, but measure where: NCCL's double trees send chunks, its LL
+# protocol starts faster, and NVSwitch (NVLS) or the network (SHARP) may add up itself.
 #
 # ## 3. Two hosts
 #
-# Now a slow link. `run_hosts` makes two *network namespaces* of Linux, joined by one virtual cable, which the kernel's
-# token bucket (`tc tbf`) limits to 200 Mbit/s in each direction. Ranks 0 to 3 live on host 0, 4 to 7 on host 1. Where
-# this is not possible (macOS, Colab, Binder), a message to the "other" host waits as long as such a link would be
-# busy. The cell says which it was. A *flat* ring goes 0, 1, ..., 7 and back to 0; a *hierarchical* all-reduce adds up
-# inside each host first.
+# `run_hosts` makes two *network namespaces* of Linux, joined by a virtual cable of 200 Mbit/s in each direction (`tc
+# tbf`). Ranks 0 to 3 live on host 0, 4 to 7 on host 1. Where this is not possible (macOS, Colab, Binder), messages to the
+# other host wait as long; the cell says which it was. A *flat* ring goes 0, 1, ..., 7; a *hierarchical* all-reduce adds
+# up inside each host first.
 
 # %%
 NBYTES, MEGABITS = 4 * MIB, 200
@@ -324,7 +307,7 @@ in_b = {name: size / NBYTES for name, size in over_link.items()}
 assert in_b == {"ring 0, 4, 1, 5, ...": 7, "ring 0, 1, ..., 7": 1.75, "hierarchical": 1}, "who talks over the link?"
 
 # %%
-show(draw_hosts(found, NBYTES, title="Two hosts, one cable: three all-reduces of 8 ranks, bytes counted"),
+show(host_figure.draw_hosts(found, NBYTES, title="Two hosts, one cable: three all-reduces of 8 ranks, bytes counted"),
      alt="Three panels of two hosts with four ranks each. The first ring crosses the cable at every hop, the second once "
      "each way; the hierarchical one has a ring inside each host, and each rank talks to its partner across.")
 for hosts in (2, 16, 64):
@@ -332,11 +315,10 @@ for hosts in (2, 16, 64):
     print(f"{hosts:2} hosts of 4 ranks: hierarchical sends {flat / layered:.2f} times fewer bytes over a host's link (formulas)")
 
 # %% [markdown]
-# **Read it.** The flat ring carries $2\frac{N-1}{N}B$ over its one hop from host to host. The hierarchical one sends
-# $2\frac{H-1}{H}B$ for $H$ hosts: a gain that vanishes with many hosts. What stays is fewer steps over the
-# slow link. *Order* matters more: a ring that changes hosts at every hop sends seven times $B$. So launchers number
-# ranks host by host, and NCCL reads the topology first. The kernel also counts headers and acknowledgements. The
-# prediction knows the link alone; all that hosts do besides is in the ratio, most for the way with most work inside.
+# **Read it.** The flat ring sends $2\frac{N-1}{N}B$ to the next host, the hierarchical way $2\frac{H-1}{H}B$ for $H$ hosts.
+# That gain vanishes with many hosts; fewer steps stay. *Order* matters more: so launchers number ranks host by host, and
+# NCCL reads the topology. The kernel also counts headers and acknowledgements. The prediction knows the link alone: the
+# rest is work inside the hosts, whose causes we did not separate.
 #
 # **Question.** 8 hosts of 8 ranks. How many times fewer bytes does the hierarchical all-reduce put on a host's link?
 
@@ -347,9 +329,8 @@ check("11.fewer_on_64", fewer_on_64)
 # %% [markdown]
 # ## 4. Buckets and overlap
 #
-# DDP does not wait for the end of backward. It fills **buckets** with gradients and all-reduces each while backward
-# goes on. Here, on two hosts of one rank: sixteen layers, each "computes" 8 ms (it sleeps, as a GPU would leave the CPU
-# free), then has 128 KiB of gradient.
+# DDP fills **buckets** with gradients and all-reduces each while backward goes on. Here, on two hosts of one rank:
+# sixteen layers, each sleeps 8 ms (as a GPU leaves the CPU free), then has 128 KiB of gradient.
 
 # %%
 LAYERS, LAYER_SECONDS, LAYER_BYTES = 16, 0.008, 128 * 1024
@@ -403,11 +384,10 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
     "ms for backward and all-reduces, best of 4; backward alone sleeps 128"))
 
 # %% [markdown]
-# **Read it.** One bucket for all hides nothing. Small ones hide most of it where a start is cheap; where it is dear,
-# (+10 ms), starts add up and a middle size wins. The prediction fits a line to all-reduces alone and queues them beside backward:
-# the ratio says how far it misses. Neighbouring sizes may tie. In DDP the size is `bucket_cap_mb`, 25 by default (the
-# very first bucket 1). On GPUs overlap is not free: NCCL's kernels take cores and memory bandwidth from backward, which
-# a sleep does not show.
+# **Read it.** One bucket for all hides nothing. Small ones hide most where a start is cheap; where it is dear (+10 ms),
+# a middle size wins, and neighbours may tie. The prediction queues all-reduces at the price they have alone: the ratio
+# says how far it misses. DDP's size is `bucket_cap_mb`, 25 by default (the very first bucket 1). On GPUs overlap costs
+# backward some cores and memory bandwidth, which a sleep does not show.
 #
 # ## 5. Reading the tools
 #
@@ -428,9 +408,8 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 # NCCL INFO Using network IB
 # ```
 #
-# *IB* means RDMA, over InfiniBand or, as in the second job, over Ethernet (RoCE). *Socket* means TCP: the first job has
-# fast cards and does not use them. *OOB* is where ranks find each other, and no more. `Using network IB` says what was
-# selected, and not that it works: the second job died later, of an unreachable network.
+# *IB* means RDMA, over InfiniBand or Ethernet (RoCE). *Socket* means TCP, here in spite of fast cards. *OOB* is where
+# ranks find each other. `Using network IB` says what was selected: this job died, its network unreachable.
 
 # %% [markdown]
 # **`nvidia-smi topo -m`**, first rows of a DGX A100 ([NVIDIA/nccl 1505](https://github.com/NVIDIA/nccl/issues/1505)):
@@ -441,8 +420,8 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 # GPU2    NV12    NV12     X            SYS     SYS     PXB     PXB
 # ```
 #
-# `NV12`: 12 NVLinks. `PIX`, `PXB`: through one PCIe switch, or several. `PHB`, `NODE`: through the CPU's host bridge.
-# `SYS`: from one NUMA node to another. A GPU wants a NIC at `PIX` or `PXB`: GPU2 has NIC2 and NIC3.
+# `NV12`: 12 NVLinks. `PIX`, `PXB`: one PCIe switch, or several. `PHB`, `NODE`: the CPU's host bridge. `SYS`: another NUMA
+# node. A GPU wants a NIC at `PIX` or `PXB`: GPU2 has NIC2 and NIC3.
 
 # %% [markdown]
 # **`all_reduce_perf`** of nccl-tests prints two bandwidths. *algbw* is size over time. *busbw* is algbw times
@@ -456,11 +435,11 @@ display(pd.DataFrame(columns, index=pd.Index(BUCKETS, name="layers a bucket")).s
 #     134217728        49264           2.72           5.22
 # ```
 #
-# Twice the size takes eleven times as long, as no alpha-beta line does: at 64 MiB algorithm or protocol change, or the
-# network is congested. Between two nodes test with `NCCL_ALGO=RING`: trees and NVLS may print more than the ports carry
-# ([nccl-tests 196](https://github.com/NVIDIA/nccl-tests/issues/196)). Then NVIDIA expects 46-48 GB/s for each port
-# of 400 Gb/s ([nccl-tests 290](https://github.com/NVIDIA/nccl-tests/issues/290)). **`ib_write_bw`** tests one port
-# without NCCL; give it messages of 64 KiB or more, for small ones are all start.
+# Twice the size takes eleven times as long, as no alpha-beta line does: at 64 MiB the algorithm changes, or the network is
+# congested. Between two nodes set `NCCL_ALGO=RING`, for trees and NVLS may print more than the ports carry
+# ([nccl-tests 196](https://github.com/NVIDIA/nccl-tests/issues/196)); then expect 46-48 GB/s a port of 400 Gb/s
+# ([nccl-tests 290](https://github.com/NVIDIA/nccl-tests/issues/290)). **`ib_write_bw`** tests one port without NCCL, with
+# messages of 64 KiB or more.
 #
 # **Question.** How many ranks did this run have? The ratio of the two bandwidths tells.
 
@@ -471,26 +450,25 @@ check("11.ranks_of_that_run", ranks_of_that_run)
 # %% [markdown]
 # ## 6. Eight nodes, three times as fast
 #
-# Back to the job. All nodes spend most of the step in the all-reduce, so the network
-# looks guilty. But **a collective's time includes waiting for the last one to come**. Hence the order: hardware,
-# network, collectives, code. Each layer is judged by a test that needs none above it.
+# All nodes spend most of the step in the all-reduce, so the network looks guilty. But **a collective's time includes
+# waiting for the last one to come**. Hence the order: hardware, network, collectives, code. Each layer's test needs none
+# above it.
 
 # %%
 print(job.look("hardware"), job.look("network"), sep="\n\n")
 
 # %% [markdown]
 # **Hardware.** Node 5 is hot and slow: the *straggler*. `nvidia-smi -q -d PERFORMANCE` says why a clock is low.
-# **Network.** `ib_write_bw` ran on the hosts, and there the ports are well, 197 of 200 Gb/s. NCCL runs in the job's
-# container and finds no device: it speaks TCP over `eth0`. The container was not given the InfiniBand devices.
+# **Network.** On the hosts `ib_write_bw` finds 197 of 200 Gb/s. In the job's container NCCL finds no device and speaks
+# TCP: the container was not given the InfiniBand devices.
 
 # %%
 print(job.look("collectives"), job.look("code"), sep="\n\n")
 
 # %% [markdown]
-# **Collectives.** Buckets of 25 MiB, but three times as many as the gradients fill: the node takes its batch in three
-# passes and reduces after each. It fits into one, with one reduce and a whole backward to hide it. (Where it does not
-# fit, `no_sync` of lesson 04 sends as little, but hides it behind the last backward alone.) Node 5 waits for nobody, so
-# its all-reduce is the *shortest*. **Code.** Every node waits for its loader. Now cure one after the other, in this order.
+# **Collectives.** Three times as many buckets of 25 MiB as the gradients fill: one all-reduce a pass. The batch fits into a
+# single pass, with a whole backward to hide it. (Else `no_sync`, lesson 04, sends as little, hidden by the last backward
+# alone.) Node 5 waits for nobody: its all-reduce is the *shortest*. **Code.** Every node waits for its loader.
 
 # %%
 CURES = {"as found": (), "node 5 replaced": ("slow_nodes",), "InfiniBand, not TCP": ("network",),
@@ -512,10 +490,9 @@ show(draw_lanes(cure_lanes(so_far), title="Node 0's step; each keeps the cures a
      "vanish. The last lane is forward and backward alone.")
 
 # %% [markdown]
-# **The answer.** Too many bytes for the way: TCP, three times a step. With InfiniBand all of it hides behind backward,
-# three passes, too. Replacing node 5 first takes away 189 ms of waiting, and 126 ms come back: its long backward had
-# been hiding all-reduces, of which 901 ms showed, and now 1,027. The loader makes one node as slow as eight: it costs
-# time, and no scaling. Does the answer hang on TCP's rate? Each cure alone, with half and twice of it:
+# **The answer.** Too many bytes for the way: TCP, three times a step. Replacing node 5 takes away 189 ms of waiting, and
+# 126 come back: its long backward had hidden all-reduces, of which 901 ms showed, and now 1,027. The loader slows one node
+# as much as eight: it costs time, and no scaling. Each cure alone, with half and twice TCP's rate:
 
 # %%
 alone = {f"TCP at {rate} GB/s": {name: times_as_fast(replace(job, network=TCP._replace(bytes_per_second=rate * GB)).fixed(*causes)) for name, causes in CURES.items()}
@@ -523,9 +500,9 @@ alone = {f"TCP at {rate} GB/s": {name: times_as_fast(replace(job, network=TCP._r
 display(pd.DataFrame(alone).style.format(precision=2).set_caption("times one node, each cure alone (simulated; the job has 10)"))
 
 # %% [markdown]
-# **Read it.** InfiniBand brings most at each rate; where TCP is fast enough, a single pass does as much. A cure is worth what
-# it gains *after* the others: node 5 is the step from 6.17 to 8.00. A slow *link* (one port at half its rate) is harder
-# to find: all ranks wait alike. Halve the set of nodes, test each half with `all_reduce_perf`, and go on with the slow one.
+# **Read it.** InfiniBand brings most at each rate. A cure is worth what it gains *after* the others: node 5, the step from
+# 6.17 to 8.00. A slow *link* makes all ranks wait alike: test halves of the nodes with `all_reduce_perf`, and halve the
+# slow one again.
 #
 # **Question.** Another job of eight nodes: seven show 300 ms in all-reduce after backward, node 3 shows 20 ms. Which
 # node do you look at first?
@@ -546,18 +523,16 @@ check("11.node_to_look_at", node_to_look_at)
 # | a ring through each port | always: NCCL does it, if it finds the ports | one port a node |
 # | hierarchical | links inside are faster, few hosts | bytes between many hosts |
 # | larger buckets | a start is expensive | a slow link: bytes stay |
-# | smaller buckets | backward is long | latency-bound networks |
 # | fewer bytes (bf16 gradients, accumulation) | the link is full | stragglers |
 #
-# **Test yourself.** Eight nodes are only three times as fast as one. Say what you look at, in which order, with which
-# tool.
+# **Test yourself.** Eight nodes are only three times as fast as one. What do you look at, in which order, with which
+# tool?
 #
 # <details><summary>Answer</summary>
 #
-# Hardware: clocks, temperature (<code>nvidia-smi</code>), and a matmul on each GPU alone. Network:
-# <code>NCCL_DEBUG=INFO</code> for IB or Socket, <code>ib_write_bw</code> port by port, <code>all_reduce_perf</code>'s
-# busbw against the rate. Collectives: number and size of all-reduces, what is
-# not hidden behind backward. Code: time in the loader, synchronisations such as <code>.item()</code>.
+# Hardware: <code>nvidia-smi</code>. Network: <code>NCCL_DEBUG=INFO</code>, <code>ib_write_bw</code>,
+# <code>all_reduce_perf</code>. Collectives: their number, size, and what backward does not hide. Code: the loader,
+# <code>.item()</code>.
 #
 # </details>
 #
@@ -596,10 +571,10 @@ check("11.node_to_look_at", node_to_look_at)
 #     print(f"busbw {busbw_gb_per_second:.1f} GB/s, {busbw_gb_per_second / PORTS_GB_PER_SECOND:.0%} of the ports")
 # ```
 #
-# Above 80%: well. Below 50%: search, port by port. Below 10%: start with `NCCL_DEBUG=INFO`, and look for `Socket`.
+# Above 80%: well. Below 50%: search, port by port. Below 10%: look for `Socket` in `NCCL_DEBUG=INFO`.
 #
-# **Is it a node?** Plain DDP without buffers: there each rank loads and computes alone until backward. (FSDP, tensor parallelism
-# and SyncBatchNorm meet in forward.) It costs a stop a step, so take it out again:
+# **Is it a node?** For plain DDP without buffers, whose ranks first meet in backward. (FSDP, tensor parallelism and
+# SyncBatchNorm meet in forward.) It costs a stop a step, so take it out again:
 #
 # ```python
 # import time
@@ -627,11 +602,9 @@ check("11.node_to_look_at", node_to_look_at)
 #     print(f"came last (rank, steps): {votes.most_common(3)}; median spread {1e3 * spread_seconds:.0f} ms")
 # ```
 #
-# One rank, or one node's ranks, came last in most steps, and the spread is above 5% of a step: look at that node.
-# Votes that scatter: no straggler.
+# One node's ranks came last in most steps, and the spread is above 5% of a step: look at that node.
 #
-# **Is it the collectives?** In a `torch.profiler` trace, sum the `ncclDevKernel` time after the last backward kernel.
-# Accumulate without sending, and send larger buckets where a start is dear:
+# **Is it the collectives?** In a `torch.profiler` trace, sum `ncclDevKernel` after the last backward kernel. Send once:
 #
 # ```python
 # from contextlib import nullcontext
@@ -643,8 +616,8 @@ check("11.node_to_look_at", node_to_look_at)
 #         (loss_of(model, batch) / len(batches)).backward()
 # ```
 #
-# With transformers: `TrainingArguments(gradient_accumulation_steps=8, ddp_bucket_cap_mb=100)`. FSDP2 can be hierarchical
-# (HSDP): it shards inside a node, and only a shard's gradients cross:
+# With transformers: `TrainingArguments(gradient_accumulation_steps=8, ddp_bucket_cap_mb=100)`. FSDP2 shards inside a node
+# and sends only a shard's gradients across (HSDP):
 #
 # ```python
 # from torch.distributed.device_mesh import init_device_mesh
