@@ -6,8 +6,13 @@ import pytest
 from matplotlib.patches import Rectangle
 from view_cases import evidence_of, texts
 
+from utils.labs.slow_jobs import SlowJob, lesson_job
+from utils.lessons.lesson_11.host_figure import draw_hosts
 from utils.lessons.lesson_11.link_costs import draw_link_costs
 from utils.lessons.lesson_11.messages import draw_messages
+from utils.lessons.lesson_11.rails import draw_rails
+from utils.lessons.lesson_11.ring_parts import draw_ring_parts, held_by_step
+from utils.lessons.lesson_11.step_lanes import KINDS, cure_lanes, step_lanes
 from utils.lessons.lesson_11.wire import Message
 from utils.traffic.cost import AlphaBeta
 
@@ -64,3 +69,44 @@ def test_a_cost_is_drawn_with_where_its_terms_are_even() -> None:
 def test_nothing_to_draw_is_refused() -> None:
     with pytest.raises(ValueError, match="1 to 4 names; these are 0"):
         draw_link_costs({}, {}, title="")
+
+
+def test_a_ring_is_replayed_from_its_messages() -> None:
+    ring = [
+        Message(step, rank, (rank + 1) % 4, 64, 64 * ((rank - back) % 4))
+        for step, back in enumerate((1, 2, 3, 0, 1, 2), start=1)
+        for rank in range(4)
+    ]
+    states = held_by_step(ring, 4)
+    assert [len(held) for held in states[3][0]] == [4, 3, 2, 1], "complete on one rank"
+    assert all(len(held) == 4 for row in states[-1] for held in row), "complete on all"
+    figure = draw_ring_parts(ring, title="a ring")
+    assert len(figure.axes) == 8
+    assert evidence_of(figure) == "measured on real ranks"
+
+
+def test_hosts_show_what_crosses() -> None:
+    ring = [Message(1, rank, (rank + 1) % 4, 64) for rank in range(4)]
+    said = texts(draw_hosts({"flat": ring}, 128, title="two hosts"))
+    assert "host 0 to 1: 0.50 B" in said
+    with pytest.raises(ValueError, match="1 to 4 ways; these are 0"):
+        draw_hosts({}, 1, title="")
+
+
+def test_rails_add_up_the_ports() -> None:
+    said = texts(draw_rails(450e9, 50e9))
+    assert "= 400 GB/s" in said
+    assert "A drawing" in said
+
+
+def test_lanes_of_a_step_share_its_times_out_over_the_passes() -> None:
+    job = lesson_job()
+    trace, lanes = job.step(), step_lanes(job)
+    for node, lane in enumerate(lanes.values()):
+        for kind in KINDS:
+            spans = [s for s in lane if s.kind == kind and s.end_seconds > s.start_seconds]
+            total = sum(s.end_seconds - s.start_seconds for s in spans)
+            assert total == pytest.approx(trace.seconds(kind)[node]), (node, kind)
+        assert lane[-1].end_seconds == pytest.approx(trace.step_seconds)
+    assert sum(s.kind == "backward" for s in lanes["node 5"]) == job.reduced_passes
+    assert list(cure_lanes({"as found": job, "healthy": SlowJob()})) == ["as found", "healthy"]

@@ -33,7 +33,8 @@ def sweep(
         starts: seconds more that an all-reduce takes to start.
     """
     alone = [
-        (nbytes, _seconds_alone(wire, nbytes)) for nbytes in (*sizes.values(), *sizes.values())
+        (nbytes, min(_seconds_alone(wire, nbytes) for _ in range(RUNS)))
+        for nbytes in sizes.values()
     ]
     runs = {
         (more, layers): [train_step(wire, layers, more) for _ in range(RUNS)]
@@ -50,15 +51,18 @@ def _seconds_alone(wire: Wire, nbytes: int) -> float:
     return time.monotonic() - start
 
 
-def bucket_lanes(runs: Mapping[int, Run]) -> dict[str, list[Span]]:
-    """Two lanes a run, by the layers in its bucket: backward, and the all-reduces beside it."""
-    lanes = {}
-    for layers, (spans, _) in runs.items():
-        first = min(span.start_seconds for span in spans if span.kind == "backward")
-        for kind in ("backward", "all-reduce"):
-            lanes[f"{kind}, {layers} a bucket"] = [
-                Span(kind, s.start_seconds - first, s.end_seconds - first)
-                for s in spans
-                if s.kind == kind
-            ]
+def bucket_lanes(runs: Mapping[str, Run]) -> dict[str, list[Span]]:
+    """The first run's backward, and below it the all-reduces of every run, each from its own start."""
+    lanes: dict[str, list[Span]] = {}
+    for name, (spans, _) in runs.items():
+        start = min(span.start_seconds for span in spans if span.kind == "backward")
+        for kind, lane in (("backward", "backward"), ("all-reduce", name)):
+            lanes.setdefault(
+                lane,
+                [
+                    Span(kind, s.start_seconds - start, s.end_seconds - start)
+                    for s in spans
+                    if s.kind == kind
+                ],
+            )
     return lanes

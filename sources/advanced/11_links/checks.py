@@ -49,28 +49,6 @@ fewer_on_64 = Question(
     note="1.125: on many hosts it saves few bytes, but 14 steps over the slow link replace 126",
 )
 
-which_uses_tcp = Question(
-    "Lesson 11: which of the two jobs speaks TCP.",
-    one_of("first", "second"),
-    right="first",
-    wrong={
-        "second": "It says `Using network IB`: RDMA, here over Ethernet. OOB is the interface for meeting only."
-    },
-    note="`Using network Socket`: eight fast network cards, spoken to over TCP",
-)
-
-nic_of_gpu2 = Question(
-    "Lesson 11: the NIC nearest to GPU2 of a DGX A100.",
-    whole("the number of a NIC"),
-    right=2,
-    wrong={
-        0: "GPU2's row says SYS for NIC0: every byte would cross from one NUMA node to another."
-    },
-    nudge="Look in the row of GPU2 for PXB.",
-    expected="0 or 2",
-    note="PXB: through PCIe switches only; NIC3 is as near",
-)
-
 ranks_of_that_run = Question(
     "Lesson 11: ranks from the ratio of busbw and algbw.",
     whole("a number of ranks"),

@@ -23,20 +23,21 @@ class Beside(NamedTuple):
 
 
 def beside_gloo(numbers: int = ROWS * COLUMNS) -> dict[str, Beside]:
-    """On a rank: four collectives of `numbers` doubles, which the ranks must divide.
+    """On a rank: four collectives over `numbers` doubles, which the ranks must divide.
 
-    Those that gather take as many from each rank.
+    That is the whole tensor: an all-gather takes a rank's share of it from each.
     """
     ranks = dist.get_world_size()
     x = torch.randn(
         numbers, dtype=torch.float64, generator=torch.Generator().manual_seed(dist.get_rank())
     )
+    shard = x[: numbers // ranks]
     return {
         "all-gather": _beside(
             algorithms.ring_all_gather,
-            x,
-            lambda to: dist.all_gather_into_tensor(to, x),
-            ranks * numbers,
+            shard,
+            lambda to: dist.all_gather_into_tensor(to, shard),
+            numbers,
         ),
         "reduce-scatter": _beside(
             algorithms.ring_reduce_scatter,

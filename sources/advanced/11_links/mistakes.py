@@ -25,14 +25,6 @@ known.mistakes(
     two_hosts=(1.75, "two hosts"),
 )
 known.mistakes(
-    "which_uses_tcp",
-    second=("second", "RDMA"),
-)
-known.mistakes(
-    "nic_of_gpu2",
-    nic_0=(0, "SYS"),
-)
-known.mistakes(
     "ranks_of_that_run",
     two_too_few_in_front=(12, "a 2 in front"),
     sixteen=(16, "1.875"),
@@ -41,7 +33,6 @@ known.mistakes(
     "node_to_look_at",
     came_first=(0, "came last"),
 )
-known.rights("which_uses_tcp", capital="First")
 
 
 def ring_by_number(wire: Wire, tensor: torch.Tensor, host_of: list[int]) -> torch.Tensor:
