@@ -111,7 +111,10 @@ MODEL = ModelShape(
     name="small", family="gpt", layers=8, hidden=1024, heads=8, feedforward=4096, vocabulary=51_200,
     max_sequence=2048, positions="learned", tied=True,
 )  # fmt: skip
-CLUSTER, BATCH = Cluster(gpu="A100-80GB", nodes=2, usd_per_gpu_hour=2.0), Batch(64, 2048)
+CLUSTER, BATCH = (
+    Cluster(gpu="A100-80GB", nodes=2, usd_per_gpu_hour=2.0),
+    Batch(sequences=64, sequence_length=2048),
+)
 PLAN = Plan(dp=2, tp=4, pp=2, sequence_parallel=True)
 
 
