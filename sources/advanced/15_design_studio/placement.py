@@ -12,6 +12,7 @@ from utils.planner import Estimate
 from utils.planner.traffic import axis_bytes
 from utils.units import GB, GIB
 from utils.views.plan_figures import stack_stages, stage_parts
+from utils.views.rank_map import axis_links
 from utils.views.style import course_style, print_evidence
 
 __all__ = ["draw_memory_beside", "draw_placement"]
@@ -91,7 +92,8 @@ def _links(found: Estimate) -> list[tuple[str, str]]:
          f"{sent['pp'] / GB:,.0f} GB a step"),
     ]  # fmt: skip
     if plan.dp > 1:
-        text = f"DP {plan.dp}: the same t of d0 and d1, in the node, once a step: {sent['shard'] / GB:,.0f} GB"
+        place = axis_links(found)["dp"]
+        text = f"DP {plan.dp}: the same t of d0 and d1, {place}, once a step: {sent['shard'] / GB:,.0f} GB"
         lines.append(("black", text))
     return lines
 
