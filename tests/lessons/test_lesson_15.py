@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from view_cases import evidence_of, texts
 
+from evidence.validation import table
+from utils.catalog import ModelShape
 from utils.lessons.lesson_15.loss import (
     FIRST_FIT,
     REFIT,
@@ -14,7 +19,18 @@ from utils.lessons.lesson_15.loss import (
     loss,
     tokens_for,
 )
-from utils.lessons.lesson_15.relatives import Relative, draw_relatives, relatives
+from utils.lessons.lesson_15.placement import draw_memory_beside, draw_placement
+from utils.lessons.lesson_15.relatives import (
+    Relative,
+    draw_relatives,
+    megatron_ratios,
+    ranked_pairs,
+    relatives,
+)
+from utils.lessons.lesson_15.review import review
+from utils.lessons.lesson_15.ways_out import draw_ways_out
+from utils.lessons.lesson_15.whole_runs import WholeRun, whole_runs
+from utils.planner import Batch, Cluster, Plan, estimate
 
 ASKED = 131.13e9, 300e9
 
@@ -61,3 +77,83 @@ def test_the_runs_are_those_that_the_lesson_speaks_of() -> None:
     assert 1.0 < min(slow) < 1.01 and 1.13 < max(slow) < 1.14, "1% to 13% longer than predicted"
     (fsdp,) = (row for name, row in found.items() if "FSDP" in name)
     assert fsdp.ratios[1] > fsdp.interval[1], "micro-batch 2 lies outside"
+    assert len(slow) == 14 and slow == megatron_ratios(relatives()), "all of them, and no other"
+
+
+def test_bloom_is_compared_on_one_side_of_the_tuning_of_its_nodes() -> None:
+    repeats = {row["line"]: (row["note"], float(row["sec_per_it"] or 0)) for row in _bloom()}
+    before, after = [[repeats[line] for line in two] for two in (("712", "726"), ("776", "848"))]
+    assert {note < "02-25" for note, _ in before} == {True}
+    assert {note < "02-25" for note, _ in after} == {False}
+    for (_, one), (_, other) in (before, after):
+        assert abs(one / other - 1) < 0.01, "one layout twice"
+    assert before[0][1] / after[0][1] > 1.05, "across the tuning"
+
+
+def test_the_planner_ranks_layouts() -> None:
+    pairs = ranked_pairs()
+    free = [pair for pair in pairs if not pair.fitted]
+    assert (len(pairs), sum(pair.agrees for pair in pairs)) == (25, 24)
+    assert (len(free), sum(pair.agrees for pair in free)) == (7, 7)
+
+
+def test_whole_runs_scale_with_the_product_of_parameters_and_tokens() -> None:
+    run = WholeRun("one", 1e9, 1e9, 100.0)
+    assert run.scaled_hours(2e9, 3e9) == pytest.approx(600.0)
+    assert run.mfu == pytest.approx(6e18 / (100 * 3600 * 312e12))
+    names = [row.name for row in whole_runs()]
+    assert names == ["LLaMA-65B", "OPT-175B", "BLOOM-176B", "GLM-130B"]
+    (glm,) = (row for row in whole_runs() if "GLM" in row.name)
+    assert glm.gpu_hours == 768 * 60 * 24
+
+
+MODEL = ModelShape(
+    name="small", family="gpt", layers=8, hidden=1024, heads=8, feedforward=4096, vocabulary=51_200,
+    max_sequence=2048, positions="learned", tied=True,
+)  # fmt: skip
+CLUSTER, BATCH = (
+    Cluster(gpu="A100-80GB", nodes=2, usd_per_gpu_hour=2.0),
+    Batch(sequences=64, sequence_length=2048),
+)
+PLAN = Plan(dp=2, tp=4, pp=2, sequence_parallel=True)
+
+
+def test_a_placement_draws_groups_and_sends_of_stages_that_fill_a_node() -> None:
+    found = estimate(MODEL, CLUSTER, PLAN, BATCH)
+    words = texts(draw_placement(found, title="ours"))
+    assert "t3\nd1" in words and "8 parallel sends, each GPU to its own t and d" in words
+    spread = estimate(MODEL, CLUSTER, Plan(tp=2, pp=8, sequence_parallel=True), BATCH)
+    with pytest.raises(ValueError, match="one node of 8"):
+        draw_placement(spread, title="ours")
+
+
+def test_memory_beside_says_what_the_first_stage_leaves() -> None:
+    found = estimate(MODEL, CLUSTER, PLAN, BATCH)
+    words = texts(draw_memory_beside([found, found], title="twice"))
+    assert "GiB empty on stage 0" in words and "temporaries" not in words
+    with pytest.raises(ValueError, match="needs plans"):
+        draw_memory_beside([], title="none")
+
+
+def test_ways_out_are_drawn_beside_deadline_and_budget() -> None:
+    found = estimate(MODEL, CLUSTER, PLAN, BATCH)
+    verdict = review(found, found, tokens=1e9, days=30, usd=1e5, spares=1)
+    judged = {"ours": (found, verdict)}
+    figure = draw_ways_out(judged, days=30, usd=1e5, middle=1.07, slower={"x 2": 2.0})
+    words = texts(figure)
+    assert "x 2" in words and "deadline, budget" in words and "million dollars" in words
+    with pytest.raises(ValueError, match="needs plans"):
+        draw_ways_out({}, days=30, usd=1e5, middle=1.07, slower={})
+
+
+def test_the_flags_that_the_lesson_adds_are_megatron_lms() -> None:
+    folder = Path(__file__).parents[2] / "sources" / "advanced" / "15_design_studio"
+    text = (folder / "lesson.py").read_text(encoding="utf-8")
+    added = text.partition("whole_run = (")[2].partition("print(whole_run")[0]
+    known = {row["name"] for row in table("megatron_arguments")}
+    flags = re.findall(r"--[a-z0-9-]+", added)
+    assert len(flags) == 7 and set(flags) <= known
+
+
+def _bloom() -> list[dict[str, str]]:
+    return table("bloom_prequel")

@@ -72,7 +72,7 @@ def _trial(text: str) -> tuple[float, float, list[float]]:
     torch.distributed.destroy_process_group()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         names = run_block(text, model=_Language(), dataset=_Texts())
-    return names["seconds"], names["tokens_per_step"], names["Clock"].ends
+    return names["seconds"], names["tokens_per_step"], names["clock"].ends
 
 
 class _Language(nn.Module):
