@@ -12,6 +12,7 @@ from utils.lessons.lesson_12.tensor_flow import (
     Held,
     draw_feedforward,
     draw_kept,
+    draw_key_heads,
     draw_tensor_flow,
 )
 
@@ -35,9 +36,19 @@ def test_a_rank_fills_its_own_part_of_a_box():
 def test_a_feedforward_sums_once_or_gathers_and_scatters():
     (axes,) = draw_feedforward().axes
     texts = [text.get_text() for text in axes.texts]
-    told = [text.partition("\n")[0] for text in texts if "(back:" in text]
+    told = [text.partition("\n")[0].partition(",")[0] for text in texts if "(back:" in text]
     assert told == ["f: nothing", "g: all-reduce", "all-gather", "reduce-scatter"]
     assert [text for text in texts if text in {"A", "C"}] == ["A", "C"] * 2
+
+
+def test_two_ranks_hold_a_copied_head_and_a_gather_brings_one():
+    (axes,) = draw_tensor_flow({"one way": [Held("W", "copied weights", 2)]}, ranks=4).axes
+    boxes = [p for p in axes.patches if isinstance(p, Rectangle) and p.get_linewidth() == 0.5]
+    lefts = [box.get_x() for box in boxes]
+    assert lefts[0] == lefts[1] < lefts[2] == lefts[3]
+    assert boxes[0].get_x() + boxes[0].get_width() == pytest.approx(boxes[2].get_x())
+    texts = [text.get_text() for text in draw_key_heads().axes[0].texts]
+    assert {"copies", "the head it needs", "all-gather\n(back: reduce-scatter)"} <= set(texts)
 
 
 def test_a_wide_tensor_is_cut_by_columns_and_a_matrix_by_rows():
@@ -64,7 +75,11 @@ def test_terms_add_up_to_a_bar_and_the_measured_stands_beside_it():
     (axes,) = figure.axes
     widths = [bar.get_width() for bar in axes.patches if bar.get_width()]
     assert widths[:3] == pytest.approx([1, 2, 3])
-    assert [t.get_text().strip() for t in axes.texts] == ["3 KiB, 100% (measured)"]
+    assert [t.get_text().strip() for t in axes.texts] == ["3 KiB, 100%"]
+    (axes,) = draw_kept(
+        {"one": 4096, "two": 3072}, {"one": terms, "two": terms}, {"one": 2, "two": 1}
+    ).axes
+    assert axes.texts[1].get_text().strip() == "3 KiB, 75%; without scores 50%"
     assert "measured on cpu, predicted" in figure.get_supxlabel()
     with pytest.raises(ValueError, match="the same schemes"):
         draw_kept({"one GPU": 3072}, {"two": terms})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,19 +16,24 @@ from utils.traffic.counter import traffic
 
 from .gpt import GPTBlock
 from .tensor_split import split_layers
+from .workers import ring_bytes
 
 __all__ = [
     "CopiedHeads",
+    "Kept",
     "apart",
     "attention_apart",
     "columns_apart",
     "kept_bytes",
+    "kept_terms",
+    "layer_traffic",
     "loss_apart",
     "mine",
 ]
 
 SEQUENCE, BATCH, HIDDEN, HEAD_DIM = 16, 2, 32, 16
 Layer = Callable[..., Any]
+Traffics = Mapping[str, tuple[int, int]]
 
 
 def mine(tensor: Tensor, dim: int) -> Tensor:
@@ -117,7 +122,54 @@ def loss_apart(split_cross_entropy: Layer, tokens: int, words: int) -> tuple[flo
     return apart(part.grad, mine(logits.grad, 1)), sent.payload_bytes
 
 
-def kept_bytes(length: int, batch: int, hidden: int, heads: int, sequence: bool) -> int:
+def layer_traffic(less: Traffics, more: Traffics) -> dict[str, str]:
+    """What a rank of a ring sends for the layer that `more` has beside `less`, in words, by collective.
+
+    Args:
+        less, more: calls and payload bytes of a step, by collective.
+    """
+    rows, total = {}, 0
+    for kind, (calls, put_in) in more.items():
+        size = ring_bytes({kind: put_in - less[kind][1]})
+        rows[kind] = f"{calls - less[kind][0]} x, {size:,}"
+        total += size
+    return {"bytes a layer": f"{total:,}"} | rows
+
+
+def kept_terms(
+    length: int, batch: int, hidden: int, heads: int, *, inside: int, between: int
+) -> dict[str, float]:
+    """Bytes of the formula's terms (Korthikanti et al. 2022, equations 1, 2 and 4), and what it leaves out.
+
+    Args:
+        length: positions of the whole sequence.
+        batch: sequences.
+        hidden: channels.
+        heads: of attention.
+        inside, between: ranks that share what lies inside of attention and feed-forward, and between.
+    """
+    sbh = length * batch * hidden
+    return {
+        "between the matrices": 10 * sbh / between,
+        "inside": 24 * sbh / inside,
+        "scores": 5 * heads * length**2 * batch / inside,
+        "causal mask, norms' statistics": length**2 + 8 * length * batch / between,
+    }
+
+
+class Kept(NamedTuple):
+    """Bytes that a rank keeps for backward.
+
+    Attributes:
+        total: all of them.
+        scores: those of tensors of position by position: scores, their dropout, the causal mask.
+    """
+
+    total: int
+    scores: int
+
+
+def kept_bytes(length: int, batch: int, hidden: int, heads: int, sequence: bool) -> Kept:
     """Bytes that one rank keeps for the backward of a GPT layer in bf16, but for its weights.
 
     Args:
@@ -133,14 +185,17 @@ def kept_bytes(length: int, batch: int, hidden: int, heads: int, sequence: bool)
     split_layers(part.bfloat16(), sequence_dim=0 if sequence else None)
     own = {p.untyped_storage().data_ptr() for p in part.parameters()}
     kept: dict[int, int] = {}
+    scores: set[int] = set()
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         kept[storage.data_ptr()] = storage.nbytes() * (storage.data_ptr() not in own)
+        if tensor.shape[-2:] == (length, length):
+            scores.add(storage.data_ptr())
         return tensor
 
     here = length // dist.get_world_size() if sequence else length
     x = torch.randn(here, batch, hidden, dtype=torch.bfloat16, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         part.blocks[0](x).sum().backward()
-    return sum(kept.values())
+    return Kept(sum(kept.values()), sum(kept[place] for place in scores))

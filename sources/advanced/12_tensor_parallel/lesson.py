@@ -14,8 +14,7 @@
 # **The question.** Four ranks hold a quarter of each layer and compute it together. What must each still keep whole, and what
 # do they send?
 #
-# **Promise.** You split a feed-forward layer and attention by hand, and a whole model by PyTorch's DTensor, and count what
-# a rank holds, keeps and sends. Losses stay those of one process to 15 digits.
+# **Promise.** You split layers by hand, and a model by PyTorch's DTensor, and count what a rank holds, keeps and sends.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -23,8 +22,8 @@
 #
 # ## A bet
 #
-# Four ranks share every matrix of a GPT layer. One GPU would keep 100% of its activations for backward. How many percent
-# does each of the four keep? Section 3 measures.
+# Four ranks share every matrix of a GPT layer that trains with flash attention. One GPU would keep 100% of its activations
+# for backward. How many percent does each of the four keep? Section 3 measures.
 
 # %%
 my_bet_percent = 25
@@ -33,6 +32,7 @@ my_bet_percent = 25
 here = setup("advanced/12")
 
 # %%
+import pandas as pd
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -41,36 +41,32 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel,
                                                loss_parallel, parallelize_module)
 
-from utils import Batch, Cluster, Plan, Transformer, TransformerConfig, check
-from utils import model_shape, run_ranks, score, show, traffic
-from utils.catalog import SUSTAINED, link
-from utils.planner.step_time.block_time import block_time
-from utils.planner.calibration import BESIDE_TRAINING
-from utils.lessons.lesson_12.compare import apart, attention_apart, columns_apart, kept_bytes, loss_apart, mine
-from utils.lessons.lesson_12.tensor_flow import draw_feedforward, draw_kept
+from utils import Transformer, TransformerConfig, check, model_shape, run_ranks, show, traffic
+from utils.lessons.lesson_12.compare import (apart, attention_apart, columns_apart, kept_bytes, kept_terms, layer_traffic,
+                                             loss_apart, mine)
+from utils.lessons.lesson_12.tensor_flow import draw_feedforward, draw_kept, draw_key_heads
 from utils.lessons.lesson_12.tensor_layers import vocabulary_cross_entropy
 from utils.lessons.lesson_12.tensor_split import split_layers
 from utils.lessons.lesson_12.workers import ring_bytes
-from evidence.validation.tables import table
 
 RANKS, S, B, H = 4, 16, 2, 32  # ranks; positions, sequences and channels of section 1
 
 # %% [markdown]
 # Lesson 09 shared *states* among ranks that compute different data. Here ranks share the computing of the *same* data.
-# New words stand in the [glossary](../00_glossary.ipynb).
+# Short words: the *stream* is the residual stream, a *product* a GEMM, a *word* an entry of the vocabulary. Gaps to one
+# process are norms of a difference, as shares. More: [glossary](../00_glossary.ipynb).
 
 # %%
 show(draw_feedforward(),
-     alt="Four ranks in two schemes. Tensor parallel: each has the whole input, a quarter of A's columns, of the "
-     "channels inside and of C's rows, and a term of the output; an all-reduce gives all of them the sum. With sequence "
-     "parallelism each has a quarter of the sequence outside, gathered before and reduce-scattered after.")
+     alt="Four ranks in two schemes. Tensor parallel: each has the whole input, a quarter of A's columns and of C's rows, and a "
+     "term of the output. With sequence parallelism each has a quarter of the sequence outside.")
 
 # %% [markdown]
 # ## 1. Two matrices, one sum
 #
 # A feed-forward layer is $z = \mathrm{gelu}(x A)\,C$. Cut $A$ by **columns**: each rank computes some channels of the
 # inside, and GELU works on each channel by itself. Cut $C$ by **rows**, the same channels: each rank has a term of the
-# sum $z$. So forward needs one sum over the ranks, at the end: Megatron's $g$. Backward mirrors it: each
+# sum $z$, a *partial* sum. So forward needs one sum over the ranks, at the end: Megatron's $g$. Backward mirrors it: each
 # rank's share of $A$ gives a term of the gradient of $x$, so one sum, at the beginning: $f$.
 
 # %%
@@ -105,13 +101,13 @@ class SumOut(torch.autograd.Function):
         return gradient
 
 
-def split_feedforward(A, C, x):  # nn.Linear keeps its matrix turned: (outputs, inputs)
+def split_feedforward(A, C, x):  # nn.Linear keeps (outputs, inputs): columns of A are its dimension 0
     inside = F.gelu(F.linear(CopyIn.apply(x), A))
     return SumOut.apply(F.linear(inside, C))
 
 
 # %% [markdown]
-# **Predict.** The *stream* flows from layer to layer: $s$ positions, $b$ sequences, $h$ channels. Around a ring of $t$
+# **Predict.** The stream has $s$ positions, $b$ sequences, $h$ channels. Around a ring of $t$
 # ranks, a reduce-scatter or an all-gather makes each rank send $(t-1)/t$ of it, and an all-reduce twice that: here 1.5
 # streams. Two all-reduces of 8-byte numbers are $2 \cdot 1.5 \cdot 8\,sbh$ bytes. **All bytes sent on this page are
 # counted so.**
@@ -152,8 +148,14 @@ check("12.other_way", collectives_the_other_way)
 # columns, **whole heads at a time**, and the output matrix by rows. Again one $f$ and one $g$: a layer makes four
 # sums of the stream, two forward, two backward.
 #
-# With grouped queries there can be fewer key-value heads than ranks. Then several ranks hold a **copy** of the
-# one that their query heads share, and each copy sees a part of its gradient.
+# With grouped queries there can be fewer key-value heads than ranks. Of the two ways below, `split_layers` here takes
+# **copies**: each sees a part of its gradient. Megatron-Core cuts on inside a head, and gathers keys and values in each
+# forward. DTensor's plan (section 4) has neither: its ranks must divide the *key-value* heads.
+
+# %%
+show(draw_key_heads(),
+     alt="By copies, ranks 0 and 1 hold the first key-value head, 2 and 3 the second; gradients are summed in pairs. By a "
+     "gather, each holds half a head's weights, and an all-gather brings the head it needs.")
 
 # %%
 def attention(layer, x, own, f, g):
@@ -174,10 +176,10 @@ for rank, it in enumerate(run_ranks(attention_apart, RANKS, attention, CopyIn.ap
 # %% [markdown]
 # ## 3. What a rank keeps
 #
-# Of weights, gradients and states a rank holds a quarter now, but for copied heads and norms (section 4 counts). Of
-# activations? This is what a GPT layer in 16 bits keeps for backward on $t$ ranks (Korthikanti and others 2022); the last
-# term, scores of $a$ heads, flash attention has not. `GPTBlock` (`sources/advanced/12_tensor_parallel/gpt.py`) is written to keep
-# what they count: the run tests how it *divides*.
+# A rank holds a quarter of states now, but for copied heads and norms. Of activations? This is what
+# a GPT layer with dropout keeps in 16 bits on $t$ ranks (Korthikanti and others 2022). The last term is scores of $a$
+# heads, zero with flash attention. `GPTBlock` (`sources/advanced/12_tensor_parallel/gpt.py`) is written to keep what they
+# count: the run tests how it *divides*.
 #
 # | | bytes | their equation |
 # |---|---|---|
@@ -189,22 +191,23 @@ for rank, it in enumerate(run_ranks(attention_apart, RANKS, attention, CopyIn.ap
 LAYER = {"length": 128, "batch": 2, "hidden": 128, "heads": 4}
 kept = {"one GPU": run_ranks(kept_bytes, 1, *LAYER.values(), False)[0],
         "tensor parallel": run_ranks(kept_bytes, RANKS, *LAYER.values(), False)[0]}
-for way, size in kept.items():
-    print(f"{way:<16} keeps {size:>9,} bytes, {size / kept['one GPU']:.0%} (measured)")
+bare = {way: it.total - it.scores for way, it in kept.items()}  # what flash attention would leave
+for way, it in kept.items():
+    print(f"{way:<16} keeps {it.total:>9,} bytes, {it.total / kept['one GPU'].total:.0%}; "
+          f"without scores {bare[way]:>9,}, {bare[way] / bare['one GPU']:.0%} (measured)")
 print(f"your bet: {my_bet_percent}%")
 
 # %% [markdown]
-# **Read it.** Far more than a quarter. What stands between the matrices, every rank computes and keeps **whole**:
-# inputs of two norms (4 bytes an element), masks of two dropouts (2). Whole, too, are the inputs of query, key,
-# value and of $A$ (4): a column needs all of its input. That is the 10. Without scores it weighs more: with flash
-# attention and $t = 4$ a rank keeps $(10 + 24/4)/34$, 47%.
+# **Read it.** Far more than a quarter: 47% with flash attention, 40% with scores, which divide well. What
+# stands between the matrices, every rank keeps **whole**: inputs of two norms (4 bytes an element), masks of
+# two dropouts (2), and the inputs of query, key, value and of $A$ (4), since a column needs all of its input.
 #
 # But norms and dropout work on each token by itself. So let each rank have a part of the *sequence* there. An all-reduce is
 # a reduce-scatter followed by an all-gather: put the first after the matrices, the second before the next, and
-# a ring sends as much. Random states follow: the same elements, the same mask.
+# a ring sends as much. Seeds do not follow by themselves: one seed on all ranks gives different tokens, or
+# heads, the same mask (lab). (Ulysses and context parallelism are others: [18](18_long_contexts.ipynb).)
 #
-# Here is the column side. It keeps its *part* of $x$ and **gathers again** in backward: one more send, which Megatron
-# hides behind `gradient @ A`. The row side is yours, in the lab.
+# The column side keeps its *part* of $x$ and **gathers again** in backward. The row side is your lab.
 
 # %%
 class GatherIn(torch.autograd.Function):
@@ -239,28 +242,25 @@ assert gap < 1e-9, "is the gradient of x summed over the ranks, and A's made wit
 
 # %%
 kept["and sequence parallel"] = run_ranks(kept_bytes, RANKS, *LAYER.values(), True)[0]
-length, batch, hidden, heads = LAYER.values()
-sbh, scores, parts = length * batch * hidden, 5 * heads * length / hidden, {}
-for way, (t, between) in {"one GPU": (1, 1), "tensor parallel": (RANKS, 1), "and sequence parallel": (RANKS, RANKS)}.items():
-    terms = {"norms, inputs, masks": 10 / between, "inside": 24 / t, "scores": scores / t}
-    parts[way] = {name: sbh * size for name, size in terms.items()}
-    beside = length**2 + 8 * length * batch // between  # a causal mask, and the norms' statistics
-    print(f"{way:<22} {kept[way]:>9,} bytes measured = {sum(parts[way].values()):>11,.0f} by the formula + {beside:,}",
-          f"beside it  {kept[way] / kept['one GPU']:.0%}")
-    assert kept[way] == sum(parts[way].values()) + beside, f"{way}: the layer keeps what the paper does not count"
+cuts = {"one GPU": (1, 1), "tensor parallel": (RANKS, 1), "and sequence parallel": (RANKS, RANKS)}  # inside, and between
+parts = {way: kept_terms(**LAYER, inside=t, between=n) for way, (t, n) in cuts.items()}
+for way, it in kept.items():
+    predicted, bare[way] = sum(parts[way].values()), it.total - it.scores
+    print(f"{way:<22} {it.total:>9,} bytes measured, {predicted:>11,.0f} predicted")
+    assert it.total == predicted, f"{way}: the layer keeps what the paper does not count"
 
 # %%
-show(draw_kept(kept, parts, title="Activations of a GPT layer: one GPU, and one of four ranks\n"
-               "bf16, s 128, b 2, h 128, 4 heads, scores kept", device="cpu"),
-     alt="Bytes kept: one GPU 100%; a rank of four 40%, as the term of norms, inputs and masks stays whole; "
-     "26% once the sequence is split, too.")
+show(draw_kept({way: it.total for way, it in kept.items()}, parts, bare, device="cpu",
+               title="A GPT layer with dropout: one GPU, and one of t = 4 ranks\n"
+               "bf16, s 128, b 2, h 128, 4 heads; written as the formula counts"),
+     alt="One GPU 100%; a rank of four 40%; 26% once the sequence is split, too. Without scores 47% and 25%.")
 
 # %% [markdown]
-# **Read it.** There is the quarter. What the paper leaves out as small stands beside it: the
-# causal mask, which no rank divides, and the norms' statistics.
+# **Read it.** There is the quarter. The paper leaves out the causal mask, which no rank divides, and the norms' statistics.
 #
 # **The trap.** A norm's weight is whole on every rank, and each sees only its part of the tokens now, so
-# a part of the gradient. It must be added up over the ranks, as for copied heads: `shared.add_up()` below.
+# a part of the gradient. It must be added up over the ranks, as for copied heads: `shared.add_up()` below. So must that of a
+# row-parallel **bias**. Add a bias *after* the sum: before it, it counts $t$ times.
 #
 # ### A loss that gathers no logits
 #
@@ -291,12 +291,13 @@ print(f"gradient {gap:.0e} from one process; {found // TOKENS // 8} numbers a to
 assert gap < 1e-9 and found == 3 * TOKENS * 8, "three numbers a token: a maximum, a sum, a target"
 
 # %% [markdown]
-# The embedding is cut by words as well: a rank looks up its own, puts zeros for the rest, and the ranks add up.
+# The embedding is cut by words, too (vocabulary-parallel): a rank looks up its own, and the ranks add up.
 #
 # ## 4. The library's way: a plan
 #
 # **DTensor** is a tensor that knows how it lies on the ranks: `Shard(1)`, `Replicate()`, or a term of a sum,
-# `Partial()`. It sends where an operation needs another layout. You write which layer is cut which way:
+# `Partial()`. It sends where an operation needs another layout. You write which layer is cut which way
+# (`ColwiseParallel` is `Shard(0)` of a weight):
 
 # %%
 def plan_of_block(sequence=False, together=True):
@@ -306,16 +307,16 @@ def plan_of_block(sequence=False, together=True):
     plan |= {n: RowwiseParallel(output_layouts=between) for n in ("attention.output", "feedforward.down")}
     if sequence:
         plan |= {name: SequenceParallel() for name in ("attention_norm", "feedforward_norm")}
-    if together:  # one DTensor for all matrices that read it. None: an input that is no stream, attention's rotation
+    if together:  # one DTensor for all matrices that read it. None: an input that is no stream: RoPE's rotation
         plan["attention"] = PrepareModuleInput(input_layouts=(between, None), desired_input_layouts=(Replicate(), None))
         plan["feedforward"] = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
     return plan
 
 
 # %%
-def by_library(model, sequence=False, together=True):
+def by_library(model, sequence=False, together=True, embed=RowwiseParallel):
     between, mesh = Shard(1) if sequence else Replicate(), init_device_mesh("cpu", (dist.get_world_size(),))
-    ends = {"embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+    ends = {"embed": embed(input_layouts=Replicate(), output_layouts=between),
             "head": ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False)}
     parallelize_module(model, mesh, ends | ({"norm": SequenceParallel()} if sequence else {}))
     for block in model.blocks:
@@ -323,8 +324,7 @@ def by_library(model, sequence=False, together=True):
 
 
 # %% [markdown]
-# Logits come out as a DTensor with some words on each rank, and `loss_parallel()` lets `F.cross_entropy` work on them
-# ungathered: the loss above, as a library call.
+# Logits come out as a DTensor, some words a rank. `loss_parallel()` lets `F.cross_entropy` work on them ungathered.
 
 # %%
 def fresh(layers=2, kv_heads=4):
@@ -379,23 +379,23 @@ def all_ways(layers, steps):
 WAYS = ["by hand", "DTensor, the tutorial's plan", "DTensor", "DTensor, sequence", "by hand, sequence"]
 one, whole, _ = run_ranks(run, 1, "one process")[0]
 two_layers, three_layers = (run_ranks(all_ways, RANKS, *of)[0] for of in ((2, 10), (3, 1)))
+rows = {}
 for way in WAYS:
-    (losses, held, less), more = two_layers[way], three_layers[way][2]
+    losses, held, sent = two_layers[way]
     off = max(abs(a / b - 1) for a, b in zip(losses, one, strict=True))
-    calls = {kind: more[kind][0] - less[kind][0] for kind in more}
-    sent = {kind: ring_bytes({kind: more[kind][1] - less[kind][1]}) for kind in more}
-    print(f"{way:<29} losses {off:.0e} from one process, {held / whole:.1%} of the parameters; {sum(sent.values()):,} bytes a layer:",
-          ", ".join(f"{calls[kind]} x {kind} {sent[kind]:,}" for kind in sent))
     assert off < 1e-12, f"{way} trains another model: is a sum missing?"
+    rows[way] = {"losses from one process": f"{off:.0e}", "parameters held": f"{held / whole:.1%}"}
+    rows[way] |= layer_traffic(sent, three_layers[way][2])  # around a ring
+pd.DataFrame(rows).T.fillna("")
 
 # %% [markdown]
 # **Read it.** The tutorial's plan gives the right losses and sends 7/4 of the bytes. Query, key and value each send
-# a gradient of the plain input: three sums for one $f$; gate and up two. `together` makes the input **one** DTensor, and
+# a gradient of the plain input; gate and up two. `together` makes the input **one** DTensor, and
 # gradients are added before they travel.
 #
-# With the sequence split DTensor sends what the all-reduces sent, and 768 bytes for the norms' gradients (by hand all
-# norms share one call). But it keeps the gathered inputs, $4\,sbh$ bytes a layer, whole. By hand we gather twice more: a quarter more
-# bytes.
+# With the sequence split DTensor sends what the all-reduces sent, and the norms' gradients (by hand all
+# share one call). But this plan, eager and without checkpointing, keeps the gathered inputs: of a GPT layer
+# $(4 + 30/t)\,sbh$ bytes for $34/t$. By hand we gather twice more.
 #
 # **Question.** Llama-2-70B has $h = 8192$. How many MB ($10^6$ bytes) does one of **eight** ranks send for a layer and step of
 # one sequence of 4,096 tokens, in bf16, by the plan with four all-reduces?
@@ -407,29 +407,27 @@ check("12.mb_per_layer", mb_per_layer)
 # %% [markdown]
 # ### At real size
 #
-# Two layers of Llama-2-70B's shape on one of eight simulated ranks, one sequence of 4,096 tokens:
+# Two layers of Llama-2-70B's shape on one of eight simulated ranks, 4,096 tokens, MiB at the peak. The second plan cuts the
+# *embedding* by columns:
 
 # %% jupyter={"source_hidden": true}
-from dataclasses import replace
 from utils import simulate
 from utils.parallel import ParallelDims, device_mesh
-from utils.lessons.lesson_12.tensor_traffic import tensor_traffic
 
 SHAPE, DIMS = model_shape("llama-2-70b"), ParallelDims(tp=8)
-planned = tensor_traffic(replace(SHAPE, layers=2, published_count=None), Plan(tp=8, sequence_parallel=True),
-                         Batch(sequences=1, sequence_length=4096))
 
 # %% jupyter={"source_hidden": true}
 def two_of_70b(way):
-    made, by_plan, sequence = {}, "DTensor" in way, "sequence" in way
+    made, by_plan = {}, "DTensor" in way
+    embed = ColwiseParallel if "columns" in way else RowwiseParallel
 
     def build():
         model = Transformer(TransformerConfig.from_shape(SHAPE, layers=2)).to(torch.bfloat16)
         if by_plan:
-            by_library(model, sequence)
+            by_library(model, True, embed=embed)
         else:
             made["group"] = device_mesh(DIMS, "cpu").get_group("tp")
-            made["shared"] = split_layers(model, made["group"], sequence_dim=1 if sequence else None)
+            made["shared"] = split_layers(model, made["group"], sequence_dim=1)
         return model, None
 
     def step(model, _):
@@ -446,126 +444,155 @@ def two_of_70b(way):
 
 
 # %%
-ranks_of_70b = {way: two_of_70b(way) for way in ("by hand", "DTensor, sequence", "by hand, sequence")}
-for found in ranks_of_70b.values():
-    print(f"{found.name:<40} peak {found.peak_bytes / 2**20:,.0f} MiB (simulated):",
-          ", ".join(f"{found.breakdown[kind] / 2**20:,.1f} of {kind}" for kind in ("gradients", "activations", "temporaries")))
-    score("12", found)
-by_plan, by_hand = (ranks_of_70b[way].breakdown for way in ("DTensor, sequence", "by hand, sequence"))
+ranks_of_70b = {way: two_of_70b(way) for way in ("DTensor", "DTensor, embedding by columns", "by hand")}
+ledger = pd.DataFrame({way: {kind.value: size / 2**20 for kind, size in found.breakdown.items()}
+                       for way, found in ranks_of_70b.items()})
+by_plan, by_columns, by_hand = (found.breakdown for found in ranks_of_70b.values())
 for kind, numbers in (("activations", 5 * 4096 * SHAPE.hidden), ("gradients", SHAPE.vocabulary * SHAPE.hidden)):
     more, predicted = by_plan[kind] - by_hand[kind], 2 * numbers * 7 / 8
-    print(f"DTensor, sequence: {more / 2**20:.1f} MiB more {kind} than by hand; predicted {predicted / 2**20:.1f}")
+    print(f"DTensor: {more / 2**20:.1f} MiB more {kind} than by hand; predicted {predicted / 2**20:.1f}")
     assert abs(more - predicted) < 2**20, f"DTensor keeps other {kind} than inputs of columns and the embedding's gradient"
-for kind, size in planned.items():
-    counted = sum(row.payload_bytes for row in found.traffic if row.collective == kind and not row.at_startup)
-    print(f"by hand, sequence: {kind:<15} {ring_bytes({kind: counted}, 8) / 1e6:6.1f} MB sent around a ring")
-    assert size == counted, f"planner and simulation disagree about {kind}"
+assert by_columns["gradients"] == by_hand["gradients"], "is the embedding's gradient whole, still?"
+ledger.T.assign(peak=[found.peak_bytes / 2**20 for found in ranks_of_70b.values()]).round(1)
 
 # %% [markdown]
-# **Read it.** Without a split sequence most activations stand on all eight ranks. DTensor keeps 280 MiB more than by hand: inputs of five column sides,
-# gathered: two a layer, and the head's. And 437.5 MiB of gradients: the embedding's comes out
-# whole. The last 62.6 are temporaries. By hand ten reduce-scatters send 587 MB, and fifteen gathers, five of them the second ones, 881.
+# **Read it.** DTensor keeps 280 MiB more activations: inputs of five column sides, gathered. Of gradients
+# 437.5 MiB more: an embedding cut by words gets its gradient whole. Cut by columns, it gets a part, and sends by all-to-all.
 #
 # ## 5. Why it stays inside a node
 #
-# The next product waits for each sum of forward. Inside
-# a node of A100s a GPU sends by NVLink; between nodes by a port of its own, or one for all. The planner predicts
-# a layer of 175B, one sequence of 2,048 tokens, forward and backward. *Communication* is the time that shows: four of
-# backward's six collectives run beside a product, and count 38% (`CONTENTION`).
+# A layer makes ten collectives. The next product waits for four in forward and two in
+# backward. Megatron lays four beside a product: the second gather beside the gradient of $x$,
+# the reduce-scatter beside that of the weight. Such a collective slows the product by a share of its own time
+# (`CONTENTION`, fitted), and all wait for what outlasts it. DTensor's eager plan hides none.
+
+# %% jupyter={"source_hidden": true}
+from evidence.validation.tables import table
+from utils import Batch, Cluster, Plan
+from utils.catalog import SUSTAINED, link
+from utils.lessons.lesson_12.bloom import bloom_prequel_pairs
+from utils.lessons.lesson_12.layer_time import draw_layer_times, layer_stages
+from utils.planner.calibration import BESIDE_TRAINING, CONTENTION
+from utils.planner.step_time.block_time import block_time
+
+
+def machine(ports, gb_per_second):
+    return Cluster(gpu="A100 80GB", nodes=8, network_ports=ports, network_bytes_per_second=ports * gb_per_second * 1e9)
+
+
+for name, kind in (("NVLink 3", "NVLink 3"), ("InfiniBand HDR", "InfiniBand")):
+    line, share = link(name).link_bytes_per_second / 1e9, SUSTAINED[kind].share
+    print(f"{name}: {line:.0f} GB/s a direction (published) x {share:.2f} alone (published) x {BESIDE_TRAINING} in training",
+          f"(fitted) = {line * share * BESIDE_TRAINING:.0f}")
 
 # %%
-BIG, PORT = model_shape("gpt-3-175b"), link("InfiniBand HDR").link_bytes_per_second
-for name, line, kind in (("NVLink", link("NVLink 3").link_bytes_per_second, "NVLink 3"), ("a port", PORT, "InfiniBand")):
-    print(f"{name}: {line / 1e9:.0f} GB/s a direction (published), {SUSTAINED[kind].share * BESIDE_TRAINING * line / 1e9:.0f} in training (planner)")
-print(f"{'ranks':<30} products  other kernels  communication   in all  GPUs x time (predicted)")
-for tp, ports, faster in ((2, 8, 1), (4, 8, 1), (8, 8, 1), (16, 8, 2), (16, 8, 1), (16, 8, 0.5), (16, 1, 1)):
-    machine = Cluster(gpu="A100 80GB", nodes=8, network_bytes_per_second=ports * faster * PORT, network_ports=ports)
-    plan = Plan(tp=tp, dp=64 // tp, sequence_parallel=True)
-    times = block_time(BIG, machine, plan, Batch(sequences=64, sequence_length=2048))
-    passed = times.forward + times.backward
-    parts = passed.matmul, passed.memory, passed.communication, passed.total
-    name = f"TP {tp}" + (f", {ports} x {faster * PORT / 1e9:.4g} GB/s a node" if tp > 8 else "")
-    print(f"{name:<28}", *(f"{1e3 * s:>9.2f} ms" for s in parts), f"{1e3 * tp * passed.total:>8.0f} ms")
+def layer_seconds(stages, contention=CONTENTION):
+    """Products of a layer, and what it waits for collectives."""
+    waits = sum(max(contention * it.sent_seconds, it.sent_seconds - it.product_seconds) for it in stages)
+    return sum(it.product_seconds for it in stages), waits
 
 # %% [markdown]
-# **Read it.** GPUs times time is the price. Inside the node, four times the ranks cost 19% more. The doubling
-# that leaves the node costs 30% with a port a GPU, 23% with ports twice as fast, 65% with half. With one port a node,
-# 16 ranks take about as long as 4. Pipeline and data
-# parallelism send less often: they take the slow links ([lesson 14](14_three_dimensions.ipynb)).
+# Predicted: a layer of GPT-3 175B, one sequence of 2,048 tokens a micro-batch, forward and backward. The last columns halve
+# and double `CONTENTION`:
+
+# %%
+LAYOUTS = {"TP 2": (2, 8, 25), "TP 4": (4, 8, 25), "TP 8": (8, 8, 25), "TP 16, 8 ports x 50 GB/s": (16, 8, 50),
+           "TP 16, 8 ports x 25 GB/s": (16, 8, 25), "TP 16, 8 ports x 12.5 GB/s": (16, 8, 12.5), "TP 16, 1 port x 25 GB/s": (16, 1, 25)}
+stages, rows = {}, {}
+for name, (tp, ports, gb_per_second) in LAYOUTS.items():
+    passed = stages[name] = layer_stages(model_shape("gpt-3-175b"), machine(ports, gb_per_second), tp, tokens=2048)
+    products, waits = (1e3 * seconds for seconds in layer_seconds(passed))
+    rows[name] = {"products": products, "waits": waits, "in all": products + waits, "GPUs x time": tp * (products + waits)}
+    rows[name] |= {f"in all, contention x {n}": 1e3 * sum(layer_seconds(passed, n * CONTENTION)) for n in (0.5, 2)}
+print(f"milliseconds (predicted), CONTENTION = {CONTENTION}")
+pd.DataFrame(rows).T.round(1)
+
+# %%
+chosen = {name: stages[name] for name in ("TP 8", "TP 16, 8 ports x 25 GB/s", "TP 16, 1 port x 25 GB/s")}
+show(draw_layer_times(chosen, CONTENTION, title="Ten collectives of a layer of 175B, beside its products (predicted)"),
+     alt="At TP 8 collectives are slivers. At TP 16 over one port they outlast the products laid beside them.")
+
+# %%
+plan = Plan(tp=8, sequence_parallel=True, micro_batch=4, attention="unfused", dropout=True)
+times = block_time(model_shape("megatron-22b"), machine(8, 25), plan, Batch(sequences=4, sequence_length=2048))
+(row,) = (row for row in table("korthikanti_table4") if row["experiment"] == "sequence parallelism")
+print(f"a layer of 22B, TP 8, forward and backward: {1e3 * times.total:.1f} ms predicted, {row['combined_ms']} ms published")
+
+# %% [markdown]
+# **Read it.** GPUs times time is the price. In the node, four times the ranks cost 19% more. Leaving it costs
+# 30% with a port a GPU, 65% with ports half as fast. Twice as fast gains little: NVLink
+# and ten starts remain. With one port a node, 16 ranks are slower than 4. The 22B layer
+# is no independent test: constants were set on other rows of that paper. Pipeline and data parallelism send less often: they
+# take the slow links ([lesson 14](14_three_dimensions.ipynb)).
 #
 # **"TP = 8, always"** is folklore, though: more ranks make thinner products, and each sends no less. From
-# [BLOOM's log](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md), the
-# layouts in our extract that differ by it:
+# [BLOOM's log](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md),
+# pairs that differ in TP and data parallelism alone:
 
 # %%
-pairs = {}
-for row in table("bloom_prequel"):
-    alike = tuple(row[it] for it in ("note", "size_label", "nheads", "n_gpus", "pp", "mbs", "gbs"))
-    pairs.setdefault(alike, {})[row["tp"]] = row
-for (day, size, _, gpus, stages, micro_batch, _), by_tp in pairs.items():
-    if {"4", "8"} <= by_tp.keys():
-        print(f"{size}, {gpus} A100, pp {stages}, micro-batch {micro_batch}, {day} (published):", "; ".join(
-            f"TP {tp}, dp {by_tp[tp]['dp']}: {by_tp[tp]['tflops_per_gpu']} TFLOP/s, {by_tp[tp]['mem_gb']} GB" for tp in "84"))
+bloom_prequel_pairs()
 
 # %% [markdown]
-# The whole log has six such pairs, a row being one iteration: TP 4 is ahead in five, by 2 to 19%, and 2.6% behind in one. It
-# takes more memory, and leaves each pipeline half the micro-batches. Take the smallest TP that fits.
+# 4 beats 8 in five of six pairs, one iteration each. 2 against 4 shows nothing. Smaller takes more memory. Try 4 before 8.
 #
 # | take | when | costs |
 # |---|---|---|
-# | tensor parallelism, 2 to 8 | a layer is too large; fast links | four sums a layer |
-# | sequence and loss parallelism | always with it | second gathers, or inputs kept gathered |
-# | FSDP instead | the layer fits; many tokens a rank | gathers weights, not activations |
-# | recomputation instead ([05](../intermediate/05_checkpointing.ipynb)) | slow links | up to one more forward |
+# | tensor parallelism, 2 to 8 | more GPUs than sequences, or a layer's activations too large; NVLink | four sums a layer |
+# | sequence and loss parallelism | with it, if ranks divide the sequence | second gathers, or inputs kept |
+# | FSDP instead | a sequence a GPU fits | weights gathered twice, gradients scattered |
+# | recomputation instead ([05](../intermediate/05_checkpointing.ipynb)) | slow links | one more forward, collectives too |
 #
 # ## Break it, diagnose it
 #
 # The model of section 4, sequence split by hand, two key-value heads for four ranks. `shared.add_up()` makes two
-# sums: of norms, over all ranks, and of copied heads, over two. One is left out. Which losses are right? What drifts?
+# sums: of norms, over all ranks, and of copied heads, over two. One is left out. What drifts?
+
+# %%
+def spread(tensor, group=None):
+    """How far a tensor differs between ranks: 0 where they hold the same. Works in any program of ranks."""
+    top, low = tensor.detach().clone(), tensor.detach().clone()
+    dist.all_reduce(top, dist.ReduceOp.MAX, group)
+    dist.all_reduce(low, dist.ReduceOp.MIN, group)
+    return (top - low).max().item()
 
 # %%
 def forgotten(left_out):
     model = fresh(kv_heads=2)
     shared = split_layers(model, sequence_dim=1)
-    shared.over = [sums for what, sums in zip(("norms", "copies"), shared.over, strict=True) if what != left_out]
-    losses, block = train(model, 6, mean_of_words, shared), model.blocks[0]
-    return losses, block.attention_norm.weight.detach().clone(), block.attention.key.weight.detach().clone()
+    replicas = dict(zip(("norms", "copies"), shared.over, strict=True))  # of each: who holds it, and what
+    shared.over = [it for what, it in replicas.items() if what != left_out]
+    losses = train(model, 6, mean_of_words, shared)
+    return losses, {what: max(spread(p, group) for p in it) for what, (group, it) in replicas.items()}
 
-
+# %%
 for left_out in (None, "norms", "copies"):
-    losses, norms, keys = zip(*run_ranks(forgotten, RANKS, left_out), strict=True)
-    drift = max((norm - norms[0]).abs().max() for norm in norms), (keys[1] - keys[0]).abs().max()
-    print(f"{f'without the sum of {left_out}' if left_out else 'all sums':<26}", *(f"{loss:.6f}" for loss in losses[0]),
-          f" a norm differs by {drift[0]:.0e} between ranks, the two copies of a key head by {drift[1]:.0e}")
-    assert (drift[0] > 0, drift[1] > 0) == (left_out == "norms", left_out == "copies"), "what is not added up drifts"
+    losses, drift = run_ranks(forgotten, RANKS, left_out)[0]
+    print(f"{f'without the sum of {left_out}' if left_out else 'all sums':<26}", *(f"{loss:.6f}" for loss in losses),
+          f" ranks differ in norms by {drift['norms']:.0e}, in copied heads by {drift['copies']:.0e}")
+    assert all((drift[what] > 0) == (what == left_out) for what in drift), "what is not added up drifts"
 
 # %% [markdown]
 # **Diagnose it.** The first loss is right. Then each rank updates its norms by its own
-# tokens, or each copy of a head by its own queries. What must be equal drifts apart. Some wrong losses are *lower*: a curve
-# does not tell. Compare replicated parameters between ranks, to the last bit.
-
-# %% jupyter={"source_hidden": true}
-for way, size in kept.items():
-    score("12", f"activations of a layer, {way}", peak_bytes=size)
+# tokens, or each copy of a head by its own queries. A loss curve does not tell. Compare replicas to the last bit: `spread`.
 
 # %% [markdown]
 # ## Recap
 #
 # - Columns, then rows: one sum forward ($g$), one backward ($f$).
-# - Of a GPT layer, tensor parallelism alone leaves $10\,sbh$ bytes whole. Splitting the sequence between the matrices divides them.
+# - Tensor parallelism alone leaves $10\,sbh$ bytes a layer whole. Splitting the sequence divides them.
 # - A loss needs three numbers a token; no rank gathers the logits.
-# - Same losses do not mean same bytes: count what a plan sends.
 #
 # **Test yourself.** A model has 8 key-value heads. You go from TP 8 to TP 16 inside one NVLink domain. What changes for
 # keys and values?
 #
 # <details><summary>Answer</summary>
 #
-# Each head stands on two ranks: its weights shrink no further, and its gradient needs a sum over both.
+# With copies their weights shrink no further, and each gradient needs a sum over two ranks. In
+# Megatron-Core the weights halve once more, and a layer's forward gathers keys and values.
 #
 # </details>
 #
-# Do the [lab](../../labs/advanced/12_tensor_parallel.ipynb), in a copy: `make my-labs`. Then compare with the
+# Do the [lab](../../labs/advanced/12_tensor_parallel.ipynb), in a copy (`make my-labs`), then see the
 # [solution](../../solutions/advanced/12_tensor_parallel.ipynb).
 #
 # **References.** Shoeybi and others, *Megatron-LM*, [arXiv:1909.08053](https://arxiv.org/abs/1909.08053). Korthikanti and others,
@@ -574,31 +601,40 @@ for way, size in kept.items():
 # %% [markdown]
 # ## On Monday
 #
-# When one layer's activations, not the states, fill your GPUs, and they share NVLink. Start with
-# `torchrun --nproc-per-node 2`; every rank reads the same batch. In PyTorch (2.15 here), before the optimizer is made, with
-# your layers' names:
+# When GPUs outnumber the sequences of a batch, or one layer's activations fill a GPU, over NVLink. FSDP takes
+# the other GPUs. In PyTorch (2.15 here), with your layers' names:
 #
 # ```python
-# # Before: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])); device = torch.device("cuda"); `model` on it, the same on all
-# # ranks; world_size = int(os.environ["WORLD_SIZE"]), which divides heads, channels, words and the sequence. Attention must
-# # view by *local* heads: q.view(b, s, -1, head_dim), since a rank has n_heads / world_size of them.
+# # torchrun --nproc-per-node 8 train.py. Before: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])); device =
+# # torch.device("cuda"); world_size = int(os.environ["WORLD_SIZE"]); tp = 2; dtype = torch.bfloat16; make_model() gives your
+# # model, embed and head two matrices; weights: its state dict on rank 0, {} elsewhere; batches(dp_rank): (inputs, targets), the same on all ranks of a TP
+# # group. Attention views by *local* heads, k.view(b, s, -1, head_dim); rotations and masks take s from the tokens: after the
+# # embedding x.shape[1] is s / tp.
 # import torch
+# import torch.distributed.checkpoint as dcp
 # import torch.nn.functional as F
+# from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_state_dict, set_model_state_dict, set_state_dict)
 # from torch.distributed.device_mesh import init_device_mesh
+# from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 # from torch.distributed.tensor import DTensor, Replicate, Shard
 # from torch.distributed.tensor.debug import CommDebugMode
 # from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel,
 #                                                loss_parallel, parallelize_module)
 #
+# mesh = init_device_mesh(device.type, (world_size // tp, tp), mesh_dim_names=("dp", "tp"))
+# with torch.device("meta"):  # shapes alone: no rank ever holds the whole model
+#     model = make_model()
+# for name, size in {"key-value heads": n_kv_heads, "channels": n_channels, "words": n_words, "sequence": n_tokens}.items():
+#     assert size % tp == 0, f"{size} {name} do not divide over {tp} ranks"
+#
 # whole, part = Replicate(), Shard(1)  # activations are (batch, sequence, channels)
-# mesh = init_device_mesh(device.type, (world_size,))
-# parallelize_module(model, mesh, {  # if embed and head were one matrix: model.head.weight = model.embed.weight, after this
-#     "embed": RowwiseParallel(input_layouts=whole, output_layouts=part),
+# parallelize_module(model, mesh["tp"], {
+#     "embed": RowwiseParallel(input_layouts=whole, output_layouts=part),  # ColwiseParallel(...): a part of its gradient
 #     "norm": SequenceParallel(),
 #     "head": ColwiseParallel(input_layouts=part, output_layouts=Shard(-1), use_local_output=False),
 # })
 # for block in model.blocks:
-#     parallelize_module(block, mesh, {
+#     parallelize_module(block, mesh["tp"], {
 #         "attention_norm": SequenceParallel(), "feedforward_norm": SequenceParallel(),
 #         # One entry an argument by position; None for what is no stream, as a rotation. By name: input_kwarg_layouts={...}
 #         "attention": PrepareModuleInput(input_layouts=(part, None), desired_input_layouts=(whole, None)),
@@ -609,19 +645,34 @@ for way, size in kept.items():
 #     })
 # for name, p in model.named_parameters():  # a plain tensor's gradient would be that of its own tokens only
 #     assert isinstance(p, DTensor), f"{name} is in no plan"
+#
+# sharding = {"mesh": mesh["dp"], "mp_policy": MixedPrecisionPolicy(param_dtype=dtype)}
+# for block in model.blocks:
+#     fully_shard(block, **sharding)
+# fully_shard(model, **sharding)
+# model.to_empty(device=device)
+# set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
 # optimizer = torch.optim.AdamW(model.parameters())
 #
-# with CommDebugMode() as sent, loss_parallel():
-#     loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-#     loss.backward()
-# norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the whole model's: DTensors know their parts
-# optimizer.step()
+# for inputs, targets in batches(mesh["dp"].get_local_rank()):
+#     with CommDebugMode() as sent, loss_parallel():
+#         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+#         loss.backward()
+#     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the whole model's: DTensors know their parts
+#     optimizer.step()
+#     optimizer.zero_grad()
 # print(sent.get_comm_counts())
+#
+# state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+# dcp.save(state, checkpoint_id=folder)  # each rank its parts; another tp or number of ranks can load them
+# dcp.load(state, checkpoint_id=folder)
+# set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 # ```
 #
-# **Look at** the counts: four reduce-scatters and four all-gathers a block, two of each for the ends, three all-reduces for
-# the loss; the norms' come later, in `clip_grad_norm_` or `step`. In fp32, losses are those of one process to rounding.
-# `torch.cuda.max_memory_allocated()` falls. In transformers (5.23 here), under the same `torchrun`:
+# **Look at** the counts: four reduce-scatters and four all-gathers a block, two of each for the ends; all-reduces: three for
+# the loss, one for each norm; FSDP's own beside them. In fp32, losses are those of one process to rounding. Compare
+# `torch.cuda.max_memory_allocated()` with `tp = 1`. In transformers (5.23 here), under the same `torchrun` (`tp_plan="auto"` in
+# older versions):
 #
 # ```python
 # from transformers import AutoModelForCausalLM
@@ -636,5 +687,6 @@ for way, size in kept.items():
 # print(f"{held:,} of {model.num_parameters():,} parameters on this rank")
 # ```
 #
-# **Look at** what a rank holds: its share of all matrices in the model's own plan, norms whole. It does not split the sequence.
-# Megatron-LM does all of this lesson by `--tensor-model-parallel-size 8 --sequence-parallel`; `--tp-comm-overlap` needs Transformer Engine.
+# **Look at** what a rank holds: its share of all matrices in the model's own plan, norms whole. The sequence stays whole.
+# Megatron-LM does this lesson, with gathers for copies, by `--tensor-model-parallel-size 8 --sequence-parallel`. Its overlap
+# wants `CUDA_DEVICE_MAX_CONNECTIONS=1` (up to Hopper); `--tp-comm-overlap` needs Transformer Engine.

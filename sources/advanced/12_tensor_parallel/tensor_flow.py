@@ -21,7 +21,10 @@ _HELD = {
     "partial": ("a term of a sum", "#c9c9c9", "xx"),
     "columns": ("its part of a matrix", "#832db6", ""),
     "rows": ("its part of a matrix", "#832db6", ""),
+    "copied weights": ("a head that two ranks hold", "#bf8fe0", "++"),
+    "copied": ("a head that two ranks hold", "#bf8fe0", "++"),
 }
+COPIES = 2  # ranks that hold a copied head
 _READ = "Tensors: the sequence goes down, channels across. Matrices: rows go down, columns across."
 MOST_RANKS = 64
 _BOX, _GAP, _BAR = 0.46, 0.24, 0.36
@@ -32,7 +35,8 @@ class Held(NamedTuple):
 
     Attributes:
         name: of the tensor or matrix.
-        how: "whole", "sequence", "channels" or "partial"; of a matrix "columns" or "rows".
+        how: "whole", "sequence", "channels", "partial" or "copied" (a head of two ranks); of a matrix
+            "columns", "rows" or "copied weights".
         widths: how many times the hidden size it is wide.
     """
 
@@ -76,7 +80,9 @@ def draw_tensor_flow(
         axes.set(xlim=(-1.6, longest), ylim=(len(schemes) * (ranks + 2.6) - 1.0, -0.9))
         axes.axis("off")
         axes.set_title(title)
-        named = {text: Patch(facecolor=c, hatch=h, label=text) for text, c, h in _HELD.values()}
+        used = {step.how for way in schemes.values() for step in way if isinstance(step, Held)}
+        looks = [look for how, look in _HELD.items() if how in used]
+        named = {text: Patch(facecolor=c, hatch=h, label=text) for text, c, h in looks}
         figure.legend(
             handles=[*named.values()], loc="outside lower center", ncols=5, fontsize=9, title=_READ
         )
@@ -86,19 +92,46 @@ def draw_tensor_flow(
 def draw_feedforward() -> Figure:
     """A feed-forward layer on four ranks: tensor parallel, and with the sequence split as well."""
     split = [Held("A", "columns", 4), Held("Y = gelu(x A)", "channels", 4), Held("C", "rows")]
-    term = Held("Y C", "partial")
+    before, term, after = "residual,\nnorm: x", Held("Y C", "partial"), "dropout,\nresidual: z"
     tensor = [
-        *(Held("x = norm(...)", "whole"), Exchange("f: nothing\n(back: all-reduce)", sends=False)),
-        *(*split, term, Exchange("g: all-reduce\n(back: nothing)"), Held("z", "whole")),
+        *(Held(before, "whole"), Exchange("f: nothing\n(back: all-reduce,\n1.5 sbh)", sends=False)),
+        *(*split, term, Exchange("g: all-reduce, 1.5 sbh\n(back: nothing)"), Held(after, "whole")),
     ]
     sequence = [
-        *(Held("x = norm(...)", "sequence"), Exchange("all-gather\n(back: reduce-scatter)")),
+        Held(before, "sequence"),
+        Exchange("all-gather, 0.75 sbh\n(back: the same again, and\nreduce-scatter, 0.75 sbh)"),
         *(Held("x", "whole"), *split, term),
-        *(Exchange("reduce-scatter\n(back: all-gather)"), Held("z", "sequence")),
+        Exchange("reduce-scatter, 0.75 sbh\n(back: all-gather, 0.75 sbh)"),
+        Held(after, "sequence"),
     ]
     return draw_tensor_flow(
         {"tensor\nparallel": tensor, "and sequence\nparallel": sequence},
-        title="What each of four ranks holds in a feed-forward layer z = gelu(x A) C, forward",
+        title="What each of four ranks holds in a feed-forward layer z = gelu(x A) C, forward,\n"
+        "and how many numbers it sends around a ring (s positions, b sequences, h channels)",
+    )
+
+
+def draw_key_heads() -> Figure:
+    """Four query heads and two key-value heads on four ranks: by copies, and by a gather."""
+    query = [Held("W of queries", "columns", 3), Held("queries", "channels", 3)]
+    copies = [
+        *(
+            *query,
+            Held("W of keys, values", "copied weights", 3),
+            Held("keys, values", "copied", 3),
+        ),
+        Exchange(
+            "nothing (after backward: sum\nof the weights' gradients,\nranks 0 + 1 and 2 + 3)",
+            sends=False,
+        ),
+    ]
+    gathers = [
+        *(*query, Held("W of keys, values", "columns", 3), Held("keys, values", "channels", 3)),
+        *(Exchange("all-gather\n(back: reduce-scatter)"), Held("the head it needs", "copied", 3)),
+    ]
+    return draw_tensor_flow(
+        {"copies": copies, "gather\n(Megatron-\nCore)": gathers},
+        title="Four query heads and two key-value heads on four ranks: two ways, forward",
     )
 
 
@@ -139,6 +172,9 @@ def _draw_box(axes: Axes, left: float, top: float, held: Held, rank: int, ranks:
     spot = (left, top, width, height)
     if held.how in ("sequence", "rows"):
         spot = (left, top + height * rank / ranks, width, height / ranks)
+    elif held.how.startswith("copied"):
+        first = rank // COPIES * COPIES
+        spot = (left + width * first / ranks, top, width * COPIES / ranks, height)
     elif held.how in ("channels", "columns"):
         spot = (left + width * rank / ranks, top, width / ranks, height)
     axes.add_patch(
@@ -149,6 +185,7 @@ def _draw_box(axes: Axes, left: float, top: float, held: Held, rank: int, ranks:
 def draw_kept(
     measured: Mapping[str, float],
     parts: Mapping[str, Mapping[str, float]],
+    without: Mapping[str, float] | None = None,
     *,
     title: str = "",
     device: str = "",
@@ -158,6 +195,7 @@ def draw_kept(
     Args:
         measured: by scheme.
         parts: by scheme, the terms of the formula and their bytes; the same terms for all.
+        without: by scheme, what is measured beside the scores; None: not told.
 
     Raises:
         ValueError: the schemes of the two differ.
@@ -165,7 +203,7 @@ def draw_kept(
     if not measured or [*measured] != [*parts]:
         raise ValueError(f"Both need the same schemes; got {[*measured]} and {[*parts]}.")
     unit, name = byte_unit(min(measured.values()))
-    looks = [("#bd1f01", "\\\\"), ("#92dadd", ".."), ("#ffa90e", "//"), ("#e6e6e6", "")]
+    looks = [("#3f90da", "\\\\"), ("#ffa90e", "//"), ("#a96b59", ".."), ("#ffffff", "")]
     with course_style():
         figure, axes = empty_figure(height=1.6 + 0.75 * len(measured))
         for row, (scheme, terms) in enumerate(parts.items()):
@@ -178,7 +216,8 @@ def draw_kept(
                     height=0.34,
                     color=color,
                     hatch=hatch,
-                    edgecolor="white",
+                    edgecolor="white" if color != "#ffffff" else "#4d4d4d",
+                    linewidth=0.6,
                     label=f"predicted: {term}" if not row else "",
                 )
                 left += size / unit
@@ -190,11 +229,14 @@ def draw_kept(
                 label="" if row else "measured",
             )
             share = measured[scheme] / next(iter(measured.values()))
-            text = f" {measured[scheme] / unit:.0f} {name}, {share:.0%} (measured)"
+            text = f" {measured[scheme] / unit:.0f} {name}, {share:.0%}"
+            if without is not None:
+                bare = without[scheme] / next(iter(without.values()))
+                text += f"; without scores {bare:.0%}"
             axes.text(measured[scheme] / unit, row + 0.2, text, va="center", fontsize=10)
         axes.set_yticks(range(len(measured)), list(measured))
         axes.invert_yaxis()
-        axes.set_xlim(0, 1.35 * max(measured.values()) / unit)
+        axes.set_xlim(0, 1.6 * max(measured.values()) / unit)
         axes.set_xlabel(f"kept for backward on one rank ({name})")
         axes.grid(False, axis="y")
         axes.set_title(title)
@@ -203,6 +245,13 @@ def draw_kept(
     return figure
 
 
-__all__ = ["Exchange", "Held", "draw_feedforward", "draw_kept", "draw_tensor_flow"]
+__all__ = [
+    "Exchange",
+    "Held",
+    "draw_feedforward",
+    "draw_kept",
+    "draw_key_heads",
+    "draw_tensor_flow",
+]
 
 check_public(globals())
