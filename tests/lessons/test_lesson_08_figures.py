@@ -53,7 +53,7 @@ def test_each_weight_goes_to_the_nearest_place() -> None:
     ends = {
         tuple(round(float(x), 2) for x in np.asarray(line.get_xdata()))
         for line in axes.get_lines()
-        if len(np.asarray(line.get_xdata())) == 2 and line.get_linewidth() < 1
+        if len(np.asarray(line.get_xdata())) == 2 and float(line.get_linewidth()) < 1
     }
     assert ends == {(-0.1, -0.1), (0.26, 0.2)}, "0.26 is clipped to the last of four places"
     assert "4 places,\n2 bits" in {tick.get_text() for tick in axes.get_yticklabels()}

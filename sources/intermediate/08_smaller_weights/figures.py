@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
@@ -14,6 +15,7 @@ from utils.units import GIB, Evidence
 from utils.views.style import course_style, empty_figure, print_evidence
 
 MARKS = "osD^v"
+WEIGHT_COLOR, CACHE_COLOR = "#3f90da", "#ffa90e"  # of the course's style
 
 
 def draw_error_by_bits(
@@ -80,12 +82,12 @@ def draw_grid(
 def _grid(axes: Axes, weights: Sequence[float], bits: int, scale: float, zero: int) -> None:
     places = [scale * (code - zero) for code in range(2**bits)]
     for code, place in enumerate(places):
-        axes.axvline(place, ymax=0.3, color="black", lw=1.2)
-        axes.text(place, -0.12, str(code), ha="center", va="top", fontsize=10)
+        axes.plot([place, place], [0, 0.2], color="black", lw=1.5)
+        axes.text(place, -0.06, str(code), ha="center", va="top", fontsize=10)
     for weight in weights:
         nearest = min(places, key=lambda place: abs(place - weight))
-        axes.plot([weight, nearest], [1, 0.2], color="C0", lw=0.8)
-    axes.plot(weights, [1.0] * len(weights), "o", color="C0", ms=5)
+        axes.plot([weight, nearest], [1, 0.2], color=WEIGHT_COLOR, lw=0.8)
+    axes.plot(weights, [1.0] * len(weights), "o", color=WEIGHT_COLOR, ms=5)
     axes.set_ylim(-0.35, 1.25)
     axes.set_yticks([0.1, 1], [f"{2**bits} places,\n{bits} bits", f"{len(weights)} weights"])
     axes.grid(False)
@@ -102,7 +104,7 @@ def draw_price(
     Args:
         panels: by the panel's title, then by method, for each width (stored bits, percent of growth,
             its standard error).
-        device: where it was measured.
+        device: where it was measured; where `kinds` stand beside, the panels' titles say so.
         kinds: of numbers, beside measured ones.
 
     Raises:
@@ -114,12 +116,13 @@ def draw_price(
     with course_style():
         figure, _ = empty_figure(width=11.0 if len(panels) > 1 else 9.0)
         figure.clear()
-        every = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+        every = figure.subplots(1, len(panels), squeeze=False, sharex=True, sharey=True)[0]
+        colors = rcParams["axes.prop_cycle"].by_key()["color"]
         for axes, (title, rows) in zip(every, panels.items(), strict=True):
             for name, points in rows.items():
                 which = methods.index(name)
                 bits, change, spread = zip(*sorted(points), strict=True)
-                axes.errorbar(bits, change, yerr=spread if any(spread) else None, color=f"C{which}",
+                axes.errorbar(bits, change, yerr=spread if any(spread) else None, color=colors[which],
                               fmt=f"{MARKS[which]}-", capsize=4, ms=7, label=name)  # fmt: skip
             axes.set_yscale("symlog", linthresh=1, linscale=0.6)
             axes.set_yticks([0, 1, 3, 10, 30, 100], ["0%", "1%", "3%", "10%", "30%", "100%"])
@@ -127,7 +130,7 @@ def draw_price(
             axes.set_title(title)
             axes.legend()
         every[0].set_ylabel("growth of perplexity")
-        print_evidence(figure, [Evidence.MEASURED, *kinds], [device])
+        print_evidence(figure, [Evidence.MEASURED, *kinds], [] if kinds else [device])
     return figure
 
 
@@ -160,6 +163,8 @@ def draw_context_memory(
             axes.set_title(name, fontsize=12)
             for size in cards.values():
                 axes.axhline(size / GIB, color="black", ls=":", lw=1.2)
+        most = max([*cards.values(), *(max(rows.values()) for rows in memory_bytes.values())])
+        panels[0].set_ylim(0, 1.05 * most / GIB)
         panels[0].set_ylabel("GiB")
         _cards(panels[-1], cards)
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
@@ -172,14 +177,13 @@ def _areas(axes: Axes, rows: Mapping[int, float], weights: float | None) -> None
     total = [rows[c] / GIB for c in contexts]
     floor = [0.0 if weights is None else weights / GIB] * len(contexts)
     if weights is not None:
-        axes.fill_between(contexts, 0, floor, color="#3f90da", label="weights", lw=0)
-    axes.fill_between(contexts, floor, total, color="#ffa90e", hatch="//", edgecolor="white", lw=0,
+        axes.fill_between(contexts, 0, floor, color=WEIGHT_COLOR, label="weights", lw=0)
+    axes.fill_between(contexts, floor, total, facecolor=CACHE_COLOR, hatch="//", edgecolor="white", lw=0.5,
                       label="weights and cache" if weights is None else "cache")  # fmt: skip
     axes.plot(contexts, total, "o-", color="black", ms=4, lw=1)
     axes.set_xscale("log", base=2)
     axes.set_xticks(contexts, [f"{c // 1024}k" if c >= 1024 else str(c) for c in contexts])
     axes.set_xlim(contexts[0], contexts[-1])
-    axes.set_ylim(bottom=0)
     axes.set_xlabel("context, tokens")
     axes.legend(loc="upper left")
 

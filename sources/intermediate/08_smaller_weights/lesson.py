@@ -127,7 +127,7 @@ point = {name: (8 * stored_bytes[name] / matrices, *growth(losses[name], count=4
 ours = {way: [point[f"{way}-{b}"] for b in (2, 3, 4)] for way in ("nearest", "GPTQ", "AWQ")}
 theirs = {way: [(published.stored_bits(b), published.growth("Llama-2-7B", b, way), 0) for b in (3, 4)]
           for way in ("nearest", "GPTQ", "AWQ")}
-show(draw_price({"0.9 million parameters, groups of 32,\nover four bytes (measured)": ours | {"NF4": [point["NF4"]], "int8": [point["int8"]]},
+show(draw_price({"0.9 million parameters, groups of 32,\nover four bytes (measured on the CPU)": ours | {"NF4": [point["NF4"]], "int8": [point["int8"]]},
                  "Llama-2-7B, groups of 128,\nper token (published)": theirs}, device="the CPU", kinds=[Evidence.PUBLISHED]),
      alt="Growth of perplexity over stored bits a weight, in our model and in Llama-2-7B: next to nothing at 8 bits, a few percent at 4, steep below.")
 print("published:", published.source())
@@ -293,8 +293,8 @@ for b in (4, 3):
 pd.DataFrame(columns).style.format("{:+.1f}", na_rep="").set_caption("growth of perplexity in percent: Llama-2 published, ours measured")
 
 # %% [markdown]
-# **Read it.** Neither GPTQ's lead nor the ranking carries over: in Llama-2 AWQ costs least, GPTQ little less than nearest, and a model ten
-# times the size pays less. What carries over: 4 bits cost a few percent, 3 bits several times that. (*Reordered*: columns with the
+# **Read it.** Neither GPTQ's lead nor the ranking carries over: in Llama-2 AWQ costs least, GPTQ saves less than a third of what nearest costs,
+# and ten times the parameters change little. What carries over: 4 bits cost a few percent, 3 bits several times that. (*Reordered*: columns with the
 # largest inputs first, GPTQModel's `desc_act`; the lab builds it.)
 #
 # AWQ was made for models in which a few channels are far larger than all others. Ours has none, so `with_outlier` plants one and leaves
