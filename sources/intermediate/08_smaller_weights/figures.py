@@ -185,7 +185,7 @@ def _areas(axes: Axes, rows: Mapping[int, float], weights: float | None) -> None
     axes.set_xticks(contexts, [f"{c // 1024}k" if c >= 1024 else str(c) for c in contexts])
     axes.set_xlim(contexts[0], contexts[-1])
     axes.set_xlabel("context, tokens")
-    axes.legend(loc="upper left")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, 0.92))  # below the largest card
 
 
 def _cards(axes: Axes, cards: Mapping[str, float]) -> None:
