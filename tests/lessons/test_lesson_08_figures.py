@@ -11,6 +11,7 @@ from utils.lessons.lesson_08.figures import (
     draw_context_memory,
     draw_decoding,
     draw_error_by_bits,
+    draw_grid,
     draw_price,
 )
 from utils.units import GIB
@@ -35,9 +36,32 @@ def test_memory_over_context_with_its_cards() -> None:
     )
 
 
+def test_weights_and_cache_are_told_apart() -> None:
+    figure = draw_context_memory(
+        {"7B": {512: 8 * GIB, 2048: 16 * GIB}, "70B": {512: 40 * GIB, 2048: 44 * GIB}},
+        {"A100-80GB": 80 * GIB},
+        weight_bytes={"7B": 4 * GIB, "70B": 38 * GIB},
+    )
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["7B", "70B"], "a panel each"
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["weights", "cache"]
+
+
+def test_each_weight_goes_to_the_nearest_place() -> None:
+    axes = draw_grid([-0.1, 0.26], {2: (0.1, 1)}, title="a group").axes[0]
+    ends = {
+        tuple(round(float(x), 2) for x in np.asarray(line.get_xdata()))
+        for line in axes.get_lines()
+        if len(np.asarray(line.get_xdata())) == 2 and float(line.get_linewidth()) < 1
+    }
+    assert ends == {(-0.1, -0.1), (0.26, 0.2)}, "0.26 is clipped to the last of four places"
+    assert "4 places,\n2 bits" in {tick.get_text() for tick in axes.get_yticklabels()}
+
+
 def test_a_price_stands_over_the_bits_that_are_stored() -> None:
     rows = {"GPTQ": [(4.6, 0.1, 0.05), (2.6, 7.0, 0.3)]}
-    axes = draw_price(rows, device="the CPU", title="a model").axes[0]
+    axes = draw_price({"a model": rows}, device="the CPU").axes[0]
     line = axes.containers[0][0]
     assert np.asarray(line.get_xdata()).tolist() == [2.6, 4.6], "bits from few to many"
     assert np.asarray(line.get_ydata()).tolist() == [7.0, 0.1], "each beside its own growth"
@@ -45,8 +69,8 @@ def test_a_price_stands_over_the_bits_that_are_stored() -> None:
 
 def test_a_rate_beside_its_bound() -> None:
     figure = draw_decoding(["7B"], [150.0], [105.0])
-    assert "70%" in {text.get_text().strip() for text in figure.axes[0].texts}, (
-        "its share is printed"
+    assert "105 of 150: 70%" in {text.get_text().strip() for text in figure.axes[0].texts}, (
+        "both rates and the share are printed"
     )
     assert any("published" in text.get_text() for text in figure.texts), "the evidence is printed"
 
@@ -56,7 +80,10 @@ def test_a_rate_beside_its_bound() -> None:
     [
         (lambda: draw_error_by_bits({}), "needs errors"),
         (lambda: draw_error_by_bits({"nearest": {4: []}}), "needs errors"),
-        (lambda: draw_price({}, title=""), "needs a row"),
+        (lambda: draw_price({}), "needs a row"),
+        (lambda: draw_price({"a model": {}}), "needs a row"),
+        (lambda: draw_grid([], {4: (0.1, 8)}, title=""), "needs weights"),
+        (lambda: draw_context_memory({"a": {8: 1.0}}, {}, weight_bytes={"b": 1.0}), "of the same"),
         (lambda: draw_context_memory({}, {}), "one model or more"),
         (lambda: draw_decoding(["7B"], [1.0], []), "as many names"),
         (lambda: draw_decoding([], [], []), "as many names"),

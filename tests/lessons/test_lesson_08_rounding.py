@@ -219,9 +219,53 @@ def test_an_outlier_drowns_its_row_and_the_split_saves_it():
     right = x @ weight.T
     whole, split = (
         ((made - right).norm() / right.norm()).item()
-        for made in (int8_product(x, weight), split_product(x, weight))
+        for made in (int8_product(x, weight), split_product(x, weight, weight))
     )
     assert split < whole / 5, f"split {split:.4f}, whole {whole:.4f}"
+
+
+def outlier_in_small_weights() -> tuple[Tensor, Tensor]:
+    """An input channel that is thirty times larger, and weights that are thirty times smaller."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(64, 128), torch.randn(32, 128) * 0.05
+    x[:, 7] *= 30
+    weight[:, 7] /= 30
+    return x, weight
+
+
+def test_columns_from_codes_are_further_off_than_in_full() -> None:
+    x, weight = outlier_in_small_weights()
+    right = x @ weight.T
+    whole, codes, full = (
+        ((made - right).norm() / right.norm()).item()
+        for made in (
+            int8_product(x, weight),
+            split_product(x, weight),
+            split_product(x, weight, weight),
+        )
+    )
+    assert 1.5 * full < codes < whole / 1.5, (
+        f"whole {whole:.4f}, codes {codes:.4f}, full {full:.4f}"
+    )
+
+
+@pytest.mark.skipif(not has_bitsandbytes(), reason="needs bitsandbytes")
+def test_the_split_is_that_of_bitsandbytes() -> None:
+    import bitsandbytes as library
+
+    x, weight = (part.half() for part in outlier_in_small_weights())
+    state = library.MatmulLtState()
+    state.threshold, state.has_fp16_weights, state.is_training = 6.0, False, False
+    state.CB, state.SCB, _ = library.functional.int8_vectorwise_quant(weight)
+    theirs = library.matmul(x, weight, state=state).float()
+    codes, full = (
+        ((made - theirs).norm() / theirs.norm()).item()
+        for made in (
+            split_product(x, weight.float()),
+            split_product(x, weight.float(), weight.float()),
+        )
+    )
+    assert codes < full / 2, f"from codes {codes:.4f} away, with columns in full {full:.4f}"
 
 
 @pytest.mark.skipif(not has_bitsandbytes(), reason="needs bitsandbytes")

@@ -37,22 +37,6 @@ NEAR = 1.005  # times the par's perplexity, exercise 2
 HARM = 1.15  # times the perplexity of rounding to nearest, exercise 3
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
-ungrouped_kib = Question(
-    "Lesson 08: the cache of one token of Llama-2-70B without grouped queries, in KiB.",
-    number("a number of KiB"),
-    right=2560,
-    within=1,
-    wrong={
-        320: "That is with grouped queries, as the table says. How many heads would keep keys and values?",
-        1280: "Keys, or values. A token leaves both.",
-        2_621_440: "Those are bytes. A KiB has 1,024.",
-        32: "That is one layer. There are 80.",
-        5120: "A number takes 2 bytes here, not 4.",
-    },
-    nudge="2 x layers x heads x head width numbers of 2 bytes: 80 layers, 64 heads of 128.",
-    note="2 x 80 x 64 x 128 x 2 bytes, eight times the 320 KiB of grouped queries",
-)
-
 independent_inputs = Question(
     "Lesson 08: what GPTQ gains where inputs are independent, in percent.",
     number("a number of percent"),
@@ -61,20 +45,6 @@ independent_inputs = Question(
     nudge="What does the inverse of a diagonal matrix say of the columns to come?",
     note="the inverse is diagonal too: no other column can make up for an error",
     expected="percent of error saved",
-)
-
-large_batch = Question(
-    "Lesson 08: what 4-bit weights gain where the cache is all that is read.",
-    number("a factor"),
-    right=1,
-    within=0.05,
-    wrong={
-        4: "That holds at batch 1, where weights are all that is read. What is read here?",
-        0: "Nothing gained is a factor of 1.",
-    },
-    nudge="Which bytes became fewer, and which are read?",
-    note="the cache is as large as before",
-    expected="the ratio of tokens per second",
 )
 
 

@@ -2,17 +2,22 @@
 
 Dettmers et al. 2022, LLM.int8(), arXiv:2208.07339: section 2.1 for absmax, section 3.2 for the split.
 In models of billions of parameters a few input channels are many times larger than all others. In one
-row with them the rest is rounded to nothing, so their columns are multiplied in 16 bits.
+row with them the rest is rounded to nothing, so their columns are multiplied in 16 bits. bitsandbytes
+0.50 takes those columns of the weight from its int8 codes (`int8_mixed_scaled_mm`).
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from utils.checked import check_public
+
+from .weight_only import linears_of
 
 __all__ = ["Int8Weight"]
 
@@ -69,11 +74,53 @@ def int8_product(x: Tensor, weight: Tensor) -> Tensor:
     return sums * torch.outer(x_scales / LEVELS, w_scales / LEVELS)
 
 
-def split_product(x: Tensor, weight: Tensor, threshold: float = THRESHOLD) -> Tensor:
-    """`int8_product`, with the channels of x that reach the threshold multiplied as they are."""
+def split_product(
+    x: Tensor, weight: Tensor, columns: Tensor | None = None, threshold: float = THRESHOLD
+) -> Tensor:
+    """`int8_product`, with the channels of x that reach the threshold multiplied in full.
+
+    Args:
+        x: (rows, inputs).
+        weight: (outputs, inputs).
+        columns: the weight's columns for those channels, (outputs, inputs). None takes them from the
+            weight's int8 codes, as bitsandbytes does, which keeps nothing else; the paper's are
+            the weight itself, in 16 bits.
+        threshold: an input of this magnitude makes its channel an outlier.
+    """
     outliers = (x.abs() >= threshold).any(dim=0)
-    rest = int8_product(x[:, ~outliers], weight[:, ~outliers])
-    return rest + x[:, outliers].float() @ weight[:, outliers].float().T
+    kept = from_absmax(*absmax(weight)) if columns is None else columns.float()
+    rest = int8_product(x.masked_fill(outliers, 0), weight)
+    return rest + x[:, outliers].float() @ kept[:, outliers].T
+
+
+@contextlib.contextmanager
+def multiplied_by(
+    product: Callable[[Tensor, Tensor], Tensor], model: nn.Module
+) -> Iterator[dict[str, float]]:
+    """Inside, all linear layers in the blocks of a model multiply by `product(x, weight)`.
+
+    Yields:
+        Relative error of each layer's output by its path, once the layer has been called: the last call's.
+    """
+    errors: dict[str, float] = {}
+    found = linears_of(model.get_submodule("blocks"))
+    layers = {f"blocks.{path}": layer for path, layer in found.items()}
+
+    def instead(path: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+        def hook(layer: nn.Module, args: tuple[Tensor, ...], right: Tensor) -> Tensor:
+            rows = args[0].flatten(0, -2)
+            found = product(rows, layer.get_parameter("weight")).view_as(right)
+            errors[path] = float((found - right).norm() / right.norm())
+            return found
+
+        return hook
+
+    hooks = [layer.register_forward_hook(instead(path)) for path, layer in layers.items()]
+    try:
+        yield errors
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 check_public(globals())

@@ -15,9 +15,7 @@ from .library_text import calibration_tokens
 from .rounding import Grid, Rounded, round_to_nearest
 
 known = KnownAnswers()
-known.mistakes("ungrouped_kib", seven=(7, "2 x layers"))
 known.mistakes("independent_inputs", ten=(10, "diagonal"), a_hundred=(100, "diagonal"))
-known.mistakes("large_batch", two=(2, "Which bytes"))
 
 
 def parts(made: Rounded) -> tuple[Tensor, Tensor, Tensor]:

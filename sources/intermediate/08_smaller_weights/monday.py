@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 import tempfile
 import warnings
+from types import ModuleType
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
 from utils.lessons.blocks import run_block, small_llama
 from utils.ranks import run_ranks
-from utils.techniques.bitsandbytes_import import bitsandbytes_problem
 
 from .bytes_llama import bytes_llama
 from .library_text import held_out_sequences
@@ -46,24 +50,62 @@ def _loss_of(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def block_2(text: str) -> None:
-    """In eight bits: the weights of the blocks take half of 16 bits, the output hardly moves."""
-    if bitsandbytes_problem():
-        return  # nothing can be loaded in eight bits without it
-    footprint, plain, off = run_ranks(_in_eight_bits, 1, text)[0]
-    assert footprint < 0.62 * plain, f"{footprint:,} bytes, {plain:,} in 16 bits"
-    assert off < 0.05, f"the output is off by {off:.1%}"
+    """GPTQ: rounded, saved, reloaded, and both arms read the same held-out texts."""
+    said, saved = run_ranks(_with_stand_in, 1, text)[0]
+    assert "standard error" in said and "8 texts" in said, said
+    assert "perplexity +0.00%" not in said, "what was reloaded is the plain model"
+    assert saved == 256, f"{saved} calibration texts came to quantize()"
 
 
-def _in_eight_bits(text: str) -> tuple[int, int, float]:
-    """Bytes in eight bits and in sixteen, and the relative error of the logits."""
+class _StandIn:
+    """GPTQModel's calls as the page writes them, around plain rounding: the library itself needs a GPU."""
+
+    def __init__(self, model: Any, settings: dict[str, int] | None) -> None:
+        self.model, self.settings, self.texts = model, settings, 0
+
+    @classmethod
+    def load(cls, folder: str, settings: dict[str, int] | None = None) -> _StandIn:
+        from transformers import AutoModelForCausalLM
+
+        return cls(AutoModelForCausalLM.from_pretrained(folder), settings)
+
+    @torch.no_grad()
+    def quantize(self, texts: list[str]) -> None:
+        assert self.settings, "quantize() needs a QuantizeConfig at load()"
+        self.texts = len(texts)
+        for layer in linears_of(self.model.get_submodule("model.layers")).values():
+            made = round_to_nearest(
+                layer.weight, self.settings["bits"], self.settings["group_size"]
+            )
+            layer.weight.copy_(made.weight())
+
+    def save(self, folder: str) -> None:
+        self.model.save_pretrained(folder)
+
+
+def _with_stand_in(text: str) -> tuple[str, int]:
+    """What the block prints, and how many texts it calibrated on."""
+    from transformers import PreTrainedTokenizerFast
+
     warnings.simplefilter("ignore")  # libraries call each other by old names
-    plain, tokens = small_llama(num_hidden_layers=4).eval(), torch.arange(64).view(2, 32)
-    with tempfile.TemporaryDirectory() as folder:
-        plain.half().save_pretrained(folder)
-        with contextlib.redirect_stdout(io.StringIO()):
-            model = run_block(text, model_name=folder)["model"]
-    size = plain.get_memory_footprint()
-    with torch.no_grad():
-        expected = plain.float()(tokens).logits
-        off = (model(tokens).logits.float() - expected).norm() / expected.norm()
-    return model.get_memory_footprint(), size, float(off)
+    letters = {letter: place for place, letter in enumerate("abcdefghijklmnopqrstuvwxyz ?")}
+    tokenizer = Tokenizer(models.WordLevel(letters, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    library = ModuleType("gptqmodel")
+    vars(library).update(GPTQModel=_StandIn, QuantizeConfig=dict)
+    texts = [
+        held_out[: 40 + place] for place, held_out in enumerate(["the weights of a model " * 3] * 8)
+    ]
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(sys.modules, gptqmodel=library):
+        plain = small_llama(hidden_size=128, intermediate_size=256)
+        plain.save_pretrained(folder)
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            found = run_block(
+                text,
+                model_name=folder,
+                calibration=texts * 40,
+                held_out=texts,
+                folder=f"{folder}/few",
+            )
+    return said.getvalue(), found["few"].texts
