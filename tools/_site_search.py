@@ -6,14 +6,13 @@ name NCCL the first in the alphabet would come first.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-
-import snowballstemmer
 
 LEAST = 2  # how often a page says a word that counts
 HEADING_WEIGHT = 10
@@ -46,7 +45,8 @@ def stems(text: str) -> Counter[str]:
 
 
 def _counted(text: str) -> Counter[str]:
-    stem = snowballstemmer.stemmer("english").stemWord  # Sphinx's, here and in the browser
+    # What Sphinx stems with, here and in the browser; it comes with Sphinx.
+    stem = importlib.import_module("snowballstemmer").stemmer("english").stemWord
     words = [stem(word) for word in _WORD.findall(text.lower())]
     return Counter(words) + Counter(map(" ".join, itertools.pairwise(words)))
 

@@ -20,6 +20,7 @@ import nbformat
 from _notebook import Target, targets
 from _site_icons import use_few_icons
 from _site_notebooks import Figures, page
+from _site_search import scorer
 
 ROOT = Path(__file__).resolve().parents[1]
 FRAME = Path("docs/site")
@@ -51,8 +52,6 @@ def prepare(root: Path, folder: Path, chosen: Sequence[Target]) -> None:
     figures = Figures(folder / "_vendor" / "figures", "_static/figures")
     for target in chosen:
         write(folder / target.path, notebook_text(root, target, figures))
-    from _site_search import scorer  # needs what Sphinx brings
-
     write(folder / SCORER, scorer(dict(spoken(root, t) for t in chosen if t.kind in RANKED)))
     for name in (*PAGES, *MANUALS):
         write(folder / name, on_site((root / name).read_text(encoding="utf-8")))

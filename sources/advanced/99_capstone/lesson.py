@@ -244,7 +244,9 @@ def times_one_node(*cured):
     return 8 * one_node / job.fixed(*(layers[layer] for layer in cured)).step().step_seconds
 
 
-print(f"as found {times_one_node():.1f} times one node, all four cured {times_one_node(*layers):.1f}; two cures, on the diagonal one (simulated):")
+same_loader = SlowJob(nodes=1, load_seconds=job.load_seconds).step().step_seconds
+print(f"as found {8 * same_loader / job.step().step_seconds:.1f} times one node with the same script, {times_one_node():.1f} times one whose loader")
+print(f"runs ahead; all four cured {times_one_node(*layers):.1f}; below two cures, on the diagonal one (simulated, beside the latter):")
 pd.DataFrame({b: {a: times_one_node(a, b) for a in layers} for b in layers}).round(1)
 
 # %% [markdown]

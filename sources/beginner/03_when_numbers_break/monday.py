@@ -72,13 +72,14 @@ def _lets_masks_pass(text: str) -> None:
 
 def _names_what_is_dead(text: str) -> None:
     """Weights that are NaN are told before any hook; a module that puts out zeros is named."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    nn.init.constant_(model[0].bias, -9.0)
+    first = nn.Linear(4, 4)
+    model = nn.Sequential(first, nn.ReLU())
+    nn.init.constant_(first.bias, -9.0)
     run_block(text, model=model)
     with contextlib.redirect_stdout(io.StringIO()) as told:
         model(torch.zeros(2, 4))
     assert "output of 1 (ReLU) is all zeros" in told.getvalue()
-    nn.init.constant_(model[0].bias, math.nan)
+    nn.init.constant_(first.bias, math.nan)
     try:
         run_block(text, model=model)
     except FloatingPointError as error:
