@@ -288,8 +288,7 @@ treat("large_vocabulary")
 # %%
 figure = draw_timeline(before["optimizer_doubles"].run, title="optimizer_doubles: three steps")
 figure.axes[0].set_xlabel("time in the metered run (ms)")
-show(figure,
-     alt="Timeline: memory more than doubles during the first optimizer step and shows the same tooth in each later one.")
+show(figure, alt="Timeline: memory more than doubles in the first optimizer step; each later one shows the same tooth.")
 cures["optimizer_doubles"] = patients["optimizer_doubles"].edited({"foreach=True": "fused=True"})
 treat("optimizer_doubles")
 
@@ -303,11 +302,10 @@ treat("optimizer_doubles")
 
 # %%
 resolution = patients["resolution"]
-by_side = {128: examine(resolution.edited({"SIDE = 256": "SIDE = 128"})), 256: before["resolution"]}
-pixels = by_side[256].run.breakdown["activations"] / by_side[128].run.breakdown["activations"]
-print(f"twice the side, four times the pixels, {pixels:.2f} times the activations at the peak (measured)")
-cures["resolution"] = resolution.edited(
-    {"return model, torch": "return checkpoint_blocks(model), torch"}, checkpoint_blocks=checkpoint_blocks)
+activations = [found.run.breakdown["activations"] for found in (before["resolution"], examine(resolution.edited({"SIDE = 256": "SIDE = 128"})))]
+print(f"twice the side, four times the pixels, {activations[0] / activations[1]:.2f} times the activations at the peak (measured)")
+change = {"return model, torch": "return checkpoint_blocks(model), torch"}
+cures["resolution"] = resolution.edited(change, checkpoint_blocks=checkpoint_blocks)
 treat("resolution")
 
 # %% [markdown]
@@ -441,8 +439,7 @@ with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler
     patients["large_vocabulary"].train(model, optimizer)
 for row in sorted(profiler.key_averages(), key=lambda row: -row.self_cpu_memory_usage)[:4]:
     print(f"{row.key:<34} {row.count:>4} calls   {row.self_cpu_memory_usage / MIB:7.1f} MiB more than it freed")
-trace = files / "large_vocabulary.json"
-profiler.export_chrome_trace(str(trace))
+profiler.export_chrome_trace(str(trace := files / "large_vocabulary.json"))
 page = write_trace_page(files / "large_vocabulary_trace.html", trace)
 print(f"{page.relative_to(here.root)}: {page.stat().st_size // 1024} KiB; open it in a browser")
 
