@@ -27,7 +27,9 @@ from utils.clinic import (
     smallest_capacity,
 )
 from utils.lessons.lesson_10 import full_loader
+from utils.lessons.lesson_10.death import death_of
 from utils.lessons.lesson_10.host import batch_bytes, run_loader
+from utils.lessons.lesson_10.kernel import run_cells
 from utils.memory import OverBudgetError
 from utils.techniques import checkpoint_blocks
 from utils.units import MIB
@@ -77,10 +79,7 @@ CURES: dict[str, Callable[[Patient], Patient]] = {
         }
     ),
     "forgotten_reference": lambda p: p.edited(
-        {
-            "seen.append(result)": "seen.append(result.abs().max().item())",
-            "result.abs().max().item() for result": "result for result",
-        }
+        {"seen.append(result)": "seen.append(result.detach().abs().max())"}
     ),
     "resolution": lambda p: p.edited(
         {"return model, torch": "return checkpoint_blocks(model), torch"},
@@ -148,6 +147,21 @@ def test_fragmentation_lies_in_reserved_bytes(before: dict[str, Examination]) ->
     with pytest.raises(OverBudgetError, match="reserved but unallocated"):
         replay(found.run.timeline, found.patient.limit_bytes)
     assert "GPU reserved memory" in at_end.summary(), "the summary has PyTorch's own rows"
+
+
+def test_where_fragmentation_dies_no_hole_serves(before: dict[str, Examination]) -> None:
+    found = before["fragmentation"]
+    death = death_of(found)
+    assert death.holes[0] < death.asked_bytes < sum(death.holes), "enough is free, in pieces"
+    assert 0 < death.steps_done < 10, "it dies in mid-run"
+    with pytest.raises(ValueError, match="serves every request"):
+        death_of(found, capacity_bytes=found.bytes)
+
+
+def test_cells_run_in_a_kernel_of_their_own_and_go_on_after_an_error() -> None:
+    assert run_cells(["there = 6", "1 / 0", "print(7 * there)"]) == ["", "", "42"]
+    with pytest.raises(ValueError, match="a cell or more"):
+        run_cells([])
 
 
 def test_the_smallest_capacity_serves_and_one_segment_less_does_not(

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from utils.lessons.lesson_10.views import PatientBytes, Segment, draw_segments, draw_ward
+from utils.lessons.lesson_10.views import (
+    PatientBytes,
+    Segment,
+    draw_blocks,
+    draw_segments,
+    draw_ward,
+)
 from utils.units import MIB, Evidence
 
 
@@ -21,11 +27,19 @@ def test_the_ward_has_a_bar_and_a_note_for_each_patient() -> None:
 
 
 def test_segments_are_as_long_as_their_blocks() -> None:
-    rows = {"before": [Segment(((2 * MIB, True), (18 * MIB, False)))], "after": []}
-    figure = draw_segments(rows, title="Map")
+    rows = {"before": [Segment(((2 * MIB, "activations"), (18 * MIB, "")))], "after": []}
+    figure = draw_segments(rows, title="Map", asked={"before": 20 * MIB})
     before, after = figure.axes
-    assert [bar.get_width() for bar in before.patches] == [2, 18]
+    lengths = [bar.get_width() for bar in before.patches]
+    assert lengths == [2, 18, 20, 20], "two blocks, the segment's frame, what was asked for"
+    assert [text.get_text() for text in before.texts] == ["asked for: 20.00 MiB"]
     assert not after.patches and "simulated" in figure._supxlabel.get_text()
+
+
+def test_blocks_carry_their_bytes() -> None:
+    axes = draw_blocks({"logits": 3 * MIB, "all else": MIB}, title="Peak").axes[0]
+    assert [text.get_text() for text in axes.texts] == ["3.00 MiB", "1.00 MiB"]
+    assert [bar.get_width() for bar in axes.patches] == [3, 1]
 
 
 def test_nothing_to_draw_is_refused() -> None:
@@ -33,3 +47,5 @@ def test_nothing_to_draw_is_refused() -> None:
         draw_ward({}, title="")
     with pytest.raises(ValueError, match="nothing is reserved"):
         draw_segments({"before": []}, title="")
+    with pytest.raises(ValueError, match="a block or more"):
+        draw_blocks({}, title="")

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from utils import Span
 from utils.checked import check_public
 from utils.clinic import Patient
 from utils.techniques import checkpoint_blocks
@@ -19,7 +18,6 @@ __all__ = [
     "accumulated",
     "checkpointed",
     "flops",
-    "nsight_lanes",
     "offloaded",
     "smaller_optimizer",
     "under_bf16",
@@ -72,20 +70,6 @@ def flops(patient: Patient) -> int:
     with FlopCounterMode(display=False) as counter:
         patient.train(model, optimizer)
     return counter.get_total_flops()
-
-
-def nsight_lanes() -> dict[str, list[Span]]:
-    """Two steps as Nsight Systems draws them, made up: in the second the card is full."""
-    launches = [(0, 0.004), (0.006, 0.009), (0.016, 0.02)]
-    kernels = [(0.001, 0.006), (0.0065, 0.0095), (0.0165, 0.021)]
-    return {
-        "CPU: PyTorch": [
-            *(Span("launches", *when) for when in launches),
-            Span("waits", 0.009, 0.016),
-        ],
-        "CUDA API": [Span("cudaFree", 0.009, 0.013), Span("cudaMalloc", 0.013, 0.016)],
-        "GPU: kernels": [Span("kernels", *when) for when in kernels],
-    }
 
 
 def _under(make_context: Callable[[], AbstractContextManager[Any]], train: Any) -> Any:

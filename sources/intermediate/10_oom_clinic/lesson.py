@@ -13,13 +13,13 @@
 #
 # **One question.** A training run is out of memory: *what filled it?*
 #
-# **Promise.** Seven runs go over their memory budget, each for a reason of its own. You find each cause from evidence,
-# cure it in a few lines with the same losses, and learn which instrument sees what. Words that are new to you
+# **Promise.** Seven runs go over their memory budget, each for a reason of its own. You read PyTorch's error field by
+# field, find each cause from evidence, and cure it in a few lines with the same losses. Words that are new to you
 # stand in the [glossary](../00_glossary.ipynb).
 #
 # | minutes | hardware | runs |
 # |---|---|---|
-# | 80, and 75 for the lab | any laptop (the loader of section 4 is measured on Linux) | about a minute on two CPU cores |
+# | 80, and 75 for the lab | any laptop | about a minute on two CPU cores |
 #
 # ## A bet
 #
@@ -33,26 +33,26 @@ my_bet = 5
 here = setup("intermediate/10")
 
 # %% jupyter={"source_hidden": true}
-import gc
-import sys
-import weakref
-from pathlib import Path
+import re
+from collections import Counter
 
 import pandas as pd
-import torch
 import torch.nn.functional as F
-from IPython.display import Code
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from utils import MIB, Evidence, check, draw_breakdown, draw_lanes, draw_over_time
-from utils import draw_timeline, format_bytes, recorded_table, score, scoreboard, show
-from utils.clinic import PATIENTS, admit, examine, sick
+from utils import MIB, Evidence, check, draw_over_time, draw_timeline, format_bytes, recorded_table, score, show
+from utils.clinic import LOSS_TOLERANCE, PATIENTS, admit, examine, sick
 from utils.lessons.lesson_10 import cures as general_cures
+from utils.lessons.lesson_10.death import death_of, named_segments
 from utils.lessons.lesson_10.host import run_loader
+from utils.lessons.lesson_10.kernel import FAILS, run_cells
+from utils.lessons.lesson_10.listing import script
+from utils.lessons.lesson_10.messages import PUBLISHED
 from utils.lessons.lesson_10.pages import write_snapshot_page, write_trace_page
-from utils.lessons.lesson_10.snapshot import write_snapshot
-from utils.lessons.lesson_10.views import PatientBytes, Segment, draw_segments, draw_ward
+from utils.lessons.lesson_10.snapshot import read_snapshot, write_snapshot
+from utils.lessons.lesson_10.views import PatientBytes, draw_blocks, draw_segments, draw_ward
+from utils.simulation.cuda_allocator import requests
 from utils.techniques import checkpoint_blocks
 
 files = here.root / "build" / "clinic"  # git ignores this folder
@@ -60,23 +60,55 @@ files = here.root / "build" / "clinic"  # git ignores this folder
 # %% [markdown]
 # ## 1. Read the error, then count between steps
 #
-# A patient is a script with `build()`, which makes model and optimizer, and `train(model, optimizer)`, which runs all
-# of its steps and gives the losses. `examine` runs it once under the meter, from its very first step.
+# A patient is a script: `build()` makes model and optimizer, `train(model, optimizer)` runs all steps and returns their
+# losses. `examine` runs it under the meter and lets it go beyond its budget. What counts is the peak of what is alive; for
+# `fragmentation`, the smallest GPU that would do.
 
 # %%
 patients = {name: admit(name) for name in PATIENTS}
 before = {name: sick(patient) for name, patient in patients.items()}
-kinds = [Evidence.MEASURED, Evidence.SIMULATED]  # of fragmentation: the smallest GPU that would do
-rows = {name: PatientBytes(found.bytes, patients[name].limit_bytes) for name, found in before.items()}
+kinds = [Evidence.MEASURED, Evidence.SIMULATED]
+labels = {name: f"{name}, reserved (simulated)" if patients[name].fragments else name for name in patients}
+rows = {labels[name]: PatientBytes(found.bytes, patients[name].limit_bytes) for name, found in before.items()}
 show(draw_ward(rows, title="Seven patients, each over its budget", evidence=kinds),
      alt="Bars of seven training runs: every one of them reaches beyond the line of its budget.")
 for name, found in before.items():
-    print(f"{name}: \"{patients[name].complaint}\"\n   {found.complaint}\n")
+    print(f"{name}: \"{patients[name].complaint}\"\n   {found.complaint.partition(' Try')[0]}\n")
 
 # %% [markdown]
-# The meter's error names a *phase* and a *category*: that is where the last drop fell. It does not say who filled the
-# bucket, and a GPU's own error, as `fragmentation` shows it, names neither. One more number tells: the bytes alive
-# right after each optimizer step, when the step's activations should be gone.
+# The meter's error names a *phase* and a *category*: where the last drop fell, not who filled the bucket. A GPU's error
+# has sizes alone. Here is PyTorch's for four people (published), and the lines that read it:
+
+# %%
+print(PUBLISHED[-1].text, "\n")
+SIZE = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+FIELDS = {"asked for": r"allocate ([\d.]+) (\w+)", "card": r"(?:capaci?ty of|device has) ([\d.]+) (\w+)",
+          "tensors": r"([\d.]+) (\w+) (?:is|are) allocated", "pieces": r"([\d.]+) (\w+) (?:is|are) reserved",
+          "free": r"([\d.]+) (\w+) is free"}
+
+
+def read_oom(text, least=0.1):
+    """Shares of the card, and what they say; a share below `least` is not the cause."""
+    size = {name: float(n) * SIZE[unit] for name, field in FIELDS.items() for n, unit in re.findall(field, text)[:1]}
+    rest = size["card"] - size["tensors"] - size["pieces"]
+    share = {name: size[name] / size["card"] for name in ("asked for", "tensors", "pieces")}
+    share["outside"] = (rest - size.get("free", rest)) / size["card"]
+    found = ["a: in pieces"] if size["pieces"] > size["asked for"] and share["pieces"] > least else []
+    found += ["b: outside of PyTorch"] if share["outside"] > least else []
+    return {name: f"{part:.0%}" for name, part in share.items()} | {"verdict": ", ".join(found) or "c or d: tensors"}
+
+
+errors = {m.source: m.text for m in PUBLISHED} | {"fragmentation (simulated)": before["fragmentation"].complaint}
+pd.DataFrame({source: read_oom(text) for source, text in errors.items()}).T
+
+# %% [markdown]
+# **Read it.** Shares are of the card. Four questions:
+#
+# - **a.** *Is more "reserved but unallocated" than was asked for?* The bytes are there, in pieces too small. (At
+#   1% of the card, as QAnything's, curing them buys one request.)
+# - **b.** *Is much neither free nor PyTorch's?* Another process, NCCL, a library: see `nvidia-smi`.
+# - **c.** *Else tensors fill it. Do they grow from step to step?* Something is kept. Count what is alive after each step.
+# - **d.** *Else one moment is too large*, such as CADS' single request for 72% of its card.
 
 # %%
 def after_steps(found):
@@ -84,21 +116,21 @@ def after_steps(found):
     return [found.run.timeline.at(ns).total_bytes for ns in ends]
 
 
-triage = []
-for name, found in before.items():
-    alive = after_steps(found)
-    growth = (alive[-1] - alive[1]) / (len(alive) - 2) if len(alive) > 2 else float("nan")  # two steps tell nothing
-    triage.append({"patient": name, "peak in": found.run.peak_phase, "largest": max(found.run.breakdown, key=found.run.breakdown.get),
-                   "grows per step (MiB)": round(growth / MIB, 2), "peak (MiB)": found.run.peak_bytes // MIB,
-                   "budget (MiB)": patients[name].limit_bytes // MIB})
-pd.DataFrame(triage).set_index("patient").style.format(na_rep="-", precision=2)
+longer = {name: examine(patients[name].edited({"STEPS = 2": "STEPS = 3"})) for name in ("large_vocabulary", "resolution")}
+triage = {}
+for name, found in (before | longer).items():
+    alive = after_steps(found)  # the first step makes the optimizer's state: count from the second
+    triage[name] = {"peak in": found.run.peak_phase, "largest": max(found.run.breakdown, key=found.run.breakdown.get),
+                    "grows per step (MiB)": (alive[-1] - alive[1]) / (len(alive) - 2) / MIB,
+                    "peak alive (MiB)": found.run.peak_bytes / MIB, "budget (MiB)": patients[name].limit_bytes / MIB}
+display(pd.DataFrame(triage).T.style.format(precision=2))
+pair = {"kept_graph (c)": before["kept_graph"].run, "large_vocabulary (d)": longer["large_vocabulary"].run}
+show(draw_over_time(pair, "logits and loss", title="c is a staircase, d the same tall tooth in every step"),
+     alt="Left, eight steps, each 4 MiB above the last one. Right, three equal teeth that return to the ground.")
 
 # %% [markdown]
-# **Read it.** Two questions sort the ward.
-#
-# 1. *Is the peak below the budget, and it still died?* Then what is alive is not the trouble: `fragmentation`.
-# 2. *Does it grow from step to step?* Then something keeps what a step made: `kept_graph`, `forgotten_reference`.
-#    (`fragmentation` keeps features on purpose.) *Else* one moment is too large: the other four.
+# **Read it.** `kept_graph` and `forgotten_reference` grow: c. `fragmentation` is a *and* c: it keeps 10.62 MiB a step on
+# purpose, and dies with 81.21 MiB in pieces. The other four stand still: d.
 #
 # ## 2. Something is kept
 #
@@ -107,11 +139,6 @@ pd.DataFrame(triage).set_index("patient").style.format(na_rep="-", precision=2)
 # The script adds up two numbers for its log.
 
 # %%
-def script(name, start, end):
-    text = Path(sys.modules[f"utils.clinic.patients.{name}"].__file__).read_text()
-    return Code(start + text.partition(start)[2].partition(end)[0], language="python")
-
-
 script("kept_graph", "        for tokens in", "    return")
 
 # %% [markdown]
@@ -123,18 +150,16 @@ which_sum = ...
 check("10.which_sum", which_sum)
 
 # %%
-half_cures = {
-    "detach total_loss": {"total_loss + loss": "total_loss + loss.detach()"},
-    "detach total_size": {"logits.logsumexp": "logits.detach().logsumexp"},
-}
+half_cures = {"detach total_loss": {"total_loss + loss": "total_loss + loss.detach()"},
+              "detach total_size": {"logits.logsumexp": "logits.detach().logsumexp"}}
 for name, changes in half_cures.items():
-    print(f"{name}: {examine(patients['kept_graph'].edited(changes))}\n")
+    found = examine(patients["kept_graph"].edited(changes))
+    print(f"{name}: {format_bytes(found.bytes)} of {format_bytes(found.patient.limit_bytes)}, {'fits' if found.fits else 'over'}")
 
 # %% [markdown]
 # **Read it.** [PyTorch's FAQ](https://docs.pytorch.org/docs/stable/notes/faq.html) warns of `total_loss += loss`. Here
-# it costs next to nothing: `backward()` has freed what this graph had saved. No backward ever visits the other sum, so each
-# step's logits wait for one. Beware of a metric, a validation loss, a penalty that is logged and not trained. The cure is
-# `.detach()` or `.item()`:
+# it costs next to nothing: `backward()` has freed what this graph had saved. No backward visits the other sum, so each
+# step's logits wait for one. Beware of a metric, a validation loss, a penalty that is logged and not trained.
 
 # %%
 cures = {"kept_graph": patients["kept_graph"].edited(
@@ -145,32 +170,26 @@ after = {}
 def treat(name):
     after[name] = examine(cures[name])
     print(cures[name].diff)
+    apart = max(abs(a - b) / max(abs(a), 1e-9) for a, b in zip(before[name].losses, after[name].losses, strict=True))
     print(f"{before[name].bytes / MIB:.1f} MiB before, {after[name].bytes / MIB:.1f} after, budget",
-          f"{patients[name].limit_bytes / MIB:.0f}; same losses: {after[name].same_losses(before[name])}")
+          f"{patients[name].limit_bytes / MIB:.0f}; losses apart by {apart:.0e} at most (tolerance {LOSS_TOLERANCE:.0e})")
     assert after[name].fits and not before[name].fits, f"the cure of {name} should bring it under its budget"
     assert after[name].same_losses(before[name]), f"the cure of {name} should leave its losses alone"
 
 
 treat("kept_graph")
 
-# %%
-figure = draw_over_time({"before": before["kept_graph"].run, "after": after["kept_graph"].run}, "logits and loss",
-                        title="A staircase is the sign of something kept")
-show(figure, alt="Logits and loss over eight steps: before the cure a staircase, after it a comb of equal teeth.")
-
 # %% [markdown]
 # ### forgotten_reference
 #
-# "I added three lines of monitoring." The hook of this patient appends the output of every norm to a list. Only those
-# of the last forward are used.
+# This hook keeps the output of every norm. The last ones' maximum is returned after the twelve losses.
 
 # %%
 script("forgotten_reference", "    norms =", "    for _ in")
 
 # %%
 cures["forgotten_reference"] = patients["forgotten_reference"].edited({
-    "seen.append(result)": "seen.append(result.abs().max().item())",
-    "result.abs().max().item() for result": "result for result"})
+    "seen.append(result)": "seen.append(result.detach().abs().max())"})
 treat("forgotten_reference")
 
 # %% [markdown]
@@ -180,43 +199,29 @@ treat("forgotten_reference")
 
 # %%
 detached = examine(patients["forgotten_reference"].edited({"seen.append(result)": "seen.append(result.detach())"}))
-print(f"{before['forgotten_reference'].bytes / MIB:.1f} MiB before, {detached.bytes / MIB:.1f} with .detach(), "
-      f"{after['forgotten_reference'].bytes / MIB:.1f} with .item()")
+print(f"{before['forgotten_reference'].bytes / MIB:.1f} MiB before, {detached.bytes / MIB:.1f} with .detach() alone, "
+      f"{after['forgotten_reference'].bytes / MIB:.1f} with .detach().abs().max()")
 assert detached.bytes == before["forgotten_reference"].bytes, "a detached tensor has the same storage"
 
 # %% [markdown]
-# **Diagnose it.** Not a byte. `.detach()` lets go of the graph and keeps the tensor; here the tensors fill the memory.
-# `.item()` copies one number out.
+# **Diagnose it.** Not a byte. `.detach()` lets go of the graph and keeps the tensor; here the tensors fill the memory. A
+# maximum is 4 bytes. Read it with `.item()` every hundred steps: each one makes a GPU wait.
 #
-# A list in a hook, a closure, an attribute: what can be reached stays. Two such places are the **notebook's
-# own**: `Out[]` keeps what a cell's last line shows, and `sys.last_traceback` keeps the frames of the last error, with
-# every local variable. Here a function makes a tensor of 64 MiB, and fails:
+# Two places are the **notebook's own**: `Out[]` keeps what a cell's last line shows, and a failed cell's traceback keeps
+# its frames with every local variable. In a real kernel a step makes 64 MiB and fails; then folk cures:
 
 # %%
-def step_that_fails():
-    global witness
-    activations = torch.ones(16, 1024, 1024)
-    witness = weakref.ref(activations)
-    raise RuntimeError("out of memory, say")
-
-
-try:
-    step_that_fails()
-except RuntimeError as error:  # what a notebook does with an error that ends a cell
-    sys.last_value, sys.last_traceback = error, error.__traceback__
-gc.collect()
-print("after the error, and gc.collect():", "alive" if witness() is not None else "gone")
-frames = [frame for frame in gc.get_referrers(witness()) if hasattr(frame, "f_code")]
-print("held by:", *(f"the frame of {frame.f_code.co_name}()" for frame in frames))
-del frames
-sys.last_value.__traceback__ = sys.last_traceback = None
-gc.collect()
-print("without the traceback:", "alive" if witness() is not None else "gone")
+folk = ["gc.collect()", "sys.last_type = sys.last_value = sys.last_traceback = None",
+        "traceback.clear_frames(sys.last_traceback)", "sys.last_traceback.tb_next = None", "raise ValueError('the next error')"]
+printed = run_cells([FAILS, *(cell for cure in folk for cell in ("step_that_fails()", cure, "tell()"))])
+for cure, state in zip(folk, printed[3::3], strict=True):
+    print(f"{state:<6} after {cure}")
+assert printed[-1] == "gone", "another error should push the failed step's traceback out of the kernel"
 
 # %% [markdown]
-# **Trap.** After an out-of-memory error in a notebook, a smaller batch may fail as well: the failed step's tensors are
-# still there ([PyTorch issue 27600](https://github.com/pytorch/pytorch/issues/27600)). `empty_cache()` cannot help, nor
-# can `gc.collect()`. Drop the traceback, or restart the kernel.
+# **Trap.** After an out-of-memory error a smaller batch may fail as well: IPython holds the traceback in several places. A
+# cell with `1/0` replaces it everywhere. In a script, retry *outside* of the `except` block: inside, the error holds the
+# frame ([FAQ](https://docs.pytorch.org/docs/stable/notes/faq.html#my-out-of-memory-exception-handler-can-t-allocate-memory)).
 #
 # ## 3. One moment is too large
 #
@@ -225,27 +230,32 @@ print("without the traceback:", "alive" if witness() is not None else "gone")
 # "It dies in `model.eval()`." The mode changes dropout and batch norm. It does not tell autograd to stop.
 
 # %%
-show(draw_timeline(before["validation"].run, title="Small steps, and a validation that keeps everything"),
-     alt="Timeline: low hills of training, then a forward that climbs five times as high.")
 cures["validation"] = patients["validation"].edited({
     "    losses.append(loss_of(model, held_out).item())":
     "    with torch.no_grad():\n        losses.append(loss_of(model, held_out).item())"})
 treat("validation")
+pair = {"before": before["validation"].run, "with no_grad": after["validation"].run}
+show(draw_over_time(pair, "activations", title="Three steps, then a validation"),
+     alt="Left: three low hills, then a climb five times as high. Right: the same hills, then next to nothing.")
 
 # %% [markdown]
 # ### large_vocabulary
 #
-# "I checkpointed every block." Here that saves next to nothing. The breakdown of the peak says why.
+# "I checkpointed every block." Here that saves next to nothing. These are the blocks alive at the peak:
 
 # %%
-found = before["large_vocabulary"].run
-show(draw_breakdown([found], title="The peak of large_vocabulary"),
-     alt="One bar: logits, loss and their gradients' temporaries fill most of it; activations are thin.")
+timeline = before["large_vocabulary"].run.timeline
+now = [a for a in timeline.allocations if a.born_ns <= timeline.peak_ns and (a.died_ns is None or a.died_ns > timeline.peak_ns)]
+four = sorted(sorted(now, key=lambda a: -a.bytes)[:4], key=lambda a: a.born_ns)
+names = ("logits", "their log-softmax", "gradient of the log-softmax", "gradient of the logits")
+blocks = {f"{name}\n(born in {a.born_in})": a.bytes for name, a in zip(names, four, strict=True)}
+blocks["all else"] = timeline.peak_bytes - sum(blocks.values())
+show(draw_blocks(blocks, title="The peak of large_vocabulary"), alt="Five bars: four of 35.16 MiB each, and all else, shorter.")
 print("logits of one batch:", format_bytes(8 * 48 * 24_000 * 4), "(predicted)")
 
 # %% [markdown]
-# **Read it.** Most of the bar is four tensors of that size: the logits, their log-softmax, and a gradient of each. No
-# block owns them. The cure of lesson 05: compute the logits for a few tokens at a time, and again in backward.
+# **Read it.** Four tensors of the logits' size, and no block of the model owns them. The cure of lesson 05: compute the
+# logits for a few tokens at a time, and again in backward.
 
 # %%
 def in_chunks(model, tokens, parts, chunks=8):
@@ -254,8 +264,11 @@ def in_chunks(model, tokens, parts, chunks=8):
         return F.cross_entropy(head(hidden), wanted, reduction="sum")
 
     head, model.head = model.head, None  # without its head the model gives its stream
-    hidden = model.norm(model(tokens[:, :-1])).flatten(0, 1)
-    model.head, wanted = head, tokens[:, 1:].flatten()
+    try:
+        hidden = model.norm(model(tokens[:, :-1])).flatten(0, 1)
+    finally:
+        model.head = head
+    wanted = tokens[:, 1:].flatten()  # no padding here: else divide by the number of real targets
     pairs = zip(hidden.chunk(chunks), wanted.chunk(chunks), strict=True)
     return sum(checkpoint(summed, *pair, use_reentrant=False) for pair in pairs) / len(wanted) / parts
 
@@ -273,15 +286,15 @@ treat("large_vocabulary")
 # `foreach=True`, PyTorch's own choice on a GPU, holds a temporary as large as all parameters besides.
 
 # %%
-show(draw_timeline(before["optimizer_doubles"].run, title="The first step makes the states, and a temporary"),
-     alt="Timeline: memory more than doubles during the first optimizer step and shows the same tooth in each later one.")
+figure = draw_timeline(before["optimizer_doubles"].run, title="optimizer_doubles: three steps")
+figure.axes[0].set_xlabel("time in the metered run (ms)")
+show(figure, alt="Timeline: memory more than doubles in the first optimizer step; each later one shows the same tooth.")
 cures["optimizer_doubles"] = patients["optimizer_doubles"].edited({"foreach=True": "fused=True"})
 treat("optimizer_doubles")
-print(after["optimizer_doubles"].run.breakdown)
 
 # %% [markdown]
-# **Read it.** The moments had to come, and they stay: only from the *second* step on do activations lie on top of them.
-# So a first step that fits proves little. The temporary is what a fused kernel does without.
+# **Read it.** The moments (purple) come in the first step and stay: from the second on, activations lie on top, so a
+# first step that fits proves little. The temporary (grey) is `foreach`'s, in every step; a fused kernel does without.
 #
 # ### resolution
 #
@@ -289,65 +302,98 @@ print(after["optimizer_doubles"].run.breakdown)
 
 # %%
 resolution = patients["resolution"]
-by_side = {128: examine(resolution.edited({"SIDE = 256": "SIDE = 128"})), 256: before["resolution"]}
-for side, found in by_side.items():
-    print(f"{side}: {found}")
-pixels = by_side[256].run.breakdown["activations"] / by_side[128].run.breakdown["activations"]
-print(f"twice the side, four times the pixels, {pixels:.2f} times the activations at the peak (measured)")
-cures["resolution"] = resolution.edited(
-    {"return model, torch": "return checkpoint_blocks(model), torch"}, checkpoint_blocks=checkpoint_blocks)
+activations = [found.run.breakdown["activations"] for found in (before["resolution"], examine(resolution.edited({"SIDE = 256": "SIDE = 128"})))]
+print(f"twice the side, four times the pixels, {activations[0] / activations[1]:.2f} times the activations at the peak (measured)")
+change = {"return model, torch": "return checkpoint_blocks(model), torch"}
+cures["resolution"] = resolution.edited(change, checkpoint_blocks=checkpoint_blocks)
 treat("resolution")
 
 # %% [markdown]
 # ## 4. Alive is not reserved: fragmentation
 #
 # PyTorch asks the driver for *segments* and hands out *blocks* of them. A segment goes back only when all of its blocks
-# are free. So three numbers stand for "memory in use": what tensors hold (*allocated*), what PyTorch took (*reserved*),
-# and what `nvidia-smi` shows (reserved, and the context). `torch.cuda.memory_summary()` prints the first two; here a
-# simulated caching allocator does, for the same requests:
+# are free. So there are what tensors hold (*allocated*), what PyTorch took (*reserved*), and what `nvidia-smi` shows
+# (reserved, and the context). A simulated caching allocator serves the patient's requests:
 
 # %%
+display(script("fragmentation", "    for _ in range(STEPS):", "    return"))
 fragmented = before["fragmentation"]
 print(fragmented.replayed().summary())
-print("\non a GPU of the budget's size:", fragmented.complaint)
+death = death_of(fragmented)
+print(f"\non a GPU of {format_bytes(fragmented.patient.limit_bytes)} it dies after {death.steps_done} steps, asking for",
+      f"{format_bytes(death.asked_bytes)}; the largest of {len(death.holes)} holes has {format_bytes(death.holes[0])}")
 
 # %% [markdown]
-# **Read it.** *Non-releasable* bytes are free and lie in segments in which something else lives. Each step keeps its
-# features, 10.6 MiB, put where a large activation had just been freed. The rest of such a segment is too small for the
-# next activation, which asks for a new one.
+# *Non-releasable* bytes are free, in a segment where something else lives. The cure makes room for all features *before*
+# the loop. (The meter counts features as *logits and loss*, what a forward returns, and the room as *inputs*.)
 
 # %%
 cures["fragmentation"] = patients["fragmentation"].edited({
     "losses, kept = [], []": "losses, kept = [], []\n    room = iter(torch.empty(STEPS, ROWS, FEATURES, device=device))",
     "kept.append(model(probe))": "kept.append(next(room).copy_(model(probe)))"})
 treat("fragmentation")
-maps = {name: [Segment(blocks) for blocks in found.replayed().segments()]
-        for name, found in {"before": fragmented, "after": after["fragmentation"]}.items()}
-show(draw_segments(maps, title="What the allocator has reserved after the last step"),
-     alt="Segments as bars. Before: many bars, half of each free, some of them whole. After: few bars.")
+cured = after["fragmentation"]
+maps = {"before: the moment it dies": death.segments, "after the cure: last step": named_segments(cured, cured.replayed().allocator)}
+show(draw_segments(maps, title="Reserved on a GPU of 216 MiB", asked={"before: the moment it dies": death.asked_bytes}),
+     alt="Left: segments half full, none with a hole as long as the dashed request. Right: one long block, whole segments free.")
 
 # %% [markdown]
-# The cure makes room for all features *before* the loop: one long-lived block instead of ten scattered ones.
-# `empty_cache()` is none: it gives back only segments that are wholly free, and the replay has done so before it failed.
-# On a GPU `PYTORCH_ALLOC_CONF=expandable_segments:True` lets segments grow by pages that can be given back one by one. It
-# helps, most where lengths vary from step to step, and it hides the cause.
+# **Read it.** On the left each step's features took half of a segment in which a large activation had just been freed. No
+# hole serves the request, and no segment is wholly free, so `empty_cache()` gives nothing back.
 #
-# ### No error at all: the host
+# With `PYTORCH_ALLOC_CONF=expandable_segments:True` one segment grows by pages, and holes side by side join:
+
+# %%
+def one_segment(timeline, page_bytes=20 * MIB):
+    """Bytes that one growing segment takes for a run's requests, each served by the smallest hole that holds it."""
+    existing, events = requests(timeline)
+    holes, taken, end_bytes = [(0, 2**60)], {}, 0
+    for name, size in [*existing, *((name, size) for _, name, size in events)]:
+        if size > 0:
+            size = -(-size // 512) * 512
+            start, room = min((hole for hole in holes if hole[1] >= size), key=lambda hole: hole[1])
+            holes.remove((start, room))
+            holes += [(start + size, room - size)] if room > size else []
+            taken[name], end_bytes = (start, size), max(end_bytes, start + size)
+        else:
+            start, size = taken.pop(name)
+            for hole in [h for h in holes if sum(h) == start or h[0] == start + size]:
+                holes.remove(hole)
+                start, size = min(start, hole[0]), size + hole[1]
+            holes.append((start, size))
+    return -(-end_bytes // page_bytes) * page_bytes
+
+
+arms = {"as it came": fragmented.bytes, "room made before the loop": cured.bytes, "expandable segment": one_segment(fragmented.run.timeline)}
+for name, size in arms.items():
+    print(f"{name:<28}{format_bytes(size):>12} (simulated); alive at the peak {format_bytes(fragmented.run.peak_bytes)}")
+recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_peak_bytes", "replayed_reserved_peak_bytes"])
+
+# %% [markdown]
+# **Read it.** The switch brings as much as the edit and changes no line. Set it before CUDA starts (its older name:
+# `PYTORCH_CUDA_ALLOC_CONF`).
 #
-# "The job is killed (exit code 137), and `nvidia-smi` shows an almost empty GPU." Each worker of a `DataLoader`
-# prepares `prefetch_factor` batches ahead, in shared memory of the *host*:
-# `waiting bytes = workers x prefetch_factor x bytes of a batch`.
+# Given the H200's own requests, the replay reserves what the card did. Those are larger than the CPU's (cuBLAS keeps a
+# workspace), so this budget says nothing of that card. The slack there falls from 118 to 48 MiB with the cure.
+#
+# ### No CUDA error at all: the host
+#
+# | the log says | what is full |
+# |---|---|
+# | `DataLoader worker is killed by signal: Bus error` ([5040](https://github.com/pytorch/pytorch/issues/5040)) | `/dev/shm`, by waiting batches; in Docker 64 MB without `--shm-size` |
+# | nothing, exit code 137 (SIGKILL) | RAM or the container's limit. Often it *grows*: workers copy the pages of a Python list ([13246](https://github.com/pytorch/pytorch/issues/13246)) |
+#
+# First row: each worker prepares `prefetch_factor` batches ahead, in shared memory.
 
 # %%
 loaders = {"4 workers, 8 ahead, fp32": (4, 8, "float32"), "4 workers, 8 ahead, bytes": (4, 8, "uint8")}
-host = {name: run_loader(*settings) for name, settings in loaders.items()}
-for name, found in host.items():
+for name, settings in loaders.items():
+    found = run_loader(*settings)
     print(f"{name:<28}{found}   mean of all images {found.mean}")
 
 # %% [markdown]
-# **Read it.** Four moments of a run, and the number stays: nothing leaks, it is full at once. (The batch in the loop comes on
-# top of the prediction.) The second line sends images as the bytes that they are stored in: a quarter, with the same mean.
-# Docker gives a container 64 MB of shared memory unless `--shm-size` says otherwise.
+# **Read it.** `workers x prefetch_factor x bytes of a batch`, and the batch in the loop. It stays: full at once, no leak. Images
+# as stored bytes take a quarter.
 #
 # **Question.** 6 workers, `prefetch_factor=8`, 10,000 batches an epoch. How many batches can wait in shared memory?
 
@@ -358,20 +404,32 @@ check("10.waiting_batches", waiting_batches)
 # %% [markdown]
 # ## 5. Instruments, and what each cannot see
 #
-# **A snapshot** holds each block with its Python stack. On a GPU private functions record it (see On Monday), and you drop
-# the file onto [pytorch.org/memory_viz](https://pytorch.org/memory_viz). Here a metered run writes the same format, and
-# PyTorch's viewer opens without a network. A picture of it:
+# **A snapshot** holds each block with its Python stack; On Monday records one. Here a metered run writes the format, with
+# category and module in place of the stack. Drop it onto [pytorch.org/memory_viz](https://pytorch.org/memory_viz), or ask
+# who holds what is alive:
 
 # %%
-snapshot = write_snapshot(files / "fragmentation.pickle", fragmented.replayed())
-for view in ("Active Memory Timeline", "Allocator State History"):
-    page = write_snapshot_page(files / f"{view.split()[0].lower()}.html", snapshot, view)
-    print(f"{page.relative_to(here.root)}: {page.stat().st_size // 1024} KiB; open it in a browser")
-show(here.root / "docs" / "memory_viz.png", alt="PyTorch's memory viewer with the patient's snapshot.")
+def holders(snapshot, most=3):
+    """The places in your code that made the blocks still alive, the largest sum first."""
+    held = Counter()
+    for block in (block for segment in snapshot["segments"] for block in segment["blocks"]):
+        if block["state"] == "active_allocated" and (frames := block["frames"]):
+            own = next((f for f in frames if "site-packages" not in f["filename"]), frames[0])
+            held[f"{own['filename']}:{own['line']} {own['name']}"] += block["size"]
+    return held.most_common(most)
+
+
+for name in ("kept_graph", "fragmentation"):
+    page = write_snapshot_page(files / f"{name}.html", path := write_snapshot(files / f"{name}.pickle", before[name].replayed()))
+    print(f"{name}, after its last step ({page.relative_to(here.root)} opens in a browser)")
+    for where, size in holders(read_snapshot(path)):
+        print(f"   {format_bytes(size):>12}  {where}")
+show(here.root / "docs" / "memory_viz.png", alt="PyTorch's memory viewer with the snapshot of fragmentation: a staircase of yellow bands.")
 
 # %% [markdown]
-# *Active Memory Timeline*: time to the right, each band one block; hover for its stack (here category, phase, module). A
-# band that never ends is something kept.
+# **Read it.** 32 MiB, all made by `head`: the logits that `total_size` keeps. In the viewer (here `fragmentation`) a band is
+# a block. One that never ends is kept: the yellow stairs are the features (*parameters*, a hairline, has the same yellow).
+# Click a band for its stack.
 #
 # **The profiler** knows operations, and with `profile_memory=True` the bytes each of them took and gave back.
 
@@ -379,29 +437,19 @@ show(here.root / "docs" / "memory_viz.png", alt="PyTorch's memory viewer with th
 model, optimizer = patients["large_vocabulary"].build()
 with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
     patients["large_vocabulary"].train(model, optimizer)
-rows = sorted(profiler.key_averages(), key=lambda row: -row.self_cpu_memory_usage)
-for row in rows[:4]:
+for row in sorted(profiler.key_averages(), key=lambda row: -row.self_cpu_memory_usage)[:4]:
     print(f"{row.key:<34} {row.count:>4} calls   {row.self_cpu_memory_usage / MIB:7.1f} MiB more than it freed")
-trace = files / "large_vocabulary.json"
-profiler.export_chrome_trace(str(trace))
+profiler.export_chrome_trace(str(trace := files / "large_vocabulary.json"))
 page = write_trace_page(files / "large_vocabulary_trace.html", trace)
 print(f"{page.relative_to(here.root)}: {page.stat().st_size // 1024} KiB; open it in a browser")
 
 # %% [markdown]
-# **Read it.** The last three operations take one tensor of the logits' size in each call. `ui.perfetto.dev` reads the
-# file, and TensorBoard what `on_trace_ready=torch.profiler.tensorboard_trace_handler("runs")` writes (its plugin is
-# deprecated).
+# **Read it.** The last three operations take one tensor of the logits' size in each call. On a GPU sort by
+# `self_device_memory_usage`. `ui.perfetto.dev` opens the file; TensorBoard's plugin is deprecated.
 #
-# **Nsight Systems** records the *driver's* view: `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py`.
-# This timeline is **made up for reading**: two steps, and in the second the card is full.
-
-# %%
-show(draw_lanes(general_cures.nsight_lanes(), title="A made trace, not a recorded one: cudaFree in mid-step", evidence=None),
-     alt="Three lanes over time: kernels stop while cudaFree and cudaMalloc run, then go on.")
-
-# %% [markdown]
-# **Read it.** `cudaMalloc` belongs in the first steps. Later, `cudaFree` and `cudaMalloc` say that the allocator ran
-# dry, gave its cache back and asked anew, while the GPU waits. Before the error it looks like a *slow* step.
+# **Nsight Systems** shows the *driver's* calls: `nsys profile --trace=cuda,nvtx --cuda-memory-usage=true python train.py`.
+# `cudaMalloc` belongs in the first steps. `cudaFree` in later ones, the kernels idle around it, says that the allocator ran
+# dry (or somebody called `empty_cache()`): a *slow* step before the error. `num_alloc_retries` counts those.
 #
 # | instrument | sees | cannot see |
 # |---|---|---|
@@ -410,25 +458,14 @@ show(draw_lanes(general_cures.nsight_lanes(), title="A made trace, not a recorde
 # | snapshot | blocks, stacks, segments, over time | NCCL, the context; stacks of what was there before |
 # | `torch.profiler` | operations, their bytes and time | who *holds* a tensor; hours of training |
 # | Nsight Systems | driver calls, kernels, copies, all libraries | tensors; categories |
-# | the meter | every byte by category, phase, module | lines of code; other processes |
-# | `psutil`, `/proc` | the host, workers included | the GPU |
 #
-# None of them names a Python reference; `gc.get_referrers(tensor)` does.
-
-# %%
-if torch.cuda.is_available():
-    model, optimizer = patients["fragmentation"].build()
-    patients["fragmentation"].train(model.to("cuda"), optimizer)
-    print(torch.cuda.memory_summary(abbreviated=True))
-else:
-    print("No GPU here: memory_summary() and nvidia-smi have nothing to show.")
-recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_peak_bytes"])
+# None names who holds a tensor. `gc.get_referrers(tensor)` names a list or a frame, and nothing for what autograd saved.
 
 # %% [markdown]
 # ## 6. In which order?
 #
-# *A job runs out of memory: what do you do?* Profile first. And if you do not? Here are the general cures for one card,
-# from the cheap to the dear, each a wrapper around any patient (`cures.py`):
+# And if you skip the questions? General cures for one card, as wrappers around any patient (`cures.py`): bf16
+# autocast; half a batch at a time; each block again in backward; Adafactor; saved tensors on the host until backward.
 
 # %%
 general = {
@@ -445,9 +482,9 @@ for cure, factor in times.items():
 assert times["accumulation"] == 1 < times["checkpointing"], "two halves are the whole; a recomputed forward comes on top"
 
 # %% [markdown]
-# **Read it.** Accumulation repeats no arithmetic; a checkpointed block runs its forward twice. The order turns
-# round where half a batch no longer keeps the card busy, and where each micro-batch gathers its parameters anew
-# ([lesson 09](09_sharding.ipynb)).
+# **Read it.** Accumulation costs time where half a batch leaves the card idle. Checkpointing looks cheap because this head is
+# not recomputed: a large model's blocks pay forward 1, backward 2, forward 1, so 4/3 = 1.33 (predicted). Offload pays in
+# PCIe time ([lesson 07](07_offload.ipynb)).
 
 # %%
 def entry(name, found):
@@ -461,115 +498,130 @@ def entry(name, found):
 def try_out(*cures):
     for cure in cures:
         for name, patient in patients.items():
-            table[name][cure] = entry(name, examine(general[cure](patient)))
+            tried[cure, name] = examine(general[cure](patient))  # what lies on the host is not counted, as on a GPU
+            table[name][cure] = entry(name, tried[cure, name])
 
 
-table = {name: {"its own cure": entry(name, after[name])} for name in patients}
+tried, table = {}, {name: {"its own cure": entry(name, after[name])} for name in patients}
 try_out("precision", "accumulation")
 
 # %%
 try_out("checkpointing", "smaller optimizer", "offload")
-pd.DataFrame(table).T
-
-# %%
+display(pd.DataFrame(table).T)
 fits = {cure: sum(row[cure].startswith("fits") for row in table.values()) for cure in ("its own cure", *general)}
 same = {cure: sum(row[cure].startswith("fits") and "other" not in row[cure] for row in table.values()) for cure in fits}
 for cure in fits:
     print(f"{cure:<20} brings {fits[cure]} of 7 under their budget, {same[cure]} of them with the same losses")
 print(f"your bet on accumulation, in two parts: {my_bet}; counted: {fits['accumulation']}")
-healed = [name for name, patient in patients.items() if examine(general_cures.accumulated(patient, 8)).fits]
-print(f"accumulation in 8 parts brings under their budget: {', '.join(healed)}")
 assert fits["its own cure"] == same["its own cure"] == 7, "each patient has a cure that changes no loss"
 assert max(same[cure] for cure in general) < 7, "no general cure should heal the whole ward"
 
 # %% [markdown]
-# **Read it.** Percentages are the bytes saved, as a share of the sick run's. Half a batch heals nobody
-# here; eight parts heal whom the last line names. It does not shrink a validation, a state, or a batch of one.
-# Checkpointing makes `forgotten_reference` worse: its hook runs again in the recomputation, and what it keeps there holds a
-# graph that no backward visits. Precision and offload rescue `kept_graph`, and offload `forgotten_reference`, for the few
-# steps of these runs: the leak goes on, and the run dies later. So measure first.
+# **Read it.** Percentages are saved bytes. A minus is a patient made worse: autocast adds bf16 copies of the weights,
+# recomputation asks in another order, and the hook of `forgotten_reference` runs again there and keeps a graph that no
+# backward visits. Precision and offload only *postpone* the leaks.
+#
+# Does the count hang on the budgets? A quarter lower and higher, and eight parts:
 
 # %%
-cases = {name: PatientBytes(before[name].bytes, patients[name].limit_bytes, after[name].bytes) for name in patients}
-show(draw_ward(cases, title="The ward, before and after", evidence=kinds),
-     alt="Two bars for each patient: the first beyond the line of its budget, the second short of it.")
+eighths = {name: examine(general_cures.accumulated(patient, 8)).bytes for name, patient in patients.items()}
+bytes_in = {1: {n: before[n].bytes for n in patients}, 2: {n: tried["accumulation", n].bytes for n in patients}, 8: eighths}
+display(pd.DataFrame({f"in {parts} (MiB)": sizes for parts, sizes in bytes_in.items()}).div(MIB).round(1))
+for factor in (0.75, 1, 1.25):
+    limit = {name: factor * patient.limit_bytes for name, patient in patients.items()}
+    ill = [name for name in patients if bytes_in[1][name] > limit[name]]
+    counts = [sum(bytes_in[parts][name] <= limit[name] for name in ill) for parts in (2, 8)]
+    print(f"budgets x {factor:<4}: {len(ill)} sick, two parts bring {counts[0]} of them under it, eight parts {counts[1]}")
 for name in patients:
     score("10", name, peak_bytes=after[name].bytes, evidence=kinds[name == "fragmentation"])
-scoreboard("10")
+
+# %% [markdown]
+# **Read it.** The counts move with the budgets, the rows do not: a smaller batch shrinks `large_vocabulary` and postpones two
+# leaks. A validation, an optimizer's state, a batch of one and kept features it cannot shrink, in any number of parts.
 
 # %% [markdown]
 # ## Recap
 #
-# - The error names the last drop. Ask: alive or reserved, does it grow between steps, which moment is too large?
-# - A sum whose graph no backward visits, a hook, a list, an exception keep tensors; `empty_cache()` frees none of those.
+# - Ask in this order: a. in pieces? b. outside of PyTorch? c. growing between steps? d. which moment is too large?
 # - Precision (02), accumulation and checkpointing (05) shrink activations; a smaller optimizer (06) and more cards (09) states;
-#   offload (07) moves either. None heals the whole ward, and some make a patient worse. Diagnose, then choose.
+#   offload (07) either.
 #
 # **Test yourself.** A job runs out of memory after two hours: what do you do, in which order? `nvidia-smi` showed 79 of 80 GB
 # since the first minute: is it a leak?
 #
 # <details><summary>Answer</summary>
 #
-# You cannot know from that: `nvidia-smi` shows what PyTorch reserved, and the cache grows to the largest step and
-# stays. Read phase and category, and log what is alive after each optimizer step. If it grows, something is kept; if not,
-# the step that died was larger than all before (a long sequence, a validation), or the cache is in pieces: compare
-# alive with reserved. Cure that. Only then: precision, accumulation, checkpointing, a smaller optimizer, offload or
-# quantization, more cards.
+# `nvidia-smi` shows what PyTorch reserved, and the cache stays at the largest step: it cannot tell. Read the error's sizes:
+# a and b. Then the log of bytes alive: a climb is c. Else the step that died was larger than all before, a long sequence or a
+# validation: d. Cure that. Only then precision, accumulation, checkpointing, a smaller optimizer, offload, more cards.
 #
 # </details>
 #
 # **Where next.** Do the [lab](../../labs/intermediate/10_oom_clinic.ipynb), in a copy: `make my-labs`. Then compare with the
 # [solution](../../solutions/intermediate/10_oom_clinic.ipynb).
 #
-# **References.** PyTorch,
-# [Understanding CUDA memory usage](https://docs.pytorch.org/docs/stable/torch_cuda_memory.html),
-# [profiler](https://docs.pytorch.org/docs/stable/profiler.html). NVIDIA,
+# **References.** PyTorch, [Understanding CUDA memory usage](https://docs.pytorch.org/docs/stable/torch_cuda_memory.html). NVIDIA,
 # [Nsight Systems](https://docs.nvidia.com/nsight-systems/UserGuide/index.html). The viewers are PyTorch's, d3's and
 # Chromium's, under their own licences.
 
 # %% [markdown]
 # ## On Monday
 #
-# **Plain PyTorch.** You have `model`, `optimizer`, `loader` and a function of your own that gives the loss, `loss_of`:
+# **Plain PyTorch.** You have `model`, `optimizer`, `loader` and `loss_of(model, batch)`:
 #
 # ```python
+# import os
 # import torch
 #
-# torch.cuda.memory._record_memory_history(max_entries=100_000)
-# try:
-#     for step, batch in enumerate(loader):
-#         optimizer.zero_grad()
-#         loss_of(model, batch).backward()
-#         optimizer.step()
-#         alive, most, reserved = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
-#         print(f"step {step}: {alive >> 20:,} MiB alive, {most >> 20:,} at the peak, {reserved >> 20:,} reserved")
-#         torch.cuda.reset_peak_memory_stats()
-# except torch.OutOfMemoryError:
-#     torch.cuda.memory._dump_snapshot("oom.pickle")
-#     raise
+# def save(device, asked_bytes, device_bytes, free_bytes):  # called at the request that fails, before anything is freed
+#     torch.cuda.memory._dump_snapshot(f"oom_rank{os.environ.get('RANK', 0)}.pickle")
+#
+# torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
+# torch._C._cuda_attach_out_of_memory_observer(save)
+# for step, batch in enumerate(loader):
+#     optimizer.zero_grad()
+#     loss_of(model, batch).backward()
+#     optimizer.step()
+#     alive, most, stats = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.memory_stats()
+#     print(f"step {step}: {alive >> 20:,} MiB alive, {most >> 20:,} at the peak, "
+#           f"{stats['inactive_split_bytes.all.current'] >> 20:,} in pieces, {stats['num_alloc_retries']} retries")
+#     torch.cuda.reset_peak_memory_stats()
+# torch.cuda.memory._record_memory_history(enabled=None)  # stop: each allocation costs a stack trace
 # ```
 #
 # **transformers.** The same around your `trainer`:
 #
 # ```python
+# import os
 # import torch
 # from transformers import TrainerCallback
 #
 # class AliveAfterStep(TrainerCallback):
 #     def on_step_end(self, args, state, control, **kwargs):
-#         alive, most, reserved = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
-#         print(f"step {state.global_step}: {alive >> 20:,} MiB alive, {most >> 20:,} at the peak, {reserved >> 20:,} reserved")
+#         alive, most, stats = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), torch.cuda.memory_stats()
+#         print(f"step {state.global_step}: {alive >> 20:,} MiB alive, {most >> 20:,} at the peak, "
+#               f"{stats['inactive_split_bytes.all.current'] >> 20:,} in pieces, {stats['num_alloc_retries']} retries")
 #         torch.cuda.reset_peak_memory_stats()
 #
+# def save(device, asked_bytes, device_bytes, free_bytes):
+#     torch.cuda.memory._dump_snapshot(f"oom_rank{os.environ.get('RANK', 0)}.pickle")
+#
 # trainer.add_callback(AliveAfterStep())
-# torch.cuda.memory._record_memory_history(max_entries=100_000)
-# try:
-#     trainer.train()
-# except torch.OutOfMemoryError:
-#     torch.cuda.memory._dump_snapshot("oom.pickle")
-#     raise
+# torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
+# torch._C._cuda_attach_out_of_memory_observer(save)
+# trainer.train()
 # ```
 #
-# **Look at** *alive*: from the second step on it must not grow. A *peak* that jumps in one step is one moment too large. *Reserved*
-# far above the peak is fragmentation. Then open `oom.pickle`. With several ranks write one file each; look at the one that
-# died first.
+# | what you see | cure |
+# |---|---|
+# | a. *in pieces*, *retries* rise | `PYTORCH_ALLOC_CONF=expandable_segments:True` |
+# | b. outside | end the other process; `torch.cuda.set_device(local_rank)` |
+# | c. *alive* trends upwards | `holders` of the snapshot names the line |
+# | d. logits | `use_liger_kernel=True`, `LigerFusedLinearCrossEntropyLoss` |
+# | d. optimizer step | `optim="adamw_torch_fused"` |
+# | d. evaluation | `eval_accumulation_steps=8`: Trainer gathers all logits |
+# | d. activations | `gradient_checkpointing=True` |
+#
+# With several ranks one dies and the others hang: read the snapshot of the dead one.
+#
+# *Does your own model fit, and what would make it fit? [Ask here](../00a_your_model.ipynb).*

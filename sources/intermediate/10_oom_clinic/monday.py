@@ -20,6 +20,9 @@ from utils.lessons.blocks import run_block
 from utils.ranks import run_ranks
 
 STEPS, DIES_IN = 8, 5
+ATTACH = "_cuda_attach_out_of_memory_observer"
+_STATS = {"inactive_split_bytes.all.current": 0, "num_alloc_retries": 0}
+_OBSERVERS: list[Callable[[int, int, int, int], None]] = []
 Loss = Callable[[nn.Module, Tensor], Tensor]
 
 
@@ -44,7 +47,7 @@ def _judge(run: Callable[[Loss], None]) -> None:
     assert max(healthy[1:]) <= healthy[1] + 1, f"a healthy run seems to grow: {healthy} MiB"
     assert all(later > sooner for sooner, later in pairwise(leaking)), f"no leak: {leaking} MiB"
     died, dumped = _printed(run, _dying(), dies=True)
-    assert len(died) == DIES_IN and dumped == ["oom.pickle"], f"{len(died)} steps, {dumped} dumped"
+    assert len(died) == DIES_IN and dumped == ["oom_rank0.pickle"], f"{len(died)}, {dumped} dumped"
 
 
 def _printed(
@@ -77,8 +80,11 @@ def _counted_on_the_cpu() -> Iterator[None]:
         stack.enter_context(mock.patch.object(cuda, "memory_allocated", _alive_bytes))
         for name in ("max_memory_allocated", "memory_reserved"):
             stack.enter_context(mock.patch.object(cuda, name, return_value=0))
+        stack.enter_context(mock.patch.object(cuda, "memory_stats", return_value=_STATS))
         stack.enter_context(mock.patch.object(cuda, "reset_peak_memory_stats"))
         stack.enter_context(mock.patch.object(memory, "_record_memory_history"))
+        stack.enter_context(mock.patch.object(torch._C, ATTACH, _OBSERVERS.append, create=True))
+        stack.callback(_OBSERVERS.clear)
         stack.enter_context(
             mock.patch.object(memory, "_dump_snapshot", lambda name: Path(name).touch())
         )
@@ -112,6 +118,8 @@ def _dying() -> Loss:
 
     def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
         if next(calls) == DIES_IN:
+            for observer in _OBSERVERS:  # the allocator calls them, then raises
+                observer(0, 1, 1, 0)
             raise torch.OutOfMemoryError("CUDA out of memory, say")
         return _loss_of(model, batch)
 

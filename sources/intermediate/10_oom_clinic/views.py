@@ -9,11 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from utils.checked import check_public
-from utils.units import MIB, Evidence, format_bytes
-from utils.views.style import course_style, empty_figure, print_evidence, wrapped
+from utils.units import MIB, Category, Evidence, format_bytes
+from utils.views.style import LOOKS, course_style, empty_figure, print_evidence, wrapped
 
 _SICK, _WELL, _FREE = "#bd1f01", "#3f90da", "#ffffff"
-_BLOCKS = ("#3f90da", "#92dadd")  # neighbours differ
 
 
 class PatientBytes(NamedTuple):
@@ -25,9 +24,9 @@ class PatientBytes(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A segment of the caching allocator: its blocks as (bytes, whether in use), in order."""
+    """A segment of the caching allocator: its blocks as (bytes, category; "" if free), in order."""
 
-    blocks: tuple[tuple[int, bool], ...]
+    blocks: tuple[tuple[int, str], ...]
 
 
 def draw_ward(
@@ -57,7 +56,9 @@ def draw_ward(
         axes.set_yticks(range(len(cases)), [wrapped(name) for name in cases])
         axes.invert_yaxis()
         axes.grid(False, axis="y")
-        axes.set_xlim(0, 1.6 * max(case.before_bytes / case.limit_bytes for case in cases.values()))
+        axes.set_xlim(
+            0, 1.45 * max(case.before_bytes / case.limit_bytes for case in cases.values())
+        )
         axes.set_xlabel("bytes, divided by the budget")
         axes.set_title(title)
         looks = [("before", _SICK, "//")] + ([("after the cure", _WELL, "")] if cured else [])
@@ -83,58 +84,114 @@ def _bar(
     )
 
 
-def draw_segments(rows: Mapping[str, Sequence[Segment]], *, title: str) -> Figure:
+def draw_segments(
+    rows: Mapping[str, Sequence[Segment]], *, title: str, asked: Mapping[str, int] | None = None
+) -> Figure:
     """What a GPU's allocator has reserved: one bar a segment, blocks in use filled, free ones white.
+
+    Args:
+        rows: the segments of each panel.
+        asked: bytes of a request that failed, by panel; a dashed bar below the segments.
 
     Raises:
         ValueError: no segments.
     """
     if not any(rows.values()):
         raise ValueError("draw_segments() needs segments; nothing is reserved.")
+    asked = asked or {}
     most = max(sum(size for size, _ in s.blocks) for row in rows.values() for s in row)
     with course_style():
-        count = max(len(row) for row in rows.values())
-        figure = Figure(figsize=(9.0, 1.6 + 0.2 * count), layout="constrained")
+        count = max(len(row) for row in rows.values()) + bool(asked)
+        figure = Figure(figsize=(9.0, 2.0 + 0.22 * count), layout="constrained")
         panels = figure.subplots(1, len(rows), squeeze=False, sharey=True)[0]
         for axes, (name, segments) in zip(panels, rows.items(), strict=True):
             for number, segment in enumerate(segments):
                 _segment(axes, number, segment)
+            if name in asked:
+                _asked(axes, len(segments), asked[name])
             axes.set_xlim(0, 1.05 * most / MIB)
             axes.set_title(name, fontsize=12)
-            axes.set_xlabel("MiB")
+            axes.set_xlabel("size of the segment (MiB)")
             axes.grid(False, axis="y")
         panels[0].set_ylim(count - 0.3, -0.7)
         panels[0].set_ylabel("segments")
         panels[0].set_yticks([])
-        handles = [
-            *(
-                Patch(facecolor=shade, label=text)
-                for shade, text in zip(_BLOCKS, ("in use", "in use, the next block"), strict=True)
-            ),
-            Patch(facecolor=_FREE, edgecolor="#717581", label="reserved, free"),
-        ]
-        figure.legend(handles=handles, loc="outside right upper")
+        figure.legend(handles=_legend(rows), loc="outside right upper")
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
         print_evidence(figure, [Evidence.SIMULATED])
     return figure
 
 
+def _legend(rows: Mapping[str, Sequence[Segment]]) -> list[Patch]:
+    taken = {name for row in rows.values() for s in row for size, name in s.blocks if size > MIB}
+    looks = [(name, LOOKS[Category(name)]) for name in sorted(taken - {""})]
+    return [
+        *(Patch(facecolor=k.color, hatch=k.hatch, edgecolor="white", label=n) for n, k in looks),
+        Patch(facecolor=_FREE, edgecolor="#717581", label="reserved, free"),
+    ]
+
+
+def _asked(axes, number: int, size: int) -> None:
+    axes.barh(
+        number, size / MIB, height=0.7, color=_FREE, edgecolor=_SICK, linewidth=1.5, linestyle="--"
+    )
+    axes.annotate(
+        f"asked for: {format_bytes(size)}",
+        (size / MIB, number),
+        xytext=(6, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=9,
+    )
+
+
 def _segment(axes, number: int, segment: Segment) -> None:
-    left, filled = 0.0, 0
-    for size, used in segment.blocks:
-        color = _BLOCKS[filled % 2] if used else _FREE
+    left = 0.0
+    for size, name in segment.blocks:
+        look = LOOKS[Category(name)] if name else None
         axes.barh(
             number,
             size / MIB,
             left=left / MIB,
             height=0.7,
-            color=color,
-            edgecolor="#717581",
+            color=look.color if look else _FREE,
+            hatch=look.hatch if look else "",
+            edgecolor="white" if look else "#717581",
             linewidth=0.5,
         )
-        left, filled = left + size, filled + used
+        left += size
+    axes.barh(number, left / MIB, height=0.7, fill=False, edgecolor="#717581", linewidth=0.5)
 
 
-__all__ = ["PatientBytes", "Segment", "draw_segments", "draw_ward"]
+def draw_blocks(blocks: Mapping[str, int], *, title: str) -> Figure:
+    """Blocks alive at one moment, a bar each with its bytes.
+
+    Raises:
+        ValueError: no block.
+    """
+    if not blocks:
+        raise ValueError("draw_blocks() needs a block or more.")
+    with course_style():
+        figure, axes = empty_figure(height=1.2 + 0.4 * len(blocks))
+        for row, size in enumerate(blocks.values()):
+            axes.barh(row, size / MIB, height=0.7, color=_WELL)
+            axes.annotate(
+                format_bytes(size),
+                (size / MIB, row),
+                xytext=(5, 0),
+                textcoords="offset points",
+                va="center",
+            )
+        axes.set_yticks(range(len(blocks)), list(blocks))
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.2 * max(blocks.values()) / MIB)
+        axes.set_xlabel("memory (MiB)")
+        axes.grid(False, axis="y")
+        axes.set_title(title)
+        print_evidence(figure, [Evidence.MEASURED])
+    return figure
+
+
+__all__ = ["PatientBytes", "Segment", "draw_blocks", "draw_segments", "draw_ward"]
 
 check_public(globals())
