@@ -58,7 +58,7 @@ from evidence.validation import foundry
 from utils.lessons.lesson_09.over_phases import PHASES, draw_gradients, draw_overlap
 from utils.lessons.lesson_09.speed import Scheme, fastest, rates, scheme_row
 from utils.lessons.lesson_09.staircase import draw_staircase, draw_who_holds, peak_rows
-from utils.lessons.lesson_09.ways import MICRO_BATCH, Way, apart_from, fresh_model, gradient_bytes
+from utils.lessons.lesson_09.ways import AT_PEAK, MICRO_BATCH, Way, apart_from, fresh_model, gradient_bytes
 from utils.lessons.lesson_09.ways import look, loss_of, plain, ring_bytes, whole_elements
 
 # %% jupyter={"source_hidden": true}
@@ -284,10 +284,8 @@ for stage, name in enumerate(BUILDERS):
 
 # %%
 largest = {name: max((rank.run for rank in ranks), key=lambda run: run.peak_bytes) for name, ranks in found.items()}
-rows = {name: {kind: size / P for kind, size in run.breakdown.items()} | {"sum": run.peak_bytes / P, "in": run.peak_phase}
-        for name, run in largest.items()}
-display(pd.DataFrame(rows).T.fillna(0.0).style.format(lambda cell: cell if isinstance(cell, str) else f"{cell:.2f}").set_caption(
-    "bytes per parameter at the peak of the fullest rank (measured)"))
+rows = {name: {kind: run.breakdown[kind] / P for kind in AT_PEAK} | {"sum": run.peak_bytes / P, "in": run.peak_phase} for name, run in largest.items()}
+display(pd.DataFrame(rows).T.style.format(precision=2).set_caption("bytes per parameter at the peak of the fullest rank (measured)"))
 
 # %%
 both = {name: {rank: found[name][rank].run for rank in (0, N - 1)} for name in names if name != "DDP"}
@@ -547,7 +545,7 @@ for gb in (0.625, 1.25, 2.5):
     best = max(SCHEMES, key=lambda name: rates(SHAPE, BATCH, SCHEMES[name], (gb,))[0])
     print(f"fastest at {gb} GB/s: {best} (predicted)")
 print(f"FSDP2's peak at two sequences: planner {fastest(SHAPE, BATCH, SCHEMES['FSDP2'], 200).peak.allocated_bytes / GB:.1f} GB, simulation {steps['FSDP2'][64].peak_bytes / GB:.1f} GB")
-print("FSDP2, gradients held:", ", ".join(f"{1.92 * g + 2:.1f} rounds at g = {g}" for g in (4, 8)), f"for {4 * P_large / GB:.1f} GB of whole gradients (formula)")
+print("FSDP2, gradients held:", ", ".join(f"{(1 + 24 * block / P_large) * g + 2:.1f} rounds at g = {g}" for g in (4, 8)), f"for {4 * P_large / GB:.1f} GB of whole gradients (formula)")
 
 # %% [markdown]
 # **The answer.** States are 0.33 of FSDP2's 12.9 GB (10.9 simulated): activations decide. So let what sharding frees buy a larger

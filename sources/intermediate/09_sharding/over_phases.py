@@ -38,7 +38,8 @@ def draw_gradients(
 ) -> Figure:
     """A column for each scheme, a row for each rank: gradients in bytes per parameter.
 
-    Each phase has a width of its own; within it stand allocator events, in order.
+    Each phase has a width of its own; within it stand allocator events, in order, and in the step,
+    whose other events are many, changes of the gradients.
 
     Args:
         runs: by scheme, a step's measurement by rank; the same ranks in each.
@@ -67,6 +68,8 @@ def draw_gradients(
                     places, 0, sizes / per, step="post", color=look.color, hatch=look.hatch, lw=0
                 )
                 axes.set(xlim=(0, sum(_BANDS.values())), ylim=(0, 1.3 * highest), xticks=[])
+        for axes in panels[-1]:
+            axes.set_xlabel("events, in order", fontsize=9)
         for row, rank in enumerate(ranks):
             panels[row][0].set_ylabel(f"rank {rank}\nbytes/parameter")
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
@@ -84,11 +87,13 @@ def _placed(run: Measurement) -> tuple[np.ndarray, np.ndarray]:
         order[inside] = names.index(_BAND_OF.get(span.name, "forward"))
     order = np.maximum.accumulate(order)  # a phase that is over does not come again
     starts = np.cumsum([0.0, *_BANDS.values()])
-    places = np.zeros(len(times))
+    series = run.timeline.series().get(Category.GRADIENTS, np.zeros(len(times)))
+    changes, places = np.diff(series, prepend=series[:1]) != 0, np.zeros(len(times))
     for band, width in enumerate(_BANDS.values()):
         mine = np.flatnonzero(order == band)
-        places[mine] = starts[band] + width * np.arange(len(mine)) / max(1, len(mine))
-    series = run.timeline.series().get(Category.GRADIENTS, np.zeros(len(times)))
+        counted = changes if band == len(_BANDS) - 1 else np.ones(len(times))
+        count = np.cumsum(counted[mine])
+        places[mine] = starts[band] + width * count / (1 + max(count, default=0))
     return np.append(places, starts[-1]), np.append(series, series[-1:])
 
 

@@ -128,7 +128,8 @@ def _draw_bar(axes: Axes, place: float, run: Measurement) -> None:
         height, look = run.breakdown[category] / GB, LOOKS[category]
         axes.bar(place, height, bottom=foot, width=0.8, color=look.color, hatch=look.hatch)
         foot += height
-    axes.text(place, foot, f"{foot:.1f}", ha="center", va="bottom", fontsize=10)
+    box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "lw": 0}  # a card's line may pass
+    axes.text(place, foot + 0.3, f"{foot:.1f}", ha="center", va="bottom", fontsize=10, bbox=box)
 
 
 def _draw_legend(figure: Figure, runs: Sequence[Measurement], *, diamonds: bool) -> None:
