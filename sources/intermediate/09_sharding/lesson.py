@@ -186,7 +186,7 @@ assert apart < 1e-12 < planted, "another model is trained: is every gradient a m
 
 # %% [markdown]
 # **Read it.** A quarter of the states on each rank, the losses of one process, twelve gathers (six blocks, twice) and
-# six reductions. That is ZeRO-3, and FSDP. AdamW, which divides by the gradient's size, would hide the planted fault:
+# six reductions. That is ZeRO-3, and FSDP. AdamW, which divides by the gradient's size, would all but hide the planted fault:
 # section 3 compares the gradient's norm as well.
 #
 # ## 3. The same model, five ways
