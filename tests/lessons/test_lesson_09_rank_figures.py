@@ -6,6 +6,7 @@ import pytest
 from view_cases import measured, texts
 
 from utils.lessons.lesson_09.holders import draw_holders
+from utils.lessons.lesson_09.over_phases import draw_gradients, draw_overlap, one_ahead
 from utils.units import MIB, Category
 from utils.views import draw_breakdown, draw_over_time
 from utils.views.style import LOOKS
@@ -67,3 +68,23 @@ def test_bars_in_decimal_units():
     assert "memory (MB)" in found and f"{measured(4).peak_bytes / 1e6:,.1f} MB" in found
     with pytest.raises(ValueError, match="not a size"):
         draw_breakdown([measured(4)], unit="furlongs")
+
+
+def test_gradients_of_each_rank_stand_on_the_same_phases():
+    figure = draw_gradients({"one": {0: measured(4), 3: measured(8)}}, per=MIB, title="t")
+    first, last = figure.axes
+    assert first.get_xlim() == last.get_xlim() and first.get_ylim() == last.get_ylim()
+    assert "rank 0" in first.get_ylabel() and "rank 3" in last.get_ylabel()
+    assert {"forward", "backward", "reduce", "step"} <= {t.get_text() for t in first.texts}
+    with pytest.raises(ValueError, match="one rank or more"):
+        draw_gradients({}, per=MIB)
+
+
+@pytest.mark.parametrize(
+    ("gather", "compute", "works"),
+    [(4, 2, [4, 8, 12]), (2, 4, [2, 6, 10]), (3, 3, [3, 6, 9])],
+    ids=["waits", "hides", "even"],
+)
+def test_a_gather_runs_beside_the_block_before(gather, compute, works):
+    assert one_ahead(gather, compute, 3)[1] == works
+    assert "block 2" in texts(draw_overlap(gather, {"a": compute}, title="t"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,8 +25,10 @@ BF16 = '"out", bf16=True'
 
 
 def block_1(text: str) -> None:
-    """FSDP2: each rank holds half of the weights and moments, and the losses are one process's."""
-    found = run_ranks(_sharded, RANKS, text)
+    """FSDP2: each rank holds half of the weights and moments, the losses are one process's, and it saves."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = run_ranks(_sharded, RANKS, text, folder)
+        assert (Path(folder) / "out/last/.metadata").is_file(), "nothing was saved in out/last"
     whole = 3 * sum(p.numel() for p in Transformer(SMALL).parameters())
     for rank, (_, numbers) in enumerate(found):
         assert numbers <= 0.51 * whole, f"rank {rank} holds {numbers:,} of {whole:,} numbers"
@@ -46,9 +49,14 @@ def _tokens() -> Tensor:
     return torch.arange(ROWS * 17).reshape(ROWS, 17) % 61
 
 
+def _loss(logits: Tensor, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+
+
 def _step(model: Any, optimizer: torch.optim.Optimizer, tokens: Tensor) -> float:
-    loss = F.cross_entropy(model(tokens[:, :-1]).float().flatten(0, 1), tokens[:, 1:].flatten())
+    loss = _loss(model(tokens[:, :-1]), tokens)
     loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
     return loss.item()
@@ -65,14 +73,15 @@ def _alone() -> list[float]:
     return [_step(model, optimizer, _tokens()) for _ in range(STEPS)]
 
 
-def _sharded(text: str) -> tuple[list[float], int]:
+def _sharded(text: str, folder: str) -> tuple[list[float], int]:
     """Losses, and the numbers that this rank holds in weights and moments."""
-    names = run_block(text, model=_model())
-    model, optimizer = names["model"], names["optimizer"]
+    model, losses = _model(), []
     mine = _tokens().chunk(RANKS)[dist.get_rank()].to(next(model.parameters()).device)
-    losses = [_step(model, optimizer, mine) for _ in range(STEPS)]
-    moments = [v for state in optimizer.state.values() for v in state.values()]
-    held = [*model.parameters(), *moments]
+    model.register_forward_hook(lambda *given: losses.append(_loss(given[2], mine).item()))
+    with contextlib.chdir(folder):
+        names = run_block(text, model=model, batches=[(mine[:, :-1], mine[:, 1:])] * STEPS)
+    moments = [v for state in names["optimizer"].state.values() for v in state.values()]
+    held = [*names["model"].parameters(), *moments]
     return losses, sum(t.to_local().numel() for t in held if isinstance(t, DTensor))
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from utils.checked import check_public
 from utils.memory.measurement import Measurement
 from utils.units import GB, Category, Evidence, parse_bytes
-from utils.views.style import course_style, empty_figure, print_evidence
+from utils.views.style import LOOKS, course_style, empty_figure, print_evidence
 
 from .holders import draw_holders
-
-# petroff10 (Petroff 2021, arXiv:2107.02270), a marker for each beside it.
-_LOOKS = (("#3f90da", "o"), ("#ffa90e", "s"), ("#bd1f01", "^"), ("#832db6", "D"), ("#717581", "v"))
 
 _SHARDED = {
     "DDP": (),
@@ -27,11 +27,12 @@ _SENT = {
     "DDP": "all-reduce gradients",
     "ZeRO-1": "reduce-scatter gradients,\ngather parameters once",
     "ZeRO-2": "the same, gradients\nbucket by bucket",
-    "ZeRO-3, FSDP2": "gather each block twice,\nreduce-scatter its gradients",
+    "ZeRO-3, FSDP2": "gather each block twice, whole\nfor a moment; scatter its gradients",
 }
 _STATES = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE)
 _MOST_NAMED = 2
-_ASIDE, _FOOT = 1.16, 1.06  # factors on the axis of ranks
+_THINNEST = 1 / 200  # of the highest bar: less is no part that a reader sees
+_MOST_SCHEMES, _GAP = 5, 1.0  # bars around one number of ranks; and between two, in bars
 
 
 def draw_who_holds() -> Figure:
@@ -80,87 +81,70 @@ def draw_staircase(
     peaks: Mapping[str, Mapping[int, Measurement]],
     predicted_bytes: Mapping[str, Mapping[int, float]],
     *,
-    limit: str | None = None,
+    limits: Sequence[str] = (),
     title: str = "",
 ) -> Figure:
-    """Peaks of one rank over the number of ranks, with the formula of each as a dashed line.
+    """Peaks of one rank as stacked bars by category, grouped by the number of ranks.
 
-    A bar joins each peak to its own formula; strategies stand beside each other around a number of
-    ranks.
+    A diamond on a bar is what the formula says of its states.
 
     Args:
         peaks: by strategy, a step's measurement by the number of ranks; at most five strategies.
-        predicted_bytes: by strategy, bytes by the number of ranks. Strategies with the same
-            formula share its line.
-        limit: a card's memory, such as "16GB", drawn as a line.
+        predicted_bytes: by strategy, bytes of states by the number of ranks.
+        limits: memory of cards, such as "16GB", drawn as lines.
 
     Raises:
         ValueError: nothing to draw, more than five strategies, or a limit that is no size.
     """
-    if not any(peaks.values()) or len(peaks) > len(_LOOKS):
-        raise ValueError(f"A staircase shows 1 to {len(_LOOKS)} strategies; got {len(peaks)}.")
-    looks = dict(zip(peaks, _LOOKS, strict=False))
+    if not any(peaks.values()) or len(peaks) > _MOST_SCHEMES:
+        raise ValueError(f"A staircase shows 1 to {_MOST_SCHEMES} strategies; got {len(peaks)}.")
+    counts = sorted({ranks for found in peaks.values() for ranks in found})
+    shown = [(n, name, found[n]) for n in counts for name, found in peaks.items() if n in found]
+    places = [at + _GAP * counts.index(ranks) for at, (ranks, _, _) in enumerate(shown)]
     with course_style():
-        figure, axes = empty_figure()
-        _draw_formulas(axes, predicted_bytes, looks)
-        for place, (name, found) in enumerate(peaks.items()):
-            color, marker = looks[name]
-            aside = _ASIDE ** (place - (len(peaks) - 1) / 2)
-            beside = [ranks * aside for ranks in sorted(found)]
-            sizes = [found[ranks].peak_bytes / GB for ranks in sorted(found)]
-            axes.plot(beside, sizes, color=color, marker=marker, ms=8, ls="", label=name)
-            _draw_rest(axes, found, predicted_bytes.get(name, {}), aside, color)
-        if limit is not None:
-            axes.axhline(parse_bytes(limit) / GB, color="black", ls=":", label=f"{limit} card")
-        _finish(axes, sorted({r for d in (*peaks.values(), *predicted_bytes.values()) for r in d}))
+        figure, axes = empty_figure(width=10, height=5)
+        for place, (ranks, name, run) in zip(places, shown, strict=True):
+            _draw_bar(axes, place, run)
+            if ranks in (known := predicted_bytes.get(name, {})):
+                axes.plot(place, known[ranks] / GB, "D", color="black", mec="white", ms=7, zorder=4)
+        for limit in limits:
+            size = parse_bytes(limit) / GB
+            axes.axhline(size, color="black", ls=":", lw=1.3)
+            beside = axes.get_yaxis_transform()  # to the right of the frame
+            axes.text(1.01, size, f"{limit} card", transform=beside, va="center", fontsize=10)
+        axes.set_xticks(places, [f"{name}\n{ranks} ranks" for ranks, name, _ in shown], fontsize=9)
+        axes.set_ylabel("peak of one rank (GB)")
+        axes.grid(False, axis="x")
         axes.set_title(title)
-        shown = [m for found in peaks.values() for m in found.values()]
-        print_evidence(
-            figure, [*(m.evidence for m in shown), Evidence.PREDICTED], [m.device for m in shown]
-        )
+        _draw_legend(figure, [run for _, _, run in shown], diamonds=bool(predicted_bytes))
+        evidence = [*(run.evidence for _, _, run in shown), Evidence.PREDICTED]
+        print_evidence(figure, evidence, [run.device for _, _, run in shown])
     return figure
 
 
-def _draw_rest(
-    axes: Axes,
-    found: Mapping[int, Measurement],
-    formula: Mapping[int, float],
-    aside: float,
-    color: str,
-) -> None:
-    """From what the formula says of as many ranks up to the peak."""
-    for ranks in sorted(set(found) & set(formula)):
-        top, foot = found[ranks].peak_bytes / GB, formula[ranks] / GB
-        axes.vlines(ranks * aside, foot, top, color=color, lw=2.5, alpha=0.6)
-        axes.hlines(foot, ranks * aside / _FOOT, ranks * aside * _FOOT, color=color, lw=2.5)
+def _draw_bar(axes: Axes, place: float, run: Measurement) -> None:
+    foot = 0.0
+    for category in run.breakdown:
+        height, look = run.breakdown[category] / GB, LOOKS[category]
+        axes.bar(place, height, bottom=foot, width=0.8, color=look.color, hatch=look.hatch)
+        foot += height
+    box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "lw": 0}  # a card's line may pass
+    axes.text(place, foot + 0.3, f"{foot:.1f}", ha="center", va="bottom", fontsize=10, bbox=box)
 
 
-def _draw_formulas(
-    axes: Axes, predicted: Mapping[str, Mapping[int, float]], looks: Mapping[str, tuple[str, str]]
-) -> None:
-    same: dict[tuple[tuple[int, float], ...], list[str]] = {}
-    for name, sizes in predicted.items():
-        same.setdefault(tuple(sorted(sizes.items())), []).append(name)
-    for number, (sizes, names) in enumerate(same.items()):
-        color = looks[names[0]][0] if names[0] in looks else "#4d4d4d"
-        label = "" if number else "dashed: states by the formula"
-        ranks, values = zip(*sizes, strict=True)
-        axes.plot(
-            ranks, [value / GB for value in values], color=color, ls="--", lw=1.3, label=label
+def _draw_legend(figure: Figure, runs: Sequence[Measurement], *, diamonds: bool) -> None:
+    most = max(run.peak_bytes for run in runs)
+    there = [c for c in Category if any(run.breakdown[c] > _THINNEST * most for run in runs)]
+    handles: list[Artist] = [
+        Patch(facecolor=LOOKS[c].color, hatch=LOOKS[c].hatch, label=str(c)) for c in there
+    ]
+    if diamonds:
+        handles.append(
+            Line2D(
+                [], [], marker="D", color="black", mec="white", ls="", label="states by the formula"
+            )
         )
-
-
-def _finish(axes: Axes, ranks: list[int]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(ranks, [str(count) for count in ranks])
-    axes.minorticks_off()
-    low, high = axes.get_ylim()
-    ticks = [tick for tick in (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000) if low <= tick <= high]
-    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_xlabel("ranks (logarithmic)")
-    axes.set_ylabel("peak of one rank (GB, logarithmic)")
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9)
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=10)
 
 
 __all__ = ["draw_staircase", "draw_who_holds"]

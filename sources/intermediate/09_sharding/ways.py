@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +19,19 @@ from utils.models import Transformer, TransformerConfig
 from utils.techniques.zero import note_states, resident
 from utils.traffic.collectives import Traffic
 from utils.traffic.counter import traffic
-from utils.units import Category
 
 MICRO_BATCH, LENGTH, VOCABULARY = 2, 64, 256
+# What a peak is made of; inputs and the like are less than a hundredth of it here.
+AT_PEAK = (
+    "parameters",
+    "gradients",
+    "optimizer state",
+    "cast weights",
+    "activations",
+    "logits and loss",
+    "communication buffers",
+    "temporaries",
+)
 SINGLE_NUMBERS_BYTES = 64  # step counts, norms and flags are smaller
 
 Sizes = dict[tuple[str, str], int]  # bytes by kind (or collective) and dtype
@@ -49,25 +59,15 @@ class Way(NamedTuple):
 class Looked(NamedTuple):
     """What one rank saw: a metered step, its losses, and what another step sent and held.
 
-    `run` is rank 0's alone; the states are bytes by kind and dtype. `gradient_norm` is of the first
-    step, over all ranks.
+    The states are bytes by kind and dtype. `gradient_norm` is of the first step, over all ranks.
     """
 
-    run: Measurement | None
+    run: Measurement
     losses: list[float]
     sent: tuple[Traffic, ...]
     after_backward: Sizes
     optimizer_begins: Sizes
     gradient_norm: float
-
-    def most(self, category: str) -> int:
-        """Bytes at the moment of the metered step when there are the most of a category.
-
-        Raises:
-            ValueError: there is no such category.
-        """
-        curve = None if self.run is None else self.run.timeline.series().get(Category(category))
-        return 0 if curve is None else int(curve.max())
 
 
 def fresh_model(size: TransformerConfig, place: str = "cpu") -> Transformer:
@@ -134,9 +134,7 @@ def look(build: Callable[[], Way], name: str, timed_steps: int = 1) -> Looked:
     way.optimizer.register_step_pre_hook(lambda *_: rows.update(begins=states()))
     with traffic() as sent:
         step()
-    is_first = dist.get_rank() == 0
-    seen = run if is_first else None
-    return Looked(seen, losses, sent.rows, rows["after backward"], rows["begins"], norms[0])
+    return Looked(run, losses, sent.rows, rows["after backward"], rows["begins"], norms[0])
 
 
 def gradient_norm(model: nn.Module) -> float:
@@ -165,6 +163,17 @@ def ring_bytes(rows: Iterable[Traffic], ranks: int) -> Sizes:
         if row.payload_bytes > SINGLE_NUMBERS_BYTES and row.collective in factors:
             sent[row.collective, row.dtype] += round(factors[row.collective] * row.payload_bytes)
     return dict(sent)
+
+
+def gradient_bytes(rows: Iterable[Traffic], ranks: int) -> int:
+    """Of what `ring_bytes` counts, all but gathered parameters."""
+    return sum(size for (kind, _), size in ring_bytes(rows, ranks).items() if kind != "all-gather")
+
+
+def apart_from(whole: Sequence[Any], parts: Sequence[Sequence[Any]]) -> float:
+    """How far the ranks' mean losses, each the first of what a rank gave, are from one process's."""
+    mean = [sum(each) / len(parts) for each in zip(*(part[0] for part in parts), strict=True)]
+    return max(abs(a / b - 1) for a, b in zip(mean, whole[0], strict=True))
 
 
 def whole_elements(model: nn.Module, rank: int, ranks: int) -> int:
