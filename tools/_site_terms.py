@@ -8,41 +8,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import nbformat
+from _glossary import EVERYDAY, anchor, names, rows
 from docutils import nodes
 
 GLOSSARY = "notebooks/00_glossary"
-# Everyday words: they mean the glossary's sense only where the text stresses them.
-EVERYDAY = frozenset({
-    "action", "alpha", "axis", "beta", "block", "bubble", "bucket", "device", "group", "hierarchical",
-    "host", "image", "inputs", "kernel", "leak", "link", "merging", "other", "phase", "placement", "reserved",
-    "ring", "schedule", "segment", "simulation", "snapshot", "states", "step", "storage", "streaming",
-    "trace", "tree",
-})  # fmt: skip
-_ROW = re.compile(r"^\| (?!term \||-)(?P<terms>[^|]+?) \| (?P<meaning>[^|]+?) \|", re.MULTILINE)
 _CLOSED = (nodes.reference, nodes.literal, nodes.literal_block, nodes.title, nodes.math,
            nodes.math_block, nodes.raw, nodes.caption, nodes.thead)  # fmt: skip
 _STRESSED = (nodes.emphasis, nodes.strong)
 
 
-def names(terms: str) -> list[str]:
-    """The words of a row: "fp32, fp16" is two, and the 2 of "ZeRO-1, 2" is none."""
-    plain = re.sub(r"\([^)]*\)|`|\*", "", terms)
-    found = [name.strip() for name in re.split(r"[,;]", plain)]
-    return [name for name in found if re.search(r"[^\W\d_]{2}", name)]
-
-
-def anchor(term: str) -> str:
-    """The place of a term on its page."""
-    return "term-" + re.sub(r"\W+", "-", term.lower()).strip("-")
-
-
 @cache
 def glossary(page: Path) -> dict[str, str]:
     """Every term and its meaning, from the stored page."""
-    cells = nbformat.read(page, as_version=4).cells
-    rows = [row for cell in cells for row in _ROW.finditer(cell.source)]
-    return {name: row["meaning"] for row in rows for name in names(row["terms"])}
+    return {name: row.meaning for row in rows(page) for name in names(row.terms)}
 
 
 def pattern(terms: Iterable[str]) -> re.Pattern[str]:
@@ -82,7 +60,7 @@ class Linker:
         start = 0
         for match in self.finds.finditer(text):
             term = self.by_lower[match["term"].lower()]
-            if term in self.linked or not _meant(term, match["term"], stressed):
+            if term in self.linked or not _meant(term, match[0], text if stressed else ""):
                 continue
             self.linked.add(term)
             if match.start() > start:
@@ -99,11 +77,14 @@ class Linker:
                                reftitle=meaning)  # fmt: skip
 
 
-def _meant(term: str, found: str, stressed: bool) -> bool:
-    """Whether a word of the text is the glossary's: NCCL is not nccl, and a step may be a stair."""
+def _meant(term: str, found: str, stressed: str) -> bool:
+    """Whether a word of the text is the glossary's: NCCL is not nccl, and a step may be a stair.
+
+    An everyday word is, where it is stressed alone: *rings*, and not the group of *group norm*.
+    """
     if term in EVERYDAY:
-        return stressed
-    return term == term.lower() or term == found
+        return re.sub(r"^(an?|the) |[.:,]$", "", stressed.strip(), flags=re.IGNORECASE) == found
+    return term == term.lower() or found.startswith(term)
 
 
 def lineage(node: nodes.Node) -> Iterator[nodes.Element]:
