@@ -95,9 +95,9 @@ def _draw_ends(axes: Axes, row: int, least: str, largest: str) -> None:
 
 # by scheme: color, line, marker, and where its name stands (x, y in %, side)
 LINES = {
-    "int8, per tensor": (GREY, "-", "s", (25, 4.2, "left")),
-    "E2M1, per tensor": (BROWN, "-", "^", (0.95, 18, "left")),
-    "E4M3, per tensor": (RED, "-", "o", (1.6e5, 45, "right")),
+    "int8, per tensor": (GREY, "-", "s", (27, 4.3, "left")),
+    "E2M1, per tensor": (BROWN, "-", "^", (24, 45, "left")),
+    "E4M3, per tensor": (RED, "-", "o", (1.95e5, 62, "right")),
     "E4M3, blocks of 128": (BLUE, "--", None, (1.25e6, 4.2, "left")),
     "MXFP8": (PURPLE, "-.", None, (1.25e6, 2.75, "left")),
     "NVFP4": (ORANGE, ":", "D", (300, 7.2, "left")),
@@ -121,7 +121,15 @@ def draw_outliers(
             color, line, marker, (x, y, side) = LINES[name]
             percent = [100 * e for e in found]
             axes.loglog(factors, percent, line, color=color, marker=marker, ms=4, lw=1.8)
-            axes.text(x, y, name, color=color, ha=side, va="center", fontsize=10)
+            axes.text(
+                x,
+                y,
+                name.replace(", per", ",\nper"),
+                color=color,
+                ha=side,
+                va="center",
+                fontsize=10,
+            )
         for place, text in (
             (448 * 2**6, "28,672: E4M3's\ndigits begin to go"),
             (448 * 2**9, "229,376: E4M3's\nsmallest number"),
@@ -245,7 +253,7 @@ def draw_gains(gains: Mapping[str, tuple[float, str]], *, title: str) -> Figure:
         axes.invert_yaxis()
         axes.set_xlim(0, 100 * max(share for share, _ in gains.values()) + 24)
         axes.set_xlabel("more tokens a second and GPU, %")
-        axes.set_title(title)
+        figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize=13)
         axes.grid(visible=False, axis="y")
     return figure
 
@@ -275,7 +283,7 @@ def draw_spike(
             axes.set_ylabel(text)
             for place, word in ((grows_at, "64 times larger"), (back_at, "back again")):
                 axes.axvline(place - 0.5, color="#777777", lw=0.9, ls=(0, (4, 3)))
-                axes.text(place + 0.55, 0.93 * max(values), word, fontsize=9)
+                axes.text(place + 0.55, 0.93 * max(values), word, fontsize=8.5)
         figure.suptitle(title, x=0.01, ha="left", weight="bold")
         print_evidence(figure, [Evidence.MEASURED], ["CPU, 8 bits emulated"])
     return figure

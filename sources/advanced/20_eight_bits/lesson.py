@@ -172,7 +172,7 @@ assert 0.9 < grown[1e3] < 1.1 and grown[1e6] > 20, "E4M3 holds at a thousand and
 
 # %% [markdown]
 # **Read it.** At a thousand nothing happens: that outliers hurt all others is a lesson of integers. From 448 / $2^{-6}$ = 28,672 on, typical numbers lose digits; at 448 / $2^{-9}$ = 229,376 they are at E4M3's smallest. As a
-# rule: while fewer than 2% become zero, one scale will do. **Four bits** span a factor of 12: they need small blocks.
+# rule: below 2% of zeros one scale will do. **Four bits** span a factor of 12: they need small blocks.
 #
 # Single activations of LLMs are [up to 100,000 times the others](https://arxiv.org/abs/2402.17762), but a norm stands between
 # them and the next linear layer. None stands inside SwiGLU, so `down` reads the wildest input.
@@ -453,14 +453,15 @@ pd.DataFrame({f"B200, {kind}": parts(step) for kind, step in steps.items()}).ren
 # **Read it.** Products take 57% of their time, not half: head and attention stay in 16 bits. Other kernels take longer: they
 # cast. Each weight lies there twice, as it is and turned, a byte each: 15 GiB again (plus 2 bytes where a framework keeps 16-bit copies).
 #
-# How many tokens a second do fewer bits give? Published pairs, and the planner beside the first:
+# How many tokens a second do fewer bits give? Pairs published by torchtitan, by [Megatron-Bridge](https://github.com/NVIDIA-NeMo/Megatron-Bridge/blob/main/docs/performance-summary-archive.md) (its
+# release in brackets) and for [DGX Station](https://build.nvidia.com/station/nvfp4-pretraining); the planner beside the first:
 
 # %% jupyter={"source_hidden": true}
 gains = {case: (gain, "published") for case, gain in published_gains().items()}
 rates = {kind: compiled_fsdp(kind) for kind in ("bf16", "fp8")}
 first, *others = gains
 shown = {first: gains[first], "the same, by the planner": (rates["fp8"] / rates["bf16"] - 1, "predicted")}
-show(draw_gains(shown | {case: gains[case] for case in others}, title="What fewer bits gain: pairs of one model and layout"),
+show(draw_gains(shown | {case: gains[case] for case in others}, title="What fewer bits gain: pairs of one model and layout, published and predicted"),
      alt="Bars of more tokens a second: published 28% for FP8 on H100 where the planner predicts 46%, 13% for DeepSeek-V3, 68% "
      "for NVFP4 over bf16 at 8B, 28 to 56% for NVFP4 over MXFP8 in dense models, 3% with experts.")
 before, after = (steps[kind].time for kind in ("bf16", "fp8"))
@@ -470,8 +471,8 @@ for times in (0.5, 1, 2):
 
 # %% [markdown]
 # **Read it.** FP8 gave 28% on H100, where the planner promises 46%; on 1,856 B200 torchtitan measured
-# [22 to 28%](https://pytorch.org/blog/accelerating-2k-scale-pre-training-up-to-1-28x-with-torchao-mxfp8-and-torchtitan-on-crusoe-b200-cluster) for 70B in MXFP8, where it promises 63%.
-# Halved or doubled, the casts' cost moves that by 3 to 7 points: take half of a promise. Dense models in NVFP4 gain 28 to 56% over
+# [22 to 28%](https://pytorch.org/blog/accelerating-2k-scale-pre-training-up-to-1-28x-with-torchao-mxfp8-and-torchtitan-on-crusoe-b200-cluster) for 70B in MXFP8, where it promises 63% for 8B.
+# Halved or doubled, the casts' cost moves that by 3 to 7 points: count on half. Dense models in NVFP4 gain 28 to 56% over
 # MXFP8; one of experts, with small products, 3%.
 #
 # | number | may be | why |
@@ -526,18 +527,18 @@ assert wrong[4][1].endswith("down") and cuts[4] > 0.1, "inside the SwiGLU, where
 # differ more: only a twin shows it, or the *share that is cut*, by layer. A scale too large costs little: floating point keeps
 # its digits. But a margin must be as large as the growth, here $2^6$; more *past* steps would not have told.
 #
-# This happened: SwiGLU's outliers grew and broke an FP8 run with delayed scaling
+# SwiGLU's outliers broke an FP8 run with delayed scaling
 # [after 200 billion tokens](https://arxiv.org/abs/2409.12517). This batch's own largest number mends it.
 
 # %% [markdown]
 # ## Recap
 #
-# - Floating point shrugs at outliers: E4M3 with one scale bears one of 10,000, E2M1 is lost at 100.
+# - E4M3 with one scale bears an outlier of 10,000; E2M1 is lost at 100.
 # - Operands may have 8 bits, with NVFP4's whole recipe 4. Long sums and master weights stay wide.
 # - FP8 gave 13 to 28% of speed in print, not twice. Bytes stay, unless SwiGLU's inside is kept in 8 bits, too.
 # - A scale too large costs little, one too small cuts: count what is cut.
 #
-# Do the [lab](../../labs/advanced/20_eight_bits.ipynb), in a copy: `make my-labs`. Then compare with the
+# Do the [lab](../../labs/advanced/20_eight_bits.ipynb), in a copy: `make my-labs`. Then compare the
 # [solution](../../solutions/advanced/20_eight_bits.ipynb).
 #
 # **References.** Those linked above, and *FP8 formats for deep learning*, [arXiv:2209.05433](https://arxiv.org/abs/2209.05433).
@@ -573,11 +574,13 @@ assert wrong[4][1].endswith("down") and cuts[4] > 0.1, "inside the SwiGLU, where
 #     if x.any():  # zeros need no scale
 #         report[key] = lost(x, x.max()), lost(x, x.amax(-1, keepdim=True))
 #
-# hooks = []
-# for name, m in model.named_modules():
-#     if isinstance(m, torch.nn.Linear):
-#         hooks.append(m.register_forward_pre_hook(lambda m, x, name=name: tell((name, "input"), x[0])))
-#         hooks.append(m.register_full_backward_hook(lambda m, to_x, g, name=name: tell((name, "gradient"), g[0])))
+# def watch(name):
+#     def hook(module, inputs, output):
+#         tell((name, "input"), inputs[0])
+#         output.register_hook(lambda g: tell((name, "gradient"), g))
+#     return hook
+#
+# hooks = [m.register_forward_hook(watch(n)) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
 # model(**batch).loss.backward()
 # model.zero_grad()
 # for each in hooks:
@@ -586,7 +589,7 @@ assert wrong[4][1].endswith("down") and cuts[4] > 0.1, "inside the SwiGLU, where
 #     print(f"{name:<40} {what:<8} lost by one scale {one:.2%}, by one a row {rows:.2%}")
 # ```
 #
-# **Look at** the shares: below 2% by one scale, take one; by rows only, rows; else blocks.
+# **Look at**: below 2% by one scale, take one; by rows only, rows; else blocks.
 #
 # **3. Convert** (torchao 0.18; runs on a CPU to try). Small products lose: on H100
 # [torchao](https://github.com/pytorch/ao/blob/main/torchao/float8/README.md) measured 0.80 of bf16's speed at 1,024 x 2,048 x 1,024, and 1.39 times at
