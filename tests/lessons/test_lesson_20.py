@@ -10,7 +10,14 @@ import torch
 
 from utils.lessons import folders
 from utils.lessons.lesson_20.checks import packed, right_product, right_scales
-from utils.lessons.lesson_20.held import gathered_on_rank, kept_by_swiglu
+from utils.lessons.lesson_20.held import (
+    compiled_fsdp,
+    gathered_on_rank,
+    kept_by_swiglu,
+    parts,
+    planned,
+    published_gains,
+)
 from utils.lessons.lesson_20.kernels import FAULTS, KERNELS, fault_of
 from utils.lessons.lesson_20.small_model import (
     batches,
@@ -28,6 +35,7 @@ DEFINED = (
     "def fast",
     "def parts_of",
     "class KeepsEight",
+    "class SmallInside",
     "def gather_small",
     "class Scaler",
 )
@@ -125,6 +133,34 @@ def test_bytes_that_a_swiglu_keeps(page, tokens: int, hidden: int) -> None:
     eight = 2 * tokens * (hidden + 4) + 6 * tokens * inner + tokens * (inner + 4)
     assert kept_by_swiglu(torch.nn.functional.linear, tokens, hidden) == plain
     assert kept_by_swiglu(page["KeepsEight"].apply, tokens, hidden) == eight
+    inside = 2 * tokens * (hidden + 4) + 2 * tokens * (inner + 4)
+    small = page["SmallInside"].apply
+    assert kept_by_swiglu(page["KeepsEight"].apply, tokens, hidden, small) == inside
+
+
+def test_a_swiglu_whose_inside_is_kept_in_eight_bits_has_its_gradients(page) -> None:
+    draw = torch.Generator().manual_seed(0)
+    sizes = (16, 64), (16, 64), (32, 64)
+    plain = [torch.randn(size, generator=draw, requires_grad=True) for size in sizes]
+    small = [each.detach().clone().requires_grad_() for each in plain]
+    gate, up, w = plain
+    right = (torch.nn.functional.silu(gate) * up) @ w.T
+    found = page["SmallInside"].apply(*small)
+    assert torch.equal(found, right)
+    right.square().sum().backward()
+    found.square().sum().backward()
+    for a, b in zip(small, plain, strict=True):
+        assert a.grad is not None and b.grad is not None
+        assert (a.grad - b.grad).norm() < 0.1 * b.grad.norm()
+
+
+def test_published_gains_are_those_of_their_pairs() -> None:
+    gains = published_gains()
+    assert len(gains) == 7 and all(0 < gain < 1 for gain in gains.values())
+    first = next(iter(gains.values()))
+    assert abs(first - (8532 / 6667 - 1)) < 1e-9
+    assert compiled_fsdp("fp8") > compiled_fsdp("bf16") > 0
+    assert parts(planned("B200", "bf16"))["step"].endswith(" s")
 
 
 def _gather(shard: torch.Tensor) -> torch.Tensor:

@@ -1,60 +1,111 @@
-"""The lesson's drawings: numbers of each format on a line, and errors beside an outlier."""
+"""The lesson's drawings: numbers of each format, what an outlier costs, three products, gains, a spike."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from utils.checked import check_public
 from utils.units import Evidence
 from utils.views.style import course_style, print_evidence
 
-__all__ = ["draw_number_lines", "draw_outliers"]
+__all__ = ["draw_gains", "draw_number_lines", "draw_outliers", "draw_products", "draw_spike"]
 
-COLORS = ("#717581", "#bd1f01", "#3f90da", "#832db6", "#ffa90e", "#a96b59")
-STYLES = ("-", "-", "--", "-.", ":", "-")
+RED, BLUE, PURPLE, ORANGE, BROWN, GREY = (
+    "#bd1f01",
+    "#3f90da",
+    "#832db6",
+    "#e76300",
+    "#a96b59",
+    "#717581",
+)
+LOW, HIGH = -26, 18  # powers of two that the number lines show
+WIDE = {"fp16": (-24, 16, 1024), "bf16": (-133, 128, 128)}  # smallest, end, numbers a power of two
 
 
-def draw_number_lines(numbers: Mapping[str, Sequence[float]], *, title: str) -> Figure:
-    """Each positive number of a format as a tick on a logarithmic line, a format a row, E8M0 first.
+def draw_number_lines(
+    numbers: Mapping[str, Sequence[float]], full: Mapping[str, float], *, title: str
+) -> Figure:
+    """Each positive number of a format as a tick on a logarithmic line; wide formats as bars.
 
     Args:
         numbers: by the format's name, its positive numbers in rising order.
+        full: by the format's name, its smallest number with all digits.
         title: of the figure.
     """
     with course_style():
-        figure = Figure(figsize=(10, 0.9 + 0.75 * (len(numbers) + 1)), layout="constrained")
+        figure = Figure(figsize=(10, 4.4), layout="constrained")
         axes = figure.add_subplot()
-        lines = {"E8M0, a scale": [2.0**power for power in range(-127, 128)], **numbers}
-        for row, (name, values) in enumerate(lines.items()):
-            _draw_line(axes, row, name, values)
+        for row, (name, values) in enumerate(numbers.items()):
+            few = [value for value in values if value < full[name]]
+            axes.plot(few, [row] * len(few), "x", ms=7, mew=1.4, color=RED)
+            rest = [value for value in values if value >= full[name]]
+            axes.plot(rest, [row] * len(rest), "|", ms=20, mew=0.6, color="black")
+            axes.text(values[-1] * 1.4, row, f"to {values[-1]:,.0f}", va="center", fontsize=9)
+        _draw_wide(axes, len(numbers))
+        names = [*numbers, *WIDE, "E8M0, a scale"]
+        axes.plot([], [], "|", ms=12, mew=1, color="black", label="a number with all its digits")
+        axes.plot([], [], "x", ms=7, mew=1.4, color=RED, label="a number with fewer digits")
         axes.set_xscale("log", base=2)
-        axes.set_ylim(len(numbers) + 0.6, -0.7)
-        axes.set_yticks([])
-        axes.set_xlabel("size of the number; a tick for each")
-        axes.set_xlim(2.0**-48, 2.0**32)
-        axes.set_xticks([2.0**power for power in range(-32, 33, 8)])
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_xlim(2.0**LOW, 2.0**HIGH)
+        axes.set_xticks([2.0**power for power in range(-24, 17, 8)])
+        axes.set_xlabel("size of the number")
         axes.set_title(title)
         axes.grid(False)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, -0.34), ncols=2)
     return figure
 
 
-def _draw_line(axes: Axes, row: int, name: str, values: Sequence[float]) -> None:
-    inside = [value for value in values if 2.0**-31 < value < 2.0**17]
-    axes.hlines(row, inside[0], inside[-1], color="#dddddd", lw=1)
-    axes.plot(inside, [row] * len(inside), "|", ms=17, mew=0.9, color="black")
-    axes.text(2.0**-47, row, name, va="center", fontsize=11)
-    ends = f"{values[0]:.3g} to {values[-1]:.6g}"
-    if len(inside) < len(values):
-        ends = f"and on, $2^{{{math.log2(values[0]):.0f}}}$ to $2^{{{math.log2(values[-1]):.0f}}}$"
-    axes.text(inside[-1] * 1.5, row, f" {ends}", va="center", fontsize=9)
+def _draw_wide(axes: Axes, row: int) -> None:
+    """Formats too dense or too long for ticks, and E8M0, whose ends lie outside."""
+    for name, (least, end, count) in WIDE.items():
+        ends = 2.0 ** max(least, LOW), 2.0 ** min(end, HIGH)
+        axes.hlines(row, *ends, color="#bbbbbb", lw=15)
+        axes.text(
+            1.0, row, f"{count:,} numbers a power of two", ha="center", va="center", fontsize=9
+        )
+        if name == "bf16":
+            _draw_ends(axes, row, "$2^{-133}$", "$2^{128}$")
+        row += 1
+    axes.plot(
+        [2.0**p for p in range(LOW + 3, HIGH - 2)],
+        [row] * (HIGH - LOW - 5),
+        "|",
+        ms=20,
+        mew=0.6,
+        color="black",
+    )
+    _draw_ends(axes, row, "$2^{-127}$", "$2^{127}$")
+
+
+def _draw_ends(axes: Axes, row: int, least: str, largest: str) -> None:
+    for place, text, side in (
+        (2.0**LOW, f"← {least}", "left"),
+        (2.0**HIGH, f"{largest} →", "right"),
+    ):
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        axes.text(place, row, text, ha=side, va="center", fontsize=9, bbox=box)
+
+
+# by scheme: color, line, marker, and where its name stands (x, y in %, side)
+LINES = {
+    "int8, per tensor": (GREY, "-", "s", (27, 4.3, "left")),
+    "E2M1, per tensor": (BROWN, "-", "^", (24, 45, "left")),
+    "E4M3, per tensor": (RED, "-", "o", (1.95e5, 62, "right")),
+    "E4M3, blocks of 128": (BLUE, "--", None, (1.25e6, 4.2, "left")),
+    "MXFP8": (PURPLE, "-.", None, (1.25e6, 2.75, "left")),
+    "NVFP4": (ORANGE, ":", "D", (300, 7.2, "left")),
+}
 
 
 def draw_outliers(
-    factors: Sequence[float], errors: Mapping[str, Sequence[float]], *, title: str, device: str
+    factors: Sequence[float], errors: Mapping[str, Sequence[float]], *, title: str
 ) -> Figure:
     """The error of all other numbers over the size of one outlier, a scheme a line.
 
@@ -62,21 +113,179 @@ def draw_outliers(
         factors: how many times the others' size the outlier is.
         errors: by scheme, the relative error of the others, a factor each.
         title: of the figure.
-        device: where it was computed.
     """
     with course_style():
-        figure = Figure(figsize=(9, 4.6), layout="constrained")
+        figure = Figure(figsize=(10, 4.6), layout="constrained")
         axes = figure.add_subplot()
-        for (name, found), color, style in zip(errors.items(), COLORS, STYLES, strict=False):
-            axes.loglog(
-                factors, [100 * e for e in found], style, color=color, marker="o", ms=4, label=name
+        for name, found in errors.items():
+            color, line, marker, (x, y, side) = LINES[name]
+            percent = [100 * e for e in found]
+            axes.loglog(factors, percent, line, color=color, marker=marker, ms=4, lw=1.8)
+            axes.text(
+                x,
+                y,
+                name.replace(", per", ",\nper"),
+                color=color,
+                ha=side,
+                va="center",
+                fontsize=10,
             )
+        for place, text in (
+            (448 * 2**6, "28,672: E4M3's\ndigits begin to go"),
+            (448 * 2**9, "229,376: E4M3's\nsmallest number"),
+        ):
+            axes.axvline(place, color="#999999", lw=0.9, ls=(0, (4, 3)))
+            side = "right" if place < 1e5 else "left"
+            axes.text(
+                place * (0.9 if side == "right" else 1.1),
+                1.25,
+                text,
+                fontsize=9,
+                ha=side,
+                va="center",
+            )
+        axes.set_xlim(0.8, 1.6e7)
+        axes.set_xticks([10.0**p for p in range(7)])
         axes.set_xlabel("one number of 131,072 is so many times a typical one")
         axes.set_ylabel("error of all the others, %")
         axes.set_yticks([1, 10, 100], ["1", "10", "100"])
         axes.set_title(title)
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
-        print_evidence(figure, [Evidence.MEASURED], [device])
+    return figure
+
+
+SIZE = 16  # cells along each side of a drawn matrix
+# by recipe: format; blocks (rows, columns) in drawn cells of activations and of weights; what it says
+RECIPES = {
+    "DeepSeek-V3": ("E4M3", (1, 8), (8, 8), "1 x 128", "128 x 128", "to fp32 every 128"),
+    "MXFP8": ("E4M3", (1, 4), (1, 4), "1 x 32", "1 x 32", "in the tensor core"),
+    "NVFP4": ("E2M1, g by chance", (1, 2), (2, 2), "1 x 16", "16 x 16", "in the tensor core"),
+}
+PRODUCTS = {  # title: the two factors, whether each is a weight, and the dimension that is summed
+    "forward:  y = x wᵀ": (("x", False), ("wᵀ", True), "inputs"),
+    "to x:  g w": (("g", False), ("w", True), "outputs"),
+    "to w:  gᵀ x": (("gᵀ", False), ("x", False), "tokens"),
+}
+
+
+def draw_products(*, title: str) -> Figure:
+    """Who shares a scale in each of a linear layer's three products, by recipe.
+
+    Args:
+        title: of the figure.
+    """
+    with course_style():
+        figure = Figure(figsize=(10, 6.2), layout="constrained")
+        grid = figure.subplots(len(RECIPES), len(PRODUCTS))
+        for row, name in enumerate(RECIPES):
+            for axes, (product, (left, right, along)) in zip(
+                grid[row], PRODUCTS.items(), strict=True
+            ):
+                _draw_product(axes, name, left, right, along)
+                if row == 0:
+                    axes.set_title(product, fontsize=12, loc="center")
+            label = f"{name}\n{RECIPES[name][0].replace(', ', chr(10))}"
+            grid[row][0].text(-15, SIZE / 2, label, ha="left", va="center", fontsize=10)
+        figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize=13)
+    return figure
+
+
+def _draw_product(
+    axes: Axes, recipe: str, left: tuple[str, bool], right: tuple[str, bool], along: str
+) -> None:
+    _, activation, weight, small, large, added = RECIPES[recipe]
+    for place, ((symbol, is_weight), turned) in ((0, (left, False)), (SIZE + 5, (right, True))):
+        block, said = (weight, large) if is_weight else (activation, small)
+        _draw_matrix(axes, place, block[::-1] if turned else block, BLUE if is_weight else ORANGE)
+        said = " x ".join(said.split(" x ")[::-1]) if turned else said
+        axes.text(
+            place + SIZE / 2,
+            -1.6,
+            f"{symbol}: a scale for {said}",
+            ha="center",
+            va="center",
+            fontsize=8.5,
+        )
+    axes.text(SIZE + 2.5, SIZE / 2, "·", ha="center", va="center", fontsize=16)
+    axes.annotate("", (SIZE, SIZE + 1.2), (0, SIZE + 1.2), arrowprops={"arrowstyle": "->", "lw": 1})
+    axes.annotate(
+        "", (2 * SIZE + 6.2, 0), (2 * SIZE + 6.2, SIZE), arrowprops={"arrowstyle": "->", "lw": 1}
+    )
+    axes.text(
+        SIZE + 2.5, SIZE + 2.8, f"sum over {along}: {added}", ha="center", va="center", fontsize=8.5
+    )
+    axes.set_xlim(-0.5, 2 * SIZE + 8)
+    axes.set_ylim(-2.6, SIZE + 4)
+    axes.set_aspect("equal")
+    axes.axis("off")
+
+
+def _draw_matrix(axes: Axes, place: float, block: tuple[int, int], color: str) -> None:
+    rows, columns = block
+    shades = [
+        [0.65 if (i // rows + j // columns) % 2 else 0.2 for j in range(SIZE)] for i in range(SIZE)
+    ]
+    pixels = [[to_rgba(color, shade) for shade in row] for row in shades]
+    axes.imshow(pixels, extent=(place, place + SIZE, 0, SIZE), interpolation="nearest")
+    axes.add_patch(Rectangle((place, 0), SIZE, SIZE, fill=False, lw=1))
+
+
+def draw_gains(gains: Mapping[str, tuple[float, str]], *, title: str) -> Figure:
+    """Bars of how many percent more tokens a second fewer bits give.
+
+    Args:
+        gains: by case, the gain as a share and the kind of the number: "published" or "predicted".
+        title: of the figure.
+    """
+    with course_style():
+        figure = Figure(figsize=(10, 0.9 + 0.42 * len(gains)), layout="constrained")
+        axes = figure.add_subplot()
+        for row, (share, kind) in enumerate(gains.values()):
+            told = kind == "published"
+            axes.barh(
+                row,
+                100 * share,
+                facecolor=BLUE if told else "white",
+                edgecolor="black",
+                hatch="" if told else "///",
+            )
+            axes.text(100 * share + 0.8, row, f"+{share:.0%} {kind}", va="center", fontsize=10)
+        axes.set_yticks(range(len(gains)), list(gains))
+        axes.invert_yaxis()
+        axes.set_xlim(0, 100 * max(share for share, _ in gains.values()) + 24)
+        axes.set_xlabel("more tokens a second and GPU, %")
+        figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize=13)
+        axes.grid(visible=False, axis="y")
+    return figure
+
+
+def draw_spike(
+    gaps: Sequence[float], cut: Sequence[float], grows_at: int, back_at: int, *, title: str
+) -> Figure:
+    """What last batch's scale costs, batch by batch: the loss that it adds, and what it cuts.
+
+    Args:
+        gaps: loss with the last batch's scale less loss with this batch's, a batch each.
+        cut: share of the worst layer's inputs above its scale, a batch each.
+        grows_at, back_at: batches at which the tensors grow, and shrink back.
+        title: of the figure.
+    """
+    with course_style():
+        figure = Figure(figsize=(10, 3.3), layout="constrained")
+        panels = figure.subplots(1, 2)
+        for axes, values, text in zip(
+            panels,
+            (gaps, [100 * c for c in cut]),
+            ("loss it adds, nats", "inputs cut, worst layer, %"),
+            strict=True,
+        ):
+            axes.bar(range(len(values)), values, color=RED)
+            axes.set_xlabel("batch")
+            axes.set_ylabel(text)
+            for place, word in ((grows_at, "64 times larger"), (back_at, "back again")):
+                axes.axvline(place - 0.5, color="#777777", lw=0.9, ls=(0, (4, 3)))
+                axes.text(place + 0.55, 0.93 * max(values), word, fontsize=8.5)
+        figure.suptitle(title, x=0.01, ha="left", weight="bold")
+        print_evidence(figure, [Evidence.MEASURED], ["CPU, 8 bits emulated"])
     return figure
 
 

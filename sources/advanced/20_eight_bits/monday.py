@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
+from tempfile import TemporaryDirectory
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,19 +18,23 @@ from utils.lessons.blocks import run_block, small_llama
 
 def block_1(text: str) -> None:
     """The hooks name the layer with the outlier, and what one scale would lose there."""
-    tokens = torch.randint(64, (2, 32))
-    calm = run_block(text, model=small_llama(), batch={"input_ids": tokens})["report"]
-    assert len(calm) == 15, f"two blocks of seven layers and the head, not {len(calm)}"
-    assert all(lost < 0.01 for _, lost, _ in calm.values()), f"a calm model loses little: {calm}"
+    batch = {"input_ids": torch.randint(64, (2, 32))}
+    batch["labels"] = batch["input_ids"]
+    calm = run_block(text, model=small_llama(), batch=batch)["report"]
+    assert len(calm) == 30, f"inputs and gradients of 15 linear layers, not {len(calm)}"
+    inputs = {name: lost for (name, what), lost in calm.items() if what == "input"}
+    assert all(one < 0.02 for one, _ in inputs.values()), f"a calm model loses little: {inputs}"
     model = small_llama()
     with torch.no_grad():
         model.get_submodule("model.layers.1.mlp.up_proj").get_parameter("weight")[3] *= 1e7
-    wild = run_block(text, model=model, batch={"input_ids": tokens})["report"]
-    named = max(wild, key=lambda name: wild[name][1])
-    assert named == "model.layers.1.mlp.down_proj", f"it names {named}"
-    assert wild[named][0] > 1e5 and wild[named][1] > 0.5, f"the outlier is told: {wild[named]}"
-    assert all(rows <= one for _, one, rows in wild.values()), f"rows never lose more: {wild}"
-    assert run_block(text, model=_Zeros(), batch={"x": tokens})["report"] == {}, "zeros are passed"
+    wild = run_block(text, model=model, batch=batch)["report"]
+    named = max((key for key in wild if key[1] == "input"), key=lambda key: wild[key][0])
+    assert named[0] == "model.layers.1.mlp.down_proj", f"it names {named}"
+    assert wild[named][0] > 0.5, f"the outlier is told: {wild[named]}"
+    assert all(rows <= one for one, rows in wild.values()), f"rows never lose more: {wild}"
+    assert all(p.grad is None for p in model.parameters()), "no gradient is left behind"
+    zeros = run_block(text, model=_Zeros(), batch={"x": batch["input_ids"]})["report"]
+    assert ("layer", "input") not in zeros, "zeros are passed"
 
 
 class _Zeros(nn.Module):
@@ -39,9 +44,9 @@ class _Zeros(nn.Module):
         super().__init__()
         self.layer = nn.Linear(16, 16)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(rows, columns) of anything -> (rows, 16)."""
-        return self.layer(torch.zeros(len(x), 16))
+    def forward(self, x: torch.Tensor) -> SimpleNamespace:
+        """(rows, columns) of anything -> a loss of (rows, 16)."""
+        return SimpleNamespace(loss=self.layer(torch.zeros(len(x), 16)).square().mean())
 
 
 def block_2(text: str) -> None:
@@ -52,11 +57,14 @@ def block_2(text: str) -> None:
     """
     batch = {"input_ids": torch.randint(64, (2, 32))}
     batch["labels"] = batch["input_ids"]
+    assert "LEAST = 2048" in text, "the page names the shortest side"
     plain, model = small_llama(), small_llama()
     wanted = plain(**batch).loss.item()
     before = [p.clone() for p in model.parameters()]
-    with _torchao(), _eager():
-        made = run_block(text, model=model, batch=batch)
+    with _torchao(), _eager(), TemporaryDirectory() as folder, chdir(folder):
+        made = run_block(text.replace("2048", "16"), model=model, batch=batch)
+        again = small_llama()
+        again.load_state_dict(torch.load("weights.pt"))
     kinds = {name: type(part).__name__ for name, part in model.named_modules()}
     small = [name for name, kind in kinds.items() if "Float8" in kind]
     assert len(small) == 14 and kinds["lm_head"] == "Linear", f"converted: {small}"
@@ -65,6 +73,8 @@ def block_2(text: str) -> None:
     )
     moved = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
     assert all(moved), "every parameter took the step"
+    pairs = zip(again.parameters(), model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs), "a model not converted loads them"
 
 
 class Float8Rows(nn.Linear):

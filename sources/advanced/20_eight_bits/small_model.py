@@ -19,7 +19,6 @@ __all__ = [
     "EightBitLinear",
     "batches",
     "fresh",
-    "go_on",
     "gradients",
     "loss",
     "plant",
@@ -28,7 +27,7 @@ __all__ = [
 ]
 
 CONFIG = TransformerConfig(hidden=128, layers=2, heads=4, feedforward=384)
-SEQUENCES, LENGTH = 2, 64  # 128 tokens: one block of them in a weight's gradient
+SEQUENCES, LENGTH = 2, 64  # 128 tokens, which a weight's gradient adds up
 TRAINED_STEPS, TEXT_BYTES, CHANNEL = 40, 400_000, 5
 Pair = tuple[Tensor, Tensor]
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -130,29 +129,6 @@ def unplanted(found: dict[str, Tensor]) -> dict[str, Tensor]:
         else grad
         for name, grad in found.items()
     }
-
-
-def go_on(steps: int, product: Product | None = None, *, learning_rate: float = 3e-3) -> Tensor:
-    """Train the blocks' matrices so many steps more, on the same batches for all; the loss of each.
-
-    Embedding, norms and head stay as they are: they would learn the most, and no product of theirs
-    is small.
-
-    Args:
-        steps: how many.
-        product: what the blocks' matrices are multiplied by; None for fp32's.
-        learning_rate: of AdamW; 0 for blocks that learn nothing.
-    """
-    torch.manual_seed(0)  # for rounding by chance
-    model = fresh(product)
-    matrices = [p for n, p in model.named_parameters() if "blocks" in n and p.dim() == 2]
-    optimizer, losses = torch.optim.AdamW(matrices, lr=learning_rate), []
-    for pair in batches(steps, seed=7):
-        optimizer.zero_grad()
-        losses.append(loss(model, pair))
-        losses[-1].backward()
-        optimizer.step()
-    return torch.stack(losses).detach()
 
 
 @torch.no_grad()
