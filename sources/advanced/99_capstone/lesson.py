@@ -339,7 +339,7 @@ for gigabits in (200, 100, 50, 10):
 # | a CNN to four | [04§6](../beginner/04_four_ranks.ipynb#6.-The-scenarios-as-asked "four ranks, DDP") | `train.py` | `four_ranks` |
 # | 7B on 24 GB | [06§5](../intermediate/06_seven_billion.ipynb#The-scenario-as-asked:-a-script-for-a-real-card "here.write_script"), [§4](../intermediate/06_seven_billion.ipynb#4.-The-whole-run "run_ranks(on_rank") | `finetune.py` | `seven_billion` |
 # | 7B, PEFT or offload | [07§5](../intermediate/07_offload.ipynb#5.-The-scenario-as-asked "here.write_script"), [§5](../intermediate/07_offload.ipynb#5.-The-scenario-as-asked "optimizer offloaded") | `offload.py` | `seven_billion` |
-# | 1.3B, less memory, at speed | [09§6](../intermediate/09_sharding.ipynb#6.-The-scenario-as-asked:-1.3B,-less-memory,-at-good-speed "job.write") | `lesson-09` | `zero_or_fsdp` |
+# | 1.3B, less memory, at speed | [09](../intermediate/09_sharding.ipynb#The-job "job.write") | `lesson-09` | `zero_or_fsdp` |
 # | 100B on 64 | [14§4](14_three_dimensions.ipynb#4.-Real-size:-the-memory-of-every-stage "planned"), [files](14_three_dimensions.ipynb#The-same-plan-as-files "job.write") | `lesson-14` | `lay_out` |
 # | 1B on 8 x 8 | [14§6](14_three_dimensions.ipynb#6.-One-billion-on-64-GPUs "SCHEMES") | `lesson-14` | `one_billion` |
 # | 130B, a budget | [15§6](15_design_studio.ipynb#6.-The-scenario-as-asked:-defend-a-design "verdict") | `lesson-15` | `half_the_cards` |

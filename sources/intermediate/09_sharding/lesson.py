@@ -559,7 +559,9 @@ print("FSDP2, gradients held:", ", ".join(f"{(1 + 24 * block / P_large) * g + 2:
 # At 1.25 GB/s **what a node sends decides**: 10.4 GB make 809 tokens/s, 5.2 make 1,569, 4.6 make 1,755. Reducing in bf16
 # halves the gradients' share in any scheme; a sum over 64 ranks then rounds: watch the gradient's norm.
 #
-# The job: HSDP by its plan, clipped, saved in shards. Its core:
+# ### The job
+#
+# HSDP by its plan, clipped, saved in shards. Its core:
 
 # %%
 cluster = Cluster(gpu="A100-40GB", nodes=8, network_bytes_per_second=200 * GB)
