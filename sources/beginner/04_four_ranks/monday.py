@@ -156,6 +156,8 @@ def _by_trainer(text: str) -> tuple[float, Tensor]:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         names = run_block(text, model=_Classifier(), dataset=_Rows(), batch_size=ITEMS)
         trainer = names["trainer"]
+    dist.barrier()  # rank 0 holds Trainer's store: it leaves when all are done
+    dist.destroy_process_group()
     return trainer.state.log_history[0]["loss"], _flat(trainer.model).cpu()
 
 

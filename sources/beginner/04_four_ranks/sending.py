@@ -126,7 +126,7 @@ def over_links(
     for name in ("NVLink 3", "PCIe 4 x16", "Ethernet 100G", "Ethernet 25G"):
         hide = (seconds_of(name, rate) * speeds["AMP"][0] / (2 / 3) for rate in (0.5, 1, 2))
         parts = {
-            f"of a {kind} step": f"{seconds_of(name) * speeds[kind][0] / images:.0%}"
+            f"of the {kind} step": f"{seconds_of(name) * speeds[kind][0] / images:.0%}"
             for kind in ("TF32", "AMP")
         }
         row = {title: name, "sending, ms": f"{1e3 * seconds_of(name):.1f}", **parts}
