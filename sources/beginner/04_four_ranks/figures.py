@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch
 
 from utils.units import Category, Evidence
 from utils.views.lanes import Span, draw_lanes
@@ -18,81 +18,82 @@ from .sending import Backward
 __all__ = ["draw_apart", "draw_backward", "draw_step"]
 
 RANKS = 4
-STRIDE, WIDTH = 1.25, 0.95  # of a rank's box
-# The strips of a box, from above: what it is, and its height. Activations of a share come last.
-STRIPS = ((Category.PARAMETERS, 0.4), (Category.OPTIMIZER_STATE, 0.4), (Category.GRADIENTS, 0.4))
+LONG, SHARE = 1.9, 0.475  # of a bar: a whole copy, and a quarter of it
+STRIDE, FIRST = 2.35, 2.75  # of the ranks' columns
+# From above: what a process holds, and whether a rank holds it whole.
+HELD = (
+    (Category.ACTIVATIONS, False),
+    (Category.PARAMETERS, True),
+    (Category.OPTIMIZER_STATE, True),
+    (Category.GRADIENTS, True),
+)
+SMALLEST = 1e-16  # of the logarithmic part of an axis that has a 0
 LINES = ("-", "--", ":", "-.")
-ZERO = 1e-17  # where a logarithm has no place for 0
 
 
 def draw_step(images: int) -> Figure:
-    """One step of data parallelism: the batch dealt out, four replicas, one all-reduce.
+    """Who holds what, in one process and on four ranks; below, the way of one share in a ring.
 
     Args:
         images: of the whole batch.
     """
     with course_style():
-        figure = Figure(figsize=(9, 4.0), layout="constrained")
-        axes = figure.add_subplot()
-        _rectangle(axes, 0, 3.1, (RANKS - 1) * STRIDE + WIDTH, "#dddddd", "")
-        middle = ((RANKS - 1) * STRIDE + WIDTH) / 2
-        axes.text(middle, 3.28, f"one batch of {images} images", ha="center", va="center")
-        for rank in range(RANKS):
-            _draw_rank(axes, rank, images // RANKS)
-        _draw_ring(axes)
-        axes.text(
-            middle, -0.78, "all-reduce: every rank gets the sum of all gradients", ha="center"
-        )
-        axes.set(xlim=(-1.75, RANKS * STRIDE), ylim=(-0.95, 3.6))
-        axes.axis("off")
-        axes.set_title("Data parallelism, one step: all is held whole, but the batch is divided")
+        figure = Figure(figsize=(9, 6.0), layout="constrained")
+        above, below = figure.subplots(2, 1, height_ratios=(1.0, 0.95))
+        _draw_holders(above, images)
+        _draw_ring(below)
     return figure
 
 
-def _draw_rank(axes: Axes, rank: int, share: int) -> None:
-    left = rank * STRIDE
-    middle = left + WIDTH / 2
-    _arrow(axes, (middle, 3.08), (middle, 2.72))
-    axes.text(middle, 2.55, f"rank {rank}: {share} images", ha="center", va="center", fontsize=10)
-    look = LOOKS[Category.ACTIVATIONS]
-    _rectangle(axes, left, 2.0, WIDTH, look.color, look.hatch)
-    top = 1.9
-    for category, height in STRIPS:
-        top -= height
-        _rectangle(axes, left, top, WIDTH, LOOKS[category].color, LOOKS[category].hatch)
-        top -= 0.1
-    if rank == 0:
-        labels = [(2.2, "activations\nof a share"), (1.7, "parameters"), (1.2, "optimizer state")]
-        for height, text in [*labels, (0.7, "gradients")]:
-            axes.text(-0.1, height, text, ha="right", va="center", fontsize=10)
-
-
-def _draw_ring(axes: Axes) -> None:
-    """Arrows below the gradients: from each rank to the next, and from the last to the first."""
-    for rank in range(RANKS - 1):
-        start, end = rank * STRIDE + WIDTH / 2, (rank + 1) * STRIDE + WIDTH / 2
-        _arrow(axes, (start, 0.48), (end, 0.48), bend=0.28)
-    _arrow(axes, ((RANKS - 1) * STRIDE + WIDTH / 2, 0.42), (WIDTH / 2, 0.42), bend=-0.22)
-
-
-def _arrow(
-    axes: Axes, start: tuple[float, float], end: tuple[float, float], bend: float = 0.0
-) -> None:
-    style = f"arc3,rad={bend}"
-    axes.add_patch(
-        FancyArrowPatch(
-            start, end, connectionstyle=style, arrowstyle="-|>", mutation_scale=14, color="#444444"
-        )
+def _draw_holders(axes: Axes, images: int) -> None:
+    for row, (category, _) in enumerate(HELD):
+        axes.text(-0.15, -row, f"{category}", ha="right", va="center", fontsize=10)
+    _draw_holder(axes, 0, f"one process\n{images} images", is_rank=False)
+    for rank in range(RANKS):
+        left = FIRST + rank * STRIDE
+        _draw_holder(axes, left, f"rank {rank}\n{images // RANKS} images", is_rank=True)
+    axes.axvline((LONG + FIRST) / 2, color="black", lw=1, ls="--")
+    axes.set(xlim=(-2.3, FIRST + RANKS * STRIDE), ylim=(-3.5, 1.5))
+    axes.axis("off")
+    axes.set_title(
+        "Drawing: a bar's length is its part of one process's. Only activations are divided"
     )
 
 
-def _rectangle(
-    axes: Axes, left: float, bottom: float, width: float, color: str, hatch: str
-) -> None:
+def _draw_holder(axes: Axes, left: float, name: str, *, is_rank: bool) -> None:
+    axes.text(left + LONG / 2, 0.95, name, ha="center", va="center", fontsize=10)
+    for row, (category, is_whole) in enumerate(HELD):
+        width = SHARE if is_rank and not is_whole else LONG
+        look = LOOKS[category]
+        axes.barh(-row, width, 0.62, left, color=look.color, hatch=look.hatch, edgecolor="white")
+        axes.barh(-row, LONG, 0.62, left, fill=False, edgecolor="#888888", lw=0.6)
+
+
+def _draw_ring(axes: Axes) -> None:
+    """The first of four shares of the gradients, hop by hop: which ranks' parts its holder has added."""
+    hops = 2 * (RANKS - 1)
+    gradients = LOOKS[Category.GRADIENTS]
+    for hop in range(hops + 1):
+        rank, is_sum = hop % RANKS, hop >= RANKS - 1
+        parts = "sum" if is_sum else "+".join(map(str, range(hop + 1)))
+        color = gradients.color if is_sum else "#eeeeee"
+        box = {"boxstyle": "round,pad=0.35", "facecolor": color, "edgecolor": "#444444"}
+        axes.text(hop, -rank, parts, ha="center", va="center", fontsize=10, bbox=box)
+        if hop < hops:
+            _arrow(axes, (hop + 0.3, -rank), (hop + 0.72, -((hop + 1) % RANKS)))
+    axes.axvline(RANKS - 1 + 0.5, color="black", lw=1, ls="--")
+    axes.set_xticks(range(hops + 1), ["start", *(f"hop {hop}" for hop in range(1, hops + 1))])
+    axes.set_yticks([-rank for rank in range(RANKS)], [f"rank {rank}" for rank in range(RANKS)])
+    axes.set(xlim=(-0.5, hops + 0.5), ylim=(-RANKS + 0.4, 0.6))
+    axes.grid(False, axis="x")
+    axes.set_title(
+        f"Drawing: one of {RANKS} shares in a ring; {RANKS - 1} hops add it up, {RANKS - 1} pass on the sum"
+    )
+
+
+def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
     axes.add_patch(
-        Rectangle(
-            (left, bottom), width, 0.36, facecolor=color, hatch=hatch, edgecolor="white", lw=0.5
-        )
+        FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=12, color="#444444")
     )
 
 
@@ -107,16 +108,28 @@ def draw_apart(
         device: where they were computed.
     """
     with course_style():
-        figure = Figure(figsize=(9, 4.2), layout="constrained")
+        figure = Figure(figsize=(9, 4.0), layout="constrained")
         axes = figure.add_subplot()
         for (name, (losses, reference)), style in zip(curves.items(), LINES, strict=False):
-            apart = (max(ZERO, abs(a - b) / abs(b)) for a, b in zip(losses, reference, strict=True))
+            apart = (abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True))
             largest = list(itertools.accumulate(apart, max))
-            axes.semilogy(range(1, len(largest) + 1), largest, style, lw=2, label=name)
+            steps = range(1, len(largest) + 1)
+            axes.plot(steps, largest, style, lw=2)
+            axes.annotate(
+                name,
+                (len(largest), largest[-1]),
+                (0, 4),
+                textcoords="offset points",
+                ha="right",
+                va="bottom",
+                fontsize=10,
+            )
+        axes.set_yscale("symlog", linthresh=SMALLEST)
+        axes.set_ylim(-0.5 * SMALLEST, 10)
+        axes.set_yticks([0, *(10.0**power for power in range(-16, 1, 4))])
         axes.set_xlabel("step")
-        axes.set_ylabel(f"largest so far (0 at {ZERO:.0e})")
+        axes.set_ylabel("relative difference,\nlargest so far")
         axes.set_title(title)
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
         print_evidence(figure, [Evidence.MEASURED], [device])
     return figure
 
@@ -132,5 +145,19 @@ def draw_backward(ranks: Sequence[Backward], *, title: str) -> Figure:
     start = min(span.start_seconds for lane in lanes.values() for span in lane)
     end = 1e3 * (first.end_seconds - start)
     axes.axvline(end, color="black", lw=1, ls="--")
-    axes.text(end, 0.5, "rank 0's backward ends ", ha="right", va="center", fontsize=9)
+    lowest = len(lanes) - 1
+    axes.text(end, lowest + 0.45, "rank 0's backward ends ", ha="right", va="top", fontsize=9)
+    last = 1e3 * (first.reduces[-1][0] - start)
+    axes.text(min(last, end), lowest, "not hidden: ", ha="right", va="center", fontweight="bold")
+    axes.set_ylim(lowest + 0.85, -0.6)
+    _move_legend_inside(figure, axes)
     return figure
+
+
+def _move_legend_inside(figure: Figure, axes: Axes) -> None:
+    """Below the ranks' lanes and left of later buckets nothing is drawn."""
+    outside = figure.legends[0]
+    names = [text.get_text() for text in outside.get_texts()]
+    handles = outside.legend_handles
+    outside.remove()
+    axes.legend(handles, names, loc="lower left", fontsize=9, title="white: between operations")

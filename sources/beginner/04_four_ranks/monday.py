@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import tempfile
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from utils.lessons.blocks import run_block
 from utils.ranks import run_ranks
@@ -32,11 +35,24 @@ def block_2(text: str) -> None:
     """The gradient test: rounding alone under DDP, much more where shares weigh unequally."""
     right = run_ranks(_tested, 2, text, False)
     wrong = run_ranks(_tested, 2, text, True)
-    assert max(right) < 1e-5, f"DDP is right, and the test says {right}"
+    assert max(right) < 1e-12, f"DDP is right, and the test says {right}"
     assert min(wrong) > 1e-2, f"losses are sums over shares, and the test says {wrong}"
 
 
 def block_3(text: str) -> None:
+    """The loop: two ranks that accumulate take one process's clipped step; faults of a loop stop it."""
+    saved = run_ranks(_looped, 2, text, "")[0]
+    model = _model()
+    _loss(model, *_tensors()).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    torch.testing.assert_close(saved["model"], dict(model.state_dict()))
+    assert saved["epoch"] == 0 and saved["optimizer"]["param_groups"]
+    for fault, words in (("around", "rank 0's\": 1"), ("whole", "of the items': 2")):
+        assert all(words in said for said in run_ranks(_stopped, 2, text, fault)), fault
+
+
+def block_4(text: str) -> None:
     """Trainer: two ranks log the loss of one process's batch, and take its step."""
     found = run_ranks(_by_trainer, 2, text)
     assert torch.equal(found[0][1], found[1][1]), "the ranks hold different weights"
@@ -59,7 +75,8 @@ def _by_hand(text: str) -> Tensor:
 
 def _tested(text: str, summed: bool) -> float:
     """What the test says on this rank; with a loss that is a sum over items, DDP's mean is wrong."""
-    device = torch.device("cuda", dist.get_rank()) if torch.cuda.is_available() else "cpu"
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", dist.get_rank()) if on_gpu else torch.device("cpu")
     network = nn.Sequential(_model(), nn.BatchNorm1d(3), nn.Dropout()).to(device)
     model = DistributedDataParallel(network)
 
@@ -67,10 +84,55 @@ def _tested(text: str, summed: bool) -> float:
         inputs, targets = part
         return F.cross_entropy(network(inputs), targets, reduction="sum" if summed else "mean")
 
-    made = {"torch": torch, "dist": dist, "DataLoader": DataLoader}  # by the first block
-    names = run_block(text, model=model, dataset=_data(), batch_size=ITEMS, loss_of=loss_of, **made)
+    given = {"dataset": _data(), "batch_size": ITEMS, "loss_of": loss_of}
+    names = run_block(text, model=model, **given, **_made(device))
     assert model.training and all(p.grad is None for p in model.parameters()), "it leaves traces"
     return names["apart"]
+
+
+def _made(device: torch.device) -> dict[str, Any]:
+    """What the first block has imported and made."""
+    made = {"torch": torch, "dist": dist, "copy": copy, "contextlib": contextlib, "device": device}
+    made |= {"DataLoader": DataLoader, "DistributedDataParallel": DistributedDataParallel}
+    return made | {"rank": dist.get_rank(), "ranks": dist.get_world_size()}
+
+
+def _looped(text: str, fault: str) -> dict[str, Any]:
+    """Two micro-batches a rank, one step; what rank 0 saves."""
+    data = _data()
+    sampler = DistributedSampler(data)
+    batch_size = ITEMS // 2
+    model = DistributedDataParallel(_model(), gradient_as_bucket_view=True)
+
+    def loss_of(network: DistributedDataParallel, part: list[Tensor]) -> Tensor:
+        return _loss(network.module if fault == "around" else network, *part)
+
+    given: dict[str, Any] = {"model": model, "dataset": data, "sampler": sampler, "epochs": 1}
+    given |= {"batch_size": batch_size, "accumulate": 2, "amp": False, "loss_of": loss_of}
+    given |= {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "check_ranks": _check()}
+    share = None if fault == "whole" else sampler
+    loader = DataLoader(data, batch_size // dist.get_world_size(), sampler=share)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        run_block(text, loader=loader, **given, **_made(torch.device("cpu")))
+        return torch.load("checkpoint.pt") if Path("checkpoint.pt").exists() else {}
+
+
+def _stopped(text: str, fault: str) -> str:
+    """What the loop says when it stops at a fault."""
+    try:
+        _looped(text, fault)
+    except AssertionError as error:
+        return str(error)
+    return "nothing"
+
+
+def _check() -> Any:
+    """`check_ranks`, as it stands in the lesson."""
+    lesson = Path(__file__).with_name("lesson.py").read_text(encoding="utf-8")
+    text = lesson[lesson.index("def check_ranks(") : lesson.index("def real_step(")]
+    names: dict[str, Any] = {"torch": torch, "dist": dist}
+    exec(compile(text, "check_ranks", "exec"), names)
+    return names["check_ranks"]
 
 
 def _alone() -> Tensor:
@@ -94,6 +156,8 @@ def _by_trainer(text: str) -> tuple[float, Tensor]:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         names = run_block(text, model=_Classifier(), dataset=_Rows(), batch_size=ITEMS)
         trainer = names["trainer"]
+    dist.barrier()  # rank 0 holds Trainer's store: it leaves when all are done
+    dist.destroy_process_group()
     return trainer.state.log_history[0]["loss"], _flat(trainer.model).cpu()
 
 

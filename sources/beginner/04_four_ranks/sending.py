@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import pandas as pd
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from utils.views.lanes import Span
 
 from .machine import seconds_now
 
-__all__ = ["Backward", "by_hidden_share", "in_turns", "profile_backwards"]
+__all__ = ["Backward", "by_hidden_share", "in_turns", "over_links", "profile_backwards"]
 
 Seconds = tuple[float, float]
 
@@ -106,3 +107,29 @@ def _seconds(part: Callable[[], object]) -> float:
     start = seconds_now()
     part()
     return seconds_now() - start
+
+
+def over_links(
+    seconds_of: Callable[..., float], speeds: Mapping[str, Sequence[float]], images: int
+) -> pd.DataFrame:
+    """What sending takes over links, beside steps of one GPU, and the images a GPU that hide it under AMP.
+
+    Sending hides behind backward, which is taken to be two thirds of a step.
+
+    Args:
+        seconds_of: of a link's name, and of a factor of its rate.
+        speeds: images a second of one GPU first, under "TF32" and "AMP".
+        images: a GPU, in a step.
+    """
+    title = "predicted: eight A100, a ring at line rate"
+    rows = []
+    for name in ("NVLink 3", "PCIe 4 x16", "Ethernet 100G", "Ethernet 25G"):
+        hide = (seconds_of(name, rate) * speeds["AMP"][0] / (2 / 3) for rate in (0.5, 1, 2))
+        parts = {
+            f"of the {kind} step": f"{seconds_of(name) * speeds[kind][0] / images:.0%}"
+            for kind in ("TF32", "AMP")
+        }
+        row = {title: name, "sending, ms": f"{1e3 * seconds_of(name):.1f}", **parts}
+        last = "images a GPU that hide it under AMP (half, full, double rate)"
+        rows.append(row | {last: ", ".join(f"{n:.0f}" for n in hide)})
+    return pd.DataFrame(rows).set_index(title)

@@ -3,6 +3,12 @@
 torchrun --nproc-per-node=1 train.py
 torchrun --nproc-per-node=4 train.py
 torchrun --nproc-per-node=4 train.py --amp
+
+That keeps the batch of all ranks (strong scaling). 256 images of 224 x 224 on each (weak scaling):
+
+torchrun --nproc-per-node=1 train.py --size 224
+torchrun --nproc-per-node=4 train.py --size 224 --batch 1024 --rate 0.4
+torchrun --nproc-per-node=4 train.py --size 224 --batch 1024 --rate 0.4 --amp
 """
 
 import argparse
@@ -20,6 +26,7 @@ from torchvision import datasets, models, transforms
 
 def main(asked: argparse.Namespace) -> None:
     gpu, rank, ranks = torch.cuda.is_available(), dist.get_rank(), dist.get_world_size()
+    assert asked.batch % ranks == 0, f"--batch {asked.batch} does not divide over {ranks} ranks"
     local = int(os.environ["LOCAL_RANK"])  # of this machine; `rank` counts those of all
     device = torch.device("cuda", local) if gpu else torch.device("cpu")
     if gpu:
@@ -34,9 +41,9 @@ def main(asked: argparse.Namespace) -> None:
     loader = DataLoader(train, asked.batch // ranks, sampler=sampler, num_workers=4 * gpu)
     mine = Subset(test, range(rank, len(test), ranks))  # no copies: none counts twice
     network = models.get_model(asked.network, num_classes=10).to(device)
-    if gpu:  # on CPUs batch norm sees a rank's share alone
+    if asked.sync_bn:
         network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
-    model = DistributedDataParallel(network)
+    model = DistributedDataParallel(network, gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=asked.rate, momentum=0.9)
     low = torch.float16 if gpu and not torch.cuda.is_bf16_supported(False) else torch.bfloat16
     scaler = torch.amp.GradScaler(device.type, enabled=asked.amp and low is torch.float16)
@@ -99,6 +106,7 @@ if __name__ == "__main__":
     parser.add_argument("--rate", type=float, default=0.1, help="for that batch")
     parser.add_argument("--size", type=int, default=32, help="images are resized to it")
     parser.add_argument("--amp", action="store_true", help="bf16, or fp16 where a GPU has no bf16")
+    parser.add_argument("--sync-bn", action="store_true", help="for few images a GPU; GPUs only")
     parser.add_argument("--fake", action="store_true", help="images without a download")
     dist.init_process_group()
     try:

@@ -24,7 +24,7 @@ from utils.memory import Measurement, measure
 from utils.ranks import run_ranks
 from utils.techniques import tf32
 from utils.traffic.counter import Sent, traffic
-from utils.units import MIB, Category, format_bytes
+from utils.units import MIB, Category, Phase
 
 from .machine import my_device
 
@@ -47,27 +47,22 @@ class Report(NamedTuple):
     """One rank of a run.
 
     `losses` of a step are means over all ranks; `gradient` is the first step's, flat, after it was
-    averaged; `answers` are labels that rank 0 gives held-out images; `buffers` is the sum of all buffers;
-    `memory` of one more step; `sent` in the last.
+    averaged; `buffers` is the sum of all buffers; `memory` of one more step; `sent` in the last.
     """
 
     losses: list[float]
     gradient: Tensor
-    answers: list[int]
     buffers: float
     memory: Measurement | None
     at_start: Sent
     sent: Sent
 
 
-def pictures(train: int, held_out: int) -> tuple[TensorDataset, Pair, str]:
-    """CIFAR-10 at half its size: the first of each part, fp32 (n, 3, 16, 16); and its origin."""
-    seen, unseen = cifar10("train"), cifar10("test")
-    halves = [
-        (F.avg_pool2d(normalize(part.images[:count]), 2), part.labels[:count].clone())
-        for part, count in ((seen, train), (unseen, held_out))
-    ]
-    return TensorDataset(*halves[0]), halves[1], seen.source
+def pictures(count: int) -> tuple[TensorDataset, str]:
+    """CIFAR-10 at half its size: its first training images, fp32 (n, 3, 16, 16); and its origin."""
+    part = cifar10("train")
+    halves = F.avg_pool2d(normalize(part.images[:count]), 2)
+    return TensorDataset(halves, part.labels[:count].clone()), part.source
 
 
 def observe(
@@ -75,22 +70,20 @@ def observe(
     optimizer: Optimizer,
     step: Step,
     loader: DataLoader,
-    held_out: Tensor,
     *,
     steps: int,
     dtype: torch.dtype,
     at_start: Sent,
     metered: bool,
 ) -> Report:
-    """Take steps, then let the model judge held-out images, and meter one more step if asked to."""
+    """Take steps, and meter one more if asked to."""
     with tf32(False):  # on a GPU, too, all digits of fp32
         losses, gradient, sent = _run(model, step, loader, dtype, steps)
         inner = getattr(model, "module", model)
-        answers = [] if dist.get_rank() else _answers(inner, held_out, dtype)
         buffers = sum(buffer.double().sum().item() for buffer in inner.buffers())
         batch = _on(my_device(), dtype, next(iter(loader)))
         memory = _metered(lambda: step(*batch), model, optimizer) if metered else None
-    return Report(losses, gradient, answers, buffers, memory, at_start, sent)
+    return Report(losses, gradient, buffers, memory, at_start, sent)
 
 
 def _run(
@@ -109,9 +102,9 @@ def _run(
 
 
 def _metered(step: Callable[[], Tensor], model: nn.Module, optimizer: Optimizer) -> Measurement:
-    """After steps that have made all states already."""
+    """One warm-up step inside the recording: else it would not see old gradients go."""
     return measure(
-        step, model=model, optimizer=optimizer, unit="images", warmup_steps=0, timed_steps=0
+        step, model=model, optimizer=optimizer, unit="images", warmup_steps=1, timed_steps=0
     )
 
 
@@ -123,15 +116,6 @@ def _endless(loader: DataLoader) -> Iterator[Sequence[Tensor]]:
 
 def _on(device: torch.device, dtype: torch.dtype, batch: Sequence[Tensor]) -> Pair:
     return batch[0].to(device, dtype), batch[1].to(device)
-
-
-@torch.no_grad()
-def _answers(model: nn.Module, images: Tensor, dtype: torch.dtype) -> list[int]:
-    """The label that the model gives each image."""
-    model.eval()
-    found = model(images.to(my_device(), dtype)).argmax(1).tolist()
-    model.train()
-    return found
 
 
 def largest_difference(
@@ -166,7 +150,7 @@ def _as_torchrun_does(path: str, arguments: Sequence[str]) -> str:
 
 
 def table_of(ways: Mapping[str, Report]) -> pd.DataFrame:
-    """A row a way: what lies in memory at the peak of its rank 0, in MiB, and what it puts in."""
+    """A row a way: rank 0's memory at its peak and where backward ends, in MiB, and its calls a step."""
     return pd.DataFrame([_row(name, report) for name, report in ways.items()]).set_index("way")
 
 
@@ -177,9 +161,16 @@ def _row(name: str, first: Report) -> dict[str, str | int]:
         "way": name,
         "peak, MiB": f"{first.memory.peak_bytes / MIB:.2f}",
         **parts,
-        "payload a step": format_bytes(first.sent.payload_bytes),
-        "calls": sum(row.calls for row in first.sent.rows),
+        "where backward ends": f"{_where_backward_ends(first.memory) / MIB:.2f}",
+        "calls a step": sum(row.calls for row in first.sent.rows),
     }
+
+
+def _where_backward_ends(memory: Measurement) -> int:
+    """Bytes alive when the optimizer begins."""
+    timeline = memory.timeline
+    begins = next(s.start_ns for s in timeline.spans if s.phase is Phase.OPTIMIZER_STEP)
+    return timeline.at(begins).total_bytes
 
 
 def _parts(memory: Measurement) -> dict[str, int]:
