@@ -30,13 +30,13 @@ def draw_ways_out(
     middle: float,
     slower: Mapping[str, float],
 ) -> Figure:
-    """Ranges of days and dollars as bars, and their slow ends moved on.
+    """Ranges of days and dollars as bars, and what slower runs would take.
 
     Args:
         judged: A plan and its review, by name.
         days, usd: Deadline and budget.
         middle: Published over predicted seconds, where the middle is marked.
-        slower: Multiples of the slow end, by the words of the legend; three at most.
+        slower: Multiples of the predicted middle, by the words of the legend; three at most.
 
     Raises:
         ValueError: no plans, or more multiples than marks.
@@ -78,7 +78,7 @@ def _panel(
         axes.barh(height, high - low, left=low, height=0.5, color=RANGE, edgecolor=DARK, lw=0.8)
         axes.plot([middle * center] * 2, [height - 0.25, height + 0.25], color=DARK, lw=2.5)
         for mark, factor in zip(MARKS, slower.values(), strict=False):
-            axes.plot(factor * high, height, mark, ms=6, mfc="white", mec=DARK, mew=1.4)
+            axes.plot(factor * center, height, mark, ms=6, mfc="white", mec=DARK, mew=1.4)
     axes.axvline(limit, color=LIMIT, ls="--", lw=1.8)
     axes.set_xlim(left=0)
     axes.grid(False, axis="y")
