@@ -14,7 +14,7 @@
 # **The question.** A 7B model must train on sequences of 128k tokens, and longer. How do GPUs share one sequence?
 #
 # **Promise.** You add softmax up in pieces, pass keys around a ring of four ranks, and get one process's gradients, to
-# fp64's rounding. Eight GPUs on one sequence take a 7B from 935 GiB a GPU to 23.
+# fp64's rounding. Cures take a 7B from 935 GiB to 74, eight GPUs on one sequence to 23.
 #
 # | minutes | hardware | runs |
 # |---|---|---|
@@ -83,9 +83,9 @@ for name, cures in LINES.items():
 # inputs, 24.5 GiB, and **one** block's inside with its gradients, 34. Their 74.3 GiB, under 78.4 of room, are a maybe: section 5
 # finds the simulation 14% low. Offload moves 25.4 GiB to the host; the peak falls by 20.8, and comes later, beside gradients.
 #
-# Twice the length fits neither way. One GPU can go on alone: ALST tiles the MLP, too, and trains a
-# Llama-8B on 500k tokens. Here the *tokens* are divided, and with them the work; sequence parallelism
-# ([12](12_tensor_parallel.ipynb)) divides them between attention and MLP alone.
+# Twice the length fits neither way. One GPU can go on alone: ALST tiles the MLP, and trains Llama-8B
+# on 500k tokens. Here the *tokens* are divided, and with them the work; sequence parallelism
+# ([12](12_tensor_parallel.ipynb)) divides them between attention and MLP, heads inside.
 #
 # ## 2. Attention in pieces, around a ring
 #
@@ -320,7 +320,7 @@ def ulysses(q, k, v, mask=None):
 # |---|---|---|---|
 # | ring | $(3n-2) \cdot 2K$ | keys and values that pass, with gradients | pieces of tokens |
 # | gathered | $2(n-1) \cdot 2K$; $3(n-1) \cdot 2K$ if gathered again backward | all keys and values | pieces of tokens |
-# | Ulysses | $\frac{n-1}{n} \cdot 2\,(2A + 2\max(K, n))$ | the exchanged | $n$ divides $A$; $n$ or $K$ the other |
+# | Ulysses | $\frac{n-1}{n} \cdot 2\,(2A + 2\max(K, n))$ | the exchanged | here $n$ divides $A$; $n$ or $K$ the other |
 
 # %%
 n, unit = RANKS, S // RANKS * D * 8
@@ -333,8 +333,8 @@ for name, (way, zigzag, numbers) in WAYS.items():
     assert found.gap < 1e-13 and sent == numbers * unit, f"{name} sends something else than its formula"
 
 # %% [markdown]
-# **Read it.** A ring's bytes do not fall as ranks are added, Ulysses' do. Gathering sends less than a ring at every $n$; a ring
-# never holds all keys, and sends while it computes. In 16 bits:
+# **Read it.** A ring's bytes do not fall as ranks are added, Ulysses' do. Gathering sends less than a ring at every $n$; a ring never
+# holds all keys. In 16 bits:
 
 # %% jupyter={"source_hidden": true}
 print("MB that one of n ranks sends for a layer, 131,072 tokens, forward and backward (predicted):")
@@ -465,7 +465,7 @@ print(*torchtitan_rows(), sep="\n")
 # %% [markdown]
 # **Read it.** Tokens **a rank** decide: 8B takes 84 GiB at 32k tokens and at 262k (H100s of 96 GB; compiled, products in 8 bits;
 # our simulation is 14% under, unexplained). What memory no longer feels is the work: tokens per second fall to a
-# seventh. Half of that is arithmetic: a token's forward ($P$ weights of blocks) takes $2P + 2shL$, 24 GFLOP at 32k
+# seventh. Half of that is arithmetic: a token's forward ($P$ weights of blocks and head) takes $2P + 2shL$, 24 GFLOP at 32k
 # and 84 at 262k. The rest these rows do not explain.
 
 # %%
@@ -474,7 +474,7 @@ print(*(chosen_plan("qwen2.5-7b", length) for length in (2**13, 2**15, 2**17, 2*
 
 # %% [markdown]
 # **Read it.** On 64 GPUs 7B's fastest plans share a sequence *in place of* checkpoints from 32k to 512k; 1M takes both. 4M tokens
-# take 18 times as long in sequences of 1M as of 8k: attention, 94% of
+# take 18 times as long in sequences of 1M, recomputed, as of 8k: attention, 94% of
 # a block's work then, grows with the square of the length, what is sent with the length.
 # Llama 3, which gathers, kept 95% of its TFLOP/s at 128k. The planner, too, gathers, and takes ranks' work as even.
 #
