@@ -21,8 +21,13 @@ Held = list[list[frozenset[int]]]  # [rank][part]: whose numbers are added up th
 
 
 def held_by_step(messages: Sequence[Message], ranks: int) -> list[Held]:
-    """Before the first step and after each: whose numbers each rank has in each of `ranks` parts."""
-    part_bytes = max(m.bytes for m in messages)
+    """Before the first step and after each: whose numbers each rank has in each of `ranks` parts.
+
+    Raises:
+        ValueError: no message, or one of a rank or a part that is not there.
+    """
+    _refuse_strangers(messages, ranks)
+    part_bytes = max(1, *(m.bytes for m in messages))
     found: list[Held] = [[[frozenset({rank})] * ranks for rank in range(ranks)]]
     for step in range(1, max(m.step for m in messages) + 1):
         before = found[-1]
@@ -35,12 +40,25 @@ def held_by_step(messages: Sequence[Message], ranks: int) -> list[Held]:
     return found
 
 
+def _refuse_strangers(messages: Sequence[Message], ranks: int) -> None:
+    if not messages:
+        raise ValueError(
+            "messages is empty: give those of one all-reduce, as `run_hosts` counted them."
+        )
+    part_bytes = max(1, *(m.bytes for m in messages))
+    for m in messages:
+        if not (
+            0 <= m.source < ranks and 0 <= m.target < ranks and 0 <= m.at_byte // part_bytes < ranks
+        ):
+            raise ValueError(f"{m} is of a rank or a part beyond ranks={ranks}.")
+
+
 def draw_ring_parts(messages: Sequence[Message], *, title: str) -> Figure:
     """The ring, then a grid for the start and each step: row = rank, column = part.
 
     The number in a square says of how many ranks it holds the sum; what just came in is framed.
     """
-    ranks = 1 + max(max(m.source, m.target) for m in messages)
+    ranks = 1 + max((max(m.source, m.target) for m in messages), default=0)
     states = held_by_step(messages, ranks)
     down = -(-(len(states) + 1) // ACROSS)
     with course_style():
