@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from utils.catalog.rules import above_zero
 from utils.checked import check_public
 from utils.parallel.context import gathered_attention
 from utils.parallel.dims import ParallelDims
@@ -69,12 +70,15 @@ def apart(
 
 def sent_bytes(put_in: Mapping[str, int], ranks: int) -> float:
     """What a rank of a ring sends, of what it put in: messages as they are, gathers passed on."""
+    above_zero("sent_bytes()", ranks=ranks)
     factor = {"send": 1.0, "receive": 0.0, "all-gather": ranks - 1, "all-reduce": 2 * (ranks - 1) / ranks}  # fmt: skip
     return sum(factor.get(kind, (ranks - 1) / ranks) * size for kind, size in put_in.items())
 
 
 def gathered(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention to the keys of all ranks, which each of them gathers; tokens in zigzag."""
+    if not dist.is_initialized():
+        raise RuntimeError("gathered() runs on ranks: start it by run_ranks.")
     mesh = device_mesh(ParallelDims(cp=dist.get_world_size()), "cpu")["cp"]
     return gathered_attention(q, k, v, mesh=mesh)
 

@@ -40,6 +40,8 @@ def draw_growth(
     with course_style():
         figure, axes = empty_figure(9.5, 5.2)
         lengths = sorted({n for curve in peaks.values() for n in curve})
+        if len(lengths) < 2:
+            raise ValueError("peaks needs curves of two lengths or more.")
         for (name, curve), (color, marker, line) in zip(peaks.items(), _LOOKS, strict=False):
             heights = [curve[n] / GIB for n in lengths]
             axes.plot(lengths, heights, color=color, marker=marker, ls=line, label=name)

@@ -22,7 +22,7 @@ def attend_piece(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor,
         k, v: (B, K, T, D); heads A / K share one.
         causal: query i sees keys 0 to i; else all.
     """
-    group = q.shape[1] // k.shape[1]
+    group = _heads_that_share(q, k, v)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out, lse = kernel(q, _spread(k, group), _spread(v, group), 0.0, causal)
     return out, lse
@@ -37,11 +37,20 @@ def piece_gradients(
         gradient, out, lse: of these queries, over *all* keys they see.
         q, k, v, causal: as `attend_piece` had them.
     """
-    group = q.shape[1] // k.shape[1]
+    group = _heads_that_share(q, k, v, gradient, out)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     to_q, *to_kv = kernel(gradient, q, _spread(k, group), _spread(v, group), out, lse, 0.0, causal)
     to_k, to_v = (_folded(found, group) for found in to_kv)
     return to_q, to_k, to_v
+
+
+def _heads_that_share(q: Tensor, k: Tensor, *others: Tensor) -> int:
+    for tensor in (q, k, *others):
+        if tensor.dim() != 4:
+            raise ValueError(
+                f"A tensor of shape {tuple(tensor.shape)} is none of (batch, heads, tokens, width)."
+            )
+    return q.shape[1] // k.shape[1]
 
 
 def _spread(heads: Tensor, group: int) -> Tensor:

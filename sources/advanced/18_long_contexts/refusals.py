@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from utils.catalog.rules import above_zero
 from utils.checked import check_public
 
 __all__ = ["check_heads", "check_length"]
@@ -32,6 +33,7 @@ def check_heads(heads: int, kv_heads: int, ranks: int) -> None:
     Raises:
         ValueError: they do not divide.
     """
+    above_zero("check_heads()", heads=heads, kv_heads=kv_heads, ranks=ranks)
     if heads % ranks:
         fit = max(n for n in range(1, ranks + 1) if heads % n == 0)
         raise ValueError(
