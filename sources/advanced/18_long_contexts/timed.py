@@ -74,6 +74,8 @@ def slowed(
         seconds: that a rank takes with its full share of queries against as many keys.
         rounds: how often.
     """
+    if not dist.is_initialized():
+        raise RuntimeError("slowed() runs on ranks: start it by run_ranks.")
     own, found = length // dist.get_world_size(), list[list[Span]]()
     q, kv = torch.zeros(1, 1, own, 8), torch.zeros(2, 1, 1, own, 8)
     for _ in range(rounds):

@@ -114,6 +114,8 @@ def draw_outliers(
         errors: by scheme, the relative error of the others, a factor each.
         title: of the figure.
     """
+    if unknown := set(errors) - set(LINES):
+        raise ValueError(f"errors has {sorted(unknown)}; the schemes are {', '.join(LINES)}.")
     with course_style():
         figure = Figure(figsize=(10, 4.6), layout="constrained")
         axes = figure.add_subplot()
