@@ -87,4 +87,4 @@ def test_gradients_of_each_rank_stand_on_the_same_phases():
 )
 def test_a_gather_runs_beside_the_block_before(gather, compute, works):
     assert one_ahead(gather, compute, 3)[1] == works
-    assert "block 2" in texts(draw_overlap(gather, {"a": compute}, title="t"))
+    assert "block 2" in texts(draw_overlap({"a": (gather, compute)}, title="t"))

@@ -573,36 +573,31 @@ check("11.node_to_look_at", node_to_look_at)
 #
 # Start it with `NCCL_ALGO=RING`: trees and NVLS print more than ports carry. Above 80%: well. Below 50%: search, port by port. Below 10%: look for `Socket` in `NCCL_DEBUG=INFO`.
 #
-# **Is it a node?** For plain DDP without buffers, whose ranks first meet in backward. (FSDP, tensor parallelism and
-# SyncBatchNorm meet in forward.) It costs a stop a step, so take it out again:
+# **Is it a node?** Under DDP, each rank by itself, forward and backward without a collective:
 #
 # ```python
 # import time
-# from collections import Counter
 # from statistics import median
 # import torch
 # import torch.distributed as dist
 #
-# waits = []
-# for batch in batches[:50]:
-#     loss = loss_of(model, batch)
-#     if torch.cuda.is_available():
-#         torch.cuda.synchronize()
-#     arrived = time.perf_counter()
-#     dist.barrier()
-#     waits.append(time.perf_counter() - arrived)
-#     loss.backward()
-#     optimizer.step()
-#     optimizer.zero_grad()
+# seconds = []
+# with model.no_sync():
+#     for batch in batches[:20]:
+#         start = time.perf_counter()
+#         loss_of(model, batch).backward()
+#         if torch.cuda.is_available():
+#             torch.cuda.synchronize()
+#         seconds.append(time.perf_counter() - start)
+# optimizer.zero_grad()
 # of_rank = [None] * dist.get_world_size()
-# dist.all_gather_object(of_rank, waits)
-# votes = Counter(step.index(min(step)) for step in zip(*of_rank))  # who waited least: came last
-# spread_seconds = median(max(step) - min(step) for step in zip(*of_rank))
+# dist.all_gather_object(of_rank, median(seconds))
+# slow = [(rank, round(own / median(of_rank), 2)) for rank, own in enumerate(of_rank) if own > 1.05 * median(of_rank)]
 # if dist.get_rank() == 0:
-#     print(f"came last (rank, steps): {votes.most_common(3)}; median spread {1e3 * spread_seconds:.0f} ms")
+#     print(f"ranks above 1.05 of the median's seconds: {slow}")
 # ```
 #
-# One node's ranks came last in most steps, and the spread is above 5% of a step: look at that node.
+# All of one node's ranks, and no others: look at that node.
 #
 # **Is it the collectives?** In a `torch.profiler` trace, sum `ncclDevKernel` after the last backward kernel. Send once:
 #
@@ -617,7 +612,7 @@ check("11.node_to_look_at", node_to_look_at)
 # ```
 #
 # With transformers: `TrainingArguments(gradient_accumulation_steps=8, ddp_bucket_cap_mb=100)`. FSDP2 shards inside a node
-# and sends only a shard's gradients across (HSDP):
+# and adds shards up across nodes, once (HSDP; a node's eight shards are still all gradients):
 #
 # ```python
 # from torch.distributed.device_mesh import init_device_mesh
@@ -628,7 +623,7 @@ check("11.node_to_look_at", node_to_look_at)
 #     fully_shard(layer, mesh=mesh)
 # fully_shard(model, mesh=mesh)
 # for number, batch in enumerate(batches, start=1):
-#     model.set_requires_gradient_sync(number == len(batches))  # holds whole gradients until then
+#     model.set_requires_all_reduce(number == len(batches))  # before, shards are reduced inside the node alone
 #     (loss_of(model, batch) / len(batches)).backward()
 # ```
 #

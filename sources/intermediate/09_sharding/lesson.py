@@ -56,7 +56,7 @@ from utils.techniques.fsdp import shard
 from utils.techniques.zero import note_states, zero_config, zero_engine
 from evidence.validation import foundry
 from utils.lessons.lesson_09.over_phases import PHASES, draw_gradients, draw_overlap
-from utils.lessons.lesson_09.speed import Scheme, fastest, rates, scheme_row
+from utils.lessons.lesson_09.speed import Scheme, fastest, gather_seconds, rates, scheme_row
 from utils.lessons.lesson_09.staircase import draw_staircase, draw_who_holds, peak_rows
 from utils.lessons.lesson_09.ways import AT_PEAK, MICRO_BATCH, Way, apart_from, fresh_model, gradient_bytes
 from utils.lessons.lesson_09.ways import look, loss_of, plain, ring_bytes, whole_elements
@@ -495,29 +495,29 @@ for rank in (0, 3) if not zero_problem else ():
 
 # %% [markdown]
 # **Read it.** States shrink to a sliver; activations, logits and temporaries stay. Each peak lies where backward begins:
-# no rank holds gradients yet (but ZeRO-3's buffer), so ranks peak alike, and **ZeRO-2 saves nothing over ZeRO-1**, of
-# 2.6 GB by the formula. At one sequence of 512 activations are small, and the step's fp32 copy decides.
+# no rank holds gradients yet (but ZeRO-3's buffer), so ranks peak alike, and **in a step of one micro-batch ZeRO-2 saves nothing
+# over ZeRO-1**, of 2.6 GB by the formula; ZeRO-1 carries them once micro-batches add up. At one sequence of 512 activations are small, and the step's fp32 copy decides.
 #
 # ### When is a gather free?
 #
-# FSDP2 gathers the next block while this one computes. Forward takes $2$ FLOP a parameter and token, the gather sends
-# $2$ bytes a parameter: the size cancels. A gather is hidden from *tokens = FLOP/s over bytes/s* on, for any block.
+# FSDP2 gathers the next block while this one computes. Forward takes $2$ FLOP a parameter and token on each GPU; a gather brings
+# $2$ bytes a parameter into each *node*, through all its ports: the size cancels. Backward needs 1.5 times the
+# tokens.
 
 # %%
 block, reached = sum(p.numel() for p in large.blocks[0].parameters()), 0.5 * 312e12  # FLOP/s: half of an A100's bf16 peak
-for rate_gb in (25, 1.25 / 8):  # of each GPU: a node's 200 and 1.25 GB/s, by eight
-    print(f"{rate_gb:5.2f} GB/s a GPU: a block of {block / 1e6:.1f}M is gathered in {2000 * block / (rate_gb * GB):,.1f} ms, "
-          f"hidden from {reached / (rate_gb * GB):,.0f} tokens a GPU on (predicted)")
-compute = {f"{size} x 2,048 tokens": 2 * block * size * 2048 / reached for size in (2, 4)}
-show(draw_overlap(2 * block / (25 * GB), compute, title="Forward of four blocks, 25 GB/s a GPU, half of an A100's peak"),
-     alt="Gathers and computing of four blocks. With two sequences each block waits for its gather; with four the gathers hide behind computing.")
+for rate_gb in (200, 25, 1.25):  # of a node
+    print(f"{rate_gb:6.2f} GB/s a node: a block of {block / 1e6:.1f}M is gathered in {2000 * block / (rate_gb * GB):.1f} ms at line rate, "
+          f"{1e3 * (seconds := gather_seconds(2 * block, rate_gb)):.1f} by the planner: hidden in forward from {seconds * reached / (2 * block):,.0f} tokens a GPU on (predicted)")
+cases = {f"{gb} GB/s a node": (gather_seconds(2 * block, gb), 2 * block * 2 * 2048 / reached) for gb in (200, 25)}
+show(draw_overlap(cases, title="Forward of four blocks, 2 x 2,048 tokens, half of an A100's peak"),
+     alt="Gathers and computing of four blocks. At 200 GB/s all gathers but the first hide behind computing; at 25 GB/s each block waits for its gather.")
 
 # %% [markdown]
-# **Read it.** At two sequences compute waits for each gather, at four it does not. A larger micro-batch pays twice: gathers
-# hide, and there are fewer.
+# **Read it.** On eight fast ports gathers hide, on one they do not, on 10 Gb/s Ethernet never.
 #
-# Now speed, on 64 A100 of 40 GB, eight to a node, at an *equal* batch. `fastest` asks the course's planner, a cost model that
-# overlaps what each library overlaps, for the fastest plan within **20 GB**, half a card. "To owners" is
+# Now speed, on 64 A100 of 40 GB, eight to a node, at an *equal* batch. `fastest` asks the course's planner for
+# the fastest plan within **20 GB**, half a card. "To owners" is
 # `use_multi_rank_bucket_allreduce=false`; $g$ counts micro-batches of a step; DDP sends once a step (`no_sync`).
 
 # %%
@@ -544,7 +544,7 @@ print(f"ZeRO-1, if a collective used one of a node's eight ports, as a table of 
 for gb in (0.625, 1.25, 2.5):
     best = max(SCHEMES, key=lambda name: rates(SHAPE, BATCH, SCHEMES[name], (gb,))[0])
     print(f"fastest at {gb} GB/s: {best} (predicted)")
-print(f"FSDP2's peak at two sequences: planner {fastest(SHAPE, BATCH, SCHEMES['FSDP2'], 200).peak.allocated_bytes / GB:.1f} GB, simulation {steps['FSDP2'][64].peak_bytes / GB:.1f} GB")
+print("peaks, planner and simulation (g = 1):", ", ".join(f"{name} {fastest(SHAPE, BATCH, SCHEMES[name], 200).peak.allocated_bytes / GB:.1f}, {steps[name][64].peak_bytes / GB:.1f} GB" for name in names[1:]))
 print("FSDP2, gradients held:", ", ".join(f"{(1 + 24 * block / P_large) * g + 2:.1f} rounds at g = {g}" for g in (4, 8)), f"for {4 * P_large / GB:.1f} GB of whole gradients (formula)")
 
 # %% [markdown]
@@ -557,7 +557,7 @@ print("FSDP2, gradients held:", ", ".join(f"{(1 + 24 * block / P_large) * g + 2:
 # is not established: measure HSDP and ZeRO-1.
 #
 # At 1.25 GB/s **what a node sends decides**: 10.4 GB make 809 tokens/s, 5.2 make 1,569, 4.6 make 1,755. Reducing in bf16
-# halves the gradients' share in any scheme; a sum over 64 ranks then rounds: watch the gradient's norm.
+# halves the gradients' share in any scheme; a sum over 64 ranks then rounds.
 #
 # ### The job
 #
@@ -577,7 +577,7 @@ print("def train" + job.python.partition("def train")[2].partition("\n\n\n")[0])
 # |---|---|---|
 # | DDP | states fit on every rank | gradients twice, unless as views |
 # | ZeRO-1 | optimizer state is too large; many accumulation steps | a third round by default; whole gradients in backward |
-# | ZeRO-2 | gradients too; few accumulation steps | reduces after each backward |
+# | ZeRO-2 | accumulated gradients, or those of the step, decide | reduces after each backward |
 # | ZeRO-3 | parameters too; you have DeepSpeed's configs, or offload to NVMe | a bucket for good; tuning |
 # | FSDP2 | parameters too, in PyTorch or a Trainer; saves for other numbers of ranks ([lesson 16](../advanced/16_runs_that_survive.ipynb)) | gathers in every micro-batch; the root whole |
 # | HSDP | FSDP2 on several nodes, where a node's share fits | $16P$ over a node's ranks only |
@@ -625,8 +625,8 @@ print("def train" + job.python.partition("def train")[2].partition("\n\n\n")[0])
 #
 # **transformers, by DeepSpeed.** `model` and `dataset` are yours. Stage 1 where you accumulate; 3 where the weights do
 # not fit, with the model made after the arguments and `stage3_gather_16bit_weights_on_model_save`. Buckets of 5e7
-# elements are 0.1 GB each. Micro-batches add up in bf16, or with `"data_types": {"grad_accum_dtype": "fp32"}` in whole fp32
-# gradients:
+# elements are 0.1 GB each. Micro-batches add up in bf16. (`"data_types": {"grad_accum_dtype": "fp32"}` makes stage 1 another
+# optimizer, with all-reduces of its own.)
 #
 # ```python
 # from transformers import Trainer, TrainingArguments

@@ -116,23 +116,22 @@ def _shade(axes: Axes, named: bool) -> None:
 
 
 def draw_overlap(
-    gather_seconds: float, compute_seconds: Mapping[str, float], *, blocks: int = 4, title: str = ""
+    seconds: Mapping[str, tuple[float, float]], *, blocks: int = 4, title: str = ""
 ) -> Figure:
-    """A panel for each micro-batch: blocks are gathered one ahead of the work on them, in forward.
+    """A panel for each case: blocks are gathered one ahead of the work on them, in forward.
 
     Args:
-        gather_seconds: to gather one block.
-        compute_seconds: of one block's forward, by what the panel is called.
+        seconds: to gather one block, and of its forward, by what the panel is called.
         blocks: of the forward that is drawn.
     """
     with course_style():
-        figure = Figure(figsize=(9, 1.25 * len(compute_seconds) + 1.2), layout="constrained")
-        panels = figure.subplots(len(compute_seconds), 1, squeeze=False, sharex=True)[:, 0]
-        for axes, (name, compute) in zip(panels, compute_seconds.items(), strict=True):
-            gathers, works = one_ahead(gather_seconds, compute, blocks)
+        figure = Figure(figsize=(9, 1.25 * len(seconds) + 1.2), layout="constrained")
+        panels = figure.subplots(len(seconds), 1, squeeze=False, sharex=True)[:, 0]
+        for axes, (name, (gathering, compute)) in zip(panels, seconds.items(), strict=True):
+            gathers, works = one_ahead(gathering, compute, blocks)
             for block, (gather, work) in enumerate(zip(gathers, works, strict=True)):
                 for row, start, length, color, hatch in (
-                    (1, gather, gather_seconds, "#92dadd", "//"),
+                    (1, gather, gathering, "#92dadd", "//"),
                     (0, work, compute, "#ffa90e", ""),
                 ):
                     axes.barh(

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from utils.catalog import ModelShape
 from utils.planner import Batch, Cluster, Estimate, Framework, Plan, axis_bytes, estimate
+from utils.planner.step_time.collectives import Group, all_gather_seconds
 from utils.units import GB
 
 NODES, GPUS, GPUS_A_NODE = 8, 64, 8
@@ -42,7 +43,7 @@ def fastest(shape: ModelShape, batch: Batch, scheme: Scheme, network_gb: float) 
     Raises:
         ValueError: no such plan fits.
     """
-    cluster = Cluster(gpu="A100-40GB", nodes=NODES, network_bytes_per_second=network_gb * GB)
+    cluster = _cluster(network_gb)
     plans = [
         Plan(
             dp=GPUS,
@@ -62,6 +63,22 @@ def fastest(shape: ModelShape, batch: Batch, scheme: Scheme, network_gb: float) 
             f"ZeRO stage {scheme.stage}: no plan takes {scheme.limit_gb:g} GB or less."
         )
     return max(fits, key=lambda each: each.tokens_per_second)
+
+
+def gather_seconds(whole_bytes: float, network_gb: float) -> float:
+    """An all-gather over the 64 ranks, as the planner reckons: starts, and a share of the line rate.
+
+    Its ring enters a node once, through all of the node's ports.
+
+    Args:
+        whole_bytes: What every rank has in the end.
+        network_gb: GB per second that a node takes in from others.
+    """
+    return all_gather_seconds(_cluster(network_gb), Group(GPUS), whole_bytes)
+
+
+def _cluster(network_gb: float) -> Cluster:
+    return Cluster(gpu="A100-40GB", nodes=NODES, network_bytes_per_second=network_gb * GB)
 
 
 def scheme_row(shape: ModelShape, batch: Batch, scheme: Scheme) -> dict[str, str | float]:

@@ -236,7 +236,7 @@ cures["validation"] = patients["validation"].edited({
 treat("validation")
 pair = {"before": before["validation"].run, "with no_grad": after["validation"].run}
 show(draw_over_time(pair, "activations", title="Three steps, then a validation"),
-     alt="Left: three low hills, then a climb five times as high. Right: the same hills, then next to nothing.")
+     alt="Left: three low hills, then a climb eight times as high. Right: the same hills, then next to nothing.")
 
 # %% [markdown]
 # ### large_vocabulary
@@ -293,8 +293,8 @@ cures["optimizer_doubles"] = patients["optimizer_doubles"].edited({"foreach=True
 treat("optimizer_doubles")
 
 # %% [markdown]
-# **Read it.** The moments (purple) come in the first step and stay: from the second on, activations lie on top, so a
-# first step that fits proves little. The temporary (grey) is `foreach`'s, in every step; a fused kernel does without.
+# **Read it.** The moments (purple) come in the first step and stay: from the second on, activations lie on top, and a
+# later step may peak higher. The temporary (grey) is `foreach`'s, in every step; a fused kernel does without.
 #
 # ### resolution
 #
@@ -364,17 +364,18 @@ def one_segment(timeline, page_bytes=20 * MIB):
     return -(-end_bytes // page_bytes) * page_bytes
 
 
-arms = {"as it came": fragmented.bytes, "room made before the loop": cured.bytes, "expandable segment": one_segment(fragmented.run.timeline)}
-for name, size in arms.items():
-    print(f"{name:<28}{format_bytes(size):>12} (simulated); alive at the peak {format_bytes(fragmented.run.peak_bytes)}")
+arms = {"as it came": (fragmented.bytes, fragmented.run), "room made before the loop": (cured.bytes, cured.run),
+        "expandable segment": (one_segment(fragmented.run.timeline), fragmented.run)}
+for name, (size, run) in arms.items():
+    print(f"{name:<28}{format_bytes(size):>12} (simulated); alive at the peak {format_bytes(run.peak_bytes)}")
 recorded_table("oom_fragmentation", columns=["cured", "peak_bytes", "reserved_peak_bytes", "replayed_reserved_peak_bytes"])
 
 # %% [markdown]
-# **Read it.** The switch brings as much as the edit and changes no line. Set it before CUDA starts (its older name:
+# **Read it.** The switch brings as much as the edit. Set it before CUDA starts (its older name:
 # `PYTORCH_CUDA_ALLOC_CONF`).
 #
-# Given the H200's own requests, the replay reserves what the card did. Those are larger than the CPU's (cuBLAS keeps a
-# workspace), so this budget says nothing of that card. The slack there falls from 118 to 48 MiB with the cure.
+# Given the H200's own requests, the replay reserves what the card did. Those are larger (cuBLAS keeps a
+# workspace, among others), so this budget says nothing of that card. The slack there falls from 118 to 48 MiB with the cure.
 #
 # ### No CUDA error at all: the host
 #
@@ -459,7 +460,7 @@ print(f"{page.relative_to(here.root)}: {page.stat().st_size // 1024} KiB; open i
 # | `torch.profiler` | operations, their bytes and time | who *holds* a tensor; hours of training |
 # | Nsight Systems | driver calls, kernels, copies, all libraries | tensors; categories |
 #
-# None names who holds a tensor. `gc.get_referrers(tensor)` names a list or a frame, and nothing for what autograd saved.
+# None names who holds a tensor. `gc.get_referrers(tensor)` names a list, a dict or a traceback's frame, and nothing for what autograd saved.
 
 # %% [markdown]
 # ## 6. In which order?
@@ -573,7 +574,7 @@ for name in patients:
 # import os
 # import torch
 #
-# def save(device, asked_bytes, device_bytes, free_bytes):  # called at the request that fails, before anything is freed
+# def save(device, asked_bytes, device_bytes, free_bytes):  # at the request that fails: the cache is given back by then, no tensor yet
 #     torch.cuda.memory._dump_snapshot(f"oom_rank{os.environ.get('RANK', 0)}.pickle")
 #
 # torch.cuda.memory._record_memory_history(max_entries=100_000, stacks="python")
@@ -589,7 +590,7 @@ for name in patients:
 # torch.cuda.memory._record_memory_history(enabled=None)  # stop: each allocation costs a stack trace
 # ```
 #
-# **transformers.** The same around your `trainer`:
+# **transformers.** Around your `trainer`:
 #
 # ```python
 # import os
@@ -602,6 +603,8 @@ for name in patients:
 #         print(f"step {state.global_step}: {alive >> 20:,} MiB alive, {most >> 20:,} at the peak, "
 #               f"{stats['inactive_split_bytes.all.current'] >> 20:,} in pieces, {stats['num_alloc_retries']} retries")
 #         torch.cuda.reset_peak_memory_stats()
+#
+#     on_evaluate = on_step_end  # a validation's peak has a line of its own
 #
 # def save(device, asked_bytes, device_bytes, free_bytes):
 #     torch.cuda.memory._dump_snapshot(f"oom_rank{os.environ.get('RANK', 0)}.pickle")
@@ -618,10 +621,10 @@ for name in patients:
 # | b. outside | end the other process; `torch.cuda.set_device(local_rank)` |
 # | c. *alive* trends upwards | `holders` of the snapshot names the line |
 # | d. logits | `use_liger_kernel=True`, `LigerFusedLinearCrossEntropyLoss` |
-# | d. optimizer step | `optim="adamw_torch_fused"` |
-# | d. evaluation | `eval_accumulation_steps=8`: Trainer gathers all logits |
+# | d. optimizer step | a fused optimizer (Trainer's AdamW is, from PyTorch 2.8 on) |
+# | d. evaluation | `preprocess_logits_for_metrics`: for `compute_metrics` Trainer gathers all logits |
 # | d. activations | `gradient_checkpointing=True` |
 #
-# With several ranks one dies and the others hang: read the snapshot of the dead one.
+# With several ranks read the snapshot of the one that died.
 #
 # *Does your own model fit, and what would make it fit? [Ask here](../00a_your_model.ipynb).*

@@ -1,6 +1,6 @@
 """A language model that is trained for eight steps and logs how large its logits are.
 
-"It ran for an hour, then it died, always at another step. The batch never changed."
+"It ran for an hour, then it died. The batch never changed."
 """
 
 from __future__ import annotations
