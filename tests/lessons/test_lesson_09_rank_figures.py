@@ -7,6 +7,7 @@ from view_cases import measured, texts
 
 from utils.lessons.lesson_09.holders import draw_holders
 from utils.lessons.lesson_09.over_phases import draw_gradients, draw_overlap, one_ahead
+from utils.lessons.lesson_09.speed import gather_seconds
 from utils.units import MIB, Category
 from utils.views import draw_breakdown, draw_over_time
 from utils.views.style import LOOKS
@@ -87,4 +88,11 @@ def test_gradients_of_each_rank_stand_on_the_same_phases():
 )
 def test_a_gather_runs_beside_the_block_before(gather, compute, works):
     assert one_ahead(gather, compute, 3)[1] == works
-    assert "block 2" in texts(draw_overlap({"a": (gather, compute)}, title="t"))
+    figure = draw_overlap({"a": (gather, compute)}, blocks=3, title="t")
+    assert [t.get_text() for t in figure.axes[0].texts] == ["0", "0", "1", "1", "2", "2"]
+
+
+def test_a_gather_over_nodes_takes_what_enters_a_node() -> None:
+    """63 of 64 parts come through the node's ports, and no ring carries its whole line rate."""
+    fast, slow = (gather_seconds(1e9, rate_gb) for rate_gb in (200, 25))
+    assert 1 < fast * 200e9 / (1e9 * 63 / 64) < 3 and 4 < slow / fast < 9

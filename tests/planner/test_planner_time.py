@@ -139,6 +139,14 @@ def test_odd_dimensions_leave_the_tensor_cores():
     assert matmul_seconds(H100, 4096, 4096, 4096) < even
 
 
+def test_a_card_has_waves_of_its_own_multiprocessors() -> None:
+    """Of tiles of 256 x 128: 72 fill an A10 once, 80 need two waves of it and one of a 3090's 82."""
+    a10, rtx_3090 = device("A10"), device("RTX 3090")
+    full, over = (9 * 256, 8 * 128, 8192), (10 * 256, 8 * 128, 8192)
+    assert matmul_seconds(a10, *over) / matmul_seconds(a10, *full) > 1.4
+    assert matmul_seconds(rtx_3090, *over) / matmul_seconds(rtx_3090, *full) < 1.02
+
+
 def test_flash_attention_runs_at_the_rate_of_its_generation():
     """Kernels for Ampere do not use Hopper's units, those for Hopper and Blackwell do."""
     second, third = (flash_flops_per_second(H100, generation, 1e6) for generation in (2, 3))

@@ -31,6 +31,8 @@ class Device:
             to 1% between drivers; the lowest of the usual figures is kept.
         memory_bytes_per_second: Peak bandwidth of the device's memory.
         capability: CUDA compute capability.
+        multiprocessors: Streaming multiprocessors (AMD: compute units) that the card has switched on, by
+            its maker's architecture paper.
         fp32_tflops, tf32_tflops, fp16_tflops, bf16_tflops, fp8_tflops: Peak of matrix products in
             that type, in 10**12 FLOP/s as data sheets print it; None without a unit for it.
         matmul_ceiling_tflops, fp8_ceiling_tflops: The fastest product that the source measured in
@@ -47,6 +49,7 @@ class Device:
     memory_bytes: int
     memory_bytes_per_second: float
     capability: tuple[int, int]
+    multiprocessors: int
     fp32_tflops: float
     fp16_tflops: float
     pcie: Link
@@ -69,6 +72,7 @@ class Device:
         above_zero(
             f"device {self.name}", memory_gb=self.memory_gb, memory_bytes=self.memory_bytes,
             memory_bytes_per_second=self.memory_bytes_per_second, board_watts=self.board_watts,
+            multiprocessors=self.multiprocessors,
             matmul_ceiling_tflops=self.matmul_ceiling_tflops,
             fp8_ceiling_tflops=self.fp8_ceiling_tflops, **rates,
         )  # fmt: skip
@@ -116,27 +120,27 @@ _SPECS = "stas00/ml-engineering, compute/accelerator/README.md"
 _ROWS = [
     Device(
         name="T4", memory_gb=16, memory_bytes=15_095 * MIB, memory_bytes_per_second=320 * GB,
-        capability=(7, 5), fp32_tflops=8.1, fp16_tflops=65, pcie=links.PCIE_3_X16,
+        capability=(7, 5), multiprocessors=40, fp32_tflops=8.1, fp16_tflops=65, pcie=links.PCIE_3_X16,
         memory_source=f"{_REPORTED} (15,095 to 15,110 MiB); 320 GB/s: sysrqmts.com, Tesla T4",
         flops_source="NVIDIA T4 data sheet, as listed in Lightning's throughput.py",
     ),
     Device(
         name="V100-16GB", memory_gb=16, memory_bytes=16_130 * MIB,
-        memory_bytes_per_second=900 * GB, capability=(7, 0), fp32_tflops=15.7,
+        memory_bytes_per_second=900 * GB, capability=(7, 0), multiprocessors=80, fp32_tflops=15.7,
         fp16_tflops=125, nvlink=links.NVLINK_2, pcie=links.PCIE_3_X16,
         memory_source=f"{_REPORTED} (16,130 to 16,160 MiB); 900 GB/s: NVIDIA V100 data sheet",
         flops_source="NVIDIA V100 data sheet (SXM2), as listed in Lightning's throughput.py",
     ),
     Device(
         name="V100-32GB", memory_gb=32, memory_bytes=32_494 * MIB,
-        memory_bytes_per_second=900 * GB, capability=(7, 0), fp32_tflops=15.7,
+        memory_bytes_per_second=900 * GB, capability=(7, 0), multiprocessors=80, fp32_tflops=15.7,
         fp16_tflops=125, nvlink=links.NVLINK_2, pcie=links.PCIE_3_X16,
         memory_source=f"{_REPORTED} (32,494 to 32,510 MiB); 900 GB/s: NVIDIA V100 data sheet",
         flops_source="NVIDIA V100 data sheet (SXM2), as listed in Lightning's throughput.py",
     ),
     Device(
         name="A10", memory_gb=24, memory_bytes=22_587 * MIB, memory_bytes_per_second=600 * GB,
-        capability=(8, 6), fp32_tflops=31.2, tf32_tflops=62.5, fp16_tflops=125, bf16_tflops=125,
+        capability=(8, 6), multiprocessors=72, fp32_tflops=31.2, tf32_tflops=62.5, fp16_tflops=125, bf16_tflops=125,
         pcie=links.PCIE_4_X16,
         memory_source=f"{_REPORTED} for the A10G, which has the same memory (22,587 to 22,723 "
         "MiB); 600 GB/s: cli99/llm-analysis, A10 configuration",
@@ -145,21 +149,21 @@ _ROWS = [
     ),
     Device(
         name="L4", memory_gb=24, memory_bytes=22_563 * MIB, memory_bytes_per_second=300 * GB,
-        capability=(8, 9), fp32_tflops=30.3, tf32_tflops=60, fp16_tflops=121, bf16_tflops=121,
+        capability=(8, 9), multiprocessors=58, fp32_tflops=30.3, tf32_tflops=60, fp16_tflops=121, bf16_tflops=121,
         fp8_tflops=242.5, pcie=links.PCIE_4_X16,
         memory_source=f"{_REPORTED} (22,563 to 22,693 MiB); 300 GB/s: NVIDIA L4 data sheet",
         flops_source="NVIDIA L4 data sheet, its figures with sparsity halved",
     ),
     Device(
         name="RTX 3090", memory_gb=24, memory_bytes=24_259 * MIB,
-        memory_bytes_per_second=936 * GB, capability=(8, 6), fp32_tflops=35.6, tf32_tflops=35.6,
+        memory_bytes_per_second=936 * GB, capability=(8, 6), multiprocessors=82, fp32_tflops=35.6, tf32_tflops=35.6,
         fp16_tflops=71, bf16_tflops=71, pcie=links.PCIE_4_X16,
         memory_source=f"{_REPORTED} (24,259 to 24,268 MiB on Linux); 936 GB/s: NVIDIA GA102 paper",
         flops_source="NVIDIA GA102 white paper (float32 accumulation)",
     ),
     Device(
         name="RTX 4090", memory_gb=24, memory_bytes=24_217 * MIB,
-        memory_bytes_per_second=1008 * GB, capability=(8, 9), fp32_tflops=82.6,
+        memory_bytes_per_second=1008 * GB, capability=(8, 9), multiprocessors=128, fp32_tflops=82.6,
         tf32_tflops=82.6, fp16_tflops=165.2, bf16_tflops=165.2, fp8_tflops=330.3,
         pcie=links.PCIE_4_X16,
         memory_source=f"{_REPORTED} (24,217 MiB on Linux); 1,008 GB/s: NVIDIA Ada white paper",
@@ -167,7 +171,7 @@ _ROWS = [
     ),
     Device(
         name="A100-40GB", memory_gb=40, memory_bytes=40_441 * MIB,
-        memory_bytes_per_second=1555 * GB, capability=(8, 0), fp32_tflops=19.5, tf32_tflops=156,
+        memory_bytes_per_second=1555 * GB, capability=(8, 0), multiprocessors=108, fp32_tflops=19.5, tf32_tflops=156,
         fp16_tflops=312, bf16_tflops=312, nvlink=links.NVLINK_3, pcie=links.PCIE_4_X16,
         matmul_ceiling_tflops=271.2, ceiling_source=f"{_SPECS}: measured on the 80 GB card",
         memory_source=f"{_REPORTED} (40,441 to 40,536 MiB); 1,555 GB/s: NVIDIA A100 data sheet",
@@ -176,7 +180,7 @@ _ROWS = [
     ),
     Device(
         name="A100-80GB", memory_gb=80, memory_bytes=81_038 * MIB,
-        memory_bytes_per_second=2039 * GB, capability=(8, 0), fp32_tflops=19.5, tf32_tflops=156,
+        memory_bytes_per_second=2039 * GB, capability=(8, 0), multiprocessors=108, fp32_tflops=19.5, tf32_tflops=156,
         fp16_tflops=312, bf16_tflops=312, nvlink=links.NVLINK_3, pcie=links.PCIE_4_X16,
         matmul_ceiling_tflops=271.2, ceiling_source=f"{_SPECS}: maximum achievable, SXM",
         memory_source=f"{_REPORTED} (81,038 to 81,251 MiB); 2,039 GB/s: NVIDIA A100 data sheet",
@@ -185,7 +189,7 @@ _ROWS = [
     ),
     Device(
         name="H100", memory_gb=80, memory_bytes=81_082 * MIB,
-        memory_bytes_per_second=3350 * GB, capability=(9, 0), fp32_tflops=67, tf32_tflops=494.5,
+        memory_bytes_per_second=3350 * GB, capability=(9, 0), multiprocessors=132, fp32_tflops=67, tf32_tflops=494.5,
         fp16_tflops=989, bf16_tflops=989, fp8_tflops=1979, nvlink=links.NVLINK_4,
         pcie=links.PCIE_5_X16, matmul_ceiling_tflops=794.5, fp8_ceiling_tflops=1402.6,
         ceiling_source=f"{_SPECS}: maximum achievable, SXM",
@@ -195,7 +199,7 @@ _ROWS = [
     ),
     Device(
         name="H200", memory_gb=141, memory_bytes=143_156 * MIB,
-        memory_bytes_per_second=4800 * GB, capability=(9, 0), fp32_tflops=67, tf32_tflops=494.5,
+        memory_bytes_per_second=4800 * GB, capability=(9, 0), multiprocessors=132, fp32_tflops=67, tf32_tflops=494.5,
         fp16_tflops=989, bf16_tflops=989, fp8_tflops=1979, nvlink=links.NVLINK_4,
         pcie=links.PCIE_5_X16, matmul_ceiling_tflops=794.5, fp8_ceiling_tflops=1453.4,
         ceiling_source=f"{_SPECS}: bf16 as on H100, fp8 measured on H200, torch 2.7",
@@ -205,7 +209,7 @@ _ROWS = [
     ),
     Device(
         name="B200", memory_gb=180, memory_bytes=182_631 * MIB,
-        memory_bytes_per_second=8000 * GB, capability=(10, 0), fp32_tflops=80,
+        memory_bytes_per_second=8000 * GB, capability=(10, 0), multiprocessors=148, fp32_tflops=80,
         tf32_tflops=1125, fp16_tflops=2250, bf16_tflops=2250, fp8_tflops=4500,
         nvlink=links.NVLINK_5, pcie=links.PCIE_5_X16, matmul_ceiling_tflops=1745, fp8_ceiling_tflops=3432.5,
         ceiling_source=f"{_SPECS}: maximum achievable, SXM",
@@ -215,7 +219,7 @@ _ROWS = [
     ),
     Device(
         name="B300", memory_gb=288, memory_bytes=274_109 * MIB,
-        memory_bytes_per_second=8000 * GB, capability=(10, 3), fp32_tflops=80,
+        memory_bytes_per_second=8000 * GB, capability=(10, 3), multiprocessors=148, fp32_tflops=80,
         tf32_tflops=1125, fp16_tflops=2250, bf16_tflops=2250, fp8_tflops=4500,
         nvlink=links.NVLINK_5, pcie=links.PCIE_5_X16, matmul_ceiling_tflops=1769,
         fp8_ceiling_tflops=3353.3, ceiling_source=f"{_SPECS}: maximum achievable, SXM",
@@ -225,7 +229,7 @@ _ROWS = [
     ),
     Device(
         name="GB200", memory_gb=186, memory_bytes=188_728 * MIB,
-        memory_bytes_per_second=8000 * GB, capability=(10, 0), fp32_tflops=80,
+        memory_bytes_per_second=8000 * GB, capability=(10, 0), multiprocessors=148, fp32_tflops=80,
         tf32_tflops=1250, fp16_tflops=2500, bf16_tflops=2500, fp8_tflops=5000,
         nvlink=links.NVLINK_5, pcie=links.NVLINK_C2C, matmul_ceiling_tflops=1822,
         fp8_ceiling_tflops=3615.6, ceiling_source=f"{_SPECS}: maximum achievable, GB200 SXM",
@@ -235,7 +239,7 @@ _ROWS = [
     ),
     Device(
         name="GB300", memory_gb=278, memory_bytes=283_130 * MIB,
-        memory_bytes_per_second=8000 * GB, capability=(10, 3), fp32_tflops=80,
+        memory_bytes_per_second=8000 * GB, capability=(10, 3), multiprocessors=148, fp32_tflops=80,
         tf32_tflops=1250, fp16_tflops=2500, bf16_tflops=2500, fp8_tflops=5000,
         nvlink=links.NVLINK_5, pcie=links.NVLINK_C2C,
         memory_source=f"{_PRINTED} (276.50 GiB); 20 TB for 72: Google Cloud, A4X Max; 8,000 GB/s: "
@@ -245,7 +249,7 @@ _ROWS = [
     ),
     Device(
         name="MI300X", memory_gb=192, memory_bytes=196_592 * MIB,
-        memory_bytes_per_second=5300 * GB, capability=(9, 4), fp32_tflops=163.4,
+        memory_bytes_per_second=5300 * GB, capability=(9, 4), multiprocessors=304, fp32_tflops=163.4,
         tf32_tflops=653.7, fp16_tflops=1307, bf16_tflops=1307, fp8_tflops=2610,
         nvlink=links.INFINITY_FABRIC_3, pcie=links.PCIE_5_X16, matmul_ceiling_tflops=668.4,
         ceiling_source=f"{_SPECS}: maximum achievable, torch 2.5 with ROCm 6.3",

@@ -128,7 +128,8 @@ def _checked(path: Path, header: bytes, values_bytes: int) -> dict[str, Any]:
         tensors = [row for name, row in rows.items() if name != "__metadata__"]
         end = max((int(row["data_offsets"][1]) for row in tensors), default=0)
         for row in tensors:
-            torch.Size(row["shape"]), str(row["dtype"])
+            torch.Size(row["shape"])
+            str(row["dtype"])
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise WeightsFileError(
             f"loads {path.name}, whose header is damaged ({error}). Download or save it again."

@@ -46,7 +46,7 @@ def answers(watcher: StorageWatcher, card: SimulatedDevice) -> dict[str, Callabl
         total_memory=total,
         major=card.capability[0],
         minor=card.capability[1],
-        multi_processor_count=108,
+        multi_processor_count=card.multiprocessors,
         is_integrated=False,
         is_multi_gpu_board=False,
         warp_size=32,

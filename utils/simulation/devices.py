@@ -26,7 +26,7 @@ class SimulatedDevice:
     """A device as the simulator sees it.
 
     `usable_bytes` is its memory less the context, None for a CPU, where nothing is cut off.
-    `total_bytes` and `capability` are what CUDA would report.
+    `total_bytes`, `capability` and `multiprocessors` are what CUDA would report.
     `granularity_bytes`: its allocator rounds up to a multiple of it. `asked`: kernels of this
     machine that tell what they take in between.
     """
@@ -35,6 +35,7 @@ class SimulatedDevice:
     usable_bytes: int | None
     total_bytes: int
     capability: tuple[int, int]
+    multiprocessors: int
     granularity_bytes: int
     is_cuda: bool
     flash: bool
@@ -81,7 +82,7 @@ def simulated_device(name: str) -> SimulatedDevice:
     if name.strip().lower() == "cpu":
         asked = AskedKernels(cpu_scratch)
         return SimulatedDevice(
-            "a simulated CPU", None, 0, (0, 0), 1, False, False, with_gloo(asked.scratch), asked
+            "a simulated CPU", None, 0, (0, 0), 0, 1, False, False, with_gloo(asked.scratch), asked
         )
     card = catalog.device(name)
     return SimulatedDevice(
@@ -89,6 +90,7 @@ def simulated_device(name: str) -> SimulatedDevice:
         usable_bytes=card.memory_bytes - context_bytes(card.capability),
         total_bytes=card.memory_bytes,
         capability=card.capability,
+        multiprocessors=card.multiprocessors,
         granularity_bytes=CUDA_BLOCK_BYTES,
         is_cuda=True,
         flash=tuple(card.capability) >= FLASH_CAPABILITY,

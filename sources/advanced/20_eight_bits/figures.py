@@ -197,7 +197,8 @@ def _draw_product(
     _, activation, weight, small, large, added = RECIPES[recipe]
     for place, ((symbol, is_weight), turned) in ((0, (left, False)), (SIZE + 5, (right, True))):
         block, said = (weight, large) if is_weight else (activation, small)
-        _draw_matrix(axes, place, block[::-1] if turned else block, BLUE if is_weight else ORANGE)
+        rows, columns = block[::-1] if turned else block
+        _draw_matrix(axes, place, (rows, columns), BLUE if is_weight else ORANGE)
         said = " x ".join(said.split(" x ")[::-1]) if turned else said
         axes.text(
             place + SIZE / 2,

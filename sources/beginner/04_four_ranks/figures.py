@@ -158,6 +158,6 @@ def _move_legend_inside(figure: Figure, axes: Axes) -> None:
     """Below the ranks' lanes and left of later buckets nothing is drawn."""
     outside = figure.legends[0]
     names = [text.get_text() for text in outside.get_texts()]
-    handles = outside.legend_handles
+    handles = [handle for handle in outside.legend_handles if handle is not None]
     outside.remove()
     axes.legend(handles, names, loc="lower left", fontsize=9, title="white: between operations")

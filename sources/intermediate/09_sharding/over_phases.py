@@ -137,18 +137,12 @@ def draw_overlap(
                     axes.barh(
                         row, _MS * length, left=_MS * start, color=color, hatch=hatch, ec="white"
                     )
-                    box = {"facecolor": "white", "lw": 0, "boxstyle": "round,pad=0.15"}
+                    box = {"facecolor": "white", "lw": 0, "boxstyle": "round,pad=0.1"}
                     centre = _MS * (start + length / 2)
                     axes.text(
-                        centre,
-                        row,
-                        f"block {block}",
-                        ha="center",
-                        va="center",
-                        fontsize=9,
-                        bbox=box,
+                        centre, row, str(block), ha="center", va="center", fontsize=9, bbox=box
                     )
-            axes.set_yticks([0, 1], ["compute", "gather"])
+            axes.set_yticks([0, 1], ["compute block", "gather block"])
             axes.set_title(name, fontsize=11)
             axes.grid(False, axis="y")
         panels[-1].set_xlabel("milliseconds of forward")

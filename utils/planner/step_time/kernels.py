@@ -18,15 +18,6 @@ from utils.planner import calibration
 # (rows, columns) of an output tile, and its rate beside the largest: a smaller tile reads its
 # inputs more often (same guide, figure on tile sizes).
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.65))
-MULTIPROCESSORS = {
-    (7, 0): 80,
-    (7, 5): 40,
-    (8, 0): 108,
-    (9, 0): 132,
-    (9, 4): 304,
-    (10, 0): 148,
-    (10, 3): 148,
-}
 MEASURED_CEILING = 0.8  # of peak, where nobody measured the device's ceiling: A100 0.87, H100 0.80
 ALIGNMENT = 8  # elements of 2 bytes
 # The power limits of A100, H100 and B200, whose rows set the shares that products sustain. Blackwell
@@ -97,9 +88,8 @@ def matmul_seconds(
     if any(int(d) % ALIGNMENT for d in (n, k)):
         vector_rate = gpu.fp32_tflops * 1e12 * calibration.VECTOR_SUSTAINED
         return max(flops / vector_rate, memory_seconds(gpu, moved))
-    processors = MULTIPROCESSORS.get(gpu.capability, 108)
     rate = ceiling_flops_per_second(gpu, precision) * sustained_share(gpu, precision)
-    rate *= shape_efficiency(m, n, processors, batch)
+    rate *= shape_efficiency(m, n, gpu.multiprocessors, batch)
     return max(flops / rate + memory_seconds(gpu, written), memory_seconds(gpu, moved))
 
 
