@@ -202,7 +202,7 @@ mine
 # | [99 Capstone](advanced/99_capstone.ipynb) | answer nine interview questions, each sentence with its cell, and sit fourteen timed cases | 60 | 280 | [lab](../labs/advanced/99_capstone.ipynb), [solution](../solutions/advanced/99_capstone.ipynb) |
 #
 # Only want to know whether *your* model fits your card? [Your own model](00a_your_model.ipynb) answers, with what would make it
-# fit and the script.
+# fit and the script. [Which technique for my model?](00b_which_technique.ipynb) shows it in one picture for 1B, 7B and 70B.
 #
 # A lab holds exercises that check your answers. Work in a copy: `make my-labs`, typed in a terminal
 # in the course's folder, puts the labs into `my_labs/`, which is yours and which no update touches.

@@ -1,0 +1,128 @@
+"""Over how many cards the states of a model have to be shared: the planner's formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from utils.catalog import device
+from utils.checked import check_public
+from utils.fitting.recipe import Recipe
+from utils.fitting.seconds import GPUS_PER_NODE, MATRICES, shape_of
+from utils.planner import Batch, Cluster, Estimate, Lora, Plan, estimate
+from utils.simulation.devices import FLASH_CAPABILITY
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from utils.catalog import ModelShape
+
+__all__ = ["Shared", "least_cards", "parameters_of"]
+
+MOST_CARDS = 256
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Cards that hold a model together.
+
+    Attributes:
+        cards: How many.
+        how: In words.
+        a_card_bytes: What each of them holds at most, predicted.
+    """
+
+    cards: int
+    how: str
+    a_card_bytes: float
+
+
+def parameters_of(config: PreTrainedConfig) -> int:
+    """How many parameters a Llama or one of its relatives has.
+
+    Raises:
+        ValueError: another architecture.
+    """
+    return _shape(config).parameter_count
+
+
+def least_cards(config: PreTrainedConfig, recipe: Recipe, card: str) -> Shared | None:
+    """The fewest of 2, 4, 8, ... cards that hold a model, every block recomputed, a text on each.
+
+    FSDP2 alone gathers a block, and the embedding, whole. Where fewer cards are enough if each matrix is
+    also split over the eight of a node, whole heads to each, that is the answer. None if 256 are too few.
+
+    Args:
+        config: The model's.
+        recipe: Its method, rank and tokens.
+        card: A GPU of the catalog.
+
+    Raises:
+        ValueError: the planner has no formula for the model, or no such card.
+    """
+    shape = _shape(config)
+    splits = [1, GPUS_PER_NODE][: 2 if shape.heads % GPUS_PER_NODE == 0 else 1]
+    ways = (_least(shape, recipe, card, ranks) for ranks in splits)
+    return min(filter(None, ways), key=lambda found: found.cards, default=None)
+
+
+def _least(shape: ModelShape, recipe: Recipe, card: str, tensor_ranks: int) -> Shared | None:
+    for cards in _counts(max(2, tensor_ranks)):
+        found = _estimate(shape, recipe, card, cards, tensor_ranks)
+        if found.fits and not found.tight:
+            return Shared(cards, _words(cards, tensor_ranks), found.peak.reserved_bytes)
+    return None
+
+
+def _counts(first: int) -> Iterator[int]:
+    while first <= MOST_CARDS:
+        yield first
+        first *= 2
+
+
+def _words(cards: int, tensor_ranks: int) -> str:
+    """Of the layout."""
+    over = cards // tensor_ranks
+    split = f"tensor parallel {tensor_ranks}"
+    sharded = f"FSDP2 over {over}"
+    parts = [split] * (tensor_ranks > 1) + [sharded] * (over > 1)
+    return " x ".join(parts) + ", all blocks recomputed"
+
+
+def _estimate(
+    shape: ModelShape, recipe: Recipe, card: str, cards: int, tensor_ranks: int
+) -> Estimate:
+    replicas, in_a_node = cards // tensor_ranks, min(cards, GPUS_PER_NODE)
+    plan = Plan(
+        framework="fsdp",
+        dp=replicas,
+        tp=tensor_ranks,
+        sequence_parallel=tensor_ranks > 1,
+        zero_stage=3 if replicas > 1 else 0,
+        recompute="full",
+        attention="flash" if device(card).capability >= FLASH_CAPABILITY else "unfused",
+        lora=_lora(recipe),
+    )
+    cluster = Cluster(gpu=card, nodes=cards // in_a_node, gpus_per_node=in_a_node)
+    batch = Batch(sequences=replicas, sequence_length=recipe.tokens)
+    return estimate(shape, cluster, plan, batch)
+
+
+def _lora(recipe: Recipe) -> Lora | None:
+    if not recipe.is_frozen:
+        return None
+    base = "nf4-dq" if recipe.method == "qlora" else "bf16"
+    return Lora(rank=recipe.rank, targets=tuple(MATRICES.values()), base=base, autocast=True)
+
+
+def _shape(config: PreTrainedConfig) -> ModelShape:
+    shape = shape_of(config)
+    if shape is None:
+        raise ValueError(
+            f"The planner has no formula for a {config.model_type}. Take a Llama, Mistral or Qwen."
+        )
+    return shape
+
+
+check_public(globals())
