@@ -9,7 +9,7 @@ import pytest
 
 from evidence.validation import megatron_experts
 from utils.catalog import model_shape
-from utils.planner import Batch, Cluster, Plan, Space, estimate, memory, search, worst
+from utils.planner import Batch, Cluster, Plan, SearchSpace, estimate, memory, search, worst
 from utils.planner.experts import expert_replicas
 from utils.planner.fp8 import FP8_COPIES
 from utils.planner.memory.states import states
@@ -256,6 +256,6 @@ def test_embedding_and_head_count_as_layers_of_interleaved_stages() -> None:
 def test_a_space_that_divides_nothing_says_which_choice() -> None:
     one, batch = Cluster(gpu="H100", nodes=1), Batch(sequences=64, sequence_length=4096)
     with pytest.raises(ValueError, match=r"No ep of \(3,\) divides 8 experts"):
-        search(MIXTRAL, one, batch, space=Space(ep=(3,)))
+        search(MIXTRAL, one, batch, space=SearchSpace(ep=(3,)))
     with pytest.raises(ValueError, match=r"No cp of \(3,\) divides 4096 tokens"):
-        search(LLAMA, one, batch, space=Space(cp=(3,)))
+        search(LLAMA, one, batch, space=SearchSpace(cp=(3,)))

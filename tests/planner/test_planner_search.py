@@ -14,7 +14,7 @@ from utils.planner import (
     Batch,
     Cluster,
     Plan,
-    Space,
+    SearchSpace,
     candidates,
     estimate,
     explain,
@@ -34,12 +34,12 @@ BIG = model_shape("megatron-175b")
 SMALL = replace(model_shape("megatron-1.7b"), layers=8)
 EXPERTS = replace(SMALL, name="experts", num_experts=4, experts_per_token=2, dense_layers=1)
 SPACES = [
-    Space(),
-    Space(attention="unfused", cp=(1, 2)),
-    Space(framework="nanotron"),
-    Space(offload=("none", "optimizer"), shard_stages=True),
-    Space(framework="fsdp"),
-    Space(recompute_layers=(None, 1), partitions=("even", "ends")),
+    SearchSpace(),
+    SearchSpace(attention="unfused", cp=(1, 2)),
+    SearchSpace(framework="nanotron"),
+    SearchSpace(offload=("none", "optimizer"), shard_stages=True),
+    SearchSpace(framework="fsdp"),
+    SearchSpace(recompute_layers=(None, 1), partitions=("even", "ends")),
 ]
 
 
@@ -119,7 +119,7 @@ def test_a_search_walks_a_layout_once(monkeypatch):
     counted = module.block_parameters
     monkeypatch.setattr(module, "block_parameters", lambda *a: walked.append(a) or counted(*a))
     found = search(BIG, cluster, batch)
-    layouts = {(plan.tp, plan.pp) for plan in candidates(BIG, cluster, batch, Space())}
+    layouts = {(plan.tp, plan.pp) for plan in candidates(BIG, cluster, batch, SearchSpace())}
     assert found.considered > 10 * len(layouts)
     assert len(walked) == len(layouts)
 
@@ -133,7 +133,7 @@ def test_175b_on_64_gpus_is_explained():
     assert not any(
         row.verdict == "faster" and row.estimate.fits
         for row in neighbours
-        if row.plan in set(candidates(BIG, cluster, batch, Space()))
+        if row.plan in set(candidates(BIG, cluster, batch, SearchSpace()))
     )
     verdicts = {row.verdict for row in neighbours}
     assert verdicts >= {"slower", "does not fit", "invalid"}

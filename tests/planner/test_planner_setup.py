@@ -14,7 +14,7 @@ from utils.planner.setup import ClusterSetup
 
 PLANNER = Path(planner.__file__).parent
 # What a function can be handed; a setup is the first four in one.
-OBJECTS = {"ModelShape", "Cluster", "Plan", "Batch", "Stage", "Setup", "ClusterSetup", "Task"}
+OBJECTS = {"ModelShape", "Cluster", "Plan", "Batch", "Stage", "Setup", "ClusterSetup", "SearchTask"}
 MOST = 2
 # Public beside `planner.__all__`: lessons and evidence ask for them.
 PUBLIC = {*planner.__all__, "block_time", "hardware_flops", "tensor_traffic"}

@@ -58,7 +58,7 @@ def test_sharded_bytes(lesson, name):
     run = lesson["at_size"](SHAPE, plan.dims, 0, 2, zero_stage=3)
     found = lesson["sent_by_axis"](run, plan.dims)
     (wanted,) = axis_bytes(SHAPE, plan, Batch(sequences=16, sequence_length=LENGTH))
-    # Named: `shard_states` gives up the ends after forward too and gathers them again, which FSDP2
+    # Named: `apply_fsdp` gives up the ends after forward too and gathers them again, which FSDP2
     # left to itself does not; and a number of the norm over each axis.
     n = plan.dims.shard
     ends = 2 * SHAPE.vocabulary * SHAPE.hidden + SHAPE.hidden

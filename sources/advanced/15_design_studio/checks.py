@@ -15,7 +15,7 @@ from utils.planner import (
     Cluster,
     Estimate,
     Plan,
-    Space,
+    SearchSpace,
     estimate,
     explain,
     plan_name,
@@ -45,7 +45,7 @@ HUNDRED_B = ModelShape(
     positions="learned",
     tied=True,
 )
-WITH_HOST = Space(offload=("none", "optimizer"))
+WITH_HOST = SearchSpace(offload=("none", "optimizer"))
 
 
 def small_cards() -> Cluster:

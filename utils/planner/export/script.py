@@ -178,14 +178,14 @@ def _body(cluster: Cluster, plan: Plan) -> list[str]:
     half = ".to(torch.bfloat16)" if kind == "bf16" else ""
     return [
         *_mesh(plan),
-        "positions = own_positions(DIMS, torch.distributed.get_rank(), LENGTH).to(device)",
+        "positions = local_positions(DIMS, torch.distributed.get_rank(), LENGTH).to(device)",
         *_parts(plan, f"Transformer(CONFIG){half}"),
         "for part in parts:",
         *(f"    {line}" for line in _on_parts(cluster, plan)),
         f"materialise(parts, mesh, {_home(plan)}, weights)",
         *_passes(plan, "float32" if kind == "fp32" else "bfloat16"),
         "saves = Saves(folder, parts, adamw(parts, LEARNING_RATE), every)",
-        "batches = own_batches(batch, steps, DIMS, positions, saves.first)",
+        "batches = local_batches(batch, steps, DIMS, positions, saves.first)",
         "losses = train_steps(batches, passes, saves.optimizer, mesh, limit=CLIP)",
         "return report(saves.kept(losses), saves.first)",
     ]
@@ -207,7 +207,7 @@ def _parts(plan: Plan, model: str) -> list[str]:
     return [
         'held = chunks_of(SCHEDULE, mesh.get_local_rank("pp"), DIMS.pp, len(BLOCKS))',
         'with torch.device("meta"):',
-        f"    parts = [cut({model}, BLOCKS, chunk) for chunk in held]",
+        f"    parts = [keep_chunk({model}, BLOCKS, chunk) for chunk in held]",
     ]
 
 
@@ -218,11 +218,11 @@ def _on_parts(cluster: Cluster, plan: Plan) -> list[str]:
     settings += ["mixed=True"] * precision(plan, cluster).endswith("mixed")
     settings += ["offload=True"] * (plan.offload != "none")
     steps = [
-        (plan.cp > 1, "share_sequences(part, context)"),
+        (plan.cp > 1, "apply_cp(part, context)"),
         (_keeps_scores(plan), "keep_scores(part)"),
-        (plan.tp > 1, f'split_tensors(part, mesh["tp"]{sequence})'),
+        (plan.tp > 1, f'apply_tp(part, mesh["tp"]{sequence})'),
         (plan.recompute == "full", "recompute(part)"),
-        (True, f"shard_states(part, mesh, {', '.join(settings)})"),
+        (True, f"apply_fsdp(part, mesh, {', '.join(settings)})"),
     ]
     return [line for applies, line in steps if applies]
 
@@ -233,7 +233,7 @@ def _home(plan: Plan) -> str:
 
 def _passes(plan: Plan, dtype: str) -> list[str]:
     if plan.pp == 1:
-        late = f"reduce_late(mesh, zero_stage={plan.zero_stage})"
+        late = f"reduce_on_last_micro_batch(mesh, zero_stage={plan.zero_stage})"
         return [f"passes = accumulated_passes(parts[0], MICRO_BATCH, positions, {late})"]
     length = "len(positions) // DIMS.tp" if plan.sequence_parallel else "len(positions)"
     return [

@@ -32,10 +32,10 @@ from utils.planner.search.bounds import (
 )
 from utils.planner.search.candidates import LayoutGroup, candidates, groups
 from utils.planner.search.choice import ERROR, Complexity, complexity, why_best
-from utils.planner.search.space import DEFAULT, Space, Task
+from utils.planner.search.space import DEFAULT, SearchSpace, SearchTask
 from utils.planner.setup import ClusterSetup
 
-__all__ = ["Plans", "Space", "candidates", "search"]
+__all__ = ["SearchResult", "SearchSpace", "candidates", "search"]
 
 OBJECTIVES = ("seconds", "bytes")
 Bounded = tuple[
@@ -44,7 +44,7 @@ Bounded = tuple[
 
 
 @dataclass(frozen=True)
-class Plans:
+class SearchResult:
     """What a search found.
 
     Attributes:
@@ -73,8 +73,8 @@ def search(
     cluster: Cluster,
     batch: Batch | list[Batch] | tuple[Batch, ...],
     objective: str = "seconds",
-    space: Space = DEFAULT,
-) -> Plans:
+    space: SearchSpace = DEFAULT,
+) -> SearchResult:
     """The best plan for a model, a cluster and a batch.
 
     Args:
@@ -92,14 +92,16 @@ def search(
     if not batches:
         raise ValueError("search needs a batch: Batch(sequences=512, sequence_length=4096).")
     for one in batches:
-        of_kind("search", cluster=(cluster, Cluster), batch=(one, Batch), space=(space, Space))
+        of_kind(
+            "search", cluster=(cluster, Cluster), batch=(one, Batch), space=(space, SearchSpace)
+        )
         one_of("objective", objective, OBJECTIVES)
-        found.append(_Search(Task(model, cluster, one, space)).answer(objective))
+        found.append(_Search(SearchTask(model, cluster, one, space)).answer(objective))
     return _best_of(found, objective)
 
 
-def _best_of(found: list[Plans], objective: str) -> Plans:
-    def worth(plans: Plans) -> tuple[float, float]:
+def _best_of(found: list[SearchResult], objective: str) -> SearchResult:
+    def worth(plans: SearchResult) -> tuple[float, float]:
         assert plans.best is not None
         speed, needed = -plans.best.tokens_per_second, plans.best.peak.needed_bytes
         return (speed, needed) if objective == "seconds" else (needed, speed)
@@ -110,7 +112,7 @@ def _best_of(found: list[Plans], objective: str) -> Plans:
 class _Search:
     """One search at work: branch and bound."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: SearchTask) -> None:
         self.task = task
         self.room = task.cluster.device.memory_bytes
         found = list(groups(task))
@@ -133,7 +135,7 @@ class _Search:
             if needed <= self.room and not self._beaten(seconds, needed):
                 self._add(self._estimate(setup), needed)
 
-    def answer(self, objective: str) -> Plans:
+    def answer(self, objective: str) -> SearchResult:
         """The plans found, and the one to take."""
         self._run()
         pareto, roomy = self.front.sorted(), self.roomy.sorted()
@@ -145,7 +147,7 @@ class _Search:
         elif roomy:
             best = roomy[-1]
         why = self._why(best, fastest, objective)
-        return Plans(best, pareto, closest, self.considered, len(self.known), fastest, why)
+        return SearchResult(best, pareto, closest, self.considered, len(self.known), fastest, why)
 
     def _why(self, best: Estimate | None, fastest: Estimate | None, objective: str) -> str:
         exact = f"Exact within {self.considered:,} plans: {self.task}."

@@ -16,7 +16,7 @@ LARGEST_CP = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Space:
+class SearchSpace:
     """Which choices a search combines; each tuple lists the values it tries.
 
     Attributes:
@@ -74,11 +74,11 @@ class Space:
         return tuple(size for size in sizes if model.num_experts % size == 0)
 
 
-DEFAULT = Space()
+DEFAULT = SearchSpace()
 
 
 @dataclass(frozen=True)
-class Task:
+class SearchTask:
     """What a search is asked.
 
     Attributes:
@@ -89,7 +89,7 @@ class Task:
     model: ModelShape
     cluster: Cluster
     batch: Batch
-    space: Space = DEFAULT
+    space: SearchSpace = DEFAULT
 
     def setup(self, plan: Plan) -> ClusterSetup:
         """A plan as an answer."""

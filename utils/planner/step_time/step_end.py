@@ -11,8 +11,8 @@ from utils.planner.step_time.collectives import (
     Group,
     all_gather_seconds,
     all_reduce_seconds,
+    bandwidth_in_training,
     broadcast_seconds,
-    in_training,
 )
 from utils.planner.step_time.kernels import memory_seconds
 from utils.planner.step_time.pass_seconds import BlockTime
@@ -90,7 +90,7 @@ def _update_seconds(setup: ClusterSetup, count: float) -> float:
     held = count / (plan.shard_group if plan.zero_stage >= 2 else 1)
     if plan.offload == "none":
         return memory_seconds(gpu, ADAM_BYTES * shard + CLIP_BYTES * held)
-    pcie = in_training(gpu.pcie)
+    pcie = bandwidth_in_training(gpu.pcie)
     there = shard * (rules.gradient_bytes + rules.gathered_bytes) / pcie
     on_host = shard * setup.cluster.gpus_per_node * HOST_ADAM_SECONDS
     streamed = 2 * setup.micro_batches * shard * rules.gathered_bytes / pcie

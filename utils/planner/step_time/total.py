@@ -19,7 +19,11 @@ from utils.planner.layout import Plan
 from utils.planner.setup import ClusterSetup, Setup
 from utils.planner.stages import Stage
 from utils.planner.step_time.block_time import block_times, head_time, loss_time
-from utils.planner.step_time.collectives import hops_across_nodes, in_training, send_seconds
+from utils.planner.step_time.collectives import (
+    bandwidth_in_training,
+    hops_across_nodes,
+    send_seconds,
+)
 from utils.planner.step_time.kernels import memory_seconds
 from utils.planner.step_time.pass_seconds import BlockTime
 from utils.planner.step_time.step_end import step_end
@@ -153,7 +157,7 @@ def _away_seconds(setup: ClusterSetup, stage: Stage) -> float:
         return 0.0
     some = stage.layers if plan.offload_layers is None else plan.offload_layers
     size = min(some, stage.layers) * setup.activations.kept[stage.kind]
-    return size / in_training(setup.gpu.pcie)
+    return size / bandwidth_in_training(setup.gpu.pcie)
 
 
 def launch_seconds(setup: Setup, stage: Stage) -> tuple[float, float]:
