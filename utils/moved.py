@@ -76,6 +76,7 @@ _OTHERS = {
     "utils.planner.saved": "utils.planner.saved_tensors",
     "utils.planner.scaling": f"{_LESSON}17.scaling",
     "utils.planner.scaling_fit": f"{_LESSON}17.scaling_fit",
+    "utils.planner.setup": "utils.planner.plan_context",
     "utils.planner.tensor_traffic": f"{_LESSON}12.tensor_traffic",
     "utils.ranks.hosts": f"{_LESSON}11.hosts",
     "utils.ranks.lines": "utils.ranks.printed_lines",

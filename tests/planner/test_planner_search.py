@@ -25,9 +25,9 @@ from utils.planner import (
     worst,
 )
 from utils.planner.memory import kind_memories
+from utils.planner.plan_context import PlanContext
 from utils.planner.search.bounds import least_bytes
 from utils.planner.search.choice import ERROR, complexity
-from utils.planner.setup import Setup
 from utils.units import GIB
 
 BIG = model_shape("megatron-175b")
@@ -106,7 +106,7 @@ def test_bounds_are_below_what_they_bound(index, space):
     cluster, batch = Cluster(gpu="A100-80GB", nodes=2), Batch(sequences=64, sequence_length=2048)
     plans = list(candidates(BIG, cluster, batch, space))
     plan = plans[index % len(plans)]
-    setup, fullest_stage = Setup(BIG, plan, batch), worst(memory(BIG, plan, batch))
+    setup, fullest_stage = PlanContext(BIG, plan, batch), worst(memory(BIG, plan, batch))
     assert least_bytes(setup) <= fullest_stage.needed_bytes
     assert worst(kind_memories(setup)).needed_bytes == fullest_stage.needed_bytes
 

@@ -28,8 +28,8 @@ from utils.planner import (
 )
 from utils.planner.adapters import adapter_parameters
 from utils.planner.flops import hardware_flops, model_flops
+from utils.planner.plan_context import ClusterPlanContext
 from utils.planner.schedules import run_schedule, schedule_actions
-from utils.planner.setup import ClusterSetup
 from utils.planner.step_time.kernels import (
     ceiling_flops_per_second,
     flash_flops_per_second,
@@ -170,7 +170,7 @@ def test_backward_hides_tensor_parallel_collectives_where_the_framework_does():
 
 def test_hidden_collectives_still_cost_a_share(monkeypatch):
     plan, cluster = Plan(dp=64, zero_stage=1), cluster_of(64)
-    setup = ClusterSetup(GPT, plan, BATCH, cluster)
+    setup = ClusterPlanContext(GPT, plan, BATCH, cluster)
     hidden = sum(data_parallel_seconds(setup, GPT.parameter_count))
     share = calibration.CONTENTION
     with_cost = step_time(GPT, cluster, plan, BATCH).data_parallel

@@ -316,7 +316,7 @@ for name, (machines, plan) in variants.items():
     row = estimate(asked, machines, plan, batch)
     ratio = row.step_seconds / by_rules.step_seconds
     print(f"{name:<24}{format_bytes(row.peak.needed_bytes):>10}{format_seconds(row.step_seconds):>10}{ratio:>27.2f}"
-          f"{ratio * late[plan.rules.name] / late['megatron']:>19.2f}")
+          f"{ratio * late[plan.conventions.name] / late['megatron']:>19.2f}")
 
 # %% [markdown]
 # **Read it.** Held to the slower of [FSDP's two published runs](https://arxiv.org/abs/2304.11277) ZeRO-3 loses to TP 8 x PP 8, to the

@@ -17,7 +17,7 @@ from utils.planner.cluster import Cluster
 from utils.planner.export.deepspeed import CLIP, learning_rate
 from utils.planner.export.precision import convention_notes, precision
 from utils.planner.layout import Plan
-from utils.planner.setup import ClusterSetup, Setup
+from utils.planner.plan_context import ClusterPlanContext, PlanContext
 from utils.planner.stages import stages
 
 LINE = 100  # characters
@@ -51,7 +51,7 @@ if __name__ == "__main__":
 '''
 
 
-def obstacle(setup: Setup) -> str | None:
+def obstacle(setup: PlanContext) -> str | None:
     """Why the course's `Transformer` cannot run this plan; None where it can."""
     model, plan, length = setup.model, setup.plan, setup.batch.sequence_length
     reasons = [
@@ -97,7 +97,7 @@ def chunk_blocks(model: ModelShape, plan: Plan) -> list[int]:
     return [model.layers // chunks] * chunks
 
 
-def training_script(setup: ClusterSetup) -> str | None:
+def training_script(setup: ClusterPlanContext) -> str | None:
     """The text of train.py; None where there is an `obstacle`."""
     if obstacle(setup):
         return None
@@ -126,7 +126,7 @@ def _imports(text: str) -> str:
     return "\n".join(["", *models, line])
 
 
-def _constants(setup: Setup) -> str:
+def _constants(setup: PlanContext) -> str:
     model, plan, batch = setup.model, setup.plan, setup.batch
     sizes = {
         "vocabulary": setup.vocabulary, "hidden": model.hidden,
@@ -249,7 +249,7 @@ def _keeps_scores(plan: Plan) -> bool:
     return plan.attention == "unfused" and plan.recompute != "selective"
 
 
-def script_notes(setup: ClusterSetup) -> list[str]:
+def script_notes(setup: ClusterPlanContext) -> list[str]:
     """What the script does otherwise than the plan says, or why there is none."""
     reason = obstacle(setup)
     if reason:
@@ -259,7 +259,7 @@ def script_notes(setup: ClusterSetup) -> list[str]:
     return notes + convention_notes("python", setup.plan)
 
 
-def _said_otherwise(setup: ClusterSetup) -> list[tuple[bool, str]]:
+def _said_otherwise(setup: ClusterPlanContext) -> list[tuple[bool, str]]:
     plan, vocabulary = setup.plan, setup.model.vocabulary
     kind, padded = precision(plan, setup.cluster), setup.vocabulary
     return [

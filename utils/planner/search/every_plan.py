@@ -22,6 +22,7 @@ from utils.planner.layout import Plan
 from utils.planner.memory import kind_memories
 from utils.planner.memory.host import node_host_bytes
 from utils.planner.memory.stage_memory import worst
+from utils.planner.plan_context import ClusterPlanContext
 from utils.planner.search.bounds import (
     Front,
     alike,
@@ -33,13 +34,12 @@ from utils.planner.search.bounds import (
 from utils.planner.search.candidates import LayoutGroup, candidates, groups
 from utils.planner.search.choice import ERROR, Complexity, complexity, why_best
 from utils.planner.search.space import DEFAULT, SearchSpace, SearchTask
-from utils.planner.setup import ClusterSetup
 
 __all__ = ["SearchResult", "SearchSpace", "candidates", "search"]
 
 OBJECTIVES = ("seconds", "bytes")
 Bounded = tuple[
-    float, ClusterSetup, LayoutGroup
+    float, ClusterPlanContext, LayoutGroup
 ]  # the least seconds of a group's plans, and its setup
 
 
@@ -176,7 +176,7 @@ class _Search:
 
     def _simpler(
         self, fastest: Estimate, limit: float
-    ) -> list[tuple[Complexity, float, ClusterSetup]]:
+    ) -> list[tuple[Complexity, float, ClusterPlanContext]]:
         """Setups simpler than the fastest that may be within the limit: complexity, bound, setup."""
         most = complexity(fastest.plan)
         near = itertools.takewhile(lambda row: row[0] <= limit, self.fastest_first)
@@ -202,19 +202,19 @@ class _Search:
         if not found.tight:
             self.roomy.add(found, needed)
 
-    def _needed_bytes(self, setup: ClusterSetup) -> float:
+    def _needed_bytes(self, setup: ClusterPlanContext) -> float:
         """Of the fullest GPU; without end where the host has no room for what is offloaded."""
         rows = kind_memories(setup)
         on_host = node_host_bytes(setup.cluster, rows)
         over = on_host > setup.cluster.host_bytes_per_node
         return math.inf if over else worst(rows).needed_bytes
 
-    def _estimate(self, setup: ClusterSetup) -> Estimate:
+    def _estimate(self, setup: ClusterPlanContext) -> Estimate:
         if setup.plan not in self.known:
             self.known[setup.plan] = estimated(setup)
         return self.known[setup.plan]
 
-    def _least_bytes(self, setup: ClusterSetup) -> float:
+    def _least_bytes(self, setup: ClusterPlanContext) -> float:
         key = same_states(setup.model, setup.plan)
         if key not in self.lasting:
             self.lasting[key] = least_bytes(setup)
@@ -222,7 +222,7 @@ class _Search:
 
     def _closest(self) -> tuple[Estimate, ...]:
         """The plans that lack least, three of different layouts."""
-        least: dict[tuple[int, int, int], tuple[float, ClusterSetup]] = {}
+        least: dict[tuple[int, int, int], tuple[float, ClusterPlanContext]] = {}
         for _, setup in _setups(self.rows):
             plan, needed = setup.plan, self._needed_bytes(setup)
             layout = plan.tp, plan.pp, plan.cp
@@ -232,7 +232,7 @@ class _Search:
         return tuple(self._estimate(setup) for _, setup in nearest)
 
 
-def _setups(rows: Iterable[Bounded]) -> Iterator[tuple[float, ClusterSetup]]:
+def _setups(rows: Iterable[Bounded]) -> Iterator[tuple[float, ClusterPlanContext]]:
     """Every plan of some groups, with its least seconds."""
     for seconds, setup, group in rows:
         for variant in group.variants:

@@ -9,7 +9,7 @@ from utils.planner.batch import Batch
 from utils.planner.cluster import Cluster
 from utils.planner.conventions import Framework
 from utils.planner.layout import Plan
-from utils.planner.setup import ClusterSetup
+from utils.planner.plan_context import ClusterPlanContext
 
 LONG_SEQUENCE = 16_384  # tokens from which context parallelism is tried unasked
 LARGEST_CP = 16
@@ -91,9 +91,9 @@ class SearchTask:
     batch: Batch
     space: SearchSpace = DEFAULT
 
-    def setup(self, plan: Plan) -> ClusterSetup:
+    def setup(self, plan: Plan) -> ClusterPlanContext:
         """A plan as an answer."""
-        return ClusterSetup(self.model, plan, self.batch, self.cluster)
+        return ClusterPlanContext(self.model, plan, self.batch, self.cluster)
 
     @property
     def largest_tp(self) -> int:

@@ -108,7 +108,7 @@ def slower_on_ethernet(case: HalfTheCards, plan: Plan) -> float:
 
 def _verdict(case: HalfTheCards, answer: Mapping[str, Any]) -> Verdict:
     plan = answer["plan"]
-    if plan.lora is not None or plan.rules.name != "megatron":
+    if plan.lora is not None or plan.conventions.name != "megatron":
         return not_yet("every parameter trains, and framework is left as it is")
     found = estimated(case.model, case.cluster, plan, case.batch, "the plan")
     if isinstance(found, Verdict):
