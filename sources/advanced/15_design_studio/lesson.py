@@ -48,7 +48,7 @@ from utils.lessons.lesson_15.review import review
 from utils.lessons.lesson_15.studio import studio
 from utils.lessons.lesson_15.ways_out import draw_ways_out
 from utils.lessons.lesson_15.whole_runs import WholeRun, whole_runs
-from utils.planner import Space, plan_name
+from utils.planner import SearchSpace, plan_name
 from utils.planner.estimate import SECONDS_INTERVAL
 from utils.planner.flops import hardware_flops, model_flops
 from utils.planner.goodput import checkpoint_bytes
@@ -316,7 +316,7 @@ for name, (machines, plan) in variants.items():
     row = estimate(asked, machines, plan, batch)
     ratio = row.step_seconds / by_rules.step_seconds
     print(f"{name:<24}{format_bytes(row.peak.needed_bytes):>10}{format_seconds(row.step_seconds):>10}{ratio:>27.2f}"
-          f"{ratio * late[plan.rules.name] / late['megatron']:>19.2f}")
+          f"{ratio * late[plan.conventions.name] / late['megatron']:>19.2f}")
 
 # %% [markdown]
 # **Read it.** Held to the slower of [FSDP's two published runs](https://arxiv.org/abs/2304.11277) ZeRO-3 loses to TP 8 x PP 8, to the
@@ -487,7 +487,7 @@ half = replace(cluster, nodes=4)
 tight = search(larger, half, batch)
 print(f"18 bytes x 175B over 32: {18 * larger.parameter_count / 32 / 1e9:.0f} GB. The nearest, {plan_name(tight.closest[0])}:")
 print(wrapped(why_it_does_not_fit(tight.closest[0])))
-roomy = search(larger, half, batch, space=Space(offload=("none", "optimizer"))).best
+roomy = search(larger, half, batch, space=SearchSpace(offload=("none", "optimizer"))).best
 print(compare_plans([roomy]))
 print(f"fp32 copy, moments, gradients on the host: {format_bytes(roomy.host_bytes)} a node of {format_bytes(half.host_bytes_per_node)}")
 plans = {"the best": roomy.plan, "TP 16 leaves the node": replace(roomy.plan, tp=16, pp=2),

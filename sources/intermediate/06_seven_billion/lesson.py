@@ -45,7 +45,7 @@ import torch
 from torch import nn
 
 from evidence.recorded import recorded_fine_tunes
-from utils import GB, Evidence, compare, computes, draw_breakdown, format_bytes, llama_config, load_base, measure, model_shape
+from utils import GB, Evidence, compare, has_native_dtype, draw_breakdown, format_bytes, llama_config, load_base, measure, model_shape
 from utils import predicted, prepare_ranks, run_ranks, score, scoreboard, scratch_folder, show, text_batches, text_tokens
 from utils.data import docstring_pairs
 from utils.models.finetune import finetune_step
@@ -374,7 +374,7 @@ def merge(base, adapter, output):
 # `Trainer` runs in a process of its own, as it will at work:
 
 # %% jupyter={"source_hidden": true}
-TRAINED_IN = torch.bfloat16 if computes("cpu", torch.bfloat16) else torch.float32  # emulated, it is many times slower
+TRAINED_IN = torch.bfloat16 if has_native_dtype("cpu", torch.bfloat16) else torch.float32  # emulated, it is many times slower
 
 
 def on_rank():

@@ -49,10 +49,10 @@ from torch.nn.parallel import DistributedDataParallel
 from utils import GB, Batch, Cluster, Transformer, TransformerConfig, check
 from utils import estimate, export, run_ranks, show, simulate, traffic
 from utils.catalog import ModelShape
-from utils.memory import held, phase
+from utils.memory import reachable_storages, phase
 from utils.planner import framework
 from utils.techniques.deepspeed import deepspeed_problem, load_deepspeed
-from utils.techniques.fsdp import shard
+from utils.techniques.fsdp import shard_blocks
 from utils.techniques.zero import note_states, zero_config, zero_engine
 from evidence.validation import foundry
 from utils.lessons.lesson_09.over_phases import PHASES, draw_gradients, draw_overlap
@@ -171,7 +171,7 @@ def by_hand(sharded, planted=1):
             p.grad *= planted  # 4: a sum over the ranks in place of a mean
         optimizer.step()
         losses.append(loss.item())
-    kept_bytes = sum(row.bytes for row in held(optimizer=optimizer, model=tower))
+    kept_bytes = sum(row.bytes for row in reachable_storages(optimizer=optimizer, model=tower))
     return losses, kept_bytes, [(row.collective, row.calls) for row in sent.rows]
 
 
@@ -192,7 +192,7 @@ assert apart < 1e-12 < planted, "another model is trained: is every gradient a m
 # ## 3. The same model, five ways
 #
 # DDP keeps fp32 parameters and gradients (4 + 4 + 8 bytes, the same 16) and computes under autocast. FSDP2 keeps fp32 shards, which are parameter and master in
-# one, gathers each block in bf16 before it runs, and frees it after. `shard` is `fully_shard` on each block and on the
+# one, gathers each block in bf16 before it runs, and frees it after. `shard_blocks` is `fully_shard` on each block and on the
 # whole, with gradients reduced in fp32.
 
 # %%
@@ -202,7 +202,7 @@ def ddp(name, size, **settings):
 
 
 def fsdp(name, size, **settings):
-    model = shard(fresh_model(size, PLACE), precision="bf16", **settings)
+    model = shard_blocks(fresh_model(size, PLACE), precision="bf16", **settings)
     return plain(model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True))
 
 
