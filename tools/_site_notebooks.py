@@ -72,7 +72,12 @@ def _fold(cell: NotebookNode) -> None:
 
 def prose(text: str) -> str:
     """Markdown whose links to headings are Sphinx's, and without badges."""
-    return _ANCHOR.sub(lambda m: f"{m[1]}#{slug(m[2])}", _BADGES.sub("", text))
+    return anchored(_BADGES.sub("", text))
+
+
+def anchored(text: str) -> str:
+    """Markdown whose links to headings are Sphinx's."""
+    return _ANCHOR.sub(lambda m: f"{m[1]}#{slug(m[2])}", text)
 
 
 def slug(anchor: str) -> str:

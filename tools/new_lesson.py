@@ -21,7 +21,7 @@ USAGE = 'Write: python tools/new_lesson.py NUMBER TIER TITLE, such as 21 advance
 GO_ON = """{folder}/ is made. Give README.md's table of lessons its row:
 
 | [{number} {title}](notebooks/{tier}/{name}.ipynb) <!-- badges: notebooks/{tier}/{name}.ipynb --><!-- /badges --> \
-| 60 | 45 | any laptop | TODO |
+| 60 | 45 | TODO |
 
 Then write, build and test, as often as you like:
 

@@ -12,21 +12,31 @@ import argparse
 import csv
 import io
 import math
-import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-import nbformat
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from _handed_in import (  # noqa: E402
+    Unusable,
+    handed_in,
+    learner_of,
+    named_inside,
+    printed,
+    read,
+    read_notebook,
+    same,
+)
+
 from utils.files import write_whole  # noqa: E402
-from utils.labs.scoreboard import Row, ScoreboardError, read_rows  # noqa: E402
+from utils.labs.scoreboard import CHECKED, Row  # noqa: E402
+from utils.labs.verdict import Status  # noqa: E402
 from utils.lessons.lesson_99.hand_ins import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     Examined,
     HandInError,
@@ -35,11 +45,9 @@ from utils.lessons.lesson_99.hand_ins import (  # noqa: E402  # pyright: ignore[
 )
 
 HEAD = ("learner", "lesson", "what", "peak_bytes", "step_seconds", "evidence", "result", "at")
-MOST_BYTES = 10**6  # a scoreboard of the whole course has some 20 kB
-MOST_NOTEBOOK_BYTES = 10**8  # with pictures of every cell
-MOST_AMOUNT = 2.0**63  # bytes or seconds; none of a real run comes near
-# With one of these in front, a spreadsheet takes a text for a formula.
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# With one of these in front, a spreadsheet takes a text for a formula; the last four are wide forms.
+FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+CORRECT = str(Status.CORRECT)
 RE_CHECKED = "re-checked"
 
 
@@ -52,124 +60,64 @@ class Entry:
     result: str = ""
 
 
-class Unusable(Exception):
-    """A file that was handed in and cannot be used; the text says why."""
-
-
-def learner_of(file: Path, folder: Path) -> str:
-    """Whose a file is: the first folder below `folder`, else the file's own name."""
-    parts = file.relative_to(folder).parts
-    name = parts[0] if len(parts) > 1 else file.stem
-    return os.fsencode(name).decode("utf-8", "replace")  # a name may hold bytes that are no text
-
-
-def handed_in(folder: Path) -> tuple[list[Path], list[str]]:
-    """The scoreboards and notebooks below a folder, and a sentence for each folder that is closed."""
-    files, problems = [], []
-
-    def closed(error: OSError) -> None:
-        problems.append(f"{error.filename} was left out: {error.strerror}.")
-
-    for place, folders, names in os.walk(folder, onerror=closed):
-        folders[:] = sorted(name for name in folders if name != ".ipynb_checkpoints")
-        files += [Path(place, name) for name in names if name.endswith((".json", ".ipynb"))]
-    return sorted(files), problems
-
-
 def collect(folder: Path) -> tuple[list[Entry], list[str]]:
-    """Every learner's rows, and a sentence for each file that cannot be used."""
+    """Every learner's rows, and a sentence for each file that cannot be used or is to be asked about."""
     entries: list[Entry] = []
     files, problems = handed_in(folder)
+    everyone = {same(learner_of(file, folder)) for file in files}
     seen: dict[tuple[str, str], str] = {}
     for file in files:
-        learner, name = learner_of(file, folder), file.relative_to(folder).as_posix()
+        learner, name = learner_of(file, folder), printed(file.relative_to(folder).as_posix())
+        key = same(learner), file.suffix.lower()
         try:
-            found = entries_of(file, learner)
-            if found and (learner, file.suffix) in seen:
-                first = seen[learner, file.suffix]
-                raise Unusable(f"{learner} has {first} already; keep one of the two")
+            found, others = entries_of(file, learner)
+            if found and key in seen:
+                raise Unusable(f"{printed(learner)} has {seen[key]} already; keep one of the two")
         except Unusable as reason:
             problems.append(f"{name} was left out: {reason}.")
             continue
         if found:
-            seen[learner, file.suffix] = name
+            seen[key] = name
         entries += found
-    return entries, problems
+        problems += [
+            f"{name} is in the table as {printed(learner)}'s, and names {printed(other)} inside: ask whose it is."
+            for other in sorted(others)
+            if same(other) in everyone - {same(learner)}
+        ]
+    return entries, [*problems, *overclaimed(entries)]
 
 
-def entries_of(file: Path, learner: str) -> list[Entry]:
-    """The lines of one file; none for a notebook that is not lab 99's.
+def entries_of(file: Path, learner: str) -> tuple[list[Entry], set[str]]:
+    """The lines of one file, and who is named in it; no lines for a notebook that is not lab 99's.
 
     Raises:
         Unusable: it is damaged, or none of the course's.
     """
-    if file.suffix == ".json":
-        return [Entry(learner, row, result_of(row.verdict, row.score)) for row in read(file)]
+    if file.suffix.lower() == ".json":
+        rows = read(file)
+        return [Entry(learner, row, result_of(row.verdict, row.score)) for row in rows], set()
     notebook = read_notebook(file)
-    return re_checked(notebook, learner) if is_capstone(notebook) else []
+    if not is_capstone(notebook):
+        return [], set()
+    return re_checked(notebook, learner), named_inside(notebook)
 
 
-def read(file: Path) -> list[Row]:
-    """The rows of a scoreboard.
-
-    Raises:
-        Unusable: it is damaged, or none of the course's.
-    """
-    none = "it is no scoreboard of the course; ask for my_labs/scoreboard.json"
-    check_file(file, MOST_BYTES, "a scoreboard has some kB")
-    try:
-        rows = read_rows(file)
-    except ScoreboardError as error:
-        cause = error.__cause__
-        reason = (
-            f"{cause.strerror}; ask for my_labs/scoreboard.json"
-            if isinstance(cause, OSError)
-            else none
+def overclaimed(entries: Sequence[Entry]) -> Iterator[str]:
+    """A sentence for each learner whose scoreboard says more of lab 99 than its checks say once more."""
+    again: dict[tuple[str, str], set[bool]] = {}
+    for entry in (entry for entry in entries if entry.row.evidence == RE_CHECKED):
+        case = same(entry.learner), entry.row.what.partition(", seed ")[0]
+        again.setdefault(case, set()).add(entry.result.startswith(CORRECT))
+    claimed: dict[str, list[str]] = {}
+    for entry in (entry for entry in entries if entry.row.evidence == CHECKED):
+        case = same(entry.learner), entry.row.what
+        if entry.row.lesson == "99" and entry.row.verdict == CORRECT and again.get(case) == {False}:
+            claimed.setdefault(entry.learner, []).append(entry.row.what)
+    for learner, cases in claimed.items():
+        yield (
+            f"{printed(learner)}'s scoreboard says {CORRECT} of {', '.join(sorted(cases))} in lab 99, and "
+            "the answer that was handed in, checked again, is not: the row re-checked counts."
         )
-        raise Unusable(reason) from error
-    except RecursionError as error:
-        raise Unusable(none) from error
-    for row in rows:
-        if not all(map(is_amount, (row.peak_bytes, row.step_seconds))):
-            raise Unusable(f"the row {row.what!r} of lesson {row.lesson!r} holds no amount")
-        said = row.lesson, row.what, row.evidence, row.verdict, row.score, row.at
-        if not all(map(is_text, said)):
-            raise Unusable(f"the row {row.what!r} of lesson {row.lesson!r} holds half a letter")
-    if not rows:
-        raise Unusable("it has no rows yet")
-    return rows
-
-
-def read_notebook(file: Path) -> NotebookNode:
-    """A notebook.
-
-    Raises:
-        Unusable: it is none.
-    """
-    check_file(file, MOST_NOTEBOOK_BYTES, "a notebook of the course has less")
-    try:
-        return nbformat.read(file, as_version=4)
-    except OSError as error:
-        raise Unusable(str(error.strerror)) from error
-    except Exception as error:  # nbformat says in many classes that a text is no notebook
-        raise Unusable("it is no notebook; ask for my_labs/advanced/99_capstone.ipynb") from error
-
-
-def check_file(file: Path, most_bytes: int, why: str) -> None:
-    """Refuse what cannot be read to its end: a dangling link, a pipe, a file without end.
-
-    Raises:
-        Unusable: it is such a one.
-    """
-    try:
-        size = file.stat().st_size
-    except OSError as error:
-        what = "a link that leads nowhere" if file.is_symlink() else error.strerror
-        raise Unusable(str(what)) from error
-    if not file.is_file():
-        raise Unusable("it is no file")
-    if size > most_bytes:
-        raise Unusable(f"it has over {most_bytes // 10**6} MB, and {why}")
 
 
 def re_checked(notebook: NotebookNode, learner: str) -> list[Entry]:
@@ -178,7 +126,7 @@ def re_checked(notebook: NotebookNode, learner: str) -> list[Entry]:
     Raises:
         Unusable: it cannot be examined.
     """
-    print(f"checking {learner}'s answers to lab 99 ...", flush=True)
+    print(f"checking {printed(learner)}'s answers to lab 99 ...", flush=True)
     try:
         return [entry_of(learner, found) for found in examine(notebook)]
     except HandInError as error:
@@ -196,25 +144,12 @@ def result_of(verdict: str, score: str) -> str:
     return ": ".join(filter(None, [verdict, score]))
 
 
-def is_amount(number: float | None) -> bool:
-    """Whether a number can be bytes or seconds; None stands for none."""
-    return number is None or (not isinstance(number, bool) and 0 <= number < MOST_AMOUNT)
-
-
-def is_text(text: str) -> bool:
-    """Whether a file can hold it: JSON can name half of a letter, which none can."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def write(entries: Iterable[Entry], target: TextIO) -> None:
     """Write the CSV, ordered by lesson, what was done, and bytes: the leanest first."""
 
     def place(entry: Entry) -> tuple[str, str, float]:
-        return entry.row.lesson, entry.row.what, entry.row.peak_bytes or math.inf
+        peak = entry.row.peak_bytes
+        return entry.row.lesson, entry.row.what, math.inf if peak is None else peak
 
     table = csv.writer(target, lineterminator="\n")
     table.writerow(HEAD)

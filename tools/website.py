@@ -19,7 +19,7 @@ from pathlib import Path
 import nbformat
 from _notebook import Target, targets
 from _site_icons import use_few_icons
-from _site_notebooks import Figures, page
+from _site_notebooks import Figures, anchored, page
 from _site_search import scorer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,7 +129,7 @@ def contents(caption: str, paths: Iterable[str], hidden: bool = True) -> str:
 def on_site(text: str) -> str:
     """Markdown of the repository with links to what the site has."""
     text = _COMMENT.sub("", text)
-    text = re.sub(r"\]\((labs|solutions)\)", r"](\1/index.md)", text)
+    text = re.sub(r"\]\((labs|solutions)\)", r"](\1/index.md)", anchored(text))
     return _NOT_A_PAGE.sub(r"\1", text)
 
 

@@ -48,7 +48,9 @@ _MARK = re.compile(r"<!-- sections: (?P<path>\S+) -->.*?<!-- /sections -->", re.
 _SUMMARY = re.compile(r"<!-- lessons -->.*?<!-- /lessons -->", re.DOTALL)
 _TOGETHER = re.compile(r"<!-- together -->.*?<!-- /together -->", re.DOTALL)
 _README_ROW = re.compile(r"^\| \[[^\]]*\]\((?P<path>notebooks/\S+)\).*$", re.MULTILINE)
-_BEYOND = re.compile(r"; beyond Binder's \d GB")
+# What stands in italics behind a lesson's name in the README: "WSL2, 1 GB+".
+_README_MARKS = re.compile(r"(?<=-->)(?: \*(?P<marks>[^*|]+)\*)?(?= \|)")
+_BINDER_MARK = re.compile(r"\d GB\+")
 _HEADING = re.compile(r"^## (?P<title>.+)$", re.MULTILINE)
 
 
@@ -313,11 +315,16 @@ def beyond_binder(text: str, measured: dict) -> str:
         if taken is None:
             return match[0]
         limit = 2 if taken > BINDER_MOST_BYTES else 1 if taken > BINDER_BYTES else 0
-        cells = _BEYOND.sub("", match[0]).split(" | ")
-        cells[-2] += f"; beyond Binder's {limit} GB" if limit else ""
-        return " | ".join(cells)
+        return _README_MARKS.sub(lambda found: _marked(found["marks"] or "", limit), match[0], 1)
 
     return _README_ROW.sub(row, text)
+
+
+def _marked(marks: str, limit_gb: int) -> str:
+    """The marks of a lesson with the limit of Binder's that it passes; 0 for none."""
+    others = [mark for mark in marks.split(", ") if mark and not _BINDER_MARK.fullmatch(mark)]
+    told = ", ".join([*others, *[f"{limit_gb} GB+"] * bool(limit_gb)])
+    return f" *{told}*" if told else ""
 
 
 def outdated(root: Path) -> dict[Path, str]:

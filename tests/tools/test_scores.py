@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -12,30 +11,13 @@ from pathlib import Path
 import capstone_cases
 import nbformat
 import pytest
+from score_cases import hand_in, row
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
+import _handed_in  # noqa: E402
 import scores  # noqa: E402
-
-
-def row(what: str = "leanest", peak_bytes: object = 100, **more: object) -> dict[str, object]:
-    """A row as a scoreboard keeps it."""
-    return {
-        "lesson": "01",
-        "what": what,
-        "peak_bytes": peak_bytes,
-        "step_seconds": None,
-        "evidence": "measured",
-        **more,
-    }
-
-
-def hand_in(folder: Path, name: str, content: object) -> None:
-    """Put a learner's file into the folder."""
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    text = content if isinstance(content, str) else json.dumps(content)
-    (folder / name).write_text(text, encoding="utf-8")
 
 
 def test_a_class_becomes_one_table_with_the_leanest_first(
@@ -83,6 +65,11 @@ def test_what_checks_said_is_a_row_for_each_learner_and_exercise(tmp_path: Path)
         ([row(extra=1)], "it is no scoreboard of the course"),
         ("[" * 100_000, "it is no scoreboard of the course"),
         ([row(verdict=3)], "it is no scoreboard of the course"),
+        ([row(verdict="correct")], "is a measurement with a verdict"),
+        ([row(evidence="re-checked")], "claims to be 're-checked', which no scoreboard says"),
+        ([row(evidence="checked", verdict="perfect")], "has the verdict 'perfect'"),
+        ([row(evidence="checked", verdict="correct")], "is of no exercise of the course"),
+        ([row(), row(peak_bytes=1)], "stands there twice"),
         ([row(score="\ud800")], "holds half a letter"),
         ([row(peak_bytes=-1)], "the row 'leanest' of lesson '01' holds no amount"),
         ([row(peak_bytes=float("nan"))], "holds no amount"),
@@ -91,7 +78,7 @@ def test_what_checks_said_is_a_row_for_each_learner_and_exercise(tmp_path: Path)
         ([row(what="\ud800")], "holds half a letter"),
         ([row(evidence="\udfff")], "holds half a letter"),
         ([], "it has no rows yet"),
-        ("x" * (scores.MOST_BYTES + 1), "it has over 1 MB"),
+        ("x" * (_handed_in.MOST_BYTES + 1), "it has over 1 MB"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_and_the_rest_goes_on(

@@ -84,9 +84,18 @@ def test_what_a_lesson_says_of_binder_is_what_the_readme_says() -> None:
         opening = nbformat.read(ROOT / path, as_version=4).cells[0].source
         row = next((line for line in readme.splitlines() if f"]({path})" in line), "")
         assert row, f"README.md: add a row that links {path} to the table of lessons"
-        of_lesson, of_readme = (re.findall(r"[^;|]*Binder[^;|]*", text) for text in (opening, row))
-        said = [words.strip() for words in of_lesson]
-        assert said == [words.strip() for words in of_readme], f"{path} says {said}: {row[-120:]}"
+        said = re.findall(r"beyond Binder's (\d GB)", opening)
+        assert said == re.findall(r"(\d GB)\+[,*]", row), f"{path} says {said}: {row[:160]}"
+
+
+def test_the_readme_marks_the_lessons_that_need_wsl2_on_windows() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "Any laptop will do." in readme
+    for path in workshop.lessons(ROOT):
+        opening = nbformat.read(ROOT / path, as_version=4).cells[0].source
+        rows = (line for line in readme.splitlines() if line.startswith("| ["))
+        row = next((line for line in rows if f"]({path})" in line), "")
+        assert ("WSL2" in row) >= ("WSL2" in opening), f"README.md: mark {path} with *WSL2*"
 
 
 def test_measured_minutes_name_their_machine() -> None:
@@ -122,24 +131,27 @@ def test_reading_is_counted_and_running_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("taken", "told"),
-    [
-        (9 * 10**8, "any laptop"),
-        (12 * 10**8, "any laptop; beyond Binder's 1 GB"),
-        (26 * 10**8, "any laptop; beyond Binder's 2 GB"),
-    ],
+    ("taken", "told"), [(9 * 10**8, ""), (12 * 10**8, "1 GB+"), (26 * 10**8, "2 GB+")]
 )
-def test_the_readmes_row_says_how_a_lesson_stands_to_binder(taken: int, told: str) -> None:
-    row = "| [01 A](notebooks/a.ipynb) | 5 |  | {} | do it |\n| [02 B](notebooks/b.ipynb) | 5 |  | {} | do it |\n"
-    text = row.format("any laptop; beyond Binder's 1 GB", "any laptop; beyond Binder's 1 GB")
-    measured = {"lessons": {"notebooks/a.ipynb": {"peak_bytes": taken}}}
-    assert workshop.beyond_binder(text, measured) == row.format(
-        told, "any laptop; beyond Binder's 1 GB"
-    ), "only the measured row is written anew"
-    small = {"cpu_build": {"notebooks/a.ipynb": {"peak_bytes": 9 * 10**8}}}
-    assert workshop.beyond_binder(text, measured | small) == row.format(
-        "any laptop", "any laptop; beyond Binder's 1 GB"
-    ), "Binder installs the CPU build: its memory counts"
+@pytest.mark.parametrize("before", ["", "1 GB+", "2 GB+"])
+@pytest.mark.parametrize("other", ["", "WSL2"])
+def test_the_readmes_row_says_how_a_lesson_stands_to_binder(
+    taken: int, told: str, before: str, other: str
+) -> None:
+    def text(*marks: str) -> str:
+        shown = [f" *{', '.join(filter(None, pair))}*" if any(pair) else "" for pair in
+                 ((other, mark) for mark in marks)]  # fmt: skip
+        return "".join(
+            f"| [0{i} A](notebooks/{i}.ipynb) <!-- badges: x --><!-- /badges -->{mark} | 5 |  | do it |\n"
+            for i, mark in enumerate(shown)
+        )
+
+    measured = {"lessons": {"notebooks/0.ipynb": {"peak_bytes": taken}}}
+    new = workshop.beyond_binder(text(before, "1 GB+"), measured)
+    assert new == text(told, "1 GB+"), "only the measured row is written anew"
+    small = {"cpu_build": {"notebooks/0.ipynb": {"peak_bytes": 9 * 10**8}}}
+    new = workshop.beyond_binder(text(before, "1 GB+"), measured | small)
+    assert new == text("", "1 GB+"), "Binder installs the CPU build: its memory counts"
 
 
 def test_a_cpu_build_is_kept_beside_the_rest(
