@@ -37,15 +37,18 @@ def add_adapters(model: nn.Module, rank: int, targets: str | Sequence[str]) -> A
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names))  # pyright: ignore[reportArgumentType]
 
 
-def shard(model: Any) -> None:
-    """FSDP2 over all ranks, block by block, in place."""
-    from torch.distributed.fsdp import fully_shard
+def shard(model: Any, offload: bool = False) -> None:
+    """FSDP2 over all ranks, block by block, in place; its shards in host memory with `offload`."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+    pinned = torch.cuda.is_available()  # else there is no card to copy to
+    policy = CPUOffloadPolicy(pin_memory=pinned) if offload else OffloadPolicy()
 
     for part in model.modules():
         if isinstance(part, nn.ModuleList) and len(part) > 1:
             for block in part:
-                fully_shard(block)
-    fully_shard(model)
+                fully_shard(block, offload_policy=policy)
+    fully_shard(model, offload_policy=policy)
 
 
 def autocast_forward(model: Any, device: str, dtype: torch.dtype) -> None:
