@@ -23,10 +23,11 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LEARNING_RATE = 1e-4
 BEHIND_PREFETCH = 4  # layers: FSDP2 gathers ahead, so that the steps of fewer are no repetitions
 POSITIONS = ("position_embeddings", "wpe", "embed_positions")  # BERT's, GPT-2's, OPT's
-# T5's stacks, Whisper's and BART's; all of them have the first name for one of the others.
-ENCODER_DECODER = (
-    "num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers",
-)  # fmt: skip
+SHARED_BIAS = (
+    "relative_attention_num_buckets"  # T5's: its first block computes it for all the others
+)
+# Whisper's stacks and BART's; the first name is there too, and stands for one of the others.
+ENCODER_DECODER = ("num_hidden_layers", "encoder_layers", "decoder_layers")
 HEADS = ("lm_head", "score", "classifier")  # what transformers leaves out when it packs
 
 
@@ -51,7 +52,8 @@ def depths(config: PreTrainedConfig, recipe: Recipe) -> Depths:
     """
     stacks = _stacks(config)
     layers = max(stacks.values(), default=0)
-    if config.get_text_config() is not config or not layers or min(stacks.values()) < layers:
+    is_one = config.get_text_config() is config and not hasattr(config, SHARED_BIAS)
+    if not is_one or not layers or min(stacks.values()) < layers:
         return Depths(layers, None)
     kinds = _period(list(getattr(config, "layer_types", None) or []))
     period = lcm(kinds, recipe.checkpointing or 1, recipe.spared or 1)
