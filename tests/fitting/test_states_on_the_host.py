@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 from utils.catalog import device
 from utils.fitting import Recipe, Trials, building, model_config
@@ -21,6 +21,7 @@ from utils.units import Category
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries' own
 CARD = "RTX 4090"
+IN_16_BITS = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
 BASE = Recipe(method="full", tokens=128, micro_batch=2)
 
 
@@ -30,8 +31,8 @@ def by_hand(config: Any, cards: int) -> Measurement:
     def build() -> tuple[Any, Any]:
         model: Any = hf.AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
         for block in model.model.layers:
-            fully_shard(block, offload_policy=CPUOffloadPolicy())
-        fully_shard(model, offload_policy=CPUOffloadPolicy())
+            fully_shard(block, mp_policy=IN_16_BITS, offload_policy=CPUOffloadPolicy())
+        fully_shard(model, mp_policy=IN_16_BITS, offload_policy=CPUOffloadPolicy())
         return model, torch.optim.AdamW(model.parameters(), fused=True)
 
     def step(model: Any, optimizer: Any) -> None:

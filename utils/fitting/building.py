@@ -116,7 +116,8 @@ def build(auto: type, config: PreTrainedConfig, recipe: Recipe) -> tuple[nn.Modu
     if recipe.is_frozen:
         model = program.add_adapters(model, recipe.rank, recipe.targets)
     if recipe.is_sharded:
-        program.shard(model, recipe.offload_states)
+        gathered = DTYPES[recipe.autocast] if recipe.autocast else None
+        program.shard(model, gathered, recipe.offload_states)
     if recipe.autocast:
         program.autocast_forward(model, "cuda", DTYPES[recipe.autocast])
     model.train()

@@ -215,16 +215,22 @@ def _sharing(recipe: Recipe, cards: int) -> Iterator[Cure]:
         yield Cure(
             "states to the host (FSDP2)",
             {"offload_states": True},
-            "fully_shard(block, offload_policy=CPUOffloadPolicy()), for each block and the model",
+            f"shard(model{_gathered(recipe)}, offload=True), or CPUOffloadPolicy() for each fully_shard",
             "weights cross PCIe in each pass; the CPU steps, in pinned memory",
         )
     if recipe.cards == 1 and cards > 1 and shardable:
         yield Cure(
             f"FSDP2 over {cards} cards",
             {"cards": cards},
-            f"shard(model), under torchrun --nproc-per-node {cards}",
+            f"shard(model{_gathered(recipe)}), under torchrun --nproc-per-node {cards}",
             f"{cards} cards; weights cross their link in each pass",
         )
+
+
+def _gathered(recipe: Recipe) -> str:
+    """The second argument of the script's `shard`, as it is written."""
+    names = {"bf16": ", torch.bfloat16", "fp16": ", torch.float16"}
+    return names[recipe.autocast] if recipe.autocast else ""
 
 
 def _leaves_to_the_host(recipe: Recipe) -> bool:

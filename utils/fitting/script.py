@@ -155,7 +155,8 @@ def _make(recipe: Recipe, auto: type) -> Iterator[str]:
         targets = recipe.targets if isinstance(recipe.targets, str) else list(recipe.targets)
         yield f"    model = add_adapters(model, rank={recipe.rank}, targets={targets!r})"
     if recipe.is_sharded:
-        yield f"    shard(model{', offload=True' * recipe.offload_states})"
+        gathered = f", {weights[recipe.autocast]}" if recipe.autocast else ""
+        yield f"    shard(model{gathered}{', offload=True' * recipe.offload_states})"
     if recipe.autocast:
         yield f"    autocast_forward(model, device.partition(':')[0], {weights[recipe.autocast]})"
     yield "    model.train()"
