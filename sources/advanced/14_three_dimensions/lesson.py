@@ -322,8 +322,8 @@ check("14.which_bug", which_bug)
 # %% [markdown]
 # ## 4. Real size: the memory of every stage
 #
-# 175 billion parameters on 64 GPUs of 80 GB. TP 8 x PP 8 leaves DP 1, so there is nothing that ZeRO-1 could
-# shard: "ZeRO-1 on each pipeline rank" saves nothing here.
+# 175 billion parameters on 64 GPUs of 80 GB. TP 8 x PP 8 leaves DP 1: "ZeRO-1 on each pipeline
+# rank" saves nothing.
 # [Korthikanti and others 2022](https://arxiv.org/abs/2205.05198) published this run's memory in their Figure 1.
 #
 # One rank of the first, a middle and the last stage runs whole on simulated tensors: Megatron-LM's layers, all passes of
@@ -550,6 +550,8 @@ scoreboard("14")
 # | DP with ZeRO-1 | two replicas fit | gradients once a step | a single replica |
 # | FSDP, HSDP | states are too large for ZeRO-2 | the model twice a micro-batch | activations, logits |
 #
+# Where FSDP over a few cards may do, [this page](../00a_your_model.ipynb) tries your own model.
+#
 # **Test yourself.** 64 GPUs, TP 8 x PP 8. A colleague turns on ZeRO-1 to make room for a larger micro-batch. What happens?
 #
 # <details><summary>Answer</summary>
@@ -559,8 +561,8 @@ scoreboard("14")
 #
 # </details>
 #
-# **Where next.** Do the [lab](../../labs/advanced/14_three_dimensions.ipynb), in a copy: `make my-labs` makes one. Then
-# compare with the [solution](../../solutions/advanced/14_three_dimensions.ipynb). [Lesson 15](15_design_studio.ipynb)
+# **Where next.** The [lab](../../labs/advanced/14_three_dimensions.ipynb), in a copy (`make my-labs`), then its
+# [solution](../../solutions/advanced/14_three_dimensions.ipynb). [Lesson 15](15_design_studio.ipynb)
 # searches all layouts at once.
 #
 # **References.** Narayanan and others 2021, *Efficient Large-Scale Language Model Training on GPU Clusters*,
