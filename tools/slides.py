@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
+from _built import digest, mark
 from _notebook import Target, targets
 from _site_notebooks import Figures, page
 from _slide_cells import slides
@@ -128,11 +129,14 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
         )
         return 1
     shutil.rmtree(options.to, ignore_errors=True)
+    inputs = digest(root)
     chosen = [t for t in lessons if t.path.as_posix() in options.paths] or lessons
     made = [deck(root, target, options.to) for target in chosen]
     put_scripts(root, options.to)
     rows = [f'<li><a href="{place}">{html.escape(title)}</a></li>' for title, place in made]
     (options.to / "index.html").write_text(INDEX.format(rows="\n".join(rows)), encoding="utf-8")
+    if chosen == lessons:
+        mark(options.to, inputs)
     print(f"{options.to / 'index.html'}: {len(made)} decks")
     return 0
 

@@ -17,6 +17,20 @@
       if (!summary.textContent.trim()) summary.setAttribute("aria-label", "Show or hide its pages");
     }
   };
+  // Paper is white, and shows what is folded away also where the style sheet cannot say so.
+  let undo = () => {};
+  const lay = () => {
+    const root = document.documentElement, theme = root.dataset.theme;
+    const closed = document.querySelectorAll(".bd-article details:not([open])");
+    closed.forEach(box => { box.open = true; });
+    root.dataset.theme = "light";
+    undo = () => {
+      closed.forEach(box => { box.open = false; });
+      root.dataset.theme = theme;
+    };
+  };
+  addEventListener("beforeprint", lay);
+  addEventListener("afterprint", () => undo());
   addEventListener("DOMContentLoaded", name);
   addEventListener("load", reach);
   addEventListener("resize", reach);
