@@ -16,7 +16,7 @@ from .site_pages import build_site, find_browser, reader, served, told
 LESSON = "notebooks/intermediate/09_sharding"
 LAB = "labs/intermediate/09_sharding"
 FOLDED = """() => [...document.querySelectorAll(".bd-article details > :not(summary)")]
-  .filter(part => part.innerText.trim()).map(part => part.checkVisibility())"""
+  .filter(part => part.textContent.trim()).map(part => part.checkVisibility())"""
 LEADING = """() => [...document.querySelectorAll("nav, .bd-sidebar-primary, .prev-next-area, .copybtn")]
   .filter(part => part.checkVisibility()).map(part => part.outerHTML.slice(0, 160))"""
 COLOURS = """() => ["body", ".bd-article pre", ".bd-article .highlight .k, .bd-article .highlight .kn"]

@@ -1,5 +1,7 @@
 // What keyboards and screen readers need, and the theme leaves out.
 (() => {
+  // From a disk a browser reads no other page: results of the search then stand without their lines.
+  if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
   // What scrolls sideways can be reached by the Tab key: code or a table wider than a phone.
   const SCROLLING =
     "pre, .scrolls, .pst-scrollable-table-container, div.math, .output, .text_html";
