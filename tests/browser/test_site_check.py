@@ -33,7 +33,7 @@ NAMED = (
     (LESSON, "px wider than 1920 px"),
     (LAB, "console: planted"),
     (LAB, "outside: http://localhost:9/outside.js"),
-    (DECK, "slides: slide 1 does not fit 1280 x 720"),
+    (DECK, "slides: slide 1 is drawn at 0."),
 )
 
 
